@@ -4,23 +4,20 @@ import shutil
 import time
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import jsonschema
 import numpy as np
-import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-import indpriv.audit as audit_module
-from indpriv import EvidenceError, ExampleTable, InputError, NormLog, account
+import indpriv
+from indpriv import EvidenceError, ExampleTable, InputError, account
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.groups import group_table
 from indpriv.audit import (
-    Accounting,
     Evidence,
     audit,
-    choose_groups,
-    fidelity_against_k,
     groups_json,
     groups_of,
     name_labels,
@@ -29,42 +26,12 @@ from indpriv.audit import (
 )
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.errors import PrivacyWarning
-from indpriv.files import read_parquet, write_json
-from synthetic import people, small_run, write_run
+from indpriv.files import read_parquet
+from synthetic import small_run, write_run
 
-DELTA = 1e-5
-
-
-@pytest.fixture
-def no_extras(monkeypatch):
-    """Leave out what takes long and is of no interest to most tests: six more accounts, and the page's figures."""
-    monkeypatch.setattr(audit_module, "FIDELITY_EPOCHS", ())
-    monkeypatch.setattr(audit_module, "render_html", lambda summary: summary.name)
-
+from .conftest import DELTA
 
 quick = pytest.mark.usefixtures("no_extras")
-
-
-@pytest.fixture(scope="module")
-def artifacts():
-    return small_run()
-
-
-@pytest.fixture(scope="module")
-def run_dir(artifacts, tmp_path_factory):
-    log, examples = artifacts
-    folder = write_run(tmp_path_factory.mktemp("runs") / "tiny", log, examples)
-    examples.to_parquet(folder / "examples-non-dp.parquet")
-    declared = {"config": {"audit": {"groups": ["sex", "label"]}}, "training": {"delta": DELTA}}
-    declared["data"] = {"class_names": ["poor", "rich"], "preprocessing": "public constants"}
-    write_json(folder / "run.json", {"name": "tiny", **declared, "on_trust": {"duplicates": "not looked for"}})
-    return folder
-
-
-@pytest.fixture(scope="module")
-def audited(run_dir, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("audits") / "tiny"
-    return folder, audit(run_dir, folder)
 
 
 def test_the_directory_holds_everything_and_is_private(audited):
@@ -75,7 +42,7 @@ def test_the_directory_holds_everything_and_is_private(audited):
     assert folder.stat().st_mode & 0o777 == 0o700
     document = json.loads((folder / "audit.json").read_text())
     assert document == json.loads(json.dumps(summary.to_json()))
-    schema = json.loads((audit_module.Path(audit_module.__file__).parent / "report/audit.schema.json").read_text())
+    schema = json.loads((Path(indpriv.__file__).parent / "report/audit.schema.json").read_text())
     jsonschema.validate(document, schema)
     assert "SENSITIVE" in (folder / "report.html").read_text()
 
@@ -168,17 +135,6 @@ def test_fidelity_from_a_log_with_every_step(audited):
     assert all(row.largest_absolute > 0 for row in summary.fidelity)
 
 
-def test_fidelity_is_zero_where_norms_never_move():
-    norms = np.tile(np.linspace(0.01, 1.5, 25), (20, 1))
-    settings = {"total_steps": 20, "noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 0.1}
-    log = NormLog.from_arrays(norms, np.arange(20), **settings)
-    accounting = Accounting(DELTA)
-    rows = fidelity_against_k(log, accounting, accounting(log))
-    assert len(rows) == 4
-    assert max(row.largest_absolute for row in rows) == 0
-    assert max(row.share_under for row in rows) == 0
-
-
 def test_fidelity_from_exact_examples(artifacts, tmp_path):
     log, examples = artifacts
     folder = write_run(tmp_path / "run", log.thin(10), examples, exact=7)
@@ -188,30 +144,6 @@ def test_fidelity_from_exact_examples(artifacts, tmp_path):
     assert [(row.n, row.every) for row in own] == [(7, 10)]
     assert {row.source for row in summary.fidelity} == {"norms at every step of 7 examples"}
     assert summary.run.n_exact_examples == 7
-
-
-def test_no_fidelity_without_exact_values(artifacts):
-    log, _ = artifacts
-    accounting = Accounting(DELTA)
-    thinned = log.thin(10)
-    assert fidelity_against_k(thinned, accounting, accounting(thinned)) == ()
-    clipped = replace(log, individually_clipped=True)
-    assert fidelity_against_k(clipped, accounting, accounting(clipped)) == ()
-
-
-def test_the_papers_preset(artifacts, tmp_path):
-    log, examples = artifacts
-    full = NormLog.from_arrays(
-        log.levels.norms(log.read(), 1.0), np.arange(30), total_steps=30, noise_multiplier=1.1, max_grad_norm=1.0,
-        sample_rate=0.1, rounding_mode="nearest",
-    )  # fmt: skip
-    accounting = Accounting(DELTA, preset="yu2023")
-    table = accounting(full)
-    assert (table.claim, table.account.conversion) == ("estimate", "mironov2017")
-    rows = fidelity_against_k(full, accounting, table)
-    assert {row.between_records for row in rows} == {"last"}
-    summary = summarise(full, table, Evidence(examples), name="paper", fidelity=rows)
-    assert summary.claim == "estimate"
 
 
 @quick
@@ -325,7 +257,7 @@ def test_epsilons_that_are_no_numbers_are_an_error(artifacts, run_dir, tmp_path,
     def broken(*_, **__):
         return replace(account(log, delta=DELTA), epsilon=np.full(240, np.nan))
 
-    monkeypatch.setattr(audit_module, "account", broken)
+    monkeypatch.setattr("indpriv.audit.accounting.account", broken)
     with pytest.raises(InputError, match="the accountant gave epsilon=nan"):
         audit(run_dir, tmp_path / "audit")
     assert not (tmp_path / "audit").exists()
@@ -360,26 +292,6 @@ def test_a_metadata_column_named_like_the_accountants_own(artifacts, tmp_path):
     assert frame["best_order (metadata)"].eq("mine").all()
     assert frame["best_order"].dtype.kind == "f"
     assert [table.by for table in groups_of(tmp_path / "audit", ["best_order"])] == ["best_order"]
-
-
-def test_default_groups():
-    train = people(200, "train", 0).assign(street=[f"street {index}" for index in range(200)])
-    chosen, left_out = choose_groups(train.drop(columns="hard"), (), ())
-    assert chosen == ["label", "sex", "age:bins=10"]
-    assert left_out == ["street has 200 distinct values and was not grouped by; ask with --by street."]
-    assert choose_groups(train, (), ("sex",)) == (["sex"], [])
-    assert choose_groups(train, ("age:bins=2", "sex", "sex"), ("label",)) == (["age:bins=2", "sex"], [])
-
-
-def test_labels_get_their_names_only_where_they_fit(artifacts):
-    _, examples = artifacts
-    assert set(name_labels(examples, ["poor", "rich"]).frame["label"]) == {"poor", "rich"}
-    assert name_labels(examples, ["only one"]) is examples
-    assert name_labels(examples, []) is examples
-    gaps = ExampleTable(examples.frame.assign(label=pd.array([None, *[1] * 359], dtype="Int64")))
-    named = name_labels(gaps, ["poor", "rich"]).frame["label"]
-    assert pd.isna(named.iloc[0])
-    assert named.iloc[1] == "rich"
 
 
 def test_progress_is_told(run_dir, tmp_path):

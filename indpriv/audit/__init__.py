@@ -1,0 +1,27 @@
+"""The audit of a run: from a run directory to an audit directory. Everything it writes is sensitive.
+
+    run directory -> NormLog -> EpsilonTable;  + ExampleTable -> findings -> epsilon.parquet, audit.json, report.html
+
+An audit directory holds copies of what later commands need, so that they need neither the run nor its data.
+"""
+
+from indpriv.audit.accounting import Accounting, fidelity_against_k
+from indpriv.audit.audit_directory import groups_json, groups_of, read_audit, read_summary, write_audit
+from indpriv.audit.findings import choose_groups, summarise
+from indpriv.audit.pipeline import audit
+from indpriv.audit.run_directory import Evidence, name_labels
+
+__all__ = [
+    "Accounting",
+    "Evidence",
+    "audit",
+    "choose_groups",
+    "fidelity_against_k",
+    "groups_json",
+    "groups_of",
+    "name_labels",
+    "read_audit",
+    "read_summary",
+    "summarise",
+    "write_audit",
+]

@@ -1,0 +1,80 @@
+"""How an audit accounts a log, and what other accounts of the same run would have said. Sensitive."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from indpriv.accountant import account
+from indpriv.analysis.fidelity import Fidelity, compare
+from indpriv.epsilon_table import EpsilonTable
+from indpriv.norm_log import NormLog
+
+FIDELITY_EPOCHS = (1 / 3, 1.0, 2.0)  # the paper's Figure 4 goes from a third of an epoch to two epochs
+COMPARING = "comparing with larger K"
+
+Progress = Callable[[str, int, int], None]
+"""Called as progress(stage, done, total)."""
+
+
+@dataclass(frozen=True)
+class Accounting:
+    """How to account: arguments of `indpriv.account`, so that a table for another K is computed alike."""
+
+    delta: float
+    accountant: str = "rdp"
+    conversion: str = "canonne2020"
+    between_records: str = "last"
+    preset: str | None = None
+
+    def __call__(
+        self,
+        log: NormLog,
+        between_records: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> EpsilonTable:
+        """The epsilons of a log; between_records overrides the rule."""
+        if self.preset is not None:
+            return account(log, delta=self.delta, preset=self.preset, progress=progress)
+        return account(
+            log,
+            progress=progress,
+            delta=self.delta,
+            accountant=self.accountant,
+            conversion=self.conversion,
+            between_records=between_records or self.between_records,
+        )
+
+
+def silent(_stage: str, _done: int, _total: int) -> None:
+    """No progress."""
+
+
+def fidelity_against_k(
+    log: NormLog, accounting: Accounting, table: EpsilonTable, progress: Progress | None = None
+) -> tuple[Fidelity, ...]:
+    """What larger K would have said, against epsilons of norms known at every step.
+
+    Exact values come from the whole log where it has every step, else from the examples recorded exactly; there the
+    log's own K is compared too. Empty where neither exists, and where training clipped individually (any K is exact).
+    """
+    if log.individually_clipped:
+        return ()
+    if log.recorded_steps.size == log.total_steps:
+        exact_log, exact, source = log, table, "norms at every step of this log"
+        comparisons: list[Fidelity] = []
+    else:
+        found = log.exact_examples()
+        if found is None:
+            return ()
+        exact_log, exact, source = found, accounting(found), f"norms at every step of {found.n_examples:,} examples"
+        every = int(log.recorded_steps[1]) if log.n_records > 1 else log.total_steps
+        own = every * float(log.settings.sample_rate.mean())
+        comparisons = [compare(table, exact, source=source, every=every, epochs=own, is_this_log=True)]
+    rate = float(exact_log.settings.sample_rate.mean())
+    rules = (accounting.between_records,) if accounting.preset else ("last", "closest")
+    steps = sorted({round(epochs / rate) for epochs in FIDELITY_EPOCHS})
+    cases = [(every, rule) for every in steps if 1 < every < log.total_steps for rule in rules]
+    for number, (every, rule) in enumerate(cases, 1):
+        guess = accounting(exact_log.thin(every), rule)
+        comparisons.append(compare(guess, exact, source=source, every=every, epochs=every * rate))
+        (progress or silent)(COMPARING, number, len(cases))
+    return tuple(comparisons)

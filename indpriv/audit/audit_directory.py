@@ -1,0 +1,103 @@
+"""The audit directory: what later commands read. It holds individual epsilons: sensitive, files are 0600."""
+
+import stat
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from indpriv.analysis.groups import GroupTable, group_table
+from indpriv.analysis.summary import AuditSummary, to_plain
+from indpriv.audit.findings import choose_groups
+from indpriv.audit.run_directory import EXAMPLES, EXAMPLES_NON_DP, Evidence
+from indpriv.epsilon_table import EpsilonTable
+from indpriv.errors import InputError, PrivacyWarning
+from indpriv.example_table import ExampleTable
+from indpriv.files import read_json, read_parquet, write_atomically, write_json
+from indpriv.report.html import render_html
+
+EPSILON, SUMMARY, REPORT = "epsilon.parquet", "audit.json", "report.html"
+
+
+def write_audit(output_dir: Path, table: EpsilonTable, evidence: Evidence, summary: AuditSummary) -> None:
+    """Write an audit directory; audit.json last, so that a directory with one is whole."""
+    output_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if output_dir.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        warnings.warn(
+            f"{output_dir} can be entered by others; the files of this audit are readable by their owner only, but "
+            f"keep it that way: chmod go= {output_dir}",
+            PrivacyWarning,
+            stacklevel=3,
+        )
+    (output_dir / SUMMARY).unlink(missing_ok=True)
+    table.to_parquet(output_dir / EPSILON, columns=_columns(table, evidence.examples))
+    for file, examples in ((EXAMPLES, evidence.examples), (EXAMPLES_NON_DP, evidence.non_dp)):
+        if examples is None:
+            (output_dir / file).unlink(missing_ok=True)  # of an earlier audit of another run
+        else:
+            examples.to_parquet(output_dir / file)
+    write_atomically(output_dir / REPORT, render_html(summary).encode("utf-8"))
+    write_json(output_dir / SUMMARY, summary.to_json())
+
+
+def _columns(table: EpsilonTable, examples: ExampleTable | None) -> pd.DataFrame | None:
+    """Loss, correct, label and metadata in the table's order; a name that the table has itself gets a suffix."""
+    if examples is None:
+        return None
+    train = examples.aligned(table.example_ids)[["loss", "correct", "label", *examples.metadata_columns]]
+    return train.rename(
+        columns={name: f"{name} (metadata)" for name in examples.metadata_columns if name in table.details}
+    )
+
+
+def read_audit(audit_dir: Path) -> tuple[EpsilonTable, ExampleTable]:
+    """The tables of an audit directory.
+
+    Raises:
+        InputError: no audit there, or one of a run without an example table.
+    """
+    if not (audit_dir / SUMMARY).is_file():
+        raise InputError(
+            f"{audit_dir} holds no {SUMMARY}; make an audit first: indpriv audit RUN --output-dir {audit_dir}"
+        )
+    if not (audit_dir / EXAMPLES).is_file():
+        raise InputError(f"{audit_dir} holds no {EXAMPLES}: the audited run ended before its losses were taken")
+    return EpsilonTable.from_frame(read_parquet(audit_dir / EPSILON)), ExampleTable.from_parquet(audit_dir / EXAMPLES)
+
+
+def read_summary(audit_dir: Path) -> dict[str, Any]:
+    """The content of audit.json; InputError where it lacks what the epsilons mean."""
+    path = audit_dir / SUMMARY
+    summary = read_json(path)
+    texts = ("sensitive", "disclaimer", "meaning", "claim")
+    guarantee = summary.get("guarantee") if isinstance(summary, dict) else None
+    worst = guarantee.get("worst_case_epsilon") if isinstance(guarantee, dict) else None
+    if not (
+        isinstance(worst, int | float)
+        and not isinstance(worst, bool)
+        and all(isinstance(summary.get(name), str) for name in texts)
+    ):
+        raise InputError(
+            f"{path} lacks {', '.join(texts)} or guarantee.worst_case_epsilon, without which an epsilon means nothing; "
+            "make the audit again"
+        )
+    return dict(summary)
+
+
+def groups_json(audit_dir: Path, by: Sequence[str]) -> list[dict[str, Any]]:
+    """The tables of `groups_of` as JSON values, each with what its epsilons mean."""
+    tables = groups_of(audit_dir, by)
+    summary = read_summary(Path(audit_dir))
+    meaning = {name: summary[name] for name in ("sensitive", "disclaimer", "meaning", "claim")}
+    meaning["worst_case_epsilon"] = summary["guarantee"]["worst_case_epsilon"]
+    return [{**meaning, **to_plain(table)} for table in tables]
+
+
+def groups_of(audit_dir: Path, by: Sequence[str]) -> tuple[GroupTable, ...]:
+    """Group tables of an audit directory for any columns; default the label and every metadata column."""
+    table, examples = read_audit(Path(audit_dir))
+    train = examples.aligned(table.example_ids)
+    columns, _ = choose_groups(train, by, ())
+    return tuple(group_table(table, train, examples.test, column) for column in columns)

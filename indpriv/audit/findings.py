@@ -1,0 +1,201 @@
+"""Analysing the artifacts of one run, all in memory: from its epsilons and examples to a summary. Sensitive."""
+
+import hashlib
+import platform
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from indpriv.analysis.disclosures import disclosures, hazards
+from indpriv.analysis.distribution import describe
+from indpriv.analysis.empirical import ThresholdAttack, threshold_attack
+from indpriv.analysis.fidelity import Fidelity
+from indpriv.analysis.groups import GroupTable, group_table
+from indpriv.analysis.guarantee import guarantee_of
+from indpriv.analysis.loss import LossRelation, relate_to_loss
+from indpriv.analysis.summary import AuditSummary, Range, RunFacts
+from indpriv.attacks.membership import loss_scores
+from indpriv.audit.run_directory import EXAMPLES, EXAMPLES_NON_DP, Evidence
+from indpriv.epsilon_table import EpsilonTable
+from indpriv.errors import InputError
+from indpriv.example_table import ExampleTable
+from indpriv.norm_log import NormLog
+from indpriv.partition import MAX_NUMERIC_VALUES, groupable_columns, to_floats
+
+
+def summarise(
+    log: NormLog,
+    table: EpsilonTable,
+    evidence: Evidence,
+    *,
+    name: str,
+    by: Sequence[str] = (),
+    fidelity: Sequence[Fidelity] = (),
+    seed: int = 0,
+    command: str = "",
+) -> AuditSummary:
+    """Analyse the artifacts of one run, all in memory.
+
+    Args:
+        log: what the table was made of; only its facts are read.
+        table: epsilons of all its examples.
+        evidence: what else is known.
+        name: of the run.
+        by: columns to group by; see `audit`.
+        fidelity: see `fidelity_against_k`.
+        seed: of the attack's random choices.
+        command: reproduces the audit.
+    """
+    missing = _missing(evidence, fidelity)
+    run = _run_facts(log, evidence)
+    loss: LossRelation | None = None
+    groups: tuple[GroupTable, ...] = ()
+    attacks: tuple[ThresholdAttack, ...] = ()
+    if evidence.examples is not None:
+        train = evidence.examples.aligned(table.example_ids)
+        columns, left_out = choose_groups(train, by, evidence.declared.groups)
+        missing += left_out
+        loss = relate_to_loss(table, to_floats(train["loss"]))
+        groups = tuple(group_table(table, train, evidence.examples.test, column) for column in columns)
+        attacks = _attacks(evidence, columns, seed)
+    elif by:
+        raise InputError(f"--by {by[0]}: this run has no {EXAMPLES}, which holds the groups; audit it without --by")
+    versions = {library: _version(library) for library in ("indpriv", "numpy", "scipy", "pandas", "pyarrow")}
+    versions["python"] = platform.python_version()
+    guarantee = guarantee_of(table, evidence.checks, evidence.recorder)
+    return AuditSummary(
+        name=name,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=versions,
+        account=table.account,
+        claim=table.claim,
+        claim_reason=table.claim_reason,
+        guarantee=guarantee,
+        run=run,
+        individual=describe(table),
+        loss=loss,
+        groups=groups,
+        attacks=attacks,
+        fidelity=tuple(fidelity),
+        checks=tuple(evidence.checks),
+        disclosures=disclosures(
+            run,
+            table.account,
+            guarantee,
+            evidence.checks,
+            versions,
+            Counter(table.details.get("bracket", np.array([])).tolist()),
+        ),
+        hazards=hazards(
+            run,
+            table.account,
+            guarantee,
+            evidence.checks,
+            has_attack=bool(attacks),
+        ),
+        missing=tuple(missing),
+        command=command,
+    )
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "not installed (run from its source)"
+
+
+def _missing(evidence: Evidence, fidelity: Sequence[Fidelity]) -> list[str]:
+    found = []
+    if evidence.examples is None:
+        found.append(
+            f"{EXAMPLES} is absent: the run ended before the final model's losses were taken. Epsilons are complete for "
+            "the steps logged; loss, groups and attack are not shown."
+        )
+    elif evidence.examples.test.empty:
+        found.append("No test examples: test accuracy and the attack are not shown. Pass test_set to the Recorder.")
+    elif evidence.non_dp is None:
+        found.append(f"No twin trained without DP ({EXAMPLES_NON_DP}): the attack has nothing to be compared with.")
+    if not fidelity:
+        found.append("No exact values to hold an estimate against: record every step, or some exact examples.")
+    return found
+
+
+def _run_facts(log: NormLog, evidence: Evidence) -> RunFacts:
+    settings = log.settings
+    ids = "\0".join(map(str, log.example_ids.tolist())).encode("utf-8", "surrogatepass")
+    return RunFacts(
+        n_examples=log.n_examples,
+        n_test_examples=0 if evidence.examples is None else len(evidence.examples.test),
+        n_units=None if log.unit_ids is None else len(np.unique(log.unit_ids)),
+        train_accuracy=_accuracy(evidence.examples, "train"),
+        test_accuracy=_accuracy(evidence.examples, "test"),
+        total_steps=log.total_steps,
+        n_records=log.n_records,
+        recorded_share=log.coverage,
+        n_exact_examples=0 if log.exact_positions is None else len(log.exact_positions),
+        expected_epochs=float(settings.sample_rate.sum()),
+        noise_multiplier=_range(settings.noise_multiplier),
+        max_grad_norm=_range(settings.max_grad_norm),
+        sample_rate=_range(settings.sample_rate),
+        rounding=0.0 if log.levels is None else log.levels.rounding,
+        rounding_mode="none" if log.levels is None else log.levels.rounding_mode,
+        individually_clipped=log.individually_clipped,
+        example_ids_sha256=hashlib.sha256(ids).hexdigest(),
+        caveats=log.caveats,
+        recorder=evidence.recorder,
+        declared=evidence.declared,
+    )
+
+
+def _accuracy(examples: ExampleTable | None, split: str) -> float | None:
+    if examples is None:
+        return None
+    correct = to_floats(examples.frame.loc[examples.frame["split"] == split, "correct"])
+    known = correct[~np.isnan(correct)]
+    return float(known.mean()) if len(known) else None
+
+
+def _range(values: np.ndarray[Any, np.dtype[np.float64]]) -> Range:
+    return Range(float(values.min()), float(values.max()))
+
+
+def choose_groups(train: pd.DataFrame, by: Sequence[str], declared: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Columns to group by, and what was left out and why.
+
+    What was asked for comes first, then those declared beforehand, then the label and every metadata column that reads as
+    groups: numeric ones with many values in ten bins, others with many values left out.
+    """
+    if by:
+        return list(dict.fromkeys(by)), []
+    if declared:
+        return list(declared), []
+    chosen, left_out = [], []
+    for column in groupable_columns(train):
+        distinct = train[column].nunique()
+        many = distinct > MAX_NUMERIC_VALUES
+        numeric = pd.api.types.is_numeric_dtype(train[column])
+        if many and numeric:
+            chosen.append(f"{column}:bins=10")
+        elif many:
+            left_out.append(
+                f"{column} has {distinct:,} distinct values and was not grouped by; ask with --by {column}."
+            )
+        else:
+            chosen.append(column)
+    return chosen, left_out
+
+
+def _attacks(evidence: Evidence, columns: Sequence[str], seed: int) -> tuple[ThresholdAttack, ...]:
+    """Loss threshold by column, DP model first, then its twin."""
+    found = []
+    for column in columns:
+        for model, examples in (("dp", evidence.examples), ("non_dp", evidence.non_dp)):
+            if examples is not None and not examples.test.empty:
+                found.append(threshold_attack(loss_scores(examples, by=column), model=model, by=column, seed=seed))
+    return tuple(found)

@@ -1,0 +1,108 @@
+"""From a run directory to an audit directory."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from indpriv.analysis.declared import Declared
+from indpriv.analysis.summary import AuditSummary
+from indpriv.audit.accounting import Accounting, Progress, fidelity_against_k, silent
+from indpriv.audit.audit_directory import write_audit
+from indpriv.audit.findings import summarise
+from indpriv.audit.run_directory import open_run
+from indpriv.errors import InputError
+from indpriv.verify import verify
+
+READING, CHECKING, ACCOUNTING = "reading the log", "checking the evidence", "accounting"
+ANALYSING, WRITING = "analysing", "writing"
+
+
+def audit(
+    path: Path,
+    output_dir: Path,
+    *,
+    delta: float | None = None,
+    accountant: str = "rdp",
+    conversion: str = "canonne2020",
+    between_records: str = "last",
+    preset: str | None = None,
+    by: Sequence[str] = (),
+    unreadable: str = "refuse",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> AuditSummary:
+    """Account, analyse and attack a recorded run, and write an audit directory.
+
+    Args:
+        path: a run directory.
+        output_dir: where epsilon.parquet, audit.json, report.html and copies of the example tables go (0600 each).
+        delta: of the guarantee; default the one in run.json.
+        accountant: "rdp" or "pld".
+        conversion: from RDP, "canonne2020" or "mironov2017".
+        between_records: norms assumed between records: "last", "closest" or "worst_case".
+        preset: "yu2023" for the paper's accounting; it overrides accountant, conversion and between_records.
+        by: columns to group by, e.g. ("race", "age:bins=10"); default those in run.json, else the label and every
+            metadata column.
+        unreadable: "refuse" a log with damaged or missing records, or count those at "worst_case".
+        seed: of the attack's random choices. It is no seed of training.
+        progress: called as progress(stage, done, total).
+
+    Returns:
+        what audit.json holds.
+
+    Raises:
+        InputError: no run directory, no delta, a column that does not exist.
+        EvidenceError: a log that is damaged or contradicts itself.
+    """
+    path, output_dir = Path(path), Path(output_dir)
+    tell = progress or silent
+    tell(READING, 0, 1)
+    log, evidence = open_run(path, unreadable)
+    accounting = Accounting(_delta(delta, evidence.declared), accountant, conversion, between_records, preset)
+    tell(READING, 1, 1)
+    tell(CHECKING, 0, 1)
+    evidence = replace(evidence, checks=tuple(verify(path)))
+    tell(CHECKING, 1, 1)
+    table = accounting(log, progress=lambda done, total: tell(ACCOUNTING, done, total))
+    fidelity = fidelity_against_k(log, accounting, table, tell)
+    tell(ANALYSING, 0, 1)
+    summary = summarise(
+        log,
+        table,
+        evidence,
+        name=evidence.declared.name or path.resolve().name,
+        by=by,
+        fidelity=fidelity,
+        seed=seed,
+        command=_command(path, output_dir, accounting, by, unreadable, seed),
+    )
+    tell(ANALYSING, 1, 1)
+    tell(WRITING, 0, 1)
+    write_audit(output_dir, table, evidence, summary)
+    tell(WRITING, 1, 1)
+    return summary
+
+
+def _delta(delta: float | None, declared: Declared) -> float:
+    found = declared.delta if delta is None else delta
+    if found is None:
+        raise InputError("delta is not given, and run.json names none; pass a value well below 1/n, e.g. --delta 1e-5")
+    return found
+
+
+def _command(
+    path: Path, output_dir: Path, accounting: Accounting, by: Sequence[str], unreadable: str, seed: int
+) -> str:
+    """The same audit on the command line; delta in full, so that it gives the same epsilons to the last digit."""
+    words = ["indpriv", "audit", str(path), "--output-dir", str(output_dir), "--delta", repr(float(accounting.delta))]
+    if accounting.preset is not None:
+        words += ["--preset", accounting.preset]
+    else:
+        words += ["--accountant", accounting.accountant, "--conversion", accounting.conversion]
+        words += ["--between-records", accounting.between_records]
+    for column in by:
+        words += ["--by", column]
+    if unreadable != "refuse":
+        words += ["--unreadable", unreadable]
+    return shlex.join([*words, "--seed", str(seed)])

@@ -1,0 +1,85 @@
+"""Opening a run directory: its log, and what is known of the run besides. Sensitive."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from indpriv.analysis.declared import Declared
+from indpriv.errors import InputError
+from indpriv.evidence import Check
+from indpriv.example_table import ExampleTable
+from indpriv.files import read_json
+from indpriv.journal import NAME as JOURNAL
+from indpriv.norm_log import NormLog
+from indpriv.norm_log_reader import read_state
+
+EXAMPLES, EXAMPLES_NON_DP = "examples.parquet", "examples-non-dp.parquet"
+
+_RUN_DIRECTORY = (
+    f"a run directory is what a Recorder writes: {JOURNAL}, ids.parquet, records/, run.json, and at the end {EXAMPLES}"
+)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known about a run besides its log.
+
+    Attributes:
+        examples: losses of the final model; None where the run ended before they were taken.
+        non_dp: the same of the same model trained without DP.
+        declared: run.json, on the word of whoever trained.
+        recorder: what the recorder read from the optimizer and the loader.
+        checks: assumptions held against the evidence.
+    """
+
+    examples: ExampleTable | None = None
+    non_dp: ExampleTable | None = None
+    declared: Declared = field(default_factory=Declared)
+    recorder: Mapping[str, Any] = field(default_factory=dict)
+    checks: Sequence[Check] = ()
+
+
+def open_run(path: Path, unreadable: str = "refuse") -> tuple[NormLog, Evidence]:
+    """The log of a run directory and the evidence beside it, checks not yet taken; see `NormLog.open`."""
+    if not path.is_dir():
+        raise InputError(f"{path} is not a directory; {_RUN_DIRECTORY}")
+    if not (path / JOURNAL).is_file():
+        found = sorted(item.name for item in path.iterdir())[:5]
+        holds = f"it holds {', '.join(found)}" if found else "it is empty"
+        raise InputError(
+            f"{path} holds no {JOURNAL} ({holds}); {_RUN_DIRECTORY}. Checkpoints alone say neither the norms nor the "
+            "sampler: record the run, or replay the checkpoints into a run directory first"
+        )
+    log = NormLog.open(path, unreadable=unreadable)
+    state = read_state(path)
+    header = state.header
+    declared = Declared.from_run_json(read_json(path / "run.json")) if (path / "run.json").is_file() else Declared()
+    return log, Evidence(
+        examples=_table(path / EXAMPLES, declared),
+        non_dp=_table(path / EXAMPLES_NON_DP, declared),
+        declared=declared,
+        recorder={
+            **header["run"],
+            "seeded": header["run"].get("seeded", False) or any(session["seeded"] for session in state.evidence),
+            **{key: header["norm_pass"].get(key) for key in ("backend", "slack", "every")},
+        },
+    )
+
+
+def _table(path: Path, declared: Declared) -> ExampleTable | None:
+    return name_labels(ExampleTable.from_parquet(path), declared.class_names) if path.is_file() else None
+
+
+def name_labels(examples: ExampleTable, class_names: Sequence[str]) -> ExampleTable:
+    """The table with integer labels replaced by their names; unchanged where the names do not fit the labels."""
+    labels = examples.frame["label"]
+    known = labels.dropna()
+    if not class_names or not pd.api.types.is_integer_dtype(labels) or not known.between(0, len(class_names) - 1).all():
+        return examples
+    names = np.array([*class_names, None], dtype=object)
+    codes = labels.fillna(len(class_names)).astype(int).to_numpy()
+    return ExampleTable(examples.frame.assign(label=pd.array(names[codes], dtype="string")))

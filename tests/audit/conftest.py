@@ -1,0 +1,38 @@
+import pytest
+
+import indpriv.audit.accounting
+import indpriv.audit.audit_directory
+from indpriv.audit import audit
+from indpriv.files import write_json
+from synthetic import small_run, write_run
+
+DELTA = 1e-5
+
+
+@pytest.fixture
+def no_extras(monkeypatch):
+    """Leave out what takes long and is of no interest to most tests: six more accounts, and the page's figures."""
+    monkeypatch.setattr(indpriv.audit.accounting, "FIDELITY_EPOCHS", ())
+    monkeypatch.setattr(indpriv.audit.audit_directory, "render_html", lambda summary: summary.name)
+
+
+@pytest.fixture(scope="package")
+def artifacts():
+    return small_run()
+
+
+@pytest.fixture(scope="package")
+def run_dir(artifacts, tmp_path_factory):
+    log, examples = artifacts
+    folder = write_run(tmp_path_factory.mktemp("runs") / "tiny", log, examples)
+    examples.to_parquet(folder / "examples-non-dp.parquet")
+    declared = {"config": {"audit": {"groups": ["sex", "label"]}}, "training": {"delta": DELTA}}
+    declared["data"] = {"class_names": ["poor", "rich"], "preprocessing": "public constants"}
+    write_json(folder / "run.json", {"name": "tiny", **declared, "on_trust": {"duplicates": "not looked for"}})
+    return folder
+
+
+@pytest.fixture(scope="package")
+def audited(run_dir, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("audits") / "tiny"
+    return folder, audit(run_dir, folder)

@@ -1,0 +1,25 @@
+import pandas as pd
+
+from indpriv import ExampleTable
+from indpriv.audit import choose_groups, name_labels
+from synthetic import people
+
+
+def test_default_groups():
+    train = people(200, "train", 0).assign(street=[f"street {index}" for index in range(200)])
+    chosen, left_out = choose_groups(train.drop(columns="hard"), (), ())
+    assert chosen == ["label", "sex", "age:bins=10"]
+    assert left_out == ["street has 200 distinct values and was not grouped by; ask with --by street."]
+    assert choose_groups(train, (), ("sex",)) == (["sex"], [])
+    assert choose_groups(train, ("age:bins=2", "sex", "sex"), ("label",)) == (["age:bins=2", "sex"], [])
+
+
+def test_labels_get_their_names_only_where_they_fit(artifacts):
+    _, examples = artifacts
+    assert set(name_labels(examples, ["poor", "rich"]).frame["label"]) == {"poor", "rich"}
+    assert name_labels(examples, ["only one"]) is examples
+    assert name_labels(examples, []) is examples
+    gaps = ExampleTable(examples.frame.assign(label=pd.array([None, *[1] * 359], dtype="Int64")))
+    named = name_labels(gaps, ["poor", "rich"]).frame["label"]
+    assert pd.isna(named.iloc[0])
+    assert named.iloc[1] == "rich"
