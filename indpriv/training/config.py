@@ -14,6 +14,7 @@ from typing import Any
 
 from indpriv.checks import check_rounding
 from indpriv.errors import InputError
+from indpriv.recording_policy import RecordingPolicy
 from indpriv.training.datasets import DATASETS
 from indpriv.training.values import check_keys, flag, identifier, list_of, number, one_of, optional, step_count, whole
 
@@ -67,6 +68,7 @@ class TrainingConfig(_Section):
         target_epsilon: worst-case epsilon that the noise is chosen for; or noise_multiplier: the noise itself.
         noise_multiplier: noise standard deviation over max_grad_norm.
         momentum: of SGD.
+        individual_clipping: clip each example at its last recorded level, which makes the account exact at any K.
         grad_sample_mode: Opacus's way to per-example gradients: "hooks", or "ghost" (less memory, often faster).
         max_physical_batch_size: examples that are worked on at once; None for whole batches.
         non_dp_twin: also train the same model without privacy, to compare attacks.
@@ -81,6 +83,7 @@ class TrainingConfig(_Section):
     target_epsilon: float | None = field(default=None, metadata={"check": optional(number(above=0))})
     noise_multiplier: float | None = field(default=None, metadata={"check": optional(number(above=0))})
     momentum: float = field(default=0.0, metadata={"check": number(at_least=0, below=1)})
+    individual_clipping: bool = field(default=False, metadata={"check": flag})
     grad_sample_mode: str = field(default="hooks", metadata={"check": one_of(GRAD_SAMPLE_MODES)})
     max_physical_batch_size: int | None = field(default=None, metadata={"check": optional(whole(1))})
     non_dp_twin: bool = field(default=False, metadata={"check": flag})
@@ -103,13 +106,15 @@ class RecordingConfig(_Section):
     """[recording]: what the Recorder is told.
 
     Attributes:
-        every: K: norms of everybody before steps 0, K, 2K, ...; or "epoch".
+        every, growth, longest, free_records, exact_examples: as of `RecordingPolicy`.
         rounding: of norms, as a fraction of max_grad_norm; 0 keeps full precision.
         rounding_mode: "up" (never under-reports) or "nearest" (the paper's).
-        exact_examples: so many random examples are recorded at every step.
     """
 
     every: int | str = field(metadata={"check": step_count})
+    growth: float = field(default=1.0, metadata={"check": number(at_least=1)})
+    longest: int | str | None = field(default=None, metadata={"check": optional(step_count)})
+    free_records: bool = field(default=False, metadata={"check": flag})
     rounding: float = field(default=0.01, metadata={"check": number(at_least=0, at_most=1)})
     rounding_mode: str = field(default="up", metadata={"check": one_of(("up", "nearest"))})
     exact_examples: int = field(default=0, metadata={"check": whole(0)})
@@ -117,6 +122,11 @@ class RecordingConfig(_Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_rounding(self.rounding)
+        self.to_policy()
+
+    def to_policy(self) -> RecordingPolicy:
+        """The same in the Recorder's words; InputError where gaps, growth and longest do not fit together."""
+        return RecordingPolicy(self.every, self.growth, self.longest, self.free_records, self.exact_examples)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from indpriv.errors import InputError
+from indpriv.recording_policy import RecordingPolicy
 from indpriv.training.config import AuditConfig
 
 AUDITS = Path(__file__).parents[2] / "audits"
@@ -57,6 +58,14 @@ def test_the_adult_audit_is_the_demo_that_was_promised():
     assert {"label", "race", "sex"} <= set(config.audit.groups)
 
 
+def test_the_recording_section_takes_the_words_of_a_policy():
+    words = {"every": 5, "growth": 1.5, "longest": "epoch", "free_records": True, "exact_examples": 20}
+    tables = copy.deepcopy(SMALL)
+    tables["recording"] = {**words, "rounding": 0.02}
+    assert AuditConfig.from_dict(tables).recording.to_policy() == RecordingPolicy(**words)
+    assert AuditConfig.from_dict(SMALL).recording.to_policy() == RecordingPolicy(every=1)
+
+
 def test_whole_numbers_become_floats_where_floats_are_meant():
     config = AuditConfig.from_dict(SMALL)
     assert isinstance(config.training.max_grad_norm, float)
@@ -101,6 +110,12 @@ def test_whole_numbers_become_floats_where_floats_are_meant():
         ("recording", "rounding", 1e-6, "finer than two bytes"),
         ("recording", "rounding_mode", "down", "'up', 'nearest'"),
         ("recording", "exact_examples", -1, "exact_examples = -1"),
+        ("recording", "growth", 0.5, "growth = 0.5 .* of at least 1"),
+        ("recording", "growth", 11, r"growth=11.0 is not in \[1, 10\]"),
+        ("recording", "longest", 0, "longest = 0"),
+        ("recording", "longest", 50, "longest=50 limits gaps that do not grow"),
+        ("recording", "free_records", 1, "free_records = 1 .* true or false"),
+        ("training", "individual_clipping", "yes", "individual_clipping = 'yes' .* true or false"),
         ("checkpoints", "every", 2.0, "every = 2.0"),
         ("audit", "groups", ["label", "label"], "names each once"),
         ("audit", "groups", ["zip code"], "groups = 'zip code'"),

@@ -1,0 +1,137 @@
+"""RecordingPolicy: before which steps everybody's norms are taken, and what is recorded besides. Public choices.
+
+It stands in the header of a log, so that both halves of the house read it: the Recorder obeys it, reports tell it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from indpriv.checks import check_positive_int
+from indpriv.errors import InputError
+
+EPOCH = "epoch"
+_LARGEST_GROWTH = 10.0  # beyond it a run has next to no second record
+_WHOLE = 1 + 1e-12  # a step that should be whole may fall short of it by a rounding
+
+
+@dataclass(frozen=True)
+class RecordingPolicy:
+    """What a Recorder takes, and when.
+
+    Full passes come before step 0 and then after gaps of `every`, `every * growth`, `every * growth**2`, ... steps, none
+    longer than `longest`: growing gaps record more often early, when norms move. A policy depends on nothing that was
+    seen in training, so that it is the same for everybody, and a resumed run goes on where it was.
+
+    Attributes:
+        every: K, steps between full passes (the first gap where they grow); or "epoch". 1 makes the account exact.
+        growth: factor from one gap to the next, in [1, 10]; 1 keeps them equal.
+        longest: the longest gap, in steps or "epoch"; None for no limit.
+        free_records: also keep the norms that DP-SGD computes of each sampled batch.
+        exact_examples: so many random examples get exact norms at every step.
+
+    Raises:
+        InputError: a value out of range, or `longest` without growth or below `every`.
+
+    >>> policy = RecordingPolicy(every=2, growth=2.0, longest=10)
+    >>> [step for step in range(50) if policy.due(step)]
+    [0, 2, 6, 14, 24, 34, 44]
+    """
+
+    every: int | str = EPOCH
+    growth: float = 1.0
+    longest: int | str | None = None
+    free_records: bool = False
+    exact_examples: int = 0
+
+    def __post_init__(self) -> None:
+        _check_gap("every", self.every)
+        number = isinstance(self.growth, int | float) and not isinstance(self.growth, bool)
+        if not (number and 1.0 <= self.growth <= _LARGEST_GROWTH):
+            raise InputError(
+                f"growth={self.growth!r} is not in [1, {_LARGEST_GROWTH:g}]; it is the factor from one gap between full "
+                "passes to the next, e.g. 1.5"
+            )
+        check_positive_int("exact_examples", self.exact_examples, minimum=0)
+        if not isinstance(self.free_records, bool):
+            raise InputError(f"free_records={self.free_records!r} is not true or false")
+        if self.longest is None:
+            return
+        _check_gap("longest", self.longest)
+        if self.growth == 1:
+            raise InputError(
+                f"longest={self.longest!r} limits gaps that do not grow; pass growth above 1, or leave it out"
+            )
+        if isinstance(self.every, int) and isinstance(self.longest, int) and self.longest < self.every:
+            raise InputError(f"longest={self.longest} is below every={self.every}, the first gap; pass at least that")
+
+    @classmethod
+    def from_header(cls, header: Mapping[str, Any]) -> RecordingPolicy:
+        """The policy in the header of a log."""
+        return cls(**header["policy"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, as a header holds them."""
+        return asdict(self)
+
+    def in_steps(self, steps_per_epoch: int) -> RecordingPolicy:
+        """The same policy with "epoch" as a number of steps; InputError where `longest` is then below `every`."""
+        return replace(
+            self,
+            every=steps_per_epoch if self.every == EPOCH else self.every,
+            longest=steps_per_epoch if self.longest == EPOCH else self.longest,
+        )
+
+    def due(self, step: int) -> bool:
+        """Whether a full pass is due before this step (0-based), by nothing but its number.
+
+        Raises:
+            InputError: a policy in epochs; `in_steps` first.
+        """
+        if isinstance(self.every, str) or isinstance(self.longest, str):
+            raise InputError("a policy in epochs has no steps yet; say how many an epoch has with in_steps(...)")
+        if self.growth == 1:
+            return step % self.every == 0
+        if self.longest is not None:
+            number = max(0, math.ceil(math.log(self.longest / self.every, self.growth) - 1e-9))
+            constant_from = self._record(number)
+            if step >= constant_from:
+                return (step - constant_from) % self.longest == 0
+        # Inverts _record; the logarithm may be off by a rounding, so that its neighbour is tried as well.
+        number = math.ceil(math.log1p(step * (self.growth - 1) / self.every) / math.log(self.growth))
+        return step in (self._record(number), self._record(max(0, number - 1)))
+
+    def _record(self, number: int) -> int:
+        """The step of a record among growing gaps: every * (1 + growth + ... + growth**(number - 1)), rounded down."""
+        return math.floor(int(self.every) * (self.growth**number - 1) / (self.growth - 1) * _WHOLE)
+
+    def describe(self) -> str:
+        """One phrase for a report.
+
+        >>> RecordingPolicy(every=5, growth=1.5, longest=34, exact_examples=100).describe()
+        'full passes after 5 steps, each gap 1.5 times the last, at most 34; 100 exact examples'
+        """
+        if self.growth == 1:
+            text = f"a full pass every {_gap(self.every)}"
+        else:
+            limit = "" if self.longest is None else f", at most {'an epoch' if self.longest == EPOCH else self.longest}"
+            text = f"full passes after {_gap(self.every, 'an ')}, each gap {self.growth:g} times the last{limit}"
+        if self.free_records:
+            text += "; free records of sampled batches"
+        return text + (f"; {self.exact_examples:,} exact examples" if self.exact_examples else "")
+
+
+def _check_gap(name: str, gap: int | str) -> None:
+    if gap != EPOCH:
+        if isinstance(gap, str):
+            raise InputError(f'{name}={gap!r} is not known; pass a whole number of steps, or "epoch"')
+        check_positive_int(name, gap)
+
+
+def _gap(gap: int | str, article: str = "") -> str:
+    if gap == EPOCH:
+        return f"{article}epoch"
+    return f"{gap:,} steps" if gap != 1 else ("1 step" if article else "step")
