@@ -93,6 +93,13 @@ def _check_steps(evidence: Mapping[str, Any]) -> Check:
             f"{evidence['unstepped_draws']} of {draws} drawn batches never became a step (skipped empty batches or "
             "accumulated gradients); the account assumes one Poisson batch for each step",
         )
+    if evidence.get("unmatched_steps", 0):  # logs written before this was counted lack it
+        return Check(
+            name,
+            FAILED,
+            f"{evidence['unmatched_steps']} of {steps} steps clipped another number of gradients than their batch has "
+            "examples: draw every batch from the attached loader and step once on each",
+        )
     return Check(name, PASSED, f"{steps} steps, {draws} batches drawn")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,19 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from indpriv import checks
 from indpriv.errors import EvidenceError, InputError
+from indpriv.recording.clipping import ClippedBatch, Thresholds, watch_clipping
 from indpriv.recording.norms import standard_module
 from indpriv.recording.tally import StepSetting, Tally
 
-_COMPARED = 64  # examples of a batch whose norms in training are held against the recorded ones
 _FLAT_CLIPPING = (DPOptimizer, DPOptimizerFastGradientClipping)
+
+
+@dataclass(frozen=True)
+class TrainedBatch:
+    """The examples of one logical batch: positions (n,), and the norms (n,) that training clipped, on its device."""
+
+    positions: NDArray[np.int64]
+    norms: Tensor
 
 
 class OpacusRun:
@@ -61,6 +70,7 @@ class OpacusRun:
                 "make_private call"
             )
         self.tally = Tally(np.zeros(n_examples, dtype=np.int64))
+        self._pieces: list[ClippedBatch] = []  # of the step under way
         self.setting()
 
     @property
@@ -104,15 +114,18 @@ class OpacusRun:
 
     def watch(
         self,
-        before_step: Callable[[StepSetting, NDArray[np.int64], NDArray[np.float64]], None],
+        before_step: Callable[[StepSetting, TrainedBatch | None], None],
         after_step: Callable[[StepSetting], None],
+        *,
+        thresholds: Thresholds | None = None,
     ) -> Callable[[], None]:
-        """Count every draw and step.
+        """Count every draw, physical batch and step.
 
         Args:
-            before_step: called before each parameter update with its setting, the positions of some examples of its
-                batch, and the gradient norms that training clipped for them.
+            before_step: called before each parameter update with its setting and the examples of its batch; None where
+                the batch that was clipped is not the one that was drawn.
             after_step: called after each parameter update.
+            thresholds: clip thresholds of some examples; see `watch_clipping`.
 
         Returns:
             a function that takes everything off again.
@@ -120,6 +133,15 @@ class OpacusRun:
         unwatch_sampler = self._watch_sampler()
         accountant_hook = self.optimizer.step_hook
         pending: list[StepSetting] = []
+        pieces = self._pieces
+
+        def on_batch(piece: ClippedBatch) -> None:
+            self.tally.clipped(len(piece.norms))
+            pieces.append(piece)
+
+        unwatch_clipping = watch_clipping(
+            self._model, self.optimizer, positions_of=self.tally.piece, on_batch=on_batch, thresholds=thresholds
+        )
 
         def before_update(optimizer: DPOptimizer) -> None:
             if accountant_hook is not None:  # Opacus has one slot: chain, or its accountant stops without a word
@@ -131,8 +153,8 @@ class OpacusRun:
                 )
             batch = self.tally.next_batch()
             setting = self.setting(batch[1] if batch and self.sampler == "poisson" else None)
-            if batch is not None:
-                before_step(setting, *self._trained_norms(batch[0]))
+            before_step(setting, TrainedBatch(batch[0], _joined(pieces)) if batch and batch[2] else None)
+            pieces.clear()
             pending.append(setting)
 
         def after_update(*_: object) -> None:
@@ -155,26 +177,10 @@ class OpacusRun:
             handle.remove()
             if self.optimizer.step_hook is before_update:
                 self.optimizer.attach_step_hook(accountant_hook)
+            unwatch_clipping()
             unwatch_sampler()
 
         return unwatch
-
-    def _trained_norms(self, batch: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Some positions of the physical batch at hand, which ends the logical one, and the norms Opacus clipped."""
-        if isinstance(self._model, GradSampleModuleFastGradientClipping):
-            norms = self._model._per_sample_gradient_norms
-            size = 0 if norms is None else len(norms)
-            values = None if norms is None else norms[:_COMPARED].detach().double()
-        else:
-            samples = [p.grad_sample for p in self.optimizer.params if isinstance(p.grad_sample, Tensor)]
-            size = len(samples[0]) if samples else 0
-            rows = [g[:_COMPARED].detach().reshape(min(size, _COMPARED), -1).double() for g in samples if size]
-            values = torch.stack([row.square().sum(1) for row in rows]).sum(0).sqrt() if rows else None
-        if values is None or not size:
-            return np.zeros(0, dtype=np.int64), np.zeros(0)
-        if size > len(batch):  # not the batch that was drawn: any positions will do to show it
-            return np.zeros(len(values), dtype=np.int64), np.full(len(values), np.inf)
-        return batch[-size:][:_COMPARED], values.cpu().numpy()
 
     def _watch_sampler(self) -> Callable[[], None]:
         sampler, tally, run = self._batch_sampler, self.tally, self
@@ -201,6 +207,7 @@ class OpacusRun:
 
     def _end_epoch(self, *, exhausted: bool) -> None:
         optimizer, loader = self.optimizer, self.loader
+        self._pieces.clear()
         self.tally.end_epoch(
             exhausted=exhausted,
             prefetched=loader.num_workers * (loader.prefetch_factor or 0),
@@ -229,6 +236,7 @@ class OpacusRun:
             "undrawn_steps": tally.undrawn_steps,
             "unstepped_draws": tally.unstepped_draws,
             "interrupted_batches": tally.interrupted_batches,
+            "unmatched_steps": tally.unmatched_steps,
             "compared_norms": tally.compared,
             "larger_norms": tally.larger,
             "largest_excess": min(tally.largest_excess, 1.0),
@@ -253,6 +261,10 @@ class OpacusRun:
                 return False
             counted[float(noise_multiplier)] += new
         return +counted == self.tally.settings
+
+
+def _joined(pieces: list[ClippedBatch]) -> Tensor:
+    return torch.cat([piece.norms for piece in pieces]) if pieces else torch.zeros(0, dtype=torch.float64)
 
 
 def _check_optimizer(optimizer: Any, model: nn.Module) -> None:

@@ -1,8 +1,8 @@
 """Recorder: hangs on an Opacus run and writes its NormLog and ExampleTable. Its output is sensitive.
 
-What flows: at attach and right after updates K - 1, 2K - 1, ... one pass over the training set takes every example's
-gradient norm at the parameters that the next step starts from; at each step the optimizer's realised settings are read;
-at the end the final model's losses are taken.
+What flows: at attach, and right after the update before each step that the policy names, one pass over the training set
+takes every example's gradient norm at the parameters that this step starts from; at each step the optimizer's realised
+settings are read; at the end the final model's losses are taken.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ from indpriv.norm_log_reader import read_exact_positions, read_state
 from indpriv.norm_log_writer import LogHeader, NormLogWriter
 from indpriv.recording.interrupts import deferred_interrupts
 from indpriv.recording.norms import LossFn, NormPass, check_losses
-from indpriv.recording.opacus_run import OpacusRun
+from indpriv.recording.opacus_run import OpacusRun, TrainedBatch
 from indpriv.recording.passes import Examples, final_rows, norms_of
 from indpriv.recording.tally import StepSetting
+from indpriv.recording_policy import EPOCH, RecordingPolicy
 
-_EXACT_FLUSH = 256  # steps of exactly recorded examples that a crash may lose
+_FLUSH = 256  # steps that a crash may lose
 SEEDED = "the run was seeded (reproducible: no privacy): anyone with the seed can regenerate noise and sampling"
 
 
@@ -55,10 +56,11 @@ class Recorder:
         *,
         dataset: Dataset[Any],
         loss_fn: LossFn,
-        every: int | str = "epoch",
+        every: int | str | None = None,
+        policy: RecordingPolicy | None = None,
         rounding: float = 0.01,
         rounding_mode: str = "up",
-        exact_examples: int = 0,
+        exact_examples: int | None = None,
         test_set: Dataset[Any] | None = None,
         metadata: pd.DataFrame | None = None,
         test_metadata: pd.DataFrame | None = None,
@@ -75,11 +77,13 @@ class Recorder:
             run_dir: directory of the run; created (0700), and may not hold another run.
             dataset: the training set the loader draws from, map-style, of (inputs, targets).
             loss_fn: `loss_fn(outputs, targets)` -> per-example losses (batch,).
-            every: K: full norm passes before steps 0, K, 2K, ...; or "epoch". 1 makes the account exact.
+            every: K: full norm passes before steps 0, K, 2K, ...; or "epoch", the default. 1 makes the account exact.
+            policy: when to take which norms, in one object, instead of every and exact_examples; a resumed run without
+                either goes on with the log's own.
             rounding: of norms, as a fraction of max_grad_norm; 0 keeps float64.
             rounding_mode: "up" (never under-reports) or "nearest" (the paper's; the account is an estimate).
-            exact_examples: so many random examples get exact norms at every step (they measure what K costs in
-                fidelity; each step then pays one pass over them).
+            exact_examples: so many random examples get exact norms at every step, default none (they measure what K costs
+                in fidelity; each step then pays one pass over them).
             test_set: of (inputs, targets); its final losses serve attacks and group accuracy.
             metadata: one row per training example, indexed by example id: columns to compare groups by.
             test_metadata: likewise for the test set, indexed 0..n_test-1.
@@ -92,7 +96,8 @@ class Recorder:
             run_info: what else to keep in run.json, e.g. the training configuration.
 
         Raises:
-            InputError: an empty data set, metadata or ids that do not fit it, or a run directory in use.
+            InputError: an empty data set, metadata or ids that do not fit it, both a policy and every or exact_examples, or
+                a run directory in use.
         """
         self.run_dir = Path(run_dir)
         self._dataset, self._test_set, self._loss_fn = dataset, test_set, loss_fn
@@ -101,15 +106,12 @@ class Recorder:
         check_ids(self._ids, n)
         self._unit_ids = check_unit_ids(unit_ids, n)
         self._unit = checks.check_choice("unit", unit, UNITS)
-        if every != "epoch":
-            checks.check_positive_int("every", every)  # type: ignore[arg-type]
-        self._every = every
         self._rounding = checks.check_rounding(rounding)
         self._rounding_mode = checks.check_choice("rounding_mode", rounding_mode, ("up", "nearest"))
-        checks.check_positive_int("exact_examples", exact_examples, minimum=0)
-        if exact_examples > n:
-            raise InputError(f"exact_examples={exact_examples} is more than the {n} training examples")
-        self._exact = np.sort(np.random.default_rng().choice(n, exact_examples, replace=False))
+        self._policy = _policy(policy, every, exact_examples)
+        if self._policy.exact_examples > n:
+            raise InputError(f"exact_examples={self._policy.exact_examples} is more than the {n} training examples")
+        self._exact = np.sort(np.random.default_rng().choice(n, self._policy.exact_examples, replace=False))
         check_metadata(metadata, self._ids, "train")
         self._metadata, self._test_metadata = metadata, test_metadata
         if test_set is not None:
@@ -120,9 +122,9 @@ class Recorder:
         self._resume_at = resume_at
         self._run_info = dict(run_info or {})
         self._attached = False
-        self._check_run_dir()
+        self._check_run_dir(policy_given=not (policy is None and every is None and exact_examples is None))
 
-    def _check_run_dir(self) -> None:
+    def _check_run_dir(self, *, policy_given: bool) -> None:
         journal = self.run_dir / "journal.jsonl"
         if self._resume_at is None:
             if journal.exists():
@@ -133,6 +135,8 @@ class Recorder:
             return
         checks.check_positive_int("resume_at", self._resume_at, minimum=0)
         state = read_state(self.run_dir)
+        if not policy_given:
+            self._policy = RecordingPolicy.from_header(state.header)
         if state.header["n_exact"]:
             self._exact = read_exact_positions(self.run_dir)
         logged = state.total_steps
@@ -210,12 +214,8 @@ class Recorder:
             neighbouring="add_remove",
             sampler=run.sampler,
             individually_clipped=False,
-            norm_pass={
-                "backend": norm_pass.backend,
-                "slack": norm_pass.slack,
-                "every": _every(self._every, run),
-                "caveats": caveats,
-            },
+            norm_pass={"backend": norm_pass.backend, "slack": norm_pass.slack, "caveats": caveats},
+            policy=self._policy.in_steps(run.steps_per_epoch).to_dict(),
             run={
                 "optimizer": type(optimizer.original_optimizer).__name__,
                 "clipping": "flat",
@@ -282,7 +282,7 @@ class _Session:
         caveats: list[str],
     ) -> None:
         self._ids, self._exact = recorder._ids, recorder._exact
-        self._every = _every(recorder._every, run)
+        self._policy = recorder._policy.in_steps(run.steps_per_epoch)
         self._run, self._examples, self._norm_pass, self._writer = run, examples, norm_pass, writer
         self._resumed = recorder._resume_at is not None
         self._from_step = self._step = recorder._resume_at or 0
@@ -315,24 +315,25 @@ class _Session:
             **self._run.evidence(),
         }
 
-    def _before_step(self, setting: StepSetting, positions: NDArray[np.int64], trained: NDArray[np.float64]) -> None:
+    def _before_step(self, setting: StepSetting, batch: TrainedBatch | None) -> None:
         """Hold the norms that training clips at this step against those recorded for it."""
-        if self._taken is not None and self._taken.everybody is not None and len(positions):
-            self._run.tally.compare(self._taken.everybody[positions], trained, setting.max_grad_norm)
+        if batch is not None and self._taken is not None and self._taken.everybody is not None:
+            recorded, trained = self._taken.everybody[batch.positions], batch.norms.cpu().numpy()
+            self._run.tally.compare(recorded, trained, setting.max_grad_norm)
 
     def _after_step(self, setting: StepSetting) -> None:
         with deferred_interrupts():
             self._write_taken(setting)
             self._unlogged.append(setting)
             self._step += 1
-            if self._step % self._every == 0 or len(self._exact_rows) >= _EXACT_FLUSH:
+            if self._policy.due(self._step) or len(self._unlogged) >= _FLUSH:
                 self._flush()
         self._take()
 
     def _take(self) -> None:
         """Take the norms that the step about to start depends on: of everybody if due, else of the exact examples."""
         start = time.perf_counter()
-        if self._step % self._every == 0:
+        if self._policy.due(self._step):
             norms, targets = norms_of(self._norm_pass, self._examples, self._ids)
             self._taken = _Taken(norms, norms[self._exact], targets, time.perf_counter() - start)
         elif len(self._exact):
@@ -380,8 +381,17 @@ class _Taken:
     seconds: float
 
 
-def _every(every: int | str, run: OpacusRun) -> int:
-    return run.steps_per_epoch if every == "epoch" else int(every)
+def _policy(policy: RecordingPolicy | None, every: int | str | None, exact_examples: int | None) -> RecordingPolicy:
+    """The policy that was given, or the one that every and exact_examples make."""
+    if policy is None:
+        return RecordingPolicy(every=EPOCH if every is None else every, exact_examples=exact_examples or 0)
+    for name, value in (("every", every), ("exact_examples", exact_examples)):
+        if value is not None:
+            raise InputError(
+                f"the Recorder has both {name}={value!r} and a policy, which says so itself ({policy.describe()}); pass one "
+                "of them"
+            )
+    return policy
 
 
 def _runs(settings: list[StepSetting]) -> Iterator[tuple[StepSetting, int]]:

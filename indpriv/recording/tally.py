@@ -27,6 +27,7 @@ class Tally:
 
     participations: (n_examples,) how often each example was drawn. An epoch is one pass of the batch sampler.
     compared, larger, largest_excess: gradient norms that training clipped, held against the recorded ones.
+    unmatched_steps: steps whose physical batches together were not of the size that was drawn.
     """
 
     participations: NDArray[np.int64]
@@ -36,6 +37,7 @@ class Tally:
     undrawn_steps: int = 0
     unstepped_draws: int = 0
     interrupted_batches: int = 0
+    unmatched_steps: int = 0
     compared: int = 0
     larger: int = 0
     largest_excess: float = 0.0
@@ -43,6 +45,7 @@ class Tally:
     _epoch_draws: int = 0
     _epoch_steps: int = 0
     _waiting: deque[tuple[NDArray[np.int64], float]] = field(default_factory=deque)
+    _clipped: int = 0  # examples of the first batch waiting whose gradients are clipped already
 
     def drew(self, indices: list[int], sample_rate: float) -> None:
         """Count one logical batch, at the draw."""
@@ -53,9 +56,26 @@ class Tally:
         np.add.at(self.participations, positions, 1)
         self._waiting.append((positions, sample_rate))
 
-    def next_batch(self) -> tuple[NDArray[np.int64], float] | None:
-        """Positions and rate of the batch that the step under way should be of: batches are used in order of draw."""
-        return self._waiting.popleft() if self._waiting else None
+    def piece(self, size: int) -> NDArray[np.int64] | None:
+        """Positions of the next physical batch of this size: batches are used in order of draw, pieces in order."""
+        if not self._waiting:
+            return None
+        positions = self._waiting[0][0][self._clipped : self._clipped + size]
+        return positions if len(positions) == size else None
+
+    def clipped(self, size: int) -> None:
+        """Count one physical batch whose gradients enter the step under way."""
+        self._clipped += size
+
+    def next_batch(self) -> tuple[NDArray[np.int64], float, bool] | None:
+        """The batch that the step under way should be of: positions, rate, and whether it was clipped whole."""
+        clipped, self._clipped = self._clipped, 0
+        if not self._waiting:
+            return None
+        positions, sample_rate = self._waiting.popleft()
+        whole = clipped == len(positions)
+        self.unmatched_steps += not whole
+        return positions, sample_rate, whole
 
     def stepped(self, setting: StepSetting) -> None:
         """Count one parameter update."""
@@ -86,3 +106,4 @@ class Tally:
         self.interrupted_batches += interrupted
         self._epoch_draws = self._epoch_steps = 0
         self._waiting.clear()
+        self._clipped = 0

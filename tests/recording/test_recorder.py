@@ -302,13 +302,23 @@ def test_lower_precision_in_training_is_found(tmp_path):
     assert larger(run, tmp_path / "run")
 
 
-def test_batches_other_than_the_drawn_ones_are_found(tmp_path):
+def test_batches_of_another_size_than_drawn_are_found(tmp_path):
     run = make_run(max_grad_norm=5.0)
-    other = DataLoader(run.dataset, batch_size=12, shuffle=True)
-
-    def loop():
+    other = DataLoader(run.dataset, batch_size=13)
+    recorder = Recorder(tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, every=1)
+    with recorder.attach(run.model, run.optimizer, run.loader):
         for _, batch in zip(run.loader, other, strict=False):
             run.step(*batch)
+    assert "a batch for every step" in failed(tmp_path / "run")
+
+
+def test_other_batches_of_the_size_drawn_are_found(tmp_path):
+    run = make_run(max_grad_norm=5.0)
+    inputs, targets = run.dataset.tensors
+
+    def loop():
+        for drawn, _ in run.loader:
+            run.step(inputs[: len(drawn)], targets[: len(drawn)])
 
     assert larger(run, tmp_path / "run", loop)
 

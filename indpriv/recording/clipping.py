@@ -1,0 +1,160 @@
+"""What Opacus clips: the gradient norms of each physical batch, seen once as it computes them. Sensitive.
+
+Opacus divides max_grad_norm by the norms to get its clip factors: in `optimizer.clip_and_accumulate`, or in ghost mode
+in `model.get_clipping_coef`, inside `loss.backward()`. For the time of that call max_grad_norm is an object that shows
+the norms and may put a threshold of its own in front of each example; Opacus's arithmetic runs unchanged, and noise,
+which is added later, stays at max_grad_norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
+from opacus.optimizers import DPOptimizer
+from torch import Tensor, nn
+
+from indpriv.errors import EvidenceError
+
+_STABILISER = 1e-6  # Opacus's clip factor is max_grad_norm / (norm + 1e-6)
+
+Positions = NDArray[np.int64]
+Thresholds = Callable[[Positions], Tensor]
+
+
+@dataclass(frozen=True)
+class ClippedBatch:
+    """One physical batch as Opacus clipped it.
+
+    Attributes:
+        norms: (n,) float64 gradient norms before clipping, on the model's device, in Opacus's own precision.
+        positions: (n,) of its examples in the data set; None where it is no part of the batch drawn for this step.
+    """
+
+    norms: Tensor
+    positions: Positions | None
+
+
+def watch_clipping(
+    model: nn.Module,
+    optimizer: DPOptimizer,
+    *,
+    positions_of: Callable[[int], Positions | None],
+    on_batch: Callable[[ClippedBatch], None],
+    thresholds: Thresholds | None = None,
+) -> Callable[[], None]:
+    """See every physical batch that a run clips, also empty ones; optionally clip each example at a threshold of its own.
+
+    Args:
+        model: as PrivacyEngine.make_private returned it.
+        optimizer: likewise; it is instrumented in place, in ghost mode the model too.
+        positions_of: positions of the next physical batch, given its size; None where none of that size is due. It may
+            be asked several times about one batch.
+        on_batch: called once for each physical batch whose gradients enter a step, in order.
+        thresholds: clip thresholds (n,) of the examples at some positions, in units of gradient norm, each at most
+            max_grad_norm; default max_grad_norm for all.
+
+    Returns:
+        a function that takes everything off again.
+
+    Raises:
+        EvidenceError: while training, where norms do not show (another Opacus), or thresholds are due for a batch whose
+            examples are not known.
+    """
+    watcher = _Watcher(positions_of, thresholds)
+    if isinstance(model, GradSampleModuleFastGradientClipping):
+        return _watch_ghost(model, optimizer, watcher, on_batch)
+    plain = optimizer.clip_and_accumulate
+
+    def clip_and_accumulate() -> None:
+        norms = watcher.seen_in(optimizer, plain)
+        if norms is None:
+            size = len(optimizer.grad_samples[0])
+            if size:
+                raise EvidenceError(
+                    f"Opacus clipped {size} gradients without dividing by their norms; this version of Opacus is not "
+                    "supported by recording: install the one in constraints.txt"
+                )
+            norms = torch.zeros(0, dtype=torch.float64)
+        on_batch(ClippedBatch(norms, positions_of(len(norms))))
+
+    optimizer.clip_and_accumulate = clip_and_accumulate
+
+    def unwatch() -> None:
+        vars(optimizer).pop("clip_and_accumulate", None)
+
+    return unwatch
+
+
+def _watch_ghost(
+    model: GradSampleModuleFastGradientClipping,
+    optimizer: Any,
+    watcher: _Watcher,
+    on_batch: Callable[[ClippedBatch], None],
+) -> Callable[[], None]:
+    """Norms show in the backward pass; they count once the optimizer takes the gradients in."""
+    coefficients, accumulate = model.get_clipping_coef, optimizer.accumulate
+    pending: list[Tensor] = []
+
+    def get_clipping_coef() -> Tensor:
+        found: list[Tensor] = []
+        norms = watcher.seen_in(model, lambda: found.append(coefficients()))
+        pending[:] = [] if norms is None else [norms]  # a second backward pass replaces the first one's gradients
+        return found[0]
+
+    def accumulate_clipped() -> None:
+        if pending:
+            norms = pending.pop()
+            on_batch(ClippedBatch(norms, watcher.positions_of(len(norms))))
+        accumulate()
+
+    model.get_clipping_coef = get_clipping_coef
+    optimizer.accumulate = accumulate_clipped
+
+    def unwatch() -> None:
+        vars(model).pop("get_clipping_coef", None)
+        vars(optimizer).pop("accumulate", None)
+
+    return unwatch
+
+
+@dataclass(frozen=True)
+class _Watcher:
+    positions_of: Callable[[int], Positions | None]
+    thresholds: Thresholds | None
+
+    def seen_in(self, owner: Any, clip: Callable[[], None]) -> Tensor | None:
+        """Run Opacus's clipping and return the norms it divided by, (n,) float64; None where it divided by none."""
+        shown = _Shown(owner.max_grad_norm, self)
+        owner.max_grad_norm = shown
+        try:
+            clip()
+        finally:
+            owner.max_grad_norm = shown.max_grad_norm
+        return shown.norms
+
+
+class _Shown:
+    """Stands for max_grad_norm while Opacus clips; anything but a division by the norms fails."""
+
+    def __init__(self, max_grad_norm: float, watcher: _Watcher) -> None:
+        self.max_grad_norm = max_grad_norm
+        self.norms: Tensor | None = None
+        self._watcher = watcher
+
+    def __truediv__(self, stabilised: Tensor) -> Tensor:
+        self.norms = (stabilised.detach().double() - _STABILISER).clamp_(min=0)
+        if self._watcher.thresholds is None:
+            return self.max_grad_norm / stabilised
+        positions = self._watcher.positions_of(len(stabilised))
+        if positions is None:
+            raise EvidenceError(
+                f"a batch of {len(stabilised)} examples is not the one that was drawn for this step, so that the clip "
+                "thresholds of its examples are not known; draw every batch from the attached loader and skip none"
+            )
+        return self._watcher.thresholds(positions).to(stabilised) / stabilised

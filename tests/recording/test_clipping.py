@@ -1,0 +1,162 @@
+import numpy as np
+import pytest
+import torch
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+from torch import nn
+
+from indpriv import EvidenceError
+from indpriv.recording.clipping import watch_clipping
+from indpriv.recording.opacus_run import OpacusRun
+from runs import PER_EXAMPLE, blobs, make_run
+
+MODES = ["hooks", "functorch", "ew", "ghost"]
+
+
+def gradient_of(run, index):
+    """The gradient of one example's loss, flat, by autograd on a plain twin in float64."""
+    twin = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)).double()
+    for mine, theirs in zip(twin.parameters(), run.model.parameters(), strict=True):
+        mine.data = theirs.detach().double()
+    inputs, targets = run.dataset.tensors
+    PER_EXAMPLE(twin(inputs[index : index + 1].double()), targets[index : index + 1]).sum().backward()
+    return torch.cat([p.grad.flatten() for p in twin.parameters()])
+
+
+def watched(run, on_step, thresholds=None):
+    """Attach as a Recorder does; on_step gets the TrainedBatch of each step."""
+    opacus = OpacusRun(run.model, run.optimizer, run.loader, len(run.dataset))
+    return opacus, opacus.watch(lambda _, batch: on_step(batch), lambda _: None, thresholds=thresholds)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("physical", [None, 5])
+@pytest.mark.parametrize("mode", MODES)
+def test_norms_and_positions_are_those_of_the_batch(mode, physical, workers):
+    run = make_run(mode=mode, workers=workers)
+    batches, seen = [], []
+    _, unwatch = watched(run, batches.append)
+    run.model.train()
+
+    def loop(loader):
+        pieces, expected = [], 0
+        for inputs, targets in loader:
+            pieces.append(inputs)
+            before = {i: gradient_of(run, i).norm().item() for i in range(120)}
+            run.step(inputs, targets)
+            if len(batches) > expected:  # a logical step
+                expected = len(batches)
+                seen.append((torch.cat(pieces), before))
+                pieces = []
+
+    if physical is None:
+        loop(run.loader)
+    else:
+        with BatchMemoryManager(
+            data_loader=run.loader, max_physical_batch_size=physical, optimizer=run.optimizer
+        ) as small:
+            loop(small)
+    unwatch()
+    assert len(seen) == len(batches) == 10
+    for batch, (inputs, norms) in zip(batches, seen, strict=True):
+        assert torch.equal(inputs, run.dataset.tensors[0][batch.positions])
+        np.testing.assert_allclose(batch.norms, [norms[i] for i in batch.positions.tolist()], rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])  # ew itself fails on empty batches
+@pytest.mark.parametrize("workers", [0, 2])
+def test_empty_batches_are_batches(mode, workers):
+    run = make_run(blobs(30), mode=mode, batch_size=1, workers=workers)
+    torch.manual_seed(1)
+    sizes, batches = [], []
+    opacus, unwatch = watched(run, batches.append)
+    for inputs, targets in run.loader:
+        sizes.append(len(inputs))
+        run.step(inputs, targets)
+    unwatch()
+    assert 0 in sizes
+    assert [len(batch.norms) for batch in batches] == [len(batch.positions) for batch in batches] == sizes
+    assert opacus.tally.unmatched_steps == 0
+
+
+@pytest.mark.parametrize("physical", [120, 5])
+@pytest.mark.parametrize("mode", MODES)
+def test_each_example_is_clipped_at_its_own_threshold(mode, physical):
+    run = make_run(mode=mode)
+    levels = torch.rand(120, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    batches, sums = [], []
+
+    def on_step(batch):
+        batches.append(batch)
+        noisy = torch.cat([p.summed_grad.flatten() for p in run.optimizer.params])
+        sums.append(noisy.clone())
+
+    _, unwatch = watched(run, on_step, lambda positions: levels[positions])
+    with BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=physical, optimizer=run.optimizer) as small:
+        expected = []
+        gradients = torch.stack([gradient_of(run, i) for i in range(120)])
+        for inputs, targets in small:
+            run.step(inputs, targets)
+            if len(batches) > len(expected):
+                chosen = batches[-1].positions
+                factors = (levels[chosen] / (gradients[chosen].norm(dim=1) + 1e-6)).clamp(max=1)
+                expected.append(factors @ gradients[chosen])
+                gradients = torch.stack([gradient_of(run, i) for i in range(120)])
+    unwatch()
+    torch.testing.assert_close(torch.stack(sums).double(), torch.stack(expected), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_watching_changes_no_bit_of_training(mode):
+    def train(watch):
+        torch.manual_seed(7)
+        run = make_run(mode=mode)
+        unwatch = watched(run, lambda _: None)[1] if watch else lambda: None
+        run.train(1)
+        unwatch()
+        assert "clip_and_accumulate" not in vars(run.optimizer)
+        assert "get_clipping_coef" not in vars(run.model)
+        return torch.cat([p.detach().flatten() for p in run.model.parameters()])
+
+    assert torch.equal(train(True), train(False))
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_a_batch_of_another_size_has_no_positions_and_no_thresholds(mode):
+    run = make_run(mode=mode)
+    batches = []
+    opacus, unwatch = watched(run, batches.append)
+    draws = iter(run.loader)
+    next(draws)
+    run.step(*(tensor[:50] for tensor in run.dataset.tensors))
+    unwatch()
+    assert batches == [None]
+    assert opacus.tally.unmatched_steps == 1
+
+    run = make_run(mode=mode)
+    _, unwatch = watched(run, batches.append, lambda positions: torch.ones(len(positions)))
+    draws = iter(run.loader)
+    next(draws)
+    with pytest.raises(EvidenceError, match="a batch of 50 examples is not the one that was drawn"):
+        run.step(*(tensor[:50] for tensor in run.dataset.tensors))
+    assert run.optimizer.max_grad_norm == 1.0
+
+
+def test_an_opacus_that_clips_otherwise_is_refused():
+    run = make_run()
+    run.optimizer.clip_and_accumulate = lambda: None
+    watch_clipping(run.model, run.optimizer, positions_of=lambda _: None, on_batch=lambda _: None)
+    with pytest.raises(EvidenceError, match="without dividing by their norms"):
+        run.step(*(tensor[:5] for tensor in run.dataset.tensors))
+
+
+def test_a_repeated_backward_pass_in_ghost_mode_counts_once():
+    run = make_run(mode="ghost")
+    batches = []
+    _, unwatch = watched(run, batches.append)
+    for inputs, targets in run.loader:
+        for _ in range(2):  # a closure may evaluate twice before the step
+            run.optimizer.zero_grad()
+            run.criterion(run.model(inputs), targets).backward()
+        run.optimizer.step()
+    unwatch()
+    assert all(len(batch.norms) == len(batch.positions) for batch in batches)
