@@ -22,6 +22,7 @@ import numpy as np
 from opacus.accountants.analysis import rdp as opacus_rdp
 
 from indpriv import NormLog, account
+from indpriv.accountant import Method
 from indpriv.accountant.per_example import prepare_account
 
 CIFAR = {"total_steps": 3660, "noise_multiplier": 3.0, "max_grad_norm": 1.0, "sample_rate": 4096 / 50000}
@@ -221,7 +222,7 @@ def rdp_of_many_settings(full: bool) -> list[bool]:
 def rdp_cores(full: bool) -> list[bool]:
     """What the second core brings."""
     log = synthetic_log(200, 200_000)
-    prepared = prepare_account(log, delta=DELTA)
+    prepared = prepare_account(log, Method(delta=DELTA))
     one = best_time(lambda: list(prepared.blocks(workers=1)), repeats=2)
     two = best_time(lambda: list(prepared.blocks(workers=2)), repeats=2)
     return [report("200,000 x 200: one thread over two threads", one / two, "times")]

@@ -5,7 +5,8 @@ have given. composed_epsilons: five historical rules, for comparison only.
 """
 
 from indpriv.accountant.composition import composed_epsilons
+from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import account
 from indpriv.accountant.what_if import account_if, noise_for_quantile, noise_for_worst_case
 
-__all__ = ["account", "account_if", "composed_epsilons", "noise_for_quantile", "noise_for_worst_case"]
+__all__ = ["Method", "account", "account_if", "composed_epsilons", "noise_for_quantile", "noise_for_worst_case"]

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from indpriv import checks
-from indpriv.accountant.claims import claim_of
-from indpriv.accountant.histogram import cells_of, whole_cells_of
-from indpriv.accountant.prepared import Method, PreparedAccount, WorstCase
-from indpriv.accountant.rdp import check_orders
-from indpriv.accountant.rdp_epsilon import CONVERSIONS, RdpAccountant
-from indpriv.accountant.rows import GoverningRows
-from indpriv.accountant.trajectory import BETWEEN_RECORDS, segments_of
-from indpriv.epsilon_table import Account, EpsilonTable
-from indpriv.errors import InputError, PrivacyWarning
+from indpriv.accountant.blocks import Progress
+from indpriv.accountant.method import Method
+from indpriv.accountant.prepared import PreparedAccount, PreparedLog, WorstCase
+from indpriv.accountant.rdp_epsilon import RdpAccountant
+from indpriv.epsilon_table import EpsilonTable
+from indpriv.errors import InputError
 from indpriv.levels import Levels
 from indpriv.norm_log import NormLog, Records
 
-ACCOUNTANTS = ("rdp", "pld")
-PRESETS = ("yu2023",)
-
 FloatArray = NDArray[np.float64]
-Progress = Callable[[int, int], None]
 
 
 def account(
@@ -76,8 +66,7 @@ def account(
     >>> table.claim, round(float(table.epsilon[0]), 3)
     ('estimate', 0.647)
     """
-    prepared = prepare_account(
-        log,
+    method = Method(
         delta=delta,
         accountant=accountant,
         conversion=conversion,
@@ -85,8 +74,28 @@ def account(
         orders=orders,
         preset=preset,
     )
-    blocks = []
-    for block in prepared.blocks(workers=workers):
+    return table_of(prepare_account(log, method), progress=progress, workers=workers)
+
+
+def prepare_account(log: NormLog, method: Method) -> PreparedAccount:
+    """Do what all blocks of examples share; raises and warns as `account` does.
+
+    For an engine that accounts parts of a log in many places: `prepare_account(log, method).blocks(start, stop)`.
+    """
+    log = _as_yu2023(log) if method.preset == "yu2023" else log
+    prepared = PreparedLog.of(log, method)
+    return PreparedAccount(
+        prepared=prepared,
+        method=method,
+        rdp=RdpAccountant(prepared.cells, delta=method.delta, conversion=method.conversion, orders=method.rdp_orders),
+        worst_case=WorstCase.of(log, method),
+    )
+
+
+def table_of(account: PreparedAccount, *, progress: Progress | None = None, workers: int | None = None) -> EpsilonTable:
+    """The epsilons of all blocks in one table; progress and workers as of `indpriv.account`."""
+    log, blocks = account.prepared.log, []
+    for block in account.blocks(workers=workers):
         blocks.append(block)
         if progress is not None:
             progress(block.stop, log.n_examples)
@@ -95,99 +104,12 @@ def account(
         epsilon=np.concatenate([block.epsilon for block in blocks]),
         epsilon_lower=np.concatenate([block.epsilon_lower for block in blocks]),
         epsilon_upper=np.concatenate([block.epsilon_upper for block in blocks]),
-        worst_case_epsilon=prepared.worst_case.epsilon,
-        claim=prepared.claim,
-        claim_reason=prepared.claim_reason,
-        account=prepared.account,
+        worst_case_epsilon=account.worst_case.epsilon,
+        claim=account.prepared.claim,
+        claim_reason=account.prepared.claim_reason,
+        account=account.prepared.account,
         details={name: np.concatenate([block.details[name] for block in blocks]) for name in blocks[0].details},
     )
-
-
-def prepare_account(
-    log: NormLog,
-    *,
-    delta: float,
-    accountant: str = "rdp",
-    conversion: str = "canonne2020",
-    between_records: str = "last",
-    orders: ArrayLike | None = None,
-    preset: str | None = None,
-) -> PreparedAccount:
-    """Check the arguments of `account` and prepare what all blocks share; raises and warns as `account` does."""
-    method = _checked_method(delta, accountant, conversion, orders)
-    checks.check_choice("between_records", between_records, BETWEEN_RECORDS)
-    if preset is not None:
-        checks.check_choice("preset", preset, PRESETS)
-        log, between_records = _as_yu2023(log), "last"
-        method = replace(method, conversion="mironov2017")
-    _check_units(log)
-    if method.delta * log.n_examples >= 1:
-        warnings.warn(
-            f"delta={delta:g} is at least 1/n = {1 / log.n_examples:g}: it would allow publishing a random example in "
-            "full; pass a delta well below 1/n",
-            PrivacyWarning,
-            stacklevel=3,
-        )
-    governing = GoverningRows.of(log, segments_of(log, between_records))
-    cells = cells_of(governing)
-    claim, reason = claim_of(log, between_records)
-    return PreparedAccount(
-        log=log,
-        governing=governing,
-        cells=cells,
-        whole_cells=() if accountant == "rdp" else whole_cells_of(governing, cells),
-        rdp=RdpAccountant(cells, delta=method.delta, conversion=method.conversion, orders=method.orders),
-        method=method,
-        worst_case=WorstCase.of(log, method),
-        claim=claim,
-        claim_reason=reason,
-        account=Account(
-            delta=method.delta,
-            unit=log.unit,
-            neighbouring=log.neighbouring,
-            sampler=log.sampler,
-            accountant=method.accountant,
-            conversion=method.conversion,
-            between_records=between_records,
-            rounding=0.0 if log.levels is None else log.levels.rounding,
-            rounding_mode="none" if log.levels is None else log.levels.rounding_mode,
-            total_steps=log.total_steps,
-            recorded_share=log.coverage,
-        ),
-    )
-
-
-def worst_case_epsilon(
-    log: NormLog,
-    *,
-    delta: float,
-    accountant: str = "rdp",
-    conversion: str = "canonne2020",
-    orders: ArrayLike | None = None,
-) -> float:
-    """Epsilon of an example at max_grad_norm in every step: the run's guarantee. Arguments as of `account`."""
-    return WorstCase.of(log, _checked_method(delta, accountant, conversion, orders)).epsilon
-
-
-def _checked_method(delta: float, accountant: str, conversion: str, orders: ArrayLike | None) -> Method:
-    return Method(
-        delta=checks.check_delta(delta),
-        accountant=checks.check_choice("accountant", accountant, ACCOUNTANTS),
-        conversion=checks.check_choice("conversion", conversion, CONVERSIONS),
-        orders=None if orders is None else check_orders(orders),
-    )
-
-
-def _check_units(log: NormLog) -> None:
-    if log.unit_ids is None or log.unit == "example":
-        return
-    n_units = len(np.unique(log.unit_ids))
-    if n_units < log.n_examples:
-        raise InputError(
-            f'unit="{log.unit}" has {n_units} units for {log.n_examples} rows: several rows of one {log.unit} cannot be '
-            'accounted yet, and adding up their epsilons is no bound; account rows with unit="example", or record one '
-            f"gradient for each {log.unit}"
-        )
 
 
 @dataclass(frozen=True)

@@ -2,42 +2,123 @@
 
 from __future__ import annotations
 
-from collections import deque
+import warnings
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from indpriv import checks
-from indpriv.accountant.cells import Cells, Mechanisms, n_cores
+from indpriv.accountant.blocks import in_blocks
+from indpriv.accountant.cells import Cells, Mechanisms
+from indpriv.accountant.claims import claim_of
 from indpriv.accountant.counts import DenseCounts
 from indpriv.accountant.grid import condensed
+from indpriv.accountant.histogram import cells_of, whole_cells_of
+from indpriv.accountant.method import Method
 from indpriv.accountant.pld import pld_epsilon
 from indpriv.accountant.rdp_epsilon import RdpAccountant
 from indpriv.accountant.rows import GoverningRows, Rows
-from indpriv.accountant.trajectory import segments_of, worst_case_participations
+from indpriv.accountant.trajectory import Participations, segments_of, worst_case_participations
 from indpriv.epsilon_table import Account
-from indpriv.errors import InputError
+from indpriv.errors import InputError, PrivacyWarning
 from indpriv.norm_log import NormLog
 
 FloatArray = NDArray[np.float64]
 
 _HISTOGRAM_BYTES = 1 << 26  # of one block of examples: constant memory whatever their number
-_READ_BYTES = 1 << 26  # of codes read together
 _SEARCH_BYTES = 4096  # that the search for the best order takes for one example
 _MANY_MECHANISMS = 5000  # distinct settings beyond which the worst case is summed over nodes, within 1e-6
 
 
 @dataclass(frozen=True)
-class Method:
-    """How epsilons are computed: see `indpriv.account`; orders None stands for the search over the default grid."""
+class PreparedLog:
+    """A log whose steps are laid out, and what a result of it may be called.
 
-    delta: float
-    accountant: str
-    conversion: str
-    orders: FloatArray | None
+    Attributes:
+        log: what is accounted. governing: its rows.
+        cells: for RDP.
+        whole_cells: whose counts are whole numbers, for loss distributions; two, rounded up and down, where cells are
+            nodes of a grid; none for RDP alone.
+        claim, claim_reason, account: what every result carries.
+    """
+
+    log: NormLog
+    governing: GoverningRows
+    cells: Cells
+    whole_cells: tuple[Cells, ...]
+    claim: str
+    claim_reason: str
+    account: Account
+
+    @classmethod
+    def of(cls, log: NormLog, method: Method) -> PreparedLog:
+        """Check that a log can be accounted, and lay out its steps; raises and warns as `indpriv.account`."""
+        _check_units(log)
+        if method.delta * log.n_examples >= 1:
+            warnings.warn(
+                f"delta={method.delta:g} is at least 1/n = {1 / log.n_examples:g}: it would allow publishing a random "
+                "example in full; pass a delta well below 1/n",
+                PrivacyWarning,
+                stacklevel=4,  # whoever called the public function that called what called this
+            )
+        governing = GoverningRows.of(log, segments_of(log, method.between_records))
+        cells = cells_of(governing)
+        claim, reason = claim_of(log, method.between_records)
+        account = Account(
+            delta=method.delta,
+            unit=log.unit,
+            neighbouring=log.neighbouring,
+            sampler=log.sampler,
+            accountant=method.accountant,
+            conversion=method.conversion,
+            between_records=method.between_records,
+            rounding=0.0 if log.levels is None else log.levels.rounding,
+            rounding_mode="none" if log.levels is None else log.levels.rounding_mode,
+            total_steps=log.total_steps,
+            recorded_share=log.coverage,
+        )
+        whole = () if method.accountant == "rdp" else whole_cells_of(governing, cells)
+        return cls(log, governing, cells, whole, claim, reason, account)
+
+    @property
+    def block_size(self) -> int:
+        """Examples whose histograms are held at a time."""
+        dense = max((8 * len(cells.mechanisms) for cells in self.whole_cells), default=0)
+        return max(1, _HISTOGRAM_BYTES // (max(self.cells.bytes_per_example, dense) + _SEARCH_BYTES))
+
+
+def _check_units(log: NormLog) -> None:
+    if log.unit_ids is None or log.unit == "example":
+        return
+    n_units = len(np.unique(log.unit_ids))
+    if n_units < log.n_examples:
+        raise InputError(
+            f'unit="{log.unit}" has {n_units} units for {log.n_examples} rows: several rows of one {log.unit} cannot be '
+            'accounted yet, and adding up their epsilons is no bound; account rows with unit="example", or record one '
+            f"gradient for each {log.unit}"
+        )
+
+
+@dataclass(frozen=True)
+class WorstSteps:
+    """The steps of an example that is clipped in each: the histogram of one example.
+
+    Attributes:
+        shared: for RDP. up, down: in whole numbers of steps, never better and never worse than the run.
+    """
+
+    shared: Participations
+    up: Participations
+    down: Participations
+
+    @classmethod
+    def of(cls, log: NormLog) -> WorstSteps:
+        """The steps of a run; very many settings are summed over the nodes of a grid."""
+        exact = worst_case_participations(segments_of(log, "last"))
+        if len(exact.sample_rate) <= _MANY_MECHANISMS:
+            return cls(exact, exact, exact)
+        return cls(*(condensed(exact, between_nodes=rule) for rule in ("share", "up", "down")))
 
 
 @dataclass(frozen=True)
@@ -51,12 +132,10 @@ class WorstCase:
     @classmethod
     def of(cls, log: NormLog, method: Method) -> WorstCase:
         """The worst case of a run, which depends on its settings alone."""
-        exact = worst_case_participations(segments_of(log, "last"))
-        many = len(exact.sample_rate) > _MANY_MECHANISMS
-        worst = condensed(exact) if many else exact
-        mechanisms = Mechanisms(worst.relative_norms, worst.noise_multiplier, worst.sample_rate)
-        accountant = RdpAccountant(mechanisms, delta=method.delta, conversion=method.conversion, orders=method.orders)
-        bound = accountant.epsilons(DenseCounts(worst.counts)).epsilon
+        steps = WorstSteps.of(log)
+        mechanisms = Mechanisms(steps.shared.relative_norms, steps.shared.noise_multiplier, steps.shared.sample_rate)
+        rdp = RdpAccountant(mechanisms, delta=method.delta, conversion=method.conversion, orders=method.rdp_orders)
+        bound = rdp.epsilons(DenseCounts(steps.shared.counts)).epsilon
         if not np.isfinite(bound[0]):
             raise InputError(
                 f"noise_multiplier={mechanisms.noise_multiplier.min():g} leaves no finite epsilon; a run with next to no "
@@ -64,9 +143,9 @@ class WorstCase:
             )
         if method.accountant == "rdp":
             return cls(float(bound[0]), 0.0, float(bound[0]))
-        whole = condensed(exact, between_nodes="up") if many else exact
-        tight = pld_epsilon(whole, delta=method.delta, rdp_upper=bound)
-        return cls(float(tight.epsilon[0]), float(tight.epsilon_lower[0]), float(bound[0]))
+        upper = pld_epsilon(steps.up, delta=method.delta, rdp_upper=bound)
+        lower = upper if steps.down is steps.up else pld_epsilon(steps.down, delta=method.delta, rdp_upper=bound)
+        return cls(float(upper.epsilon[0]), float(lower.epsilon_lower[0]), float(bound[0]))
 
 
 @dataclass(frozen=True)
@@ -86,62 +165,27 @@ class PreparedAccount:
     """Everything about an account that does not depend on the example; make one with `prepare_account`.
 
     Attributes:
-        log: what is accounted. governing: its rows.
-        cells: for RDP. whole_cells: whose counts are whole numbers, for loss distributions; two, rounded up and down,
-            where cells are nodes of a grid.
-        rdp: the RDP accountant of the cells.
-        method, worst_case, claim, claim_reason, account: what goes into the table.
+        prepared: the log, laid out.
+        method: how it is accounted. rdp: the RDP accountant of its cells.
+        worst_case: of its settings.
     """
 
-    log: NormLog
-    governing: GoverningRows
-    cells: Cells
-    whole_cells: tuple[Cells, ...]
-    rdp: RdpAccountant
+    prepared: PreparedLog
     method: Method
+    rdp: RdpAccountant
     worst_case: WorstCase
-    claim: str
-    claim_reason: str
-    account: Account
 
     def blocks(self, start: int = 0, stop: int | None = None, *, workers: int | None = None) -> Iterator[EpsilonBlock]:
         """Yield the epsilons of consecutive blocks of the examples at positions start to stop.
 
         Memory does not grow with their number. workers: threads, default one for each core.
         """
-        stop = self.log.n_examples if stop is None else stop
-        n_threads = n_cores() if workers is None else checks.check_positive_int("workers", workers)
-        tasks = self._tasks(start, stop)
-        if n_threads == 1:
-            yield from (self._block(*task) for task in tasks)
-            return
-        with ThreadPoolExecutor(n_threads) as pool:
-            running: deque[Future[EpsilonBlock]] = deque()
-            for task in tasks:
-                running.append(pool.submit(self._block, *task))
-                if len(running) > 2 * n_threads:
-                    yield running.popleft().result()
-            while running:
-                yield running.popleft().result()
-
-    def _tasks(self, start: int, stop: int) -> Iterator[tuple[int, int, NDArray[np.generic]]]:
-        """Blocks of the log; they are read one after the other."""
-        for begin, end in _ranges(start, stop, self._read_size()):
-            rows = self.log.read(begin, end)
-            for first, last in _ranges(begin, end, self._block_size()):
-                yield first, last, rows[:, first - begin : last - begin]
-
-    def _read_size(self) -> int:
-        itemsize = 8 if self.log.levels is None else np.dtype(self.log.levels.dtype).itemsize
-        return max(1, _READ_BYTES // max(1, itemsize * self.log.n_records))
-
-    def _block_size(self) -> int:
-        dense = max((8 * len(cells.mechanisms) for cells in self.whole_cells), default=0)
-        return max(1, _HISTOGRAM_BYTES // (max(self.cells.bytes_per_example, dense) + _SEARCH_BYTES))
+        size = self.prepared.block_size
+        yield from in_blocks(self.prepared.log, self._block, size=size, start=start, stop=stop, workers=workers)
 
     def _block(self, start: int, stop: int, block: Rows) -> EpsilonBlock:
-        rows = self.governing.read(block)
-        found = self.rdp.epsilons(self.cells.counts(rows))
+        rows = self.prepared.governing.read(block)
+        found = self.rdp.epsilons(self.prepared.cells.counts(rows))
         worst = self.worst_case
         # The divergence grows with the norm, so the worst case bounds everybody; its search may have found a better
         # order than an example's own.
@@ -154,18 +198,13 @@ class PreparedAccount:
         if self.method.accountant == "pld":
             ends = [
                 pld_epsilon(cells.participations(rows), delta=self.method.delta, rdp_upper=epsilon)
-                for cells in self.whole_cells
+                for cells in self.prepared.whole_cells
             ]
             details = {"bracket": ends[0].bracket, "rdp_epsilon": epsilon}
             epsilon = np.minimum(ends[0].epsilon, worst.epsilon)
             lower = np.minimum(ends[-1].epsilon_lower, epsilon)
         close = np.flatnonzero(epsilon >= worst.epsilon * (1 - 1e-3))
         if len(close):
-            clipped = close[self.governing.always_clipped(block[:, close])]
+            clipped = close[self.prepared.governing.always_clipped(block[:, close])]
             epsilon[clipped], lower[clipped] = worst.epsilon, worst.epsilon_lower
         return EpsilonBlock(start, stop, epsilon, lower, epsilon, details)
-
-
-def _ranges(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
-    for begin in range(start, stop, size):
-        yield begin, min(begin + size, stop)

@@ -15,7 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from indpriv import checks
 from indpriv.accountant.claims import ESTIMATE
-from indpriv.accountant.per_example import account, worst_case_epsilon
+from indpriv.accountant.method import Method
+from indpriv.accountant.per_example import prepare_account, table_of
+from indpriv.accountant.prepared import WorstCase
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log import NormLog, StepSettings
@@ -58,36 +60,29 @@ class Calibration:
 
 def account_if(
     log: NormLog,
+    method: Method,
     *,
-    delta: float,
     noise_multiplier: ArrayLike | None = None,
     every: int | None = None,
     total_steps: int | None = None,
-    accountant: str = "rdp",
-    conversion: str = "canonne2020",
-    between_records: str = "last",
-    orders: ArrayLike | None = None,
 ) -> WhatIf:
-    """The account of a log had the run been noisier, shorter, or recorded less often.
+    """The account of a log had the run been noisier, shorter, or recorded less often, or for another delta.
 
     Args:
         log: of the run that happened.
-        delta: any.
+        method: how to account it; any delta.
         noise_multiplier: one for all steps, or (total_steps,); default the run's. The result is an estimate.
         every: K, had records been made at steps 0, K, 2K, ... only.
         total_steps: had the run stopped there.
-        accountant: as of `account`, like conversion, between_records and orders.
-        conversion: see there.
-        between_records: see there.
-        orders: see there.
 
     Raises:
         InputError: the log cannot answer: more steps than it has, or records at steps that it lacks.
 
     >>> log = NormLog.from_arrays([[0.5], [0.4]], [0, 5], total_steps=10, noise_multiplier=1.0, max_grad_norm=1.0,
     ...                           sample_rate=0.1)
-    >>> doubled = account_if(log, delta=1e-5, noise_multiplier=2.0)
-    >>> bool(doubled.table.epsilon[0] < account(log, delta=1e-5).epsilon[0]), doubled.table.claim
+    >>> method = Method(delta=1e-5)
+    >>> as_it_was, doubled = account_if(log, method), account_if(log, method, noise_multiplier=2.0)
+    >>> bool(doubled.table.epsilon[0] < as_it_was.table.epsilon[0]), doubled.table.claim
     (True, 'estimate')
     """
     assumptions: list[str] = []
@@ -99,14 +94,7 @@ def account_if(
     if noise_multiplier is not None:
         log = _with_noise(log, checks.check_noise_multiplier(noise_multiplier))
         assumptions.append(GRADIENTS_FIXED)
-    table = account(
-        log,
-        delta=delta,
-        accountant=accountant,
-        conversion=conversion,
-        between_records=between_records,
-        orders=orders,
-    )
+    table = table_of(prepare_account(log, method))
     if noise_multiplier is not None:
         reason = f"{GRADIENTS_FIXED[0].upper()}{GRADIENTS_FIXED[1:]}."
         reason = reason if table.claim != ESTIMATE else f"{reason} {table.claim_reason}"
@@ -114,27 +102,22 @@ def account_if(
     return WhatIf(table, tuple(assumptions))
 
 
-def noise_for_worst_case(
-    log: NormLog,
-    target_epsilon: float,
-    *,
-    delta: float,
-    accountant: str = "rdp",
-    conversion: str = "canonne2020",
-    orders: ArrayLike | None = None,
-) -> Calibration:
+def noise_for_worst_case(log: NormLog, target_epsilon: float, method: Method) -> Calibration:
     """The smallest multiple of the run's noise whose worst-case epsilon is at most the target.
 
     This depends on the settings alone, not on norms: it is the guarantee of a run with this noise.
+
+    Args:
+        log: of a run; only its settings are read.
+        target_epsilon: above 0.
+        method: how to account.
 
     Raises:
         InputError: a bad target, or one that no noise within a factor of 10^4 reaches.
     """
 
     def reached(scale: float) -> float:
-        return worst_case_epsilon(
-            _scaled(log, scale), delta=delta, accountant=accountant, conversion=conversion, orders=orders
-        )
+        return WorstCase.of(_scaled(log, scale), method).epsilon
 
     scale, epsilon = _smallest_scale(reached, _checked_target(target_epsilon))
     return Calibration(
@@ -146,17 +129,7 @@ def noise_for_worst_case(
     )
 
 
-def noise_for_quantile(
-    log: NormLog,
-    target_epsilon: float,
-    *,
-    quantile: float,
-    delta: float,
-    accountant: str = "rdp",
-    conversion: str = "canonne2020",
-    between_records: str = "last",
-    orders: ArrayLike | None = None,
-) -> Calibration:
+def noise_for_quantile(log: NormLog, target_epsilon: float, method: Method, *, quantile: float) -> Calibration:
     """The smallest multiple of the run's noise at which this share of the examples has at most the target epsilon.
 
     An estimate: gradients are held fixed. It is no guarantee for anybody; the result's worst_case_epsilon is.
@@ -164,12 +137,8 @@ def noise_for_quantile(
     Args:
         log: of a run that happened.
         target_epsilon: above 0.
+        method: how to account.
         quantile: share of the examples, in (0, 1]; 0.5 is the median.
-        delta: of the bound, like the arguments after it as of `account`.
-        accountant: see `account`.
-        conversion: see `account`.
-        between_records: see `account`.
-        orders: see `account`.
 
     Raises:
         InputError: a bad target or quantile, or a target that the examples stay below however little noise there is.
@@ -179,14 +148,7 @@ def noise_for_quantile(
     tables: dict[float, EpsilonTable] = {}
 
     def reached(scale: float) -> float:
-        tables[scale] = account(
-            _scaled(log, scale),
-            delta=delta,
-            accountant=accountant,
-            conversion=conversion,
-            between_records=between_records,
-            orders=orders,
-        )
+        tables[scale] = table_of(prepare_account(_scaled(log, scale), method))
         return float(np.quantile(tables[scale].epsilon, quantile, method="higher"))
 
     scale, epsilon = _smallest_scale(reached, _checked_target(target_epsilon))

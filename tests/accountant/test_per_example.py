@@ -6,7 +6,7 @@ from opacus.accountants import RDPAccountant
 
 import oracles
 from indpriv import InputError, NormLog, account
-from indpriv.accountant import prepared
+from indpriv.accountant import Method, blocks, prepared
 from indpriv.accountant.per_example import prepare_account
 from indpriv.errors import PrivacyWarning
 
@@ -146,14 +146,14 @@ def test_blocks_do_not_change_the_answer_and_progress_is_told(monkeypatch):
     rng = np.random.default_rng(0)
     log = NormLog.from_arrays(rng.exponential(0.4, (5, 103)), [0, 1, 2, 30, 31], **CIFAR)
     whole = account(log, delta=1e-5)
-    monkeypatch.setattr(prepared, "_READ_BYTES", 5 * 40)
+    monkeypatch.setattr(blocks, "_READ_BYTES", 5 * 40)
     monkeypatch.setattr(prepared, "_HISTOGRAM_BYTES", 8 * 102 * 7)
     seen = []
-    blocks = account(log, delta=1e-5, progress=lambda done, total: seen.append((done, total)))
-    np.testing.assert_allclose(whole.epsilon, blocks.epsilon, rtol=1e-12)  # sums of other shapes round otherwise
+    parted = account(log, delta=1e-5, progress=lambda done, total: seen.append((done, total)))
+    np.testing.assert_allclose(whole.epsilon, parted.epsilon, rtol=1e-12)  # sums of other shapes round otherwise
     assert seen[-1] == (103, 103)
     assert len(seen) > 14
-    parts = list(prepare_account(log, delta=1e-5).blocks(10, 60))
+    parts = list(prepare_account(log, Method(delta=1e-5)).blocks(10, 60))
     np.testing.assert_allclose(np.concatenate([part.epsilon for part in parts]), whole.epsilon[10:60], rtol=1e-12)
 
 

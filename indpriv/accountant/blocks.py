@@ -1,0 +1,77 @@
+"""Streams the rows of a log through work on blocks of examples: constant memory, all cores. Sensitive."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+
+from indpriv import checks
+from indpriv.accountant.cells import n_cores
+from indpriv.accountant.rows import Rows
+from indpriv.norm_log import NormLog
+
+_READ_BYTES = 1 << 26  # of codes read together
+
+Result = TypeVar("Result")
+Progress = Callable[[int, int], None]
+
+
+def in_blocks(
+    log: NormLog,
+    work: Callable[[int, int, Rows], Result],
+    *,
+    size: int,
+    start: int = 0,
+    stop: int | None = None,
+    workers: int | None = None,
+) -> Iterator[Result]:
+    """Yield the results of work on consecutive blocks of examples, in order.
+
+    Args:
+        log: whose rows are read, one block after the other.
+        work: takes (start, stop, rows of the log for the examples at these positions).
+        size: examples of a block, at most.
+        start: position of the first example.
+        stop: position after the last one; default all.
+        workers: threads, default one for each core. Memory does not grow with the number of examples.
+
+    Raises:
+        InputError: workers or positions that are none.
+    """
+    stop = log.n_examples if stop is None else checks.check_positive_int("stop", stop, minimum=0)
+    start = checks.check_positive_int("start", start, minimum=0)
+    n_threads = n_cores() if workers is None else checks.check_positive_int("workers", workers)
+    tasks = _tasks(log, start, min(stop, log.n_examples), size)
+    if n_threads == 1:
+        yield from (work(*task) for task in tasks)
+        return
+    with ThreadPoolExecutor(n_threads) as pool:
+        running: deque[Future[Result]] = deque()
+        try:
+            for task in tasks:
+                running.append(pool.submit(work, *task))
+                if len(running) > 2 * n_threads:
+                    yield running.popleft().result()
+            while running:
+                yield running.popleft().result()
+        finally:  # an error, or nobody wants more: what has not begun need not be done
+            for waiting in running:
+                waiting.cancel()
+
+
+def _tasks(log: NormLog, start: int, stop: int, size: int) -> Iterator[tuple[int, int, Rows]]:
+    itemsize = 8 if log.levels is None else np.dtype(log.levels.dtype).itemsize
+    at_once = max(1, _READ_BYTES // max(1, itemsize * log.n_records))
+    for begin, end in _ranges(start, stop, at_once):
+        rows = log.read(begin, end)
+        for first, last in _ranges(begin, end, size):
+            yield first, last, rows[:, first - begin : last - begin]
+
+
+def _ranges(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
+    for begin in range(start, stop, size):
+        yield begin, min(begin + size, stop)
