@@ -2,7 +2,7 @@
 
 A record exists if and only if its journal line does. Lines, in order of a run:
 
-    header    schema, ids file, rounding, unit, neighbouring relation, sampler, how the norms are taken
+    header    schema, ids file, rounding, unit, neighbouring relation, sampler, how and when the norms are taken
     record    a full record: step, file, bytes, hash, max_grad_norm, fingerprints of ids and targets, seconds
     exact     rows of the exactly recorded examples: first step, count, file, bytes, hash
     steps     realised settings of consecutive steps, and the evidence counted so far
@@ -43,7 +43,7 @@ def fingerprint(values: NDArray[np.generic]) -> str:
 
 @dataclass(frozen=True)
 class LogHeader:
-    """What a log says once, before its first record."""
+    """What a log says once, before its first record; policy is empty where none chose the records."""
 
     rounding: float
     rounding_mode: str
@@ -53,6 +53,7 @@ class LogHeader:
     individually_clipped: bool
     norm_pass: Mapping[str, Any]
     run: Mapping[str, Any] = field(default_factory=dict)
+    policy: Mapping[str, Any] = field(default_factory=dict)
 
 
 class NormLogWriter:
@@ -122,6 +123,7 @@ class NormLogWriter:
             "rounding_mode": header.rounding_mode,
             "individually_clipped": header.individually_clipped,
             "unit": header.unit,
+            "policy": dict(header.policy),
         }
         for name, value in expected.items():
             if first.get(name) != value:
