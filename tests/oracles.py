@@ -4,6 +4,7 @@ import math
 
 import mpmath
 import numpy as np
+from dp_accounting.pld import privacy_loss_distribution
 from opacus.accountants.analysis import rdp as opacus_rdp
 from scipy import optimize, special
 
@@ -74,3 +75,41 @@ def gaussian_epsilon(mu, delta):
     while excess(high) > 0:
         high *= 2
     return float(optimize.brentq(excess, 0.0, high, xtol=1e-13, rtol=1e-13))
+
+
+def one_step_delta(relative_norm, noise_multiplier, sample_rate, epsilon, direction):
+    """Hockey-stick divergence of one Poisson-sampled step: the mass above its one threshold on z, in 50 digits."""
+    with mpmath.workdps(50):
+        shift, q = mpmath.mpf(relative_norm) / mpmath.mpf(noise_multiplier), mpmath.mpf(sample_rate)
+
+        def threshold(ratio):  # the z at which the density ratio with / without takes this value
+            inner = (ratio - 1 + q) / q
+            return mpmath.log(inner) / shift + shift / 2 if inner > 0 else -mpmath.inf
+
+        bound = mpmath.exp(mpmath.mpf(epsilon))
+        z, side = (threshold(bound), -1) if direction == "remove" else (threshold(1 / bound), 1)
+        without = mpmath.ncdf(side * z)  # mass beyond the threshold, where the loss is larger than epsilon
+        with_ = (1 - q) * without + q * mpmath.ncdf(side * (z - shift))
+        return float(with_ - bound * without if side < 0 else without - bound * with_)
+
+
+def composed_loss(steps, interval):
+    """dp_accounting's discretised loss of a run, always pessimistic: steps are (relative_norm, noise, rate, count)."""
+    composed = None
+    for relative_norm, noise_multiplier, sample_rate, count in steps:
+        part = privacy_loss_distribution.from_gaussian_mechanism(
+            noise_multiplier / relative_norm, sampling_prob=sample_rate, value_discretization_interval=interval
+        ).self_compose(count)
+        composed = part if composed is None else composed.compose(part)
+    return composed
+
+
+def extrapolated(value_of, interval):
+    """Limit for interval 0 of a value that errs by its square, and how far the extrapolation may be off.
+
+    Connect-the-dots errs by a multiple of the squared interval: three intervals, each half the last, give two
+    extrapolated values, and the second differs from the limit by less than from the first.
+    """
+    coarse, middle, fine = (value_of(interval * factor) for factor in (4, 2, 1))
+    first, second = (4 * middle - coarse) / 3, (4 * fine - middle) / 3
+    return second, abs(second - first)

@@ -23,11 +23,11 @@ _ROOT_STEPS = 80  # at most; Newton takes about five
 def alias_free_period(scan: Scan, column: int, problem: Problem) -> FloatArray:
     """(n,) period at which aliasing is below tolerance on both sides at the Chernoff epsilon."""
     tilt = scan.tilts[column]
-    goal = problem.lower_goal + LOG_TOLERANCE
+    goal = problem.log_delta + LOG_TOLERANCE
     higher = scan.tilts[column + 1 :]
     with np.errstate(invalid="ignore"):
         chernoff = scan.transform[:, column + 1 :] - np.outer(scan.epsilon, higher) + log_largest_weight(higher)
-    right = ((chernoff - goal) / (higher - tilt)).min(axis=1, initial=np.inf)
+    right = ((chernoff - goal[:, None]) / (higher - tilt)).min(axis=1, initial=np.inf)
     # a quarter more, because delta is needed somewhat below the Chernoff epsilon
     result: FloatArray = 1.25 * np.maximum(-goal / tilt, np.where(np.isfinite(right), right, 0.0))
     return result
@@ -59,12 +59,12 @@ class Reach:
         frequencies = np.geomspace(lowest, highest * beyond, n_frequencies)
         losses = problem.losses
         log_size = -np.outer(losses.gaussian / 2, frequencies**2)
-        kinds = problem.kinds(scan.steps)
+        kinds = problem.kinds(scan.step_cut)
         if len(kinds):
             log_size += losses.counts @ log_decay(kinds, tilt, problem.direction, frequencies)
         tail = _integrated(log_size, tilt, frequencies)
         scale = scan.transform[:, column] - tilt * scan.epsilon + 1.0
-        enough = np.log(tail) + scale[:, None] <= problem.lower_goal + LOG_TOLERANCE
+        enough = np.log(tail) + scale[:, None] <= (problem.log_delta + LOG_TOLERANCE)[:, None]
         first = frequencies[enough.argmax(axis=1)]
         return cls(frequencies, tail, np.where(enough.any(axis=1) & (first <= highest), first, np.inf))
 
@@ -109,7 +109,7 @@ class Axis:
         tilt = float(scan.tilts[column])
         spacing = 2 * np.pi / period
         frequencies: FloatArray = spacing * np.arange(float(np.ceil(frequency / spacing)) + 1)
-        kinds = problem.kinds(scan.steps)
+        kinds = problem.kinds(scan.step_cut)
         table = transform.contour_table(kinds, tilt, problem.direction, frequencies) if len(kinds) else None
         w = tilt + 1j * frequencies
         weights = np.asarray(spacing / np.pi / (w * (w + 1)), np.complex128)
@@ -191,7 +191,7 @@ class Contour:
         lower = np.where(least > 0, log_unit + np.log(np.maximum(least, 1e-300)), -np.inf)
         return lower, upper
 
-    def solve(self, lower_goal: float, upper_goal: float) -> tuple[FloatArray, FloatArray]:
+    def solve(self, lower_goal: FloatArray, upper_goal: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Proven lower and upper epsilon; 0 and inf where nothing is proven."""
         zero = np.zeros_like(self.guess)
         nothing = self.log_bounds(zero)[1] <= upper_goal
@@ -214,7 +214,7 @@ class Contour:
             reach *= 8
         return lower, upper
 
-    def _root(self, log_delta: float, nothing: NDArray[np.bool_]) -> FloatArray:
+    def _root(self, log_delta: FloatArray, nothing: NDArray[np.bool_]) -> FloatArray:
         """Epsilon at which the sum meets a delta: Newton from the Chernoff bound, halving where it leaves the bracket."""
         low, high = np.zeros_like(self.guess), np.where(nothing, 0.0, np.maximum(self.guess, 0.0))
         epsilon = high

@@ -115,7 +115,7 @@ def _tail_bound(
     steps = np.abs(np.diff(heights, axis=1)).reshape(n_kinds, n_panels, -1).sum(axis=2)
     variation = np.cumsum(steps[:, ::-1], axis=1)[:, ::-1]
     highest = np.maximum.accumulate(heights[:, ::-1], axis=1)[:, ::-1][:, : -1 : _PER_PANEL + 1]
-    overshoot = np.expm1(_curvature(kinds, a) * np.square(width * _LARGEST_GAP) / 8)[:, None]
+    overshoot = np.expm1(np.minimum(_curvature(kinds, a) * np.square(width * _LARGEST_GAP) / 8, 50.0))[:, None]
     # it may rise above neighbouring points at its turns only; beyond the last edge it falls to 0
     kappa = heights[:, : -1 : _PER_PANEL + 1] + variation + heights[:, -1:] + 6 * overshoot * highest
     mass = law.weights.reshape(n_kinds, n_panels, -1).sum(axis=2)

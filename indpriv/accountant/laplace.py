@@ -17,7 +17,8 @@ The ends of a bracket are points where the bounds themselves prove delta(lower) 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from indpriv.accountant.loss_sum import Direction, FloatArray, LossSum
 from indpriv.accountant.real_axis import Problem, Scan
 
 _VALUES_AT_ONCE = 2_000_000  # of examples on a contour
+_DECADES = 9.0  # nepers of delta within which examples share a cut
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def contour_brackets(losses: LossSum, delta: float, direction: Direction) -> Bra
         remaining = np.flatnonzero(~solved)
         if not len(remaining):
             break
-        problem = Problem(losses.select(remaining), delta, direction, effort.cut)
+        problem = Problem(losses.select(remaining), np.full(len(remaining), np.log(delta)), direction, effort.cut)
         scan = real_axis.scan(problem)
         for refinement in range(effort.refinements + 1):
             if refinement:
@@ -107,43 +109,93 @@ def _solve_on_contours(problem: Problem, scan: Scan, effort: _Effort) -> Bracket
     """Brackets of the examples for which a tilt of the scan will do."""
     upper = np.maximum(scan.epsilon, 0.0)
     lower, solved = np.zeros_like(upper), upper == 0
-    columns = np.where(solved, -1, scan.shared_columns(problem, effort.slack))
-    for column in np.unique(columns[columns >= 0]):
-        examples = np.flatnonzero(columns == column)
-        part, seen = problem.select(examples), scan.select(examples)
-        period = alias_free_period(seen, column, problem)
-        reach = Reach.of(part, seen, column, period, effort.max_nodes)
-        for group in _groups(reach.frequency * period / (2 * np.pi), period, effort.max_nodes):
-            frequency, tail = reach.shared(group)
-            low, high = _solve_group(
-                problem.select(examples[group]), seen.select(group), column, period[group], frequency, tail
-            )
-            rows = examples[group]
-            lower[rows], upper[rows] = low, np.minimum(high, upper[rows])
-            solved[rows] = upper[rows] - low <= effort.tight * upper[rows]
+    for rows, contour in _contours(problem, scan, ~solved, effort):
+        low, high = contour.solve(problem.log_delta[rows], problem.upper_goal[rows])
+        lower[rows], upper[rows] = low, np.minimum(high, upper[rows])
+        solved[rows] = upper[rows] - low <= effort.tight * upper[rows]
     return Bracket(lower, upper, solved)
 
 
-def _solve_group(
-    problem: Problem, scan: Scan, column: int, period: FloatArray, frequency: float, tail: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Ends of examples on one axis; 0 and inf where nothing is proven, or where it would be too much work."""
-    losses, longest = problem.losses, float(period.max())
-    kinds = problem.kinds(scan.steps)
-    lower, upper = np.zeros(len(losses)), np.full(len(losses), np.inf)
-    if len(kinds):
-        nodes = transform.count_nodes(kinds, float(scan.tilts[column]), problem.direction, frequency)
-        worth = min(_WORK_PER_EXAMPLE * len(losses) + _WORK_PER_KIND * len(kinds), _MAX_WORK)
-        if nodes * len(kinds) * frequency * longest / (2 * np.pi) > worth:
-            return lower, upper
-    axis = Axis.of(problem, scan, column, longest, frequency)
-    at_once = max(1, _VALUES_AT_ONCE // len(axis.frequencies))
-    for start in range(0, len(losses), at_once):
-        rows = np.arange(start, min(start + at_once, len(losses)))
-        part = LossSum(losses.shift, losses.sample_rate, losses.counts[rows], losses.gaussian[rows])
-        contour = Contour.of(axis, part, scan.select(rows), column, tail[rows])
-        lower[rows], upper[rows] = contour.solve(problem.lower_goal, problem.upper_goal)
+def _contours(
+    problem: Problem, scan: Scan, wanted: NDArray[np.bool_], effort: _Effort
+) -> Iterator[tuple[NDArray[np.intp], Contour]]:
+    """Contours for the wanted examples, a few at a time; none where no tilt will do or it would be too much work."""
+    columns = np.where(wanted, scan.shared_columns(problem, effort.slack), -1)
+    for column in np.unique(columns[columns >= 0]):
+        examples = np.flatnonzero(columns == column)
+        part, seen = problem.select(examples), scan.select(examples)
+        period = alias_free_period(seen, column, problem.select(examples))
+        reach = Reach.of(part, seen, column, period, effort.max_nodes)
+        for group in _groups(reach.frequency * period / (2 * np.pi), period, effort.max_nodes):
+            frequency, tail = reach.shared(group)
+            alike, longest = part.select(group), float(period[group].max())
+            if not _is_worth(alike, seen, column, longest, frequency):
+                continue
+            axis = Axis.of(alike, seen, column, longest, frequency)
+            at_once = max(1, _VALUES_AT_ONCE // len(axis.frequencies))
+            for start in range(0, len(group), at_once):
+                rows = np.arange(start, min(start + at_once, len(group)))
+                losses = alike.losses.rows(rows)
+                yield examples[group[rows]], Contour.of(axis, losses, seen.select(group[rows]), column, tail[rows])
+
+
+def _is_worth(problem: Problem, scan: Scan, column: int, period: float, frequency: float) -> bool:
+    """Whether an axis for these examples costs less than what would be tried instead."""
+    kinds = problem.kinds(scan.step_cut)
+    if not len(kinds):
+        return True
+    nodes = transform.count_nodes(kinds, float(scan.tilts[column]), problem.direction, frequency)
+    worth = min(_WORK_PER_EXAMPLE * len(problem.losses) + _WORK_PER_KIND * len(kinds), _MAX_WORK)
+    return nodes * len(kinds) * frequency * period / (2 * np.pi) <= worth
+
+
+def contour_deltas(losses: LossSum, epsilon: FloatArray, direction: Direction) -> tuple[FloatArray, FloatArray]:
+    """Bracket delta at several epsilons of every example.
+
+    Args:
+        losses: the composed losses.
+        epsilon: (n_examples, k) any real numbers; the contour of an example is laid for the middle one, and its bracket
+            is tight for others as far as the same contour serves them.
+        direction: "remove" or "add".
+
+    Returns:
+        lower, upper: (n_examples, k), proven; 0 and the Chernoff bound or 1 where no contour converges.
+    """
+    anchor = epsilon[:, epsilon.shape[1] // 2]
+    lower, upper = np.zeros_like(epsilon), np.ones_like(epsilon)
+    log_delta = np.zeros(len(losses))
+    for effort in _EFFORTS:
+        middle = (lower[:, epsilon.shape[1] // 2], upper[:, epsilon.shape[1] // 2])
+        remaining = np.flatnonzero(middle[1] - middle[0] > effort.tight * middle[1])
+        decades = np.round(log_delta[remaining] / _DECADES)
+        for decade in np.unique(
+            decades if effort.cut else np.zeros_like(decades)
+        ):  # a cut is made for the smallest delta
+            examples = remaining[decades == decade] if effort.cut else remaining
+            part = Problem(losses.select(examples), log_delta[examples], direction, effort.cut, anchor[examples])
+            low, high, bound = _deltas(part, epsilon[examples], effort)
+            lower[examples] = np.maximum(lower[examples], low)
+            upper[examples] = np.minimum(upper[examples], high)
+            log_delta[examples] = np.minimum(log_delta[examples], bound)
     return lower, upper
+
+
+def _deltas(problem: Problem, epsilon: FloatArray, effort: _Effort) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Lower and upper delta (n, k), and log of an upper bound of the middle one."""
+    scan = real_axis.scan(problem)
+    if effort.cut:
+        scan = real_axis.refine(scan, problem)
+    lost = scan.step_cut * problem.losses.steps
+    bound = np.log(np.exp(np.clip(scan.exponents().min(axis=1) + real_axis.ROUNDING, -600.0, 0.0)) + lost)
+    problem = replace(problem, log_delta=np.minimum(bound, problem.log_delta))
+    lower, upper = np.zeros_like(epsilon), np.ones_like(epsilon)
+    upper[:, epsilon.shape[1] // 2] = np.exp(bound)
+    for rows, contour in _contours(problem, scan, np.ones(len(bound), bool), effort):
+        for column in range(epsilon.shape[1]):
+            low, high = contour.log_bounds(epsilon[rows, column])
+            lower[rows, column] = np.exp(low)
+            upper[rows, column] = np.minimum(np.exp(np.minimum(high, 0.0)) + lost[rows], upper[rows, column])
+    return lower, upper, np.minimum(bound, np.log(np.maximum(upper[:, epsilon.shape[1] // 2], 1e-300)))
 
 
 def _groups(nodes: FloatArray, period: FloatArray, max_nodes: int) -> list[NDArray[np.intp]]:

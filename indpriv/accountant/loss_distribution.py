@@ -25,7 +25,7 @@ from indpriv.accountant.laplace import Bracket
 from indpriv.accountant.loss_grid import LOWER_EXCESS, LossGrid, Step, lower_grid, upper_grid
 from indpriv.accountant.loss_sum import Direction, FloatArray, LossSum
 from indpriv.accountant.real_axis import Problem, Scan, log_largest_weight
-from indpriv.accountant.transform import UNIT_ROUNDOFF, ComplexArray
+from indpriv.accountant.transform import UNIT_ROUNDOFF, ComplexArray, Kinds
 
 _CUT = 1e-7  # share of delta given to what lies beyond the ends of the steps' laws
 _LOG_TOLERANCE = np.log(1e-9)  # of what leaves the window, relative to delta
@@ -55,7 +55,7 @@ def grid_brackets(losses: LossSum, delta: float, direction: Direction) -> Bracke
         the bracket, proven everywhere; `solved` where it is tight. The more examples, the coarser the grid that the
         budget of work allows: brackets widen, but stay proven.
     """
-    problem = Problem(losses, delta, direction, _CUT)
+    problem = Problem(losses, np.full(len(losses), np.log(delta)), direction, _CUT)
     scan = real_axis.refine(real_axis.scan(problem, beyond=_TILTS_BEYOND), problem)
     lower, upper = np.zeros(len(losses)), np.maximum(scan.epsilon, 0.0)
     width = np.full(len(losses), np.inf)  # of the last bracket: rounding grows with the number of points
@@ -75,6 +75,39 @@ def grid_brackets(losses: LossSum, delta: float, direction: Direction) -> Bracke
     return Bracket(lower, upper, upper - lower <= _TIGHT * upper)
 
 
+def grid_deltas(
+    losses: LossSum, epsilon: FloatArray, direction: Direction, log_delta: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Bracket delta at several epsilons of every example by composing discretised losses.
+
+    Args:
+        losses: the composed losses.
+        epsilon: (n_examples, k) any real numbers, not far from each other.
+        direction: "remove" or "add".
+        log_delta: (n_examples,) log of an upper bound of delta at the middle epsilon.
+
+    Returns:
+        lower, upper: (n_examples, k), proven.
+    """
+    middle = epsilon[:, epsilon.shape[1] // 2]
+    problem = Problem(losses, np.maximum(log_delta, -600.0), direction, _CUT, middle)
+    scan = real_axis.refine(real_axis.scan(problem, beyond=_TILTS_BEYOND), problem)
+    lower, upper = np.zeros_like(epsilon), np.ones_like(epsilon)
+    for n_points in _POINTS:
+        open_ = np.flatnonzero((upper - lower > _TIGHT * upper).any(axis=1))
+        work = n_points * (len(losses.shift) + 1) * len(open_)
+        if not len(open_) or (n_points > _POINTS[0] and work > _WORK):
+            break
+        for window in _windows(problem.select(open_), scan.select(open_), middle[open_]):
+            examples = open_[window.examples]
+            composer = _Composer(problem.select(examples), window, n_points)
+            for row, example in enumerate(examples):
+                low, high = composer.deltas(row, epsilon[example])
+                lower[example] = np.maximum(lower[example], low)
+                upper[example] = np.minimum(upper[example], high)
+    return lower, upper
+
+
 @dataclass(frozen=True)
 class _Window:
     """What some examples share: the tilt, how far the window reaches left of epsilon, and its whole length."""
@@ -91,7 +124,7 @@ def _windows(problem: Problem, scan: Scan, upper: FloatArray) -> list[_Window]:
     A larger tilt than the best one damps losses left of epsilon sooner, until it lifts those on the right or makes
     delta small beside what is added up.
     """
-    goal = problem.lower_goal + _LOG_TOLERANCE
+    goal = problem.log_delta + _LOG_TOLERANCE
     with np.errstate(invalid="ignore", over="ignore"):
         exponent = scan.transform - np.outer(upper, scan.tilts)
     length = np.full(exponent.shape, np.inf)
@@ -99,10 +132,10 @@ def _windows(problem: Problem, scan: Scan, upper: FloatArray) -> list[_Window]:
         above = scan.tilts[column + 1 :]
         usable = (above <= _HIGHER[-1] * tilt) & (above >= _HIGHER[0] * tilt)
         if usable.any():
-            bound = exponent[:, column + 1 :][:, usable] + log_largest_weight(above[usable]) - goal
+            bound = exponent[:, column + 1 :][:, usable] + log_largest_weight(above[usable]) - goal[:, None]
             right = (bound / (above[usable] - tilt)).min(axis=1)
             length[:, column] = _MARGIN * (-goal / tilt + np.maximum(right, -goal / tilt / 2))
-    allowed = exponent <= max(problem.lower_goal + _LARGEST_UNIT, 1.0)
+    allowed = exponent <= np.maximum(problem.log_delta + _LARGEST_UNIT, 1.0)[:, None]
     allowed[np.arange(len(upper)), scan.best] = True
     best = np.where(allowed, length, np.inf).argmin(axis=1)
     chosen = np.take_along_axis(length, best[:, None], axis=1)[:, 0]
@@ -115,7 +148,8 @@ def _windows(problem: Problem, scan: Scan, upper: FloatArray) -> list[_Window]:
         examples = np.flatnonzero(place.ravel() == group)
         if np.isfinite(keys[group, 1]):
             tilt = float(scan.tilts[int(keys[group, 0])])
-            windows.append(_Window(examples, tilt, -_MARGIN * goal / tilt, float(chosen[examples].max())))
+            left = -_MARGIN * float(goal[examples].min()) / tilt
+            windows.append(_Window(examples, tilt, left, float(chosen[examples].max())))
     return windows
 
 
@@ -165,12 +199,8 @@ class _Composer:
 
     def _step(self, shift: float, rate: float, n_steps: float) -> Step:
         """The law followed far enough that the run goes beyond with at most the cut's probability."""
-        kinds = Problem(
-            LossSum(np.array([shift]), np.array([rate]), np.zeros((1, 1)), np.zeros(1)),
-            self.problem.delta,
-            self.problem.direction,
-            _CUT,
-        ).kinds(2 * n_steps)
+        probability = _CUT * float(np.exp(self.problem.log_delta.min())) / (2 * n_steps)
+        kinds = Kinds(np.array([shift]), np.array([rate])).cut_at(probability, self.problem.direction)
         end = float(kinds.cut[0]) if kinds.cut is not None else 0.0
         if self.problem.direction == "remove":
             return Step(float(shift), float(rate), low=-_FAR, high=end)
@@ -232,7 +262,7 @@ class _Composer:
 
     def solve(self, row: int, limit: float) -> tuple[float, float]:
         """Proven lower and upper epsilon of one example, of which `limit` is a proven upper one."""
-        target = np.array([self.problem.delta])
+        target = np.exp(self.problem.log_delta[row : row + 1])
         high = limit
         for _ in range(_RECENTRINGS):  # the first window may lie too far right
             begin, high = _Composed(self, self.upper, row, high).upper_end(target, high)
@@ -242,13 +272,21 @@ class _Composer:
         gap = 1e-7 * high
         while gap < 4 * high:  # far left of epsilon rounding drowns the bound: it is looked for from the right
             begin = max(high - gap, below.first_loss, 0.0)
-            if below.delta(np.array([begin]), upper=False)[0] > self.problem.delta:
+            if below.delta(np.array([begin]), upper=False)[0] > target[0]:
                 low, _ = invert_delta(
                     lambda epsilon: below.delta(epsilon, upper=False), target, begin=begin, start=high, limit=high
                 )
                 return float(low[0]), high
             gap *= 4
         return 0.0, high
+
+    def deltas(self, row: int, epsilon: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Proven lower and upper delta of one example at several epsilons."""
+        near = float(epsilon.min())
+        below, above = _Composed(self, self.lower, row, near), _Composed(self, self.upper, row, near)
+        low = [below.delta(epsilon[k : k + 1], upper=False)[0] for k in range(len(epsilon))]
+        high = [above.delta(epsilon[k : k + 1], upper=True)[0] for k in range(len(epsilon))]
+        return np.array(low), np.minimum(np.array(high), 1.0)
 
 
 class _Composed:

@@ -66,6 +66,10 @@ class LossSum:
             return LossSum(self.shift, self.sample_rate, counts, self.gaussian[examples])
         return LossSum(self.shift[kept], self.sample_rate[kept], counts[:, kept], self.gaussian[examples])
 
+    def rows(self, examples: NDArray[np.intp]) -> LossSum:
+        """The sums of some examples only, with the kinds of all."""
+        return LossSum(self.shift, self.sample_rate, self.counts[examples], self.gaussian[examples])
+
     def total_variation_bound(self) -> FloatArray:
         """(n_examples,) sum of the total variations of the steps: never below delta at epsilon 0."""
         one_step = self.sample_rate * erf(self.shift / np.sqrt(8.0))

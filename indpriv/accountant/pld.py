@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from indpriv import checks
 from indpriv.accountant import exact
-from indpriv.accountant.laplace import Bracket, contour_brackets
-from indpriv.accountant.loss_distribution import grid_brackets
+from indpriv.accountant.laplace import Bracket, contour_brackets, contour_deltas
+from indpriv.accountant.loss_distribution import grid_brackets, grid_deltas
 from indpriv.accountant.loss_sum import DIRECTIONS, Direction, FloatArray, LossSum
 from indpriv.accountant.trajectory import Participations
 from indpriv.errors import InputError
@@ -31,6 +31,9 @@ CERTIFIED, CHECKED, FALLBACK = "certified", "checked", "fallback"
 
 _SETTLED = 1e-6  # relative width of a contour's bracket with which an example needs no grid
 _DISAGREEMENT = 1e-10  # relative, allowed between two step widths of a quadrature
+_NO_DELTA = 1e-100  # below it nothing is refined
+_OTHER: dict[Direction, Direction] = {"remove": "add", "add": "remove"}
+_TURNED_ERROR = 4e-16  # rounding of a sum of two shares of 1
 _MAX_STEPS = 1e8  # beyond it rounding of sums over steps would show in the brackets
 
 
@@ -93,6 +96,96 @@ def pld_epsilon(participations: Participations, *, delta: float, rdp_upper: Floa
         lower[rest], upper[rest] = _composed_brackets(losses.select(rest), delta)
         bracket[rest] = CERTIFIED
     return _reported(lower, upper, bracket, np.asarray(rdp_upper, np.float64))
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Proven bounds of a quantity of each example, (n_examples,) or (n_examples, k); the exact one lies between them."""
+
+    lower: FloatArray
+    upper: FloatArray
+
+
+def pld_delta(
+    participations: Participations, epsilon: FloatArray, *, directions: tuple[Direction, ...] = DIRECTIONS
+) -> Bounds:
+    """Bracket delta at given epsilons for every example of a block: the curve that belongs to `pld_epsilon`.
+
+    Args:
+        participations: as for `pld_epsilon`.
+        epsilon: (n_examples, k) real numbers; brackets are tight at the middle one, and at the others as far as they
+            lie near it (within a few standard deviations of the loss over 10). For a whole curve call it with k = 1 for
+            each epsilon, or repeat the example.
+        directions: neighbouring directions; delta is the larger one.
+
+    Returns:
+        the brackets.
+
+    Raises:
+        InputError: counts that are not whole numbers or negative, or an epsilon that is not finite.
+
+    >>> one = np.ones(1)
+    >>> run = Participations(one, 3 * one, 4096 / 50000 * one, np.array([[3660.0]]))
+    >>> found = pld_delta(run, np.array([[8.2493771074]]))
+    >>> bool(found.lower[0, 0] <= 1e-5 <= found.upper[0, 0] * (1 + 1e-9))
+    True
+    """
+    _check_counts(participations.counts)
+    if not np.all(np.isfinite(epsilon)):
+        raise InputError("delta is asked at an epsilon that is not finite; pass real numbers")
+    losses = LossSum.from_participations(participations)
+    lower, upper = np.zeros(epsilon.shape), np.zeros(epsilon.shape)
+    for direction in directions:
+        low, high = _delta_bounds(losses, np.asarray(epsilon, np.float64), direction)
+        lower, upper = np.maximum(lower, low), np.maximum(upper, high)
+    return Bounds(lower, upper)
+
+
+def _delta_bounds(losses: LossSum, epsilon: FloatArray, direction: Direction) -> tuple[FloatArray, FloatArray]:
+    """Bounds of delta (n, k) in one direction.
+
+    Below 0 almost all of delta is 1 - exp(epsilon), whatever the loss; what remains is the other direction's delta:
+    delta(epsilon) = 1 - exp(epsilon) + exp(epsilon) * other(-epsilon).
+    """
+    lower, upper = np.zeros(epsilon.shape), np.ones(epsilon.shape)
+    turned = epsilon[:, epsilon.shape[1] // 2] < 0
+    for side in (False, True):
+        rows = np.flatnonzero(turned == side)
+        if not len(rows):
+            continue
+        if side:
+            low, high = _delta_above_0(losses.select(rows), -epsilon[rows], _OTHER[direction])
+            certain, rest = -np.expm1(epsilon[rows]), np.exp(epsilon[rows])
+            low, high = certain + rest * low, np.minimum(certain + rest * high, 1.0)
+            low, high = np.clip(low - _TURNED_ERROR, 0.0, 1.0), np.minimum(high + _TURNED_ERROR, 1.0)
+        else:
+            low, high = _delta_above_0(losses.select(rows), epsilon[rows], direction)
+        lower[rows], upper[rows] = low, high
+    return lower, upper
+
+
+def _delta_above_0(losses: LossSum, epsilon: FloatArray, direction: Direction) -> tuple[FloatArray, FloatArray]:
+    """Bounds of delta (n, k) by the first engine that settles it; meant for a middle epsilon of at least 0."""
+    lower, upper = np.zeros(epsilon.shape), np.ones(epsilon.shape)
+    short = np.flatnonzero(exact.has_exact_form(losses))
+    if len(short):
+        part, error = losses.select(short), np.full(len(short), exact.CLOSED_FORM_ERROR)
+        error[~exact.is_closed_form(part)] = exact.QUADRATURE_ERROR
+        for column in range(epsilon.shape[1]):
+            found = exact.exact_delta(part, epsilon[short, column], direction)
+            lower[short, column], upper[short, column] = found * (1 - error), np.minimum(found * (1 + error), 1.0)
+    rest = np.flatnonzero(~exact.has_exact_form(losses))
+    if not len(rest):
+        return lower, upper
+    lower[rest], upper[rest] = contour_deltas(losses.select(rest), epsilon[rest], direction)
+    middle = epsilon.shape[1] // 2
+    width = upper[rest, middle] - lower[rest, middle]
+    open_ = rest[(width > _SETTLED * upper[rest, middle]) & (upper[rest, middle] > _NO_DELTA)]
+    if len(open_):
+        bound = np.log(upper[open_, middle])
+        low, high = grid_deltas(losses.select(open_), epsilon[open_], direction, bound)
+        lower[open_], upper[open_] = np.maximum(lower[open_], low), np.minimum(upper[open_], high)
+    return np.minimum(lower, upper), upper
 
 
 def _reported(lower: FloatArray, upper: FloatArray, bracket: NDArray[np.str_], rdp_upper: FloatArray) -> PldResult:

@@ -19,49 +19,53 @@ from indpriv.accountant.transform import Kinds
 _TILT_RATIO = 1.25  # of neighbouring tilts in a first scan
 _COARSE = 6  # every so many of them a scan for their range looks
 _LOWEST_TILT = 1e-5  # for an epsilon of about 1e6
+_HIGHEST_TILT = 1e11  # where delta is wanted: for losses of about 1e-10
 _REFINEMENT = 8  # times as many tilts around the best ones, when refined
-_ROUNDING = 1e-9  # more than the rounding of K of any run that has a finite bound
+ROUNDING = 1e-9  # more than the rounding of K of any run that has a finite bound
 _INFINITE = 1e250
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Losses to bracket in one direction at one delta.
+    """Losses to bracket in one direction.
 
     Attributes:
         losses: of all examples.
-        delta: the target.
+        log_delta: (n_examples,) logarithm of the delta at which epsilon is wanted; where delta itself is wanted, of an
+            upper bound of it.
         direction: "remove" or "add".
         cut: share of delta given up: every step's law is cut off so that a whole run goes beyond the cuts with
             probability at most cut * delta. What is proven for the cut law is proven for delta within that share.
+        epsilon: (n_examples,) where delta is wanted, or None where epsilon is.
     """
 
     losses: LossSum
-    delta: float
+    log_delta: FloatArray
     direction: Direction
     cut: float = 0.0
+    epsilon: FloatArray | None = None
 
     def select(self, examples: NDArray[np.intp] | NDArray[np.bool_]) -> Problem:
         """The problem of some examples only."""
         indices = np.flatnonzero(examples) if examples.dtype == np.bool_ else examples
-        return Problem(self.losses.select(indices.astype(np.intp)), self.delta, self.direction, self.cut)
+        indices = indices.astype(np.intp)
+        epsilon = None if self.epsilon is None else self.epsilon[indices]
+        return Problem(self.losses.select(indices), self.log_delta[indices], self.direction, self.cut, epsilon)
 
-    def kinds(self, steps: float) -> Kinds:
-        """The one-step laws, cut for runs of so many steps."""
+    def step_cut(self) -> float:
+        """The probability of going beyond the cut that one step may have."""
+        steps = float(self.losses.steps.max(initial=1.0))
+        return self.cut * float(np.exp(self.log_delta.min(initial=0.0))) / steps
+
+    def kinds(self, step_cut: float) -> Kinds:
+        """The one-step laws, cut where a step goes with this probability; 0 is nowhere."""
         kinds = Kinds(self.losses.shift, self.losses.sample_rate)
-        if self.cut == 0 or not len(kinds):
-            return kinds
-        return kinds.cut_at(self.cut * self.delta / steps, self.direction)
+        return kinds.cut_at(step_cut, self.direction) if step_cut > 0 and len(kinds) else kinds
 
     @property
-    def lower_goal(self) -> float:
-        """The log delta that a lower bound must reach for epsilon to be a lower end."""
-        return float(np.log(self.delta))
-
-    @property
-    def upper_goal(self) -> float:
-        """The log delta of the cut law below which delta itself is below the target."""
-        return float(np.log(self.delta) + np.log1p(-self.cut))
+    def upper_goal(self) -> FloatArray:
+        """(n_examples,) the log delta of the cut law below which delta itself is below the target."""
+        return self.log_delta + float(np.log1p(-self.cut))
 
 
 @dataclass(frozen=True)
@@ -70,21 +74,27 @@ class Scan:
 
     Attributes:
         tilts: (n_tilts,) rising.
-        steps: the run length for which laws are cut.
+        step_cut: the probability at which each step's law is cut.
         transform: (n_examples, n_tilts) K at each tilt; inf where it is too large to matter.
-        best: (n_examples,) index of the tilt with the smallest Chernoff epsilon.
-        epsilon: (n_examples,) that epsilon, an upper bound.
+        best: (n_examples,) index of the tilt with the smallest Chernoff bound.
+        epsilon: (n_examples,) the smallest Chernoff epsilon, an upper bound; or the problem's epsilon.
     """
 
     tilts: FloatArray
-    steps: float
+    step_cut: float
     transform: FloatArray
     best: NDArray[np.intp]
     epsilon: FloatArray
 
     def select(self, examples: NDArray[np.intp] | NDArray[np.bool_]) -> Scan:
         """The scan of some examples only."""
-        return Scan(self.tilts, self.steps, self.transform[examples], self.best[examples], self.epsilon[examples])
+        return Scan(self.tilts, self.step_cut, self.transform[examples], self.best[examples], self.epsilon[examples])
+
+    def exponents(self) -> FloatArray:
+        """(n_examples, n_tilts) logarithm of the Chernoff bound of delta at epsilon."""
+        with np.errstate(over="ignore"):
+            bound: FloatArray = self.transform - np.outer(self.epsilon, self.tilts) + log_largest_weight(self.tilts)
+        return bound
 
     def shared_columns(self, problem: Problem, slack: float) -> NDArray[np.int64]:
         """(n,) index of a tilt for each example, few different ones in all; -1 where no grid point will do.
@@ -92,8 +102,7 @@ class Scan:
         A tilt will do if its Chernoff exponent at the example's epsilon is within `slack` nepers of the best one's, and
         if a neighbour of the best one is as well: else the grid is too coarse to know the best one.
         """
-        exponent = self.transform - np.outer(self.epsilon, self.tilts) + log_largest_weight(self.tilts)
-        excess = exponent - problem.upper_goal
+        excess = self.exponents() - problem.upper_goal[:, None]
         good = excess <= slack
         rows = np.arange(len(self.best))
         padded = np.pad(good, ((0, 0), (1, 1)))
@@ -117,7 +126,7 @@ def log_largest_weight(tilts: FloatArray) -> FloatArray:
 
 def scan(problem: Problem, *, beyond: float = 8.0) -> Scan:
     """K of every example on a geometric grid of tilts that holds its best Chernoff bound, and reaches beyond it."""
-    highest = 100 / problem.delta
+    highest = _HIGHEST_TILT if problem.epsilon is not None else 100 * float(np.exp(-problem.log_delta.min()))
     tilts = np.geomspace(_LOWEST_TILT, highest, int(np.log(highest / _LOWEST_TILT) / np.log(_TILT_RATIO) / _COARSE))
     coarse = _scan_at(problem, tilts)
     low = tilts[max(int(coarse.best.min()) - 1, 0)]
@@ -134,20 +143,20 @@ def refine(old: Scan, problem: Problem) -> Scan:
     added = (low * (high / low) ** between).ravel()
     tilts = np.concatenate([old.tilts, added])
     order = np.argsort(tilts)
-    composed = np.concatenate([old.transform, _composed(problem, added, old.steps)], axis=1)[:, order]
-    return _bounded(problem, tilts[order], composed, old.steps)
+    composed = np.concatenate([old.transform, _composed(problem, added, old.step_cut)], axis=1)[:, order]
+    return _bounded(problem, tilts[order], composed, old.step_cut)
 
 
 def _scan_at(problem: Problem, tilts: FloatArray) -> Scan:
-    steps = float(problem.losses.steps.max(initial=1.0))
-    return _bounded(problem, tilts, _composed(problem, tilts, steps), steps)
+    step_cut = problem.step_cut()
+    return _bounded(problem, tilts, _composed(problem, tilts, step_cut), step_cut)
 
 
-def _composed(problem: Problem, tilts: FloatArray, steps: float) -> FloatArray:
+def _composed(problem: Problem, tilts: FloatArray, step_cut: float) -> FloatArray:
     """(n_examples, n_tilts) K of the whole run."""
     losses = problem.losses
     composed = np.outer(losses.gaussian / 2, tilts * (tilts + 1))
-    kinds = problem.kinds(steps)
+    kinds = problem.kinds(step_cut)
     if len(kinds):
         table = np.full((len(kinds), len(tilts)), _INFINITE)
         for column, tilt in enumerate(tilts):
@@ -160,8 +169,11 @@ def _composed(problem: Problem, tilts: FloatArray, steps: float) -> FloatArray:
     return composed
 
 
-def _bounded(problem: Problem, tilts: FloatArray, composed: FloatArray, steps: float) -> Scan:
+def _bounded(problem: Problem, tilts: FloatArray, composed: FloatArray, step_cut: float) -> Scan:
     """The scan with the best Chernoff bound of each example."""
-    epsilon = (composed + log_largest_weight(tilts) - problem.upper_goal + _ROUNDING) / tilts
+    if problem.epsilon is not None:
+        unbound = Scan(tilts, step_cut, composed, np.zeros(len(composed), np.intp), problem.epsilon)
+        return Scan(tilts, step_cut, composed, unbound.exponents().argmin(axis=1), problem.epsilon)
+    epsilon = (composed + log_largest_weight(tilts) - problem.upper_goal[:, None] + ROUNDING) / tilts
     best = epsilon.argmin(axis=1)
-    return Scan(tilts, steps, composed, best, np.take_along_axis(epsilon, best[:, None], axis=1)[:, 0])
+    return Scan(tilts, step_cut, composed, best, np.take_along_axis(epsilon, best[:, None], axis=1)[:, 0])
