@@ -23,7 +23,12 @@ class Check:
 
 
 def evidence_checks(
-    sessions: Sequence[Mapping[str, Any]], *, n_examples: int, closed: bool, voided_steps: int
+    sessions: Sequence[Mapping[str, Any]],
+    *,
+    n_examples: int,
+    closed: bool,
+    voided_steps: int,
+    individually_clipped: bool = False,
 ) -> list[Check]:
     """Hold the counts that a Recorder took against what its account assumes.
 
@@ -32,6 +37,7 @@ def evidence_checks(
         n_examples: of the log.
         closed: the log was closed by its recorder.
         voided_steps: steps that were run and then declared void on resuming.
+        individually_clipped: the log says that training clipped each example at its recorded level.
     """
     checks = [_check_closed(closed), _check_voided(voided_steps)]
     for evidence in sessions:
@@ -39,6 +45,8 @@ def evidence_checks(
             _check_sampler(evidence),
             _check_steps(evidence),
             _check_pieces(evidence),
+            _check_clipping(evidence),
+            *([_check_individual_clipping(evidence)] if individually_clipped else []),
             _check_total_participation(n_examples, evidence),
             _check_each_participation(n_examples, evidence),
             _check_trained_norms(evidence),
@@ -113,6 +121,34 @@ def _check_pieces(evidence: Mapping[str, Any]) -> Check:
             "the next step took its gradients in, and an example can count twice",
         )
     return Check(name, PASSED, "no epoch ended inside a batch")
+
+
+def _check_clipping(evidence: Mapping[str, Any]) -> Check:
+    name = "clipping"
+    gradients = evidence.get("gradients")  # logs written before this was counted lack it
+    if gradients is None:
+        return Check(name, NOT_CHECKED, "the log does not say how many gradients were clipped")
+    if evidence["misclipped_gradients"]:
+        return Check(
+            name,
+            FAILED,
+            f"{evidence['misclipped_gradients']} of {gradients} gradients were clipped at another max_grad_norm than the "
+            "noise of their step was made for: change it between steps only",
+        )
+    return Check(name, PASSED, f"{gradients} gradients, all clipped at no more than the max_grad_norm of their step")
+
+
+def _check_individual_clipping(evidence: Mapping[str, Any]) -> Check:
+    name = "individual clipping"
+    gradients, at_levels = evidence.get("gradients", 0), evidence.get("gradients_at_levels", 0)
+    if at_levels != gradients or evidence.get("gradients") is None:
+        return Check(
+            name,
+            FAILED,
+            f"only {at_levels} of {gradients} gradients were clipped at the recorded level of their example, which the "
+            "account takes for its contribution",
+        )
+    return Check(name, PASSED, f"{gradients} gradients, each clipped at the last recorded level of its example")
 
 
 def _check_total_participation(n_examples: int, evidence: Mapping[str, Any]) -> Check:

@@ -10,7 +10,7 @@ from indpriv.evidence import FAILED, Check
 from indpriv.formatting import format_delta, format_epsilon
 
 # Checks about individual norms or file permissions: the worst case does not rest on them.
-_ABOUT_INDIVIDUALS = ("record", "coverage", "norm pass", "permissions")
+_ABOUT_INDIVIDUALS = ("record", "coverage", "norm pass", "individual clipping", "permissions")
 
 SUPPORTED, DECLARED, UNPROVEN, VOID = "supported", "declared", "unproven", "void"
 

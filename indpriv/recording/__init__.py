@@ -2,5 +2,6 @@
 
 from indpriv.recording.norms import per_example_gradient_norms
 from indpriv.recording.recorder import Recorder
+from indpriv.recording_policy import RecordingPolicy
 
-__all__ = ["Recorder", "per_example_gradient_norms"]
+__all__ = ["Recorder", "RecordingPolicy", "per_example_gradient_norms"]

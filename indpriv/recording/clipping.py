@@ -24,7 +24,7 @@ from indpriv.errors import EvidenceError
 _STABILISER = 1e-6  # Opacus's clip factor is max_grad_norm / (norm + 1e-6)
 
 Positions = NDArray[np.int64]
-Thresholds = Callable[[Positions], Tensor]
+Thresholds = Callable[[Positions, float], Tensor]
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,12 @@ class ClippedBatch:
     Attributes:
         norms: (n,) float64 gradient norms before clipping, on the model's device, in Opacus's own precision.
         positions: (n,) of its examples in the data set; None where it is no part of the batch drawn for this step.
+        max_grad_norm: at the time.
     """
 
     norms: Tensor
     positions: Positions | None
+    max_grad_norm: float
 
 
 def watch_clipping(
@@ -56,15 +58,15 @@ def watch_clipping(
         positions_of: positions of the next physical batch, given its size; None where none of that size is due. It may
             be asked several times about one batch.
         on_batch: called once for each physical batch whose gradients enter a step, in order.
-        thresholds: clip thresholds (n,) of the examples at some positions, in units of gradient norm, each at most
-            max_grad_norm; default max_grad_norm for all.
+        thresholds: clip thresholds (n,) of the examples at some positions under some max_grad_norm, in units of gradient
+            norm, each at most max_grad_norm; default max_grad_norm for all.
 
     Returns:
         a function that takes everything off again.
 
     Raises:
         EvidenceError: while training, where norms do not show (another Opacus), or thresholds are due for a batch whose
-            examples are not known.
+            examples are not known, or whose norms are coarser than float32.
     """
     watcher = _Watcher(positions_of, thresholds)
     if isinstance(model, GradSampleModuleFastGradientClipping):
@@ -72,16 +74,16 @@ def watch_clipping(
     plain = optimizer.clip_and_accumulate
 
     def clip_and_accumulate() -> None:
-        norms = watcher.seen_in(optimizer, plain)
-        if norms is None:
+        batch = watcher.seen_in(optimizer, plain)
+        if batch is None:
             size = len(optimizer.grad_samples[0])
             if size:
                 raise EvidenceError(
                     f"Opacus clipped {size} gradients without dividing by their norms; this version of Opacus is not "
                     "supported by recording: install the one in constraints.txt"
                 )
-            norms = torch.zeros(0, dtype=torch.float64)
-        on_batch(ClippedBatch(norms, positions_of(len(norms))))
+            batch = watcher.batch(torch.zeros(0, dtype=torch.float64), optimizer.max_grad_norm)
+        on_batch(batch)
 
     optimizer.clip_and_accumulate = clip_and_accumulate
 
@@ -99,18 +101,17 @@ def _watch_ghost(
 ) -> Callable[[], None]:
     """Norms show in the backward pass; they count once the optimizer takes the gradients in."""
     coefficients, accumulate = model.get_clipping_coef, optimizer.accumulate
-    pending: list[Tensor] = []
+    pending: list[ClippedBatch] = []
 
     def get_clipping_coef() -> Tensor:
         found: list[Tensor] = []
-        norms = watcher.seen_in(model, lambda: found.append(coefficients()))
-        pending[:] = [] if norms is None else [norms]  # a second backward pass replaces the first one's gradients
+        batch = watcher.seen_in(model, lambda: found.append(coefficients()))
+        pending[:] = [] if batch is None else [batch]  # a second backward pass replaces the first one's gradients
         return found[0]
 
     def accumulate_clipped() -> None:
         if pending:
-            norms = pending.pop()
-            on_batch(ClippedBatch(norms, watcher.positions_of(len(norms))))
+            on_batch(pending.pop())
         accumulate()
 
     model.get_clipping_coef = get_clipping_coef
@@ -128,15 +129,18 @@ class _Watcher:
     positions_of: Callable[[int], Positions | None]
     thresholds: Thresholds | None
 
-    def seen_in(self, owner: Any, clip: Callable[[], None]) -> Tensor | None:
-        """Run Opacus's clipping and return the norms it divided by, (n,) float64; None where it divided by none."""
+    def batch(self, norms: Tensor, max_grad_norm: float) -> ClippedBatch:
+        return ClippedBatch(norms, self.positions_of(len(norms)), max_grad_norm)
+
+    def seen_in(self, owner: Any, clip: Callable[[], None]) -> ClippedBatch | None:
+        """Run Opacus's clipping and return the batch whose norms it divided by; None where it divided by none."""
         shown = _Shown(owner.max_grad_norm, self)
         owner.max_grad_norm = shown
         try:
             clip()
         finally:
             owner.max_grad_norm = shown.max_grad_norm
-        return shown.norms
+        return None if shown.norms is None else self.batch(shown.norms, shown.max_grad_norm)
 
 
 class _Shown:
@@ -157,4 +161,9 @@ class _Shown:
                 f"a batch of {len(stabilised)} examples is not the one that was drawn for this step, so that the clip "
                 "thresholds of its examples are not known; draw every batch from the attached loader and skip none"
             )
-        return self._watcher.thresholds(positions).to(stabilised) / stabilised
+        if torch.finfo(stabilised.dtype).bits < 32:
+            raise EvidenceError(
+                f"the norms that Opacus clips by are {stabilised.dtype}, too coarse to hold each example at its own "
+                "threshold; train in float32, without autocast, to clip individually"
+            )
+        return self._watcher.thresholds(positions, self.max_grad_norm).to(stabilised) / stabilised

@@ -125,7 +125,7 @@ class OpacusRun:
             before_step: called before each parameter update with its setting and the examples of its batch; None where
                 the batch that was clipped is not the one that was drawn.
             after_step: called after each parameter update.
-            thresholds: clip thresholds of some examples; see `watch_clipping`.
+            thresholds: clip thresholds of some examples, for individual clipping; see `watch_clipping`.
 
         Returns:
             a function that takes everything off again.
@@ -153,6 +153,7 @@ class OpacusRun:
                 )
             batch = self.tally.next_batch()
             setting = self.setting(batch[1] if batch and self.sampler == "poisson" else None)
+            self._count_clipping(setting, batch[0] if batch else None, individually=thresholds is not None)
             before_step(setting, TrainedBatch(batch[0], _joined(pieces)) if batch and batch[2] else None)
             pieces.clear()
             pending.append(setting)
@@ -181,6 +182,17 @@ class OpacusRun:
             unwatch_sampler()
 
         return unwatch
+
+    def _count_clipping(self, setting: StepSetting, drawn: NDArray[np.int64] | None, *, individually: bool) -> None:
+        """Hold how the gradients of the step under way were clipped against its setting and its batch."""
+        sound = [piece for piece in self._pieces if piece.max_grad_norm == setting.max_grad_norm]
+        gradients = sum(len(piece.norms) for piece in self._pieces)
+        kept = sum(len(piece.norms) for piece in sound)
+        self.tally.gradients += gradients
+        self.tally.misclipped += gradients - kept
+        known = [piece.positions for piece in self._pieces if piece.positions is not None]
+        if individually and drawn is not None and np.array_equal(np.concatenate([drawn[:0], *known]), drawn):
+            self.tally.at_levels += kept
 
     def _watch_sampler(self) -> Callable[[], None]:
         sampler, tally, run = self._batch_sampler, self.tally, self
@@ -237,6 +249,9 @@ class OpacusRun:
             "unstepped_draws": tally.unstepped_draws,
             "interrupted_batches": tally.interrupted_batches,
             "unmatched_steps": tally.unmatched_steps,
+            "gradients": tally.gradients,
+            "misclipped_gradients": tally.misclipped,
+            "gradients_at_levels": tally.at_levels,
             "compared_norms": tally.compared,
             "larger_norms": tally.larger,
             "largest_excess": min(tally.largest_excess, 1.0),

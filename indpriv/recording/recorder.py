@@ -27,9 +27,11 @@ from indpriv import checks
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, check_metadata
 from indpriv.files import write_json
+from indpriv.levels import Levels
 from indpriv.norm_log import UNITS, check_ids, check_unit_ids
 from indpriv.norm_log_reader import read_exact_positions, read_state
 from indpriv.norm_log_writer import LogHeader, NormLogWriter
+from indpriv.recording.individual_clipping import ClipLevels
 from indpriv.recording.interrupts import deferred_interrupts
 from indpriv.recording.norms import LossFn, NormPass, check_losses
 from indpriv.recording.opacus_run import OpacusRun, TrainedBatch
@@ -61,6 +63,7 @@ class Recorder:
         rounding: float = 0.01,
         rounding_mode: str = "up",
         exact_examples: int | None = None,
+        individual_clipping: bool = False,
         test_set: Dataset[Any] | None = None,
         metadata: pd.DataFrame | None = None,
         test_metadata: pd.DataFrame | None = None,
@@ -84,6 +87,8 @@ class Recorder:
             rounding_mode: "up" (never under-reports) or "nearest" (the paper's; the account is an estimate).
             exact_examples: so many random examples get exact norms at every step, default none (they measure what K costs
                 in fidelity; each step then pays one pass over them).
+            individual_clipping: clip each example at its last recorded level instead of max_grad_norm, which makes the
+                account exact at any K (Yu et al. 2023, Algorithm 3); the noise stays as it is.
             test_set: of (inputs, targets); its final losses serve attacks and group accuracy.
             metadata: one row per training example, indexed by example id: columns to compare groups by.
             test_metadata: likewise for the test set, indexed 0..n_test-1.
@@ -108,6 +113,12 @@ class Recorder:
         self._unit = checks.check_choice("unit", unit, UNITS)
         self._rounding = checks.check_rounding(rounding)
         self._rounding_mode = checks.check_choice("rounding_mode", rounding_mode, ("up", "nearest"))
+        if individual_clipping and self._rounding_mode != "up":
+            raise InputError(
+                f"rounding_mode={rounding_mode!r} with individual_clipping would clip examples below their recorded norms; "
+                'pass rounding_mode="up"'
+            )
+        self._individual_clipping = individual_clipping
         self._policy = _policy(policy, every, exact_examples)
         if self._policy.exact_examples > n:
             raise InputError(f"exact_examples={self._policy.exact_examples} is more than the {n} training examples")
@@ -135,7 +146,7 @@ class Recorder:
             return
         checks.check_positive_int("resume_at", self._resume_at, minimum=0)
         state = read_state(self.run_dir)
-        if not policy_given:
+        if not policy_given and state.header.get("policy"):
             self._policy = RecordingPolicy.from_header(state.header)
         if state.header["n_exact"]:
             self._exact = read_exact_positions(self.run_dir)
@@ -213,12 +224,12 @@ class Recorder:
             unit=self._unit,
             neighbouring="add_remove",
             sampler=run.sampler,
-            individually_clipped=False,
+            individually_clipped=self._individual_clipping,
             norm_pass={"backend": norm_pass.backend, "slack": norm_pass.slack, "caveats": caveats},
             policy=self._policy.in_steps(run.steps_per_epoch).to_dict(),
             run={
                 "optimizer": type(optimizer.original_optimizer).__name__,
-                "clipping": "flat",
+                "clipping": "individual" if self._individual_clipping else "flat",
                 "loss_reduction": optimizer.loss_reduction,
                 "expected_batch_size": optimizer.expected_batch_size,
                 "secure_mode": bool(optimizer.secure_mode),
@@ -281,7 +292,7 @@ class _Session:
         writer: NormLogWriter,
         caveats: list[str],
     ) -> None:
-        self._ids, self._exact = recorder._ids, recorder._exact
+        self._run_dir, self._ids, self._exact = recorder.run_dir, recorder._ids, recorder._exact
         self._policy = recorder._policy.in_steps(run.steps_per_epoch)
         self._run, self._examples, self._norm_pass, self._writer = run, examples, norm_pass, writer
         self._resumed = recorder._resume_at is not None
@@ -289,6 +300,9 @@ class _Session:
         self._taken: _Taken | None = None
         self._caveats = caveats
         self._seeded = recorder._seeded
+        levels = Levels(recorder._rounding, recorder._rounding_mode) if recorder._rounding else None
+        self._clip_levels = ClipLevels(levels) if recorder._individual_clipping else None
+        self._training_seconds = self._training_since = 0.0
         self._unlogged: list[StepSetting] = []
         self._exact_rows: list[NDArray[np.float64]] = []
         self._exact_seconds = 0.0
@@ -297,8 +311,12 @@ class _Session:
     def recording(self) -> Iterator[None]:
         if self._resumed:
             self._writer.truncate(self._step)
+            if self._clip_levels is not None and self._step:
+                self._clip_levels.restore(self._run_dir)
         self._take()
-        unwatch = self._run.watch(self._before_step, self._after_step)
+        thresholds = None if self._clip_levels is None else self._clip_levels.thresholds
+        unwatch = self._run.watch(self._before_step, self._after_step, thresholds=thresholds)
+        self._training_since = time.perf_counter()
         try:
             yield
         finally:  # also on Ctrl-C and errors: the steps that were taken are logged
@@ -312,6 +330,7 @@ class _Session:
             "from_step": self._from_step,
             "seeded": self._seeded,
             "caveats": self._caveats,
+            "training_seconds": round(self._training_seconds, 6),
             **self._run.evidence(),
         }
 
@@ -322,6 +341,7 @@ class _Session:
             self._run.tally.compare(recorded, trained, setting.max_grad_norm)
 
     def _after_step(self, setting: StepSetting) -> None:
+        self._training_seconds += time.perf_counter() - self._training_since
         with deferred_interrupts():
             self._write_taken(setting)
             self._unlogged.append(setting)
@@ -329,6 +349,7 @@ class _Session:
             if self._policy.due(self._step) or len(self._unlogged) >= _FLUSH:
                 self._flush()
         self._take()
+        self._training_since = time.perf_counter()
 
     def _take(self) -> None:
         """Take the norms that the step about to start depends on: of everybody if due, else of the exact examples."""
@@ -336,6 +357,8 @@ class _Session:
         if self._policy.due(self._step):
             norms, targets = norms_of(self._norm_pass, self._examples, self._ids)
             self._taken = _Taken(norms, norms[self._exact], targets, time.perf_counter() - start)
+            if self._clip_levels is not None:
+                self._clip_levels.take(norms)
         elif len(self._exact):
             norms, targets = norms_of(self._norm_pass, self._examples, self._ids, self._exact)
             self._taken = _Taken(None, norms, targets, time.perf_counter() - start)
@@ -345,6 +368,8 @@ class _Session:
         if taken is None:
             return
         if taken.everybody is not None:
+            if self._clip_levels is not None:
+                self._clip_levels.settle(setting.max_grad_norm)
             self._writer.record(
                 self._step,
                 taken.everybody,

@@ -28,6 +28,8 @@ class Tally:
     participations: (n_examples,) how often each example was drawn. An epoch is one pass of the batch sampler.
     compared, larger, largest_excess: gradient norms that training clipped, held against the recorded ones.
     unmatched_steps: steps whose physical batches together were not of the size that was drawn.
+    gradients: those that entered steps; misclipped: clipped under another max_grad_norm than the noise of their step;
+    at_levels: clipped at the level of the very example that the batch has there (individual clipping).
     """
 
     participations: NDArray[np.int64]
@@ -38,6 +40,9 @@ class Tally:
     unstepped_draws: int = 0
     interrupted_batches: int = 0
     unmatched_steps: int = 0
+    gradients: int = 0
+    misclipped: int = 0
+    at_levels: int = 0
     compared: int = 0
     larger: int = 0
     largest_excess: float = 0.0

@@ -63,7 +63,7 @@ def first_record(
             "planned_steps": config.training.epochs * steps_per_epoch,
             "noise_multiplier": noise_multiplier,
             "max_grad_norm": config.training.max_grad_norm,
-            "clipping": "flat",
+            "clipping": "individual" if config.training.individual_clipping else "flat",
             "target_epsilon": config.training.target_epsilon,
             "delta": config.training.delta,
             "secure_mode": False,

@@ -90,7 +90,7 @@ def test_each_example_is_clipped_at_its_own_threshold(mode, physical):
         noisy = torch.cat([p.summed_grad.flatten() for p in run.optimizer.params])
         sums.append(noisy.clone())
 
-    _, unwatch = watched(run, on_step, lambda positions: levels[positions])
+    _, unwatch = watched(run, on_step, lambda positions, _: levels[positions])
     with BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=physical, optimizer=run.optimizer) as small:
         expected = []
         gradients = torch.stack([gradient_of(run, i) for i in range(120)])
@@ -133,7 +133,7 @@ def test_a_batch_of_another_size_has_no_positions_and_no_thresholds(mode):
     assert opacus.tally.unmatched_steps == 1
 
     run = make_run(mode=mode)
-    _, unwatch = watched(run, batches.append, lambda positions: torch.ones(len(positions)))
+    _, unwatch = watched(run, batches.append, lambda positions, _: torch.ones(len(positions)))
     draws = iter(run.loader)
     next(draws)
     with pytest.raises(EvidenceError, match="a batch of 50 examples is not the one that was drawn"):
