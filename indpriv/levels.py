@@ -88,6 +88,14 @@ class Levels:
             codes[clipped] = self.top + np.clip(octaves, 1, self.max_code - self.top).astype(np.int64)
         return codes.astype(self.dtype)
 
+    def encode_each(self, norms: NDArray[np.floating], max_grad_norm: NDArray[np.float64]) -> Codes:
+        """Round norms (n,), each under a max_grad_norm (n,) of its own."""
+        codes = np.empty(len(norms), self.dtype)
+        for value in np.unique(max_grad_norm).tolist():
+            chosen = max_grad_norm == value
+            codes[chosen] = self.encode(norms[chosen], value)
+        return codes
+
     def relative(self, codes: Codes) -> NDArray[np.float64]:
         """Relative contributions min(norm, C) / C of codes, as fractions of the max_grad_norm of their record."""
         return self.fractions[np.minimum(codes, self.top)]

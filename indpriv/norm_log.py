@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from indpriv import checks
 from indpriv.errors import InputError, PrivacyWarning
+from indpriv.free_records import ArrayFreeRecords, FreeEntries, FreeRecords, check_entries
 from indpriv.levels import Levels
 from indpriv.norm_log_reader import read_log
 
@@ -97,6 +98,7 @@ class NormLog:
         records: where the rows live; rows: which of them belong to this view.
         exact_positions: positions of the examples that were recorded at every step, or None.
         exact_records: their rows, (total_steps, n_exact).
+        free: norms of sampled examples that cost no pass of their own, or None. They sharpen estimates, never claims.
     """
 
     example_ids: NDArray[np.generic]
@@ -113,6 +115,7 @@ class NormLog:
     caveats: tuple[str, ...] = ()
     exact_positions: NDArray[np.int64] | None = None
     exact_records: Records | None = None
+    free: FreeRecords | None = None
 
     @classmethod
     def from_arrays(
@@ -133,6 +136,7 @@ class NormLog:
         unit_ids: ArrayLike | None = None,
         neighbouring: str = "add_remove",
         caveats: Sequence[str] = (),
+        free_records: Sequence[ArrayLike] | None = None,
     ) -> NormLog:
         """Build a log from norms in memory.
 
@@ -152,9 +156,11 @@ class NormLog:
             unit_ids: (n_examples,) the unit each row belongs to.
             neighbouring: "add_remove".
             caveats: reasons why an account of this log is an estimate, e.g. how the norms were taken.
+            free_records: (steps, positions, norms), each (n_entries,): the norms of the examples that each step sampled,
+                of every step or of none; positions count from 0.
 
         Raises:
-            InputError: a value of the wrong shape or range, NaN or negative norms, duplicated ids.
+            InputError: a value of the wrong shape or range, NaN or negative norms, duplicated ids or entries.
 
         >>> log = NormLog.from_arrays([[0.2, 3.0]], [0], total_steps=10, noise_multiplier=1.0,
         ...                           max_grad_norm=1.0, sample_rate=0.1)
@@ -184,6 +190,7 @@ class NormLog:
             kept = np.empty(rows.shape, levels.dtype)
             for row, step in enumerate(steps):
                 kept[row] = levels.encode(rows[row], settings.max_grad_norm[step])
+        free = None if free_records is None else _free_in_memory(free_records, ids, settings, levels)
         return cls(
             example_ids=ids,
             recorded_steps=steps.astype(np.int64),
@@ -197,6 +204,7 @@ class NormLog:
             unit_ids=check_unit_ids(unit_ids, len(ids)),
             individually_clipped=bool(individually_clipped),
             caveats=tuple(caveats),
+            free=free,
         )
 
     @classmethod
@@ -226,6 +234,7 @@ class NormLog:
             caveats=stored.caveats,
             exact_positions=stored.exact_positions,
             exact_records=stored.exact_records,
+            free=stored.free,
         )
 
     @property
@@ -262,7 +271,8 @@ class NormLog:
         """The log that recording only at steps 0, every, 2 * every, ... would have left.
 
         Steps without a record of their own are skipped, never replaced by a neighbour. Where that drops a record,
-        examples were clipped at levels that the thinner log does not hold, so it is not individually_clipped.
+        examples were clipped at levels that the thinner log does not hold, so it is not individually_clipped. Free
+        records stay: they do not depend on when full ones are made.
         """
         checks.check_positive_int("every", every)
         keep = self.recorded_steps % every == 0
@@ -286,6 +296,7 @@ class NormLog:
             rows=np.arange(self.n_records),
             exact_positions=None,
             exact_records=None,
+            free=None if self.free is None else _in_memory(self.free, self.n_examples).take(index, self.n_examples),
         )
 
     def exact_examples(self) -> NormLog | None:
@@ -302,7 +313,23 @@ class NormLog:
             rows=every_step,
             exact_positions=None,
             exact_records=None,
+            free=None,
         )
+
+
+def _free_in_memory(
+    free_records: Sequence[ArrayLike], ids: NDArray[np.generic], settings: StepSettings, levels: Levels | None
+) -> ArrayFreeRecords:
+    """Free records of every step from arrays of (steps, positions, norms)."""
+    steps, positions, norms = check_entries(free_records, len(ids), len(settings))
+    check_norms(norms, ids[positions])
+    kept = norms if levels is None else levels.encode_each(norms, settings.max_grad_norm[steps])
+    entries = FreeEntries(positions.astype(np.int32), steps.astype(np.int32), kept)
+    return ArrayFreeRecords.of(np.arange(len(settings)), entries)
+
+
+def _in_memory(free: FreeRecords, n_examples: int) -> ArrayFreeRecords:
+    return free if isinstance(free, ArrayFreeRecords) else ArrayFreeRecords(free.steps, free.read(0, n_examples))
 
 
 def check_recorded_steps(steps: NDArray[np.generic], n_records: int, total_steps: int) -> None:

@@ -19,9 +19,12 @@ from indpriv import files
 from indpriv.checks import check_choice
 from indpriv.errors import EvidenceError
 from indpriv.evidence import FAILED, Check, evidence_checks
+from indpriv.free_records import FileFreeRecords, FreeFile
 from indpriv.journal import read_journal
 from indpriv.levels import Levels
 from indpriv.norm_log_writer import IDS, RECORDS, SCHEMA
+
+_KINDS = ("record", "exact", "free", "steps", "truncate", "close")
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class LogState:
     header: dict[str, Any]
     records: list[dict[str, Any]]
     exact: list[dict[str, Any]]
+    free: list[dict[str, Any]]
     steps: list[dict[str, Any]]
     closed: bool
     torn: bool
@@ -42,6 +46,11 @@ class LogState:
         """Number of steps that the log proves."""
         return sum(entry["count"] for entry in self.steps)
 
+    @property
+    def n_files(self) -> int:
+        """Number of record files."""
+        return len(self.records) + len(self.exact) + len(self.free)
+
     def checks(self) -> list[Check]:
         """Assumptions held against the last counts of every recording session (a resumed run has several)."""
         return evidence_checks(
@@ -49,6 +58,7 @@ class LogState:
             n_examples=self.header["n_examples"],
             closed=self.closed,
             voided_steps=self.voided_steps,
+            individually_clipped=self.header["individually_clipped"],
         )
 
     @property
@@ -88,11 +98,12 @@ def read_state(run_dir: Path) -> LogState:
         )
     records: list[dict[str, Any]] = []
     exact: list[dict[str, Any]] = []
+    free: list[dict[str, Any]] = []
     steps: list[dict[str, Any]] = []
     closed, voided_steps = False, 0
     evidence: dict[int, dict[str, Any]] = {}
     for entry in entries[1:]:
-        kind = check_choice("journal line kind", entry["kind"], ("record", "exact", "steps", "truncate", "close"))
+        kind = check_choice("journal line kind", entry["kind"], _KINDS)
         closed = kind == "close"
         if "evidence" in entry:
             evidence[entry["evidence"]["from_step"]] = entry["evidence"]
@@ -105,6 +116,8 @@ def read_state(run_dir: Path) -> LogState:
             records.append(entry)
         elif kind == "exact":
             exact.append(entry)
+        elif kind == "free":
+            free.append(entry)
         elif kind == "steps":
             done = sum(line["count"] for line in steps)
             if entry["first"] != done:
@@ -116,9 +129,9 @@ def read_state(run_dir: Path) -> LogState:
             voided_steps += sum(line["count"] for line in steps) - entry["step"]
             evidence = {start: counts for start, counts in evidence.items() if start < entry["step"]}
             records = [line for line in records if line["step"] < entry["step"]]
-            exact = _cut(exact, entry["step"])
+            exact, free = _cut(exact, entry["step"]), _cut(free, entry["step"])
             steps = _cut(steps, entry["step"])
-    return LogState(header, records, exact, steps, closed, torn, list(evidence.values()), voided_steps)
+    return LogState(header, records, exact, free, steps, closed, torn, list(evidence.values()), voided_steps)
 
 
 def _cut(lines: list[dict[str, Any]], step: int) -> list[dict[str, Any]]:
@@ -168,7 +181,7 @@ def _read_column(path: Path, column: str, start: int, stop: int) -> NDArray[np.g
 def record_faults(run_dir: Path, state: LogState) -> dict[str, str]:
     """File name -> what is wrong with it, for every record file that is missing, cut, changed or of other examples."""
     faults: dict[str, str] = {}
-    for entry in (*state.records, *state.exact):
+    for entry in (*state.records, *state.exact, *state.free):
         name = entry["file"]
         path = run_dir / RECORDS / name
         step = entry.get("step", entry.get("first"))
@@ -234,6 +247,7 @@ class StoredLog:
     caveats: tuple[str, ...]
     exact_positions: NDArray[np.int64] | None
     exact_records: FileRecords | None
+    free: FileFreeRecords | None
 
 
 def read_log(run_dir: Path, *, unreadable: str = "refuse") -> StoredLog:
@@ -247,7 +261,7 @@ def read_log(run_dir: Path, *, unreadable: str = "refuse") -> StoredLog:
     if faults and unreadable == "refuse":
         listed = "; ".join(f"{name}: {fault}" for name, fault in list(faults.items())[:5])
         raise EvidenceError(
-            f"{run_dir}: {len(faults)} of {len(state.records) + len(state.exact)} record files are not as written "
+            f"{run_dir}: {len(faults)} of {state.n_files} record files are not as written "
             f"({listed}); restore them, or count them at max_grad_norm with unreadable='worst_case' "
             "(--unreadable worst_case)"
         )
@@ -279,4 +293,18 @@ def read_log(run_dir: Path, *, unreadable: str = "refuse") -> StoredLog:
         caveats=state.caveats,
         exact_positions=np.flatnonzero(ids["exact"].to_numpy()) if whole else None,
         exact_records=FileRecords(exact_rows, levels) if whole else None,
+        free=_free_records(run_dir, state, faults, levels),
     )
+
+
+def _free_records(
+    run_dir: Path, state: LogState, faults: Mapping[str, str], levels: Levels | None
+) -> FileFreeRecords | None:
+    """The free records of a log that has any; steps of unreadable files have none."""
+    steps, found = [], []
+    for entry in state.free:
+        stop = min(entry["first"] + entry["count"], state.total_steps)
+        if entry["file"] not in faults and entry["first"] < stop:
+            steps.append(np.setdiff1d(np.arange(entry["first"], stop), entry["missing"]))
+            found.append(FreeFile(run_dir / RECORDS / entry["file"], entry["first"], stop - entry["first"]))
+    return FileFreeRecords(np.concatenate(steps), tuple(found), levels) if found else None

@@ -5,6 +5,7 @@ A record exists if and only if its journal line does. Lines, in order of a run:
     header    schema, ids file, rounding, unit, neighbouring relation, sampler, how and when the norms are taken
     record    a full record: step, file, bytes, hash, max_grad_norm, fingerprints of ids and targets, seconds
     exact     rows of the exactly recorded examples: first step, count, file, bytes, hash
+    free      entries of sampled examples: first step, count, the steps among them that lack theirs, file, bytes, hash
     steps     realised settings of consecutive steps, and the evidence counted so far
     truncate  training was resumed from a checkpoint at this step: what was logged beyond it is void
     close     the run ended as its loop meant it to
@@ -13,7 +14,7 @@ A record exists if and only if its journal line does. Lines, in order of a run:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from indpriv import files
 from indpriv.errors import EvidenceError
+from indpriv.free_records import FreeEntries, file_bytes
 from indpriv.journal import NAME, JournalWriter, read_journal
 from indpriv.levels import Levels
 
@@ -137,7 +139,7 @@ class NormLogWriter:
     ) -> None:
         """Append a full record: norms (n_examples,) at the parameters that `step` starts from."""
         column = self._encode(norms, max_grad_norm)
-        written = self._write(f"{step:012d}.parquet", {"norm": column})
+        written = self._write(f"{step:012d}.parquet", _content({"norm": column}))
         self._journal.append(
             "record",
             step=step,
@@ -154,8 +156,32 @@ class NormLogWriter:
     ) -> None:
         """Append rows (n_steps, n_exact) of the exactly recorded examples for consecutive steps from `first`."""
         columns = {str(first + row): self._encode(norms[row], float(max_grad_norms[row])) for row in range(len(norms))}
-        written = self._write(f"exact-{first:012d}.parquet", columns)
+        written = self._write(f"exact-{first:012d}.parquet", _content(columns))
         self._journal.append("exact", first=first, count=len(norms), seconds=round(seconds, 6), **written)
+
+    def free(
+        self,
+        first: int,
+        batches: Sequence[tuple[NDArray[np.int64], NDArray[np.float64]] | None],
+        max_grad_norms: NDArray[np.float64],
+    ) -> None:
+        """Append free records of consecutive steps from `first`: positions and norms of each batch, None where unknown."""
+        known = [step for step, batch in enumerate(batches) if batch is not None]
+        position, norms = (
+            np.concatenate([batch[part] for batch in batches if batch is not None] or [np.zeros(0)]) for part in (0, 1)
+        )
+        steps = np.repeat(known, [len(batch[0]) for batch in batches if batch is not None]).astype(np.int64)
+        kept = norms if self._levels is None else self._levels.encode_each(norms, max_grad_norms[steps])
+        entries = FreeEntries(position.astype(np.int32), (steps + first).astype(np.int32), kept)
+        missing = sorted({*range(len(batches))} - {*known})
+        self._journal.append(
+            "free",
+            first=first,
+            count=len(batches),
+            missing=[first + step for step in missing],
+            entries=len(entries),
+            **self._write(f"free-{first:012d}.parquet", file_bytes(entries, first)),
+        )
 
     def steps(
         self,
@@ -193,7 +219,10 @@ class NormLogWriter:
     def _encode(self, norms: NDArray[np.float64], max_grad_norm: float) -> NDArray[np.generic]:
         return norms if self._levels is None else self._levels.encode(norms, max_grad_norm)
 
-    def _write(self, name: str, columns: Mapping[str, NDArray[np.generic]]) -> dict[str, Any]:
-        content = files.parquet_bytes(pa.table(dict(columns)))
+    def _write(self, name: str, content: bytes) -> dict[str, Any]:
         files.write_atomically(self._folder / name, content)
         return {"file": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def _content(columns: Mapping[str, NDArray[np.generic]]) -> bytes:
+    return files.parquet_bytes(pa.table(dict(columns)))

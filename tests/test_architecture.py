@@ -16,8 +16,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 STAGES = {
     "artifacts": {
         "errors", "checks", "files", "formatting", "partition", "levels", "evidence", "journal", "norm_log",
-        "norm_log_writer", "norm_log_reader", "recording_policy", "example_table", "epsilon_table", "attack_scores",
-        "verify",
+        "free_records", "norm_log_writer", "norm_log_reader", "recording_policy", "example_table", "epsilon_table",
+        "attack_scores", "verify",
     },
     "accountant": {"accountant"},
     "attacks": {"attacks"},
