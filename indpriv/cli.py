@@ -47,7 +47,10 @@ DEMO = "adult.toml"
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for machines.")]
 By = Annotated[
     list[str] | None,
-    typer.Option("--by", help="Column to compare groups by, e.g. race or age:bins=10. May be given several times."),
+    typer.Option(
+        "--by",
+        help="Column to compare groups by, e.g. race, age:bins=10, or race,sex for combinations. May be given several times.",
+    ),
 ]
 Seed = Annotated[
     int | None,
@@ -148,16 +151,20 @@ def audit(
 def groups(
     audit_dir: Annotated[Path, typer.Argument(metavar="AUDIT_DIR", help="A directory with an audit.json.")],
     by: By = None,
+    within: Annotated[str | None, typer.Option(help="label: show only the tables within each label.")] = None,
+    min_size: Annotated[int, typer.Option(help="Groups with fewer training examples are too small to read.")] = 10,
     as_json: Json = False,
 ) -> None:
     """Compare groups of an audit: epsilon and accuracy, raw, within each label and label-standardised.
 
-    Example: indpriv groups reports/adult --by race --by sex
+    Example: indpriv groups reports/adult --by race --by sex --by race,sex --by age:bins=10
     """
+    tables = groups_of(audit_dir, by or [], within=within, min_size=min_size)
+    summary = read_summary(audit_dir)
     if as_json:
-        typer.echo(json.dumps(groups_json(audit_dir, by or []), indent=2, allow_nan=False))
-        return
-    print_groups(groups_of(audit_dir, by or []), read_summary(audit_dir), Console())
+        typer.echo(json.dumps(groups_json(tables, summary), indent=2, allow_nan=False))
+    else:
+        print_groups(tables, summary, Console(), raw=within is None)
 
 
 @app.command()

@@ -74,3 +74,22 @@ def format_number(value: float | None, digits: int = 3) -> str:
     if float(value).is_integer() and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:.{digits}g}"
+
+
+def format_p_value(value: float) -> str:
+    """A p-value to two significant digits, rounded up.
+
+    >>> format_p_value(0.001), format_p_value(0.0312), format_p_value(0.9999)
+    ('0.0010', '0.032', '1.00')
+    """
+    digits = 1 - math.floor(math.log10(value)) if value < 0.1 else 2
+    return f"{math.ceil(value * 10.0**digits * (1 - _FLOAT_NOISE)) / 10.0**digits:.{digits}f}"
+
+
+def format_interval(low: float, high: float) -> str:
+    """A confidence interval, rounded outwards to two decimals.
+
+    >>> format_interval(1.234, 1.561), format_interval(0.5, 1.0)
+    ('[1.23, 1.57]', '[0.50, 1.00]')
+    """
+    return f"[{math.floor(low * 100 + _FLOAT_NOISE) / 100:.2f}, {math.ceil(high * 100 - _FLOAT_NOISE) / 100:.2f}]"

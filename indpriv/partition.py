@@ -1,6 +1,7 @@
-"""Training and test examples split into named groups by one column. Output is sensitive."""
+"""Training and test examples split into named groups by one column or several. Output is sensitive."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -15,6 +16,7 @@ from indpriv.example_table import FIXED_COLUMNS
 
 MISSING = "(missing)"
 _EMPTY = "(empty)"
+_AND = " × "  # between the values of an intersection
 MAX_NUMERIC_VALUES = 50
 _MAX_BINS = 1000
 
@@ -23,9 +25,9 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Partition:
-    """Groups of one column: names, and the group of each training and test example as an index into names."""
+    """Groups of one column or several: names, and the group of each training and test example as an index into names."""
 
-    column: str
+    columns: tuple[str, ...]
     names: tuple[str, ...]
     train_codes: IntArray
     test_codes: IntArray
@@ -40,12 +42,13 @@ def groupable_columns(frame: pd.DataFrame) -> list[str]:
 def partition(
     train: pd.DataFrame, test: pd.DataFrame, by: str, *, max_values: int | None = MAX_NUMERIC_VALUES
 ) -> Partition:
-    """Split training and test rows by a column.
+    """Split training and test rows by a column, or by the combinations of several.
 
     Args:
         train: training rows.
         test: test rows, with the same columns; may be empty.
-        by: "label" or a metadata column; "column:bins=10" cuts a numeric column at quantiles of the training rows.
+        by: "label" or a metadata column; "column:bins=10" cuts a numeric column at quantiles of the training rows;
+            "race,age:bins=4" makes a group of every combination that occurs.
         max_values: most distinct values a numeric column may have without bins; None for any number.
 
     Returns:
@@ -54,7 +57,10 @@ def partition(
     Raises:
         InputError: no such column, bins of a column that is not numeric, or too many numeric values.
     """
-    column, bins = _parse(by, groupable_columns(train))
+    columns = groupable_columns(train)
+    if "," in by and by not in columns:
+        return _intersection([partition(train, test, part.strip(), max_values=max_values) for part in by.split(",")])
+    column, bins = _parse(by, columns)
     both = [train[column], test[column] if column in test.columns else pd.Series([None] * len(test), dtype=object)]
     numeric = all(pd.api.types.is_numeric_dtype(part) or part.empty or part.isna().all() for part in both)
     boolean = all(pd.api.types.is_bool_dtype(part) or part.empty or part.isna().all() for part in both)
@@ -128,7 +134,7 @@ def _named(column: str, train: NDArray[np.object_], test: NDArray[np.object_]) -
     codes = rank[codes]
     if len(codes) and (codes == len(order)).any():
         names.append(MISSING)
-    return Partition(column, tuple(names), codes[: len(train)], codes[len(train) :])
+    return Partition((column,), tuple(names), codes[: len(train)], codes[len(train) :])
 
 
 def _binned(column: str, train: NDArray[np.float64], test: NDArray[np.float64], bins: int) -> Partition:
@@ -147,4 +153,24 @@ def _binned(column: str, train: NDArray[np.float64], test: NDArray[np.float64], 
         codes.append(np.where(known, np.searchsorted(inner, np.where(known, values, 0.0), side="right"), len(names)))
     if any((part == len(names)).any() for part in codes):
         names.append(MISSING)
-    return Partition(column, tuple(names), codes[0], codes[1])
+    return Partition((column,), tuple(names), codes[0], codes[1])
+
+
+def _intersection(parts: Sequence[Partition]) -> Partition:
+    """One group for every combination that a training or test example has."""
+    joint = [np.zeros(len(getattr(parts[0], split)), dtype=np.int64) for split in ("train_codes", "test_codes")]
+    names: list[str] = [""]
+    for number, part in enumerate(parts):
+        joint = [
+            codes * len(part.names) + own
+            for codes, own in zip(joint, (part.train_codes, part.test_codes), strict=True)
+        ]
+        present, codes = np.unique(np.concatenate(joint), return_inverse=True)
+        before, last = np.divmod(present, len(part.names))
+        names = [
+            (names[first] + _AND if number else "") + part.names[second]
+            for first, second in zip(before.tolist(), last.tolist(), strict=True)
+        ]
+        joint = [codes[: len(joint[0])], codes[len(joint[0]) :]]
+    columns = tuple(dict.fromkeys(column for part in parts for column in part.columns))
+    return Partition(columns, tuple(names), joint[0], joint[1])

@@ -6,7 +6,7 @@ import mpmath
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
 from opacus.accountants.analysis import rdp as opacus_rdp
-from scipy import optimize, special
+from scipy import optimize, signal, special
 
 
 def rdp_of_one_step(relative_norm, noise_multiplier, sample_rate, order):
@@ -113,3 +113,58 @@ def extrapolated(value_of, interval):
     coarse, middle, fine = (value_of(interval * factor) for factor in (4, 2, 1))
     first, second = (4 * middle - coarse) / 3, (4 * fine - middle) / 3
     return second, abs(second - first)
+
+
+def laws_of_rounded_losses(steps, width):
+    """Laws of the sum of losses, each rounded to a multiple of width, with and without the example, rising in the loss.
+
+    Rounding is something that an attacker may do, so that no attack on these laws beats one on the run. steps are
+    (relative_norm, noise, rate, count); losses more than 45 beyond those of z = +-9 fall into the outer bins.
+    """
+    with_, without = np.ones(1), np.ones(1)
+    for relative_norm, noise_multiplier, rate, count in steps:
+        shift = relative_norm / noise_multiplier
+
+        def loss(z, shift=shift, rate=rate):
+            return np.logaddexp(np.log1p(-rate) if rate < 1 else -np.inf, np.log(rate) + z * shift - shift**2 / 2)
+
+        edges = width * (np.arange(np.floor(loss(-9) / width), np.ceil(loss(9 + shift) / width) + 1) + 0.5)[:-1]
+        inner = (np.expm1(edges) + rate) / rate
+        z = np.where(inner > 0, np.log(np.where(inner > 0, inner, 1.0)) / shift + shift / 2, -np.inf)
+        z = np.concatenate([[-np.inf], z, [np.inf]])
+        plain, shifted = np.diff(special.ndtr(z)), np.diff(special.ndtr(z - shift))
+        for _ in range(count):
+            without = signal.fftconvolve(without, plain)
+            with_ = signal.fftconvolve(with_, (1 - rate) * plain + rate * shifted)
+    return np.maximum(with_, 0), np.maximum(without, 0)
+
+
+def best_true_positive_rate(with_, without, false_positive_rate):
+    """Neyman and Pearson: say "present" of the outcomes with the largest ratio of laws, as many as the rate allows."""
+    order = np.argsort(-with_ / np.maximum(without, 1e-300), kind="stable")
+    false, true = (np.append(0.0, np.cumsum(law[order])) for law in (without, with_))
+    return float(np.interp(false_positive_rate, false, true))
+
+
+def maxt_p_values(values, groups, strata, rng, permutations):
+    """Westfall and Young's single-step maxT by shuffling whole strata, one permutation and one group at a time."""
+
+    def statistics(shuffled):
+        found = []
+        for group in range(groups.max() + 1):
+            total = variance = 0.0
+            for stratum in np.unique(strata):
+                inside = strata == stratum
+                n, own = inside.sum(), (inside & (groups == group)).sum()
+                total += (shuffled[inside & (groups == group)] - shuffled[inside].mean()).sum()
+                variance += shuffled[inside].var(ddof=1) * own * (1 - own / n)
+            found.append(abs(total) / np.sqrt(variance))
+        return np.array(found)
+
+    observed, reached = statistics(values), np.zeros(groups.max() + 1)
+    for _ in range(permutations):
+        shuffled = values.copy()
+        for stratum in np.unique(strata):
+            shuffled[strata == stratum] = rng.permutation(values[strata == stratum])
+        reached += statistics(shuffled).max() >= observed * (1 - 1e-6)
+    return (1 + reached) / (1 + permutations)

@@ -123,6 +123,9 @@ def test_json_is_json_alone(audited, in_process):
 
 def test_groups_of_an_audit(in_process):
     assert "label" in in_process("groups", "audit", "--by", "label").stdout
+    few = json.loads(in_process("groups", "audit", "--by", "label", "--min-size", "1000", "--json").stdout)
+    assert {row["too_small"] for row in few[0]["rows"]} == {True}
+    assert few[0]["spread"] is None
 
 
 def test_a_damaged_run_fails_verification_with_code_1(audited, in_process, tmp_path):
@@ -148,6 +151,8 @@ def test_a_damaged_run_fails_verification_with_code_1(audited, in_process, tmp_p
         (["audit", "run", "--by", "shoe_size"], ["shoe_size", "label"]),
         (["groups", "audit", "--by", "shoe_size"], ["shoe_size"]),
         (["groups", "run"], ["holds no audit.json"]),
+        (["groups", "audit", "--by", "label", "--within", "label"], ["groups by the label itself"]),
+        (["groups", "audit", "--within", "race"], ["within='race'", "'label'"]),
         (["verify", "nowhere"], ["nowhere is not a directory"]),
         (["train", "nowhere.toml"], ["nowhere.toml does not exist"]),
         (["train", "small.toml", "--run-dir", "run"], ["already holds a recorded run"]),

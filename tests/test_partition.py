@@ -115,3 +115,20 @@ def test_groupable_columns_leave_out_the_fixed_ones():
 )
 def test_columns_with_gaps_are_floats(column):
     assert np.array_equal(to_floats(column), [1.0, np.nan, 0.0], equal_nan=True)
+
+
+def test_combinations_that_occur_are_groups():
+    train = rows("train", [0, 1, 1], sex=["f", "m", None], place=["a,b", "<b>", "a,b"])
+    test = rows("test", [1], sex=["f"], place=["<b>"])
+    found = partition(train, test, "sex, place,label")
+    assert found.columns == ("sex", "place", "label")
+    assert found.names == ("f × <b> × 1", "f × a,b × 0", "m × <b> × 1", "(missing) × a,b × 1")
+    assert [found.names[code] for code in found.train_codes] == [found.names[index] for index in (1, 2, 3)]
+    assert found.test_codes.tolist() == [0]
+
+
+def test_a_column_with_a_comma_in_its_name_comes_first():
+    train = rows("train", [0, 1]).assign(**{"sex,place": ["x", "y"]})
+    assert partition(train, train, "sex,place").names == ("x", "y")
+    with pytest.raises(InputError, match="there is no column 'sex'"):
+        partition(train, train, "label,sex")

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betaincinv
 
+from indpriv.analysis.binomial import clopper_pearson
 from indpriv.attack_scores import AttackScores
 from indpriv.checks import check_positive_int
-from indpriv.errors import InputError
 
 FloatArray = NDArray[np.float64]
 
@@ -119,7 +118,7 @@ def _attack_group(name: str, scores: AttackScores, index: NDArray[np.int64], see
         reported = members[half:pairs], nonmembers[half:pairs]
         trials = 2 * (pairs - half)
         successes = int((reported[0] >= threshold).sum() + (reported[1] < threshold).sum())
-    low, high = clopper_pearson(successes, trials) if trials else (None, None)
+    low, high = clopper_pearson(successes, trials, CONFIDENCE)
     return AttackRow(
         name=name,
         n_members=len(members),
@@ -127,8 +126,8 @@ def _attack_group(name: str, scores: AttackScores, index: NDArray[np.int64], see
         trials=trials,
         successes=successes,
         success_rate=successes / trials if trials else None,
-        low=low,
-        high=high,
+        low=float(low) if trials else None,
+        high=float(high) if trials else None,
         too_small=trials < MIN_TRIALS,
     )
 
@@ -149,13 +148,3 @@ def best_threshold(members: FloatArray, nonmembers: FloatArray) -> float:
     candidates, gain = values[last_of_ties], total[last_of_ties]
     best = int(np.argmax(gain))
     return float(candidates[best]) if gain[best] > 0 else float("inf")
-
-
-def clopper_pearson(successes: int, trials: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Exact two-sided confidence interval of a binomial rate (Clopper and Pearson 1934)."""
-    if not 0 <= successes <= trials or trials < 1:
-        raise InputError(f"{successes} successes of {trials} trials is no binomial outcome")
-    tail = (1 - confidence) / 2
-    low = 0.0 if successes == 0 else float(betaincinv(successes, trials - successes + 1, tail))
-    high = 1.0 if successes == trials else float(betaincinv(successes + 1, trials - successes, 1 - tail))
-    return low, high

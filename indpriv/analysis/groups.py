@@ -3,15 +3,32 @@
 A raw table alone misleads: where groups differ in their labels and labels differ in epsilon, the order of the groups
 can reverse within a label (Simpson's paradox). Label-standardised means ask what a group's mean epsilon would be if it
 had the label shares of the whole training set (direct standardisation).
+
+Intervals and tests take the examples of the run as a sample: they say how much the composition of a group matters, not
+how another training run of the same model would come out.
 """
 
+import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy import stats
 
+from indpriv.analysis.correlation import spearman
+from indpriv.analysis.group_rows import MIN_GROUP, GroupRow, Values, describe_groups
+from indpriv.analysis.resampling import (
+    CONFIDENCE,
+    Interval,
+    Resampled,
+    SpreadTest,
+    holm,
+    permutation_test,
+    resample_means,
+)
+from indpriv.checks import check_positive_int
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.partition import Partition, partition, to_floats
@@ -19,56 +36,53 @@ from indpriv.partition import Partition, partition, to_floats
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-MIN_GROUP = 10  # a mean over fewer examples says more about them than about the group
 _MAX_LABELS = 100  # more distinct labels than this is a regression target, not a class
 _MAX_WITHIN_ROWS = 20_000  # rows of all tables within label together; nobody reads more
-
-
-@dataclass(frozen=True)
-class GroupRow:
-    """One group of training examples.
-
-    Attributes:
-        name: the group; "(missing)" where the column has no value.
-        n, n_test: training and test examples.
-        mean, median, p95, p99, max: of epsilon; None in a group without training examples.
-        share_at_worst_case: share of its examples at the worst-case epsilon.
-        mean_loss: nats, over finite losses; losses_left_out counts the others.
-        train_accuracy, test_accuracy: share correct where known, else None.
-        too_small: fewer than ten training examples: too few to read.
-        standardised_mean: mean epsilon at the label shares of the whole training set; None where the group lacks a
-            label, or where labels are not classes.
-        lacks_labels: labels that no training example of the group has.
-        smallest_label_count: fewest training examples of the group with one label: what standardised_mean rests on.
-    """
-
-    name: str
-    n: int
-    n_test: int
-    mean: float | None
-    median: float | None
-    p95: float | None
-    p99: float | None
-    max: float | None
-    share_at_worst_case: float | None
-    mean_loss: float | None
-    losses_left_out: int
-    train_accuracy: float | None
-    test_accuracy: float | None
-    too_small: bool
-    standardised_mean: float | None = None
-    lacks_labels: tuple[str, ...] = ()
-    smallest_label_count: int | None = None
+_ORDERS = 9_999  # random orders that a rank correlation is held against; every order up to seven groups
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Mean epsilon of one group over that of another; value is None where undefined, and reason says why."""
+    """Mean epsilon of one group over that of another.
+
+    Attributes:
+        worst, best: the two groups.
+        value: None where undefined; reason says why.
+        interval: bootstrap interval for these two groups; that they were picked as the extremes is not in it.
+    """
 
     worst: str
     best: str
     value: float | None
     reason: str = ""
+    interval: Interval | None = None
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Permutation test of whether groups differ by more than chance.
+
+    Attributes:
+        p_value: of the farthest group of the table, corrected for the number of its groups (maxT).
+        corrected: the same corrected also for the number of groupings looked at (Holm).
+        permutations: drawn.
+    """
+
+    p_value: float
+    corrected: float
+    permutations: int
+
+
+@dataclass(frozen=True)
+class RankCorrelation:
+    """Spearman's correlation of test accuracy and mean epsilon over readable groups: below 0, the worse served are worse off.
+
+    p_value: two-sided, against every order of the groups, or against 9,999 random ones.
+    """
+
+    value: float
+    n_groups: int
+    p_value: float
 
 
 @dataclass(frozen=True)
@@ -82,166 +96,197 @@ class WithinLabel:
 
 @dataclass(frozen=True)
 class GroupTable:
-    """Groups of one column.
+    """Groups of one column, or of the combinations of several.
 
     Attributes:
-        by: the column, or what was asked for, e.g. "age:bins=10".
-        column: the column itself.
+        by: what was asked for, e.g. "race", "age:bins=10" or "race,sex".
+        columns: the columns themselves.
+        min_size: training examples below which a group is too small to read.
         rows: sorted by mean epsilon, worst first; groups without training examples last.
         ratio: raw ratio of the worst to the best readable group.
         standardised_ratio: the label-standardised ratio of the same two groups; below 1 the order reverses.
         standardised_spread: the largest label-standardised ratio of any two readable groups.
         lowest_accuracy_ratio: mean epsilon of the group with the lowest test accuracy over that with the highest.
+        accuracy_rank: do groups with worse accuracy have larger epsilon; None with fewer than three readable groups.
+        spread: test of the raw means; spread_within_label: of the means within label. None where nothing can be tested.
         reversed_labels: labels within which the order of the worst and the best group reverses.
         within_label: tables within each label; empty where by is the label, or labels are not classes.
         notes: what was left out, and why.
+        confidence: of every interval by itself; resamples: of the bootstrap; seed: of the resampling.
     """
 
     by: str
-    column: str
+    columns: tuple[str, ...]
+    min_size: int
     rows: tuple[GroupRow, ...]
     ratio: Ratio | None
     standardised_ratio: Ratio | None
     standardised_spread: Ratio | None
     lowest_accuracy_ratio: Ratio | None
+    accuracy_rank: RankCorrelation | None
+    spread: Spread | None
+    spread_within_label: Spread | None
     reversed_labels: tuple[str, ...]
     within_label: tuple[WithinLabel, ...]
     notes: tuple[str, ...]
+    confidence: float
+    resamples: int
+    seed: int
 
     @property
     def too_small(self) -> int:
-        """Number of groups with fewer than ten training examples."""
+        """Number of groups with too few training examples to read."""
         return sum(row.too_small for row in self.rows)
 
 
-@dataclass(frozen=True)
-class _Values:
-    """What is summarised by group: epsilon, worst case and loss of training examples, correct of both splits."""
+def group_tables(
+    table: EpsilonTable,
+    train: pd.DataFrame,
+    test: pd.DataFrame,
+    columns: Sequence[str],
+    *,
+    min_size: int = MIN_GROUP,
+    seed: int = 0,
+) -> tuple[GroupTable, ...]:
+    """One table for each entry of columns, their tests corrected for the number of groupings; see `group_table`."""
+    tables = [group_table(table, train, test, by, min_size=min_size, seed=seed) for by in columns]
+    for name in ("spread", "spread_within_label"):
+        spreads = {index: getattr(found, name) for index, found in enumerate(tables) if getattr(found, name)}
+        corrected = holm([spread.p_value for spread in spreads.values()])
+        for (index, spread), p_value in zip(spreads.items(), corrected, strict=True):
+            tables[index] = replace(tables[index], **{name: replace(spread, corrected=p_value)})
+    return tuple(tables)
 
-    epsilon: FloatArray
-    at_worst_case: NDArray[np.bool_]
-    loss: FloatArray
-    train_correct: FloatArray
-    test_correct: FloatArray
 
-    def select(self, train: NDArray[np.bool_], test: NDArray[np.bool_]) -> "_Values":
-        return _Values(
-            self.epsilon[train],
-            self.at_worst_case[train],
-            self.loss[train],
-            self.train_correct[train],
-            self.test_correct[test],
-        )
-
-
-def group_table(table: EpsilonTable, train: pd.DataFrame, test: pd.DataFrame, by: str) -> GroupTable:
-    """Compare the groups of one column.
+def group_table(
+    table: EpsilonTable,
+    train: pd.DataFrame,
+    test: pd.DataFrame,
+    by: str,
+    *,
+    min_size: int = MIN_GROUP,
+    seed: int = 0,
+) -> GroupTable:
+    """Compare the groups of one column, or of the combinations of several.
 
     Args:
         table: epsilons of the training examples.
         train: rows of the training examples in the table's order, as `ExampleTable.aligned` gives them.
         test: rows of the test examples; may be empty.
-        by: "label" or a metadata column; "column:bins=10" cuts a numeric column at its deciles.
+        by: "label" or a metadata column; "column:bins=10" cuts a numeric column at its deciles; "race,sex" takes every
+            combination.
+        min_size: groups with fewer training examples are marked as too small to read, and left out of ratios and tests.
+        seed: of the resampling: an analysis seed, not one of training.
 
     Raises:
         InputError: no such column, or a numeric column with many values and no bins.
     """
     if len(train) != len(table):
         raise InputError(f"train has {len(train)} rows for {len(table)} epsilons; pass the aligned training rows")
+    check_positive_int("min_size", min_size)
+    check_positive_int("seed", seed, minimum=0)
     groups = partition(train, test, by)
-    values = _Values(
+    values = Values(
         epsilon=table.epsilon,
         at_worst_case=table.at_worst_case,
         loss=to_floats(train["loss"]),
         train_correct=to_floats(train["correct"]),
         test_correct=to_floats(test["correct"]),
     )
-    rows = _rows(values, groups.train_codes, groups.test_codes, groups.names)
-    labels = partition(train, test, "label", max_values=None)
-    notes: tuple[str, ...] = ()
+    labels, notes = _labels(train, test, groups)
+    with_cells = labels is not None and len(labels.names) * len(groups.names) <= _MAX_WITHIN_ROWS
+    rng = np.random.default_rng([seed, zlib.crc32(by.encode("utf-8", "surrogatepass"))])
+    strata = np.zeros_like(groups.train_codes) if labels is None else labels.train_codes
+    means = resample_means(
+        values.epsilon,
+        groups.train_codes,
+        strata,
+        n_groups=len(groups.names),
+        shares=np.bincount(strata, minlength=1 if labels is None else len(labels.names)) / len(train),
+        with_cells=with_cells,
+        rng=rng,
+    )
+    rows = describe_groups(values, groups.train_codes, groups.test_codes, groups.names, min_size=min_size)
+    rows, tested, tested_within = _with_tests(rows, values.epsilon, groups, labels, rng)
+    rows = _with_intervals(rows, means.groups, table.worst_case_epsilon)
     within: tuple[WithinLabel, ...] = ()
-    if groups.column != "label" and len(labels.names) > _MAX_LABELS:
-        notes = (f"{len(labels.names)} distinct labels are too many for classes: no table within label",)
-    elif groups.column != "label":
-        rows = _standardised(rows, values.epsilon, groups, labels)
-        if len(labels.names) * len(groups.names) > _MAX_WITHIN_ROWS:
-            notes = (f"{len(groups.names)} groups and {len(labels.names)} labels are too many for tables within label",)
+    order = _order(rows)
+    if labels is not None:
+        rows = _standardised(rows, groups, labels, means.standardised, min_size, table.worst_case_epsilon)
+        if means.cells is not None:
+            within = _within_labels(values, groups, labels, order, means.cells, min_size, table.worst_case_epsilon)
         else:
-            within = _within_labels(values, groups, labels, _order(rows))
-    rows = [rows[index] for index in _order(rows)]
-    ratio = _ratio(rows, [row.mean for row in rows])
-    is_standardised = any(row.smallest_label_count is not None for row in rows)
+            notes += (
+                f"{len(groups.names)} groups and {len(labels.names)} labels are too many for tables within label",
+            )
+    positions = {rows[index].name: index for index in order}
+    rows = [rows[index] for index in order]
+    ratio = _with_interval(_ratio(rows, [row.mean for row in rows]), means.groups, positions)
+    standardised = None if labels is None else _standardised_pair(rows, ratio)
+    spread = None if labels is None else _ratio(rows, [row.standardised_mean for row in rows])
     return GroupTable(
         by=by,
-        column=groups.column,
+        columns=groups.columns,
+        min_size=min_size,
         rows=tuple(rows),
         ratio=ratio,
-        standardised_ratio=_standardised_pair(rows, ratio) if is_standardised else None,
-        standardised_spread=_ratio(rows, [row.standardised_mean for row in rows]) if is_standardised else None,
-        lowest_accuracy_ratio=_lowest_accuracy_ratio(rows),
+        standardised_ratio=_with_interval(standardised, means.standardised, positions),
+        standardised_spread=_with_interval(spread, means.standardised, positions),
+        lowest_accuracy_ratio=_with_interval(_lowest_accuracy_ratio(rows), means.groups, positions),
+        accuracy_rank=_accuracy_rank(rows, rng),
+        spread=_spread(tested),
+        spread_within_label=_spread(tested_within),
         reversed_labels=_reversed_labels(within, ratio),
         within_label=within,
         notes=notes,
+        confidence=CONFIDENCE,
+        resamples=means.draws,
+        seed=seed,
     )
 
 
-def _rows(values: _Values, train_codes: IntArray, test_codes: IntArray, names: Sequence[str]) -> list[GroupRow]:
-    """One row per name, in the order of names; every quantity in one pass over all groups."""
-    size = len(names)
-    n = np.bincount(train_codes, minlength=size)
-    quantiles = _quantiles(values.epsilon, train_codes, n, (0.5, 0.95, 0.99, 1.0))
-    mean = _means(values.epsilon, train_codes, size)
-    worst = _means(values.at_worst_case.astype(np.float64), train_codes, size)
-    loss = _means(values.loss, train_codes, size)
-    odd_losses = np.bincount(train_codes[~np.isfinite(values.loss)], minlength=size)
-    train_accuracy = _means(values.train_correct, train_codes, size)
-    test_accuracy = _means(values.test_correct, test_codes, size)
-    n_test = np.bincount(test_codes, minlength=size)
+def _labels(train: pd.DataFrame, test: pd.DataFrame, groups: Partition) -> tuple[Partition | None, tuple[str, ...]]:
+    """The labels to compare within, and why there are none."""
+    if "label" in groups.columns:
+        return None, ()
+    labels = partition(train, test, "label", max_values=None)
+    if len(labels.names) > _MAX_LABELS:
+        return None, (f"{len(labels.names)} distinct labels are too many for classes: no table within label",)
+    return labels, ()
+
+
+def _with_intervals(rows: Sequence[GroupRow], means: Resampled, top: float) -> list[GroupRow]:
+    """Rows with bootstrap intervals of their means, which lie between 0 and the worst case; none where too small."""
     return [
-        GroupRow(
-            name=name,
-            n=int(n[index]),
-            n_test=int(n_test[index]),
-            mean=mean[index],
-            median=quantiles[0][index],
-            p95=quantiles[1][index],
-            p99=quantiles[2][index],
-            max=quantiles[3][index],
-            share_at_worst_case=worst[index],
-            mean_loss=loss[index],
-            losses_left_out=int(odd_losses[index]),
-            train_accuracy=train_accuracy[index],
-            test_accuracy=test_accuracy[index],
-            too_small=bool(n[index] < MIN_GROUP),
-        )
-        for index, name in enumerate(names)
+        row if row.too_small else replace(row, mean_interval=interval)
+        for row, interval in zip(rows, means.intervals(0.0, top), strict=True)
     ]
 
 
-def _means(values: FloatArray, codes: IntArray, size: int) -> list[float | None]:
-    """Mean of the finite values of each group; None where there are none."""
-    known = np.isfinite(values)
-    counts = np.bincount(codes[known], minlength=size)
-    sums = np.bincount(codes[known], weights=values[known], minlength=size)
-    return [float(total / count) if count else None for total, count in zip(sums, counts, strict=True)]
+def _with_tests(
+    rows: list[GroupRow], epsilon: FloatArray, groups: Partition, labels: Partition | None, rng: np.random.Generator
+) -> tuple[list[GroupRow], SpreadTest | None, SpreadTest | None]:
+    """Rows with p-values, the test of the raw means, and that of the means within label."""
+    readable = np.array([not row.too_small for row in rows])
+    raw = permutation_test(epsilon, groups.train_codes, np.zeros_like(groups.train_codes), tested=readable, rng=rng)
+    if raw is not None:
+        rows = [replace(row, p_value=p_value) for row, p_value in zip(rows, raw.adjusted, strict=True)]
+    if labels is None:
+        return rows, raw, None
+    within = permutation_test(epsilon, groups.train_codes, labels.train_codes, tested=readable, rng=rng)
+    if within is not None:
+        rows = [replace(row, p_value_within_label=p_value) for row, p_value in zip(rows, within.adjusted, strict=True)]
+    return rows, raw, within
 
 
-def _quantiles(
-    values: FloatArray, codes: IntArray, counts: IntArray, probabilities: Sequence[float]
-) -> list[list[float | None]]:
-    """Quantiles of each group (linear interpolation, as numpy's); None in an empty group."""
-    ordered = values[np.lexsort((values, codes))]
-    ends = np.cumsum(counts)
-    starts = ends - counts
-    found = []
-    for probability in probabilities:
-        position = starts + probability * np.maximum(counts - 1, 0)
-        low = np.floor(position).astype(np.int64)
-        high = np.minimum(low + 1, np.maximum(ends - 1, starts))
-        low, high = (np.minimum(index, len(ordered) - 1) for index in (low, high))
-        quantile = ordered[low] + (position - np.floor(position)) * (ordered[high] - ordered[low])
-        found.append([float(value) if count else None for value, count in zip(quantile, counts, strict=True)])
-    return found
+def _spread(test: SpreadTest | None) -> Spread | None:
+    return None if test is None else Spread(test.p_value, test.p_value, test.permutations)
+
+
+def _with_interval(ratio: Ratio | None, means: Resampled, positions: dict[str, int]) -> Ratio | None:
+    if ratio is None or ratio.value is None:
+        return ratio
+    return replace(ratio, interval=means.ratio(positions[ratio.worst], positions[ratio.best]))
 
 
 def _order(rows: Sequence[GroupRow]) -> list[int]:
@@ -272,40 +317,60 @@ def _quotient(worst: str, best: str, high: float | None, low: float | None) -> R
     return Ratio(worst, best, high / low)
 
 
-def _standardised(rows: list[GroupRow], epsilon: FloatArray, groups: Partition, labels: Partition) -> list[GroupRow]:
+def _standardised(
+    rows: Sequence[GroupRow], groups: Partition, labels: Partition, means: Resampled, min_size: int, top: float
+) -> list[GroupRow]:
     """Rows with label-standardised means, at the label shares of the whole training set."""
     n_groups, n_labels = len(groups.names), len(labels.names)
     cells = groups.train_codes * n_labels + labels.train_codes
-    shape = (n_groups, n_labels)
-    counts = np.bincount(cells, minlength=n_groups * n_labels).reshape(shape)
-    sums = np.bincount(cells, weights=epsilon, minlength=n_groups * n_labels).reshape(shape)
+    counts = np.bincount(cells, minlength=n_groups * n_labels).reshape(n_groups, n_labels)
     present = np.flatnonzero(counts.sum(axis=0))
-    counts, sums = counts[:, present], sums[:, present]
-    share = counts.sum(axis=0) / counts.sum()
-    means = (sums / np.maximum(counts, 1)) @ share
-    lacking = counts == 0
+    counts = counts[:, present]
+    smallest = counts.min(axis=1)
+    intervals = means.intervals(0.0, top)
     return [
-        GroupRow(
-            **{
-                **vars(row),
-                "standardised_mean": None if lacking[index].any() else float(means[index]),
-                "lacks_labels": tuple(labels.names[present[j]] for j in np.flatnonzero(lacking[index])),
-                "smallest_label_count": int(counts[index].min()),
-            }
+        replace(
+            row,
+            standardised_mean=float(means.estimate[index]) if smallest[index] else None,
+            standardised_interval=intervals[index] if smallest[index] >= min_size else None,
+            lacks_labels=tuple(labels.names[present[j]] for j in np.flatnonzero(counts[index] == 0)),
+            smallest_label_count=int(smallest[index]),
         )
         for index, row in enumerate(rows)
     ]
 
 
 def _within_labels(
-    values: _Values, groups: Partition, labels: Partition, order: Sequence[int]
+    values: Values,
+    groups: Partition,
+    labels: Partition,
+    order: Sequence[int],
+    cells: Resampled,
+    min_size: int,
+    top: float,
 ) -> tuple[WithinLabel, ...]:
     tables = []
+    n_labels = len(labels.names)
     for code, label in enumerate(labels.names):
         train, test = labels.train_codes == code, labels.test_codes == code
-        rows = _rows(values.select(train, test), groups.train_codes[train], groups.test_codes[test], groups.names)
+        rows = describe_groups(
+            values.select(train, test),
+            groups.train_codes[train],
+            groups.test_codes[test],
+            groups.names,
+            min_size=min_size,
+        )
+        own = Resampled(
+            cells.estimate[code::n_labels],
+            cells.error[code::n_labels],
+            cells.draws[:, code::n_labels],
+            cells.draw_errors[:, code::n_labels],
+        )
+        rows = _with_intervals(rows, own, top)
+        positions = {row.name: index for index, row in enumerate(rows)}
         ordered = tuple(rows[index] for index in order)
-        tables.append(WithinLabel(label, ordered, _ratio(ordered, [row.mean for row in ordered])))
+        ratio = _with_interval(_ratio(ordered, [row.mean for row in ordered]), own, positions)
+        tables.append(WithinLabel(label, ordered, ratio))
     return tuple(tables)
 
 
@@ -316,14 +381,40 @@ def _standardised_pair(rows: Sequence[GroupRow], ratio: Ratio | None) -> Ratio |
     return _quotient(ratio.worst, ratio.best, means[ratio.worst], means[ratio.best])
 
 
+def _with_accuracy(rows: Sequence[GroupRow]) -> list[GroupRow]:
+    """Groups large enough to read in training and test, by test accuracy, lowest first."""
+    readable = [row for row in rows if not row.too_small and row.test_accuracy is not None and row.n_test >= MIN_GROUP]
+    return sorted(readable, key=lambda row: (row.test_accuracy or 0.0, row.name))
+
+
 def _lowest_accuracy_ratio(rows: Sequence[GroupRow]) -> Ratio | None:
     """The paper's headline: do groups with worse accuracy have worse privacy?"""
-    readable = [row for row in rows if not row.too_small and row.test_accuracy is not None and row.n_test >= MIN_GROUP]
-    if len(readable) < 2:
+    ordered = _with_accuracy(rows)
+    if len(ordered) < 2:
         return None
-    ordered = sorted(readable, key=lambda row: (row.test_accuracy or 0.0, row.name))
     low, high = ordered[0], ordered[-1]
     return _quotient(low.name, high.name, low.mean, high.mean)
+
+
+def _accuracy_rank(rows: Sequence[GroupRow], rng: np.random.Generator) -> RankCorrelation | None:
+    ordered = _with_accuracy(rows)
+    accuracy = np.array([row.test_accuracy for row in ordered], dtype=np.float64)
+    epsilon = np.array([row.mean for row in ordered], dtype=np.float64)
+    value = spearman(accuracy, epsilon) if len(ordered) else None
+    if value is None:
+        return None
+    ranks = stats.rankdata(accuracy)
+    centred = stats.rankdata(epsilon) - (len(ordered) + 1) / 2
+    found = stats.permutation_test(
+        (ranks,),
+        lambda order, axis: np.sum(order * centred, axis=axis),
+        permutation_type="pairings",
+        vectorized=True,
+        n_resamples=_ORDERS,
+        batch=max(1, int(1e6) // len(ordered)),
+        rng=rng,
+    )
+    return RankCorrelation(value, len(ordered), float(found.pvalue))
 
 
 def _reversed_labels(within: Sequence[WithinLabel], ratio: Ratio | None) -> tuple[str, ...]:

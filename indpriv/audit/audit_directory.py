@@ -2,16 +2,18 @@
 
 import stat
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from indpriv.analysis.groups import GroupTable, group_table
+from indpriv.analysis.group_rows import MIN_GROUP
+from indpriv.analysis.groups import GroupTable, group_tables
 from indpriv.analysis.summary import AuditSummary, to_plain
 from indpriv.audit.findings import choose_groups
 from indpriv.audit.run_directory import EXAMPLES, EXAMPLES_NON_DP, Evidence
+from indpriv.checks import check_choice
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError, PrivacyWarning
 from indpriv.example_table import ExampleTable
@@ -86,18 +88,39 @@ def read_summary(audit_dir: Path) -> dict[str, Any]:
     return dict(summary)
 
 
-def groups_json(audit_dir: Path, by: Sequence[str]) -> list[dict[str, Any]]:
-    """The tables of `groups_of` as JSON values, each with what its epsilons mean."""
-    tables = groups_of(audit_dir, by)
-    summary = read_summary(Path(audit_dir))
-    meaning = {name: summary[name] for name in ("sensitive", "disclaimer", "meaning", "claim")}
-    meaning["worst_case_epsilon"] = summary["guarantee"]["worst_case_epsilon"]
-    return [{**meaning, **to_plain(table)} for table in tables]
+def groups_of(
+    audit_dir: Path, by: Sequence[str], *, within: str | None = None, min_size: int = MIN_GROUP
+) -> tuple[GroupTable, ...]:
+    """Group tables of an audit directory for any columns; default the label and every metadata column.
 
-
-def groups_of(audit_dir: Path, by: Sequence[str]) -> tuple[GroupTable, ...]:
-    """Group tables of an audit directory for any columns; default the label and every metadata column."""
+    Args:
+        audit_dir: what `audit` wrote.
+        by: see `indpriv.analysis.groups.group_table`.
+        within: "label" where only tables within label are wanted: groupings that have none are then refused.
+        min_size: training examples below which a group is too small to read.
+    """
     table, examples = read_audit(Path(audit_dir))
     train = examples.aligned(table.example_ids)
     columns, _ = choose_groups(train, by, ())
-    return tuple(group_table(table, train, examples.test, column) for column in columns)
+    if within is not None:
+        check_choice("within", within, ("label",))
+        columns = list(by) or [column for column in columns if column != "label"]
+    tables = group_tables(table, train, examples.test, columns, min_size=min_size)
+    if within is not None:
+        for found in tables:
+            if not found.within_label:
+                raise InputError(f"--by {found.by} has no table within label{_because(found)}; leave out --within")
+    return tables
+
+
+def _because(table: GroupTable) -> str:
+    if "label" in table.columns:
+        return ": it groups by the label itself"
+    return f": {table.notes[0]}" if table.notes else ""
+
+
+def groups_json(tables: Sequence[GroupTable], summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Group tables as JSON values, each with what its epsilons mean; summary is the content of audit.json."""
+    meaning = {name: summary[name] for name in ("sensitive", "disclaimer", "meaning", "claim")}
+    meaning["worst_case_epsilon"] = summary["guarantee"]["worst_case_epsilon"]
+    return [{**meaning, **to_plain(table)} for table in tables]

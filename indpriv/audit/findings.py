@@ -15,7 +15,7 @@ from indpriv.analysis.disclosures import disclosures, hazards
 from indpriv.analysis.distribution import describe
 from indpriv.analysis.empirical import ThresholdAttack, threshold_attack
 from indpriv.analysis.fidelity import Fidelity
-from indpriv.analysis.groups import GroupTable, group_table
+from indpriv.analysis.groups import GroupTable, group_tables
 from indpriv.analysis.guarantee import guarantee_of
 from indpriv.analysis.loss import LossRelation, relate_to_loss
 from indpriv.analysis.summary import AuditSummary, Range, RunFacts
@@ -61,7 +61,7 @@ def summarise(
         columns, left_out = choose_groups(train, by, evidence.declared.groups)
         missing += left_out
         loss = relate_to_loss(table, to_floats(train["loss"]))
-        groups = tuple(group_table(table, train, evidence.examples.test, column) for column in columns)
+        groups = group_tables(table, train, evidence.examples.test, columns, seed=seed)
         attacks = _attacks(evidence, columns, seed)
     elif by:
         raise InputError(f"--by {by[0]}: this run has no {EXAMPLES}, which holds the groups; audit it without --by")

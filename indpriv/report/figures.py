@@ -11,7 +11,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullForm
 
 from indpriv.analysis.distribution import Distribution
 from indpriv.analysis.fidelity import Fidelity
-from indpriv.analysis.groups import MIN_GROUP, GroupRow, GroupTable
+from indpriv.analysis.group_rows import MIN_GROUP, GroupRow
+from indpriv.analysis.groups import GroupTable
 from indpriv.analysis.loss import LossBins, LossRelation
 from indpriv.formatting import format_epsilon, format_number, format_share
 from indpriv.report.svg import ACCENT, INK, MUTED, RULE, SECOND, WARN, new_figure, placeholder, style, to_svg

@@ -11,7 +11,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from indpriv.analysis.empirical import MIN_TRIALS, AttackRow, ThresholdAttack
-from indpriv.analysis.groups import MIN_GROUP, GroupRow, GroupTable
+from indpriv.analysis.group_rows import MIN_GROUP, GroupRow
+from indpriv.analysis.groups import GroupTable
 from indpriv.analysis.guarantee import true_positive_bound
 from indpriv.analysis.summary import SENSITIVE, AuditSummary
 from indpriv.epsilon_table import DISCLAIMER

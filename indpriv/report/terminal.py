@@ -15,11 +15,20 @@ from rich.text import Text
 
 from indpriv.analysis.empirical import ThresholdAttack
 from indpriv.analysis.fidelity import Fidelity
-from indpriv.analysis.groups import GroupRow, GroupTable
+from indpriv.analysis.group_rows import GroupRow
+from indpriv.analysis.groups import GroupTable
+from indpriv.analysis.resampling import Interval
 from indpriv.analysis.summary import SENSITIVE, AuditSummary
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.evidence import FAILED, NOT_CHECKED, PASSED
-from indpriv.formatting import format_delta, format_epsilon, format_number, format_share
+from indpriv.formatting import (
+    format_delta,
+    format_epsilon,
+    format_interval,
+    format_number,
+    format_p_value,
+    format_share,
+)
 
 _KEY_WIDTH = 11
 _INDENT = (0, 0, 0, 2)
@@ -61,13 +70,14 @@ def print_audit(summary: AuditSummary, console: Console) -> None:
         _section(console, "MISSING", [clean(text) for text in summary.missing])
 
 
-def print_groups(tables: Sequence[GroupTable], audit: Mapping[str, Any], console: Console) -> None:
+def print_groups(tables: Sequence[GroupTable], audit: Mapping[str, Any], console: Console, *, raw: bool = True) -> None:
     """Print whole group tables.
 
     Args:
         tables: from `indpriv.audit.groups_of`.
         audit: the content of audit.json: what the epsilons mean.
         console: where to.
+        raw: also the tables over all labels, not only those within label.
     """
     console.print(Text(SENSITIVE, style="bold red"))
     console.print(Text(f"individual epsilon ({audit['claim']}), {audit['meaning']}"))
@@ -77,8 +87,9 @@ def print_groups(tables: Sequence[GroupTable], audit: Mapping[str, Any], console
     console.print(Text(DISCLAIMER, style="italic"))
     for table in tables:
         console.print()
-        _print_table(f"{clean(table.by)}, all labels", table.rows, console, standardised=bool(table.within_label))
-        for line in _ratio_lines(table):
+        if raw:
+            _print_table(f"{clean(table.by)}, all labels", table.rows, console, standardised=_is_standardised(table))
+        for line in [*_ratio_lines(table), *_test_lines(table)]:
             console.print(Padding(line, _INDENT))
         for within in table.within_label:
             _print_table(f"{clean(table.by)} among {clean(within.label)}", within.rows, console, standardised=False)
@@ -150,7 +161,7 @@ def _run_lines(summary: AuditSummary) -> list[str | Text]:
 
 def _first_tables(tables: Sequence[GroupTable]) -> list[GroupTable]:
     """The tables of the first screen: those whose order reverses first, the label's last, at most two."""
-    ordered = sorted(tables, key=lambda table: (table.column == "label", not table.reversed_labels))
+    ordered = sorted(tables, key=lambda table: ("label" in table.columns, not table.reversed_labels))
     return ordered[:_FIRST_SCREEN_TABLES]
 
 
@@ -198,10 +209,10 @@ def _ratio_lines(table: GroupTable) -> list[Text]:
     lines = []
     ratio, standardised = table.ratio, table.standardised_ratio
     if ratio is not None and ratio.value is not None:
-        text = f"{clean(ratio.worst)}/{clean(ratio.best)}: raw {ratio.value:.2f}"
+        text = f"{clean(ratio.worst)}/{clean(ratio.best)}: raw {ratio.value:.2f}{_behind(ratio.interval)}"
         if standardised is not None:
             value = (
-                f"{standardised.value:.2f}"
+                f"{standardised.value:.2f}{_behind(standardised.interval)}"
                 if standardised.value is not None
                 else f"none ({clean(standardised.reason)})"
             )
@@ -212,8 +223,40 @@ def _ratio_lines(table: GroupTable) -> list[Text]:
         else:
             lines.append(Text(text))
     if table.too_small:
-        lines.append(Text(f"{table.too_small:,} groups have fewer than 10 examples: too few to read"))
+        lines.append(Text(f"{table.too_small:,} groups have fewer than {table.min_size} examples: too few to read"))
     return lines
+
+
+def _test_lines(table: GroupTable) -> list[Text]:
+    """What the tests and the paper's headline say of a table."""
+    lines = []
+    for spread, what in ((table.spread, "group means"), (table.spread_within_label, "means within label")):
+        if spread is not None:
+            lines.append(
+                f"{what} differ by more than chance: p {format_p_value(spread.corrected)} (permutation test, corrected "
+                "for all groups and groupings)"
+            )
+    headline, rank = table.lowest_accuracy_ratio, table.accuracy_rank
+    if headline is not None and headline.value is not None:
+        lines.append(
+            f"lowest over highest test accuracy, {clean(headline.worst)}/{clean(headline.best)}: mean epsilon "
+            f"{headline.value:.2f}{_behind(headline.interval)}"
+        )
+    if rank is not None:
+        lines.append(
+            f"rank correlation of test accuracy and mean epsilon: {rank.value:.2f} over {rank.n_groups} groups, p "
+            f"{format_p_value(rank.p_value)}"
+        )
+    return [Text(line) for line in lines]
+
+
+def _behind(interval: Interval | None) -> str:
+    """An interval as it stands behind its figure; nothing where there is none."""
+    return "" if interval is None else f" {format_interval(interval.low, interval.high)}"
+
+
+def _is_standardised(table: GroupTable) -> bool:
+    return any(row.smallest_label_count is not None for row in table.rows)
 
 
 def _attack_lines(attacks: Sequence[ThresholdAttack]) -> list[str | Text]:
@@ -255,9 +298,10 @@ def _fidelity_lines(rows: Sequence[Fidelity]) -> list[str | Text]:
 
 
 def _print_table(title: str, rows: Sequence[GroupRow], console: Console, *, standardised: bool) -> None:
-    columns = ["n", "mean", "median", "95 %", "99 %", "max", "at worst", "loss", "train acc.", "test acc."]
+    columns = ["n", "mean", "interval", "to best", "p", "median", "95 %", "99 %", "max", "at worst", "loss"]
+    columns += ["train acc.", "test acc."]
     if standardised:
-        columns.insert(2, "label-stand.")
+        columns[3:3] = ["label-stand.", "interval"]
     grid = Table(
         title=Text(title), title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="bold"
     )
@@ -265,9 +309,10 @@ def _print_table(title: str, rows: Sequence[GroupRow], console: Console, *, stan
     for column in columns:
         grid.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        cells = [f"{row.n:,}", format_epsilon(row.mean)]
+        cells = [f"{row.n:,}", format_epsilon(row.mean), _behind(row.mean_interval).strip() or "–"]
         if standardised:
-            cells.append(format_epsilon(row.standardised_mean))
+            cells += [format_epsilon(row.standardised_mean), _behind(row.standardised_interval).strip() or "–"]
+        cells += [format_number(row.ratio_to_best), "–" if row.p_value is None else format_p_value(row.p_value)]
         cells += [format_epsilon(value) for value in (row.median, row.p95, row.p99, row.max)]
         cells += [format_share(row.share_at_worst_case), format_number(row.mean_loss)]
         cells += [format_share(row.train_accuracy, 1), format_share(row.test_accuracy, 1)]

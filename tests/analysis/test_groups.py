@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indpriv.analysis.groups import MIN_GROUP, group_table
+from indpriv.analysis.group_rows import MIN_GROUP
+from indpriv.analysis.groups import group_table, group_tables
 from indpriv.errors import InputError
 from synthetic import epsilon_table, rows
 
@@ -152,9 +153,9 @@ def test_ten_thousand_groups_are_quick():
     rng = np.random.default_rng(0)
     n = 100_000
     group = rng.integers(0, 10_000, n).astype(str)
-    start = time.perf_counter()
+    start = time.process_time()
     found = table_of(rng.random(n), rng.integers(0, 10, n), group)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 8  # 4 s of it resample
     assert len(found.rows) == 10_000
     assert "too many for tables within label" in found.notes[0]
     assert found.standardised_ratio is not None
@@ -163,3 +164,78 @@ def test_ten_thousand_groups_are_quick():
 def test_rows_must_be_aligned():
     with pytest.raises(InputError, match="train has 2 rows for 1 epsilons"):
         group_table(epsilon_table([1.0]), rows("train", [0, 1], group=["a", "b"]), NOBODY, "group")
+
+
+def test_every_mean_and_ratio_has_an_interval():
+    found = table_of(*simpson())
+    for row in found.rows:
+        assert row.mean_interval.low < row.mean < row.mean_interval.high
+        # Within a label nothing varies, so that nothing is left to resample once the label shares are fixed.
+        assert row.standardised_interval is None
+    assert found.ratio.interval.low < found.ratio.value < found.ratio.interval.high
+    assert [row.ratio_to_best for row in found.rows] == [pytest.approx(2.2 / 1.6), 1.0]
+    assert found.confidence == 0.95
+
+
+def test_what_cannot_be_read_has_no_interval_and_no_p_value():
+    rng = np.random.default_rng(0)
+    group = ["a"] * 20 + ["b"] * 20 + ["c"] * (MIN_GROUP - 1)
+    found = table_of(rng.random(49), [0] * 49, group)
+    small = next(row for row in found.rows if row.name == "c")
+    assert (small.mean_interval, small.p_value, small.p_value_within_label) == (None, None, None)
+    assert all(row.mean_interval and row.p_value for row in found.rows if row.name != "c")
+    constant = table_of(np.ones(40), [0] * 40, group[:40])
+    assert (constant.spread, constant.spread_within_label, constant.rows[0].mean_interval) == (None, None, None)
+
+
+def test_the_least_size_can_be_chosen():
+    train = rows("train", [0] * 8, group=["a"] * 4 + ["b"] * 4)
+    found = group_table(epsilon_table(np.arange(8.0)), train, NOBODY, "group", min_size=3)
+    assert found.too_small == 0
+    assert found.ratio.worst == "b"
+    with pytest.raises(InputError, match="min_size=0"):
+        group_table(epsilon_table(np.arange(8.0)), train, NOBODY, "group", min_size=0)
+
+
+def test_a_difference_that_labels_explain_is_gone_within_them():
+    rng = np.random.default_rng(1)
+    group = np.repeat(["a", "b"], 200)
+    label = rng.random(400) < np.where(group == "a", 0.8, 0.2)
+    found = table_of(label + rng.exponential(0.3, 400), label, group)
+    assert found.spread.p_value == found.spread.corrected <= 0.001
+    assert found.spread_within_label.p_value > 0.05
+    assert found.rows[0].p_value <= 0.001 < 0.05 < found.rows[0].p_value_within_label
+
+
+def test_tests_are_corrected_for_the_number_of_groupings():
+    rng = np.random.default_rng(2)
+    noise = {f"noise{number}": rng.integers(0, 2, 100).astype(str) for number in range(3)}
+    train = rows("train", [0] * 100, group=["a", "b"] * 50, **noise)
+    found = group_tables(epsilon_table(np.tile([1.0, 2.0], 50) + rng.random(100)), train, NOBODY, ["group", *noise])
+    assert found[0].spread.p_value == 0.001
+    assert found[0].spread.corrected == pytest.approx(0.004)
+    assert all(table.spread.corrected >= table.spread.p_value for table in found)
+    assert group_tables(epsilon_table(np.ones(100)), train, NOBODY, []) == ()
+
+
+def test_combinations_of_columns():
+    _, label, _ = simpson()
+    train = rows("train", label, sex=["f", "m"] * 100, age=np.arange(200))
+    found = group_table(epsilon_table(np.arange(200.0)), train, NOBODY, "sex,age:bins=2")
+    assert found.columns == ("sex", "age")
+    assert {row.name: row.n for row in found.rows} == {
+        "f × < 99": 50, "m × < 99": 49, "f × >= 99": 50, "m × >= 99": 51
+    }  # fmt: skip
+    by_label = group_table(epsilon_table(np.arange(200.0)), train, NOBODY, "sex,label")
+    assert (by_label.within_label, by_label.spread_within_label) == ((), None)
+
+
+def test_worse_accuracy_and_worse_epsilon_go_together():
+    group = np.repeat(list("abcdef"), 20)
+    epsilon = np.repeat(np.arange(6.0), 20) + np.tile([0.0, 0.5], 60)
+    correct = [index % 20 >= 2 * "abcdef".index(name) for index, name in enumerate(group)]
+    test = rows("test", [0] * 120, group=group, correct=correct)
+    rank = table_of(epsilon, [0] * 120, group, test=test).accuracy_rank
+    assert (rank.value, rank.n_groups) == (pytest.approx(-1.0), 6)
+    assert rank.p_value == pytest.approx(2 / 720)  # two of the 6! orders are as extreme
+    assert table_of(epsilon[:40], [0] * 40, group[:40], test=test).accuracy_rank is None

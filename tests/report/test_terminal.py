@@ -51,7 +51,7 @@ def test_the_first_screen_has_its_parts_in_order(summary):
 
 
 def test_the_table_has_the_figures_of_the_summary(summary):
-    table = next(table for table in summary.groups if table.column == "sex")
+    table = next(table for table in summary.groups if table.by == "sex")
     text = screen(summary)
     for row in table.rows:
         line = next(line for line in text.splitlines() if line.startswith(f"  {row.name} "))
@@ -62,7 +62,7 @@ def test_the_table_has_the_figures_of_the_summary(summary):
 @pytest.mark.parametrize("width", [30, 50, 60, 80, 200])
 def test_no_figure_is_cut_off_at_any_width(summary, width):
     text = screen(summary, width)
-    table = next(table for table in summary.groups if table.column == "sex")
+    table = next(table for table in summary.groups if table.by == "sex")
     for row in table.rows:
         assert re.search(rf"^  {row.name} .* {100 * row.test_accuracy:.1f} %$", text, flags=re.MULTILINE)
     groups = screen([table], width, print_groups, summary.to_json())
