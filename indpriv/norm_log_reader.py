@@ -51,6 +51,11 @@ class LogState:
         """Number of record files."""
         return len(self.records) + len(self.exact) + len(self.free)
 
+    @property
+    def replayed(self) -> bool:
+        """Whether the norms were taken from checkpoints, and nobody watched the training."""
+        return any("replayed" in evidence for evidence in self.evidence)
+
     def checks(self) -> list[Check]:
         """Assumptions held against the last counts of every recording session (a resumed run has several)."""
         return evidence_checks(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from indpriv.errors import InputError
-from indpriv.example_table import check_metadata
+from indpriv.example_table import ExampleTable, check_metadata
 from indpriv.norm_log import check_norms
 from indpriv.recording.norms import LossFn, NormPass, check_losses, kept_random_state
 
@@ -95,6 +95,25 @@ def norms_of(
         )
     check_norms(result, expected_ids)
     return result, targets_hash.hexdigest()
+
+
+def example_table(
+    model: nn.Module,
+    loss_fn: LossFn,
+    train: Examples,
+    test: Examples | None,
+    *,
+    ids: NDArray[np.generic],
+    unit_ids: NDArray[np.generic] | None,
+    metadata: pd.DataFrame | None,
+    test_metadata: pd.DataFrame | None,
+) -> ExampleTable:
+    """The ExampleTable of a final model in eval mode; test examples are numbered from 0."""
+    rows = [final_rows(model, loss_fn, train, split="train", ids=ids, unit_ids=unit_ids, metadata=metadata)]
+    if test is not None:
+        numbers = np.arange(len(test))
+        rows.append(final_rows(model, loss_fn, test, split="test", ids=numbers, unit_ids=None, metadata=test_metadata))
+    return ExampleTable(pd.concat(rows, ignore_index=True))
 
 
 def final_rows(

@@ -1,0 +1,232 @@
+"""Checkpoint files as people leave them: read without running anything in them. What they hold is sensitive.
+
+A pickle is a program. Only zip archives of torch.save whose pickle names nothing but tensors and plain containers, and
+safetensors, are read; everything else is refused with what to do.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import pickletools
+import struct
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from indpriv.errors import InputError
+
+SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".tar")
+_WEIGHTS = (
+    "model.safetensors",
+    "pytorch_model.bin",
+    "adapter_model.safetensors",
+)  # of a Hugging Face checkpoint folder
+_TRAINER_STATE = "trainer_state.json"
+_SAVE_AGAIN = (
+    "load it where you trust it and save the tensors alone: torch.save(model.state_dict(), path), or "
+    "safetensors.torch.save_file(model.state_dict(), path)"
+)
+
+# What a pickle of tensors, containers and numbers names. torch's own safe loader also allows constructors that take a
+# size (bytearray, torch.FloatTensor, ...), with which a file of a hundred bytes fills the memory.
+_HARMLESS = {
+    "collections OrderedDict",
+    "collections Counter",
+    "_codecs encode",
+    "__builtin__ set",
+    "builtins set",
+    "__builtin__ complex",
+    "builtins complex",
+    "torch Size",
+    "torch device",
+    "torch.serialization _get_layout",
+    "torch.nn.parameter Parameter",
+    "torch._utils _rebuild_tensor",
+    "torch._utils _rebuild_tensor_v2",
+    "torch._utils _rebuild_tensor_v3",
+    "torch._utils _rebuild_parameter",
+}
+_UNUSUAL = ("STACK_GLOBAL", "INST", "OBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4")  # further ways to name a class
+_READING_ERRORS = (
+    RuntimeError,  # torch's reader: truncated archives, storages out of bounds, allocation
+    pickle.UnpicklingError,
+    EOFError,
+    OSError,
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    AssertionError,
+    MemoryError,
+    struct.error,
+)
+
+
+@dataclass(frozen=True)
+class Content:
+    """What one checkpoint holds.
+
+    Attributes:
+        path: the file, or the folder of a Hugging Face checkpoint.
+        values: the object that was saved; tensors are mapped from the file, not read into memory.
+        step: what a trainer's own record beside the weights says, None without one.
+    """
+
+    path: Path
+    values: Any
+    step: int | None = None
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a path looks like a checkpoint: a file with a usual suffix, or a folder with weights."""
+    if path.name.startswith("."):
+        return False
+    return bool(_weights_of(path)) if path.is_dir() else path.suffix in SUFFIXES and path.is_file()
+
+
+def read_content(path: Path) -> Content:
+    """Read a checkpoint without running anything in it; tensors stay in the file until they are used.
+
+    Args:
+        path: a file of torch.save or safetensors, or a folder with `model.safetensors` or `pytorch_model.bin`, whole or
+            in shards.
+
+    Raises:
+        InputError: damaged, too large for its size, or of a kind whose reading would run code; says what to do.
+    """
+    if not path.is_dir():
+        return _read_file(path)
+    values: dict[str, Any] = {}
+    for file in _weights_of(path):
+        part = _read_file(file).values
+        if not isinstance(part, Mapping):
+            raise InputError(f"{file} holds a {type(part).__name__}, not tensors by name; {_SAVE_AGAIN}")
+        values.update(part)
+    return Content(path, values, _trainer_step(path / _TRAINER_STATE))
+
+
+def _read_file(path: Path) -> Content:
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)
+    _check_archive(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            values = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except _READING_ERRORS as error:
+        raise _refusal(path, _first_line(error)) from error
+    return Content(path, values)
+
+
+def _read_safetensors(path: Path) -> Content:
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            metadata = file.metadata() or {}
+    except (SafetensorError, *_READING_ERRORS) as error:
+        raise InputError(f"{path} is no readable safetensors file: {_first_line(error)}; save it again") from error
+    step = metadata.get("step", metadata.get("global_step", ""))
+    return Content(path, tensors, int(step) if step.isdecimal() and len(step) < 19 else None)
+
+
+def _check_archive(path: Path) -> None:
+    """Refuse what is no plain archive of torch.save, before torch reads any of it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            reason = _suspicion(archive, path.stat().st_size)
+    except zipfile.BadZipFile:
+        empty = not path.stat().st_size
+        reason = "it is empty" if empty else "it is cut off, or no archive of torch.save (since PyTorch 1.6)"
+    except (OSError, ValueError, RuntimeError, NotImplementedError, EOFError, IndexError, struct.error) as error:
+        reason = f"it is damaged ({_first_line(error)})"
+    if reason:
+        raise _refusal(path, reason)
+
+
+def _suspicion(archive: zipfile.ZipFile, size: int) -> str:
+    """Why an archive is not to be read; "" where nothing speaks against it."""
+    entries = archive.infolist()
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        return "it is a compressed archive, which torch.save never writes and which may be a bomb"
+    if sum(entry.file_size for entry in entries) > size:
+        return "its parts claim to be larger than the file: it may be a bomb"
+    pickles = [entry for entry in entries if entry.filename.endswith(".pkl")]
+    if not pickles:
+        return "it is no archive of torch.save"
+    for entry in pickles:
+        for opcode, argument, _ in pickletools.genops(archive.read(entry)):
+            if opcode.name in _UNUSUAL:
+                return f"its pickle uses {opcode.name}, which torch.save does not write"
+            if opcode.name == "GLOBAL" and not _is_harmless(str(argument)):
+                name = str(argument).replace(" ", ".")
+                return f"reading it would need {name[:80]}, which is more than tensors and numbers"
+    return ""
+
+
+def _is_harmless(name: str) -> bool:
+    """A name on the list, a torch dtype, or a storage class."""
+    if name in _HARMLESS:
+        return True
+    module, _, attribute = name.partition(" ")
+    if module == "torch" and isinstance(getattr(torch, attribute, None), torch.dtype):
+        return True
+    return module in ("torch", "torch.cuda", "torch.storage") and attribute.endswith("Storage")
+
+
+def _weights_of(folder: Path) -> list[Path]:
+    """The weight files of a Hugging Face checkpoint folder, [] where it is none."""
+    for name in _WEIGHTS:
+        if (folder / name).is_file():
+            return [folder / name]
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            return _shards(index)
+    return []
+
+
+def _shards(index: Path) -> list[Path]:
+    content = _read_small_json(index)
+    places = content.get("weight_map") if isinstance(content, Mapping) else None
+    if not isinstance(places, Mapping) or not all(isinstance(name, str) for name in places.values()):
+        raise InputError(f"{index} has no weight_map of file names; save the checkpoint again")
+    names = sorted(set(places.values()))
+    for name in names:
+        if name != Path(name).name or name.startswith(".") or not (index.parent / name).is_file():
+            raise InputError(f"{index} names {name!r}, which is no file beside it; save the checkpoint again")
+    return [index.parent / name for name in names]
+
+
+def _trainer_step(path: Path) -> int | None:
+    content = _read_small_json(path) if path.is_file() else {}
+    step = content.get("global_step") if isinstance(content, Mapping) else None
+    return step if isinstance(step, int) and not isinstance(step, bool) and step >= 0 else None
+
+
+def _read_small_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not readable JSON ({_first_line(error)}); save the checkpoint again") from error
+
+
+def _refusal(path: Path, reason: str) -> InputError:
+    return InputError(f"{path} cannot be read safely: {reason}; {_SAVE_AGAIN}")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def tensors_in(values: Mapping[Any, Any]) -> Iterator[tuple[str, Tensor]]:
+    """The entries of a mapping that are tensors by name."""
+    return ((name, value) for name, value in values.items() if isinstance(name, str) and isinstance(value, Tensor))
