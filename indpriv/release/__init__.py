@@ -1,0 +1,10 @@
+"""EpsilonTable -> release: private statistics for others, and statements for owners.
+
+release: quantiles and mean of individual epsilon with differential privacy, counted in a ledger. statements: what one owner may
+be told. Why one person is one record of {epsilon_i}, and where that fails: `indpriv.release.assumptions`.
+"""
+
+from indpriv.release.publish import Published, parse_budget, parse_quantiles, release
+from indpriv.release.request import METHODS, Budget, Request
+
+__all__ = ["METHODS", "Budget", "Published", "Request", "parse_budget", "parse_quantiles", "release"]

@@ -1,0 +1,141 @@
+"""The ledger of an audit's releases: what was spent, on what, with which answer. For the curator (0600).
+
+An append-only hash-chained journal in AUDIT_DIR/ledger, with one writer: a second process is refused while a release is
+being drawn, so that two cannot both spend what is left. A release exists once its line is on disk, and is shown only then; a
+crash before that has spent nothing, since nobody saw the draw. It counts releases from this directory; whoever deletes it,
+or copies the audit elsewhere, goes beyond what it can see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from indpriv.errors import EvidenceError, InputError
+from indpriv.journal import JournalWriter, read_journal
+from indpriv.release.assumptions import describe
+from indpriv.release.request import Budget, Request
+
+FOLDER = "ledger"
+_SCHEMA = 1
+
+
+class Ledger:
+    """The one open ledger of a directory; use it in a `with` block, which holds its lock."""
+
+    def __init__(self, directory: Path, fingerprint: str) -> None:
+        """Open or start it.
+
+        Args:
+            directory: of the audit (or run).
+            fingerprint: of the values that releases are made of.
+
+        Raises:
+            InputError: another process has it open, or it belongs to other values.
+            EvidenceError: a line was changed or lost.
+        """
+        folder = directory / FOLDER
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self._journal = JournalWriter(folder)
+        try:
+            self._entries, _ = read_journal(folder)
+            self._check_values(folder, fingerprint)
+        except BaseException:
+            self._journal.close()
+            raise
+        if not self._entries:
+            self._append("open", schema=_SCHEMA, fingerprint=fingerprint)
+
+    def _check_values(self, folder: Path, fingerprint: str) -> None:
+        if not self._entries:
+            return
+        first = self._entries[0]
+        if first.get("kind") != "open" or first.get("schema") != _SCHEMA:
+            raise EvidenceError(
+                f"{folder} is not a ledger of schema {_SCHEMA} but {first.get('kind')!r} of schema {first.get('schema')!r}; "
+                "use the version of indpriv that wrote it"
+            )
+        if first["fingerprint"] != fingerprint:
+            raise InputError(
+                f"{folder} counts releases of other values: this directory was audited again, from another run or with "
+                "another accounting. Both spend on the same people, and adding that up is not done here: audit into a new "
+                "directory, and add the spending of this one to it yourself"
+            )
+
+    @property
+    def budget(self) -> Budget | None:
+        """The limit on all releases together, None where none was set."""
+        return next((_cost(entry) for entry in self._entries if entry["kind"] == "budget"), None)
+
+    @property
+    def spent(self) -> Budget:
+        """What all releases cost together."""
+        return sum(map(_cost, self._releases), Budget())
+
+    @property
+    def n_releases(self) -> int:
+        """How many releases there were."""
+        return len(self._releases)
+
+    @property
+    def _releases(self) -> list[dict[str, Any]]:
+        return [entry for entry in self._entries if entry["kind"] == "release"]
+
+    def set_budget(self, budget: Budget) -> None:
+        """Limit all releases together, once and for all.
+
+        Raises:
+            InputError: another limit stands already, or more is spent.
+        """
+        standing = self.budget
+        if standing == budget:
+            return
+        if standing is not None:
+            raise InputError(
+                f"the budget of this audit was set to {describe(standing)}, and a budget is set once; leave --budget out"
+            )
+        if not budget.covers(self.spent):
+            raise InputError(f"{describe(self.spent)} is spent already, more than a budget of {describe(budget)}")
+        self._append("budget", **budget.to_json())
+
+    def stored(self, request: Request) -> dict[str, Any] | None:
+        """Figures of the last release that answered the same request, None where there was none."""
+        wanted = request.to_json()
+        same = [entry["figures"] for entry in self._releases if entry["request"] == wanted]
+        return same[-1] if same else None
+
+    def check_affordable(self, cost: Budget) -> None:
+        """Refuse what the budget does not cover.
+
+        Raises:
+            InputError: naming the budget, what is spent, and the cost.
+        """
+        if self.budget is not None and not self.budget.covers(self.spent + cost):
+            raise InputError(
+                f"the budget of this audit is {describe(self.budget)}; {describe(self.spent)} is spent, and this release "
+                f"would cost {describe(cost)}: refused, nothing was drawn. Releases made before can be shown again"
+            )
+
+    def record(self, request: Request, figures: Mapping[str, Any]) -> None:
+        """Append a release; it is on disk when this returns."""
+        self._append("release", request=request.to_json(), figures=dict(figures), **request.cost.to_json())
+
+    def _append(self, kind: str, **values: Any) -> None:
+        time = datetime.now(UTC).isoformat(timespec="seconds")
+        self._journal.append(kind, time=time, **values)
+        self._entries.append({"kind": kind, "time": time, **values})
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._journal.close()
+
+
+def _cost(entry: Mapping[str, Any]) -> Budget:
+    return Budget.of(entry["epsilon"], entry["delta"])

@@ -1,0 +1,236 @@
+"""Differentially private mechanisms over a public grid, with OpenDP's noise. What they return is releasable.
+
+Data enter as counts: how many people have each value of a public, increasing grid. Adding or removing one person changes
+one count by one; nothing else of the data is seen here. Noise and selection are OpenDP's: exact integer arithmetic on
+randomness of the operating system, without the floating-point leaks of textbook samplers. There is no seed.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Protocol
+
+import numpy as np
+import opendp.prelude as dp
+from numpy.typing import NDArray
+
+from indpriv.errors import InputError
+
+dp.enable_features("contrib")
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+ROUNDS = 20  # of quantile descent, as in Yu et al. 2023
+STEP_SIZE = 0.5  # of quantile descent: the logarithm of the guess moves by so much times the error in share
+_BRANCHES, _LEAVES = 16, 256  # of the tree of counts: a root and two layers
+_SLACK = 1 + 2.0**-40  # on noise scales: OpenDP rounds its privacy maps up
+
+
+class Noise(Protocol):
+    """Noise that one share of the budget pays for."""
+
+    @property
+    def unit_error(self) -> float:
+        """Expected absolute value of the noise at sensitivity 1."""
+        ...
+
+    def add(self, values: Sequence[int], sensitivity: int) -> IntArray:
+        """Values plus noise; one person changes them by `sensitivity` at most (L1 for Laplace, L2 for Gaussian)."""
+        ...
+
+
+@dataclass(frozen=True)
+class LaplaceNoise:
+    """Discrete Laplace noise: adding it to values costs (epsilon, 0)."""
+
+    epsilon: float
+
+    @property
+    def unit_error(self) -> float:
+        """Expected absolute value of the noise at sensitivity 1."""
+        return 1 / self.epsilon
+
+    def add(self, values: Sequence[int], sensitivity: int) -> IntArray:
+        """Values plus noise; one person changes their sum of absolute values by `sensitivity` at most."""
+        space = dp.vector_domain(dp.atom_domain(T="i64")), dp.l1_distance(T="i64")
+        laplace = dp.m.make_laplace(*space, scale=sensitivity / self.epsilon * _SLACK)
+        _check_cost(laplace.map(sensitivity), self.epsilon)
+        return np.array(laplace([int(value) for value in values]), dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class GaussianNoise:
+    """Discrete Gaussian noise: adding it to values costs 1 / (2 scale^2) of zero-concentrated privacy."""
+
+    scale: float
+
+    @property
+    def unit_error(self) -> float:
+        """Expected absolute value of the noise at sensitivity 1."""
+        return self.scale * math.sqrt(2 / math.pi)
+
+    def add(self, values: Sequence[int], sensitivity: int) -> IntArray:
+        """Values plus noise; one person changes their Euclidean norm by `sensitivity` at most."""
+        space = dp.vector_domain(dp.atom_domain(T="i64")), dp.l2_distance(T="f64")
+        gaussian = dp.m.make_gaussian(*space, scale=sensitivity * self.scale * _SLACK)
+        _check_cost(gaussian.map(float(sensitivity)), 0.5 / self.scale**2)
+        return np.array(gaussian([int(value) for value in values]), dtype=np.int64)
+
+
+def gaussian_scale(epsilon: float, delta: float) -> float:
+    """Smallest scale at which one answer of sensitivity 1 is (epsilon, delta)-private, by OpenDP's conversion of zCDP.
+
+    k answers at sqrt(k) times that scale together cost the same.
+    """
+
+    def private(scale: float) -> Any:
+        gaussian = dp.m.make_gaussian(dp.atom_domain(T="i64"), dp.absolute_distance(T="f64"), scale=scale)
+        return dp.c.make_fix_delta(dp.c.make_zCDP_to_approxDP(gaussian), delta)
+
+    return float(dp.binary_search_param(private, d_in=1.0, d_out=(epsilon, delta)))
+
+
+def select_quantile(counts: IntArray, quantile: Fraction, epsilon: float) -> int:
+    """A cell of the grid at about this quantile, by private selection: costs (epsilon, 0).
+
+    The exponential mechanism for quantiles (Smith 2011) in its better form, permute-and-flip (McKenna and Sheldon 2020,
+    arXiv:2010.12603), through OpenDP's noisy maximum. A cell's score is its distance in rank: with `below` people below
+    the cell and `within` at or below it, the least change that would put quantile * n between the two,
+
+        max(0, below - quantile * n, quantile * n - within).
+
+    One person more or less moves below - quantile * n and quantile * n - within by at most
+    max(quantile, 1 - quantile), hence the maximum too. OpenDP's own score of a candidate
+    differs where many people share a value, as all do who were clipped in every step: it avoids the very value at which
+    the quantile lies.
+
+    Args:
+        counts: (n_cells,) people at each value of the grid.
+        quantile: in (0, 1).
+        epsilon: of this selection.
+
+    Returns:
+        index of the cell.
+    """
+    part, whole = quantile.numerator, quantile.denominator
+    within = np.cumsum(counts)
+    below, target = whole * (within - counts), part * within[-1]
+    scores = np.maximum(0, np.maximum(below - target, target - whole * within))
+    sensitivity = max(part, whole - part)
+    space = dp.vector_domain(dp.atom_domain(T="i64")), dp.linf_distance(T="i64")
+    select = dp.m.make_noisy_max(*space, dp.max_divergence(), scale=2 * sensitivity / epsilon * _SLACK, negate=True)
+    _check_cost(select.map(sensitivity), epsilon)
+    return int(select(scores.tolist()))
+
+
+def selection_errors(quantile: Fraction, n_cells: int, epsilon: float) -> tuple[float, float]:
+    """Expected error of `select_quantile` in people: where values lie close together, and a bound for any data.
+
+    The exponential mechanism's, which permute-and-flip never exceeds (McKenna and Sheldon 2020, Theorem 2). Where every
+    cell holds few people its error has a Laplace law of scale 2 * sensitivity / epsilon.
+    """
+    scale = 2 * float(max(quantile, 1 - quantile)) / epsilon
+    return scale, scale * math.log(n_cells)
+
+
+def noisy_distribution(counts: IntArray, noise: LaplaceNoise) -> tuple[FloatArray, IntArray]:
+    """A noisy cumulative count of people, from a tree of counts made consistent (Hay et al. 2010, arXiv:0904.0942).
+
+    Args:
+        counts: (n_cells,).
+        noise: a person is counted once in each layer of the tree.
+
+    Returns:
+        (n_leaves,) people at or below each leaf, increasing, and the last cell of each leaf.
+    """
+    starts = np.arange(0, len(counts), merged_cells(len(counts)))
+    leaves = np.add.reduceat(counts, starts)
+    space = dp.vector_domain(dp.atom_domain(T="i64")), dp.l1_distance(T="i64")
+    tree = dp.t.make_b_ary_tree(*space, leaf_count=len(leaves), branching_factor=_BRANCHES)
+    consistent = dp.t.make_consistent_b_ary_tree(
+        branching_factor=_BRANCHES, TIA="i32", TOA="f64"
+    )  # OpenDP hands it 32 bits
+    noisy = consistent(noise.add(tree(leaves.tolist()), tree.map(1)).tolist())
+    cumulative = np.maximum.accumulate(np.maximum(np.cumsum(noisy[: len(leaves)]), 0.0))
+    return cumulative, np.append(starts[1:], len(counts)) - 1
+
+
+def merged_cells(n_cells: int) -> int:
+    """How many cells of the grid make one leaf of the tree of counts."""
+    return math.ceil(n_cells / _LEAVES)
+
+
+def distribution_errors(n_cells: int, noise: LaplaceNoise) -> tuple[float, float]:
+    """Expected error in people of a quantile read off `noisy_distribution`: a typical one, and a bound for any data.
+
+    A cumulative count sums at most (branches - 1) nodes of each layer below the root, each with Laplace noise of scale b,
+    and making the tree consistent lowers its variance. Laplace noise has a log moment generating function of at most
+    2 b^2 t^2 for t up to 1 / (sqrt(2) b); the bound is the usual one for the largest of them, twice, since the quantile is of
+    a noisy total.
+    """
+    leaves = math.ceil(n_cells / merged_cells(n_cells))
+    layers = 1 + max(1, math.ceil(math.log(leaves, _BRANCHES) - 1e-9))
+    scale = layers * noise.unit_error
+    nodes = (_BRANCHES - 1) * (layers - 1)
+    logarithm = math.log(2 * leaves)
+    slope = min(math.sqrt(logarithm / (2 * nodes)), 1 / math.sqrt(2)) / scale
+    largest = logarithm / slope + 2 * nodes * scale**2 * slope
+    typical = math.sqrt(2 / math.pi) * math.sqrt(nodes) * scale  # half of the nodes, each of variance 2 scale^2
+    return typical, 2 * largest
+
+
+def descend_to_quantile(
+    counts: IntArray, grid: FloatArray, quantile: Fraction, size: float, answer: Callable[[int], float]
+) -> float:
+    """A value at about this quantile, by noisy gradient descent in its logarithm (Andrew et al. 2021, arXiv:1905.03871).
+
+    Starts in the middle of the range; ROUNDS times asks how many more people lie at or below the guess than above it, and
+    multiplies the guess by exp(-STEP_SIZE * (noisy share below - quantile)).
+
+    Args:
+        counts: (n_cells,).
+        grid: (n_cells,) value of each cell.
+        quantile: in (0, 1).
+        size: number of people, public or noisy.
+        answer: adds the noise of one round; one person changes its argument by 1.
+    """
+    within = np.cumsum(counts)
+    value = float(grid[-1]) / 2
+    for _ in range(ROUNDS):
+        cell = int(np.searchsorted(grid, value, side="right")) - 1
+        below = int(within[cell]) if cell >= 0 else 0
+        share = 0.5 + answer(2 * below - int(within[-1])) / (2 * size)
+        value *= math.exp(-STEP_SIZE * (min(max(share, 0.0), 1.0) - float(quantile)))
+        value = min(value, float(grid[-1]))
+    return value
+
+
+def noisy_sums(counts: IntArray, noise: Noise) -> tuple[int, int]:
+    """Noisy sums of x and of n_cells - x over people, x their cell counted from 1: together of sensitivity n_cells.
+
+    Their sum is n_cells times the number of people, their ratio the mean: both from one share, with less noise than a sum
+    and a count of half a share each.
+    """
+    cells = np.arange(1, len(counts) + 1)
+    sums = [int(counts @ cells), int(counts @ (len(counts) - cells))]
+    low, high = noise.add(sums, len(counts)).tolist()
+    return low, high
+
+
+def noisy_centred_sum(counts: IntArray, noise: Noise) -> int:
+    """Noisy sum of 2x - n_cells over people, x their cell counted from 1: of sensitivity n_cells."""
+    cells = np.arange(1, len(counts) + 1)
+    return int(noise.add([int(counts @ (2 * cells - len(counts)))], len(counts))[0])
+
+
+def noisy_count(counts: IntArray, noise: Noise) -> int:
+    """Noisy number of people."""
+    return int(noise.add([int(counts.sum())], 1)[0])
+
+
+def _check_cost(charged: float, share: float) -> None:
+    """OpenDP's own privacy map must not charge more than the share; it would be a fault here, not of the user's."""
+    if not charged <= share:
+        raise InputError(f"OpenDP charges {charged} where {share} was to be spent; nothing was released: report this")

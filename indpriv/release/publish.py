@@ -1,0 +1,151 @@
+"""The release of an audit: request -> ledger -> draw -> shareable/release.json and release.html.
+
+What it writes is for others, and the only output of indpriv that is, besides the run's guarantee.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from indpriv.analysis.summary import to_plain
+from indpriv.errors import InputError
+from indpriv.files import write_atomically, write_json
+from indpriv.release import mechanisms
+from indpriv.release.draw import draw
+from indpriv.release.ledger import Ledger
+from indpriv.release.page import render_release
+from indpriv.release.request import DESCENT, EXPONENTIAL, HISTOGRAM, Budget, Request
+from indpriv.release.sources import Source, open_source
+
+SHAREABLE = "shareable"
+RELEASE_JSON, RELEASE_HTML = "release.json", "release.html"
+SCHEMA_VERSION = 1
+
+_METHOD_TEXTS = {
+    EXPONENTIAL: "private selection among the values, by distance in rank (permute-and-flip, a better form of the "
+    "exponential mechanism; OpenDP)",
+    HISTOGRAM: "one noisy cumulative distribution from a tree of counts with discrete Laplace noise (OpenDP)",
+    DESCENT: f"quantile descent (Andrew et al. 2021): {mechanisms.ROUNDS} rounds, step size {mechanisms.STEP_SIZE:g} in the "
+    "logarithm, from the middle of the range, discrete Gaussian noise (OpenDP)",
+}
+
+
+@dataclass(frozen=True)
+class Published:
+    """A release as it was written: the content of release.json, whether it was drawn now, and where it lies."""
+
+    content: dict[str, Any]
+    fresh: bool
+    folder: Path
+
+
+def release(path: str | Path, request: Request, *, budget: Budget | None = None, spend: bool = False) -> Published:
+    """Release statistics of individual epsilon (or, of a run directory, of gradient norms before the first step).
+
+    The same request again gives the stored answer, at no further cost.
+
+    Args:
+        path: an audit directory, or a run directory.
+        request: what to release, and what it may cost.
+        budget: limit on all releases of this directory together; set once, then enforced.
+        spend: draw afresh, and pay again, although the same request was answered before.
+
+    Raises:
+        InputError: values that cannot be released (see `assumptions`), a budget that does not cover it, or another
+            process that is releasing. Then nothing is drawn, spent or written.
+    """
+    directory = Path(path)
+    source = open_source(directory, request)
+    with Ledger(directory, source.fingerprint) as ledger:
+        if budget is not None:
+            ledger.set_budget(budget)
+        figures = None if spend else ledger.stored(request)
+        fresh = figures is None
+        if figures is None:
+            ledger.check_affordable(request.cost)
+            figures = _draw_all(request, source)
+            ledger.record(request, figures)
+        content = _content(request, source, figures, ledger)
+        folder = directory / SHAREABLE
+        folder.mkdir(mode=0o700, exist_ok=True)
+        write_json(folder / RELEASE_JSON, content)
+        write_atomically(folder / RELEASE_HTML, render_release(content).encode("utf-8"))
+    return Published(content, fresh, folder)
+
+
+def parse_budget(text: str) -> Budget:
+    """A budget from "EPSILON" or "EPSILON,DELTA".
+
+    >>> parse_budget("0.5,1e-6").to_json()
+    {'epsilon': 0.5, 'delta': 1e-06}
+    """
+    parts = text.split(",")
+    try:
+        epsilon, delta = float(parts[0]), float(parts[1]) if len(parts) > 1 else 0.0
+    except ValueError:
+        epsilon, delta = -1.0, -1.0
+    if len(parts) > 2 or not (0 < epsilon < float("inf") and 0 <= delta < 1):
+        raise InputError(f"--budget {text!r} is not an epsilon above 0, or one and a delta; pass e.g. 0.5 or 0.5,1e-6")
+    return Budget.of(epsilon, delta)
+
+
+def parse_quantiles(text: str) -> tuple[float, ...]:
+    """Quantiles from a list such as "0.1,0.5,0.9"; none from an empty text.
+
+    >>> parse_quantiles("0.1, 0.9")
+    (0.1, 0.9)
+    """
+    try:
+        return tuple(float(part) for part in text.split(",")) if text.strip() else ()
+    except ValueError as error:
+        raise InputError(f"--quantiles {text!r} is not a list of numbers; pass e.g. 0.1,0.5,0.9") from error
+
+
+def _draw_all(request: Request, source: Source) -> dict[str, Any]:
+    """Figures of every group; a person is in one group at most, so that all groups together cost what one does."""
+    figures = {name: draw(request, counts, source.grid).to_json() for name, counts in source.counts.items()}
+    plain: dict[str, Any] = to_plain(figures)
+    return plain
+
+
+def _content(request: Request, source: Source, figures: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
+    """The content of release.json: figures from the mechanism, and texts and settings that are public."""
+    nothing: dict[str, Any] = {"quantiles": {}, "mean": None, "count": None, "expected_error": None}
+    overall = figures.get("", nothing)
+    shares = request.shares
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": source.name,
+        "quantity": source.quantity,
+        "meaning": source.meaning,
+        **overall,
+        "by": request.by or None,
+        "groups": {name: figures[name] for name in request.groups} if request.by else None,
+        "epsilon": float(request.epsilon),
+        "delta": float(request.delta),
+        "unit": source.unit,
+        "neighbouring": source.neighbouring,
+        "method": request.method,
+        "method_description": _METHOD_TEXTS[request.method],
+        "values": source.grid_text,
+        "shares": {name: 1 / len(shares) for name in shares},
+        "public_n": request.public_n,
+        "assumptions": list(source.assumptions),
+        "spent": _spent(source, ledger),
+        "versions": {library: version(library) for library in ("indpriv", "opendp")},
+    }
+
+
+def _spent(source: Source, ledger: Ledger) -> dict[str, Any]:
+    """Releases so far, the guarantee of training, both together, and the limit."""
+    training = source.training
+    return {
+        "releases": ledger.n_releases,
+        **ledger.spent.to_json(),
+        "training": None if training is None else training.to_json(),
+        "with_training": None if training is None else (training + ledger.spent).to_json(),
+        "budget": None if ledger.budget is None else ledger.budget.to_json(),
+    }

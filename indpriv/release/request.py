@@ -1,0 +1,166 @@
+"""What a private release is asked for, checked, and how its budget is shared. All of it is public: nothing is read off the data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from indpriv.checks import check_choice, check_positive_int
+from indpriv.errors import InputError
+
+EXPONENTIAL, HISTOGRAM, DESCENT = "exponential", "histogram", "descent"
+METHODS = (EXPONENTIAL, HISTOGRAM, DESCENT)
+DEFAULT_QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)  # of Table 2 of Yu et al. 2023
+_QUANTILE_DIGITS = 4  # decimals; quantiles enter integer arithmetic as fractions
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A cost or a limit: (epsilon, delta), summed exactly in the decimals they were given in."""
+
+    epsilon: Fraction = Fraction(0)
+    delta: Fraction = Fraction(0)
+
+    @classmethod
+    def of(cls, epsilon: float, delta: float) -> Budget:
+        """From floats, read as the decimals that they print as: 0.1 is a tenth."""
+        return cls(Fraction(repr(float(epsilon))), Fraction(repr(float(delta))))
+
+    def __add__(self, other: Budget) -> Budget:
+        return Budget(self.epsilon + other.epsilon, self.delta + other.delta)
+
+    def covers(self, cost: Budget) -> bool:
+        """Whether a cost is within this limit."""
+        return cost.epsilon <= self.epsilon and cost.delta <= self.delta
+
+    def to_json(self) -> dict[str, float]:
+        """As floats."""
+        return {"epsilon": float(self.epsilon), "delta": float(self.delta)}
+
+
+@dataclass(frozen=True)
+class Request:
+    """Statistics to release, and what they may cost together.
+
+    Attributes:
+        quantiles: increasing, each in (0, 1), of at most four decimals.
+        mean: whether the mean is released.
+        epsilon, delta: cost of all of it together, on top of the training run's own guarantee.
+        method: of the quantiles: "exponential" (private selection, pure), "histogram" (one noisy cumulative distribution for
+            any number of quantiles, pure) or "descent" (Andrew et al. 2021, Gaussian noise, needs a delta).
+        by: column of a partition; "" for all people together.
+        groups: names of its groups, declared public. People in none of them are in no figure.
+        public_n: number of people, declared public; None: it is private, and estimated with noise where needed.
+    """
+
+    quantiles: tuple[float, ...] = DEFAULT_QUANTILES
+    mean: bool = False
+    epsilon: float = field(kw_only=True)
+    delta: float = field(default=0.0, kw_only=True)
+    method: str = field(default=EXPONENTIAL, kw_only=True)
+    by: str = field(default="", kw_only=True)
+    groups: tuple[str, ...] = field(default=(), kw_only=True)
+    public_n: int | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "quantiles", tuple(sorted(map(float, self.quantiles))))
+        object.__setattr__(self, "groups", tuple(self.groups))
+        if not (self.quantiles or self.mean):
+            raise InputError("nothing is asked for; pass --quantiles 0.1,0.5,0.9, --mean, or both")
+        _check_quantiles(self.quantiles)
+        check_choice("method", self.method, METHODS)
+        if not (_is_number(self.epsilon) and 0 < self.epsilon < math.inf):
+            raise InputError(f"epsilon={self.epsilon} is not a finite number above 0; pass what may be spent, e.g. 0.1")
+        self._check_delta()
+        self._check_groups()
+        if self.public_n is not None:
+            check_positive_int("public_n", self.public_n)
+
+    def _check_delta(self) -> None:
+        if not (_is_number(self.delta) and 0 <= self.delta < 1):
+            raise InputError(f"delta={self.delta} is not in [0, 1); pass a value well below 1/n, e.g. 1e-6")
+        if self.method == DESCENT and self.delta == 0:
+            raise InputError("method='descent' adds Gaussian noise, which needs a delta; pass e.g. --delta 1e-6")
+        if self.method != DESCENT and self.delta > 0:
+            raise InputError(f"method={self.method!r} spends no delta; leave --delta {self.delta:g} out")
+
+    def _check_groups(self) -> None:
+        if ":bins=" in self.by:
+            raise InputError(
+                f"--by {self.by}: bins are cut at quantiles of the data, so that their edges are private; make a column of "
+                "groups with public edges"
+            )
+        if bool(self.by) != bool(self.groups):
+            raise InputError(
+                f"--by {self.by or '(none)'} with groups {', '.join(self.groups) or '(none)'}: name a column and every group of it "
+                "that is to be shown, e.g. --by sex --group Male --group Female. The list must be public: not taken from "
+                "the data"
+            )
+        if len(set(self.groups)) < len(self.groups):
+            raise InputError(f"groups {', '.join(self.groups)} name one twice; name each group once")
+        if self.groups and self.public_n is not None:
+            raise InputError("public_n says how many people there are in all, not in each group; leave it out")
+
+    @property
+    def cost(self) -> Budget:
+        """What the release costs, by group or not: a person is in one group at most (parallel composition)."""
+        return Budget.of(self.epsilon, self.delta)
+
+    @property
+    def counts_people(self) -> bool:
+        """Whether the number of people is estimated without the mean: beside groups, and as the scale of descent."""
+        return not self.mean and self.public_n is None and (bool(self.groups) or self.method == DESCENT)
+
+    @property
+    def shares(self) -> tuple[str, ...]:
+        """Statistics that share the budget, each an equal part.
+
+        Each quantile is one, but the histogram is one for all of them. The mean and the count of people are one. Under
+        descent the parts are of zero-concentrated privacy, and the rounds of a quantile share its part equally.
+        """
+        names = ["distribution"] if self.method == HISTOGRAM and self.quantiles else []
+        names = names or [f"quantile {quantile:g}" for quantile in self.quantiles]
+        if self.mean:
+            names.append("mean" if self.public_n is not None else "mean and count")
+        elif self.counts_people:
+            names.append("count")
+        return tuple(names)
+
+    def to_json(self) -> dict[str, Any]:
+        """What makes two requests the same."""
+        return {
+            "quantiles": list(self.quantiles),
+            "mean": self.mean,
+            "epsilon": float(self.epsilon),
+            "delta": float(self.delta),
+            "method": self.method,
+            "by": self.by,
+            "groups": list(self.groups),
+            "public_n": self.public_n,
+        }
+
+
+def as_fraction(quantile: float) -> Fraction:
+    """A quantile as the decimal that it prints as."""
+    return Fraction(repr(quantile))
+
+
+def _check_quantiles(quantiles: Iterable[float]) -> None:
+    seen: set[float] = set()
+    for quantile in quantiles:
+        if not 0 < quantile < 1:
+            raise InputError(
+                f"quantile {quantile} is not in (0, 1); pass e.g. 0.1,0.5,0.9 (0 and 1 would be single people)"
+            )
+        if round(quantile, _QUANTILE_DIGITS) != quantile:
+            raise InputError(f"quantile {quantile} has more than {_QUANTILE_DIGITS} decimals; round it")
+        if quantile in seen:
+            raise InputError(f"quantile {quantile} is asked for twice, and would be paid for twice; ask once")
+        seen.add(quantile)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

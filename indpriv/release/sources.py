@@ -1,0 +1,163 @@
+"""What a release is about: one value a person on a public grid. Sensitive, except for the grid and the texts.
+
+EpsilonTable -> individual epsilons in [0, worst case];  NormLog -> gradient norms before the first step, to choose a
+clipping norm by.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indpriv.audit import read_summary
+from indpriv.audit.audit_directory import EPSILON, SUMMARY
+from indpriv.epsilon_table import DISCLAIMER, EpsilonTable
+from indpriv.errors import InputError
+from indpriv.files import read_parquet
+from indpriv.journal import NAME as JOURNAL
+from indpriv.levels import Levels
+from indpriv.norm_log import NormLog
+from indpriv.norm_log_writer import fingerprint
+from indpriv.partition import partition
+from indpriv.release.assumptions import check_releasable, epsilon_assumptions, norm_assumptions
+from indpriv.release.request import Budget, Request
+
+N_CELLS = 5000  # values an answer can take; more cost time and little accuracy (the logarithm of their number)
+_NORM_ROUNDING = 0.01
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One value a person, and what may be said about them.
+
+    Attributes:
+        counts: group -> (n_cells,) people at each value of the grid; the one group "" where there is no partition. Sensitive.
+        fingerprint: of the values. Sensitive.
+        grid: (n_cells,) values an answer can take, increasing; public.
+        grid_text: the grid in words.
+        name: of the run.
+        quantity: what one value is, in a few words; meaning: what it means, its claim too.
+        unit, neighbouring: what one record is, and what neighbours are.
+        training: the guarantee that the release composes with; None where the values do not depend on training.
+        assumptions: what the release rests on.
+    """
+
+    counts: Mapping[str, IntArray]
+    fingerprint: str
+    grid: FloatArray
+    grid_text: str
+    name: str
+    quantity: str
+    meaning: str
+    unit: str
+    neighbouring: str
+    training: Budget | None
+    assumptions: tuple[str, ...]
+
+
+def open_source(path: Path, request: Request) -> Source:
+    """The values of an audit directory (individual epsilons) or a run directory (norms before the first step).
+
+    Raises:
+        InputError: neither is there, or its values cannot be released under the stated argument.
+    """
+    if (path / SUMMARY).is_file():
+        return _epsilons(path, request)
+    if (path / JOURNAL).is_file():
+        return _norms(path, request)
+    raise InputError(
+        f"{path} holds no {SUMMARY}; make an audit first: indpriv audit RUN --output-dir {path} (or pass a run directory, "
+        "for norms before the first step)"
+    )
+
+
+def to_cells(values: FloatArray, upper: float, n_cells: int = N_CELLS) -> IntArray:
+    """Cell of each value on the grid upper * (1, 2, ..., n_cells) / n_cells: rounded up, clamped to [0, upper].
+
+    Raises:
+        InputError: NaN or infinite values, which no mechanism may see; a range without width.
+    """
+    odd = ~np.isfinite(values)
+    if odd.any():
+        raise InputError(
+            f"{int(odd.sum())} of the values are NaN or infinite; nothing is released of them: audit again"
+        )
+    if not (np.isfinite(upper) and upper > 0):
+        raise InputError(f"the worst case is {upper}; a release needs a finite range of values above 0")
+    cells = np.ceil(values / upper * n_cells - 1e-9)  # a value on the grid stays there in spite of its last bit
+    clamped: IntArray = (np.clip(cells, 1, n_cells) - 1).astype(np.int64)
+    return clamped
+
+
+def _epsilons(audit_dir: Path, request: Request) -> Source:
+    summary = read_summary(audit_dir)
+    check_releasable(summary)
+    frame = read_parquet(audit_dir / EPSILON)
+    table = EpsilonTable.from_frame(frame)
+    upper = table.worst_case_epsilon
+    if upper != summary["guarantee"]["worst_case_epsilon"] or vars(table.account) != summary["account"]:
+        raise InputError(f"{audit_dir}: {EPSILON} and {SUMMARY} come from different audits; make the audit again")
+    cells = to_cells(table.epsilon, upper)
+    if request.by:
+        groups = partition(frame, frame.iloc[:0], request.by, max_values=None)
+        counts = _count_groups(cells, groups.names, groups.train_codes, request.groups)
+    else:
+        counts = {"": np.bincount(cells, minlength=N_CELLS)}
+    return Source(
+        counts=counts,
+        fingerprint=fingerprint(table.example_ids) + fingerprint(table.epsilon),
+        grid=upper * np.arange(1, N_CELLS + 1) / N_CELLS,
+        grid_text=f"{N_CELLS:,} equally spaced values from {upper / N_CELLS:.3g} to the worst case, {upper:.6g}; "
+        "epsilons are rounded up to them",
+        name=str(summary["name"]),
+        quantity="individual epsilon",
+        meaning=f"Individual epsilon ({summary['claim']}) at {table.account.describe()}. {DISCLAIMER}",
+        unit=table.account.unit,
+        neighbouring=table.account.neighbouring,
+        training=Budget.of(upper, table.account.delta),
+        assumptions=tuple(epsilon_assumptions(summary, request)),
+    )
+
+
+def _count_groups(cells: IntArray, names: Sequence[str], codes: IntArray, wanted: Sequence[str]) -> dict[str, IntArray]:
+    """Counts of the groups that were asked for. One that nobody is in is counted like any other: it may not show."""
+    found = {name: cells[codes == code] for code, name in enumerate(names)}
+    nobody = np.array([], dtype=np.int64)
+    return {name: np.bincount(found.get(name, nobody), minlength=N_CELLS) for name in wanted}
+
+
+def _norms(run_dir: Path, request: Request) -> Source:
+    if request.by or request.mean:
+        raise InputError("of gradient norms only quantiles of all people can be released; leave --by and --mean out")
+    log = NormLog.open(run_dir)
+    if log.n_records == 0 or log.recorded_steps[0] != 0:
+        raise InputError(
+            f"{run_dir} has no record before the first step; a clipping norm is chosen by norms at the initial parameters"
+        )
+    if log.unit_ids is not None and len(np.unique(log.unit_ids)) != log.n_examples:
+        raise InputError(f"{run_dir}: several rows belong to one person; a release takes each row for one person")
+    row = log.records.read(log.rows[:1], 0, log.n_examples)[0]
+    max_grad_norm = float(log.settings.max_grad_norm[0])
+    levels = log.levels or Levels(_NORM_ROUNDING, "up")
+    codes = row.astype(np.int64) if log.levels else levels.encode(row, max_grad_norm).astype(np.int64)
+    everything = np.arange(levels.max_code + 1, dtype=np.int64)
+    grid = levels.norms(everything.astype(levels.dtype), max_grad_norm)
+    return Source(
+        counts={"": np.bincount(codes, minlength=len(grid))},
+        fingerprint=fingerprint(log.example_ids) + fingerprint(codes),
+        grid=grid,
+        grid_text=f"{len(grid):,} values: steps of {levels.rounding:g} of the clipping norm {max_grad_norm:g} up to it, then "
+        f"eighths of an octave up to {grid[-1]:.4g}",
+        name=run_dir.resolve().name,
+        quantity="gradient norm before the first step",
+        meaning="Norm of one example's gradient at the initial parameters, before clipping.",
+        unit=log.unit,
+        neighbouring=log.neighbouring,
+        training=None,
+        assumptions=tuple(norm_assumptions(log.unit, log.neighbouring, request)),
+    )
