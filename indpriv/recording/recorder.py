@@ -28,7 +28,7 @@ from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, check_metadata
 from indpriv.files import write_json
 from indpriv.levels import Levels
-from indpriv.norm_log import UNITS, check_ids, check_unit_ids
+from indpriv.norm_log import UNITS, check_ids, check_norms, check_unit_ids
 from indpriv.norm_log_reader import read_exact_positions, read_state
 from indpriv.norm_log_writer import LogHeader, NormLogWriter
 from indpriv.recording.individual_clipping import ClipLevels
@@ -37,9 +37,10 @@ from indpriv.recording.norms import LossFn, NormPass, check_losses
 from indpriv.recording.opacus_run import OpacusRun, TrainedBatch
 from indpriv.recording.passes import Examples, final_rows, norms_of
 from indpriv.recording.tally import StepSetting
-from indpriv.recording_policy import EPOCH, RecordingPolicy
+from indpriv.recording_policy import RecordingPolicy
 
 _FLUSH = 256  # steps that a crash may lose
+_Batch = tuple[NDArray[np.int64], NDArray[np.float64]]  # positions and norms
 SEEDED = "the run was seeded (reproducible: no privacy): anyone with the seed can regenerate noise and sampling"
 
 
@@ -63,6 +64,7 @@ class Recorder:
         rounding: float = 0.01,
         rounding_mode: str = "up",
         exact_examples: int | None = None,
+        free_records: bool | None = None,
         individual_clipping: bool = False,
         test_set: Dataset[Any] | None = None,
         metadata: pd.DataFrame | None = None,
@@ -81,12 +83,14 @@ class Recorder:
             dataset: the training set the loader draws from, map-style, of (inputs, targets).
             loss_fn: `loss_fn(outputs, targets)` -> per-example losses (batch,).
             every: K: full norm passes before steps 0, K, 2K, ...; or "epoch", the default. 1 makes the account exact.
-            policy: when to take which norms, in one object, instead of every and exact_examples; a resumed run without
-                either goes on with the log's own.
+            policy: when to take which norms, in one object, instead of every, exact_examples and free_records; a resumed
+                run without any of them goes on with the log's own.
             rounding: of norms, as a fraction of max_grad_norm; 0 keeps float64.
             rounding_mode: "up" (never under-reports) or "nearest" (the paper's; the account is an estimate).
             exact_examples: so many random examples get exact norms at every step, default none (they measure what K costs
                 in fidelity; each step then pays one pass over them).
+            free_records: keep the norms that DP-SGD computes of each sampled batch, default not: they cost next to nothing,
+                and sharpen between_records="last" and "closest".
             individual_clipping: clip each example at its last recorded level instead of max_grad_norm, which makes the
                 account exact at any K (Yu et al. 2023, Algorithm 3); the noise stays as it is.
             test_set: of (inputs, targets); its final losses serve attacks and group accuracy.
@@ -101,8 +105,8 @@ class Recorder:
             run_info: what else to keep in run.json, e.g. the training configuration.
 
         Raises:
-            InputError: an empty data set, metadata or ids that do not fit it, both a policy and every or exact_examples, or
-                a run directory in use.
+            InputError: an empty data set, metadata or ids that do not fit it, both a policy and an argument that it
+                replaces, or a run directory in use.
         """
         self.run_dir = Path(run_dir)
         self._dataset, self._test_set, self._loss_fn = dataset, test_set, loss_fn
@@ -119,7 +123,8 @@ class Recorder:
                 'pass rounding_mode="up"'
             )
         self._individual_clipping = individual_clipping
-        self._policy = _policy(policy, every, exact_examples)
+        choices = {"every": every, "exact_examples": exact_examples, "free_records": free_records}
+        self._policy = _policy(policy, choices)
         if self._policy.exact_examples > n:
             raise InputError(f"exact_examples={self._policy.exact_examples} is more than the {n} training examples")
         self._exact = np.sort(np.random.default_rng().choice(n, self._policy.exact_examples, replace=False))
@@ -133,7 +138,7 @@ class Recorder:
         self._resume_at = resume_at
         self._run_info = dict(run_info or {})
         self._attached = False
-        self._check_run_dir(policy_given=not (policy is None and every is None and exact_examples is None))
+        self._check_run_dir(policy_given=policy is not None or any(choice is not None for choice in choices.values()))
 
     def _check_run_dir(self, *, policy_given: bool) -> None:
         journal = self.run_dir / "journal.jsonl"
@@ -306,6 +311,8 @@ class _Session:
         self._unlogged: list[StepSetting] = []
         self._exact_rows: list[NDArray[np.float64]] = []
         self._exact_seconds = 0.0
+        self._trained: _Batch | None = None  # of the step under way
+        self._free: list[_Batch | None] = []
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -335,16 +342,24 @@ class _Session:
         }
 
     def _before_step(self, setting: StepSetting, batch: TrainedBatch | None) -> None:
-        """Hold the norms that training clips at this step against those recorded for it."""
-        if batch is not None and self._taken is not None and self._taken.everybody is not None:
-            recorded, trained = self._taken.everybody[batch.positions], batch.norms.cpu().numpy()
-            self._run.tally.compare(recorded, trained, setting.max_grad_norm)
+        """Keep the norms that training clips at this step, and hold them against those recorded for it."""
+        self._trained = None
+        recorded = None if self._taken is None else self._taken.everybody
+        if batch is None or (recorded is None and not self._policy.free_records):
+            return
+        trained = batch.norms.cpu().numpy()
+        check_norms(trained, self._ids[batch.positions])  # before a NaN reaches the parameters
+        if recorded is not None:
+            self._run.tally.compare(recorded[batch.positions], trained, setting.max_grad_norm)
+        self._trained = batch.positions, trained * (1 + self._norm_pass.slack)
 
     def _after_step(self, setting: StepSetting) -> None:
         self._training_seconds += time.perf_counter() - self._training_since
         with deferred_interrupts():
             self._write_taken(setting)
             self._unlogged.append(setting)
+            if self._policy.free_records:
+                self._free.append(self._trained)
             self._step += 1
             if self._policy.due(self._step) or len(self._unlogged) >= _FLUSH:
                 self._flush()
@@ -383,10 +398,13 @@ class _Session:
             self._exact_rows.append(taken.exact)
 
     def _flush(self) -> None:
-        """Log the steps, and the exact examples' rows, seen since the last flush."""
+        """Log the steps, the exact examples' rows and the free records seen since the last flush."""
         first = self._step - len(self._unlogged)
+        clips = np.array([setting.max_grad_norm for setting in self._unlogged])
+        if self._free:
+            self._writer.free(first, self._free, clips)
+            self._free = []
         if self._exact_rows:
-            clips = np.array([setting.max_grad_norm for setting in self._unlogged])
             self._writer.exact(first, np.stack(self._exact_rows), clips, self._exact_seconds)
             self._exact_rows, self._exact_seconds = [], 0.0
         evidence = self.evidence()
@@ -406,16 +424,16 @@ class _Taken:
     seconds: float
 
 
-def _policy(policy: RecordingPolicy | None, every: int | str | None, exact_examples: int | None) -> RecordingPolicy:
-    """The policy that was given, or the one that every and exact_examples make."""
+def _policy(policy: RecordingPolicy | None, choices: Mapping[str, Any]) -> RecordingPolicy:
+    """The policy that was given, or the one that the choices make which are not None."""
+    made = {name: value for name, value in choices.items() if value is not None}
     if policy is None:
-        return RecordingPolicy(every=EPOCH if every is None else every, exact_examples=exact_examples or 0)
-    for name, value in (("every", every), ("exact_examples", exact_examples)):
-        if value is not None:
-            raise InputError(
-                f"the Recorder has both {name}={value!r} and a policy, which says so itself ({policy.describe()}); pass one "
-                "of them"
-            )
+        return RecordingPolicy(**made)
+    for name, value in made.items():
+        raise InputError(
+            f"the Recorder has both {name}={value!r} and a policy, which says so itself ({policy.describe()}); pass one "
+            "of them"
+        )
     return policy
 
 
