@@ -18,7 +18,7 @@ from torch import Tensor
 from indpriv.levels import Levels
 from indpriv.norm_log import NormLog
 
-_FLOAT32 = 1 - 2**-23  # what is below a level by this factor is not above it once rounded to float32
+_FLOAT32 = 1 - 2**-23  # this part of a level is not above it once rounded to float32
 
 
 class ClipLevels:
@@ -58,7 +58,7 @@ class ClipLevels:
             bounds = self._bounds[positions]
         else:
             bounds = np.full(len(positions), np.inf)
-        return torch.as_tensor(np.minimum(bounds * _FLOAT32, max_grad_norm))
+        return torch.as_tensor(np.minimum(bounds, max_grad_norm) * _FLOAT32)
 
     def _rounded(self, norms: NDArray[np.float64], max_grad_norm: float) -> NDArray[np.float64]:
         """What the log will say that these norms are at most."""
