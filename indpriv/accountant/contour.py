@@ -91,6 +91,7 @@ class Axis:
     Attributes:
         tilt, period: of the contour.
         frequencies: (n_nodes,) from 0, spaced 2 pi / period.
+        fine: every frequency is the sum of a coarse and one of so many fine ones.
         weights: (n_nodes,) of the trapezoid rule over w (w + 1).
         table: one step's transform, None where no step is sampled.
         higher: (n_higher,) tilts above, whose Chernoff bounds limit aliasing.
@@ -99,6 +100,7 @@ class Axis:
     tilt: float
     period: float
     frequencies: FloatArray
+    fine: int
     weights: transform.ComplexArray
     table: transform.ContourTable | None
     higher: FloatArray
@@ -114,7 +116,8 @@ class Axis:
         w = tilt + 1j * frequencies
         weights = np.asarray(spacing / np.pi / (w * (w + 1)), np.complex128)
         weights[0] /= 2
-        return cls(tilt, period, frequencies, weights, table, scan.tilts[column + 1 :])
+        fine = int(np.ceil(np.sqrt(len(frequencies))))
+        return cls(tilt, period, frequencies, fine, weights, table, scan.tilts[column + 1 :])
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,9 @@ class Contour:
     Attributes:
         axis: shared.
         scale: (n,) K(tilt).
-        values: (n, n_nodes) exp(K(w) - K(tilt) - i omega guess) / (w (w + 1)) times the trapezoid weight.
+        values: (n, n_coarse, n_fine) exp(K(w) - K(tilt) - i omega guess) / (w (w + 1)) times the trapezoid weight; 0
+            beyond the last frequency.
+        size: (n,) sum of the moduli of the values.
         guess: (n,) epsilon around which phases are kept.
         tail: (n,) truncation bound, relative to exp(K(tilt) - tilt epsilon).
         rounding: (n,) rounding and quadrature bound, relative likewise.
@@ -134,6 +139,7 @@ class Contour:
     axis: Axis
     scale: FloatArray
     values: transform.ComplexArray
+    size: FloatArray
     guess: FloatArray
     tail: FloatArray
     rounding: FloatArray
@@ -144,40 +150,73 @@ class Contour:
         """The contour of examples whose kinds are those of the axis."""
         tilt, frequencies = axis.tilt, axis.frequencies
         scale, guess = scan.transform[:, column], scan.epsilon
-        growth = np.asarray((2 * tilt + 1) * 1j * frequencies - frequencies**2, np.complex128)
-        exponent = np.asarray(losses.gaussian[:, None] / 2 * growth, np.complex128)
-        error = np.zeros((len(losses), len(frequencies)))
+        decay = np.outer(losses.gaussian / 2, -(frequencies**2))
+        turn = np.outer(losses.gaussian * (tilt + 0.5) - guess, frequencies)
+        one_step = np.zeros((1, len(frequencies)), np.complex128) if axis.table is None else axis.table.logarithm
         if axis.table is not None:
-            exponent += losses.counts @ axis.table.logarithm
-            smallest = np.maximum(np.exp(axis.table.logarithm.real).min(axis=0), 1e-290)
-            per_step = np.outer(losses.counts @ axis.table.error, 1 + tilt + frequencies)
-            error += (per_step + axis.table.constant * losses.steps[:, None]) / smallest
-        values = np.asarray(np.exp(exponent - 1j * np.outer(guess, frequencies)) * axis.weights, np.complex128)
-        size = (np.abs(scale) + tilt * np.abs(guess) + 8)[:, None] + np.abs(exponent)
-        error += 16 * transform.UNIT_ROUNDOFF * (size + np.outer(np.abs(guess), frequencies))
+            decay += losses.counts @ one_step.real
+            turn += losses.counts @ one_step.imag
+        modulus = np.exp(decay) * np.abs(axis.weights)
+        turn += np.angle(axis.weights)
+        values = np.zeros((len(losses), -(-len(frequencies) // axis.fine) * axis.fine), np.complex128)
+        np.multiply(modulus, np.cos(turn), out=values.real[:, : len(frequencies)])
+        np.multiply(modulus, np.sin(turn), out=values.imag[:, : len(frequencies)])
+        size = modulus.sum(axis=1)
+        # what rounding does to an exponent: sums over kinds, of moduli and of angles
+        angle = losses.gaussian * (tilt + 0.5) + np.abs(guess)
+        relative = (np.abs(scale) + tilt * np.abs(guess) + 8) * size - np.einsum("nk,nk->n", modulus, decay)
+        relative += losses.steps * (modulus @ np.abs(one_step.imag).max(axis=0)) + angle * (modulus @ frequencies)
+        rounding = (len(one_step) + 16) * transform.UNIT_ROUNDOFF * relative
+        if axis.table is not None:
+            smallest = np.maximum(np.exp(one_step.real.min(axis=0)), 1e-290)
+            rounding += (losses.counts @ axis.table.error) * (modulus @ ((1 + tilt + frequencies) / smallest))
+            rounding += transform.QUADRATURE_ERROR * losses.steps * (modulus @ (1 / smallest))
         return cls(
             axis=axis,
             scale=scale,
-            values=values,
+            values=values.reshape(len(losses), -1, axis.fine),
+            size=size,
             guess=guess,
             tail=tail,
-            rounding=np.sum(np.abs(values) * error, axis=1),
+            rounding=rounding,
             higher_transform=scan.transform[:, column + 1 :],
+        )
+
+    def select(self, examples: NDArray[np.intp]) -> Contour:
+        """The contour of some examples only."""
+        return Contour(
+            axis=self.axis,
+            scale=self.scale[examples],
+            values=self.values[examples],
+            size=self.size[examples],
+            guess=self.guess[examples],
+            tail=self.tail[examples],
+            rounding=self.rounding[examples],
+            higher_transform=self.higher_transform[examples],
         )
 
     def delta(self, epsilon: FloatArray) -> tuple[FloatArray, FloatArray]:
         """The sum at (n,) epsilons and its derivative, both relative to exp(K(tilt) - tilt epsilon)."""
-        turned = self.values * np.exp(-1j * np.outer(epsilon - self.guess, self.axis.frequencies))
-        w = self.axis.tilt + 1j * self.axis.frequencies
-        slope: FloatArray = -(turned @ w).real
-        return turned.sum(axis=1).real, slope
+        _, n_coarse, n_fine = self.values.shape
+        spacing = 2 * np.pi / self.axis.period
+        angle = spacing * (epsilon - self.guess)
+        coarse, fine = n_fine * np.arange(n_coarse), np.arange(n_fine)
+        near, far = np.exp(-1j * np.outer(angle, fine)), np.exp(-1j * np.outer(angle, coarse))
+        sums = self.values @ np.stack([near, near * fine], axis=2)
+        total = np.einsum("nk,nk->n", far, sums[:, :, 0])
+        times_frequency = spacing * (
+            np.einsum("nk,nk->n", far * coarse, sums[:, :, 0]) + np.einsum("nk,nk->n", far, sums[:, :, 1])
+        )
+        slope: FloatArray = times_frequency.imag - self.axis.tilt * total.real
+        return total.real, slope
 
     def log_bounds(self, epsilon: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Proven log delta from below (-inf where nothing is proven) and above."""
         value, _ = self.delta(epsilon)
         log_unit = self.scale - self.axis.tilt * epsilon
-        turned = 16 * transform.UNIT_ROUNDOFF * np.abs(epsilon - self.guess) * self.axis.frequencies[-1]
-        noise = self.rounding + self.tail + turned * np.abs(self.values).sum(axis=1)
+        terms = sum(self.values.shape[1:]) + 16  # that are added one after the other
+        turned = (16 * np.abs(epsilon - self.guess) * self.axis.frequencies[-1] + 4 * terms) * transform.UNIT_ROUNDOFF
+        noise = self.rounding + self.tail + turned * self.size
         upper = log_unit + np.log(np.maximum(value + noise, 1e-300))
         left = -self.axis.tilt * self.axis.period - np.log1p(-np.exp(-self.axis.tilt * self.axis.period))
         gap = self.axis.higher - self.axis.tilt
@@ -203,16 +242,24 @@ class Contour:
             spread = np.where(np.isfinite(low_delta), high_delta - low_delta, 1.0) + (lower_goal - upper_goal)
         fall = np.where(np.isfinite(fall) & (fall > 0), fall, self.axis.tilt)
         reach = 2 * spread / fall + 4e-16 * np.abs(epsilon) + 1e-300
-        lower, upper = zero, np.where(nothing, 0.0, np.inf)
-        for _ in range(4):
-            candidate = np.maximum(epsilon - reach, 0.0)
-            proven = (candidate > 0) & (self.log_bounds(candidate)[0] >= lower_goal)
-            lower = np.maximum(lower, np.where(proven, candidate, 0.0))
-            candidate = np.maximum(epsilon + reach, 0.0)
-            proven = self.log_bounds(candidate)[1] <= upper_goal
-            upper = np.minimum(upper, np.where(proven, candidate, np.inf))
-            reach *= 8
-        return lower, upper
+        lower = self._proven_end(epsilon, -reach, lower_goal, 0.0)
+        upper = self._proven_end(epsilon, reach, upper_goal, np.inf)
+        return lower, np.where(nothing, 0.0, upper)
+
+    def _proven_end(self, epsilon: FloatArray, reach: FloatArray, goal: FloatArray, unproven: float) -> FloatArray:
+        """The first of four points ever further to one side of epsilon whose bound meets the goal."""
+        found, open_ = np.full_like(epsilon, unproven), np.arange(len(epsilon))
+        for widening in (1.0, 8.0, 64.0, 512.0):
+            part = self if len(open_) == len(epsilon) else self.select(open_)
+            candidate = np.maximum(epsilon[open_] + widening * reach[open_], 0.0)
+            low, high = part.log_bounds(candidate)
+            is_lower = reach[open_] < 0
+            proven = np.where(is_lower, (candidate > 0) & (low >= goal[open_]), high <= goal[open_])
+            found[open_[proven]] = candidate[proven]
+            open_ = open_[~proven]
+            if not len(open_):
+                break
+        return found
 
     def _root(self, log_delta: FloatArray, nothing: NDArray[np.bool_]) -> FloatArray:
         """Epsilon at which the sum meets a delta: Newton from the Chernoff bound, halving where it leaves the bracket."""

@@ -28,7 +28,7 @@ from indpriv.accountant.contour import Axis, Contour, Reach, alias_free_period
 from indpriv.accountant.loss_sum import Direction, FloatArray, LossSum
 from indpriv.accountant.real_axis import Problem, Scan
 
-_VALUES_AT_ONCE = 2_000_000  # of examples on a contour
+_VALUES_AT_ONCE = 1 << 18  # of examples on a contour: 4 MB
 _DECADES = 9.0  # nepers of delta within which examples share a cut
 
 
@@ -144,7 +144,7 @@ def _is_worth(problem: Problem, scan: Scan, column: int, period: float, frequenc
     kinds = problem.kinds(scan.step_cut)
     if not len(kinds):
         return True
-    nodes = transform.count_nodes(kinds, float(scan.tilts[column]), problem.direction, frequency)
+    nodes = int(transform.count_nodes(kinds, float(scan.tilts[column]), problem.direction, frequency).max())
     worth = min(_WORK_PER_EXAMPLE * len(problem.losses) + _WORK_PER_KIND * len(kinds), _MAX_WORK)
     return nodes * len(kinds) * frequency * period / (2 * np.pi) <= worth
 

@@ -80,10 +80,11 @@ class LossSum:
 def log_density_ratio(z: FloatArray, shift: FloatArray | float, sample_rate: FloatArray | float) -> FloatArray:
     """Log f(z) to full relative precision, also where f is nearly 1 or overflows; arguments broadcast."""
     exponent = z * shift - np.square(shift) / 2
-    small = np.minimum(exponent, 30.0)
-    large = np.maximum(exponent, 30.0)
     q = np.minimum(sample_rate, 1 - 1e-16)
-    near = np.log1p(q * np.expm1(small))
+    near: FloatArray = np.log1p(q * np.expm1(np.minimum(exponent, 30.0)))
+    if np.max(exponent, initial=0.0) <= 30.0 and np.max(sample_rate) < 1.0:
+        return near
+    large = np.maximum(exponent, 30.0)
     far = np.log(q) + large + np.log1p((1 - q) / q * np.exp(-large))
     sampled = np.where(exponent <= 30.0, near, far)
     result: FloatArray = np.where(np.asarray(sample_rate) < 1.0, sampled, exponent)

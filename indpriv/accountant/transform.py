@@ -32,10 +32,8 @@ _GAUSS_NODES, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(16)
 _PANEL_VARIATION = (
     4.0  # of the logarithm of the integrand: exp(4.3) on the ellipse of parameter 4 around a panel, 4^-32
 )
-_PRECISE_FREQUENCIES = 256  # so many always get the cancellation-free sum,
-_PRECISE_WORK = 3e7  # and more where no more sines than this are needed
-_FAST_ERROR = 64 * UNIT_ROUNDOFF  # relative, of the other sum
-_CHUNK = 2_000_000  # numbers held at a time
+_CHUNK = 1 << 18  # numbers held at a time: 4 MB
+_NODES_AT_ONCE = 1024  # summed by one matrix product; sums of sums err less than one long sum
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,7 @@ def tilted_law(kinds: Kinds, tilt: float, direction: Direction, *, highest_frequ
     """
     a = exponent_of(tilt, direction)
     low, high = tilted_window(kinds, tilt, direction)
-    n_nodes = count_nodes(kinds, tilt, direction, highest_frequency)
+    n_nodes = int(count_nodes(kinds, tilt, direction, highest_frequency).max())
     if kinds.cut is None:
         step = (high - low) / (n_nodes - 1)
         z = low[:, None] + step[:, None] * np.arange(n_nodes)
@@ -133,15 +131,17 @@ def tilted_law(kinds: Kinds, tilt: float, direction: Direction, *, highest_frequ
     return law_on(z, weight, kinds, a, direction)
 
 
-def count_nodes(kinds: Kinds, tilt: float, direction: Direction, highest_frequency: float) -> int:
-    """Number of nodes that `tilted_law` takes for each kind."""
+def count_nodes(kinds: Kinds, tilt: float, direction: Direction, highest_frequency: float) -> NDArray[np.int64]:
+    """(n_kinds,) nodes that `tilted_law` needs for each kind; together they take the most that one of them needs."""
     a = exponent_of(tilt, direction)
     low, high = tilted_window(kinds, tilt, direction)
     if kinds.cut is None:
-        return int(np.ceil(np.max((high - low) / _trapezoid_step(kinds, a, highest_frequency, low, high)))) + 1
+        intervals = np.ceil((high - low) / _trapezoid_step(kinds, a, highest_frequency, low, high))
+        return intervals.astype(np.int64) + 1
     ends = np.stack([low, high], axis=1)
     variation = _log_variation(ends, kinds, np.hypot(a, highest_frequency))
-    return len(_GAUSS_NODES) * (int(np.ceil(np.max(variation[:, 1] - variation[:, 0]) / _PANEL_VARIATION)) + 1)
+    panels = np.ceil((variation[:, 1] - variation[:, 0]) / _PANEL_VARIATION) + 1
+    return len(_GAUSS_NODES) * panels.astype(np.int64)
 
 
 def _log_variation(z: FloatArray, kinds: Kinds, size: float) -> FloatArray:
@@ -196,7 +196,9 @@ def law_on(z: FloatArray, weight: FloatArray, kinds: Kinds, a: float, direction:
     losses = log_ratio if direction == "remove" else -log_ratio
     weights = mass / total
     spread = np.sum(weights * np.abs(losses), axis=1) + 2 * rate[:, 0] * erf(shift[:, 0] / np.sqrt(8.0))
-    error = 16 * UNIT_ROUNDOFF * (spread + np.where(stable, 0.0, 1.0 + np.abs(direct)))
+    # sums of so many terms in any order, each of three products (Higham 2002, section 3.1), with a margin
+    longest = min(z.shape[1], _NODES_AT_ONCE) + z.shape[1] // _NODES_AT_ONCE
+    error = (3 * longest + 64) * UNIT_ROUNDOFF * (spread + np.where(stable, 0.0, 1.0 + np.abs(direct)))
     return Tilted(losses, weights, log_transform, error)
 
 
@@ -217,91 +219,73 @@ class ContourTable:
 
     Attributes:
         logarithm: (n_kinds, n_frequencies) K(tilt + i omega) - K(tilt).
-        error: (n_kinds,) bound of the error of E[exp(w loss)], relative to its size at the tilt, per unit of |w| + 1.
-        constant: the same that does not grow with |w|.
+        error: (n_kinds,) bound of the rounding of E[exp(w loss)], relative to its size at the tilt, per unit of |w| + 1.
     """
 
     logarithm: ComplexArray
     error: FloatArray
-    constant: float
 
 
 def contour_table(kinds: Kinds, tilt: float, direction: Direction, frequencies: FloatArray) -> ContourTable:
     """The transform of each kind at equally spaced frequencies from 0; kinds that need like many nodes go together."""
     highest = float(frequencies[-1])
-    nodes = np.array(
-        [
-            count_nodes(kinds.select(np.arange(len(kinds)) == kind), tilt, direction, highest)
-            for kind in range(len(kinds))
-        ]
-        if len(frequencies) > _PRECISE_FREQUENCIES
-        else np.full(len(kinds), 1)
-    )
-    size = np.ceil(np.log2(nodes)).astype(np.int64)
-    is_fast = len(frequencies) > _PRECISE_FREQUENCIES and len(frequencies) * nodes.sum() > _PRECISE_WORK
+    size = np.ceil(np.log2(count_nodes(kinds, tilt, direction, highest)))
     logarithm, error = np.empty((len(kinds), len(frequencies)), np.complex128), np.empty(len(kinds))
     for value in np.unique(size):
         alike = size == value
         law = tilted_law(kinds.select(alike), tilt, direction, highest_frequency=highest)
-        error[alike] = law.error
-        logarithm[alike] = _fast_logarithm(law, frequencies) if is_fast else characteristic_log(law, frequencies)
-    return ContourTable(logarithm, error, QUADRATURE_ERROR + (_FAST_ERROR if is_fast else 0.0))
+        logarithm[alike], error[alike] = characteristic_log(law, frequencies), law.error
+    return ContourTable(logarithm, error)
 
 
 def characteristic_log(law: Tilted, frequencies: FloatArray) -> ComplexArray:
-    """K(tilt + i omega) - K(tilt) for each kind: (n_kinds, n_frequencies).
+    """K(tilt + i omega) - K(tilt) for each kind at equally spaced frequencies from 0: (n_kinds, n_frequencies).
 
-    Near omega = 0 it is log1p of small terms, so that thousands of equal steps keep full precision.
+    With every omega the sum of a coarse and a fine one, exp(i omega loss) - 1 = A B + A + B of the two parts' own, so
+    that all nodes of a contour are one matrix product for each kind. Nothing is added to 1 before the logarithm: near
+    omega = 0 all terms are small, so that thousands of equal steps keep full precision.
     """
     n_kinds, n_nodes = law.losses.shape
-    result = np.empty((n_kinds, len(frequencies)), np.complex128)
-    kinds_at_a_time = max(1, _CHUNK // (n_nodes * len(frequencies)))
-    frequencies_at_a_time = max(1, _CHUNK // n_nodes)
-    for start in range(0, n_kinds, kinds_at_a_time):
-        rows = slice(start, start + kinds_at_a_time)
-        for first in range(0, len(frequencies), frequencies_at_a_time):
-            columns = slice(first, first + frequencies_at_a_time)
-            half = law.losses[rows, None, :] * (frequencies[columns] / 2)[None, :, None]
-            sine, cosine = np.sin(half), np.cos(half)
-            weights = law.weights[rows, :, None]
-            real = -2 * ((sine * sine) @ weights)[..., 0]
-            imaginary = 2 * ((sine * cosine) @ weights)[..., 0]
-            result[rows, columns] = _complex_log1p(real, imaginary)
-    return result
-
-
-def _fast_logarithm(law: Tilted, frequencies: FloatArray) -> ComplexArray:
-    """The same on long contours, which few steps need: powers of exp(i spacing loss) are multiplied, not evaluated."""
-    sums = [_by_powers(*row, frequencies) for row in zip(law.losses, law.weights, strict=True)]
-    result: ComplexArray = np.log(np.array(sums))
-    return result
-
-
-def _by_powers(losses: FloatArray, weights: FloatArray, frequencies: FloatArray) -> ComplexArray:
-    """Sum of weights * exp(i omega losses) at every frequency, by one matrix product of coarse and fine phases."""
     fine = int(np.ceil(np.sqrt(len(frequencies))))
     coarse = -(-len(frequencies) // fine)
-    spacing = frequencies[1]
-    result = np.zeros((coarse, fine), np.complex128)
-    for start in range(0, len(losses), max(1, _CHUNK // fine)):
-        part = slice(start, start + max(1, _CHUNK // fine))
-        left = weights[part] * np.exp(1j * spacing * fine * np.outer(np.arange(coarse), losses[part]))
-        result += left @ np.exp(1j * spacing * np.outer(losses[part], np.arange(fine)))
-    return result.ravel()[: len(frequencies)]
+    spacing = float(frequencies[1]) if len(frequencies) > 1 else 0.0
+    sums = np.zeros((n_kinds, coarse, fine), np.complex128)
+    kinds_at_a_time = max(1, _CHUNK // (min(n_nodes, _NODES_AT_ONCE) * (fine + coarse)))
+    for start in range(0, n_kinds, kinds_at_a_time):
+        rows = slice(start, start + kinds_at_a_time)
+        for first in range(0, n_nodes, _NODES_AT_ONCE):
+            nodes = slice(first, first + _NODES_AT_ONCE)
+            losses, weights = law.losses[rows, nodes], law.weights[rows, nodes]
+            near, far = _turns(spacing * losses, fine), _turns(fine * spacing * losses, coarse) * weights[:, None]
+            sums[rows] += far @ near.transpose(0, 2, 1)
+            sums[rows] += far.sum(axis=2)[:, :, None] + (near @ weights[:, :, None]).transpose(0, 2, 1)
+    return _complex_log1p(sums.reshape(n_kinds, -1)[:, : len(frequencies)])
 
 
-def _complex_log1p(real: FloatArray, imaginary: FloatArray) -> ComplexArray:
-    """log(1 + real + i imaginary); a modulus of 0 becomes exp(-745), which only a zero weight can meet."""
-    square = np.maximum(2 * real + real * real + imaginary * imaginary, np.nextafter(-1.0, 0.0))
-    result: ComplexArray = 0.5 * np.log1p(square) + 1j * np.arctan2(imaginary, 1 + real)
+def _turns(angle: FloatArray, n_turns: int) -> ComplexArray:
+    """(n_kinds, n_turns, n_nodes) exp(i k angle) - 1 for k from 0, to full relative precision, by doubling."""
+    turns = np.zeros((len(angle), n_turns, angle.shape[1]), np.complex128)
+    n_done = 1
+    while n_done < n_turns:
+        half = angle * (n_done / 2)
+        sine = np.sin(half)
+        turn = (2 * sine * (1j * np.cos(half) - sine))[:, None]
+        following = turns[:, : min(n_done, n_turns - n_done)]
+        turns[:, n_done : 2 * n_done] = following * turn + following + turn
+        n_done *= 2
+    return turns
+
+
+def _complex_log1p(sums: ComplexArray) -> ComplexArray:
+    """log(1 + x); a modulus of 0 becomes exp(-345), which only a zero weight can meet."""
+    real, imaginary = sums.real, sums.imag
+    square = 2 * real + real * real + imaginary * imaginary
+    modulus = np.square(1 + real) + np.square(imaginary)  # without cancellation where it is small
+    near = square > -0.5
+    result = np.empty(sums.shape, np.complex128)
+    result.real = np.where(near, np.log1p(np.maximum(square, -0.5)), np.log(np.maximum(modulus, 1e-300))) / 2
+    result.imag = np.arctan2(imaginary, 1 + real)
     return result
-
-
-def moments(law: Tilted) -> tuple[FloatArray, FloatArray]:
-    """Mean and variance of the tilted loss: the first two derivatives of K at the tilt, each (n_kinds,)."""
-    mean = np.sum(law.weights * law.losses, axis=1)
-    variance = np.sum(law.weights * np.square(law.losses - mean[:, None]), axis=1)
-    return mean, variance
 
 
 def tilted_window(kinds: Kinds, tilt: float, direction: Direction) -> tuple[FloatArray, FloatArray]:
@@ -340,14 +324,15 @@ def _trapezoid_step(kinds: Kinds, a: float, frequency: float, low: FloatArray, h
     shift, rate = kinds.shift[:, None], kinds.sample_rate[:, None]
     log_gauss = -np.square(x) / 2
     at_rest = _log_sum(log_gauss + a * log_density_ratio(x, shift, rate))
-    exponent = np.minimum(x * shift - np.square(shift) / 2, 600.0)
+    tilted = rate * np.exp(np.minimum(x * shift - np.square(shift) / 2, 300.0))
     best = np.zeros(len(kinds))
     for fraction in (0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9):
         d = np.minimum(fraction * np.pi / kinds.shift, 9.0 * fraction / 0.9)[:, None]
-        tilted = rate * np.exp(exponent)
-        real, imaginary = 1 - rate + tilted * np.cos(shift * d), tilted * np.sin(shift * d)
-        log_size = np.log(np.hypot(real, imaginary))
-        growth = _log_sum(log_gauss + a * log_size + frequency * np.abs(np.arctan2(imaginary, real))) - at_rest
+        growth = np.zeros(len(kinds))
+        if a < 0 or frequency > 0:  # else |f| is largest on the real axis
+            real, imaginary = 1 - rate + tilted * np.cos(shift * d), tilted * np.sin(shift * d)
+            log_size = np.log(real * real + imaginary * imaginary) / 2
+            growth = _log_sum(log_gauss + a * log_size + frequency * np.abs(np.arctan2(imaginary, real))) - at_rest
         needed = _LOG_ERROR + 2.0 + np.maximum(growth, 0.0) + np.square(d[:, 0]) / 2
         best = np.maximum(best, 2 * np.pi * d[:, 0] / needed)
     return best
