@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -23,6 +24,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from indpriv.analysis.attack_measures import measure_attack
+from indpriv.attack_scores import AttackScores
 from indpriv.audit import audit as audit_run
 from indpriv.audit import groups_json, groups_of, read_summary
 from indpriv.errors import InputError
@@ -30,6 +33,7 @@ from indpriv.evidence import FAILED, NOT_CHECKED, PASSED
 from indpriv.files import read_json
 from indpriv.formatting import format_delta, format_epsilon
 from indpriv.journal import NAME as JOURNAL
+from indpriv.report.attack import attack_document, print_attack
 from indpriv.report.terminal import print_audit, print_groups
 from indpriv.verify import verify as verify_run
 
@@ -46,6 +50,7 @@ statement_app = typer.Typer(name="statement", help="What one owner may be told."
 app.add_typer(statement_app)
 
 DEMO = "adult.toml"
+REPLAY = "For a folder of checkpoints"  # heading in --help
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for machines.")]
 By = Annotated[
@@ -111,7 +116,9 @@ def train(
 
 @app.command()
 def audit(
-    path: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory that a Recorder wrote.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Run directory that a Recorder wrote, or a folder of checkpoints.")
+    ],
     output_dir: Annotated[Path | None, typer.Option(help="Audit directory to write. [default: RUN/audit]")] = None,
     delta: Annotated[float | None, typer.Option(help="Delta of the guarantee. [default: the run's own]")] = None,
     accountant: Annotated[str, typer.Option(help="rdp or pld.")] = "rdp",
@@ -129,15 +136,44 @@ def audit(
         str, typer.Option(help="Damaged or missing records: refuse, or count them at worst-case.")
     ] = "refuse",
     seed: Annotated[int, typer.Option(help="Of the attack's random choices; not of training.")] = 0,
+    spec: Annotated[
+        str | None, typer.Option(help="For checkpoints: the AuditSpec, package.module:spec or path/to/file.py:spec.")
+    ] = None,
+    noise_multiplier: Annotated[
+        str | None, typer.Option(help="Of the run; 1.1,0.9@500 is 1.1, from step 500 on 0.9.", rich_help_panel=REPLAY)
+    ] = None,
+    max_grad_norm: Annotated[str | None, typer.Option(help="Likewise.", rich_help_panel=REPLAY)] = None,
+    sample_rate: Annotated[str | None, typer.Option(help="Likewise; the Poisson rate.", rich_help_panel=REPLAY)] = None,
+    steps: Annotated[int | None, typer.Option(help="Of the whole run.", rich_help_panel=REPLAY)] = None,
+    sampler: Annotated[str | None, typer.Option(help="poisson, shuffled or other.", rich_help_panel=REPLAY)] = None,
+    device: Annotated[str, typer.Option(help="Where to take norms, e.g. cuda.", rich_help_panel=REPLAY)] = "cpu",
+    batch_size: Annotated[str, typer.Option(help="Of the norm pass, or auto.", rich_help_panel=REPLAY)] = "auto",
+    processes: Annotated[int, typer.Option(help="Checkpoints to work on at a time.", rich_help_panel=REPLAY)] = 1,
     as_json: Json = False,
 ) -> None:
-    """Account, analyse and attack a recorded run; write epsilon.parquet, audit.json and report.html.
+    """Account, analyse and attack a run, recorded or replayed; write epsilon.parquet, audit.json and report.html.
 
     Example: indpriv audit runs/adult --output-dir reports/adult --by race --by sex
+
+    A run that was never recorded is replayed from its checkpoints: indpriv audit checkpoints --spec train.py:spec
+    --max-grad-norm 1.0 --sampler poisson --delta 1e-5. An interrupted replay continues at the next checkpoint.
     """
+    output_dir = output_dir or path / "audit"
+    settings: dict[str, Any] = {
+        "noise_multiplier": noise_multiplier,
+        "max_grad_norm": max_grad_norm,
+        "sample_rate": sample_rate,
+        "steps": steps,
+        "sampler": sampler,
+    }
+    if spec is not None:
+        settings["delta"] = delta
+        path = _replay(path, spec, output_dir, settings, device=device, batch_size=batch_size, processes=processes)
+    elif given := [f"--{name.replace('_', '-')}" for name, value in settings.items() if value is not None]:
+        raise InputError(f"{', '.join(given)}: only for a folder of checkpoints, and those need --spec")
     _audit(
         path,
-        output_dir or path / "audit",
+        output_dir,
         quiet=as_json,
         delta=delta,
         accountant=accountant,
@@ -258,6 +294,28 @@ def create_statement(
 
 
 @app.command()
+def attack(
+    scores: Annotated[Path, typer.Option(help="CSV or Parquet: score (higher = member), member, optionally group.")],
+    delta: Annotated[float, typer.Option(help="Delta of the (epsilon, delta) that is bounded from below.")] = 1e-5,
+    fair_coins: Annotated[
+        bool, typer.Option("--fair-coins", help="An independent fair coin decided each membership.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of the order of ties and of what is left out; not of training.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Measure any attack's scores: AUC, low false-positive rates, and a lower bound on the worst-case epsilon.
+
+    Example: indpriv attack --scores runs/adult/canaries.parquet
+    """
+    found = AttackScores.from_file(scores)
+    measures = measure_attack(replace(found, fair_coins=fair_coins or found.fair_coins), delta=delta, seed=seed)
+    if as_json:
+        typer.echo(json.dumps(attack_document(measures), indent=2, allow_nan=False))
+    else:
+        print_attack(measures, Console())
+
+
+@app.command()
 def verify(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory that a Recorder wrote.")],
     as_json: Json = False,
@@ -330,6 +388,40 @@ def _check_device(device: str) -> None:
         raise InputError(
             f"--device {device} cannot be used: {reason}; pass cpu, or a device that this build of PyTorch has"
         ) from error
+
+
+def _replay(
+    path: Path,
+    spec: str,
+    output_dir: Path,
+    settings: dict[str, Any],
+    *,
+    device: str,
+    batch_size: str,
+    processes: int,
+) -> Path:
+    """Replay the checkpoints in a folder into OUTPUT_DIR/replay, a run directory, and return that."""
+    from indpriv.recording import StepOptions, replay
+
+    if (path / JOURNAL).is_file():
+        raise InputError(f"{path} is a recorded run: audit it without --spec, or pass its checkpoints")
+    _check_folder("--output-dir", output_dir)
+    _check_device(device)
+    output_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    told = Console(stderr=True, highlight=False, soft_wrap=True)
+    with _progress() as progress:
+        replay(
+            path,
+            spec,
+            output_dir / "replay",
+            options=StepOptions(**settings),
+            device=device,
+            batch_size=int(batch_size) if batch_size.isdecimal() else batch_size,
+            processes=processes,
+            progress=progress,
+            tell=lambda text: told.print(escape(text)),
+        )
+    return output_dir / "replay"
 
 
 def _audit(path: Path, output_dir: Path, *, quiet: bool, **options: Any) -> None:

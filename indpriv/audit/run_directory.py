@@ -51,8 +51,8 @@ def open_run(path: Path, unreadable: str = "refuse") -> tuple[NormLog, Evidence]
         found = sorted(item.name for item in path.iterdir())[:5]
         holds = f"it holds {', '.join(found)}" if found else "it is empty"
         raise InputError(
-            f"{path} holds no {JOURNAL} ({holds}); {_RUN_DIRECTORY}. Checkpoints alone say neither the norms nor the "
-            "sampler: record the run, or replay the checkpoints into a run directory first"
+            f"{path} holds no {JOURNAL} ({holds}); {_RUN_DIRECTORY}. A folder of checkpoints is replayed with an AuditSpec, "
+            f"which builds model and data again: indpriv audit {path} --spec train.py:spec"
         )
     log = NormLog.open(path, unreadable=unreadable)
     state = read_state(path)
