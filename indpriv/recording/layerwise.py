@@ -1,13 +1,8 @@
 """Per-example gradient norms layer by layer: one backward pass, no weight gradients, none kept per example. Sensitive.
 
-A layer that sees input a and output gradient g at T positions has the per-example gradient Σ_t g_t a_tᵀ. Its squared norm
-is computed in the cheaper of two exact forms (Goodfellow 2015; Li et al. 2022, "ghost norms"):
-
-    direct   ‖Σ_t g_t a_tᵀ‖²               T · d_in · d_out
-    ghost    Σ_{t,u} (a_tᵀa_u)(g_tᵀg_u)    T² · (d_in + d_out)
-
-Sums run in float32 over at most 1,024 terms and in float64 beyond. Layers of other kinds, with all that is inside them, are
-differentiated by torch.func, example by example.
+Each layer's inputs and output gradients give its squared norm in the fastest exact form (`layer_squares`). Layers of other
+kinds, with all that is inside them, are differentiated by torch.func, example by example. Of a parameter that is used
+several times the gradients are formed and added up before the square is taken.
 """
 
 from __future__ import annotations
@@ -15,16 +10,20 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
-from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
-_CHUNK = 1024
+from indpriv.recording.layer_squares import CONVOLUTIONS, Squares, forms_of, gradient_of, is_known, sum_squares
 
-Squares = Callable[[Any, Tensor, Tensor], Tensor]
+_SHARED_ELEMENTS = 2**24  # of per-example gradients held at once for a parameter that is used several times
+_HALF = (torch.float16, torch.bfloat16)
+
+_Key = tuple[int, int]  # a parameter, or a block of its rows: its identity and where the block starts
 
 
 class LayerwiseNorms:
@@ -34,22 +33,22 @@ class LayerwiseNorms:
     """
 
     def __init__(self, twin: nn.Module) -> None:
-        """Take over a twin.
-
-        Raises:
-            NotImplementedError: a parameter is shared by layers of different kinds.
-        """
-        self._twin = twin
-        self.names = [name for name, p in twin.named_parameters() if p.requires_grad]
+        """Take over a twin."""
         trainable = {id(p) for p in twin.parameters() if p.requires_grad}
-        self._layers = {id(layer): _Layer(layer, trainable) for layer in _layers(twin, trainable)}
+        layers = [_Layer(module, trainable) for module in _layers(twin, trainable)]
         for p in twin.parameters():
             p.requires_grad_(False)
-        self._handles = [
-            layer.module.register_forward_hook(self._after_forward, with_kwargs=True) for layer in self._layers.values()
-        ]
-        self._uses: Counter[int] = Counter()
-        self._shared: defaultdict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        self._hooks = []
+        for layer in layers:
+            if isinstance(layer.module, nn.MultiheadAttention):
+                layer.module.__dict__["forward"] = partial(self._attention, layer, layer.module.forward)
+            else:
+                hook = partial(self._after_forward, layer)
+                self._hooks.append(layer.module.register_forward_hook(hook, with_kwargs=True))
+        self._attentions = [layer.module for layer in layers if isinstance(layer.module, nn.MultiheadAttention)]
+        self._uses: Counter[_Key] = Counter()
+        self._shared: defaultdict[_Key, list[Callable[[slice], Tensor]]] = defaultdict(list)
+        self._routes: dict[tuple[Any, ...], Squares] = {}
         self._squares: Tensor | None = None
         self._size = 0
         self._recomputing = False
@@ -58,7 +57,7 @@ class LayerwiseNorms:
         """Run `loss_of` (twin forward and per-example losses) and its backward pass.
 
         Args:
-            loss_of: returns losses (size,).
+            loss_of: returns losses (size,); where the call is under autocast, this alone runs under it.
             size: number of examples in the batch.
 
         Returns:
@@ -69,54 +68,130 @@ class LayerwiseNorms:
         self._squares, self._size, self._recomputing = None, size, False
         losses = loss_of()
         self._squares = torch.zeros(size, dtype=torch.float64, device=losses.device)
-        if self._uses:
-            losses.sum().backward()
-        for pairs in self._shared.values():
-            inputs, gradients = (torch.cat(side, dim=1) for side in zip(*pairs, strict=True))
-            self._squares += _outer_squares(inputs, gradients)
+        with torch.autocast(losses.device.type, enabled=False):
+            if self._uses:
+                losses.sum().backward()
+            for gradients in self._shared.values():
+                self._squares += _squares_of_sum(gradients, size)
+        self._shared.clear()
         return self._squares, losses.detach()
 
     def close(self) -> None:
         """Take the hooks off."""
-        for handle in self._handles:
-            handle.remove()
+        for hook in self._hooks:
+            hook.remove()
+        for attention in self._attentions:
+            attention.__dict__.pop("forward", None)
 
-    def _after_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    def _after_forward(
+        self, layer: _Layer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> Any:
         if self._recomputing:
             return output
-        layer = self._layers[id(module)]
         if not isinstance(output, Tensor) or not args or not isinstance(args[0], Tensor):
             raise NotImplementedError(f"{type(module).__name__} does not map a tensor to a tensor")
-        for shared in layer.keys:
-            self._uses[shared] += 1
-        if not output.requires_grad:  # the first layer with parameters: the graph starts here
-            output = output.detach().requires_grad_().clone()  # a clone, so that the next layer may work in place
         inputs = tuple(value.detach() if isinstance(value, Tensor) else value for value in args)
-        versions = [value._version for value in args if isinstance(value, Tensor)]
+        if layer.known:
+            return self._tap(layer.keys, args, output, partial(self._add_known, layer, inputs[0]))
+        device = output.device.type
+        precision = torch.autocast(
+            device, dtype=torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device)
+        )
+
+        def add(gradient: Tensor) -> None:
+            if inputs[0].shape[0] != self._size or gradient.shape[0] != self._size:
+                raise RuntimeError(f"the first dimension of {type(module).__name__}'s input is not the batch")
+            if any(self._uses[key] > 1 for key in layer.keys.values()):
+                raise NotImplementedError(f"{type(module).__name__} shares a parameter or is used several times")
+            self._recomputing = True
+            with precision:
+                self._add(_by_torch_func(module, list(layer.keys), inputs, kwargs, gradient))
+            self._recomputing = False
+
+        return self._tap(layer.keys, args, output, add)
+
+    def _tap(
+        self, keys: dict[str, _Key], args: tuple[Any, ...], output: Tensor, add: Callable[[Tensor], None]
+    ) -> Tensor:
+        """Have `add` called with the gradient of a layer's output."""
+        self._uses.update(keys.values())
+        if not output.requires_grad:  # the first layer with trainable parameters: the graph starts here
+            output = _Start.apply(output.detach(), torch.zeros((), requires_grad=True))
+        versions = [(value, value._version) for value in args if isinstance(value, Tensor)]
 
         def after_backward(gradient: Tensor) -> None:
-            now = [value._version for value in args if isinstance(value, Tensor)]
-            if now != versions:
-                raise RuntimeError(f"the input of {type(module).__name__} was changed in place after its forward pass")
-            self._add(layer, inputs, kwargs, gradient)
+            if any(value._version != version for value, version in versions):
+                raise RuntimeError("the input of a layer was changed in place after its forward pass")
+            add(gradient)
 
         output.register_hook(after_backward)
         return output
 
-    def _add(self, layer: _Layer, inputs: tuple[Any, ...], kwargs: dict[str, Any], gradient: Tensor) -> None:
-        if gradient.shape[0] != self._size or inputs[0].shape[0] != self._size:
-            raise RuntimeError(f"the first dimension of {type(layer.module).__name__}'s input is not the batch")
+    def _add(self, squares: Tensor) -> None:
         if self._squares is None:
             raise RuntimeError("a backward pass ran before the forward pass was complete")
-        if any(self._uses[key] > 1 for key in layer.keys):
-            if not isinstance(layer.module, nn.Linear):
-                raise NotImplementedError(f"{type(layer.module).__name__} shares a parameter; only Linear layers may")
-            for key, side in zip(layer.keys, layer.sides(inputs[0], gradient), strict=True):
-                self._shared[key].append(side)
+        self._squares += squares
+
+    def _add_known(self, layer: _Layer, inputs: Tensor, gradient: Tensor) -> None:
+        first = layer.batch_dimension(inputs, gradient, self._size)
+        self._add_linear_or_other(layer.module, layer.keys, inputs.transpose(0, first), gradient.transpose(0, first))
+
+    def _add_linear_or_other(self, module: nn.Module, keys: dict[str, _Key], inputs: Tensor, gradient: Tensor) -> None:
+        """Of inputs and gradients with the batch first, widened from half precision after training's own rounding."""
+        if gradient.dtype in _HALF:
+            if isinstance(module, (nn.Linear, *CONVOLUTIONS)):
+                inputs = inputs.to(gradient.dtype)  # as autocast does
+            gradient = gradient.float()
+        if inputs.dtype in _HALF or (inputs.is_floating_point() and inputs.dtype != gradient.dtype):
+            inputs = inputs.to(gradient.dtype)
+        if any(self._uses[key] > 1 for key in keys.values()):
+            for name, key in keys.items():
+                self._shared[key].append(partial(_gradient_of_some, module, name, inputs, gradient))
             return
-        self._recomputing = True
-        self._squares += layer.squares(inputs, kwargs, gradient)
-        self._recomputing = False
+        names = frozenset(keys)
+        self._add(self._fastest(module, names, inputs, gradient)(module, names, inputs, gradient))
+
+    def _fastest(self, module: nn.Module, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Squares:
+        """The fastest form for these shapes: each is timed once. Deterministic algorithms: fewest multiplications."""
+        forms = forms_of(module, inputs, gradient)
+        if len(forms) == 1 or torch.are_deterministic_algorithms_enabled():
+            return forms[0]
+        options = [getattr(module, name, None) for name in ("kernel_size", "stride", "padding", "dilation", "groups")]
+        size = len(inputs).bit_length()  # what is fastest changes little while the batch does not double
+        key = (*options, names, size, inputs.shape[1:], gradient.shape[1:], inputs.stride()[1:], inputs.dtype)
+        if key not in self._routes:
+            seconds = [_seconds(partial(form, module, names, inputs, gradient), gradient.device) for form in forms]
+            self._routes[key] = forms[seconds.index(min(seconds))]
+        return self._routes[key]
+
+    def _attention(self, layer: _Layer, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """nn.MultiheadAttention uses its parameters in calls of `linear`, unseen by hooks on the modules inside."""
+        if self._recomputing:
+            return forward(*args, **kwargs)
+        if layer.module.bias_k is not None:
+            raise NotImplementedError("MultiheadAttention with add_bias_kv has parameters outside its projections")
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)  # it computes everything in one call
+        try:
+            with _Projections(partial(self._projected, layer)):
+                return forward(*args, **kwargs)
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
+
+    def _projected(self, layer: _Layer, output: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """One projection of an attention: positions come first, or are folded with the batch into the first dimension."""
+        blocks = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+        keys = {name: key for name, block in blocks.items() if (key := layer.key_of_block(block)) is not None}
+        if not keys:
+            return output
+        shape = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+        taken = inputs.detach()
+
+        def add(gradient: Tensor) -> None:
+            sides = (side.reshape(-1, self._size, side.shape[-1]).transpose(0, 1) for side in (taken, gradient))
+            self._add_linear_or_other(shape, keys, *sides)
+
+        return self._tap(keys, (inputs,), output, add)
 
 
 class _Layer:
@@ -124,208 +199,108 @@ class _Layer:
 
     def __init__(self, module: nn.Module, trainable: set[int]) -> None:
         self.module = module
-        self.names = [name for name, p in module.named_parameters() if id(p) in trainable]
-        self.keys = [id(p) for p in module.parameters() if id(p) in trainable]
-        self._known = type(module) in _SQUARES
-        self._route: dict[tuple[int, ...], Squares] = {}
+        self.known = is_known(module)
+        self._trained = [p for p in module.parameters() if id(p) in trainable]
+        self.keys = {name: (id(p), 0) for name, p in module.named_parameters() if id(p) in trainable}
+        self._batch_dimensions = {0, 1} if isinstance(module, _ANY_LEADING) else {0}
+        self._features = {nn.Linear: 1, nn.Embedding: 0}.get(type(module), self._trained[0].ndim)
 
-    def sides(self, inputs: Tensor, gradient: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and gradients (batch, positions, ·) whose outer products sum to each parameter's gradient."""
-        gradients = _positions(gradient)
-        for name in self.names:
-            yield (_positions(inputs) if name == "weight" else torch.ones_like(gradients[..., :1])), gradients
+    def batch_dimension(self, inputs: Tensor, gradient: Tensor, size: int) -> int:
+        """Which dimension is the batch: the one that has followed the batch's size in all calls so far."""
+        possible = {
+            d
+            for d in self._batch_dimensions
+            if (d == 0 or d < inputs.ndim - self._features) and inputs.shape[d] == size and gradient.shape[d] == size
+        }
+        if not possible:
+            raise RuntimeError(f"the first dimension of {type(self.module).__name__}'s input is not the batch")
+        self._batch_dimensions = possible
+        return min(possible)
 
-    def squares(self, inputs: tuple[Any, ...], kwargs: dict[str, Any], gradient: Tensor) -> Tensor:
-        """(batch,) squared norm of this layer's gradient."""
-        if not self._known:
-            return _by_torch_func(self.module, self.names, inputs, kwargs, gradient)
-        forms = _SQUARES[type(self.module)]
-        total = torch.zeros(len(gradient), dtype=torch.float64, device=gradient.device)
-        if "bias" in self.names:
-            total += _sum_squares(_bias_gradient(self.module, gradient))
-        if "weight" in self.names:
-            total += self._fastest(forms, inputs[0], gradient)
-        return total
-
-    def _fastest(self, forms: tuple[Squares, ...], inputs: Tensor, gradient: Tensor) -> Tensor:
-        """Time the forms on the first batch of a shape, and keep the fastest."""
-        if len(forms) == 1:
-            return forms[0](self.module, inputs, gradient)
-        shape = (*inputs.shape[1:], *gradient.shape[1:])
-        if shape not in self._route:
-            timed = []
-            for form in forms:
-                if _affordable(form, self.module, inputs, gradient):
-                    form(self.module, inputs, gradient)
-                    start = time.perf_counter()
-                    form(self.module, inputs, gradient)
-                    timed.append((time.perf_counter() - start, form))
-            self._route[shape] = min(timed, key=lambda pair: pair[0])[1]
-        return self._route[shape](self.module, inputs, gradient)
+    def key_of_block(self, block: Tensor) -> _Key | None:
+        """The trainable parameter that a block of rows belongs to; None where it is frozen."""
+        for p in self._trained:
+            start = block.data_ptr() - p.data_ptr()
+            if 0 <= start < p.numel() * p.element_size():
+                return id(p), start
+        return None
 
 
-def _layers(module: nn.Module, trainable: set[int]) -> Iterator[nn.Module]:
+_ANY_LEADING = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)  # work on the last dimensions, whatever comes before
+
+
+class _Start(torch.autograd.Function):
+    """Make an output ask for gradients, in its own memory and as no leaf, so that the next layer may work in place."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, _: Tensor) -> Tensor:
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[None, None]:
+        return None, None
+
+
+class _Projections(TorchFunctionMode):
+    """Pass every output of `linear` through a function."""
+
+    def __init__(self, tap: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]) -> None:
+        super().__init__()
+        self._tap = tap
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func is nn.functional.linear:
+            inputs, weight, bias = (*args, *(kwargs or {}).values(), None)[:3]
+            output = self._tap(output, inputs, weight, bias)
+        return output
+
+
+def _layers(module: nn.Module, trainable: set[int], seen: set[int] | None = None) -> Iterator[nn.Module]:
     """The topmost modules with trainable parameters of their own; what is inside one of another kind belongs to it."""
-    own = any(id(p) in trainable for p in module.parameters(recurse=False))
-    if own:
+    seen = set() if seen is None else seen
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    recurse = isinstance(module, nn.MultiheadAttention)  # uses the parameters of its inner modules itself
+    if any(id(p) in trainable for p in module.parameters(recurse=recurse)):
         yield module
         return
-    seen: set[int] = set()
     for child in module.children():
-        if id(child) not in seen:
-            seen.add(id(child))
-            yield from _layers(child, trainable)
+        yield from _layers(child, trainable, seen)
 
 
-def _sum_squares(values: Tensor) -> Tensor:
-    """(batch,) float64 sums of squares over all other dimensions: float32 within a chunk, float64 between chunks."""
-    flat = values.reshape(len(values), -1)
-    whole = flat.shape[1] - flat.shape[1] % _CHUNK
-    chunks = torch.linalg.vector_norm(flat[:, :whole].reshape(len(flat), -1, _CHUNK), dim=2).double().square().sum(1)
-    rest: Tensor = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
-    return chunks + rest
+def _seconds(run: Callable[[], Tensor], device: torch.device) -> float:
+    """Of the better of two runs after a first one."""
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds[1:])
 
 
-def _positions(values: Tensor) -> Tensor:
-    """(batch, positions, features) of a layer that works on the last dimension."""
-    return values.reshape(len(values), -1, values.shape[-1])
+def _gradient_of_some(module: nn.Module, name: str, inputs: Tensor, gradient: Tensor, part: slice) -> Tensor:
+    return gradient_of(module, name, inputs[part], gradient[part])
 
 
-def _outer_squares(inputs: Tensor, gradients: Tensor) -> Tensor:
-    """(batch,) ‖Σ_t g_t a_tᵀ‖² of inputs (batch, positions, d_in) and gradients (batch, positions, d_out)."""
-    positions, d_in, d_out = inputs.shape[1], inputs.shape[2], gradients.shape[2]
-    if positions == 1:
-        return _sum_squares(inputs) * _sum_squares(gradients)
-    if positions * (d_in + d_out) < d_in * d_out:
-        return _ghost(inputs.transpose(1, 2), gradients.transpose(1, 2))
-    return _sum_squares(torch.bmm(gradients.transpose(1, 2), inputs))
-
-
-def _ghost(inputs: Tensor, gradients: Tensor) -> Tensor:
-    """The same of (batch, d, positions) layouts, through the positions' inner products.
-
-    Where positions cancel, rounding of the products could make the sum too small; what it can be off by is added.
-    """
-    products = torch.bmm(inputs.transpose(1, 2), inputs) * torch.bmm(gradients.transpose(1, 2), gradients)
-    total = products.sum(2).double().sum(1)
-    rounding = 4 * torch.finfo(products.dtype).eps * products.abs().sum(2).double().sum(1)
-    return total.clamp(min=0.0) + rounding
-
-
-def _linear(_: nn.Linear, inputs: Tensor, gradient: Tensor) -> Tensor:
-    return _outer_squares(_positions(inputs), _positions(gradient))
-
-
-def _embedding(layer: nn.Embedding, tokens: Tensor, gradient: Tensor) -> Tensor:
-    """Positions with the same token share a row: Σ over rows of ‖sum of their gradients‖²."""
-    size = len(tokens)
-    flat, gradients = tokens.reshape(size, -1), _positions(gradient)
-    if layer.padding_idx is not None:
-        gradients = gradients * (flat != layer.padding_idx).unsqueeze(2)
-    if layer.max_norm is not None or layer.scale_grad_by_freq:
-        raise NotImplementedError("Embedding with max_norm or scale_grad_by_freq mixes examples")
-    rows = flat + layer.num_embeddings * torch.arange(size, device=flat.device).unsqueeze(1)
-    unique, inverse = rows.reshape(-1).unique(return_inverse=True)
-    sums = gradients.new_zeros(len(unique), gradients.shape[2]).index_add_(0, inverse, gradients.flatten(0, 1))
-    squares = torch.zeros(size, dtype=torch.float64, device=flat.device)
-    return squares.index_add_(0, unique // layer.num_embeddings, _sum_squares(sums))
-
-
-def _padded(layer: Any, inputs: Tensor) -> tuple[Tensor, Any]:
-    """Inputs with the layer's padding applied where it is not plain zeros, and the zero padding that is left."""
-    if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
-        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-        return F.pad(inputs, layer._reversed_padding_repeated_twice, mode=mode), (0,) * len(layer.kernel_size)
-    return inputs, layer.padding
-
-
-def _conv_grouped(layer: nn.Conv1d | nn.Conv2d, inputs: Tensor, gradient: Tensor) -> Tensor:
-    """The weight gradient of one convolution whose groups are the examples."""
-    inputs, padding = _padded(layer, inputs)
-    size = len(inputs)
-    weight = layer.weight.new_empty(1).expand(size * layer.out_channels, *layer.weight.shape[1:])
-    _, weights, _ = torch.ops.aten.convolution_backward(
-        gradient.reshape(1, -1, *gradient.shape[2:]),
-        inputs.reshape(1, -1, *inputs.shape[2:]),
-        weight,
-        None,
-        layer.stride,
-        padding,
-        layer.dilation,
-        False,
-        [0] * len(layer.kernel_size),
-        size * layer.groups,
-        [False, True, False],
+def _squares_of_sum(gradients: list[Callable[[slice], Tensor]], size: int) -> Tensor:
+    """(size,) squared norms of the sum of a parameter's gradients, in parts that fit into memory."""
+    one = gradients[0](slice(0, 1)).numel()
+    step = max(1, _SHARED_ELEMENTS // one)
+    parts = [slice(start, start + step) for start in range(0, size, step)]
+    return torch.cat(
+        [sum_squares(sum(gradient(part) for gradient in gradients[1:]) + gradients[0](part)) for part in parts]
     )
-    return _sum_squares(weights.reshape(size, -1))
-
-
-def _patches(layer: nn.Conv1d | nn.Conv2d, inputs: Tensor) -> Tensor:
-    """(batch · groups, d_in · kernel, positions) patches that the kernel meets."""
-    inputs, padding = _padded(layer, inputs)
-    if isinstance(layer, nn.Conv1d):
-        inputs = inputs.unsqueeze(2)
-        kernel, stride, dilation = ((1, getattr(layer, name)[0]) for name in ("kernel_size", "stride", "dilation"))
-        patches = F.unfold(inputs, kernel, dilation=dilation, padding=(0, padding[0]), stride=stride)
-    else:
-        patches = F.unfold(inputs, layer.kernel_size, dilation=layer.dilation, padding=padding, stride=layer.stride)
-    return patches.reshape(len(inputs) * layer.groups, -1, patches.shape[2])
-
-
-def _conv_unfold(layer: nn.Conv1d | nn.Conv2d, inputs: Tensor, gradient: Tensor) -> Tensor:
-    patches = _patches(layer, inputs)
-    gradients = gradient.reshape(len(patches), -1, patches.shape[2])
-    return _sum_squares(torch.bmm(gradients, patches.transpose(1, 2)).reshape(len(inputs), -1))
-
-
-def _conv_ghost(layer: nn.Conv1d | nn.Conv2d, inputs: Tensor, gradient: Tensor) -> Tensor:
-    patches = _patches(layer, inputs)
-    gradients = gradient.reshape(len(patches), -1, patches.shape[2])
-    return _ghost(patches, gradients).reshape(len(inputs), -1).sum(1)
-
-
-def _affordable(form: Squares, layer: Any, inputs: Tensor, gradient: Tensor) -> bool:
-    """Leave out a form that would take far more arithmetic than the direct one; timing it would already hurt."""
-    if form is not _conv_ghost:
-        return True
-    positions = gradient[0, 0].numel()
-    d_in, d_out = layer.weight[0].numel(), layer.out_channels // layer.groups
-    return positions * (d_in + d_out) <= 4 * d_in * d_out
-
-
-def _normalised(layer: Any, inputs: Tensor, gradient: Tensor) -> Tensor:
-    """Weight gradients Σ g·x̂ of a normalisation layer, (batch, features)."""
-    if isinstance(layer, nn.LayerNorm):
-        unit = F.layer_norm(inputs, layer.normalized_shape, None, None, layer.eps)
-    elif isinstance(layer, nn.RMSNorm):
-        unit = F.rms_norm(inputs, list(layer.normalized_shape), None, layer.eps)
-    elif isinstance(layer, nn.GroupNorm):
-        unit = F.group_norm(inputs, layer.num_groups, None, None, layer.eps)
-    else:
-        if layer.track_running_stats:
-            raise NotImplementedError("InstanceNorm with running statistics mixes examples")
-        unit = F.instance_norm(inputs, eps=layer.eps)
-    return _bias_gradient(layer, gradient * unit)
-
-
-def _normalisation(layer: Any, inputs: Tensor, gradient: Tensor) -> Tensor:
-    return _sum_squares(_normalised(layer, inputs, gradient))
-
-
-def _bias_gradient(layer: Any, gradient: Tensor) -> Tensor:
-    """(batch, features): the gradient summed over positions."""
-    if isinstance(layer, nn.LayerNorm | nn.RMSNorm):
-        features = layer.weight.numel()
-        return gradient.reshape(len(gradient), -1, features).sum(1)
-    if isinstance(layer, nn.Linear):
-        return _positions(gradient).sum(1)
-    return gradient.flatten(2).sum(2)  # channels come second
 
 
 def _by_torch_func(
     module: nn.Module, names: list[str], inputs: tuple[Any, ...], kwargs: dict[str, Any], gradient: Tensor
 ) -> Tensor:
-    """Any other layer, recomputed one example at a time under vmap."""
+    """(batch,) squares of any other layer, recomputed one example at a time under vmap."""
     if any(isinstance(value, Tensor) for value in kwargs.values()) or not all(isinstance(x, Tensor) for x in inputs):
         raise NotImplementedError(f"{type(module).__name__} takes more than tensors of the batch")
     parameters = dict(module.named_parameters())
@@ -345,19 +320,5 @@ def _by_torch_func(
         per_example = vmap(gradients_of)(inputs, gradient)
     squares = torch.zeros(len(gradient), dtype=torch.float64, device=gradient.device)
     for values in per_example.values():
-        squares += _sum_squares(values)
+        squares += sum_squares(values.float() if values.dtype in _HALF else values)
     return squares
-
-
-_CONVOLUTION: tuple[Squares, ...] = (_conv_grouped, _conv_unfold, _conv_ghost)
-_SQUARES: dict[type[nn.Module], tuple[Squares, ...]] = {
-    nn.Linear: (_linear,),
-    nn.Conv1d: _CONVOLUTION,
-    nn.Conv2d: _CONVOLUTION,
-    nn.Embedding: (_embedding,),
-    nn.LayerNorm: (_normalisation,),
-    nn.RMSNorm: (_normalisation,),
-    nn.GroupNorm: (_normalisation,),
-    nn.InstanceNorm1d: (_normalisation,),
-    nn.InstanceNorm2d: (_normalisation,),
-}

@@ -1,0 +1,253 @@
+"""Squared norms of one layer's per-example gradients, from its inputs and output gradients. Sensitive.
+
+A layer that sees input a and output gradient g at T positions has the per-example gradient Σ_t g_t a_tᵀ. Its squared norm
+has two exact forms (Goodfellow 2015; Li et al. 2022, "ghost norms"):
+
+    direct   ‖Σ_t g_t a_tᵀ‖²               T · d_in · d_out
+    ghost    Σ_{t,u} (a_tᵀa_u)(g_tᵀg_u)    T² · (d_in + d_out)
+
+Squares are summed in float32 over at most 1,024 terms and in float64 beyond. Inputs and gradients have the batch first and
+are float32 or float64: half precision is widened before it comes here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+_CHUNK = 1024
+_HOPELESS = 4  # times the arithmetic: no speed of one form over another makes up for it, and timing it would hurt
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+_KNOWN = {nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, *CONVOLUTIONS, *_INSTANCE_NORMS}
+
+Squares = Callable[[Any, frozenset[str], Tensor, Tensor], Tensor]
+"""(layer, its trainable parameters among weight and bias, inputs, gradient) -> (batch,) float64."""
+
+
+def is_known(layer: nn.Module) -> bool:
+    """Whether the layer's forms are here. A subclass may compute something else, and is not known."""
+    return type(layer) in _KNOWN and not getattr(layer, "track_running_stats", False)
+
+
+def sum_squares(values: Tensor) -> Tensor:
+    """(batch,) float64 sums of squares over all other dimensions: float32 within a chunk, float64 between chunks."""
+    flat = values.reshape(len(values), -1)
+    whole = flat.shape[1] - flat.shape[1] % _CHUNK
+    rest: Tensor = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
+    if not whole:
+        return rest
+    chunks = torch.linalg.vector_norm(flat[:, :whole].reshape(len(flat), -1, _CHUNK), dim=2)
+    return chunks.double().square().sum(1) + rest
+
+
+def gradient_of(layer: nn.Module, name: str, inputs: Tensor, gradient: Tensor) -> Tensor:
+    """(batch, *shape of the parameter): the per-example gradient itself, for parameters that several layers share."""
+    if name == "bias":
+        return _bias_gradient(layer, gradient)
+    if isinstance(layer, nn.Linear):
+        return torch.bmm(_positions(gradient).transpose(1, 2), _positions(inputs))
+    if isinstance(layer, nn.Embedding):
+        size, rows = len(inputs), layer.num_embeddings
+        table = gradient.new_zeros(size * rows, layer.embedding_dim)
+        index = inputs.reshape(size, -1) + rows * torch.arange(size, device=inputs.device).unsqueeze(1)
+        table.index_add_(0, index.reshape(-1), _without_padding(layer, inputs, gradient).flatten(0, 1))
+        return table.view(size, rows, -1)
+    if isinstance(layer, CONVOLUTIONS):
+        return _conv_gradient(layer, inputs, gradient)
+    return _normalised(layer, inputs, gradient)
+
+
+def forms_of(layer: nn.Module, inputs: Tensor, gradient: Tensor) -> tuple[Squares, ...]:
+    """The forms worth timing for these shapes, cheapest count of multiplications first."""
+    if isinstance(layer, nn.Embedding):
+        return (_embedding,)
+    if not isinstance(layer, (nn.Linear, *CONVOLUTIONS)):
+        return (_normalisation,)
+    d_in, d_out = layer.weight[0].numel(), layer.weight.shape[0]
+    if isinstance(layer, nn.Linear):
+        positions = gradient[0].numel() // d_out
+        if positions == 1:
+            return (_linear_single,)
+        direct: tuple[Squares, ...] = (_linear_direct,)
+        ghost: Squares = _linear_ghost
+    else:
+        positions, d_out = gradient[0, 0].numel(), d_out // layer.groups
+        direct, ghost = (_conv_grouped, _conv_patches), _conv_ghost
+    ratio = positions * (d_in + d_out) / (d_in * d_out)  # of the ghost form's multiplications to the direct form's
+    if ratio > _HOPELESS:
+        return direct
+    return (ghost,) if ratio < 1 / _HOPELESS else ((ghost, *direct) if ratio < 1 else (*direct, ghost))
+
+
+def _positions(values: Tensor) -> Tensor:
+    """(batch, positions, features) of a layer that works on the last dimension."""
+    return values.reshape(len(values), -1, values.shape[-1])
+
+
+def _ghost(names: frozenset[str], inputs: Tensor, gradients: Tensor) -> Tensor:
+    """Weight and bias together, of (batch, positions, d) layouts; the bias's input is 1 at every position.
+
+    Where positions cancel, rounding of the products could make the sum too small; what it can be off by is added.
+    """
+    ours = torch.bmm(inputs, inputs.transpose(1, 2)) if "weight" in names else 0.0
+    products = (ours + 1.0 if "bias" in names else ours) * torch.bmm(gradients, gradients.transpose(1, 2))
+    total = products.sum(2).double().sum(1)
+    rounding = 4 * torch.finfo(products.dtype).eps * products.abs_().sum(2).double().sum(1)
+    return total.clamp(min=0.0) + rounding
+
+
+def _linear_ghost(_: nn.Linear, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Tensor:
+    return _ghost(names, _positions(inputs), _positions(gradient))
+
+
+def _linear_direct(layer: nn.Linear, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Tensor:
+    return _direct_squares(layer, names, inputs, gradient)
+
+
+def _linear_single(_: nn.Linear, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Tensor:
+    """One position: ‖g aᵀ‖² = ‖g‖² ‖a‖²."""
+    ours = sum_squares(inputs) if "weight" in names else torch.zeros((), dtype=torch.float64, device=inputs.device)
+    return (ours + 1.0 if "bias" in names else ours) * sum_squares(gradient)
+
+
+def _direct_squares(layer: nn.Module, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Tensor:
+    total = torch.zeros(len(gradient), dtype=torch.float64, device=gradient.device)
+    for name in names:
+        total += sum_squares(gradient_of(layer, name, inputs, gradient))
+    return total
+
+
+def _without_padding(layer: nn.Embedding, tokens: Tensor, gradient: Tensor) -> Tensor:
+    gradients = gradient.reshape(len(tokens), -1, layer.embedding_dim)
+    if layer.padding_idx is None:
+        return gradients
+    return gradients * (tokens.reshape(len(tokens), -1) != layer.padding_idx).unsqueeze(2)
+
+
+def _embedding(layer: nn.Embedding, _: frozenset[str], tokens: Tensor, gradient: Tensor) -> Tensor:
+    """Positions with the same token share a row: Σ over rows of ‖sum of their gradients‖²."""
+    size = len(tokens)
+    gradients = _without_padding(layer, tokens, gradient)
+    rows = tokens.reshape(size, -1) + layer.num_embeddings * torch.arange(size, device=tokens.device).unsqueeze(1)
+    unique, inverse = rows.reshape(-1).unique(return_inverse=True)
+    sums = gradients.new_zeros(len(unique), gradients.shape[2]).index_add_(0, inverse, gradients.flatten(0, 1))
+    squares = torch.zeros(size, dtype=torch.float64, device=tokens.device)
+    return squares.index_add_(0, unique // layer.num_embeddings, sum_squares(sums))
+
+
+def _padded(layer: Any, inputs: Tensor) -> tuple[Tensor, Any]:
+    """Inputs with the layer's padding applied where it is not plain zeros, and the zero padding that is left."""
+    if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+        return F.pad(inputs, layer._reversed_padding_repeated_twice, mode=mode), (0,) * len(layer.kernel_size)
+    return inputs, layer.padding
+
+
+def _conv_gradient(layer: Any, inputs: Tensor, gradient: Tensor) -> Tensor:
+    """The weight gradient of one convolution whose groups are the examples."""
+    inputs, padding = _padded(layer, inputs)
+    size = len(inputs)
+    weight = layer.weight.new_empty(1, dtype=inputs.dtype).expand(size * layer.out_channels, *layer.weight.shape[1:])
+    _, weights, _ = torch.ops.aten.convolution_backward(
+        gradient.reshape(1, -1, *gradient.shape[2:]),
+        inputs.reshape(1, -1, *inputs.shape[2:]),
+        weight,
+        None,
+        layer.stride,
+        padding,
+        layer.dilation,
+        False,
+        [0] * len(layer.kernel_size),
+        size * layer.groups,
+        [False, True, False],
+    )
+    return weights.reshape(size, *layer.weight.shape)
+
+
+def _conv_bias(layer: Any, names: frozenset[str], gradient: Tensor) -> Tensor | float:
+    return sum_squares(_bias_gradient(layer, gradient)) if "bias" in names else 0.0
+
+
+def _conv_grouped(layer: Any, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Tensor:
+    return _direct_squares(layer, names, inputs, gradient)
+
+
+def _patches(layer: Any, inputs: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Patches that the kernel meets, and gradients, (batch · groups, positions, d); copies in the inputs' own order.
+
+    The order of a patch's entries is not the weight's: only norms may be taken of what comes out.
+    """
+    inputs, padding = _padded(layer, inputs)
+    if any(padding):
+        inputs = F.pad(inputs, [side for one in reversed(padding) for side in (one, one)])
+    size, channels, groups = len(inputs), inputs.shape[1] // layer.groups, layer.groups
+    batch, channel, *sides = inputs.stride()
+    starts = [side * step for side, step in zip(sides, layer.stride, strict=True)]
+    taps = [side * step for side, step in zip(sides, layer.dilation, strict=True)]
+    outputs, kernel = gradient.shape[2:], layer.kernel_size
+    if channel == 1 and channels > 1:  # channels last: a patch is runs of channels
+        shape = (size, groups, *outputs, *kernel, channels)
+        windows = inputs.as_strided(shape, (batch, channel * channels, *starts, *taps, channel))
+        patches = windows.reshape(size * groups, math.prod(outputs), -1)
+    else:
+        shape = (size, groups, channels, *kernel, *outputs)
+        windows = inputs.as_strided(shape, (batch, channel * channels, channel, *taps, *starts))
+        patches = windows.reshape(size * groups, -1, math.prod(outputs)).transpose(1, 2)
+    return patches, gradient.flatten(2).unflatten(1, (groups, -1)).flatten(0, 1).transpose(1, 2)
+
+
+def _conv_patches(layer: Any, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Tensor:
+    total: Tensor | float = _conv_bias(layer, names, gradient)
+    if "weight" in names:
+        patches, gradients = _patches(layer, inputs, gradient)
+        total = total + sum_squares(torch.bmm(gradients.transpose(1, 2), patches).reshape(len(inputs), -1))
+    return torch.as_tensor(total)
+
+
+def _conv_ghost(layer: Any, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Tensor:
+    patches, gradients = _patches(layer, inputs, gradient)
+    return _ghost(names, patches, gradients).reshape(len(inputs), -1).sum(1)
+
+
+def _normalised(layer: Any, inputs: Tensor, gradient: Tensor) -> Tensor:
+    """Weight gradients Σ g·x̂ of a normalisation layer, (batch, *weight)."""
+    if isinstance(layer, nn.LayerNorm | nn.RMSNorm):
+        if isinstance(layer, nn.LayerNorm):
+            unit = F.layer_norm(inputs, layer.normalized_shape, None, None, layer.eps)
+        else:
+            unit = F.rms_norm(inputs, list(layer.normalized_shape), None, layer.eps)
+        return _bias_gradient(layer, unit.mul_(gradient))
+    # Σ g·x̂ = rstd · Σ g·(x − mean): centred first, so that a mean far from zero cancels nothing; no x̂ is kept.
+    size, channels = inputs.shape[:2]
+    groups = layer.num_groups if isinstance(layer, nn.GroupNorm) else channels
+    sides = tuple(range(2, inputs.ndim))
+    count = inputs[0].numel() // groups
+
+    def of_group(sums: Tensor) -> Tensor:
+        means = sums.view(size, groups, -1).sum(2, keepdim=True) / count
+        return means.expand(size, groups, channels // groups).reshape(size, channels)
+
+    if not sides:
+        inputs, gradient, sides = inputs.unsqueeze(2), gradient.unsqueeze(2), (2,)
+    centred = inputs - of_group(inputs.sum(sides)).view(size, channels, *[1] * len(sides))
+    variance = of_group(torch.linalg.vector_norm(centred, dim=sides).square())
+    return centred.mul_(gradient).sum(sides) * (variance + layer.eps).rsqrt()
+
+
+def _normalisation(layer: Any, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Tensor:
+    return _direct_squares(layer, names, inputs, gradient)
+
+
+def _bias_gradient(layer: Any, gradient: Tensor) -> Tensor:
+    """(batch, *bias): the gradient summed over positions."""
+    if isinstance(layer, nn.LayerNorm | nn.RMSNorm):
+        return gradient.reshape(len(gradient), -1, *layer.normalized_shape).sum(1)
+    if isinstance(layer, nn.Linear):
+        return _positions(gradient).sum(1)
+    return gradient.sum(tuple(range(2, gradient.ndim))) if gradient.ndim > 2 else gradient  # channels come second
