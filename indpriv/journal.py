@@ -67,16 +67,22 @@ class JournalWriter:
             owner = self._lock.read().strip() or "unknown"
             self._lock.close()
             raise InputError(
-                f"{run_dir} is being written by process {owner}; a run directory has one writer: wait for it, stop it, "
+                f"{run_dir} is being written by process {owner}; it has one writer at a time: wait for it, stop it, "
                 "or choose another directory"
             ) from error
+        try:
+            self._continue(run_dir / NAME)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _continue(self, path: Path) -> None:
         self._lock.truncate(0)
         self._lock.write(str(os.getpid()))
         self._lock.flush()
-        path = run_dir / NAME
         self._chain, self._seq = _START, 0
         if path.exists():
-            entries, torn = read_journal(run_dir)
+            entries, torn = read_journal(self._run_dir)
             for entry in entries:
                 self._chain = _link(self._chain, entry)
             self._seq = len(entries)
@@ -84,7 +90,7 @@ class JournalWriter:
                 whole = path.read_bytes().rfind(b"\n") + 1
                 os.truncate(path, whole)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE)
-        fsync_folder(run_dir)
+        fsync_folder(self._run_dir)
 
     def append(self, kind: str, **values: Any) -> None:
         """Append one line and wait until it is on disk."""

@@ -92,37 +92,45 @@ def gaussian_scale(epsilon: float, delta: float) -> float:
     return float(dp.binary_search_param(private, d_in=1.0, d_out=(epsilon, delta)))
 
 
-def select_quantile(counts: IntArray, quantile: Fraction, epsilon: float) -> int:
-    """A cell of the grid at about this quantile, by private selection: costs (epsilon, 0).
+def rank_distances(counts: IntArray, quantile: Fraction) -> IntArray:
+    """How far each cell is from the quantile in rank, in people times the quantile's denominator.
 
-    The exponential mechanism for quantiles (Smith 2011) in its better form, permute-and-flip (McKenna and Sheldon 2020,
-    arXiv:2010.12603), through OpenDP's noisy maximum. A cell's score is its distance in rank: with `below` people below
-    the cell and `within` at or below it, the least change that would put quantile * n between the two,
+    With `below` people below a cell and `within` at or below it, the distance to quantile * n being between the two:
 
         max(0, below - quantile * n, quantile * n - within).
 
-    One person more or less moves below - quantile * n and quantile * n - within by at most
-    max(quantile, 1 - quantile), hence the maximum too. OpenDP's own score of a candidate
-    differs where many people share a value, as all do who were clipped in every step: it avoids the very value at which
-    the quantile lies.
+    One person more or less moves below - quantile * n and quantile * n - within, and so the maximum, by at most
+    max(quantile, 1 - quantile). OpenDP's own score of a candidate differs where many people share a value, as all do who
+    were clipped in every step: it avoids the very value at which the quantile lies.
+
+    Args:
+        counts: (n_cells,) people at each value of the grid.
+        quantile: in (0, 1).
+    """
+    part, whole = quantile.numerator, quantile.denominator
+    within = np.cumsum(counts)
+    target = part * within[-1]
+    distances: IntArray = np.maximum(0, np.maximum(whole * (within - counts) - target, target - whole * within))
+    return distances
+
+
+def select_quantile(counts: IntArray, quantile: Fraction, epsilon: float) -> int:
+    """Index of a cell at about this quantile, by private selection: costs (epsilon, 0).
+
+    The exponential mechanism for quantiles (Smith 2011) in its better form, permute-and-flip (McKenna and Sheldon 2020,
+    arXiv:2010.12603), through OpenDP's noisy maximum, on `rank_distances`.
 
     Args:
         counts: (n_cells,) people at each value of the grid.
         quantile: in (0, 1).
         epsilon: of this selection.
-
-    Returns:
-        index of the cell.
     """
-    part, whole = quantile.numerator, quantile.denominator
-    within = np.cumsum(counts)
-    below, target = whole * (within - counts), part * within[-1]
-    scores = np.maximum(0, np.maximum(below - target, target - whole * within))
-    sensitivity = max(part, whole - part)
+    sensitivity = max(quantile.numerator, quantile.denominator - quantile.numerator)
     space = dp.vector_domain(dp.atom_domain(T="i64")), dp.linf_distance(T="i64")
-    select = dp.m.make_noisy_max(*space, dp.max_divergence(), scale=2 * sensitivity / epsilon * _SLACK, negate=True)
+    scale = 2 * sensitivity / epsilon * _SLACK
+    select = dp.m.make_noisy_max(*space, dp.max_divergence(), scale=scale, negate=True)
     _check_cost(select.map(sensitivity), epsilon)
-    return int(select(scores.tolist()))
+    return int(select(rank_distances(counts, quantile).tolist()))
 
 
 def selection_errors(quantile: Fraction, n_cells: int, epsilon: float) -> tuple[float, float]:

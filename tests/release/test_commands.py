@@ -1,0 +1,64 @@
+"""`indpriv release` and `indpriv statement`, run within the test's process."""
+
+import json
+
+import pytest
+
+from indpriv.cli import run
+
+
+@pytest.fixture
+def call(capsys):
+    def run_command(*arguments, code=0):
+        assert run([*map(str, arguments)]) == code
+        captured = capsys.readouterr()
+        return captured.out, " ".join(captured.err.split())
+
+    return run_command
+
+
+def test_release_prints_figures_errors_costs_and_assumptions(audit_dir, call):
+    command = ("release", audit_dir, "--quantiles", "0.1,0.5", "--mean", "--epsilon", "0.5", "--budget", "1")
+    screen = " ".join(call(*command)[0].split())
+    for words in (
+        "for others", "quantile 0.5", "mean", "people", "EXPECTED ERROR", "SPENT", "of a budget of epsilon 1.00", "ASSUMED",
+        "Theorem 3.4", "5,000 equally spaced values", "drawn now and paid for",
+    ):  # fmt: skip
+        assert words in screen, words
+    assert "stored: shown again at no cost" in call(*command)[0]
+    content = json.loads(call(*command, "--json")[0])
+    assert content["spent"]["releases"] == 1
+
+
+def test_release_by_group(audit_dir, call):
+    groups = ("--by", "sex", "--group", "Male", "--group", "Female")
+    screen, _ = call("release", audit_dir, "--quantiles", "0.5", "--epsilon", "1", *groups)
+    assert "Male" in screen
+    assert "±" in screen
+
+
+def test_bad_input_ends_in_one_message(audit_dir, call):
+    for arguments, words in (
+        ((audit_dir, "--epsilon", "1"), "nothing is asked for"),
+        ((audit_dir, "--epsilon", "1", "--quantiles", "a"), "--quantiles 'a'"),
+        ((audit_dir, "--epsilon", "1", "--mean", "--by", "sex"), "The list must be public"),
+        ((audit_dir, "--epsilon", "1", "--mean", "--by", "height", "--group", "tall"), "no column 'height'"),
+        ((audit_dir / "no", "--epsilon", "1", "--mean"), "make an audit first"),
+    ):
+        _, error = call("release", *arguments, code=2)
+        assert words in error
+        assert "Traceback" not in error
+    assert not (audit_dir / "shareable").exists()
+
+
+def test_statement(audit_dir, call):
+    text, _ = call("statement", "create", audit_dir, "--example", "5")
+    assert "CONFIDENTIAL: for the owner of example 5" in text
+    assert "400 statements" in call("statement", "create", audit_dir, "--all")[0]
+    assert json.loads(call("statement", "create", audit_dir, "--unit", "5", "--json")[0])
+    assert "pass one of" in call("statement", "create", audit_dir, code=2)[1]
+
+
+@pytest.mark.parametrize("command", [("release",), ("statement", "create")])
+def test_help_has_an_example(call, command):
+    assert f"Example: indpriv {' '.join(command)}" in " ".join(call(*command, "--help")[0].split())

@@ -1,0 +1,199 @@
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indpriv.errors import InputError
+from indpriv.release import mechanisms
+from indpriv.release.mechanisms import GaussianNoise, LaplaceNoise
+from oracles import gaussian_epsilon, rank_distance
+
+from .privacy_loss import least_loss
+
+PEOPLE = st.lists(st.integers(0, 5), min_size=0, max_size=12)
+QUANTILE = st.integers(1, 9999).map(lambda part: Fraction(part, 10_000))
+
+
+def counts(cells, n_cells=6):
+    return np.bincount(np.array(cells, dtype=np.int64), minlength=n_cells)
+
+
+@given(PEOPLE, QUANTILE)
+def test_rank_distances_are_what_they_say(people, quantile):
+    fast = mechanisms.rank_distances(counts(people), quantile)
+    assert [Fraction(int(value), quantile.denominator) for value in fast] == [
+        rank_distance(people, cell, quantile) for cell in range(6)
+    ]
+
+
+@given(PEOPLE, st.integers(0, 5), QUANTILE)
+def test_one_person_moves_every_score_by_no_more_than_the_sensitivity(people, cell, quantile):
+    with_one = mechanisms.rank_distances(counts([*people, cell]), quantile)
+    without = mechanisms.rank_distances(counts(people), quantile)
+    limit = max(quantile.numerator, quantile.denominator - quantile.numerator)
+    assert np.abs(with_one - without).max() <= limit
+
+
+@given(PEOPLE, st.integers(0, 5))
+def test_one_person_moves_the_two_sums_by_the_number_of_cells(people, cell):
+    class Exact:
+        unit_error = 0.0
+
+        def add(self, values, sensitivity):
+            assert sensitivity == 6
+            return np.array(values)
+
+    with_one = mechanisms.noisy_sums(counts([*people, cell]), Exact())
+    without = mechanisms.noisy_sums(counts(people), Exact())
+    assert sum(abs(a - b) for a, b in zip(with_one, without, strict=True)) == 6
+    assert sum(with_one) == 6 * (len(people) + 1)
+    centred = [mechanisms.noisy_centred_sum(counts(who), Exact()) for who in ([*people, cell], people)]
+    assert abs(centred[0] - centred[1]) <= 6
+
+
+def test_with_much_budget_the_quantiles_are_those_of_the_data():
+    people = np.random.default_rng(0).integers(0, 200, 5000)
+    histogram = counts(people, 200)
+    for quantile in (Fraction("0.1"), Fraction("0.5"), Fraction("0.93")):
+        cell = mechanisms.select_quantile(histogram, quantile, 100.0)
+        assert cell == np.quantile(people, float(quantile), method="inverted_cdf")
+    cumulative, cells = mechanisms.noisy_distribution(histogram, LaplaceNoise(100.0))
+    assert np.abs(cumulative - np.cumsum(histogram)[cells]).max() < 1
+    grid = np.arange(1, 201) / 200
+    value = mechanisms.descend_to_quantile(histogram, grid, Fraction("0.5"), 5000, float)
+    assert value == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_value_that_many_share_is_found():
+    """Everybody above the 0.8 quantile was clipped in every step: the 0.9 quantile is the worst case itself."""
+    histogram = counts([*range(400), *[499] * 100], 500)
+    found = [mechanisms.select_quantile(histogram, Fraction("0.9"), 1.0) for _ in range(30)]
+    assert set(found) == {499}
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 10])
+def test_few_people_are_answered_like_many(n):
+    histogram = counts([3] * n)
+    assert 0 <= mechanisms.select_quantile(histogram, Fraction("0.5"), 0.1) < 6
+    cumulative, _ = mechanisms.noisy_distribution(histogram, LaplaceNoise(0.1))
+    assert len(cumulative) == 6
+    assert (np.diff(cumulative) >= 0).all()
+    grid = np.arange(1, 7) / 6
+    value = mechanisms.descend_to_quantile(histogram, grid, Fraction("0.5"), 1, lambda sum_: sum_ + 5.0)
+    assert 0 < value <= 1
+
+
+def test_gaussian_noise_costs_what_the_exact_curve_says_it_does():
+    """OpenDP converts by way of zCDP: never below the exact epsilon of a Gaussian, and not far above."""
+    for epsilon, delta in ((0.1, 1e-6), (1.0, 1e-5)):
+        scale = mechanisms.gaussian_scale(epsilon, delta)
+        exact = gaussian_epsilon(1 / scale, delta)
+        assert 0.8 * epsilon < exact <= epsilon
+
+
+def test_stated_errors_are_those_of_many_draws():
+    noise = LaplaceNoise(0.5)
+    draws = np.abs(noise.add([0] * 4000, 1))
+    assert draws.mean() == pytest.approx(noise.unit_error, rel=0.1)
+    gaussian = GaussianNoise(20.0)
+    assert np.abs(gaussian.add([0] * 4000, 1)).mean() == pytest.approx(gaussian.unit_error, rel=0.1)
+    histogram = np.full(1000, 20)
+    found = [mechanisms.select_quantile(histogram, Fraction("0.3"), 0.02) for _ in range(150)]
+    error = np.abs(np.array(found) * 20 + 10 - 6000).mean()
+    typical, bound = mechanisms.selection_errors(Fraction("0.3"), 1000, 0.02)
+    assert 0.4 * typical < error < 1.3 * typical < bound
+
+
+def test_the_error_of_a_distribution_stays_below_its_bound():
+    noise = LaplaceNoise(0.1)
+    nobody = np.zeros(5000, dtype=np.int64)
+    layers = 3
+    assert math.ceil(5000 / mechanisms.merged_cells(5000)) <= 16**2
+    typical, bound = mechanisms.distribution_errors(5000, noise)
+    full = np.full(5000, 20)
+    target = 0.5 * full.sum()
+    errors = []
+    for _ in range(40):
+        cumulative, cells = mechanisms.noisy_distribution(full, noise)
+        leaf = int(np.searchsorted(cumulative, 0.5 * cumulative[-1]))
+        errors.append(abs(float(np.cumsum(full)[cells[leaf]]) - target))
+        largest = np.abs(mechanisms.noisy_distribution(nobody, noise)[0]).max()
+        assert largest < 3 * bound
+    leaf_of_people = 20 * mechanisms.merged_cells(5000)
+    assert np.mean(errors) < 1.5 * typical + leaf_of_people
+    assert typical > layers * noise.unit_error
+
+
+def test_a_cost_above_the_share_is_refused():
+    with pytest.raises(InputError, match="nothing was released"):
+        mechanisms._check_cost(0.2, 0.1)
+
+
+FEW = counts([0, 0, 4, 4], 5)
+MORE = counts([0, 0, 0, 4, 4], 5)
+ONE, NOBODY = counts([4], 5), counts([], 5)
+
+
+def select(epsilon, quantile="0.5"):
+    return lambda data, n: [mechanisms.select_quantile(data, Fraction(quantile), epsilon) for _ in range(n)]
+
+
+def distribution(epsilon):
+    def draw(data, n):
+        drawn = (mechanisms.noisy_distribution(data, LaplaceNoise(epsilon))[0] for _ in range(n))
+        return [tuple(np.round(cumulative[[0, -1]]).clip(-6, 6)) for cumulative in drawn]
+
+    return draw
+
+
+def sums(noise, sensitivity=5):
+    """The two sums of `noisy_sums`, many times in one call: Laplace noise is drawn for each by itself."""
+
+    def draw(data, n):
+        exact = mechanisms.noisy_sums(data, Silent())
+        drawn = noise.add([*exact] * n, sensitivity).reshape(n, 2)
+        return [tuple(pair) for pair in np.round(drawn / sensitivity).clip(-6, 6).astype(int).tolist()]
+
+    return draw
+
+
+class Silent:
+    def add(self, values, sensitivity):
+        return np.array(values)
+
+
+PRIVATE = {
+    "selection": (select(1.0), FEW, MORE, 500),
+    "selection from one": (select(1.0, "0.9"), ONE, NOBODY, 500),
+    "distribution": (distribution(1.0), ONE, NOBODY, 300),
+    "sums": (sums(LaplaceNoise(1.0)), ONE, NOBODY, 5000),
+}
+BROKEN = {
+    "selection with a tenth of the noise": (select(10.0, "0.9"), ONE, NOBODY, 500),
+    "a distribution with a tenth of the noise": (distribution(10.0), ONE, NOBODY, 300),
+    "sums with the sensitivity of a count": (sums(LaplaceNoise(1.0), 1), ONE, NOBODY, 5000),
+}
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_no_mechanism_loses_more_than_it_claims(name):
+    draw, first, second, draws = PRIVATE[name]
+    loss = least_loss(draw, first, second, draws=draws)
+    assert loss <= 1.0
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_same_test_finds_a_broken_mechanism(name):
+    draw, first, second, draws = BROKEN[name]
+    assert least_loss(draw, first, second, draws=draws) > 1.0
+
+
+def test_gaussian_noise_loses_no_more_than_it_claims():
+    delta = 1e-3
+    noise = GaussianNoise(mechanisms.gaussian_scale(1.0, delta))
+    assert least_loss(sums(noise), ONE, NOBODY, draws=5000, delta=delta) <= 1.0
+    thin = GaussianNoise(noise.scale / 4)
+    assert least_loss(sums(thin), ONE, NOBODY, draws=5000, delta=delta) > 1.0

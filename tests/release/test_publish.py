@@ -1,0 +1,310 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pandas as pd
+import pytest
+
+import indpriv.release
+from indpriv.errors import EvidenceError, InputError, PrivacyWarning
+from indpriv.norm_log import NormLog
+from indpriv.release import Budget, Request, mechanisms, publish, release
+from indpriv.release.ledger import Ledger
+from synthetic import small_run, write_run
+
+from .conftest import WORST, epsilons, read_epsilons, write_small_audit
+
+SCHEMA = json.loads((Path(indpriv.release.__file__).parent / "release.schema.json").read_text(encoding="utf-8"))
+MEDIAN = Request((0.5,), epsilon=0.1)
+GROUPS = {"by": "sex", "groups": ("Male", "Female", "Nobody")}
+REQUESTS = {
+    "default": Request(epsilon=0.5),
+    "mean": Request(mean=True, epsilon=0.5),
+    "mean alone": Request((), mean=True, epsilon=0.5),
+    "mean of a public number": Request(mean=True, epsilon=0.5, public_n=400),
+    "distribution": Request(tuple(np.arange(1, 100) / 100), mean=True, epsilon=0.5, method="histogram"),
+    "descent": Request(mean=True, epsilon=0.5, delta=1e-6, method="descent"),
+    "descent of a public number": Request(epsilon=0.5, delta=1e-6, method="descent", public_n=400),
+    "groups": Request((0.5,), epsilon=0.5, **GROUPS),
+    "means of groups": Request((0.5,), mean=True, epsilon=0.5, **GROUPS),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_every_request_is_answered_as_the_schema_says(audit_dir, name):
+    request = REQUESTS[name]
+    published = release(audit_dir, request)
+    content = json.loads((audit_dir / "shareable" / "release.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    jsonschema.validate(content, SCHEMA, cls=jsonschema.Draft202012Validator)
+    assert published.fresh
+    assert content == published.content
+    for figures in (content["groups"] or {"": content}).values():
+        values = [figures["quantiles"][f"{quantile:g}"] for quantile in request.quantiles]
+        assert values == sorted(values)
+        assert all(0 < value <= WORST for value in values)
+    assert sorted(path.name for path in (audit_dir / "shareable").iterdir()) == ["release.html", "release.json"]
+    if request.method == "exponential":
+        assert content["spent"]["with_training"] == {"epsilon": 2.5, "delta": 1e-5}
+
+
+def test_with_much_budget_figures_are_those_of_the_data(audit_dir):
+    values = read_epsilons(audit_dir)
+    content = release(audit_dir, Request(mean=True, epsilon=6000.0)).content
+    for name, value in content["quantiles"].items():
+        assert value == pytest.approx(np.quantile(values, float(name)), abs=0.02)
+    assert content["mean"] == pytest.approx(values.mean(), abs=WORST / 4000)
+    assert content["count"] == len(values)
+    content = release(audit_dir, Request(mean=True, epsilon=6000.0, public_n=len(values))).content
+    assert content["mean"] == pytest.approx(values.mean(), abs=WORST / 4000)
+    by_sex = release(audit_dir, Request((0.5,), mean=True, epsilon=6000.0, **GROUPS)).content["groups"]
+    sex = pd.read_parquet(audit_dir / "epsilon.parquet")["sex"]
+    for name in ("Male", "Female"):
+        assert by_sex[name]["quantiles"]["0.5"] == pytest.approx(np.median(values[sex == name]), abs=0.02)
+        assert by_sex[name]["count"] == (sex == name).sum()
+    assert by_sex["Nobody"]["count"] == 0
+    assert by_sex["Nobody"]["mean"] is None
+
+
+def test_nothing_that_is_written_derives_from_raw_values_but_through_a_mechanism(tmp_path, monkeypatch):
+    """With mechanisms that answer blindly, two audits of other people, of another number, write the same files."""
+    monkeypatch.setattr(mechanisms, "select_quantile", lambda *_: 1234)
+    monkeypatch.setattr(mechanisms, "noisy_sums", lambda *_: (900_000, 1_100_000))
+    monkeypatch.setattr(mechanisms, "noisy_count", lambda *_: 321)
+    written = []
+    for name, values in (("few", epsilons(11)), ("many", np.full(240, 0.3))):
+        (tmp_path / name).mkdir()
+        folder = write_small_audit(tmp_path / name / "audit", values)
+        for request in (Request(mean=True, epsilon=0.5), Request((0.5,), epsilon=0.5, **GROUPS)):
+            release(folder, request)
+            written.append([path.read_bytes() for path in sorted((folder / "shareable").iterdir())])
+    assert written[0] == written[2]
+    assert written[1] == written[3]
+
+
+@pytest.mark.parametrize("values", [[0.7], [0.7, 2.0], [0.5] * 10, [2.0] * 10, [0.0] * 10], ids=str)
+def test_few_people_or_equal_ones_are_answered(tmp_path, values):
+    folder = write_small_audit(tmp_path / "audit", values)
+    with_one = release(folder, Request(mean=True, epsilon=0.5)).content
+    assert all(0 < value <= WORST for value in with_one["quantiles"].values())
+
+
+def test_the_same_request_gives_the_stored_answer_until_told_to_spend(audit_dir):
+    first = release(audit_dir, MEDIAN)
+    other = release(audit_dir, Request((0.9,), epsilon=0.1))
+    again = release(audit_dir, MEDIAN)
+    assert first.fresh
+    assert not again.fresh
+    assert again.content["quantiles"] == first.content["quantiles"]
+    assert again.content["spent"]["epsilon"] == other.content["spent"]["epsilon"] == 0.2
+    assert json.loads((audit_dir / "shareable" / "release.json").read_text()) == again.content
+    spent = release(audit_dir, MEDIAN, spend=True)
+    assert spent.fresh
+    assert spent.content["spent"]["releases"] == 3
+
+
+def test_a_budget_is_enforced_and_set_once(audit_dir):
+    limit = Budget.of(0.3, 0.0)
+    release(audit_dir, MEDIAN, budget=limit)
+    for quantile in (0.2, 0.3):
+        release(audit_dir, Request((quantile,), epsilon=0.1))
+    before = tree(audit_dir)
+    with pytest.raises(InputError, match=r"budget of this audit is \(epsilon 0\.30, delta 0\); .* refused"):
+        release(audit_dir, Request((0.4,), epsilon=1e-6))
+    assert tree(audit_dir) == before  # nothing half-written
+    assert not release(audit_dir, MEDIAN).fresh
+    with pytest.raises(InputError, match="a budget is set once"):
+        release(audit_dir, MEDIAN, budget=Budget.of(1.0, 0.0))
+    release(audit_dir, MEDIAN, budget=limit)
+
+
+def test_a_budget_without_delta_pays_for_no_descent(audit_dir):
+    with pytest.raises(InputError, match="refused"):
+        release(audit_dir, REQUESTS["descent"], budget=Budget.of(5.0, 0.0))
+
+
+def test_a_budget_below_what_is_spent(audit_dir):
+    release(audit_dir, MEDIAN)
+    with pytest.raises(InputError, match="is spent already"):
+        release(audit_dir, MEDIAN, budget=Budget.of(0.05, 0.0))
+
+
+def test_a_draw_that_is_interrupted_spends_and_shows_nothing(audit_dir, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publish, "draw", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            release(audit_dir, MEDIAN)
+    assert not (audit_dir / "shareable").exists()
+    assert release(audit_dir, MEDIAN).content["spent"]["releases"] == 1
+
+
+def test_what_was_paid_for_is_shown_even_if_writing_it_failed(audit_dir, monkeypatch):
+    def full(*_):
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publish, "write_json", full)
+        with pytest.raises(OSError, match="no space"):
+            release(audit_dir, MEDIAN)
+    again = release(audit_dir, MEDIAN)
+    assert not again.fresh
+    assert again.content["spent"]["releases"] == 1
+
+
+@pytest.mark.slow
+def test_two_processes_cannot_both_spend(audit_dir):
+    code = (
+        "import sys; from indpriv.release import Request, parse_budget, release\n"
+        "release(sys.argv[1], Request((0.5,), epsilon=0.1), budget=parse_budget('0.1'), spend=True)"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code, str(audit_dir)]
+    both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    errors = [process.communicate(timeout=120)[1] for process in both]
+    assert sorted(process.returncode for process in both) == [0, 1]
+    assert "InputError" in "".join(errors)
+    assert release(audit_dir, MEDIAN).content["spent"]["releases"] == 1
+
+
+def test_while_another_release_is_drawn_this_one_is_refused(audit_dir):
+    fingerprint = "f"
+    with Ledger(audit_dir, fingerprint), pytest.raises(InputError, match=f"process {os.getpid()}"):
+        release(audit_dir, MEDIAN)
+
+
+def test_a_changed_ledger_is_refused(audit_dir):
+    release(audit_dir, MEDIAN)
+    journal = audit_dir / "ledger" / "journal.jsonl"
+    journal.write_text(journal.read_text().replace('"epsilon":0.1', '"epsilon":0.0'))
+    with pytest.raises(EvidenceError, match="was changed"):
+        release(audit_dir, MEDIAN)
+
+
+def test_a_directory_that_was_audited_again_is_refused(audit_dir):
+    release(audit_dir, MEDIAN)
+    frame = pd.read_parquet(audit_dir / "epsilon.parquet")
+    frame["epsilon"] *= 0.5
+    frame.to_parquet(audit_dir / "epsilon.parquet")
+    with pytest.raises(InputError, match="audited again"):
+        release(audit_dir, MEDIAN)
+
+
+def test_files_are_their_owners(audit_dir):
+    release(audit_dir, MEDIAN)
+    for path in [*(audit_dir / "ledger").iterdir(), *(audit_dir / "shareable").iterdir()]:
+        assert path.stat().st_mode & 0o777 == 0o600, path
+
+
+def test_a_list_of_groups_is_not_held_against_the_data(audit_dir):
+    """A group that nobody is in looks like any other, and one that is not listed is not missed."""
+    content = release(audit_dir, Request((0.5,), epsilon=0.1, by="sex", groups=("Nobody", "Male"))).content
+    assert list(content["groups"]) == ["Nobody", "Male"]
+    shapes = [{name: type(value) for name, value in figures.items()} for figures in content["groups"].values()]
+    assert shapes[0] == shapes[1]
+
+
+def test_a_hostile_group_name_is_only_a_name(audit_dir):
+    name = "<script>alert(1)</script>"
+    release(audit_dir, Request((0.5,), epsilon=0.1, by="sex", groups=(name,)))
+    page = (audit_dir / "shareable" / "release.html").read_text(encoding="utf-8")
+    assert name not in page
+    assert "&lt;script&gt;" in page
+    assert "http" not in page.replace("http-equiv", "")
+
+
+def test_a_release_says_what_it_assumes(audit_dir):
+    content = release(audit_dir, Request(mean=True, epsilon=0.5, public_n=400)).content
+    text = " ".join(content["assumptions"])
+    for words in (
+        "add/remove one example",
+        "one record",
+        "Theorem 3.4",
+        "on trust",
+        "400 people",
+        "OpenDP",
+        "median norm",
+    ):
+        assert words in text, words
+    for words in ("not a differential-privacy guarantee", "delta 1e-5", "Poisson sampling", "exact"):
+        assert words in content["meaning"], words
+    assert set(content["shares"].values()) == {1 / 6}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda s: s["run"]["declared"].update(chosen_from_data=["max_grad_norm"]),
+            "max_grad_norm was chosen from the data",
+        ),
+        (lambda s: s["run"]["declared"].update(chosen_from_data="C"), "is not a list of texts"),
+        (lambda s: s["guarantee"].update(status="void", reasons=["the run was seeded"]), "void: the run was seeded"),
+        (lambda s: s["guarantee"].update(status="unproven"), "unproven"),
+        (lambda s: s["run"].update(n_units=100), "100 people stand behind 400 rows"),
+        (lambda s: s["guarantee"].update(worst_case_epsilon=1.0), "different audits"),
+    ],
+)
+def test_where_the_argument_fails_nothing_is_released(audit_dir, edit_audit, change, words):
+    edit_audit(change)
+    with pytest.raises(InputError, match=words):
+        release(audit_dir, MEDIAN)
+    assert not (audit_dir / "shareable").exists()
+    assert not (audit_dir / "ledger").exists()
+
+
+def test_declared_independence_is_said(audit_dir, edit_audit):
+    edit_audit(lambda summary: summary["run"]["declared"].update(chosen_from_data=[]))
+    assert "According to run.json there were none" in " ".join(release(audit_dir, MEDIAN).content["assumptions"])
+
+
+def test_a_clipping_norm_that_moved_is_said(audit_dir, edit_audit):
+    edit_audit(lambda summary: summary["run"]["max_grad_norm"].update(max=3.0))
+    assert "clipping norm changed during training" in " ".join(release(audit_dir, MEDIAN).content["assumptions"])
+
+
+def test_a_useless_delta_is_told_to_the_curator_only(audit_dir, edit_audit):
+    edit_audit(lambda summary: summary["guarantee"].update(delta_times_n=2.0))
+    with pytest.warns(PrivacyWarning, match="at least 1/n"):
+        content = release(audit_dir, MEDIAN).content
+    assert "1/n" not in json.dumps(content)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_values_that_are_no_numbers_reach_no_mechanism(audit_dir, bad):
+    frame = pd.read_parquet(audit_dir / "epsilon.parquet")
+    frame.loc[3, "epsilon"] = bad
+    frame.to_parquet(audit_dir / "epsilon.parquet")
+    with pytest.raises(InputError):
+        release(audit_dir, MEDIAN)
+    assert not (audit_dir / "ledger").exists()
+
+
+def test_no_audit_there(tmp_path):
+    with pytest.raises(InputError, match="make an audit first"):
+        release(tmp_path, MEDIAN)
+
+
+def test_the_median_norm_of_a_log_chooses_a_clipping_norm(tmp_path):
+    log, examples = small_run(n=2000, steps=3)
+    run_dir = write_run(tmp_path / "run", log, examples)
+    content = release(run_dir, Request((0.5,), epsilon=5.0)).content
+    assert log.levels is not None
+    truth = np.median(log.levels.norms(NormLog.open(run_dir).read()[0], 1.0))
+    assert content["quantiles"]["0.5"] == pytest.approx(truth, rel=0.05)
+    assert content["quantity"].startswith("gradient norm")
+    assert content["spent"]["training"] is None
+    jsonschema.validate(content, SCHEMA, cls=jsonschema.Draft202012Validator)
+    with pytest.raises(InputError, match="only quantiles"):
+        release(run_dir, Request(mean=True, epsilon=1.0))
+
+
+def tree(folder):
+    return {
+        str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock"
+    }

@@ -1,0 +1,123 @@
+import re
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from indpriv.analysis.guarantee import true_positive_bound
+from indpriv.errors import InputError
+from indpriv.files import read_json
+from indpriv.release.statement import owners, statement, write_statements
+
+from .conftest import WORST, read_epsilons, write_small_audit
+
+
+def words_of(audit_dir, **which):
+    (path,) = write_statements(audit_dir, owners(audit_dir, **which))
+    return " ".join(path.read_text(encoding="utf-8").split())
+
+
+def test_a_statement_says_what_an_owner_must_know(audit_dir):
+    text = words_of(audit_dir, example="17")
+    own = read_epsilons(audit_dir)[17]
+    shown = re.search(r"Your epsilon for this run: ([\d.]+), of at most 2\.00", text)
+    assert own <= float(shown[1]) <= own + 0.011
+    for words in (
+        "for the owner of example 17", "This is the guarantee", "epsilon 2.00 (delta 1e-5, add/remove one example, Poisson sampling",
+        "It is exact", "It is not a guarantee", "no reason to skip asking for your consent", "sensitive itself", "Theorem 3.4",
+        "bijection", "Nobody declared whether they were",
+    ):  # fmt: skip
+        assert words in text, words
+    odds = re.search(r"wrongly says so 1 % of the times when it was not, rightly says so at most ([\d.]+) % of", text)
+    bound = 100 * true_positive_bound(WORST, 1e-5, 0.01)
+    assert bound <= float(odds[1]) <= bound + 0.1
+
+
+def test_a_statement_holds_nothing_of_other_people(audit_dir, tmp_path):
+    """The same person among other people, of another number, is told the same."""
+    values = np.linspace(0.2, 1.9, 50)
+    values[17] = read_epsilons(audit_dir)[17]
+    other = write_small_audit(tmp_path / "other", values)
+    assert words_of(audit_dir, example="17") == words_of(other, example="17")
+
+
+def test_files_are_their_owners_and_names_harmless(audit_dir):
+    (path,) = write_statements(audit_dir, owners(audit_dir, example="3"))
+    assert path == audit_dir / "statements" / "example-3.txt"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_an_id_that_climbs_out_of_the_folder_does_not(tmp_path):
+    folder = write_small_audit(tmp_path / "audit", [0.5, 1.0], ids=["../../up", "b\x1b[31m"])
+    (folder / "examples.parquet").unlink()
+    paths = write_statements(folder, owners(folder))
+    assert all(path.parent == folder / "statements" for path in paths)
+    assert len(set(paths)) == 2
+    assert not any("\x1b" in path.read_text(encoding="utf-8") for path in paths)
+
+
+def test_everybody_gets_a_file(audit_dir):
+    told = []
+    paths = write_statements(audit_dir, owners(audit_dir), progress=lambda *step: told.append(step))
+    assert len(paths) == len(set(paths)) == 400
+    assert told[-1] == ("writing statements", 400, 400)
+
+
+def test_a_person_of_several_rows_is_told_of_each_and_of_all_together(audit_dir):
+    examples = audit_dir / "examples.parquet"
+    frame = pd.read_parquet(examples)
+    frame["unit_id"] = frame["unit_id"] // 2
+    frame.to_parquet(examples)
+    assert len(owners(audit_dir)) == 200
+    text = words_of(audit_dir, unit="8")
+    for words in (
+        "(2 records)",
+        "Record 16: epsilon",
+        "Record 17: epsilon",
+        "You have 2 records",
+        "epsilon 4.00",
+        "larger than each",
+    ):
+        assert words in text, words
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [("void", "Nothing. The random numbers"), ("unproven", "Nothing that is proven")]
+)
+def test_without_a_guarantee_nobody_is_promised_one(audit_dir, edit_audit, status, words):
+    edit_audit(lambda summary: summary["guarantee"].update(status=status))
+    text = words_of(audit_dir, example="1")
+    assert words in text
+    assert "This is the guarantee" not in text
+
+
+def test_an_estimate_is_called_one(audit_dir, edit_audit):
+    edit_audit(lambda summary: summary.update(claim="estimate"))
+    assert "It is an estimate: the true value for this training can be larger" in words_of(audit_dir, example="1")
+
+
+def test_where_telling_one_owner_tells_of_others_nobody_is_told(audit_dir, edit_audit):
+    edit_audit(lambda summary: summary["run"]["declared"].update(chosen_from_data=["max_grad_norm"]))
+    with pytest.raises(InputError, match="max_grad_norm was chosen from the data"):
+        write_statements(audit_dir, owners(audit_dir, example="1"))
+    assert not (audit_dir / "statements").exists()
+
+
+def test_nobody_of_that_name(audit_dir):
+    with pytest.raises(InputError, match="--example 400"):
+        owners(audit_dir, example="400")
+    with pytest.raises(InputError, match="--unit x"):
+        owners(audit_dir, unit="x")
+    with pytest.raises(InputError, match="pass one"):
+        owners(audit_dir, example="1", unit="1")
+
+
+def test_odds_of_a_large_guarantee_do_not_overflow(audit_dir):
+    summary = read_json(audit_dir / "audit.json")
+    summary["guarantee"].update(worst_case_epsilon=900.0)
+    (owner,) = owners(audit_dir, example="1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "at most 100 %" in " ".join(statement(owner, summary).split())
