@@ -6,7 +6,7 @@ import mpmath
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
 from opacus.accountants.analysis import rdp as opacus_rdp
-from scipy import optimize, signal, special
+from scipy import optimize, signal, special, stats
 
 
 def rdp_of_one_step(relative_norm, noise_multiplier, sample_rate, order):
@@ -168,3 +168,78 @@ def maxt_p_values(values, groups, strata, rng, permutations):
             shuffled[strata == stratum] = rng.permutation(values[strata == stratum])
         reached += statistics(shuffled).max() >= observed * (1 - 1e-6)
     return (1 + reached) / (1 + permutations)
+
+
+def rank_distance(people, cell, quantile):
+    """Fewest people by which the quantile's rank lies outside the ranks of this cell, one person at a time."""
+    below = sum(person < cell for person in people)
+    within = sum(person <= cell for person in people)
+    target = quantile * len(people)
+    if target < below:
+        return below - target
+    return target - within if target > within else 0
+
+
+def one_run_p_value(m, r, v, eps, delta):
+    """P-value of v right of r guesses on m coins: Steinke, Nasr and Jagielski 2023, appendix D, as printed there."""
+    q = 1 / (1 + math.exp(-eps))
+    beta = stats.binom.sf(v - 1, r, q)
+    alpha = total = 0.0
+    for i in range(1, v + 1):
+        total += stats.binom.pmf(v - i, r, q)
+        if total > i * alpha:
+            alpha = total / i
+    return min(beta + alpha * delta * 2 * m, 1.0)
+
+
+def two_step_delta(first, second, epsilon, direction):
+    """Delta of two steps (relative_norm, noise_multiplier, sample_rate): the second's curve over the first one's loss."""
+    with mpmath.workdps(30):
+        shift, q = mpmath.mpf(first[0]) / mpmath.mpf(first[1]), mpmath.mpf(first[2])
+        sign = 1 if direction == "remove" else -1
+
+        def integrand(z):
+            ratio = 1 - q + q * mpmath.exp(z * shift - shift**2 / 2)
+            law = mpmath.npdf(z) if sign < 0 else (1 - q) * mpmath.npdf(z) + q * mpmath.npdf(z - shift)
+            return law * one_step_delta(*second, epsilon - sign * mpmath.log(ratio), direction)
+
+        knots = [
+            z
+            for centre in (0, shift)
+            for z in (centre - 12, centre - 6, centre - 2, centre + 2, centre + 6, centre + 12)
+        ]
+        if second[2] < 1:  # where the second step's losses end
+            inner = (mpmath.exp(sign * mpmath.mpf(epsilon)) / (1 - mpmath.mpf(second[2])) - 1 + q) / q
+            knots += [mpmath.log(inner) / shift + shift / 2] if inner > 0 else []
+        knots = sorted(z for z in knots if -12 <= z <= shift + 12)
+        return float(mpmath.quad(integrand, knots, maxdegree=7))
+
+
+def composed_epsilon(steps, delta, n_points=(1 << 16, 1 << 19)):
+    """Epsilon of a run as dp_accounting's discretisation tends to it, and by how much that may be wrong.
+
+    Tried with as many points as given, one after the other, until the value is good to 1e-6 relative. Steps are
+    (relative_norm, noise_multiplier, sample_rate, count).
+    """
+    truncated = 4e-15  # what dp_accounting cuts off and rounds, in delta
+    coarse = 1e-2
+    losses = [composed_loss([(*step[:3], 1)], coarse)._pmf_remove for step in steps]
+    spread = sum(step[3] * _variance(pmf, coarse) for step, pmf in zip(steps, losses, strict=True)) ** 0.5
+    span = 16 * spread + max(pmf.size for pmf in losses) * coarse
+    for largest in n_points:
+        interval, values = span / largest, {}
+        for factor in (4, 2, 1):
+            loss = composed_loss(steps, factor * interval)
+            values[factor] = loss.get_epsilon_for_delta(delta)
+        width = loss.get_epsilon_for_delta(delta - truncated) - loss.get_epsilon_for_delta(delta + truncated)
+        limit, error = extrapolated(values.__getitem__, 1)
+        if error + width <= 1e-6 * limit:
+            break
+    return limit, error + width
+
+
+def _variance(pmf, interval):
+    mass = pmf.to_dense_pmf()._probs
+    loss = interval * np.arange(len(mass))
+    mean = mass @ loss
+    return mass @ (loss - mean) ** 2
