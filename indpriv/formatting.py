@@ -86,6 +86,15 @@ def format_p_value(value: float) -> str:
     return f"{math.ceil(value * 10.0**digits * (1 - _FLOAT_NOISE)) / 10.0**digits:.{digits}f}"
 
 
+def format_lower_bound(value: float) -> str:
+    """A lower bound on epsilon, rounded down to two decimals.
+
+    >>> format_lower_bound(1.239), format_lower_bound(0.0)
+    ('1.23', '0')
+    """
+    return f"{math.floor(value * 100 + _FLOAT_NOISE) / 100:.2f}" if value > 0 else "0"
+
+
 def format_interval(low: float, high: float) -> str:
     """A confidence interval, rounded outwards to two decimals.
 

@@ -104,6 +104,13 @@ def _parse(by: str, columns: list[str]) -> tuple[str, int | None]:
     return column, bins
 
 
+def to_texts(column: "pd.Series[Any]") -> NDArray[np.object_]:
+    """A column's values as names of groups: missing ones are "(missing)", 1.0 in a column of whole numbers reads 1."""
+    found = _texts(column)
+    found[column.isna().to_numpy()] = MISSING
+    return found
+
+
 def _texts(column: "pd.Series[Any]") -> NDArray[np.object_]:
     """Values as texts, None where missing; 1.0 in a column of whole numbers reads 1."""
     values = column.astype(object).to_numpy(dtype=object)
@@ -162,8 +169,7 @@ def _intersection(parts: Sequence[Partition]) -> Partition:
     names: list[str] = [""]
     for number, part in enumerate(parts):
         joint = [
-            codes * len(part.names) + own
-            for codes, own in zip(joint, (part.train_codes, part.test_codes), strict=True)
+            codes * len(part.names) + own for codes, own in zip(joint, (part.train_codes, part.test_codes), strict=True)
         ]
         present, codes = np.unique(np.concatenate(joint), return_inverse=True)
         before, last = np.divmod(present, len(part.names))

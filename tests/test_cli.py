@@ -87,7 +87,7 @@ def assert_bad_input(result, *words):
 
 def test_version_and_help_have_an_example(in_process):
     assert indpriv("--version").stdout.startswith("indpriv 0.")
-    for command in ("demo", "train", "audit", "groups", "verify"):
+    for command in ("demo", "train", "audit", "groups", "attack", "verify"):
         assert f"Example: indpriv {command}" in in_process(command, "--help").stdout
 
 
@@ -128,6 +128,16 @@ def test_groups_of_an_audit(in_process):
     assert few[0]["spread"] is None
 
 
+def test_scores_from_outside(in_process, tmp_path):
+    rows = [f"{score},{member},{group}" for score in range(20) for member in (0, 1) for group in ("a", "b")]
+    (tmp_path / "scores.csv").write_text("score,member,group\n" + "\n".join(rows))
+    document = json.loads(in_process("attack", "--scores", tmp_path / "scores.csv", "--json").stdout)
+    assert (document["auc"], document["epsilon_lower_bound"]) == (0.5, 0.0)
+    assert [row["name"] for row in document["groups"]] == ["a", "b"]
+    coins = in_process("attack", "--scores", tmp_path / "scores.csv", "--fair-coins").stdout
+    assert "independent fair coins" in " ".join(coins.split())
+
+
 def test_a_damaged_run_fails_verification_with_code_1(audited, in_process, tmp_path):
     shutil.copytree(audited / "run", tmp_path / "run")
     next((tmp_path / "run" / "records").glob("*5.parquet")).unlink()
@@ -153,6 +163,8 @@ def test_a_damaged_run_fails_verification_with_code_1(audited, in_process, tmp_p
         (["groups", "run"], ["holds no audit.json"]),
         (["groups", "audit", "--by", "label", "--within", "label"], ["groups by the label itself"]),
         (["groups", "audit", "--within", "race"], ["within='race'", "'label'"]),
+        (["attack", "--scores", "nowhere.csv"], ["nowhere.csv does not exist"]),
+        (["attack", "--scores", "small.toml"], ["small.toml is neither .csv nor .parquet"]),
         (["verify", "nowhere"], ["nowhere is not a directory"]),
         (["train", "nowhere.toml"], ["nowhere.toml does not exist"]),
         (["train", "small.toml", "--run-dir", "run"], ["already holds a recorded run"]),

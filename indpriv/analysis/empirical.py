@@ -1,20 +1,19 @@
-"""What an attack achieves, by group and with honest uncertainty. Sees only AttackScores. Sensitive."""
+"""The paper's membership test: success rate of a loss threshold, by group. Sees only AttackScores. Sensitive."""
 
-import zlib
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from indpriv.analysis.attack_measures import MIN_TRIALS, OVERALL, generator_of, group_indices
 from indpriv.analysis.binomial import clopper_pearson
+from indpriv.analysis.discrimination import Discrimination, discriminate
+from indpriv.analysis.resampling import CONFIDENCE
 from indpriv.attack_scores import AttackScores
 from indpriv.checks import check_positive_int
 
 FloatArray = NDArray[np.float64]
 
-CONFIDENCE = 0.95
-MIN_TRIALS = 10  # as for groups: fewer guesses say more about these examples than about the group
-OVERALL = "all examples"
 PROTOCOL = (
     "In each group: as many random members as non-members; a random half of each chooses the threshold, the other "
     "half reports the success rate. Chance is 50 %."
@@ -33,6 +32,7 @@ class AttackRow:
         success_rate: None where trials is 0.
         low, high: Clopper-Pearson interval of the success rate (exact binomial), each None where trials is 0.
         too_small: fewer than ten trials: too few to read.
+        discrimination: over all thresholds and all scores; the curve itself for all examples only.
     """
 
     name: str
@@ -44,6 +44,7 @@ class AttackRow:
     low: float | None
     high: float | None
     too_small: bool
+    discrimination: Discrimination | None
 
 
 @dataclass(frozen=True)
@@ -84,14 +85,7 @@ def threshold_attack(scores: AttackScores, *, model: str = "dp", by: str = "", s
             same examples are drawn for a model and its twin.
     """
     check_positive_int("seed", seed, minimum=0)
-    if scores.groups is None:
-        names: list[str] = []
-        indices: list[NDArray[np.int64]] = []
-    else:
-        uniques, codes = np.unique(scores.groups.astype(str), return_inverse=True)
-        names = uniques.tolist()
-        order = np.argsort(codes, kind="stable")
-        indices = np.split(order, np.searchsorted(codes[order], np.arange(1, len(names))))
+    names, indices = group_indices(scores)
     rows = [_attack_group(name, scores, index, seed) for name, index in zip(names, indices, strict=True)]
     return ThresholdAttack(
         method=scores.method,
@@ -100,15 +94,15 @@ def threshold_attack(scores: AttackScores, *, model: str = "dp", by: str = "", s
         protocol=PROTOCOL,
         seed=seed,
         confidence=CONFIDENCE,
-        overall=_attack_group(OVERALL, scores, np.arange(len(scores.scores)), seed),
+        overall=_attack_group(None, scores, np.arange(len(scores.scores)), seed),
         rows=tuple(sorted(rows, key=lambda row: (-(row.success_rate or 0.0), row.name))),
     )
 
 
-def _attack_group(name: str, scores: AttackScores, index: NDArray[np.int64], seed: int) -> AttackRow:
+def _attack_group(group: str | None, scores: AttackScores, index: NDArray[np.int64], seed: int) -> AttackRow:
     member = scores.member[index]
     values = scores.scores[index]
-    rng = np.random.default_rng([seed, zlib.crc32(name.encode("utf-8", "surrogatepass"))])
+    rng = generator_of(seed, group)
     members, nonmembers = (rng.permutation(values[member == side]) for side in (True, False))
     pairs = min(len(members), len(nonmembers))
     half = pairs // 2
@@ -120,7 +114,7 @@ def _attack_group(name: str, scores: AttackScores, index: NDArray[np.int64], see
         successes = int((reported[0] >= threshold).sum() + (reported[1] < threshold).sum())
     low, high = clopper_pearson(successes, trials, CONFIDENCE)
     return AttackRow(
-        name=name,
+        name=OVERALL if group is None else group,
         n_members=len(members),
         n_nonmembers=len(nonmembers),
         trials=trials,
@@ -129,6 +123,7 @@ def _attack_group(name: str, scores: AttackScores, index: NDArray[np.int64], see
         low=float(low) if trials else None,
         high=float(high) if trials else None,
         too_small=trials < MIN_TRIALS,
+        discrimination=discriminate(members, nonmembers, with_roc=group is None),
     )
 
 

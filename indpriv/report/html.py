@@ -10,7 +10,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from indpriv.analysis.empirical import MIN_TRIALS, AttackRow, ThresholdAttack
+from indpriv.analysis.attack_measures import MIN_TRIALS
+from indpriv.analysis.empirical import AttackRow, ThresholdAttack
 from indpriv.analysis.group_rows import MIN_GROUP, GroupRow
 from indpriv.analysis.groups import GroupTable
 from indpriv.analysis.guarantee import true_positive_bound

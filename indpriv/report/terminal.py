@@ -18,6 +18,7 @@ from indpriv.analysis.fidelity import Fidelity
 from indpriv.analysis.group_rows import GroupRow
 from indpriv.analysis.groups import GroupTable
 from indpriv.analysis.resampling import Interval
+from indpriv.analysis.spacing import Spacing
 from indpriv.analysis.summary import SENSITIVE, AuditSummary
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.evidence import FAILED, NOT_CHECKED, PASSED
@@ -54,6 +55,8 @@ def print_audit(summary: AuditSummary, console: Console) -> None:
     _section(console, "ATTACK", _attack_lines(summary.attacks))
     if summary.fidelity:
         _section(console, "FIDELITY", _fidelity_lines(summary.fidelity))
+    if summary.spacing is not None:
+        _section(console, "SPACING", _spacing_lines(summary.spacing))
     passed, failed, unchecked = (
         [check for check in summary.checks if check.status == status] for status in (PASSED, FAILED, NOT_CHECKED)
     )
@@ -198,7 +201,7 @@ def _print_worse_off(table: GroupTable, console: Console) -> None:
             cells.append(format_epsilon(row.standardised_mean))
         mark = " (too few)" if row.too_small else ""
         grid.add_row(Text(f"  {name}{mark}"), *cells, format_share(row.test_accuracy, 1))
-    _print_whole(grid, console)
+    print_whole(grid, console)
     if skipped:
         console.print(Text(f"  {skipped:,} groups between them are in the report"))
     for line in _ratio_lines(table):
@@ -283,6 +286,16 @@ def _rate(attack: ThresholdAttack) -> str:
     return text + (f", by {clean(attack.by)} {min(rates):.2f} to {max(rates):.2f}" if len(rates) > 1 else "")
 
 
+def _spacing_lines(spacing: Spacing) -> list[str | Text]:
+    """How far the answer moves when every second record is left out."""
+    return [
+        f"with every second record ({spacing.n_kept:,} of {spacing.n_records:,}; here {spacing.every:,} steps apart): "
+        f"r {format_number(spacing.pearson, 4)}, mean shift {spacing.mean_shift:+.3f}, 95 % within "
+        f"{spacing.p95_absolute:.3f}, largest {spacing.largest_absolute:.3f}",
+        "Denser records may move these epsilons about as far again; this is no bound.",
+    ]
+
+
 def _fidelity_lines(rows: Sequence[Fidelity]) -> list[str | Text]:
     """What larger K, or this log's own, says against norms at every step: the rule that the account uses by default."""
     lines: list[str | Text] = []
@@ -317,10 +330,10 @@ def _print_table(title: str, rows: Sequence[GroupRow], console: Console, *, stan
         cells += [format_share(row.share_at_worst_case), format_number(row.mean_loss)]
         cells += [format_share(row.train_accuracy, 1), format_share(row.test_accuracy, 1)]
         grid.add_row(Text(_cut(row.name, 2 * _NAME_WIDTH) + (" (too few)" if row.too_small else "")), *cells)
-    _print_whole(grid, console)
+    print_whole(grid, console)
 
 
-def _print_whole(grid: Table, console: Console) -> None:
+def print_whole(grid: Table, console: Console) -> None:
     """Print a table at its full width even where the terminal is narrower: figures are never cut off."""
     width = max(Measurement.get(console, console.options.update(width=_WIDEST), grid).maximum, console.width)
     colours: Literal["truecolor"] | None = "truecolor" if console.color_system else None
