@@ -12,6 +12,7 @@ from indpriv.analysis.empirical import ThresholdAttack
 from indpriv.analysis.fidelity import Fidelity
 from indpriv.analysis.groups import GroupTable
 from indpriv.analysis.loss import LossRelation
+from indpriv.analysis.spacing import Spacing
 from indpriv.epsilon_table import DISCLAIMER, Account
 from indpriv.errors import InputError
 from indpriv.evidence import Check
@@ -143,6 +144,7 @@ class AuditSummary:
         groups: one table per column asked for.
         attacks: loss-threshold membership inference by column, on the DP model and on its twin without DP.
         fidelity: what larger K would have said, where exact values exist.
+        spacing: how far the estimate still moves with the spacing of records, where none do.
         checks: evidence held against the assumptions.
         disclosures, hazards: what a reader must know.
         missing: what this audit lacks, and why.
@@ -162,6 +164,7 @@ class AuditSummary:
     groups: tuple[GroupTable, ...]
     attacks: tuple[ThresholdAttack, ...]
     fidelity: tuple[Fidelity, ...]
+    spacing: Spacing | None
     checks: tuple[Check, ...]
     disclosures: tuple[Disclosure, ...]
     hazards: tuple[Hazard, ...]

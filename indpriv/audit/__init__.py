@@ -5,7 +5,7 @@
 An audit directory holds copies of what later commands need, so that they need neither the run nor its data.
 """
 
-from indpriv.audit.accounting import Accounting, fidelity_against_k
+from indpriv.audit.accounting import Accounting, effect_of_spacing, fidelity_against_k
 from indpriv.audit.audit_directory import groups_json, groups_of, read_audit, read_summary, write_audit
 from indpriv.audit.findings import choose_groups, summarise
 from indpriv.audit.pipeline import audit
@@ -16,6 +16,7 @@ __all__ = [
     "Evidence",
     "audit",
     "choose_groups",
+    "effect_of_spacing",
     "fidelity_against_k",
     "groups_json",
     "groups_of",

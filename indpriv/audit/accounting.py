@@ -1,15 +1,19 @@
 """How an audit accounts a log, and what other accounts of the same run would have said. Sensitive."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from indpriv.accountant import account
 from indpriv.analysis.fidelity import Fidelity, compare
+from indpriv.analysis.spacing import Spacing, spacing_effect
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.norm_log import NormLog
 
 FIDELITY_EPOCHS = (1 / 3, 1.0, 2.0)  # the paper's Figure 4 goes from a third of an epoch to two epochs
 COMPARING = "comparing with larger K"
+SPACING = "leaving out every second record"
 
 Progress = Callable[[str, int, int], None]
 """Called as progress(stage, done, total)."""
@@ -78,3 +82,28 @@ def fidelity_against_k(
         comparisons.append(compare(guess, exact, source=source, every=every, epochs=every * rate))
         (progress or silent)(COMPARING, number, len(cases))
     return tuple(comparisons)
+
+
+def effect_of_spacing(
+    log: NormLog, accounting: Accounting, table: EpsilonTable, progress: Progress | None = None
+) -> Spacing | None:
+    """How far the estimate of a log moves when every second record is left out; None where nothing is carried between records.
+
+    Args:
+        log: the log.
+        accounting: as the table was made.
+        table: the account of all records.
+        progress: called as progress(stage, done, total).
+    """
+    carried = table.account.between_records != "worst_case" and log.n_records < log.total_steps
+    if not carried or log.individually_clipped or log.n_records < 3:
+        return None
+    tell = progress or silent
+    sparser = replace(log, recorded_steps=log.recorded_steps[::2], rows=log.rows[::2])
+    return spacing_effect(
+        table,
+        accounting(sparser, progress=lambda done, total: tell(SPACING, done, total)),
+        n_records=log.n_records,
+        n_kept=sparser.n_records,
+        every=int(np.median(np.diff(log.recorded_steps))),
+    )

@@ -18,6 +18,7 @@ from indpriv.analysis.fidelity import Fidelity
 from indpriv.analysis.groups import GroupTable, group_tables
 from indpriv.analysis.guarantee import guarantee_of
 from indpriv.analysis.loss import LossRelation, relate_to_loss
+from indpriv.analysis.spacing import Spacing
 from indpriv.analysis.summary import AuditSummary, Range, RunFacts
 from indpriv.attacks.membership import loss_scores
 from indpriv.audit.run_directory import EXAMPLES, EXAMPLES_NON_DP, Evidence
@@ -36,6 +37,7 @@ def summarise(
     name: str,
     by: Sequence[str] = (),
     fidelity: Sequence[Fidelity] = (),
+    spacing: Spacing | None = None,
     seed: int = 0,
     command: str = "",
 ) -> AuditSummary:
@@ -48,6 +50,7 @@ def summarise(
         name: of the run.
         by: columns to group by; see `audit`.
         fidelity: see `fidelity_against_k`.
+        spacing: see `effect_of_spacing`.
         seed: of the attack's random choices.
         command: reproduces the audit.
     """
@@ -82,6 +85,7 @@ def summarise(
         groups=groups,
         attacks=attacks,
         fidelity=tuple(fidelity),
+        spacing=spacing,
         checks=tuple(evidence.checks),
         disclosures=disclosures(
             run,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.summary import AuditSummary
-from indpriv.audit.accounting import Accounting, Progress, fidelity_against_k, silent
+from indpriv.audit.accounting import Accounting, Progress, effect_of_spacing, fidelity_against_k, silent
 from indpriv.audit.audit_directory import write_audit
 from indpriv.audit.findings import summarise
 from indpriv.audit.run_directory import open_run
@@ -66,6 +66,7 @@ def audit(
     tell(CHECKING, 1, 1)
     table = accounting(log, progress=lambda done, total: tell(ACCOUNTING, done, total))
     fidelity = fidelity_against_k(log, accounting, table, tell)
+    spacing = None if fidelity else effect_of_spacing(log, accounting, table, tell)
     tell(ANALYSING, 0, 1)
     summary = summarise(
         log,
@@ -74,6 +75,7 @@ def audit(
         name=evidence.declared.name or path.resolve().name,
         by=by,
         fidelity=fidelity,
+        spacing=spacing,
         seed=seed,
         command=_command(path, output_dir, accounting, by, unreadable, seed),
     )
