@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from indpriv.analysis.correlation import is_constant, pearson, spearman
+from indpriv.analysis.correlation import RelationIntervals, is_constant, pearson, relation_intervals, spearman
 from indpriv.analysis.distribution import top_of_range
+from indpriv.analysis.resampling import Interval
 from indpriv.epsilon_table import EpsilonTable
 
 FloatArray = NDArray[np.float64]
@@ -45,8 +46,11 @@ class LossRelation:
         pearson_log_loss: Pearson's r of epsilon and ln(loss); None where undefined (undefined_reason says why).
         spearman: rank correlation of epsilon and loss.
         intercept, slope: least squares of epsilon on a + b * ln(loss), loss in nats.
-        n_below_worst_case, pearson_below_worst_case: the same without the examples at the worst case, whose epsilon
-            can grow no further.
+        pearson_interval, spearman_interval, intercept_interval, slope_interval: bootstrap intervals; see
+            `indpriv.analysis.correlation.relation_intervals`.
+        n_below_worst_case, pearson_below_worst_case, spearman_below_worst_case and intervals: the same without the
+            examples at the worst case, whose epsilon can grow no further.
+        median_loss_at_worst_case, median_loss_below_worst_case: of the two kinds of examples; None without any.
         floored: losses of (nearly) zero that were raised to floor, because ln(0) is minus infinity.
         floor: nats.
         left_out: examples whose loss is infinite, negative or missing.
@@ -58,8 +62,17 @@ class LossRelation:
     spearman: float | None
     intercept: float | None
     slope: float | None
+    pearson_interval: Interval | None
+    spearman_interval: Interval | None
+    intercept_interval: Interval | None
+    slope_interval: Interval | None
     n_below_worst_case: int
     pearson_below_worst_case: float | None
+    pearson_below_interval: Interval | None
+    spearman_below_worst_case: float | None
+    spearman_below_interval: Interval | None
+    median_loss_at_worst_case: float | None
+    median_loss_below_worst_case: float | None
     floored: int
     floor: float
     left_out: int
@@ -67,11 +80,11 @@ class LossRelation:
     bins: LossBins | None
 
 
-def relate_to_loss(table: EpsilonTable, loss: FloatArray) -> LossRelation:
+def relate_to_loss(table: EpsilonTable, loss: FloatArray, *, seed: int = 0) -> LossRelation:
     """Relate the epsilons of a table to the losses (n_examples,) of the final model, in the table's order.
 
     Zero losses are raised to the smallest positive loss of the data (at least 1e-12 nats), infinite, negative and
-    missing ones are left out; both are counted.
+    missing ones are left out; both are counted. seed is of the bootstrap, not of training.
     """
     usable = np.isfinite(loss) & (loss >= 0)
     epsilon, kept = table.epsilon[usable], loss[usable]
@@ -83,14 +96,29 @@ def relate_to_loss(table: EpsilonTable, loss: FloatArray) -> LossRelation:
     same_loss = len(kept) > 0 and is_constant(floored)  # near 1, ln(loss) makes a signal of float noise
     relation = None if same_loss else pearson(epsilon, log_loss)
     intercept, slope = (None, None) if relation is None else _fit(epsilon, log_loss)
+    rng = np.random.default_rng(seed)
+    intervals = RelationIntervals() if relation is None else relation_intervals(log_loss, epsilon, rng)
+    relation_below = pearson(epsilon[below], log_loss[below])
+    below_intervals = (
+        RelationIntervals() if relation_below is None else relation_intervals(log_loss[below], epsilon[below], rng)
+    )
     return LossRelation(
         n=len(kept),
         pearson_log_loss=relation,
         spearman=spearman(epsilon, kept) if len(kept) else None,
         intercept=intercept,
         slope=slope,
+        pearson_interval=intervals.pearson,
+        spearman_interval=intervals.spearman,
+        intercept_interval=intervals.intercept,
+        slope_interval=intervals.slope,
         n_below_worst_case=int(below.sum()),
-        pearson_below_worst_case=pearson(epsilon[below], log_loss[below]),
+        pearson_below_worst_case=relation_below,
+        pearson_below_interval=below_intervals.pearson,
+        spearman_below_worst_case=spearman(epsilon[below], kept[below]) if below.any() else None,
+        spearman_below_interval=below_intervals.spearman,
+        median_loss_at_worst_case=float(np.median(kept[~below])) if not below.all() else None,
+        median_loss_below_worst_case=float(np.median(kept[below])) if below.any() else None,
         floored=int((kept < floor).sum()),
         floor=floor,
         left_out=int((~usable).sum()),

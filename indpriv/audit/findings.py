@@ -63,7 +63,7 @@ def summarise(
         train = evidence.examples.aligned(table.example_ids)
         columns, left_out = choose_groups(train, by, evidence.declared.groups)
         missing += left_out
-        loss = relate_to_loss(table, to_floats(train["loss"]))
+        loss = relate_to_loss(table, to_floats(train["loss"]), seed=seed)
         groups = group_tables(table, train, evidence.examples.test, columns, seed=seed)
         attacks = _attacks(evidence, columns, seed)
     elif by:

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
-from indpriv.analysis.correlation import is_constant, pearson, spearman
+from indpriv.analysis import correlation
+from indpriv.analysis.correlation import RelationIntervals, is_constant, pearson, relation_intervals, spearman
 
 VALUES = st.floats(-1e6, 1e6, width=32)
 
@@ -37,3 +38,37 @@ def test_rounding_noise_is_no_signal():
 def test_huge_values_do_not_overflow():
     x = np.array([1e300, 2e300, 4e300])
     assert pearson(x, x) == pytest.approx(1.0)
+
+
+def test_intervals_of_correlations_and_lines_are_covered(monkeypatch):
+    """95 % of 200 is 190; a percentile interval of 80 pairs is a little short: fewer than 176 would be another matter."""
+    monkeypatch.setattr(correlation, "_DRAWS", 400)
+    inside = np.zeros(4)
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        x, noise = rng.normal(2.0, 1.0, 80), rng.normal(0.0, 1.0, 80)
+        found = relation_intervals(x, 1.0 + 0.75 * x + noise, rng)
+        truth = (0.6, 6 / np.pi * np.arcsin(0.3), 1.0, 0.75)  # Spearman's of a normal pair: Pearson 1907
+        for index, (name, value) in enumerate(zip(("pearson", "spearman", "intercept", "slope"), truth, strict=True)):
+            interval = getattr(found, name)
+            inside[index] += interval.low <= value <= interval.high
+    assert np.all((inside >= 176) & (inside <= 199)), inside
+
+
+def test_a_grid_of_quantiles_says_the_same(monkeypatch):
+    rng = np.random.default_rng(0)
+    x = rng.exponential(1.0, 4000)
+    y = np.minimum(x + rng.normal(0, 1, 4000), 2.0)
+    single = relation_intervals(x, y, np.random.default_rng(1))
+    monkeypatch.setattr(correlation, "_EXACT", 0)
+    grid = relation_intervals(x, y, np.random.default_rng(1))
+    for name, estimate in (("pearson", pearson(x, y)), ("spearman", spearman(x, y))):
+        mine, other = getattr(single, name), getattr(grid, name)
+        assert mine.low < estimate < mine.high
+        assert (other.low, other.high) == (pytest.approx(mine.low, abs=0.004), pytest.approx(mine.high, abs=0.004))
+
+
+def test_nothing_to_resample():
+    x = np.arange(20.0)
+    assert relation_intervals(x[:9], x[:9], np.random.default_rng(0)) == RelationIntervals()
+    assert relation_intervals(x, np.ones(20), np.random.default_rng(0)) == RelationIntervals()
