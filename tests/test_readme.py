@@ -33,12 +33,13 @@ def test_make_commands_exist():
 def test_command_lines_run_in_order(tmp_path):
     shutil.copytree(ROOT / "audits", tmp_path / "audits")
     lines = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("indpriv ")]
-    assert len(lines) == 4
+    assert len(lines) == 8
     for line in lines:
         words = shlex.split(line, comments=True)
         command = [str(Path(sys.executable).with_name("indpriv")), *words[1:]]
         subprocess.run(command, cwd=tmp_path, check=True, timeout=300, capture_output=True)
     assert (tmp_path / "reports/digits/report.html").is_file()
+    assert (tmp_path / "reports/digits/shareable/release.html").is_file()
 
 
 def test_the_first_screen_is_the_generated_one():
