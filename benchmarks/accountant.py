@@ -34,8 +34,12 @@ _BENCHMARKS: dict[str, Callable[[bool], list[bool]]] = {}
 
 
 def benchmark(function: Callable[[bool], list[bool]]) -> Callable[[bool], list[bool]]:
-    """Register a benchmark: it takes whether to run in full, prints its figures, and returns which targets it hit."""
-    _BENCHMARKS[function.__name__] = function
+    """Register a benchmark of the script that runs.
+
+    It takes whether to run in full, prints its figures, and returns which targets it hit.
+    """
+    if function.__module__ == "__main__":
+        _BENCHMARKS[function.__name__] = function
     return function
 
 

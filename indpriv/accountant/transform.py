@@ -319,14 +319,14 @@ def _trapezoid_step(kinds: Kinds, a: float, frequency: float, low: FloatArray, h
     the integral of |g(x + i d)| over x. Here |f(x + i d)^(a + i omega)| <= |f(x + i d)|^a exp(omega |arg f(x + i d)|),
     and f has no zero for d < pi / shift. M is summed on a coarse grid, which needs its order of magnitude only.
     """
-    share = np.linspace(0.0, 1.0, 97)
+    share = np.linspace(0.0, 1.0, 49)
     x = low[:, None] + (high - low)[:, None] * share
     shift, rate = kinds.shift[:, None], kinds.sample_rate[:, None]
     log_gauss = -np.square(x) / 2
     at_rest = _log_sum(log_gauss + a * log_density_ratio(x, shift, rate))
     tilted = rate * np.exp(np.minimum(x * shift - np.square(shift) / 2, 300.0))
     best = np.zeros(len(kinds))
-    for fraction in (0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9):
+    for fraction in (0.02, 0.07, 0.2, 0.4, 0.65, 0.9):
         d = np.minimum(fraction * np.pi / kinds.shift, 9.0 * fraction / 0.9)[:, None]
         growth = np.zeros(len(kinds))
         if a < 0 or frequency > 0:  # else |f| is largest on the real axis

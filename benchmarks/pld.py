@@ -1,0 +1,169 @@
+"""Benchmarks of the tight accountant: python benchmarks/pld.py [NAME ...] [--full] [--list].
+
+Speed against dp_accounting's privacy loss distributions in the same run, and what brackets reach on hard cases.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+import warnings
+from dataclasses import dataclass
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import numpy as np
+from dp_accounting.pld import privacy_loss_distribution
+
+from accountant import CIFAR, benchmark, main, report, synthetic_log
+from indpriv import NormLog, account
+from indpriv.accountant.cells import Mechanisms
+from indpriv.accountant.counts import DenseCounts
+from indpriv.accountant.pld import CERTIFIED, CHECKED, FALLBACK, pld_epsilon
+from indpriv.accountant.rdp_epsilon import RdpAccountant
+from indpriv.accountant.trajectory import Participations
+
+DELTA = 1e-5
+
+
+def relative_width(lower: np.ndarray, upper: np.ndarray) -> float:
+    """The widest bracket, relative to its upper end."""
+    return float(((upper - lower) / np.maximum(upper, 1e-300)).max())
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Epsilon of one example by dp_accounting, its levels composed one after the other, and the seconds it took."""
+
+    epsilon: float
+    seconds: float
+
+    @classmethod
+    def of(cls, log: NormLog, example: int, interval: float) -> Peer:
+        """Of an example of a CIFAR-sized log without gaps."""
+        codes = log.read(example, example + 1)[:, 0]
+        steps = np.diff(np.append(log.recorded_steps, log.total_steps))
+        start = time.perf_counter()
+        composed = None
+        for code in np.unique(codes[codes > 0]):
+            part = privacy_loss_distribution.from_gaussian_mechanism(
+                CIFAR["noise_multiplier"] / min(code * 0.01, 1.0),
+                sampling_prob=CIFAR["sample_rate"],
+                value_discretization_interval=interval,
+            ).self_compose(int(steps[codes == code].sum()))
+            composed = part if composed is None else composed.compose(part)
+        epsilon = 0.0 if composed is None else float(composed.get_epsilon_for_delta(DELTA))
+        return cls(epsilon, time.perf_counter() - start)
+
+
+@benchmark
+def pld_against_dp_accounting(full: bool) -> list[bool]:
+    """50,000 examples x 300 records, 101 levels, against dp_accounting at interval 1e-4, one example at a time."""
+    log = synthetic_log(300, 50_000)
+    start, busy = time.perf_counter(), time.process_time()
+    table = account(log, delta=DELTA, accountant="pld")
+    seconds, busy = time.perf_counter() - start, time.process_time() - busy
+    sample = np.argsort(table.epsilon)[[5_000, 25_000, 45_000]]
+    peers = [Peer.of(log, int(example), 1e-4) for example in sample]
+    finer = Peer.of(log, int(sample[1]), 1e-5)
+    agreement = abs(finer.epsilon / table.epsilon[sample[1]] - 1)
+    theirs = float(np.mean([peer.seconds for peer in peers])) * log.n_examples
+    certified = float(np.mean(table.details["bracket"] == CERTIFIED))
+    return [
+        report("50,000 examples x 300 records, all cores", seconds, "s", at_most=20.0),
+        report("  the same, time of cores", busy, "s"),
+        report(
+            "  dp_accounting at 1e-4 (extrapolated from 3 examples) over ours", theirs / seconds, "times", at_least=1e4
+        ),
+        report("  difference from dp_accounting at 1e-5", agreement, "relative", at_most=1e-4),
+        report("  widest bracket", relative_width(table.epsilon_lower, table.epsilon_upper), "relative", at_most=1e-5),
+        report("  share certified", certified, "", at_least=1.0),
+    ]
+
+
+@benchmark
+def pld_of_the_demo(full: bool) -> list[bool]:
+    """32,561 examples recorded at each of 680 steps; of the demo's own log where a path is in INDPRIV_DEMO_LOG."""
+    path = os.environ.get("INDPRIV_DEMO_LOG")
+    settings = {"total_steps": 680, "sample_rate": 1 / 34, "noise_multiplier": 1.0}
+    log = NormLog.open(path) if path else synthetic_log(680, 32_561, **settings)
+    start, busy = time.perf_counter(), time.process_time()
+    table = account(log, delta=DELTA, accountant="pld")
+    seconds, busy = time.perf_counter() - start, time.process_time() - busy
+    return [
+        report(f"{log.n_examples:,} examples x {log.n_records} records, all cores", seconds, "s", at_most=20.0),
+        report("  the same, time of cores", busy, "s"),
+        report("  widest bracket", relative_width(table.epsilon_lower, table.epsilon_upper), "relative", at_most=1e-5),
+    ]
+
+
+@dataclass(frozen=True)
+class HardCase:
+    """Every step of a run alike, and the bracket of its epsilon."""
+
+    steps: float
+    sample_rate: float
+    noise_multiplier: float
+    relative_norm: float
+    delta: float
+    lower: float
+    upper: float
+    bracket: str
+    seconds: float
+
+    @classmethod
+    def of(cls, steps: float, rate: float, noise: float, norm: float, delta: float) -> HardCase:
+        """Account one example."""
+        law = tuple(np.array([value]) for value in (norm, noise, rate))
+        counts = np.array([[float(steps)]])
+        rdp = RdpAccountant(Mechanisms(*law), delta=delta, conversion="canonne2020", orders=None)
+        bound = rdp.epsilons(DenseCounts(counts)).epsilon
+        start = time.process_time()
+        found = pld_epsilon(Participations(*law, counts), delta=delta, rdp_upper=bound)
+        seconds = time.process_time() - start
+        ends = float(found.epsilon_lower[0]), float(found.epsilon_upper[0])
+        return cls(steps, rate, noise, norm, delta, *ends, str(found.bracket[0]), seconds)
+
+    @property
+    def width(self) -> float:
+        """Of the bracket, relative."""
+        return (self.upper - self.lower) / max(self.upper, 1e-300)
+
+
+@benchmark
+def pld_hard_cases(full: bool) -> list[bool]:
+    """1,000 hard cells (a tenth unless --full): T x sample rate x noise x norm x delta; warnings are errors."""
+    cells = list(
+        itertools.product(
+            (1, 2, 10, 1e3, 1e6),
+            (1e-5, 1e-3, 0.05, 0.5, 1.0),
+            (0.3, 0.5, 1.0, 5.0, 50.0),
+            (0.01, 0.1, 0.5, 1.0),
+            (1e-5, 1e-9),
+        )
+    )
+    chosen = cells if full else [cells[k] for k in np.random.default_rng(0).permutation(len(cells))[:100]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cases = [HardCase.of(*cell) for cell in chosen]
+    kinds = {kind: sum(case.bracket == kind for case in cases) for kind in (CERTIFIED, CHECKED, FALLBACK)}
+    often = [case.width for case in cases if case.steps * case.sample_rate >= 10]
+    exact = [case.width for case in cases if case.steps <= 2 or case.sample_rate == 1]
+    rare = [case.width for case in cases if case.steps * case.sample_rate < 10 and case.steps > 2]
+    zero = sum(case.upper == 0 for case in cases)
+    print(f"  {len(cases)} cells: {kinds}; {zero} with epsilon 0")
+    return [
+        report("share that falls back to the RDP bound", kinds[FALLBACK] / len(cases), "", at_most=0.18),
+        report("widest bracket where 10 participations are expected", max(often), "relative", at_most=1e-4),
+        report("widest bracket of a run of one step, two steps or a Gaussian", max(exact), "relative", at_most=1e-6),
+        report("widest bracket elsewhere", max(rare, default=0.0), "relative"),
+        report("  their share within 1e-4", float(np.mean(np.array(rare) <= 1e-4)), ""),
+        report("slowest cell, one core's own time", max(case.seconds for case in cases), "s"),
+        report("mean cell", float(np.mean([case.seconds for case in cases])), "s"),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
