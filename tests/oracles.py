@@ -243,3 +243,22 @@ def _variance(pmf, interval):
     loss = interval * np.arange(len(mass))
     mean = mass @ loss
     return mass @ (loss - mean) ** 2
+
+
+def governing_norms_with_free(rows, recorded_steps, entries, total_steps, max_grad_norm, between_records):
+    """(total_steps, n_examples) relative norms in effect, from full rows and free entries {(example, step): norm}."""
+    max_grad_norm = np.broadcast_to(max_grad_norm, (total_steps,))
+    result = np.ones((total_steps, np.shape(rows)[1]))
+    for example in range(result.shape[1]):
+        known = {step: norm for (i, step), norm in entries.items() if i == example}
+        known |= {int(step): row[example] for step, row in zip(recorded_steps, rows, strict=True)}
+        for step in range(total_steps):
+            if not any(taken <= step for taken in known):
+                continue
+            if between_records == "last":
+                chosen = [max(taken for taken in known if taken <= step)]
+            else:
+                nearest = min(abs(taken - step) for taken in known)
+                chosen = [taken for taken in known if abs(taken - step) == nearest]
+            result[step, example] = min(max(known[taken] for taken in chosen) / max_grad_norm[step], 1.0)
+    return result

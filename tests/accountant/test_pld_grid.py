@@ -1,0 +1,94 @@
+"""Hard cells: few steps, rare participation, next to no noise or very much, up to a million steps, each with a judge.
+
+Runs that have an exact delta are judged by it at both ends of their bracket, in 30 digits or more; others by the limit
+that dp_accounting's discretisation tends to, where that limit is known well enough to judge anything.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import oracles
+from indpriv.accountant.cells import Mechanisms
+from indpriv.accountant.counts import DenseCounts
+from indpriv.accountant.pld import FALLBACK, pld_delta, pld_epsilon
+from indpriv.accountant.rdp_epsilon import RdpAccountant
+from indpriv.accountant.trajectory import Participations
+
+CELLS = list(
+    itertools.product(
+        (1, 2, 10, 1_000, 1_000_000),
+        (1e-5, 1e-3, 0.05, 0.5, 1.0),
+        (0.3, 0.5, 1.0, 5.0, 50.0),
+        (0.01, 0.1, 0.5, 1.0),
+        (1e-5, 1e-9),
+    )
+)
+ROUNDING = 1e-8  # relative, of judges
+VACUOUS = 1e-3  # relative; a judge that is less sure says nothing
+PLAIN = [cell for cell in CELLS if (cell[0] == 1 or cell[1] == 1.0) or (cell[0] * cell[1] >= 10 and cell[0] < 1e6)]
+
+
+def bracket_of(cell):
+    steps, rate, noise, norm, delta = cell
+    law = (np.array([norm]), np.array([noise]), np.array([rate]))
+    counts = np.array([[float(steps)]])
+    rdp = RdpAccountant(Mechanisms(*law), delta=delta, conversion="canonne2020", orders=None)
+    bound = rdp.epsilons(DenseCounts(counts)).epsilon
+    found = pld_epsilon(Participations(*law, counts), delta=delta, rdp_upper=bound)
+    return float(found.epsilon_lower[0]), float(found.epsilon_upper[0]), str(found.bracket[0])
+
+
+def exact_delta(cell, epsilon):
+    """Delta of a run of unsampled steps, of one step or of two, the larger direction; None for other runs."""
+    steps, rate, noise, norm, _ = cell
+    if rate == 1.0:
+        return oracles.one_step_delta(norm * steps**0.5, noise, 1.0, epsilon, "remove")
+    step = (norm, noise, rate)
+    if steps == 1:
+        return max(oracles.one_step_delta(*step, epsilon, direction) for direction in ("remove", "add"))
+    if steps == 2:
+        return max(oracles.two_step_delta(step, step, epsilon, direction) for direction in ("remove", "add"))
+    return None
+
+
+def assert_right(cell):
+    """Contained, as tight as promised, 0 where delta alone suffices; returns whether the judge could tell."""
+    steps, rate, noise, norm, delta = cell
+    lower, upper, bracket = bracket_of(cell)
+    assert 0 <= lower <= upper < np.inf
+    assert bracket != FALLBACK
+    width = (upper - lower) / max(upper, 1e-300)
+    if steps * rate >= 10:
+        assert width <= 1e-4
+    if steps <= 2 or rate == 1.0:
+        assert width <= 1e-6
+        assert exact_delta(cell, upper) <= delta * (1 + ROUNDING)
+        if lower > 0:
+            assert exact_delta(cell, lower) >= delta * (1 - ROUNDING)
+        elif upper > 0:
+            assert exact_delta(cell, 0.0) > delta
+        return True
+    run = Participations(np.array([norm]), np.array([noise]), np.array([rate]), np.array([[float(steps)]]))
+    at_0 = pld_delta(run, np.zeros((1, 1)))
+    if at_0.upper[0, 0] <= delta:
+        assert upper == 0.0
+    limit, error = oracles.composed_epsilon([(norm, noise, rate, steps)], delta)
+    assert lower <= limit + error
+    assert upper >= limit - error
+    return error <= VACUOUS * limit or limit == error == 0
+
+
+@pytest.mark.parametrize("cell", [PLAIN[k] for k in np.random.default_rng(0).permutation(len(PLAIN))[:30]], ids=str)
+def test_some_hard_cells(cell):
+    assert assert_right(cell)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [1, 2, 10, 1_000, 1_000_000])
+def test_every_hard_cell(steps):
+    cells = [cell for cell in CELLS if cell[0] == steps]
+    judged = [assert_right(cell) for cell in cells]
+    # tiny rates over many steps need more points than dp_accounting can compose: nobody judges those
+    assert np.mean(judged) >= (1.0 if steps <= 2 else 0.7)
