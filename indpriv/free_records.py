@@ -42,6 +42,24 @@ class FreeEntries:
         """Some of the entries, by mask, index or slice."""
         return FreeEntries(self.position[chosen], self.step[chosen], self.norm[chosen])
 
+    def block(self, start: int, stop: int) -> FreeEntries:
+        """Those of the examples at positions start to stop, which count from start on."""
+        first, last = np.searchsorted(self.position, [start, stop])
+        entries = self.select(slice(int(first), int(last)))
+        return FreeEntries(entries.position - np.int32(start), entries.step, entries.norm)
+
+    def take(self, positions: NDArray[np.int64], n_examples: int) -> FreeEntries:
+        """Those of the examples at some of the n_examples positions, numbered anew."""
+        starts = np.searchsorted(self.position, np.arange(n_examples + 1))
+        lengths = np.diff(starts)[positions]
+        ends = np.cumsum(lengths)
+        index = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts[positions] - (ends - lengths), lengths)
+        chosen = self.select(index)
+        return FreeEntries(np.repeat(np.arange(len(positions), dtype=np.int32), lengths), chosen.step, chosen.norm)
+
+
+NO_ENTRIES = FreeEntries(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.uint8))
+
 
 class FreeRecords(Protocol):
     """Where free records live."""
@@ -70,19 +88,7 @@ class ArrayFreeRecords:
 
     def read(self, start: int, stop: int) -> FreeEntries:
         """See FreeRecords."""
-        first, last = np.searchsorted(self.entries.position, [start, stop])
-        block = self.entries.select(slice(int(first), int(last)))
-        return FreeEntries(block.position - np.int32(start), block.step, block.norm)
-
-    def take(self, positions: NDArray[np.int64], n_examples: int) -> ArrayFreeRecords:
-        """Those of the examples at these positions, numbered anew."""
-        starts = np.searchsorted(self.entries.position, np.arange(n_examples + 1))
-        lengths = np.diff(starts)[positions]
-        ends = np.cumsum(lengths)
-        index = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts[positions] - (ends - lengths), lengths)
-        chosen = self.entries.select(index)
-        new = np.repeat(np.arange(len(positions), dtype=np.int32), lengths)
-        return ArrayFreeRecords(self.steps, FreeEntries(new, chosen.step, chosen.norm))
+        return self.entries.block(start, stop)
 
 
 def check_entries(
@@ -149,15 +155,13 @@ class FileFreeRecords:
         except (pa.ArrowException, OSError) as error:
             raise EvidenceError(f"free records {file.path} cannot be read: {error}") from error
         position, step, norm = (table.column(name).to_numpy() for name in ("position", "step", "norm"))
-        first, last = np.searchsorted(position, [start, stop])
-        chosen = slice(int(first), int(last))
-        entries = FreeEntries(position[chosen] - np.int32(start), step[chosen].astype(np.int32), norm[chosen])
+        entries = FreeEntries(position, step, norm).block(start, stop)
         largest = np.inf if self.levels is None else self.levels.max_code
         if not np.all(np.asarray(entries.norm, np.float64) <= largest):  # NaN does not pass either
             raise EvidenceError(f"{file.path}: code {entries.norm.max()} is above the top code {largest}")
         if len(entries) and int(entries.step.max()) >= file.count:
             entries = entries.select(entries.step < file.count)
-        return FreeEntries(entries.position, entries.step + np.int32(file.first), entries.norm)
+        return FreeEntries(entries.position, entries.step.astype(np.int32) + np.int32(file.first), entries.norm)
 
 
 def _groups(parquet: Any, start: int, stop: int) -> list[int]:

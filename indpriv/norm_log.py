@@ -296,7 +296,7 @@ class NormLog:
             rows=np.arange(self.n_records),
             exact_positions=None,
             exact_records=None,
-            free=None if self.free is None else _in_memory(self.free, self.n_examples).take(index, self.n_examples),
+            free=None if self.free is None else _taken(self.free, index, self.n_examples),
         )
 
     def exact_examples(self) -> NormLog | None:
@@ -328,8 +328,8 @@ def _free_in_memory(
     return ArrayFreeRecords.of(np.arange(len(settings)), entries)
 
 
-def _in_memory(free: FreeRecords, n_examples: int) -> ArrayFreeRecords:
-    return free if isinstance(free, ArrayFreeRecords) else ArrayFreeRecords(free.steps, free.read(0, n_examples))
+def _taken(free: FreeRecords, positions: NDArray[np.int64], n_examples: int) -> ArrayFreeRecords:
+    return ArrayFreeRecords(free.steps, free.read(0, n_examples).take(positions, n_examples))
 
 
 def check_recorded_steps(steps: NDArray[np.generic], n_records: int, total_steps: int) -> None:

@@ -11,10 +11,11 @@ import numpy as np
 
 from indpriv import checks
 from indpriv.accountant.cells import n_cores
-from indpriv.accountant.rows import Rows
+from indpriv.accountant.rows import Block
 from indpriv.norm_log import NormLog
 
-_READ_BYTES = 1 << 26  # of codes read together
+_READ_BYTES = 1 << 26  # of codes and free entries read together
+_ENTRY_BYTES = 16  # of a free entry, at most
 
 Result = TypeVar("Result")
 Progress = Callable[[int, int], None]
@@ -22,7 +23,7 @@ Progress = Callable[[int, int], None]
 
 def in_blocks(
     log: NormLog,
-    work: Callable[[int, int, Rows], Result],
+    work: Callable[[int, int, Block], Result],
     *,
     size: int,
     start: int = 0,
@@ -33,7 +34,7 @@ def in_blocks(
 
     Args:
         log: whose rows are read, one block after the other.
-        work: takes (start, stop, rows of the log for the examples at these positions).
+        work: takes (start, stop, what the log says of the examples at these positions).
         size: examples of a block, at most.
         start: position of the first example.
         stop: position after the last one; default all.
@@ -63,13 +64,14 @@ def in_blocks(
                 waiting.cancel()
 
 
-def _tasks(log: NormLog, start: int, stop: int, size: int) -> Iterator[tuple[int, int, Rows]]:
-    itemsize = 8 if log.levels is None else np.dtype(log.levels.dtype).itemsize
-    at_once = max(1, _READ_BYTES // max(1, itemsize * log.n_records))
-    for begin, end in _ranges(start, stop, at_once):
-        rows = log.read(begin, end)
+def _tasks(log: NormLog, start: int, stop: int, size: int) -> Iterator[tuple[int, int, Block]]:
+    bytes_per_example = log.n_records * (8 if log.levels is None else np.dtype(log.levels.dtype).itemsize)
+    if log.free is not None:
+        bytes_per_example += _ENTRY_BYTES * int(log.settings.sample_rate.sum())
+    for begin, end in _ranges(start, stop, max(1, _READ_BYTES // max(1, bytes_per_example))):
+        block = Block.of(log, begin, end)
         for first, last in _ranges(begin, end, size):
-            yield first, last, rows[:, first - begin : last - begin]
+            yield first, last, block.part(first - begin, last - begin)
 
 
 def _ranges(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:

@@ -1,9 +1,10 @@
 """The cells of a run: its distinct one-step mechanisms, and how the rows of a block fall into them. Sensitive.
 
-Three ways of laying them out, chosen by histogram.cells_of:
+Four ways of laying them out, chosen by histogram.cells_of:
 
 * LevelCells: few distinct settings. Cells are levels under a setting; counts are exact.
 * CompositeCells: many settings, or many levels. A cell is a code of a row, with all the steps that the row governs.
+* SpanCells: levels under a setting, where each example has norms at steps of its own (free records); few settings.
 * NodeCells: norms without rounding. Cells are nodes on a grid of mechanisms; see grid.
 """
 
@@ -12,14 +13,13 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indpriv.accountant.counts import Counts
 from indpriv.accountant.rdp import renyi_divergences
-from indpriv.accountant.rows import Rows
 from indpriv.accountant.trajectory import AT_CLIPPING_NORM, Participations, Segments
 
 FloatArray = NDArray[np.float64]
@@ -84,11 +84,11 @@ class Cells(Protocol):
         """(n_orders, n_cells) Rényi divergence of one count of each cell."""
         ...
 
-    def counts(self, rows: Rows) -> Counts:
-        """Counts over the cells of a block of examples; rows as GoverningRows.read gives them."""
+    def counts(self, rows: Any) -> Counts:
+        """Counts over the cells of a block of examples, of what its GoverningRows (or spans) read."""
         ...
 
-    def participations(self, rows: Rows) -> Participations:
+    def participations(self, rows: Any) -> Participations:
         """Histogram of the block over the mechanisms."""
         ...
 

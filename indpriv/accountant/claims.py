@@ -27,16 +27,26 @@ def claim_of(log: NormLog, between_records: str) -> tuple[str, str]:
     if log.sampler != "poisson":
         doubts.append(f"batches were drawn by a {log.sampler} sampler, and the analysis assumes Poisson sampling")
     doubts.extend(log.caveats)
-    covered = _coverage(log, between_records)
+    free = uses_free_records(log, between_records)
+    covered = None if free else _coverage(log, between_records)
     if covered is None:
         share = f"{log.n_records} of {log.total_steps} steps"
-        doubts.append(
-            f"only {share} were recorded, and the norms in between are taken from the {between_records} record"
-        )
+        which = f"{between_records} record" + (" of the example, full or free" if free else "")
+        doubts.append(f"only {share} were recorded in full, and the norms in between are taken from the {which}")
     if doubts:
         return ESTIMATE, _sentences(doubts)
     rounding = "not rounded" if log.levels is None else "rounded up"
     return EXACT, _sentences([f"{covered}, and norms are {rounding}"])
+
+
+def uses_free_records(log: NormLog, between_records: str) -> bool:
+    """Whether free records say anything to an account of this log.
+
+    They do not where steps without a full record count at max_grad_norm, nor where training clipped every example at its
+    last full record: neither account needs the coins of the sampler to be exact.
+    """
+    some = log.free is not None and log.n_records < log.total_steps
+    return some and between_records in ("last", "closest") and not log.individually_clipped
 
 
 def _coverage(log: NormLog, between_records: str) -> str | None:

@@ -7,19 +7,35 @@ from indpriv.accountant.composite_cells import CompositeCells
 from indpriv.accountant.level_cells import LevelCells, distinct_settings
 from indpriv.accountant.node_cells import NodeCells
 from indpriv.accountant.rows import GoverningRows
+from indpriv.accountant.span_cells import CountedSpans, SpanCells, UnrolledSpans, governing_spans
+from indpriv.accountant.trajectory import segments_of
+from indpriv.norm_log import NormLog
+
+Governing = GoverningRows | CountedSpans | UnrolledSpans
 
 MAX_LEVEL_CELLS = 2048  # beyond so many (level, setting) cells, other layouts are cheaper
 
 
-def cells_of(governing: GoverningRows, *, between_nodes: str = "share") -> Cells:
+def governing_of(log: NormLog, between_records: str) -> Governing:
+    """What governs the steps of a log: its full records, together with its free ones where it has any."""
+    if log.free is None:
+        return GoverningRows.of(log, segments_of(log, between_records))
+    return governing_spans(log, between_records)
+
+
+def cells_of(governing: Governing, *, between_nodes: str = "share") -> Cells:
     """Lay out the cells of a log.
 
     Args:
-        governing: its rows.
+        governing: what governs its steps.
         between_nodes: where mechanisms are nodes of a grid, "share" a step between neighbours, which suits RDP alone, or
             count it at the node "up" or "down" (a norm at most 0.5 percent too large or too small; 4 percent
             where norms are not rounded and more than 32 sample rates occur).
     """
+    if isinstance(governing, CountedSpans):
+        return SpanCells.of(governing)
+    if isinstance(governing, UnrolledSpans):
+        governing = governing.steps
     if governing.codes is None:
         return NodeCells.of(governing, between_nodes=between_nodes)
     keys, key_of = distinct_settings(governing, governing.codes)
@@ -28,8 +44,8 @@ def cells_of(governing: GoverningRows, *, between_nodes: str = "share") -> Cells
     return CompositeCells.of(governing, governing.codes, keys, between_nodes=between_nodes)
 
 
-def whole_cells_of(governing: GoverningRows, cells: Cells) -> tuple[Cells, ...]:
+def whole_cells_of(governing: Governing, cells: Cells) -> tuple[Cells, ...]:
     """Cells whose counts are whole numbers: those of `cells_of` where they are levels, else rounded up, and down."""
-    if isinstance(cells, LevelCells):
+    if isinstance(cells, LevelCells | SpanCells):
         return (cells,)
     return cells_of(governing, between_nodes="up"), cells_of(governing, between_nodes="down")

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indpriv.accountant.blocks import in_blocks
 from indpriv.accountant.cells import Cells, Mechanisms
-from indpriv.accountant.claims import claim_of
+from indpriv.accountant.claims import claim_of, uses_free_records
 from indpriv.accountant.counts import DenseCounts
 from indpriv.accountant.grid import condensed
-from indpriv.accountant.histogram import cells_of, whole_cells_of
+from indpriv.accountant.histogram import Governing, cells_of, governing_of, whole_cells_of
 from indpriv.accountant.method import Method
 from indpriv.accountant.pld import pld_epsilon
 from indpriv.accountant.rdp_epsilon import RdpAccountant
-from indpriv.accountant.rows import GoverningRows, Rows
+from indpriv.accountant.rows import Block
 from indpriv.accountant.trajectory import Participations, segments_of, worst_case_participations
 from indpriv.epsilon_table import Account
 from indpriv.errors import InputError, PrivacyWarning
@@ -36,7 +36,7 @@ class PreparedLog:
     """A log whose steps are laid out, and what a result of it may be called.
 
     Attributes:
-        log: what is accounted. governing: its rows.
+        log: what is accounted. governing: what governs its steps.
         cells: for RDP.
         whole_cells: whose counts are whole numbers, for loss distributions; two, rounded up and down, where cells are
             nodes of a grid; none for RDP alone.
@@ -44,7 +44,7 @@ class PreparedLog:
     """
 
     log: NormLog
-    governing: GoverningRows
+    governing: Governing
     cells: Cells
     whole_cells: tuple[Cells, ...]
     claim: str
@@ -62,7 +62,9 @@ class PreparedLog:
                 PrivacyWarning,
                 stacklevel=4,  # whoever called the public function that called what called this
             )
-        governing = GoverningRows.of(log, segments_of(log, method.between_records))
+        if not uses_free_records(log, method.between_records):
+            log = replace(log, free=None)
+        governing = governing_of(log, method.between_records)
         cells = cells_of(governing)
         claim, reason = claim_of(log, method.between_records)
         account = Account(
@@ -85,7 +87,11 @@ class PreparedLog:
     def block_size(self) -> int:
         """Examples whose histograms are held at a time."""
         dense = max((8 * len(cells.mechanisms) for cells in self.whole_cells), default=0)
-        return max(1, _HISTOGRAM_BYTES // (max(self.cells.bytes_per_example, dense) + _SEARCH_BYTES))
+        return max(
+            1,
+            _HISTOGRAM_BYTES
+            // (max(self.cells.bytes_per_example, dense) + self.governing.bytes_per_example + _SEARCH_BYTES),
+        )
 
 
 def _check_units(log: NormLog) -> None:
@@ -120,6 +126,19 @@ class WorstSteps:
             return cls(exact, exact, exact)
         return cls(*(condensed(exact, between_nodes=rule) for rule in ("share", "up", "down")))
 
+    def rdp_epsilon(self, method: Method) -> float:
+        """The Rényi bound of epsilon; InputError where there is none."""
+        steps = self.shared
+        mechanisms = Mechanisms(steps.relative_norms, steps.noise_multiplier, steps.sample_rate)
+        rdp = RdpAccountant(mechanisms, delta=method.delta, conversion=method.conversion, orders=method.rdp_orders)
+        bound = float(rdp.epsilons(DenseCounts(steps.counts)).epsilon[0])
+        if not np.isfinite(bound):
+            raise InputError(
+                f"noise_multiplier={steps.noise_multiplier.min():g} leaves no finite epsilon; a run with next to no "
+                "noise has no privacy to account: check the optimizer's noise multiplier"
+            )
+        return bound
+
 
 @dataclass(frozen=True)
 class WorstCase:
@@ -133,19 +152,14 @@ class WorstCase:
     def of(cls, log: NormLog, method: Method) -> WorstCase:
         """The worst case of a run, which depends on its settings alone."""
         steps = WorstSteps.of(log)
-        mechanisms = Mechanisms(steps.shared.relative_norms, steps.shared.noise_multiplier, steps.shared.sample_rate)
-        rdp = RdpAccountant(mechanisms, delta=method.delta, conversion=method.conversion, orders=method.rdp_orders)
-        bound = rdp.epsilons(DenseCounts(steps.shared.counts)).epsilon
-        if not np.isfinite(bound[0]):
-            raise InputError(
-                f"noise_multiplier={mechanisms.noise_multiplier.min():g} leaves no finite epsilon; a run with next to no "
-                "noise has no privacy to account: check the optimizer's noise multiplier"
-            )
+        bound = steps.rdp_epsilon(method)
         if method.accountant == "rdp":
-            return cls(float(bound[0]), 0.0, float(bound[0]))
-        upper = pld_epsilon(steps.up, delta=method.delta, rdp_upper=bound)
-        lower = upper if steps.down is steps.up else pld_epsilon(steps.down, delta=method.delta, rdp_upper=bound)
-        return cls(float(upper.epsilon[0]), float(lower.epsilon_lower[0]), float(bound[0]))
+            return cls(bound, 0.0, bound)
+        upper = pld_epsilon(steps.up, delta=method.delta, rdp_upper=np.array([bound]))
+        lower = upper
+        if steps.down is not steps.up:
+            lower = pld_epsilon(steps.down, delta=method.delta, rdp_upper=np.array([bound]))
+        return cls(float(upper.epsilon[0]), float(lower.epsilon_lower[0]), bound)
 
 
 @dataclass(frozen=True)
@@ -183,7 +197,7 @@ class PreparedAccount:
         size = self.prepared.block_size
         yield from in_blocks(self.prepared.log, self._block, size=size, start=start, stop=stop, workers=workers)
 
-    def _block(self, start: int, stop: int, block: Rows) -> EpsilonBlock:
+    def _block(self, start: int, stop: int, block: Block) -> EpsilonBlock:
         rows = self.prepared.governing.read(block)
         found = self.rdp.epsilons(self.prepared.cells.counts(rows))
         worst = self.worst_case
@@ -205,6 +219,6 @@ class PreparedAccount:
             lower = np.minimum(ends[-1].epsilon_lower, epsilon)
         close = np.flatnonzero(epsilon >= worst.epsilon * (1 - 1e-3))
         if len(close):
-            clipped = close[self.prepared.governing.always_clipped(block[:, close])]
+            clipped = close[self.prepared.governing.always_clipped(block.take(close))]
             epsilon[clipped], lower[clipped] = worst.epsilon, worst.epsilon_lower
         return EpsilonBlock(start, stop, epsilon, lower, epsilon, details)

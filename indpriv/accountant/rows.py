@@ -9,12 +9,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv.accountant.trajectory import AT_CLIPPING_NORM, Segments
+from indpriv.free_records import NO_ENTRIES, FreeEntries
 from indpriv.levels import Levels
 from indpriv.norm_log import NormLog
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 Rows = NDArray[Any]  # (n_rows, n_examples): codes of one or two bytes, or float64 norms
+
+
+@dataclass(frozen=True)
+class Block:
+    """What a log says of consecutive examples: rows (n_records, n_examples) of full records, and free entries."""
+
+    rows: Rows
+    free: FreeEntries = NO_ENTRIES
+
+    @classmethod
+    def of(cls, log: NormLog, start: int, stop: int) -> Block:
+        """Read the examples at positions start to stop."""
+        return cls(log.read(start, stop), NO_ENTRIES if log.free is None else log.free.read(start, stop))
+
+    def part(self, start: int, stop: int) -> Block:
+        """The examples at positions start to stop of the block."""
+        return Block(self.rows[:, start:stop], self.free.block(start, stop))
+
+    def take(self, examples: IntArray) -> Block:
+        """Some of the examples."""
+        return Block(self.rows[:, examples], self.free.take(examples, self.rows.shape[1]))
 
 
 @dataclass(frozen=True)
@@ -89,12 +111,17 @@ class GoverningRows:
         """Segments that a row governs (the others count at max_grad_norm)."""
         return np.flatnonzero(self.segments.row != AT_CLIPPING_NORM)
 
-    def read(self, block: Rows) -> Rows:
-        """The governing rows of a block of the log, as NormLog.read gives it; one code for all clipped ones."""
-        pairs = self.segments.pairs
+    @property
+    def bytes_per_example(self) -> int:
+        """Memory that reading one example takes."""
+        return len(self.segments.pairs) + self.n_records
+
+    def read(self, block: Block) -> Rows:
+        """The governing rows of a block; one code for all clipped ones."""
+        rows, pairs = block.rows, self.segments.pairs
         if self.codes is None:
-            return np.concatenate([block, np.maximum(block[pairs], block[pairs + 1])]) if len(pairs) else block
-        codes = np.minimum(block, np.asarray(self.codes.clipped, block.dtype))
+            return np.concatenate([rows, np.maximum(rows[pairs], rows[pairs + 1])]) if len(pairs) else rows
+        codes = np.minimum(rows, np.asarray(self.codes.clipped, rows.dtype))
         if not self.codes.translate:
             return np.concatenate([codes, np.maximum(codes[pairs], codes[pairs + 1])]) if len(pairs) else codes
         tied = [
@@ -103,7 +130,7 @@ class GoverningRows:
         ]
         return np.concatenate([codes, np.stack(tied)])
 
-    def always_clipped(self, block: Rows) -> NDArray[np.bool_]:
+    def always_clipped(self, block: Block) -> NDArray[np.bool_]:
         """(n_examples,) whether an example counts at max_grad_norm in every step of the run."""
         rows, segments = self.read(block), self.segments
         largest = np.zeros(len(rows))  # max_grad_norm that a row meets
