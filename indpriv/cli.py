@@ -103,13 +103,16 @@ def train(
         Path | None, typer.Option(envvar="INDPRIV_DATA", help="Folder of data sets that do not ship with the package.")
     ] = None,
     device: Annotated[str, typer.Option(help="Where to train, e.g. cpu or cuda.")] = "cpu",
+    canaries: Annotated[
+        int, typer.Option(help="Mislabelled training examples that fair coins include, to audit the run by; 0 is none.")
+    ] = 0,
     as_json: Json = False,
 ) -> None:
     """Train an audit's model with DP-SGD, record it and save its checkpoints.
 
     Example: indpriv train audits/digits.toml --run-dir runs/digits
     """
-    facts = _train(audit_file, run_dir, seed, data_dir=data_dir, device=device, quiet=as_json)
+    facts = _train(audit_file, run_dir, seed, data_dir=data_dir, device=device, quiet=as_json, canaries=canaries)
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
 
@@ -214,7 +217,7 @@ def release(
     epsilon: Annotated[
         float, typer.Option(help="What this release may cost, e.g. 0.1, on top of the run's guarantee.")
     ],
-    quantiles: Annotated[str | None, typer.Option(help="E.g. 0.1,0.3,0.5,0.7,0.9.")] = None,
+    quantiles: Annotated[str, typer.Option(help='Each in (0, 1); "" for none.')] = "0.1,0.3,0.5,0.7,0.9",
     mean: Annotated[bool, typer.Option("--mean", help="Release the mean, and a noisy number of people.")] = False,
     delta: Annotated[float, typer.Option(help="For method descent only.")] = 0.0,
     method: Annotated[
@@ -243,7 +246,7 @@ def release(
     from indpriv.release.page import print_release
 
     request = Request(
-        parse_quantiles(quantiles or ""),
+        parse_quantiles(quantiles),
         mean,
         epsilon=epsilon,
         delta=delta,
@@ -343,8 +346,16 @@ def verify(
 
 
 def _train(
-    audit_file: Path, run_dir: Path | None, seed: int | None, *, data_dir: Path | None, device: str, quiet: bool
+    audit_file: Path,
+    run_dir: Path | None,
+    seed: int | None,
+    *,
+    data_dir: Path | None,
+    device: str,
+    quiet: bool,
+    canaries: int = 0,
 ) -> dict[str, Any]:
+    from indpriv.training.canaries import train_with_canaries
     from indpriv.training.config import AuditConfig
     from indpriv.training.dp_sgd import train as train_run
 
@@ -353,7 +364,11 @@ def _train(
     _check_folder("--run-dir", run_dir)
     _check_device(device)
     with _progress() as progress:
-        run = train_run(config, run_dir, seed=seed, progress=progress, device=device, data_dir=data_dir)
+        options: dict[str, Any] = {"seed": seed, "progress": progress, "device": device, "data_dir": data_dir}
+        if canaries:
+            run = train_with_canaries(config, run_dir, canaries, **options)
+        else:
+            run = train_run(config, run_dir, **options)
     if not quiet:
         claim = (
             "guarantee: worst-case epsilon"

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from indpriv.analysis.attack_measures import AttackMeasures
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.distribution import Distribution
 from indpriv.analysis.empirical import ThresholdAttack
@@ -143,6 +144,7 @@ class AuditSummary:
         loss: epsilon against loss; None without an example table.
         groups: one table per column asked for.
         attacks: loss-threshold membership inference by column, on the DP model and on its twin without DP.
+        canaries: what canaries prove of the worst case; None where the run had none.
         fidelity: what larger K would have said, where exact values exist.
         spacing: how far the estimate still moves with the spacing of records, where none do.
         checks: evidence held against the assumptions.
@@ -163,6 +165,7 @@ class AuditSummary:
     loss: LossRelation | None
     groups: tuple[GroupTable, ...]
     attacks: tuple[ThresholdAttack, ...]
+    canaries: AttackMeasures | None
     fidelity: tuple[Fidelity, ...]
     spacing: Spacing | None
     checks: tuple[Check, ...]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from indpriv.analysis.attack_measures import measure_attack
 from indpriv.analysis.disclosures import disclosures, hazards
 from indpriv.analysis.distribution import describe
 from indpriv.analysis.empirical import ThresholdAttack, threshold_attack
@@ -54,7 +55,7 @@ def summarise(
         seed: of the attack's random choices.
         command: reproduces the audit.
     """
-    missing = _missing(evidence, fidelity)
+    missing = _missing(evidence, log, fidelity)
     run = _run_facts(log, evidence)
     loss: LossRelation | None = None
     groups: tuple[GroupTable, ...] = ()
@@ -84,6 +85,9 @@ def summarise(
         loss=loss,
         groups=groups,
         attacks=attacks,
+        canaries=None
+        if evidence.canaries is None
+        else measure_attack(evidence.canaries, delta=table.account.delta, seed=seed),
         fidelity=tuple(fidelity),
         spacing=spacing,
         checks=tuple(evidence.checks),
@@ -114,7 +118,7 @@ def _version(library: str) -> str:
         return "not installed (run from its source)"
 
 
-def _missing(evidence: Evidence, fidelity: Sequence[Fidelity]) -> list[str]:
+def _missing(evidence: Evidence, log: NormLog, fidelity: Sequence[Fidelity]) -> list[str]:
     found = []
     if evidence.examples is None:
         found.append(
@@ -125,7 +129,7 @@ def _missing(evidence: Evidence, fidelity: Sequence[Fidelity]) -> list[str]:
         found.append("No test examples: test accuracy and the attack are not shown. Pass test_set to the Recorder.")
     elif evidence.non_dp is None:
         found.append(f"No twin trained without DP ({EXAMPLES_NON_DP}): the attack has nothing to be compared with.")
-    if not fidelity:
+    if not fidelity and not log.individually_clipped:
         found.append("No exact values to hold an estimate against: record every step, or some exact examples.")
     return found
 

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from indpriv.analysis.declared import Declared
+from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 from indpriv.evidence import Check
 from indpriv.example_table import ExampleTable
@@ -17,7 +18,7 @@ from indpriv.journal import NAME as JOURNAL
 from indpriv.norm_log import NormLog
 from indpriv.norm_log_reader import read_state
 
-EXAMPLES, EXAMPLES_NON_DP = "examples.parquet", "examples-non-dp.parquet"
+EXAMPLES, EXAMPLES_NON_DP, CANARIES = "examples.parquet", "examples-non-dp.parquet", "canaries.parquet"
 
 _RUN_DIRECTORY = (
     f"a run directory is what a Recorder writes: {JOURNAL}, ids.parquet, records/, run.json, and at the end {EXAMPLES}"
@@ -34,6 +35,7 @@ class Evidence:
         declared: run.json, on the word of whoever trained.
         recorder: what the recorder read from the optimizer and the loader.
         checks: assumptions held against the evidence.
+        canaries: scores of examples that fair coins included or left out; None where the run had none.
     """
 
     examples: ExampleTable | None = None
@@ -41,6 +43,7 @@ class Evidence:
     declared: Declared = field(default_factory=Declared)
     recorder: Mapping[str, Any] = field(default_factory=dict)
     checks: Sequence[Check] = ()
+    canaries: AttackScores | None = None
 
 
 def open_run(path: Path, unreadable: str = "refuse") -> tuple[NormLog, Evidence]:
@@ -62,10 +65,14 @@ def open_run(path: Path, unreadable: str = "refuse") -> tuple[NormLog, Evidence]
         examples=_table(path / EXAMPLES, declared),
         non_dp=_table(path / EXAMPLES_NON_DP, declared),
         declared=declared,
+        canaries=AttackScores.from_file(path / CANARIES) if (path / CANARIES).is_file() else None,
         recorder={
             **header["run"],
             "seeded": header["run"].get("seeded", False) or any(session["seeded"] for session in state.evidence),
-            **{key: header["norm_pass"].get(key) for key in ("backend", "slack", "every")},
+            **{key: header["norm_pass"].get(key) for key in ("backend", "slack")},
+            "policy": header.get("policy") or None,
+            "pass_seconds": state.pass_seconds,
+            "training_seconds": state.training_seconds,
         },
     )
 

@@ -17,7 +17,14 @@ from indpriv.analysis.groups import GroupTable
 from indpriv.analysis.guarantee import true_positive_bound
 from indpriv.analysis.summary import SENSITIVE, AuditSummary
 from indpriv.epsilon_table import DISCLAIMER
-from indpriv.formatting import format_delta, format_edges, format_epsilon, format_number, format_share
+from indpriv.formatting import (
+    format_delta,
+    format_edges,
+    format_epsilon,
+    format_lower_bound,
+    format_number,
+    format_share,
+)
 from indpriv.report.figures import epsilon_against_loss, epsilon_histogram, fidelity_against_k, group_bars, shown_rows
 
 FALSE_POSITIVE_RATE = 0.01  # at which the verdict says what the guarantee bounds
@@ -63,6 +70,7 @@ def render_html(summary: AuditSummary) -> str:
     )
     environment.filters.update(
         eps=format_epsilon,
+        lower=format_lower_bound,
         delta=format_delta,
         unbroken=_unbroken,
         share=_share,

@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from indpriv.analysis.disclosures import recording
 from indpriv.analysis.empirical import ThresholdAttack
 from indpriv.analysis.fidelity import Fidelity
 from indpriv.analysis.group_rows import GroupRow
@@ -26,6 +27,7 @@ from indpriv.formatting import (
     format_delta,
     format_epsilon,
     format_interval,
+    format_lower_bound,
     format_number,
     format_p_value,
     format_share,
@@ -52,7 +54,7 @@ def print_audit(summary: AuditSummary, console: Console) -> None:
     _section(console, "THIS RUN", _run_lines(summary))
     for table in _first_tables(summary.groups):
         _print_worse_off(table, console)
-    _section(console, "ATTACK", _attack_lines(summary.attacks))
+    _section(console, "ATTACK", [*_attack_lines(summary.attacks), *_canary_lines(summary)])
     if summary.fidelity:
         _section(console, "FIDELITY", _fidelity_lines(summary.fidelity))
     if summary.spacing is not None:
@@ -151,8 +153,10 @@ def _run_lines(summary: AuditSummary) -> list[str | Text]:
         f"95 % at most {format_epsilon(individual.p95)} | 99 % at most {format_epsilon(individual.p99)} | "
         f"largest {format_epsilon(individual.max)}",
     ]
-    if summary.claim != "exact":
+    if summary.claim != "exact" or summary.run.individually_clipped:
         lines.append(clean(summary.claim_reason))
+    if how_recorded := recording(summary.run):
+        lines.append(f"recorded: {how_recorded}")
     if summary.loss is not None and summary.loss.pearson_log_loss is not None:
         accuracy = (
             "" if summary.run.test_accuracy is None else f"; test accuracy {format_share(summary.run.test_accuracy, 1)}"
@@ -275,6 +279,22 @@ def _attack_lines(attacks: Sequence[ThresholdAttack]) -> list[str | Text]:
         names = ", ".join(map(_cut, beating[:4])) + (", ..." if len(beating) > 4 else "")
         return [text, Text(f"Above chance (95 % intervals, each by itself): {names}.", style="yellow")]
     return [text, "None seen is not none."]
+
+
+def _canary_lines(summary: AuditSummary) -> list[str | Text]:
+    """What canaries prove of the worst case; more than the guarantee allows is a finding against the run."""
+    if summary.canaries is None:
+        return []
+    overall, worst = summary.canaries.overall, summary.guarantee.worst_case_epsilon
+    text = (
+        f"{overall.n_members + overall.n_nonmembers:,} canaries: worst-case epsilon at least "
+        f"{format_lower_bound(overall.bound.epsilon)} with {format_share(summary.canaries.confidence)} confidence"
+    )
+    if overall.bound.epsilon > worst:
+        return [
+            Text(f"{text}: ABOVE THE {format_epsilon(worst)} ACCOUNTED. The run or its account is wrong.", "bold red")
+        ]
+    return [f"{text} (accounted: {format_epsilon(worst)})"]
 
 
 def _rate(attack: ThresholdAttack) -> str:
