@@ -21,6 +21,8 @@ from indpriv.errors import InputError, PrivacyWarning
 from indpriv.formatting import format_delta, format_epsilon
 from indpriv.release.request import Budget, Request
 
+# By how much the epsilons of others were seen to move when one person, or half of all, left the log; rounded up.
+_WOBBLE = {"rdp": "1e-14", "pld": "1e-9"}
 CHOSEN_FROM_DATA = "chosen_from_data"  # key of run.json: a list of what was computed from the data, [] for nothing
 
 
@@ -45,6 +47,14 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
         warnings.warn(
             f"delta {format_delta(guarantee['delta'])} of training is at least 1/n: its guarantee promises next to nothing, "
             "and so does the total of training and release",
+            PrivacyWarning,
+            stacklevel=2,
+        )
+    if summary["account"]["accountant"] == "pld":
+        warnings.warn(
+            "with the PLD accountant everybody's epsilon moves by up to its numerical error with who else is there, which can "
+            "carry somebody else from one answer to the next; audit with the RDP accountant for releases, where that is a "
+            "rounding of the last digits",
             PrivacyWarning,
             stacklevel=2,
         )
@@ -123,7 +133,9 @@ def epsilon_assumptions(summary: Mapping[str, Any], request: Request) -> list[st
             else ""
         )
         + "and the values that an answer can take.",
-        "An epsilon is taken to depend on its own example's norms to the last bit, though computers sum them in blocks.",
+        "Numerically an epsilon also moves with who else is there, since computers sum in blocks: by about "
+        f"{_WOBBLE[account['accountant']]} with the {account['accountant'].upper()} accountant. That this moves nobody else "
+        "from one answer to the next is on trust.",
         *common_assumptions(),
     ]
 

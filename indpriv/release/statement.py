@@ -72,8 +72,8 @@ def owners(audit_dir: Path, *, example: str | None = None, unit: str | None = No
         mine = rows[unit_ids == unit]
         if mine.empty:
             raise InputError(f"--unit {unit}: the audit has no training example of such a unit")
-        return [Owner(table.account.unit, unit, _by_id(mine))]
-    return [Owner(table.account.unit, str(name), _by_id(mine)) for name, mine in rows.groupby(unit_ids, sort=False)]
+        return [Owner("unit", unit, _by_id(mine))]
+    return [Owner("unit", str(name), _by_id(mine)) for name, mine in rows.groupby(unit_ids, sort=False)]
 
 
 def statement(owner: Owner, summary: Mapping[str, Any]) -> str:

@@ -275,6 +275,13 @@ def test_a_useless_delta_is_told_to_the_curator_only(audit_dir, edit_audit):
     assert "1/n" not in json.dumps(content)
 
 
+def test_a_release_of_tight_epsilons_is_warned_about(tmp_path):
+    folder = write_small_audit(tmp_path / "audit", epsilons(20), accountant="pld")
+    with pytest.warns(PrivacyWarning, match="audit with the RDP accountant"):
+        content = release(folder, MEDIAN).content
+    assert "1e-9 with the PLD accountant" in " ".join(content["assumptions"])
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_values_that_are_no_numbers_reach_no_mechanism(audit_dir, bad):
     frame = pd.read_parquet(audit_dir / "epsilon.parquet")
