@@ -1,0 +1,97 @@
+"""How far estimates of epsilon lie from exact ones: full passes, free records and both, against norms at every step.
+
+python benchmarks/fidelity.py [adult] [digits] [mnist] [--data-dir DIR] [--seeds N]
+
+Each run has the settings of its audit file and is recorded before every step, with free records besides; sparser records
+are then thinned from that log, so that all rows describe the same run. MNIST is its first 10,000 images for 4 epochs at
+the sample rate of its audit. Errors are estimate minus exact epsilon, in per cent of the median exact epsilon.
+"""
+
+import argparse
+import dataclasses
+import os
+import tempfile
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import numpy as np
+
+from indpriv import NormLog, account
+from indpriv.analysis.fidelity import compare
+from indpriv.training.config import AuditConfig
+from indpriv.training.datasets import DATA_DIR_VARIABLE, load_dataset
+from indpriv.training.datasets.base import Dataset, Split
+from indpriv.training.dp_sgd import train
+
+AUDITS = Path(__file__).parents[1] / "audits"
+MNIST_IMAGES, MNIST_EPOCHS, MNIST_BATCH = 10_000, 4, 170  # 1 / 59, the sample rate of all images in batches of 1,024
+
+
+def prepare(name: str, data_dir: str | None) -> tuple[AuditConfig, Dataset]:
+    """An audit recorded before every step with free records, and its data."""
+    tables = AuditConfig.from_toml(AUDITS / f"{name}.toml").to_dict()
+    dataset = load_dataset(name, data_dir)
+    tables["training"]["non_dp_twin"] = False
+    tables["training"].pop("non_dp_learning_rate", None)
+    if name == "mnist":
+        tables["training"] |= {"epochs": MNIST_EPOCHS, "batch_size": MNIST_BATCH}
+        train_set = dataset.train
+        few = Split(train_set.inputs[:MNIST_IMAGES], train_set.targets[:MNIST_IMAGES], train_set.metadata)
+        dataset = dataclasses.replace(dataset, train=few)
+    tables["recording"] = {"every": 1, "rounding": 0.01, "free_records": True}
+    tables["checkpoints"] = {"every": "epoch"}
+    return AuditConfig.from_dict(tables), dataset
+
+
+def measure(name: str, log: NormLog, delta: float) -> None:
+    """Print one line for each source of norms."""
+    epoch = round(1 / log.settings.sample_rate[0])
+    exact = account(log, delta=delta)
+    median = float(np.median(exact.epsilon))
+    print(
+        f"{name}: {log.n_examples:,} examples, {log.total_steps} steps of {epoch} an epoch; exact epsilon at "
+        f"delta={delta:g}: median {median:.3f}, worst case {exact.worst_case_epsilon:.3f} (add/remove, example, Poisson)"
+    )
+    print(
+        "  source of norms                     rule     r       bias %  mean abs %  p95 %   largest %  under by > 1 %"
+    )
+    for gap, passes in ((log.total_steps, "one pass"), (2 * epoch, "pass / 2 epochs"), (epoch, "pass / epoch")):
+        thinned = log.thin(gap)
+        for rule in ("last", "closest"):
+            for with_free in (False, True):
+                kept = thinned if with_free else replace(thinned, free=None)
+                found = compare(
+                    account(kept, delta=delta, between_records=rule),
+                    exact,
+                    source="norms at every step",
+                    every=gap,
+                    epochs=gap / epoch,
+                )
+                source = passes + (" + free records" if with_free else "")
+                shares = (found.signed_bias, found.mean_absolute, found.p95_absolute, found.largest_absolute)
+                bias, mean, high, largest = (100 * value / median for value in shares)
+                r = "  -   " if found.pearson is None else f"{found.pearson:.4f}"
+                print(
+                    f"  {source:35s} {rule:8s} {r}  {bias:+6.2f}  {mean:8.2f}  {high:8.2f}  {largest:8.1f}  "
+                    f"{found.share_under_1_percent:10.1%}",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", choices=["adult", "digits", "mnist"], default=[])
+    parser.add_argument("--data-dir", default=os.environ.get(DATA_DIR_VARIABLE))
+    parser.add_argument("--seeds", type=int, default=1)
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    for name in arguments.names or ["digits", "adult"]:
+        config, dataset = prepare(name, arguments.data_dir)
+        for seed in range(arguments.seeds):
+            with tempfile.TemporaryDirectory() as folder:
+                train(config, Path(folder) / "run", seed=seed, dataset=dataset)
+                log = NormLog.open(Path(folder) / "run")
+                measure(f"{name}, seed {seed}", log, config.training.delta)
