@@ -215,10 +215,10 @@ def two_step_delta(first, second, epsilon, direction):
         return float(mpmath.quad(integrand, knots, maxdegree=7))
 
 
-def composed_epsilon(steps, delta, n_points=(1 << 16, 1 << 19)):
+def composed_epsilon(steps, delta, n_points=(1 << 12, 1 << 15, 1 << 18)):
     """Epsilon of a run as dp_accounting's discretisation tends to it, and by how much that may be wrong.
 
-    Tried with as many points as given, one after the other, until the value is good to 1e-6 relative. Steps are
+    Tried with as many points as given, one after the other, until the value is good to 1e-5 relative. Steps are
     (relative_norm, noise_multiplier, sample_rate, count).
     """
     truncated = 4e-15  # what dp_accounting cuts off and rounds, in delta
@@ -233,7 +233,7 @@ def composed_epsilon(steps, delta, n_points=(1 << 16, 1 << 19)):
             values[factor] = loss.get_epsilon_for_delta(delta)
         width = loss.get_epsilon_for_delta(delta - truncated) - loss.get_epsilon_for_delta(delta + truncated)
         limit, error = extrapolated(values.__getitem__, 1)
-        if error + width <= 1e-6 * limit:
+        if error + width <= 1e-5 * limit:
             break
     return limit, error + width
 

@@ -6,7 +6,7 @@ run and, per block of examples, in how many steps each example was in each cell.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,10 @@ class Participations:
     noise_multiplier: FloatArray
     sample_rate: FloatArray
     counts: FloatArray
+
+    def select(self, examples: NDArray[np.intp]) -> Participations:
+        """The histogram of some examples only."""
+        return replace(self, counts=self.counts[examples])
 
 
 @dataclass(frozen=True)

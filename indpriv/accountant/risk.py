@@ -1,0 +1,279 @@
+"""`membership_risk`: epsilon's curve of every example of a log in plain figures, in blocks of examples. Sensitive.
+
+An attacker sees the whole trajectory and must say whether an example was in the training set. "Absent" is the null
+hypothesis: the false-positive rate is that of saying "present" of a run without the example, the true-positive rate
+that of saying it of a run with it. Individual figures describe attacks on this run's trajectory as it happened; only
+those of the worst case limit attacks in general.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from indpriv.accountant import curves
+from indpriv.accountant.blocks import Progress, in_blocks
+from indpriv.accountant.method import Method
+from indpriv.accountant.pld import Bounds
+from indpriv.accountant.prepared import PreparedLog, WorstSteps
+from indpriv.accountant.rows import Block
+from indpriv.accountant.trajectory import Participations
+from indpriv.epsilon_table import DISCLAIMER, Account
+from indpriv.errors import InputError
+from indpriv.norm_log import NormLog
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Risk:
+    """What the privacy curve of each of n examples says; upper figures are never below the truth, lower ones never above.
+
+    Attributes:
+        advantage, advantage_lower: (n,) largest true-positive minus false-positive rate of any attack: delta at
+            epsilon 0.
+        true_positive_rate, true_positive_rate_lower: (n, n_rates) largest one of any attack at each false-positive
+            rate.
+        delta, delta_lower: (n, n_epsilons) at each epsilon, the larger neighbouring direction.
+        mu: (n,) of a Gaussian mechanism like this run: the smallest whose delta is nowhere below the run's, at some
+            epsilons from 0 to epsilon(delta). An approximation.
+        mu_error: (n,) by how much its delta exceeds the run's there, at most.
+    """
+
+    advantage: FloatArray
+    advantage_lower: FloatArray
+    true_positive_rate: FloatArray
+    true_positive_rate_lower: FloatArray
+    delta: FloatArray
+    delta_lower: FloatArray
+    mu: FloatArray
+    mu_error: FloatArray
+
+    def take(self, examples: NDArray[np.intp]) -> Risk:
+        """The risk of some examples, in this order."""
+        return Risk(**{field.name: getattr(self, field.name)[examples] for field in fields(self)})
+
+    @classmethod
+    def concatenated(cls, parts: list[Risk]) -> Risk:
+        """The risk of the examples of all parts."""
+        return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)})
+
+
+@dataclass(frozen=True)
+class RiskTable:
+    """Risk of every example beside that of the worst case.
+
+    Attributes:
+        example_ids: (n_examples,).
+        individual: of each example along this trajectory. It limits no attack in general.
+        worst_case: of one example at max_grad_norm in every step: what the run guarantees to everybody.
+        false_positive_rate: (n_rates,) columns of true_positive_rate. epsilon: (n_epsilons,) columns of delta.
+        claim: "exact" (never too small for this trajectory) or "estimate"; claim_reason says why.
+        account: unit, neighbouring relation, sampler and method; its delta is where mu's fit ends.
+    """
+
+    example_ids: NDArray[np.generic]
+    individual: Risk
+    worst_case: Risk
+    false_positive_rate: FloatArray
+    epsilon: FloatArray
+    claim: str
+    claim_reason: str
+    account: Account
+
+    def __len__(self) -> int:
+        return len(self.example_ids)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per example: example_id, then each figure of `Risk`, rates and epsilons named in the column.
+
+        What the numbers mean stands in `.attrs` (claim, unit, neighbouring relation, sampler, disclaimer), and so does
+        the worst case.
+        """
+        frame = pd.DataFrame({"example_id": self.example_ids, **self._columns(self.individual)})
+        frame.attrs = {
+            "sensitive": "for the curator only",
+            "disclaimer": DISCLAIMER.replace("epsilon", "risk"),
+            "null_hypothesis": "absent",
+            "worst_case": {name: float(values[0]) for name, values in self._columns(self.worst_case).items()},
+            "claim": self.claim,
+            "claim_reason": self.claim_reason,
+            "account": dict(vars(self.account)),
+        }
+        return frame
+
+    def _columns(self, risk: Risk) -> dict[str, FloatArray]:
+        columns = {"advantage": risk.advantage, "advantage_lower": risk.advantage_lower}
+        for k, rate in enumerate(self.false_positive_rate):
+            name = f"true_positive_rate_at_{rate:g}"
+            columns[name], columns[f"{name}_lower"] = risk.true_positive_rate[:, k], risk.true_positive_rate_lower[:, k]
+        for k, epsilon in enumerate(self.epsilon):
+            name = f"delta_at_{epsilon:g}"
+            columns[name], columns[f"{name}_lower"] = risk.delta[:, k], risk.delta_lower[:, k]
+        return {**columns, "mu": risk.mu, "mu_error": risk.mu_error}
+
+
+def membership_risk(
+    log: NormLog,
+    *,
+    delta: float,
+    false_positive_rate: ArrayLike = 0.01,
+    epsilon: ArrayLike = (),
+    between_records: str = "last",
+    progress: Progress | None = None,
+    workers: int | None = None,
+) -> RiskTable:
+    """How well the best attack could tell, from the whole trajectory, whether each example was in the training set.
+
+    Args:
+        log: the norm log of the run.
+        delta: in (0, 1), well below 1 / n_examples; the Gaussian approximation is fitted up to epsilon(delta).
+        false_positive_rate: one or (n_rates,), each in (0, 1), at which true-positive rates are wanted.
+        epsilon: one or (n_epsilons,) of at least 0, at which delta is wanted.
+        between_records: as of `indpriv.account`.
+        progress: called with (examples done, examples in all) after each block.
+        workers: threads; default one for each core. It changes nothing but the time.
+
+    Returns:
+        the table; no example exceeds the worst case. Norms without rounding, and steps under thousands of settings, are
+        rounded up as `indpriv.account(accountant="pld")` rounds them (lower figures: down).
+
+    Raises:
+        InputError: a bad argument, or units of several rows.
+
+    Warns:
+        PrivacyWarning: delta is at least 1 / n_examples.
+
+    >>> log = NormLog.from_arrays([[0.1, 2.0]], [0], total_steps=3660, noise_multiplier=3.0, max_grad_norm=1.0,
+    ...                           sample_rate=4096 / 50000)
+    >>> table = membership_risk(log, delta=1e-5, false_positive_rate=0.01, epsilon=8.2493771074)
+    >>> table.individual.advantage.round(3), table.individual.true_positive_rate[:, 0].round(3)
+    (array([0.066, 0.601]), array([0.015, 0.264]))
+    >>> round(float(table.worst_case.delta[0, 0]), 9), table.claim
+    (1e-05, 'estimate')
+    """
+    prepared = prepare_risk(
+        log,
+        Method(delta=delta, accountant="pld", between_records=between_records),
+        false_positive_rate=false_positive_rate,
+        epsilon=epsilon,
+    )
+    blocks = []
+    done = 0
+    for block in prepared.blocks(workers=workers):
+        blocks.append(block)
+        done += len(block.mu)
+        if progress is not None:
+            progress(done, log.n_examples)
+    return RiskTable(
+        example_ids=log.example_ids,
+        individual=Risk.concatenated(blocks),
+        worst_case=prepared.worst_case,
+        false_positive_rate=prepared.readings.false_positive_rate,
+        epsilon=prepared.readings.epsilon,
+        claim=prepared.prepared.claim,
+        claim_reason=prepared.prepared.claim_reason,
+        account=prepared.prepared.account,
+    )
+
+
+@dataclass(frozen=True)
+class Readings:
+    """Which figures to read off a privacy curve: see `membership_risk`; largest_epsilon bounds everybody's."""
+
+    false_positive_rate: FloatArray
+    epsilon: FloatArray
+    delta: float
+    largest_epsilon: float
+
+    @classmethod
+    def of(
+        cls, false_positive_rate: ArrayLike, epsilon: ArrayLike, *, delta: float, largest_epsilon: float
+    ) -> Readings:
+        """Check what is asked for."""
+        rates = np.atleast_1d(np.asarray(false_positive_rate, np.float64))
+        epsilons = np.atleast_1d(np.asarray(epsilon, np.float64))
+        if rates.ndim != 1 or not np.all((rates > 0) & (rates < 1)):
+            raise InputError(f"false_positive_rate={false_positive_rate!r} must be numbers in (0, 1), e.g. 0.001")
+        if epsilons.ndim != 1 or not np.all(np.isfinite(epsilons) & (epsilons >= 0)):
+            raise InputError(f"epsilon={epsilon!r} must be finite numbers of at least 0, e.g. 1.0")
+        return cls(rates, epsilons, delta, largest_epsilon)
+
+    def off(self, up: Participations, down: Participations) -> Risk:
+        """Read the curves of some examples: upper figures off steps never better than theirs, lower ones off the other."""
+        high = self._bounds(up)
+        low = high if down is up else self._bounds(down)
+        gaussian = curves.gaussian_approximation(up, down, delta=self.delta, limit=self.largest_epsilon)
+        return Risk(
+            advantage=high[0].upper,
+            advantage_lower=low[0].lower,
+            true_positive_rate=high[1].upper,
+            true_positive_rate_lower=low[1].lower,
+            delta=high[2].upper,
+            delta_lower=low[2].lower,
+            mu=gaussian.mu,
+            mu_error=gaussian.error,
+        )
+
+    def _bounds(self, participations: Participations) -> tuple[Bounds, Bounds, Bounds]:
+        advantage = curves.membership_advantage(participations)
+        return (
+            advantage,
+            curves.true_positive_rates(participations, self.false_positive_rate, advantage),
+            curves.delta_curve(participations, self.epsilon),
+        )
+
+
+@dataclass(frozen=True)
+class PreparedRisk:
+    """Everything about the risk of a log's examples that does not depend on the example; see `prepare_risk`."""
+
+    prepared: PreparedLog
+    readings: Readings
+    worst_case: Risk
+
+    def blocks(self, start: int = 0, stop: int | None = None, *, workers: int | None = None) -> Iterator[Risk]:
+        """Yield the risk of consecutive blocks of the examples at positions start to stop.
+
+        Memory does not grow with their number. workers: threads, default one for each core.
+        """
+        size = self.prepared.block_size
+        yield from in_blocks(self.prepared.log, self._block, size=size, start=start, stop=stop, workers=workers)
+
+    def _block(self, start: int, stop: int, block: Block) -> Risk:
+        governing, whole = self.prepared.governing, self.prepared.whole_cells
+        rows = governing.read(block)
+        up = whole[0].participations(rows)
+        down = up if len(whole) == 1 else whole[1].participations(rows)
+        keys = up.counts if down is up else np.hstack([up.counts, down.counts])
+        _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        distinct = up.select(first)
+        risk = self.readings.off(distinct, distinct if down is up else down.select(first)).take(inverse.ravel())
+        clipped = np.zeros(stop - start, bool)
+        close = np.flatnonzero(risk.advantage >= self.worst_case.advantage * (1 - 1e-3))
+        if len(close):
+            clipped[close] = governing.always_clipped(block.take(close))
+        return _at_most(risk, self.worst_case, clipped)
+
+
+def prepare_risk(log: NormLog, method: Method, *, false_positive_rate: ArrayLike, epsilon: ArrayLike) -> PreparedRisk:
+    """Do what all blocks of examples share; raises and warns as `membership_risk` does."""
+    prepared, worst = PreparedLog.of(log, method), WorstSteps.of(log)
+    largest = worst.rdp_epsilon(method)
+    readings = Readings.of(false_positive_rate, epsilon, delta=method.delta, largest_epsilon=largest)
+    return PreparedRisk(prepared, readings, readings.off(worst.up, worst.down))
+
+
+def _at_most(risk: Risk, worst: Risk, clipped: NDArray[np.bool_]) -> Risk:
+    """Upper figures are at most the worst case's, since curves rise with the norm; clipped examples are at it."""
+    found = {}
+    for field in fields(Risk):
+        values, limit = getattr(risk, field.name), getattr(worst, field.name)
+        at_limit = clipped.reshape(-1, *(1,) * (values.ndim - 1))
+        values = values if field.name == "mu_error" else np.minimum(values, limit)
+        found[field.name] = np.where(at_limit, limit, values)
+    return Risk(**found)

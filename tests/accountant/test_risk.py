@@ -1,0 +1,137 @@
+"""Risk of a log: individual figures beside the worst case, from counts that are exact, or rounded up and down."""
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+import oracles
+from indpriv import InputError, NormLog, account
+from indpriv.accountant import Method, blocks, membership_risk, prepared
+from indpriv.accountant.risk import prepare_risk
+from indpriv.errors import PrivacyWarning
+
+RUN = {"total_steps": 60, "noise_multiplier": 1.2, "max_grad_norm": 1.0, "sample_rate": 0.1}
+UPPER = ("advantage", "true_positive_rate", "delta", "mu")
+
+
+def make_log(n_examples=6, **changes):
+    rng = np.random.default_rng(0)
+    norms = rng.exponential(0.5, (6, n_examples))
+    norms[:, 0], norms[:, -1] = 0.0, 3.0
+    return NormLog.from_arrays(norms, np.arange(6) * 10, **{**RUN, **changes})
+
+
+@pytest.fixture(scope="module")
+def table():
+    return membership_risk(make_log(), delta=1e-5, false_positive_rate=[1e-3, 0.1], epsilon=[0.5, 2.0])
+
+
+def test_nobody_exceeds_the_worst_case_which_the_always_clipped_reach(table):
+    for name in UPPER:
+        individual, worst = getattr(table.individual, name), getattr(table.worst_case, name)
+        assert np.all(individual <= worst)
+        assert np.array_equal(individual[-1], worst[0])
+        if name != "mu":
+            lower = getattr(table.individual, f"{name}_lower")
+            assert np.all((lower >= 0) & (lower <= individual))
+            assert np.array_equal(lower[-1], getattr(table.worst_case, f"{name}_lower")[0])
+    assert np.all(table.individual.advantage[:-1] < table.worst_case.advantage)
+
+
+def test_an_example_without_gradient_takes_no_risk(table):
+    assert table.individual.advantage[0] == 0
+    assert table.individual.mu[0] == 0
+    assert np.all(table.individual.delta[0] == 0)
+    np.testing.assert_allclose(table.individual.true_positive_rate[0], [1e-3, 0.1], rtol=1e-13)
+
+
+def test_delta_belongs_to_the_epsilon_that_the_tight_account_reports():
+    log = make_log(1)
+    epsilons = account(log, delta=1e-5, accountant="pld")
+    worst = membership_risk(log, delta=1e-5, epsilon=epsilons.worst_case_epsilon).worst_case
+    assert worst.delta_lower[0, 0] <= 1e-5 * (1 + 1e-9)
+    assert worst.delta[0, 0] == pytest.approx(1e-5, rel=1e-4)
+
+
+def test_figures_of_an_unsampled_run_are_those_of_its_gaussian():
+    log = make_log(sample_rate=1.0, rounding=0)
+    found = membership_risk(log, delta=1e-5, false_positive_rate=0.01, epsilon=1.0)
+    mu = np.linalg.norm(np.repeat(np.minimum(log.read(), 1.0), 10, axis=0), axis=0) / 1.2
+    rate = norm.cdf(norm.ppf(0.01) + mu)
+    assert np.all(found.individual.true_positive_rate_lower[:, 0] <= rate * (1 + 1e-9))
+    assert np.all(found.individual.true_positive_rate[:, 0] >= rate * (1 - 1e-9))
+    delta = [oracles.one_step_delta(float(m), 1.0, 1.0, 1.0, "remove") if m else 0.0 for m in mu]
+    assert np.all(found.individual.delta_lower[:, 0] <= np.array(delta) * (1 + 1e-9))
+    assert np.all(found.individual.delta[:, 0] >= np.array(delta) * (1 - 1e-9))
+    assert np.all(found.individual.mu >= mu * (1 - 1e-9))
+    assert np.all(found.individual.mu <= mu * 1.01)
+
+
+def test_upper_and_lower_figures_enclose_a_run_of_norms_that_are_not_rounded():
+    log = make_log(3, rounding=0)
+    fine = membership_risk(make_log(3, rounding=1e-4), delta=1e-5, false_positive_rate=0.1, epsilon=0.5).individual
+    found = membership_risk(log, delta=1e-5, false_positive_rate=0.1, epsilon=0.5).individual
+    for name in ("advantage", "true_positive_rate", "delta"):
+        assert np.all(getattr(found, name) >= getattr(fine, f"{name}_lower") * (1 - 3e-4))  # itself rounded up by 1e-4
+        assert np.all(getattr(found, f"{name}_lower") <= getattr(fine, name) * (1 + 1e-6))
+        assert np.all(getattr(found, name) <= getattr(fine, name) * 1.05)
+
+
+def test_the_frame_names_rates_and_carries_what_the_figures_mean(table):
+    frame = table.to_frame()
+    assert list(frame.columns) == [
+        "example_id", "advantage", "advantage_lower", "true_positive_rate_at_0.001",
+        "true_positive_rate_at_0.001_lower", "true_positive_rate_at_0.1", "true_positive_rate_at_0.1_lower",
+        "delta_at_0.5", "delta_at_0.5_lower", "delta_at_2", "delta_at_2_lower", "mu", "mu_error",
+    ]  # fmt: skip
+    assert len(frame) == len(table) == 6
+    assert frame.attrs["claim"] == table.claim == "estimate"
+    assert (frame.attrs["null_hypothesis"], frame.attrs["account"]["neighbouring"]) == ("absent", "add_remove")
+    assert frame.attrs["worst_case"]["advantage"] == table.worst_case.advantage[0]
+    assert "no" in frame.attrs["disclaimer"]
+
+
+def test_blocks_do_not_change_the_answer_and_progress_is_told(table, monkeypatch):
+    monkeypatch.setattr(blocks, "_READ_BYTES", 6 * 4)
+    monkeypatch.setattr(prepared, "_HISTOGRAM_BYTES", 2 * 5000)
+    seen = []
+    parted = membership_risk(
+        make_log(),
+        delta=1e-5,
+        false_positive_rate=[1e-3, 0.1],
+        epsilon=[0.5, 2.0],
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert len(seen) > 2
+    assert seen[-1] == (6, 6)
+    for name in UPPER:
+        np.testing.assert_allclose(getattr(parted.individual, name), getattr(table.individual, name), rtol=3e-6)
+    part = next(
+        prepare_risk(make_log(), Method(delta=1e-5, accountant="pld"), epsilon=[], false_positive_rate=0.1).blocks(3, 5)
+    )
+    np.testing.assert_allclose(part.advantage, table.individual.advantage[3:5], rtol=3e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"delta": 0.0}, "delta"),
+        ({"false_positive_rate": 0.0}, "false_positive_rate"),
+        ({"false_positive_rate": [0.1, np.nan]}, "false_positive_rate"),
+        ({"epsilon": -1.0}, "epsilon"),
+        ({"epsilon": np.inf}, "epsilon"),
+        ({"between_records": "next"}, "between_records"),
+        ({"workers": 0}, "workers"),
+    ],
+)
+def test_bad_arguments(arguments, match):
+    with pytest.raises(InputError, match=match):
+        membership_risk(make_log(), **{"delta": 1e-5, **arguments})
+
+
+def test_next_to_no_noise_is_refused_and_a_large_delta_warned_about():
+    with pytest.raises(InputError, match="leaves no finite epsilon"):
+        membership_risk(make_log(noise_multiplier=1e-200), delta=1e-5)
+    with pytest.warns(PrivacyWarning, match="at least 1/n") as caught:
+        membership_risk(make_log(), delta=0.1)
+    assert caught[0].filename == __file__
