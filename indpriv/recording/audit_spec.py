@@ -20,7 +20,7 @@ from indpriv import checks
 from indpriv.errors import InputError
 from indpriv.example_table import check_metadata
 from indpriv.norm_log import UNITS, check_ids, check_unit_ids
-from indpriv.recording.norms import LossFn
+from indpriv.recording.norm_backends import LossFn
 from indpriv.recording.weights import LoadFn
 
 _EXAMPLE = "my_package.training:spec or path/to/file.py:spec"

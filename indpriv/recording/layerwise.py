@@ -7,7 +7,6 @@ several times the gradients are formed and added up before the square is taken.
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,6 +18,7 @@ from torch.func import functional_call, vjp, vmap
 from torch.overrides import TorchFunctionMode
 
 from indpriv.recording.layer_squares import CONVOLUTIONS, Squares, forms_of, gradient_of, is_known, sum_squares
+from indpriv.recording.micro_batches import best_seconds
 
 _SHARED_ELEMENTS = 2**24  # of per-example gradients held at once for a parameter that is used several times
 _HALF = (torch.float16, torch.bfloat16)
@@ -160,7 +160,7 @@ class LayerwiseNorms:
         size = len(inputs).bit_length()  # what is fastest changes little while the batch does not double
         key = (*options, names, size, inputs.shape[1:], gradient.shape[1:], inputs.stride()[1:], inputs.dtype)
         if key not in self._routes:
-            seconds = [_seconds(partial(form, module, names, inputs, gradient), gradient.device) for form in forms]
+            seconds = [best_seconds(partial(form, module, names, inputs, gradient), gradient.device) for form in forms]
             self._routes[key] = forms[seconds.index(min(seconds))]
         return self._routes[key]
 
@@ -269,18 +269,6 @@ def _layers(module: nn.Module, trainable: set[int], seen: set[int] | None = None
         return
     for child in module.children():
         yield from _layers(child, trainable, seen)
-
-
-def _seconds(run: Callable[[], Tensor], device: torch.device) -> float:
-    """Of the better of two runs after a first one."""
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - start)
-    return min(seconds[1:])
 
 
 def _gradient_of_some(module: nn.Module, name: str, inputs: Tensor, gradient: Tensor, part: slice) -> Tensor:

@@ -7,130 +7,29 @@ gradients and modes untouched.
 from __future__ import annotations
 
 import copy
-import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
-from opacus.grad_sample import AbstractGradSampleModule, GradSampleModule
-from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
+from opacus.grad_sample import AbstractGradSampleModule
 from opacus.validators import ModuleValidator
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
 
 from indpriv.errors import InputError
-from indpriv.recording.layerwise import LayerwiseNorms
-
-LossFn = Callable[[Any, Any], Tensor]
+from indpriv.recording.micro_batches import best_seconds, fastest_size, is_out_of_memory, largest_that_fits, saved_bytes
+from indpriv.recording.norm_backends import BACKENDS, Backend, LossFn, check_losses, first_tensor, map_tensors
 
 _PROBE = 8  # examples that every backend is checked on, one by one
-_TIMED = 256  # examples that backends are timed on
+_MANY = 256  # so many examples stand for a whole data set; batches larger than that are then tried as well
+_LARGEST = 4096  # examples at once: no model gains by more
+_COMPARED = 64  # examples on which both orders of images in memory are timed
+_WORKSPACE = 3  # times what the backward pass keeps: gradients and the patches of convolutions come on top
 # Backends and the reference run the same float32 arithmetic in another order; anything further apart is another gradient.
 _AGREEMENT = {torch.float64: 1e-9, torch.float32: 2e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
-_PER_EXAMPLE_BYTES = 2**29  # memory for per-example gradients, where a backend keeps them
-
-
-class _Backend(Protocol):
-    """Norms and losses of one batch, both (batch,); the twin's parameters are current."""
-
-    def __call__(self, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]: ...
-
-    def close(self) -> None: ...
-
-
-class _Hooks:
-    """Opacus's hooks keep every per-example gradient; squares are summed in float64."""
-
-    def __init__(self, twin: nn.Module, loss_fn: LossFn) -> None:
-        self._loss_fn = loss_fn
-        self._wrapped = GradSampleModule(twin, loss_reduction="sum")
-
-    def __call__(self, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
-        losses = check_losses(self._loss_fn(self._wrapped(inputs), targets), targets)
-        losses.sum().backward()
-        squares = torch.zeros(len(losses), dtype=torch.float64, device=losses.device)
-        for parameter in self._wrapped.parameters():
-            if parameter.requires_grad and parameter.grad_sample is not None:
-                squares += parameter.grad_sample.reshape(len(losses), -1).double().square().sum(1)
-        self._wrapped.zero_grad(set_to_none=True)
-        return squares.sqrt(), losses.detach()
-
-    def close(self) -> None:
-        self._wrapped.to_standard_module()
-
-
-class _Ghost:
-    """Opacus's ghost norms: no per-example gradient is kept; squares are summed in the model's own precision."""
-
-    def __init__(self, twin: nn.Module, loss_fn: LossFn) -> None:
-        self._loss_fn = loss_fn
-        self._wrapped = GradSampleModuleFastGradientClipping(twin, loss_reduction="sum", use_ghost_clipping=True)
-
-    def __call__(self, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
-        losses = check_losses(self._loss_fn(self._wrapped(inputs), targets), targets)
-        losses.sum().backward()
-        squares = torch.zeros(len(losses), dtype=torch.float64, device=losses.device)
-        for parameter in self._wrapped.trainable_parameters:
-            squares += parameter._norm_sample.double().square()
-        self._wrapped.zero_grad(set_to_none=True)
-        return squares.sqrt(), losses.detach()
-
-    def close(self) -> None:
-        self._wrapped.to_standard_module()
-
-
-class _Functorch:
-    """torch.func: vmap over the gradient of one example's loss; fits almost every model, keeps per-example gradients."""
-
-    def __init__(self, twin: nn.Module, loss_fn: LossFn) -> None:
-        self._twin = twin
-        fixed = {name: p for name, p in twin.named_parameters() if not p.requires_grad} | dict(twin.named_buffers())
-
-        def loss_of_one(parameters: dict[str, Tensor], example: Any, target: Any) -> Tensor:
-            batch, targets = (_map(x, lambda t: t.unsqueeze(0)) for x in (example, target))
-            losses = loss_fn(functional_call(twin, (parameters, fixed), (batch,)), targets)
-            return check_losses(losses, targets)[0]
-
-        self._gradients = vmap(grad_and_value(loss_of_one), in_dims=(None, 0, 0), randomness="different")
-
-    def __call__(self, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
-        trainable = {name: p.detach() for name, p in self._twin.named_parameters() if p.requires_grad}
-        gradients, losses = self._gradients(trainable, inputs, targets)
-        squares = sum(g.reshape(len(losses), -1).double().square().sum(1) for g in gradients.values())
-        return squares.sqrt(), losses.detach()
-
-    def close(self) -> None:
-        """Nothing was attached."""
-
-
-class _Layerwise:
-    """Our own: layer by layer in the cheaper exact form, no weight gradients (see `layerwise`)."""
-
-    def __init__(self, twin: nn.Module, loss_fn: LossFn) -> None:
-        self._twin, self._loss_fn = twin, loss_fn
-        self._layers = LayerwiseNorms(twin)
-
-    def __call__(self, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
-        def losses() -> Tensor:
-            return check_losses(self._loss_fn(self._twin(inputs), targets), targets)
-
-        squares, values = self._layers(losses, len(_first_tensor(targets)))
-        return squares.sqrt(), values
-
-    def close(self) -> None:
-        self._layers.close()
-
-
-_BACKENDS: dict[str, Callable[[nn.Module, LossFn], _Backend]] = {
-    "layerwise": _Layerwise,
-    "ghost": _Ghost,
-    "hooks": _Hooks,
-    "functorch": _Functorch,
-}
+_KEEP_GRADIENTS = ("hooks", "functorch")  # backends that hold every example's gradient
 
 
 def per_example_gradient_norms(
@@ -152,7 +51,7 @@ def per_example_gradient_norms(
     Raises:
         InputError: a model whose per-example gradients do not exist (BatchNorm), or a loss that is not per example.
     """
-    if not len(_first_tensor(inputs)):
+    if not len(first_tensor(inputs)):
         return torch.zeros(0, dtype=torch.float64)
     with NormPass(model, loss_fn, inputs, targets, backend=backend) as norm_pass:
         return norm_pass(inputs, targets)[0]
@@ -163,8 +62,12 @@ class NormPass:
 
     Attributes:
         backend: what takes the norms.
+        batch_size: examples worked on at once: the fastest size found that fits into a quarter of the free memory; halved
+            where memory runs out after all. Norms do not depend on it beyond `slack`.
         slack: relative amount added to every norm, eps (40 + 4 sqrt(parameters)): above the errors measured where positions
-            cancel and where float32 sums are long. float32: 5e-6 for small models, 1.5e-3 for 10^7 parameters.
+            cancel and where float32 sums are long. float32: 5e-6 for small models, 1.5e-3 for 10^7 parameters. Parameters
+            in half precision, or autocast to it: sums are float32 all the same, and 4 eps of the half precision are added
+            (bfloat16: 3.1e-2), since training rounds there what this pass may round otherwise.
         caveats: reasons why these norms make an account an estimate.
     """
 
@@ -184,31 +87,64 @@ class NormPass:
         self._trainable = _trainable_names(self._source)
         if not self._trainable:
             raise InputError("the model has no trainable parameter; there is no gradient to record")
-        parameters = sum(p.numel() for p in self._source.parameters() if p.requires_grad)
         dtype = next(p.dtype for p in self._source.parameters() if p.requires_grad)
-        self.slack = torch.finfo(dtype).eps * (40 + 4 * parameters**0.5)
-        self.batch_size = max(1, min(4096, _PER_EXAMPLE_BYTES // (4 * parameters)))
-        self._tolerance = _AGREEMENT[dtype]
+        device = next(self._source.parameters()).device.type
+        autocast = torch.is_autocast_enabled(device)
+        # The cast weights are not cached: they would outlive a step of training inside the user's own context.
+        self._precision = torch.autocast(
+            device, dtype=torch.get_autocast_dtype(device), enabled=autocast, cache_enabled=False
+        )
+        self._compute_dtype = torch.get_autocast_dtype(device) if autocast else dtype
+        self._parameters = sum(p.numel() for p in self._source.parameters() if p.requires_grad)
+        self.slack = _slack(dtype, self._compute_dtype, self._parameters)
         with kept_random_state():
             self.caveats = self._stochastic_caveats(_rows(inputs, 0, _PROBE), _rows(targets, 0, _PROBE))
-            self.backend, self._twin, self._norms = self._choose(backend, inputs, targets)
-        if self.backend in ("layerwise", "ghost"):
-            self.batch_size = 4096
+            best = self._choose(backend, inputs, targets)
+        self.backend, self._twin, self._norms = best.name, best.twin, best.norms
+        self.batch_size, self._channels_last = best.batch_size, best.channels_last
 
     def __call__(self, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
-        """(norms, losses) of a batch at the model's current parameters, both (batch,); slack is added to the norms."""
-        self._follow(self._twin)
-        with torch.enable_grad(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Full backward hook is firing")  # of Opacus's hooks on a first layer
-            norms, losses = self._norms(inputs, targets)
+        """(norms, losses) of a batch at the model's current parameters, both (batch,); slack is added to the norms.
+
+        Raises:
+            InputError: not even one example fits into memory.
+        """
+        self._follow(self._twin, channels_last=self._channels_last)
+        size, done = len(first_tensor(targets)), 0
+        parts: list[tuple[Tensor, Tensor]] = []
+        while done < size or not parts:
+            pieces = -(-(size - done) // self.batch_size)
+            stop = done + -(-(size - done) // max(1, pieces))  # even pieces
+            try:
+                parts.append(self._piece(_rows(inputs, done, stop), _rows(targets, done, stop)))
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                if stop - done == 1:
+                    raise InputError(
+                        "the gradient norm of one example does not fit into memory; free some, or record on a larger device"
+                    ) from error
+                self.batch_size = (stop - done) // 2
+                continue
+            done = stop
+        norms, losses = (torch.cat(side) for side in zip(*parts, strict=True))
         return norms * (1 + self.slack), losses
+
+    def _piece(self, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
+        inputs = map_tensors(inputs, _to_channels_last) if self._channels_last else inputs
+        return self._run(self._norms, inputs, targets)
+
+    def _run(self, norms: Backend, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad(), self._precision, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Full backward hook is firing")  # of Opacus's hooks on a first layer
+            return norms(inputs, targets)
 
     @contextmanager
     def evaluation(self) -> Iterator[nn.Module]:
         """A twin of the model in eval mode at its current parameters."""
         twin = self._make_twin().eval()
         self._follow(twin, modes=False)
-        with torch.no_grad():
+        with torch.no_grad(), self._precision:
             yield twin
 
     def close(self) -> None:
@@ -227,7 +163,7 @@ class NormPass:
             twin = copy.deepcopy(self._source)
         return twin if twin.training else twin.train()
 
-    def _follow(self, twin: nn.Module, *, modes: bool = True) -> None:
+    def _follow(self, twin: nn.Module, *, modes: bool = True, channels_last: bool = False) -> None:
         names = _trainable_names(self._source)
         if names != self._trainable:
             changed = sorted(names ^ self._trainable)
@@ -236,7 +172,7 @@ class NormPass:
                 "are of different gradients: freeze or add parameters before attaching"
             )
         for mine, theirs in zip(twin.parameters(), self._source.parameters(), strict=True):
-            mine.data = theirs.data
+            mine.data = _to_channels_last(theirs.data) if channels_last else theirs.data
         for copied, buffer in zip(twin.buffers(), self._source.buffers(), strict=True):
             copied.data = buffer.data
         if modes and self._source.training:
@@ -246,9 +182,10 @@ class NormPass:
     def _reference(self, twin: nn.Module, inputs: Any, targets: Any) -> Tensor:
         """Norms one example at a time by autograd: slow and obvious."""
         norms = []
-        for i in range(len(_first_tensor(inputs))):
+        for i in range(len(first_tensor(inputs))):
             example, target = _rows(inputs, i, i + 1), _rows(targets, i, i + 1)
-            loss = check_losses(self._loss_fn(twin(example), target), target).sum()
+            with self._precision:
+                loss = check_losses(self._loss_fn(twin(example), target), target).sum()
             trainable = [p for p in twin.parameters() if p.requires_grad]
             gradients = torch.autograd.grad(loss, trainable, allow_unused=True)
             norms.append(sum(g.double().square().sum() for g in gradients if g is not None) ** 0.5)
@@ -257,21 +194,22 @@ class NormPass:
     def _stochastic_caveats(self, inputs: Any, targets: Any) -> tuple[str, ...]:
         twin = self._make_twin()
         with torch.enable_grad():
-            check_losses(self._loss_fn(twin(inputs), targets), targets)
+            with self._precision:
+                check_losses(self._loss_fn(twin(inputs), targets), targets)
             first, second = (self._reference(twin, inputs, targets) for _ in range(2))
         if torch.allclose(first, second, rtol=1e-6, equal_nan=True):
             return ()
         return ("the model's forward pass is random (dropout?): the norms are of another draw than the one trained on",)
 
-    def _choose(self, backend: str, inputs: Any, targets: Any) -> tuple[str, nn.Module, _Backend]:
-        if backend not in ("auto", *_BACKENDS):
+    def _choose(self, backend: str, inputs: Any, targets: Any) -> _Candidate:
+        if backend not in ("auto", *BACKENDS):
             raise InputError(
-                f"backend={backend!r} is not known; choose one of 'auto', {', '.join(map(repr, _BACKENDS))}"
+                f"backend={backend!r} is not known; choose one of 'auto', {', '.join(map(repr, BACKENDS))}"
             )
         if backend == "auto":  # ours is the fastest where it fits; among Opacus's modes that depends on the model
             candidates = [self._try("layerwise", inputs, targets)]
             if candidates[0].norms is None:
-                candidates += [self._try(name, inputs, targets) for name in _BACKENDS if name != "layerwise"]
+                candidates += [self._try(name, inputs, targets) for name in BACKENDS if name != "layerwise"]
         else:
             candidates = [self._try(backend, inputs, targets)]
         working = [candidate for candidate in candidates if candidate.norms is not None]
@@ -282,36 +220,78 @@ class NormPass:
         for candidate in working:
             if candidate is not best:
                 candidate.norms.close()
-        return best.name, best.twin, best.norms
+        return best
 
     def _try(self, name: str, inputs: Any, targets: Any) -> _Candidate:
-        twin = self._make_twin()
+        candidate = _Candidate(name, self._make_twin())
         try:
-            norms = _BACKENDS[name](twin, self._loss_fn)
-            self._follow(twin)
-            with torch.enable_grad(), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Full backward hook is firing")
-                few = _rows(inputs, 0, _PROBE), _rows(targets, 0, _PROBE)
-                problem = self._disagreement(norms(*few)[0], *few)
-                if problem:
-                    return _Candidate(name, twin, reason=problem)
-                size = min(_TIMED, self.batch_size)
-                many = _rows(inputs, 0, size), _rows(targets, 0, size)
-                norms(*many)
-                start = time.perf_counter()
-                norms(*many)
-                return _Candidate(name, twin, norms, time.perf_counter() - start)
+            norms = BACKENDS[name](candidate.twin, self._loss_fn)
+            self._follow(candidate.twin)
+            few = _rows(inputs, 0, _PROBE), _rows(targets, 0, _PROBE)
+            # Another size first: a dimension that is the batch follows it, one that has its length by chance does not.
+            self._run(norms, *(_repeated(side, len(first_tensor(few[1])) + 1) for side in few))
+            candidate.reason = self._disagreement(self._run(norms, *few)[0], *few)
+            if not candidate.reason:
+                candidate.norms = norms
+                self._pace(candidate, inputs, targets)
         except InputError:
             raise
         except (NotImplementedError, RuntimeError, ValueError, AttributeError, TypeError, KeyError) as error:
-            return _Candidate(name, twin, reason=f"{type(error).__name__}: {error}")
+            candidate.norms, candidate.reason = None, f"{type(error).__name__}: {error}"
+        return candidate
+
+    def _pace(self, candidate: _Candidate, inputs: Any, targets: Any) -> None:
+        """Find the batch size, and the order of images in memory, that a backend is fastest with."""
+        available = len(first_tensor(targets))
+        bytes_per_example = _WORKSPACE * self._bytes_per_example(inputs, targets)
+        if candidate.name in _KEEP_GRADIENTS:
+            bytes_per_example += 2 * self._parameters * torch.finfo(self._compute_dtype).bits // 8
+        device = first_tensor(targets).device
+        at_most = _LARGEST if available >= _MANY else available
+        largest = largest_that_fits(bytes_per_example, device, at_most=at_most)
+        candidate.batch_size = largest
+
+        def seconds_of(size: int, channels_last: bool) -> float:
+            self._follow(candidate.twin, channels_last=channels_last)
+            batch = tuple(_repeated(side, size) for side in (inputs, targets))
+
+            def run() -> None:
+                images = map_tensors(batch[0], _to_channels_last) if channels_last else batch[0]
+                self._run(candidate.norms, images, batch[1])
+
+            return best_seconds(run, device)
+
+        size = min(largest, _COMPARED)
+        if _has_images(self._source, inputs) and size > 1:
+            plain = seconds_of(size, False)
+            try:
+                candidate.channels_last = seconds_of(size, True) < plain
+            except RuntimeError:  # a model that views images in another shape
+                self._follow(candidate.twin)
+        if largest > _PROBE:
+            fastest = fastest_size(lambda size: seconds_of(size, candidate.channels_last), largest)
+            candidate.batch_size, candidate.seconds = fastest
+
+    def _bytes_per_example(self, inputs: Any, targets: Any) -> int:
+        """What the backward pass keeps of one example."""
+        twin = self._make_twin()
+        self._follow(twin)
+
+        def of(size: int) -> int:
+            batch = tuple(_repeated(side, size) for side in (inputs, targets))
+            with torch.enable_grad(), self._precision:
+                return saved_bytes(lambda: self._loss_fn(twin(batch[0]), batch[1]))
+
+        return max(1, (of(2 * _PROBE) - of(_PROBE)) // _PROBE)
 
     def _disagreement(self, norms: Tensor, inputs: Any, targets: Any) -> str:
         plain = self._make_twin()
         self._follow(plain)
         with kept_random_state():
             expected = self._reference(plain, inputs, targets)
-        if self.caveats or torch.allclose(norms, expected, rtol=self._tolerance, atol=1e-12, equal_nan=True):
+        if self.caveats or torch.allclose(
+            norms, expected, rtol=_AGREEMENT[self._compute_dtype], atol=1e-12, equal_nan=True
+        ):
             return ""
         worst = int((norms - expected).abs().argmax())
         return (
@@ -324,9 +304,17 @@ class NormPass:
 class _Candidate:
     name: str
     twin: nn.Module
-    norms: Any = field(default=None)
-    seconds: float = np.inf
+    norms: Any = None
+    seconds: float = 0.0  # per example; 0 where there are too few to time
+    batch_size: int = 1
+    channels_last: bool = False
     reason: str = ""
+
+
+def _slack(dtype: torch.dtype, compute_dtype: torch.dtype, parameters: int) -> float:
+    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    half = torch.finfo(compute_dtype).eps if compute_dtype in (torch.float16, torch.bfloat16) else 0.0
+    return torch.finfo(wide).eps * (40 + 4 * parameters**0.5) + 4 * half
 
 
 def standard_module(model: nn.Module) -> nn.Module:
@@ -347,23 +335,18 @@ def validate_module(module: nn.Module) -> None:
     errors = ModuleValidator.validate(module.train(), strict=False)
     for part, training in modes:
         part.training = training
+    # Opacus cannot train nn.MultiheadAttention, but its norms exist.
+    taken = [ModuleValidator.VALIDATORS[nn.MultiheadAttention](m) for m in module.modules() if _is_attention(m)]
+    errors = [error for error in errors if str(error) not in {str(each) for group in taken for each in group}]
     if errors:
         raise InputError(
             "per-example gradients of this model do not exist or are not private: "
             + "; ".join(str(error).strip() for error in errors)
             + " (opacus.validators.ModuleValidator.fix(model) replaces such layers before training)"
         )
-
-
-def check_losses(losses: Tensor, targets: Any) -> Tensor:
-    """Return losses (batch,), or raise InputError: a reduced loss has no per-example gradient."""
-    expected = len(_first_tensor(targets))
-    if losses.ndim != 1 or len(losses) != expected:
-        raise InputError(
-            f"loss_fn returned shape {tuple(losses.shape)} for {expected} examples; it must return one loss per example, "
-            'e.g. nn.CrossEntropyLoss(reduction="none")'
-        )
-    return losses
+    for part in module.modules():
+        if isinstance(part, nn.Embedding) and (part.max_norm is not None or part.scale_grad_by_freq):
+            raise InputError("an Embedding with max_norm or scale_grad_by_freq mixes examples; make it without them")
 
 
 @contextmanager
@@ -407,18 +390,29 @@ def _trainable_names(module: nn.Module) -> frozenset[str]:
     return frozenset(name for name, parameter in module.named_parameters() if parameter.requires_grad)
 
 
-def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    return torch.utils._pytree.tree_map_only(Tensor, function, value)
+def _is_attention(module: nn.Module) -> bool:
+    return type(module) is nn.MultiheadAttention
 
 
-def _first_tensor(value: Any) -> Tensor:
-    for leaf in torch.utils._pytree.tree_leaves(value):
-        if isinstance(leaf, Tensor):
-            return leaf
-    raise InputError(
-        f"a batch of type {type(value).__name__} holds no tensor; the data set must give (inputs, targets)"
-    )
+def _has_images(module: nn.Module, inputs: Any) -> bool:
+    """Whether the order of (batch, channels, height, width) in memory could matter."""
+    return isinstance(inputs, Tensor) and inputs.ndim == 4 and any(isinstance(m, nn.Conv2d) for m in module.modules())
+
+
+def _to_channels_last(value: Tensor) -> Tensor:
+    """The same values with channels last in memory, where there are four dimensions."""
+    if value.ndim != 4:
+        return value
+    channels, height, width = value.shape[1:]
+    if channels == 1:  # the values lie in both orders; only the strides say which
+        return value.contiguous().as_strided(value.shape, (height * width, 1, width, 1))
+    return value.contiguous(memory_format=torch.channels_last)
+
+
+def _repeated(value: Any, size: int) -> Any:
+    """The first `size` rows, from the start again where there are fewer."""
+    return map_tensors(value, lambda tensor: tensor[torch.arange(size, device=tensor.device) % len(tensor)])
 
 
 def _rows(value: Any, start: int, stop: int) -> Any:
-    return _map(value, lambda tensor: tensor[start:stop])
+    return map_tensors(value, lambda tensor: tensor[start:stop])

@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, check_metadata
 from indpriv.norm_log import check_norms
-from indpriv.recording.norms import LossFn, NormPass, check_losses, kept_random_state
+from indpriv.recording.norm_backends import LossFn, check_losses
+from indpriv.recording.norms import NormPass, kept_random_state
 
 
 class Examples:
