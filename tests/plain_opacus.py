@@ -31,7 +31,7 @@ def train(
     save: Callable[[PrivacyEngine, nn.Module, Any, Path, int], None] | None = None,
     watch: Callable[..., Any] = nullcontext,
 ) -> PrivacyEngine:
-    """Train with DP-SGD and save the model before the first step and every so many steps.
+    """Train with DP-SGD and save the model before the first step, every so many steps and at the end.
 
     Args:
         model: plain; likewise train_set.
@@ -44,10 +44,10 @@ def train(
     """
     save = save or save_opacus
     folder.mkdir(parents=True, exist_ok=True)
-    engine = PrivacyEngine(accountant="rdp")
     criterion: Any = nn.CrossEntropyLoss()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        engine = PrivacyEngine(accountant="rdp")
         made = engine.make_private(
             module=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=momentum),
@@ -74,6 +74,8 @@ def train(
                     save(engine, private, optimizer, folder, step)
             if gamma is not None:
                 optimizer.noise_multiplier *= gamma
+    if step % save_every:
+        save(engine, private, optimizer, folder, step)
     return engine
 
 

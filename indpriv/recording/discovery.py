@@ -150,7 +150,7 @@ class _Inside:
 
     path: Path
     stored_step: int | None
-    history: tuple[Span, ...]
+    history: tuple[Span, ...] | None
     clipping_moves: bool
 
 
@@ -159,7 +159,7 @@ def _look_inside(content: Content) -> _Inside:
     return _Inside(
         path=content.path,
         stored_step=content.step if content.step is not None else _stored_step(values),
-        history=_merged(_history(content.path, values)),
+        history=_history(content.path, values),
         clipping_moves="grad_clip_scheduler_state_dict" in values,
     )
 
@@ -167,7 +167,7 @@ def _look_inside(content: Content) -> _Inside:
 def _identify(saved: _Inside, name_step: int | None) -> tuple[SavedModel, list[str]]:
     """A checkpoint with its step: what its accountant counted, else the step stored inside, else its name's."""
     path, stored = saved.path, saved.stored_step
-    counted = sum(steps for _, _, steps in saved.history) if saved.history else None
+    counted = None if saved.history is None else sum(steps for _, _, steps in saved.history)
     step = next((value for value in (counted, stored, name_step) if value is not None), None)
     if step is None:
         raise InputError(
@@ -189,7 +189,7 @@ def _identify(saved: _Inside, name_step: int | None) -> tuple[SavedModel, list[s
         for other, by in others
         if other is not None and other != step
     ]
-    return SavedModel(path, step, saved.history, saved.clipping_moves), notes
+    return SavedModel(path, step, saved.history or (), saved.clipping_moves), notes
 
 
 def _stored_step(values: Mapping[Any, Any]) -> int | None:
@@ -202,18 +202,18 @@ def _stored_step(values: Mapping[Any, Any]) -> int | None:
     return None
 
 
-def _history(path: Path, values: Mapping[Any, Any]) -> tuple[Span, ...]:
-    """The accountant's history as Opacus's save_checkpoint or indpriv keeps it, checked."""
+def _history(path: Path, values: Mapping[Any, Any]) -> tuple[Span, ...] | None:
+    """The accountant's history as Opacus's save_checkpoint or indpriv keeps it, checked; None without an accountant."""
     opacus = values.get("privacy_accountant_state_dict")
     history = opacus.get("history") if isinstance(opacus, Mapping) else values.get("accountant_history")
     if history is None:
-        return ()
+        return None
     if not isinstance(history, list | tuple) or not all(_is_span(span) for span in history):
         raise InputError(
             f"{path} holds an accountant's history that is not a list of (noise_multiplier, sample_rate, steps); save it "
             "again without it, and give the settings as options"
         )
-    return tuple((float(noise), float(rate), int(steps)) for noise, rate, steps in history)
+    return _merged([(float(noise), float(rate), int(steps)) for noise, rate, steps in history])
 
 
 def _is_span(span: Any) -> bool:

@@ -152,9 +152,8 @@ def resolve(folder: Path, found: Discovery, options: StepOptions, n_examples: in
         accountant_counted_all=_steps_of(history) == total,
         declared=declared,
     )
-    notes = _notes(found.models, total, source)
-    caveats = _caveats(found.models, total, values["sample_rate"], n_examples)
-    return Resolved(settings, tuple(notes), tuple(caveats), ())
+    caveats = _caveats(found.models, total, source, values["sample_rate"], n_examples)
+    return Resolved(settings, tuple(_notes(found.models)), tuple(caveats), ())
 
 
 def parse_schedule(name: str, value: float | str) -> list[tuple[int, float]]:
@@ -334,24 +333,24 @@ def _data_problems(declared: Mapping[str, Any], n_examples: int) -> list[str]:
     return []
 
 
-def _notes(models: Sequence[SavedModel], total: int, source: str) -> list[str]:
-    notes = []
-    if models[-1].step == total and source == ACCOUNTANT:
-        notes.append(
-            f"the account covers the {total} steps that the accountant counted up to the last checkpoint; if training went "
-            "on, give --steps"
-        )
-    if models[0].step > 0:
-        notes.append(f"the first checkpoint is of step {models[0].step}: the steps before it count at max_grad_norm")
-    return notes
+def _notes(models: Sequence[SavedModel]) -> list[str]:
+    first = models[0].step
+    return [f"the first checkpoint is of step {first}: the steps before it count at max_grad_norm"] if first else []
 
 
-def _caveats(models: Sequence[SavedModel], total: int, sample_rate: FloatArray, n_examples: int) -> list[str]:
+def _caveats(
+    models: Sequence[SavedModel], total: int, source: str, sample_rate: FloatArray, n_examples: int
+) -> list[str]:
     caveats = []
     last = models[-1].step
     if last < total:
         caveats.append(
             f"the last checkpoint is of step {last} of {total}, and its norms stand for the steps from it on"
+        )
+    if source == ACCOUNTANT:
+        caveats.append(
+            f"the account ends with the {total} steps that the accountant in the last checkpoint counted; if training went on, "
+            "give --steps"
         )
     rate = float(sample_rate[0])
     per_epoch, batch = 1 / rate, rate * n_examples
