@@ -31,9 +31,11 @@ from indpriv.levels import Levels
 from indpriv.norm_log import UNITS, check_ids, check_norms, check_unit_ids
 from indpriv.norm_log_reader import read_exact_positions, read_state
 from indpriv.norm_log_writer import LogHeader, NormLogWriter
+from indpriv.recording.holdout import HoldoutLog
 from indpriv.recording.individual_clipping import ClipLevels
 from indpriv.recording.interrupts import deferred_interrupts
-from indpriv.recording.norms import LossFn, NormPass, check_losses
+from indpriv.recording.norm_backends import LossFn, check_losses
+from indpriv.recording.norms import NormPass
 from indpriv.recording.opacus_run import OpacusRun, TrainedBatch
 from indpriv.recording.passes import Examples, final_rows, norms_of
 from indpriv.recording.tally import StepSetting
@@ -67,6 +69,7 @@ class Recorder:
         free_records: bool | None = None,
         individual_clipping: bool = False,
         test_set: Dataset[Any] | None = None,
+        record_holdout: bool = False,
         metadata: pd.DataFrame | None = None,
         test_metadata: pd.DataFrame | None = None,
         example_ids: ArrayLike | None = None,
@@ -94,6 +97,8 @@ class Recorder:
             individual_clipping: clip each example at its last recorded level instead of max_grad_norm, which makes the
                 account exact at any K (Yu et al. 2023, Algorithm 3); the noise stays as it is.
             test_set: of (inputs, targets); its final losses serve attacks and group accuracy.
+            record_holdout: also record the norms of the test set, in RUN/holdout: what its epsilon would have been on the
+                same trajectory, which an attack judged by epsilon needs. Each full record then takes a pass over it too.
             metadata: one row per training example, indexed by example id: columns to compare groups by.
             test_metadata: likewise for the test set, indexed 0..n_test-1.
             example_ids: (n,) unique ids in the order of the data set; default 0..n-1.
@@ -132,6 +137,9 @@ class Recorder:
         self._metadata, self._test_metadata = metadata, test_metadata
         if test_set is not None:
             _length(test_set)
+        elif record_holdout:
+            raise InputError("record_holdout=True without a test_set; pass test_set=, whose norms are to be recorded")
+        self._record_holdout = record_holdout
         if test_metadata is not None:
             check_metadata(test_metadata, np.arange(_length(test_set)), "test")
         self._seeded = seeded
@@ -190,15 +198,22 @@ class Recorder:
             self.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             header = self._header(run, norm_pass)
             writer = NormLogWriter(self.run_dir, header, self._ids, self._unit_ids, self._exact)
+            holdout: HoldoutLog | None = None
             try:
+                if self._record_holdout:
+                    holdout = HoldoutLog(self.run_dir, header, norm_pass, self._test_examples(run))
                 write_json(self.run_dir / "run.json", {**self._run_info, "recorder": dict(header.run)})
-                session = _Session(self, run, examples, norm_pass, writer, header.norm_pass["caveats"])
+                session = _Session(self, run, examples, norm_pass, writer, header.norm_pass["caveats"], holdout)
                 with session.recording():
                     yield self
                 writer.finish(session.evidence())  # before anything else can fail: the run is complete
+                if holdout is not None:
+                    holdout.finish(session.evidence())
                 self._write_examples(run, norm_pass, examples)
             finally:
                 writer.close()
+                if holdout is not None:
+                    holdout.close()
 
     def _probe_test_set(self, run: OpacusRun, norm_pass: NormPass) -> None:
         """Find out before training whether the final losses of the test set can be taken."""
@@ -296,10 +311,12 @@ class _Session:
         norm_pass: NormPass,
         writer: NormLogWriter,
         caveats: list[str],
+        holdout: HoldoutLog | None,
     ) -> None:
         self._run_dir, self._ids, self._exact = recorder.run_dir, recorder._ids, recorder._exact
         self._policy = recorder._policy.in_steps(run.steps_per_epoch)
         self._run, self._examples, self._norm_pass, self._writer = run, examples, norm_pass, writer
+        self._holdout = holdout
         self._resumed = recorder._resume_at is not None
         self._from_step = self._step = recorder._resume_at or 0
         self._taken: _Taken | None = None
@@ -318,6 +335,8 @@ class _Session:
     def recording(self) -> Iterator[None]:
         if self._resumed:
             self._writer.truncate(self._step)
+            if self._holdout is not None:
+                self._holdout.truncate(self._step)
             if self._clip_levels is not None and self._step:
                 self._clip_levels.restore(self._run_dir)
         self._take()
@@ -374,6 +393,8 @@ class _Session:
             self._taken = _Taken(norms, norms[self._exact], targets, time.perf_counter() - start)
             if self._clip_levels is not None:
                 self._clip_levels.take(norms)
+            if self._holdout is not None:
+                self._holdout.take()
         elif len(self._exact):
             norms, targets = norms_of(self._norm_pass, self._examples, self._ids, self._exact)
             self._taken = _Taken(None, norms, targets, time.perf_counter() - start)
@@ -394,6 +415,8 @@ class _Session:
             )
         else:
             self._exact_seconds += taken.seconds
+        if self._holdout is not None:
+            self._holdout.write(self._step, setting)
         if len(self._exact):
             self._exact_rows.append(taken.exact)
 
@@ -410,6 +433,8 @@ class _Session:
         evidence = self.evidence()
         for setting, count in _runs(self._unlogged):
             self._writer.steps(first, count, **vars(setting), evidence=evidence)
+            if self._holdout is not None:
+                self._holdout.steps(first, count, setting, evidence)
             first += count
         self._unlogged.clear()
 

@@ -1,0 +1,41 @@
+import numpy as np
+import pytest
+from torch.utils.data import Subset
+
+import indpriv
+from indpriv.errors import InputError
+from indpriv.recording import Recorder
+from runs import PER_EXAMPLE, blobs, make_run
+
+
+def recorded(run_dir, run, **options):
+    recorder = Recorder(
+        run_dir, dataset=run.dataset, loss_fn=PER_EXAMPLE, every=3, test_set=Subset(run.dataset, range(50)),
+        record_holdout=True, **options,
+    )  # fmt: skip
+    with recorder.attach(run.model, run.optimizer, run.loader):
+        run.train(1)
+
+
+def test_the_holdout_has_the_norms_it_would_have_had(tmp_path):
+    """The hold-out here is the first fifty training examples, so that both logs must say the same of them."""
+    recorded(tmp_path / "run", make_run(), exact_examples=5, free_records=True)
+    log, holdout = indpriv.NormLog.open(tmp_path / "run"), indpriv.NormLog.open(tmp_path / "run" / "holdout")
+    assert np.array_equal(log.recorded_steps, holdout.recorded_steps)
+    assert np.array_equal(log.read()[:, :50], holdout.read())
+    assert (holdout.total_steps, holdout.n_examples, holdout.exact_positions) == (log.total_steps, 50, None)
+    table = indpriv.account(holdout, delta=1e-5)
+    assert table.worst_case_epsilon == indpriv.account(log, delta=1e-5).worst_case_epsilon
+
+
+def test_an_interrupted_holdout_goes_on(tmp_path):
+    recorded(tmp_path / "run", make_run())
+    recorded(tmp_path / "run", make_run(), resume_at=6)
+    holdout = indpriv.NormLog.open(tmp_path / "run" / "holdout")
+    assert holdout.total_steps == indpriv.NormLog.open(tmp_path / "run").total_steps == 16
+    assert holdout.recorded_steps.tolist() == [0, 3, 6, 9, 12, 15]
+
+
+def test_there_must_be_a_holdout(tmp_path):
+    with pytest.raises(InputError, match="record_holdout=True without a test_set"):
+        Recorder(tmp_path / "run", dataset=blobs(), loss_fn=PER_EXAMPLE, record_holdout=True)
