@@ -102,3 +102,15 @@ def format_interval(low: float, high: float) -> str:
     ('[1.23, 1.57]', '[0.50, 1.00]')
     """
     return f"[{math.floor(low * 100 + _FLOAT_NOISE) / 100:.2f}, {math.ceil(high * 100 - _FLOAT_NOISE) / 100:.2f}]"
+
+
+def format_cost(pass_seconds: float, training_seconds: float | None) -> str:
+    """What norm passes took beside training; only their own time where training's is not known.
+
+    >>> format_cost(1.25, 5.0)
+    '1.2 s of norm passes beside 5.0 s of training (25 %)'
+    """
+    passes = f"{pass_seconds:,.1f} s of norm passes"
+    if not training_seconds:
+        return passes
+    return f"{passes} beside {training_seconds:,.1f} s of training ({format_share(pass_seconds / training_seconds)})"

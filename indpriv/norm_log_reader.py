@@ -23,6 +23,7 @@ from indpriv.free_records import FileFreeRecords, FreeFile
 from indpriv.journal import read_journal
 from indpriv.levels import Levels
 from indpriv.norm_log_writer import IDS, RECORDS, SCHEMA
+from indpriv.recording_policy import RecordingPolicy
 
 _KINDS = ("record", "exact", "free", "steps", "truncate", "close")
 
@@ -77,6 +78,23 @@ class LogState:
     def sampler(self) -> str:
         """What drew the batches: Poisson sampling where it did so in every session, else the first other."""
         return next((e["sampler"] for e in self.evidence if e["sampler"] != "poisson"), "poisson")
+
+    @property
+    def policy(self) -> RecordingPolicy | None:
+        """When norms were taken, in steps; None where no policy chose the records, or an older log does not say."""
+        return RecordingPolicy.from_header(self.header) if self.header.get("policy") else None
+
+    @property
+    def pass_seconds(self) -> float:
+        """Wall time of the passes that took norms."""
+        return float(sum(entry["seconds"] for entry in (*self.records, *self.exact)))
+
+    @property
+    def training_seconds(self) -> float | None:
+        """Wall time between them, in all sessions; None where an older log does not say."""
+        if not all("training_seconds" in evidence for evidence in self.evidence):
+            return None
+        return float(sum(evidence["training_seconds"] for evidence in self.evidence))
 
     def settings(self) -> dict[str, NDArray[np.float64]]:
         """noise_multiplier, max_grad_norm and sample_rate of these steps, each (total_steps,)."""
@@ -244,6 +262,7 @@ class StoredLog:
     example_ids: NDArray[np.generic]
     unit_ids: NDArray[np.generic] | None
     recorded_steps: NDArray[np.int64]
+    unreadable_steps: tuple[int, ...]
     total_steps: int
     settings: dict[str, NDArray[np.float64]]
     levels: Levels | None
@@ -285,11 +304,13 @@ def read_log(run_dir: Path, *, unreadable: str = "refuse") -> StoredLog:
         for step in range(entry["first"], min(entry["first"] + entry["count"], state.total_steps))
     ]
     whole = header["n_exact"] > 0 and len(exact_rows) == state.total_steps
+    whole = whole and all(path is not None for path, _ in exact_rows)  # else they are no truth to compare with
     return StoredLog(
         header=header,
         example_ids=ids["example_id"].to_numpy(),
         unit_ids=ids["unit_id"].to_numpy() if "unit_id" in ids else None,
         recorded_steps=np.array([entry["step"] for entry in used], dtype=np.int64),
+        unreadable_steps=tuple(entry["step"] for entry in used if entry["file"] in faults),
         total_steps=state.total_steps,
         settings=state.settings(),
         levels=levels,

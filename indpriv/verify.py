@@ -8,6 +8,7 @@ import numpy as np
 from indpriv.errors import EvidenceError
 from indpriv.evidence import FAILED, NOT_CHECKED, PASSED, Check
 from indpriv.files import read_json
+from indpriv.formatting import format_cost
 from indpriv.norm_log import NormLog
 from indpriv.norm_log_reader import LogState, read_state, record_faults
 
@@ -53,13 +54,12 @@ def _check_coverage(state: LogState) -> Check:
     steps = state.total_steps
     recorded = sum(entry["step"] < steps for entry in state.records)
     detail = (
-        f"{recorded} of {steps} steps have a record of all {state.header['n_examples']} examples, taken in "
-        f"{sum(entry['seconds'] for entry in state.records):.1f} s"
+        f"{recorded} of {steps} steps have a record of all {state.header['n_examples']} examples"
+        f"{'' if state.policy is None else f' ({state.policy.describe()})'}; "
+        f"{format_cost(state.pass_seconds, state.training_seconds)}"
     )
-    if state.exact:
-        detail += (
-            f"; {state.header['n_exact']} have one at every step, for {sum(e['seconds'] for e in state.exact):.1f} s"
-        )
+    if state.header["individually_clipped"]:
+        return Check("coverage", PASSED, f"{detail}; between records, training clipped at the last one's levels")
     if recorded == steps and steps:
         return Check("coverage", PASSED, detail)
     return Check("coverage", NOT_CHECKED, f"{detail}; norms at the others are assumed (between_records)")

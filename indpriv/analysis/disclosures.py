@@ -10,7 +10,8 @@ from typing import Any
 from indpriv.analysis.summary import Disclosure, Guarantee, Hazard, Range, RunFacts
 from indpriv.epsilon_table import Account
 from indpriv.evidence import FAILED, PASSED, Check
-from indpriv.formatting import format_delta, format_epsilon, format_number, format_share
+from indpriv.formatting import format_cost, format_delta, format_epsilon, format_number, format_share
+from indpriv.recording_policy import RecordingPolicy
 
 VERIFIED, DECLARED, UNKNOWN, NOT_COVERED = "verified", "declared", "unknown", "not covered"
 
@@ -115,12 +116,13 @@ def _how(run: RunFacts, account: Account, checks: Sequence[Check]) -> list[Discl
         Disclosure("sample_rate", format_range(run.sample_rate), settings),
         Disclosure("noise_multiplier", format_range(run.noise_multiplier), settings),
         Disclosure("max_grad_norm", format_range(run.max_grad_norm), _read_from(run, "clipping")),
-        Disclosure("Clip mode", _text(run.recorder, "clipping") or "", _read_from(run, "clipping")),
+        Disclosure("Clip mode", _clip_mode(run), _clip_status(run, checks)),
         Disclosure(
             "Normalisation of the gradient", _normalisation(run), _read_from(run, "loss_reduction"), private=True
         ),
         Disclosure("Accountant", f"{account.accountant.upper()}, conversion {account.conversion}", VERIFIED),
         Disclosure("Source of norms", _norm_source(run, account), status_of(checks, "records", "norm pass")),
+        Disclosure("Recording", recording(run), _read_from(run, "policy")),
         Disclosure("Random generator", _generator(run), _read_from(run, "secure_mode")),
     ]
 
@@ -147,6 +149,24 @@ def _norm_source(run: RunFacts, account: Account) -> str:
     between = "" if run.recorded_share == 1 else f"; between records: {account.between_records.replace('_', ' ')}"
     share = format_share(run.recorded_share)
     return f"{run.n_records:,} of {run.total_steps:,} steps recorded ({share}), {norms}{between}"
+
+
+def _clip_mode(run: RunFacts) -> str:
+    if run.individually_clipped:
+        return "individual: each example at its last recorded level, noise for max_grad_norm"
+    return _text(run.recorder, "clipping") or ""
+
+
+def _clip_status(run: RunFacts, checks: Sequence[Check]) -> str:
+    return status_of(checks, "individual clipping") if run.individually_clipped else _read_from(run, "clipping")
+
+
+def recording(run: RunFacts) -> str:
+    """When norms were taken and what that cost, in one line; "" where the log does not say."""
+    policy, seconds = run.recorder.get("policy"), run.recorder.get("pass_seconds")
+    if not policy or seconds is None:
+        return ""
+    return f"{RecordingPolicy(**policy).describe()}; {format_cost(seconds, run.recorder.get('training_seconds'))}"
 
 
 def _generator(run: RunFacts) -> str:

@@ -62,7 +62,7 @@ def fidelity_against_k(
     """
     if log.individually_clipped:
         return ()
-    if log.recorded_steps.size == log.total_steps:
+    if log.coverage == 1:
         exact_log, exact, source = log, table, "norms at every step of this log"
         comparisons: list[Fidelity] = []
     else:
@@ -70,7 +70,8 @@ def fidelity_against_k(
         if found is None:
             return ()
         exact_log, exact, source = found, accounting(found), f"norms at every step of {found.n_examples:,} examples"
-        every = int(log.recorded_steps[1]) if log.n_records > 1 else log.total_steps
+        gaps = np.diff(log.recorded_steps)
+        every = round(float(gaps.mean())) if len(gaps) else log.total_steps
         own = every * float(log.settings.sample_rate.mean())
         comparisons = [compare(table, exact, source=source, every=every, epochs=own, is_this_log=True)]
     rate = float(exact_log.settings.sample_rate.mean())
