@@ -12,10 +12,20 @@ The names here are the audit side: they never import torch. The run side is `ind
 # isort: off
 from indpriv.norm_log import NormLog
 from indpriv.example_table import ExampleTable
-from indpriv.accountant import account
+from indpriv.accountant import RiskTable, account, membership_risk
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import EvidenceError, InputError
 # isort: on
 
-__all__ = ["AttackScores", "EpsilonTable", "EvidenceError", "ExampleTable", "InputError", "NormLog", "account"]
+__all__ = [
+    "AttackScores",
+    "EpsilonTable",
+    "EvidenceError",
+    "ExampleTable",
+    "InputError",
+    "NormLog",
+    "RiskTable",
+    "account",
+    "membership_risk",
+]

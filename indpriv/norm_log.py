@@ -96,6 +96,7 @@ class NormLog:
         individually_clipped: training clipped each example at its last recorded level.
         caveats: reasons, found while recording, why an account of this log is an estimate.
         records: where the rows live; rows: which of them belong to this view.
+        unreadable_steps: recorded steps whose record is damaged or missing: it counts at max_grad_norm.
         exact_positions: positions of the examples that were recorded at every step, or None.
         exact_records: their rows, (total_steps, n_exact).
         free: norms of sampled examples that cost no pass of their own, or None. They sharpen estimates, never claims.
@@ -113,6 +114,7 @@ class NormLog:
     unit_ids: NDArray[np.generic] | None = None
     individually_clipped: bool = False
     caveats: tuple[str, ...] = ()
+    unreadable_steps: tuple[int, ...] = ()
     exact_positions: NDArray[np.int64] | None = None
     exact_records: Records | None = None
     free: FreeRecords | None = None
@@ -222,6 +224,7 @@ class NormLog:
         return cls(
             example_ids=stored.example_ids,
             recorded_steps=stored.recorded_steps,
+            unreadable_steps=stored.unreadable_steps,
             settings=StepSettings.from_values(stored.total_steps, **stored.settings),
             levels=stored.levels,
             sampler=checks.check_choice("sampler", stored.sampler, SAMPLERS),
@@ -254,8 +257,13 @@ class NormLog:
 
     @property
     def coverage(self) -> float:
-        """Share of steps that have a record of every example."""
-        return self.n_records / self.total_steps
+        """Share of steps that have a record of every example that could be read."""
+        return (self.n_records - self.n_unreadable) / self.total_steps
+
+    @property
+    def n_unreadable(self) -> int:
+        """Number of records that could not be read and count at max_grad_norm."""
+        return int(np.isin(self.recorded_steps, self.unreadable_steps).sum())
 
     def read(self, start: int = 0, stop: int | None = None) -> NDArray[np.generic]:
         """(n_records, stop - start) codes of a block of examples, or float64 norms where `levels` is None."""
@@ -309,11 +317,12 @@ class NormLog:
             example_ids=self.example_ids[self.exact_positions],
             unit_ids=None if self.unit_ids is None else self.unit_ids[self.exact_positions],
             recorded_steps=every_step,
+            unreadable_steps=(),
             records=self.exact_records,
             rows=every_step,
             exact_positions=None,
             exact_records=None,
-            free=None,
+            free=None if self.free is None else _taken(self.free, self.exact_positions, self.n_examples),
         )
 
 

@@ -122,6 +122,9 @@ def test_a_damaged_record_is_named_and_the_others_stay_usable(run_dir):
     codes = log.levels.encode(NORMS, 1.0)
     assert np.array_equal(log.read()[[0, 2]], codes[[0, 2]])
     assert np.all(log.read()[1] > log.levels.top)
+    assert log.unreadable_steps == (2,)
+    assert log.coverage == pytest.approx(2 / log.total_steps)
+    assert log.exact_examples() is not None  # kept in files of their own
 
 
 def test_a_missing_record_is_never_a_zero(run_dir):

@@ -30,13 +30,18 @@ def claim_of(log: NormLog, between_records: str) -> tuple[str, str]:
     free = uses_free_records(log, between_records)
     covered = None if free else _coverage(log, between_records)
     if covered is None:
-        share = f"{log.n_records} of {log.total_steps} steps"
+        share = f"{log.n_records - log.n_unreadable} of {log.total_steps} steps"
         which = f"{between_records} record" + (" of the example, full or free" if free else "")
         doubts.append(f"only {share} were recorded in full, and the norms in between are taken from the {which}")
+    unreadable = []
+    if log.n_unreadable:
+        unreadable.append(
+            f"{log.n_unreadable} of the {log.n_records} records cannot be read: what they govern counts at max_grad_norm"
+        )
     if doubts:
-        return ESTIMATE, _sentences(doubts)
+        return ESTIMATE, _sentences(doubts + unreadable)
     rounding = "not rounded" if log.levels is None else "rounded up"
-    return EXACT, _sentences([f"{covered}, and norms are {rounding}"])
+    return EXACT, _sentences([f"{covered}, and norms are {rounding}", *unreadable])
 
 
 def uses_free_records(log: NormLog, between_records: str) -> bool:
@@ -58,7 +63,8 @@ def _coverage(log: NormLog, between_records: str) -> str | None:
         before = (
             "" if unrecorded_start == 0 else f" from step {unrecorded_start} on, earlier ones count at max_grad_norm"
         )
-        return f"every step was recorded{before}"
+        recorded = "every step was recorded" if not log.n_unreadable else "every step has a record, readable or not"
+        return recorded + before
     if between_records == "worst_case":
         return "steps without a record count at max_grad_norm"
     if log.individually_clipped and between_records == "last":

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -73,3 +75,19 @@ def test_an_estimate_names_every_reason():
     assert [reason.count(word) for word in ("nearest", "other sampler", "Replayed.", "In float16.", "2 of 4")] == [
         1
     ] * 5
+
+
+def test_a_record_that_cannot_be_read_is_no_record_of_its_step():
+    log = replace(make_log(), unreadable_steps=(1, 2))
+    claim, reason = claim_of(log, "last")
+    assert claim == "exact"
+    assert reason == (
+        "Every step has a record, readable or not, and norms are rounded up. 2 of the 4 records cannot be read: what they "
+        "govern counts at max_grad_norm."
+    )
+    thinner = replace(make_log((0, 2)), unreadable_steps=(2,))
+    claim, reason = claim_of(thinner, "last")
+    assert claim == "estimate"
+    assert "only 1 of 4 steps" in reason.lower()
+    assert "1 of the 2 records cannot be read" in reason
+    assert claim_of(thinner.thin(4), "worst_case")[1].count("cannot be read") == 0
