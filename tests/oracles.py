@@ -1,5 +1,6 @@
 """Slow, obvious twins of fast formulas: written for reading, not for speed. Append your own; change nobody else's."""
 
+import itertools
 import math
 
 import mpmath
@@ -168,6 +169,20 @@ def maxt_p_values(values, groups, strata, rng, permutations):
             shuffled[strata == stratum] = rng.permutation(values[strata == stratum])
         reached += statistics(shuffled).max() >= observed * (1 - 1e-6)
     return (1 + reached) / (1 + permutations)
+
+
+def permute_and_flip(distances, sensitivity, epsilon):
+    """Chance of each candidate: in a random order, take each with a chance of its own until one is taken."""
+    least = min(distances)
+    accept = [math.exp(-epsilon * (distance - least) / (2 * sensitivity)) for distance in distances]
+    orders = list(itertools.permutations(range(len(accept))))
+    chance = [0.0] * len(accept)
+    for order in orders:
+        rejected = 1.0
+        for candidate in order:
+            chance[candidate] += rejected * accept[candidate] / len(orders)
+            rejected *= 1 - accept[candidate]
+    return chance
 
 
 def rank_distance(people, cell, quantile):
