@@ -27,13 +27,14 @@ from rich.table import Table
 from indpriv.analysis.attack_measures import measure_attack
 from indpriv.attack_scores import AttackScores
 from indpriv.audit import audit as audit_run
-from indpriv.audit import groups_json, groups_of, read_summary
+from indpriv.audit import compare_audits, comparison_json, groups_json, groups_of, read_summary
 from indpriv.errors import InputError
 from indpriv.evidence import FAILED, NOT_CHECKED, PASSED
 from indpriv.files import read_json
 from indpriv.formatting import format_delta, format_epsilon
 from indpriv.journal import NAME as JOURNAL
 from indpriv.report.attack import attack_document, print_attack
+from indpriv.report.comparison import print_comparison
 from indpriv.report.terminal import print_audit, print_groups
 from indpriv.verify import verify as verify_run
 
@@ -316,6 +317,24 @@ def attack(
         typer.echo(json.dumps(attack_document(measures), indent=2, allow_nan=False))
     else:
         print_attack(measures, Console())
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="AUDIT_DIR", help="A directory with an audit.json.")],
+    second: Annotated[Path, typer.Argument(metavar="AUDIT_DIR", help="Another, of the same data.")],
+    by: By = None,
+    as_json: Json = False,
+) -> None:
+    """Compare two audits of the same data: who is better or worse off in the second, by group.
+
+    Example: indpriv compare reports/adult reports/adult-clipped --by race
+    """
+    comparison, ours, theirs = compare_audits(first, second, by or [])
+    if as_json:
+        typer.echo(json.dumps(comparison_json(comparison, ours, theirs), indent=2, allow_nan=False))
+    else:
+        print_comparison(comparison, ours, theirs, Console())
 
 
 @app.command()

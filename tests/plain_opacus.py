@@ -29,7 +29,7 @@ def train(
     momentum: float = 0.0,
     gamma: float | None = None,
     save: Callable[[PrivacyEngine, nn.Module, Any, Path, int], None] | None = None,
-    watch: Callable[..., Any] = nullcontext,
+    watch: Callable[[Any, Any, Any], Any] = lambda *_: nullcontext(),
 ) -> PrivacyEngine:
     """Train with DP-SGD and save the model before the first step, every so many steps and at the end.
 

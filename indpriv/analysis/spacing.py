@@ -12,8 +12,8 @@ from indpriv.epsilon_table import EpsilonTable
 class Spacing:
     """The account of every second record beside the account of all; shifts are every second minus all, in epsilon.
 
-    A shift is no bound on the error. Where it is small, denser records would change little; where it is not, the estimate
-    is of about that error.
+    A shift is no bound: the error of the estimate is of its order, and may be larger. In the Adult demo with 40 checkpoints,
+    half an epoch apart, the mean shift was +0.05 where the mean error was +0.09.
 
     Attributes:
         n_records: records of the log.

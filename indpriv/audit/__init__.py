@@ -10,12 +10,15 @@ from indpriv.audit.audit_directory import groups_json, groups_of, read_audit, re
 from indpriv.audit.findings import choose_groups, summarise
 from indpriv.audit.pipeline import audit
 from indpriv.audit.run_directory import Evidence, name_labels
+from indpriv.audit.two_audits import compare_audits, comparison_json
 
 __all__ = [
     "Accounting",
     "Evidence",
     "audit",
     "choose_groups",
+    "compare_audits",
+    "comparison_json",
     "effect_of_spacing",
     "fidelity_against_k",
     "groups_json",

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 
 from indpriv import NormLog
-from indpriv.audit import Accounting, Evidence, fidelity_against_k, summarise
+from indpriv.audit import Accounting, Evidence, effect_of_spacing, fidelity_against_k, summarise
 
 from .conftest import DELTA
 
@@ -41,3 +41,24 @@ def test_the_papers_preset(artifacts, tmp_path):
     assert {row.between_records for row in rows} == {"last"}
     summary = summarise(full, table, Evidence(examples), name="paper", fidelity=rows)
     assert summary.claim == "estimate"
+
+
+def test_spacing_is_the_account_of_every_second_record(artifacts):
+    log, _ = artifacts
+    thinned = log.thin(5)
+    accounting = Accounting(DELTA)
+    table = accounting(thinned)
+    found = effect_of_spacing(thinned, accounting, table)
+    shift = accounting(log.thin(10)).epsilon - table.epsilon
+    assert (found.n_records, found.n_kept, found.every) == (6, 3, 5)
+    assert found.mean_shift == shift.mean()
+    assert found.largest_absolute == np.abs(shift).max() > 0
+
+
+def test_no_spacing_where_nothing_is_carried_between_records(artifacts):
+    log, _ = artifacts
+    accounting = Accounting(DELTA)
+    for whole in (log, replace(log.thin(5), individually_clipped=True), log.thin(20)):
+        assert effect_of_spacing(whole, accounting, accounting(whole)) is None
+    at_worst = Accounting(DELTA, between_records="worst_case")
+    assert effect_of_spacing(log.thin(5), at_worst, at_worst(log.thin(5))) is None

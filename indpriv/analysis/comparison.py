@@ -1,0 +1,191 @@
+"""Two audits of the same data side by side: who is better off in the second, by group. Sensitive.
+
+Two runs differ by chance as well: other noise and other batches give other individual epsilons. What one example gains or
+loses between two runs is no property of the settings; what a large group does is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from indpriv.analysis.correlation import pearson, spearman
+from indpriv.analysis.group_rows import MIN_GROUP
+from indpriv.epsilon_table import EpsilonTable
+from indpriv.errors import InputError
+from indpriv.example_table import ExampleTable
+from indpriv.partition import Partition, partition, to_floats
+
+SAME = 0.01  # a relative change of epsilon below this is none
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Change:
+    """Epsilons of some examples in both audits; a change is that of the second minus that of the first.
+
+    Attributes:
+        name: of the group, "all" for everybody.
+        n: examples.
+        too_small: fewer than ten.
+        mean_first, mean_second: mean epsilon.
+        median_change: of the examples' own changes.
+        share_better, share_worse: whose epsilon is smaller, or larger, by more than 1 % in the second.
+        accuracy_first, accuracy_second: share of the group's test examples that are classified right; None where unknown.
+    """
+
+    name: str
+    n: int
+    too_small: bool
+    mean_first: float
+    mean_second: float
+    median_change: float
+    share_better: float
+    share_worse: float
+    accuracy_first: float | None
+    accuracy_second: float | None
+
+
+@dataclass(frozen=True)
+class GroupChanges:
+    """The groups of one column, most worsened first."""
+
+    by: str
+    rows: tuple[Change, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two audits of the same examples.
+
+    Attributes:
+        overall: everybody.
+        groups: by column.
+        spearman: rank correlation of both epsilons; None where undefined. pearson: likewise.
+        largest_increase, largest_decrease: of one example, at least 0.
+    """
+
+    overall: Change
+    groups: tuple[GroupChanges, ...]
+    spearman: float | None
+    pearson: float | None
+    largest_increase: float
+    largest_decrease: float
+
+
+def compare_tables(
+    first: tuple[EpsilonTable, ExampleTable], second: tuple[EpsilonTable, ExampleTable], by: Sequence[str]
+) -> Comparison:
+    """Compare two audits of the same data, matched by example id.
+
+    Args:
+        first: epsilons and examples of one audit; second: of the other.
+        second: see first.
+        by: columns to group by, see `indpriv.partition.partition`.
+
+    Raises:
+        InputError: other examples, labels or metadata, or epsilons that do not mean the same.
+    """
+    (table, examples), (other_table, other_examples) = first, second
+    _check_meaning(table, other_table)
+    train, other_train = _same_people(table, examples, other_table, other_examples)
+    order = pd.Index(other_table.example_ids).get_indexer(pd.Index(table.example_ids))
+    epsilons = table.epsilon, other_table.epsilon[order]
+    shift = epsilons[1] - epsilons[0]
+    tests = examples.test, other_examples.test
+    correct = tuple(to_floats(test["correct"]) for test in tests)
+    groups = []
+    for column in by:
+        parts, other_parts = partition(train, tests[0], column), partition(other_train, tests[1], column)
+        matching = _matching(parts, other_parts)
+        rows = [
+            _change(
+                name,
+                epsilons,
+                parts.train_codes == code,
+                (correct[0][parts.test_codes == code], correct[1][other_parts.test_codes == matching[code]]),
+            )
+            for code, name in enumerate(parts.names)
+            if (parts.train_codes == code).any()
+        ]
+        groups.append(GroupChanges(column, tuple(sorted(rows, key=lambda row: row.mean_first - row.mean_second))))
+    return Comparison(
+        overall=_change("all", epsilons, np.ones(len(table), dtype=bool), (correct[0], correct[1])),
+        groups=tuple(groups),
+        spearman=spearman(*epsilons),
+        pearson=pearson(*epsilons),
+        largest_increase=float(max(0.0, shift.max())),
+        largest_decrease=float(max(0.0, -shift.min())),
+    )
+
+
+def _matching(parts: Partition, others: Partition) -> IntArray:
+    """(n_groups,) the other audit's code of each group, found by its training examples; -1 where it has none."""
+    matching = np.full(len(parts.names), -1, dtype=np.int64)
+    matching[parts.train_codes] = others.train_codes
+    return matching
+
+
+def _change(
+    name: str,
+    epsilons: tuple[FloatArray, FloatArray],
+    members: NDArray[np.bool_],
+    correct: tuple[FloatArray, FloatArray],
+) -> Change:
+    first, second = (values[members] for values in epsilons)
+    return Change(
+        name=name,
+        n=len(first),
+        too_small=len(first) < MIN_GROUP,
+        mean_first=float(first.mean()),
+        mean_second=float(second.mean()),
+        median_change=float(np.median(second - first)),
+        share_better=float((second < first * (1 - SAME)).mean()),
+        share_worse=float((second > first * (1 + SAME)).mean()),
+        accuracy_first=_mean(correct[0]),
+        accuracy_second=_mean(correct[1]),
+    )
+
+
+def _mean(values: FloatArray) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None
+
+
+def _check_meaning(first: EpsilonTable, second: EpsilonTable) -> None:
+    for name in ("delta", "unit", "neighbouring", "accountant", "conversion"):
+        ours, theirs = getattr(first.account, name), getattr(second.account, name)
+        if ours != theirs:
+            raise InputError(f"{name} is {ours!r} in the first audit and {theirs!r} in the second; audit both with one")
+
+
+def _same_people(
+    table: EpsilonTable, examples: ExampleTable, other_table: EpsilonTable, other_examples: ExampleTable
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Training rows of both audits in the first one's order; InputError where they are not the same people."""
+    ids, others = pd.Index(table.example_ids), pd.Index(other_table.example_ids)
+    if len(ids) != len(others) or not ids.isin(others).all():
+        only = ids[~ids.isin(others)]
+        example = f", e.g. id {only.tolist()[0]!r} is in the first only" if len(only) else ""
+        raise InputError(
+            f"the audits are of other examples: {len(ids)} in the first and {len(others)} in the second{example}; compare "
+            "audits of one data set"
+        )
+    train, other_train = examples.aligned(table.example_ids), other_examples.aligned(table.example_ids)
+    for column in ["label", *examples.metadata_columns]:
+        if column not in other_train:
+            continue
+        codes, other_codes = (pd.factorize(frame[column])[0] for frame in (train, other_train))
+        different = int(
+            (codes != other_codes).sum()
+        )  # by group, not by name: one audit may know the names of the labels
+        if different:
+            raise InputError(
+                f"{column} differs between the audits for {different} examples of the same id; compare audits of one data "
+                "set in one order"
+            )
+    return train, other_train

@@ -1,0 +1,126 @@
+"""`indpriv audit` on checkpoints and `indpriv compare`, as a person uses them: messages, exit codes, files."""
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+import plain_opacus
+from indpriv.cli import run
+from runs import blobs, mlp
+
+SPEC = """
+import sys
+sys.path.insert(0, {tests!r})
+from indpriv.recording import AuditSpec
+from runs import PER_EXAMPLE, blobs, mlp
+spec = AuditSpec(model=mlp, dataset=blobs(), loss_fn=PER_EXAMPLE, test_set=blobs())
+"""
+TOLD = ("--max-grad-norm", "1.0", "--sampler", "poisson", "--delta", "1e-5")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("replay")
+    (folder / "my_spec.py").write_text(SPEC.format(tests=str(Path(__file__).parent)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain_opacus.train(mlp(), blobs(), folder / "saved", epochs=4, batch_size=12, save_every=10)
+    (folder / "empty").mkdir()
+    return folder
+
+
+@pytest.fixture
+def indpriv(folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def call(*arguments, code=0):
+        assert run([*map(str, arguments)]) == code
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        return captured
+
+    return call
+
+
+def test_from_checkpoints_to_a_report_and_a_comparison(folder, indpriv):
+    shown = indpriv("audit", "saved", "--spec", "my_spec.py:spec", "--output-dir", "audit", *TOLD)
+    screen = " ".join(shown.out.split())
+    for words in ("ESTIMATE", "saved checkpoints, not recorded", "SPACING", "declared, not checked", "report.html"):
+        assert words in screen
+    assert "the last checkpoint, step_40.pt, is right on" in shown.err
+    frame = pd.read_parquet(folder / "audit" / "epsilon.parquet")
+    assert list(frame.columns[:4]) == ["example_id", "epsilon", "epsilon_lower", "epsilon_upper"]
+    assert (folder / "audit" / "epsilon.parquet").stat().st_mode & 0o777 == 0o600
+    assert (folder / "audit" / "replay").stat().st_mode & 0o777 == 0o700
+    again = indpriv("audit", "audit/replay", "--output-dir", "again", "--between-records", "closest", "--json")
+    assert json.loads(again.out)["spacing"]["n_records"] == 4
+    table = " ".join(indpriv("compare", "audit", "again").out.split())
+    for words in (
+        "SENSITIVE",
+        "delta 1e-5",
+        "estimate",
+        "by label",
+        "Spearman",
+        "not a differential-privacy guarantee",
+    ):
+        assert words in table
+    document = json.loads(indpriv("compare", "audit", "again", "--by", "label", "--json").out)
+    assert document["overall"]["n"] == 120
+    assert document["first"]["claim"] == "estimate"
+
+
+def test_what_is_missing_is_asked_for_at_once(indpriv):
+    error = indpriv("audit", "saved", "--spec", "my_spec.py:spec", "--output-dir", "new", code=2).err
+    assert "--max-grad-norm 1.0 --delta 1e-5 --sampler poisson" in error
+    assert error.startswith("error:")
+    assert not Path("new/replay").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["audit", "saved"], ["holds no journal.jsonl", "--spec train.py:spec"]),
+        (["audit", "empty", "--spec", "my_spec.py:spec"], ["empty holds no checkpoints", "step_10.pt"]),
+        (["audit", "nowhere", "--spec", "my_spec.py:spec"], ["nowhere is not a directory"]),
+        (["audit", "saved", "--spec", "nowhere.py:spec"], ["nowhere.py does not exist"]),
+        (["audit", "saved", "--steps", "40"], ["--steps: only for a folder of checkpoints, and those need --spec"]),
+        (["audit", "saved", "--spec", "my_spec.py:spec", *TOLD, "--device", "foo"], ["--device foo cannot be used"]),
+        (["audit", "saved", "--spec", "my_spec.py:spec", *TOLD, "--batch-size", "x"], ["batch_size='x'"]),
+        (["audit", "saved", "--spec", "my_spec.py:spec", *TOLD, "--noise-multiplier", "2"], ["noise_multiplier contradicts"]),
+        (["compare", "empty", "saved"], ["holds no audit.json"]),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_message_and_code_2(indpriv, arguments, words):
+    error = indpriv(*arguments, *(["--output-dir", "bad"] if arguments[0] == "audit" else []), code=2).err
+    for word in words:
+        assert word in error
+
+
+def test_a_malicious_file_among_the_checkpoints(folder, indpriv, tmp_path):
+    class Touch:
+        def __reduce__(self):
+            return Path.touch, (tmp_path / "made",)
+
+    (tmp_path / "saved").mkdir()
+    for path in (folder / "saved").iterdir():
+        (tmp_path / "saved" / path.name).write_bytes(path.read_bytes())
+    torch.save({"model": Touch()}, tmp_path / "saved" / "step_25.pt")
+    error = indpriv("audit", tmp_path / "saved", "--spec", "my_spec.py:spec", "--output-dir", "bad", *TOLD, code=2).err
+    assert "step_25.pt cannot be read safely" in error
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.slow
+def test_two_processes_from_the_command_line(folder):
+    command = [Path(sys.executable).with_name("indpriv"), "audit", "saved", "--spec", "my_spec.py:spec"]
+    subprocess.run([*command, "--output-dir", "two", "--processes", "2", *TOLD], cwd=folder, check=True, timeout=300)
+    subprocess.run([*command, "--output-dir", "one", *TOLD], cwd=folder, check=True, timeout=300)
+    one, two = (pd.read_parquet(folder / name / "epsilon.parquet") for name in ("one", "two"))
+    assert one["epsilon"].equals(two["epsilon"])
