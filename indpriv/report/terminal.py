@@ -312,7 +312,7 @@ def _spacing_lines(spacing: Spacing) -> list[str | Text]:
         f"with every second record ({spacing.n_kept:,} of {spacing.n_records:,}; here {spacing.every:,} steps apart): "
         f"r {format_number(spacing.pearson, 4)}, mean shift {spacing.mean_shift:+.3f}, 95 % within "
         f"{spacing.p95_absolute:.3f}, largest {spacing.largest_absolute:.3f}",
-        "Denser records may move these epsilons about as far again; this is no bound.",
+        "The error of these epsilons is of that order and may be larger: this is no bound.",
     ]
 
 
