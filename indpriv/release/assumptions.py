@@ -35,6 +35,7 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
     Raises:
         InputError: no guarantee, several rows of one person, or settings that run.json says were chosen from the data.
     """
+    check_one_record(summary)
     guarantee = summary["guarantee"]
     status = guarantee.get("status")
     if status not in ("supported", "declared"):
@@ -64,15 +65,17 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
             f"{n_units} people stand behind {n} rows; a release takes each row for one person. Audit a run that records one "
             "gradient for each person"
         )
-    check_one_record(summary)
 
 
 def check_one_record(summary: Mapping[str, Any]) -> None:
     """Refuse a run whose epsilons depend on other people's data beyond the trajectory, as far as run.json says so.
 
     Raises:
-        InputError: settings that were chosen from the data.
+        InputError: settings that were chosen from the data, or an audit that does not say what is needed.
     """
+    missing = [name for name in ("name", "account", "guarantee", "run") if name not in summary]
+    if missing:
+        raise InputError(f"audit.json lacks {', '.join(missing)}; make the audit again")
     chosen = declared_choices(summary)
     if chosen:
         raise InputError(

@@ -137,7 +137,7 @@ def _by_descent(
 ) -> list[_Answer]:
     """By a share for each quantile; its error in rank is that of one comparison, since no bound on convergence is known."""
     of_a_round = GaussianNoise(noise.scale * math.sqrt(mechanisms.ROUNDS))
-    people = max(count, 1) if request.public_n is None and count is not None else request.public_n or 1
+    people = request.public_n or max(count or 0, 1)
 
     def answer(value: int) -> float:
         return float(of_a_round.add([value], 1)[0])
