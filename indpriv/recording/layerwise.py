@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
-from torch.overrides import TorchFunctionMode
 
 from indpriv.recording.layer_squares import CONVOLUTIONS, Squares, forms_of, gradient_of, is_known, sum_squares
 from indpriv.recording.micro_batches import best_seconds
@@ -173,7 +173,7 @@ class LayerwiseNorms:
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)  # it computes everything in one call
         try:
-            with _Projections(partial(self._projected, layer)):
+            with _projections(partial(self._projected, layer)):
                 return forward(*args, **kwargs)
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)
@@ -242,19 +242,19 @@ class _Start(torch.autograd.Function):
         return None, None
 
 
-class _Projections(TorchFunctionMode):
-    """Pass every output of `linear` through a function."""
+@contextmanager
+def _projections(tap: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]) -> Iterator[None]:
+    """Pass every output of `linear` through a function: an attention calls it by its global name."""
+    linear = nn.functional.linear
 
-    def __init__(self, tap: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]) -> None:
-        super().__init__()
-        self._tap = tap
+    def tapped(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # named as in PyTorch
+        return tap(linear(input, weight, bias), input, weight, bias)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        if func is nn.functional.linear:
-            inputs, weight, bias = (*args, *(kwargs or {}).values(), None)[:3]
-            output = self._tap(output, inputs, weight, bias)
-        return output
+    nn.functional.linear = tapped
+    try:
+        yield
+    finally:
+        nn.functional.linear = linear
 
 
 def _layers(module: nn.Module, trainable: set[int], seen: set[int] | None = None) -> Iterator[nn.Module]:

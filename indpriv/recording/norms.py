@@ -62,6 +62,7 @@ class NormPass:
 
     Attributes:
         backend: what takes the norms.
+        fallback: why it is not "layerwise" where "auto" might have been; otherwise empty.
         batch_size: examples worked on at once: the fastest size found that fits into a quarter of the free memory; halved
             where memory runs out after all. Norms do not depend on it beyond `slack`.
         slack: relative amount added to every norm, eps (40 + 4 sqrt(parameters)): above the errors measured where positions
@@ -81,6 +82,7 @@ class NormPass:
             targets: their targets.
             backend: a name, or "auto".
         """
+        self._closed = False
         self._source = standard_module(model)
         self._loss_fn = loss_fn
         validate_module(self._source)
@@ -101,14 +103,17 @@ class NormPass:
             self.caveats = self._stochastic_caveats(_rows(inputs, 0, _PROBE), _rows(targets, 0, _PROBE))
             best = self._choose(backend, inputs, targets)
         self.backend, self._twin, self._norms = best.name, best.twin, best.norms
+        self.fallback = best.reason
         self.batch_size, self._channels_last = best.batch_size, best.channels_last
 
     def __call__(self, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
         """(norms, losses) of a batch at the model's current parameters, both (batch,); slack is added to the norms.
 
         Raises:
-            InputError: not even one example fits into memory.
+            InputError: not even one example fits into memory; or the pass was closed.
         """
+        if self._closed:
+            raise InputError("this NormPass was closed; make a new one")
         self._follow(self._twin, channels_last=self._channels_last)
         size, done = len(first_tensor(targets)), 0
         parts: list[tuple[Tensor, Tensor]] = []
@@ -149,6 +154,7 @@ class NormPass:
 
     def close(self) -> None:
         """Let go of the twin."""
+        self._closed = True
         self._norms.close()
 
     def __enter__(self) -> NormPass:
@@ -220,6 +226,7 @@ class NormPass:
         for candidate in working:
             if candidate is not best:
                 candidate.norms.close()
+        best.reason = candidates[0].reason
         return best
 
     def _try(self, name: str, inputs: Any, targets: Any) -> _Candidate:

@@ -7,11 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opacus.layers import DPMultiheadAttention
+from opacus.layers import DPGRU, DPMultiheadAttention
 from torch import nn
 
 from indpriv import InputError
 from indpriv.recording import layerwise, per_example_gradient_norms
+from indpriv.recording.norms import NormPass
 
 SIZE = 5
 
@@ -30,7 +31,7 @@ def reference(model, inputs):
         loss = loss_fn(model(inputs[i : i + 1]), torch.arange(SIZE)[i : i + 1]).sum()
         trainable = [p for p in model.parameters() if p.requires_grad]
         gradients = torch.autograd.grad(loss, trainable, allow_unused=True)
-        norms.append(sum(float(g.square().sum()) for g in gradients if g is not None) ** 0.5)
+        norms.append(sum(float(g.to_dense().square().sum()) for g in gradients if g is not None) ** 0.5)
     return np.array(norms)
 
 
@@ -88,15 +89,56 @@ class WithPosition(nn.Module):
 
 
 class Attention(nn.Module):
-    """Opacus's attention puts positions first inside."""
+    """Keys and values of their own; positions or the batch first; torch's or Opacus's."""
+
+    def __init__(self, kind=nn.MultiheadAttention, *, freeze=(), batch_first=True, kdim=8, **options):
+        super().__init__()
+        self.batch_first, self.kdim = batch_first, kdim
+        self.before, self.after = nn.Linear(8, 8), nn.Linear(8, 2)
+        self.attention = kind(8, 2, batch_first=batch_first, kdim=kdim, vdim=kdim, **options)
+        for name in freeze:
+            self.get_parameter(name).requires_grad_(False)
+
+    def forward(self, inputs):
+        hidden = self.before(inputs)
+        hidden = hidden if self.batch_first else hidden.transpose(0, 1)
+        memory = torch.tanh(hidden[..., : self.kdim])
+        attended = self.attention(hidden, memory, memory, need_weights=False)[0]
+        return self.after(attended if self.batch_first else attended.transpose(0, 1))
+
+
+class Encoder(nn.Module):
+    """Attention to itself, then layers whose inputs have the positions first."""
 
     def __init__(self):
         super().__init__()
-        self.attention = DPMultiheadAttention(8, 2, batch_first=True)
-        self.head = nn.Linear(8, 2)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
 
     def forward(self, inputs):
-        return self.head(self.attention(inputs, inputs, inputs, need_weights=False)[0])
+        return self.layer(inputs.transpose(0, 1)).transpose(0, 1)
+
+
+class TiedHead(nn.Module):
+    """The head's weight is the embedding's table."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.middle, self.head = nn.Embedding(6, 4), nn.Linear(4, 4), nn.Linear(4, 6, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens):
+        return self.head(torch.tanh(self.middle(self.embedding(tokens))))
+
+
+class Recurrent(nn.Module):
+    """One convolution and one normalisation, each used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.GroupNorm(1, 2), nn.Tanh())
+
+    def forward(self, images):
+        return self.layers(self.layers(images))
 
 
 def token_model(**options):
@@ -121,8 +163,36 @@ MODELS = {
     "no bias": (lambda: nn.Sequential(nn.LayerNorm(4, bias=False), nn.Linear(4, 2, bias=False)), torch.randn(SIZE, 4)),
     "parameter of its own": (WithPosition, torch.randn(SIZE, 3, 4)),
     "attention": (Attention, torch.randn(SIZE, 4, 8)),
-    "another kind": (lambda: nn.Sequential(nn.Conv3d(1, 2, 2), nn.Flatten()), torch.randn(SIZE, 1, 3, 3, 3)),
-    "bilinear mixture": (lambda: nn.Sequential(nn.PReLU(4), nn.Linear(4, 2)), torch.randn(SIZE, 4)),
+    "attention, positions first": (lambda: Attention(batch_first=False), torch.randn(SIZE, 4, 8)),
+    "attention, as many positions as examples": (lambda: Attention(batch_first=False), torch.randn(SIZE, SIZE, 8)),
+    "attention without bias": (lambda: Attention(bias=False), torch.randn(SIZE, 4, 8)),
+    "attention to other features": (lambda: Attention(kdim=4), torch.randn(SIZE, 4, 8)),
+    "attention, partly frozen": (
+        lambda: Attention(freeze=["attention.in_proj_weight", "attention.out_proj.bias"]),
+        torch.randn(SIZE, 4, 8),
+    ),
+    "attention, only its output trained": (
+        lambda: Attention(freeze=["attention.in_proj_weight", "attention.in_proj_bias"]),
+        torch.randn(SIZE, 4, 8),
+    ),
+    "attention of Opacus": (lambda: Attention(DPMultiheadAttention), torch.randn(SIZE, 4, 8)),
+    "attention of Opacus, positions first": (
+        lambda: Attention(DPMultiheadAttention, batch_first=False),
+        torch.randn(SIZE, 4, 8),
+    ),
+    "encoder": (Encoder, torch.randn(SIZE, 3, 8)),
+    "tied head": (TiedHead, TOKENS),
+    "recurrent": (Recurrent, torch.randn(SIZE, 2, 5, 4)),
+    "sparse embedding": (lambda: token_model(sparse=True), TOKENS),
+    "instance norm of images": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.InstanceNorm2d(3, affine=True)),
+        torch.randn(SIZE, 2, 5, 4),
+    ),
+    "convolution in three dimensions": (
+        lambda: nn.Sequential(nn.Conv3d(1, 2, 2), nn.Flatten()),
+        torch.randn(SIZE, 1, 3, 3, 3),
+    ),
+    "another kind": (lambda: nn.Sequential(nn.PReLU(4), nn.Linear(4, 2)), torch.randn(SIZE, 4)),
 }
 
 
@@ -131,6 +201,38 @@ def test_layers(name):
     torch.manual_seed(2)
     build, inputs = MODELS[name]
     check(build(), inputs)
+
+
+class KeyBias(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 1, batch_first=True, add_bias_kv=True)
+
+    def forward(self, inputs):
+        return self.attention(inputs, inputs, inputs)[0]
+
+
+class Memory(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.memory = DPGRU(4, 3, batch_first=True)
+
+    def forward(self, inputs):
+        return self.memory(inputs)[0]
+
+
+@pytest.mark.parametrize(
+    ("build", "said"), [(KeyBias, "add_bias_kv"), (Memory, "DPGRU does not map a tensor to a tensor")]
+)
+def test_what_does_not_fit_is_left_to_others_and_said(build, said):
+    torch.manual_seed(5)
+    model, inputs, targets = build(), torch.randn(SIZE, 3, 4), torch.arange(SIZE)
+    with NormPass(model, loss_fn, inputs, targets) as norm_pass:
+        assert norm_pass.backend != "layerwise"
+        assert said in norm_pass.fallback
+        np.testing.assert_allclose(norm_pass(inputs, targets)[0].numpy(), reference(model, inputs), rtol=2e-4)
+    with pytest.raises(InputError, match=said):
+        per_example_gradient_norms(model, loss_fn, inputs, targets, backend="layerwise")
 
 
 def test_frozen_layers_cost_and_count_nothing():

@@ -1,3 +1,5 @@
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -57,6 +59,98 @@ def test_every_backend_is_autograds_norm_and_never_below_it(case, backend):
     expected = reference(model, PER_EXAMPLE, inputs, targets)
     assert np.all(norms >= expected * (1 - 1e-6))
     np.testing.assert_allclose(norms, expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_norms_do_not_depend_on_the_batch_they_are_taken_in(case):
+    build, draw, classes = CASES[case]
+    generator = torch.Generator().manual_seed(4)
+    model, inputs = build(), draw(generator)
+    targets = torch.randint(0, classes, (9,), generator=generator)
+    norm_pass = NormPass(model, PER_EXAMPLE, inputs, targets)
+    expected = reference(model, PER_EXAMPLE, inputs, targets)
+    for size, channels_last in product([1, 4, 9], [False, True]):
+        norm_pass.batch_size, norm_pass._channels_last = size, channels_last
+        norms, losses = norm_pass(inputs, targets)
+        np.testing.assert_allclose(norms.numpy() / (1 + norm_pass.slack), expected, rtol=1e-5)
+        torch.testing.assert_close(losses, PER_EXAMPLE(model(inputs), targets).detach())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_under_autocast_norms_are_those_of_its_arithmetic(case):
+    build, draw, classes = CASES[case]
+    generator = torch.Generator().manual_seed(5)
+    model, inputs = build(), draw(generator)
+    targets = torch.randint(0, classes, (9,), generator=generator)
+    expected = []
+    for i in range(9):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = PER_EXAMPLE(model(inputs[i : i + 1]), targets[i : i + 1]).sum()
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        expected.append(sum(float(g.double().square().sum()) for g in gradients) ** 0.5)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = NormPass(model, PER_EXAMPLE, inputs, targets)
+    assert low.backend == "layerwise"
+    norms = low(inputs, targets)[0].numpy()  # a step of training may end outside of autocast: the pass does not
+    assert np.all(norms >= expected)
+    np.testing.assert_allclose(norms / (1 + low.slack), expected, rtol=1e-2)
+    assert low.slack == pytest.approx(4 * torch.finfo(torch.bfloat16).eps, rel=0.01)
+
+
+def test_a_model_in_half_precision_has_its_own_slack():
+    inputs, targets = blobs(8).tensors
+    model = mlp().bfloat16()
+    norms = per_example_gradient_norms(model, PER_EXAMPLE, inputs.bfloat16(), targets).numpy()
+    expected = reference(model, PER_EXAMPLE, inputs.bfloat16(), targets)
+    assert np.all(norms >= expected)
+    np.testing.assert_allclose(norms, expected, rtol=0.06)
+
+
+def test_a_batch_that_does_not_fit_into_memory_is_halved(monkeypatch):
+    inputs, targets = blobs(32).tensors
+    model = mlp()
+    norm_pass = NormPass(model, PER_EXAMPLE, inputs, targets)
+    norm_pass.batch_size, run, sizes = 32, norm_pass._norms, []
+
+    def limited(some, labels):
+        sizes.append(len(labels))
+        if len(labels) > 9:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return run(some, labels)
+
+    monkeypatch.setattr(norm_pass, "_norms", limited)
+    norms = norm_pass(inputs, targets)[0].numpy()
+    assert sizes == [32, 16, 8, 8, 8, 8]
+    np.testing.assert_allclose(norms, reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-4)
+
+    def never(some, labels):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(norm_pass, "_norms", never)
+    with pytest.raises(InputError, match="one example does not fit into memory"):
+        norm_pass(inputs, targets)
+
+
+def test_a_closed_pass_gives_no_zeros():
+    inputs, targets = blobs(8).tensors
+    with NormPass(mlp(), PER_EXAMPLE, inputs, targets) as norm_pass:
+        pass
+    with pytest.raises(InputError, match="closed"):
+        norm_pass(inputs, targets)
+
+
+def test_another_error_is_not_taken_for_want_of_memory():
+    inputs, targets = blobs(8).tensors
+    norm_pass = NormPass(mlp(), PER_EXAMPLE, inputs, targets)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        norm_pass(inputs[:, :3], targets)
+
+
+def test_an_embedding_that_mixes_examples_is_refused():
+    model = nn.Sequential(nn.Embedding(10, 6, scale_grad_by_freq=True), nn.Flatten(), nn.Linear(24, 3))
+    tokens = torch.randint(0, 10, (8, 4))
+    with pytest.raises(InputError, match="scale_grad_by_freq mixes examples"):
+        per_example_gradient_norms(model, PER_EXAMPLE, tokens, torch.zeros(8, dtype=torch.long))
 
 
 def test_frozen_parameters_do_not_count():

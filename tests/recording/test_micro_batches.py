@@ -1,0 +1,40 @@
+import pytest
+import torch
+from torch import nn
+
+from indpriv.recording import micro_batches
+
+
+def test_what_fits_is_a_quarter_of_the_free_memory(monkeypatch):
+    monkeypatch.setattr(micro_batches, "free_memory", lambda device: 4000)
+    device = torch.device("cpu")
+    assert micro_batches.largest_that_fits(10, device, at_most=4096) == 100
+    assert micro_batches.largest_that_fits(10, device, at_most=64) == 64
+    assert micro_batches.largest_that_fits(10**9, device, at_most=64) == 1
+
+
+def test_the_machine_has_some_memory_free():
+    assert 2**20 < micro_batches.free_memory(torch.device("cpu")) < 2**50
+
+
+def test_saved_bytes_are_those_of_the_tensors_kept():
+    layer = nn.Linear(10, 3)
+    inputs = torch.randn(7, 10, requires_grad=True)
+    kept = micro_batches.saved_bytes(lambda: torch.tanh(layer(inputs)))
+    assert kept == 4 * (7 * 10 + 10 * 3 + 7 * 3)  # inputs, weight, output of tanh: each once
+
+
+@pytest.mark.parametrize(
+    ("seconds", "largest", "size"),
+    [
+        (lambda n: 1e-3 + 1e-6 * n, 4096, 4096),  # calls cost most: the more at once, the better
+        (lambda n: 1e-3 + 1e-3 * n, 4096, 128),  # takes a tenth of a second: calls no longer matter
+        (lambda n: 1e-5 * n if n <= 64 else 2e-5 * n, 4096, 16),
+        (lambda n: 1e-4 + (1e-5 if n <= 64 else 5e-5) * n, 4096, 64),
+        (lambda n: 1e-6 * n, 10, 10),
+    ],
+)
+def test_the_fastest_size(seconds, largest, size):
+    found, per_example = micro_batches.fastest_size(seconds, largest)
+    assert found == size
+    assert per_example == seconds(size) / size
