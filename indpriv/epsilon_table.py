@@ -4,7 +4,7 @@ An individual epsilon describes the run that happened. It is not a differential-
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +98,17 @@ class EpsilonTable:
     def at_worst_case(self) -> NDArray[np.bool_]:
         """(n_examples,) whether the example reached the worst case (it was clipped in every step)."""
         return self.epsilon >= self.worst_case_epsilon * (1 - 1e-9)
+
+    def take(self, kept: NDArray[np.bool_]) -> "EpsilonTable":
+        """The table of some of its examples, by a mask (n_examples,)."""
+        return replace(
+            self,
+            example_ids=self.example_ids[kept],
+            epsilon=self.epsilon[kept],
+            epsilon_lower=self.epsilon_lower[kept],
+            epsilon_upper=self.epsilon_upper[kept],
+            details={name: values[kept] for name, values in self.details.items()},
+        )
 
     def to_frame(self) -> pd.DataFrame:
         """One row per example: example_id, epsilon, epsilon_lower, epsilon_upper and the accountant's details.

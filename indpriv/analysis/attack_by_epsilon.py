@@ -66,7 +66,7 @@ class EpsilonBin:
 
 @dataclass(frozen=True)
 class ThresholdBins:
-    """The bins under one threshold, which half of the non-members chose to meet a false-positive rate."""
+    """The bins under one threshold, above which examples are accused; at most target_fpr of half of the non-members are."""
 
     target_fpr: float
     threshold: float
@@ -138,8 +138,8 @@ def attack_by_epsilon(
     worst, delta = members.worst_case_epsilon, members.account.delta
     parts = []
     for rate in TARGET_RATES:
-        threshold = float(np.quantile(others[choosing], 1 - rate, method="higher"))
-        accused = (mine >= threshold, others[reporting] >= threshold)
+        threshold = float(np.sort(others[choosing])[::-1][int(rate * len(choosing))])
+        accused = (mine > threshold, others[reporting] > threshold)
         epsilons = (members.epsilon, nonmember_epsilon[reporting])
         bins = [_bin(low, high, epsilons, accused, worst, delta, tests) for low, high in itertools.pairwise(edges)]
         parts.append(

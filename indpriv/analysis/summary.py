@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from indpriv.analysis.attack_by_epsilon import AttackByEpsilon
 from indpriv.analysis.attack_measures import AttackMeasures
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.distribution import Distribution
@@ -144,6 +145,7 @@ class AuditSummary:
         loss: epsilon against loss; None without an example table.
         groups: one table per column asked for.
         attacks: loss-threshold membership inference by column, on the DP model and on its twin without DP.
+        attack_by_epsilon: the attack in bins of epsilon; None where the hold-out's norms were not recorded.
         canaries: what canaries prove of the worst case; None where the run had none.
         fidelity: what larger K would have said, where exact values exist.
         spacing: how far the estimate still moves with the spacing of records, where none do.
@@ -165,6 +167,7 @@ class AuditSummary:
     loss: LossRelation | None
     groups: tuple[GroupTable, ...]
     attacks: tuple[ThresholdAttack, ...]
+    attack_by_epsilon: AttackByEpsilon | None
     canaries: AttackMeasures | None
     fidelity: tuple[Fidelity, ...]
     spacing: Spacing | None

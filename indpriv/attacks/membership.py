@@ -8,6 +8,8 @@ from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.partition import partition, to_floats
 
+LOSS_THRESHOLD = "loss threshold"
+
 
 def loss_scores(examples: ExampleTable, *, by: str | None = None) -> AttackScores:
     """Score every training and test example by minus its loss: what the model has learned by heart has a small loss.
@@ -45,6 +47,6 @@ def loss_scores(examples: ExampleTable, *, by: str | None = None) -> AttackScore
     return AttackScores(
         scores=-loss[known],
         member=(np.arange(len(loss)) < len(train))[known],
-        method="loss threshold",
+        method=LOSS_THRESHOLD,
         groups=groups,
     )

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from indpriv.analysis.attack_by_epsilon import AttackByEpsilon, attack_by_epsilon
 from indpriv.analysis.attack_measures import measure_attack
 from indpriv.analysis.disclosures import disclosures, hazards
 from indpriv.analysis.distribution import describe
@@ -21,7 +22,8 @@ from indpriv.analysis.guarantee import guarantee_of
 from indpriv.analysis.loss import LossRelation, relate_to_loss
 from indpriv.analysis.spacing import Spacing
 from indpriv.analysis.summary import AuditSummary, Range, RunFacts
-from indpriv.attacks.membership import loss_scores
+from indpriv.attack_scores import AttackScores
+from indpriv.attacks.membership import LOSS_THRESHOLD, loss_scores
 from indpriv.audit.run_directory import EXAMPLES, EXAMPLES_NON_DP, Evidence
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
@@ -39,6 +41,7 @@ def summarise(
     by: Sequence[str] = (),
     fidelity: Sequence[Fidelity] = (),
     spacing: Spacing | None = None,
+    holdout: EpsilonTable | None = None,
     seed: int = 0,
     command: str = "",
 ) -> AuditSummary:
@@ -52,6 +55,7 @@ def summarise(
         by: columns to group by; see `audit`.
         fidelity: see `fidelity_against_k`.
         spacing: see `effect_of_spacing`.
+        holdout: epsilons that the test examples would have had on the same trajectory.
         seed: of the attack's random choices.
         command: reproduces the audit.
     """
@@ -60,6 +64,7 @@ def summarise(
     loss: LossRelation | None = None
     groups: tuple[GroupTable, ...] = ()
     attacks: tuple[ThresholdAttack, ...] = ()
+    by_epsilon: AttackByEpsilon | None = None
     if evidence.examples is not None:
         train = evidence.examples.aligned(table.example_ids)
         columns, left_out = choose_groups(train, by, evidence.declared.groups)
@@ -67,6 +72,7 @@ def summarise(
         loss = relate_to_loss(table, to_floats(train["loss"]), seed=seed)
         groups = group_tables(table, train, evidence.examples.test, columns, seed=seed)
         attacks = _attacks(evidence, columns, seed)
+        by_epsilon = _by_epsilon(table, holdout, evidence.examples, seed)
     elif by:
         raise InputError(f"--by {by[0]}: this run has no {EXAMPLES}, which holds the groups; audit it without --by")
     versions = {library: _version(library) for library in ("indpriv", "numpy", "scipy", "pandas", "pyarrow")}
@@ -85,6 +91,7 @@ def summarise(
         loss=loss,
         groups=groups,
         attacks=attacks,
+        attack_by_epsilon=by_epsilon,
         canaries=None
         if evidence.canaries is None
         else measure_attack(evidence.canaries, delta=table.account.delta, seed=seed),
@@ -197,6 +204,23 @@ def choose_groups(train: pd.DataFrame, by: Sequence[str], declared: Sequence[str
         else:
             chosen.append(column)
     return chosen, left_out
+
+
+def _by_epsilon(
+    table: EpsilonTable, holdout: EpsilonTable | None, examples: ExampleTable, seed: int
+) -> AttackByEpsilon | None:
+    """The loss threshold by epsilon, of the examples that have a loss; None without epsilons of the hold-out."""
+    if holdout is None or examples.test.empty:
+        return None
+    mine = to_floats(examples.aligned(table.example_ids)["loss"])
+    others = to_floats(examples.test.set_index("example_id")["loss"].reindex(holdout.example_ids))
+    kept = [~np.isnan(loss) for loss in (mine, others)]
+    scores = AttackScores(
+        scores=-np.concatenate([mine[kept[0]], others[kept[1]]]),
+        member=np.repeat([True, False], [int(part.sum()) for part in kept]),
+        method=LOSS_THRESHOLD,
+    )
+    return attack_by_epsilon(scores, table.take(kept[0]), holdout.epsilon[kept[1]], seed=seed)
 
 
 def _attacks(evidence: Evidence, columns: Sequence[str], seed: int) -> tuple[ThresholdAttack, ...]:

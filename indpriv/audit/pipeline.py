@@ -65,6 +65,7 @@ def audit(
     evidence = replace(evidence, checks=tuple(verify(path)))
     tell(CHECKING, 1, 1)
     table = accounting(log, progress=lambda done, total: tell(ACCOUNTING, done, total))
+    holdout = None if evidence.holdout is None else accounting(evidence.holdout)
     fidelity = fidelity_against_k(log, accounting, table, tell)
     spacing = None if fidelity else effect_of_spacing(log, accounting, table, tell)
     tell(ANALYSING, 0, 1)
@@ -76,6 +77,7 @@ def audit(
         by=by,
         fidelity=fidelity,
         spacing=spacing,
+        holdout=holdout,
         seed=seed,
         command=_command(path, output_dir, accounting, by, unreadable, seed),
     )

@@ -19,6 +19,7 @@ from indpriv.norm_log import NormLog
 from indpriv.norm_log_reader import read_state
 
 EXAMPLES, EXAMPLES_NON_DP, CANARIES = "examples.parquet", "examples-non-dp.parquet", "canaries.parquet"
+HOLDOUT = "holdout"
 
 _RUN_DIRECTORY = (
     f"a run directory is what a Recorder writes: {JOURNAL}, ids.parquet, records/, run.json, and at the end {EXAMPLES}"
@@ -35,6 +36,7 @@ class Evidence:
         declared: run.json, on the word of whoever trained.
         recorder: what the recorder read from the optimizer and the loader.
         checks: assumptions held against the evidence.
+        holdout: norms of the test examples on the same trajectory; None where they were not recorded.
         canaries: scores of examples that fair coins included or left out; None where the run had none.
     """
 
@@ -44,6 +46,7 @@ class Evidence:
     recorder: Mapping[str, Any] = field(default_factory=dict)
     checks: Sequence[Check] = ()
     canaries: AttackScores | None = None
+    holdout: NormLog | None = None
 
 
 def open_run(path: Path, unreadable: str = "refuse") -> tuple[NormLog, Evidence]:
@@ -66,6 +69,7 @@ def open_run(path: Path, unreadable: str = "refuse") -> tuple[NormLog, Evidence]
         non_dp=_table(path / EXAMPLES_NON_DP, declared),
         declared=declared,
         canaries=AttackScores.from_file(path / CANARIES) if (path / CANARIES).is_file() else None,
+        holdout=NormLog.open(path / HOLDOUT, unreadable=unreadable) if (path / HOLDOUT / JOURNAL).is_file() else None,
         recorder={
             **header["run"],
             "seeded": header["run"].get("seeded", False) or any(session["seeded"] for session in state.evidence),

@@ -54,7 +54,7 @@ def print_audit(summary: AuditSummary, console: Console) -> None:
     _section(console, "THIS RUN", _run_lines(summary))
     for table in _first_tables(summary.groups):
         _print_worse_off(table, console)
-    _section(console, "ATTACK", [*_attack_lines(summary.attacks), *_canary_lines(summary)])
+    _section(console, "ATTACK", [*_attack_lines(summary.attacks), *_bin_lines(summary), *_canary_lines(summary)])
     if summary.fidelity:
         _section(console, "FIDELITY", _fidelity_lines(summary.fidelity))
     if summary.spacing is not None:
@@ -279,6 +279,19 @@ def _attack_lines(attacks: Sequence[ThresholdAttack]) -> list[str | Text]:
         names = ", ".join(map(_cut, beating[:4])) + (", ..." if len(beating) > 4 else "")
         return [text, Text(f"Above chance (95 % intervals, each by itself): {names}.", style="yellow")]
     return [text, "None seen is not none."]
+
+
+def _bin_lines(summary: AuditSummary) -> list[str | Text]:
+    """What the attack by epsilon calls for."""
+    found = summary.attack_by_epsilon
+    if found is None:
+        return []
+    if found.findings:
+        return [Text(f"{found.findings} bins of epsilon lie above what the WORST CASE allows: a finding.", "bold red")]
+    if found.places_to_look:
+        text = f"{found.places_to_look} bins of epsilon lie above what their epsilon would allow: look there."
+        return [Text(text, "yellow")]
+    return ["No bin of epsilon lies above what its epsilon would allow."]
 
 
 def _canary_lines(summary: AuditSummary) -> list[str | Text]:

@@ -107,6 +107,7 @@ class RecordingConfig(_Section):
 
     Attributes:
         every, growth, longest, free_records, exact_examples: as of `RecordingPolicy`.
+        record_holdout: also record the test examples' norms, for attacks judged by epsilon.
         rounding: of norms, as a fraction of max_grad_norm; 0 keeps full precision.
         rounding_mode: "up" (never under-reports) or "nearest" (the paper's).
     """
@@ -118,6 +119,7 @@ class RecordingConfig(_Section):
     rounding: float = field(default=0.01, metadata={"check": number(at_least=0, at_most=1)})
     rounding_mode: str = field(default="up", metadata={"check": one_of(("up", "nearest"))})
     exact_examples: int = field(default=0, metadata={"check": whole(0)})
+    record_holdout: bool = field(default=False, metadata={"check": flag})
 
     def __post_init__(self) -> None:
         super().__post_init__()

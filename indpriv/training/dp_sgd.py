@@ -174,6 +174,7 @@ def _make_recorder(
         rounding_mode=config.recording.rounding_mode,
         individual_clipping=config.training.individual_clipping,
         test_set=tensor_set(dataset.test),
+        record_holdout=config.recording.record_holdout,
         metadata=dataset.train.metadata,
         test_metadata=dataset.test.metadata,
         seeded=randomness.seeded,

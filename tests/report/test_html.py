@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from indpriv.analysis.declared import Declared
+from indpriv.attack_scores import AttackScores
 from indpriv.audit import Evidence, summarise
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.evidence import Check
@@ -277,3 +278,31 @@ def test_an_estimate_says_so(summary):
     ).text
     assert "An estimate. Only 3 of 30 steps were recorded." in text
     assert "Exact for this trajectory" not in text
+
+
+def test_bins_of_epsilon_stand_beside_their_line(run):
+    log, examples = run
+    rng = np.random.default_rng(0)
+    holdout = epsilon_table(rng.uniform(0.1, 1.9, len(examples.test)), worst_case=1.9)
+    summary = summary_of(*run, holdout=holdout, **SHORT)
+    text = Page(render_html(summary)).text.replace("\u00a0", " ")
+    assert "Threshold for a false-positive rate of 10 %" in text
+    assert "which individual epsilon is not" in text
+    leaky = examples.frame.assign(loss=np.where(examples.frame["split"] == "train", 0.001, 2.0))
+    table = epsilon_table(np.full(log.n_examples, 0.02))
+    found = summarise(log, table, Evidence(ExampleTable(leaky)), name="x", by=["sex"], holdout=holdout)
+    assert found.attack_by_epsilon.findings > 0
+    assert "A finding against the run" in Page(render_html(found)).text
+
+
+def test_canaries_that_prove_too_much_are_a_finding(run):
+    member = np.arange(400) % 2 == 0
+    canaries = AttackScores(member.astype(float), member, "canaries", fair_coins=True)
+    text = Page(render_html(summary_of(*run, evidence={"canaries": canaries}, **SHORT))).text.replace("\u00a0", " ")
+    assert "Null calibration" in text
+    assert "The canaries prove a worst-case epsilon of at least" in text
+    assert "above the 1.90 accounted" in text
+    blind = AttackScores(np.zeros(400), member, "canaries", fair_coins=True)
+    text = Page(render_html(summary_of(*run, evidence={"canaries": blind}, **SHORT))).text
+    assert "A finding against the run" not in text
+    assert "a worst-case epsilon of at least 0 at delta" in text

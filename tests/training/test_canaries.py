@@ -16,7 +16,7 @@ from .test_dp_sgd import config, toy
 def run_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("canaries") / "run"
     with dp_sgd.quiet_opacus():
-        train_with_canaries(config(recording={"rounding": 0.01}), folder, 100, dataset=toy())
+        train_with_canaries(config(recording={"rounding": 0.01, "record_holdout": True}), folder, 100, dataset=toy())
     return folder
 
 
@@ -36,6 +36,7 @@ def test_only_included_canaries_are_trained_on(run_dir):
 def test_the_audit_of_the_run_has_them(run_dir, tmp_path):
     summary = audit(run_dir, tmp_path / "audit", by=["canary"])
     assert summary.canaries.overall.n_members + summary.canaries.overall.n_nonmembers == 100
+    assert summary.attack_by_epsilon.findings == 0
     assert summary.canaries.delta == summary.account.delta
     assert summary.canaries.overall.bound.epsilon < summary.guarantee.worst_case_epsilon
     assert {row.name for row in summary.groups[0].rows} == {"True", "False"}
