@@ -20,6 +20,7 @@ from indpriv.recording.checkpoint_files import Content, is_checkpoint, read_cont
 from indpriv.recording.weights import LoadFn, fingerprint_of, state_of
 
 _STEP_KEYS = ("step", "global_step", "steps", "iteration")  # indpriv and most scripts, Lightning, others
+_OPTIMIZER_KEYS = ("optimizer_state_dict", "optimizer")
 _STEP_WORDS = ("step", "steps", "iter", "iteration", "checkpoint", "ckpt", "globalstep")
 _EPOCH_WORDS = ("epoch", "epochs", "ep", "e")
 _MAX_STEP = 10**12
@@ -38,12 +39,14 @@ class SavedModel:
         step: number of updates the model has had.
         history: of Opacus's accountant, from the first step; () where the file holds none.
         clipping_moves: the file holds the state of an Opacus clipping scheduler: max_grad_norm is not one number.
+        n_trained: parameter tensors that the optimizer whose state the file holds trained; None without one.
     """
 
     path: Path
     step: int
     history: tuple[Span, ...]
     clipping_moves: bool
+    n_trained: int | None = None
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,7 @@ class _Inside:
     stored_step: int | None
     history: tuple[Span, ...] | None
     clipping_moves: bool
+    n_trained: int | None
 
 
 def _look_inside(content: Content) -> _Inside:
@@ -161,6 +165,7 @@ def _look_inside(content: Content) -> _Inside:
         stored_step=content.step if content.step is not None else _stored_step(values),
         history=_history(content.path, values),
         clipping_moves="grad_clip_scheduler_state_dict" in values,
+        n_trained=_trained(values),
     )
 
 
@@ -189,7 +194,18 @@ def _identify(saved: _Inside, name_step: int | None) -> tuple[SavedModel, list[s
         for other, by in others
         if other is not None and other != step
     ]
-    return SavedModel(path, step, saved.history or (), saved.clipping_moves), notes
+    return SavedModel(path, step, saved.history or (), saved.clipping_moves, saved.n_trained), notes
+
+
+def _trained(values: Mapping[Any, Any]) -> int | None:
+    """How many parameter tensors the optimizer in a file trained."""
+    several = values.get("optimizer_states")  # of Lightning
+    first = several[0] if isinstance(several, list) and len(several) == 1 else None
+    for state in (*(values.get(key) for key in _OPTIMIZER_KEYS), first):
+        groups = state.get("param_groups") if isinstance(state, Mapping) else None
+        if isinstance(groups, list) and all(isinstance(group, Mapping) for group in groups):
+            return sum(len(group["params"]) for group in groups if isinstance(group.get("params"), list))
+    return None
 
 
 def _stored_step(values: Mapping[Any, Any]) -> int | None:

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -190,6 +191,11 @@ def norms_in_order(measuring: Measuring, paths: Sequence[Path], workers: Workers
                 if not waiting:
                     return
                 yield waiting.popleft().result()
+        except BrokenProcessPool as error:
+            raise InputError(
+                f"one of {workers.processes} processes ended without a word, as they do where memory runs out; use fewer "
+                "processes or a smaller batch_size. Checkpoints done so far are kept"
+            ) from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 

@@ -149,6 +149,7 @@ def _make_plan(folder: Path, spec: AuditSpec, options: StepOptions) -> _Plan:
     problems = list(found.problems)
     model = spec.model()
     problems += [problem for saved in found.models if (problem := _misfit(saved.path, spec, model))]
+    problems += _frozen(found.models, model)
     if found.models:
         resolved = resolve(folder, found, options, spec.n_examples)
         problems += resolved.problems
@@ -166,6 +167,18 @@ def _misfit(path: Path, spec: AuditSpec, model: nn.Module) -> str:
     except InputError as error:
         return naming(path, error)
     return ""
+
+
+def _frozen(models: Sequence[SavedModel], model: nn.Module) -> list[str]:
+    """Whether the model trains as many parameters as the optimizer in the checkpoints did: a norm is of those alone."""
+    trainable = sum(parameter.requires_grad for parameter in model.parameters())
+    for saved in models:
+        if saved.n_trained is not None and saved.n_trained != trainable:
+            return [
+                f"the optimizer in {saved.path.name} trained {saved.n_trained} parameter tensors, the spec's model has "
+                f"{trainable} that require a gradient: freeze in model() what was frozen in training, and nothing else"
+            ]
+    return []
 
 
 def _header(

@@ -5,6 +5,7 @@ import struct
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -87,6 +88,34 @@ def test_constructors_that_torch_allows_but_which_can_fill_the_memory(tmp_path, 
         archive.writestr("a/data.pkl", program)
         archive.writestr("a/version", "3\n")
     refused(tmp_path / "a.pt", attribute)
+
+
+@pytest.mark.parametrize(
+    "number", [np.float64(1.5), np.float32(1.5), np.int64(-3), np.uint8(7), np.bool_(True), np.float16(0.5)]
+)
+def test_numpy_numbers_are_read_as_numbers(tmp_path, number):
+    torch.save({"loss": number, "weight": torch.ones(2)}, tmp_path / "a.pt")
+    loss = read_content(tmp_path / "a.pt").values["loss"]
+    assert loss == number.item()
+    assert type(loss) is type(number.item())
+
+
+@pytest.mark.parametrize(
+    "value", [np.str_("x"), np.datetime64("2020-01-01"), np.ones(3), np.complex128(1j), np.void(b"xx")]
+)
+def test_other_numpy_values_are_refused(tmp_path, value):
+    torch.save({"value": value}, tmp_path / "a.pt")
+    refused(tmp_path / "a.pt", "numpy")
+
+
+def test_an_object_disguised_as_a_numpy_number(tmp_path):
+    inner = b"cnumpy\ndtype\nX\x02\x00\x00\x00O8\x85R"
+    program = b"\x80\x02cnumpy._core.multiarray\nscalar\n" + inner + b"X\x01\x00\x00\x00a\x86R."
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
+        archive.writestr("a/data.pkl", program)
+        archive.writestr("a/version", "3\n")
+        archive.writestr("a/byteorder", "little")
+    refused(tmp_path / "a.pt", "a numpy value of type 'O8'")
 
 
 def test_a_zip_bomb(tmp_path, saved):

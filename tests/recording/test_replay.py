@@ -338,6 +338,16 @@ def test_specs_that_do_not_belong_to_the_checkpoints(trained, tmp_path, spec, wo
     assert words in str(error.value)
 
 
+def test_parameters_that_were_frozen_in_training_and_are_not_in_the_spec(trained, tmp_path):
+    def half_frozen():
+        model = mlp()
+        model[0].requires_grad_(False)
+        return model
+
+    with pytest.raises(InputError, match=r"trained 4 parameter tensors, the spec's model has 2 .* freeze in model\(\)"):
+        replay(trained / "checkpoints", spec_with(model=half_frozen), tmp_path / "replay", options=TOLD)
+
+
 def test_batchnorm_is_refused_and_dropout_explained(tmp_path):
     def normed():
         return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
