@@ -131,6 +131,7 @@ class _Encoded:
 def _as_yu2023(log: NormLog) -> NormLog:
     """The log with the paper's rounding; InputError where its own rounding is another."""
     paper = Levels(0.01, "nearest")
+    log = replace(log, free=None)  # the paper has full records only
     if log.levels == paper:
         return log
     if log.levels is not None:

@@ -91,7 +91,7 @@ class UnrolledSpans:
         )
         if levels is None or max_grad_norm.min() == max_grad_norm.max():
             return replace(block, rows=spans.by_step(spans.norm, spans.tie_norm))
-        relative = spans.by_step(_relative(levels, spans.norm), _relative(levels, spans.tie_norm))
+        relative = spans.by_step(relative_of(levels, spans.norm), relative_of(levels, spans.tie_norm))
         taken_at = spans.by_step(max_grad_norm[spans.step], max_grad_norm[spans.tie_step])
         rows = replace(levels, rounding_mode="up").encode(relative * (taken_at / max_grad_norm[:, None]), 1.0)
         return replace(block, rows=rows)
@@ -118,17 +118,22 @@ def _norms_per_example(log: NormLog) -> int:
 
 
 def _spans(log: NormLog, between_records: str, block: Block) -> Spans:
+    known, value = known_of(log, block)
+    return known.spans(between_records, log.total_steps, value)
+
+
+def known_of(log: NormLog, block: Block) -> tuple[Known, FloatArray | None]:
+    """The norms known of a block, and by which values they compare where they do not compare as they are."""
     clipped = np.inf if log.levels is None else log.levels.top + 1
     rows = block.rows if log.levels is None else np.minimum(block.rows, np.asarray(clipped, block.rows.dtype))
     known = Known.of(rows, log.recorded_steps, block.free, clipped=clipped, total_steps=log.total_steps)
     max_grad_norm = log.settings.max_grad_norm
     if log.levels is None or max_grad_norm.min() == max_grad_norm.max():
-        return known.spans(between_records, log.total_steps)
-    value = _relative(log.levels, known.norm) * max_grad_norm[known.step]
-    return known.spans(between_records, log.total_steps, value)
+        return known, None
+    return known, relative_of(log.levels, known.norm) * max_grad_norm[known.step]
 
 
-def _relative(levels: Levels, codes: NDArray[Any]) -> FloatArray:
+def relative_of(levels: Levels, codes: NDArray[Any]) -> FloatArray:
     """Relative norms that codes stand for; infinity where clipped, whose norm is unknown."""
     bounds: FloatArray = np.append(levels.fractions, np.inf)
     found: FloatArray = bounds[np.minimum(codes, levels.top + 1)]

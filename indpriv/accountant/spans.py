@@ -100,6 +100,21 @@ class Known:
         each = np.diff(np.append(first, len(step)))
         return cls(np.repeat(np.arange(n_examples, dtype=np.int32), each), step, norm, first, free_at)
 
+    def in_place_of_free(self, between_records: str, value: FloatArray | None = None) -> IntArray:
+        """(n_entries,) index of the norm that would govern the step of each free record if that one were not known.
+
+        value: as of `spans`.
+        """
+        before, after = self.free - 1, np.minimum(self.free + 1, len(self.step) - 1)
+        if between_records == "last":
+            return before
+        compared = self.norm if value is None else value
+        away_before, away_after = self.step[self.free] - self.step[before], self.step[after] - self.step[self.free]
+        later = (away_after < away_before) | ((away_after == away_before) & (compared[after] > compared[before]))
+        someone = (after > self.free) & (self.example[after] == self.example[self.free])
+        known_before = before != self.first[self.example[self.free]]
+        return np.where(later & someone & known_before, after, before)
+
     def spans(self, between_records: str, total_steps: int, value: FloatArray | None = None) -> Spans:
         """What governs each step, by "last" or "closest".
 
