@@ -62,6 +62,19 @@ def check_sample_rate(value: ArrayLike) -> FloatArray:
     )
 
 
+def check_row(
+    name: str, value: ArrayLike, accepts: Callable[[FloatArray], NDArray[np.bool_]], expected: str, *, least: int = 0
+) -> FloatArray:
+    """Return one number or one row of numbers as (n,) float64 with n of at least `least`, each of which is accepted."""
+    try:
+        row = np.atleast_1d(np.asarray(value, dtype=np.float64))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name}={value!r} must be {expected}") from error
+    if row.ndim != 1 or len(row) < least or not np.all(accepts(row)):
+        raise InputError(f"{name}={value!r} must be {expected}")
+    return row
+
+
 def check_rounding(rounding: float) -> float:
     """Return the rounding step as a fraction of max_grad_norm, in [0, 1]; 0 means full float precision."""
     if not (isinstance(rounding, int | float) and math.isfinite(rounding) and 0 <= rounding <= 1):

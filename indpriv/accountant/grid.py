@@ -30,9 +30,9 @@ IntArray = NDArray[np.int64]
 NODE_RATIO = 1.5e-3  # relative distance of neighbouring shifts: RDP is overstated by about 1e-6
 WHOLE_RATIO = 5e-3  # the same where steps are not shared: cells are dear to accountants of loss distributions
 EXACT_RATES = 32  # so many distinct sample rates keep a grid each
-_RATE_RATIO, _RATE_NODES = 3e-3, 256  # where there are more: by under 5e-6, and more where they span above a factor 2
+_RATE_RATIO, _RATE_NODES = 3e-3, 256  # where there are more: by under 5e-6, and more where cells are too many
 _FEWEST_SHIFTS = 256
-_MAX_CELLS = 1 << 16  # what many rates leave to shifts; RDP is overstated by up to 1e-3 where both vary widely
+_MAX_CELLS = 1 << 16  # of a grid; RDP is overstated by 1e-4 where rates vary by a factor 2, and by up to 1e-3 beyond
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,10 @@ class NodeGrid:
         """
         rates = np.unique(sample_rate)
         if len(rates) > EXACT_RATES:
-            n_rates = min(_RATE_NODES, int(np.log(rates[-1] / rates[0]) / _RATE_RATIO) + 2)
+            span = float(np.log(rates[-1] / rates[0]))
+            # As fine in rates as in shifts, with as many nodes as there may be: both overstate by their ratio squared
+            ratio = 0.0 if own is not None else float(np.sqrt(span * np.log(shifts[1] / shifts[0]) / _MAX_CELLS))
+            n_rates = min(_RATE_NODES, int(span / max(ratio, _RATE_RATIO)) + 2)
             rates = np.geomspace(rates[0], rates[-1], max(n_rates, EXACT_RATES + 1))
         if own is not None and len(own) * len(rates) <= _MAX_CELLS:
             return cls(np.unique(np.append(own, 0.0)), rates, False, between_nodes)

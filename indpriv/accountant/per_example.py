@@ -48,7 +48,8 @@ def account(
     Returns:
         the table; no epsilon exceeds its worst_case_epsilon. Details of "rdp": best_order, and order_at_boundary where
         a wider range of orders might give less. Of "pld": bracket ("certified", "checked" or "fallback") and
-        rdp_epsilon; norms without rounding, and steps under thousands of settings, are rounded up by at most 0.5 percent (its lower end: down).
+        rdp_epsilon; norms without rounding, and steps under thousands of settings, are rounded up for it by at most 0.5
+        percent (its lower end: down), and by about 1 percent, like sample rates, where both occur with very many rates.
 
     Raises:
         InputError: a bad argument, units of several rows, or a log that does not fit the preset.

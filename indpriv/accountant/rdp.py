@@ -67,10 +67,13 @@ def compute_rdp(
 
 def check_orders(orders: ArrayLike) -> FloatArray:
     """Rényi orders as (n_orders,) float64; InputError unless each is finite and above 1."""
-    values = np.atleast_1d(np.asarray(orders, dtype=np.float64))
-    if values.ndim != 1 or not len(values) or not np.all(np.isfinite(values) & (values > 1)):
-        raise InputError(f"orders={orders!r} must be one row of finite numbers above 1, e.g. [1.5, 2, 4, 8, 16, 32]")
-    return values
+    return checks.check_row(
+        "orders",
+        orders,
+        lambda x: np.isfinite(x) & (x > 1),
+        "finite numbers above 1, e.g. [1.5, 2, 4, 8, 16, 32]",
+        least=1,
+    )
 
 
 def renyi_divergences(shifts: FloatArray, sample_rates: FloatArray, orders: FloatArray) -> FloatArray:

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from indpriv import checks
 from indpriv.accountant import curves
 from indpriv.accountant.blocks import Progress, in_blocks
 from indpriv.accountant.method import Method
@@ -23,7 +24,6 @@ from indpriv.accountant.prepared import PreparedLog, WorstSteps
 from indpriv.accountant.rows import Block
 from indpriv.accountant.trajectory import Participations
 from indpriv.epsilon_table import DISCLAIMER, Account
-from indpriv.errors import InputError
 from indpriv.norm_log import NormLog
 
 FloatArray = NDArray[np.float64]
@@ -195,12 +195,12 @@ class Readings:
         cls, false_positive_rate: ArrayLike, epsilon: ArrayLike, *, delta: float, largest_epsilon: float
     ) -> Readings:
         """Check what is asked for."""
-        rates = np.atleast_1d(np.asarray(false_positive_rate, np.float64))
-        epsilons = np.atleast_1d(np.asarray(epsilon, np.float64))
-        if rates.ndim != 1 or not np.all((rates > 0) & (rates < 1)):
-            raise InputError(f"false_positive_rate={false_positive_rate!r} must be numbers in (0, 1), e.g. 0.001")
-        if epsilons.ndim != 1 or not np.all(np.isfinite(epsilons) & (epsilons >= 0)):
-            raise InputError(f"epsilon={epsilon!r} must be finite numbers of at least 0, e.g. 1.0")
+        rates = checks.check_row(
+            "false_positive_rate", false_positive_rate, lambda x: (x > 0) & (x < 1), "numbers in (0, 1), e.g. 0.001"
+        )
+        epsilons = checks.check_row(
+            "epsilon", epsilon, lambda x: np.isfinite(x) & (x >= 0), "finite numbers of at least 0, e.g. 1.0"
+        )
         return cls(rates, epsilons, delta, largest_epsilon)
 
     def off(self, up: Participations, down: Participations) -> Risk:

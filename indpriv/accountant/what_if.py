@@ -143,8 +143,8 @@ def noise_for_quantile(log: NormLog, target_epsilon: float, method: Method, *, q
     Raises:
         InputError: a bad target or quantile, or a target that the examples stay below however little noise there is.
     """
-    if not 0 < quantile <= 1:
-        raise InputError(f"quantile={quantile} is not in (0, 1]; pass the share of the examples, e.g. 0.5")
+    if not (isinstance(quantile, int | float | np.number) and 0 < quantile <= 1):
+        raise InputError(f"quantile={quantile!r} is not in (0, 1]; pass the share of the examples, e.g. 0.5")
     tables: dict[float, EpsilonTable] = {}
 
     def reached(scale: float) -> float:
@@ -162,9 +162,11 @@ def noise_for_quantile(log: NormLog, target_epsilon: float, method: Method, *, q
 
 
 def _checked_target(target_epsilon: float) -> float:
-    if not (np.isfinite(target_epsilon) and target_epsilon > 0):
-        raise InputError(f"target_epsilon={target_epsilon} is not a finite number above 0")
-    return float(target_epsilon)
+    expected = "one finite number above 0"
+    found = checks.check_row("target_epsilon", target_epsilon, lambda x: np.isfinite(x) & (x > 0), expected, least=1)
+    if len(found) > 1:
+        raise InputError(f"target_epsilon={target_epsilon!r} must be {expected}")
+    return float(found[0])
 
 
 def _smallest_scale(reached: Callable[[float], float], target: float) -> tuple[float, float]:

@@ -174,9 +174,9 @@ def test_whole_counts_enclose_the_run(rounding, n_rates):
         ("noise_multiplier", 0.0, 3e-6),
         ("noise_multiplier", 0.05, 3e-6),
         ("sample_rate", 0.05, 5e-6),
-        ("sample_rate", 0.0, 4e-4),
-        ("both", 0.05, 3e-4),
-        ("both", 0.0, 2e-3),
+        ("sample_rate", 0.0, 7e-5),
+        ("both", 0.05, 6e-5),
+        ("both", 0.0, 2e-4),
     ],
 )
 def test_hundreds_of_distinct_settings(varying, rounding, excess):

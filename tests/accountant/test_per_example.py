@@ -190,6 +190,9 @@ def test_preset_reproduces_the_paper():
         ({"between_records": "next"}, "between_records='next'"),
         ({"preset": "yu2024"}, "preset='yu2024'"),
         ({"orders": [0.5]}, "orders"),
+        ({"orders": []}, "orders"),
+        ({"orders": "many"}, "orders"),
+        ({"workers": 0}, "workers=0"),
     ],
 )
 def test_bad_arguments(arguments, match):

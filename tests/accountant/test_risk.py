@@ -120,6 +120,8 @@ def test_blocks_do_not_change_the_answer_and_progress_is_told(table, monkeypatch
         ({"false_positive_rate": [0.1, np.nan]}, "false_positive_rate"),
         ({"epsilon": -1.0}, "epsilon"),
         ({"epsilon": np.inf}, "epsilon"),
+        ({"epsilon": ["one"]}, "epsilon"),
+        ({"epsilon": [[1.0]]}, "epsilon"),
         ({"between_records": "next"}, "between_records"),
         ({"workers": 0}, "workers"),
     ],

@@ -113,9 +113,9 @@ def test_targets_that_cannot_be_met_are_refused():
         noise_for_quantile(log, 1.0, METHOD, quantile=0.5)
     with pytest.raises(InputError, match="needs more than"):
         noise_for_worst_case(log, 1e-9, Method(delta=1e-12))
-    for target in (0.0, -1.0, np.nan, np.inf):
+    for target in (0.0, -1.0, np.nan, np.inf, "one", [1.0, 2.0]):
         with pytest.raises(InputError, match="target_epsilon"):
             noise_for_worst_case(log, target, METHOD)
-    for quantile in (0.0, 1.1, np.nan):
+    for quantile in (0.0, 1.1, np.nan, "half"):
         with pytest.raises(InputError, match="quantile"):
             noise_for_quantile(log, 1.0, METHOD, quantile=quantile)
