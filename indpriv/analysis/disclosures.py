@@ -115,7 +115,11 @@ def _how(run: RunFacts, account: Account, checks: Sequence[Check]) -> list[Discl
         ),
         Disclosure("sample_rate", format_range(run.sample_rate), settings),
         Disclosure("noise_multiplier", format_range(run.noise_multiplier), settings),
-        Disclosure("max_grad_norm", format_range(run.max_grad_norm), _read_from(run, "clipping")),
+        Disclosure(
+            "max_grad_norm",
+            format_range(run.max_grad_norm),
+            DECLARED if run.recorder.get("replayed") else _read_from(run, "clipping"),
+        ),
         Disclosure("Clip mode", _clip_mode(run), _clip_status(run, checks)),
         Disclosure(
             "Normalisation of the gradient", _normalisation(run), _read_from(run, "loss_reduction"), private=True

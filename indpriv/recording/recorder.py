@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from indpriv import checks
 from indpriv.errors import InputError
-from indpriv.example_table import ExampleTable, check_metadata
+from indpriv.example_table import check_metadata
 from indpriv.files import write_json
 from indpriv.levels import Levels
 from indpriv.norm_log import UNITS, check_ids, check_norms, check_unit_ids
@@ -37,7 +37,7 @@ from indpriv.recording.interrupts import deferred_interrupts
 from indpriv.recording.norm_backends import LossFn, check_losses
 from indpriv.recording.norms import NormPass
 from indpriv.recording.opacus_run import OpacusRun, TrainedBatch
-from indpriv.recording.passes import Examples, final_rows, norms_of
+from indpriv.recording.passes import Examples, example_table, norms_of
 from indpriv.recording.tally import StepSetting
 from indpriv.recording_policy import RecordingPolicy
 
@@ -268,31 +268,16 @@ class Recorder:
 
     def _write_examples(self, run: OpacusRun, norm_pass: NormPass, examples: Examples) -> None:
         with norm_pass.evaluation() as model:
-            rows = [
-                final_rows(
-                    model,
-                    self._loss_fn,
-                    examples,
-                    split="train",
-                    ids=self._ids,
-                    unit_ids=self._unit_ids,
-                    metadata=self._metadata,
-                )
-            ]
-            if self._test_set is not None:
-                test = self._test_examples(run)
-                rows.append(
-                    final_rows(
-                        model,
-                        self._loss_fn,
-                        test,
-                        split="test",
-                        ids=np.arange(len(test)),
-                        unit_ids=None,
-                        metadata=self._test_metadata,
-                    )
-                )
-        table = ExampleTable(pd.concat(rows, ignore_index=True))
+            table = example_table(
+                model,
+                self._loss_fn,
+                examples,
+                None if self._test_set is None else self._test_examples(run),
+                ids=self._ids,
+                unit_ids=self._unit_ids,
+                metadata=self._metadata,
+                test_metadata=self._test_metadata,
+            )
         table.to_parquet(self.run_dir / "examples.parquet")
 
 
