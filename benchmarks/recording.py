@@ -1,11 +1,18 @@
 """What taking norms costs: ratios to a plain forward and backward pass of the same batch, measured in the same run.
 
-python benchmarks/recording.py
+python benchmarks/recording.py [--one-core]
+
+A norm pass divides the batch as it finds best, and so may every backend here; the plain pass is timed whole, as in training,
+and once more in our own pieces.
 """
 
+import argparse
+import copy
 import os
 import time
 import warnings
+from collections.abc import Callable
+from functools import partial
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -18,6 +25,8 @@ from indpriv.training.models import build_model
 
 BACKENDS = ("layerwise", "ghost", "hooks", "functorch")
 ROUNDS = 7
+CHECKED = 16  # examples of each model that are held against float64
+LOSS = nn.CrossEntropyLoss(reduction="none")
 
 
 class Transformer(nn.Module):
@@ -56,33 +65,75 @@ CASES = {
 }
 
 
-def compare(name: str) -> None:
+def float64_norms(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """One example at a time by autograd in float64."""
+    model = copy.deepcopy(model).double()
+    inputs = inputs.double() if inputs.is_floating_point() else inputs
+    norms = []
+    for i in range(len(inputs)):
+        loss = LOSS(model(inputs[i : i + 1]), targets[i : i + 1]).sum()
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        norms.append(sum(g.square().sum() for g in gradients).sqrt())
+    return torch.stack(norms)
+
+
+def in_pieces(model: nn.Module, inputs: Tensor, targets: Tensor, size: int) -> None:
+    """A plain forward and backward pass, `size` examples at once."""
+    model.zero_grad()
+    for some, labels in zip(inputs.split(size), targets.split(size), strict=True):
+        (LOSS(model(some), labels).sum() / len(targets)).backward()
+
+
+def compare(name: str, device: torch.device, clock: Callable[[], float]) -> None:
     """Print the ratio of each backend, rounds interleaved so that a slow spell of the machine meets them all."""
     build, inputs = CASES[name]
-    targets = torch.randint(0, 10, (len(inputs),))
-    loss_fn = nn.CrossEntropyLoss(reduction="none")
-    model = build()
-
-    def plain() -> None:
-        model.zero_grad()
-        loss_fn(model(inputs), targets).mean().backward()
-
-    passes = {"plain": plain}
-    for backend in BACKENDS:
-        norm_pass = NormPass(build(), loss_fn, inputs, targets, backend=backend)
-        passes[backend] = lambda norm_pass=norm_pass: norm_pass(inputs, targets)
-    seconds: dict[str, list[float]] = {kind: [] for kind in passes}
+    model, inputs = build().to(device), inputs.to(device)
+    targets = torch.randint(0, 10, (len(inputs),), device=device)
+    passes = {backend: NormPass(model, LOSS, inputs, targets, backend=backend) for backend in BACKENDS}
+    runs: dict[str, Callable[[], object]] = {
+        "plain": lambda: in_pieces(model, inputs, targets, len(inputs)),
+        "plain in layerwise's pieces": lambda: in_pieces(model, inputs, targets, passes["layerwise"].batch_size),
+    }
+    runs |= {backend: partial(norm_pass, inputs, targets) for backend, norm_pass in passes.items()}
+    seconds: dict[str, list[float]] = {kind: [] for kind in runs}
     for _ in range(ROUNDS + 1):
-        for kind, run in passes.items():
-            start = time.perf_counter()
+        for kind, run in runs.items():
+            start = clock()
             run()
-            seconds[kind].append(time.perf_counter() - start)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds[kind].append(clock() - start)
     best = {kind: min(values[1:]) for kind, values in seconds.items()}
-    ratios = ", ".join(f"{kind} {best[kind] / best['plain']:.2f}" for kind in BACKENDS)
-    print(f"{name}, batch {len(inputs)}: plain 1.00 ({best['plain'] * 1e3:.0f} ms), {ratios}")
+    print(f"{name}, batch {len(inputs)}: plain {best['plain'] * 1e3:.0f} ms = 1.00")
+    print("  " + ", ".join(f"{kind} {best[kind] / best['plain']:.2f}" for kind in runs if kind != "plain"))
+    exact = float64_norms(model, inputs[:CHECKED], targets[:CHECKED])
+    for backend, norm_pass in passes.items():
+        relative = norm_pass(inputs, targets)[0][:CHECKED].double() / exact - 1
+        bare = (relative + 1) / (1 + norm_pass.slack) - 1
+        print(
+            f"  {backend}, {norm_pass.batch_size} at once: off float64 by at most {bare.abs().max():.1e} before its slack of "
+            f"{norm_pass.slack:.1e}, by {relative.min():+.1e} at the least after it"
+        )
+
+
+def main() -> None:
+    """Compare on every device there is."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--one-core", action="store_true", help="one thread's own time, which other programs disturb less"
+    )
+    one_core = parser.parse_args().one_core
+    if one_core:
+        torch.set_num_threads(1)
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() and not one_core else ["cpu"]
+    for device in devices:
+        where = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} threads"
+        print(f"{where}, load {os.getloadavg()[0]:.1f} at the start")
+        for case in CASES:
+            compare(case, torch.device(device), time.process_time if one_core else time.perf_counter)
+    print(f"load {os.getloadavg()[0]:.1f} at the end")
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    for case in CASES:
-        compare(case)
+    main()

@@ -241,6 +241,8 @@ class NormPass:
             if not candidate.reason:
                 candidate.norms = norms
                 self._pace(candidate, inputs, targets)
+            if candidate.reason:
+                candidate.norms = None
         except InputError:
             raise
         except (NotImplementedError, RuntimeError, ValueError, AttributeError, TypeError, KeyError) as error:
@@ -258,26 +260,36 @@ class NormPass:
         largest = largest_that_fits(bytes_per_example, device, at_most=at_most)
         candidate.batch_size = largest
 
+        def batch(size: int) -> tuple[Any, Any]:
+            return _repeated(inputs, size), _repeated(targets, size)
+
         def seconds_of(size: int, channels_last: bool) -> float:
-            self._follow(candidate.twin, channels_last=channels_last)
-            batch = tuple(_repeated(side, size) for side in (inputs, targets))
+            some = batch(size)
+            return best_seconds(lambda: self._trial(candidate, *some, channels_last), device)
 
-            def run() -> None:
-                images = map_tensors(batch[0], _to_channels_last) if channels_last else batch[0]
-                self._run(candidate.norms, images, batch[1])
-
-            return best_seconds(run, device)
-
+        few = _rows(inputs, 0, _PROBE), _rows(targets, 0, _PROBE)
         size = min(largest, _COMPARED)
-        if _has_images(self._source, inputs) and size > 1:
-            plain = seconds_of(size, False)
-            try:
-                candidate.channels_last = seconds_of(size, True) < plain
-            except RuntimeError:  # a model that views images in another shape
-                self._follow(candidate.twin)
+        if _has_images(self._source, inputs) and self._takes_channels_last(candidate, *few):
+            candidate.channels_last = seconds_of(size, True) < seconds_of(size, False)
         if largest > _PROBE:
             fastest = fastest_size(lambda size: seconds_of(size, candidate.channels_last), largest)
             candidate.batch_size, candidate.seconds = fastest
+            # The forms of layers are chosen by the size of the batch: check those that will be used.
+            norms = self._trial(candidate, *batch(candidate.batch_size), candidate.channels_last)
+            candidate.reason = self._disagreement(norms[:_PROBE], *few)
+
+    def _trial(self, candidate: _Candidate, inputs: Any, targets: Any, channels_last: bool) -> Tensor:
+        self._follow(candidate.twin, channels_last=channels_last)
+        images = map_tensors(inputs, _to_channels_last) if channels_last else inputs
+        return self._run(candidate.norms, images, targets)[0]
+
+    def _takes_channels_last(self, candidate: _Candidate, inputs: Any, targets: Any) -> bool:
+        """Opacus's hooks of convolutions give other norms there, and a model may view images in another shape."""
+        try:
+            norms = self._trial(candidate, inputs, targets, True)
+        except RuntimeError:
+            return False
+        return not self._disagreement(norms, inputs, targets)
 
     def _bytes_per_example(self, inputs: Any, targets: Any) -> int:
         """What the backward pass keeps of one example."""
