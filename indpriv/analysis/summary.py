@@ -10,8 +10,10 @@ from indpriv.analysis.attack_by_epsilon import AttackByEpsilon
 from indpriv.analysis.attack_measures import AttackMeasures
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.distribution import Distribution
+from indpriv.analysis.drivers import Drivers
 from indpriv.analysis.empirical import ThresholdAttack
 from indpriv.analysis.fidelity import Fidelity
+from indpriv.analysis.free_fidelity import FreeFidelity
 from indpriv.analysis.groups import GroupTable
 from indpriv.analysis.loss import LossRelation
 from indpriv.analysis.spacing import Spacing
@@ -142,12 +144,14 @@ class AuditSummary:
         guarantee: the worst case, the only figure that is a guarantee.
         run: what was run.
         individual: distribution of individual epsilon.
+        drivers: norms over training by class, and who is at the ends.
         loss: epsilon against loss; None without an example table.
         groups: one table per column asked for.
         attacks: loss-threshold membership inference by column, on the DP model and on its twin without DP.
         attack_by_epsilon: the attack in bins of epsilon; None where the hold-out's norms were not recorded.
         canaries: what canaries prove of the worst case; None where the run had none.
         fidelity: what larger K would have said, where exact values exist.
+        free_fidelity: what free records prove of the estimate; None where the account uses none.
         spacing: how far the estimate still moves with the spacing of records, where none do.
         checks: evidence held against the assumptions.
         disclosures, hazards: what a reader must know.
@@ -164,12 +168,14 @@ class AuditSummary:
     guarantee: Guarantee
     run: RunFacts
     individual: Distribution
+    drivers: Drivers
     loss: LossRelation | None
     groups: tuple[GroupTable, ...]
     attacks: tuple[ThresholdAttack, ...]
     attack_by_epsilon: AttackByEpsilon | None
     canaries: AttackMeasures | None
     fidelity: tuple[Fidelity, ...]
+    free_fidelity: FreeFidelity | None
     spacing: Spacing | None
     checks: tuple[Check, ...]
     disclosures: tuple[Disclosure, ...]

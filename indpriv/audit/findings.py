@@ -15,8 +15,10 @@ from indpriv.analysis.attack_by_epsilon import AttackByEpsilon, attack_by_epsilo
 from indpriv.analysis.attack_measures import measure_attack
 from indpriv.analysis.disclosures import disclosures, hazards
 from indpriv.analysis.distribution import describe
+from indpriv.analysis.drivers import describe_drivers
 from indpriv.analysis.empirical import ThresholdAttack, threshold_attack
 from indpriv.analysis.fidelity import Fidelity
+from indpriv.analysis.free_fidelity import FreeFidelity
 from indpriv.analysis.groups import GroupTable, group_tables
 from indpriv.analysis.guarantee import guarantee_of
 from indpriv.analysis.loss import LossRelation, relate_to_loss
@@ -40,6 +42,7 @@ def summarise(
     name: str,
     by: Sequence[str] = (),
     fidelity: Sequence[Fidelity] = (),
+    free: FreeFidelity | None = None,
     spacing: Spacing | None = None,
     holdout: EpsilonTable | None = None,
     seed: int = 0,
@@ -48,23 +51,25 @@ def summarise(
     """Analyse the artifacts of one run, all in memory.
 
     Args:
-        log: what the table was made of; only its facts are read.
+        log: what the table was made of.
         table: epsilons of all its examples.
         evidence: what else is known.
         name: of the run.
         by: columns to group by; see `audit`.
         fidelity: see `fidelity_against_k`.
+        free: see `free_fidelity`.
         spacing: see `effect_of_spacing`.
         holdout: epsilons that the test examples would have had on the same trajectory.
         seed: of the attack's random choices.
         command: reproduces the audit.
     """
-    missing = _missing(evidence, log, fidelity)
+    missing = _missing(evidence, log, known=bool(fidelity) or free is not None)
     run = _run_facts(log, evidence)
     loss: LossRelation | None = None
     groups: tuple[GroupTable, ...] = ()
     attacks: tuple[ThresholdAttack, ...] = ()
     by_epsilon: AttackByEpsilon | None = None
+    train: pd.DataFrame | None = None
     if evidence.examples is not None:
         train = evidence.examples.aligned(table.example_ids)
         columns, left_out = choose_groups(train, by, evidence.declared.groups)
@@ -88,6 +93,7 @@ def summarise(
         guarantee=guarantee,
         run=run,
         individual=describe(table),
+        drivers=describe_drivers(log, table, train),
         loss=loss,
         groups=groups,
         attacks=attacks,
@@ -96,6 +102,7 @@ def summarise(
         if evidence.canaries is None
         else measure_attack(evidence.canaries, delta=table.account.delta, seed=seed),
         fidelity=tuple(fidelity),
+        free_fidelity=free,
         spacing=spacing,
         checks=tuple(evidence.checks),
         disclosures=disclosures(
@@ -125,7 +132,8 @@ def _version(library: str) -> str:
         return "not installed (run from its source)"
 
 
-def _missing(evidence: Evidence, log: NormLog, fidelity: Sequence[Fidelity]) -> list[str]:
+def _missing(evidence: Evidence, log: NormLog, *, known: bool) -> list[str]:
+    """What the audit lacks; known: how far the estimate lies from the truth."""
     found = []
     if evidence.examples is None:
         found.append(
@@ -136,8 +144,10 @@ def _missing(evidence: Evidence, log: NormLog, fidelity: Sequence[Fidelity]) -> 
         found.append("No test examples: test accuracy and the attack are not shown. Pass test_set to the Recorder.")
     elif evidence.non_dp is None:
         found.append(f"No twin trained without DP ({EXAMPLES_NON_DP}): the attack has nothing to be compared with.")
-    if not fidelity and not log.individually_clipped:
-        found.append("No exact values to hold an estimate against: record every step, or some exact examples.")
+    if not known and not log.individually_clipped:
+        found.append(
+            "No exact values to hold an estimate against: record every step, some exact examples, or free records."
+        )
     return found
 
 

@@ -15,7 +15,7 @@ from indpriv.analysis.group_rows import MIN_GROUP, GroupRow
 from indpriv.analysis.groups import GroupTable
 from indpriv.analysis.loss import LossBins, LossRelation
 from indpriv.formatting import format_epsilon, format_number, format_share
-from indpriv.report.svg import ACCENT, INK, MUTED, RULE, SECOND, WARN, new_figure, placeholder, style, to_svg
+from indpriv.report.svg import ACCENT, INK, MUTED, SECOND, WARN, bare, new_figure, placeholder, style, to_svg
 
 MOST_GROUPS = 14  # bars that can be read; beyond, the worst and the best are drawn
 BEST_SHOWN = 4
@@ -48,7 +48,7 @@ def epsilon_histogram(individual: Distribution, worst_case_epsilon: float, name:
         axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axes.grid(axis="y")
-        _bare(axes)
+        bare(axes)
         axes.axvline(worst_case_epsilon, color=WARN, linewidth=1.6)
         _above(
             axes,
@@ -106,7 +106,7 @@ def epsilon_against_loss(loss: LossRelation, worst_case_epsilon: float, name: st
         axes.xaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_locator(MaxNLocator(5))
         axes.grid(axis="y")
-        _bare(axes)
+        bare(axes)
         axes.legend(loc="upper left", bbox_to_anchor=(0.01, 0.93), handlelength=1.8)
         return to_svg(
             figure,
@@ -224,7 +224,7 @@ def fidelity_against_k(rows: Sequence[Fidelity], name: str = "fidelity") -> str:
             axes.set_xlabel("K, in epochs")
             axes.grid(axis="y")
             axes.set_ylim(bottom=0)
-            _bare(axes)
+            bare(axes)
             axes.legend(loc="best", handlelength=2.2, fontsize=7.5)
         share.set_ylim(0, 1)
         share.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
@@ -279,9 +279,3 @@ def _above(axes: Axes, x: float, text: str, colour: str, *, align: str, row: int
         fontsize=9,
         annotation_clip=False,
     )
-
-
-def _bare(axes: Axes) -> None:
-    sns.despine(ax=axes, left=True)
-    axes.tick_params(axis="y", length=0)
-    axes.spines["bottom"].set_color(RULE)

@@ -25,6 +25,7 @@ from indpriv.formatting import (
     format_number,
     format_share,
 )
+from indpriv.report.driver_figures import norms_over_training
 from indpriv.report.figures import epsilon_against_loss, epsilon_histogram, fidelity_against_k, group_bars, shown_rows
 
 FALSE_POSITIVE_RATE = 0.01  # at which the verdict says what the guarantee bounds
@@ -92,6 +93,7 @@ def render_html(summary: AuditSummary) -> str:
         false_positive=format_share(FALSE_POSITIVE_RATE),
         edges=format_edges(summary.individual.edges),
         histogram=Markup(epsilon_histogram(summary.individual, worst)),
+        drivers_figure=Markup(norms_over_training(summary.drivers)),
         loss_figure=Markup(epsilon_against_loss(summary.loss, worst)) if summary.loss else "",
         fidelity_figure=Markup(fidelity_against_k(summary.fidelity)),
         groups=[_group_section(table, worst, index) for index, table in enumerate(summary.groups)],

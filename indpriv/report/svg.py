@@ -12,6 +12,8 @@ from html import escape
 from typing import Any
 
 import matplotlib as mpl
+import seaborn as sns
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
@@ -59,6 +61,13 @@ def new_figure(height: float) -> Figure:
 def style() -> AbstractContextManager[None]:
     """Context in which figures are drawn and written."""
     return mpl.rc_context(STYLE)
+
+
+def bare(axes: Axes) -> None:
+    """Leave of an axes' frame the lower edge only."""
+    sns.despine(ax=axes, left=True)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["bottom"].set_color(RULE)
 
 
 def placeholder(index: int) -> str:
