@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from indpriv.accountant import Method
 from indpriv.analysis.declared import Declared
+from indpriv.analysis.free_fidelity import free_fidelity
 from indpriv.analysis.summary import AuditSummary
 from indpriv.audit.accounting import Accounting, Progress, effect_of_spacing, fidelity_against_k, silent
 from indpriv.audit.audit_directory import write_audit
@@ -67,6 +69,7 @@ def audit(
     table = accounting(log, progress=lambda done, total: tell(ACCOUNTING, done, total))
     holdout = None if evidence.holdout is None else accounting(evidence.holdout)
     fidelity = fidelity_against_k(log, accounting, table, tell)
+    free = free_fidelity(log, Method(**vars(accounting)))
     spacing = None if fidelity else effect_of_spacing(log, accounting, table, tell)
     tell(ANALYSING, 0, 1)
     summary = summarise(
@@ -76,6 +79,7 @@ def audit(
         name=evidence.declared.name or path.resolve().name,
         by=by,
         fidelity=fidelity,
+        free=free,
         spacing=spacing,
         holdout=holdout,
         seed=seed,

@@ -16,6 +16,7 @@ from rich.text import Text
 from indpriv.analysis.disclosures import recording
 from indpriv.analysis.empirical import ThresholdAttack
 from indpriv.analysis.fidelity import Fidelity
+from indpriv.analysis.free_fidelity import FreeFidelity
 from indpriv.analysis.group_rows import GroupRow
 from indpriv.analysis.groups import GroupTable
 from indpriv.analysis.resampling import Interval
@@ -57,6 +58,8 @@ def print_audit(summary: AuditSummary, console: Console) -> None:
     _section(console, "ATTACK", [*_attack_lines(summary.attacks), *_bin_lines(summary), *_canary_lines(summary)])
     if summary.fidelity:
         _section(console, "FIDELITY", _fidelity_lines(summary.fidelity))
+    if summary.free_fidelity is not None:
+        _section(console, "FREE RECORDS", _free_lines(summary.free_fidelity))
     if summary.spacing is not None:
         _section(console, "SPACING", _spacing_lines(summary.spacing))
     passed, failed, unchecked = (
@@ -327,6 +330,23 @@ def _spacing_lines(spacing: Spacing) -> list[str | Text]:
         f"{spacing.p95_absolute:.3f}, largest {spacing.largest_absolute:.3f}",
         "The error of these epsilons is of that order and may be larger: this is no bound.",
     ]
+
+
+def _free_lines(found: FreeFidelity) -> list[str | Text]:
+    """What left-out free records and their weighted sum say of the account."""
+    lines: list[str | Text] = [
+        f"{found.n_entries:,} norms, each left out in turn, against what the account would use ({found.between_records}), in "
+        f"max_grad_norm: bias {found.signed_bias:+.3f}, mean {found.mean_absolute:.3f}, 95 % within "
+        f"{found.p95_absolute:.3f}, largest {found.largest_absolute:.3f}, too small by over 1 % "
+        f"{format_share(found.share_under_1_percent)}",
+        f"mean RDP at order {found.order:.3g}: account {found.mean_rdp:.4g}, of which bias {found.rdp_bias:+.2g} (standard "
+        f"error {found.rdp_bias_error:.1g})",
+    ]
+    if found.unbiased_mean_rdp is not None and found.standard_error is not None:
+        lines.append(
+            f"without bias, from sampled steps alone: {found.unbiased_mean_rdp:.4g} (standard error {found.standard_error:.1g})"
+        )
+    return lines
 
 
 def _fidelity_lines(rows: Sequence[Fidelity]) -> list[str | Text]:
