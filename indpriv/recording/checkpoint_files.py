@@ -12,10 +12,10 @@ import pickletools
 import struct
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -173,8 +173,8 @@ def _read_safetensors(path: Path) -> Content:
 def _check_archive(path: Path) -> None:
     """Refuse what is no plain archive of torch.save, before torch reads any of it."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            reason = _suspicion(archive, path.stat().st_size)
+        with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+            reason = _suspicion(archive.infolist(), file, path.stat().st_size)
     except zipfile.BadZipFile:
         empty = not path.stat().st_size
         reason = "it is empty" if empty else "it is cut off, or no archive of torch.save (since PyTorch 1.6)"
@@ -184,24 +184,31 @@ def _check_archive(path: Path) -> None:
         raise _refusal(path, reason)
 
 
-def _suspicion(archive: zipfile.ZipFile, size: int) -> str:
+def _suspicion(entries: Sequence[zipfile.ZipInfo], file: IO[bytes], size: int) -> str:
     """Why an archive is not to be read; "" where nothing speaks against it."""
-    entries = archive.infolist()
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         return "it is a compressed archive, which torch.save never writes and which may be a bomb"
     if sum(entry.file_size for entry in entries) > size:
         return "its parts claim to be larger than the file: it may be a bomb"
-    pickles = [entry for entry in entries if entry.filename.endswith(".pkl")]
+    pickles = [entry for entry in entries if entry.filename.lower().endswith(".pkl")]  # torch's reader knows no case
     if not pickles:
         return "it is no archive of torch.save"
     for entry in pickles:
-        for opcode, argument, _ in pickletools.genops(archive.read(entry)):
+        for opcode, argument, _ in pickletools.genops(_stored(file, entry)):
             if opcode.name in _UNUSUAL:
                 return f"its pickle uses {opcode.name}, which torch.save does not write"
             if opcode.name == "GLOBAL" and not _is_harmless(str(argument)):
                 name = str(argument).replace(" ", ".")
                 return f"reading it would need {name[:80]}, which is more than tensors and numbers"
     return ""
+
+
+def _stored(file: IO[bytes], entry: zipfile.ZipInfo) -> bytes:
+    """One part as it stands in the file: torch can be told to leave out the checksums that zipfile insists on."""
+    file.seek(entry.header_offset + 26)
+    name_length, extra_length = struct.unpack("<HH", file.read(4))
+    file.seek(name_length + extra_length, 1)
+    return file.read(entry.file_size)
 
 
 def _is_harmless(name: str) -> bool:

@@ -56,6 +56,15 @@ def test_what_torch_save_writes_is_read(tmp_path):
     assert (read["set"], read["bytes"], read["complex"]) == ({1, 2}, b"x", 1 + 2j)
 
 
+def test_files_without_checksums(tmp_path):
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(STATE, tmp_path / "a.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert torch.equal(read_content(tmp_path / "a.pt").values["weight"], STATE["weight"])
+
+
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_a_malicious_pickle_runs_nothing(tmp_path, protocol):
     torch.save({"weight": Touch(tmp_path / "made")}, tmp_path / "zip.pt", pickle_protocol=protocol)
@@ -85,7 +94,7 @@ def test_constructors_that_torch_allows_but_which_can_fill_the_memory(tmp_path, 
     module, attribute = name.split()
     program = b"\x80\x02c" + f"{module}\n{attribute}\n".encode() + b"K\x05\x85R."
     with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
-        archive.writestr("a/data.pkl", program)
+        archive.writestr(f"a/{file}", program)
         archive.writestr("a/version", "3\n")
     refused(tmp_path / "a.pt", attribute)
 
