@@ -90,7 +90,8 @@ def test_the_refusal_names_what_reading_would_need(tmp_path):
 @pytest.mark.parametrize(
     "name", ["__builtin__ bytearray", "torch FloatTensor", "torch._utils _rebuild_wrapper_subclass"]
 )
-def test_constructors_that_torch_allows_but_which_can_fill_the_memory(tmp_path, name):
+@pytest.mark.parametrize("file", ["data.pkl", "DATA.PKL"])
+def test_constructors_that_torch_allows_but_which_can_fill_the_memory(tmp_path, name, file):
     module, attribute = name.split()
     program = b"\x80\x02c" + f"{module}\n{attribute}\n".encode() + b"K\x05\x85R."
     with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
