@@ -17,9 +17,23 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-@pytest.mark.parametrize("code", blocks("python"), ids=["own-run", "norms-from-elsewhere"])
+OWN_RUN, INDIVIDUAL_CLIPPING, AUDIT_SPEC, NORMS_FROM_ELSEWHERE = blocks("python")
+
+
+def run(code, folder):
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    return subprocess.run(command, cwd=folder, check=True, timeout=120, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("code", [OWN_RUN, NORMS_FROM_ELSEWHERE], ids=["own-run", "norms-from-elsewhere"])
 def test_python_blocks_run(code, tmp_path):
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, check=True, timeout=120)
+    run(code, tmp_path)
+
+
+def test_individual_clipping_is_the_own_run_with_another_recorder(tmp_path):
+    code, replaced = re.subn(r"^recorder = .*$", INDIVIDUAL_CLIPPING, OWN_RUN, flags=re.MULTILINE)
+    assert replaced == 1
+    assert run(code, tmp_path).startswith("exact Training clipped each example at its last recorded level")
 
 
 def test_make_commands_exist():
@@ -33,12 +47,14 @@ def test_make_commands_exist():
 def test_command_lines_run_in_order(tmp_path):
     shutil.copytree(ROOT / "audits", tmp_path / "audits")
     lines = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("indpriv ")]
-    assert len(lines) == 8
+    assert len(lines) == 10
+    (tmp_path / "audit_spec.py").write_text(AUDIT_SPEC, encoding="utf-8")
     for line in lines:
         words = shlex.split(line, comments=True)
         command = [str(Path(sys.executable).with_name("indpriv")), *words[1:]]
         subprocess.run(command, cwd=tmp_path, check=True, timeout=300, capture_output=True)
     assert (tmp_path / "reports/digits/report.html").is_file()
+    assert (tmp_path / "reports/replayed/report.html").is_file()
     assert (tmp_path / "reports/digits/shareable/release.html").is_file()
 
 
