@@ -60,6 +60,8 @@ def per_example_gradient_norms(
 class NormPass:
     """Norms of many batches of one model in training; follows the model's parameters as they change.
 
+    Where it is made under `torch.autocast`, every call runs under that, wherever it is called: make it as training computes.
+
     Attributes:
         backend: what takes the norms.
         fallback: why it is not "layerwise" where "auto" might have been; otherwise empty.

@@ -1,4 +1,4 @@
-from itertools import product
+from itertools import count, product
 
 import numpy as np
 import pytest
@@ -7,6 +7,7 @@ from opacus import GradSampleModule
 from torch import nn
 
 from indpriv import InputError
+from indpriv.recording import norms as norms_module
 from indpriv.recording import per_example_gradient_norms
 from indpriv.recording.norms import NormPass
 from runs import PER_EXAMPLE, blobs, make_run, mlp
@@ -74,6 +75,22 @@ def test_norms_do_not_depend_on_the_batch_they_are_taken_in(case):
         norms, losses = norm_pass(inputs, targets)
         np.testing.assert_allclose(norms.numpy() / (1 + norm_pass.slack), expected, rtol=1e-5)
         torch.testing.assert_close(losses, PER_EXAMPLE(model(inputs), targets).detach())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_channels_last_is_used_only_where_it_changes_nothing(backend, monkeypatch):
+    """Opacus 1.6's hooks give convolutions other gradients there, fast or not."""
+    seconds = count()  # the order of images that is tried first is the faster
+    monkeypatch.setattr(norms_module, "best_seconds", lambda run, device: (run(), next(seconds))[1])
+    monkeypatch.setattr(norms_module, "fastest_size", lambda seconds_of, largest: (largest, seconds_of(largest)))
+    torch.manual_seed(6)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3, stride=2), nn.Tanh(), nn.Conv2d(4, 4, 2), nn.Flatten(), nn.Linear(36, 3))
+    inputs, targets = torch.randn(12, 2, 9, 9), torch.arange(12) % 3
+    with NormPass(model, PER_EXAMPLE, inputs, targets, backend=backend) as norm_pass:
+        norms = norm_pass(inputs, targets)[0].numpy()
+        if backend == "layerwise":
+            assert norm_pass._channels_last
+    np.testing.assert_allclose(norms, reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-4)
 
 
 @pytest.mark.parametrize("case", CASES)
