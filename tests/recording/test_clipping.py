@@ -1,8 +1,14 @@
+import socket
+import warnings
+
 import numpy as np
 import pytest
 import torch
+from opacus import PrivacyEngine
+from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
+from torch.utils.data import DataLoader
 
 from indpriv import EvidenceError
 from indpriv.recording.clipping import watch_clipping
@@ -170,3 +176,58 @@ def test_a_repeated_backward_pass_in_ghost_mode_counts_once():
         run.optimizer.step()
     unwatch()
     assert all(len(batch.norms) == len(batch.positions) for batch in batches)
+
+
+def _one_rank(rank, port, folder):
+    """One of two ranks: a step of its own half of the data, each example clipped at its own threshold."""
+    warnings.simplefilter("ignore")
+    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    try:
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+        model = DifferentiallyPrivateDistributedDataParallel(module)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        loader = DataLoader(blobs(40), batch_size=40)
+        model, optimizer, _ = PrivacyEngine().make_private(
+            module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=0.0, max_grad_norm=1.0,
+            poisson_sampling=False,
+        )  # fmt: skip
+        batches, half = [], np.arange(20) + 20 * rank
+        thresholds = torch.linspace(0.1, 1, 40, dtype=torch.float64)
+        watch_clipping(
+            model,
+            optimizer,
+            positions_of=lambda size: half[:size],
+            on_batch=batches.append,
+            thresholds=lambda positions, _: thresholds[positions],
+        )
+        parameters = [p.detach().clone() for p in model.parameters()]
+        inputs, targets = (tensor[half] for tensor in blobs(40).tensors)
+        nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        torch.save(
+            (type(optimizer).__name__, batches[0], parameters, [p.grad for p in model.parameters()]), folder / str(rank)
+        )
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_each_rank_clips_its_own_examples(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(_one_rank, (port, tmp_path), nprocs=2)
+    run = make_run(blobs(40))
+    total = 0
+    for rank in range(2):
+        name, batch, parameters, gradients = torch.load(tmp_path / str(rank), weights_only=False)
+        assert name == "DistributedDPOptimizer"
+        found = gradients_of(run, [p.double() for p in parameters], batch.positions)
+        assert batch.positions.tolist() == list(range(20 * rank, 20 * rank + 20))
+        np.testing.assert_allclose(batch.norms, found.norm(dim=1), rtol=1e-5)
+        levels = torch.linspace(0.1, 1, 40, dtype=torch.float64)[batch.positions]
+        total = total + (levels / (found.norm(dim=1) + 1e-6)).clamp(max=1) @ found
+    scale = 40 if run.optimizer.loss_reduction == "mean" else 1
+    torch.testing.assert_close(
+        torch.cat([g.flatten() for g in gradients]).double(), total / scale, rtol=1e-4, atol=1e-6
+    )
