@@ -3,7 +3,7 @@
 python benchmarks/fidelity.py [adult] [digits] [mnist] [--data-dir DIR] [--seeds N]
 
 Each run has the settings of its audit file and is recorded before every step, with free records besides; sparser records
-are then thinned from that log, so that all rows describe the same run. MNIST is its first 10,000 images for 4 epochs at
+are then thinned from that log, so that all rows describe the same run; so are those of a policy with growing gaps. MNIST is its first 10,000 images for 4 epochs at
 the sample rate of its audit. Errors are estimate minus exact epsilon, in per cent of the median exact epsilon.
 """
 
@@ -21,6 +21,7 @@ import numpy as np
 
 from indpriv import NormLog, account
 from indpriv.analysis.fidelity import compare
+from indpriv.recording_policy import RecordingPolicy
 from indpriv.training.config import AuditConfig
 from indpriv.training.datasets import DATA_DIR_VARIABLE, load_dataset
 from indpriv.training.datasets.base import Dataset, Split
@@ -56,10 +57,18 @@ def measure(name: str, log: NormLog, delta: float) -> None:
         f"delta={delta:g}: median {median:.3f}, worst case {exact.worst_case_epsilon:.3f} (add/remove, example, Poisson)"
     )
     print(
-        "  source of norms                     rule     r       bias %  mean abs %  p95 %   largest %  under by > 1 %"
+        "  source of norms (full passes)                      rule     r       bias %  mean abs %  p95 %   largest %  under by > 1 %"
     )
-    for gap, passes in ((log.total_steps, "one pass"), (2 * epoch, "pass / 2 epochs"), (epoch, "pass / epoch")):
-        thinned = log.thin(gap)
+    policies = {
+        "one pass": RecordingPolicy(every=log.total_steps),
+        "pass / 2 epochs": RecordingPolicy(every=2 * epoch),
+        "pass / epoch": RecordingPolicy(every=epoch),
+        "gaps that double": RecordingPolicy(every=1, growth=2.0),
+        "gaps that double to 2 epochs": RecordingPolicy(every=1, growth=2.0, longest=2 * epoch),
+    }
+    for passes, policy in policies.items():
+        steps = np.flatnonzero([policy.due(step) for step in range(log.total_steps)])
+        thinned = replace(log, recorded_steps=steps, rows=log.rows[steps])  # the log has every step
         for rule in ("last", "closest"):
             for with_free in (False, True):
                 kept = thinned if with_free else replace(thinned, free=None)
@@ -67,15 +76,15 @@ def measure(name: str, log: NormLog, delta: float) -> None:
                     account(kept, delta=delta, between_records=rule),
                     exact,
                     source="norms at every step",
-                    every=gap,
-                    epochs=gap / epoch,
+                    every=max(1, round(log.total_steps / len(steps))),
+                    epochs=log.total_steps / len(steps) / epoch,
                 )
-                source = passes + (" + free records" if with_free else "")
+                source = f"{passes} ({len(steps)})" + (" + free records" if with_free else "")
                 shares = (found.signed_bias, found.mean_absolute, found.p95_absolute, found.largest_absolute)
                 bias, mean, high, largest = (100 * value / median for value in shares)
                 r = "  -   " if found.pearson is None else f"{found.pearson:.4f}"
                 print(
-                    f"  {source:35s} {rule:8s} {r}  {bias:+6.2f}  {mean:8.2f}  {high:8.2f}  {largest:8.1f}  "
+                    f"  {source:50s} {rule:8s} {r}  {bias:+6.2f}  {mean:8.2f}  {high:8.2f}  {largest:8.1f}  "
                     f"{found.share_under_1_percent:10.1%}",
                     flush=True,
                 )

@@ -46,7 +46,7 @@ def _check_records(run_dir: Path, state: LogState) -> list[Check]:
         NormLog.open(run_dir)
     except EvidenceError as error:
         return [Check("records", FAILED, str(error))]
-    count = len(state.records) + len(state.exact)
+    count = state.n_files
     return [Check("records", PASSED, f"{count} files with the hashes of the journal, ids and labels in one order")]
 
 
