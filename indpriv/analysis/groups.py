@@ -220,6 +220,7 @@ def group_table(
                 f"{len(groups.names)} groups and {len(labels.names)} labels are too many for tables within label",
             )
     positions = {rows[index].name: index for index in order}
+    resampled = {name: index for name, index in positions.items() if rows[index].standardised_interval}
     rows = [rows[index] for index in order]
     ratio = _with_interval(_ratio(rows, [row.mean for row in rows]), means.groups, positions)
     standardised = None if labels is None else _standardised_pair(rows, ratio)
@@ -230,8 +231,8 @@ def group_table(
         min_size=min_size,
         rows=tuple(rows),
         ratio=ratio,
-        standardised_ratio=_with_interval(standardised, means.standardised, positions),
-        standardised_spread=_with_interval(spread, means.standardised, positions),
+        standardised_ratio=_with_interval(standardised, means.standardised, resampled),
+        standardised_spread=_with_interval(spread, means.standardised, resampled),
         lowest_accuracy_ratio=_with_interval(_lowest_accuracy_ratio(rows), means.groups, positions),
         accuracy_rank=_accuracy_rank(rows, rng),
         spread=_spread(tested),
@@ -284,7 +285,7 @@ def _spread(test: SpreadTest | None) -> Spread | None:
 
 
 def _with_interval(ratio: Ratio | None, means: Resampled, positions: dict[str, int]) -> Ratio | None:
-    if ratio is None or ratio.value is None:
+    if ratio is None or ratio.value is None or not {ratio.worst, ratio.best} <= positions.keys():
         return ratio
     return replace(ratio, interval=means.ratio(positions[ratio.worst], positions[ratio.best]))
 

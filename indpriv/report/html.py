@@ -15,16 +15,20 @@ from indpriv.analysis.empirical import AttackRow, ThresholdAttack
 from indpriv.analysis.group_rows import MIN_GROUP, GroupRow
 from indpriv.analysis.groups import GroupTable
 from indpriv.analysis.guarantee import true_positive_bound
+from indpriv.analysis.resampling import Interval
 from indpriv.analysis.summary import SENSITIVE, AuditSummary
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.formatting import (
     format_delta,
     format_edges,
     format_epsilon,
+    format_interval,
     format_lower_bound,
     format_number,
+    format_p_value,
     format_share,
 )
+from indpriv.report.attack_figures import roc_curves
 from indpriv.report.driver_figures import norms_over_training
 from indpriv.report.figures import epsilon_against_loss, epsilon_histogram, fidelity_against_k, group_bars, shown_rows
 
@@ -72,6 +76,8 @@ def render_html(summary: AuditSummary) -> str:
     environment.filters.update(
         eps=format_epsilon,
         lower=format_lower_bound,
+        p=_p_value,
+        span=_span,
         delta=format_delta,
         unbroken=_unbroken,
         share=_share,
@@ -96,9 +102,19 @@ def render_html(summary: AuditSummary) -> str:
         drivers_figure=Markup(norms_over_training(summary.drivers)),
         loss_figure=Markup(epsilon_against_loss(summary.loss, worst)) if summary.loss else "",
         fidelity_figure=Markup(fidelity_against_k(summary.fidelity)),
+        roc_figure=Markup(roc_curves(summary.attacks)),
         groups=[_group_section(table, worst, index) for index, table in enumerate(summary.groups)],
         attacks=attack_sections(summary.attacks),
     )
+
+
+def _p_value(value: float | None) -> str:
+    return "–" if value is None else format_p_value(value)
+
+
+def _span(interval: Interval | None) -> str:
+    """An interval that no line breaks; nothing where there is none."""
+    return "" if interval is None else format_interval(interval.low, interval.high).replace(" ", "\u00a0")
 
 
 def _indented(value: object) -> str:

@@ -240,11 +240,11 @@ def _ratio_lines(table: GroupTable) -> list[Text]:
 def _test_lines(table: GroupTable) -> list[Text]:
     """What the tests and the paper's headline say of a table."""
     lines = []
-    for spread, what in ((table.spread, "group means"), (table.spread_within_label, "means within label")):
+    for spread, what in ((table.spread, "equal group means"), (table.spread_within_label, "equal means within label")):
         if spread is not None:
             lines.append(
-                f"{what} differ by more than chance: p {format_p_value(spread.corrected)} (permutation test, corrected "
-                "for all groups and groupings)"
+                f"permutation test of {what}: p {format_p_value(spread.corrected)} (corrected for all groups and "
+                "groupings)"
             )
     headline, rank = table.lowest_accuracy_ratio, table.accuracy_rank
     if headline is not None and headline.value is not None:

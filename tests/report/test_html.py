@@ -127,7 +127,7 @@ def test_ids_are_unique_and_every_reference_resolves(page):
 
 def test_figures_are_well_formed_and_described(html):
     figures = re.findall(r'<svg [^>]*class="figure".*?</svg>', html, flags=re.DOTALL)
-    assert len(figures) == 7  # histogram, norms, three groupings, loss, fidelity
+    assert len(figures) == 8  # histogram, norms, three groupings, loss, ROC, fidelity
     for figure in figures:
         root = ET.fromstring(figure)
         namespace = "{http://www.w3.org/2000/svg}"
