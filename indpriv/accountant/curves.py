@@ -56,8 +56,8 @@ def delta_curve(participations: Participations, epsilon: FloatArray) -> Bounds:
     columns = [pld_delta(participations, np.full((n_examples, 1), value)) for value in np.asarray(epsilon, np.float64)]
     empty = np.zeros((n_examples, 0))
     return Bounds(
-        np.concatenate([empty, *(column.lower for column in columns)], axis=1),
-        np.concatenate([empty, *(column.upper for column in columns)], axis=1),
+        np.concatenate([empty, *(column.lower for column in columns)], axis=1) + 0.0,  # which makes 0 of a negative 0
+        np.concatenate([empty, *(column.upper for column in columns)], axis=1) + 0.0,
     )
 
 
@@ -66,7 +66,7 @@ def membership_advantage(participations: Participations) -> Bounds:
 
     It is delta at epsilon 0, the total variation between the outputs with and without the example.
     """
-    found = pld_delta(participations, np.zeros((len(participations.counts), 1)))
+    found = delta_curve(participations, np.zeros(1))
     return Bounds(found.lower[:, 0], found.upper[:, 0])
 
 
