@@ -1,4 +1,5 @@
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomS
 from indpriv import EvidenceError, ExampleTable, InputError, NormLog
 from indpriv.norm_log_reader import read_state
 from indpriv.norm_log_writer import NormLogWriter
-from indpriv.recording import Recorder, per_example_gradient_norms
+from indpriv.recording import Recorder, RecordingPolicy, per_example_gradient_norms
 from indpriv.recording.recorder import SEEDED
 from indpriv.verify import verify
 from runs import PER_EXAMPLE, blobs, make_run, mlp
@@ -665,6 +666,50 @@ def test_resuming_with_other_examples_is_refused(tmp_path):
     record(make_run(), tmp_path / "run", epochs=1)
     with pytest.raises(EvidenceError, match="n_examples"):
         record(make_run(blobs(60)), tmp_path / "run", resume_at=10)
+
+
+# Policies.
+
+
+def test_a_policy_is_recorded_and_told(tmp_path):
+    policy = RecordingPolicy(every=2, growth=2.0, longest="epoch", exact_examples=3)
+    run = make_run()
+    recorder = Recorder(tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, policy=policy)
+    with recorder.attach(run.model, run.optimizer, run.loader):
+        run.train(4)
+    state = read_state(tmp_path / "run")
+    assert state.policy == RecordingPolicy(every=2, growth=2.0, longest=10, exact_examples=3)
+    assert [entry["step"] for entry in state.records] == [0, 2, 6, 14, 24, 34]
+    assert state.pass_seconds > 0
+    assert state.training_seconds > 0
+    coverage = next(check.detail for check in verify(tmp_path / "run") if check.name == "coverage")
+    assert coverage.startswith(
+        "6 of 40 steps have a record of all 120 examples (full passes after 2 steps, each gap 2 times the last, at most "
+        "10; 3 exact examples); "
+    )
+    assert re.search(r"[\d.]+ s of norm passes beside [\d.]+ s of training \(\d+ %\)", coverage)
+
+
+@pytest.mark.parametrize("argument", [{"every": 3}, {"exact_examples": 0}])
+def test_a_policy_and_what_it_says_itself_are_one_too_many(argument, tmp_path):
+    with pytest.raises(InputError, match=f"both {next(iter(argument))}=. and a policy"):
+        Recorder(tmp_path / "run", dataset=blobs(), loss_fn=PER_EXAMPLE, policy=RecordingPolicy(), **argument)
+
+
+def test_resuming_goes_on_with_the_logs_own_policy(tmp_path):
+    run = make_run()
+    record(run, tmp_path / "run", epochs=1, every=None, policy=RecordingPolicy(1, 3.0))
+    log = record(run, tmp_path / "run", epochs=4, every=None, resume_at=10)
+    assert log.recorded_steps.tolist() == [0, 1, 4, 13, 40]
+    assert log.total_steps == 50
+
+
+def test_resuming_under_another_policy_is_refused(tmp_path):
+    run = make_run()
+    record(run, tmp_path / "run", epochs=1)
+    with pytest.raises(EvidenceError, match="the log to continue has policy="):
+        record(run, tmp_path / "run", epochs=1, every=4, resume_at=10)
+    assert NormLog.open(tmp_path / "run").total_steps == 10
 
 
 # Interruptions.

@@ -226,6 +226,27 @@ def test_noise_has_the_stated_size(tmp_path, monkeypatch):
     assert np.std(difference) / expected == pytest.approx(1, abs=0.15)
 
 
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_individual_clipping_makes_rare_records_exact(mode, tmp_path):
+    settings = config(
+        individual_clipping=True,
+        grad_sample_mode=mode,
+        max_physical_batch_size=20,
+        recording={"every": 1, "growth": 2.0, "longest": "epoch", "rounding": 0.25},
+    )
+    run = train(settings, tmp_path / "r", dataset=toy())
+    log = indpriv.NormLog.open(tmp_path / "r")
+    assert log.recorded_steps.tolist() == [0, 1, 3, 7]
+    table = indpriv.account(log, delta=DELTA)
+    assert (table.claim, table.claim_reason[:30]) == ("exact", "Training clipped each example ")
+    assert table.worst_case_epsilon <= run.worst_case_epsilon * (1 + 1e-6)
+    assert read_json(tmp_path / "r" / "run.json")["training"]["clipping"] == "individual"
+    nearest = config(individual_clipping=True, recording={"every": 1, "rounding": 0.25, "rounding_mode": "nearest"})
+    with pytest.raises(InputError, match="rounding_mode='nearest' with individual_clipping"):
+        train(nearest, tmp_path / "n", dataset=toy())
+    assert not (tmp_path / "n").exists()
+
+
 def test_empty_poisson_batches_are_steps(tmp_path):
     for mode in ("hooks", "ghost"):
         run = train(
