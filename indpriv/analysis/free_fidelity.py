@@ -120,13 +120,16 @@ class _Found:
 
 
 def free_fidelity(log: NormLog, method: Method) -> FreeFidelity | None:
-    """Hold the free records of a log against its account; None where the account uses none, or there are none to test.
+    """Hold the free records of a log against its account.
+
+    None where the account uses none, where there are none to test, and where batches were not drawn by Poisson sampling,
+    since then the coins are not what the weights assume.
 
     Args:
         log: the log.
         method: how it is accounted; only RDP at one order is looked at.
     """
-    if not uses_free_records(log, method.between_records) or method.preset is not None:
+    if not uses_free_records(log, method.between_records) or method.preset is not None or log.sampler != "poisson":
         return None
     order = _order(log, method)
     found = _measure(log, method.between_records, order)
@@ -168,7 +171,14 @@ def unbiased_rdp(log: NormLog, order: float, group_of: IntArray) -> tuple[FloatA
 
     Returns:
         (n_groups,) means and (n_groups,) standard errors, over the coins; they need no account of the steps in between.
+
+    Raises:
+        InputError: a step without any record, or batches that were not drawn by Poisson sampling.
     """
+    if log.sampler != "poisson":
+        raise InputError(
+            f"batches were drawn by a {log.sampler} sampler: weights of 1 / sample_rate need Poisson sampling"
+        )
     if not _covered(log):
         raise InputError(
             "some steps have neither a full record nor free ones; their RDP cannot be estimated without bias"

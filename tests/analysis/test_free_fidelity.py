@@ -134,6 +134,9 @@ def test_there_is_nothing_to_tell_where_the_account_uses_no_free_records():
     log = sampled(norms, rng)
     assert free_fidelity(log, Method(delta=1e-5, between_records="worst_case")) is None
     assert free_fidelity(log, Method(delta=1e-5, preset="yu2023")) is None
+    assert free_fidelity(sampled(norms, rng, sampler="shuffled"), Method(delta=1e-5)) is None
+    with pytest.raises(InputError, match="drawn by a shuffled sampler"):
+        unbiased_rdp(sampled(norms, rng, sampler="shuffled"), ORDER, np.zeros(N, int))
     assert free_fidelity(sampled(norms, rng, individually_clipped=True), Method(delta=1e-5)) is None
     assert free_fidelity(sampled(norms, rng, rows=range(STEPS)), Method(delta=1e-5)) is None
 
