@@ -232,7 +232,7 @@ def _replay_checks(evidence: Mapping[str, Any]) -> list[Check]:
         drawn = Check("sampler (declared)", FAILED, f"batches were {sampler}, which the analysis does not cover")
     settings = ", ".join(f"{name} by {source}" for name, source in sources.items())
     counted = PASSED if evidence["replayed"]["accountant_counted_all"] else NOT_CHECKED
-    unseen = "nobody watched: that each step used one batch, and that training clipped the norms replayed here"
+    unseen = "nobody watched: that each step used one batch, that clipping was flat, and of the norms replayed here"
     return [
         drawn,
         Check("Opacus's accountant", counted, f"settings: {settings}"),

@@ -131,7 +131,7 @@ def resolve(folder: Path, found: Discovery, options: StepOptions, n_examples: in
     delta = _delta(declared, options, problems)
     sampler = _sampler(declared, options, problems)
     missing += [name for name, value in (("delta", delta), ("sampler", sampler)) if value is None]
-    problems += _data_problems(declared, n_examples)
+    problems += _declared_problems(declared, n_examples)
     if missing:
         problems.append(
             f"not known: {', '.join(missing)}. Say so with {' '.join(_EXAMPLES[name.split()[0]] for name in missing)} (your "
@@ -324,13 +324,18 @@ def _sampler(declared: Mapping[str, Any], options: StepOptions, problems: list[s
     return next(iter(known.values()), None)
 
 
-def _data_problems(declared: Mapping[str, Any], n_examples: int) -> list[str]:
+def _declared_problems(declared: Mapping[str, Any], n_examples: int) -> list[str]:
+    """What run.json says of data and clipping, and a replay cannot do."""
+    problems = []
     n_train = _at(declared, ("data", "n_train"))
     if isinstance(n_train, int) and n_train != n_examples:
-        return [
+        problems.append(
             f"the spec's dataset has {n_examples} examples, run.json says {n_train}: give the data that was trained on"
-        ]
-    return []
+        )
+    clipping = _at(declared, ("clipping",), ("training", "clipping"), ("recorder", "clipping"))
+    if clipping not in (None, "flat", "individual"):  # clipping individually contributes no more than flat clipping
+        problems.append(f"run.json says clipping={clipping!r}; only a run that clipped flat can be replayed")
+    return problems
 
 
 def _notes(models: Sequence[SavedModel]) -> list[str]:

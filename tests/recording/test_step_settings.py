@@ -95,6 +95,7 @@ def test_the_sampler_that_a_recorder_saw(tmp_path):
         ({}, None, {"steps": 90}, "steps is 90 by the options, but a checkpoint has had 100 updates"),
         ({"training": {"sampler": "shuffled"}}, None, {}, "sampler contradicts"),
         ({"data": {"n_train": 1001}}, None, {}, "1000 examples, run.json says 1001"),
+        ({"training": {"clipping": "per_layer"}}, None, {}, "clipping='per_layer'"),
         ({}, None, {"sampler": "magic"}, "sampler='magic' is not known"),
         ({}, None, {"delta": 2.0}, "delta=2.0 is not in (0, 1)"),
         ({}, None, {"steps": 0}, "steps=0 is not a whole number"),
