@@ -55,8 +55,9 @@ def discriminate(members: FloatArray, nonmembers: FloatArray, *, with_roc: bool 
     """
     if not len(members) or not len(nonmembers):
         return None
-    auc, interval = _auc(members, nonmembers)
-    fpr, tpr = _roc(members, nonmembers)
+    counts = _count(members, nonmembers)
+    auc, interval = _auc(counts)
+    fpr, tpr = _roc(counts)
     advantage = float(np.max(tpr - fpr))
     band = sum(np.sqrt(np.log(4 / (1 - CONFIDENCE)) / (2 * len(side))) for side in (members, nonmembers))
     at_fpr, at_fpr_intervals = {}, {}
@@ -77,28 +78,50 @@ def discriminate(members: FloatArray, nonmembers: FloatArray, *, with_roc: bool 
     )
 
 
-def _roc(members: FloatArray, nonmembers: FloatArray) -> tuple[FloatArray, FloatArray]:
+@dataclass(frozen=True)
+class _Counts:
+    """How many members and non-members have each distinct score, smallest score first."""
+
+    members: FloatArray
+    nonmembers: FloatArray
+
+
+def _count(members: FloatArray, nonmembers: FloatArray) -> _Counts:
+    distinct, codes = np.unique(np.concatenate([members, nonmembers]), return_inverse=True)
+    sides = (codes[: len(members)], codes[len(members) :])
+    found = [np.bincount(side, minlength=len(distinct)).astype(np.float64) for side in sides]
+    return _Counts(found[0], found[1])
+
+
+def _roc(counts: _Counts) -> tuple[FloatArray, FloatArray]:
     """False- and true-positive rates of every threshold, strictest first ("nobody is a member")."""
-    thresholds = np.unique(np.concatenate([members, nonmembers]))[::-1]
-    counts = [
-        np.concatenate([[0.0], len(side) - np.searchsorted(np.sort(side), thresholds, side="left")]) / len(side)
-        for side in (nonmembers, members)
+    rates = [
+        np.concatenate([[0.0], np.cumsum(side[::-1])]) / side.sum() for side in (counts.nonmembers, counts.members)
     ]
-    return counts[0], counts[1]
+    return rates[0], rates[1]
 
 
-def _auc(members: FloatArray, nonmembers: FloatArray) -> tuple[float, Interval | None]:
-    n_members, n_nonmembers = len(members), len(nonmembers)
-    ranks = stats.rankdata(np.concatenate([members, nonmembers]))
-    beaten = (ranks[:n_members] - stats.rankdata(members)) / n_nonmembers
-    beating = 1 - (ranks[n_members:] - stats.rankdata(nonmembers)) / n_members
-    auc = float(beaten.mean())
+def _auc(counts: _Counts) -> tuple[float, Interval | None]:
+    n_members, n_nonmembers = int(counts.members.sum()), int(counts.nonmembers.sum())
+    # Of each distinct score: the share of the other side that it beats, or that beats it, ties counting half.
+    beaten = (np.cumsum(counts.nonmembers) - counts.nonmembers / 2) / n_nonmembers
+    beating = 1 - (np.cumsum(counts.members) - counts.members / 2) / n_members
+    auc = float(counts.members @ beaten) / n_members
     if auc in (0.0, 1.0):
         pairs = min(n_members, n_nonmembers)
         low, high = clopper_pearson(pairs * auc, pairs, CONFIDENCE)
         return auc, Interval(float(low), float(high))
-    variance = sum(float(part.var(ddof=1)) / len(part) if len(part) > 1 else 0.25 for part in (beaten, beating))
+    variance = _variance_of_mean(beaten, counts.members) + _variance_of_mean(beating, counts.nonmembers)
     if variance == 0:
         return auc, None
     width = stats.norm.ppf((1 + CONFIDENCE) / 2) * np.sqrt(variance) / (auc * (1 - auc))
     return auc, Interval(float(expit(logit(auc) - width)), float(expit(logit(auc) + width)))
+
+
+def _variance_of_mean(values: FloatArray, counts: FloatArray) -> float:
+    """Of the mean of values in [0, 1], each as often as counted; the largest possible of a single one."""
+    n = float(counts.sum())
+    if n < 2:
+        return 0.25
+    deviations = values - counts @ values / n
+    return float(counts @ deviations**2) / (n - 1) / n

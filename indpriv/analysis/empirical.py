@@ -71,7 +71,9 @@ class ThresholdAttack:
     rows: tuple[AttackRow, ...]
 
 
-def threshold_attack(scores: AttackScores, *, model: str = "dp", by: str = "", seed: int = 0) -> ThresholdAttack:
+def threshold_attack(
+    scores: AttackScores, *, model: str = "dp", by: str = "", seed: int = 0, overall: AttackRow | None = None
+) -> ThresholdAttack:
     """Success rate of the best single threshold, chosen on one half of the scores and reported on the other.
 
     After Yu et al., "Individual Privacy Accounting for Differentially Private Stochastic Gradient Descent"
@@ -83,6 +85,7 @@ def threshold_attack(scores: AttackScores, *, model: str = "dp", by: str = "", s
         by: the column that the groups of scores come from.
         seed: of the random choices. A group's choices depend on the seed, its name and its size only, so that the
             same examples are drawn for a model and its twin.
+        overall: the row of all examples, where another grouping of the same scores has found it already.
     """
     check_positive_int("seed", seed, minimum=0)
     names, indices = group_indices(scores)
@@ -94,7 +97,7 @@ def threshold_attack(scores: AttackScores, *, model: str = "dp", by: str = "", s
         protocol=PROTOCOL,
         seed=seed,
         confidence=CONFIDENCE,
-        overall=_attack_group(None, scores, np.arange(len(scores.scores)), seed),
+        overall=overall or _attack_group(None, scores, np.arange(len(scores.scores)), seed),
         rows=tuple(sorted(rows, key=lambda row: (-(row.success_rate or 0.0), row.name))),
     )
 

@@ -16,7 +16,7 @@ from indpriv.analysis.attack_measures import measure_attack
 from indpriv.analysis.disclosures import disclosures, hazards
 from indpriv.analysis.distribution import describe
 from indpriv.analysis.drivers import describe_drivers
-from indpriv.analysis.empirical import ThresholdAttack, threshold_attack
+from indpriv.analysis.empirical import AttackRow, ThresholdAttack, threshold_attack
 from indpriv.analysis.fidelity import Fidelity
 from indpriv.analysis.free_fidelity import FreeFidelity
 from indpriv.analysis.groups import GroupTable, group_tables
@@ -236,8 +236,12 @@ def _by_epsilon(
 def _attacks(evidence: Evidence, columns: Sequence[str], seed: int) -> tuple[ThresholdAttack, ...]:
     """Loss threshold by column, DP model first, then its twin."""
     found = []
+    overall: dict[str, AttackRow] = {}
     for column in columns:
         for model, examples in (("dp", evidence.examples), ("non_dp", evidence.non_dp)):
             if examples is not None and not examples.test.empty:
-                found.append(threshold_attack(loss_scores(examples, by=column), model=model, by=column, seed=seed))
+                scores = loss_scores(examples, by=column)
+                attack = threshold_attack(scores, model=model, by=column, seed=seed, overall=overall.get(model))
+                overall[model] = attack.overall
+                found.append(attack)
     return tuple(found)
