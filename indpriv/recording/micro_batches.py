@@ -13,9 +13,7 @@ from torch import Tensor
 _MEMORY_SHARE = 0.25  # of what is free: training, its loader and other programs need the rest
 _UNKNOWN_MEMORY = 2**31  # bytes taken as free where the system does not say
 _SMALLEST = 16  # examples: the first size tried; below it the overhead of calls rules
-_LONG_ENOUGH = (
-    0.1  # seconds a batch: calls no longer cost anything beside the work, and larger ones only leave the cache
-)
+_LONG_ENOUGH = 0.25  # seconds a batch: calls cost nothing beside the work, and larger ones only leave the cache
 
 
 def free_memory(device: torch.device) -> int:
