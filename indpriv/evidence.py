@@ -230,7 +230,7 @@ def _replay_checks(evidence: Mapping[str, Any]) -> list[Check]:
         drawn = Check("sampler (declared)", NOT_CHECKED, f"Poisson sampling is declared by {sources['sampler']}")
     else:
         drawn = Check("sampler (declared)", FAILED, f"batches were {sampler}, which the analysis does not cover")
-    settings = ", ".join(f"{name} by {source}" for name, source in sources.items())
+    settings = ", ".join(f"{name} by {source}" for name, source in sources.items() if name not in ("delta", "sampler"))
     counted = PASSED if evidence["replayed"]["accountant_counted_all"] else NOT_CHECKED
     unseen = "nobody watched: that each step used one batch, that clipping was flat, and of the norms replayed here"
     return [
