@@ -12,6 +12,7 @@ from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log import NormLog
 from indpriv.norm_log_writer import LogHeader, NormLogWriter
+from indpriv.recording_policy import RecordingPolicy
 
 
 def epsilon_table(epsilon: Any, *, worst_case: float | None = None, ids: Any = None, **account: Any) -> EpsilonTable:
@@ -118,7 +119,11 @@ def write_run(
     """A run directory as a Recorder leaves it."""
     assert log.levels is not None
     recorder = {"clipping": "flat", "loss_reduction": "mean", "expected_batch_size": 24} | (recorder or {})
-    header = LogHeader(0.01, "up", "example", "add_remove", log.sampler, False, {"every": 1}, recorder)
+    every = int(log.recorded_steps[1]) if log.n_records > 1 else 1
+    policy = RecordingPolicy(every=every, exact_examples=exact).to_dict()
+    header = LogHeader(
+        0.01, "up", "example", "add_remove", log.sampler, log.individually_clipped, {}, run=recorder, policy=policy
+    )
     positions = np.arange(exact, dtype=np.int64)
     writer = NormLogWriter(run_dir, header, log.example_ids, None, positions)
     norms = log.levels.norms(log.read(), 1.0)

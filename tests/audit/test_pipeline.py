@@ -1,3 +1,4 @@
+import io
 import json
 import shlex
 import shutil
@@ -10,6 +11,7 @@ import jsonschema
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 import indpriv
 from indpriv import EvidenceError, ExampleTable, InputError, account
@@ -28,9 +30,18 @@ from indpriv.audit import (
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.errors import PrivacyWarning
 from indpriv.files import read_parquet
+from indpriv.report.terminal import print_audit
 from synthetic import small_run, write_run
 
 from .conftest import DELTA
+
+
+def screen(summary):
+    """The first screen, wide enough not to break lines."""
+    console = Console(width=300, file=io.StringIO())
+    print_audit(summary, console)
+    return console.file.getvalue()
+
 
 quick = pytest.mark.usefixtures("no_extras")
 
@@ -145,6 +156,38 @@ def test_fidelity_from_exact_examples(artifacts, tmp_path):
     assert [(row.n, row.every) for row in own] == [(7, 10)]
     assert {row.source for row in summary.fidelity} == {"norms at every step of 7 examples"}
     assert summary.run.n_exact_examples == 7
+
+
+def test_policy_and_cost_of_recording_are_told(audited):
+    folder, summary = audited
+    text = "a full pass every step; 3.0 s of norm passes beside 2.0 s of training (150 %)"
+    told = {item.item: (item.value, item.status) for item in summary.disclosures}
+    assert told["Recording"] == (text, "verified")
+    assert text in (folder / "report.html").read_text()
+    assert text in " ".join(screen(summary).split())
+    recorder = json.loads((folder / "audit.json").read_text())["run"]["recorder"]
+    assert recorder["policy"] == {
+        "every": 1, "growth": 1.0, "longest": None, "free_records": False, "exact_examples": 0
+    }  # fmt: skip
+    assert (recorder["pass_seconds"], recorder["training_seconds"]) == (pytest.approx(3.0), 2.0)
+
+
+@quick
+@pytest.mark.parametrize("at_levels", [True, False])
+def test_individual_clipping_is_exact_where_every_gradient_shows_it(artifacts, tmp_path, at_levels):
+    log, examples = artifacts
+    clipped = replace(log.thin(10), individually_clipped=True)
+    gradients = round(log.total_steps * log.n_examples * 0.1)
+    changes = {"gradients": gradients, "gradients_at_levels": gradients - (not at_levels)}
+    folder = write_run(tmp_path / "run", clipped, examples, changes=changes)
+    summary = audit(folder, tmp_path / "audit", delta=DELTA)
+    assert summary.claim == ("exact" if at_levels else "estimate")
+    assert summary.guarantee.status == "supported"  # the worst case does not rest on levels
+    told = {item.item: (item.value, item.status) for item in summary.disclosures}
+    assert told["Clip mode"][0].startswith("individual: each example at its last recorded level")
+    assert told["Clip mode"][1] == ("verified" if at_levels else "failed")
+    assert not any("exact values" in text for text in summary.missing)
+    assert "clipped each example" in screen(summary) if at_levels else "only 719 of 720 gradients" in screen(summary)
 
 
 @quick
