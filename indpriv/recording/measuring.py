@@ -12,6 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from indpriv.recording.passes import Examples, example_table, norms_of
 from indpriv.recording.weights import fingerprint_of, fit, load_into, state_of
 
 AUTO = "auto"
+_PROBED = 8  # examples that are read twice
 _CHECKED = 256  # examples that backends are checked and timed on
 _MODEL_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, KeyError)  # of a model on data it was not made for
 _MEMORY = ("out of memory", "allocate memory", "alloc_cpu")  # what torch says where memory does not suffice
@@ -66,6 +68,7 @@ class Measuring:
             raise
         except _MODEL_ERRORS as error:
             raise InputError(f"the spec's model and loss_fn do not take its dataset: {_first_line(error)}") from error
+        self._augmented = not _equal(next(self._examples.batches(_PROBED)), next(self._examples.batches(_PROBED)))
         if isinstance(batch_size, int):
             self._norm_pass.batch_size = batch_size
 
@@ -78,6 +81,12 @@ class Measuring:
     def norm_pass(self) -> NormPass:
         """How norms are taken."""
         return self._norm_pass
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """Reasons why these norms are not those of training, besides that they are taken again."""
+        augmented = ("the dataset gives other inputs each time (augmentation?): the norms are of another view",)
+        return (*self._norm_pass.caveats, *(augmented if self._augmented else ()))
 
     def move_to(self, path: Path) -> str:
         """Load a checkpoint into the model, and return a fingerprint of its weights."""
@@ -142,6 +151,13 @@ class Measuring:
     def close(self) -> None:
         """Let go of the norm pass."""
         self._norm_pass.close()
+
+
+def _equal(first: Any, second: Any) -> bool:
+    """Whether two batches hold the same tensors."""
+    leaves = [torch.utils._pytree.tree_leaves(batch) for batch in (first, second)]
+    pairs = zip(*leaves, strict=True)
+    return all(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in pairs if isinstance(a, torch.Tensor))
 
 
 def naming(path: Path, error: InputError) -> str:

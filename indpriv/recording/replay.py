@@ -111,7 +111,7 @@ def replay(
         examples = measuring.example_table()
         accuracy = {split: _accuracy(examples, split) for split in ("train", "test")}
         say(f"the last checkpoint, {last.name}, is right on {_shares(accuracy)}")
-        for caveat in measuring.norm_pass.caveats:
+        for caveat in measuring.caveats:
             say(caveat)
         workers = None
         if processes > 1 and isinstance(spec, str):
@@ -193,7 +193,7 @@ def _header(
         neighbouring="add_remove",
         sampler=settings.sampler,
         individually_clipped=False,
-        norm_pass={"backend": norm_pass.backend, "slack": norm_pass.slack, "caveats": list(norm_pass.caveats)},
+        norm_pass={"backend": norm_pass.backend, "slack": norm_pass.slack, "caveats": list(measuring.caveats)},
         run={
             "replayed": True,
             "seeded": settings.seeded,

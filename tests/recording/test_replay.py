@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 import plain_opacus
 from indpriv import InputError, NormLog, account
@@ -365,6 +365,22 @@ def test_batchnorm_is_refused_and_dropout_explained(tmp_path):
     replay(tmp_path / "dropped", spec_with(model=dropped), tmp_path / "b", options=ALL_TOLD, tell=told.append)
     assert any("dropout" in text for text in told)
     assert "dropout" in account(NormLog.open(tmp_path / "b"), delta=1e-5).claim_reason
+
+
+class Augmented(Dataset):
+    def __len__(self):
+        return 120
+
+    def __getitem__(self, index):
+        inputs, target = blobs()[index]
+        return inputs + 0.01 * torch.randn(6), target
+
+
+def test_random_augmentation_is_a_caveat(trained, tmp_path):
+    told = []
+    replay(trained / "checkpoints", spec_with(dataset=Augmented()), tmp_path / "replay", options=TOLD, tell=told.append)
+    assert any("augmentation" in text for text in told)
+    assert any("augmentation" in caveat for caveat in NormLog.open(tmp_path / "replay").caveats)
 
 
 def test_memory_that_does_not_suffice_halves_the_batches(trained, tmp_path, monkeypatch):
