@@ -83,8 +83,8 @@ class AuditSpec:
             raise InputError(
                 f"AuditSpec: metadata has {len(self.metadata)} rows, the dataset {n} examples; give both as they were trained on"
             )
-        if self.test_set is not None:
-            length(self.test_set, "test_set")
+        if self.test_set is not None and length(self.test_set, "test_set") == 0:
+            raise InputError("AuditSpec: test_set is empty; leave it out where there are no test examples")
         if self.test_metadata is not None:
             check_metadata(self.test_metadata, np.arange(length(self.test_set, "test_set")), "test")
 

@@ -29,6 +29,7 @@ other = 5
         ({"dataset": iter([1])}, "without a length"),
         ({"test_set": iter([1])}, "test_set is a list_iterator without a length"),
         ({"dataset": []}, "no examples"),
+        ({"test_set": []}, "test_set is empty"),
         ({"example_ids": np.zeros(120)}, "duplicates"),
         ({"unit_ids": np.arange(119)}, "unit_ids has shape (119,)"),
         ({"unit": "city"}, "unit='city'"),
