@@ -47,7 +47,8 @@ def test_make_commands_exist():
 def test_command_lines_run_in_order(tmp_path):
     shutil.copytree(ROOT / "audits", tmp_path / "audits")
     lines = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("indpriv ")]
-    assert len(lines) == 10
+    assert len(lines) == 11
+    (tmp_path / "scores.csv").write_text("score,member\n0.9,1\n0.4,0\n")
     (tmp_path / "audit_spec.py").write_text(AUDIT_SPEC, encoding="utf-8")
     for line in lines:
         words = shlex.split(line, comments=True)
