@@ -75,8 +75,8 @@ def prepare(name: str, data_dir: str | None, epochs: int | None, *, full: bool) 
     return AuditConfig.from_dict(tables), kept, told
 
 
-def train_arm(config: AuditConfig, dataset: Dataset, seed: int, arm: Arm) -> tuple[float, int]:
-    """Test accuracy in per cent, and the number of full passes."""
+def train_arm(config: AuditConfig, dataset: Dataset, seed: int, arm: Arm) -> tuple[float, int, float]:
+    """Test accuracy in per cent, the number of full passes, and the share of recorded levels below max_grad_norm."""
     config = dataclasses.replace(
         config,
         training=dataclasses.replace(config.training, individual_clipping=arm.individually),
@@ -87,7 +87,8 @@ def train_arm(config: AuditConfig, dataset: Dataset, seed: int, arm: Arm) -> tup
         clipped = [check.status for check in verify(run.run_dir) if check.name == "individual clipping"]
         if clipped != [PASSED] * arm.individually:
             raise SystemExit(f"seed {seed}: the run was not clipped as it should have been: {clipped}")
-        return 100 * run.test_accuracy, NormLog.open(run.run_dir).n_records
+        log = NormLog.open(run.run_dir)
+        return 100 * run.test_accuracy, log.n_records, float((log.read() < log.levels.top).mean())
 
 
 def compare(name: str, config: AuditConfig, dataset: Dataset, told: str) -> bool:
@@ -97,10 +98,10 @@ def compare(name: str, config: AuditConfig, dataset: Dataset, told: str) -> bool
     for arm in ARMS:
         for seed in arm.seeds:
             start = time.process_time()
-            accuracy, records = train_arm(config, dataset, seed, arm)
+            accuracy, records, below = train_arm(config, dataset, seed, arm)
             found[arm.name].append(accuracy)
-            seconds = time.process_time() - start
-            print(f"  {arm.name}, seed {seed}: {accuracy:.2f} % ({records} full passes, {seconds:.0f} s)", flush=True)
+            cost = f"{records} full passes, {time.process_time() - start:.0f} s"
+            print(f"  {arm.name}, seed {seed}: {accuracy:.2f} % ({cost}, {below:.0%} of levels below C)", flush=True)
     ordinary, individual = (np.array(found[arm.name]) for arm in ARMS[:2])
     for arm, values in zip(ARMS, (ordinary, individual), strict=False):
         print(f"  {arm.name}: mean {values.mean():.3f} %, standard deviation {values.std(ddof=1):.3f}")
