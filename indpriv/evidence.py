@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from scipy import stats
 PASSED, FAILED, NOT_CHECKED = "passed", "failed", "not checked"
 # Chance that a sound run fails one of the sampling tests; small, since a failure costs the claim "exact".
 FALSE_ALARM = 1e-6
+SEEDED = "the run was seeded (reproducible: no privacy): anyone with the seed can regenerate noise and sampling"
 
 
 @dataclass(frozen=True)
@@ -176,11 +178,31 @@ def _check_each_participation(n_examples: int, evidence: Mapping[str, Any]) -> C
     rate = evidence["expected_participations"] / (n * draws)
     least, most = evidence["participations_min"], evidence["participations_max"]
     detail = f"each example was drawn {least} to {most} times in {draws} draws at rate {rate:.4g}"
+    if (evenness := _chance_of_evenness(n, evidence)) < FALSE_ALARM:
+        return Check(
+            name,
+            FAILED,
+            f"{detail}: so evenly as independent coins do with probability at most {evenness:.1g} (shuffled batches?)",
+        )
     low = n * float(stats.binom.cdf(least, draws, rate))
     high = n * float(stats.binom.sf(most - 1, draws, rate))
     if min(low, high) < FALSE_ALARM:
         return Check(name, FAILED, f"{detail}: not what Binomial({draws}, {rate:.4g}) gives")
     return Check(name, PASSED, detail)
+
+
+def _chance_of_evenness(n_examples: int, evidence: Mapping[str, Any]) -> float:
+    """An upper bound of the chance that independent coins give participations that are spread so little.
+
+    Spread is the sum over examples of Y = (participations - expected)**2 >= 0, so that
+    P(sum <= E[sum] - t) <= exp(-t**2 / (2 n E[Y**2])) (Maurer 2003, A bound on the deviation probability for sums of
+    non-negative random variables, Theorem 2.1), and E[Y**2] <= variance + 3 variance**2 for a sum of coins.
+    """
+    variance = evidence.get("participations_variance", 0.0)  # logs written before this was counted lack it
+    if not variance:
+        return 1.0
+    missing = max(0.0, n_examples * variance - evidence["participations_spread"])
+    return math.exp(-(missing**2) / (2 * n_examples * (variance + 3 * variance**2)))
 
 
 def _check_trained_norms(evidence: Mapping[str, Any]) -> Check:

@@ -245,6 +245,10 @@ class OpacusRun:
             "participations": int(tally.participations.sum()),
             "participations_min": int(tally.participations.min()),
             "participations_max": int(tally.participations.max()),
+            "participations_variance": tally.variance,
+            "participations_spread": float(
+                np.square(tally.participations - tally.expected / len(tally.participations)).sum()
+            ),
             "undrawn_steps": tally.undrawn_steps,
             "unstepped_draws": tally.unstepped_draws,
             "interrupted_batches": tally.interrupted_batches,

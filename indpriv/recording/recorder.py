@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from indpriv import checks
 from indpriv.errors import InputError
+from indpriv.evidence import SEEDED
 from indpriv.example_table import check_metadata
 from indpriv.files import write_json
 from indpriv.levels import Levels
@@ -43,7 +44,6 @@ from indpriv.recording_policy import RecordingPolicy
 
 _FLUSH = 256  # steps that a crash may lose
 _Batch = tuple[NDArray[np.int64], NDArray[np.float64]]  # positions and norms
-SEEDED = "the run was seeded (reproducible: no privacy): anyone with the seed can regenerate noise and sampling"
 
 
 class Recorder:

@@ -17,6 +17,7 @@ from torch import nn
 
 from indpriv import checks
 from indpriv.errors import InputError
+from indpriv.evidence import SEEDED
 from indpriv.example_table import ExampleTable
 from indpriv.files import write_json
 from indpriv.journal import NAME as JOURNAL
@@ -27,7 +28,6 @@ from indpriv.recording.checkpoint_files import read_content
 from indpriv.recording.discovery import SavedModel, discover
 from indpriv.recording.interrupts import deferred_interrupts
 from indpriv.recording.measuring import AUTO, Measured, Measuring, Workers, naming, norms_in_order
-from indpriv.recording.recorder import SEEDED
 from indpriv.recording.step_settings import NAMES, RunSettings, StepOptions, resolve
 from indpriv.recording.weights import fit, state_of
 

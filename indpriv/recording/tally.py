@@ -36,6 +36,7 @@ class Tally:
     steps: int = 0
     draws: int = 0
     expected: float = 0.0
+    variance: float = 0.0  # of one example's participations
     undrawn_steps: int = 0
     unstepped_draws: int = 0
     interrupted_batches: int = 0
@@ -57,6 +58,7 @@ class Tally:
         self.draws += 1
         self._epoch_draws += 1
         self.expected += sample_rate * len(self.participations)
+        self.variance += sample_rate * (1 - sample_rate)
         positions = np.array(indices, dtype=np.int64)
         np.add.at(self.participations, positions, 1)
         self._waiting.append((positions, sample_rate))

@@ -17,10 +17,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
 
 from indpriv import EvidenceError, ExampleTable, InputError, NormLog
+from indpriv.evidence import SEEDED
 from indpriv.norm_log_reader import read_state
 from indpriv.norm_log_writer import NormLogWriter
 from indpriv.recording import Recorder, RecordingPolicy, per_example_gradient_norms
-from indpriv.recording.recorder import SEEDED
 from indpriv.verify import verify
 from runs import PER_EXAMPLE, blobs, make_run, mlp
 
@@ -218,6 +218,17 @@ def test_a_poisson_sampler_that_prefers_some_examples_is_found(tmp_path, monkeyp
 
     monkeypatch.setattr(UniformWithReplacementSampler, "__iter__", greedy)
     record(run, tmp_path / "run", epochs=3)
+    assert failed(tmp_path / "run") == {"participation of each example"}
+
+
+def test_a_poisson_sampler_that_shuffles_instead_is_found(tmp_path, monkeypatch):
+    def shuffled(self):  # every example once an epoch
+        order = torch.randperm(self.num_samples).tolist()
+        size = self.num_samples // self.steps
+        yield from (order[start : start + size] for start in range(0, self.num_samples, size))
+
+    monkeypatch.setattr(UniformWithReplacementSampler, "__iter__", shuffled)
+    record(make_run(), tmp_path / "run", epochs=3)
     assert failed(tmp_path / "run") == {"participation of each example"}
 
 
