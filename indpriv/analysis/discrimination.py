@@ -106,7 +106,8 @@ def _auc(counts: _Counts) -> tuple[float, Interval | None]:
     # Of each distinct score: the share of the other side that it beats, or that beats it, ties counting half.
     beaten = (np.cumsum(counts.nonmembers) - counts.nonmembers / 2) / n_nonmembers
     beating = 1 - (np.cumsum(counts.members) - counts.members / 2) / n_members
-    auc = float(counts.members @ beaten) / n_members
+    doubled = counts.members @ (2 * np.cumsum(counts.nonmembers) - counts.nonmembers)  # whole, so that 1/2 is 1/2
+    auc = float(doubled) / (2.0 * n_members * n_nonmembers)
     if auc in (0.0, 1.0):
         pairs = min(n_members, n_nonmembers)
         low, high = clopper_pearson(pairs * auc, pairs, CONFIDENCE)
