@@ -33,7 +33,11 @@ class HoldoutLog:
         self._taken: tuple[NDArray[np.float64], str, float] | None = None
         folder = run_dir / HOLDOUT
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        everybody_only = {**header.policy, "free_records": False, "exact_examples": 0}  # no test example is ever sampled
+        everybody_only = {
+            **header.policy,
+            "free_records": False,
+            "exact_examples": 0,
+        }  # no test example is ever sampled
         own = replace(header, policy=everybody_only)
         self._writer = NormLogWriter(folder, own, self._ids, None, np.zeros(0, dtype=np.int64))
 
