@@ -28,11 +28,13 @@ from indpriv.analysis.attack_measures import measure_attack
 from indpriv.attack_scores import AttackScores
 from indpriv.audit import audit as audit_run
 from indpriv.audit import compare_audits, comparison_json, groups_json, groups_of, read_summary
+from indpriv.convert import convert as convert_norms
 from indpriv.errors import InputError
 from indpriv.evidence import FAILED, NOT_CHECKED, PASSED
 from indpriv.files import read_json
 from indpriv.formatting import format_delta, format_epsilon
 from indpriv.journal import NAME as JOURNAL
+from indpriv.norm_log import NormLog
 from indpriv.report.attack import attack_document, print_attack
 from indpriv.report.comparison import print_comparison
 from indpriv.report.terminal import print_audit, print_groups
@@ -335,6 +337,31 @@ def compare(
         typer.echo(json.dumps(comparison_json(comparison, ours, theirs), indent=2, allow_nan=False))
     else:
         print_comparison(comparison, ours, theirs, Console())
+
+
+@app.command()
+def convert(
+    norms: Annotated[Path, typer.Argument(metavar="NORMS", help="norms.parquet or norms.npz of any trainer.")],
+    run_json: Annotated[Path, typer.Option("--run", help="run.json: steps, noise, clipping and sampling of that run.")],
+    output_dir: Annotated[Path, typer.Option(help="New run directory.")],
+    rounding: Annotated[
+        float, typer.Option(help="Of norms, upwards, as a fraction of max_grad_norm; 0 is none.")
+    ] = 0.01,
+    as_json: Json = False,
+) -> None:
+    """Turn norms that another trainer wrote (JAX, TF, ...) into a run directory, wholly checked.
+
+    Example: indpriv convert norms.npz --run run.json --output-dir runs/jax
+    """
+    _check_folder("--output-dir", output_dir)
+    with _progress() as progress:
+        convert_norms(norms, run_json, output_dir, rounding=rounding, progress=progress)
+    log = NormLog.open(output_dir)
+    if as_json:
+        facts = {"run_dir": str(output_dir), "examples": log.n_examples, "records": log.n_records}
+        typer.echo(json.dumps({**facts, "steps": log.total_steps}, indent=2))
+    else:
+        typer.echo(f"{output_dir}: {log.n_records} records of {log.n_examples} examples, {log.total_steps} steps")
 
 
 @app.command()

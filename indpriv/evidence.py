@@ -41,6 +41,9 @@ def evidence_checks(
         voided_steps: steps that were run and then declared void on resuming.
         individually_clipped: the log says that training clipped each example at its recorded level.
     """
+    converted = next((evidence for evidence in sessions if "converted" in evidence), None)
+    if converted is not None:
+        return [_check_closed(closed), *_conversion_checks(n_examples, converted)]
     replayed = next((evidence for evidence in sessions if "replayed" in evidence), None)
     if replayed is not None:
         return [_check_closed(closed), *_replay_checks(replayed)]
@@ -245,18 +248,33 @@ def _check_accountant(evidence: Mapping[str, Any]) -> Check:
     return Check(name, PASSED, f"its history holds the same {steps} steps and settings")
 
 
+def _conversion_checks(n_examples: int, evidence: Mapping[str, Any]) -> list[Check]:
+    """Of a log that another trainer's norms were converted into: only its own counts of draws can be checked."""
+    source = evidence["converted"]["source"]
+    checks = [
+        _declared_sampler(evidence["sampler"], "run.json"),
+        Check("Opacus's accountant", NOT_CHECKED, "there was none; settings are declared by run.json"),
+        Check("training", NOT_CHECKED, f"nobody watched: that the norms in {source} are what training clipped"),
+    ]
+    if "participations" in evidence:
+        checks += [_check_total_participation(n_examples, evidence), _check_each_participation(n_examples, evidence)]
+    return checks
+
+
+def _declared_sampler(sampler: str, source: str) -> Check:
+    if sampler == "poisson":
+        return Check("sampler (declared)", NOT_CHECKED, f"Poisson sampling is declared by {source}")
+    return Check("sampler (declared)", FAILED, f"batches were {sampler}, which the analysis does not cover")
+
+
 def _replay_checks(evidence: Mapping[str, Any]) -> list[Check]:
     """Of a log replayed from checkpoints: nobody watched the training, so next to nothing can be checked."""
-    sampler, sources = evidence["sampler"], evidence["replayed"]["sources"]
-    if sampler == "poisson":
-        drawn = Check("sampler (declared)", NOT_CHECKED, f"Poisson sampling is declared by {sources['sampler']}")
-    else:
-        drawn = Check("sampler (declared)", FAILED, f"batches were {sampler}, which the analysis does not cover")
+    sources = evidence["replayed"]["sources"]
     settings = ", ".join(f"{name} by {source}" for name, source in sources.items() if name not in ("delta", "sampler"))
     counted = PASSED if evidence["replayed"]["accountant_counted_all"] else NOT_CHECKED
     unseen = "nobody watched: that each step used one batch, that clipping was flat, and of the norms replayed here"
     return [
-        drawn,
+        _declared_sampler(evidence["sampler"], sources["sampler"]),
         Check("Opacus's accountant", counted, f"settings: {settings}"),
         Check("training", NOT_CHECKED, unseen),
     ]

@@ -53,9 +53,9 @@ class LogState:
         return len(self.records) + len(self.exact) + len(self.free)
 
     @property
-    def replayed(self) -> bool:
-        """Whether the norms were taken from checkpoints, and nobody watched the training."""
-        return any("replayed" in evidence for evidence in self.evidence)
+    def unwatched(self) -> bool:
+        """Whether nobody watched the training: norms from checkpoints, or from another trainer."""
+        return any("replayed" in evidence or "converted" in evidence for evidence in self.evidence)
 
     def checks(self) -> list[Check]:
         """Assumptions held against the last counts of every recording session (a resumed run has several)."""

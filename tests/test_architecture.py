@@ -17,7 +17,7 @@ STAGES = {
     "artifacts": {
         "errors", "checks", "files", "formatting", "partition", "levels", "evidence", "journal", "norm_log",
         "free_records", "norm_log_writer", "norm_log_reader", "recording_policy", "example_table", "epsilon_table",
-        "attack_scores", "verify",
+        "attack_scores", "verify", "convert",
     },
     "accountant": {"accountant"},
     "attacks": {"attacks"},

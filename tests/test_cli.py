@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -83,6 +84,18 @@ def assert_bad_input(result, *words):
     assert "Traceback" not in result.stderr
     for word in words:
         assert word in result.stderr, result.stderr
+
+
+def test_norms_of_another_trainer_are_converted(in_process, tmp_path):
+    np.savez(tmp_path / "norms.npz", norms=np.full((2, 4), 0.5), recorded_steps=[0, 5])
+    settings = {"steps": 9, "noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 0.5, "sampler": "poisson"}
+    (tmp_path / "run.json").write_text(json.dumps(settings | {"unit": "example", "neighbouring": "add_remove"}))
+    arguments = ("convert", tmp_path / "norms.npz", "--run", tmp_path / "run.json", "--output-dir")
+    assert in_process(*arguments, tmp_path / "run").stdout.endswith("2 records of 4 examples, 9 steps\n")
+    found = json.loads(in_process(*arguments, tmp_path / "again", "--json").stdout)
+    assert (found["records"], found["examples"], found["steps"]) == (2, 4, 9)
+    assert "already holds the log" in in_process(*arguments, tmp_path / "run", code=2).stderr
+    in_process("verify", tmp_path / "run")
 
 
 def test_version_and_help_have_an_example(in_process):

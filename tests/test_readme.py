@@ -17,7 +17,7 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-OWN_RUN, INDIVIDUAL_CLIPPING, AUDIT_SPEC, NORMS_FROM_ELSEWHERE = blocks("python")
+OWN_RUN, INDIVIDUAL_CLIPPING, AUDIT_SPEC, NORMS_FROM_ELSEWHERE, OTHER_TRAINER = blocks("python")
 
 
 def run(code, folder):
@@ -47,9 +47,10 @@ def test_make_commands_exist():
 def test_command_lines_run_in_order(tmp_path):
     shutil.copytree(ROOT / "audits", tmp_path / "audits")
     lines = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("indpriv ")]
-    assert len(lines) == 11
+    assert len(lines) == 13
     (tmp_path / "scores.csv").write_text("score,member\n0.9,1\n0.4,0\n")
     (tmp_path / "audit_spec.py").write_text(AUDIT_SPEC, encoding="utf-8")
+    run(OTHER_TRAINER, tmp_path)
     for line in lines:
         words = shlex.split(line, comments=True)
         command = [str(Path(sys.executable).with_name("indpriv")), *words[1:]]

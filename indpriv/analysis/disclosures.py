@@ -118,7 +118,7 @@ def _how(run: RunFacts, account: Account, checks: Sequence[Check]) -> list[Discl
         Disclosure(
             "max_grad_norm",
             format_range(run.max_grad_norm),
-            DECLARED if run.recorder.get("replayed") else _read_from(run, "clipping"),
+            DECLARED if run.recorder.get("replayed") or run.recorder.get("converted") else _read_from(run, "clipping"),
         ),
         Disclosure("Clip mode", _clip_mode(run), _clip_status(run, checks)),
         Disclosure(

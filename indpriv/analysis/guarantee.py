@@ -35,7 +35,7 @@ def guarantee_of(table: EpsilonTable, checks: Sequence[Check], recorder: Mapping
         status, reasons = UNPROVEN, [*sampling, *failed]
     elif not checks:
         status, reasons = DECLARED, ["no evidence was checked: sampler, steps and settings stand on the log's word"]
-    elif recorder.get("replayed"):
+    elif recorder.get("replayed") or recorder.get("converted"):
         status, reasons = DECLARED, ["nobody watched the training: sampler, steps and settings are as declared"]
     else:
         status, reasons = SUPPORTED, []
