@@ -22,6 +22,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 from indpriv import checks
 from indpriv.errors import EvidenceError, InputError
 from indpriv.recording.clipping import ClippedBatch, Thresholds, watch_clipping
+from indpriv.recording.memory_format import check_memory_format, watch_memory_format
 from indpriv.recording.norms import standard_module
 from indpriv.recording.tally import StepSetting, Tally
 
@@ -60,6 +61,7 @@ class OpacusRun:
         self.sampler = _sampler_kind(self._batch_sampler)
         _check_loader(loader, n_examples)
         _check_parameters(self.module, optimizer)
+        check_memory_format(model, self.module)
         self.accountant, self._accountant_rate = _find_accountant(optimizer)
         self._history_before = self._history_steps()
         self._steps_before = steps_before
@@ -131,6 +133,7 @@ class OpacusRun:
             a function that takes everything off again.
         """
         unwatch_sampler = self._watch_sampler()
+        unwatch_images = watch_memory_format(self._model, self.module)
         accountant_hook = self.optimizer.step_hook
         pending: list[StepSetting] = []
         pieces = self._pieces
@@ -179,6 +182,7 @@ class OpacusRun:
             if self.optimizer.step_hook is before_update:
                 self.optimizer.attach_step_hook(accountant_hook)
             unwatch_clipping()
+            unwatch_images()
             unwatch_sampler()
 
         return unwatch
