@@ -33,6 +33,21 @@ def n_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def divergences_of(shifts: FloatArray, sample_rates: FloatArray, orders: FloatArray, k: int = 1) -> FloatArray:
+    """(n_orders, n) Rényi divergences of one step, each distinct one computed once; see `renyi_divergences`."""
+    pairs = np.stack([shifts, sample_rates], axis=1)
+    distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
+    values = np.empty((len(distinct), len(orders)))
+
+    def fill(part: slice) -> None:
+        values[part] = renyi_divergences(distinct[part, 0], distinct[part, 1], orders, k)
+
+    n_threads = n_cores() if values.size > _WORTH_THREADS else 1
+    with ThreadPoolExecutor(n_threads) as pool:
+        list(pool.map(fill, (slice(start, None, n_threads) for start in range(n_threads))))
+    return values.T[:, inverse.ravel()]
+
+
 @dataclass(frozen=True)
 class Mechanisms:
     """One-step mechanisms; each array has shape (n,). relative_norms is a fraction of max_grad_norm."""
@@ -50,17 +65,7 @@ class Mechanisms:
 
     def divergences(self, orders: FloatArray) -> FloatArray:
         """(n_orders, n) Rényi divergences of one step."""
-        pairs = np.stack([self.relative_norms / self.noise_multiplier, self.sample_rate], axis=1)
-        distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
-        values = np.empty((len(distinct), len(orders)))
-
-        def fill(part: slice) -> None:
-            values[part] = renyi_divergences(distinct[part, 0], distinct[part, 1], orders)
-
-        n_threads = n_cores() if values.size > _WORTH_THREADS else 1
-        with ThreadPoolExecutor(n_threads) as pool:
-            list(pool.map(fill, (slice(start, None, n_threads) for start in range(n_threads))))
-        return values.T[:, inverse.ravel()]
+        return divergences_of(self.relative_norms / self.noise_multiplier, self.sample_rate, orders)
 
     def participations(self, counts: FloatArray) -> Participations:
         """The histogram with these counts, shape (n_examples, n), as accountants of mechanisms take it."""

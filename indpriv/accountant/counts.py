@@ -98,3 +98,32 @@ class SparseCounts:
     def dense(self) -> FloatArray:
         """See Counts."""
         return np.asarray(self.matrix().toarray() + self.certain)
+
+
+def collected(entries: Iterator[tuple[IntArray, FloatArray]], n: int, n_entries: int, certain: FloatArray) -> Counts:
+    """Counts of n examples: dense ones where cells are fewer than entries.
+
+    Args:
+        entries: parts of the (n_entries, n) cells and steps.
+        n: number of examples.
+        n_entries: of each example.
+        certain: (n_cells,) steps that every example spends in a cell besides.
+    """
+    if n_entries > len(certain):
+        counts = np.tile(certain, (n, 1))
+        offsets = np.arange(n) * len(certain)
+        for cell, weight in entries:
+            flat = np.bincount((cell + offsets).ravel(), weights=weight.ravel(), minlength=counts.size)
+            counts += flat.reshape(counts.shape)
+        return DenseCounts(counts)
+    cells, weights = np.empty((n, n_entries), np.int32), np.empty((n, n_entries))
+    place = 0
+    for cell, weight in entries:
+        cells[:, place : place + len(cell)], weights[:, place : place + len(cell)] = cell.T, weight.T
+        place += len(cell)
+    return SparseCounts(cells, weights, certain)
+
+
+def bytes_of(n_entries: int, n_cells: int) -> int:
+    """Memory that `collected` takes for one example."""
+    return 8 * n_cells if n_entries > n_cells else 32 * n_entries

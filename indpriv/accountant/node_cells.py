@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv.accountant.cells import Mechanisms, clipped_mechanisms
-from indpriv.accountant.counts import Counts, DenseCounts, SparseCounts
+from indpriv.accountant.counts import Counts, bytes_of, collected
 from indpriv.accountant.grid import NodeGrid
 from indpriv.accountant.rows import GoverningRows, Rows
 from indpriv.accountant.trajectory import Participations
@@ -52,13 +52,9 @@ class NodeCells:
         return self.grid.n_corners * len(self.governing.known)
 
     @property
-    def _dense(self) -> bool:
-        return self._n_entries > len(self.certain)
-
-    @property
     def bytes_per_example(self) -> int:
         """See Cells."""
-        return 8 * len(self.certain) if self._dense else 32 * self._n_entries
+        return bytes_of(self._n_entries, len(self.certain))
 
     def divergences(self, orders: FloatArray) -> FloatArray:
         """See Cells."""
@@ -66,21 +62,7 @@ class NodeCells:
 
     def counts(self, rows: Rows) -> Counts:
         """See Cells."""
-        n_examples = rows.shape[1]
-        if self._dense:
-            counts = np.tile(self.certain, (n_examples, 1))
-            offsets = np.arange(n_examples) * len(self.certain)
-            for cell, weight in self._entries(rows):
-                flat = np.bincount((cell + offsets).ravel(), weights=weight.ravel(), minlength=counts.size)
-                counts += flat.reshape(counts.shape)
-            return DenseCounts(counts)
-        cells = np.empty((n_examples, self._n_entries), np.int32)
-        weights = np.empty((n_examples, self._n_entries))
-        place = 0
-        for cell, weight in self._entries(rows):
-            cells[:, place : place + len(cell)], weights[:, place : place + len(cell)] = cell.T, weight.T
-            place += len(cell)
-        return SparseCounts(cells, weights, self.certain)
+        return collected(self._entries(rows), rows.shape[1], self._n_entries, self.certain)
 
     def participations(self, rows: Rows) -> Participations:
         """See Cells; counts are whole numbers where the grid does not share."""

@@ -4,6 +4,12 @@ With shift u = relative_norm / noise_multiplier and z ~ N(0, 1), the density rat
 f(z) = 1 - q + q * exp(z * u - u**2 / 2), and (order - 1) * rdp = log E[f(z)**order] (Mironov, Talwar and Zhang 2019,
 arXiv 1908.10530v1, Theorem 4 and section 3.3; this direction dominates the other one, Theorem 5).
 
+Of k rows with one owner, each of this norm and sampled for itself, the gradients add up at worst in one direction:
+f(z) = sum over j of Binomial(k, q)(j) * exp(j z u - (j u)**2 / 2), of which the above is k = 1; units.py says why this
+bounds what the owner's rows reveal. As a polynomial in exp(z u) it has only real zeros, all negative: those of
+(1 - q + q x)**k, and multiplying the coefficients by exp(-(j u)**2 / 2) keeps zeros real (a multiplier sequence of Laguerre;
+Pólya and Schur 1914). So, for every k, f has no zero where |Im z| < pi / u.
+
 The integrand is analytic in the strip |Im z| < pi / u and its modulus there is at most f(x)**order * exp(y**2 / 2), so
 the trapezoid rule of spacing h is wrong by at most 2 * exp(y**2 / 2 - 2 * pi * y / h) of the result: h is chosen from
 this bound. What is left is rounding: every value is within FLOAT_SLACK (relative) of the truth.
@@ -76,34 +82,46 @@ def check_orders(orders: ArrayLike) -> FloatArray:
     )
 
 
-def renyi_divergences(shifts: FloatArray, sample_rates: FloatArray, orders: FloatArray) -> FloatArray:
+def renyi_divergences(shifts: FloatArray, sample_rates: FloatArray, orders: FloatArray, k: int = 1) -> FloatArray:
     """(n, n_orders) Rényi divergences of one step, unchecked.
 
-    shifts: (n,) relative_norm / noise_multiplier; sample_rates: (n,).
+    shifts: (n,) relative_norm / noise_multiplier; sample_rates: (n,); k: rows of one owner, each of that shift.
     """
     log_moments = np.zeros((len(shifts), len(orders)))
-    unfilled = _fill_closed_form(log_moments, shifts, sample_rates, orders)
+    unfilled = _fill_closed_form(log_moments, shifts, sample_rates, orders, k)
     rows = np.flatnonzero(unfilled.any(axis=1))
     rows = rows[np.argsort(shifts[rows])]  # neighbours have grids of similar length
     largest = np.where(unfilled[rows], orders, 1.0).max(axis=1)
-    for part in _batches(_n_nodes(shifts[rows], largest)):
+    for part in _batches(_n_nodes(shifts[rows], largest, k)):
         batch = rows[part]
         row, column = np.nonzero(unfilled[batch])
-        log_moments[batch[row], column] = _quadrature(shifts[batch], sample_rates[batch], row, orders[column])
+        log_moments[batch[row], column] = _quadrature(shifts[batch], sample_rates[batch], k, row, orders[column])
     return log_moments / (orders - 1)
 
 
-def _fill_closed_form(out: FloatArray, shifts: FloatArray, q: FloatArray, orders: FloatArray) -> NDArray[np.bool_]:
+def _log_binomial(k: int, j: int, q: FloatArray) -> FloatArray:
+    """Log of the probability that j of k rows are sampled, at rates q below 1."""
+    return np.asarray(math.log(math.comb(k, j)) + j * np.log(q) + (k - j) * np.log1p(-q))
+
+
+def _fill_closed_form(
+    out: FloatArray, shifts: FloatArray, q: FloatArray, orders: FloatArray, k: int
+) -> NDArray[np.bool_]:
     """Fill cells where two closed-form bounds agree; return which cells stay open (and are not 0)."""
     everybody = q == 1.0
     with np.errstate(over="ignore"):  # infinity is right where the noise is next to nothing
-        exponent = 0.5 * np.square(shifts)[:, None] * (orders - 1)
+        exponent = 0.5 * np.square(k * shifts)[:, None] * (orders - 1)
         out[everybody] = orders * exponent[everybody]
-    # Minkowski: E[f^a]^(1/a) <= 1 - q + q e^{(a-1)u^2/2}; and E[f^a] >= q^a e^{a(a-1)u^2/2}.
-    log_q, log_rest = np.log(q)[:, None], np.log1p(-np.where(everybody, 0.5, q))[:, None]
-    excess = log_rest - log_q - exponent
-    gap = np.exp(np.minimum(excess, 0.0))
-    upper = orders * (exponent + log_q + gap)
+    # Minkowski: E[f^a]^(1/a) <= sum of w_j e^{(a-1)(ju)^2/2}; and E[f^a] >= w_k^a e^{a(a-1)(ku)^2/2}.
+    rate = np.where(everybody, 0.5, q)
+    log_all = _log_binomial(k, k, rate)[:, None]
+    excess = np.full(out.shape, -np.inf)
+    gap = np.zeros(out.shape)
+    for j in range(k):
+        below = _log_binomial(k, j, rate)[:, None] - log_all - exponent * (1 - (j / k) ** 2)
+        gap += np.exp(np.minimum(below, 0.0))
+        np.maximum(excess, below, out=excess)
+    upper = orders * (exponent + log_all + gap)
     closed = (excess < -math.log(1e14)) & (orders * gap <= 1e-14 * np.maximum(upper, 1.0)) & ~everybody[:, None]
     out[closed] = upper[closed]
     return np.asarray(~closed & ((shifts > 0) & ~everybody)[:, None])
@@ -116,8 +134,8 @@ def _spacing(shift: FloatArray) -> FloatArray:
     return np.asarray(2 * math.pi * height / (_LOG_PRECISION + np.square(height) / 2))
 
 
-def _n_nodes(shift: FloatArray, largest_order: FloatArray) -> FloatArray:
-    return np.asarray((largest_order * shift + 2 * _REACH) / _spacing(shift) + 3)
+def _n_nodes(shift: FloatArray, largest_order: FloatArray, k: int) -> FloatArray:
+    return np.asarray((largest_order * k * shift + 2 * _REACH) / _spacing(shift) + 3)
 
 
 def _batches(n_nodes: FloatArray) -> Iterator[slice]:
@@ -142,27 +160,27 @@ class _Grid:
     gain: FloatArray
 
     @classmethod
-    def of(cls, u: FloatArray, q: FloatArray, first: FloatArray, n_nodes: int) -> _Grid:
+    def of(cls, u: FloatArray, q: FloatArray, k: int, first: FloatArray, n_nodes: int) -> _Grid:
         h = _spacing(u)
         z = (first[:, None] + np.arange(n_nodes)) * h[:, None]
-        tilt = z * u[:, None] - 0.5 * np.square(u)[:, None]
         log_weight = -0.5 * np.square(z) + np.log(h / math.sqrt(2 * math.pi))[:, None]
         weight = np.exp(log_weight)
-        gain = weight * np.expm1(np.minimum(tilt, 1.0))
-        large = tilt > 1.0  # e^tilt may overflow where its product with the weight does not
-        gain[large] = np.exp(np.minimum(tilt[large] + log_weight[large], 700.0)) - weight[large]
-        return cls(_log_density_ratio(tilt, q[:, None]), log_weight, weight, gain * q[:, None])
+        log_f, rise = _density_ratio(z, u[:, None], q[:, None], k)
+        gain = weight * rise
+        far = rise > 1.0  # f may overflow where its product with the weight does not
+        gain[far] = np.exp(np.minimum(log_f[far] + log_weight[far], 700.0)) - weight[far]
+        return cls(log_f, log_weight, weight, gain)
 
 
-def _quadrature(u: FloatArray, q: FloatArray, row: IntArray, order: FloatArray) -> FloatArray:
+def _quadrature(u: FloatArray, q: FloatArray, k: int, row: IntArray, order: FloatArray) -> FloatArray:
     """(n_cells,) log moments of (row, order) cells: one grid per row serves all its orders."""
     h = _spacing(u)
     first = -np.ceil(_REACH / h)
-    end = order * u[row] + _REACH
+    end = order * k * u[row] + _REACH
     n_nodes = (np.ceil(end / h[row]) - first[row] + 1).astype(np.int64)
-    grid = _Grid.of(u, q, first, int(n_nodes.max(initial=1)))
-    largest_power = order * np.maximum(_log_density_ratio(end * u[row], q[row]), -np.log1p(-q[row]))
-    leading = 0.5 * order * (order - 1) * np.square(q[row]) * np.expm1(np.minimum(np.square(u[row]), 600.0))
+    grid = _Grid.of(u, q, k, first, int(n_nodes.max(initial=1)))
+    largest_power = order * np.maximum(_density_ratio(end, u[row], q[row], k)[0], -k * np.log1p(-q[row]))
+    leading = 0.5 * order * (order - 1) * np.square(k * q[row]) * np.expm1(np.minimum(np.square(u[row]), 600.0))
     small = leading < _DIRECT_ABOVE
     values = np.zeros(len(row))
     done = np.zeros(len(row), dtype=bool)
@@ -194,14 +212,21 @@ def _buckets(cells: IntArray, n_nodes: IntArray) -> Iterator[tuple[IntArray, int
         begin = end
 
 
-def _log_density_ratio(tilt: FloatArray, q: FloatArray) -> FloatArray:
-    """log(1 - q + q e^tilt) to full relative precision."""
-    log_f = np.log1p(q * np.expm1(np.minimum(tilt, 600.0)))
-    far = tilt > 600.0  # e^tilt overflows at 709
-    if far.any():
-        rate = np.broadcast_to(q, tilt.shape)[far]
-        log_f[far] = np.logaddexp(np.log1p(-rate), np.log(rate) + tilt[far])
-    return np.asarray(log_f)
+def _density_ratio(z: FloatArray, u: FloatArray, q: FloatArray, k: int) -> tuple[FloatArray, FloatArray]:
+    """Log f to full relative precision, and f - 1 as far as e^600; z has the shape that u and q broadcast to."""
+    rise, largest = np.zeros(z.shape), np.zeros(z.shape)
+    for j in range(1, k + 1):
+        tilt = z * (j * u) - 0.5 * np.square(j * u)
+        np.maximum(largest, tilt, out=largest)
+        rise += (math.comb(k, j) * q**j * (1 - q) ** (k - j)) * np.expm1(np.minimum(tilt, 600.0))
+    log_f = np.log1p(np.maximum(rise, -0.5))
+    odd = (largest > 600.0) | (rise < -0.5)  # e^tilt overflows at 709, and 1 + rise cancels near -1
+    if odd.any():
+        at, shift, rate = (np.broadcast_to(values, z.shape)[odd] for values in (z, u, q))
+        tilts = [at * (j * shift) - 0.5 * np.square(j * shift) for j in range(k + 1)]
+        terms = [_log_binomial(k, j, rate) + tilt for j, tilt in enumerate(tilts)]
+        log_f[odd] = np.logaddexp.reduce(np.stack(terms), axis=0)
+    return log_f, rise
 
 
 def _log_moments(grid: _Grid, row: IntArray, order: FloatArray, width: int) -> FloatArray:
