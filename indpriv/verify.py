@@ -96,8 +96,12 @@ def _check_norm_pass(state: LogState) -> Check:
         return Check("norm pass", NOT_CHECKED, caveats)
     if caveats:
         return Check("norm pass", FAILED, caveats)
-    backend = state.header["norm_pass"].get("backend", "unknown")
-    return Check("norm pass", PASSED, f"{backend}, checked against one example at a time")
+    norm_pass = state.header["norm_pass"]
+    fallback = norm_pass.get("fallback")  # logs written before this was kept lack it
+    slower = f"; not layerwise, which is faster: {fallback}" if fallback else ""
+    return Check(
+        "norm pass", PASSED, f"{norm_pass.get('backend', 'unknown')}, checked against one example at a time{slower}"
+    )
 
 
 def _check_permissions(run_dir: Path) -> Check:

@@ -20,18 +20,20 @@ import opacus
 import pandas as pd
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from indpriv import checks
-from indpriv.errors import InputError
+from indpriv.errors import EvidenceError, InputError
 from indpriv.evidence import SEEDED
 from indpriv.example_table import check_metadata
 from indpriv.files import write_json
 from indpriv.levels import Levels
-from indpriv.norm_log import UNITS, check_ids, check_norms, check_unit_ids
-from indpriv.norm_log_reader import read_exact_positions, read_state
+from indpriv.norm_log import UNITS, NormLog, check_ids, check_norms, check_unit_ids
+from indpriv.norm_log_reader import read_exact_positions, read_left_out, read_state
 from indpriv.norm_log_writer import LogHeader, NormLogWriter
+from indpriv.recording.clipping import Thresholds
+from indpriv.recording.filtered_clipping import Filter, FilteredClipping
 from indpriv.recording.holdout import HoldoutLog
 from indpriv.recording.individual_clipping import ClipLevels
 from indpriv.recording.interrupts import deferred_interrupts
@@ -68,6 +70,7 @@ class Recorder:
         exact_examples: int | None = None,
         free_records: bool | None = None,
         individual_clipping: bool = False,
+        privacy_filter: Filter | None = None,
         test_set: Dataset[Any] | None = None,
         record_holdout: bool = False,
         metadata: pd.DataFrame | None = None,
@@ -96,6 +99,9 @@ class Recorder:
                 and sharpen between_records="last" and "closest".
             individual_clipping: clip each example at its last recorded level instead of max_grad_norm, which makes the
                 account exact at any K (Yu et al. 2023, Algorithm 3); the noise stays as it is.
+            privacy_filter: an `indpriv.PrivacyFilter`: who would pass its cap is clipped at 0 from then on, which guarantees
+                the cap to everybody. With individual_clipping an example is charged for its level, else for
+                max_grad_norm.
             test_set: of (inputs, targets); its final losses serve attacks and group accuracy.
             record_holdout: also record the norms of the test set, in RUN/holdout: what its epsilon would have been on the
                 same trajectory, which an attack judged by epsilon needs. Each full record then takes a pass over it too.
@@ -128,6 +134,7 @@ class Recorder:
                 'pass rounding_mode="up"'
             )
         self._individual_clipping = individual_clipping
+        self._filter = privacy_filter
         choices = {"every": every, "exact_examples": exact_examples, "free_records": free_records}
         self._policy = _policy(policy, choices)
         if self._policy.exact_examples > n:
@@ -245,8 +252,16 @@ class Recorder:
             neighbouring="add_remove",
             sampler=run.sampler,
             individually_clipped=self._individual_clipping,
-            norm_pass={"backend": norm_pass.backend, "slack": norm_pass.slack, "caveats": caveats},
+            norm_pass={
+                "backend": norm_pass.backend,
+                "fallback": norm_pass.fallback,
+                "slack": norm_pass.slack,
+                "caveats": caveats,
+            },
             policy=self._policy.in_steps(run.steps_per_epoch).to_dict(),
+            privacy_filter={}
+            if self._filter is None
+            else {"order": self._filter.order, "rdp_cap": self._filter.rdp_cap},
             run={
                 "optimizer": type(optimizer.original_optimizer).__name__,
                 "clipping": "individual" if self._individual_clipping else "flat",
@@ -309,6 +324,9 @@ class _Session:
         self._seeded = recorder._seeded
         levels = Levels(recorder._rounding, recorder._rounding_mode) if recorder._rounding else None
         self._clip_levels = ClipLevels(levels) if recorder._individual_clipping else None
+        self._filtered: FilteredClipping | None = None
+        if recorder._filter is not None:
+            self._filtered = FilteredClipping(recorder._filter, self._clip_levels, len(self._ids))
         self._training_seconds = self._training_since = 0.0
         self._unlogged: list[StepSetting] = []
         self._exact_rows: list[NDArray[np.float64]] = []
@@ -324,9 +342,10 @@ class _Session:
                 self._holdout.truncate(self._step)
             if self._clip_levels is not None and self._step:
                 self._clip_levels.restore(self._run_dir)
+            if self._filtered is not None and self._step:
+                self._filtered.restore(NormLog.open(self._run_dir), read_left_out(self._run_dir))
         self._take()
-        thresholds = None if self._clip_levels is None else self._clip_levels.thresholds
-        unwatch = self._run.watch(self._before_step, self._after_step, thresholds=thresholds)
+        unwatch = self._run.watch(self._before_step, self._after_step, thresholds=self._thresholds())
         self._training_since = time.perf_counter()
         try:
             yield
@@ -345,9 +364,28 @@ class _Session:
             **self._run.evidence(),
         }
 
+    def _thresholds(self) -> Thresholds | None:
+        """What examples are clipped at where it is not max_grad_norm."""
+        filtered = self._filtered
+        if filtered is None:
+            return None if self._clip_levels is None else self._clip_levels.thresholds
+
+        def charged(positions: NDArray[np.int64], max_grad_norm: float) -> Tensor:
+            filtered.charge(self._step, self._run.coming_setting(max_grad_norm))  # before the first batch of the step is clipped
+            return filtered.thresholds(positions, max_grad_norm)
+
+        return charged
+
     def _before_step(self, setting: StepSetting, batch: TrainedBatch | None) -> None:
         """Keep the norms that training clips at this step, and hold them against those recorded for it."""
         self._trained = None
+        if self._filtered is not None:
+            self._filtered.charge(self._step, setting)  # also where nobody was drawn
+            if batch is not None and not torch.isfinite(batch.norms).all():
+                raise EvidenceError(
+                    f"a gradient of step {self._step} is infinite or NaN: even clipped at 0 it would reach the parameters; "
+                    "look at the loss, or clamp it"
+                )
         recorded = None if self._taken is None else self._taken.everybody
         if batch is None or (recorded is None and not self._policy.free_records):
             return
@@ -415,6 +453,10 @@ class _Session:
         if self._exact_rows:
             self._writer.exact(first, np.stack(self._exact_rows), clips, self._exact_seconds)
             self._exact_rows, self._exact_seconds = [], 0.0
+        if self._filtered is not None:
+            positions, steps = self._filtered.newly_left_out()
+            if len(positions):
+                self._writer.left_out(first, len(self._unlogged), positions, steps)
         evidence = self.evidence()
         for setting, count in _runs(self._unlogged):
             self._writer.steps(first, count, **vars(setting), evidence=evidence)

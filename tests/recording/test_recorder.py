@@ -4,18 +4,21 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from opacus.layers import DPGRU
 from opacus.utils.adaptive_clipping.adaptive_clipping_utils import PrivacyEngineAdaptiveClipping
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from opacus.utils.uniform_sampler import DistributedUniformWithReplacementSampler, UniformWithReplacementSampler
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
 
+import indpriv
 from indpriv import EvidenceError, ExampleTable, InputError, NormLog
 from indpriv.evidence import SEEDED
 from indpriv.norm_log_reader import read_state
@@ -312,6 +315,48 @@ def test_lower_precision_in_training_is_found(tmp_path):
 
     run.criterion = rounded
     assert larger(run, tmp_path / "run")
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
+@pytest.mark.parametrize(("attaching", "training"), [(False, True), (True, False), (True, True)])
+def test_autocast_that_only_training_has_is_found(attaching, training, mode, tmp_path):
+    """Attached under it, the norms have slack for half precision, which covers training in any."""
+    run = make_run(mode=mode, max_grad_norm=5.0)
+    recorder = Recorder(tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, every=1)
+    with ExitStack() as block:
+        with torch.autocast("cpu", torch.bfloat16, enabled=attaching):
+            block.enter_context(recorder.attach(run.model, run.optimizer, run.loader))
+        for inputs, targets in run.loader:
+            run.optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=training):
+                loss = run.criterion(run.model(inputs), targets)
+            loss.backward()
+            run.optimizer.step()
+    found = training and not attaching
+    assert ("norms in training" in failed(tmp_path / "run")) == found
+    claim = indpriv.account(NormLog.open(tmp_path / "run"), delta=1e-5).claim
+    assert claim == ("estimate" if found else "exact")
+
+
+def test_why_norms_are_not_taken_the_fastest_way_is_told(tmp_path):
+    class Memory(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.memory, self.last = DPGRU(2, 4, batch_first=True), nn.Linear(4, 2)
+
+        def forward(self, inputs):
+            return self.last(self.memory(inputs.unflatten(1, (3, 2)))[0][:, -1])
+
+    details = {}
+    for name, model in (("plain", mlp()), ("memory", Memory())):
+        run = make_run(model=model)
+        recorder = Recorder(tmp_path / name, dataset=run.dataset, loss_fn=PER_EXAMPLE, every=10)
+        with recorder.attach(run.model, run.optimizer, run.loader):
+            run.train(1)
+        details[name] = next(check.detail for check in verify(tmp_path / name) if check.name == "norm pass")
+    assert details["plain"] == "layerwise, checked against one example at a time"
+    assert "not layerwise, which is faster: " in details["memory"]
+    assert "DPGRU does not map a tensor to a tensor" in details["memory"]
 
 
 def test_batches_of_another_size_than_drawn_are_found(tmp_path):
