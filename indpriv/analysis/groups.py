@@ -23,11 +23,13 @@ from indpriv.analysis.resampling import (
     CONFIDENCE,
     Interval,
     Resampled,
+    ResampledMeans,
     SpreadTest,
     holm,
     permutation_test,
     resample_means,
 )
+from indpriv.analysis.reversal import Reversal, find_reversals
 from indpriv.checks import check_positive_int
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
@@ -109,7 +111,7 @@ class GroupTable:
         lowest_accuracy_ratio: mean epsilon of the group with the lowest test accuracy over that with the highest.
         accuracy_rank: do groups with worse accuracy have larger epsilon; None with fewer than three readable groups.
         spread: test of the raw means; spread_within_label: of the means within label. None where nothing can be tested.
-        reversed_labels: labels within which the order of the worst and the best group reverses.
+        reversals: labels within which the order of the worst and the best group reverses, by chance or not.
         within_label: tables within each label; empty where by is the label, or labels are not classes.
         notes: what was left out, and why.
         confidence: of every interval by itself; resamples: of the bootstrap; seed: of the resampling.
@@ -126,7 +128,7 @@ class GroupTable:
     accuracy_rank: RankCorrelation | None
     spread: Spread | None
     spread_within_label: Spread | None
-    reversed_labels: tuple[str, ...]
+    reversals: tuple[Reversal, ...]
     within_label: tuple[WithinLabel, ...]
     notes: tuple[str, ...]
     confidence: float
@@ -137,6 +139,16 @@ class GroupTable:
     def too_small(self) -> int:
         """Number of groups with too few training examples to read."""
         return sum(row.too_small for row in self.rows)
+
+    @property
+    def reversed_labels(self) -> tuple[str, ...]:
+        """Labels within which the order reverses by more than chance."""
+        return tuple(found.label for found in self.reversals if found.beyond_chance)
+
+    @property
+    def unsure_reversals(self) -> tuple[str, ...]:
+        """Labels within which the order reverses, but not by more than chance."""
+        return tuple(found.label for found in self.reversals if not found.beyond_chance)
 
 
 def group_tables(
@@ -155,7 +167,13 @@ def group_tables(
         corrected = holm([spread.p_value for spread in spreads.values()])
         for (index, spread), p_value in zip(spreads.items(), corrected, strict=True):
             tables[index] = replace(tables[index], **{name: replace(spread, corrected=p_value)})
-    return tuple(tables)
+    return tuple(
+        replace(
+            found,
+            reversals=tuple(replace(each, p_value=min(1.0, each.p_value * len(tables))) for each in found.reversals),
+        )
+        for found in tables
+    )
 
 
 def group_table(
@@ -194,50 +212,37 @@ def group_table(
         test_correct=to_floats(test["correct"]),
     )
     labels, notes = _labels(train, test, groups)
-    with_cells = labels is not None and len(labels.names) * len(groups.names) <= _MAX_WITHIN_ROWS
     rng = np.random.default_rng([seed, zlib.crc32(by.encode("utf-8", "surrogatepass"))])
-    strata = np.zeros_like(groups.train_codes) if labels is None else labels.train_codes
-    means = resample_means(
-        values.epsilon,
-        groups.train_codes,
-        strata,
-        n_groups=len(groups.names),
-        shares=np.bincount(strata, minlength=1 if labels is None else len(labels.names)) / len(train),
-        with_cells=with_cells,
-        rng=rng,
-    )
+    means = _resampled(values.epsilon, groups, labels, rng)
     rows = describe_groups(values, groups.train_codes, groups.test_codes, groups.names, min_size=min_size)
     rows, tested, tested_within = _with_tests(rows, values.epsilon, groups, labels, rng)
-    rows = _with_intervals(rows, means.groups, table.worst_case_epsilon)
+    top = table.worst_case_epsilon
+    rows = _with_intervals(rows, means.groups, top)
     within: tuple[WithinLabel, ...] = ()
     order = _order(rows)
     if labels is not None:
-        rows = _standardised(rows, groups, labels, means.standardised, min_size, table.worst_case_epsilon)
+        rows = _standardised(rows, groups, labels, means.standardised, min_size, top)
         if means.cells is not None:
-            within = _within_labels(values, groups, labels, order, means.cells, min_size, table.worst_case_epsilon)
+            within = _within_labels(values, groups, labels, order, means.cells, min_size, top)
         else:
             notes += (
                 f"{len(groups.names)} groups and {len(labels.names)} labels are too many for tables within label",
             )
-    positions = {rows[index].name: index for index in order}
-    resampled = {name: index for name, index in positions.items() if rows[index].standardised_interval}
+    ratios = _ratios(rows, order, means, standardised=labels is not None)
     rows = [rows[index] for index in order]
-    ratio = _with_interval(_ratio(rows, [row.mean for row in rows]), means.groups, positions)
-    standardised = None if labels is None else _standardised_pair(rows, ratio)
-    spread = None if labels is None else _ratio(rows, [row.standardised_mean for row in rows])
     return GroupTable(
         by=by,
         columns=groups.columns,
         min_size=min_size,
         rows=tuple(rows),
-        ratio=ratio,
-        standardised_ratio=_with_interval(standardised, means.standardised, resampled),
-        standardised_spread=_with_interval(spread, means.standardised, resampled),
-        lowest_accuracy_ratio=_with_interval(_lowest_accuracy_ratio(rows), means.groups, positions),
+        ratio=ratios.raw,
+        standardised_ratio=ratios.standardised,
+        standardised_spread=ratios.spread,
+        lowest_accuracy_ratio=ratios.lowest_accuracy,
         accuracy_rank=_accuracy_rank(rows, rng),
         spread=_spread(tested),
         spread_within_label=_spread(tested_within),
-        reversed_labels=_reversed_labels(within, ratio),
+        reversals=_reversals(values.epsilon, groups, labels, ratios.raw, min_size, rng) if within else (),
         within_label=within,
         notes=notes,
         confidence=CONFIDENCE,
@@ -254,6 +259,22 @@ def _labels(train: pd.DataFrame, test: pd.DataFrame, groups: Partition) -> tuple
     if len(labels.names) > _MAX_LABELS:
         return None, (f"{len(labels.names)} distinct labels are too many for classes: no table within label",)
     return labels, ()
+
+
+def _resampled(
+    epsilon: FloatArray, groups: Partition, labels: Partition | None, rng: np.random.Generator
+) -> ResampledMeans:
+    """The bootstrap of all means: by group, at the label shares of everybody, and, unless too many, within label."""
+    strata = np.zeros_like(groups.train_codes) if labels is None else labels.train_codes
+    return resample_means(
+        epsilon,
+        groups.train_codes,
+        strata,
+        n_groups=len(groups.names),
+        shares=np.bincount(strata, minlength=1 if labels is None else len(labels.names)) / len(epsilon),
+        with_cells=labels is not None and len(labels.names) * len(groups.names) <= _MAX_WITHIN_ROWS,
+        rng=rng,
+    )
 
 
 def _with_intervals(rows: Sequence[GroupRow], means: Resampled, top: float) -> list[GroupRow]:
@@ -298,6 +319,32 @@ def _order(rows: Sequence[GroupRow]) -> list[int]:
         return (1.0 if mean is None else -mean, rows[index].name)
 
     return sorted(range(len(rows)), key=key)
+
+
+@dataclass(frozen=True)
+class _Ratios:
+    """The four ratios of a table, with intervals."""
+
+    raw: Ratio | None
+    standardised: Ratio | None
+    spread: Ratio | None
+    lowest_accuracy: Ratio | None
+
+
+def _ratios(rows: Sequence[GroupRow], order: Sequence[int], means: ResampledMeans, *, standardised: bool) -> _Ratios:
+    """Ratios of rows in the order of the codes; order is that of the table."""
+    positions = {rows[index].name: index for index in order}
+    resampled = {name: index for name, index in positions.items() if rows[index].standardised_interval}
+    rows = [rows[index] for index in order]
+    raw = _with_interval(_ratio(rows, [row.mean for row in rows]), means.groups, positions)
+    pair = _standardised_pair(rows, raw) if standardised else None
+    spread = _ratio(rows, [row.standardised_mean for row in rows]) if standardised else None
+    return _Ratios(
+        raw=raw,
+        standardised=_with_interval(pair, means.standardised, resampled),
+        spread=_with_interval(spread, means.standardised, resampled),
+        lowest_accuracy=_with_interval(_lowest_accuracy_ratio(rows), means.groups, positions),
+    )
 
 
 def _ratio(rows: Sequence[GroupRow], means: Sequence[float | None]) -> Ratio | None:
@@ -418,14 +465,24 @@ def _accuracy_rank(rows: Sequence[GroupRow], rng: np.random.Generator) -> RankCo
     return RankCorrelation(value, len(ordered), float(found.pvalue))
 
 
-def _reversed_labels(within: Sequence[WithinLabel], ratio: Ratio | None) -> tuple[str, ...]:
+def _reversals(
+    epsilon: FloatArray,
+    groups: Partition,
+    labels: Partition | None,
+    ratio: Ratio | None,
+    min_size: int,
+    rng: np.random.Generator,
+) -> tuple[Reversal, ...]:
     """Labels among which the raw table's worst group is better off than its best one, both large enough to read."""
-    if ratio is None:
+    if ratio is None or labels is None:
         return ()
-    found = []
-    for table in within:
-        means = {row.name: row.mean for row in table.rows if not row.too_small}
-        worst, best = means.get(ratio.worst), means.get(ratio.best)
-        if worst is not None and best is not None and worst < best:
-            found.append(table.label)
-    return tuple(found)
+    return find_reversals(
+        epsilon,
+        groups.train_codes,
+        labels.train_codes,
+        names=labels.names,
+        worst=groups.names.index(ratio.worst),
+        best=groups.names.index(ratio.best),
+        min_size=min_size,
+        rng=rng,
+    )

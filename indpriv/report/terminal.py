@@ -124,7 +124,7 @@ def _guarantee_lines(summary: AuditSummary) -> list[str | Text]:
     relation = account.neighbouring.replace("_", "/")
     value = (
         f"worst-case epsilon {format_epsilon(guarantee.worst_case_epsilon)} (delta {format_delta(guarantee.delta)}, "
-        f"{relation} one {account.unit}, Poisson sampling, {account.accountant.upper()} accountant; covers all checkpoints)"
+        f"{relation} one {account.unit}, Poisson sampling, {account.guaranteed_by}; covers all checkpoints)"
     )
     if guarantee.status in ("supported", "declared"):
         lines: list[str | Text] = [value]
@@ -232,6 +232,11 @@ def _ratio_lines(table: GroupTable) -> list[Text]:
             lines.append(Text(f"! The order reverses among {among}. {text}", style="yellow"))
         else:
             lines.append(Text(text))
+        if table.unsure_reversals:
+            among = ", ".join(map(clean, table.unsure_reversals))
+            lines.append(
+                Text(f"Among {among} the order is the reverse, by no more than chance (corrected p above 5 %).")
+            )
     if table.too_small:
         lines.append(Text(f"{table.too_small:,} groups have fewer than {table.min_size} examples: too few to read"))
     return lines

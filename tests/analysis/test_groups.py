@@ -81,6 +81,28 @@ def test_equal_within_a_label_is_no_reversal():
     assert table_of(np.where(label == 1, 3.0, 1.0), label, group).reversed_labels == ()
 
 
+def test_a_reversal_by_chance_is_marked_as_such():
+    epsilon, label, group = simpson()
+    noise = np.where(np.arange(200) % 2, 0.5, -0.5)  # sums to 0 in every cell
+    few = np.where(label == 1, 3.0, 1.0) + noise + np.where(group == "women", 0.02, 0.0)
+    found = table_of(few, label, group)
+    assert found.ratio.worst == "men"
+    assert found.unsure_reversals == ("0", "1")
+    assert found.reversed_labels == ()
+    certain = table_of(epsilon + noise / 20, label, group)
+    assert certain.reversed_labels == ("0", "1")
+    assert all(each.p_value <= 0.05 for each in certain.reversals)
+
+
+def test_reversals_are_corrected_for_groupings():
+    epsilon, label, group = simpson()
+    train = rows("train", label, group=group, twin=group)
+    test = rows("test", [])
+    one = group_tables(epsilon_table(epsilon), train, test, ["group"])[0].reversals
+    two = group_tables(epsilon_table(epsilon), train, test, ["group", "twin"])[0].reversals
+    assert [each.p_value for each in two] == [2 * each.p_value for each in one]
+
+
 def test_accuracy_loss_and_the_papers_headline():
     epsilon, label, group = simpson()
     correct = np.where(group == "men", np.arange(200) % 2 == 0, True)
@@ -138,7 +160,7 @@ def test_by_label_has_no_table_within_label():
     train = rows("train", ["x"] * 12 + ["y"] * 12)
     found = group_table(epsilon_table([1.0] * 12 + [2.0] * 12), train, NOBODY, "label")
     assert [row.name for row in found.rows] == ["y", "x"]
-    assert (found.within_label, found.standardised_ratio, found.reversed_labels) == ((), None, ())
+    assert (found.within_label, found.standardised_ratio, found.reversals) == ((), None, ())
     assert found.ratio.value == 2.0
 
 
