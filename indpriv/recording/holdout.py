@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv.norm_log_writer import LogHeader, NormLogWriter
+from indpriv.recording.individual_clipping import with_headroom
 from indpriv.recording.norms import NormPass
 from indpriv.recording.passes import Examples, norms_of
 from indpriv.recording.tally import StepSetting
@@ -30,6 +31,7 @@ class HoldoutLog:
         """Start or continue RUN/holdout; errors as for NormLogWriter."""
         self._ids: NDArray[np.generic] = np.arange(len(examples))
         self._norm_pass, self._examples = norm_pass, examples
+        self._headroom = float(header.run.get("clip_headroom", 0.0))
         self._taken: tuple[NDArray[np.float64], str, float] | None = None
         folder = run_dir / HOLDOUT
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -38,7 +40,7 @@ class HoldoutLog:
             "free_records": False,
             "exact_examples": 0,
         }  # no test example is ever sampled
-        own = replace(header, policy=everybody_only)
+        own = replace(header, policy=everybody_only, privacy_filter={})
         self._writer = NormLogWriter(folder, own, self._ids, None, np.zeros(0, dtype=np.int64))
 
     def take(self) -> None:
@@ -51,6 +53,7 @@ class HoldoutLog:
         """Write what was taken for a step, once its settings are known."""
         if self._taken is not None:
             norms, targets, seconds = self._taken
+            norms = with_headroom(norms, self._headroom, setting.max_grad_norm)
             self._writer.record(
                 step, norms, max_grad_norm=setting.max_grad_norm, targets_fingerprint=targets, seconds=seconds
             )

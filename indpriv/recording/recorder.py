@@ -35,7 +35,7 @@ from indpriv.norm_log_writer import LogHeader, NormLogWriter
 from indpriv.recording.clipping import Thresholds
 from indpriv.recording.filtered_clipping import Filter, FilteredClipping
 from indpriv.recording.holdout import HoldoutLog
-from indpriv.recording.individual_clipping import ClipLevels
+from indpriv.recording.individual_clipping import ClipLevels, check_headroom, with_headroom
 from indpriv.recording.interrupts import deferred_interrupts
 from indpriv.recording.norm_backends import LossFn, check_losses
 from indpriv.recording.norms import NormPass
@@ -70,6 +70,7 @@ class Recorder:
         exact_examples: int | None = None,
         free_records: bool | None = None,
         individual_clipping: bool = False,
+        clip_headroom: float | None = None,
         privacy_filter: Filter | None = None,
         test_set: Dataset[Any] | None = None,
         record_holdout: bool = False,
@@ -99,6 +100,8 @@ class Recorder:
                 and sharpen between_records="last" and "closest".
             individual_clipping: clip each example at its last recorded level instead of max_grad_norm, which makes the
                 account exact at any K (Yu et al. 2023, Algorithm 3); the noise stays as it is.
+            clip_headroom: how far above its norm that level is, as a fraction of max_grad_norm in [0, 1], default 0.1: room
+                for norms to grow until the next record. It enters the account; the log records the levels.
             privacy_filter: an `indpriv.PrivacyFilter`: who would pass its cap is clipped at 0 from then on, which guarantees
                 the cap to everybody. With individual_clipping an example is charged for its level, else for
                 max_grad_norm.
@@ -134,6 +137,7 @@ class Recorder:
                 'pass rounding_mode="up"'
             )
         self._individual_clipping = individual_clipping
+        self._clip_headroom = check_headroom(clip_headroom, individually=individual_clipping)
         self._filter = privacy_filter
         choices = {"every": every, "exact_examples": exact_examples, "free_records": free_records}
         self._policy = _policy(policy, choices)
@@ -153,9 +157,10 @@ class Recorder:
         self._resume_at = resume_at
         self._run_info = dict(run_info or {})
         self._attached = False
-        self._check_run_dir(policy_given=policy is not None or any(choice is not None for choice in choices.values()))
+        policy_given = policy is not None or any(choice is not None for choice in choices.values())
+        self._check_run_dir(policy_given=policy_given, clip_headroom=clip_headroom)
 
-    def _check_run_dir(self, *, policy_given: bool) -> None:
+    def _check_run_dir(self, *, policy_given: bool, clip_headroom: float | None) -> None:
         journal = self.run_dir / "journal.jsonl"
         if self._resume_at is None:
             if journal.exists():
@@ -168,6 +173,9 @@ class Recorder:
         state = read_state(self.run_dir)
         if not policy_given and state.header.get("policy"):
             self._policy = RecordingPolicy.from_header(state.header)
+        if self._individual_clipping:
+            logged_headroom = state.header["run"].get("clip_headroom", 0.0)
+            self._clip_headroom = check_headroom(clip_headroom, individually=True, logged=logged_headroom)
         if state.header["n_exact"]:
             self._exact = read_exact_positions(self.run_dir)
         logged = state.total_steps
@@ -265,6 +273,7 @@ class Recorder:
             run={
                 "optimizer": type(optimizer.original_optimizer).__name__,
                 "clipping": "individual" if self._individual_clipping else "flat",
+                "clip_headroom": self._clip_headroom,
                 "loss_reduction": optimizer.loss_reduction,
                 "expected_batch_size": optimizer.expected_batch_size,
                 "secure_mode": bool(optimizer.secure_mode),
@@ -322,8 +331,9 @@ class _Session:
         self._taken: _Taken | None = None
         self._caveats = caveats
         self._seeded = recorder._seeded
+        self._clip_headroom = recorder._clip_headroom
         levels = Levels(recorder._rounding, recorder._rounding_mode) if recorder._rounding else None
-        self._clip_levels = ClipLevels(levels) if recorder._individual_clipping else None
+        self._clip_levels = ClipLevels(levels, recorder._clip_headroom) if recorder._individual_clipping else None
         self._filtered: FilteredClipping | None = None
         if recorder._filter is not None:
             self._filtered = FilteredClipping(recorder._filter, self._clip_levels, len(self._ids))
@@ -371,7 +381,9 @@ class _Session:
             return None if self._clip_levels is None else self._clip_levels.thresholds
 
         def charged(positions: NDArray[np.int64], max_grad_norm: float) -> Tensor:
-            filtered.charge(self._step, self._run.coming_setting(max_grad_norm))  # before the first batch of the step is clipped
+            filtered.charge(
+                self._step, self._run.coming_setting(max_grad_norm)
+            )  # before the first batch of the step is clipped
             return filtered.thresholds(positions, max_grad_norm)
 
         return charged
@@ -431,7 +443,7 @@ class _Session:
                 self._clip_levels.settle(setting.max_grad_norm)
             self._writer.record(
                 self._step,
-                taken.everybody,
+                with_headroom(taken.everybody, self._clip_headroom, setting.max_grad_norm),
                 max_grad_norm=setting.max_grad_norm,
                 targets_fingerprint=taken.targets_fingerprint,
                 seconds=taken.seconds,

@@ -12,7 +12,7 @@ from torch import nn
 
 import indpriv
 from indpriv import EvidenceError, InputError, NormLog
-from indpriv.accountant.rows import GoverningRows
+from indpriv.accountant.rows import Block, GoverningRows
 from indpriv.accountant.trajectory import segments_of
 from indpriv.levels import Levels
 from indpriv.norm_log_reader import read_state
@@ -57,6 +57,7 @@ def clipped_run(run, run_dir, epochs=1, physical=None, on_batch=lambda: None, **
 
     Returns, of each step, the inputs of its batch, everybody's gradients, and Opacus's clipped sum without noise.
     """
+    options = {"clip_headroom": 0.0} | options
     recorder = Recorder(run_dir, dataset=run.dataset, loss_fn=PER_EXAMPLE, individual_clipping=True, **options)
     steps, pieces, sums = [], [], []
     plain = run.optimizer.add_noise
@@ -106,7 +107,7 @@ def expected_sum(inputs, gradients, levels, dataset):
     return total
 
 
-def check_sums(steps, log, dataset, first=0):
+def check_sums(steps, log, dataset, first=0, share=0.1):
     levels = levels_in_the_log(log)
     binding = 0
     for step, (inputs, gradients, clipped) in enumerate(steps, first):
@@ -114,7 +115,7 @@ def check_sums(steps, log, dataset, first=0):
         binding += int((individual & (gradients.norm(dim=1) > levels[step] * 1.01)).sum())
         expected = expected_sum(inputs, gradients, levels[step], dataset)
         torch.testing.assert_close(clipped, expected, rtol=2e-4, atol=2e-6)
-    assert binding > len(dataset) * len(steps) / 10  # levels below max_grad_norm did clip
+    assert binding > len(dataset) * len(steps) * share  # levels below max_grad_norm did clip
 
 
 def failed(run_dir):
@@ -195,10 +196,11 @@ def test_the_noise_stays_at_max_grad_norm(mode, tmp_path, monkeypatch):
     st.floats(0.01, 10),
     st.floats(0.01, 10),
     st.sampled_from([0.0, 0.01, 0.07, 0.5]),
+    st.sampled_from([0.0, 0.1, 0.333, 1.0]),
 )
-def test_what_training_clips_at_is_what_accounting_charges(norms, recorded_at, now, rounding):
+def test_what_training_clips_at_is_what_accounting_charges(norms, recorded_at, now, rounding, headroom):
     levels = Levels(rounding, "up") if rounding else None
-    clip = ClipLevels(levels)
+    clip = ClipLevels(levels, headroom)
     everybody = np.arange(5)
     np.testing.assert_allclose(clip.thresholds(everybody, now), now, rtol=2e-7)  # before the first record
     clip.take(norms)
@@ -207,23 +209,85 @@ def test_what_training_clips_at_is_what_accounting_charges(norms, recorded_at, n
     after = clip.thresholds(everybody, now).numpy()
 
     settings = {"noise_multiplier": 1.0, "max_grad_norm": [recorded_at, now], "sample_rate": 0.1}
-    log = NormLog.from_arrays(norms[None], [0], total_steps=2, rounding=rounding, **settings)
+    asked = norms + headroom * recorded_at
+    log = NormLog.from_arrays(asked[None], [0], total_steps=2, rounding=rounding, **settings)
     rows = GoverningRows.of(log, segments_of(log, "last"))
     for step, (clip_norm, thresholds) in enumerate(((recorded_at, during), (now, after))):
         if rows.codes is None:
             charged = np.minimum(log.read()[0], clip_norm)
         else:
             relative = rows.codes.relative_norms(np.array([0]), np.array([clip_norm]))[0]
-            charged = relative[rows.read(log.read())[0]] * clip_norm
+            charged = relative[rows.read(Block(log.read()))[0]] * clip_norm
         assert np.all(thresholds.astype(np.float32) <= charged * (1 + 1e-12)), step  # also as training holds them
         np.testing.assert_allclose(thresholds, charged, rtol=3e-7)
-    assert np.all(during >= np.minimum(norms, recorded_at) * (1 - 2e-7))
+    assert np.all(during >= np.minimum(asked, recorded_at) * (1 - 2e-7))
+
+
+@pytest.mark.parametrize("rounding", [0.01, 0])
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_headroom_is_above_the_norms_at_the_record(mode, rounding, tmp_path):
+    """Levels come from autograd's own norms here, not from the log."""
+    run = make_run(mode=mode, batch_size=30, **SETTINGS)
+    steps = clipped_run(run, tmp_path / "run", epochs=2, every=4, rounding=rounding, clip_headroom=0.1)
+    log, clip_norm = NormLog.open(tmp_path / "run"), SETTINGS["max_grad_norm"]
+    check_sums(steps, log, run.dataset, share=0.02)
+    assert failed(tmp_path / "run") == set()
+    levels = levels_in_the_log(log).numpy()
+    for step in log.recorded_steps:
+        expected = steps[step][1].norm(dim=1).numpy() + 0.1 * clip_norm
+        unit = rounding * clip_norm
+        assert np.all(levels[step] >= np.minimum(expected, clip_norm))
+        assert np.all(levels[step] <= np.minimum(expected * (1 + 1e-4) + unit, clip_norm))
+        assert (levels[step] < 0.99 * clip_norm).any()
+
+
+@pytest.mark.parametrize(("given", "meant"), [({}, 0.1), ({"clip_headroom": 0.3}, 0.3), ({"clip_headroom": 0}, 0)])
+def test_headroom_goes_on_where_a_run_is_resumed(given, meant, tmp_path):
+    run = make_run(**SETTINGS)
+
+    def record(**options):
+        recorder = Recorder(
+            tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, every=4, individual_clipping=True, **options
+        )
+        with recorder.attach(run.model, run.optimizer, run.loader):
+            run.train(1)
+
+    record(**given)
+    record(resume_at=10)
+    record(resume_at=20, **given)
+    assert read_state(tmp_path / "run").header["run"]["clip_headroom"] == meant
+    log = NormLog.open(tmp_path / "run")
+    assert log.recorded_steps.tolist() == list(range(0, 30, 4))
+    assert log.read().min() >= 100 * meant
+    with pytest.raises(InputError, match=r"clip_headroom=0\.2, but the log to continue has"):
+        record(resume_at=30, clip_headroom=0.2)
+
+
+@pytest.mark.parametrize("headroom", [-0.1, 1.5, float("nan"), "0.1", True])
+def test_headroom_out_of_range_is_refused(headroom, tmp_path):
+    with pytest.raises(InputError, match=r"clip_headroom=.* is not in \[0, 1\]"):
+        clipped_run(make_run(), tmp_path / "run", clip_headroom=headroom)
+
+
+def test_headroom_is_for_individual_clipping(tmp_path):
+    with pytest.raises(InputError, match=r"clip_headroom=0\.1 is for individual clipping"):
+        Recorder(tmp_path / "run", dataset=blobs(), loss_fn=PER_EXAMPLE, clip_headroom=0.1)
+
+
+def test_the_hold_out_has_the_same_headroom(tmp_path):
+    """Otherwise members would be told from others by it."""
+    run = make_run(**SETTINGS)
+    clipped_run(run, tmp_path / "run", every=4, clip_headroom=0.25, test_set=run.dataset, record_holdout=True)
+    members, others = (NormLog.open(tmp_path / "run" / folder) for folder in (".", "holdout"))
+    assert members.read().min() >= 25
+    np.testing.assert_array_equal(members.read(), others.read())
 
 
 # What it is worth.
 
 
-def test_the_account_is_the_brute_force_account_of_realised_clip_levels(tmp_path, monkeypatch):
+@pytest.mark.parametrize("headroom", [0.0, 0.1])
+def test_the_account_is_the_brute_force_account_of_realised_clip_levels(headroom, tmp_path, monkeypatch):
     """Thresholds are caught on their way into Opacus, everybody's at each step."""
     realised = []
     plain = ClipLevels.thresholds
@@ -233,7 +297,9 @@ def test_the_account_is_the_brute_force_account_of_realised_clip_levels(tmp_path
         return plain(self, positions, max_grad_norm)
 
     monkeypatch.setattr(ClipLevels, "thresholds", caught)
-    clipped_run(make_run(**SETTINGS), tmp_path / "run", epochs=2, policy=RecordingPolicy(2, 1.5, 5))
+    clipped_run(
+        make_run(**SETTINGS), tmp_path / "run", epochs=2, policy=RecordingPolicy(2, 1.5, 5), clip_headroom=headroom
+    )
     log = NormLog.open(tmp_path / "run")
     orders = np.array([1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32])
     table = indpriv.account(log, delta=1e-4, orders=orders)
