@@ -1,0 +1,78 @@
+"""The command line: one short command per arrow of the flow. What it prints is for the curator: sensitive.
+
+Exit codes: 0 done, 1 a verification failed, 2 bad input (one message, no traceback), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from indpriv.cli.auditing import audit
+from indpriv.cli.reading import attack, compare, convert, groups, verify
+from indpriv.cli.releasing import create_statement, release
+from indpriv.cli.training import demo, train
+from indpriv.errors import InputError
+
+app = typer.Typer(
+    name="indpriv",
+    help="How much privacy did each training example get in this DP-SGD run, and which groups are worse off?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+statement_app = typer.Typer(name="statement", help="What one owner may be told.", no_args_is_help=True)
+app.add_typer(statement_app)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    if show_version:
+        typer.echo(f"indpriv {version('indpriv')}")
+        raise typer.Exit
+
+
+for _command in (demo, train, audit, groups, release, attack, compare, convert, verify):
+    app.command()(_command)
+statement_app.command("create")(create_statement)
+
+
+def _interrupted(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line on arguments (default sys.argv) and return its exit code."""
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        app(arguments)
+    except SystemExit as end:
+        return int(end.code or 0)
+    except InputError as error:
+        errors.print(f"[bold red]error:[/] {escape(str(error))}")
+    except OSError as error:
+        errors.print(f"[bold red]error:[/] {escape(str(error))}; check the path, its permissions and the free space")
+    return 2
+
+
+def main() -> NoReturn:
+    """Run the command line as a process of its own; the entry point `indpriv`."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch starts its threads
+    signal.signal(signal.SIGTERM, _interrupted)  # as Ctrl-C: temporary files go, exit code 130
+    warnings.filterwarnings("ignore", module=r"(torch|opacus)(\.|$)")
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    warnings.showwarning = lambda message, *_, **__: errors.print(f"[yellow]warning:[/] {escape(str(message))}")
+    sys.exit(run())
