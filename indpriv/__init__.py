@@ -12,7 +12,7 @@ The names here are the audit side: they never import torch. The run side is `ind
 # isort: off
 from indpriv.norm_log import NormLog
 from indpriv.example_table import ExampleTable
-from indpriv.accountant import RiskTable, account, membership_risk
+from indpriv.accountant import PrivacyFilter, RiskTable, account, membership_risk
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import EvidenceError, InputError
@@ -25,6 +25,7 @@ __all__ = [
     "ExampleTable",
     "InputError",
     "NormLog",
+    "PrivacyFilter",
     "RiskTable",
     "account",
     "membership_risk",

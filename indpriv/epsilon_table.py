@@ -29,7 +29,8 @@ class Account:
 
     delta, unit, neighbouring and sampler define it; accountant, conversion, between_records, rounding and
     rounding_mode say how it was computed (rounding is a fraction of max_grad_norm, 0 is none); recorded_share is the
-    share of the total_steps that have a record.
+    share of the total_steps that have a record. privacy_filter says what caps everybody's epsilon, "" where nothing but
+    max_grad_norm does.
     """
 
     delta: float
@@ -43,6 +44,12 @@ class Account:
     rounding_mode: str
     total_steps: int
     recorded_share: float
+    privacy_filter: str = ""
+
+    @property
+    def guaranteed_by(self) -> str:
+        """What the worst case rests on."""
+        return self.privacy_filter or f"{self.accountant.upper()} accountant"
 
     def describe(self) -> str:
         """One line that no epsilon appears without."""

@@ -12,6 +12,9 @@ from scipy import stats
 PASSED, FAILED, NOT_CHECKED = "passed", "failed", "not checked"
 # Chance that a sound run fails one of the sampling tests; small, since a failure costs the claim "exact".
 FALSE_ALARM = 1e-6
+_RECORDED_LEVEL = "the recorded level of their example, which the account takes for its contribution"
+_CHARGED_LEVEL = "what the privacy filter had charged their example for"
+TRAINED_NORMS = "norms in training"
 SEEDED = "the run was seeded (reproducible: no privacy): anyone with the seed can regenerate noise and sampling"
 
 
@@ -31,6 +34,7 @@ def evidence_checks(
     closed: bool,
     voided_steps: int,
     individually_clipped: bool = False,
+    filtered: bool = False,
 ) -> list[Check]:
     """Hold the counts that a Recorder took against what its account assumes.
 
@@ -40,6 +44,7 @@ def evidence_checks(
         closed: the log was closed by its recorder.
         voided_steps: steps that were run and then declared void on resuming.
         individually_clipped: the log says that training clipped each example at its recorded level.
+        filtered: a privacy filter charged each example before each step.
     """
     converted = next((evidence for evidence in sessions if "converted" in evidence), None)
     if converted is not None:
@@ -54,7 +59,8 @@ def evidence_checks(
             _check_steps(evidence),
             _check_pieces(evidence),
             _check_clipping(evidence),
-            *([_check_individual_clipping(evidence)] if individually_clipped else []),
+            *([_check_at_levels("individual clipping", evidence, _RECORDED_LEVEL)] if individually_clipped else []),
+            *([_check_at_levels("privacy filter", evidence, _CHARGED_LEVEL)] if filtered else []),
             _check_total_participation(n_examples, evidence),
             _check_each_participation(n_examples, evidence),
             _check_trained_norms(evidence),
@@ -146,17 +152,12 @@ def _check_clipping(evidence: Mapping[str, Any]) -> Check:
     return Check(name, PASSED, f"{gradients} gradients, all clipped at no more than the max_grad_norm of their step")
 
 
-def _check_individual_clipping(evidence: Mapping[str, Any]) -> Check:
-    name = "individual clipping"
+def _check_at_levels(name: str, evidence: Mapping[str, Any], level: str) -> Check:
+    """Whether every gradient was clipped at the threshold of its own example."""
     gradients, at_levels = evidence.get("gradients", 0), evidence.get("gradients_at_levels", 0)
     if at_levels != gradients or evidence.get("gradients") is None:
-        return Check(
-            name,
-            FAILED,
-            f"only {at_levels} of {gradients} gradients were clipped at the recorded level of their example, which the "
-            "account takes for its contribution",
-        )
-    return Check(name, PASSED, f"{gradients} gradients, each clipped at the last recorded level of its example")
+        return Check(name, FAILED, f"only {at_levels} of {gradients} gradients were clipped at {level}")
+    return Check(name, PASSED, f"{gradients} gradients, each clipped at {level}")
 
 
 def _check_total_participation(n_examples: int, evidence: Mapping[str, Any]) -> Check:
@@ -209,7 +210,7 @@ def _chance_of_evenness(n_examples: int, evidence: Mapping[str, Any]) -> float:
 
 
 def _check_trained_norms(evidence: Mapping[str, Any]) -> Check:
-    name = "norms in training"
+    name = TRAINED_NORMS
     compared, larger = evidence["compared_norms"], evidence["larger_norms"]
     if larger:
         return Check(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from indpriv import checks
@@ -79,6 +80,19 @@ class _ArrayRecords:
 
 
 @dataclass(frozen=True)
+class Filtered:
+    """What a privacy filter did in a run; see `indpriv.PrivacyFilter`.
+
+    order, rdp_cap: of the filter. left_out_at: (n_examples,) the step from which an example's clip threshold was 0;
+    total_steps where it stayed.
+    """
+
+    order: float
+    rdp_cap: float
+    left_out_at: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
 class NormLog:
     """Realised step settings and rounded per-example gradient norms of one training run.
 
@@ -93,13 +107,14 @@ class NormLog:
         sampler: "poisson", "shuffled" or "other"; the analysis assumes Poisson sampling.
         unit: what one person contributes; unit_ids: (n_examples,) whose row this is, or None.
         neighbouring: the neighbouring relation, "add_remove".
-        individually_clipped: training clipped each example at its last recorded level.
+        individually_clipped: training clipped each example at its last record, which then holds that level.
         caveats: reasons, found while recording, why an account of this log is an estimate.
         records: where the rows live; rows: which of them belong to this view.
         unreadable_steps: recorded steps whose record is damaged or missing: it counts at max_grad_norm.
         exact_positions: positions of the examples that were recorded at every step, or None.
         exact_records: their rows, (total_steps, n_exact).
         free: norms of sampled examples that cost no pass of their own, or None. They sharpen estimates, never claims.
+        filtered: whom a privacy filter left out, where one watched the whole run and the evidence says so, or None.
     """
 
     example_ids: NDArray[np.generic]
@@ -118,6 +133,7 @@ class NormLog:
     exact_positions: NDArray[np.int64] | None = None
     exact_records: Records | None = None
     free: FreeRecords | None = None
+    filtered: Filtered | None = None
 
     @classmethod
     def from_arrays(
@@ -238,6 +254,7 @@ class NormLog:
             exact_positions=stored.exact_positions,
             exact_records=stored.exact_records,
             free=stored.free,
+            filtered=None if stored.left_out_at is None else Filtered(**stored.filter, left_out_at=stored.left_out_at),
         )
 
     @property
@@ -291,6 +308,7 @@ class NormLog:
             recorded_steps=self.recorded_steps[keep],
             rows=self.rows[keep],
             individually_clipped=self.individually_clipped and bool(keep.all()),
+            filtered=None if self.individually_clipped and not keep.all() else self.filtered,
         )
 
     def take(self, positions: ArrayLike) -> NormLog:
@@ -305,6 +323,7 @@ class NormLog:
             exact_positions=None,
             exact_records=None,
             free=None if self.free is None else _taken(self.free, index, self.n_examples),
+            filtered=self._filtered_of(index),
         )
 
     def exact_examples(self) -> NormLog | None:
@@ -323,7 +342,12 @@ class NormLog:
             exact_positions=None,
             exact_records=None,
             free=None if self.free is None else _taken(self.free, self.exact_positions, self.n_examples),
+            filtered=None,  # levels of every step are not those that the filter charged
         )
+
+    def _filtered_of(self, positions: NDArray[np.int64]) -> Filtered | None:
+        found = self.filtered
+        return None if found is None else replace(found, left_out_at=found.left_out_at[positions])
 
 
 def _free_in_memory(
@@ -378,6 +402,12 @@ def check_unit_ids(unit_ids: ArrayLike | None, n_examples: int) -> NDArray[np.ge
     units = np.asarray(unit_ids)
     if units.shape != (n_examples,):
         raise InputError(f"unit_ids has shape {units.shape} for {n_examples} examples; pass one unit an example")
+    missing = int(pd.isna(units).sum())
+    if missing:
+        raise InputError(
+            f"unit_ids lacks a value for {missing} of {n_examples} rows; say whose each row is, with an id of its own where it "
+            "is nobody else's"
+        )
     return units
 
 

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from indpriv import files
 from indpriv.checks import check_choice
 from indpriv.errors import EvidenceError
-from indpriv.evidence import FAILED, Check, evidence_checks
+from indpriv.evidence import FAILED, TRAINED_NORMS, Check, evidence_checks
 from indpriv.free_records import FileFreeRecords, FreeFile
 from indpriv.journal import read_journal
 from indpriv.levels import Levels
 from indpriv.norm_log_writer import IDS, RECORDS, SCHEMA
 from indpriv.recording_policy import RecordingPolicy
 
-_KINDS = ("record", "exact", "free", "steps", "truncate", "close")
+_KINDS = ("record", "exact", "free", "filter", "steps", "truncate", "close")
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class LogState:
     records: list[dict[str, Any]]
     exact: list[dict[str, Any]]
     free: list[dict[str, Any]]
+    left_out: list[dict[str, Any]]
     steps: list[dict[str, Any]]
     closed: bool
     torn: bool
@@ -50,7 +51,12 @@ class LogState:
     @property
     def n_files(self) -> int:
         """Number of record files."""
-        return len(self.records) + len(self.exact) + len(self.free)
+        return len(self.files)
+
+    @property
+    def files(self) -> list[dict[str, Any]]:
+        """Lines of all record files."""
+        return [*self.records, *self.exact, *self.free, *self.left_out]
 
     @property
     def unwatched(self) -> bool:
@@ -65,6 +71,7 @@ class LogState:
             closed=self.closed,
             voided_steps=self.voided_steps,
             individually_clipped=self.header["individually_clipped"],
+            filtered=bool(self.header.get("privacy_filter")),
         )
 
     @property
@@ -122,6 +129,7 @@ def read_state(run_dir: Path) -> LogState:
     records: list[dict[str, Any]] = []
     exact: list[dict[str, Any]] = []
     free: list[dict[str, Any]] = []
+    left_out: list[dict[str, Any]] = []
     steps: list[dict[str, Any]] = []
     closed, voided_steps = False, 0
     evidence: dict[int, dict[str, Any]] = {}
@@ -141,6 +149,8 @@ def read_state(run_dir: Path) -> LogState:
             exact.append(entry)
         elif kind == "free":
             free.append(entry)
+        elif kind == "filter":
+            left_out.append(entry)
         elif kind == "steps":
             done = sum(line["count"] for line in steps)
             if entry["first"] != done:
@@ -153,8 +163,8 @@ def read_state(run_dir: Path) -> LogState:
             evidence = {start: counts for start, counts in evidence.items() if start < entry["step"]}
             records = [line for line in records if line["step"] < entry["step"]]
             exact, free = _cut(exact, entry["step"]), _cut(free, entry["step"])
-            steps = _cut(steps, entry["step"])
-    return LogState(header, records, exact, free, steps, closed, torn, list(evidence.values()), voided_steps)
+            left_out, steps = _cut(left_out, entry["step"]), _cut(steps, entry["step"])
+    return LogState(header, records, exact, free, left_out, steps, closed, torn, list(evidence.values()), voided_steps)
 
 
 def _cut(lines: list[dict[str, Any]], step: int) -> list[dict[str, Any]]:
@@ -204,7 +214,7 @@ def _read_column(path: Path, column: str, start: int, stop: int) -> NDArray[np.g
 def record_faults(run_dir: Path, state: LogState) -> dict[str, str]:
     """File name -> what is wrong with it, for every record file that is missing, cut, changed or of other examples."""
     faults: dict[str, str] = {}
-    for entry in (*state.records, *state.exact, *state.free):
+    for entry in state.files:
         name = entry["file"]
         path = run_dir / RECORDS / name
         step = entry.get("step", entry.get("first"))
@@ -272,6 +282,8 @@ class StoredLog:
     exact_positions: NDArray[np.int64] | None
     exact_records: FileRecords | None
     free: FileFreeRecords | None
+    filter: dict[str, float]
+    left_out_at: NDArray[np.int64] | None
 
 
 def read_log(run_dir: Path, *, unreadable: str = "refuse") -> StoredLog:
@@ -320,7 +332,36 @@ def read_log(run_dir: Path, *, unreadable: str = "refuse") -> StoredLog:
         exact_positions=np.flatnonzero(ids["exact"].to_numpy()) if whole else None,
         exact_records=FileRecords(exact_rows, levels) if whole else None,
         free=_free_records(run_dir, state, faults, levels),
+        filter=dict(header.get("privacy_filter", {})),
+        left_out_at=_left_out_at(run_dir, state, faults),
     )
+
+
+def _left_out_at(run_dir: Path, state: LogState, faults: Mapping[str, str]) -> NDArray[np.int64] | None:
+    """(n_examples,) the step from which the privacy filter left an example out, total_steps where it did not.
+
+    None where there was no filter, or a check of the evidence failed on which its guarantee rests: all of them, except
+    that norms are those of training, since what an example was charged for is what it was clipped at.
+    """
+    if not state.header.get("privacy_filter") or any(entry["file"] in faults for entry in state.left_out):
+        return None
+    if any(check.status == FAILED and check.name != TRAINED_NORMS for check in state.checks()):
+        return None
+    return _read_left_out(run_dir, state)
+
+
+def read_left_out(run_dir: Path) -> NDArray[np.int64]:
+    """(n_examples,) the step from which the privacy filter of a run left an example out, total_steps where it did not."""
+    return _read_left_out(run_dir, read_state(run_dir))
+
+
+def _read_left_out(run_dir: Path, state: LogState) -> NDArray[np.int64]:
+    left_out_at = np.full(state.header["n_examples"], state.total_steps)
+    for entry in state.left_out:
+        frame = files.read_parquet(run_dir / RECORDS / entry["file"])
+        kept = frame[frame["step"] < min(entry["first"] + entry["count"], state.total_steps)]
+        left_out_at[kept["position"].to_numpy()] = kept["step"].to_numpy()
+    return left_out_at
 
 
 def _free_records(

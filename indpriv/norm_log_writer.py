@@ -6,6 +6,7 @@ A record exists if and only if its journal line does. Lines, in order of a run:
     record    a full record: step, file, bytes, hash, max_grad_norm, fingerprints of ids and targets, seconds
     exact     rows of the exactly recorded examples: first step, count, file, bytes, hash
     free      entries of sampled examples: first step, count, the steps among them that lack theirs, file, bytes, hash
+    filter    whom the privacy filter left out: first step, count, file, bytes, hash; only where it left out somebody
     steps     realised settings of consecutive steps, and the evidence counted so far
     truncate  training was resumed from a checkpoint at this step: what was logged beyond it is void
     close     the run ended as its loop meant it to
@@ -45,7 +46,10 @@ def fingerprint(values: NDArray[np.generic]) -> str:
 
 @dataclass(frozen=True)
 class LogHeader:
-    """What a log says once, before its first record; policy is empty where none chose the records."""
+    """What a log says once, before its first record; policy is empty where none chose the records.
+
+    privacy_filter: order and rdp_cap of the filter that watched the run; empty where none did.
+    """
 
     rounding: float
     rounding_mode: str
@@ -56,6 +60,7 @@ class LogHeader:
     norm_pass: Mapping[str, Any]
     run: Mapping[str, Any] = field(default_factory=dict)
     policy: Mapping[str, Any] = field(default_factory=dict)
+    privacy_filter: Mapping[str, float] = field(default_factory=dict)
 
 
 class NormLogWriter:
@@ -126,9 +131,10 @@ class NormLogWriter:
             "individually_clipped": header.individually_clipped,
             "unit": header.unit,
             "policy": dict(header.policy),
+            "privacy_filter": dict(header.privacy_filter),
         }
         for name, value in expected.items():
-            if first.get(name) != value:
+            if first.get(name, {}) != value:
                 raise EvidenceError(
                     f"the log to continue has {name}={first.get(name)!r}, this run has {value!r}; "
                     "record another run in another directory"
@@ -182,6 +188,12 @@ class NormLogWriter:
             entries=len(entries),
             **self._write(f"free-{first:012d}.parquet", file_bytes(entries, first)),
         )
+
+    def left_out(self, first: int, count: int, positions: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
+        """Append whom the privacy filter left out in `count` steps from `first`, and from which step on, each (n,)."""
+        columns = {"position": positions.astype(np.int32), "step": steps.astype(np.int32)}
+        written = self._write(f"filter-{first:012d}.parquet", _content(columns))
+        self._journal.append("filter", first=first, count=count, examples=len(positions), **written)
 
     def steps(
         self,

@@ -8,11 +8,13 @@ for comparison only.
 from indpriv.accountant.composition import composed_epsilons
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import account
+from indpriv.accountant.privacy_filter import PrivacyFilter
 from indpriv.accountant.risk import RiskTable, membership_risk
 from indpriv.accountant.what_if import account_if, noise_for_quantile, noise_for_worst_case
 
 __all__ = [
     "Method",
+    "PrivacyFilter",
     "RiskTable",
     "account",
     "account_if",

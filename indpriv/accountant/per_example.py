@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from indpriv.accountant.blocks import Progress
 from indpriv.accountant.method import Method
 from indpriv.accountant.prepared import PreparedAccount, PreparedLog, WorstCase
+from indpriv.accountant.privacy_filter import under_filter
 from indpriv.accountant.rdp_epsilon import RdpAccountant
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
@@ -51,6 +52,9 @@ def account(
         rdp_epsilon; norms without rounding, and steps under thousands of settings, are rounded up for it by at most 0.5
         percent (its lower end: down), and by about 1 percent, like sample rates, where both occur with very many rates.
 
+        Of a run under a privacy filter, worst_case_epsilon is what its cap guarantees everybody, where that is less than
+        the worst case without it, and left_out_at is the step from which an example was left out, or -1.
+
     Raises:
         InputError: a bad argument, units of several rows, or a log that does not fit the preset.
 
@@ -75,7 +79,7 @@ def account(
         orders=orders,
         preset=preset,
     )
-    return table_of(prepare_account(log, method), progress=progress, workers=workers)
+    return under_filter(table_of(prepare_account(log, method), progress=progress, workers=workers), log)
 
 
 def prepare_account(log: NormLog, method: Method) -> PreparedAccount:

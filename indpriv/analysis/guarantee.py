@@ -85,10 +85,10 @@ def _statement(table: EpsilonTable, status: str) -> str:
         return (
             "No guarantee is proven for this run. Had every assumption held, all its model states together would satisfy "
             f"differential privacy with {bound} ({relation} one {account.unit}, Poisson sampling, "
-            f"{account.accountant.upper()} accountant)."
+            f"{account.guaranteed_by})."
         )
     return (
         "All model states of this training run together, every checkpoint and the final model, satisfy differential "
         f"privacy with {bound} ({relation} one {account.unit}, Poisson sampling, "
-        f"{account.accountant.upper()} accountant)."
+        f"{account.guaranteed_by})."
     )

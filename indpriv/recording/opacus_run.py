@@ -114,6 +114,15 @@ class OpacusRun:
             float(checks.check_sample_rate(self.sample_rate if sample_rate is None else sample_rate)),
         )
 
+    def coming_setting(self, max_grad_norm: float) -> StepSetting:
+        """Settings, as they stand, of the step whose batch is being clipped at max_grad_norm."""
+        waiting = self.tally.waiting_rate if self.sampler == "poisson" else None
+        return StepSetting(
+            float(checks.check_noise_multiplier(self.optimizer.noise_multiplier)),
+            float(checks.check_max_grad_norm(max_grad_norm)),
+            float(checks.check_sample_rate(self.sample_rate if waiting is None else waiting)),
+        )
+
     def watch(
         self,
         before_step: Callable[[StepSetting, TrainedBatch | None], None],

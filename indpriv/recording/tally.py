@@ -63,6 +63,11 @@ class Tally:
         np.add.at(self.participations, positions, 1)
         self._waiting.append((positions, sample_rate))
 
+    @property
+    def waiting_rate(self) -> float | None:
+        """The rate at which the batch of the coming step was drawn; None where none waits."""
+        return self._waiting[0][1] if self._waiting else None
+
     def piece(self, size: int) -> NDArray[np.int64] | None:
         """Positions of the next physical batch of this size: batches are used in order of draw, pieces in order."""
         if not self._waiting:

@@ -1,0 +1,183 @@
+"""A privacy filter: an ex-ante guarantee for everybody from Rényi divergence at one order fixed before training.
+
+Feldman and Zrnic 2021 (arXiv:2008.11193), Theorem 4.3: let every example's individual divergence of the coming step be
+known before the step, from the trajectory and the example alone, and let an example take part only while its sum,
+the coming step included, stays within a cap. Then the whole run satisfies Rényi differential privacy of that order with
+the cap. Here the coming step is charged at the example's clip threshold: its last recorded level under individual
+clipping, else max_grad_norm.
+
+The theorem leaves an example out of the data set. Here its clip threshold becomes 0: it may still be drawn, and its
+gradient is multiplied by 0. That is the same mechanism: each example's coin is its own, the noise and the divisor (the
+expected batch size) do not depend on who was drawn, and no layer mixes examples, so that the law of the step is the
+same with the example and without it. What is sensitive: who was left out, and when.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from indpriv import checks
+from indpriv.accountant.rdp import FLOAT_SLACK, check_orders, compute_rdp
+from indpriv.accountant.rdp_epsilon import epsilon_offsets
+from indpriv.epsilon_table import EpsilonTable
+from indpriv.errors import EvidenceError, InputError
+from indpriv.norm_log import NormLog
+
+FloatArray = NDArray[np.float64]
+
+_ORDERS = 1 + np.exp(np.linspace(np.log(0.05), np.log(1000), 200))  # that for_epsilon chooses from
+_SUMMED = 1 + 1e-9  # sums of the same charges in another order differ by less
+
+
+@dataclass(frozen=True)
+class PrivacyFilter:
+    """No example's Rényi divergence at `order`, summed over the run, passes `rdp_cap`. Public choices.
+
+    Attributes:
+        order: fixed before training, above 1.
+        rdp_cap: in nats, above 0.
+
+    Raises:
+        InputError: a value out of range.
+
+    >>> budget = PrivacyFilter(order=8.0, rdp_cap=0.5)
+    >>> round(budget.epsilon(delta=1e-5), 3)
+    1.714
+    """
+
+    order: float
+    rdp_cap: float
+
+    def __post_init__(self) -> None:
+        check_orders([self.order])
+        if not (np.isfinite(self.rdp_cap) and self.rdp_cap > 0):
+            raise InputError(f"rdp_cap={self.rdp_cap} is not a finite number above 0; see PrivacyFilter.for_epsilon")
+
+    @classmethod
+    def for_epsilon(
+        cls,
+        epsilon: float,
+        *,
+        delta: float,
+        noise_multiplier: float,
+        sample_rate: float,
+        order: float | None = None,
+        conversion: str = "canonne2020",
+    ) -> PrivacyFilter:
+        """The filter that guarantees (epsilon, delta).
+
+        Args:
+            epsilon: of everybody, above 0; likewise delta, in (0, 1).
+            delta: of the guarantee.
+            noise_multiplier: planned; like sample_rate it serves to choose the order only.
+            sample_rate: planned.
+            order: of the divergence; default the one at which most steps at max_grad_norm fit under the cap.
+            conversion: see `indpriv.account`.
+
+        Raises:
+            InputError: no order gives a cap above 0.
+        """
+        delta = checks.check_delta(delta)
+        orders = _ORDERS if order is None else check_orders([order])
+        caps = epsilon - epsilon_offsets(orders, delta, conversion)
+        step = compute_rdp(
+            sample_rate=sample_rate, noise_multiplier=noise_multiplier, relative_norms=[1.0], orders=orders
+        )[0]
+        best = int(np.argmax(caps / step))
+        if caps[best] <= 0:
+            raise InputError(
+                f"epsilon={epsilon} at delta={delta:g} leaves no divergence to spend at "
+                f"{'any order' if order is None else f'order {order:g}'}; ask for a larger epsilon"
+            )
+        return cls(float(orders[best]), float(caps[best]))
+
+    def epsilon(self, *, delta: float, conversion: str = "canonne2020") -> float:
+        """What the cap guarantees everybody, by the conversion at this one order."""
+        offset = epsilon_offsets(np.array([self.order]), checks.check_delta(delta), conversion)
+        return max(0.0, self.rdp_cap + float(offset[0]))
+
+    def charges(self, relative_norms: ArrayLike, *, noise_multiplier: float, sample_rate: float) -> FloatArray:
+        """(n,) divergence of one step at clip thresholds (n,), as fractions of max_grad_norm; rounded up."""
+        distinct, inverse = np.unique(np.asarray(relative_norms, dtype=np.float64), return_inverse=True)
+        rdp = compute_rdp(
+            sample_rate=sample_rate,
+            noise_multiplier=noise_multiplier,
+            relative_norms=distinct,
+            orders=[self.order],
+        )
+        return np.asarray((rdp[:, 0] * (1 + FLOAT_SLACK))[inverse])
+
+    def spent(self, log: NormLog, left_out_at: NDArray[np.int64]) -> FloatArray:
+        """(n_examples,) divergence that the log says each example spent before the step that left it out.
+
+        left_out_at: (n_examples,); total_steps or more where an example stayed.
+        """
+        total = np.zeros(log.n_examples)
+        settings = log.settings
+        clip = settings.max_grad_norm
+        record_of = np.searchsorted(log.recorded_steps, np.arange(log.total_steps), side="right") - 1
+        if not log.individually_clipped:
+            record_of[:] = -1
+        columns = np.stack([record_of, settings.noise_multiplier, clip, settings.sample_rate])
+        starts = np.append(0, np.flatnonzero((np.diff(columns) != 0).any(axis=0)) + 1)
+        for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), log.total_steps], strict=True):
+            row = int(record_of[start])
+            charge = self.charges(
+                np.ones(log.n_examples) if row < 0 else _relative(log, row, float(clip[start])),
+                noise_multiplier=float(settings.noise_multiplier[start]),
+                sample_rate=float(settings.sample_rate[start]),
+            )
+            total += charge * np.clip(left_out_at - start, 0, stop - start)
+        return total
+
+    def describe(self) -> str:
+        """One phrase for a report."""
+        return f"privacy filter: Rényi order {self.order:.4g} capped at {self.rdp_cap:.4g}"
+
+
+def _relative(log: NormLog, row: int, max_grad_norm: float) -> FloatArray:
+    """(n_examples,) what a record clips each example at, as fractions of the max_grad_norm of a step."""
+    kept = log.records.read(log.rows[row : row + 1], 0, log.n_examples)[0]
+    recorded_at = float(log.settings.max_grad_norm[log.recorded_steps[row]])
+    if log.levels is None:
+        return np.asarray(np.minimum(kept.astype(np.float64) / max_grad_norm, 1.0))
+    inside = np.minimum(log.levels.relative(kept) * (recorded_at / max_grad_norm), 1.0)
+    return np.asarray(np.where(kept > log.levels.top, 1.0, inside))
+
+
+def under_filter(table: EpsilonTable, log: NormLog) -> EpsilonTable:
+    """The account of a run that a privacy filter watched: the cap bounds everybody, and what each spent bounds each.
+
+    Raises:
+        EvidenceError: the log itself says that somebody spent more than the cap.
+    """
+    if log.filtered is None:
+        return table
+    policy = PrivacyFilter(log.filtered.order, log.filtered.rdp_cap)
+    left_out_at = log.filtered.left_out_at
+    spent = policy.spent(log, left_out_at)
+    beyond = np.flatnonzero(spent > policy.rdp_cap * _SUMMED)
+    if len(beyond):
+        raise EvidenceError(
+            f"by the log {len(beyond)} examples, e.g. {log.example_ids[beyond[0]]!r}, spent more than the cap of the privacy "
+            f"filter ({spent.max():.6g} of {policy.rdp_cap:.6g}): the filter did not hold; record the run again"
+        )
+    delta, conversion = table.account.delta, table.account.conversion
+    offset = float(epsilon_offsets(np.array([policy.order]), delta, conversion)[0])
+    worst = min(table.worst_case_epsilon, policy.epsilon(delta=delta, conversion=conversion))
+    epsilon = np.minimum(np.minimum(table.epsilon, np.maximum(spent + offset, 0.0)), worst)
+    left = left_out_at < log.total_steps
+    when = f", the first at step {int(left_out_at.min())}" if left.any() else ""
+    return replace(
+        table,
+        epsilon=epsilon,
+        epsilon_lower=np.where(left, 0.0, np.minimum(table.epsilon_lower, epsilon)),
+        epsilon_upper=epsilon,
+        worst_case_epsilon=worst,
+        claim_reason=f"{table.claim_reason} The privacy filter left out {int(left.sum())} of {len(left)} examples{when}.",
+        account=replace(table.account, privacy_filter=policy.describe() if worst < table.worst_case_epsilon else ""),
+        details={**table.details, "left_out_at": np.where(left, left_out_at, -1)},
+    )
