@@ -59,7 +59,9 @@ def _check_coverage(state: LogState) -> Check:
         f"{format_cost(state.pass_seconds, state.training_seconds)}"
     )
     if state.header["individually_clipped"]:
-        return Check("coverage", PASSED, f"{detail}; between records, training clipped at the last one's levels")
+        headroom = state.header["run"].get("clip_headroom", 0.0)
+        above = f" (norms and {headroom:g} of max_grad_norm)" if headroom else ""
+        return Check("coverage", PASSED, f"{detail}; between records, training clipped at the last one's levels{above}")
     if recorded == steps and steps:
         return Check("coverage", PASSED, detail)
     return Check("coverage", NOT_CHECKED, f"{detail}; norms at the others are assumed (between_records)")

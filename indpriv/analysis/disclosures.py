@@ -157,7 +157,9 @@ def _norm_source(run: RunFacts, account: Account) -> str:
 
 def _clip_mode(run: RunFacts) -> str:
     if run.individually_clipped:
-        return "individual: each example at its last recorded level, noise for max_grad_norm"
+        headroom = run.recorder.get("clip_headroom") or 0.0
+        above = f" ({headroom:g} of max_grad_norm above its norm)" if headroom else ""
+        return f"individual: each example at its last recorded level{above}, noise for max_grad_norm"
     return _text(run.recorder, "clipping") or ""
 
 

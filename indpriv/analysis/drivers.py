@@ -27,6 +27,8 @@ _AT_EACH_END = 10  # examples named
 class Drivers:
     """Norms over training, and the examples at both ends.
 
+    Where training clipped individually, the log has each example's clip level for its norm, headroom included.
+
     Attributes:
         steps: (n_steps,) of the records shown.
         classes: names; empty where labels are unknown or too many to be classes.

@@ -155,7 +155,8 @@ def _norms(run_dir: Path, request: Request) -> Source:
         f"eighths of an octave up to {grid[-1]:.4g}",
         name=run_dir.resolve().name,
         quantity="gradient norm before the first step",
-        meaning="Norm of one example's gradient at the initial parameters, before clipping.",
+        meaning="Norm of one example's gradient at the initial parameters, before clipping"
+        + (", and the headroom of individual clipping." if log.individually_clipped else "."),
         unit=log.unit,
         neighbouring=log.neighbouring,
         training=None,

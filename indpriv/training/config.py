@@ -16,7 +16,7 @@ from indpriv.checks import check_rounding
 from indpriv.errors import InputError
 from indpriv.recording_policy import RecordingPolicy
 from indpriv.training.datasets import DATASETS
-from indpriv.training.values import check_keys, flag, identifier, list_of, number, one_of, optional, step_count, whole
+from indpriv.training.values import check_keys, flag, identifier, list_of, number, one_of, optional, steps_or, whole
 
 ARCHITECTURES = ("mlp", "tanh_cnn", "resnet20_gn")
 ACTIVATIONS = ("tanh", "relu")
@@ -69,6 +69,7 @@ class TrainingConfig(_Section):
         noise_multiplier: noise standard deviation over max_grad_norm.
         momentum: of SGD.
         individual_clipping: clip each example at its last recorded level, which makes the account exact at any K.
+        clip_headroom: how far that level is above the norm, as a fraction of max_grad_norm; None for the Recorder's default.
         grad_sample_mode: Opacus's way to per-example gradients: "hooks", or "ghost" (less memory, often faster).
         max_physical_batch_size: examples that are worked on at once; None for whole batches.
         non_dp_twin: also train the same model without privacy, to compare attacks.
@@ -84,6 +85,7 @@ class TrainingConfig(_Section):
     noise_multiplier: float | None = field(default=None, metadata={"check": optional(number(above=0))})
     momentum: float = field(default=0.0, metadata={"check": number(at_least=0, below=1)})
     individual_clipping: bool = field(default=False, metadata={"check": flag})
+    clip_headroom: float | None = field(default=None, metadata={"check": optional(number(at_least=0, at_most=1))})
     grad_sample_mode: str = field(default="hooks", metadata={"check": one_of(GRAD_SAMPLE_MODES)})
     max_physical_batch_size: int | None = field(default=None, metadata={"check": optional(whole(1))})
     non_dp_twin: bool = field(default=False, metadata={"check": flag})
@@ -97,6 +99,10 @@ class TrainingConfig(_Section):
                 f"it has {'both' if given else 'neither'} target_epsilon {'and' if given else 'nor'} noise_multiplier"
             )
             raise InputError(f"{both}; give exactly one of the two")
+        if self.clip_headroom is not None and not self.individual_clipping:
+            raise InputError(
+                "clip_headroom is given without individual clipping; set individual_clipping = true or leave it out"
+            )
         if self.non_dp_learning_rate is not None and not self.non_dp_twin:
             raise InputError("non_dp_learning_rate is given without a twin; set non_dp_twin = true or leave it out")
 
@@ -106,19 +112,20 @@ class RecordingConfig(_Section):
     """[recording]: what the Recorder is told.
 
     Attributes:
-        every, growth, longest, free_records, exact_examples: as of `RecordingPolicy`.
+        every, growth, longest, free_records, exact_examples, first: as of `RecordingPolicy`.
         record_holdout: also record the test examples' norms, for attacks judged by epsilon.
         rounding: of norms, as a fraction of max_grad_norm; 0 keeps full precision.
         rounding_mode: "up" (never under-reports) or "nearest" (the paper's).
     """
 
-    every: int | str = field(metadata={"check": step_count})
+    every: int | str = field(metadata={"check": steps_or("epoch", "once")})
     growth: float = field(default=1.0, metadata={"check": number(at_least=1)})
-    longest: int | str | None = field(default=None, metadata={"check": optional(step_count)})
+    longest: int | str | None = field(default=None, metadata={"check": optional(steps_or("epoch"))})
     free_records: bool = field(default=False, metadata={"check": flag})
     rounding: float = field(default=0.01, metadata={"check": number(at_least=0, at_most=1)})
     rounding_mode: str = field(default="up", metadata={"check": one_of(("up", "nearest"))})
     exact_examples: int = field(default=0, metadata={"check": whole(0)})
+    first: int = field(default=0, metadata={"check": whole(0)})
     record_holdout: bool = field(default=False, metadata={"check": flag})
 
     def __post_init__(self) -> None:
@@ -128,14 +135,16 @@ class RecordingConfig(_Section):
 
     def to_policy(self) -> RecordingPolicy:
         """The same in the Recorder's words; InputError where gaps, growth and longest do not fit together."""
-        return RecordingPolicy(self.every, self.growth, self.longest, self.free_records, self.exact_examples)
+        return RecordingPolicy(
+            self.every, self.growth, self.longest, self.free_records, self.exact_examples, self.first
+        )
 
 
 @dataclass(frozen=True)
 class CheckpointConfig(_Section):
     """[checkpoints]: every so many steps, or "epoch"; the first and the last model are always saved."""
 
-    every: int | str = field(metadata={"check": step_count})
+    every: int | str = field(metadata={"check": steps_or("epoch")})
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def test_the_adult_audit_is_the_demo_that_was_promised():
 
 
 def test_the_recording_section_takes_the_words_of_a_policy():
-    words = {"every": 5, "growth": 1.5, "longest": "epoch", "free_records": True, "exact_examples": 20}
+    words = {"every": 5, "growth": 1.5, "longest": "epoch", "free_records": True, "exact_examples": 20, "first": 4}
     tables = copy.deepcopy(SMALL)
     tables["recording"] = {**words, "rounding": 0.02}
     assert AuditConfig.from_dict(tables).recording.to_policy() == RecordingPolicy(**words)
@@ -103,7 +103,9 @@ def test_whole_numbers_become_floats_where_floats_are_meant():
         ("model", "hidden", [64, 0], "hidden = 0"),
         ("model", "hidden", 64, "hidden = 64 .* a list"),
         ("model", "activation", "gelu", "'tanh', 'relu'"),
-        ("recording", "every", 0, 'every = 0 .* or "epoch"'),
+        ("recording", "every", 0, 'every = 0 .* or "epoch" or "once"'),
+        ("recording", "first", -1, "first = -1"),
+        ("checkpoints", "every", "once", "every = 'once'"),
         ("recording", "every", "epochs", "every = 'epochs'"),
         ("recording", "every", True, "every = True"),
         ("recording", "rounding", 1.5, "rounding = 1.5"),
@@ -116,6 +118,8 @@ def test_whole_numbers_become_floats_where_floats_are_meant():
         ("recording", "longest", 50, "longest=50 limits gaps that do not grow"),
         ("recording", "free_records", 1, "free_records = 1 .* true or false"),
         ("training", "individual_clipping", "yes", "individual_clipping = 'yes' .* true or false"),
+        ("training", "clip_headroom", 2, "clip_headroom = 2"),
+        ("training", "clip_headroom", 0.1, "clip_headroom is given without individual clipping"),
         ("checkpoints", "every", 2.0, "every = 2.0"),
         ("audit", "groups", ["label", "label"], "names each once"),
         ("audit", "groups", ["zip code"], "groups = 'zip code'"),

@@ -19,6 +19,7 @@ from indpriv.training.datasets.base import Dataset, Split
 from indpriv.training.dp_sgd import train
 from indpriv.training.models import build_model
 from indpriv.training.randomness import Randomness
+from indpriv.verify import verify
 
 DELTA = 1e-4
 
@@ -230,6 +231,7 @@ def test_noise_has_the_stated_size(tmp_path, monkeypatch):
 def test_individual_clipping_makes_rare_records_exact(mode, tmp_path):
     settings = config(
         individual_clipping=True,
+        clip_headroom=0.05,
         grad_sample_mode=mode,
         max_physical_batch_size=20,
         recording={"every": 1, "growth": 2.0, "longest": "epoch", "rounding": 0.25},
@@ -240,7 +242,10 @@ def test_individual_clipping_makes_rare_records_exact(mode, tmp_path):
     table = indpriv.account(log, delta=DELTA)
     assert (table.claim, table.claim_reason[:30]) == ("exact", "Training clipped each example ")
     assert table.worst_case_epsilon <= run.worst_case_epsilon * (1 + 1e-6)
-    assert read_json(tmp_path / "r" / "run.json")["training"]["clipping"] == "individual"
+    content = read_json(tmp_path / "r" / "run.json")
+    assert (content["training"]["clipping"], content["recorder"]["clip_headroom"]) == ("individual", 0.05)
+    coverage = next(check.detail for check in verify(tmp_path / "r") if check.name == "coverage")
+    assert coverage.endswith("training clipped at the last one's levels (norms and 0.05 of max_grad_norm)")
     nearest = config(individual_clipping=True, recording={"every": 1, "rounding": 0.25, "rounding_mode": "nearest"})
     with pytest.raises(InputError, match="rounding_mode='nearest' with individual_clipping"):
         train(nearest, tmp_path / "n", dataset=toy())
