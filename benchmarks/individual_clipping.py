@@ -1,14 +1,19 @@
 """What individual clipping costs in test accuracy: the same seeded runs with ordinary and with individual clipping.
 
-python benchmarks/individual_clipping.py [adult] [mnist] [--data-dir DIR] [--epochs N] [--full]
+python benchmarks/individual_clipping.py [adult] [mnist] [--seeds S ...] [--data-dir DIR] [--full]
 
-The arms of a seed draw the same batches and the same noise; only what an example is clipped at differs. Levels have to
-leave room for norms that grow until the next record: the arm that the target is held against rounds them up to quarters
-of max_grad_norm, and records after 1, 2, 4, ... steps up to an epoch. Another arm shows, on one seed and for comparison
-only, levels of a hundredth renewed once an epoch, which leave no such room.
+The arms of a seed draw the same batches and the same noise; only what an example is clipped at differs. The target is
+held against individual clipping with headroom; two more arms are for comparison, on the first seed only.
 
-Adult has the demo's settings (audits/adult.toml). MNIST has those of audits/mnist.toml, but its first 10,000 images, 5
-epochs and batches of 256, which is said in the output; --full takes the audit's own.
+How the settings were chosen, which a reader has to know: on Adult, by test accuracy. Levels of quarters of max_grad_norm
+with gaps that double were the best of about four settings on seeds 0 to 3. The headroom of 0.1 was chosen on seeds 0 and
+1 among 0, 0.02, 0.05, 0.1, 0.2 of max_grad_norm, and 1 and 3 times the norm. So only seeds that were never used before
+confirm: the default ones here, 200 to 203. MNIST takes the same settings, and nothing was chosen on its individual arms;
+its max_grad_norm is 1, where ordinary DP-SGD with the same noise in its updates did better on seed 0 than with the audit
+file's 0.1 (92.5 against 92.2 %), and where many norms are below it.
+
+Adult has the demo's settings (audits/adult.toml). MNIST has those of audits/mnist.toml, but max_grad_norm, its first
+10,000 images, 5 epochs and batches of 256, which is said in the output; --full takes the audit's own.
 """
 
 import argparse
@@ -24,7 +29,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+import indpriv
 from indpriv import NormLog
 from indpriv.evidence import PASSED
 from indpriv.training.config import AuditConfig, RecordingConfig
@@ -35,7 +42,10 @@ from indpriv.verify import verify
 
 AUDITS = Path(__file__).parents[1] / "audits"
 TARGET = 0.5  # points of test accuracy, over four seeds
-SHORT = {"mnist": {"images": 10_000, "epochs": 5, "batch_size": 256}}
+SEEDS = (200, 201, 202, 203)
+SHORT = {
+    "mnist": {"images": 10_000, "epochs": 5, "batch_size": 256, "max_grad_norm": 1.0, "learning_rate": 0.1},
+}
 
 
 @dataclass(frozen=True)
@@ -44,17 +54,38 @@ class Arm:
 
     name: str
     individually: bool
+    headroom: float | None
     recording: RecordingConfig
-    seeds: tuple[int, ...]
 
 
+EPOCH = RecordingConfig(every="epoch", rounding=0.01)
 COARSE = RecordingConfig(every=1, growth=2.0, longest="epoch", rounding=0.25)
-FINE = RecordingConfig(every="epoch", rounding=0.01)
-ARMS = (
-    Arm("ordinary", False, RecordingConfig(every=10**9), (0, 1, 2, 3)),  # one record: it changes nothing
-    Arm("individual, quarters of C, gaps that double", True, COARSE, (0, 1, 2, 3)),
-    Arm("individual, hundredths of C, every epoch", True, FINE, (0,)),
+COMPARED = (Arm("ordinary", False, None, EPOCH), Arm("individual, headroom 0.1, every epoch", True, 0.1, EPOCH))
+OTHERS = (
+    Arm("individual, no headroom, quarters of C, gaps that double", True, 0.0, COARSE),
+    Arm("individual, no headroom, every epoch", True, 0.0, EPOCH),
 )
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one run: test accuracy in per cent, and what the log and its account say.
+
+    Attributes:
+        accuracy: test accuracy in per cent.
+        passes: full passes over the training set.
+        below: share of examples and steps whose level was below max_grad_norm.
+        level: mean level over max_grad_norm.
+        epsilon: median individual epsilon.
+        claim: what that is.
+    """
+
+    accuracy: float
+    passes: int
+    below: float
+    level: float
+    epsilon: float
+    claim: str
 
 
 def prepare(name: str, data_dir: str | None, epochs: int | None, *, full: bool) -> tuple[AuditConfig, Dataset, str]:
@@ -67,51 +98,81 @@ def prepare(name: str, data_dir: str | None, epochs: int | None, *, full: bool) 
     tables["training"] |= {key: value for key, value in short.items() if key != "images"}
     tables["training"]["epochs"] = epochs or tables["training"]["epochs"]
     tables["checkpoints"] = {"every": "epoch"}
-    images = short.get("images", len(dataset.train))
+    images = int(short.get("images", len(dataset.train)))
     few = Split(dataset.train.inputs[:images], dataset.train.targets[:images], dataset.train.metadata)
     kept = dataset if images == len(dataset.train) else dataclasses.replace(dataset, train=few)
     training = tables["training"]
-    told = f"{len(kept.train):,} examples, {training['epochs']} epochs, batches of {training['batch_size']}"
+    told = (
+        f"{len(kept.train):,} examples, {training['epochs']} epochs, batches of {training['batch_size']}, "
+        f"max_grad_norm C = {training['max_grad_norm']}"
+    )
     return AuditConfig.from_dict(tables), kept, told
 
 
-def train_arm(config: AuditConfig, dataset: Dataset, seed: int, arm: Arm) -> tuple[float, int, float]:
-    """Test accuracy in per cent, the number of full passes, and the share of recorded levels below max_grad_norm."""
-    config = dataclasses.replace(
-        config,
-        training=dataclasses.replace(config.training, individual_clipping=arm.individually),
-        recording=arm.recording,
-    )
+def train_arm(config: AuditConfig, dataset: Dataset, seed: int, arm: Arm) -> Result:
+    """One run."""
+    training = dataclasses.replace(config.training, individual_clipping=arm.individually, clip_headroom=arm.headroom)
+    config = dataclasses.replace(config, training=training, recording=arm.recording)
     with tempfile.TemporaryDirectory() as folder:
         run = train(config, Path(folder) / "run", seed=seed, dataset=dataset)
         clipped = [check.status for check in verify(run.run_dir) if check.name == "individual clipping"]
         if clipped != [PASSED] * arm.individually:
             raise SystemExit(f"seed {seed}: the run was not clipped as it should have been: {clipped}")
         log = NormLog.open(run.run_dir)
-        return 100 * run.test_accuracy, log.n_records, float((log.read() < log.levels.top).mean())
+        levels = levels_of(log)
+        table = indpriv.account(log, delta=config.training.delta)
+        return Result(
+            accuracy=100 * run.test_accuracy,
+            passes=log.n_records,
+            below=float((levels < 1).mean(axis=1) @ share_of_steps(log)),
+            level=float(levels.mean(axis=1) @ share_of_steps(log)),
+            epsilon=float(np.median(table.epsilon)),
+            claim="exact but for the seed" if arm.individually else "estimate",
+        )
 
 
-def compare(name: str, config: AuditConfig, dataset: Dataset, told: str) -> bool:
-    """Print the arms; whether the means of the first two are within the target."""
-    print(f"{name}: {told}; seeds are known: reproducible, no privacy", flush=True)
-    found: dict[str, list[float]] = {arm.name: [] for arm in ARMS}
-    for arm in ARMS:
-        for seed in arm.seeds:
-            start = time.process_time()
-            accuracy, records, below = train_arm(config, dataset, seed, arm)
-            found[arm.name].append(accuracy)
-            cost = f"{records} full passes, {time.process_time() - start:.0f} s"
-            print(f"  {arm.name}, seed {seed}: {accuracy:.2f} % ({cost}, {below:.0%} of levels below C)", flush=True)
-    ordinary, individual = (np.array(found[arm.name]) for arm in ARMS[:2])
-    for arm, values in zip(ARMS, (ordinary, individual), strict=False):
-        print(f"  {arm.name}: mean {values.mean():.3f} %, standard deviation {values.std(ddof=1):.3f}")
-    differences = individual - ordinary
-    good = bool(abs(differences.mean()) <= TARGET)
+def levels_of(log: NormLog) -> NDArray[np.float64]:
+    """(n_records, n_examples) what each record stands for, over max_grad_norm, at most 1."""
+    if log.levels is None:
+        raise SystemExit("the arms round")
+    codes = log.read().astype(log.levels.dtype)
+    return np.where(codes > log.levels.top, 1.0, log.levels.relative(codes))
+
+
+def share_of_steps(log: NormLog) -> NDArray[np.float64]:
+    """(n_records,) share of the steps that each record governs."""
+    return np.diff(np.append(log.recorded_steps, log.total_steps)) / log.total_steps
+
+
+def told_run(config: AuditConfig, dataset: Dataset, seed: int, arm: Arm) -> float:
+    """Test accuracy of one run, which is printed."""
+    start = time.process_time()
+    result = train_arm(config, dataset, seed, arm)
     print(
-        f"  individual minus ordinary: {differences.mean():+.3f} points, {differences.min():+.2f} to "
-        f"{differences.max():+.2f} by seed; target within {TARGET}: {'met' if good else 'MISSED'}",
+        f"  {arm.name}, seed {seed}: {result.accuracy:.2f} % ({result.below:.0%} of "
+        f"{'levels' if arm.individually else 'norms'} below C, mean {result.level:.2f} C; median epsilon "
+        f"{result.epsilon:.3f}, {result.claim}; {result.passes} full passes, {time.process_time() - start:.0f} s)",
         flush=True,
     )
+    return result.accuracy
+
+
+def compare(name: str, config: AuditConfig, dataset: Dataset, told: str, seeds: list[int]) -> bool:
+    """Print the arms; whether the means of the two that are compared are within the target."""
+    print(f"{name}: {told}; seeds are known: reproducible, no privacy", flush=True)
+    accuracies = np.array([[told_run(config, dataset, seed, arm) for arm in COMPARED] for seed in seeds])
+    for arm, values in zip(COMPARED, accuracies.T, strict=True):
+        print(f"  {arm.name}: mean {values.mean():.3f} %, standard deviation {values.std(ddof=1):.3f}")
+    differences = accuracies[:, 1] - accuracies[:, 0]
+    good = bool(abs(differences.mean()) <= TARGET)
+    print(
+        f"  individual minus ordinary: {differences.mean():+.3f} points, standard error "
+        f"{differences.std(ddof=1) / len(differences) ** 0.5:.3f} of {len(differences)} pairs, {differences.min():+.2f} to "
+        f"{differences.max():+.2f} by seed; target within {TARGET}: {'ok' if good else 'MISSED'}",
+        flush=True,
+    )
+    for arm in OTHERS:
+        told_run(config, dataset, seeds[0], arm)
     return good
 
 
@@ -119,10 +180,13 @@ def main() -> None:
     """Run what was asked for; exit code 1 where the target is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", default=["adult", "mnist"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), help="at least two")
     parser.add_argument("--data-dir", help=f"folder with MNIST's files; default {DATA_DIR_VARIABLE} or ../shared/data")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--full", action="store_true")
     options = parser.parse_args()
+    if len(options.seeds) < 2:
+        parser.error("a standard error needs at least two seeds")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     beside = AUDITS.parents[1] / "shared" / "data"
@@ -133,7 +197,7 @@ def main() -> None:
             print("mnist: its files are not here; pass --data-dir")
             continue
         config, dataset, told = prepare(name, data_dir, options.epochs, full=options.full)
-        results.append(compare(name, config, dataset, told))
+        results.append(compare(name, config, dataset, told, options.seeds))
     raise SystemExit(not all(results))
 
 
