@@ -174,6 +174,7 @@ def _make_recorder(
         rounding_mode=config.recording.rounding_mode,
         individual_clipping=config.training.individual_clipping,
         clip_headroom=config.training.clip_headroom,
+        clip_headroom=config.training.clip_headroom,
         test_set=tensor_set(dataset.test),
         record_holdout=config.recording.record_holdout,
         metadata=dataset.train.metadata,
