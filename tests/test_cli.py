@@ -100,7 +100,7 @@ def test_norms_of_another_trainer_are_converted(in_process, tmp_path):
 
 def test_version_and_help_have_an_example(in_process):
     assert indpriv("--version").stdout.startswith("indpriv 0.")
-    for command in ("demo", "train", "audit", "groups", "attack", "verify"):
+    for command in ("demo", "train", "audit", "groups", "attack", "verify", "gate"):
         assert f"Example: indpriv {command}" in in_process(command, "--help").stdout
 
 

@@ -1,6 +1,6 @@
 """The command line: one short command per arrow of the flow. What it prints is for the curator: sensitive.
 
-Exit codes: 0 done, 1 a verification failed, 2 bad input (one message, no traceback), 130 interrupted.
+Exit codes: 0 done, 1 a verification or a gate failed, 2 bad input (one message, no traceback), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from indpriv.cli.auditing import audit
+from indpriv.cli.publishing import gate
 from indpriv.cli.reading import attack, compare, convert, groups, verify
 from indpriv.cli.releasing import create_statement, release
 from indpriv.cli.training import demo, train
@@ -45,7 +46,7 @@ def _options(
         raise typer.Exit
 
 
-for _command in (demo, train, audit, groups, release, attack, compare, convert, verify):
+for _command in (demo, train, audit, groups, release, attack, compare, convert, verify, gate):
     app.command()(_command)
 statement_app.command("create")(create_statement)
 

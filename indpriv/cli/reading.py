@@ -68,20 +68,23 @@ def attack(
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(metavar="AUDIT_DIR", help="A directory with an audit.json.")],
-    second: Annotated[Path, typer.Argument(metavar="AUDIT_DIR", help="Another, of the same data.")],
+    audit_dirs: Annotated[
+        list[Path], typer.Argument(metavar="AUDIT_DIR...", help="Two or more audits of the same data.")
+    ],
     by: By = None,
     as_json: Json = False,
 ) -> None:
-    """Compare two audits of the same data: who is better or worse off in the second, by group.
+    """Compare audits of the same data: who is better or worse off than in the first, and what is stable over all.
 
     Example: indpriv compare reports/adult reports/adult-clipped --by race
+
+    Runs that differ in their randomness alone show how stable ranks and the order of groups are.
     """
-    comparison, ours, theirs = compare_audits(first, second, by or [])
+    found = compare_audits(audit_dirs, by or [])
     if as_json:
-        typer.echo(json.dumps(comparison_json(comparison, ours, theirs), indent=2, allow_nan=False))
+        typer.echo(json.dumps(comparison_json(found), indent=2, allow_nan=False))
     else:
-        print_comparison(comparison, ours, theirs, Console())
+        print_comparison(found, Console())
 
 
 def convert(
