@@ -23,6 +23,7 @@ from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.files import read_json, write_json
 from indpriv.recording import Recorder
+from indpriv.recording.filtered_clipping import Filter
 from indpriv.training.checkpoints import save_checkpoint
 from indpriv.training.config import AuditConfig, TrainingConfig
 from indpriv.training.datasets import Dataset, load_dataset
@@ -83,6 +84,7 @@ def train(
     device: str = "cpu",
     data_dir: str | Path | None = None,
     dataset: Dataset | None = None,
+    privacy_filter: Filter | None = None,
 ) -> TrainedRun:
     """Train an audit's model with DP-SGD and record it.
 
@@ -99,6 +101,7 @@ def train(
         device: where to train, e.g. "cpu" or "cuda".
         data_dir: folder of data sets that do not ship with a package; default the environment variable INDPRIV_DATA.
         dataset: data to use instead of loading the configuration's.
+        privacy_filter: an `indpriv.PrivacyFilter` that everybody's epsilon is capped by; see `Recorder`.
 
     Raises:
         InputError: a configuration, data set or directory that cannot be used; nothing has been trained.
@@ -114,7 +117,7 @@ def train(
     module.to(device)
     with quiet_opacus():
         private = _make_private(config.training, module, train_set, randomness, device)
-        recorder = _make_recorder(run_dir, config, dataset, train_set, private, module, randomness)
+        recorder = _make_recorder(run_dir, config, dataset, train_set, private, module, randomness, privacy_filter)
         total_steps = config.training.epochs * len(private.loader)
         every = len(private.loader) if config.checkpoints.every == "epoch" else int(config.checkpoints.every)
 
@@ -164,6 +167,7 @@ def _make_recorder(
     private: _PrivateSetting,
     module: nn.Module,
     randomness: Randomness,
+    privacy_filter: Filter | None,
 ) -> Recorder:
     return Recorder(
         run_dir,
@@ -174,11 +178,11 @@ def _make_recorder(
         rounding_mode=config.recording.rounding_mode,
         individual_clipping=config.training.individual_clipping,
         clip_headroom=config.training.clip_headroom,
-        clip_headroom=config.training.clip_headroom,
         test_set=tensor_set(dataset.test),
         record_holdout=config.recording.record_holdout,
         metadata=dataset.train.metadata,
         test_metadata=dataset.test.metadata,
+        privacy_filter=privacy_filter,
         seeded=randomness.seeded,
         run_info=first_record(
             config,
