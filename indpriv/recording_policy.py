@@ -13,7 +13,7 @@ from typing import Any
 from indpriv.checks import check_positive_int
 from indpriv.errors import InputError
 
-EPOCH = "epoch"
+EPOCH, ONCE = "epoch", "once"
 _LARGEST_GROWTH = 10.0  # beyond it a run has next to no second record
 _WHOLE = 1 + 1e-12  # a step that should be whole may fall short of it by a rounding
 
@@ -22,23 +22,32 @@ _WHOLE = 1 + 1e-12  # a step that should be whole may fall short of it by a roun
 class RecordingPolicy:
     """What a Recorder takes, and when.
 
-    Full passes come before step 0 and then after gaps of `every`, `every * growth`, `every * growth**2`, ... steps, none
-    longer than `longest`: growing gaps record more often early, when norms move. A policy depends on nothing that was
-    seen in training, so that it is the same for everybody, and a resumed run goes on where it was.
+    Full passes come before step `first` and then after gaps of `every`, `every * growth`, `every * growth**2`, ... steps,
+    none longer than `longest`: growing gaps record more often early, when norms move. A policy depends on nothing that
+    was seen in training, so that it is the same for everybody, and a resumed run goes on where it was.
+
+    Where full passes are rare, the first one governs many steps: of an example until half-way to its next record, even
+    with free records about 1 / (2 * sample_rate) steps. Norms move most in the first steps, so let it lie behind them.
+    Earlier steps count at max_grad_norm, which is nearly what they cost where training starts with clipped gradients.
 
     Attributes:
-        every: K, steps between full passes (the first gap where they grow); or "epoch". 1 makes the account exact.
+        every: K, steps between full passes (the first gap where they grow); or "epoch"; or "once", for a single one. 1
+            makes the account exact.
         growth: factor from one gap to the next, in [1, 10]; 1 keeps them equal.
         longest: the longest gap, in steps or "epoch"; None for no limit.
         free_records: also keep the norms that DP-SGD computes of each sampled batch.
         exact_examples: so many random examples get exact norms at every step.
+        first: the step before which the first full pass comes; earlier ones are counted at max_grad_norm, or from an
+            example's first free record on at that.
 
     Raises:
-        InputError: a value out of range, or `longest` without growth or below `every`.
+        InputError: a value out of range, `longest` without growth or below `every`, or growth where there is no gap.
 
     >>> policy = RecordingPolicy(every=2, growth=2.0, longest=10)
     >>> [step for step in range(50) if policy.due(step)]
     [0, 2, 6, 14, 24, 34, 44]
+    >>> RecordingPolicy(every="once", first=4, free_records=True).describe()
+    'one full pass before step 4; free records of sampled batches'
     """
 
     every: int | str = EPOCH
@@ -46,21 +55,27 @@ class RecordingPolicy:
     longest: int | str | None = None
     free_records: bool = False
     exact_examples: int = 0
+    first: int = 0
 
     def __post_init__(self) -> None:
-        _check_gap("every", self.every)
+        _check_gap("every", self.every, (EPOCH, ONCE))
         number = isinstance(self.growth, int | float) and not isinstance(self.growth, bool)
         if not (number and 1.0 <= self.growth <= _LARGEST_GROWTH):
             raise InputError(
                 f"growth={self.growth!r} is not in [1, {_LARGEST_GROWTH:g}]; it is the factor from one gap between full "
                 "passes to the next, e.g. 1.5"
             )
+        if self.every == ONCE and self.growth != 1:
+            raise InputError(
+                f'growth={self.growth:g} with every="once", which has no gaps to grow; leave one of them out'
+            )
         check_positive_int("exact_examples", self.exact_examples, minimum=0)
+        check_positive_int("first", self.first, minimum=0)
         if not isinstance(self.free_records, bool):
             raise InputError(f"free_records={self.free_records!r} is not true or false")
         if self.longest is None:
             return
-        _check_gap("longest", self.longest)
+        _check_gap("longest", self.longest, (EPOCH,))
         if self.growth == 1:
             raise InputError(
                 f"longest={self.longest!r} limits gaps that do not grow; pass growth above 1, or leave it out"
@@ -91,8 +106,11 @@ class RecordingPolicy:
         Raises:
             InputError: a policy in epochs; `in_steps` first.
         """
-        if isinstance(self.every, str) or isinstance(self.longest, str):
+        if self.every == EPOCH or isinstance(self.longest, str):
             raise InputError("a policy in epochs has no steps yet; say how many an epoch has with in_steps(...)")
+        step -= self.first
+        if step <= 0 or isinstance(self.every, str):  # "once"
+            return step == 0
         if self.growth == 1:
             return step % self.every == 0
         if self.longest is not None:
@@ -109,25 +127,29 @@ class RecordingPolicy:
         return math.floor(int(self.every) * (self.growth**number - 1) / (self.growth - 1) * _WHOLE)
 
     def describe(self) -> str:
-        """One phrase for a report.
+        """One phrase for a report; steps count from 0.
 
         >>> RecordingPolicy(every=5, growth=1.5, longest=34, exact_examples=100).describe()
         'full passes after 5 steps, each gap 1.5 times the last, at most 34; 100 exact examples'
         """
-        if self.growth == 1:
-            text = f"a full pass every {_gap(self.every)}"
+        start = f", the first before step {self.first}" if self.first else ""
+        if self.every == ONCE:
+            text = f"one full pass {f'before step {self.first}' if self.first else 'at the start'}"
+        elif self.growth == 1:
+            text = f"a full pass every {_gap(self.every)}{start}"
         else:
             limit = "" if self.longest is None else f", at most {'an epoch' if self.longest == EPOCH else self.longest}"
-            text = f"full passes after {_gap(self.every, 'an ')}, each gap {self.growth:g} times the last{limit}"
+            text = f"full passes after {_gap(self.every, 'an ')}, each gap {self.growth:g} times the last{limit}{start}"
         if self.free_records:
             text += "; free records of sampled batches"
         return text + (f"; {self.exact_examples:,} exact examples" if self.exact_examples else "")
 
 
-def _check_gap(name: str, gap: int | str) -> None:
-    if gap != EPOCH:
+def _check_gap(name: str, gap: int | str, words: tuple[str, ...]) -> None:
+    if gap not in words:
         if isinstance(gap, str):
-            raise InputError(f'{name}={gap!r} is not known; pass a whole number of steps, or "epoch"')
+            known = " or ".join(f'"{word}"' for word in words)
+            raise InputError(f"{name}={gap!r} is not known; pass a whole number of steps, or {known}")
         check_positive_int(name, gap)
 
 

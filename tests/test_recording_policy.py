@@ -1,3 +1,4 @@
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -10,12 +11,13 @@ from indpriv.recording_policy import RecordingPolicy
 
 growths = st.one_of(st.just(1.0), st.floats(1.001, 10.0))
 policies = st.builds(
-    lambda every, growth, extra: RecordingPolicy(
-        every, growth, None if extra is None or growth == 1 else every + extra
+    lambda every, growth, extra, first: RecordingPolicy(
+        every, growth, None if extra is None or growth == 1 else every + extra, first=first
     ),
     st.integers(1, 300),
     growths,
     st.none() | st.integers(0, 400),
+    st.just(0) | st.integers(1, 400),
 )
 STEPS = 3000
 
@@ -28,7 +30,7 @@ def due_steps(policy, steps=STEPS):
 def test_gaps_begin_at_every_never_shrink_and_stop_at_longest(policy):
     steps = due_steps(policy)
     gaps = [after - before for before, after in pairwise(steps)]
-    assert steps[0] == 0
+    assert steps[0] == policy.first
     assert gaps[:1] in ([policy.every], [])
     assert all(gap >= policy.every for gap in gaps)
     assert all(after >= before - 1 for before, after in pairwise(gaps))  # whole steps: a gap can be rounded off by one
@@ -59,6 +61,19 @@ def test_growing_gaps_are_the_geometric_series_in_whole_steps(every, growth):
     assert due_steps(RecordingPolicy(every, float(growth))) == expected
 
 
+@given(policies)
+def test_a_later_start_shifts_all_passes(policy):
+    from_zero = due_steps(replace(policy, first=0), STEPS - policy.first)
+    assert due_steps(policy) == [policy.first + step for step in from_zero]
+
+
+@pytest.mark.parametrize("first", [0, 4])
+def test_once_is_a_single_pass(first):
+    policy = RecordingPolicy("once", first=first)
+    assert due_steps(policy) == [first]
+    assert policy.in_steps(34) == policy
+
+
 def test_longest_gaps_follow_without_end():
     assert due_steps(RecordingPolicy(1, 2.0, 8), 60) == [0, 1, 3, 7, 15, 23, 31, 39, 47, 55]
     assert RecordingPolicy(1, 2.0, 8).due(7 + 8 * 10**9)
@@ -78,7 +93,11 @@ def test_epochs_become_steps():
     ("fields", "message"),
     [
         ({"every": 0}, "every=0"),
-        ({"every": "week"}, "every='week'"),
+        ({"every": "week"}, 'every=\'week\' .* "epoch" or "once"'),
+        ({"every": "once", "growth": 2.0}, "no gaps to grow"),
+        ({"growth": 2.0, "longest": "once"}, "longest='once'"),
+        ({"first": -1}, "first=-1"),
+        ({"first": "epoch"}, "first='epoch'"),
         ({"every": 2.5}, "every=2.5"),
         ({"growth": 0.5}, r"growth=0.5 is not in \[1, 10\]"),
         ({"growth": float("nan")}, "growth=nan"),
@@ -103,6 +122,12 @@ def test_bad_policies_are_refused(fields, message):
         (RecordingPolicy(), "a full pass every epoch"),
         (RecordingPolicy(every=1), "a full pass every step"),
         (RecordingPolicy(every=1200, exact_examples=2000), "a full pass every 1,200 steps; 2,000 exact examples"),
+        (RecordingPolicy("once"), "one full pass at the start"),
+        (RecordingPolicy(every=34, first=4), "a full pass every 34 steps, the first before step 4"),
+        (
+            RecordingPolicy(8, 2.0, first=4),
+            "full passes after 8 steps, each gap 2 times the last, the first before step 4",
+        ),
         (RecordingPolicy(every=1, growth=1.5), "full passes after 1 step, each gap 1.5 times the last"),
         (
             RecordingPolicy("epoch", 2.0, "epoch", free_records=True),

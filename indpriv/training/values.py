@@ -68,13 +68,18 @@ def flag(key: str, value: Any) -> bool:
     return value
 
 
-def step_count(key: str, value: Any) -> int | str:
-    """Check for a number of steps, or "epoch"."""
-    if value == "epoch":
-        return "epoch"
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _rejected(key, value, 'a whole number of steps of at least 1, or "epoch"')
-    return value
+def steps_or(*words: str) -> Check:
+    """A number of steps, or one of some words."""
+
+    def check(key: str, value: Any) -> int | str:
+        if isinstance(value, str) and value in words:
+            return value
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            known = " or ".join(f'"{word}"' for word in words)
+            raise _rejected(key, value, f"a whole number of steps of at least 1, or {known}")
+        return value
+
+    return check
 
 
 def identifier(key: str, value: Any) -> str:

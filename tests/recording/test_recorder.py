@@ -760,6 +760,27 @@ def test_resuming_goes_on_with_the_logs_own_policy(tmp_path):
     assert log.total_steps == 50
 
 
+@pytest.mark.parametrize("stopped_at", [3, 10])
+def test_a_late_first_pass_comes_when_the_policy_says_also_after_resuming(stopped_at, tmp_path):
+    """A run that stopped before its first pass holds no record, and goes on to take it."""
+    run = make_run()
+    policy = RecordingPolicy("once", free_records=True, first=4)
+    recorder = Recorder(tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, policy=policy)
+    with recorder.attach(run.model, run.optimizer, run.loader):
+        batches = iter(run.loader)
+        for _ in range(stopped_at):
+            run.step(*next(batches))
+    before = NormLog.open(tmp_path / "run")
+    assert before.recorded_steps.tolist() == [4][: stopped_at > 4]
+    assert indpriv.account(before, delta=1e-5).claim == "estimate"  # free records alone prove nothing of the other steps
+    assert indpriv.account(before, delta=1e-5, between_records="worst_case").claim == "exact"
+    log = record(run, tmp_path / "run", epochs=1, every=None, resume_at=stopped_at)
+    assert log.recorded_steps.tolist() == [4]
+    assert log.free.steps.tolist() == list(range(stopped_at + 10))
+    coverage = next(check.detail for check in verify(tmp_path / "run") if check.name == "coverage")
+    assert "(one full pass before step 4; free records of sampled batches)" in coverage
+
+
 def test_resuming_under_another_policy_is_refused(tmp_path):
     run = make_run()
     record(run, tmp_path / "run", epochs=1)
