@@ -1,13 +1,34 @@
 """How far estimated epsilons lie from exact ones of the same examples: bias and tails, not r alone. Sensitive."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indpriv.analysis.correlation import pearson
+from indpriv.analysis.group_rows import MIN_GROUP
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
+from indpriv.partition import Partition
+
+
+@dataclass(frozen=True)
+class GroupFidelity:
+    """Estimated against exact epsilon of one group; as for `Fidelity`.
+
+    by, name: the column and the group. too_small: fewer than ten compared examples.
+    """
+
+    by: str
+    name: str
+    n: int
+    too_small: bool
+    mean_exact: float
+    signed_bias: float
+    mean_absolute: float
+    largest_absolute: float
+    share_under_1_percent: float
 
 
 @dataclass(frozen=True)
@@ -28,6 +49,7 @@ class Fidelity:
         largest_under: the most by which an estimate is too small, at least 0.
         share_under: share of examples whose estimate is too small by any amount.
         share_under_1_percent: share whose estimate is too small by more than 1 % of the exact value.
+        groups: the same by group, worst exact mean first within each column; empty where not asked for.
     """
 
     source: str
@@ -45,6 +67,7 @@ class Fidelity:
     largest_under: float
     share_under: float
     share_under_1_percent: float
+    groups: tuple[GroupFidelity, ...] = ()
 
 
 def compare(
@@ -55,6 +78,7 @@ def compare(
     every: int,
     epochs: float,
     is_this_log: bool = False,
+    groups: Mapping[str, Partition] | None = None,
 ) -> Fidelity:
     """Compare two tables of the same examples, matched by id.
 
@@ -65,6 +89,7 @@ def compare(
         every: steps between records of the estimate.
         epochs: the same in epochs.
         is_this_log: estimated is the table of the log itself.
+        groups: partitions of the exact table's examples, in its order, by column.
 
     Raises:
         InputError: an example is missing from the estimate, or the tables answer different questions (delta, unit,
@@ -93,7 +118,32 @@ def compare(
         largest_under=float(max(0.0, (-error).max())),
         share_under=float((error < 0).mean()),
         share_under_1_percent=float((guess < 0.99 * truth).mean()),
+        groups=tuple(row for by, found in (groups or {}).items() for row in _by_group(by, found, guess, truth)),
     )
+
+
+def _by_group(
+    by: str, groups: Partition, guess: NDArray[np.float64], truth: NDArray[np.float64]
+) -> list[GroupFidelity]:
+    order = np.argsort(groups.train_codes, kind="stable")
+    codes, starts = np.unique(groups.train_codes[order], return_index=True)
+    rows = []
+    for code, members in zip(codes.tolist(), np.split(order, starts[1:]), strict=True):
+        exact, error = truth[members], (guess - truth)[members]
+        rows.append(
+            GroupFidelity(
+                by=by,
+                name=groups.names[code],
+                n=len(members),
+                too_small=len(members) < MIN_GROUP,
+                mean_exact=float(exact.mean()),
+                signed_bias=float(error.mean()),
+                mean_absolute=float(np.abs(error).mean()),
+                largest_absolute=float(np.abs(error).max()),
+                share_under_1_percent=float((error < -0.01 * exact).mean()),
+            )
+        )
+    return sorted(rows, key=lambda row: (-row.mean_exact, row.name))
 
 
 def _positions(ids: NDArray[np.generic], wanted: NDArray[np.generic]) -> NDArray[np.int64]:

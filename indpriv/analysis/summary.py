@@ -16,6 +16,7 @@ from indpriv.analysis.fidelity import Fidelity
 from indpriv.analysis.free_fidelity import FreeFidelity
 from indpriv.analysis.groups import GroupTable
 from indpriv.analysis.loss import LossRelation
+from indpriv.analysis.sensitivity import Sensitivity
 from indpriv.analysis.spacing import Spacing
 from indpriv.epsilon_table import DISCLAIMER, Account
 from indpriv.errors import InputError
@@ -152,6 +153,7 @@ class AuditSummary:
         canaries: what canaries prove of the worst case; None where the run had none.
         fidelity: what larger K would have said, where exact values exist.
         free_fidelity: what free records prove of the estimate; None where the account uses none.
+        sensitivity: how far epsilons move with the rounding of norms and with what is assumed between records.
         spacing: how far the estimate still moves with the spacing of records, where none do.
         checks: evidence held against the assumptions.
         disclosures, hazards: what a reader must know.
@@ -176,6 +178,7 @@ class AuditSummary:
     canaries: AttackMeasures | None
     fidelity: tuple[Fidelity, ...]
     free_fidelity: FreeFidelity | None
+    sensitivity: tuple[Sensitivity, ...]
     spacing: Spacing | None
     checks: tuple[Check, ...]
     disclosures: tuple[Disclosure, ...]

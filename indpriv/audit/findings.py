@@ -4,6 +4,7 @@ import hashlib
 import platform
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -22,6 +23,7 @@ from indpriv.analysis.free_fidelity import FreeFidelity
 from indpriv.analysis.groups import GroupTable, group_tables
 from indpriv.analysis.guarantee import guarantee_of
 from indpriv.analysis.loss import LossRelation, relate_to_loss
+from indpriv.analysis.sensitivity import Sensitivity
 from indpriv.analysis.spacing import Spacing
 from indpriv.analysis.summary import AuditSummary, Range, RunFacts
 from indpriv.attack_scores import AttackScores
@@ -43,8 +45,10 @@ def summarise(
     by: Sequence[str] = (),
     fidelity: Sequence[Fidelity] = (),
     free: FreeFidelity | None = None,
+    sensitivity: Sequence[Sensitivity] = (),
     spacing: Spacing | None = None,
     holdout: EpsilonTable | None = None,
+    members: EpsilonTable | None = None,
     seed: int = 0,
     command: str = "",
 ) -> AuditSummary:
@@ -58,31 +62,31 @@ def summarise(
         by: columns to group by; see `audit`.
         fidelity: see `fidelity_against_k`.
         free: see `free_fidelity`.
+        sensitivity: see `indpriv.audit.accounting.sensitivity`.
         spacing: see `effect_of_spacing`.
         holdout: epsilons that the test examples would have had on the same trajectory.
+        members: what the hold-out is compared with: the table, or, where that rests on free records, which no test example
+            has, the account of full records alone.
         seed: of the attack's random choices.
         command: reproduces the audit.
     """
     missing = _missing(evidence, log, known=bool(fidelity) or free is not None)
     run = _run_facts(log, evidence)
-    loss: LossRelation | None = None
-    groups: tuple[GroupTable, ...] = ()
-    attacks: tuple[ThresholdAttack, ...] = ()
-    by_epsilon: AttackByEpsilon | None = None
-    train: pd.DataFrame | None = None
+    found, train = _Examined(), None
     if evidence.examples is not None:
         train = evidence.examples.aligned(table.example_ids)
         columns, left_out = choose_groups(train, by, evidence.declared.groups)
         missing += left_out
-        loss = relate_to_loss(table, to_floats(train["loss"]), seed=seed)
-        groups = group_tables(table, train, evidence.examples.test, columns, seed=seed)
-        attacks = _attacks(evidence, columns, seed)
-        by_epsilon = _by_epsilon(table, holdout, evidence.examples, seed)
+        found = _examined(
+            table, evidence, evidence.examples, train, columns, (table if members is None else members, holdout), seed
+        )
     elif by:
         raise InputError(f"--by {by[0]}: this run has no {EXAMPLES}, which holds the groups; audit it without --by")
     versions = {library: _version(library) for library in ("indpriv", "numpy", "scipy", "pandas", "pyarrow")}
     versions["python"] = platform.python_version()
     guarantee = guarantee_of(table, evidence.checks, evidence.recorder)
+    brackets = Counter(table.details.get("bracket", np.array([])).tolist())
+    canaries = evidence.canaries
     return AuditSummary(
         name=name,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -94,34 +98,47 @@ def summarise(
         run=run,
         individual=describe(table),
         drivers=describe_drivers(log, table, train),
-        loss=loss,
-        groups=groups,
-        attacks=attacks,
-        attack_by_epsilon=by_epsilon,
-        canaries=None
-        if evidence.canaries is None
-        else measure_attack(evidence.canaries, delta=table.account.delta, seed=seed),
+        loss=found.loss,
+        groups=found.groups,
+        attacks=found.attacks,
+        attack_by_epsilon=found.by_epsilon,
+        canaries=None if canaries is None else measure_attack(canaries, delta=table.account.delta, seed=seed),
         fidelity=tuple(fidelity),
         free_fidelity=free,
+        sensitivity=tuple(sensitivity),
         spacing=spacing,
         checks=tuple(evidence.checks),
-        disclosures=disclosures(
-            run,
-            table.account,
-            guarantee,
-            evidence.checks,
-            versions,
-            Counter(table.details.get("bracket", np.array([])).tolist()),
-        ),
-        hazards=hazards(
-            run,
-            table.account,
-            guarantee,
-            evidence.checks,
-            has_attack=bool(attacks),
-        ),
+        disclosures=disclosures(run, table.account, guarantee, evidence.checks, versions, brackets),
+        hazards=hazards(run, table.account, guarantee, evidence.checks, has_attack=bool(found.attacks)),
         missing=tuple(missing),
         command=command,
+    )
+
+
+@dataclass(frozen=True)
+class _Examined:
+    """What an example table adds to an audit; nothing without one."""
+
+    loss: LossRelation | None = None
+    groups: tuple[GroupTable, ...] = ()
+    attacks: tuple[ThresholdAttack, ...] = ()
+    by_epsilon: AttackByEpsilon | None = None
+
+
+def _examined(
+    table: EpsilonTable,
+    evidence: Evidence,
+    examples: ExampleTable,
+    train: pd.DataFrame,
+    columns: Sequence[str],
+    compared: tuple[EpsilonTable, EpsilonTable | None],
+    seed: int,
+) -> _Examined:
+    return _Examined(
+        loss=relate_to_loss(table, to_floats(train["loss"]), seed=seed),
+        groups=group_tables(table, train, examples.test, columns, seed=seed),
+        attacks=_attacks(evidence, columns, seed),
+        by_epsilon=_by_epsilon(*compared, examples, seed),
     )
 
 

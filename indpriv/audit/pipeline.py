@@ -9,11 +9,13 @@ from indpriv.accountant import Method
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.free_fidelity import free_fidelity
 from indpriv.analysis.summary import AuditSummary
-from indpriv.audit.accounting import Accounting, Progress, effect_of_spacing, fidelity_against_k, silent
+from indpriv.audit.accounting import Accounting, Progress, effect_of_spacing, fidelity_against_k, sensitivity, silent
 from indpriv.audit.audit_directory import write_audit
-from indpriv.audit.findings import summarise
-from indpriv.audit.run_directory import open_run
+from indpriv.audit.findings import choose_groups, summarise
+from indpriv.audit.run_directory import Evidence, open_run
 from indpriv.errors import InputError
+from indpriv.norm_log import NormLog
+from indpriv.partition import Partition, partition
 from indpriv.verify import verify
 
 READING, CHECKING, ACCOUNTING = "reading the log", "checking the evidence", "accounting"
@@ -68,9 +70,12 @@ def audit(
     tell(CHECKING, 1, 1)
     table = accounting(log, progress=lambda done, total: tell(ACCOUNTING, done, total))
     holdout = None if evidence.holdout is None else accounting(evidence.holdout)
-    fidelity = fidelity_against_k(log, accounting, table, tell)
+    # no test example is ever sampled: members are held against them by full records alone
+    members = None if holdout is None or log.free is None else accounting(replace(log, free=None))
+    fidelity = fidelity_against_k(log, accounting, table, tell, _groups(log, evidence, by))
     free = free_fidelity(log, Method(**vars(accounting)))
     spacing = None if fidelity else effect_of_spacing(log, accounting, table, tell)
+    choices = sensitivity(log, accounting, table, tell)
     tell(ANALYSING, 0, 1)
     summary = summarise(
         log,
@@ -80,8 +85,10 @@ def audit(
         by=by,
         fidelity=fidelity,
         free=free,
+        sensitivity=choices,
         spacing=spacing,
         holdout=holdout,
+        members=members,
         seed=seed,
         command=_command(path, output_dir, accounting, by, unreadable, seed),
     )
@@ -90,6 +97,15 @@ def audit(
     write_audit(output_dir, table, evidence, summary)
     tell(WRITING, 1, 1)
     return summary
+
+
+def _groups(log: NormLog, evidence: Evidence, by: Sequence[str]) -> dict[str, Partition]:
+    """Groups of the log's examples by each column; none where the account is of people with several rows."""
+    if evidence.examples is None or log.unit_ids is not None:
+        return {}
+    train = evidence.examples.aligned(log.example_ids)
+    columns, _ = choose_groups(train, by, evidence.declared.groups)
+    return {column: partition(train, train.iloc[:0], column) for column in columns}
 
 
 def _delta(delta: float | None, declared: Declared) -> float:

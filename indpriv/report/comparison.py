@@ -1,13 +1,13 @@
-"""Two audits side by side on a terminal. Sensitive."""
+"""Audits side by side on a terminal. Sensitive."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from indpriv.analysis.comparison import SAME, Change, Comparison
+from indpriv.analysis.stability import TOP_SHARE, AuditComparison, Stability
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.formatting import format_epsilon, format_number, format_share
@@ -17,28 +17,37 @@ _MOST_ROWS = 40
 _NOT_PROVEN = ("void", "unproven")
 
 
-def print_comparison(
-    comparison: Comparison, first: Mapping[str, Any], second: Mapping[str, Any], console: Console
-) -> None:
-    """Print who is better or worse off in the second audit.
-
-    Args:
-        comparison: of both.
-        first: the content of its audit.json; second: likewise.
-        second: see first.
-        console: where to.
-    """
+def print_comparison(found: AuditComparison, console: Console) -> None:
+    """Print who is better or worse off than in the first audit, and what is stable over all of them."""
+    first = found.summaries[0]
     console.print(Text(SENSITIVE, style="bold red"))
     console.print(Text(f"individual epsilon, {first['meaning']}"))
-    for title, summary in (("FIRST", first), ("SECOND", second)):
+    for number, summary in enumerate(found.summaries, 1):
         guarantee = summary["guarantee"]
         none = f", no guarantee ({guarantee.get('status')})" if guarantee.get("status") in _NOT_PROVEN else ""
         console.print(
             Text(
-                f"{title:<7}{clean(str(summary.get('name', '')))}: {summary['claim']}; worst-case epsilon "
+                f"AUDIT {number}  {clean(str(summary.get('name', '')))}: {summary['claim']}; worst-case epsilon "
                 f"{format_epsilon(guarantee['worst_case_epsilon'])}{none}"
             )
         )
+    for number, comparison in enumerate(found.comparisons, 2):
+        if len(found.comparisons) > 1:
+            console.print(Text(f"\nAudit {number} against audit 1", style="bold"))
+        _print_changes(comparison, console)
+    _print_stability(found.stability, console)
+    console.print(
+        Text(
+            f"Better and worse: by more than {format_share(SAME)} of the first epsilon. Two runs differ by chance as well: read "
+            "large groups, not single examples."
+        )
+    )
+    if any(summary["claim"] == "estimate" for summary in found.summaries):
+        console.print(Text("! An estimate has an error of its own, which is part of these changes.", style="yellow"))
+    console.print(Text(DISCLAIMER, style="italic"))
+
+
+def _print_changes(comparison: Comparison, console: Console) -> None:
     _print_rows("everybody", [comparison.overall], console)
     console.print(
         Text(
@@ -49,15 +58,37 @@ def print_comparison(
     )
     for group in comparison.groups:
         _print_rows(f"by {group.by}", group.rows, console)
+
+
+def _print_stability(found: Stability, console: Console) -> None:
+    console.print(Text(f"stability over {found.n_audits} runs", style="bold"))
+    why = (
+        "They have the same settings: what differs is chance."
+        if found.same_settings
+        else "Their settings differ, so that what differs is not chance alone."
+    )
     console.print(
         Text(
-            f"Better and worse: by more than {format_share(SAME)} of the first epsilon. Two runs differ by chance as well: read "
-            "large groups, not single examples."
+            f"  {why} Rank correlation of epsilon at least {format_number(found.least_spearman, 3)}; of the "
+            f"{format_share(TOP_SHARE)} most exposed at least {format_share(found.least_top_overlap)} are the same; one example's "
+            f"epsilon ranges over {found.median_range:.3f} (median), {found.p95_range:.3f} (95 %)."
         )
     )
-    if first["claim"] != second["claim"] or "estimate" in (first["claim"], second["claim"]):
-        console.print(Text("! An estimate has an error of its own, which is part of these changes.", style="yellow"))
-    console.print(Text(DISCLAIMER, style="italic"))
+    for group in found.groups:
+        if group.n_groups < 2:
+            continue
+        worst = sorted(set(group.worst))
+        who = (
+            f"{clean(worst[0])} is worst off in all"
+            if len(worst) == 1
+            else f"worst off: {', '.join(map(clean, worst))}"
+        )
+        console.print(
+            Text(
+                f"  by {clean(group.by)}: {group.pairs_kept:,} of {group.pairs:,} pairs of groups keep their order; {who}; rank "
+                f"correlation of group means at least {format_number(group.least_spearman, 3)}"
+            )
+        )
 
 
 def _print_rows(title: str, rows: Sequence[Change], console: Console) -> None:

@@ -20,6 +20,7 @@ from indpriv.analysis.free_fidelity import FreeFidelity
 from indpriv.analysis.group_rows import GroupRow
 from indpriv.analysis.groups import GroupTable
 from indpriv.analysis.resampling import Interval
+from indpriv.analysis.sensitivity import Sensitivity
 from indpriv.analysis.spacing import Spacing
 from indpriv.analysis.summary import SENSITIVE, AuditSummary
 from indpriv.epsilon_table import DISCLAIMER
@@ -62,6 +63,8 @@ def print_audit(summary: AuditSummary, console: Console) -> None:
         _section(console, "FREE RECORDS", _free_lines(summary.free_fidelity))
     if summary.spacing is not None:
         _section(console, "SPACING", _spacing_lines(summary.spacing))
+    if summary.sensitivity:
+        _section(console, "SENSITIVITY", _sensitivity_lines(summary.sensitivity))
     passed, failed, unchecked = (
         [check for check in summary.checks if check.status == status] for status in (PASSED, FAILED, NOT_CHECKED)
     )
@@ -334,6 +337,15 @@ def _spacing_lines(spacing: Spacing) -> list[str | Text]:
         f"r {format_number(spacing.pearson, 4)}, mean shift {spacing.mean_shift:+.3f}, 95 % within "
         f"{spacing.p95_absolute:.3f}, largest {spacing.largest_absolute:.3f}",
         "The error of these epsilons is of that order and may be larger: this is no bound.",
+    ]
+
+
+def _sensitivity_lines(rows: Sequence[Sensitivity]) -> list[str | Text]:
+    """How far epsilons move under other choices."""
+    return [
+        f"{row.choice.replace('_', ' ')} {row.instead.replace('_', ' ')} instead of {row.here.replace('_', ' ')}: mean shift "
+        f"{row.mean_shift:+.3f}, 95 % within {row.p95_absolute:.3f}, largest {row.largest_absolute:.3f}"
+        for row in rows
     ]
 
 

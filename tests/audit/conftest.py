@@ -11,7 +11,9 @@ DELTA = 1e-5
 
 @pytest.fixture
 def no_extras(monkeypatch):
-    """Leave out what takes long and is of no interest to most tests: six more accounts, and the page's figures."""
+    """Leave out what takes long and is of no interest to most tests: more accounts, and the page's figures."""
+    monkeypatch.setattr(indpriv.audit.accounting, "COARSER", ())
+    monkeypatch.setattr(indpriv.audit.accounting, "RULES", ())
     monkeypatch.setattr(indpriv.audit.accounting, "FIDELITY_EPOCHS", ())
     monkeypatch.setattr(indpriv.audit.audit_directory, "render_html", lambda summary: summary.name)
 

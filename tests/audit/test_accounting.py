@@ -1,9 +1,12 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
+import indpriv.audit.accounting
 from indpriv import NormLog
-from indpriv.audit import Accounting, Evidence, effect_of_spacing, fidelity_against_k, summarise
+from indpriv.audit import Accounting, Evidence, effect_of_spacing, fidelity_against_k, sensitivity, summarise
+from indpriv.partition import partition
 
 from .conftest import DELTA
 
@@ -62,3 +65,59 @@ def test_no_spacing_where_nothing_is_carried_between_records(artifacts):
         assert effect_of_spacing(whole, accounting, accounting(whole)) is None
     at_worst = Accounting(DELTA, between_records="worst_case")
     assert effect_of_spacing(log.thin(5), at_worst, at_worst(log.thin(5))) is None
+
+
+def test_fidelity_by_group_adds_up(artifacts):
+    log, examples = artifacts
+    accounting = Accounting(DELTA)
+    train = examples.aligned(log.example_ids)
+    groups = {"sex": partition(train, train.iloc[:0], "sex")}
+    rows = fidelity_against_k(log, accounting, accounting(log), groups=groups)
+    told = [row for row in rows if row.groups]
+    assert [(row.every, row.between_records) for row in told] == [(10, "last")]  # one epoch, by the rule of the account
+    assert sum(group.n for group in told[0].groups) == told[0].n
+    assert sum(group.n * group.signed_bias for group in told[0].groups) == pytest.approx(
+        told[0].n * told[0].signed_bias
+    )
+    assert max(group.largest_absolute for group in told[0].groups) == told[0].largest_absolute
+
+
+def test_sensitivity_is_the_account_of_other_choices(artifacts):
+    log, _ = artifacts
+    accounting = Accounting(DELTA)
+    norms = log.levels.norms(log.read(), 1.0)
+    settings = {"total_steps": 30, "noise_multiplier": 1.1, "max_grad_norm": 1.0, "sample_rate": 0.1}
+    found = sensitivity(log, accounting, accounting(log))
+    assert [(row.choice, row.instead) for row in found] == [
+        ("rounding", "0.02"),
+        ("rounding", "0.05"),
+        ("rounding", "0.1"),
+    ]
+    for row in found:
+        coarser = NormLog.from_arrays(norms, np.arange(30), rounding=float(row.instead), **settings)
+        shift = accounting(coarser).epsilon - accounting(log).epsilon
+        assert row.mean_shift == pytest.approx(shift.mean())
+        assert row.mean_shift > 0
+        assert row.share_smaller == 0  # rounded up twice is rounded up
+    full = NormLog.from_arrays(norms, np.arange(30), rounding=0, **settings)
+    unrounded = sensitivity(full, accounting, accounting(full))
+    assert unrounded[0].here == "0.0"
+    assert unrounded[-1].mean_shift == pytest.approx((accounting(coarser).epsilon - accounting(full).epsilon).mean())
+
+
+def test_sensitivity_to_what_holds_between_records(artifacts):
+    accounting, thinned = Accounting(DELTA), artifacts[0].thin(10)
+    table = accounting(thinned)
+    found = {row.instead: row for row in sensitivity(thinned, accounting, table) if row.choice == "between_records"}
+    assert set(found) == {"closest", "worst_case"}
+    assert found["worst_case"].share_smaller == 0
+    assert found["worst_case"].mean_shift == (accounting(thinned, "worst_case").epsilon - table.epsilon).mean() > 0
+
+
+def test_sensitivity_of_many_examples_is_that_of_some(artifacts, monkeypatch):
+    log, _ = artifacts
+    accounting = Accounting(DELTA)
+    monkeypatch.setattr(indpriv.audit.accounting, "_MOST_COMPARED", 50)
+    monkeypatch.setattr(indpriv.audit.accounting, "COARSER", (0.1,))
+    found = sensitivity(log, accounting, accounting(log))
+    assert [row.n for row in found] == [50]

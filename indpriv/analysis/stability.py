@@ -1,0 +1,143 @@
+"""Do ranks of examples and the order of groups hold from one training run to the next? Sensitive.
+
+Individual epsilon describes one run. Runs of the same settings differ by noise and batches; what stays the same over them
+is a property of the data and the settings, and what does not is chance.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from indpriv.analysis.comparison import Comparison
+from indpriv.analysis.correlation import spearman
+from indpriv.analysis.group_rows import MIN_GROUP
+from indpriv.epsilon_table import EpsilonTable
+from indpriv.partition import partition
+
+FloatArray = NDArray[np.float64]
+
+TOP_SHARE = 0.05  # the most exposed examples, whose overlap is told
+
+
+@dataclass(frozen=True)
+class GroupOrder:
+    """The order of the groups of one column by mean epsilon, over several runs; groups too small to read are left out.
+
+    Attributes:
+        by: the column.
+        n_groups: readable groups.
+        worst, best: the group with the largest, and the smallest, mean epsilon in each run.
+        pairs, pairs_kept: pairs of groups, and those in the same order in every run.
+        least_spearman: smallest rank correlation of the groups' means between two runs; None where undefined.
+    """
+
+    by: str
+    n_groups: int
+    worst: tuple[str, ...]
+    best: tuple[str, ...]
+    pairs: int
+    pairs_kept: int
+    least_spearman: float | None
+
+
+@dataclass(frozen=True)
+class Stability:
+    """Individual epsilons of the same examples in several runs.
+
+    Attributes:
+        n_audits: runs.
+        same_settings: their noise, clipping, sampling, steps, records and rounding are equal, so that they differ by
+            chance alone; otherwise what follows is also the effect of the settings.
+        mean_spearman, least_spearman: rank correlation of epsilon, over all pairs of runs; None where undefined.
+        least_top_overlap: share of the 5 % most exposed examples of one run that are among those of another; the smallest
+            of all pairs.
+        median_range: median over examples of the largest less the smallest epsilon; p95_range: 95th percentile.
+        groups: by column.
+    """
+
+    n_audits: int
+    same_settings: bool
+    mean_spearman: float | None
+    least_spearman: float | None
+    least_top_overlap: float
+    median_range: float
+    p95_range: float
+    groups: tuple[GroupOrder, ...]
+
+
+@dataclass(frozen=True)
+class AuditComparison:
+    """Two or more audits of the same data.
+
+    Attributes:
+        summaries: what audit.json says of each.
+        comparisons: of the first with each other one.
+        stability: what holds over all of them.
+    """
+
+    summaries: tuple[Mapping[str, Any], ...]
+    comparisons: tuple[Comparison, ...]
+    stability: Stability
+
+
+def stability_of(
+    tables: Sequence[EpsilonTable], train: pd.DataFrame, by: Sequence[str], *, same_settings: bool
+) -> Stability:
+    """Stability of ranks and of the order of groups over two or more runs.
+
+    Args:
+        tables: epsilons of the same examples, in any order.
+        train: rows of the training examples in the order of the first table.
+        by: columns to group by, see `indpriv.partition.partition`.
+        same_settings: whether the runs differ by chance alone.
+    """
+    ids = pd.Index(tables[0].example_ids)
+    epsilons = [table.epsilon[pd.Index(table.example_ids).get_indexer(ids)] for table in tables]
+    pairs = list(itertools.combinations(epsilons, 2))
+    ranks = [spearman(first, second) for first, second in pairs]
+    known = [value for value in ranks if value is not None]
+    spread = np.ptp(np.stack(epsilons), axis=0)
+    return Stability(
+        n_audits=len(tables),
+        same_settings=same_settings,
+        mean_spearman=float(np.mean(known)) if known else None,
+        least_spearman=min(known, default=None),
+        least_top_overlap=min(_overlap(first, second) for first, second in pairs),
+        median_range=float(np.median(spread)),
+        p95_range=float(np.quantile(spread, 0.95)),
+        groups=tuple(_group_order(epsilons, train, column) for column in by),
+    )
+
+
+def _overlap(first: FloatArray, second: FloatArray) -> float:
+    """Share of the most exposed examples of one run that are among those of the other; ties by position."""
+    count = max(1, round(TOP_SHARE * len(first)))
+    tops = [set(np.argsort(-values, kind="stable")[:count].tolist()) for values in (first, second)]
+    return len(tops[0] & tops[1]) / count
+
+
+def _group_order(epsilons: Sequence[FloatArray], train: pd.DataFrame, by: str) -> GroupOrder:
+    groups = partition(train, train.iloc[:0], by)
+    counts = np.bincount(groups.train_codes, minlength=len(groups.names))
+    readable = np.flatnonzero(counts >= MIN_GROUP)
+    means = np.stack(
+        [np.bincount(groups.train_codes, values, len(groups.names))[readable] / counts[readable] for values in epsilons]
+    )
+    names = [groups.names[code] for code in readable.tolist()]
+    above = means[:, :, None] > means[:, None, :]
+    kept = above.all(axis=0)
+    ranks = [spearman(*pair) for pair in itertools.combinations(means, 2)] if len(names) else []
+    return GroupOrder(
+        by=by,
+        n_groups=len(names),
+        worst=tuple(names[int(row.argmax())] for row in means) if names else (),
+        best=tuple(names[int(row.argmin())] for row in means) if names else (),
+        pairs=len(names) * (len(names) - 1) // 2,
+        pairs_kept=int(kept.sum()),
+        least_spearman=min((value for value in ranks if value is not None), default=None),
+    )
