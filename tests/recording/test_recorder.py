@@ -359,6 +359,21 @@ def test_why_norms_are_not_taken_the_fastest_way_is_told(tmp_path):
     assert "DPGRU does not map a tensor to a tensor" in details["memory"]
 
 
+@pytest.mark.parametrize(
+    ("factor", "max_grad_norm", "found"), [(0.5, 0.3, True), (0.5, 50.0, False), (1.0, 0.3, False)]
+)
+def test_norms_that_ghost_mode_takes_too_small_are_found(factor, max_grad_norm, found, tmp_path):
+    """Gradients below max_grad_norm are not scaled, whatever their norm is taken for."""
+    run = make_run(mode="ghost", max_grad_norm=max_grad_norm)
+    plain = run.model.get_norm_sample
+    run.model.get_norm_sample = lambda: factor * plain()
+    record(run, tmp_path / "run")
+    assert failed(tmp_path / "run") == ({"clipping"} if found else set())
+    assert (
+        indpriv.account(NormLog.open(tmp_path / "run"), delta=1e-5).claim_reason.count("ghost mode clipped")
+    ) == found
+
+
 def test_batches_of_another_size_than_drawn_are_found(tmp_path):
     run = make_run(max_grad_norm=5.0)
     other = DataLoader(run.dataset, batch_size=13)
@@ -772,7 +787,9 @@ def test_a_late_first_pass_comes_when_the_policy_says_also_after_resuming(stoppe
             run.step(*next(batches))
     before = NormLog.open(tmp_path / "run")
     assert before.recorded_steps.tolist() == [4][: stopped_at > 4]
-    assert indpriv.account(before, delta=1e-5).claim == "estimate"  # free records alone prove nothing of the other steps
+    assert (
+        indpriv.account(before, delta=1e-5).claim == "estimate"
+    )  # free records alone prove nothing of the other steps
     assert indpriv.account(before, delta=1e-5, between_records="worst_case").claim == "exact"
     log = record(run, tmp_path / "run", epochs=1, every=None, resume_at=stopped_at)
     assert log.recorded_steps.tolist() == [4]
