@@ -18,11 +18,14 @@ INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) 
 demo: $(VENV)/.installed
 	$(BIN)/indpriv demo --output-dir $(DEMO_DIR)
 
+# One process a core, up to four: each takes half a gigabyte.
+PYTEST = $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
+
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-all: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 check: test
 	$(BIN)/ruff check .
