@@ -5,7 +5,6 @@ import math
 
 import mpmath
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution
 from opacus.accountants.analysis import rdp as opacus_rdp
 from scipy import optimize, signal, special, stats
 
@@ -92,32 +91,6 @@ def one_step_delta(relative_norm, noise_multiplier, sample_rate, epsilon, direct
         without = mpmath.ncdf(side * z)  # mass beyond the threshold, where the loss is larger than epsilon
         with_ = (1 - q) * without + q * mpmath.ncdf(side * (z - shift))
         return float(with_ - bound * without if side < 0 else without - bound * with_)
-
-
-def composed_loss(steps, interval):
-    """dp_accounting's discretised loss of a run, always pessimistic: steps are (relative_norm, noise, rate, count)."""
-    composed = None
-    for relative_norm, noise_multiplier, sample_rate, count in steps:
-        part = privacy_loss_distribution.from_gaussian_mechanism(
-            noise_multiplier / relative_norm, sampling_prob=sample_rate, value_discretization_interval=interval
-        ).self_compose(count)
-        composed = part if composed is None else composed.compose(part)
-    return composed
-
-
-def extrapolated(value_of, interval):
-    """Limit for interval 0 of a pessimistic value that errs by its square, and how far the limit may be off.
-
-    Connect-the-dots errs by a multiple of the squared interval once the interval is fine enough: three intervals, each
-    half the last, give two extrapolated values, and the second differs from the limit by less than from the first, but
-    for what the position of epsilon between grid points does: a tenth of what was extrapolated is granted to it.
-    Where differences do not shrink fourfold nothing is known but that the finest value is not too small.
-    """
-    coarse, middle, fine = (value_of(interval * factor) for factor in (4, 2, 1))
-    first, second = (4 * middle - coarse) / 3, (4 * fine - middle) / 3
-    if 3 * abs(middle - fine) <= abs(coarse - middle) <= 5 * abs(middle - fine):
-        return second, abs(second - first) + abs(fine - second) / 10
-    return second, max(abs(second - first), abs(fine))
 
 
 def laws_of_rounded_losses(steps, width):
@@ -234,41 +207,6 @@ def two_step_delta(first, second, epsilon, direction):
         return float(mpmath.quad(integrand, knots, maxdegree=7))
 
 
-def composed_epsilon(steps, delta, n_points=(1 << 12, 1 << 15, 1 << 18)):
-    """Epsilon of a run as dp_accounting's discretisation tends to it, and by how much that may be wrong.
-
-    Tried with as many points as given until the value is good to 1e-5 relative; the surest one counts. Steps are
-    (relative_norm, noise_multiplier, sample_rate, count).
-    """
-    truncated = 4e-15  # what dp_accounting cuts off and rounds, in delta
-    ranges, variances = zip(*(_reach_of_one_step(*step[:3]) for step in steps), strict=True)
-    spread = sum(step[3] * variance for step, variance in zip(steps, variances, strict=True)) ** 0.5
-    span = 16 * spread + max(ranges)
-    best = math.nan, math.inf
-    for largest in n_points:
-        interval, values = span / largest, {}
-        for factor in (4, 2, 1):
-            loss = composed_loss(steps, factor * interval)
-            values[factor] = loss.get_epsilon_for_delta(delta)
-        width = loss.get_epsilon_for_delta(delta - truncated) - loss.get_epsilon_for_delta(delta + truncated)
-        limit, error = extrapolated(values.__getitem__, 1)
-        best = min(best, (limit, error + width), key=lambda found: found[1])
-        if best[1] <= 1e-5 * best[0]:
-            break
-    return best
-
-
-def _reach_of_one_step(relative_norm, noise_multiplier, sample_rate):
-    """How far apart the losses of one step lie, but for 1e-20 of them, and their variance."""
-    shift = relative_norm / noise_multiplier
-    z, width = np.linspace(-12, 12 + shift, 4001, retstep=True)
-    ratio = 1 - sample_rate + sample_rate * np.exp(z * shift - shift**2 / 2)
-    mass = width * np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi) * ratio
-    kept = mass > 1e-20
-    loss, mass = np.log(ratio[kept]), mass[kept]
-    return np.ptp(loss), mass @ (loss - mass @ loss) ** 2
-
-
 def governing_norms_with_free(rows, recorded_steps, entries, total_steps, max_grad_norm, between_records):
     """(total_steps, n_examples) relative norms in effect, from full rows and free entries {(example, step): norm}."""
     max_grad_norm = np.broadcast_to(max_grad_norm, (total_steps,))
@@ -286,3 +224,25 @@ def governing_norms_with_free(rows, recorded_steps, entries, total_steps, max_gr
                 chosen = [taken for taken in known if abs(taken - step) == nearest]
             result[step, example] = min(max(known[taken] for taken in chosen) / max_grad_norm[step], 1.0)
     return result
+
+
+def law_of_sum(shifts, sample_rate):
+    """(2^k,) sums of the sampled ones among k rows, and their probabilities: one entry for each set of rows."""
+    sums, weights = np.zeros(1), np.ones(1)
+    for shift in shifts:
+        sums = np.concatenate([sums, sums + shift])
+        weights = np.concatenate([weights * (1 - sample_rate), weights * sample_rate])
+    return sums, weights
+
+
+def log_moment_of_mixture(sums, weights, power):
+    """Log E_Q[(P/Q)^power] for Q = N(0, 1), P the mixture of N(sum, 1); any real power, by a fine sum in the log domain."""
+    reach = 14 + max(power, 0) * sums.max() + np.sqrt(2 * max(-power, 0) * -np.log(weights[sums == 0].sum()))
+    z = np.arange(-reach, reach, 1 / 16 / max(1.0, np.diff(np.unique(sums)).max(initial=0)))  # f has no zero near the axis
+    log_f = special.logsumexp(np.log(weights) + z[:, None] * sums - sums**2 / 2, axis=1)
+    return special.logsumexp(power * log_f - z**2 / 2) + np.log((z[1] - z[0]) / np.sqrt(2 * np.pi))
+
+
+def unit_divergence(shifts, sample_rate, order):
+    """Rényi divergence of one step of a unit whose rows have these norms over the noise: all sets of its rows."""
+    return log_moment_of_mixture(*law_of_sum(shifts, sample_rate), order) / (order - 1)
