@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from indpriv.analysis.group_rows import MIN_GROUP
 from indpriv.analysis.groups import GroupTable, group_tables
@@ -19,12 +21,29 @@ from indpriv.errors import InputError, PrivacyWarning
 from indpriv.example_table import ExampleTable
 from indpriv.files import read_json, read_parquet, write_atomically, write_json
 from indpriv.report.html import render_html
+from indpriv.report.markdown import render_markdown
+from indpriv.report.pictures import pictures_of
 
-EPSILON, SUMMARY, REPORT = "epsilon.parquet", "audit.json", "report.html"
+EPSILON, SUMMARY, REPORT, MARKDOWN = "epsilon.parquet", "audit.json", "report.html", "audit.md"
 
 
-def write_audit(output_dir: Path, table: EpsilonTable, evidence: Evidence, summary: AuditSummary) -> None:
-    """Write an audit directory; audit.json last, so that a directory with one is whole."""
+def write_audit(
+    output_dir: Path,
+    table: EpsilonTable,
+    evidence: Evidence,
+    summary: AuditSummary,
+    images: NDArray[np.float32] | None = None,
+) -> None:
+    """Write an audit directory; audit.json last, so that a directory with one is whole.
+
+    Args:
+        output_dir: new, or that of an earlier audit.
+        table: epsilons.
+        evidence: of the run.
+        summary: what was found.
+        images: (n_examples, channels, height, width) training inputs, where the report shows those at both ends.
+    """
+    pictures = None if images is None else pictures_of(summary.drivers, images)
     output_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     if output_dir.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         warnings.warn(
@@ -40,7 +59,7 @@ def write_audit(output_dir: Path, table: EpsilonTable, evidence: Evidence, summa
             (output_dir / file).unlink(missing_ok=True)  # of an earlier audit of another run
         else:
             examples.to_parquet(output_dir / file)
-    write_atomically(output_dir / REPORT, render_html(summary).encode("utf-8"))
+    write_atomically(output_dir / REPORT, render_html(summary, pictures).encode("utf-8"))
     write_json(output_dir / SUMMARY, summary.to_json())
 
 

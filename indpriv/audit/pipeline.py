@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from indpriv.accountant import Method
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.free_fidelity import free_fidelity
@@ -16,6 +19,7 @@ from indpriv.audit.run_directory import Evidence, open_run
 from indpriv.errors import InputError
 from indpriv.norm_log import NormLog
 from indpriv.partition import Partition, partition
+from indpriv.report.pictures import check_images
 from indpriv.verify import verify
 
 READING, CHECKING, ACCOUNTING = "reading the log", "checking the evidence", "accounting"
@@ -34,6 +38,7 @@ def audit(
     by: Sequence[str] = (),
     unreadable: str = "refuse",
     seed: int = 0,
+    images: NDArray[np.float32] | None = None,
     progress: Progress | None = None,
 ) -> AuditSummary:
     """Account, analyse and attack a recorded run, and write an audit directory.
@@ -50,6 +55,8 @@ def audit(
             metadata column.
         unreadable: "refuse" a log with damaged or missing records, or count those at "worst_case".
         seed: of the attack's random choices. It is no seed of training.
+        images: (n_examples, channels, height, width) inputs of the training examples, whose ids are positions: the report
+            then shows the most and the least protected ones.
         progress: called as progress(stage, done, total).
 
     Returns:
@@ -61,6 +68,8 @@ def audit(
     """
     path, output_dir = Path(path), Path(output_dir)
     tell = progress or silent
+    if images is not None:
+        check_images(images)
     tell(READING, 0, 1)
     log, evidence = open_run(path, unreadable)
     accounting = Accounting(_delta(delta, evidence.declared), accountant, conversion, between_records, preset)
@@ -94,7 +103,7 @@ def audit(
     )
     tell(ANALYSING, 1, 1)
     tell(WRITING, 0, 1)
-    write_audit(output_dir, table, evidence, summary)
+    write_audit(output_dir, table, evidence, summary, images)
     tell(WRITING, 1, 1)
     return summary
 

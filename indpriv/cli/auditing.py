@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
 
 from indpriv.audit import audit as audit_run
 from indpriv.cli.options import By, Json, check_device, check_folder, progress_bar
 from indpriv.errors import InputError
+from indpriv.files import read_json
 from indpriv.journal import NAME as JOURNAL
 from indpriv.report.terminal import print_audit
 
@@ -40,6 +43,12 @@ def audit(
         str, typer.Option(help="Damaged or missing records: refuse, or count them at worst-case.")
     ] = "refuse",
     seed: Annotated[int, typer.Option(help="Of the attack's random choices; not of training.")] = 0,
+    show_examples: Annotated[
+        bool, typer.Option("--show-examples", help="Put pictures of the most and least protected images in the report.")
+    ] = False,
+    data_dir: Annotated[
+        Path | None, typer.Option(envvar="INDPRIV_DATA", help="For --show-examples: folder of the run's data set.")
+    ] = None,
     spec: Annotated[
         str | None, typer.Option(help="For checkpoints: the AuditSpec, package.module:spec or path/to/file.py:spec.")
     ] = None,
@@ -87,6 +96,7 @@ def audit(
         by=by or [],
         unreadable=unreadable.replace("-", "_"),
         seed=seed,
+        images=_images(path, data_dir) if show_examples else None,
     )
 
 
@@ -101,6 +111,26 @@ def audit_into(path: Path, output_dir: Path, *, quiet: bool, **options: Any) -> 
     console = Console()
     print_audit(summary, console)
     console.print(f"\n[bold]{escape(str(output_dir / 'report.html'))}[/]", soft_wrap=True, highlight=False)
+
+
+def _images(run_dir: Path, data_dir: Path | None) -> NDArray[np.float32]:
+    """Training inputs of a reference run, from the data set that its run.json names, and only where they are the same."""
+    from indpriv.training.datasets import load_dataset
+
+    content = read_json(run_dir / "run.json") if (run_dir / "run.json").is_file() else {}
+    data = content.get("data") if isinstance(content, dict) else None
+    if not isinstance(data, dict) or not isinstance(data.get("dataset"), str):
+        raise InputError(
+            f"--show-examples: {run_dir / 'run.json'} names no data set (data.dataset), and a run holds no examples of its own; "
+            "leave it out, and look examples up by the ids in the report"
+        )
+    dataset = load_dataset(data["dataset"], data_dir)
+    if dataset.fingerprint() != data.get("fingerprint"):
+        raise InputError(
+            f"--show-examples: {data['dataset']} as loaded is not what the run was trained on (another fingerprint: canaries, a "
+            "subset, or another version), so that ids would name other examples; leave it out"
+        )
+    return dataset.train.inputs
 
 
 def _replay(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,13 +50,25 @@ def train(
     canaries: Annotated[
         int, typer.Option(help="Mislabelled training examples that fair coins include, to audit the run by; 0 is none.")
     ] = 0,
+    non_dp_twin: Annotated[
+        bool, typer.Option("--non-dp-twin", help="Also train the same model without DP, to compare attacks with.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Train an audit's model with DP-SGD, record it and save its checkpoints.
 
     Example: indpriv train audits/digits.toml --run-dir runs/digits
     """
-    facts = _train(audit_file, run_dir, seed, data_dir=data_dir, device=device, quiet=as_json, canaries=canaries)
+    facts = _train(
+        audit_file,
+        run_dir,
+        seed,
+        data_dir=data_dir,
+        device=device,
+        quiet=as_json,
+        canaries=canaries,
+        non_dp_twin=non_dp_twin,
+    )
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
 
@@ -69,12 +82,15 @@ def _train(
     device: str,
     quiet: bool,
     canaries: int = 0,
+    non_dp_twin: bool = False,
 ) -> dict[str, Any]:
     from indpriv.training.canaries import train_with_canaries
     from indpriv.training.config import AuditConfig
     from indpriv.training.dp_sgd import train as train_run
 
     config = AuditConfig.from_toml(audit_file)
+    if non_dp_twin:
+        config = replace(config, training=replace(config.training, non_dp_twin=True))
     run_dir = run_dir or Path("runs") / config.name
     check_folder("--run-dir", run_dir)
     check_device(device)

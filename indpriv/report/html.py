@@ -31,6 +31,7 @@ from indpriv.formatting import (
 from indpriv.report.attack_figures import roc_curves
 from indpriv.report.driver_figures import norms_over_training
 from indpriv.report.figures import epsilon_against_loss, epsilon_histogram, fidelity_against_k, group_bars, shown_rows
+from indpriv.report.pictures import Pictures
 
 FALSE_POSITIVE_RATE = 0.01  # at which the verdict says what the guarantee bounds
 VACUOUS = 0.9  # true-positive rate there from which a guarantee is called next to no promise
@@ -64,8 +65,8 @@ class AttackSection:
     skipped: int
 
 
-def render_html(summary: AuditSummary) -> str:
-    """The whole page as text. Every text of the data is escaped; no individual example is in it."""
+def render_html(summary: AuditSummary, pictures: Pictures | None = None) -> str:
+    """The whole page as text. Every text of the data is escaped; no example is in it but those whose pictures are given."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -88,6 +89,7 @@ def render_html(summary: AuditSummary) -> str:
     true_positive = true_positive_bound(worst, summary.guarantee.delta, FALSE_POSITIVE_RATE)
     return environment.get_template("report.html.j2").render(
         audit=summary,
+        pictures=pictures,
         sensitive=SENSITIVE,
         disclaimer=DISCLAIMER,
         meaning=summary.account.describe(),

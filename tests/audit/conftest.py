@@ -15,7 +15,7 @@ def no_extras(monkeypatch):
     monkeypatch.setattr(indpriv.audit.accounting, "COARSER", ())
     monkeypatch.setattr(indpriv.audit.accounting, "RULES", ())
     monkeypatch.setattr(indpriv.audit.accounting, "FIDELITY_EPOCHS", ())
-    monkeypatch.setattr(indpriv.audit.audit_directory, "render_html", lambda summary: summary.name)
+    monkeypatch.setattr(indpriv.audit.audit_directory, "render_html", lambda summary, _pictures: summary.name)
 
 
 @pytest.fixture(scope="package")

@@ -1,0 +1,72 @@
+"""Pictures of the most and the least protected examples, only where somebody asks for them. They are people's data: sensitive."""
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.image import imsave
+from numpy.typing import NDArray
+
+from indpriv.analysis.drivers import Drivers
+from indpriv.errors import InputError
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One example: its id, and a PNG as a data URI, which can stand inside a page."""
+
+    example_id: Any
+    uri: str
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Examples with the largest and with the smallest epsilon, in order."""
+
+    least_protected: tuple[Picture, ...]
+    most_protected: tuple[Picture, ...]
+
+
+def check_images(inputs: NDArray[np.float32]) -> None:
+    """Raise InputError unless inputs is (n_examples, channels, height, width) with one or three channels."""
+    if inputs.ndim != 4 or inputs.shape[1] not in (1, 3):
+        raise InputError(
+            f"examples of shape {inputs.shape[1:]} are no images of one or three channels; leave out --show-examples"
+        )
+
+
+def pictures_of(drivers: Drivers, images: NDArray[np.float32]) -> Pictures:
+    """Draw the examples at both ends.
+
+    Args:
+        drivers: whose ids are positions in images.
+        images: (n_examples, channels, height, width); all are drawn on one scale, the range of those shown.
+
+    Raises:
+        InputError: no images, or ids that are no positions.
+    """
+    check_images(images)
+    ids = [*drivers.least_protected, *drivers.most_protected]
+    strangers = [each for each in ids if not isinstance(each, int) or not 0 <= each < len(images)]
+    if strangers:
+        raise InputError(
+            f"example id {strangers[0]!r} is no position in the {len(images)} images of the data set; leave out --show-examples"
+        )
+    shown = images[np.array(ids, dtype=np.int64)]
+    low, high = float(shown.min(initial=0.0)), float(shown.max(initial=1.0))
+
+    def drawn(chosen: Sequence[Any]) -> tuple[Picture, ...]:
+        return tuple(Picture(each, _png((images[each] - low) / (high - low))) for each in chosen)
+
+    return Pictures(drawn(drivers.least_protected), drawn(drivers.most_protected))
+
+
+def _png(image: NDArray[np.float32]) -> str:
+    """A data URI of an image (channels, height, width) with values in [0, 1]."""
+    buffer = io.BytesIO()
+    pixels = image[0] if len(image) == 1 else np.moveaxis(image, 0, -1)
+    imsave(buffer, np.clip(pixels, 0.0, 1.0), format="png", cmap="gray", vmin=0.0, vmax=1.0)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
