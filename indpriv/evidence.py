@@ -149,6 +149,14 @@ def _check_clipping(evidence: Mapping[str, Any]) -> Check:
             f"{evidence['misclipped_gradients']} of {gradients} gradients were clipped at another max_grad_norm than the "
             "noise of their step was made for: change it between steps only",
         )
+    if underestimated := evidence.get("underestimated_norms", 0):  # logs written before this was counted lack it
+        return Check(
+            name,
+            FAILED,
+            f"ghost mode clipped {underestimated} of {evidence['compared_norms']} gradients by norms smaller than recorded, "
+            "which leaves them above max_grad_norm: the recorder's loss is not training's, or Opacus takes wrong norms of a "
+            "layer; train in hooks mode to find out which",
+        )
     return Check(name, PASSED, f"{gradients} gradients, all clipped at no more than the max_grad_norm of their step")
 
 

@@ -81,6 +81,11 @@ class OpacusRun:
         return float(self._batch_sampler.sample_rate) if self.sampler == "poisson" else self._accountant_rate
 
     @property
+    def is_ghost(self) -> bool:
+        """Whether gradients are scaled by norms that are worked out without them."""
+        return isinstance(self._model, GradSampleModuleFastGradientClipping)
+
+    @property
     def steps_per_epoch(self) -> int:
         """Logical batches an epoch."""
         return len(self._batch_sampler)
@@ -96,7 +101,7 @@ class OpacusRun:
         sample_rate: at which its batch was drawn; default the sampler's rate now.
         """
         max_grad_norm = self.optimizer.max_grad_norm
-        if isinstance(self._model, GradSampleModuleFastGradientClipping) and self._model.max_grad_norm != max_grad_norm:
+        if self.is_ghost and self._model.max_grad_norm != max_grad_norm:
             raise InputError(
                 f"the model clips at max_grad_norm={self._model.max_grad_norm}, the optimizer adds noise for "
                 f"{max_grad_norm}; in ghost mode set both, or the noise is not what the account assumes"
@@ -272,6 +277,7 @@ class OpacusRun:
             "compared_norms": tally.compared,
             "larger_norms": tally.larger,
             "largest_excess": min(tally.largest_excess, 1.0),
+            "underestimated_norms": tally.underestimated,
             "earlier_steps": max(0, self._history_before - self._steps_before),
             "accountant_steps": None if self.accountant is None else self._history_steps() - self._history_before,
             "accountant_settings_match": self._history_matches(),

@@ -8,8 +8,10 @@ settings are read; at the end the final model's losses are taken.
 from __future__ import annotations
 
 import platform
+import secrets
 import time
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from indpriv import checks
-from indpriv.errors import EvidenceError, InputError
+from indpriv.errors import EvidenceError, InputError, PrivacyWarning
 from indpriv.evidence import SEEDED
 from indpriv.example_table import check_metadata
 from indpriv.files import write_json
@@ -80,7 +82,8 @@ class Recorder:
         unit_ids: ArrayLike | None = None,
         unit: str = "example",
         seeded: bool = False,
-        resume_at: int | None = None,
+        resume_at: int | Mapping[str, Any] | None = None,
+        on_write_error: str = "stop",
         run_info: Mapping[str, Any] | None = None,
     ) -> None:
         """Check everything that can be checked before training.
@@ -114,8 +117,10 @@ class Recorder:
             unit_ids: (n,) the person or client each row belongs to.
             unit: "example", "user" or "client".
             seeded: sampling or noise come from a published or reproducible seed: no privacy, and labelled so.
-            resume_at: continue the log in run_dir at this step, the one of the checkpoint that training resumes from;
-                whatever was logged beyond it is void.
+            resume_at: continue the log in run_dir at this step, the one of the checkpoint that training resumes from, or
+                with what `state_dict` gave for that checkpoint; whatever was logged beyond it is void.
+            on_write_error: where the log cannot be written (a full disk), "stop" training, or "continue" it without
+                recording; what was logged before stays, and the log says that it was not closed.
             run_info: what else to keep in run.json, e.g. the training configuration.
 
         Raises:
@@ -154,7 +159,11 @@ class Recorder:
         if test_metadata is not None:
             check_metadata(test_metadata, np.arange(_length(test_set)), "test")
         self._seeded = seeded
-        self._resume_at = resume_at
+        self._resume_from = resume_at if isinstance(resume_at, Mapping) else None
+        self._resume_at = _step_of(resume_at) if isinstance(resume_at, Mapping) else resume_at
+        self._run_id = secrets.token_hex(8)
+        self._on_write_error = checks.check_choice("on_write_error", on_write_error, ("stop", "continue"))
+        self._session: _Session | None = None
         self._run_info = dict(run_info or {})
         self._attached = False
         policy_given = policy is not None or any(choice is not None for choice in choices.values())
@@ -171,6 +180,12 @@ class Recorder:
             return
         checks.check_positive_int("resume_at", self._resume_at, minimum=0)
         state = read_state(self.run_dir)
+        self._run_id = state.header["run"].get("id", "")
+        if self._resume_from is not None and self._resume_from["run"] != self._run_id:
+            raise InputError(
+                f"the checkpoint was saved while another run was recorded than that in {self.run_dir}; pass the run directory "
+                "that belongs to it"
+            )
         if not policy_given and state.header.get("policy"):
             self._policy = RecordingPolicy.from_header(state.header)
         if self._individual_clipping:
@@ -219,16 +234,28 @@ class Recorder:
                     holdout = HoldoutLog(self.run_dir, header, norm_pass, self._test_examples(run))
                 write_json(self.run_dir / "run.json", {**self._run_info, "recorder": dict(header.run)})
                 session = _Session(self, run, examples, norm_pass, writer, header.norm_pass["caveats"], holdout)
+                self._session = session
                 with session.recording():
                     yield self
-                writer.finish(session.evidence())  # before anything else can fail: the run is complete
-                if holdout is not None:
-                    holdout.finish(session.evidence())
-                self._write_examples(run, norm_pass, examples)
+                session.write(session.finish)  # before anything else can fail: the run is complete
+                session.write(lambda: self._write_examples(run, norm_pass, examples))
             finally:
+                self._session = None
                 writer.close()
                 if holdout is not None:
                     holdout.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What to save with a checkpoint, between two steps of an attached block, and to resume with: resume_at=.
+
+        The log is brought up to date first, so that it proves every step of the checkpoint whatever happens next.
+
+        Raises:
+            InputError: the Recorder is not attached.
+        """
+        if self._session is None:
+            raise InputError("the Recorder is not attached; call state_dict() inside the block of attach(...)")
+        return {"step": self._session.bring_up_to_date(), "run": self._run_id}
 
     def _probe_test_set(self, run: OpacusRun, norm_pass: NormPass) -> None:
         """Find out before training whether the final losses of the test set can be taken."""
@@ -272,6 +299,7 @@ class Recorder:
             else {"order": self._filter.order, "rdp_cap": self._filter.rdp_cap},
             run={
                 "optimizer": type(optimizer.original_optimizer).__name__,
+                "id": self._run_id,
                 "clipping": "individual" if self._individual_clipping else "flat",
                 "clip_headroom": self._clip_headroom,
                 "loss_reduction": optimizer.loss_reduction,
@@ -337,6 +365,8 @@ class _Session:
         self._filtered: FilteredClipping | None = None
         if recorder._filter is not None:
             self._filtered = FilteredClipping(recorder._filter, self._clip_levels, len(self._ids))
+        self._stops = recorder._on_write_error == "stop"
+        self._lost = False  # an error of the disk ended the log, and training goes on
         self._training_seconds = self._training_since = 0.0
         self._unlogged: list[StepSetting] = []
         self._exact_rows: list[NDArray[np.float64]] = []
@@ -362,7 +392,37 @@ class _Session:
         finally:  # also on Ctrl-C and errors: the steps that were taken are logged
             unwatch()
             with deferred_interrupts():
-                self._flush()
+                self.write(self._flush)
+
+    def write(self, write: Callable[[], None]) -> None:
+        """Write to disk, unless an error there has ended the log; see `Recorder`, on_write_error."""
+        if self._lost:
+            return
+        try:
+            write()
+        except OSError as error:
+            if self._stops:
+                raise
+            self._lost, self._taken = True, None
+            self._unlogged, self._free, self._exact_rows = [], [], []
+            warnings.warn(
+                f"the log in {self._run_dir} cannot be written ({error}): it ends before step {self._step}, and training goes "
+                "on; later steps are in no account",
+                PrivacyWarning,
+                stacklevel=2,
+            )
+
+    def bring_up_to_date(self) -> int:
+        """Log every step that was taken, and return their number."""
+        with deferred_interrupts():
+            self.write(self._flush)
+        return self._step
+
+    def finish(self) -> None:
+        """Say that the run ended as its loop meant it to."""
+        self._writer.finish(self.evidence())
+        if self._holdout is not None:
+            self._holdout.finish(self.evidence())
 
     def evidence(self) -> dict[str, Any]:
         """What has been counted in this session."""
@@ -404,20 +464,29 @@ class _Session:
         trained = batch.norms.cpu().numpy()
         check_norms(trained, self._ids[batch.positions])  # before a NaN reaches the parameters
         if recorded is not None:
-            self._run.tally.compare(recorded[batch.positions], trained, setting.max_grad_norm)
+            self._run.tally.compare(
+                recorded[batch.positions],
+                trained,
+                setting.max_grad_norm,
+                ghost_slack=self._norm_pass.slack if self._run.is_ghost else None,
+            )
         self._trained = batch.positions, trained * (1 + self._norm_pass.slack)
 
     def _after_step(self, setting: StepSetting) -> None:
         self._training_seconds += time.perf_counter() - self._training_since
         with deferred_interrupts():
-            self._write_taken(setting)
-            self._unlogged.append(setting)
-            if self._policy.free_records:
-                self._free.append(self._trained)
+            if self._clip_levels is not None:
+                self._clip_levels.settle(setting.max_grad_norm)
+            self.write(lambda: self._write_taken(setting))
+            if not self._lost:
+                self._unlogged.append(setting)
+                if self._policy.free_records:
+                    self._free.append(self._trained)
             self._step += 1
             if self._policy.due(self._step) or len(self._unlogged) >= _FLUSH:
-                self._flush()
-        self._take()
+                self.write(self._flush)
+        if not self._lost:
+            self._take()
         self._training_since = time.perf_counter()
 
     def _take(self) -> None:
@@ -439,8 +508,6 @@ class _Session:
         if taken is None:
             return
         if taken.everybody is not None:
-            if self._clip_levels is not None:
-                self._clip_levels.settle(setting.max_grad_norm)
             self._writer.record(
                 self._step,
                 with_headroom(taken.everybody, self._clip_headroom, setting.max_grad_norm),
@@ -469,13 +536,14 @@ class _Session:
             positions, steps = self._filtered.newly_left_out()
             if len(positions):
                 self._writer.left_out(first, len(self._unlogged), positions, steps)
+                self._filtered.logged()
         evidence = self.evidence()
-        for setting, count in _runs(self._unlogged):
+        for setting, count in list(_runs(self._unlogged)):
             self._writer.steps(first, count, **vars(setting), evidence=evidence)
             if self._holdout is not None:
                 self._holdout.steps(first, count, setting, evidence)
             first += count
-        self._unlogged.clear()
+            del self._unlogged[:count]  # one by one: what fails after this line must not be logged twice
 
 
 @dataclass(frozen=True)
@@ -499,6 +567,13 @@ def _policy(policy: RecordingPolicy | None, choices: Mapping[str, Any]) -> Recor
             "of them"
         )
     return policy
+
+
+def _step_of(state: Mapping[str, Any]) -> int:
+    """The step of a checkpoint's state; InputError where it is not what `Recorder.state_dict` gave."""
+    if set(state) != {"step", "run"} or not isinstance(state["run"], str):
+        raise InputError(f"resume_at has {sorted(map(str, state))}; pass a step, or what Recorder.state_dict() gave")
+    return checks.check_positive_int("resume_at", state["step"], minimum=0)
 
 
 def _runs(settings: list[StepSetting]) -> Iterator[tuple[StepSetting, int]]:

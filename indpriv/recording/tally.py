@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 # Training and the norm pass run the same arithmetic in another order; a norm beyond this share of max_grad_norm is another.
 _SAME_NORM = 1e-5
+_SAME_GHOST_NORM = 0.01  # beyond what the pass's slack allows for, norms that are no rounding of one another
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Tally:
 
     participations: (n_examples,) how often each example was drawn. An epoch is one pass of the batch sampler.
     compared, larger, largest_excess: gradient norms that training clipped, held against the recorded ones.
+    underestimated: gradients above max_grad_norm that ghost mode clipped by too small a norm, so that they stay above it.
     unmatched_steps: steps whose physical batches together were not of the size that was drawn.
     gradients: those that entered steps; misclipped: clipped under another max_grad_norm than the noise of their step;
     at_levels: clipped at the level of the very example that the batch has there (individual clipping).
@@ -47,6 +49,7 @@ class Tally:
     compared: int = 0
     larger: int = 0
     largest_excess: float = 0.0
+    underestimated: int = 0
     settings: Counter[float] = field(default_factory=Counter)
     _epoch_draws: int = 0
     _epoch_steps: int = 0
@@ -95,10 +98,24 @@ class Tally:
         self._epoch_steps += 1
         self.settings[setting.noise_multiplier] += 1
 
-    def compare(self, recorded: NDArray[np.float64], trained: NDArray[np.float64], max_grad_norm: float) -> None:
-        """Hold norms that training clipped against the recorded norms of the same examples, (n,) each."""
+    def compare(
+        self,
+        recorded: NDArray[np.float64],
+        trained: NDArray[np.float64],
+        max_grad_norm: float,
+        *,
+        ghost_slack: float | None = None,
+    ) -> None:
+        """Hold norms that training clipped against the recorded norms of the same examples, (n,) each.
+
+        In ghost mode training never has the gradients themselves: they are scaled by max_grad_norm over a norm that is
+        worked out beside them. ghost_slack is then the slack within recorded; None in other modes.
+        """
         excess = np.minimum(trained, max_grad_norm) - np.minimum(recorded, max_grad_norm)
         self.compared += len(excess)
+        if ghost_slack is not None:
+            left = recorded * np.minimum(1.0, max_grad_norm / np.maximum(trained, 1e-300))
+            self.underestimated += int((left > max_grad_norm * (1 + 2 * ghost_slack + _SAME_GHOST_NORM)).sum())
         self.larger += int((excess > _SAME_NORM * max_grad_norm).sum())
         self.largest_excess = max(self.largest_excess, float(excess.max(initial=0.0)) / max_grad_norm)
 

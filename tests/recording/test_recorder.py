@@ -364,14 +364,13 @@ def test_why_norms_are_not_taken_the_fastest_way_is_told(tmp_path):
 )
 def test_norms_that_ghost_mode_takes_too_small_are_found(factor, max_grad_norm, found, tmp_path):
     """Gradients below max_grad_norm are not scaled, whatever their norm is taken for."""
-    run = make_run(mode="ghost", max_grad_norm=max_grad_norm)
+    run = make_run(mode="ghost", max_grad_norm=max_grad_norm, noise_multiplier=0.01)
     plain = run.model.get_norm_sample
     run.model.get_norm_sample = lambda: factor * plain()
     record(run, tmp_path / "run")
     assert failed(tmp_path / "run") == ({"clipping"} if found else set())
-    assert (
-        indpriv.account(NormLog.open(tmp_path / "run"), delta=1e-5).claim_reason.count("ghost mode clipped")
-    ) == found
+    reason = indpriv.account(NormLog.open(tmp_path / "run"), delta=1e-5).claim_reason
+    assert ("Ghost mode clipped" in reason) == found
 
 
 def test_batches_of_another_size_than_drawn_are_found(tmp_path):
