@@ -60,6 +60,7 @@ def write_audit(
         else:
             examples.to_parquet(output_dir / file)
     write_atomically(output_dir / REPORT, render_html(summary, pictures).encode("utf-8"))
+    write_atomically(output_dir / MARKDOWN, render_markdown(summary).encode("utf-8", "replace"))
     write_json(output_dir / SUMMARY, summary.to_json())
 
 

@@ -64,7 +64,7 @@ def audit(
     processes: Annotated[int, typer.Option(help="Checkpoints to work on at a time.", rich_help_panel=REPLAY)] = 1,
     as_json: Json = False,
 ) -> None:
-    """Account, analyse and attack a run, recorded or replayed; write epsilon.parquet, audit.json and report.html.
+    """Account, analyse and attack a run, recorded or replayed; write epsilon.parquet, audit.json, audit.md and report.html.
 
     Example: indpriv audit runs/adult --output-dir reports/adult --by race --by sex
 

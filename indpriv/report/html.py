@@ -1,7 +1,6 @@
 """The report of an audit as one self-contained HTML page: no script, no request to anywhere. Sensitive."""
 
 import json
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from indpriv.analysis.attack_measures import MIN_TRIALS
 from indpriv.analysis.empirical import AttackRow, ThresholdAttack
 from indpriv.analysis.group_rows import MIN_GROUP, GroupRow
 from indpriv.analysis.groups import GroupTable
-from indpriv.analysis.guarantee import true_positive_bound
 from indpriv.analysis.resampling import Interval
 from indpriv.analysis.summary import SENSITIVE, AuditSummary
 from indpriv.epsilon_table import DISCLAIMER
@@ -32,9 +30,8 @@ from indpriv.report.attack_figures import roc_curves
 from indpriv.report.driver_figures import norms_over_training
 from indpriv.report.figures import epsilon_against_loss, epsilon_histogram, fidelity_against_k, group_bars, shown_rows
 from indpriv.report.pictures import Pictures
+from indpriv.report.verdict import verdict
 
-FALSE_POSITIVE_RATE = 0.01  # at which the verdict says what the guarantee bounds
-VACUOUS = 0.9  # true-positive rate there from which a guarantee is called next to no promise
 _TABLE_ROWS = 40  # rows of one group table on the page; audit.json has all
 
 
@@ -86,7 +83,6 @@ def render_html(summary: AuditSummary, pictures: Pictures | None = None) -> str:
         tojson_text=_indented,
     )
     worst = summary.guarantee.worst_case_epsilon
-    true_positive = true_positive_bound(worst, summary.guarantee.delta, FALSE_POSITIVE_RATE)
     return environment.get_template("report.html.j2").render(
         audit=summary,
         pictures=pictures,
@@ -95,10 +91,7 @@ def render_html(summary: AuditSummary, pictures: Pictures | None = None) -> str:
         meaning=summary.account.describe(),
         min_group=MIN_GROUP,
         min_trials=MIN_TRIALS,
-        odds=_odds(worst),
-        true_positive=_share_up(true_positive),
-        vacuous=true_positive >= VACUOUS,
-        false_positive=format_share(FALSE_POSITIVE_RATE),
+        verdict=verdict(summary),
         edges=format_edges(summary.individual.edges),
         histogram=Markup(epsilon_histogram(summary.individual, worst)),
         drivers_figure=Markup(norms_over_training(summary.drivers)),
@@ -125,26 +118,14 @@ def _indented(value: object) -> str:
 
 
 def _unbroken(text: str) -> Markup:
-    """Escaped text in which no line breaks inside a number such as 1e-5."""
+    """Escaped text in which no line breaks inside a number such as 1e-5, or before a per cent sign."""
+    text = re.sub(r"(\d) %", "\\1\u00a0%", text)
     return Markup(re.sub(r"\d[\d.]*e-\d+", r'<span class="nb">\g<0></span>', str(escape(text))))
 
 
 def _share(value: float | None, digits: int = 0) -> str:
     """A share that no line breaks."""
     return format_share(value, digits).replace(" ", "\u00a0")
-
-
-def _share_up(value: float) -> str:
-    """A share as per cent, rounded up: a bound is never shown smaller than it is."""
-    return f"{math.ceil(value * 1000 * (1 - 1e-9)) / 10:.1f}\u00a0%"
-
-
-def _odds(epsilon: float) -> str:
-    """E to the epsilon, rounded up, as people read it."""
-    if epsilon > 30:
-        return f"10^{math.ceil(epsilon / math.log(10))}"
-    factor = math.exp(epsilon)
-    return f"{math.ceil(factor * 10) / 10:.1f}" if factor < 100 else f"{math.ceil(factor):,}"
 
 
 def _group_section(table: GroupTable, worst_case_epsilon: float, index: int) -> GroupSection:

@@ -217,7 +217,7 @@ def test_a_huge_epsilon_reads_well(summary):
 def test_a_large_delta_withholds_the_sentence(summary):
     large = replace(summary.guarantee, delta=0.01, delta_times_n=2.4)
     text = Page(render_html(replace(summary, guarantee=large, groups=(), attacks=(), loss=None, fidelity=()))).text
-    assert "Delta is too large : 0.01 is at least 1/n (delta times n is 2.4)" in text
+    assert "Delta is too large: 0.01 is at least 1/n (delta times n is 2.4)" in text
     assert large.statement not in text
     assert "This sentence, and the settings" not in text
     assert "Guarantee: worst-case epsilon" not in text
