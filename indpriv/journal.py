@@ -1,5 +1,6 @@
 """An append-only journal of JSON lines in a hash chain: a line that was changed, lost or reordered is found."""
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -98,12 +99,15 @@ class JournalWriter:
         chain = _link(self._chain, body)
         line = json.dumps({**body, "chain": chain}, sort_keys=True, separators=(",", ":"), allow_nan=False)
         data = f"{line}\n".encode()
-        written = os.write(self._descriptor, data)
-        if written != len(data):
-            raise EvidenceError(
-                f"{self._run_dir / NAME}: only {written} of {len(data)} bytes were written; is the disk full?"
-            )
-        os.fsync(self._descriptor)
+        end = os.fstat(self._descriptor).st_size
+        try:
+            written = os.write(self._descriptor, data)
+            if written != len(data):
+                raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes were written", str(self._run_dir / NAME))
+            os.fsync(self._descriptor)
+        except OSError:
+            os.ftruncate(self._descriptor, end)  # a torn line in the middle would spoil all that follows
+            raise
         self._chain, self._seq = chain, self._seq + 1
 
     def close(self) -> None:

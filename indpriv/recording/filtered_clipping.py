@@ -96,11 +96,14 @@ class FilteredClipping:
         return present * self._levels.thresholds(positions, max_grad_norm)
 
     def newly_left_out(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Positions and steps (n,) of who was left out since this was last asked."""
-        newly, self._newly = self._newly, []
-        positions = [found for _, found in newly]
-        steps = [np.full(len(found), step) for step, found in newly]
+        """Positions and steps (n,) of who was left out and is not logged yet."""
+        positions = [found for _, found in self._newly]
+        steps = [np.full(len(found), step) for step, found in self._newly]
         return np.concatenate([*positions, self._everybody[:0]]), np.concatenate([*steps, self._everybody[:0]])
+
+    def logged(self) -> None:
+        """Who was left out up to now is in the log."""
+        self._newly = []
 
     def _charges_of(self, setting: StepSetting) -> NDArray[np.float64]:
         """(n_examples,) of one step; computed anew where the setting or the levels have changed."""
