@@ -22,6 +22,8 @@ DISCLAIMER = (
 
 FloatArray = NDArray[np.float64]
 
+_UNIT_DETAILS = ("n_rows", "unit_worst_case")
+
 
 @dataclass(frozen=True)
 class Account:
@@ -30,7 +32,8 @@ class Account:
     delta, unit, neighbouring and sampler define it; accountant, conversion, between_records, rounding and
     rounding_mode say how it was computed (rounding is a fraction of max_grad_norm, 0 is none); recorded_share is the
     share of the total_steps that have a record. privacy_filter says what caps everybody's epsilon, "" where nothing but
-    max_grad_norm does.
+    max_grad_norm does. rows_per_unit is None where each row is a unit, else the most rows that one unit has: the rows of
+    a unit were accounted together, and the worst case is that of so many rows.
     """
 
     delta: float
@@ -45,18 +48,30 @@ class Account:
     total_steps: int
     recorded_share: float
     privacy_filter: str = ""
+    rows_per_unit: int | None = None
 
     @property
     def guaranteed_by(self) -> str:
         """What the worst case rests on."""
         return self.privacy_filter or f"{self.accountant.upper()} accountant"
 
+    @property
+    def one_unit(self) -> str:
+        """The unit of privacy, with the number of rows that the worst case counts for it."""
+        rows = self.rows_per_unit or 1
+        return self.unit if rows == 1 else f"{self.unit} of at most {rows:,} rows"
+
+    @property
+    def id_column(self) -> str:
+        """What the ids of a table are: "example_id", or "unit_id" where rows were accounted together."""
+        return "example_id" if self.rows_per_unit is None else "unit_id"
+
     def describe(self) -> str:
         """One line that no epsilon appears without."""
         relation = self.neighbouring.replace("_", "/")
         sampler = self.sampler.replace("poisson", "Poisson")
         return (
-            f"delta {format_delta(self.delta)}, {relation} one {self.unit}, {sampler} sampling, "
+            f"delta {format_delta(self.delta)}, {relation} one {self.one_unit}, {sampler} sampling, "
             f"{self.accountant.upper()} accountant"
         )
 
@@ -66,12 +81,14 @@ class EpsilonTable:
     """Output-specific epsilon of every example.
 
     Attributes:
-        example_ids: (n_examples,).
+        example_ids: (n_examples,); those of units, one row a unit, where account.rows_per_unit says so.
         epsilon, epsilon_lower, epsilon_upper: (n_examples,); the bracket covers numerical error only; RDP's lower is 0.
-        worst_case_epsilon: of an example at max_grad_norm in every step: the run's guarantee.
+        worst_case_epsilon: of an example at max_grad_norm in every step, or at the cap of the run's privacy filter where
+            that is less: the run's guarantee.
         claim: "exact" (never too small for this trajectory) or "estimate"; claim_reason says why.
         account: delta, unit, neighbouring relation, sampler and method.
-        details: further columns of the accountant, each (n_examples,), e.g. the Rényi order that was best.
+        details: further columns of the accountant, each (n_examples,), e.g. the Rényi order that was best; of units n_rows,
+            and unit_worst_case, that of so many rows.
     """
 
     example_ids: NDArray[np.generic]
@@ -103,8 +120,9 @@ class EpsilonTable:
 
     @property
     def at_worst_case(self) -> NDArray[np.bool_]:
-        """(n_examples,) whether the example reached the worst case (it was clipped in every step)."""
-        return self.epsilon >= self.worst_case_epsilon * (1 - 1e-9)
+        """(n_examples,) whether the example, or every row of the unit, reached its worst case: clipped in every step."""
+        worst = self.details.get("unit_worst_case", np.float64(self.worst_case_epsilon))
+        return np.asarray(self.epsilon >= worst.astype(np.float64) * (1 - 1e-9))
 
     def take(self, kept: NDArray[np.bool_]) -> "EpsilonTable":
         """The table of some of its examples, by a mask (n_examples,)."""
@@ -118,13 +136,13 @@ class EpsilonTable:
         )
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per example: example_id, epsilon, epsilon_lower, epsilon_upper and the accountant's details.
+        """One row per example (or unit): example_id (or unit_id), epsilon, epsilon_lower, epsilon_upper and the accountant's details.
 
         What the numbers mean stands in `.attrs` (claim, delta, unit, neighbouring relation, sampler, disclaimer).
         """
         frame = pd.DataFrame(
             {
-                "example_id": self.example_ids,
+                self.account.id_column: self.example_ids,
                 "epsilon": self.epsilon,
                 "epsilon_lower": self.epsilon_lower,
                 "epsilon_upper": self.epsilon_upper,
@@ -161,13 +179,16 @@ class EpsilonTable:
         missing = {"worst_case_epsilon", "claim", "claim_reason", "account"} - set(frame.attrs)
         if missing:
             raise InputError(f"this epsilon table lacks {', '.join(sorted(missing))}; it was not written by indpriv")
+        account = Account(**frame.attrs["account"])
+        kept = [name for name in _UNIT_DETAILS if name in frame]
         return cls(
-            example_ids=frame["example_id"].to_numpy(),
+            example_ids=frame[account.id_column].to_numpy(),
             epsilon=frame["epsilon"].to_numpy(np.float64),
             epsilon_lower=frame["epsilon_lower"].to_numpy(np.float64),
             epsilon_upper=frame["epsilon_upper"].to_numpy(np.float64),
             worst_case_epsilon=float(frame.attrs["worst_case_epsilon"]),
             claim=frame.attrs["claim"],
             claim_reason=frame.attrs["claim_reason"],
-            account=Account(**frame.attrs["account"]),
+            account=account,
+            details={name: frame[name].to_numpy() for name in kept},
         )

@@ -238,7 +238,9 @@ def law_of_sum(shifts, sample_rate):
 def log_moment_of_mixture(sums, weights, power):
     """Log E_Q[(P/Q)^power] for Q = N(0, 1), P the mixture of N(sum, 1); any real power, by a fine sum in the log domain."""
     reach = 14 + max(power, 0) * sums.max() + np.sqrt(2 * max(-power, 0) * -np.log(weights[sums == 0].sum()))
-    z = np.arange(-reach, reach, 1 / 16 / max(1.0, np.diff(np.unique(sums)).max(initial=0)))  # f has no zero near the axis
+    z = np.arange(
+        -reach, reach, 1 / 16 / max(1.0, np.diff(np.unique(sums)).max(initial=0))
+    )  # f has no zero near the axis
     log_f = special.logsumexp(np.log(weights) + z[:, None] * sums - sums**2 / 2, axis=1)
     return special.logsumexp(power * log_f - z**2 / 2) + np.log((z[1] - z[0]) / np.sqrt(2 * np.pi))
 

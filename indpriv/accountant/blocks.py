@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,11 @@ _ENTRY_BYTES = 16  # of a free entry, at most
 
 Result = TypeVar("Result")
 Progress = Callable[[int, int], None]
+
+
+def threads(workers: int | None) -> int:
+    """Number of threads: one for each core, or as asked; InputError where that is none."""
+    return n_cores() if workers is None else checks.check_positive_int("workers", workers)
 
 
 def in_blocks(
@@ -45,8 +50,13 @@ def in_blocks(
     """
     stop = log.n_examples if stop is None else checks.check_positive_int("stop", stop, minimum=0)
     start = checks.check_positive_int("start", start, minimum=0)
-    n_threads = n_cores() if workers is None else checks.check_positive_int("workers", workers)
+    n_threads = threads(workers)
     tasks = _tasks(log, start, min(stop, log.n_examples), size)
+    yield from in_order(work, tasks, n_threads)
+
+
+def in_order(work: Callable[..., Result], tasks: Iterator[tuple[Any, ...]], n_threads: int) -> Iterator[Result]:
+    """Yield the results of work(*task) in the order of the tasks, which are drawn here, a few ahead of their turn."""
     if n_threads == 1:
         yield from (work(*task) for task in tasks)
         return

@@ -8,10 +8,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from indpriv.accountant.blocks import Progress
+from indpriv.accountant.claims import ESTIMATE, claim_of
 from indpriv.accountant.method import Method
-from indpriv.accountant.prepared import PreparedAccount, PreparedLog, WorstCase
+from indpriv.accountant.prepared import PreparedAccount, PreparedLog, WorstCase, account_of
 from indpriv.accountant.privacy_filter import under_filter
 from indpriv.accountant.rdp_epsilon import RdpAccountant
+from indpriv.accountant.units import Units, check_method, several_rows, worst_cases
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.levels import Levels
@@ -52,14 +54,18 @@ def account(
         rdp_epsilon; norms without rounding, and steps under thousands of settings, are rounded up for it by at most 0.5
         percent (its lower end: down), and by about 1 percent, like sample rates, where both occur with very many rates.
 
+        Where the log's unit is not the example and it has unit_ids, one row a unit, whose rows are accounted together
+        (see `units`): details n_rows and unit_worst_case, that of so many clipped rows; worst_case_epsilon is that of the
+        unit with the most rows.
+
         Of a run under a privacy filter, worst_case_epsilon is what its cap guarantees everybody, where that is less than
         the worst case without it, and left_out_at is the step from which an example was left out, or -1.
 
     Raises:
-        InputError: a bad argument, units of several rows, or a log that does not fit the preset.
+        InputError: a bad argument, a log that does not fit the preset, or units of several rows with "pld".
 
     Warns:
-        PrivacyWarning: delta is at least 1 / n_examples.
+        PrivacyWarning: delta is at least 1 / n_examples, or unit is "example" although rows share a unit.
 
     >>> import numpy as np
     >>> from indpriv import NormLog, account
@@ -79,7 +85,71 @@ def account(
         orders=orders,
         preset=preset,
     )
-    return under_filter(table_of(prepare_account(log, method), progress=progress, workers=workers), log)
+    return table_for(log, method, progress=progress, workers=workers)
+
+
+def table_for(
+    log: NormLog, method: Method, *, progress: Progress | None = None, workers: int | None = None
+) -> EpsilonTable:
+    """The account of a log, by example or by unit; as `indpriv.account`."""
+    units = Units.of(log)
+    if units is None:
+        return under_filter(table_of(prepare_account(log, method), progress=progress, workers=workers), log)
+    if len(units) == log.n_examples:
+        rows = replace(log, example_ids=units.ids, unit_ids=None)
+        table = under_filter(table_of(prepare_account(rows, method), progress=progress, workers=workers), rows)
+        return replace(table, account=replace(table.account, rows_per_unit=1))
+    return _of_units(replace(log, filtered=None), units, method, progress, workers)  # a filter caps rows, not people
+
+
+def worst_case_epsilon(log: NormLog, method: Method) -> float:
+    """What the settings of a run guarantee to everybody: to the unit with the most rows."""
+    units = Units.of(log)
+    if units is None or len(units) == log.n_examples:
+        return WorstCase.of(log, method).epsilon
+    check_method(method, log.unit)
+    return float(worst_cases(log, method, units.n_rows.max(keepdims=True))[0])
+
+
+def _of_units(
+    log: NormLog, units: Units, method: Method, progress: Progress | None, workers: int | None
+) -> EpsilonTable:
+    """The account of units, some of several rows; those of one row are examples like any other."""
+    check_method(method, log.unit)
+    log = _as_yu2023(log) if method.preset == "yu2023" else log
+    one = units.n_rows == 1
+    single = replace(log.take(units.positions[np.repeat(one, units.n_rows)]), example_ids=units.ids[one], unit_ids=None)
+    alone = table_of(prepare_account(single, method), workers=workers) if one.any() else None
+    found = several_rows(log, units.take(~one), method, progress=progress, workers=workers)
+    n_rows, size = np.unique(units.n_rows, return_inverse=True)
+    worst = worst_cases(log, method, n_rows)[size]
+    epsilon, order, boundary = np.empty(len(units)), np.empty(len(units)), np.empty(len(units), dtype=bool)
+    # The divergence grows with every norm, so the worst case of its number of rows bounds a unit.
+    epsilon[~one] = np.minimum(found.epsilon, worst[~one])
+    order[~one], boundary[~one] = found.best_order, found.order_at_boundary
+    if alone is not None:
+        worst[one] = alone.worst_case_epsilon
+        epsilon[one], order[one] = alone.epsilon, alone.details["best_order"]
+        boundary[one] = alone.details["order_at_boundary"]
+    claim, reason = claim_of(replace(log, free=None), method.between_records)
+    if alone is not None and alone.claim == ESTIMATE:
+        claim, reason = alone.claim, alone.claim_reason
+    return EpsilonTable(
+        example_ids=units.ids,
+        epsilon=epsilon,
+        epsilon_lower=np.zeros(len(units)),
+        epsilon_upper=epsilon,
+        worst_case_epsilon=float(worst.max()),
+        claim=claim,
+        claim_reason=reason,
+        account=replace(account_of(log, method), rows_per_unit=int(n_rows[-1])),
+        details={
+            "n_rows": units.n_rows,
+            "unit_worst_case": worst,
+            "best_order": order,
+            "order_at_boundary": boundary,
+        },
+    )
 
 
 def prepare_account(log: NormLog, method: Method) -> PreparedAccount:

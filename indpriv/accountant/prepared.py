@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from indpriv.accountant.blocks import in_blocks
@@ -60,26 +61,14 @@ class PreparedLog:
                 f"delta={method.delta:g} is at least 1/n = {1 / log.n_examples:g}: it would allow publishing a random "
                 "example in full; pass a delta well below 1/n",
                 PrivacyWarning,
-                stacklevel=4,  # whoever called the public function that called what called this
+                stacklevel=5,  # whoever called the public function that called what called this
             )
         if not uses_free_records(log, method.between_records):
             log = replace(log, free=None)
         governing = governing_of(log, method.between_records)
         cells = cells_of(governing)
         claim, reason = claim_of(log, method.between_records)
-        account = Account(
-            delta=method.delta,
-            unit=log.unit,
-            neighbouring=log.neighbouring,
-            sampler=log.sampler,
-            accountant=method.accountant,
-            conversion=method.conversion,
-            between_records=method.between_records,
-            rounding=0.0 if log.levels is None else log.levels.rounding,
-            rounding_mode="none" if log.levels is None else log.levels.rounding_mode,
-            total_steps=log.total_steps,
-            recorded_share=log.coverage,
-        )
+        account = account_of(log, method)
         whole = () if method.accountant == "rdp" else whole_cells_of(governing, cells)
         return cls(log, governing, cells, whole, claim, reason, account)
 
@@ -94,16 +83,42 @@ class PreparedLog:
         )
 
 
+def account_of(log: NormLog, method: Method) -> Account:
+    """What an epsilon of this log by this method means."""
+    return Account(
+        delta=method.delta,
+        unit=log.unit,
+        neighbouring=log.neighbouring,
+        sampler=log.sampler,
+        accountant=method.accountant,
+        conversion=method.conversion,
+        between_records=method.between_records,
+        rounding=0.0 if log.levels is None else log.levels.rounding,
+        rounding_mode="none" if log.levels is None else log.levels.rounding_mode,
+        total_steps=log.total_steps,
+        recorded_share=log.coverage,
+    )
+
+
 def _check_units(log: NormLog) -> None:
-    if log.unit_ids is None or log.unit == "example":
+    """Refuse units of several rows, which only `indpriv.account` takes together; warn where rows share people."""
+    if log.unit_ids is None:
         return
-    n_units = len(np.unique(log.unit_ids))
-    if n_units < log.n_examples:
-        raise InputError(
-            f'unit="{log.unit}" has {n_units} units for {log.n_examples} rows: several rows of one {log.unit} cannot be '
-            'accounted yet, and adding up their epsilons is no bound; account rows with unit="example", or record one '
-            f"gradient for each {log.unit}"
+    n_units = len(pd.unique(log.unit_ids))
+    if n_units == log.n_examples:
+        return
+    if log.unit == "example":
+        warnings.warn(
+            f'unit="example", but the {log.n_examples} rows belong to {n_units} units (unit_ids): each epsilon is of one row, '
+            'and a person with several rows has more; declare unit="user" for the epsilon of people',
+            PrivacyWarning,
+            stacklevel=6,
         )
+        return
+    raise InputError(
+        f'unit="{log.unit}" has {n_units} units for {log.n_examples} rows: only indpriv.account takes several rows of one '
+        f'{log.unit} together; account rows with unit="example"'
+    )
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from indpriv import checks
 from indpriv.accountant.claims import ESTIMATE
 from indpriv.accountant.method import Method
-from indpriv.accountant.per_example import prepare_account, table_of
-from indpriv.accountant.prepared import WorstCase
+from indpriv.accountant.per_example import table_for, worst_case_epsilon
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log import NormLog, StepSettings
@@ -94,7 +93,7 @@ def account_if(
     if noise_multiplier is not None:
         log = _with_noise(log, checks.check_noise_multiplier(noise_multiplier))
         assumptions.append(GRADIENTS_FIXED)
-    table = table_of(prepare_account(log, method))
+    table = table_for(log, method)
     if noise_multiplier is not None:
         reason = f"{GRADIENTS_FIXED[0].upper()}{GRADIENTS_FIXED[1:]}."
         reason = reason if table.claim != ESTIMATE else f"{reason} {table.claim_reason}"
@@ -117,7 +116,7 @@ def noise_for_worst_case(log: NormLog, target_epsilon: float, method: Method) ->
     """
 
     def reached(scale: float) -> float:
-        return WorstCase.of(_scaled(log, scale), method).epsilon
+        return worst_case_epsilon(_scaled(log, scale), method)
 
     scale, epsilon = _smallest_scale(reached, _checked_target(target_epsilon))
     return Calibration(
@@ -148,7 +147,7 @@ def noise_for_quantile(log: NormLog, target_epsilon: float, method: Method, *, q
     tables: dict[float, EpsilonTable] = {}
 
     def reached(scale: float) -> float:
-        tables[scale] = table_of(prepare_account(_scaled(log, scale), method))
+        tables[scale] = table_for(_scaled(log, scale), method)
         return float(np.quantile(tables[scale].epsilon, quantile, method="higher"))
 
     scale, epsilon = _smallest_scale(reached, _checked_target(target_epsilon))

@@ -54,8 +54,8 @@ def _what(run: RunFacts, account: Account, guarantee: Guarantee) -> list[Disclos
     units = f"; {run.n_units:,} distinct units" if run.n_units is not None else ""
     too_large = guarantee.delta_times_n >= 1
     return [
-        Disclosure("Unit of privacy", f"one {account.unit}", DECLARED),
-        Disclosure("Neighbouring relation", f"{account.neighbouring.replace('_', '/')} one {account.unit}", DECLARED),
+        Disclosure("Unit of privacy", f"one {account.one_unit}", DECLARED),
+        Disclosure("Neighbouring relation", f"{account.neighbouring.replace('_', '/')} one {account.one_unit}", DECLARED),
         _released(run, guarantee),
         Disclosure(
             "Trust model",

@@ -84,11 +84,11 @@ def _statement(table: EpsilonTable, status: str) -> str:
     if status == UNPROVEN:
         return (
             "No guarantee is proven for this run. Had every assumption held, all its model states together would satisfy "
-            f"differential privacy with {bound} ({relation} one {account.unit}, Poisson sampling, "
+            f"differential privacy with {bound} ({relation} one {account.one_unit}, Poisson sampling, "
             f"{account.guaranteed_by})."
         )
     return (
         "All model states of this training run together, every checkpoint and the final model, satisfy differential "
-        f"privacy with {bound} ({relation} one {account.unit}, Poisson sampling, "
+        f"privacy with {bound} ({relation} one {account.one_unit}, Poisson sampling, "
         f"{account.guaranteed_by})."
     )

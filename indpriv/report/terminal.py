@@ -127,7 +127,7 @@ def _guarantee_lines(summary: AuditSummary) -> list[str | Text]:
     relation = account.neighbouring.replace("_", "/")
     value = (
         f"worst-case epsilon {format_epsilon(guarantee.worst_case_epsilon)} (delta {format_delta(guarantee.delta)}, "
-        f"{relation} one {account.unit}, Poisson sampling, {account.guaranteed_by}; covers all checkpoints)"
+        f"{relation} one {account.one_unit}, Poisson sampling, {account.guaranteed_by}; covers all checkpoints)"
     )
     if guarantee.status in ("supported", "declared"):
         lines: list[str | Text] = [value]

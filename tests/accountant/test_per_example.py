@@ -210,14 +210,6 @@ def test_next_to_no_noise_is_refused(rate):
         account(log, delta=1e-5)
 
 
-def test_units_of_several_rows_are_refused_and_of_one_row_accepted():
-    norms, users = [[0.3, 0.4]], {"unit": "user"}
-    with pytest.raises(InputError, match="1 units for 2 rows"):
-        account(NormLog.from_arrays(norms, [0], unit_ids=["a", "a"], **users, **CIFAR), delta=1e-5)
-    table = account(NormLog.from_arrays(norms, [0], unit_ids=["a", "b"], **users, **CIFAR), delta=1e-5)
-    assert table.account.unit == "user"
-
-
 def test_a_delta_of_one_over_n_is_warned_about():
     log = NormLog.from_arrays(np.full((1, 100), 0.3), [0], **CIFAR)
     with pytest.warns(PrivacyWarning, match="delta=0.01 is at least 1/n"):

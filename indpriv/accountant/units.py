@@ -1,0 +1,185 @@
+"""Epsilon of people, not rows: all rows of one unit together, under per-row Poisson sampling. Sensitive.
+
+A unit owns k rows. In one step each is sampled for itself with rate q; sampled ones add clipped gradients g_i of norm at
+most s_i (in units of the noise: norm / (max_grad_norm * noise_multiplier)). With the unit, given everybody else's coins, the
+step's output has the law P = E N(sum of B_i g_i, 1) with independent coins B_i ~ Bernoulli(q); without it, Q = N(0, 1).
+
+1. One dimension is the worst: for every f-divergence, in both directions, (P, Q) is dominated by
+   P = E N(M, 1) with M = sum of B_i s_i, against Q = N(0, 1). P/Q is a positive combination of exp(X - Var X / 2) for jointly
+   Gaussian X whose covariances <g_S, g_T> are at most |g_S| |g_T| <= M_S M_T, and larger covariances make every convex
+   function of it larger on average (Kahane's convexity inequality, 1986; for this pair also Choquette-Choo et al. 2023,
+   arXiv:2310.15526, Corollary 4.7). This is the mixture
+   of Gaussians of Ganesh 2024 (arXiv:2401.10294v3), which has the sum of the j largest norms in place of the sum of the
+   sampled ones; that is larger, and the same where all norms are equal. One law for each step composes (Zhu, Dong and Wang
+   2022, arXiv:2106.08567v4, Theorem 10).
+
+2. Removal dominates addition: E_Q (f - c)_+ >= E_Q (1 - c f)_+ for all c >= 1, where f = P/Q increases in z. Let T = Phi^-1 o G
+   carry P, of distribution function G, to N(0, 1). (log p)'' = Var(M | z) - 1 >= -1 implies T' <= 1: at a maximum of T',
+   (log p)'' + T'^2 <= 0, and T' tends to 1 at both ends. Let N = -T, z* its fixed point and f(s) = 1/c.
+   If s <= z*: N(N(s)) >= s, as both are equal at z* and (N o N)' <= 1; so the test z > N(s) has the false positives of
+   z < s under P, and at least its power, and it is one that the left side may use. Else the claim holds at c = 1 (both are
+   the total variation) and along c in [1, c*], f(z*) = 1/c*, the left side falls no faster: its slope is -Q(f > c), the
+   other's -P(f < 1/c), and Q(f > c) <= Q(z > z*) = P(z < z*) <= P(z < s).
+   Hence E_Q f^a >= E_Q f^(1-a) for every order a > 1: their difference is
+   a (a - 1) * integral over c > 1 of (c^(a-2) - c^(-a-1)) * (left side - right side). One direction is enough for RDP.
+
+3. log E_Q f^a is a convex, symmetric and increasing function of (s_1, ..., s_k), for every real a > 1. By Hölder it is the
+   largest of a log E_P g - (a - 1) log E_Q g^(a/(a-1)) over g > 0, and g = f^(a-1) attains it: increasing, log-convex in z. For
+   such a g, E_P g is the mean over coins of E g(Z + sum of B_i s_i): log-convex in s, since sums of log-convex functions are.
+
+So a unit-step with norms s is bounded by steps with equal norms. Let u be the largest norm and n whole with
+n u <= sum of s <= (n + 1) u. Then s is majorised by n entries u and the rest r in one more, that is by a mean of n and of
+n + 1 entries u with weights 1 - r/u and r/u; a convex symmetric function keeps to that. A *cell* is (u, n): n equal rows,
+for which rdp.py has the divergence; a step is shared between two cells. It costs nothing where the rows of a unit are
+equal, and little elsewhere (tests/accountant/test_units.py measures it). Beyond MOST_ROWS equal rows, u is raised to
+sum / MOST_ROWS: majorised again.
+
+What is no bound: adding up the rows' epsilons, or their RDP; and for loss distributions the mechanism of rate q with the full
+sum: some row is sampled with probability 1 - (1 - q)^k, not q, so that its delta comes out too small by up to a factor k. (Its
+RDP, by 3, is an upper bound of the mixture's at every order, and a loose one: no account here uses it.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from indpriv.accountant.blocks import Progress, in_order, threads
+from indpriv.accountant.counts import DenseCounts
+from indpriv.accountant.method import Method
+from indpriv.accountant.rdp_epsilon import RdpAccountant, RdpEpsilons
+from indpriv.accountant.rows import Block, GoverningRows
+from indpriv.accountant.trajectory import segments_of, worst_case_participations
+from indpriv.accountant.unit_cells import EqualRows, UnitCells
+from indpriv.errors import InputError
+from indpriv.norm_log import NormLog
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+_BLOCK_BYTES = 1 << 26  # of codes and counts of a block of units
+_MOST_ROWS_AT_ONCE = 1 << 14  # of a block
+
+
+@dataclass(frozen=True)
+class Units:
+    """Whose rows are whose.
+
+    Attributes:
+        ids: (n_units,) in the order of their first rows.
+        n_rows: (n_units,) rows of each.
+        positions: (n_examples,) positions of the rows in the log, those of one unit together, in the order of ids.
+    """
+
+    ids: NDArray[np.generic]
+    n_rows: IntArray
+    positions: IntArray
+
+    @classmethod
+    def of(cls, log: NormLog) -> Units | None:
+        """The units of a log; None where a row is a unit."""
+        if log.unit_ids is None or log.unit == "example":
+            return None
+        codes, ids = pd.factorize(log.unit_ids)
+        n_rows = np.bincount(codes, minlength=len(ids))
+        return cls(np.asarray(ids), n_rows, np.argsort(codes, kind="stable"))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def starts(self) -> IntArray:
+        """(n_units,) where a unit's rows begin in positions."""
+        return np.cumsum(self.n_rows) - self.n_rows
+
+    def take(self, kept: NDArray[np.bool_]) -> Units:
+        """Some of the units, by a mask (n_units,)."""
+        return Units(self.ids[kept], self.n_rows[kept], self.positions[np.repeat(kept, self.n_rows)])
+
+
+def check_method(method: Method, unit: str) -> None:
+    """Refuse a method that cannot take several rows of one unit together."""
+    if method.accountant != "rdp":
+        raise InputError(
+            f'accountant="{method.accountant}" cannot take several rows of one {unit} together: their loss is that of a mixture '
+            'of Gaussians, which it does not have; pass accountant="rdp", which bounds it, or account rows with unit="example"'
+        )
+
+
+def several_rows(
+    log: NormLog, units: Units, method: Method, *, progress: Progress | None = None, workers: int | None = None
+) -> RdpEpsilons:
+    """Rényi bounds of units with several rows, not yet held against their worst case.
+
+    Free records say when single rows were sampled and what they were then; they are left out. Records of rows that are
+    not neighbours in the log are read at once, one byte each.
+
+    Args:
+        log: the log.
+        units: those of its units that are wanted.
+        method: how to account; "rdp".
+        progress: called with (units done, units in all).
+        workers: threads, default one for each core.
+    """
+    log = replace(log, free=None)
+    as_they_lie = len(units.positions) == log.n_examples and bool(np.all(np.diff(units.positions) == 1))
+    log = log if as_they_lie else log.take(units.positions)
+    governing = GoverningRows.of(log, segments_of(log, method.between_records))
+    cells = UnitCells.of(governing, int(units.n_rows.max()))
+    rdp = RdpAccountant(cells, delta=method.delta, conversion=method.conversion, orders=method.rdp_orders)
+    first_row = np.append(units.starts, len(units.positions))
+
+    def work(first: int, last: int, block: Block) -> tuple[int, RdpEpsilons]:
+        counts = cells.counts(governing.read(block), first_row[first:last] - first_row[first])
+        return last, rdp.epsilons(counts)
+
+    size = max(1, _BLOCK_BYTES // (cells.bytes_per_unit + governing.bytes_per_example))
+    tasks = (
+        (first, last, Block.of(log, int(first_row[first]), int(first_row[last])))
+        for first, last in _blocks(first_row, size)
+    )
+    found = []
+    for last, part in in_order(work, tasks, threads(workers)):
+        found.append(part)
+        if progress is not None:
+            progress(last, len(units))
+    return RdpEpsilons(
+        np.concatenate([part.epsilon for part in found]),
+        np.concatenate([part.best_order for part in found]),
+        np.concatenate([part.order_at_boundary for part in found]),
+    )
+
+
+def _blocks(first_row: IntArray, most_units: int) -> Iterator[tuple[int, int]]:
+    """Ranges of consecutive units with few enough rows, at least one unit each."""
+    first, n = 0, len(first_row) - 1
+    while first < n:
+        last = int(np.searchsorted(first_row, first_row[first] + _MOST_ROWS_AT_ONCE, side="right")) - 1
+        last = min(max(last, first + 1), first + most_units, n)
+        yield first, last
+        first = last
+
+
+def worst_cases(log: NormLog, method: Method, n_rows: IntArray) -> FloatArray:
+    """(len(n_rows),) epsilon of units of so many rows, all at max_grad_norm in every step: what the run guarantees to each.
+
+    It depends on the settings of the run alone.
+    """
+    steps = worst_case_participations(segments_of(log, "last"))
+    n_settings = len(steps.sample_rate)
+    each, setting = np.repeat(n_rows, n_settings), np.tile(np.arange(n_settings), len(n_rows))
+    cells = EqualRows.at_clipping_norm(each, steps.noise_multiplier[setting], steps.sample_rate[setting])
+    counts = np.zeros((len(n_rows), len(n_rows), n_settings))
+    counts[np.arange(len(n_rows)), np.arange(len(n_rows))] = steps.counts[0]
+    rdp = RdpAccountant(cells, delta=method.delta, conversion=method.conversion, orders=method.rdp_orders)
+    epsilon = rdp.epsilons(DenseCounts(counts.reshape(len(n_rows), -1))).epsilon
+    if not np.isfinite(epsilon).all():
+        raise InputError(
+            f"units of {int(n_rows[~np.isfinite(epsilon)].min())} rows have no finite epsilon with this noise: cap the rows of "
+            "a unit (see indpriv.units.cap_rows), or train with more noise"
+        )
+    return epsilon

@@ -1,0 +1,270 @@
+"""Units of several rows: the bound holds, costs little, and is exact where it should be."""
+
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution as pld
+from dp_accounting.pld import privacy_loss_mechanism
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import special, stats
+
+from indpriv import NormLog, account, membership_risk
+from indpriv.accountant.rdp import renyi_divergences
+from indpriv.accountant.rdp_epsilon import epsilon_offsets
+from indpriv.accountant.rows import Block, GoverningRows
+from indpriv.accountant.trajectory import segments_of
+from indpriv.accountant.unit_cells import UnitCells
+from indpriv.errors import InputError, PrivacyWarning
+from tests import oracles
+
+DELTA = 1e-5
+ORDERS = np.array([1.05, 1.5, 2.0, 3.7, 8.0, 20.0])
+RUN = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 0.02}
+
+
+def unit_log(norms, units, **changes):
+    norms = np.atleast_2d(norms)
+    run = {**RUN, "recorded_steps": np.arange(len(norms)), "total_steps": len(norms), "unit": "user", **changes}
+    return NormLog.from_arrays(norms, unit_ids=units, **run)
+
+
+def cost(norms, order, **changes):
+    """RDP of all steps of one unit at one order; every row is recorded at every step."""
+    n_rows = np.shape(norms)[-1]
+    log = unit_log(norms, np.zeros(n_rows), **changes)
+    governing = GoverningRows.of(log, segments_of(log, "last"))
+    cells = UnitCells.of(governing, n_rows)
+    counts = cells.counts(governing.read(Block.of(log, 0, n_rows)), np.array([0]))
+    return counts.totals(cells.divergences(np.array([order])))[0, 0]
+
+
+def true_cost(norms, order, noise_multiplier=1.0, sample_rate=0.02):
+    steps = np.minimum(np.atleast_2d(norms), 1.0)
+    return sum(oracles.unit_divergence(row / noise_multiplier, sample_rate, order) for row in steps)
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 17, 64])
+@pytest.mark.parametrize(("shift", "rate"), [(0.02, 0.3), (0.3, 0.01), (1.0, 0.001), (1.0, 0.5), (3.0, 0.05)])
+def test_divergence_of_equal_rows(k, shift, rate):
+    j = np.arange(k + 1)
+    law = j * shift, stats.binom.pmf(j, k, rate)
+    kept = law[1] > 0
+    orders = ORDERS[ORDERS * k * shift < 400]
+    truth = [oracles.log_moment_of_mixture(law[0][kept], law[1][kept], a) / (a - 1) for a in orders]
+    found = renyi_divergences(np.array([shift]), np.array([rate]), orders, k)[0]
+    np.testing.assert_allclose(found, truth, rtol=1e-9, atol=1e-13)
+
+
+@given(
+    st.lists(st.floats(0.0, 1.0), min_size=2, max_size=6), st.sampled_from([0.003, 0.05, 0.4]), st.sampled_from(ORDERS)
+)
+@settings(max_examples=15, deadline=None)
+def test_a_unit_never_costs_less_than_all_sets_of_its_rows(norms, rate, order):
+    truth = true_cost(norms, order, sample_rate=rate)
+    found = cost(norms, order, sample_rate=rate, rounding=0)
+    assert found >= truth - 1e-9
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate", "steps", "median", "worst"), [(4.0, 0.1, 2000, 0.03, 0.1), (1.0, 0.01, 1000, 0.3, 0.5)]
+)
+def test_what_equal_rows_add_to_epsilon_beyond_all_sets_of_rows(sigma, rate, steps, median, worst):
+    """Where sampling is rare and noise small, the bound is loose: the largest order it can use is lower."""
+    rng = np.random.default_rng(3)
+    orders = 1 + np.geomspace(0.05, 40, 30)
+    excess = []
+    for _ in range(8):
+        norms = np.ceil(np.minimum(rng.lognormal(-0.7, 0.6, int(rng.integers(2, 9))), 1) * 100) / 100
+        run = {"noise_multiplier": sigma, "sample_rate": rate, "recorded_steps": [0], "total_steps": steps}
+        found = account(unit_log(norms, np.zeros(len(norms)), **run), delta=DELTA, orders=orders).epsilon[0]
+        rdp = [steps * true_cost(norms, order, sigma, rate) for order in orders]
+        excess.append(found / np.min(rdp + epsilon_offsets(orders, DELTA, "canonne2020")) - 1)
+    assert min(excess) >= -1e-9
+    assert np.median(excess) < median
+    assert max(excess) < worst
+
+
+@pytest.mark.parametrize("k", [2, 8, 64])
+def test_equal_rows_cost_nothing_beyond_the_mixture(k):
+    norms = np.full((2, k), 0.37)
+    found = cost(norms, 4.0)
+    j = np.arange(k + 1)
+    truth = 2 * oracles.log_moment_of_mixture(j * 0.37, stats.binom.pmf(j, k, 0.02), 4.0) / 3
+    assert found == pytest.approx(truth, rel=1e-9)
+
+
+@pytest.mark.parametrize("k", [2, 7, 20, 64])
+@pytest.mark.parametrize("sigma", [0.7, 2.0])
+def test_dp_accounting_has_the_same_pair(k, sigma):
+    """RDP of its mixture of Gaussians, from its own loss and laws: within 1e-4, never above ours by more than quadrature."""
+    j = np.arange(k + 1)
+    weights = stats.binom.pmf(j, k, 0.02)
+    kept = weights > 0
+    loss = privacy_loss_mechanism.MixtureGaussianPrivacyLoss(sigma, j[kept], weights[kept])
+    x = np.arange(-(14 * sigma + 3 * k), 14 * sigma, sigma / 100)
+    values = np.array([loss.privacy_loss(float(at)) for at in x])
+    for order in (2.0, 3.0):
+        log_moment = special.logsumexp(order * values - x**2 / (2 * sigma**2)) - np.log(np.sqrt(2 * np.pi) * 100)
+        truth = log_moment / (order - 1)
+        found = cost(np.ones(k), order, noise_multiplier=sigma)
+        assert found == pytest.approx(truth, rel=1e-4)
+        assert found >= truth * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("k", [3])
+def test_epsilon_is_above_the_loss_distribution_of_the_mixture(k):
+    j = np.arange(k + 1)
+    mixture = pld.from_mixture_gaussian_mechanism(
+        1.0, j.astype(float), stats.binom.pmf(j, k, 0.02), value_discretization_interval=1e-3
+    )
+    truth = mixture.self_compose(50).get_epsilon_for_delta(DELTA)
+    table = account(unit_log(np.ones((50, k)), np.zeros(k)), delta=DELTA)
+    assert truth <= table.epsilon[0] <= 1.5 * truth  # what RDP costs with so few steps
+    assert table.epsilon[0] == pytest.approx(table.worst_case_epsilon, rel=1e-9)
+
+
+def test_rate_q_with_the_full_sum_is_below_the_truth_for_losses_and_is_not_what_is_done():
+    """Some row of k is sampled with probability 1 - (1 - q)^k: taking q for it halves delta where k = 2."""
+    k, sigma, rate, delta = 2, 0.25, 0.01, 0.015
+    exact = pld.from_mixture_gaussian_mechanism(
+        sigma, np.array([0.0, 1.0, 2.0]), stats.binom.pmf(np.arange(3), k, rate), value_discretization_interval=1e-3
+    ).get_epsilon_for_delta(delta)
+    wrong = pld.from_gaussian_mechanism(
+        sigma, sensitivity=float(k), sampling_prob=rate, value_discretization_interval=1e-3
+    ).get_epsilon_for_delta(delta)
+    mine = account(unit_log(np.ones((1, k)), [0, 0], noise_multiplier=sigma, sample_rate=rate), delta=delta).epsilon[0]
+    assert wrong < 0.5 * exact
+    assert mine >= exact
+
+
+def test_removal_costs_at_least_what_addition_costs():
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        shifts, rate = rng.exponential(rng.choice([0.1, 1.0]), int(rng.integers(1, 7))), 10 ** rng.uniform(-3, -0.1)
+        sums, weights = oracles.law_of_sum(shifts, rate)
+        order = 1 + 10 ** rng.uniform(-2, 1)
+        removal = oracles.log_moment_of_mixture(sums, weights, order)
+        addition = oracles.log_moment_of_mixture(sums, weights, 1 - order)
+        assert removal >= addition - 1e-10
+
+
+@pytest.mark.parametrize("k", [65, 200])
+def test_more_rows_than_a_cell_holds_are_bounded_from_above(k):
+    j = np.arange(k + 1)
+    truth = oracles.log_moment_of_mixture(j * 0.1, stats.binom.pmf(j, k, 0.01), 3.0) / 2
+    at_once = renyi_divergences(np.array([k * 0.1]), np.array([1 - (1 - 0.01) ** k]), np.array([3.0]))[0, 0]
+    found = cost(np.full(k, 0.1), 3.0, sample_rate=0.01)
+    assert truth <= found <= min(1.05 * truth, at_once)
+
+
+def test_one_row_is_the_example_itself():
+    rng = np.random.default_rng(1)
+    norms = rng.lognormal(-1, 1, (5, 6))
+    run = {"recorded_steps": [0, 3, 6, 9, 12], "total_steps": 20, **RUN}
+    examples = account(NormLog.from_arrays(norms, **run), delta=DELTA)
+    alone = account(NormLog.from_arrays(norms, unit="user", unit_ids=list("fedcba"), **run), delta=DELTA)
+    np.testing.assert_array_equal(alone.epsilon, examples.epsilon)
+    assert alone.example_ids.tolist() == list("fedcba")
+    mixed = account(
+        NormLog.from_arrays(norms, unit="user", unit_ids=["a", "b", "a", "c", "d", "a"], **run), delta=DELTA
+    )
+    assert mixed.example_ids.tolist() == ["a", "b", "c", "d"]
+    np.testing.assert_array_equal(mixed.epsilon[1:], examples.epsilon[[1, 3, 4]])
+    assert mixed.epsilon[0] > examples.epsilon[[0, 2, 5]].max()
+    assert mixed.details["n_rows"].tolist() == [3, 1, 1, 1]
+    assert mixed.details["unit_worst_case"][1] == examples.worst_case_epsilon
+    assert mixed.worst_case_epsilon == mixed.details["unit_worst_case"][0] > examples.worst_case_epsilon
+
+
+def test_more_rows_and_larger_norms_never_cost_less():
+    rng = np.random.default_rng(2)
+    norms = rng.lognormal(-1, 1, (4, 7))
+    units = np.zeros(7)
+    all_rows = account(unit_log(norms, units), delta=DELTA).epsilon[0]
+    assert account(unit_log(norms[:, :6], units[:6]), delta=DELTA).epsilon[0] <= all_rows
+    assert account(unit_log(norms * 1.3, units), delta=DELTA).epsilon[0] >= all_rows
+    assert all_rows <= account(unit_log(norms, units), delta=DELTA).worst_case_epsilon
+
+
+@pytest.mark.parametrize("between_records", ["last", "closest", "worst_case"])
+@pytest.mark.parametrize("rounding", [0, 0.01, 0.07])
+def test_settings_that_move(between_records, rounding):
+    rng = np.random.default_rng(5)
+    total, recorded = 9, np.array([1, 3, 7])
+    norms = rng.lognormal(-1, 1, (3, 5))
+    run = {
+        "noise_multiplier": np.linspace(0.8, 1.4, total),
+        "max_grad_norm": np.linspace(1.0, 0.7, total),
+        "sample_rate": np.where(np.arange(total) < 4, 0.02, 0.05),
+    }
+    units = [0, 1, 0, 1, 0]
+    log = NormLog.from_arrays(norms, recorded, total_steps=total, unit="user", unit_ids=units, rounding=rounding, **run)
+    table = account(log, delta=1e-12, orders=[4.0], conversion="mironov2017", between_records=between_records)
+    relative = oracles.governing_norms(norms, recorded, total, run["max_grad_norm"], between_records)
+    for unit in (0, 1):
+        truth = sum(
+            oracles.unit_divergence(relative[t][np.array(units) == unit] / run["noise_multiplier"][t], q, 4.0)
+            for t, q in enumerate(run["sample_rate"])
+        )
+        found = table.epsilon[unit] - epsilon_offsets(np.array([4.0]), 1e-12, "mironov2017")[0]
+        assert truth - 1e-9 <= found <= truth * (1.3 if rounding < 0.05 else 1.6)
+
+
+def test_very_many_sample_rates_are_rounded_up():
+    rng = np.random.default_rng(6)
+    rates = rng.uniform(0.01, 0.03, 60)
+    norms = rng.uniform(0.2, 1.0, (60, 2))
+    truth = sum(oracles.unit_divergence(row, q, 3.0) for row, q in zip(norms, rates, strict=True))
+    found = cost(norms, 3.0, sample_rate=rates, rounding=0)
+    assert truth <= found <= 1.3 * truth
+
+
+def test_rows_of_one_unit_may_lie_anywhere_and_blocks_do_not_matter(monkeypatch):
+    rng = np.random.default_rng(7)
+    norms, units = rng.lognormal(-1, 1, (6, 60)), rng.integers(0, 12, 60)
+    table = account(unit_log(norms, units), delta=DELTA)
+    order = np.argsort(units, kind="stable")
+    sorted_table = account(unit_log(norms[:, order], units[order]), delta=DELTA)
+    by_id = dict(zip(sorted_table.example_ids.tolist(), sorted_table.epsilon.tolist(), strict=True))
+    np.testing.assert_allclose(table.epsilon, [by_id[unit] for unit in table.example_ids.tolist()], rtol=1e-12)
+    monkeypatch.setattr("indpriv.accountant.units._MOST_ROWS_AT_ONCE", 7)
+    np.testing.assert_allclose(account(unit_log(norms, units), delta=DELTA).epsilon, table.epsilon, rtol=1e-5)
+
+
+def test_rows_that_share_people_are_warned_about():
+    log = NormLog.from_arrays([[0.3, 0.4]], [0], total_steps=3, unit_ids=["a", "a"], **RUN)
+    with pytest.warns(PrivacyWarning, match='rows belong to 1 units.*declare unit="user"'):
+        table = account(log, delta=DELTA)
+    assert table.account.unit == "example"
+
+
+def test_what_cannot_take_several_rows_together_refuses_them():
+    log = unit_log([[0.3, 0.4]], ["a", "a"])
+    with pytest.raises(InputError, match='accountant="pld" cannot take several rows of one user'):
+        account(log, delta=DELTA, accountant="pld")
+    with pytest.raises(InputError, match=r"only indpriv\.account takes several rows of one user"):
+        membership_risk(log, delta=DELTA)
+
+
+def test_units_that_are_not_known_are_refused():
+    with pytest.raises(InputError, match="unit_ids lacks a value for 1 of 2 rows"):
+        unit_log([[0.3, 0.4]], np.array(["a", None], dtype=object))
+
+
+def test_more_rows_than_the_noise_can_cover_are_refused():
+    log = unit_log(np.full((1, 4), 0.3), np.zeros(4), noise_multiplier=1e-160)
+    with pytest.raises(InputError, match="no finite epsilon"):
+        account(log, delta=DELTA)
+
+
+def test_the_table_says_what_its_rows_are():
+    table = account(unit_log([[0.3, 0.4, 0.5]], ["a", "b", "a"]), delta=DELTA)
+    frame = table.to_frame()
+    assert frame["unit_id"].tolist() == ["a", "b"]
+    assert "example_id" not in frame
+    assert table.account.rows_per_unit == 2
+    assert "one user of at most 2 rows" in table.account.describe()
+    again = type(table).from_frame(frame)
+    assert again.example_ids.tolist() == ["a", "b"]
+    assert again.details["n_rows"].tolist() == [2, 1]
+    np.testing.assert_array_equal(again.at_worst_case, table.at_worst_case)
