@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from indpriv.cli.auditing import audit
-from indpriv.cli.publishing import gate
+from indpriv.cli.publishing import gate, model_card
 from indpriv.cli.reading import attack, compare, convert, groups, verify
 from indpriv.cli.releasing import create_statement, release
 from indpriv.cli.training import demo, train
@@ -48,6 +48,7 @@ def _options(
 
 for _command in (demo, train, audit, groups, release, attack, compare, convert, verify, gate):
     app.command()(_command)
+app.command("model-card")(model_card)
 statement_app.command("create")(create_statement)
 
 

@@ -79,6 +79,10 @@ def audit(
         "steps": steps,
         "sampler": sampler,
     }
+    if show_examples and spec is not None:
+        raise InputError(
+            "--show-examples is for runs of `indpriv train`, whose data set is known; leave it out with --spec"
+        )
     if spec is not None:
         settings["delta"] = delta
         path = _replay(path, spec, output_dir, settings, device=device, batch_size=batch_size, processes=processes)

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from indpriv.audit import read_summary
 from indpriv.cli.options import Json
+from indpriv.files import write_atomically
 from indpriv.report.gate import Limits, judge
 
 
@@ -73,3 +74,23 @@ def gate(
         Console().print(table)
     if not passed:
         raise typer.Exit(1)
+
+
+def model_card(
+    audit_dir: Annotated[Path, typer.Argument(metavar="AUDIT_DIR", help="A directory with an audit.json.")],
+) -> None:
+    """Write a model-card block (YAML and Markdown, as on Hugging Face) of the guarantee, for others to see.
+
+    It reads the worst case, the public settings and shareable/release.json, and no figure computed from the data.
+
+    Example: indpriv model-card reports/adult
+    """
+    from indpriv.release.model_card import MODEL_CARD, read_release, render_model_card
+    from indpriv.release.publish import SHAREABLE
+
+    text = render_model_card(read_summary(audit_dir), read_release(audit_dir))
+    folder = audit_dir / SHAREABLE
+    folder.mkdir(mode=0o700, exist_ok=True)
+    write_atomically(folder / MODEL_CARD, text.encode("utf-8"))
+    typer.echo(text)
+    typer.echo(f"{folder / MODEL_CARD}: for others")

@@ -1,0 +1,155 @@
+"""A block for a model card on Hugging Face: YAML front matter and Markdown. Releasable, and so it reads little.
+
+It sees what the guarantee covers (the worst case and the run's public settings, each named here) and the content of
+shareable/release.json, which a mechanism drew. Every other figure of an audit is computed from the data without noise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from indpriv.errors import InputError
+from indpriv.files import read_json
+from indpriv.formatting import format_delta, format_epsilon
+from indpriv.release.page import error_notes, spending, table_rows
+from indpriv.release.publish import RELEASE_JSON, SHAREABLE
+from indpriv.report.markdown import escape, table
+
+MODEL_CARD = "model-card.md"
+# Items of audit.json's disclosures that are settings, or declared: the only ones that are read.
+_ITEMS = (
+    "What is released",
+    "Trust model",
+    "Tuning runs",
+    "Sampler",
+    "Steps",
+    "sample_rate",
+    "noise_multiplier",
+    "max_grad_norm",
+    "Clip mode",
+    "Accountant",
+    "Random generator",
+    "Preprocessing",
+    "Versions in training",
+    "Code commit",
+)
+# The expected batch size itself gives n away beside sample_rate, and n is private.
+_NORMALISATION = {
+    "mean": "sum of clipped gradients and noise over the expected, not the sampled, batch size",
+    "sum": "sum of clipped gradients and noise, not divided",
+}
+
+
+def render_model_card(summary: Mapping[str, Any], release: Mapping[str, Any] | None) -> str:
+    """The block as text.
+
+    Args:
+        summary: the content of audit.json, of which only the names in this module are read.
+        release: the content of release.json, None where nothing was released.
+
+    Raises:
+        InputError: a run without a guarantee that may be published, or a release that composes with another guarantee.
+    """
+    public = _public(summary)
+    if release is not None:
+        _check_same_training(public, release)
+    return f"---\n{_front_matter(public)}---\n\n{_body(public, release)}"
+
+
+def read_release(audit_dir: Path) -> dict[str, Any] | None:
+    """The content of shareable/release.json, None where nothing was released."""
+    path = audit_dir / SHAREABLE / RELEASE_JSON
+    if not path.is_file():
+        return None
+    content = read_json(path)
+    if not isinstance(content, dict) or "spent" not in content:
+        raise InputError(f"{path} is not a release; make it again with indpriv release")
+    return content
+
+
+def _public(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What may be published of an audit, and nothing else: all that the rest of this module sees of it."""
+    try:
+        guarantee, account, run = summary["guarantee"], summary["account"], summary["run"]
+        status, times_n = guarantee["status"], guarantee["delta_times_n"]
+        public = {
+            "name": summary["name"],
+            "worst_case_epsilon": guarantee["worst_case_epsilon"],
+            "status": status,
+            "statement": guarantee["statement"],
+            **{name: account[name] for name in ("delta", "unit", "neighbouring", "sampler", "accountant")},
+            "normalisation": _NORMALISATION.get(run["recorder"].get("loss_reduction"), ""),
+            "settings": [
+                (item["item"], item["value"], item["status"])
+                for item in summary["disclosures"]
+                if item["item"] in _ITEMS and not item["private"]
+            ],
+            "version": summary["versions"]["indpriv"],
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"audit.json is not whole ({error}); make the audit again") from error
+    if status not in ("supported", "declared") or times_n >= 1:
+        why = f"its guarantee is {status}" if status not in ("supported", "declared") else "delta is at least 1/n"
+        raise InputError(f"a model card may not speak of a guarantee here: {why}; see report.html")
+    return public
+
+
+def _check_same_training(public: Mapping[str, Any], release: Mapping[str, Any]) -> None:
+    """Refuse a total that was added up with another audit's guarantee."""
+    training = release["spent"]["training"]
+    if training is None:  # of norms before the first step: they do not depend on training
+        return
+    if (training["epsilon"], training["delta"]) != (public["worst_case_epsilon"], public["delta"]):
+        raise InputError(
+            f"{SHAREABLE}/{RELEASE_JSON} adds up with a guarantee of epsilon {format_epsilon(training['epsilon'])}, delta "
+            f"{format_delta(training['delta'])}, and this audit's is another; make the release again"
+        )
+
+
+def _front_matter(public: Mapping[str, Any]) -> str:
+    """YAML; its texts are written as JSON, which YAML contains."""
+    values: dict[str, Any] = {
+        "epsilon": float(format_epsilon(public["worst_case_epsilon"])),
+        "delta": float(format_delta(public["delta"])),
+        "unit": public["unit"],
+        "neighbouring_relation": public["neighbouring"],
+        "sampling": public["sampler"],
+        "accountant": public["accountant"],
+        "covers": "every checkpoint and the final model of one training run",
+        "assumptions": "checked" if public["status"] == "supported" else "declared, not checked",
+    }
+    lines = ["tags:", "- differential-privacy", "- dp-sgd", "differential_privacy:"]
+    return "".join(f"{line}\n" for line in lines) + "".join(
+        f"  {name}: {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items()
+    )
+
+
+def _body(public: Mapping[str, Any], release: Mapping[str, Any] | None) -> str:
+    declared = " Its assumptions were declared and not checked." if public["status"] == "declared" else ""
+    settings = [[escape(name), escape(value or "not stated"), status] for name, value, status in public["settings"]]
+    if public["normalisation"]:
+        settings.append(["Normalisation of the gradient", public["normalisation"], "verified"])
+    parts = [
+        "## Differential privacy",
+        f"{escape(public['statement'])}{declared}",
+        table(["Setting", "Value", "Status"], settings),
+        "“Verified” was read from the optimizer, the loader or the log; “declared” stands on somebody's word. The guarantee "
+        "covers one training run: not its tuning, nor other uses of the same data.",
+    ]
+    if release is not None:
+        parts += _released(release)
+    parts.append(f"Written by indpriv {escape(public['version'])}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _released(release: Mapping[str, Any]) -> list[str]:
+    head, *rows = table_rows(release)
+    return [
+        f"### Private release: {escape(release['quantity'])}",
+        escape(release["meaning"]),
+        table([*map(escape, head)], [[*map(escape, row)] for row in rows]),
+        "\n".join(f"- {escape(line)}" for line in [*error_notes(release), *spending(release), *release["assumptions"]]),
+    ]
