@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from indpriv.cli.auditing import audit
-from indpriv.cli.publishing import gate, model_card
+from indpriv.cli.publishing import gate, model_card, pdf
 from indpriv.cli.reading import attack, compare, convert, groups, verify
 from indpriv.cli.releasing import create_statement, release
 from indpriv.cli.training import demo, train
@@ -46,7 +46,7 @@ def _options(
         raise typer.Exit
 
 
-for _command in (demo, train, audit, groups, release, attack, compare, convert, verify, gate):
+for _command in (demo, train, audit, groups, release, attack, compare, convert, verify, gate, pdf):
     app.command()(_command)
 app.command("model-card")(model_card)
 statement_app.command("create")(create_statement)

@@ -39,6 +39,9 @@ def audit(
         str | None, typer.Option(help="yu2023: account as the paper did (needs a log rounded to nearest).")
     ] = None,
     by: By = None,
+    unit_column: Annotated[
+        str | None, typer.Option(help="Metadata column that says whose row each is: epsilon of people, not of rows.")
+    ] = None,
     unreadable: Annotated[
         str, typer.Option(help="Damaged or missing records: refuse, or count them at worst-case.")
     ] = "refuse",
@@ -98,6 +101,7 @@ def audit(
         between_records=between_records.replace("-", "_"),
         preset=preset,
         by=by or [],
+        unit_column=unit_column,
         unreadable=unreadable.replace("-", "_"),
         seed=seed,
         images=_images(path, data_dir) if show_examples else None,

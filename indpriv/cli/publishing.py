@@ -1,4 +1,4 @@
-"""Commands for what comes after an audit: gate, report and model-card."""
+"""Commands for what comes after an audit: gate, model-card and pdf."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from indpriv.analysis.summary import SENSITIVE
 from indpriv.audit import read_summary
+from indpriv.audit.audit_directory import REPORT
 from indpriv.cli.options import Json
 from indpriv.files import write_atomically
 from indpriv.report.gate import Limits, judge
+from indpriv.report.pdf import print_pdf
 
 
 def gate(
@@ -94,3 +97,15 @@ def model_card(
     write_atomically(folder / MODEL_CARD, text.encode("utf-8"))
     typer.echo(text)
     typer.echo(f"{folder / MODEL_CARD}: for others")
+
+
+def pdf(
+    audit_dir: Annotated[Path, typer.Argument(metavar="AUDIT_DIR", help="A directory with a report.html.")],
+) -> None:
+    """Print the report of an audit to report.pdf, with a Chromium that is installed. Sensitive, as the report is.
+
+    Example: indpriv pdf reports/adult
+    """
+    target = audit_dir / "report.pdf"
+    print_pdf(audit_dir / REPORT, target)
+    typer.echo(f"{target}: {SENSITIVE}")
