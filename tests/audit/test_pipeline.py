@@ -2,7 +2,6 @@ import io
 import json
 import shlex
 import shutil
-import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -366,14 +365,12 @@ def test_a_damaged_record_is_refused_or_counted_at_c(artifacts, tmp_path):
     assert counted.guarantee.status == "supported"  # the worst case does not rest on a record
 
 
-def test_a_data_set_of_adults_size_is_quick(tmp_path):
+def test_the_page_of_a_data_set_of_adults_size_is_small(tmp_path):
     log, examples = small_run(n=32_561, steps=3)
     table = account(log, delta=DELTA)
-    start = time.process_time()
     evidence = Evidence(examples, examples)
     summary = summarise(log, table, evidence, name="adult")
     write_audit(tmp_path / "audit", table, evidence, summary)
-    assert time.process_time() - start < 10
     assert (tmp_path / "audit" / "report.html").stat().st_size < 3e6
 
 
