@@ -83,13 +83,15 @@ def clipped_run(run, run_dir, epochs=1, physical=None, on_batch=lambda: None, **
 
 
 def levels_in_the_log(log):
-    """(total_steps, n_examples) what the log says each example was clipped at: the record at or before the step."""
+    """(total_steps, n_examples) what the log says each example was clipped at: the record at or before the step, if any."""
     records, recorded_at = log.read(), log.settings.max_grad_norm[log.recorded_steps]
     found = np.empty((log.total_steps, log.n_examples))
     for step in range(log.total_steps):
-        row = max(i for i, recorded in enumerate(log.recorded_steps) if recorded <= step)
+        row = max((i for i, recorded in enumerate(log.recorded_steps) if recorded <= step), default=None)
         now = log.settings.max_grad_norm[step]
-        if log.levels is None:
+        if row is None:
+            found[step] = now
+        elif log.levels is None:
             found[step] = np.minimum(records[row], now)
         else:
             inside = np.minimum(records[row] * log.levels.rounding, 1) * recorded_at[row]
@@ -151,13 +153,17 @@ def test_empty_batches_are_clipped_as_steps(mode, workers, tmp_path):
     assert failed(tmp_path / "run") == set()
 
 
-@pytest.mark.parametrize("options", [{"rounding": 0}, {"rounding": 0.25}, {"policy": RecordingPolicy(1, 2.0)}])
+@pytest.mark.parametrize(
+    "options",
+    [{"rounding": 0}, {"rounding": 0.25}, {"policy": RecordingPolicy(1, 2.0)}, {"policy": RecordingPolicy(5, first=1)}],
+)
 def test_any_rounding_and_policy(options, tmp_path):
     run = make_run(batch_size=30, **SETTINGS)
     steps = clipped_run(
         run, tmp_path / "run", epochs=3, **{"every": 5} | options if "policy" not in options else options
     )
     check_sums(steps, NormLog.open(tmp_path / "run"), run.dataset)
+    assert failed(tmp_path / "run") == set()
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
