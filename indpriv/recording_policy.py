@@ -29,6 +29,7 @@ class RecordingPolicy:
     Where full passes are rare, the first one governs many steps: of an example until half-way to its next record, even
     with free records about 1 / (2 * sample_rate) steps. Norms move most in the first steps, so let it lie behind them.
     Earlier steps count at max_grad_norm, which is nearly what they cost where training starts with clipped gradients.
+    With free records, every=4 and growth=1.5 kept errors small on three data sets (benchmarks/fidelity.py).
 
     Attributes:
         every: K, steps between full passes (the first gap where they grow); or "epoch"; or "once", for a single one. 1
