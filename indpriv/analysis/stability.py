@@ -31,15 +31,15 @@ class GroupOrder:
     Attributes:
         by: the column.
         n_groups: readable groups.
-        worst, best: the group with the largest, and the smallest, mean epsilon in each run.
+        worst, best: the group with the largest, and the smallest, mean epsilon in each run; None where two share it.
         pairs, pairs_kept: pairs of groups, and those in the same order in every run.
         least_spearman: smallest rank correlation of the groups' means between two runs; None where undefined.
     """
 
     by: str
     n_groups: int
-    worst: tuple[str, ...]
-    best: tuple[str, ...]
+    worst: tuple[str | None, ...]
+    best: tuple[str | None, ...]
     pairs: int
     pairs_kept: int
     least_spearman: float | None
@@ -55,7 +55,7 @@ class Stability:
             chance alone; otherwise what follows is also the effect of the settings.
         mean_spearman, least_spearman: rank correlation of epsilon, over all pairs of runs; None where undefined.
         least_top_overlap: share of the 5 % most exposed examples of one run that are among those of another; the smallest
-            of all pairs.
+            of all pairs; None where examples within and beyond these 5 % share an epsilon, e.g. the worst case.
         median_range: median over examples of the largest less the smallest epsilon; p95_range: 95th percentile.
         groups: by column.
     """
@@ -64,7 +64,7 @@ class Stability:
     same_settings: bool
     mean_spearman: float | None
     least_spearman: float | None
-    least_top_overlap: float
+    least_top_overlap: float | None
     median_range: float
     p95_range: float
     groups: tuple[GroupOrder, ...]
@@ -107,18 +107,23 @@ def stability_of(
         same_settings=same_settings,
         mean_spearman=float(np.mean(known)) if known else None,
         least_spearman=min(known, default=None),
-        least_top_overlap=min(_overlap(first, second) for first, second in pairs),
+        least_top_overlap=_least_overlap(epsilons),
         median_range=float(np.median(spread)),
         p95_range=float(np.quantile(spread, 0.95)),
         groups=tuple(_group_order(epsilons, train, column) for column in by),
     )
 
 
-def _overlap(first: FloatArray, second: FloatArray) -> float:
-    """Share of the most exposed examples of one run that are among those of the other; ties by position."""
-    count = max(1, round(TOP_SHARE * len(first)))
-    tops = [set(np.argsort(-values, kind="stable")[:count].tolist()) for values in (first, second)]
-    return len(tops[0] & tops[1]) / count
+def _least_overlap(epsilons: Sequence[FloatArray]) -> float | None:
+    """Smallest share of the most exposed examples of one run that are among those of another."""
+    count = max(1, round(TOP_SHARE * len(epsilons[0])))
+    tops = []
+    for values in epsilons:
+        order = np.argsort(-values, kind="stable")
+        if count < len(values) and values[order[count - 1]] == values[order[count]]:
+            return None
+        tops.append(set(order[:count].tolist()))
+    return min(len(first & second) / count for first, second in itertools.combinations(tops, 2))
 
 
 def _group_order(epsilons: Sequence[FloatArray], train: pd.DataFrame, by: str) -> GroupOrder:
@@ -135,9 +140,14 @@ def _group_order(epsilons: Sequence[FloatArray], train: pd.DataFrame, by: str) -
     return GroupOrder(
         by=by,
         n_groups=len(names),
-        worst=tuple(names[int(row.argmax())] for row in means) if names else (),
-        best=tuple(names[int(row.argmin())] for row in means) if names else (),
+        worst=tuple(_only(names, row == row.max()) for row in means) if names else (),
+        best=tuple(_only(names, row == row.min()) for row in means) if names else (),
         pairs=len(names) * (len(names) - 1) // 2,
         pairs_kept=int(kept.sum()),
         least_spearman=min((value for value in ranks if value is not None), default=None),
     )
+
+
+def _only(names: Sequence[str], chosen: NDArray[np.bool_]) -> str | None:
+    """The one name that is chosen; None where there are several."""
+    return names[int(chosen.argmax())] if chosen.sum() == 1 else None

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from indpriv.analysis.comparison import SAME, Change, Comparison
-from indpriv.analysis.stability import TOP_SHARE, AuditComparison, Stability
+from indpriv.analysis.stability import TOP_SHARE, AuditComparison, GroupOrder, Stability
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.formatting import format_epsilon, format_number, format_share
@@ -62,33 +63,34 @@ def _print_changes(comparison: Comparison, console: Console) -> None:
 
 def _print_stability(found: Stability, console: Console) -> None:
     console.print(Text(f"stability over {found.n_audits} runs", style="bold"))
-    why = (
+    texts = [
         "They have the same settings: what differs is chance."
         if found.same_settings
         else "Their settings differ, so that what differs is not chance alone."
-    )
-    console.print(
-        Text(
-            f"  {why} Rank correlation of epsilon at least {format_number(found.least_spearman, 3)}; of the "
-            f"{format_share(TOP_SHARE)} most exposed at least {format_share(found.least_top_overlap)} are the same; one example's "
-            f"epsilon ranges over {found.median_range:.3f} (median), {found.p95_range:.3f} (95 %)."
-        )
-    )
+    ]
+    if found.least_spearman is not None:
+        texts.append(f"Rank correlation of epsilon at least {format_number(found.least_spearman, 3)}.")
+    if found.least_top_overlap is not None:
+        share = format_share(found.least_top_overlap)
+        texts.append(f"Of the {format_share(TOP_SHARE)} most exposed in one run, at least {share} are in another.")
+    else:
+        texts.append(f"No {format_share(TOP_SHARE)} are the most exposed: examples share an epsilon there.")
+    texts.append(f"One example's epsilon ranges over {found.median_range:.3f} (median), {found.p95_range:.3f} (95 %).")
+    console.print(Padding(Text(" ".join(texts)), (0, 0, 0, 2)))
     for group in found.groups:
         if group.n_groups < 2:
             continue
-        worst = sorted(set(group.worst))
-        who = (
-            f"{clean(worst[0])} is worst off in all"
-            if len(worst) == 1
-            else f"worst off: {', '.join(map(clean, worst))}"
-        )
+        kept = f"{group.pairs_kept:,} of {group.pairs:,} pairs of groups keep their order in all runs"
+        worst = [clean(name) if name is not None else "no single one" for name in dict.fromkeys(group.worst)]
         console.print(
-            Text(
-                f"  by {clean(group.by)}: {group.pairs_kept:,} of {group.pairs:,} pairs of groups keep their order; {who}; rank "
-                f"correlation of group means at least {format_number(group.least_spearman, 3)}"
-            )
+            Padding(Text(f"by {clean(group.by)}: {kept}; worst off: {', '.join(worst)}{_least(group)}"), (0, 0, 0, 2))
         )
+
+
+def _least(group: GroupOrder) -> str:
+    if group.least_spearman is None:
+        return ""
+    return f"; rank correlation of group means at least {format_number(group.least_spearman, 3)}"
 
 
 def _print_rows(title: str, rows: Sequence[Change], console: Console) -> None:
