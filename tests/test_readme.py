@@ -47,7 +47,7 @@ def test_make_commands_exist():
 def test_command_lines_run_in_order(tmp_path):
     shutil.copytree(ROOT / "audits", tmp_path / "audits")
     lines = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("indpriv ")]
-    assert len(lines) == 13
+    assert len(lines) == 15
     (tmp_path / "scores.csv").write_text("score,member\n0.9,1\n0.4,0\n")
     (tmp_path / "audit_spec.py").write_text(AUDIT_SPEC, encoding="utf-8")
     run(OTHER_TRAINER, tmp_path)
@@ -58,6 +58,7 @@ def test_command_lines_run_in_order(tmp_path):
     assert (tmp_path / "reports/digits/report.html").is_file()
     assert (tmp_path / "reports/replayed/report.html").is_file()
     assert (tmp_path / "reports/digits/shareable/release.html").is_file()
+    assert (tmp_path / "reports/digits/shareable/model-card.md").is_file()
 
 
 def test_the_first_screen_is_the_generated_one():
