@@ -141,6 +141,38 @@ def test_groups_of_an_audit(in_process):
     assert few[0]["spread"] is None
 
 
+def test_several_audits_are_compared(audited, in_process, tmp_path):
+    shutil.copytree(audited / "audit", tmp_path / "again")
+    shutil.copytree(audited / "audit", tmp_path / "third")
+    folders = ("audit", tmp_path / "again", tmp_path / "third")
+    text = " ".join(in_process("compare", *folders).stdout.split())
+    assert "stability over 3 runs They have the same settings" in text
+    found = json.loads(in_process("compare", *folders, "--json").stdout)
+    assert (len(found["audits"]), len(found["comparisons"]), found["stability"]["p95_range"]) == (3, 2, 0.0)
+    assert_bad_input(in_process("compare", "audit", "audit", code=2), "there are 1 different audit directories")
+
+
+def test_pictures_only_where_asked_for_and_only_of_the_runs_data(audited, in_process, tmp_path):
+    assert "data:image/png" not in (audited / "audit" / "report.html").read_text(encoding="utf-8")
+    in_process("audit", "run", "--output-dir", tmp_path / "shown", "--show-examples", "--json")
+    assert (tmp_path / "shown" / "report.html").read_text(encoding="utf-8").count("data:image/png") == 20
+    other = shutil.copytree(audited / "run", tmp_path / "other")
+    record = json.loads((other / "run.json").read_text())
+    for change, words in (({"fingerprint": "0"}, "another fingerprint"), ({"dataset": None}, "names no data set")):
+        (other / "run.json").write_text(json.dumps({**record, "data": {**record["data"], **change}}))
+        refused = in_process("audit", other, "--output-dir", tmp_path / "no", "--show-examples", code=2)
+        assert_bad_input(refused, "--show-examples", words)
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_twin_without_dp_on_request(in_process, tmp_path):
+    (tmp_path / "plain.toml").write_text(SMALL.replace("non_dp_twin = true", "").replace("epochs = 2", "epochs = 1"))
+    in_process("train", tmp_path / "plain.toml", "--run-dir", tmp_path / "without")
+    in_process("train", tmp_path / "plain.toml", "--run-dir", tmp_path / "with", "--non-dp-twin")
+    assert not (tmp_path / "without" / "examples-non-dp.parquet").exists()
+    assert (tmp_path / "with" / "examples-non-dp.parquet").is_file()
+
+
 def test_scores_from_outside(in_process, tmp_path):
     rows = [f"{score},{member},{group}" for score in range(20) for member in (0, 1) for group in ("a", "b")]
     (tmp_path / "scores.csv").write_text("score,member,group\n" + "\n".join(rows))
