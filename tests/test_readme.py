@@ -17,7 +17,7 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-OWN_RUN, INDIVIDUAL_CLIPPING, AUDIT_SPEC, NORMS_FROM_ELSEWHERE, OTHER_TRAINER = blocks("python")
+OWN_RUN, INDIVIDUAL_CLIPPING, PRIVACY_FILTER, AUDIT_SPEC, NORMS_FROM_ELSEWHERE, OTHER_TRAINER = blocks("python")
 
 
 def run(code, folder):
@@ -34,6 +34,12 @@ def test_individual_clipping_is_the_own_run_with_another_recorder(tmp_path):
     code, replaced = re.subn(r"^recorder = .*$", INDIVIDUAL_CLIPPING, OWN_RUN, flags=re.MULTILINE)
     assert replaced == 1
     assert run(code, tmp_path).startswith("exact Training clipped each example at its last recorded level")
+
+
+def test_the_privacy_filter_is_the_own_run_with_another_recorder(tmp_path):
+    code, replaced = re.subn(r"^recorder = .*$", PRIVACY_FILTER, OWN_RUN, flags=re.MULTILINE)
+    assert replaced == 1
+    assert re.search(r"The privacy filter left out \d+ of 1000 examples.*\n2\.0", run(code, tmp_path))
 
 
 def test_make_commands_exist():
