@@ -65,6 +65,57 @@ class ExampleTable:
             )
         return train.loc[example_ids].reset_index()
 
+    def with_units(self, column: str) -> ExampleTable:
+        """The table whose training rows belong to the units that a metadata column names.
+
+        Raises:
+            InputError: no such column, or one without a value in some training row.
+        """
+        if column not in self.metadata_columns:
+            raise InputError(
+                f"there is no metadata column {column!r} that says whose a row is; choose among "
+                f"{', '.join(self.metadata_columns) or 'none: pass metadata or unit_ids to the Recorder'}"
+            )
+        is_train = (self.frame["split"] == "train").to_numpy()
+        units, own = self.frame[column].to_numpy(object), self.frame["unit_id"].to_numpy(object)
+        lacking = int(pd.isna(units[is_train]).sum())
+        if lacking:
+            raise InputError(
+                f"{column} lacks a value for {lacking} of {int(is_train.sum())} training rows; say whose each row is, with an "
+                "id of its own where it is nobody else's"
+            )
+        ids = np.where(is_train, units, own)
+        if len({type(value) for value in ids.tolist()}) > 1:
+            ids = ids.astype(str).astype(object)  # test rows keep ids of their own, of another type
+        return ExampleTable(self.frame.assign(unit_id=pd.Series(ids, index=self.frame.index).infer_objects()))
+
+    def by_unit(self) -> ExampleTable:
+        """One training row a unit, under the unit's id: mean loss, share correct, and what all its rows have in common.
+
+        Label and metadata that differ between the rows of a unit are missing. Test rows stay as they are.
+        """
+        train, test = self.train, self.test
+        codes, units = pd.factorize(train["unit_id"])
+        first = np.unique(codes, return_index=True)[1]
+        columns: dict[str, object] = {}
+        for name in self.frame.columns:
+            if name in ("example_id", "unit_id"):
+                columns[name] = units
+            elif name in ("loss", "correct"):
+                columns[name] = train[name].astype("Float64").groupby(codes).mean().astype("float64").to_numpy()
+            else:
+                values = pd.factorize(train[name], use_na_sentinel=True)[0]
+                mixed = np.zeros(len(units), dtype=bool)
+                mixed[codes[values != values[first][codes]]] = True
+                columns[name] = train[name].iloc[first].reset_index(drop=True).mask(mixed)
+        grouped = pd.DataFrame(columns)
+        if test.empty:
+            return ExampleTable(grouped)
+        test = test.assign(correct=test["correct"].astype("Float64").astype("float64"))
+        return ExampleTable(
+            pd.concat([grouped.astype({"unit_id": object, "example_id": object}), test], ignore_index=True)
+        )
+
     def to_parquet(self, path: Path) -> None:
         """Write the table, readable by its owner only (0600)."""
         write_private_parquet(self.frame, path)

@@ -120,9 +120,9 @@ def _of_units(
     one = units.n_rows == 1
     single = replace(log.take(units.positions[np.repeat(one, units.n_rows)]), example_ids=units.ids[one], unit_ids=None)
     alone = table_of(prepare_account(single, method), workers=workers) if one.any() else None
-    found = several_rows(log, units.take(~one), method, progress=progress, workers=workers)
     n_rows, size = np.unique(units.n_rows, return_inverse=True)
     worst = worst_cases(log, method, n_rows)[size]
+    found = several_rows(log, units.take(~one), method, progress=progress, workers=workers)
     epsilon, order, boundary = np.empty(len(units)), np.empty(len(units)), np.empty(len(units), dtype=bool)
     # The divergence grows with every norm, so the worst case of its number of rows bounds a unit.
     epsilon[~one] = np.minimum(found.epsilon, worst[~one])

@@ -57,9 +57,9 @@ def describe_drivers(log: NormLog, table: EpsilonTable, train: pd.DataFrame | No
     Args:
         log: what the table was made of.
         table: its account.
-        train: rows of the training examples in the table's order; None where labels are unknown.
+        train: rows of the training examples in the log's order; None where labels are unknown.
     """
-    classes, codes = _classes(train, len(table))
+    classes, codes = _classes(train, log.n_examples)
     rows = np.flatnonzero(~np.isin(log.recorded_steps, log.unreadable_steps))
     shown = (
         rows[np.unique(np.linspace(0, len(rows) - 1, _MOST_RECORDS).round().astype(np.int64))] if len(rows) else rows

@@ -82,8 +82,8 @@ def fidelity_against_k(
         groups: partitions of the log's examples, by column: fidelity by group is told of the log's own K, else of K = one
             epoch.
     """
-    if log.individually_clipped:
-        return ()
+    if log.individually_clipped or (log.coverage < 1 and table.account.rows_per_unit is not None):
+        return ()  # of people, rows recorded exactly are not whole
     if log.coverage == 1:
         exact_log, exact, source = log, table, "norms at every step of this log"
         comparisons: list[Fidelity] = []

@@ -14,7 +14,7 @@ from indpriv.analysis.group_rows import MIN_GROUP
 from indpriv.analysis.groups import GroupTable, group_tables
 from indpriv.analysis.summary import AuditSummary, to_plain
 from indpriv.audit.findings import choose_groups
-from indpriv.audit.run_directory import EXAMPLES, EXAMPLES_NON_DP, Evidence
+from indpriv.audit.run_directory import EXAMPLES, EXAMPLES_NON_DP, Evidence, in_rows_of
 from indpriv.checks import check_choice
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError, PrivacyWarning
@@ -68,6 +68,7 @@ def _columns(table: EpsilonTable, examples: ExampleTable | None) -> pd.DataFrame
     """Loss, correct, label and metadata in the table's order; a name that the table has itself gets a suffix."""
     if examples is None:
         return None
+    examples = in_rows_of(table, examples)
     train = examples.aligned(table.example_ids)[["loss", "correct", "label", *examples.metadata_columns]]
     return train.rename(
         columns={name: f"{name} (metadata)" for name in examples.metadata_columns if name in table.details}
@@ -86,7 +87,8 @@ def read_audit(audit_dir: Path) -> tuple[EpsilonTable, ExampleTable]:
         )
     if not (audit_dir / EXAMPLES).is_file():
         raise InputError(f"{audit_dir} holds no {EXAMPLES}: the audited run ended before its losses were taken")
-    return EpsilonTable.from_frame(read_parquet(audit_dir / EPSILON)), ExampleTable.from_parquet(audit_dir / EXAMPLES)
+    table = EpsilonTable.from_frame(read_parquet(audit_dir / EPSILON))
+    return table, in_rows_of(table, ExampleTable.from_parquet(audit_dir / EXAMPLES))
 
 
 def read_summary(audit_dir: Path) -> dict[str, Any]:
@@ -125,6 +127,8 @@ def groups_of(
     if within is not None:
         check_choice("within", within, ("label",))
         columns = list(by) or [column for column in columns if column != "label"]
+        if not columns:
+            raise InputError("--within label: there is no column to group by but the label itself; leave out --within")
     tables = group_tables(table, train, examples.test, columns, min_size=min_size)
     if within is not None:
         for found in tables:

@@ -21,14 +21,15 @@ from indpriv.analysis.empirical import AttackRow, ThresholdAttack, threshold_att
 from indpriv.analysis.fidelity import Fidelity
 from indpriv.analysis.free_fidelity import FreeFidelity
 from indpriv.analysis.groups import GroupTable, group_tables
-from indpriv.analysis.guarantee import guarantee_of
+from indpriv.analysis.guarantee import guarantee_of, worst_case_membership
 from indpriv.analysis.loss import LossRelation, relate_to_loss
+from indpriv.analysis.people import undeclared_people
 from indpriv.analysis.sensitivity import Sensitivity
 from indpriv.analysis.spacing import Spacing
 from indpriv.analysis.summary import AuditSummary, Range, RunFacts
 from indpriv.attack_scores import AttackScores
 from indpriv.attacks.membership import LOSS_THRESHOLD, loss_scores
-from indpriv.audit.run_directory import EXAMPLES, EXAMPLES_NON_DP, Evidence
+from indpriv.audit.run_directory import EXAMPLES, EXAMPLES_NON_DP, Evidence, in_rows_of
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
@@ -72,10 +73,12 @@ def summarise(
     """
     missing = _missing(evidence, log, known=bool(fidelity) or free is not None)
     run = _run_facts(log, evidence)
-    found, train = _Examined(), None
+    found, rows = _Examined(), None
     if evidence.examples is not None:
-        train = evidence.examples.aligned(table.example_ids)
-        columns, left_out = choose_groups(train, by, evidence.declared.groups)
+        rows = evidence.examples.aligned(log.example_ids)
+        missing += undeclared_people(log, rows)
+        train = in_rows_of(table, evidence.examples).aligned(table.example_ids)
+        columns, left_out = choose_groups(rows, by, evidence.declared.groups)
         missing += left_out
         found = _examined(
             table, evidence, evidence.examples, train, columns, (table if members is None else members, holdout), seed
@@ -84,7 +87,7 @@ def summarise(
         raise InputError(f"--by {by[0]}: this run has no {EXAMPLES}, which holds the groups; audit it without --by")
     versions = {library: _version(library) for library in ("indpriv", "numpy", "scipy", "pandas", "pyarrow")}
     versions["python"] = platform.python_version()
-    guarantee = guarantee_of(table, evidence.checks, evidence.recorder)
+    guarantee = guarantee_of(table, evidence.checks, evidence.recorder, worst_case_membership(log, table.account.delta))
     brackets = Counter(table.details.get("bracket", np.array([])).tolist())
     canaries = evidence.canaries
     return AuditSummary(
@@ -97,7 +100,7 @@ def summarise(
         guarantee=guarantee,
         run=run,
         individual=describe(table),
-        drivers=describe_drivers(log, table, train),
+        drivers=describe_drivers(log, table, rows),
         loss=found.loss,
         groups=found.groups,
         attacks=found.attacks,

@@ -15,7 +15,7 @@ from indpriv.analysis.summary import AuditSummary
 from indpriv.audit.accounting import Accounting, Progress, effect_of_spacing, fidelity_against_k, sensitivity, silent
 from indpriv.audit.audit_directory import write_audit
 from indpriv.audit.findings import choose_groups, summarise
-from indpriv.audit.run_directory import Evidence, open_run
+from indpriv.audit.run_directory import EXAMPLES, Evidence, open_run
 from indpriv.errors import InputError
 from indpriv.norm_log import NormLog
 from indpriv.partition import Partition, partition
@@ -36,6 +36,7 @@ def audit(
     between_records: str = "last",
     preset: str | None = None,
     by: Sequence[str] = (),
+    unit_column: str | None = None,
     unreadable: str = "refuse",
     seed: int = 0,
     images: NDArray[np.float32] | None = None,
@@ -53,6 +54,7 @@ def audit(
         preset: "yu2023" for the paper's accounting; it overrides accountant, conversion and between_records.
         by: columns to group by, e.g. ("race", "age:bins=10"); default those in run.json, else the label and every
             metadata column.
+        unit_column: metadata column that says whose row each is: epsilons are then of people, unit "user".
         unreadable: "refuse" a log with damaged or missing records, or count those at "worst_case".
         seed: of the attack's random choices. It is no seed of training.
         images: (n_examples, channels, height, width) inputs of the training examples, whose ids are positions: the report
@@ -72,17 +74,20 @@ def audit(
         check_images(images)
     tell(READING, 0, 1)
     log, evidence = open_run(path, unreadable)
+    if unit_column is not None:
+        log, evidence = _of_people(log, evidence, unit_column)
     accounting = Accounting(_delta(delta, evidence.declared), accountant, conversion, between_records, preset)
     tell(READING, 1, 1)
     tell(CHECKING, 0, 1)
     evidence = replace(evidence, checks=tuple(verify(path)))
     tell(CHECKING, 1, 1)
     table = accounting(log, progress=lambda done, total: tell(ACCOUNTING, done, total))
-    holdout = None if evidence.holdout is None else accounting(evidence.holdout)
+    in_rows = table.account.rows_per_unit is None
+    holdout = accounting(evidence.holdout) if evidence.holdout is not None and in_rows else None
     # no test example is ever sampled: members are held against them by full records alone
     members = None if holdout is None or log.free is None else accounting(replace(log, free=None))
     fidelity = fidelity_against_k(log, accounting, table, tell, _groups(log, evidence, by))
-    free = free_fidelity(log, Method(**vars(accounting)))
+    free = free_fidelity(log, Method(**vars(accounting))) if in_rows else None
     spacing = None if fidelity else effect_of_spacing(log, accounting, table, tell)
     choices = sensitivity(log, accounting, table, tell)
     tell(ANALYSING, 0, 1)
@@ -99,13 +104,23 @@ def audit(
         holdout=holdout,
         members=members,
         seed=seed,
-        command=_command(path, output_dir, accounting, by, unreadable, seed),
+        command=_command(path, output_dir, accounting, by, unit_column, unreadable, seed),
     )
     tell(ANALYSING, 1, 1)
     tell(WRITING, 0, 1)
     write_audit(output_dir, table, evidence, summary, images)
     tell(WRITING, 1, 1)
     return summary
+
+
+def _of_people(log: NormLog, evidence: Evidence, column: str) -> tuple[NormLog, Evidence]:
+    """The log and the examples with the units that a metadata column names."""
+    if evidence.examples is None:
+        raise InputError(f"--unit-column {column}: this run has no {EXAMPLES}, which holds the column")
+    examples = evidence.examples.with_units(column)
+    units = examples.aligned(log.example_ids)["unit_id"].to_numpy()
+    unit = "user" if log.unit == "example" else log.unit
+    return replace(log, unit=unit, unit_ids=units), replace(evidence, examples=examples)
 
 
 def _groups(log: NormLog, evidence: Evidence, by: Sequence[str]) -> dict[str, Partition]:
@@ -125,7 +140,13 @@ def _delta(delta: float | None, declared: Declared) -> float:
 
 
 def _command(
-    path: Path, output_dir: Path, accounting: Accounting, by: Sequence[str], unreadable: str, seed: int
+    path: Path,
+    output_dir: Path,
+    accounting: Accounting,
+    by: Sequence[str],
+    unit_column: str | None,
+    unreadable: str,
+    seed: int,
 ) -> str:
     """The same audit on the command line; delta in full, so that it gives the same epsilons to the last digit."""
     words = ["indpriv", "audit", str(path), "--output-dir", str(output_dir), "--delta", repr(float(accounting.delta))]
@@ -136,6 +157,8 @@ def _command(
         words += ["--between-records", accounting.between_records]
     for column in by:
         words += ["--by", column]
+    if unit_column is not None:
+        words += ["--unit-column", unit_column]
     if unreadable != "refuse":
         words += ["--unreadable", unreadable]
     return shlex.join([*words, "--seed", str(seed)])

@@ -10,6 +10,7 @@ import pandas as pd
 
 from indpriv.analysis.declared import Declared
 from indpriv.attack_scores import AttackScores
+from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.evidence import Check
 from indpriv.example_table import ExampleTable
@@ -83,6 +84,11 @@ def open_run(path: Path, unreadable: str = "refuse") -> tuple[NormLog, Evidence]
 
 def _table(path: Path, declared: Declared) -> ExampleTable | None:
     return name_labels(ExampleTable.from_parquet(path), declared.class_names) if path.is_file() else None
+
+
+def in_rows_of(table: EpsilonTable, examples: ExampleTable) -> ExampleTable:
+    """The example table with a training row for each row of an epsilon table: of units, where that is of units."""
+    return examples if table.account.rows_per_unit is None else examples.by_unit()
 
 
 def name_labels(examples: ExampleTable, class_names: Sequence[str]) -> ExampleTable:

@@ -60,10 +60,10 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
             stacklevel=2,
         )
     n, n_units = summary["run"]["n_examples"], summary["run"]["n_units"]
-    if n_units is not None and n_units != n:
+    if n_units is not None and n_units != n and summary["account"].get("rows_per_unit") is None:
         raise InputError(
-            f"{n_units} people stand behind {n} rows; a release takes each row for one person. Audit a run that records one "
-            "gradient for each person"
+            f"{n_units} people stand behind {n} rows, and this audit counts rows; a release takes each record for one person. "
+            'Audit by people: a run recorded with unit="user" and unit_ids, or indpriv audit RUN --unit-column NAME'
         )
 
 

@@ -25,7 +25,7 @@ from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.files import read_parquet, write_atomically
-from indpriv.formatting import format_delta, format_epsilon
+from indpriv.formatting import format_epsilon
 from indpriv.release.assumptions import check_one_record, declared_choices
 from indpriv.report.terminal import clean
 
@@ -41,11 +41,13 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 @dataclass(frozen=True)
 class Owner:
-    """A person and their rows: epsilons by example id."""
+    """A person: how many rows are theirs, their epsilon for all of them together, and what so many rows have at most."""
 
     kind: str
     name: str
-    epsilons: Mapping[str, float]
+    n_rows: int
+    epsilon: float
+    worst_case_epsilon: float
 
 
 def owners(audit_dir: Path, *, example: str | None = None, unit: str | None = None) -> list[Owner]:
@@ -62,18 +64,31 @@ def owners(audit_dir: Path, *, example: str | None = None, unit: str | None = No
     if example is not None and unit is not None:
         raise InputError("both --example and --unit were given; pass one of them")
     table = EpsilonTable.from_frame(read_parquet(audit_dir / EPSILON))
-    rows = pd.Series(table.epsilon, index=[str(item) for item in table.example_ids.tolist()])
+    by_unit = table.account.rows_per_unit is not None
+    n_rows = table.details["n_rows"].tolist() if "n_rows" in table.details else [1] * len(table)
+    worst = table.details.get("unit_worst_case", pd.Series(table.worst_case_epsilon, range(len(table)))).tolist()
+    names = [str(item) for item in table.example_ids.tolist()]
+    figures = dict(zip(names, zip(n_rows, table.epsilon.tolist(), worst, strict=True), strict=True))
     if example is not None:
-        if example not in rows.index:
+        if by_unit:
+            raise InputError(f"--example {example}: this audit is of people, not of rows; pass --unit ID of the person")
+        if example not in figures:
             raise InputError(f"--example {example}: the audit has no training example of that id")
-        return [Owner("example", example, {example: float(rows[example])})]
-    unit_ids = _unit_ids(audit_dir, table)
-    if unit is not None:
-        mine = rows[unit_ids == unit]
-        if mine.empty:
-            raise InputError(f"--unit {unit}: the audit has no training example of such a unit")
-        return [Owner("unit", unit, _by_id(mine))]
-    return [Owner("unit", str(name), _by_id(mine)) for name, mine in rows.groupby(unit_ids, sort=False)]
+        return [Owner("example", example, *figures[example])]
+    unit_ids = names if by_unit else _unit_ids(audit_dir, table)
+    rows_of: dict[str, list[str]] = {}
+    for name, owner in zip(names, unit_ids, strict=True):
+        rows_of.setdefault(owner, []).append(name)
+    if unit is not None and unit not in rows_of:
+        raise InputError(f"--unit {unit}: the audit has no training example of such a unit")
+    chosen = rows_of if unit is None else {unit: rows_of[unit]}
+    for owner, rows in chosen.items():
+        if len(rows) > 1:
+            raise InputError(
+                f"unit {owner} has {len(rows)} rows, and this audit counts rows: their epsilons do not add up to a figure for the "
+                'person. Audit by people (a run recorded with unit="user", or indpriv audit RUN --unit-column NAME)'
+            )
+    return [Owner("unit", owner, *figures[rows[0]]) for owner, rows in chosen.items()]
 
 
 def statement(owner: Owner, summary: Mapping[str, Any]) -> str:
@@ -86,7 +101,7 @@ def statement(owner: Owner, summary: Mapping[str, Any]) -> str:
     sections = [
         ("", _opening(owner, summary)),
         ("What everybody is promised", _promise(owner, summary)),
-        ("What this training did with your record" + "s" * (len(owner.epsilons) > 1), _own(owner, summary)),
+        ("What this training did with your record" + "s" * (owner.n_rows > 1), _own(owner, summary)),
         ("What your number does not mean", _NOT_MEANT),
         ("Keep this page to yourself", _keep(summary)),
     ]
@@ -119,17 +134,12 @@ def write_statements(
     return paths
 
 
-def _by_id(rows: "pd.Series[float]") -> dict[str, float]:
-    return {str(name): float(epsilon) for name, epsilon in rows.items()}
-
-
-def _unit_ids(audit_dir: Path, table: EpsilonTable) -> "pd.Series[str]":
+def _unit_ids(audit_dir: Path, table: EpsilonTable) -> list[str]:
     """The unit of each row as text; its own example id where the audit holds no example table."""
-    if (audit_dir / EXAMPLES).is_file():
-        ids = ExampleTable.from_parquet(audit_dir / EXAMPLES).aligned(table.example_ids)["unit_id"].tolist()
-    else:
-        ids = table.example_ids.tolist()
-    return pd.Series(map(str, ids), index=[str(item) for item in table.example_ids.tolist()], name="unit")
+    if not (audit_dir / EXAMPLES).is_file():
+        return [str(item) for item in table.example_ids.tolist()]
+    examples = ExampleTable.from_parquet(audit_dir / EXAMPLES)
+    return [str(item) for item in examples.aligned(table.example_ids)["unit_id"].tolist()]
 
 
 def _file_name(name: str) -> str:
@@ -140,7 +150,7 @@ def _file_name(name: str) -> str:
 
 
 def _opening(owner: Owner, summary: Mapping[str, Any]) -> list[str]:
-    rows = f" ({len(owner.epsilons)} records)" if len(owner.epsilons) > 1 else ""
+    rows = f" ({owner.n_rows} records)" if owner.n_rows > 1 else ""
     return [
         f"CONFIDENTIAL: for the owner of {owner.kind} {clean(owner.name)}{rows}",
         "",
@@ -163,47 +173,35 @@ def _promise(owner: Owner, summary: Mapping[str, Any]) -> list[str]:
         ]
     checked = "" if guarantee["status"] == SUPPORTED else " Its assumptions were declared, and not checked."
     odds = _percent(true_positive_bound(epsilon, delta, FALSE_POSITIVE_RATE))
+    which = "one record of yours" if owner.n_rows == 1 else "your records"
     lines = [
         f"All states of the model during training together: {meaning}. This is the guarantee. It holds whatever your record "
         f"is, and whatever else somebody knows.{checked}",
-        "In odds: somebody sees every state of the model, knows all data but yours, and tests whether one record of yours "
-        f"was used. A test that wrongly says so {_percent(FALSE_POSITIVE_RATE)} of the times when it was not, rightly says so "
+        f"In odds: somebody sees every state of the model, knows all data but yours, and tests whether {which} "
+        f"{'was' if owner.n_rows == 1 else 'were'} used. A test that wrongly says so {_percent(FALSE_POSITIVE_RATE)} of the times when it was not, rightly says so "
         f"at most {odds} of the times when it was.",
     ]
-    return [*lines, *_group_promise(len(owner.epsilons), epsilon, delta)]
-
-
-def _group_promise(k: int, epsilon: float, delta: float) -> list[str]:
-    """Group privacy: k records together have k epsilon and delta (1 + e^epsilon + ... + e^((k-1) epsilon))."""
-    if k == 1:
-        return []
-    together = k * epsilon
-    risk = min(
-        1.0, delta * math.fsum(math.exp(min(j * epsilon, 700.0)) for j in range(k))
-    )  # e^700: near the largest float
-    odds = _percent(true_positive_bound(together, risk, FALSE_POSITIVE_RATE))
-    return [
-        f"You have {k} records. For all of them together the guarantee is epsilon {format_epsilon(together)} at delta "
-        f"{format_delta(risk)}, and the test above is right at most {odds} of the times."
-    ]
+    if owner.worst_case_epsilon < epsilon:
+        lines.append(
+            f"That counts people with more records than your {owner.n_rows}. To all of yours together it is epsilon "
+            f"{format_epsilon(owner.worst_case_epsilon)} at the same delta."
+        )
+    return lines
 
 
 def _own(owner: Owner, summary: Mapping[str, Any]) -> list[str]:
-    guarantee = summary["guarantee"]
-    worst, usual = format_epsilon(guarantee["worst_case_epsilon"]), _percent(FALSE_POSITIVE_RATE)
-    several = len(owner.epsilons) > 1
-    lines = []
-    for name, epsilon in owner.epsilons.items():
-        odds = _percent(true_positive_bound(epsilon, guarantee["delta"], FALSE_POSITIVE_RATE))
-        which = f"Record {clean(name)}: epsilon" if several else "Your epsilon for this run:"
-        lines.append(
-            f"{which} {format_epsilon(epsilon)}, of at most {worst}. In the odds of the test above that would be {odds} rather "
-            f"than {usual}, if it were a guarantee."
-        )
-    lines.append(f"It is {_CLAIMS[summary['claim']]} (stated at {summary['meaning']}).")
-    if several:
-        lines.append("No figure is known for all of your records together; it is larger than each of these.")
-    return lines
+    worst, usual = format_epsilon(owner.worst_case_epsilon), _percent(FALSE_POSITIVE_RATE)
+    odds = _percent(true_positive_bound(owner.epsilon, summary["guarantee"]["delta"], FALSE_POSITIVE_RATE))
+    whose = (
+        f"Your epsilon for this run, of all {owner.n_rows} records together:"
+        if owner.n_rows > 1
+        else "Your epsilon for this run:"
+    )
+    return [
+        f"{whose} {format_epsilon(owner.epsilon)}, of at most {worst}. In the odds of the test above that would be {odds} rather "
+        f"than {usual}, if it were a guarantee.",
+        f"It is {_CLAIMS[summary['claim']]} (stated at {summary['meaning']}).",
+    ]
 
 
 _NOT_MEANT = (
