@@ -27,6 +27,7 @@ from indpriv.accountant import real_axis, transform
 from indpriv.accountant.contour import Axis, Contour, Reach, alias_free_period
 from indpriv.accountant.loss_sum import Direction, FloatArray, LossSum
 from indpriv.accountant.real_axis import Problem, Scan
+from indpriv.accountant.work_budget import WorkBudget
 
 _VALUES_AT_ONCE = 1 << 18  # of examples on a contour: 4 MB
 _DECADES = 9.0  # nepers of delta within which examples share a cut
@@ -55,7 +56,8 @@ _EFFORTS = (_Effort(0.0, 0, 2.0, 1024, 1e-7), _Effort(1e-7, 3, 6.0, 16384, 1e-6)
 # Contour nodes times quadrature nodes of all kinds that an axis is worth; about 1e9 a second. The grids that would have
 # to be made instead cost about as much for each example, and for each kind.
 _WORK_PER_EXAMPLE, _WORK_PER_KIND = 3e8, 7e7
-_MAX_WORK = 4e10  # that any number of examples is worth
+_MAX_WORK = 4e10  # that one axis is worth, whatever the number of examples
+_MOST_WORK = 6e10  # that one call is worth
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def contour_brackets(losses: LossSum, delta: float, direction: Direction) -> Bra
         the node limit, the upper end may be no better than the Chernoff bound, and the lower end 0.
     """
     lower, upper = np.zeros(len(losses)), np.full(len(losses), np.inf)
-    solved = np.zeros(len(losses), bool)
+    solved, budget = np.zeros(len(losses), bool), WorkBudget(_MOST_WORK)
     for effort in _EFFORTS:
         remaining = np.flatnonzero(~solved)
         if not len(remaining):
@@ -94,7 +96,7 @@ def contour_brackets(losses: LossSum, delta: float, direction: Direction) -> Bra
         for refinement in range(effort.refinements + 1):
             if refinement:
                 scan = real_axis.refine(scan, problem)
-            found = _solve_on_contours(problem, scan, effort)
+            found = _solve_on_contours(problem, scan, effort, budget)
             lower[remaining] = np.maximum(found.lower, lower[remaining])
             upper[remaining] = np.minimum(found.upper, upper[remaining])
             solved[remaining] = found.solved
@@ -105,11 +107,11 @@ def contour_brackets(losses: LossSum, delta: float, direction: Direction) -> Bra
     return Bracket(lower, upper, solved)
 
 
-def _solve_on_contours(problem: Problem, scan: Scan, effort: _Effort) -> Bracket:
+def _solve_on_contours(problem: Problem, scan: Scan, effort: _Effort, budget: WorkBudget) -> Bracket:
     """Brackets of the examples for which a tilt of the scan will do."""
     upper = np.maximum(scan.epsilon, 0.0)
     lower, solved = np.zeros_like(upper), upper == 0
-    for rows, contour in _contours(problem, scan, ~solved, effort):
+    for rows, contour in _contours(problem, scan, ~solved, effort, budget):
         low, high = contour.solve(problem.log_delta[rows], problem.upper_goal[rows])
         lower[rows], upper[rows] = low, np.minimum(high, upper[rows])
         solved[rows] = upper[rows] - low <= effort.tight * upper[rows]
@@ -117,7 +119,7 @@ def _solve_on_contours(problem: Problem, scan: Scan, effort: _Effort) -> Bracket
 
 
 def _contours(
-    problem: Problem, scan: Scan, wanted: NDArray[np.bool_], effort: _Effort
+    problem: Problem, scan: Scan, wanted: NDArray[np.bool_], effort: _Effort, budget: WorkBudget
 ) -> Iterator[tuple[NDArray[np.intp], Contour]]:
     """Contours for the wanted examples, a few at a time; none where no tilt will do or it would be too much work."""
     columns = np.where(wanted, scan.shared_columns(problem, effort.slack), -1)
@@ -129,7 +131,8 @@ def _contours(
         for group in _groups(reach.frequency * period / (2 * np.pi), period, effort.max_nodes):
             frequency, tail = reach.shared(group)
             alike, longest = part.select(group), float(period[group].max())
-            if not _is_worth(alike, seen, column, longest, frequency):
+            work = _work(alike, seen, column, longest, frequency)
+            if work > _worth(alike) or not budget.affords(work):
                 continue
             axis = Axis.of(alike, seen, column, longest, frequency)
             at_once = max(1, _VALUES_AT_ONCE // len(axis.frequencies))
@@ -139,14 +142,18 @@ def _contours(
                 yield examples[group[rows]], Contour.of(axis, losses, seen.select(group[rows]), column, tail[rows])
 
 
-def _is_worth(problem: Problem, scan: Scan, column: int, period: float, frequency: float) -> bool:
-    """Whether an axis for these examples costs less than what would be tried instead."""
+def _work(problem: Problem, scan: Scan, column: int, period: float, frequency: float) -> float:
+    """What an axis for these examples costs: contour nodes times quadrature nodes of all kinds."""
     kinds = problem.kinds(scan.step_cut)
     if not len(kinds):
-        return True
+        return 0.0
     nodes = int(transform.count_nodes(kinds, float(scan.tilts[column]), problem.direction, frequency).max())
-    worth = min(_WORK_PER_EXAMPLE * len(problem.losses) + _WORK_PER_KIND * len(kinds), _MAX_WORK)
-    return nodes * len(kinds) * frequency * period / (2 * np.pi) <= worth
+    return nodes * len(kinds) * frequency * period / (2 * np.pi)
+
+
+def _worth(problem: Problem) -> float:
+    """What an axis for these examples may cost: no more than what would be tried instead."""
+    return min(_WORK_PER_EXAMPLE * len(problem.losses) + _WORK_PER_KIND * len(problem.losses.shift), _MAX_WORK)
 
 
 def contour_deltas(losses: LossSum, epsilon: FloatArray, direction: Direction) -> tuple[FloatArray, FloatArray]:
@@ -163,7 +170,7 @@ def contour_deltas(losses: LossSum, epsilon: FloatArray, direction: Direction) -
     """
     anchor = epsilon[:, epsilon.shape[1] // 2]
     lower, upper = np.zeros_like(epsilon), np.ones_like(epsilon)
-    log_delta = np.zeros(len(losses))
+    log_delta, budget = np.zeros(len(losses)), WorkBudget(_MOST_WORK)
     for effort in _EFFORTS:
         middle = (lower[:, epsilon.shape[1] // 2], upper[:, epsilon.shape[1] // 2])
         remaining = np.flatnonzero(middle[1] - middle[0] > effort.tight * middle[1])
@@ -173,14 +180,16 @@ def contour_deltas(losses: LossSum, epsilon: FloatArray, direction: Direction) -
         ):  # a cut is made for the smallest delta
             examples = remaining[decades == decade] if effort.cut else remaining
             part = Problem(losses.select(examples), log_delta[examples], direction, effort.cut, anchor[examples])
-            low, high, bound = _deltas(part, epsilon[examples], effort)
+            low, high, bound = _deltas(part, epsilon[examples], effort, budget)
             lower[examples] = np.maximum(lower[examples], low)
             upper[examples] = np.minimum(upper[examples], high)
             log_delta[examples] = np.minimum(log_delta[examples], bound)
     return lower, upper
 
 
-def _deltas(problem: Problem, epsilon: FloatArray, effort: _Effort) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _deltas(
+    problem: Problem, epsilon: FloatArray, effort: _Effort, budget: WorkBudget
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Lower and upper delta (n, k), and log of an upper bound of the middle one."""
     scan = real_axis.scan(problem)
     if effort.cut:
@@ -190,7 +199,7 @@ def _deltas(problem: Problem, epsilon: FloatArray, effort: _Effort) -> tuple[Flo
     problem = replace(problem, log_delta=np.minimum(bound, problem.log_delta))
     lower, upper = np.zeros_like(epsilon), np.ones_like(epsilon)
     upper[:, epsilon.shape[1] // 2] = np.exp(bound)
-    for rows, contour in _contours(problem, scan, np.ones(len(bound), bool), effort):
+    for rows, contour in _contours(problem, scan, np.ones(len(bound), bool), effort, budget):
         for column in range(epsilon.shape[1]):
             low, high = contour.log_bounds(epsilon[rows, column])
             lower[rows, column] = np.exp(low)

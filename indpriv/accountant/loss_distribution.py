@@ -26,6 +26,7 @@ from indpriv.accountant.loss_grid import LOWER_EXCESS, LossGrid, Step, lower_gri
 from indpriv.accountant.loss_sum import Direction, FloatArray, LossSum
 from indpriv.accountant.real_axis import Problem, Scan, log_largest_weight
 from indpriv.accountant.transform import UNIT_ROUNDOFF, ComplexArray, Kinds
+from indpriv.accountant.work_budget import WorkBudget
 
 _CUT = 1e-7  # share of delta given to what lies beyond the ends of the steps' laws
 _LOG_TOLERANCE = np.log(1e-9)  # of what leaves the window, relative to delta
@@ -35,7 +36,10 @@ _POINTS = tuple(2**k for k in (14, 16, 18, 20, 21))
 _TIGHT = 1e-5  # relative width at which no finer grid is tried
 _MASS_ERROR = 64.0  # units of rounding that a point's mass may be wrong by, quadrature included
 _PROGRESS = 0.8  # of the width of the last bracket, that a finer grid must reach to be refined further
-_WORK = 3e9  # points times kinds times examples that may be spent at one resolution
+# Work is counted in points, weighted by what they cost (about 1e-8 s each). A call is worth so much of it, whatever the
+# number of its examples, so that none takes hours; what is left over keeps the wider bracket that is proven by then.
+_MOST_WORK = 3e9
+_PER_BUCKET, _PER_KIND, _PER_EXAMPLE, _PER_SOLUTION = 150.0, 40.0, 2.0, 200.0
 _RECENTRINGS = 6
 _MARGIN = 1.5  # by which windows are longer than they need be at the epsilon they are chosen for
 _LARGEST_UNIT = 16.0  # nepers by which exp(K(tilt) - tilt epsilon) may exceed delta
@@ -52,22 +56,24 @@ def grid_brackets(losses: LossSum, delta: float, direction: Direction) -> Bracke
         direction: "remove" or "add".
 
     Returns:
-        the bracket, proven everywhere; `solved` where it is tight. The more examples, the coarser the grid that the
-        budget of work allows: brackets widen, but stay proven.
+        the bracket, proven everywhere; `solved` where it is tight. The more examples and kinds, the coarser the grids that
+        the budget of work allows: brackets widen, but stay proven.
     """
     problem = Problem(losses, np.full(len(losses), np.log(delta)), direction, _CUT)
     scan = real_axis.refine(real_axis.scan(problem, beyond=_TILTS_BEYOND), problem)
     lower, upper = np.zeros(len(losses)), np.maximum(scan.epsilon, 0.0)
     width = np.full(len(losses), np.inf)  # of the last bracket: rounding grows with the number of points
+    budget = WorkBudget(_MOST_WORK)
     for n_points in _POINTS:
         improving = upper - lower < _PROGRESS * width
         open_ = np.flatnonzero((upper - lower > _TIGHT * upper) & improving)
         width = np.where(improving, upper - lower, 0.0)
-        work = n_points * (len(losses.shift) + 1) * len(open_)
-        if not len(open_) or (n_points > _POINTS[0] and work > _WORK):
+        if not len(open_):
             break
         for window in _windows(problem.select(open_), scan.select(open_), upper[open_]):
             examples = open_[window.examples]
+            if not budget.affords(_work(problem.select(examples), window, n_points)):
+                continue
             composer = _Composer(problem.select(examples), window, n_points)
             for row, example in enumerate(examples):
                 low, high = composer.solve(row, float(upper[example]))
@@ -92,14 +98,15 @@ def grid_deltas(
     middle = epsilon[:, epsilon.shape[1] // 2]
     problem = Problem(losses, np.maximum(log_delta, -600.0), direction, _CUT, middle)
     scan = real_axis.refine(real_axis.scan(problem, beyond=_TILTS_BEYOND), problem)
-    lower, upper = np.zeros_like(epsilon), np.ones_like(epsilon)
+    lower, upper, budget = np.zeros_like(epsilon), np.ones_like(epsilon), WorkBudget(_MOST_WORK)
     for n_points in _POINTS:
         open_ = np.flatnonzero((upper - lower > _TIGHT * upper).any(axis=1))
-        work = n_points * (len(losses.shift) + 1) * len(open_)
-        if not len(open_) or (n_points > _POINTS[0] and work > _WORK):
+        if not len(open_):
             break
         for window in _windows(problem.select(open_), scan.select(open_), middle[open_]):
             examples = open_[window.examples]
+            if not budget.affords(_work(problem.select(examples), window, n_points)):
+                continue
             composer = _Composer(problem.select(examples), window, n_points)
             for row, example in enumerate(examples):
                 low, high = composer.deltas(row, epsilon[example])
@@ -153,6 +160,29 @@ def _windows(problem: Problem, scan: Scan, upper: FloatArray) -> list[_Window]:
     return windows
 
 
+def _step(problem: Problem, tilt: float, shift: float, rate: float, n_steps: float) -> Step:
+    """One step's law followed far enough that the run goes beyond with at most the cut's probability."""
+    probability = _CUT * float(np.exp(problem.log_delta.min())) / (2 * n_steps)
+    kinds = Kinds(np.array([shift]), np.array([rate])).cut_at(probability, problem.direction)
+    end = float(kinds.cut[0]) if kinds.cut is not None else 0.0
+    if problem.direction == "remove":
+        return Step(float(shift), float(rate), low=-_FAR, high=end)
+    whole = Step(float(shift), float(rate), low=-max(end, _FAR), high=shift + _FAR)
+    faint = float(whole.z_at(_FAINT / tilt - whole.floor))
+    return Step(whole.shift, whole.sample_rate, whole.low, min(whole.high, faint))
+
+
+def _work(problem: Problem, window: _Window, n_points: int) -> float:
+    """What it takes to compose the examples of a window: laws on the grid, their transforms, powers, and solutions."""
+    losses, buckets = problem.losses, 0.0
+    for shift, rate in zip(losses.shift, losses.sample_rate, strict=True):
+        step = _step(problem, window.tilt, shift, rate, max(float(losses.steps.max()), 1.0))
+        buckets += float(step.rise(step.high) - step.rise(step.low)) * n_points / window.length
+    per_example = _PER_EXAMPLE * (len(losses.shift) + 1) + _PER_SOLUTION
+    kinds = len(losses.shift) + 1
+    return _PER_BUCKET * buckets + n_points * (_PER_KIND * kinds + per_example * len(losses))
+
+
 @dataclass(frozen=True)
 class _Table:
     """Grids of all kinds of a group, ready to compose: (n_kinds, ...) each.
@@ -191,22 +221,12 @@ class _Composer:
             rate = np.append(rate, 1.0)
             counts = np.append(counts, [[1.0]], axis=1)
         self.counts = counts
-        steps = [self._step(*law, float(counts.sum(axis=1).max())) for law in zip(shift, rate, strict=True)]
+        n_steps = float(counts.sum(axis=1).max())
+        steps = [_step(problem, self.tilt, *law, n_steps) for law in zip(shift, rate, strict=True)]
         self.missed = counts @ np.array([self._missed(step) for step in steps])
         self.lost = counts @ np.array([self._lost(step) for step in steps])
         self.upper = self._table([upper_grid(step, self.spacing) for step in steps])
         self.lower = self._table([lower_grid(step, self.spacing) for step in steps])
-
-    def _step(self, shift: float, rate: float, n_steps: float) -> Step:
-        """The law followed far enough that the run goes beyond with at most the cut's probability."""
-        probability = _CUT * float(np.exp(self.problem.log_delta.min())) / (2 * n_steps)
-        kinds = Kinds(np.array([shift]), np.array([rate])).cut_at(probability, self.problem.direction)
-        end = float(kinds.cut[0]) if kinds.cut is not None else 0.0
-        if self.problem.direction == "remove":
-            return Step(float(shift), float(rate), low=-_FAR, high=end)
-        whole = Step(float(shift), float(rate), low=-max(end, _FAR), high=shift + _FAR)
-        faint = float(whole.z_at(_FAINT / self.tilt - whole.floor))
-        return Step(whole.shift, whole.sample_rate, whole.low, min(whole.high, faint))
 
     def _missed(self, step: Step) -> float:
         """Bound of what the end that raises the loss can add to delta, per step."""

@@ -6,7 +6,8 @@ Each example goes to the first engine that settles it:
 2. `exact`: Gaussian runs (every step unsampled), a single sampled step, two steps;
 3. `laplace`: inversion of the Laplace transform of the loss, all examples at once;
 4. `loss_distribution`: discretised losses, for runs in which participation is rare;
-5. the Renyi bound above and 0 below, flagged as a fallback.
+5. the Renyi bound above and 0 below, flagged as a fallback: where there is next to no noise, or where the work that a
+   call may do is used up before anything is proven.
 
 Both neighbouring directions are bracketed and the larger counts; neither is assumed to dominate under composition
 (Lebeda, Regehr, Kamath, Steinke 2024, arXiv:2405.20769).
@@ -34,6 +35,8 @@ _DISAGREEMENT = 1e-10  # relative, allowed between two step widths of a quadratu
 _NO_DELTA = 1e-100  # below it nothing is refined
 _OTHER: dict[Direction, Direction] = {"remove": "add", "add": "remove"}
 _TURNED_ERROR = 4e-16  # rounding of a sum of two shares of 1
+_LARGEST_SHIFT = 64.0  # beyond it, under next to no noise, one step alone would need millions of quadrature nodes
+_LEAST_DELTA = float(np.finfo(np.float64).tiny)  # below it floats lose their precision
 _MAX_STEPS = 1e8  # beyond it rounding of sums over steps would show in the brackets
 
 
@@ -91,7 +94,7 @@ def pld_epsilon(participations: Participations, *, delta: float, rdp_upper: Floa
         low, high, agreed = _exact_brackets(losses.select(short[first]), delta)
         lower[short], upper[short] = low[place], np.where(agreed, high, np.inf)[place]
         bracket[short[~exact.is_closed_form(losses.select(short))]] = CHECKED
-    rest = np.flatnonzero(np.isinf(upper))
+    rest = np.flatnonzero(np.isinf(upper) & ~_is_noiseless(losses))
     if len(rest):
         lower[rest], upper[rest] = _composed_brackets(losses.select(rest), delta)
         bracket[rest] = CERTIFIED
@@ -137,8 +140,24 @@ def pld_delta(
     lower, upper = np.zeros(epsilon.shape), np.zeros(epsilon.shape)
     for direction in directions:
         low, high = _delta_bounds(losses, np.asarray(epsilon, np.float64), direction)
+        high = np.where(_may_exceed(losses, epsilon, direction), np.maximum(high, _LEAST_DELTA), high)
         lower, upper = np.maximum(lower, low), np.maximum(upper, high)
-    return Bounds(lower, upper)
+    return Bounds(np.where(lower < _LEAST_DELTA, 0.0, lower), upper)
+
+
+def _may_exceed(losses: LossSum, epsilon: FloatArray, direction: Direction) -> NDArray[np.bool_]:
+    """(n, k) whether the loss may exceed epsilon, however rarely: else delta is 0 and not merely too small for a float."""
+    costs = np.asarray((losses.steps > 0) | (losses.gaussian > 0))
+    endless = costs if direction == "remove" else np.asarray(losses.gaussian > 0)
+    highest = losses.counts @ -np.log1p(-losses.sample_rate) * (1 + 1e-12)
+    result: NDArray[np.bool_] = endless[:, None] | (costs[:, None] & (epsilon < highest[:, None]))
+    return result
+
+
+def _is_noiseless(losses: LossSum) -> NDArray[np.bool_]:
+    """(n_examples,) whether a step has so little noise that only exact forms or the Renyi bound apply."""
+    result: NDArray[np.bool_] = (losses.counts[:, losses.shift > _LARGEST_SHIFT] > 0).any(axis=1)
+    return result
 
 
 def _delta_bounds(losses: LossSum, epsilon: FloatArray, direction: Direction) -> tuple[FloatArray, FloatArray]:
@@ -174,7 +193,7 @@ def _delta_above_0(losses: LossSum, epsilon: FloatArray, direction: Direction) -
         for column in range(epsilon.shape[1]):
             found = exact.exact_delta(part, epsilon[short, column], direction)
             lower[short, column], upper[short, column] = found * (1 - error), np.minimum(found * (1 + error), 1.0)
-    rest = np.flatnonzero(~exact.has_exact_form(losses))
+    rest = np.flatnonzero(~exact.has_exact_form(losses) & ~_is_noiseless(losses))
     if not len(rest):
         return lower, upper
     lower[rest], upper[rest] = contour_deltas(losses.select(rest), epsilon[rest], direction)

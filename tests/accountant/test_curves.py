@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
@@ -91,17 +91,14 @@ def test_the_curve_lies_between_proven_bounds(steps):
 
 
 @pytest.mark.slow
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=4, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(
     steps=st.lists(
         st.tuples(
-            st.sampled_from([0.01, 0.3, 1.0]),
-            st.sampled_from([0.7, 1.0, 10.0]),
-            st.sampled_from([0.01, 0.3, 1.0]),
-            st.integers(1, 400),
+            st.sampled_from([0.3, 1.0]), st.sampled_from([1.0, 10.0]), st.sampled_from([0.1, 1.0]), st.integers(1, 50)
         ),
         min_size=1,
-        max_size=3,
+        max_size=2,
     )
 )
 def test_curves_of_any_run_are_consistent(steps):

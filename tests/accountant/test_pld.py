@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import oracles
 from delta_bounds import delta_bounds
-from indpriv.accountant import exact
-from indpriv.accountant.pld import pld_delta, pld_epsilon
+from indpriv.accountant import exact, laplace, loss_distribution
+from indpriv.accountant.pld import FALLBACK, pld_delta, pld_epsilon
 from indpriv.accountant.trajectory import Participations
 from indpriv.errors import InputError
 
@@ -113,6 +113,41 @@ def test_delta_falls_with_epsilon_and_is_one_far_below():
     assert bounds[0][1] == pytest.approx(1.0)
     assert all(later[0] <= earlier[1] for earlier, later in itertools.pairwise(bounds))
     assert bounds[-1][1] <= 1e-12
+
+
+@pytest.mark.parametrize(
+    "steps", [[(1.0, 1.0, 1.0, 1)], [(0.1, 1.0, 0.1, 1)], [(1.0, 2.0, 0.01, 2)], [(1.0, 5.0, 0.2, 40)]]
+)
+def test_a_delta_too_small_for_a_float_is_not_0(steps):
+    lower, upper = delta_of(run_of(*steps), 5000.0)
+    assert lower == 0 < upper
+    assert upper <= 1e-290
+
+
+def test_delta_is_0_only_beyond_all_losses():
+    assert delta_of(run_of((0.0, 1.0, 0.1, 30)), 0.0) == (0.0, 0.0)
+    run, highest = run_of((1.0, 1.0, 0.1, 30)), -30 * np.log1p(-0.1)
+    assert delta_of(run, highest * 1.01, directions=("add",))[0] == 0.0
+    assert delta_of(run, highest * 0.99, directions=("add",))[1] > 0
+
+
+def test_next_to_no_noise_falls_back_at_once():
+    run = Participations(np.linspace(0.1, 1, 10), np.full(10, 1e-3), np.full(10, 0.01), np.ones((1, 10)))
+    found = pld_epsilon(run, delta=1e-5, rdp_upper=np.array([1e6]))
+    assert (found.bracket[0], found.epsilon_lower[0], found.epsilon_upper[0]) == (FALLBACK, 0.0, 1e6)
+    assert delta_of(run, 1.0) == (0.0, 1.0)
+
+
+def test_brackets_stay_proven_where_no_work_may_be_done(monkeypatch):
+    run, delta = run_of((1.0, 0.5, 0.001, 10)), 1e-9
+    monkeypatch.setattr(laplace, "_MOST_WORK", 0.0)
+    wide = pld_epsilon(run, delta=delta, rdp_upper=np.array([5.9]))  # by grids alone
+    monkeypatch.setattr(loss_distribution, "_MOST_WORK", 0.0)
+    widest = pld_epsilon(run, delta=delta, rdp_upper=np.array([5.9]))
+    assert (widest.epsilon_lower[0], widest.epsilon_upper[0], widest.bracket[0]) == (0.0, 5.9, FALLBACK)
+    assert 5.0 < wide.epsilon_lower[0] <= wide.epsilon_upper[0] < 5.01
+    assert delta_bounds([(1.0, 0.5, 0.001, 10)], wide.epsilon_upper[0])[0] <= delta
+    assert delta_bounds([(1.0, 0.5, 0.001, 10)], wide.epsilon_lower[0])[1] >= delta
 
 
 def test_counts_that_are_no_numbers_of_steps_and_endless_epsilons_are_refused():
