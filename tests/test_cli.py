@@ -141,6 +141,10 @@ def test_groups_of_an_audit(in_process):
     assert few[0]["spread"] is None
 
 
+def test_nothing_but_the_label_has_no_table_within_it(in_process):
+    assert_bad_input(in_process("groups", "audit", "--within", "label", code=2), "no column to group by but the label")
+
+
 def test_several_audits_are_compared(audited, in_process, tmp_path):
     shutil.copytree(audited / "audit", tmp_path / "again")
     shutil.copytree(audited / "audit", tmp_path / "third")

@@ -2,19 +2,23 @@
 
 import io
 import json
+import shutil
+from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from rich.console import Console
 
+from indpriv import ExampleTable
 from indpriv.accountant import Method
 from indpriv.analysis.free_fidelity import free_fidelity
-from indpriv.audit import audit
+from indpriv.audit import Accounting, audit
 from indpriv.norm_log import NormLog
 from indpriv.norm_log_writer import LogHeader, NormLogWriter
 from indpriv.report.html import render_html
 from indpriv.report.terminal import print_audit
-from synthetic import evidence
+from synthetic import evidence, people, write_run
 
 N, STEPS, RATE = 80, 60, 0.2
 
@@ -57,3 +61,19 @@ def test_nothing_is_said_where_the_account_uses_none(run_dir, tmp_path):
     summary = audit(run_dir, tmp_path / "audit", delta=1e-5, between_records="worst_case")
     assert summary.free_fidelity is None
     assert "Free records" not in render_html(summary)
+
+
+def test_members_and_hold_out_are_binned_by_full_records_alone(run_dir, tmp_path):
+    run = shutil.copytree(run_dir, tmp_path / "run")
+    log = NormLog.open(run)
+    people_of = [people(N, split, seed).drop(columns="hard") for seed, split in enumerate(("train", "test"))]
+    ExampleTable(pd.concat(people_of, ignore_index=True)).to_parquet(run / "examples.parquet")
+    norms = np.random.default_rng(1).gamma(2.0, 0.3, (1, N))
+    settings = {"total_steps": STEPS, "noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": RATE}
+    write_run(run / "holdout", NormLog.from_arrays(norms, [0], **settings), None)
+    found = audit(run, tmp_path / "audit", delta=1e-5, between_records="closest").attack_by_epsilon
+    accounting = Accounting(1e-5, between_records="closest")
+    alike, free = accounting(replace(log, free=None)), accounting(log)
+    edges = {row.high for row in found.thresholds[0].bins} - {alike.worst_case_epsilon}
+    assert edges <= set(alike.epsilon.tolist())
+    assert not edges <= set(free.epsilon.tolist())
