@@ -268,6 +268,16 @@ def prepare_risk(log: NormLog, method: Method, *, false_positive_rate: ArrayLike
     return PreparedRisk(prepared, readings, readings.off(worst.up, worst.down))
 
 
+def worst_case_risk(log: NormLog, *, delta: float, false_positive_rate: ArrayLike) -> Risk:
+    """The risk of one row at max_grad_norm in every step: `RiskTable.worst_case`, without reading the log's rows.
+
+    Of one row: where a unit has several, the unit has more.
+    """
+    worst, method = WorstSteps.of(log), Method(delta=delta, accountant="pld")
+    readings = Readings.of(false_positive_rate, (), delta=delta, largest_epsilon=worst.rdp_epsilon(method))
+    return readings.off(worst.up, worst.down)
+
+
 def _at_most(risk: Risk, worst: Risk, clipped: NDArray[np.bool_]) -> Risk:
     """Upper figures are at most the worst case's, since curves rise with the norm; clipped examples are at it."""
     found = {}

@@ -4,10 +4,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from indpriv.analysis.summary import Guarantee
+import numpy as np
+
+from indpriv.accountant.risk import worst_case_risk
+from indpriv.analysis.summary import Guarantee, Membership
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.evidence import FAILED, Check
 from indpriv.formatting import format_delta, format_epsilon
+from indpriv.norm_log import NormLog
 
 # Checks about individual norms or file permissions: the worst case does not rest on them.
 _ABOUT_INDIVIDUALS = ("record", "coverage", "norm pass", "individual clipping", "permissions")
@@ -15,13 +19,19 @@ _ABOUT_INDIVIDUALS = ("record", "coverage", "norm pass", "individual clipping", 
 SUPPORTED, DECLARED, UNPROVEN, VOID = "supported", "declared", "unproven", "void"
 
 
-def guarantee_of(table: EpsilonTable, checks: Sequence[Check], recorder: Mapping[str, Any]) -> Guarantee:
+FALSE_POSITIVE_RATE = 0.01  # at which reports say what the guarantee leaves a test for membership
+
+
+def guarantee_of(
+    table: EpsilonTable, checks: Sequence[Check], recorder: Mapping[str, Any], membership: Membership | None = None
+) -> Guarantee:
     """State the worst case of a run.
 
     Args:
         table: its account.
         checks: evidence held against the assumptions; empty where none was.
         recorder: what the recorder noted about the run; "seeded" voids every claim.
+        membership: see `worst_case_membership`.
     """
     account = table.account
     failed = [check.detail for check in checks if check.status == FAILED and not _about_individuals(check)]
@@ -51,6 +61,20 @@ def guarantee_of(table: EpsilonTable, checks: Sequence[Check], recorder: Mapping
             else ""
         ),
         reasons=tuple(reasons),
+        membership=membership,
+    )
+
+
+def worst_case_membership(log: NormLog, delta: float) -> Membership | None:
+    """What the worst case leaves the best test for membership; None where a unit has several rows, so that one row is too little."""
+    if log.unit != "example" and log.unit_ids is not None and len(np.unique(log.unit_ids)) < log.n_examples:
+        return None
+    risk = worst_case_risk(log, delta=delta, false_positive_rate=FALSE_POSITIVE_RATE)
+    return Membership(
+        false_positive_rate=FALSE_POSITIVE_RATE,
+        true_positive_rate=float(risk.true_positive_rate[0, 0]),
+        advantage=float(risk.advantage[0]),
+        mu=float(risk.mu[0]),
     )
 
 

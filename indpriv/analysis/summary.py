@@ -78,6 +78,25 @@ class RunFacts:
 
 
 @dataclass(frozen=True)
+class Membership:
+    """What the best test for membership could do, if it sees every model state and knows all data but one example.
+
+    Of an example at max_grad_norm in every step, read off the whole privacy curve: a limit for everybody, rounded up.
+
+    Attributes:
+        false_positive_rate: how often the test says "in" of an example that was not.
+        true_positive_rate: how often it can then say so of one that was, at most.
+        advantage: the largest difference of the two rates, at any false-positive rate.
+        mu: of a Gaussian mechanism like this run (mu-GDP); an approximation.
+    """
+
+    false_positive_rate: float
+    true_positive_rate: float
+    advantage: float
+    mu: float
+
+
+@dataclass(frozen=True)
 class Guarantee:
     """The run's differential-privacy guarantee.
 
@@ -88,6 +107,8 @@ class Guarantee:
             "unproven" (a check of an assumption failed) or "void" (no privacy at all).
         statement: one sentence with the unit, the neighbouring relation, the sampler and what is covered.
         reasons: why it is not "supported".
+        membership: what it means to a test for membership, tighter than (epsilon, delta) says; None where a unit has
+            several rows.
     """
 
     worst_case_epsilon: float
@@ -96,6 +117,7 @@ class Guarantee:
     status: str
     statement: str
     reasons: tuple[str, ...]
+    membership: Membership | None = None
 
     @property
     def publishable(self) -> bool:

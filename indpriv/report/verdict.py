@@ -3,11 +3,10 @@
 import math
 from dataclasses import dataclass
 
-from indpriv.analysis.guarantee import true_positive_bound
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.guarantee import FALSE_POSITIVE_RATE, true_positive_bound
+from indpriv.analysis.summary import AuditSummary, Membership
 from indpriv.formatting import format_delta, format_epsilon, format_share
 
-FALSE_POSITIVE_RATE = 0.01  # at which the verdict says what the guarantee bounds
 VACUOUS = 0.9  # true-positive rate there from which a guarantee is called next to no promise
 
 
@@ -45,6 +44,8 @@ def _lead(summary: AuditSummary) -> list[tuple[str, bool]]:
             ),
         ]
     true_positive = true_positive_bound(guarantee.worst_case_epsilon, guarantee.delta, FALSE_POSITIVE_RATE)
+    if guarantee.membership is not None:
+        true_positive = min(true_positive, guarantee.membership.true_positive_rate)
     found.append(
         (
             f"Take any one {summary.account.unit}, and anyone who sees every checkpoint of this model and knows all other "
@@ -83,7 +84,16 @@ def _facts(summary: AuditSummary) -> list[tuple[str, str]]:
         ("Sampler", account.sampler if sampler is None else f"declared {sampler.value} ({sampler.status})"),
         ("Accountant", account.guaranteed_by),
         ("Delta times n", f"{summary.guarantee.delta_times_n:.2g}"),
+        *_membership(summary.guarantee.membership),
     ]
+
+
+def _membership(found: Membership | None) -> list[tuple[str, str]]:
+    if found is None:
+        return []
+    advantage = share_up(found.advantage)
+    text = f"advantage (true less false positives) at most {advantage}; like a Gaussian mechanism of mu {found.mu:.2f}"
+    return [("Best test for membership", text)]
 
 
 def share_up(value: float) -> str:

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from indpriv.analysis.guarantee import guarantee_of, true_positive_bound
+from indpriv.analysis.guarantee import guarantee_of, true_positive_bound, worst_case_membership
+from indpriv.norm_log import NormLog
 from synthetic import epsilon_table
 
 
@@ -44,3 +45,22 @@ def test_a_delta_of_one_over_n_is_not_publishable():
     assert "is not to be published" in large.statement
     assert "is not to be published" not in fine.statement
     assert not guarantee_of(epsilon_table(np.ones(99), delta=0.01), (), {"seeded": True}).publishable
+
+
+def settings(**changes):
+    return {"total_steps": 1, "noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 1.0} | changes
+
+
+def test_membership_of_one_gaussian_step_is_what_theory_says():
+    log = NormLog.from_arrays(np.full((1, 4), 0.1), [0], **settings())  # mu = 1; norms of the run have no part in it
+    found = worst_case_membership(log, 1e-5)
+    right = norm.sf(norm.isf(0.01) - 1.0)
+    assert right <= found.true_positive_rate <= right * 1.01
+    advantage = 2 * norm.cdf(0.5) - 1
+    assert advantage <= found.advantage <= advantage * 1.01
+    assert found.mu == pytest.approx(1.0, rel=0.01)
+
+
+def test_one_row_says_nothing_of_people_with_several():
+    rows = NormLog.from_arrays(np.full((1, 4), 0.1), [0], unit="user", unit_ids=[0, 0, 1, 2], **settings())
+    assert worst_case_membership(rows, 1e-5) is None

@@ -16,6 +16,7 @@ from indpriv.evidence import Check
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log import NormLog
 from indpriv.report.html import render_html
+from indpriv.report.verdict import verdict
 from synthetic import epsilon_table
 
 from .conftest import CHECKS, summary_of
@@ -195,17 +196,22 @@ def test_no_status_but_a_good_one_invites_to_publish(run):
         assert "This run has none to quote." in text
 
 
-def test_the_verdict_says_what_the_bound_is(page):
+def test_the_verdict_says_what_the_bound_is(page, summary):
     text = page.text.replace("\u00a0", " ")
     assert "wrongly in at most 1 % of the runs without it" in text
-    assert "rightly in at most 6.7 % of the runs with it" in text  # e^1.9 / 100 + 1e-5
+    shown = float(re.search(r"rightly in at most ([\d.]+) % of the runs with it", text)[1]) / 100
+    limit = summary.guarantee.membership.true_positive_rate  # of the whole curve: below e^1.9 / 100 + 1e-5
+    assert limit <= shown < limit + 0.002
+    assert shown < 0.0668
+    bare = replace(summary, guarantee=replace(summary.guarantee, membership=None))
+    assert "rightly in at most 6.7 % of the runs with it" in " ".join(text for text, _ in verdict(bare).lead)
     assert "true-positive rate is at most 6.7 times it, plus 1e-5" in text
     assert "odds" not in text
     assert "next to no promise" not in text
 
 
 def test_a_huge_epsilon_reads_well(summary):
-    huge = replace(summary.guarantee, worst_case_epsilon=143.2)
+    huge = replace(summary.guarantee, worst_case_epsilon=143.2, membership=None)
     text = Page(render_html(replace(summary, guarantee=huge, groups=(), attacks=(), loss=None, fidelity=()))).text
     text = text.replace("\u00a0", " ")
     assert "the true-positive rate is at most 10^63 times it" in text
