@@ -147,8 +147,8 @@ def pld_delta(
 
 def _may_exceed(losses: LossSum, epsilon: FloatArray, direction: Direction) -> NDArray[np.bool_]:
     """(n, k) whether the loss may exceed epsilon, however rarely: else delta is 0 and not merely too small for a float."""
-    costs = np.asarray((losses.steps > 0) | (losses.gaussian > 0))
-    endless = costs if direction == "remove" else np.asarray(losses.gaussian > 0)
+    costs = np.greater(losses.steps + losses.gaussian, 0)
+    endless = costs if direction == "remove" else np.greater(losses.gaussian, 0)
     highest = losses.counts @ -np.log1p(-losses.sample_rate) * (1 + 1e-12)
     result: NDArray[np.bool_] = endless[:, None] | (costs[:, None] & (epsilon < highest[:, None]))
     return result
@@ -156,7 +156,7 @@ def _may_exceed(losses: LossSum, epsilon: FloatArray, direction: Direction) -> N
 
 def _is_noiseless(losses: LossSum) -> NDArray[np.bool_]:
     """(n_examples,) whether a step has so little noise that only exact forms or the Renyi bound apply."""
-    result: NDArray[np.bool_] = (losses.counts[:, losses.shift > _LARGEST_SHIFT] > 0).any(axis=1)
+    result: NDArray[np.bool_] = np.greater(losses.counts[:, losses.shift > _LARGEST_SHIFT].sum(axis=1), 0)
     return result
 
 
