@@ -1,0 +1,124 @@
+"""Faults of a training loop that no other file has: each is refused, or makes the account an estimate that says why."""
+
+import pytest
+import torch
+
+import indpriv
+from indpriv import EvidenceError, InputError, NormLog, PrivacyFilter
+from indpriv.journal import JournalWriter, read_journal
+from indpriv.norm_log_reader import read_state
+from indpriv.recording import Recorder
+from indpriv.verify import verify
+from runs import PER_EXAMPLE, make_run
+
+
+def record(run, run_dir, loop=None, **options):
+    recorder = Recorder(run_dir, dataset=run.dataset, loss_fn=PER_EXAMPLE, **{"every": 2} | options)
+    with recorder.attach(run.model, run.optimizer, run.loader):
+        (loop or run.train)()
+    return NormLog.open(run_dir)
+
+
+def failed(run_dir):
+    return {check.name for check in verify(run_dir) if check.status == "failed"}
+
+
+def test_gradients_scaled_for_mixed_precision_are_found(tmp_path):
+    run = make_run(max_grad_norm=5.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def loop():
+        for inputs, targets in run.loader:
+            run.optimizer.zero_grad()
+            scaler.scale(run.criterion(run.model(inputs), targets)).backward()
+            run.optimizer.step()
+
+    record(run, tmp_path / "run", loop)
+    assert "norms in training" in failed(tmp_path / "run")
+
+
+def test_steps_that_a_scaler_skips_are_found(tmp_path):
+    run = make_run()
+
+    def loop():
+        for number, batch in enumerate(run.loader):
+            if number != 4:  # as GradScaler.step does where a gradient overflowed
+                run.step(*batch)
+
+    log = record(run, tmp_path / "run", loop)
+    assert any("never became a step" in caveat for caveat in log.caveats)
+
+
+def test_accumulated_batches_are_found_where_opacus_lets_them_pass(tmp_path):
+    run = make_run(mode="ghost")
+
+    def loop():
+        batches = iter(run.loader)
+        for first, second in zip(batches, batches, strict=False):
+            run.optimizer.zero_grad()
+            for inputs, targets in (first, second):
+                run.criterion(run.model(inputs), targets).backward()
+            run.optimizer.step()
+
+    record(run, tmp_path / "run", loop)
+    assert "a batch for every step" in failed(tmp_path / "run")
+
+
+def test_parameters_frozen_while_training_stop_it(tmp_path):
+    run = make_run()
+
+    def loop():
+        for number, batch in enumerate(run.loader):
+            run.step(*batch)
+            if number == 4:
+                next(iter(run.model.parameters())).requires_grad_(False)
+
+    with pytest.raises(InputError, match=r"trainable parameters changed during recording \(0.weight\)"):
+        record(run, tmp_path / "run", loop)
+    assert read_state(tmp_path / "run").total_steps == 6  # nothing that was recorded is lost
+
+
+def test_parameters_that_the_optimizer_does_not_train_are_refused(tmp_path):
+    run = make_run()
+    group = run.optimizer.original_optimizer.param_groups[0]
+    group["params"] = group["params"][2:]
+    with pytest.raises(InputError, match=r"does not train exactly the model's trainable parameters"):
+        record(run, tmp_path / "run")
+    assert run.engine.accountant.history == []
+
+
+def test_logs_of_an_earlier_version_are_read(tmp_path):
+    """Their headers and counts lack what was added since."""
+    log = record(make_run(), tmp_path / "run")
+    entries, _ = read_journal(tmp_path / "run")
+    (tmp_path / "run" / "journal.jsonl").unlink()
+    with JournalWriter(tmp_path / "run") as writer:
+        for entry in entries:
+            for added in ("policy", "privacy_filter", "seq"):
+                entry.pop(added, None)
+            for added in ("participations_variance", "participations_spread", "gradients", "training_seconds"):
+                entry.get("evidence", {}).pop(added, None)
+            entry.get("run", {}).pop("id", None)
+            writer.append(**entry)
+    old = NormLog.open(tmp_path / "run")
+    assert (old.read() == log.read()).all()
+    assert failed(tmp_path / "run") == set()
+    assert indpriv.account(old, delta=1e-5).epsilon.max() == indpriv.account(log, delta=1e-5).epsilon.max()
+
+
+@pytest.mark.parametrize("damage", ["bit", "missing"])
+def test_who_was_left_out_cannot_be_lost_unseen(damage, tmp_path):
+    run = make_run(batch_size=30, noise_multiplier=0.7)
+    record(run, tmp_path / "run", privacy_filter=PrivacyFilter(3.0, 1.0), individual_clipping=True, clip_headroom=0.0)
+    path = next((tmp_path / "run" / "records").glob("filter-*.parquet"))
+    if damage == "bit":
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 4
+        path.write_bytes(content)
+    else:
+        path.unlink()
+    with pytest.raises(EvidenceError, match=path.name):
+        NormLog.open(tmp_path / "run")
+    log = NormLog.open(tmp_path / "run", unreadable="worst_case")
+    assert log.filtered is None
+    assert indpriv.account(log, delta=1e-5).account.guaranteed_by == "RDP accountant"
