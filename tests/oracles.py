@@ -237,6 +237,7 @@ def law_of_sum(shifts, sample_rate):
 
 def log_moment_of_mixture(sums, weights, power):
     """Log E_Q[(P/Q)^power] for Q = N(0, 1), P the mixture of N(sum, 1); any real power, by a fine sum in the log domain."""
+    sums, weights = sums[weights > 0], weights[weights > 0]
     reach = 14 + max(power, 0) * sums.max() + np.sqrt(2 * max(-power, 0) * -np.log(weights[sums == 0].sum()))
     z = np.arange(
         -reach, reach, 1 / 16 / max(1.0, np.diff(np.unique(sums)).max(initial=0))

@@ -180,6 +180,6 @@ def worst_cases(log: NormLog, method: Method, n_rows: IntArray) -> FloatArray:
     if not np.isfinite(epsilon).all():
         raise InputError(
             f"units of {int(n_rows[~np.isfinite(epsilon)].min())} rows have no finite epsilon with this noise: cap the rows of "
-            "a unit (see indpriv.units.cap_rows), or train with more noise"
+            "a unit (see indpriv.accountant.cap_rows), or train with more noise"
         )
     return epsilon

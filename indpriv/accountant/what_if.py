@@ -7,7 +7,7 @@ such answers hold gradients fixed and are estimates; every answer says what it a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +17,7 @@ from indpriv import checks
 from indpriv.accountant.claims import ESTIMATE
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for, worst_case_epsilon
+from indpriv.accountant.units import Units, check_method, worst_cases
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log import NormLog, StepSettings
@@ -239,4 +240,61 @@ def _stopped(log: NormLog, total_steps: int) -> NormLog:
         rows=log.rows[:kept],
         exact_positions=None,
         exact_records=None,
+    )
+
+
+@dataclass(frozen=True)
+class RowCap:
+    """A run with at most so many rows of a unit.
+
+    Attributes:
+        cap: most rows of a unit.
+        rows_kept, rows_dropped: of all units together, with the first `cap` rows of each kept.
+        units_affected: units that lose rows.
+        worst_case_epsilon: what the run would guarantee to every unit.
+    """
+
+    cap: int
+    rows_kept: int
+    rows_dropped: int
+    units_affected: int
+    worst_case_epsilon: float
+
+
+def cap_rows(log: NormLog, method: Method, caps: Sequence[int]) -> tuple[RowCap, ...]:
+    """What caps on the rows of a unit would cost in data, and what they would buy in the guarantee.
+
+    The sample rate stays that of the run. How many rows units have is itself private: a cap is chosen without it.
+
+    Args:
+        log: of a run whose unit is not the example, with unit_ids.
+        method: how to account; "rdp".
+        caps: each at least 1.
+
+    Raises:
+        InputError: a bad cap, or a log in which each row is its own unit.
+
+    >>> log = NormLog.from_arrays([[0.5] * 4], [0], total_steps=10, noise_multiplier=1.0, max_grad_norm=1.0,
+    ...                           sample_rate=0.1, unit="user", unit_ids=["a", "a", "a", "b"])
+    >>> (half,) = cap_rows(log, Method(delta=1e-5), [2])
+    >>> half.rows_dropped, half.units_affected
+    (1, 1)
+    """
+    units = Units.of(log)
+    if units is None:
+        raise InputError('rows have no units to cap: the log needs unit_ids and a unit such as "user"')
+    check_method(method, log.unit)
+    wanted = np.array([checks.check_positive_int("cap", cap) for cap in caps], dtype=np.int64)
+    most, place = np.unique(np.minimum(wanted, units.n_rows.max()), return_inverse=True)
+    epsilon = worst_cases(log, method, most)[place]
+    kept = [int(np.minimum(units.n_rows, cap).sum()) for cap in wanted.tolist()]
+    return tuple(
+        RowCap(
+            cap=cap,
+            rows_kept=rows,
+            rows_dropped=log.n_examples - rows,
+            units_affected=int((units.n_rows > cap).sum()),
+            worst_case_epsilon=float(worst),
+        )
+        for cap, rows, worst in zip(wanted.tolist(), kept, epsilon, strict=True)
     )
