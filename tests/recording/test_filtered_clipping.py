@@ -306,3 +306,15 @@ def test_a_filter_for_an_epsilon_guarantees_it(conversion):
         return policy.rdp_cap / policy.charges([1.0], noise_multiplier=1.0, sample_rate=0.01)[0]
 
     assert all(steps(best) >= steps(PrivacyFilter.for_epsilon(3.0, order=o, **options)) for o in (8.0, 12.0, 40.0))
+
+
+def test_an_audit_quotes_the_cap_as_the_guarantee(tmp_path):
+    from indpriv.audit import audit
+
+    record(make_run(batch_size=30, **SETTINGS), tmp_path / "run", epochs=4)
+    summary = audit(tmp_path / "run", tmp_path / "audit", delta=1e-5)
+    assert summary.guarantee.status == "supported"
+    assert summary.guarantee.worst_case_epsilon == FILTER.epsilon(delta=1e-5)
+    assert "privacy filter: Rényi order 3 capped at 1" in summary.guarantee.statement
+    assert "privacy filter: Rényi order 3 capped at 1" in (tmp_path / "audit" / "report.html").read_text()
+    assert summary.individual.max <= summary.guarantee.worst_case_epsilon
