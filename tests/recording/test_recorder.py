@@ -824,7 +824,7 @@ def interrupt(run_dir, number, after_records):
     code = TRAIN_FOREVER.format(tests=tests, run_dir=str(run_dir))
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     records = run_dir / "records"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240  # a busy machine takes a minute to import torch
     while time.monotonic() < deadline and process.poll() is None:
         if records.exists() and len(list(records.glob("0*.parquet"))) >= after_records:
             break
