@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from indpriv.accountant import exact
-from indpriv.accountant.loss_sum import FloatArray
 from indpriv.accountant.pld import Bounds, pld_delta, pld_epsilon
+from indpriv.accountant.privacy_loss import exact
+from indpriv.accountant.privacy_loss.loss_sum import FloatArray
 from indpriv.accountant.trajectory import Participations
 
 _OFFSETS = np.arange(-3.0, 4.0)  # of a stencil of epsilons, in units of its step

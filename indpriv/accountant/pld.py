@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv import checks
-from indpriv.accountant import exact
-from indpriv.accountant.laplace import Bracket, contour_brackets, contour_deltas
-from indpriv.accountant.loss_distribution import grid_brackets, grid_deltas
-from indpriv.accountant.loss_sum import DIRECTIONS, Direction, FloatArray, LossSum
+from indpriv.accountant.privacy_loss import exact
+from indpriv.accountant.privacy_loss.laplace import Bracket, contour_brackets, contour_deltas
+from indpriv.accountant.privacy_loss.loss_distribution import grid_brackets, grid_deltas
+from indpriv.accountant.privacy_loss.loss_sum import DIRECTIONS, Direction, FloatArray, LossSum
 from indpriv.accountant.trajectory import Participations
 from indpriv.errors import InputError
 

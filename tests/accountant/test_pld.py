@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import oracles
 from delta_bounds import delta_bounds
-from indpriv.accountant import exact, laplace, loss_distribution
 from indpriv.accountant.pld import FALLBACK, pld_delta, pld_epsilon
+from indpriv.accountant.privacy_loss import exact, laplace, loss_distribution
 from indpriv.accountant.trajectory import Participations
 from indpriv.errors import InputError
 

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 import oracles
 from delta_bounds import delta_bounds
-from indpriv.accountant import exact
-from indpriv.accountant.laplace import contour_brackets, contour_deltas
-from indpriv.accountant.loss_distribution import grid_brackets, grid_deltas
-from indpriv.accountant.loss_sum import DIRECTIONS, LossSum
+from indpriv.accountant.privacy_loss import exact
+from indpriv.accountant.privacy_loss.laplace import contour_brackets, contour_deltas
+from indpriv.accountant.privacy_loss.loss_distribution import grid_brackets, grid_deltas
+from indpriv.accountant.privacy_loss.loss_sum import DIRECTIONS, LossSum
 from indpriv.accountant.trajectory import Participations
 
 ENGINES = {"contours": contour_brackets, "grids": grid_brackets}

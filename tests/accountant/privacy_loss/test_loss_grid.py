@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indpriv.accountant.exact import one_step_delta
-from indpriv.accountant.loss_grid import Step, lower_grid, upper_grid
+from indpriv.accountant.privacy_loss.exact import one_step_delta
+from indpriv.accountant.privacy_loss.loss_grid import Step, lower_grid, upper_grid
 
 FAR = 10.0
 

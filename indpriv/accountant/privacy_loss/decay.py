@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from indpriv.accountant import transform
-from indpriv.accountant.loss_sum import Direction, FloatArray, log_density_ratio
-from indpriv.accountant.transform import Kinds
+from indpriv.accountant.privacy_loss import transform
+from indpriv.accountant.privacy_loss.loss_sum import Direction, FloatArray, log_density_ratio
+from indpriv.accountant.privacy_loss.transform import Kinds
 
 _PER_PANEL = 6
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(_PER_PANEL)

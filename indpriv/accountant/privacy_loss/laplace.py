@@ -23,11 +23,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from indpriv.accountant import real_axis, transform
-from indpriv.accountant.contour import Axis, Contour, Reach, alias_free_period
-from indpriv.accountant.loss_sum import Direction, FloatArray, LossSum
-from indpriv.accountant.real_axis import Problem, Scan
-from indpriv.accountant.work_budget import WorkBudget
+from indpriv.accountant.privacy_loss import real_axis, transform
+from indpriv.accountant.privacy_loss.contour import Axis, Contour, Reach, alias_free_period
+from indpriv.accountant.privacy_loss.loss_sum import Direction, FloatArray, LossSum
+from indpriv.accountant.privacy_loss.real_axis import Problem, Scan
+from indpriv.accountant.privacy_loss.work_budget import WorkBudget
 
 _VALUES_AT_ONCE = 1 << 18  # of examples on a contour: 4 MB
 _DECADES = 9.0  # nepers of delta within which examples share a cut

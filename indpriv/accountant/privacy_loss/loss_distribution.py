@@ -19,14 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
 
-from indpriv.accountant import real_axis
-from indpriv.accountant.exact import invert_delta
-from indpriv.accountant.laplace import Bracket
-from indpriv.accountant.loss_grid import LOWER_EXCESS, LossGrid, Step, lower_grid, upper_grid
-from indpriv.accountant.loss_sum import Direction, FloatArray, LossSum
-from indpriv.accountant.real_axis import Problem, Scan, log_largest_weight
-from indpriv.accountant.transform import UNIT_ROUNDOFF, ComplexArray, Kinds
-from indpriv.accountant.work_budget import WorkBudget
+from indpriv.accountant.privacy_loss import real_axis
+from indpriv.accountant.privacy_loss.exact import invert_delta
+from indpriv.accountant.privacy_loss.laplace import Bracket
+from indpriv.accountant.privacy_loss.loss_grid import LOWER_EXCESS, LossGrid, Step, lower_grid, upper_grid
+from indpriv.accountant.privacy_loss.loss_sum import Direction, FloatArray, LossSum
+from indpriv.accountant.privacy_loss.real_axis import Problem, Scan, log_largest_weight
+from indpriv.accountant.privacy_loss.transform import UNIT_ROUNDOFF, ComplexArray, Kinds
+from indpriv.accountant.privacy_loss.work_budget import WorkBudget
 
 _CUT = 1e-7  # share of delta given to what lies beyond the ends of the steps' laws
 _LOG_TOLERANCE = np.log(1e-9)  # of what leaves the window, relative to delta

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from indpriv.accountant import transform
-from indpriv.accountant.loss_sum import Direction, FloatArray, LossSum
-from indpriv.accountant.transform import Kinds
+from indpriv.accountant.privacy_loss import transform
+from indpriv.accountant.privacy_loss.loss_sum import Direction, FloatArray, LossSum
+from indpriv.accountant.privacy_loss.transform import Kinds
 
 _TILT_RATIO = 1.25  # of neighbouring tilts in a first scan
 _COARSE = 6  # every so many of them a scan for their range looks

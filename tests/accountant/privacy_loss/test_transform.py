@@ -4,9 +4,9 @@ import mpmath
 import numpy as np
 import pytest
 
-from indpriv.accountant import transform
-from indpriv.accountant.decay import log_decay
-from indpriv.accountant.transform import Kinds
+from indpriv.accountant.privacy_loss import transform
+from indpriv.accountant.privacy_loss.decay import log_decay
+from indpriv.accountant.privacy_loss.transform import Kinds
 
 CASES = [(0.3, 0.05, "remove", 4.0), (2.0, 0.001, "remove", 1.5), (1.0, 0.3, "add", 6.0), (0.05, 0.5, "add", 20.0)]
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from indpriv.accountant import transform
-from indpriv.accountant.decay import log_decay
-from indpriv.accountant.loss_sum import FloatArray, LossSum
-from indpriv.accountant.real_axis import Problem, Scan, log_largest_weight
+from indpriv.accountant.privacy_loss import transform
+from indpriv.accountant.privacy_loss.decay import log_decay
+from indpriv.accountant.privacy_loss.loss_sum import FloatArray, LossSum
+from indpriv.accountant.privacy_loss.real_axis import Problem, Scan, log_largest_weight
 
 LOG_TOLERANCE = float(np.log(1e-10))  # aliasing and truncation each, relative to delta
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erf, ndtr, ndtri
 
-from indpriv.accountant.loss_sum import Direction, FloatArray, log_density_ratio
+from indpriv.accountant.privacy_loss.loss_sum import Direction, FloatArray, log_density_ratio
 
 ComplexArray = NDArray[np.complex128]
 

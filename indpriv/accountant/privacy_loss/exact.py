@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erfcx, ndtr
 
-from indpriv.accountant.loss_sum import Direction, FloatArray, LossSum, log_density_ratio
+from indpriv.accountant.privacy_loss.loss_sum import Direction, FloatArray, LossSum, log_density_ratio
 
 CLOSED_FORM_ERROR = 1e-11  # relative error of a closed form's delta, with a wide margin over rounding
 QUADRATURE_ERROR = 1e-9  # relative error granted to the two-step quadrature, after two step widths agreed
