@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from indpriv.analysis.guarantee import FALSE_POSITIVE_RATE, true_positive_bound
-from indpriv.analysis.summary import AuditSummary, Membership
+from indpriv.analysis.summary import AuditSummary, Guarantee
 from indpriv.formatting import format_delta, format_epsilon, format_share
 
 VACUOUS = 0.9  # true-positive rate there from which a guarantee is called next to no promise
@@ -84,15 +84,17 @@ def _facts(summary: AuditSummary) -> list[tuple[str, str]]:
         ("Sampler", account.sampler if sampler is None else f"declared {sampler.value} ({sampler.status})"),
         ("Accountant", account.guaranteed_by),
         ("Delta times n", f"{summary.guarantee.delta_times_n:.2g}"),
-        *_membership(summary.guarantee.membership),
+        *_membership(summary.guarantee),
     ]
 
 
-def _membership(found: Membership | None) -> list[tuple[str, str]]:
-    if found is None:
+def _membership(guarantee: Guarantee) -> list[tuple[str, str]]:
+    """Nothing where no guarantee limits a test."""
+    found = guarantee.membership
+    if found is None or guarantee.status not in ("supported", "declared"):
         return []
     advantage = share_up(found.advantage)
-    text = f"advantage (true less false positives) at most {advantage}; like a Gaussian mechanism of mu {found.mu:.2f}"
+    text = f"advantage (true less false positives) at most {advantage}; like a Gaussian mechanism of mu {format_epsilon(found.mu)}"
     return [("Best test for membership", text)]
 
 

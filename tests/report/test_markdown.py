@@ -21,7 +21,7 @@ def test_it_says_first_what_it_is_and_then_the_verdict(text):
     assert sum(title.startswith("Groups by ") for title in titles) == 3
     verdict = text.split("## ")[0]
     for words in ("1.90 at delta 1e-5", "exact; median", "99 %", "add/remove one example", "declared poisson; observed",
-                  "RDP accountant", "Delta times n", DISCLAIMER):  # fmt: skip
+                  "RDP accountant", "Delta times n", "Best test for membership", DISCLAIMER):  # fmt: skip
         assert words in verdict, words
 
 
@@ -45,6 +45,7 @@ def test_no_guarantee_is_said_first_and_not_quoted(run):
     void = render_markdown(summary_of(*run, evidence={"recorder": {"seeded": True}}))
     assert "**This run gives nobody a guarantee.**" in void.split("## ")[0]
     assert "This run has none to quote." in void
+    assert "Best test for membership" not in void
     assert "Nothing that speaks of a guarantee." in void
 
 
