@@ -52,14 +52,14 @@ def statuses(run_dir):
 @pytest.mark.parametrize("parquet", [False, True])
 @pytest.mark.parametrize("ids", [np.arange(50)[::-1].copy(), np.array([f"p{i}" for i in range(50)])])
 def test_the_log_is_the_one_from_arrays(parquet, ids, tmp_path):
-    log = converted(tmp_path, parquet=parquet, example_ids=ids, unit_ids=np.arange(50) // 2)
+    log = converted(tmp_path, parquet=parquet, example_ids=ids, unit_ids=np.arange(50) + 100)
     expected = NormLog.from_arrays(
         norms(), STEPS, total_steps=30, noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.1, example_ids=ids
     )
     assert np.array_equal(log.read(), expected.read())
     assert log.recorded_steps.tolist() == STEPS.tolist()
     assert log.example_ids.tolist() == ids.tolist()
-    assert log.unit_ids.tolist() == (np.arange(50) // 2).tolist()
+    assert log.unit_ids.tolist() == (np.arange(50) + 100).tolist()
     ours, theirs = (indpriv.account(x, delta=1e-5, between_records="worst_case") for x in (log, expected))
     assert np.array_equal(ours.epsilon, theirs.epsilon)
     assert ours.claim == "estimate"  # nobody watched
