@@ -17,7 +17,7 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-OWN_RUN, INDIVIDUAL_CLIPPING, PRIVACY_FILTER, AUDIT_SPEC, NORMS_FROM_ELSEWHERE, OTHER_TRAINER = blocks("python")
+OWN_RUN, INDIVIDUAL_CLIPPING, PRIVACY_FILTER, PEOPLE, AUDIT_SPEC, NORMS_FROM_ELSEWHERE, OTHER_TRAINER = blocks("python")
 
 
 def run(code, folder):
@@ -25,7 +25,7 @@ def run(code, folder):
     return subprocess.run(command, cwd=folder, check=True, timeout=120, capture_output=True, text=True).stdout
 
 
-@pytest.mark.parametrize("code", [OWN_RUN, NORMS_FROM_ELSEWHERE], ids=["own-run", "norms-from-elsewhere"])
+@pytest.mark.parametrize("code", [OWN_RUN, PEOPLE, NORMS_FROM_ELSEWHERE], ids=["own-run", "people", "elsewhere"])
 def test_python_blocks_run(code, tmp_path):
     run(code, tmp_path)
 
