@@ -175,7 +175,15 @@ class _Table:
 class RdpAccountant:
     """Turns counts over fixed cells into epsilons; keeps the divergences it has computed. Threads may share it."""
 
-    def __init__(self, source: Divergences, *, delta: float, conversion: str, orders: FloatArray | None = None) -> None:
+    def __init__(
+        self,
+        source: Divergences,
+        *,
+        delta: float,
+        conversion: str,
+        orders: FloatArray | None = None,
+        finest: int | None = None,
+    ) -> None:
         """Compute the divergences that every block needs.
 
         Args:
@@ -183,12 +191,13 @@ class RdpAccountant:
             delta: of the bound.
             conversion: see `epsilon_offsets`.
             orders: exactly these; None for the default grid and the search around its best orders.
+            finest: closest positions of the search; default by the number of cells, where each costs about the same.
         """
         self._delta, self._conversion, self._search = delta, conversion, orders is None
         self._orders = default_orders() if orders is None else orders
         self._coarse = source.divergences(self._orders)
         self._table = _Table(source, self._coarse.shape[1])
-        self._finest = next(step for limit, step in _FINEST.items() if self._coarse.shape[1] <= limit)
+        self._finest = finest or next(step for limit, step in _FINEST.items() if self._coarse.shape[1] <= limit)
 
     def epsilons(self, counts: Counts) -> RdpEpsilons:
         """Epsilon of each example."""

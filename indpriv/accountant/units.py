@@ -61,6 +61,7 @@ from indpriv.norm_log import NormLog
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
+_FINEST = 64  # closest positions in the search for an order, under a hundredth apart: a cell of many rows is dear
 _BLOCK_BYTES = 1 << 26  # of codes and counts of a block of units
 _MOST_ROWS_AT_ONCE = 1 << 14  # of a block
 
@@ -130,7 +131,9 @@ def several_rows(
     log = log if as_they_lie else log.take(units.positions)
     governing = GoverningRows.of(log, segments_of(log, method.between_records))
     cells = UnitCells.of(governing, int(units.n_rows.max()))
-    rdp = RdpAccountant(cells, delta=method.delta, conversion=method.conversion, orders=method.rdp_orders)
+    rdp = RdpAccountant(
+        cells, delta=method.delta, conversion=method.conversion, orders=method.rdp_orders, finest=_FINEST
+    )
     first_row = np.append(units.starts, len(units.positions))
 
     def work(first: int, last: int, block: Block) -> tuple[int, RdpEpsilons]:
