@@ -47,7 +47,7 @@ quick = pytest.mark.usefixtures("no_extras")
 
 def test_the_directory_holds_everything_and_is_private(audited):
     folder, summary = audited
-    names = {"epsilon.parquet", "audit.json", "report.html", "examples.parquet", "examples-non-dp.parquet"}
+    names = {"epsilon.parquet", "audit.json", "audit.md", "report.html", "examples.parquet", "examples-non-dp.parquet"}
     assert {path.name for path in folder.iterdir()} == names
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
     assert folder.stat().st_mode & 0o777 == 0o700
