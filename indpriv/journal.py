@@ -103,7 +103,9 @@ class JournalWriter:
         try:
             written = os.write(self._descriptor, data)
             if written != len(data):
-                raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes were written", str(self._run_dir / NAME))
+                raise OSError(
+                    errno.ENOSPC, f"only {written} of {len(data)} bytes were written", str(self._run_dir / NAME)
+                )
             os.fsync(self._descriptor)
         except OSError:
             os.ftruncate(self._descriptor, end)  # a torn line in the middle would spoil all that follows

@@ -95,7 +95,13 @@ def test_every_module_is_imported_by_another():
     for path in MODULES:
         for imported in imports(path, top_level_only=False):
             used.add(imported)
-    entry_points = {"indpriv", "indpriv.cli", "indpriv.integrations.callbacks", "indpriv.data", "indpriv.data.build_adult"}  # read as files, run by hand
+    entry_points = {
+        "indpriv",
+        "indpriv.cli",
+        "indpriv.integrations.callbacks",
+        "indpriv.data",
+        "indpriv.data.build_adult",
+    }  # read as files, run by hand
     for path in MODULES:
         module = name_of(path)
         parents = {".".join(other.split(".")[: module.count(".") + 1]) for other in used}

@@ -55,7 +55,9 @@ def _what(run: RunFacts, account: Account, guarantee: Guarantee) -> list[Disclos
     too_large = guarantee.delta_times_n >= 1
     return [
         Disclosure("Unit of privacy", f"one {account.one_unit}", DECLARED),
-        Disclosure("Neighbouring relation", f"{account.neighbouring.replace('_', '/')} one {account.one_unit}", DECLARED),
+        Disclosure(
+            "Neighbouring relation", f"{account.neighbouring.replace('_', '/')} one {account.one_unit}", DECLARED
+        ),
         _released(run, guarantee),
         Disclosure(
             "Trust model",
