@@ -1,12 +1,14 @@
 """Checks at the border: name, value, condition, remedy. Inside, arguments are trusted."""
 
 import math
+import sys
+import warnings
 from collections.abc import Callable, Collection
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from indpriv.errors import InputError
+from indpriv.errors import InputError, PrivacyWarning
 
 FloatArray = NDArray[np.float64]
 
@@ -100,3 +102,11 @@ def _check_each(
         where = f" at step {int(np.flatnonzero(~good)[0])}" if array.ndim else ""
         raise InputError(f"{name}={bad}{where} is not {expected}")
     return array
+
+
+def warn_caller(message: str) -> None:
+    """Warn with PrivacyWarning at the line outside this package that led here."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "indpriv":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, PrivacyWarning, stacklevel=level)

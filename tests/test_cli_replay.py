@@ -72,8 +72,8 @@ def test_from_checkpoints_to_a_report_and_a_comparison(folder, indpriv):
     ):
         assert words in table
     document = json.loads(indpriv("compare", "audit", "again", "--by", "label", "--json").out)
-    assert document["overall"]["n"] == 120
-    assert document["first"]["claim"] == "estimate"
+    assert document["comparisons"][0]["overall"]["n"] == 120
+    assert document["audits"][0]["claim"] == "estimate"
 
 
 def test_what_is_missing_is_asked_for_at_once(indpriv):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -10,6 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from indpriv import checks
 from indpriv.accountant.blocks import in_blocks
 from indpriv.accountant.cells import Cells, Mechanisms
 from indpriv.accountant.claims import claim_of, uses_free_records
@@ -22,7 +22,7 @@ from indpriv.accountant.rdp_epsilon import RdpAccountant
 from indpriv.accountant.rows import Block
 from indpriv.accountant.trajectory import Participations, segments_of, worst_case_participations
 from indpriv.epsilon_table import Account
-from indpriv.errors import InputError, PrivacyWarning
+from indpriv.errors import InputError
 from indpriv.norm_log import NormLog
 
 FloatArray = NDArray[np.float64]
@@ -57,11 +57,9 @@ class PreparedLog:
         """Check that a log can be accounted, and lay out its steps; raises and warns as `indpriv.account`."""
         _check_units(log)
         if method.delta * log.n_examples >= 1:
-            warnings.warn(
+            checks.warn_caller(
                 f"delta={method.delta:g} is at least 1/n = {1 / log.n_examples:g}: it would allow publishing a random "
-                "example in full; pass a delta well below 1/n",
-                PrivacyWarning,
-                stacklevel=5,  # whoever called the public function that called what called this
+                "example in full; pass a delta well below 1/n"
             )
         if not uses_free_records(log, method.between_records):
             log = replace(log, free=None)
@@ -108,11 +106,9 @@ def _check_units(log: NormLog) -> None:
     if n_units == log.n_examples:
         return
     if log.unit == "example":
-        warnings.warn(
+        checks.warn_caller(
             f'unit="example", but the {log.n_examples} rows belong to {n_units} units (unit_ids): each epsilon is of one row, '
-            'and a person with several rows has more; declare unit="user" for the epsilon of people',
-            PrivacyWarning,
-            stacklevel=6,
+            'and a person with several rows has more; declare unit="user" for the epsilon of people'
         )
         return
     raise InputError(

@@ -81,19 +81,24 @@ def read_audit(audit_dir: Path) -> tuple[EpsilonTable, ExampleTable]:
     Raises:
         InputError: no audit there, or one of a run without an example table.
     """
-    if not (audit_dir / SUMMARY).is_file():
-        raise InputError(
-            f"{audit_dir} holds no {SUMMARY}; make an audit first: indpriv audit RUN --output-dir {audit_dir}"
-        )
+    _check_is_audit(audit_dir)
     if not (audit_dir / EXAMPLES).is_file():
         raise InputError(f"{audit_dir} holds no {EXAMPLES}: the audited run ended before its losses were taken")
     table = EpsilonTable.from_frame(read_parquet(audit_dir / EPSILON))
     return table, in_rows_of(table, ExampleTable.from_parquet(audit_dir / EXAMPLES))
 
 
+def _check_is_audit(audit_dir: Path) -> None:
+    if not (audit_dir / SUMMARY).is_file():
+        raise InputError(
+            f"{audit_dir} holds no {SUMMARY}; make an audit first: indpriv audit RUN --output-dir {audit_dir}"
+        )
+
+
 def read_summary(audit_dir: Path) -> dict[str, Any]:
     """The content of audit.json; InputError where it lacks what the epsilons mean."""
     path = audit_dir / SUMMARY
+    _check_is_audit(audit_dir)
     summary = read_json(path)
     texts = ("sensitive", "disclaimer", "meaning", "claim")
     guarantee = summary.get("guarantee") if isinstance(summary, dict) else None
