@@ -352,7 +352,7 @@ def test_progress_is_told(run_dir, tmp_path):
     ]
     assert all(
         max(done for name, done, _ in told if name == stage) == told[-1][2]
-        or stage in ("accounting", "comparing with larger K")
+        or stage in ("accounting", "comparing with larger K", "accounting under other choices")
         for stage in stages
     )
     assert all(0 <= done <= total for _, done, total in told)
