@@ -2,9 +2,9 @@
 
 Another person's epsilon depends on the trained model, and the model on everybody. Why one person is one record all the
 same: all model states of the run count as released already, under the run's own (epsilon, delta). Given them (and each
-person's own sampling), an epsilon is a function of its own example alone: the condition of Theorem 3.4 of Yu et al. 2023,
-that outcome -> (value, outcome) is a bijection, holds since the outcome itself stays part of the pair. So adding or
-removing one person changes one record of {epsilon_i}, and a mechanism that is (epsilon', delta')-private in these records
+person's own sampling), an epsilon is a function of its own example alone: the condition of Theorem 3.2 of Yu et al. 2023
+(section 3.4; arXiv:2206.02617v7), that outcome -> (value, outcome) is a bijection, holds since the outcome itself stays part
+of the pair. So adding or removing one person changes one record of {epsilon_i}, and a mechanism that is (epsilon', delta')-private in these records
 composes with training: condition on trajectory and sampling, replace the release from all records by that without person i at
 a factor e^epsilon' (and delta'), then use training's own guarantee. Together (epsilon + epsilon', delta + delta').
 
@@ -113,8 +113,8 @@ def epsilon_assumptions(summary: Mapping[str, Any], request: Request) -> list[st
         "Everybody's epsilon also depends on the trained model. All states of the model during training count as "
         f"released, under the run's own guarantee of epsilon {format_epsilon(worst)} and delta {format_delta(delta)} "
         f"({'its assumptions were checked' if guarantee['status'] == 'supported' else 'declared, not checked'}). Given them, "
-        "one person more or less changes one record (Yu et al. 2023, Theorem 3.4), so that training and this release "
-        f"together are {describe(total)} private.",
+        "one person more or less changes one record (Yu et al. 2023, Theorem 3.2; section 3.4 of arXiv:2206.02617v7), so "
+        f"that training and this release together are {describe(total)} private.",
         "That fails where epsilons were computed with choices that follow the data beyond the trained model: a clipping "
         "norm set to the median norm, a recording interval or accounting chosen by looking at norms or epsilons, groups "
         "found in the data. "

@@ -2,8 +2,8 @@
 
 Telling owner i their own epsilon costs nobody else anything: given all states of the trained model, which count as released,
 it is a function of their example (and of its own sampling) alone, so that outcome -> (value, outcome) is a bijection, the
-condition of Theorem 3.4 of Yu et al. 2023. Nothing else of the data may enter a statement: no claim in the audit's own words, which
-can count other examples, and no number of examples.
+condition of Theorem 3.2 of Yu et al. 2023 (section 3.4; arXiv:2206.02617v7). Nothing else of the data may enter a statement:
+no claim in the audit's own words, which can count other examples, and no number of examples.
 """
 
 import hashlib
@@ -218,8 +218,8 @@ def _keep(summary: Mapping[str, Any]) -> list[str]:
         "The number was computed from your record without noise, and is sensitive itself: whoever sees it learns something "
         "about your record, for instance that it is an unusual one.",
         "Telling you costs nobody else any privacy. All states of the model count as published; given them, your number "
-        "follows from your own record and from when it was drawn. That is the condition of Theorem 3.4 of Yu et al. 2023: the "
-        "map from the states to the states together with your number is a bijection. It would fail if settings of the training "
+        "follows from your own record and from when it was drawn. That is the condition of Theorem 3.2 (section 3.4) of Yu et "
+        "al. 2023, arXiv:2206.02617v7: the map from the states to the states together with your number is a bijection. It would fail if settings of the training "
         "had been chosen by looking at everybody's data. "
         + ("Nobody declared whether they were." if silent else "It was declared that they were not."),
     ]

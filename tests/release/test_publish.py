@@ -224,7 +224,7 @@ def test_a_release_says_what_it_assumes(audit_dir):
     for words in (
         "add/remove one example",
         "one record",
-        "Theorem 3.4",
+        "Theorem 3.2",
         "on trust",
         "400 people",
         "OpenDP",

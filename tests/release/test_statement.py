@@ -25,7 +25,7 @@ def test_a_statement_says_what_an_owner_must_know(audit_dir):
     assert own <= float(shown[1]) <= own + 0.011
     for words in (
         "for the owner of example 17", "This is the guarantee", "epsilon 2.00 (delta 1e-5, add/remove one example, Poisson sampling",
-        "It is exact", "It is not a guarantee", "no reason to skip asking for your consent", "sensitive itself", "Theorem 3.4",
+        "It is exact", "It is not a guarantee", "no reason to skip asking for your consent", "sensitive itself", "Theorem 3.2",
         "bijection", "Nobody declared whether they were",
     ):  # fmt: skip
         assert words in text, words
