@@ -23,8 +23,7 @@ from opacus import PrivacyEngine
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from indpriv.recording import Recorder
-from indpriv.recording import recorder as recorder_module
+from indpriv.recording import Recorder, session
 from indpriv.recording.norms import NormPass
 from indpriv.recording_policy import RecordingPolicy
 from indpriv.training.config import ModelConfig
@@ -159,7 +158,7 @@ def opacus_run(name: str, mode: str, folder: str, free_records: bool | None, clo
 
 def free_records_cost(name: str, mode: str, clock: Callable[[], float]) -> None:
     """Print what free records add to Opacus's steps, the writing of their file included."""
-    recorder_module._FLUSH = FREE_STEPS
+    session.FLUSH_STEPS = FREE_STEPS
     seconds: dict[bool | None, list[float]] = {None: [], False: [], True: []}
     for _ in range(FREE_ROUNDS):
         for kind, values in seconds.items():

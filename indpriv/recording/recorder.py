@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import platform
 import secrets
-import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +19,27 @@ import opacus
 import pandas as pd
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from indpriv import checks
-from indpriv.errors import EvidenceError, InputError, PrivacyWarning
+from indpriv.errors import InputError
 from indpriv.evidence import SEEDED
 from indpriv.example_table import check_metadata
 from indpriv.files import write_json
 from indpriv.levels import Levels
-from indpriv.norm_log import UNITS, NormLog, check_ids, check_norms, check_unit_ids
-from indpriv.norm_log_reader import read_exact_positions, read_left_out, read_state
+from indpriv.norm_log import UNITS, check_ids, check_unit_ids
+from indpriv.norm_log_reader import read_exact_positions, read_state
 from indpriv.norm_log_writer import LogHeader, NormLogWriter
-from indpriv.recording.clipping import Thresholds
-from indpriv.recording.filtered_clipping import Filter, FilteredClipping
+from indpriv.recording.filtered_clipping import Filter
 from indpriv.recording.holdout import HoldoutLog
-from indpriv.recording.individual_clipping import ClipLevels, check_headroom, with_headroom
-from indpriv.recording.interrupts import deferred_interrupts
+from indpriv.recording.individual_clipping import check_headroom
 from indpriv.recording.norm_backends import LossFn, check_losses
 from indpriv.recording.norms import NormPass
-from indpriv.recording.opacus_run import OpacusRun, TrainedBatch
-from indpriv.recording.passes import Examples, example_table, norms_of
-from indpriv.recording.tally import StepSetting
+from indpriv.recording.opacus_run import OpacusRun
+from indpriv.recording.passes import Examples, example_table
+from indpriv.recording.session import Plan, Session
 from indpriv.recording_policy import RecordingPolicy
-
-_FLUSH = 256  # steps that a crash may lose
-_Batch = tuple[NDArray[np.int64], NDArray[np.float64]]  # positions and norms
 
 
 class Recorder:
@@ -164,7 +156,7 @@ class Recorder:
         self._resume_at = _step_of(resume_at) if isinstance(resume_at, Mapping) else resume_at
         self._run_id = secrets.token_hex(8)
         self._on_write_error = checks.check_choice("on_write_error", on_write_error, ("stop", "continue"))
-        self._session: _Session | None = None
+        self._session: Session | None = None
         self._run_info = dict(run_info or {})
         self._attached = False
         policy_given = policy is not None or any(choice is not None for choice in choices.values())
@@ -234,7 +226,8 @@ class Recorder:
                 if self._record_holdout:
                     holdout = HoldoutLog(self.run_dir, header, norm_pass, self._test_examples(run))
                 write_json(self.run_dir / "run.json", {**self._run_info, "recorder": dict(header.run)})
-                session = _Session(self, run, examples, norm_pass, writer, header.norm_pass["caveats"], holdout)
+                caveats = header.norm_pass["caveats"]
+                session = Session(self.run_dir, self._plan(), run, examples, norm_pass, writer, caveats, holdout)
                 self._session = session
                 with session.recording():
                     yield self
@@ -257,6 +250,20 @@ class Recorder:
         if self._session is None:
             raise InputError("the Recorder is not attached; call state_dict() inside the block of attach(...)")
         return {"step": self._session.bring_up_to_date(), "run": self._run_id}
+
+    def _plan(self) -> Plan:
+        return Plan(
+            ids=self._ids,
+            exact=self._exact,
+            policy=self._policy,
+            levels=Levels(self._rounding, self._rounding_mode) if self._rounding else None,
+            individual_clipping=self._individual_clipping,
+            clip_headroom=self._clip_headroom,
+            privacy_filter=self._filter,
+            seeded=self._seeded,
+            resume_at=self._resume_at,
+            stops_on_write_error=self._on_write_error == "stop",
+        )
 
     def _probe_test_set(self, run: OpacusRun, norm_pass: NormPass) -> None:
         """Find out before training whether the final losses of the test set can be taken."""
@@ -334,229 +341,6 @@ class Recorder:
         table.to_parquet(self.run_dir / "examples.parquet")
 
 
-class _Session:
-    """One attachment: what has been seen since the last line of the log.
-
-    Norms are taken right after an update and written right after the next one, since only then is it known which
-    max_grad_norm their step ran at (schedulers change it in between).
-    """
-
-    def __init__(
-        self,
-        recorder: Recorder,
-        run: OpacusRun,
-        examples: Examples,
-        norm_pass: NormPass,
-        writer: NormLogWriter,
-        caveats: list[str],
-        holdout: HoldoutLog | None,
-    ) -> None:
-        self._run_dir, self._ids, self._exact = recorder.run_dir, recorder._ids, recorder._exact
-        self._policy = recorder._policy.in_steps(run.steps_per_epoch)
-        self._run, self._examples, self._norm_pass, self._writer = run, examples, norm_pass, writer
-        self._holdout = holdout
-        self._resumed = recorder._resume_at is not None
-        self._from_step = self._step = recorder._resume_at or 0
-        self._taken: _Taken | None = None
-        self._caveats = caveats
-        self._seeded = recorder._seeded
-        self._clip_headroom = recorder._clip_headroom
-        levels = Levels(recorder._rounding, recorder._rounding_mode) if recorder._rounding else None
-        self._clip_levels = ClipLevels(levels, recorder._clip_headroom) if recorder._individual_clipping else None
-        self._filtered: FilteredClipping | None = None
-        if recorder._filter is not None:
-            self._filtered = FilteredClipping(recorder._filter, self._clip_levels, len(self._ids))
-        self._stops = recorder._on_write_error == "stop"
-        self._lost = False  # an error of the disk ended the log, and training goes on
-        self._training_seconds = self._training_since = 0.0
-        self._unlogged: list[StepSetting] = []
-        self._exact_rows: list[NDArray[np.float64]] = []
-        self._exact_seconds = 0.0
-        self._trained: _Batch | None = None  # of the step under way
-        self._free: list[_Batch | None] = []
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        if self._resumed:
-            self._writer.truncate(self._step)
-            if self._holdout is not None:
-                self._holdout.truncate(self._step)
-            if self._clip_levels is not None and self._step:
-                self._clip_levels.restore(self._run_dir)
-            if self._filtered is not None and self._step:
-                self._filtered.restore(NormLog.open(self._run_dir), read_left_out(self._run_dir))
-        self._take()
-        unwatch = self._run.watch(self._before_step, self._after_step, thresholds=self._thresholds())
-        self._training_since = time.perf_counter()
-        try:
-            yield
-        finally:  # also on Ctrl-C and errors: the steps that were taken are logged
-            unwatch()
-            with deferred_interrupts():
-                self.write(self._flush)
-
-    def write(self, write: Callable[[], None]) -> None:
-        """Write to disk, unless an error there has ended the log; see `Recorder`, on_write_error."""
-        if self._lost:
-            return
-        try:
-            write()
-        except OSError as error:
-            if self._stops:
-                raise
-            self._lost, self._taken = True, None
-            self._unlogged, self._free, self._exact_rows = [], [], []
-            warnings.warn(
-                f"the log in {self._run_dir} cannot be written ({error}): it ends before step {self._step}, and training goes "
-                "on; later steps are in no account",
-                PrivacyWarning,
-                stacklevel=2,
-            )
-
-    def bring_up_to_date(self) -> int:
-        """Log every step that was taken, and return their number."""
-        with deferred_interrupts():
-            self.write(self._flush)
-        return self._step
-
-    def finish(self) -> None:
-        """Say that the run ended as its loop meant it to."""
-        self._writer.finish(self.evidence())
-        if self._holdout is not None:
-            self._holdout.finish(self.evidence())
-
-    def evidence(self) -> dict[str, Any]:
-        """What has been counted in this session."""
-        return {
-            "from_step": self._from_step,
-            "seeded": self._seeded,
-            "caveats": self._caveats,
-            "training_seconds": round(self._training_seconds, 6),
-            **self._run.evidence(),
-        }
-
-    def _thresholds(self) -> Thresholds | None:
-        """What examples are clipped at where it is not max_grad_norm."""
-        filtered = self._filtered
-        if filtered is None:
-            return None if self._clip_levels is None else self._clip_levels.thresholds
-
-        def charged(positions: NDArray[np.int64], max_grad_norm: float) -> Tensor:
-            filtered.charge(
-                self._step, self._run.coming_setting(max_grad_norm)
-            )  # before the first batch of the step is clipped
-            return filtered.thresholds(positions, max_grad_norm)
-
-        return charged
-
-    def _before_step(self, setting: StepSetting, batch: TrainedBatch | None) -> None:
-        """Keep the norms that training clips at this step, and hold them against those recorded for it."""
-        self._trained = None
-        if self._filtered is not None:
-            self._filtered.charge(self._step, setting)  # also where nobody was drawn
-            if batch is not None and not torch.isfinite(batch.norms).all():
-                raise EvidenceError(
-                    f"a gradient of step {self._step} is infinite or NaN: even clipped at 0 it would reach the parameters; "
-                    "look at the loss, or clamp it"
-                )
-        recorded = None if self._taken is None else self._taken.everybody
-        if batch is None or (recorded is None and not self._policy.free_records):
-            return
-        trained = batch.norms.cpu().numpy()
-        check_norms(trained, self._ids[batch.positions])  # before a NaN reaches the parameters
-        if recorded is not None:
-            self._run.tally.compare(
-                recorded[batch.positions],
-                trained,
-                setting.max_grad_norm,
-                ghost_slack=self._norm_pass.slack if self._run.is_ghost else None,
-            )
-        self._trained = batch.positions, trained * (1 + self._norm_pass.slack)
-
-    def _after_step(self, setting: StepSetting) -> None:
-        self._training_seconds += time.perf_counter() - self._training_since
-        with deferred_interrupts():
-            if self._clip_levels is not None:
-                self._clip_levels.settle(setting.max_grad_norm)
-            self.write(lambda: self._write_taken(setting))
-            if not self._lost:
-                self._unlogged.append(setting)
-                if self._policy.free_records:
-                    self._free.append(self._trained)
-            self._step += 1
-            if self._policy.due(self._step) or len(self._unlogged) >= _FLUSH:
-                self.write(self._flush)
-        if not self._lost:
-            self._take()
-        self._training_since = time.perf_counter()
-
-    def _take(self) -> None:
-        """Take the norms that the step about to start depends on: of everybody if due, else of the exact examples."""
-        start = time.perf_counter()
-        if self._policy.due(self._step):
-            norms, targets = norms_of(self._norm_pass, self._examples, self._ids)
-            self._taken = _Taken(norms, norms[self._exact], targets, time.perf_counter() - start)
-            if self._clip_levels is not None:
-                self._clip_levels.take(norms)
-            if self._holdout is not None:
-                self._holdout.take()
-        elif len(self._exact):
-            norms, targets = norms_of(self._norm_pass, self._examples, self._ids, self._exact)
-            self._taken = _Taken(None, norms, targets, time.perf_counter() - start)
-
-    def _write_taken(self, setting: StepSetting) -> None:
-        taken, self._taken = self._taken, None
-        if taken is None:
-            return
-        if taken.everybody is not None:
-            self._writer.record(
-                self._step,
-                with_headroom(taken.everybody, self._clip_headroom, setting.max_grad_norm),
-                max_grad_norm=setting.max_grad_norm,
-                targets_fingerprint=taken.targets_fingerprint,
-                seconds=taken.seconds,
-            )
-        else:
-            self._exact_seconds += taken.seconds
-        if self._holdout is not None:
-            self._holdout.write(self._step, setting)
-        if len(self._exact):
-            self._exact_rows.append(taken.exact)
-
-    def _flush(self) -> None:
-        """Log the steps, the exact examples' rows and the free records seen since the last flush."""
-        first = self._step - len(self._unlogged)
-        clips = np.array([setting.max_grad_norm for setting in self._unlogged])
-        if self._free:
-            self._writer.free(first, self._free, clips)
-            self._free = []
-        if self._exact_rows:
-            self._writer.exact(first, np.stack(self._exact_rows), clips, self._exact_seconds)
-            self._exact_rows, self._exact_seconds = [], 0.0
-        if self._filtered is not None:
-            positions, steps = self._filtered.newly_left_out()
-            if len(positions):
-                self._writer.left_out(first, len(self._unlogged), positions, steps)
-                self._filtered.logged()
-        evidence = self.evidence()
-        for setting, count in list(_runs(self._unlogged)):
-            self._writer.steps(first, count, **vars(setting), evidence=evidence)
-            if self._holdout is not None:
-                self._holdout.steps(first, count, setting, evidence)
-            first += count
-            del self._unlogged[:count]  # one by one: what fails after this line must not be logged twice
-
-
-@dataclass(frozen=True)
-class _Taken:
-    """Norms at the parameters of the step about to start; `everybody` where a full record is due."""
-
-    everybody: NDArray[np.float64] | None
-    exact: NDArray[np.float64]
-    targets_fingerprint: str
-    seconds: float
-
-
 def _policy(policy: RecordingPolicy | None, choices: Mapping[str, Any]) -> RecordingPolicy:
     """The policy that was given, or the one that the choices make which are not None."""
     made = {name: value for name, value in choices.items() if value is not None}
@@ -575,15 +359,6 @@ def _step_of(state: Mapping[str, Any]) -> int:
     if set(state) != {"step", "run"} or not isinstance(state["run"], str):
         raise InputError(f"resume_at has {sorted(map(str, state))}; pass a step, or what Recorder.state_dict() gave")
     return checks.check_positive_int("resume_at", state["step"], minimum=0)
-
-
-def _runs(settings: list[StepSetting]) -> Iterator[tuple[StepSetting, int]]:
-    """Group consecutive equal settings."""
-    start = 0
-    for stop in range(1, len(settings) + 1):
-        if stop == len(settings) or settings[stop] != settings[start]:
-            yield settings[start], stop - start
-            start = stop
 
 
 def _length(dataset: Any) -> int:
