@@ -28,6 +28,7 @@ _TILTS = np.geomspace(1e-3, 1e11, 561)
 _SLACK = 3.0  # nepers by which a Chernoff bound may be worse than the best one, for a shorter window
 _LOG_LEAK = np.log(1e-12)  # of what may wrap around, relative to the Chernoff bound of delta
 _MOST_PLACES = 1 << 23  # of one step's losses
+_OVERFLOWS = 600.0  # nepers; where a law on too coarse a grid has such masses, it says nothing
 
 
 def delta_bounds(steps, epsilon, directions=("remove", "add"), *, precision=1e-6, n_points=N_POINTS):
@@ -221,14 +222,17 @@ def _below(rounded, counts, window):
     false = _Sum.of(other, counts, window.tilt + 1, window)  # under which the same losses matter
     wrapped = true.beyond(own, counts, window.smaller, window, window.first)
     wrapped += true.beyond(own, counts, window.larger, window, window.first + window.n)
+    units = true.scale - true.tilt * window.epsilon, epsilon + false.scale - false.tilt * window.epsilon
+    if max(units) > _OVERFLOWS:
+        return 0.0
     present = []
-    for side, error, factor in ((true, -1, 1 / granted), (false, 1, granted)):
+    for side, unit, error, factor in ((true, units[0], -1, 1 / granted), (false, units[1], 1, granted)):
         fall = np.exp(-side.tilt * window.excess.clip(-1.1 * reach))
         tail = np.cumsum((side.masses * fall)[::-1])[::-1]
         tail += error * side.rounding * np.sqrt(np.cumsum(np.square(fall)[::-1])[::-1])
         tail -= wrapped * fall if side is true else 0.0  # folded into the window; it never lowers what is false
-        present.append(np.exp(side.scale - side.tilt * window.epsilon) * tail * factor)
-    return max(float((present[0] - np.exp(epsilon) * present[1])[near].max(initial=0.0)), 0.0)
+        present.append(np.exp(unit) * tail * factor)
+    return max(float((present[0] - present[1])[near].max(initial=0.0)), 0.0)
 
 
 def _above(spread, counts, window):
@@ -241,5 +245,5 @@ def _above(spread, counts, window):
     missing = total.beyond(spread, counts, window.larger, window, end) * np.exp(
         window.tilt * (window.epsilon - window.h * end)
     )
-    unit = np.exp(total.scale - window.tilt * window.epsilon)
-    return float(unit * (found + missing) * np.exp(counts.sum() * _MASS_ERROR))
+    unit = total.scale - window.tilt * window.epsilon
+    return float(np.exp(unit) * (found + missing) * np.exp(counts.sum() * _MASS_ERROR)) if unit < _OVERFLOWS else 1.0
