@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +104,14 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path} does not exist") from error
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise EvidenceError(f"{path} is not readable JSON ({error}); restore it or make it again") from error
+
+
+def first_at(content: Mapping[str, Any], *paths: tuple[str, ...]) -> Any:
+    """The value at the first of these paths of nested JSON objects that exists and is not null, else None."""
+    for path in paths:
+        value: Any = content
+        for key in path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if value is not None:
+            return value
+    return None

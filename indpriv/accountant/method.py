@@ -43,6 +43,7 @@ class Method:
             object.__setattr__(self, "orders", check_orders(self.orders))
         if self.preset is not None:
             checks.check_choice("preset", self.preset, PRESETS)
+            object.__setattr__(self, "accountant", "rdp")
             object.__setattr__(self, "conversion", "mironov2017")
             object.__setattr__(self, "between_records", "last")
 

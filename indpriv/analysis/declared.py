@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from indpriv.errors import InputError
+from indpriv.files import first_at
 
 
 @dataclass(frozen=True)
@@ -46,17 +47,17 @@ class Declared:
         """Read run.json, written by a reference run or by hand; InputError where a value has the wrong kind."""
         if not isinstance(content, Mapping):
             raise InputError(f"run.json holds a {type(content).__name__}; it is one JSON object")
-        delta = _find(content, ("delta",), ("training", "delta"))
+        delta = first_at(content, ("delta",), ("training", "delta"))
         if delta is not None and (isinstance(delta, bool) or not isinstance(delta, int | float)):
             raise InputError(f"run.json: delta={delta!r} is not a number; write e.g. 1e-5")
-        on_trust = _find(content, ("on_trust",)) or {}
+        on_trust = first_at(content, ("on_trust",)) or {}
         if not isinstance(on_trust, Mapping):
             raise InputError(f"run.json: on_trust is a {type(on_trust).__name__}; it maps an item to a text")
         return cls(
             name=_text(content, ("name",)),
             delta=None if delta is None else float(delta),
-            groups=_texts("groups", _find(content, ("groups",), ("config", "audit", "groups"))),
-            class_names=_texts("class_names", _find(content, ("class_names",), ("data", "class_names"))),
+            groups=_texts("groups", first_at(content, ("groups",), ("config", "audit", "groups"))),
+            class_names=_texts("class_names", first_at(content, ("class_names",), ("data", "class_names"))),
             released=_text(content, ("released",)),
             preprocessing=_text(content, ("preprocessing",), ("data", "preprocessing")),
             tuning=_text(content, ("tuning",)),
@@ -68,19 +69,8 @@ class Declared:
         )
 
 
-def _find(content: Mapping[str, Any], *paths: tuple[str, ...]) -> Any:
-    """The value at the first of these paths that exists, else None."""
-    for path in paths:
-        value: Any = content
-        for key in path:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        if value is not None:
-            return value
-    return None
-
-
 def _text(content: Mapping[str, Any], *paths: tuple[str, ...]) -> str | None:
-    value = _find(content, *paths)
+    value = first_at(content, *paths)
     return str(value) if value else None
 
 

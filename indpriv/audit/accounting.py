@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from indpriv.accountant import account
+from indpriv.accountant.method import Method
+from indpriv.accountant.per_example import table_for
 from indpriv.analysis.fidelity import Fidelity, compare
 from indpriv.analysis.sensitivity import Sensitivity, sensitivity_to
 from indpriv.analysis.spacing import Spacing, spacing_effect
@@ -29,42 +30,13 @@ Progress = Callable[[str, int, int], None]
 """Called as progress(stage, done, total)."""
 
 
-@dataclass(frozen=True)
-class Accounting:
-    """How to account: arguments of `indpriv.account`, so that a table for another K is computed alike."""
-
-    delta: float
-    accountant: str = "rdp"
-    conversion: str = "canonne2020"
-    between_records: str = "last"
-    preset: str | None = None
-
-    def __call__(
-        self,
-        log: NormLog,
-        between_records: str | None = None,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> EpsilonTable:
-        """The epsilons of a log; between_records overrides the rule."""
-        if self.preset is not None:
-            return account(log, delta=self.delta, preset=self.preset, progress=progress)
-        return account(
-            log,
-            progress=progress,
-            delta=self.delta,
-            accountant=self.accountant,
-            conversion=self.conversion,
-            between_records=between_records or self.between_records,
-        )
-
-
 def silent(_stage: str, _done: int, _total: int) -> None:
     """No progress."""
 
 
 def fidelity_against_k(
     log: NormLog,
-    accounting: Accounting,
+    method: Method,
     table: EpsilonTable,
     progress: Progress | None = None,
     groups: Mapping[str, Partition] | None = None,
@@ -76,7 +48,7 @@ def fidelity_against_k(
 
     Args:
         log: the log.
-        accounting: as the table was made.
+        method: how the table was made.
         table: its account.
         progress: called as progress(stage, done, total).
         groups: partitions of the log's examples, by column: fidelity by group is told of the log's own K, else of K = one
@@ -91,7 +63,11 @@ def fidelity_against_k(
         found = log.exact_examples()
         if found is None:
             return ()
-        exact_log, exact, source = found, accounting(found), f"norms at every step of {found.n_examples:,} examples"
+        exact_log, exact, source = (
+            found,
+            table_for(found, method),
+            f"norms at every step of {found.n_examples:,} examples",
+        )
         groups = {
             by: replace(parts, train_codes=parts.train_codes[log.exact_positions])
             for by, parts in (groups or {}).items()
@@ -101,17 +77,17 @@ def fidelity_against_k(
         own = every * float(log.settings.sample_rate.mean())
         comparisons = [compare(table, exact, source=source, every=every, epochs=own, is_this_log=True, groups=groups)]
     rate = float(exact_log.settings.sample_rate.mean())
-    rules = (accounting.between_records,) if accounting.preset else ("last", "closest")
+    rules = (method.between_records,) if method.preset else ("last", "closest")
     steps = sorted({round(epochs / rate) for epochs in FIDELITY_EPOCHS})
     cases = [(every, rule) for every in steps if 1 < every < log.total_steps for rule in rules]
     by_group = min(
         [] if comparisons else cases,
-        key=lambda case: (abs(case[0] * rate - BY_GROUP_EPOCHS), case[1] != accounting.between_records),
+        key=lambda case: (abs(case[0] * rate - BY_GROUP_EPOCHS), case[1] != method.between_records),
         default=None,
     )
     for number, case in enumerate(cases, 1):
         every, rule = case
-        guess = accounting(exact_log.thin(every), rule)
+        guess = table_for(exact_log.thin(every), replace(method, between_records=rule))
         shown = groups if case == by_group else None
         comparisons.append(compare(guess, exact, source=source, every=every, epochs=every * rate, groups=shown))
         (progress or silent)(COMPARING, number, len(cases))
@@ -119,13 +95,13 @@ def fidelity_against_k(
 
 
 def effect_of_spacing(
-    log: NormLog, accounting: Accounting, table: EpsilonTable, progress: Progress | None = None
+    log: NormLog, method: Method, table: EpsilonTable, progress: Progress | None = None
 ) -> Spacing | None:
     """How far the estimate of a log moves when every second record is left out; None where nothing is carried between records.
 
     Args:
         log: the log.
-        accounting: as the table was made.
+        method: how the table was made.
         table: the account of all records.
         progress: called as progress(stage, done, total).
     """
@@ -136,7 +112,7 @@ def effect_of_spacing(
     sparser = replace(log, recorded_steps=log.recorded_steps[::2], rows=log.rows[::2])
     return spacing_effect(
         table,
-        accounting(sparser, progress=lambda done, total: tell(SPACING, done, total)),
+        table_for(sparser, method, progress=lambda done, total: tell(SPACING, done, total)),
         n_records=log.n_records,
         n_kept=sparser.n_records,
         every=int(np.median(np.diff(log.recorded_steps))),
@@ -144,33 +120,37 @@ def effect_of_spacing(
 
 
 def sensitivity(
-    log: NormLog, accounting: Accounting, table: EpsilonTable, progress: Progress | None = None
+    log: NormLog, method: Method, table: EpsilonTable, progress: Progress | None = None
 ) -> tuple[Sensitivity, ...]:
     """How far epsilons move with coarser rounding and with other rules between records.
 
     Args:
         log: the log.
-        accounting: as the table was made.
+        method: how the table was made.
         table: its account.
         progress: called as progress(stage, done, total).
     """
-    if log.filtered is not None:
-        return ()  # a filter's account is its cap, whatever the choices
+    if log.filtered is not None or method.preset is not None:
+        return ()  # a filter's account is its cap, whatever the choices; a preset makes both choices itself
     if len(table) > _MOST_COMPARED and log.unit_ids is None:
         chosen = np.zeros(len(table), dtype=bool)
         chosen[np.random.default_rng(0).choice(len(table), _MOST_COMPARED, replace=False)] = True
         log, table = log.take(np.flatnonzero(chosen)), table.take(chosen)
     finest = 0.0 if log.levels is None else log.levels.rounding
-    carried = log.n_records < log.total_steps and not log.individually_clipped and accounting.preset is None
-    cases: list[tuple[str, NormLog, str | None]] = [
-        ("rounding", _coarser(log, rounding), None)
+    carried = log.n_records < log.total_steps and not log.individually_clipped
+    cases = [
+        ("rounding", _coarser(log, rounding), method)
         for rounding in COARSER
         if rounding > finest and (log.levels is not None or log.free is None)  # full-precision entries are not rounded
     ]
-    cases += [("between_records", log, rule) for rule in RULES if carried and rule != table.account.between_records]
+    cases += [
+        ("between_records", log, replace(method, between_records=rule))
+        for rule in RULES
+        if carried and rule != table.account.between_records
+    ]
     found = []
-    for number, (choice, other, rule) in enumerate(cases, 1):
-        found.append(sensitivity_to(choice, table, accounting(other, rule)))
+    for number, (choice, log_then, method_then) in enumerate(cases, 1):
+        found.append(sensitivity_to(choice, table, table_for(log_then, method_then)))
         (progress or silent)(CHOOSING, number, len(cases))
     return tuple(found)
 

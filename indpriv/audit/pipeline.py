@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from indpriv.accountant import Method
+from indpriv.accountant.method import Method
+from indpriv.accountant.per_example import table_for
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.free_fidelity import free_fidelity
 from indpriv.analysis.summary import AuditSummary
-from indpriv.audit.accounting import Accounting, Progress, effect_of_spacing, fidelity_against_k, sensitivity, silent
+from indpriv.audit.accounting import Progress, effect_of_spacing, fidelity_against_k, sensitivity, silent
 from indpriv.audit.audit_directory import write_audit
 from indpriv.audit.findings import choose_groups, summarise
 from indpriv.audit.run_directory import EXAMPLES, Evidence, open_run
@@ -76,20 +77,26 @@ def audit(
     log, evidence = open_run(path, unreadable)
     if unit_column is not None:
         log, evidence = _of_people(log, evidence, unit_column)
-    accounting = Accounting(_delta(delta, evidence.declared), accountant, conversion, between_records, preset)
+    method = Method(
+        delta=_delta(delta, evidence.declared),
+        accountant=accountant,
+        conversion=conversion,
+        between_records=between_records,
+        preset=preset,
+    )
     tell(READING, 1, 1)
     tell(CHECKING, 0, 1)
     evidence = replace(evidence, checks=tuple(verify(path)))
     tell(CHECKING, 1, 1)
-    table = accounting(log, progress=lambda done, total: tell(ACCOUNTING, done, total))
+    table = table_for(log, method, progress=lambda done, total: tell(ACCOUNTING, done, total))
     in_rows = table.account.rows_per_unit is None
-    holdout = accounting(evidence.holdout) if evidence.holdout is not None and in_rows else None
+    holdout = table_for(evidence.holdout, method) if evidence.holdout is not None and in_rows else None
     # no test example is ever sampled: members are held against them by full records alone
-    members = None if holdout is None or log.free is None else accounting(replace(log, free=None))
-    fidelity = fidelity_against_k(log, accounting, table, tell, _groups(log, evidence, by))
-    free = free_fidelity(log, Method(**vars(accounting))) if in_rows else None
-    spacing = None if fidelity else effect_of_spacing(log, accounting, table, tell)
-    choices = sensitivity(log, accounting, table, tell)
+    members = None if holdout is None or log.free is None else table_for(replace(log, free=None), method)
+    fidelity = fidelity_against_k(log, method, table, tell, _groups(log, evidence, by))
+    free = free_fidelity(log, method) if in_rows else None
+    spacing = None if fidelity else effect_of_spacing(log, method, table, tell)
+    choices = sensitivity(log, method, table, tell)
     tell(ANALYSING, 0, 1)
     summary = summarise(
         log,
@@ -104,7 +111,7 @@ def audit(
         holdout=holdout,
         members=members,
         seed=seed,
-        command=_command(path, output_dir, accounting, by, unit_column, unreadable, seed),
+        command=_command(path, output_dir, method, by, unit_column, unreadable, seed),
     )
     tell(ANALYSING, 1, 1)
     tell(WRITING, 0, 1)
@@ -142,19 +149,19 @@ def _delta(delta: float | None, declared: Declared) -> float:
 def _command(
     path: Path,
     output_dir: Path,
-    accounting: Accounting,
+    method: Method,
     by: Sequence[str],
     unit_column: str | None,
     unreadable: str,
     seed: int,
 ) -> str:
     """The same audit on the command line; delta in full, so that it gives the same epsilons to the last digit."""
-    words = ["indpriv", "audit", str(path), "--output-dir", str(output_dir), "--delta", repr(float(accounting.delta))]
-    if accounting.preset is not None:
-        words += ["--preset", accounting.preset]
+    words = ["indpriv", "audit", str(path), "--output-dir", str(output_dir), "--delta", repr(float(method.delta))]
+    if method.preset is not None:
+        words += ["--preset", method.preset]
     else:
-        words += ["--accountant", accounting.accountant, "--conversion", accounting.conversion]
-        words += ["--between-records", accounting.between_records]
+        words += ["--accountant", method.accountant, "--conversion", method.conversion]
+        words += ["--between-records", method.between_records]
     for column in by:
         words += ["--by", column]
     if unit_column is not None:

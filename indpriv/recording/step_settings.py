@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from indpriv import checks
 from indpriv.errors import InputError
-from indpriv.files import read_json
+from indpriv.files import first_at, read_json
 from indpriv.norm_log import SAMPLERS, StepSettings
 from indpriv.recording.discovery import Discovery, SavedModel
 
@@ -232,7 +232,7 @@ def _offers(
     offers: list[tuple[str, FloatArray]] = []
     steps = total or 1
     try:
-        value = _at(declared, (name,), ("training", name))
+        value = first_at(declared, (name,), ("training", name))
         if value is not None:
             array = np.atleast_1d(_CHECKS[name](value))
             if array.shape not in ((1,), (steps,)):
@@ -301,7 +301,7 @@ def _moving_clip(models: Sequence[SavedModel], max_grad_norm: FloatArray | None)
 
 def _delta(declared: Mapping[str, Any], options: StepOptions, problems: list[str]) -> float | None:
     """The options may ask for another delta than the run declared: it is a choice of the account."""
-    said = options.delta if options.delta is not None else _at(declared, ("delta",), ("training", "delta"))
+    said = options.delta if options.delta is not None else first_at(declared, ("delta",), ("training", "delta"))
     if said is None:
         return None
     try:
@@ -312,8 +312,8 @@ def _delta(declared: Mapping[str, Any], options: StepOptions, problems: list[str
 
 
 def _sampler(declared: Mapping[str, Any], options: StepOptions, problems: list[str]) -> str | None:
-    said = _at(declared, ("sampler",), ("training", "sampler"))
-    if said is None and _at(declared, ("recorder", "sampler_class")) == _POISSON_CLASS:
+    said = first_at(declared, ("sampler",), ("training", "sampler"))
+    if said is None and first_at(declared, ("recorder", "sampler_class")) == _POISSON_CLASS:
         said = "poisson"
     known = {where: value for where, value in ((RUN_JSON, said), (OPTIONS, options.sampler)) if value is not None}
     for where, value in known.items():
@@ -327,12 +327,12 @@ def _sampler(declared: Mapping[str, Any], options: StepOptions, problems: list[s
 def _declared_problems(declared: Mapping[str, Any], n_examples: int) -> list[str]:
     """What run.json says of data and clipping, and a replay cannot do."""
     problems = []
-    n_train = _at(declared, ("data", "n_train"))
+    n_train = first_at(declared, ("data", "n_train"))
     if isinstance(n_train, int) and n_train != n_examples:
         problems.append(
             f"the spec's dataset has {n_examples} examples, run.json says {n_train}: give the data that was trained on"
         )
-    clipping = _at(declared, ("clipping",), ("training", "clipping"), ("recorder", "clipping"))
+    clipping = first_at(declared, ("clipping",), ("training", "clipping"), ("recorder", "clipping"))
     if clipping not in (None, "flat", "individual"):  # clipping individually contributes no more than flat clipping
         problems.append(f"run.json says clipping={clipping!r}; only a run that clipped flat can be replayed")
     return problems
@@ -369,14 +369,3 @@ def _caveats(
 
 def _steps_of(history: Sequence[tuple[float, float, int]]) -> int:
     return sum(steps for _, _, steps in history)
-
-
-def _at(content: Mapping[str, Any], *paths: tuple[str, ...]) -> Any:
-    """The value at the first of these paths that exists, else None."""
-    for path in paths:
-        value: Any = content
-        for key in path:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        if value is not None:
-            return value
-    return None

@@ -12,8 +12,9 @@ from rich.console import Console
 
 from indpriv import ExampleTable
 from indpriv.accountant import Method
+from indpriv.accountant.per_example import table_for
 from indpriv.analysis.free_fidelity import free_fidelity
-from indpriv.audit import Accounting, audit
+from indpriv.audit import audit
 from indpriv.norm_log import NormLog
 from indpriv.norm_log_writer import LogHeader, NormLogWriter
 from indpriv.report.html import render_html
@@ -72,8 +73,8 @@ def test_members_and_hold_out_are_binned_by_full_records_alone(run_dir, tmp_path
     settings = {"total_steps": STEPS, "noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": RATE}
     write_run(run / "holdout", NormLog.from_arrays(norms, [0], **settings), None)
     found = audit(run, tmp_path / "audit", delta=1e-5, between_records="closest").attack_by_epsilon
-    accounting = Accounting(1e-5, between_records="closest")
-    alike, free = accounting(replace(log, free=None)), accounting(log)
+    method = Method(delta=1e-5, between_records="closest")
+    alike, free = table_for(replace(log, free=None), method), table_for(log, method)
     edges = {row.high for row in found.thresholds[0].bins} - {alike.worst_case_epsilon}
     assert edges <= set(alike.epsilon.tolist())
     assert not edges <= set(free.epsilon.tolist())
