@@ -56,9 +56,11 @@ def train_with_canaries(
         dataset: data to use instead of loading the configuration's.
 
     Raises:
-        InputError: as for `train`; or too few or too many canaries, or a single class.
+        InputError: as for `train`; or too few or too many canaries, a single class, or a cap on rows.
     """
     dataset = dataset or load_dataset(config.data.dataset, data_dir)
+    if config.data.max_rows_per_unit is not None:
+        raise InputError("canaries go with all rows: a cap (max_rows_per_unit) would drop some that their coins include")
     check_positive_int("canaries", n_canaries, minimum=LEAST_CANARIES)
     if n_canaries >= len(dataset.train):
         raise InputError(f"canaries={n_canaries} is not below the {len(dataset.train)} training examples; pass fewer")
@@ -79,9 +81,9 @@ def train_with_canaries(
         dataset.test.targets,
         _with_column(dataset.test, np.zeros(len(dataset.test), dtype=bool)),
     )
-    with_canaries = replace(dataset, train=_take(changed, kept), test=test)
+    with_canaries = replace(dataset, train=changed.take(kept), test=test)
     run = train(config, run_dir, seed=seed, progress=progress, device=device, dataset=with_canaries)
-    losses = example_table(run.module, replace(with_canaries, train=_take(changed, is_canary)), device).train
+    losses = example_table(run.module, replace(with_canaries, train=changed.take(is_canary)), device).train
     AttackScores(
         scores=-losses["loss"].to_numpy(np.float64),
         member=included,
@@ -98,8 +100,3 @@ def _with_column(split: Split, is_canary: NDArray[np.bool_]) -> pd.DataFrame:
     if "canary" in known.columns:
         raise InputError("the data has a column 'canary' of its own; rename it to train with canaries")
     return known.assign(canary=is_canary)
-
-
-def _take(split: Split, chosen: NDArray[np.bool_]) -> Split:
-    metadata = None if split.metadata is None else split.metadata[chosen].reset_index(drop=True)
-    return Split(split.inputs[chosen], split.targets[chosen], metadata)

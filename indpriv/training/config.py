@@ -34,9 +34,29 @@ class _Section:
 
 @dataclass(frozen=True)
 class DataConfig(_Section):
-    """[data]: dataset, one of `indpriv.training.datasets.DATASETS`."""
+    """[data]: which rows are trained on, and whose they are.
+
+    Attributes:
+        dataset: one of `indpriv.training.datasets.DATASETS`.
+        unit_column: metadata column that says whose row each is: the run's unit is then "user"; None where a row is a unit.
+        max_rows_per_unit: the first so many rows of each unit are trained on; None for all.
+    """
 
     dataset: str = field(metadata={"check": one_of(DATASETS)})
+    unit_column: str | None = field(default=None, metadata={"check": optional(identifier)})
+    max_rows_per_unit: int | None = field(default=None, metadata={"check": optional(whole(1))})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = DATASETS[self.dataset].metadata_columns
+        if self.unit_column is not None and self.unit_column not in known:
+            raise InputError(
+                f"unit_column={self.unit_column!r} is no column of {self.dataset}, which has {', '.join(known) or 'none'}"
+            )
+        if self.max_rows_per_unit is not None and self.unit_column is None:
+            raise InputError(
+                "max_rows_per_unit is given without unit_column; say whose rows are whose, or leave it out"
+            )
 
 
 @dataclass(frozen=True)
@@ -65,7 +85,7 @@ class TrainingConfig(_Section):
         learning_rate: of plain SGD with momentum.
         max_grad_norm: the clipping norm.
         delta: of every epsilon of the run.
-        target_epsilon: worst-case epsilon that the noise is chosen for; or noise_multiplier: the noise itself.
+        target_epsilon: worst-case epsilon (of one row) that the noise is chosen for; or noise_multiplier: the noise itself.
         noise_multiplier: noise standard deviation over max_grad_norm.
         momentum: of SGD.
         individual_clipping: clip each example at its last recorded level, which makes the account exact at any K.
@@ -177,6 +197,10 @@ class AuditConfig:
 
     def __post_init__(self) -> None:
         identifier("name", self.name)
+        if self.data.unit_column is not None and self.training.target_epsilon is not None:
+            raise InputError(
+                "[training] target_epsilon is of one row, and [data] unit_column makes units of several; give noise_multiplier"
+            )
         known = ("label", *DATASETS[self.data.dataset].metadata_columns)
         for group in self.audit.groups:
             if group not in known:

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,8 @@ def train(
     started = time.monotonic()
     run_dir, progress = Path(run_dir), progress or no_progress
     dataset = dataset or load_dataset(config.data.dataset, data_dir)
+    if config.data.unit_column is not None and config.data.max_rows_per_unit is not None:
+        dataset = replace(dataset, train=dataset.train.capped(config.data.unit_column, config.data.max_rows_per_unit))
     randomness = Randomness.from_seed(seed)
     train_set = tensor_set(dataset.train)
     module = first_parameters(config.model, dataset.input_shape, dataset.n_classes, randomness.first_parameters)
@@ -181,6 +183,8 @@ def _make_recorder(
         test_set=tensor_set(dataset.test),
         record_holdout=config.recording.record_holdout,
         metadata=dataset.train.metadata,
+        unit="example" if config.data.unit_column is None else "user",
+        unit_ids=None if config.data.unit_column is None else dataset.train.units(config.data.unit_column),
         test_metadata=dataset.test.metadata,
         privacy_filter=privacy_filter,
         seeded=randomness.seeded,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from indpriv.checks import check_choice
 from indpriv.errors import InputError
-from indpriv.training.datasets import adult, cifar10, from_sklearn, mnist
+from indpriv.training.datasets import adult, cifar10, from_sklearn, lfw, mnist
 from indpriv.training.datasets.base import Dataset, Split
 
 __all__ = ["DATASETS", "DATA_DIR_VARIABLE", "Dataset", "DatasetKind", "Split", "load_dataset"]
@@ -38,6 +38,7 @@ DATASETS: Mapping[str, DatasetKind] = {
     "breast_cancer": DatasetKind(load=from_sklearn.load_breast_cancer),
     "mnist": DatasetKind(load_from=mnist.load),
     "cifar10": DatasetKind(load_from=cifar10.load),
+    "lfw": DatasetKind(metadata_columns=lfw.METADATA_COLUMNS, load_from=lfw.load),
 }
 
 
@@ -46,7 +47,7 @@ def load_dataset(name: str, data_dir: str | Path | None = None) -> Dataset:
 
     Args:
         name: one of `DATASETS`.
-        data_dir: folder with the files of data sets that do not ship with a package (mnist, cifar10); default: the
+        data_dir: folder with the files of data sets that do not ship with a package (mnist, cifar10, lfw); default: the
             environment variable INDPRIV_DATA.
 
     Raises:

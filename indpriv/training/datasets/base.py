@@ -42,6 +42,22 @@ class Split:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    def take(self, kept: NDArray[np.bool_]) -> Split:
+        """Some of the examples, renumbered."""
+        metadata = None if self.metadata is None else self.metadata[kept].reset_index(drop=True)
+        return Split(self.inputs[kept], self.targets[kept], metadata)
+
+    def units(self, column: str) -> pd.Series:
+        """(n,) whose row each is, by a metadata column; InputError without such a column."""
+        if self.metadata is None or column not in self.metadata:
+            raise InputError(f"there is no metadata column {column!r} that says whose row each is")
+        return self.metadata[column]
+
+    def capped(self, column: str, most: int) -> Split:
+        """The first `most` rows of each unit, by a metadata column."""
+        units = self.units(column)
+        return self.take((units.groupby(units).cumcount() < most).to_numpy())
+
 
 @dataclass(frozen=True)
 class Dataset:
