@@ -87,16 +87,33 @@ def renyi_divergences(shifts: FloatArray, sample_rates: FloatArray, orders: Floa
 
     shifts: (n,) relative_norm / noise_multiplier; sample_rates: (n,); k: rows of one owner, each of that shift.
     """
-    log_moments = np.zeros((len(shifts), len(orders)))
-    unfilled = _fill_closed_form(log_moments, shifts, sample_rates, orders, k)
-    rows = np.flatnonzero(unfilled.any(axis=1))
+    row = np.repeat(np.arange(len(shifts)), len(orders))
+    values = divergences_of_pairs(shifts, sample_rates, row, np.tile(orders, len(shifts)), k)
+    return values.reshape(len(shifts), len(orders))
+
+
+def divergences_of_pairs(
+    shifts: FloatArray, sample_rates: FloatArray, row: IntArray, order: FloatArray, k: int
+) -> FloatArray:
+    """(n_pairs,) Rényi divergences of one step of mechanism row[i] at order[i]; else as `renyi_divergences`."""
+    log_moments = np.zeros(len(row))
+    unfilled = np.flatnonzero(_fill_closed_form(log_moments, shifts[row], sample_rates[row], order, k))
+    largest = np.zeros(len(shifts))
+    np.maximum.at(largest, row[unfilled], order[unfilled])
+    rows = np.flatnonzero(largest)
     rows = rows[np.argsort(shifts[rows])]  # neighbours have grids of similar length
-    largest = np.where(unfilled[rows], orders, 1.0).max(axis=1)
-    for part in _batches(_n_nodes(shifts[rows], largest, k)):
+    place = np.zeros(len(shifts), np.int64)
+    place[rows] = np.arange(len(rows))
+    unfilled = unfilled[np.argsort(place[row[unfilled]], kind="stable")]
+    where = place[row[unfilled]]
+    for part in _batches(_n_nodes(shifts[rows], largest[rows], k)):
         batch = rows[part]
-        row, column = np.nonzero(unfilled[batch])
-        log_moments[batch[row], column] = _quadrature(shifts[batch], sample_rates[batch], k, row, orders[column])
-    return log_moments / (orders - 1)
+        pairs = slice(*np.searchsorted(where, (part.start, part.stop)))
+        chosen = unfilled[pairs]
+        log_moments[chosen] = _quadrature(
+            shifts[batch], sample_rates[batch], k, where[pairs] - part.start, order[chosen]
+        )
+    return log_moments / (order - 1)
 
 
 def _log_binomial(k: int, j: int, q: FloatArray) -> FloatArray:
@@ -107,24 +124,24 @@ def _log_binomial(k: int, j: int, q: FloatArray) -> FloatArray:
 def _fill_closed_form(
     out: FloatArray, shifts: FloatArray, q: FloatArray, orders: FloatArray, k: int
 ) -> NDArray[np.bool_]:
-    """Fill cells where two closed-form bounds agree; return which cells stay open (and are not 0)."""
+    """Fill pairs (n,) where two closed-form bounds agree; return which stay open (and are not 0)."""
     everybody = q == 1.0
     with np.errstate(over="ignore"):  # infinity is right where the noise is next to nothing
-        exponent = 0.5 * np.square(k * shifts)[:, None] * (orders - 1)
-        out[everybody] = orders * exponent[everybody]
+        exponent = 0.5 * np.square(k * shifts) * (orders - 1)
+        out[everybody] = orders[everybody] * exponent[everybody]
     # Minkowski: E[f^a]^(1/a) <= sum of w_j e^{(a-1)(ju)^2/2}; and E[f^a] >= w_k^a e^{a(a-1)(ku)^2/2}.
     rate = np.where(everybody, 0.5, q)
-    log_all = _log_binomial(k, k, rate)[:, None]
+    log_all = _log_binomial(k, k, rate)
     excess = np.full(out.shape, -np.inf)
     gap = np.zeros(out.shape)
     for j in range(k):
-        below = _log_binomial(k, j, rate)[:, None] - log_all - exponent * (1 - (j / k) ** 2)
+        below = _log_binomial(k, j, rate) - log_all - exponent * (1 - (j / k) ** 2)
         gap += np.exp(np.minimum(below, 0.0))
         np.maximum(excess, below, out=excess)
     upper = orders * (exponent + log_all + gap)
-    closed = (excess < -math.log(1e14)) & (orders * gap <= 1e-14 * np.maximum(upper, 1.0)) & ~everybody[:, None]
+    closed = (excess < -math.log(1e14)) & (orders * gap <= 1e-14 * np.maximum(upper, 1.0)) & ~everybody
     out[closed] = upper[closed]
-    return np.asarray(~closed & ((shifts > 0) & ~everybody)[:, None])
+    return np.asarray(~closed & (shifts > 0) & ~everybody)
 
 
 def _spacing(shift: FloatArray) -> FloatArray:
@@ -218,14 +235,15 @@ def _density_ratio(z: FloatArray, u: FloatArray, q: FloatArray, k: int) -> tuple
     for j in range(1, k + 1):
         tilt = z * (j * u) - 0.5 * np.square(j * u)
         np.maximum(largest, tilt, out=largest)
-        rise += (math.comb(k, j) * q**j * (1 - q) ** (k - j)) * np.expm1(np.minimum(tilt, 600.0))
+        rise += np.exp(_log_binomial(k, j, q)) * np.expm1(np.minimum(tilt, 600.0))
     log_f = np.log1p(np.maximum(rise, -0.5))
     odd = (largest > 600.0) | (rise < -0.5)  # e^tilt overflows at 709, and 1 + rise cancels near -1
     if odd.any():
         at, shift, rate = (np.broadcast_to(values, z.shape)[odd] for values in (z, u, q))
-        tilts = [at * (j * shift) - 0.5 * np.square(j * shift) for j in range(k + 1)]
-        terms = [_log_binomial(k, j, rate) + tilt for j, tilt in enumerate(tilts)]
-        log_f[odd] = np.logaddexp.reduce(np.stack(terms), axis=0)
+        total = k * np.log1p(-rate)
+        for j in range(1, k + 1):
+            total = np.logaddexp(total, _log_binomial(k, j, rate) + at * (j * shift) - 0.5 * np.square(j * shift))
+        log_f[odd] = total
     return log_f, rise
 
 
