@@ -13,6 +13,7 @@ modulo the window n h; every error is bounded and added on the safe side:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,21 +64,16 @@ def grid_brackets(losses: LossSum, delta: float, direction: Direction) -> Bracke
     scan = real_axis.refine(real_axis.scan(problem, beyond=_TILTS_BEYOND), problem)
     lower, upper = np.zeros(len(losses)), np.maximum(scan.epsilon, 0.0)
     width = np.full(len(losses), np.inf)  # of the last bracket: rounding grows with the number of points
-    budget = WorkBudget(_MOST_WORK)
-    for n_points in _POINTS:
+
+    def open_examples() -> NDArray[np.intp]:
+        nonlocal width
         improving = upper - lower < _PROGRESS * width
-        open_ = np.flatnonzero((upper - lower > _TIGHT * upper) & improving)
         width = np.where(improving, upper - lower, 0.0)
-        if not len(open_):
-            break
-        for window in _windows(problem.select(open_), scan.select(open_), upper[open_]):
-            examples = open_[window.examples]
-            if not budget.affords(_work(problem.select(examples), window, n_points)):
-                continue
-            composer = _Composer(problem.select(examples), window, n_points)
-            for row, example in enumerate(examples):
-                low, high = composer.solve(row, float(upper[example]))
-                lower[example], upper[example] = max(lower[example], low), min(upper[example], high)
+        return np.flatnonzero((upper - lower > _TIGHT * upper) & improving)
+
+    for composer, row, example in _composed_examples(problem, scan, upper, open_examples):
+        low, high = composer.solve(row, float(upper[example]))
+        lower[example], upper[example] = max(lower[example], low), min(upper[example], high)
     return Bracket(lower, upper, upper - lower <= _TIGHT * upper)
 
 
@@ -98,21 +94,37 @@ def grid_deltas(
     middle = epsilon[:, epsilon.shape[1] // 2]
     problem = Problem(losses, np.maximum(log_delta, -600.0), direction, _CUT, middle)
     scan = real_axis.refine(real_axis.scan(problem, beyond=_TILTS_BEYOND), problem)
-    lower, upper, budget = np.zeros_like(epsilon), np.ones_like(epsilon), WorkBudget(_MOST_WORK)
-    for n_points in _POINTS:
-        open_ = np.flatnonzero((upper - lower > _TIGHT * upper).any(axis=1))
-        if not len(open_):
-            break
-        for window in _windows(problem.select(open_), scan.select(open_), middle[open_]):
-            examples = open_[window.examples]
-            if not budget.affords(_work(problem.select(examples), window, n_points)):
-                continue
-            composer = _Composer(problem.select(examples), window, n_points)
-            for row, example in enumerate(examples):
-                low, high = composer.deltas(row, epsilon[example])
-                lower[example] = np.maximum(lower[example], low)
-                upper[example] = np.minimum(upper[example], high)
+    lower, upper = np.zeros_like(epsilon), np.ones_like(epsilon)
+
+    def open_examples() -> NDArray[np.intp]:
+        return np.flatnonzero((upper - lower > _TIGHT * upper).any(axis=1))
+
+    for composer, row, example in _composed_examples(problem, scan, middle, open_examples):
+        low, high = composer.deltas(row, epsilon[example])
+        lower[example], upper[example] = np.maximum(lower[example], low), np.minimum(upper[example], high)
     return lower, upper
+
+
+def _composed_examples(
+    problem: Problem, scan: Scan, near: FloatArray, open_examples: Callable[[], NDArray[np.intp]]
+) -> Iterator[tuple[_Composer, int, int]]:
+    """Yield (composer, row in it, example) for the examples that are still open, on ever finer grids.
+
+    Args:
+        problem: of all examples.
+        scan: of its real axis.
+        near: (n_examples,) epsilons that windows are laid for; the caller may lower them in place between grids.
+        open_examples: asked before each finer grid.
+    """
+    budget = WorkBudget(_MOST_WORK)
+    for n_points in _POINTS:
+        open_ = open_examples()
+        for window in _windows(problem.select(open_), scan.select(open_), near[open_]) if len(open_) else ():
+            examples = open_[window.examples]
+            part = problem.select(examples)
+            if budget.affords(_work(part, window, n_points)):
+                composer = _Composer(part, window, n_points)
+                yield from ((composer, row, int(example)) for row, example in enumerate(examples))
 
 
 @dataclass(frozen=True)
