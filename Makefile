@@ -13,7 +13,7 @@ export OMP_WAIT_POLICY = passive
 BIN = $(VENV)/bin
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -c constraints.txt
 
-.PHONY: demo test test-all check format figures benchmarks clean
+.PHONY: demo test test-all check format figures reproduce benchmarks clean
 
 demo: $(VENV)/.installed
 	$(BIN)/indpriv demo --output-dir $(DEMO_DIR)
@@ -42,6 +42,11 @@ benchmarks: $(VENV)/.installed-dev
 # The picture and the first screen in README.md, from a fresh demo.
 figures: demo
 	$(BIN)/python reports/make_figures.py $(DEMO_DIR)
+
+# reports/yu2023.md and the results in README.md: trains what has no finished run under reports/runs (hours on two cores), audits,
+# measures and writes. It goes on where it was stopped. Data sets: INDPRIV_DATA=DIR make reproduce
+reproduce: $(VENV)/.installed-dev
+	$(BIN)/python reports/make_yu2023.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,101 @@
+"""Everything of reports/yu2023.md and of the results in README.md by one command: `make reproduce`.
+
+python reports/make_yu2023.py [NAME ...] [--data-dir DIR] [--write-only]
+
+For each audit: train it where no finished run lies under reports/runs/NAME, audit it under both accounts where their audits are
+not of that run, measure and draw what no audit holds (reports/yu2023.json), and write both pages. Stopped, it goes on where it
+was; a run that was interrupted is left alone, and named. --write-only makes the pages of what is there.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+from reproduction.audits import AUDITS, DEFAULT, PRESET, REPORTS, ROOT, folder_of, read_audits
+from reproduction.measured import measure, read_measured
+from reproduction.page import render_page, render_results, write_results
+from reproduction.sections import Known
+from rich.console import Console
+
+from indpriv.files import read_json
+from indpriv.training.datasets import DATA_DIR_VARIABLE
+
+BESIDE = ROOT.parent / "shared" / "data"  # where the data sets lie in our own checkouts
+INDPRIV = Path(sys.executable).with_name("indpriv")
+OPTIONS = {DEFAULT: (), PRESET: ("--preset", PRESET)}
+
+
+def main() -> int:
+    """Make what was asked for; exit code 1 where a run is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(AUDITS)}; default all")
+    parser.add_argument(
+        "--data-dir", type=Path, help=f"folder of the data sets; default {DATA_DIR_VARIABLE} or {BESIDE}"
+    )
+    parser.add_argument("--write-only", action="store_true", help="train, audit and measure nothing")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(AUDITS):
+        parser.error(f"{', '.join(sorted(unknown))}: no such audit; choose from {', '.join(AUDITS)}")
+    console, missing = Console(highlight=False), []
+    if not options.write_only:
+        found = options.data_dir or os.environ.get(DATA_DIR_VARIABLE) or (BESIDE if BESIDE.is_dir() else None)
+        data_dir = None if found is None else Path(found)
+        missing = [name for name in options.names or AUDITS if not make(name, data_dir, console)]
+        measure(REPORTS, data_dir, console.print)
+    write_pages()
+    for name in missing:
+        console.print(f"{name}: no finished run; the pages say so")
+    return 1 if missing else 0
+
+
+def make(name: str, data_dir: Path | None, console: Console) -> bool:
+    """Train and audit one where that was not done; whether it has a finished run."""
+    run_dir = REPORTS / "runs" / name
+    status = status_of(run_dir)
+    if status is None:
+        console.print(f"{name}: training")
+        given = [] if data_dir is None else ["--data-dir", str(data_dir)]
+        command = [INDPRIV, "train", ROOT / "audits" / f"{name}.toml", "--run-dir", run_dir, *given]
+        if subprocess.run(command, cwd=ROOT, check=False).returncode:
+            return False
+    elif status != "finished":
+        console.print(f"{run_dir}: {status}, maybe still at work; remove it to train again")
+        return False
+    run_id = read_json(run_dir / "run.json")["recorder"]["id"]
+    for account, given in OPTIONS.items():
+        folder = REPORTS / folder_of(name, account)
+        if audited(folder) != run_id:
+            console.print(f"{name}: auditing, {account}")
+            command = [INDPRIV, "audit", run_dir.relative_to(ROOT), "--output-dir", folder.relative_to(ROOT), *given]
+            subprocess.run(command, cwd=ROOT, check=True)
+    return True
+
+
+def status_of(run_dir: Path) -> str | None:
+    """What run.json says of a run; None where there is no run."""
+    if not run_dir.exists():
+        return None
+    record = run_dir / "run.json"
+    return str(read_json(record).get("status")) if record.is_file() else "not a run"
+
+
+def audited(folder: Path) -> str | None:
+    """The id of the run that an audit directory is of, if its epsilons lie beside it."""
+    if not ((folder / "audit.json").is_file() and (folder / "epsilon.parquet").is_file()):
+        return None
+    return str(read_json(folder / "audit.json")["run"]["recorder"]["id"])
+
+
+def write_pages() -> None:
+    """Both pages, from committed files alone."""
+    known = Known(read_audits(REPORTS), read_measured(REPORTS))
+    (REPORTS / "yu2023.md").write_text(render_page(known, ROOT / "audits"), encoding="utf-8")
+    write_results(ROOT / "README.md", render_results(known))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

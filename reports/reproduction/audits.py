@@ -1,0 +1,113 @@
+"""What our audits say: audit.json of the sound default and of the preset yu2023, found by name under reports/."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+REPORTS = ROOT / "reports"
+AUDITS = (
+    "mnist",
+    "cifar10",
+    "utkface_gender",
+    "utkface_age",
+    "adult",
+)  # audits/<name>.toml, in the order of the results
+HEADLINE_GROUPS = {"mnist": "label", "cifar10": "label", "adult": "race"}  # others: by race
+DEFAULT, PRESET = "default", "yu2023"  # the two accounts of a run
+_NEAR = 0.15  # how far a K in whole steps may lie from a gamma, relatively
+
+Summary = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """One run under both accounts: the content of audit.json; preset is None where only the default was made."""
+
+    name: str
+    default: Summary
+    preset: Summary | None
+
+    @property
+    def accounts(self) -> dict[str, Summary]:
+        """The accounts there are, the preset first."""
+        found = {} if self.preset is None else {PRESET: self.preset}
+        return {**found, DEFAULT: self.default}
+
+    @property
+    def by(self) -> str:
+        """The column of groups that the results show."""
+        return HEADLINE_GROUPS.get(self.name, "race")
+
+    @property
+    def run_id(self) -> str:
+        """Of the run that was audited."""
+        return str(self.default["run"]["recorder"]["id"])
+
+
+def folder_of(name: str, account: str) -> str:
+    """The folder, under reports/, of the audit of a run under one account."""
+    return name if account == DEFAULT else f"{name}-{PRESET}"
+
+
+def read_audits(reports: Path) -> dict[str, Audit]:
+    """The audits there are, by name; a preset's audit of another run is left out."""
+    found = {}
+    for name in AUDITS:
+        summaries = {account: _read(reports / folder_of(name, account)) for account in (DEFAULT, PRESET)}
+        default, preset = summaries[DEFAULT], summaries[PRESET]
+        if default is not None:
+            same = preset is not None and preset["run"]["recorder"]["id"] == default["run"]["recorder"]["id"]
+            found[name] = Audit(name, default, preset if same else None)
+    return found
+
+
+def _read(folder: Path) -> Summary | None:
+    path = folder / "audit.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def groups_of(summary: Summary, by: str) -> Summary | None:
+    """The table of groups by a column, or None."""
+    return next((found for found in summary["groups"] if found["by"] == by), None)
+
+
+def means_of(summary: Summary, by: str) -> dict[str, float]:
+    """Mean epsilon of each readable group."""
+    found = groups_of(summary, by)
+    return {} if found is None else {row["name"]: row["mean"] for row in found["rows"] if not row["too_small"]}
+
+
+def accuracies_of(summary: Summary, by: str) -> dict[str, float]:
+    """Test accuracy of each readable group that has one."""
+    found = groups_of(summary, by)
+    return {
+        row["name"]: row["test_accuracy"]
+        for row in ([] if found is None else found["rows"])
+        if not row["too_small"] and row["test_accuracy"] is not None
+    }
+
+
+def attack_of(summary: Summary, model: str, by: str) -> Summary | None:
+    """The attack on a model ("dp" or "non_dp") by a column, or None."""
+    return next((found for found in summary["attacks"] if (found["model"], found["by"]) == (model, by)), None)
+
+
+def fidelity_of(summary: Summary, gammas: tuple[float, ...]) -> dict[float, Summary]:
+    """Gamma (full passes an epoch) -> fidelity of norms carried from the last record, for those that were compared."""
+    found = {}
+    for gamma in gammas:
+        rows = [
+            row
+            for row in summary["fidelity"]
+            if row["between_records"] == "last"
+            and row["pearson"] is not None
+            and abs(row["epochs"] * gamma - 1) < _NEAR
+        ]
+        if rows:
+            found[gamma] = min(rows, key=lambda row: abs(row["epochs"] * gamma - 1))
+    return found

@@ -1,0 +1,198 @@
+"""What no audit holds and has to be measured or drawn, once, into reports/yu2023.json: it describes public data sets only.
+
+Each part is kept with the id of the run it came from, and made again where that run is another.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from indpriv.audit.audit_directory import EPSILON
+from indpriv.epsilon_table import EpsilonTable
+from indpriv.errors import InputError
+from indpriv.files import read_parquet
+from indpriv.journal import NAME as JOURNAL
+from indpriv.norm_log import NormLog
+from indpriv.release import Request, release
+from indpriv.release.mechanisms import ROUNDS, STEP_SIZE
+from indpriv.release.request import DEFAULT_QUANTILES, DESCENT, EXPONENTIAL, HISTOGRAM
+from reproduction.audits import ROOT, folder_of, read_audits
+from reproduction.paper import DELTA, INDIVIDUAL_CLIPPING_SEEDS, RELEASE_EPSILON
+
+FILE = "yu2023.json"
+PUBLIC_RELEASES = ("mnist", "cifar10")  # of Table 2
+NORM_RELEASES = ("utkface_gender", "mnist")  # of footnote 3, and one more
+METHODS = {
+    EXPONENTIAL: "private selection (the default)",
+    HISTOGRAM: "noisy histogram",
+    DESCENT: f"descent of Andrew et al. 2021, {ROUNDS} rounds, step size {STEP_SIZE:g}",
+}
+DISTRIBUTION, TABLE_1, TABLE_2, TABLE_3, FOOTNOTE_3, MACHINE = (
+    "distribution",
+    "table_1",
+    "table_2",
+    "table_3",
+    "footnote_3",
+    "machine",
+)
+
+
+def read_measured(reports: Path) -> dict[str, Any]:
+    """The content of reports/yu2023.json; nothing where it does not exist yet."""
+    path = reports / FILE
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+
+
+def machine() -> dict[str, Any]:
+    """The machine: processor, cores, threads and versions."""
+    import torch
+
+    cpu = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+            if line.startswith("model name")
+        )
+        if Path("/proc/cpuinfo").is_file()
+        else iter(()),
+        platform.processor() or platform.machine(),
+    )
+    return {
+        "processor": cpu,
+        "cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "date": datetime.now(UTC).date().isoformat(),
+        "versions": {name: version(name) for name in ("indpriv", "torch", "opacus", "numpy", "opendp")}
+        | {"python": platform.python_version()},
+    }
+
+
+def statistics_of(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
+    """The six statistics of Table 2: average, then the quantiles."""
+    return [float(values.mean()), *(float(value) for value in np.quantile(values, DEFAULT_QUANTILES))]
+
+
+def distribution(audit_dir: Path) -> dict[str, Any]:
+    """Smallest individual epsilon, and the statistics of Table 2 without privacy."""
+    epsilon = EpsilonTable.from_frame(read_parquet(audit_dir / EPSILON)).epsilon
+    return {"smallest": float(epsilon.min()), "statistics": statistics_of(epsilon)}
+
+
+def table_2(audit_dir: Path) -> dict[str, Any]:
+    """One release at (0.1, 0), or (0.1, 1e-5) where noise is Gaussian, by each method, paid for in the audit's ledger."""
+    requests = {
+        name: Request(mean=True, epsilon=RELEASE_EPSILON, delta=DELTA if name == DESCENT else 0.0, method=name)
+        for name in METHODS
+    }
+    try:
+        drawn = {name: release(audit_dir, request).content for name, request in requests.items()}
+    except InputError as error:
+        return {"refused": str(error)}
+    return {
+        "methods": {
+            name: [content["mean"], *(content["quantiles"][f"{quantile:g}"] for quantile in DEFAULT_QUANTILES)]
+            for name, content in drawn.items()
+        },
+        "spent": drawn[DESCENT]["spent"],
+    }
+
+
+def footnote_3(run_dir: Path) -> dict[str, Any]:
+    """Median gradient norm before the first step, without and with privacy."""
+    log = NormLog.open(run_dir)
+    row = log.records.read(log.rows[:1], 0, log.n_examples)[0]
+    clip = float(log.settings.max_grad_norm[0])
+    norms = row if log.levels is None else log.levels.norms(row.astype(log.levels.dtype), clip)
+    found = {"max_grad_norm": clip, "non_private": float(np.median(norms))}
+    try:
+        content = release(run_dir, Request((0.5,), epsilon=RELEASE_EPSILON)).content
+    except InputError as error:
+        return {**found, "refused": str(error)}
+    return {**found, "private": content["quantiles"]["0.5"], "values": content["values"]}
+
+
+def table_1() -> dict[str, float]:
+    """Seconds with and without rounding; see benchmarks/accountant.py."""
+    return dict(_benchmark("accountant").table_1())
+
+
+def table_3(data_dir: Path, tell: Callable[[str], None]) -> dict[str, Any]:
+    """The same seeded runs with ordinary and with individual clipping; see benchmarks/individual_clipping.py."""
+    clipping = _benchmark("individual_clipping")
+    config, dataset, told = clipping.prepare("mnist", str(data_dir), None, full=False)
+    seeds = clipping.SEEDS[:INDIVIDUAL_CLIPPING_SEEDS]
+    results: dict[str, list[dict[str, Any]]] = {arm.name: [] for arm in clipping.COMPARED}
+    for seed in seeds:
+        for arm in clipping.COMPARED:
+            tell(f"Table 3: seed {seed}, {arm.name}")
+            results[arm.name].append(asdict(clipping.train_arm(config, dataset, seed, arm)))
+    ordinary, individual = results.values()
+    return {
+        "name": "mnist",
+        "setting": told,
+        "headroom": clipping.COMPARED[1].headroom,
+        "seeds": list(seeds),
+        "ordinary": ordinary,
+        "individual": individual,
+    }
+
+
+def measure(reports: Path, data_dir: Path | None, tell: Callable[[str], None]) -> None:
+    """Add to reports/yu2023.json what is missing or of another run; it is written after each part.
+
+    Args:
+        reports: folder of the audits, and of the runs in runs/.
+        data_dir: folder of the data sets, or None.
+        tell: called with what is being measured.
+    """
+    path = reports / FILE
+    content = read_measured(reports)
+
+    def keep(part: str, key: str, source: str, make: Callable[[], Any]) -> None:
+        if content.get(part, {}).get(key, {}).get("source") == source:
+            return
+        tell(f"{part}: {key}")
+        content.setdefault(part, {})[key] = {"source": source, "found": make()}
+        content[MACHINE] = machine()
+        path.write_text(json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
+
+    for name, audit in read_audits(reports).items():
+        for account in audit.accounts:
+            folder = reports / folder_of(name, account)
+            if not (folder / EPSILON).is_file():
+                continue  # a checkout holds the summaries only
+            keep(DISTRIBUTION, folder.name, audit.run_id, partial(distribution, folder))
+            if name in PUBLIC_RELEASES:
+                keep(TABLE_2, folder.name, audit.run_id, partial(table_2, folder))
+        run_dir = reports / "runs" / name
+        if (run_dir / JOURNAL).is_file() and name in NORM_RELEASES:
+            keep(FOOTNOTE_3, name, audit.run_id, partial(footnote_3, run_dir))
+    keep(TABLE_1, "cifar10", "benchmarks/accountant.py", table_1)
+    if data_dir is not None and (data_dir / "mnist").is_dir():
+        keep(TABLE_3, "mnist", "benchmarks/individual_clipping.py", partial(table_3, data_dir, tell))
+
+
+def _benchmark(name: str) -> ModuleType:
+    """A script of benchmarks/ as a module."""
+    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", ROOT / "benchmarks" / f"{name}.py")
+    if spec is None or spec.loader is None:
+        raise InputError(f"benchmarks/{name}.py is missing; run this in a whole checkout")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,238 @@
+"""The two pages: reports/yu2023.md, and the table of results in README.md. Both from committed files alone."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+from indpriv.epsilon_table import DISCLAIMER
+from indpriv.formatting import format_epsilon, format_number, format_share
+from indpriv.report.markdown import escape, table
+from reproduction import rules
+from reproduction.audits import AUDITS, DEFAULT, PRESET, Audit, Summary, attack_of, groups_of, means_of
+from reproduction.figures import figures
+from reproduction.measured import DISTRIBUTION, MACHINE
+from reproduction.paper import RUNS, SOURCE, run_named
+from reproduction.sections import NOTHING, Known, Section, named, percent
+from reproduction.tables import tables, theorems
+
+COMMAND = "make reproduce"
+_WIDTH = 125  # of lines in README.md
+_MARKED = re.compile(r"(<!-- results.*?-->\n).*?(<!-- end of results -->)", re.DOTALL)
+
+
+def render_page(known: Known, audits_dir: Path) -> str:
+    """reports/yu2023.md."""
+    found = (*figures(known), *tables(known))
+    parts = [
+        "# The figures and tables of Yu et al. 2023, one by one",
+        f"Written by `{COMMAND}`; not to be edited by hand. The paper: Yu, Kamath, Kulkarni, Liu, Yin, Zhang, *Individual Privacy "
+        f"Accounting for Differentially Private Stochastic Gradient Descent*, TMLR 09/2023, {SOURCE}; its numbers are quoted from "
+        "that version (`reports/reproduction/paper.py`). Ours come from the audits in this folder, each of one run on a small "
+        "machine, accounted twice: as the paper did (preset yu2023: norms rounded to the nearest 0.01 C, carried from the last "
+        "record, conversion of Mironov 2017) and by the sound default. Models, data and noise are not the paper's, so absolute "
+        "values are not expected to agree; what is judged is the finding, by the rules at the end.",
+        f"> {DISCLAIMER}",
+        "## Overview\n\n" + overview(found),
+        "## Settings\n\n" + settings(known) + "\n\n" + waiting(known, audits_dir),
+        "## What every epsilon here means\n\n" + meanings(known),
+        "## Machine\n\n" + machine(known),
+        *(section.render() for section in found),
+        theorems(),
+        "## Rules\n\n"
+        + table(
+            ["finding", "when it counts as reproduced"], [[name, escape(rule)] for name, rule in rules.RULES.items()]
+        )
+        + "\n\nEverything else is **not reproduced**; **not run** is what has no run. Figures follow one run each: they say "
+        "nothing about how another training of the same model would come out.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def overview(sections: tuple[Section, ...]) -> str:
+    """Verdict words by section and data set; two where the accounts differ, the preset's first."""
+    titles = [run.title for run in RUNS]
+    rows = [
+        [f"{section.number}: {section.title}", *(section.words.get(title, NOTHING) for title in titles)]
+        for section in sections
+    ]
+    return (
+        table(["", *titles], rows) + "\n\nTwo words: preset yu2023 / sound default. A dash: the paper has none either."
+    )
+
+
+def settings(known: Known) -> str:
+    """The paper's setting and ours, by data set."""
+    rows = []
+    for name in AUDITS:
+        run, audit = run_named(name), known.audits.get(name)
+        if audit is not None or run is not None:
+            rows.append(
+                [
+                    name if run is None else run.title,
+                    NOTHING if run is None else run.setting,
+                    "**not run**" if audit is None else _setting(audit.default),
+                ]
+            )
+    return table(["", "paper (delta 1e-5, full norms three times an epoch, rounded to 0.01 C)", "ours"], rows)
+
+
+def _setting(summary: Summary) -> str:
+    run, declared = summary["run"], summary["run"]["declared"]
+    model, config = declared["model"], declared["config"]["training"]
+    batch = run["recorder"]["expected_batch_size"]
+    passes = run["n_records"] / run["expected_epochs"]
+    twin = "with a twin trained without DP" if config.get("non_dp_twin") else "without a twin"
+    rounding = (
+        "norms not rounded"
+        if run["rounding"] == 0
+        else f"norms rounded {run['rounding_mode']} to {run['rounding']:g} C"
+    )
+    return (
+        f"{run['n_examples']:,}; {model['architecture']}, {model['parameters']:,} parameters, not pre-trained; "
+        f"C = {_range(run['max_grad_norm'])}, noise multiplier {_range(run['noise_multiplier'])}, batch {batch:,}, "
+        f"{run['expected_epochs']:.0f} epochs ({run['total_steps']:,} steps); {passes:.3g} full passes an epoch, {rounding}, "
+        f"{run['n_exact_examples']:,} exact examples; {twin}"
+    )
+
+
+def _range(values: Mapping[str, float]) -> str:
+    low, high = values["min"], values["max"]
+    return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+
+
+def waiting(known: Known, audits_dir: Path) -> str:
+    """Audit files of which there is no report."""
+    rows = []
+    for path in sorted(audits_dir.glob("*.toml")):
+        if path.stem in known.audits or path.stem == "digits":  # digits: for trying things out, not of the paper
+            continue
+        model = tomllib.loads(path.read_text(encoding="utf-8"))["model"]["architecture"]
+        rows.append(f"`audits/{path.name}` ({model})")
+    return "Ready but **not run** here: " + (", ".join(rows) if rows else "none") + "."
+
+
+def meanings(known: Known) -> str:
+    """Claim, delta, unit, neighbouring relation, sampler and accountant of each account."""
+    rows = [
+        [
+            name,
+            "preset yu2023" if account == PRESET else "sound default",
+            f"{format_epsilon(summary['guarantee']['worst_case_epsilon'])} ({summary['guarantee']['status']})",
+            summary["claim"],
+            summary["meaning"],
+            summary["account"]["conversion"],
+        ]
+        for name, audit in known.audits.items()
+        for account, summary in audit.accounts.items()
+    ]
+    head = ["audit", "account", "worst case", "individual epsilon", "at", "conversion"]
+    return (
+        "The worst case is the guarantee of its run; individual epsilons are estimates wherever the table says so, and belong to "
+        "people who are in public data sets.\n\n" + table(head, rows)
+    )
+
+
+def machine(known: Known) -> str:
+    """The machine, and what each run took."""
+    found = known.measured.get(MACHINE)
+    lines = []
+    if found is not None:
+        versions = ", ".join(f"{name} {value}" for name, value in found["versions"].items())
+        lines.append(
+            f"This page's measurements: {found['processor']}, {found['cores']} cores, {found['system']}, torch threads "
+            f"{found['torch_threads']}, {found['date']}; {versions}. Seconds below are wall time as each run recorded it, on a "
+            "machine that did other work too."
+        )
+    rows = []
+    for name, audit in known.audits.items():
+        run = audit.default["run"]
+        recorder, declared = run["recorder"], run["declared"]
+        versions = recorder["versions"]
+        rows.append(
+            [
+                name,
+                declared["training"]["device"],
+                f"{versions['torch']}, {versions['opacus']}",
+                audit.default["created"][:10],
+                _seconds(recorder["training_seconds"]),
+                _seconds(recorder["pass_seconds"]),
+                _seconds(declared.get("wall_seconds")),
+            ]
+        )
+    head = ["audit", "device", "torch, opacus", "audited", "training, s", "norm passes, s", "in all, s"]
+    return "\n\n".join([*lines, table(head, rows)])
+
+
+def _seconds(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:,.0f}"
+
+
+def render_results(known: Known) -> str:
+    """The table of results in README.md."""
+    rows = [_result(name, audit, known) for name, audit in known.audits.items()]
+    head = [
+        "audit", "n", "test accuracy", "worst case", "individual: smallest, median, largest", "r with log loss",
+        "mean of the lowest and the highest group, ratio", "attack with DP", "without DP",
+    ]  # fmt: skip
+    claims = sorted({f"{audit.default['claim']} at {audit.default['meaning']}" for audit in known.audits.values()})
+    note = (
+        f"Individual epsilon: {'; '.join(claims)}. {DISCLAIMER} These data sets are public, so their figures may stand here. Groups: "
+        "labels, or races of people. Attack: success of a loss threshold on all examples, with its 95 % interval; chance is 50 %. "
+        f"One run each. Made again by `{COMMAND}`, which trains what has no finished run under `reports/runs`."
+    )
+    beside = (
+        "The same runs beside every figure and table of the paper, one by one, with what differs, what did not reproduce and what "
+        "was not run: [reports/yu2023.md](reports/yu2023.md)."
+    )
+    return (
+        "\n\n".join(
+            [
+                table(head, rows),
+                *(fill(text, _WIDTH, break_long_words=False, break_on_hyphens=False) for text in (note, beside)),
+            ]
+        )
+        + "\n"
+    )
+
+
+def _result(name: str, audit: Audit, known: Known) -> list[str]:
+    summary = audit.default
+    individual, loss, groups = summary["individual"], summary["loss"], groups_of(summary, audit.by)
+    smallest = known.part(DISTRIBUTION, name, DEFAULT)
+    epsilons = [None if smallest is None else smallest["smallest"], individual["median"], individual["max"]]
+    return [
+        f"[{name}](reports/{name}/audit.md)",
+        f"{summary['run']['n_examples']:,}",
+        format_share(summary["run"]["test_accuracy"], 1),
+        format_epsilon(summary["guarantee"]["worst_case_epsilon"]),
+        ", ".join(map(format_epsilon, epsilons)),
+        format_number(None if loss is None else loss["pearson_log_loss"], 2),
+        NOTHING if groups is None else _extremes(means_of(summary, audit.by), groups["ratio"]),
+        *(_attack(attack_of(summary, model, audit.by)) for model in ("dp", "non_dp")),
+    ]
+
+
+def _extremes(means: Mapping[str, float], ratio: Mapping[str, Any] | None) -> str:
+    lowest, highest = (pick(means, key=means.__getitem__) for pick in (min, max))
+    text = f"{named(lowest)} {format_epsilon(means[lowest])}, {named(highest)} {format_epsilon(means[highest])}"
+    return text if ratio is None else f"{text}: {format_number(ratio['value'])}"
+
+
+def _attack(attack: Mapping[str, Any] | None) -> str:
+    if attack is None:
+        return NOTHING
+    return percent(attack["overall"])
+
+
+def write_results(readme: Path, text: str) -> None:
+    """Put the table of results between its markers."""
+    content = readme.read_text(encoding="utf-8")
+    changed, places = _MARKED.subn(lambda match: f"{match[1]}{text}{match[2]}", content)
+    if places != 1:
+        raise SystemExit(f"{readme} has {places} places marked <!-- results ... -->; it needs one")
+    readme.write_text(changed, encoding="utf-8")

@@ -1,0 +1,178 @@
+"""When a finding of the paper counts as reproduced: each rule once in words, which the page prints, and once in code."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from indpriv.analysis.resampling import holm
+from reproduction.paper import LEAST_PEARSON
+
+REPRODUCED, NOT_REPRODUCED, DIFFERS, NOT_RUN = "reproduced", "not reproduced", "differs", "not run"
+
+LEAST_FIDELITY = 0.99  # Pearson's r of estimates and exact values; the smallest in Figure 4 is 0.995
+SIGNIFICANCE = 0.05
+LARGEST_ERROR_RATE = 2.0  # per cent, of a private release; 1.13 and 0.91 in Table 2
+POOR_ERROR_RATE = 10.0
+LARGEST_ACCURACY_LOSS = 0.5  # points, of individual clipping; 0.1 in Table 3
+POOR_ACCURACY_LOSS = 2.0
+LEAST_STRATIFIED = 0.9  # share of the records in which the classes of Figure 3 lie in its order
+LEAST_SAVING = 1000.0  # of rounding norms; about 9,000 in Table 1
+LEAST_TAU = 0.8  # of the order of groups with and without individual clipping, where it is not the same
+
+RULES = {
+    "Spread (Figure 1)": "reproduced where the smallest individual epsilon is at most half of the worst case and the median is "
+    "below the worst case; differs where only the first holds",
+    "Order of groups (Figures 2, 6, 14)": "Kendall's tau of the paper's order and our mean epsilons. Reproduced where it is above "
+    f"0 with a one-sided exact p of at most {SIGNIFICANCE:g}, differs where it is above 0 without. Of four groups only the same "
+    "order reaches that",
+    "Worst served (Figures 2, 6)": "reproduced where the group of the lowest test accuracy has the largest mean epsilon; differs "
+    "where its mean is only above that of the group of the highest test accuracy",
+    "Strata of norms (Figure 3)": "the three classes lie in the paper's order in at least "
+    f"{LEAST_STRATIFIED:.0%} of the records after the first epoch; differs where they do in more than half",
+    "Fidelity (Figures 4, 14)": f"Pearson's r of estimates and exact values is at least {LEAST_FIDELITY:g} at every gamma and the "
+    f"mean error does not grow with gamma; differs where r is at least {LEAST_PEARSON:g} at every gamma",
+    "Loss (Figures 5, 7)": f"Pearson's r of epsilon and log loss is above {LEAST_PEARSON:g}; differs where it is above 0, its "
+    "interval too",
+    "Membership (Figure 11)": "with DP no group's success differs from 50 % (binomial tests, Holm's correction, "
+    f"{SIGNIFICANCE:g}), and without DP the attack succeeds on all examples (its interval lies above 50 %) and unequally by "
+    f"group (chi-squared test, {SIGNIFICANCE:g}); differs where only one of the two holds",
+    "Order under individual clipping (Figure 8)": "the order of groups with and without it is the same on every seed; differs "
+    f"where Kendall's tau is above {LEAST_TAU:g} on average",
+    "Cost (Table 1)": f"by the paper's method rounding saves a factor of at least {LEAST_SAVING:,.0f}",
+    "Release (Table 2, footnote 3)": "the average of |private - non-private| / non-private is at most "
+    f"{LARGEST_ERROR_RATE:g} %; differs up to {POOR_ERROR_RATE:g} %",
+    "Accuracy under individual clipping (Table 3)": f"mean test accuracies differ by at most {LARGEST_ACCURACY_LOSS:g} points; "
+    f"differs up to {POOR_ACCURACY_LOSS:g}",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One of the four words, and the figures that decided."""
+
+    word: str
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"**{self.word}**" + (f" ({self.why})" if self.why else "")
+
+
+def _graded(good: bool, fair: bool, why: str = "") -> Verdict:
+    return Verdict(REPRODUCED if good else DIFFERS if fair else NOT_REPRODUCED, why)
+
+
+def spread(smallest: float, median: float, worst_case: float) -> Verdict:
+    """Figure 1."""
+    wide = smallest <= worst_case / 2
+    return _graded(wide and median < worst_case * (1 - 1e-9), wide)
+
+
+def kendall(expected: Sequence[str], means: Mapping[str, float]) -> tuple[float, float]:
+    """Kendall's tau of an expected order (lowest first) and mean epsilons by group, and its one-sided exact p-value."""
+    found = stats.kendalltau(
+        range(len(expected)), [means[name] for name in expected], method="auto", alternative="greater"
+    )
+    return float(found.statistic), float(found.pvalue)
+
+
+def order(expected: Sequence[str], means: Mapping[str, float]) -> Verdict:
+    """Figures 2, 6 and 14."""
+    if set(expected) != set(means):
+        return Verdict(NOT_RUN, "other groups")
+    tau, p_value = kendall(expected, means)
+    return _graded(tau > 0 and p_value <= SIGNIFICANCE, tau > 0, f"tau {tau:.2f}, p {p_value:.2g}")
+
+
+def worst_served(means: Mapping[str, float], accuracies: Mapping[str, float]) -> Verdict:
+    """Figures 2 and 6."""
+    lowest, highest = (pick(accuracies, key=accuracies.__getitem__) for pick in (min, max))
+    return _graded(means[lowest] == max(means.values()), means[lowest] > means[highest])
+
+
+def stratified(medians: Mapping[str, Sequence[float | None]], expected: Sequence[str], first: int) -> Verdict:
+    """Figure 3: medians by class and record; records from the index `first` on count."""
+    rows = list(zip(*(medians[name][first:] for name in expected), strict=True))
+    known = [row for row in rows if None not in row]
+    if not known:
+        return Verdict(NOT_RUN, "no records")
+    share = sum(all(low < high for low, high in pairwise(row)) for row in known) / len(known)
+    return _graded(share >= LEAST_STRATIFIED, share > 0.5, f"in order in {share:.0%} of {len(known)} records")
+
+
+def fidelity(by_gamma: Mapping[float, tuple[float, float, float]]) -> Verdict:
+    """Figures 4 and 14: gamma -> Pearson's r, mean and largest absolute error."""
+    smallest = min(r for r, _, _ in by_gamma.values())
+    errors = [by_gamma[gamma][1] for gamma in sorted(by_gamma)]
+    falls = all(later <= earlier for earlier, later in pairwise(errors))
+    return _graded(smallest >= LEAST_FIDELITY and falls, smallest >= LEAST_PEARSON, f"smallest r {smallest:.4f}")
+
+
+def loss(pearson: float | None, low: float | None) -> Verdict:
+    """Figures 5 and 7: Pearson's r and the lower end of its interval, None where there is none."""
+    if pearson is None:
+        return Verdict(NOT_REPRODUCED, "undefined")
+    return _graded(pearson > LEAST_PEARSON, (pearson if low is None else low) > 0)
+
+
+def membership(with_dp: Sequence[Mapping[str, Any]], without: Sequence[Mapping[str, Any]], low: float) -> Verdict:
+    """Figure 11: rows of an attack on each model (trials, successes), and the lower end of the overall success without DP."""
+    p_values = [
+        float(stats.binomtest(row["successes"], row["trials"]).pvalue) for row in with_dp if not row["too_small"]
+    ]
+    none_seen = all(p_value > SIGNIFICANCE for p_value in holm(p_values))
+    counts = np.array([[row["successes"], row["trials"] - row["successes"]] for row in without if not row["too_small"]])
+    p_unequal = float(stats.chi2_contingency(counts).pvalue)
+    unequal = low > 0.5 and p_unequal <= SIGNIFICANCE
+    why = f"with DP smallest corrected p {min(holm(p_values)):.2g}; without DP unequal by p {p_unequal:.2g}"
+    return _graded(none_seen and unequal, none_seen or unequal, why)
+
+
+def same_order(pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> Verdict:
+    """Figure 8: for each seed the order of groups with and without individual clipping, lowest first."""
+    taus = [
+        kendall(ordinary, {name: float(place) for place, name in enumerate(individual)})[0]
+        for individual, ordinary in pairs
+    ]
+    same = sum(list(individual) == list(ordinary) for individual, ordinary in pairs)
+    return _graded(
+        same == len(taus),
+        float(np.mean(taus)) > LEAST_TAU,
+        f"same on {same} of {len(taus)} seeds, mean tau {np.mean(taus):.2f}",
+    )
+
+
+def cost(with_rounding: float, without_rounding: float) -> Verdict:
+    """Table 1: seconds of the paper's method."""
+    saving = without_rounding / with_rounding
+    return _graded(saving >= LEAST_SAVING, saving > 1, f"{saving:,.0f} times")
+
+
+def error_rate(private: Sequence[float | None], non_private: Sequence[float]) -> float:
+    """Average of |private - non-private| / non-private, in per cent; infinite where one was all noise and not given."""
+    errors = [
+        math.inf if value is None else abs(value - truth) / truth
+        for value, truth in zip(private, non_private, strict=True)
+    ]
+    return 100 * statistics.fmean(errors)
+
+
+def release(rate: float) -> Verdict:
+    """Table 2 and footnote 3: an error rate in per cent."""
+    why = f"average error rate {rate:.2f} %" if math.isfinite(rate) else "a statistic was all noise"
+    return _graded(rate <= LARGEST_ERROR_RATE, rate <= POOR_ERROR_RATE, why)
+
+
+def accuracy(individual: float, ordinary: float) -> Verdict:
+    """Table 3: mean test accuracies in per cent."""
+    difference = individual - ordinary
+    return _graded(
+        abs(difference) <= LARGEST_ACCURACY_LOSS,
+        abs(difference) <= POOR_ACCURACY_LOSS,
+        f"{difference:+.2f} points",
+    )

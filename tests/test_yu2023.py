@@ -1,0 +1,303 @@
+"""The page that holds our audits against the paper: its rules, its numbers, and that every figure of ours follows an audit."""
+
+import copy
+import re
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from reproduction import paper, rules
+from reproduction.audits import DEFAULT, PRESET, Audit, read_audits
+from reproduction.measured import read_measured
+from reproduction.page import render_page, render_results, write_results
+from reproduction.rules import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
+from reproduction.sections import Known
+
+import indpriv
+from indpriv.accountant.method import Method
+from indpriv.accountant.per_example import table_for
+from indpriv.analysis.declared import Declared
+from indpriv.audit import Evidence, fidelity_against_k, summarise
+from indpriv.epsilon_table import DISCLAIMER
+from indpriv.example_table import ExampleTable
+from indpriv.files import write_json
+from synthetic import rows
+
+ROOT = Path(__file__).parents[1]
+REPORTS = ROOT / "reports"
+CLASSES = tuple(map(str, range(10)))
+DECLARED = {
+    "name": "mnist",
+    "config": {"training": {"non_dp_twin": True}, "audit": {"groups": ["label"]}},
+    "model": {"architecture": "tanh_cnn", "parameters": 26_010},
+    "training": {"device": "cpu", "delta": 1e-5},
+    "wall_seconds": 12.0,
+}
+RECORDER = {
+    "id": "one-run",
+    "steps_per_epoch": 6,
+    "expected_batch_size": 100,
+    "training_seconds": 5.0,
+    "pass_seconds": 2.0,
+    "versions": {"torch": "2.13", "opacus": "1.6.0"},
+}
+
+
+@pytest.fixture(scope="module")
+def known():
+    """One made-up audit by the name of MNIST: 600 examples of ten classes, the harder the later in the paper's order."""
+    rng = np.random.default_rng(0)
+    order = paper.run_named("mnist").order
+    hard = np.array([order.index(name) for name in CLASSES])
+    label = np.repeat(np.arange(10), 60)
+    size = np.exp(rng.normal(-3.5, 0.25, 600) + 0.25 * hard[label])
+    norms = size * np.linspace(1.2, 0.8, 60)[:, None]
+    train = rows("train", np.array(CLASSES, dtype=object)[label], loss=size, correct=rng.random(600) < 0.95)
+    test_label = np.repeat(np.arange(10), 40)
+    test = rows(
+        "test",
+        np.array(CLASSES, dtype=object)[test_label],
+        loss=rng.choice(size, 400),
+        correct=np.tile(np.arange(40), 10) < 40 - 2 * hard[test_label],
+    )
+    examples = ExampleTable(pd.concat([train, test], ignore_index=True))
+    evidence = Evidence(
+        examples=examples, non_dp=examples, declared=Declared.from_run_json(DECLARED), recorder=RECORDER
+    )
+    summaries = []
+    settings = {"total_steps": 60, "noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 1 / 6}
+    for mode, options in (("up", {}), ("nearest", {"preset": PRESET})):
+        log = indpriv.NormLog.from_arrays(norms, np.arange(60), **settings, rounding_mode=mode)
+        method = Method(delta=1e-5, **options)
+        table = table_for(log, method)
+        fidelity = fidelity_against_k(log, method, table)
+        summaries.append(summarise(log, table, evidence, name="mnist", fidelity=fidelity).to_json())
+    measured = {
+        "distribution": {
+            name: {"source": "one-run", "found": {"smallest": 0.01, "statistics": [1.0, 0.5, 0.6, 0.7, 0.8, 0.9]}}
+            for name in ("mnist", "mnist-yu2023")
+        },
+        "table_2": {
+            "mnist": {
+                "source": "one-run",
+                "found": {
+                    "methods": {
+                        "exponential": [1.01, 0.5, 0.6, 0.7, 0.8, 0.9],
+                        "histogram": [1.3, 0.5, 0.6, 0.7, 0.8, 0.9],
+                        "descent": [None, 0.5, 0.6, 0.7, 0.8, 0.9],
+                    }
+                },
+            }
+        },
+    }
+    return Known({"mnist": Audit("mnist", *summaries)}, measured)
+
+
+def section(page, number):
+    return re.search(rf"## {number}: .*?(?=\n## |\Z)", page, re.DOTALL)[0]
+
+
+def verdicts(page, number):
+    """The verdict words of the one audit, preset first."""
+    block = section(page, number).split("| MNIST |")[1]
+    return re.findall(r"\| verdict.*?\*\*(.*?)\*\*.*?\*\*(.*?)\*\*", block)[0]
+
+
+def changed(known, change):
+    summaries = [
+        copy.deepcopy(dict(summary)) for summary in (known.audits["mnist"].default, known.audits["mnist"].preset)
+    ]
+    for summary in summaries:
+        change(summary)
+    return Known({"mnist": Audit("mnist", *summaries)}, known.measured)
+
+
+def page_of(known):
+    return render_page(known, ROOT / "audits")
+
+
+def test_the_papers_own_numbers_agree_with_each_other():
+    for run in paper.RUNS:
+        assert len(set(run.order)) == len(run.order)
+        if run.attack is not None:
+            assert len(run.attack.with_dp) == len(run.attack.without_dp) == len(run.order)
+        if run.release is not None:
+            assert rules.error_rate(run.release.private, run.release.non_private) == pytest.approx(
+                run.release.error_rate, abs=0.02
+            )
+        verdict = rules.fidelity(run.fidelity)
+        assert verdict.word == REPRODUCED
+    assert sorted(paper.FIGURE_14_ORDER) == sorted(paper.run_named("cifar10").order)
+
+
+def test_of_four_groups_only_the_same_order_is_reproduced():
+    order = ("a", "b", "c", "d")
+    words = {
+        found: rules.order(order, {name: place for place, name in enumerate(found)}).word
+        for found in permutations(order)
+    }
+    assert [found for found, word in words.items() if word == REPRODUCED] == [order]
+    assert words["b", "a", "c", "d"] == DIFFERS
+    assert words["d", "c", "b", "a"] == NOT_REPRODUCED
+    assert rules.order(order, {"a": 1.0}).word == NOT_RUN
+
+
+@pytest.mark.parametrize(
+    ("verdict", "word"),
+    [
+        (rules.spread(0.4, 0.9, 1.0), REPRODUCED),
+        (rules.spread(0.4, 1.0, 1.0), DIFFERS),
+        (rules.spread(0.6, 0.9, 1.0), NOT_REPRODUCED),
+        (rules.worst_served({"a": 2.0, "b": 1.0, "c": 1.5}, {"a": 0.5, "b": 0.9, "c": 0.7}), REPRODUCED),
+        (rules.worst_served({"a": 2.0, "b": 1.0, "c": 2.5}, {"a": 0.5, "b": 0.9, "c": 0.7}), DIFFERS),
+        (rules.worst_served({"a": 1.0, "b": 2.0}, {"a": 0.5, "b": 0.9}), NOT_REPRODUCED),
+        (rules.stratified({"a": [9, 1, 1], "b": [1, 2, 2]}, ("a", "b"), 1), REPRODUCED),
+        (rules.stratified({"a": [1, 1, 9], "b": [2, 2, 2]}, ("a", "b"), 0), DIFFERS),
+        (rules.stratified({"a": [9, 9, 1], "b": [2, 2, 2]}, ("a", "b"), 0), NOT_REPRODUCED),
+        (rules.stratified({"a": [9, 9], "b": [2, 2]}, ("a", "b"), 2), NOT_RUN),
+        (rules.fidelity({1.0: (0.999, 0.1, 1.0), 3.0: (0.999, 0.2, 1.0)}), DIFFERS),
+        (rules.fidelity({1.0: (0.85, 0.2, 1.0), 3.0: (0.999, 0.1, 1.0)}), NOT_REPRODUCED),
+        (rules.loss(0.91, 0.9), REPRODUCED),
+        (rules.loss(0.5, 0.4), DIFFERS),
+        (rules.loss(0.1, -0.1), NOT_REPRODUCED),
+        (rules.loss(None, None), NOT_REPRODUCED),
+        (rules.same_order([("ab", "ab"), ("ba", "ba")]), REPRODUCED),
+        (rules.same_order([("abcdef", "abcdef"), ("abcdef", "abcdfe")]), DIFFERS),
+        (rules.same_order([("ab", "ba")]), NOT_REPRODUCED),
+        (rules.cost(3.0, 26_000.0), REPRODUCED),
+        (rules.cost(3.0, 2.0), NOT_REPRODUCED),
+        (rules.release(1.99), REPRODUCED),
+        (rules.release(9.0), DIFFERS),
+        (rules.release(11.0), NOT_REPRODUCED),
+        (rules.accuracy(97.17, 97.26), REPRODUCED),
+        (rules.accuracy(95.5, 97.0), DIFFERS),
+        (rules.accuracy(90.0, 97.0), NOT_REPRODUCED),
+    ],
+)
+def test_each_rule_gives_each_word(verdict, word):
+    assert verdict.word == word
+
+
+def attack(*successes, trials=2000):
+    return [{"successes": found, "trials": trials, "too_small": False} for found in successes]
+
+
+def test_membership_is_reproduced_where_dp_hides_it_and_its_absence_shows_it_unequally():
+    quiet, loud = attack(1000, 1020, 990), attack(1100, 1200, 1400)
+    assert rules.membership(quiet, loud, 0.55).word == REPRODUCED
+    assert rules.membership(loud, loud, 0.55).word == DIFFERS
+    assert rules.membership(quiet, attack(1000, 1001, 1002), 0.49).word == DIFFERS
+    assert rules.membership(quiet, loud, 0.49).word == DIFFERS  # unequal, but no success on all examples
+    assert rules.membership(loud, attack(1000, 1001, 1002), 0.49).word == NOT_REPRODUCED
+
+
+def test_every_figure_and_table_of_the_paper_has_its_place(known):
+    for page in (page_of(Known({}, {})), page_of(known)):
+        for number in (*range(1, 9), 11, 12, 13, 14):
+            assert section(page, f"Figure {number}")
+        for number in ("Figures 9 and 10", "Table 1", "Table 2", "Table 3", "Footnote 3"):
+            assert section(page, number)
+        assert all(name in page for name in ("Theorem 3.1", "Theorem 3.2", paper.SOURCE))
+
+
+def test_without_a_run_nothing_is_claimed():
+    page = page_of(Known({}, {}))
+    shown = page.split("## Rules")[0]
+    assert not any(f"**{word}" in shown for word in (REPRODUCED, NOT_REPRODUCED, DIFFERS))
+    assert f"**{NOT_RUN}**" in section(page, "Table 1")
+
+
+def test_verdicts_follow_the_audit(known):
+    page = page_of(known)
+    assert verdicts(page, "Figure 1") == (REPRODUCED, REPRODUCED)
+    assert verdicts(page, "Figure 4") == (REPRODUCED, REPRODUCED)
+    assert verdicts(page, "Figure 6") == (REPRODUCED, REPRODUCED)
+    weak = changed(known, lambda summary: summary["loss"].update(pearson_log_loss=0.5))
+    assert verdicts(page_of(weak), "Figure 5") == (DIFFERS, DIFFERS)
+    assert "0.500" in section(page_of(weak), "Figure 5") or "0.5 " in section(page_of(weak), "Figure 5")
+
+    def reverse(summary):
+        (table,) = (found for found in summary["groups"] if found["by"] == "label")
+        for row in table["rows"]:
+            row["mean"] = 10 - row["mean"]
+
+    assert verdicts(page_of(changed(known, reverse)), "Figure 6") == (NOT_REPRODUCED, NOT_REPRODUCED)
+
+    def coarse(summary):
+        for row in summary["fidelity"]:
+            row["pearson"] = 0.5
+
+    assert verdicts(page_of(changed(known, coarse)), "Figure 4") == (NOT_REPRODUCED, NOT_REPRODUCED)
+
+
+def test_figures_are_those_of_the_audit(known):
+    page, summary = page_of(known), known.audits["mnist"].default
+    means = {row["name"]: row["mean"] for row in summary["groups"][0]["rows"]}
+    assert ", ".join(sorted(means, key=means.get)) in section(page, "Figure 6")
+    gamma_1 = next(row for row in summary["fidelity"] if row["every"] == 6 and row["between_records"] == "last")
+    line = f"{gamma_1['pearson']:.4f}, {gamma_1['mean_absolute']:.3f}, {gamma_1['largest_absolute']:.3f}"
+    assert line in section(page, "Figure 4")
+    assert "600; tanh_cnn, 26,010 parameters" in page
+    results = render_results(known)
+    assert f"| {summary['loss']['pearson_log_loss']:.2g} |" in results
+    assert "[mnist](reports/mnist/audit.md)" in results
+
+
+def test_no_epsilon_without_its_meaning(known):
+    meaning = "delta 1e-5, add/remove one example, Poisson sampling, RDP accountant"
+    for text in (page_of(known), " ".join(render_results(known).split())):
+        assert meaning in text
+        assert "estimate" in text or "exact" in text
+    assert DISCLAIMER in page_of(known)
+    assert DISCLAIMER in " ".join(render_results(known).split())
+
+
+def test_table_2_has_the_papers_layout_and_a_warning(known):
+    text = section(page_of(known), "Table 2")
+    assert "| MNIST | average | 0.1 | 0.3 | median | 0.7 | 0.9 |" in text
+    assert "| paper, private | 0.681 | 0.238 | 0.317 | 0.436 | 0.708 | 1.647 |" in text
+    assert re.search(r"\| sound default: .*Andrew et al. 2021, 20 rounds, step size 0.5 \| – \| 0.500", text)
+    assert "for the curator only" in text
+    assert "average error rate 0.17 %" in text  # 1.01 for 1.00, one of six
+    assert "average error rate 5.00 %" in text
+
+
+def test_what_was_measured_of_another_run_is_not_shown(known):
+    other = changed(known, lambda summary: summary["run"]["recorder"].update(id="another"))
+    text = page_of(other)
+    assert verdicts(text, "Figure 1") == (NOT_RUN, NOT_RUN)
+    assert f"**{NOT_RUN}**" in section(text, "Table 2").split("| MNIST |")[1]
+
+
+def test_a_presets_audit_of_another_run_is_left_out(known, tmp_path):
+    audit = known.audits["mnist"]
+    other = copy.deepcopy(dict(audit.preset))
+    for name, summary in (("mnist", audit.default), ("mnist-yu2023", audit.preset)):
+        (tmp_path / name).mkdir()
+        write_json(tmp_path / name / "audit.json", summary)
+    assert set(read_audits(tmp_path)["mnist"].accounts) == {PRESET, DEFAULT}
+    other["run"]["recorder"]["id"] = "another"
+    write_json(tmp_path / "mnist-yu2023" / "audit.json", other)
+    assert set(read_audits(tmp_path)["mnist"].accounts) == {DEFAULT}
+
+
+def test_results_go_between_their_markers(tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- results: x -->\nold\n<!-- end of results -->\nafter\n", encoding="utf-8")
+    write_results(readme, "new\n")
+    assert readme.read_text(encoding="utf-8") == ("before\n<!-- results: x -->\nnew\n<!-- end of results -->\nafter\n")
+    readme.write_text("nothing", encoding="utf-8")
+    with pytest.raises(SystemExit):
+        write_results(readme, "new\n")
+
+
+def test_the_committed_pages_are_the_generated_ones():
+    """Where this fails after an audit was made again: python reports/make_yu2023.py --write-only."""
+    found = Known(read_audits(REPORTS), read_measured(REPORTS))
+    assert (REPORTS / "yu2023.md").read_text(encoding="utf-8") == page_of(found)
+    shown = re.search(
+        r"<!-- results.*?-->\n(.*?)<!-- end of results -->", (ROOT / "README.md").read_text("utf-8"), re.DOTALL
+    )
+    assert shown[1] == render_results(found)
