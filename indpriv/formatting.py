@@ -63,6 +63,15 @@ def format_share(value: float | None, digits: int = 0) -> str:
     return f"{percent:.{digits}f} %"
 
 
+def format_share_up(value: float) -> str:
+    """A share as per cent, rounded up: a bound is never shown smaller than it is.
+
+    >>> format_share_up(0.20041), format_share_up(0.01), format_share_up(1.0)
+    ('20.1 %', '1 %', '100 %')
+    """
+    return f"{math.ceil(value * 1000 * (1 - _FLOAT_NOISE)) / 10:g} %"
+
+
 def format_number(value: float | None, digits: int = 3) -> str:
     """A number to so many significant digits; a dash where there is none.
 

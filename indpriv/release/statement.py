@@ -7,7 +7,6 @@ no claim in the audit's own words, which can count other examples, and no number
 """
 
 import hashlib
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from indpriv.analysis.guarantee import SUPPORTED, UNPROVEN, VOID, true_positive_bound
+from indpriv.analysis.guarantee import FALSE_POSITIVE_RATE, SUPPORTED, UNPROVEN, VOID, true_positive_bound
 from indpriv.audit import read_summary
 from indpriv.audit.audit_directory import EPSILON
 from indpriv.audit.run_directory import EXAMPLES
@@ -25,13 +24,12 @@ from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.files import read_parquet, write_atomically
-from indpriv.formatting import format_epsilon
+from indpriv.formatting import format_epsilon, format_share_up
 from indpriv.release.assumptions import check_one_record, declared_choices
 from indpriv.report.terminal import clean
 
 STATEMENTS = "statements"
 _WIDTH = 92
-FALSE_POSITIVE_RATE = 0.01
 _CLAIMS = {
     "exact": "exact: never too small for the training that happened",
     "estimate": "an estimate: the true value for this training can be larger",
@@ -172,13 +170,13 @@ def _promise(owner: Owner, summary: Mapping[str, Any]) -> list[str]:
             f"{meaning}."
         ]
     checked = "" if guarantee["status"] == SUPPORTED else " Its assumptions were declared, and not checked."
-    odds = _percent(true_positive_bound(epsilon, delta, FALSE_POSITIVE_RATE))
+    odds = format_share_up(true_positive_bound(epsilon, delta, FALSE_POSITIVE_RATE))
     which = "one record of yours" if owner.n_rows == 1 else "your records"
     lines = [
         f"All states of the model during training together: {meaning}. This is the guarantee. It holds whatever your record "
         f"is, and whatever else somebody knows.{checked}",
         f"In odds: somebody sees every state of the model, knows all data but yours, and tests whether {which} "
-        f"{'was' if owner.n_rows == 1 else 'were'} used. A test that wrongly says so {_percent(FALSE_POSITIVE_RATE)} of the times when it was not, rightly says so "
+        f"{'was' if owner.n_rows == 1 else 'were'} used. A test that wrongly says so {format_share_up(FALSE_POSITIVE_RATE)} of the times when it was not, rightly says so "
         f"at most {odds} of the times when it was.",
     ]
     if owner.worst_case_epsilon < epsilon:
@@ -190,8 +188,8 @@ def _promise(owner: Owner, summary: Mapping[str, Any]) -> list[str]:
 
 
 def _own(owner: Owner, summary: Mapping[str, Any]) -> list[str]:
-    worst, usual = format_epsilon(owner.worst_case_epsilon), _percent(FALSE_POSITIVE_RATE)
-    odds = _percent(true_positive_bound(owner.epsilon, summary["guarantee"]["delta"], FALSE_POSITIVE_RATE))
+    worst, usual = format_epsilon(owner.worst_case_epsilon), format_share_up(FALSE_POSITIVE_RATE)
+    odds = format_share_up(true_positive_bound(owner.epsilon, summary["guarantee"]["delta"], FALSE_POSITIVE_RATE))
     whose = (
         f"Your epsilon for this run, of all {owner.n_rows} records together:"
         if owner.n_rows > 1
@@ -223,8 +221,3 @@ def _keep(summary: Mapping[str, Any]) -> list[str]:
         "had been chosen by looking at everybody's data. "
         + ("Nobody declared whether they were." if silent else "It was declared that they were not."),
     ]
-
-
-def _percent(share: float) -> str:
-    """A share in per cent, rounded up."""
-    return f"{math.ceil(share * 1000 * (1 - 1e-9)) / 10:g} %"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from indpriv.analysis.guarantee import FALSE_POSITIVE_RATE, true_positive_bound
 from indpriv.analysis.summary import AuditSummary, Guarantee
-from indpriv.formatting import format_delta, format_epsilon, format_share
+from indpriv.formatting import format_delta, format_epsilon, format_share, format_share_up
 
 VACUOUS = 0.9  # true-positive rate there from which a guarantee is called next to no promise
 
@@ -51,7 +51,7 @@ def _lead(summary: AuditSummary) -> list[tuple[str, bool]]:
             f"Take any one {summary.account.unit}, and anyone who sees every checkpoint of this model and knows all other "
             "data. Whatever test they use, if it says “it was in the training data” wrongly in at most "
             f"{format_share(FALSE_POSITIVE_RATE)} of the runs without it, it says so rightly in at most "
-            f"{share_up(true_positive)} of the runs with it. At any false-positive rate, the true-positive rate is at most "
+            f"{format_share_up(true_positive)} of the runs with it. At any false-positive rate, the true-positive rate is at most "
             f"{odds(guarantee.worst_case_epsilon)} times it, plus {delta}.",
             False,
         )
@@ -93,18 +93,9 @@ def _membership(guarantee: Guarantee) -> list[tuple[str, str]]:
     found = guarantee.membership
     if found is None or guarantee.status not in ("supported", "declared"):
         return []
-    advantage = share_up(found.advantage)
+    advantage = format_share_up(found.advantage)
     text = f"advantage (true less false positives) at most {advantage}; like a Gaussian mechanism of mu {format_epsilon(found.mu)}"
     return [("Best test for membership", text)]
-
-
-def share_up(value: float) -> str:
-    """A share as per cent, rounded up: a bound is never shown smaller than it is.
-
-    >>> share_up(0.20041), share_up(1.0)
-    ('20.1 %', '100.0 %')
-    """
-    return f"{math.ceil(value * 1000 * (1 - 1e-9)) / 10:.1f} %"
 
 
 def odds(epsilon: float) -> str:

@@ -215,7 +215,7 @@ def test_a_huge_epsilon_reads_well(summary):
     text = Page(render_html(replace(summary, guarantee=huge, groups=(), attacks=(), loss=None, fidelity=()))).text
     text = text.replace("\u00a0", " ")
     assert "the true-positive rate is at most 10^63 times it" in text
-    assert "rightly in at most 100.0 % of the runs with it" in text
+    assert "rightly in at most 100 % of the runs with it" in text
     assert "next to no promise" in text
     assert "more than" not in text[: text.index("What you may publish", 400)]
 
