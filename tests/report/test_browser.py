@@ -95,14 +95,25 @@ def test_it_is_readable_and_never_wider_than_the_screen(page, scheme, width, tmp
     assert min(found["figures"]) > 50
 
 
+def printed(folder, text):
+    """The PDF of a page."""
+    folder.mkdir()
+    (folder / "report.html").write_text(text, encoding="utf-8")
+    pdf.print_pdf(folder / "report.html", folder / "report.pdf")
+    return folder / "report.pdf"
+
+
+def n_pages(path):
+    return len(re.findall(rb"/Type\s*/Page\b", path.read_bytes()))
+
+
 @needs_browser
-def test_it_prints(page, tmp_path):
-    (tmp_path / "report.html").write_text(page, encoding="utf-8")
-    pdf.print_pdf(tmp_path / "report.html", tmp_path / "report.pdf")
-    content = (tmp_path / "report.pdf").read_bytes()
-    assert content.startswith(b"%PDF")
-    assert len(re.findall(rb"/Type\s*/Page\b", content)) > 5
-    assert (tmp_path / "report.pdf").stat().st_mode & 0o777 == 0o600
+def test_it_prints_whole_what_the_screen_folds_away(page, tmp_path):
+    found = printed(tmp_path / "whole", page)
+    assert found.read_bytes().startswith(b"%PDF")
+    assert found.stat().st_mode & 0o777 == 0o600
+    without_tables = re.sub(r"<details>.*?</details>", "", page, flags=re.DOTALL)
+    assert n_pages(found) > n_pages(printed(tmp_path / "folded", without_tables)) > 5
 
 
 def test_without_a_browser_it_says_so(page, tmp_path, monkeypatch):
