@@ -18,15 +18,39 @@ REQUESTS = [
 ]
 
 
-@pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: f"{request.method} {request.shares}")
-def test_what_opendp_charges_adds_up_to_the_budget(request_, monkeypatch):
+def charged(request, monkeypatch):
+    """What OpenDP charges for a draw, over the budget."""
     charges = []
     monkeypatch.setattr(mechanisms, "_check_cost", lambda charged, share: charges.append(charged))
-    draw(request_, COUNTS, GRID)
-    limit = request_.epsilon
-    if request_.method == "descent":  # charged in zero-concentrated privacy
-        limit = 0.5 / mechanisms.gaussian_scale(request_.epsilon, request_.delta) ** 2
-    assert 0.999 * limit < sum(charges) <= limit
+    draw(request, COUNTS, GRID)
+    limit = request.epsilon
+    if request.method == "descent":  # charged in zero-concentrated privacy
+        limit = 0.5 / mechanisms.gaussian_scale(request.epsilon, request.delta) ** 2
+    return sum(charges) / limit
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: f"{request.method} {request.shares}")
+def test_what_opendp_charges_adds_up_to_the_budget(request_, monkeypatch):
+    assert 0.999 < charged(request_, monkeypatch) <= 1
+
+
+@pytest.mark.parametrize("request_", [request for request in REQUESTS if len(request.shares) > 1])
+def test_the_same_test_finds_statistics_that_do_not_share_the_budget(request_, monkeypatch):
+    parts = len(request_.shares)
+    monkeypatch.setattr(Request, "shares", ("everything",))
+    assert charged(request_, monkeypatch) == pytest.approx(parts, rel=1e-3)
+
+
+def test_the_same_test_finds_a_round_too_many(monkeypatch):
+    descend = mechanisms.descend_to_quantile
+
+    def one_more(counts, grid, quantile, size, answer):
+        answer(0)
+        return descend(counts, grid, quantile, size, answer)
+
+    monkeypatch.setattr(mechanisms, "descend_to_quantile", one_more)
+    request = Request((0.2, 0.8), epsilon=0.3, delta=1e-6, method="descent", public_n=700)
+    assert charged(request, monkeypatch) == pytest.approx(1 + 1 / mechanisms.ROUNDS, rel=1e-3)
 
 
 def test_quantiles_do_not_decrease(monkeypatch):

@@ -30,12 +30,32 @@ def test_rank_distances_are_what_they_say(people, quantile):
     ]
 
 
+def largest_move(scores, people, cell, quantile):
+    """How far one person moves a score at most, over the sensitivity that selection pays for."""
+    with_one, without = scores(counts([*people, cell]), quantile), scores(counts(people), quantile)
+    return np.abs(with_one - without).max() / max(quantile.numerator, quantile.denominator - quantile.numerator)
+
+
 @given(PEOPLE, st.integers(0, 5), QUANTILE)
 def test_one_person_moves_every_score_by_no_more_than_the_sensitivity(people, cell, quantile):
-    with_one = mechanisms.rank_distances(counts([*people, cell]), quantile)
-    without = mechanisms.rank_distances(counts(people), quantile)
-    limit = max(quantile.numerator, quantile.denominator - quantile.numerator)
-    assert np.abs(with_one - without).max() <= limit
+    assert largest_move(mechanisms.rank_distances, people, cell, quantile) <= 1
+
+
+def shared_ranks(histogram, quantile):
+    """Broken: everybody in a cell shares one rank, so that a newcomer moves ranks by as many as the cell holds."""
+    occupied = histogram > 0
+    return mechanisms.rank_distances(histogram * occupied * histogram, quantile)
+
+
+def distances_in_cells(histogram, quantile):
+    """Broken: distance in cells from the true quantile, which one person can move from end to end."""
+    truth = np.searchsorted(np.cumsum(histogram), float(quantile) * histogram.sum())
+    return np.abs(np.arange(len(histogram)) - truth) * quantile.denominator
+
+
+@pytest.mark.parametrize("scores", [shared_ranks, distances_in_cells])
+def test_the_same_test_finds_broken_scores(scores):
+    assert largest_move(scores, [0, 5, 5], 0, Fraction("0.5")) > 1
 
 
 @given(PEOPLE, st.integers(0, 5), QUANTILE)
@@ -203,6 +223,30 @@ def sums(noise, sensitivity=5):
     return draw
 
 
+def descent(epsilon, delta, rounds=mechanisms.ROUNDS):
+    """Whole descents to the median of a size declared public; noise of all rounds is drawn in one call.
+
+    So far from the ends nothing is clamped, and the last guess tells the sum of all answers: all that they tell together.
+    """
+    scale = mechanisms.gaussian_scale(epsilon, delta) * math.sqrt(rounds)
+
+    def draw(data, n):
+        noise = iter(GaussianNoise(scale).add([0] * (n * mechanisms.ROUNDS), 1).tolist())
+        grid = np.array([0.01, 0.02, 0.03, 50.0, 100.0])
+        values = [
+            mechanisms.descend_to_quantile(data, grid, Fraction("0.5"), 2000.0, lambda exact: exact + next(noise))
+            for _ in range(n)
+        ]
+        return np.round(np.log(np.array(values) / 50) * 4000 / scale / mechanisms.ROUNDS**0.5).astype(int).tolist()
+
+    return draw
+
+
+def answer_if_anybody(epsilon):
+    """Broken: says nothing of a group that is empty, as tables that leave small groups out do."""
+    return lambda data, n: select(epsilon)(data, n) if data.sum() else [None] * n
+
+
 class Silent:
     def add(self, values, sensitivity):
         return np.array(values)
@@ -219,6 +263,7 @@ BROKEN = {
     "selection with a tenth of the noise": (select(10 * CLAIM, "0.9"), ONE, NOBODY, 600),
     "a distribution with a tenth of the noise": (distribution(10 * CLAIM), ONE, NOBODY, 300),
     "sums with the sensitivity of a count": (sums(LaplaceNoise(CLAIM), 1), ONE, NOBODY, 5000),
+    "selection that tells whether anybody is there": (answer_if_anybody(CLAIM), ONE, NOBODY, 300),
 }
 
 
@@ -240,3 +285,10 @@ def test_gaussian_noise_loses_no_more_than_it_claims():
     assert least_loss(sums(noise), ONE, NOBODY, draws=3000, delta=delta) <= 1.0
     thin = GaussianNoise(noise.scale / 4)
     assert least_loss(sums(thin), ONE, NOBODY, draws=3000, delta=delta) > 1.0
+
+
+def test_descent_loses_no_more_than_it_claims():
+    delta = 1e-3
+    assert least_loss(descent(1.0, delta), ONE, NOBODY, draws=1500, delta=delta) <= 1.0
+    one_for_all = descent(1.0, delta, rounds=1)
+    assert least_loss(one_for_all, ONE, NOBODY, draws=1500, delta=delta) > 1.0
