@@ -9,7 +9,7 @@ from pathlib import Path
 
 from indpriv.checks import check_choice
 from indpriv.errors import InputError
-from indpriv.training.datasets import adult, cifar10, from_sklearn, lfw, mnist
+from indpriv.training.datasets import adult, cifar10, from_sklearn, lfw, mnist, utkface
 from indpriv.training.datasets.base import Dataset, Split
 
 __all__ = ["DATASETS", "DATA_DIR_VARIABLE", "Dataset", "DatasetKind", "Split", "load_dataset"]
@@ -38,6 +38,8 @@ DATASETS: Mapping[str, DatasetKind] = {
     "breast_cancer": DatasetKind(load=from_sklearn.load_breast_cancer),
     "mnist": DatasetKind(load_from=mnist.load),
     "cifar10": DatasetKind(load_from=cifar10.load),
+    "utkface_gender": DatasetKind(metadata_columns=utkface.METADATA_COLUMNS, load_from=utkface.load_gender),
+    "utkface_age": DatasetKind(metadata_columns=utkface.METADATA_COLUMNS, load_from=utkface.load_age),
     "lfw": DatasetKind(metadata_columns=lfw.METADATA_COLUMNS, load_from=lfw.load),
 }
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import zipfile
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +14,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from indpriv.errors import EvidenceError, InputError
+
+_MAX_COUNT = 1_000_000  # far above any data set read here: what a file's header may make us read
 
 
 @dataclass(frozen=True)
@@ -124,3 +129,49 @@ def find_file(wanted: str, folders: list[Path], *, remedy: str) -> Path:
 def damaged(path: Path, what: str) -> EvidenceError:
     """The error for a data file that is not what it should be."""
     return EvidenceError(f"{path} is damaged or not the right file: {what}; get it again")
+
+
+def read_npz(path: Path, item_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, NDArray[np.integer]]:
+    """Arrays of whole numbers in an npz file, without unpickling.
+
+    Args:
+        path: the file.
+        item_shapes: of each array wanted, the shape of one item: images are bytes; () is one whole number of any type.
+
+    Returns:
+        each array, (n, *item_shape).
+
+    Raises:
+        EvidenceError: an array is missing, or has another shape or type; nothing is unpacked before that is checked.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return {name: _read_member(path, archive, name, shape) for name, shape in item_shapes.items()}
+    except InputError:  # a ValueError too, and already worded
+        raise
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise damaged(path, str(error)) from error
+
+
+def _read_member(path: Path, archive: zipfile.ZipFile, name: str, item_shape: tuple[int, ...]) -> NDArray[np.integer]:
+    """One array, after its header has been checked: a header may ask for any amount of memory."""
+    with archive.open(f"{name}.npy") as member:
+        version = np.lib.format.read_magic(member)
+        if version != (1, 0):
+            raise damaged(path, f"{name} is of npy version {version}")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+    accepted = [item_shape] if item_shape else [(), (1,)]
+    wanted = np.uint8 if item_shape else np.integer
+    if not np.issubdtype(dtype, wanted) or shape[1:] not in accepted or not shape or shape[0] > _MAX_COUNT:
+        raise damaged(path, f"{name} has shape {shape} and type {dtype}")
+    with archive.open(f"{name}.npy") as member:
+        array: NDArray[np.integer] = np.lib.format.read_array(member, allow_pickle=False)
+    return array.reshape(len(array), *item_shape)
+
+
+def scaled_images(images: NDArray[np.integer]) -> NDArray[np.float32]:
+    """Colour pictures (n, height, width, 3) of bytes as inputs (n, 3, height, width) in [-1, 1]."""
+    inputs = np.ascontiguousarray(images.transpose(0, 3, 1, 2), dtype=np.float32)
+    inputs /= np.float32(127.5)
+    inputs -= np.float32(1)
+    return inputs

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indpriv.errors import InputError
-from indpriv.training.datasets.base import Dataset, Split, damaged
+from indpriv.training.datasets import base
+from indpriv.training.datasets.base import Dataset, Split, damaged, scaled_images
 
 _SHAPE = (32, 32, 3)
 _RECORD = 1 + 32 * 32 * 3  # bytes: a label, then the red, green and blue planes
@@ -18,7 +17,6 @@ _BATCH = 10_000
 _NPZ = "cifar10.npz"
 _BINARY = {"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test": ("test_batch.bin",)}
 _NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-_MAX_COUNT = 1_000_000  # far above CIFAR-10's 60,000: what a file's header may make us read
 _SUBFOLDERS = ("cifar10", "cifar-10-batches-bin", ".")
 
 Raw = tuple[NDArray[np.uint8], NDArray[np.int64]]  # images (n, 32, 32, 3), labels (n,)
@@ -52,10 +50,7 @@ def load(data_dir: Path) -> Dataset:
 def _dataset(arrays: dict[str, Raw]) -> Dataset:
     splits = {}
     for name, (images, labels) in arrays.items():
-        inputs = np.ascontiguousarray(images.transpose(0, 3, 1, 2), dtype=np.float32)
-        inputs /= np.float32(127.5)
-        inputs -= np.float32(1)
-        splits[name] = Split(inputs, labels)
+        splits[name] = Split(scaled_images(images), labels)
     return Dataset(
         name="cifar10",
         train=splits["train"],
@@ -98,37 +93,11 @@ def read_npz(path: Path) -> dict[str, Raw]:
     Raises:
         EvidenceError: an array is missing or has another shape or type; nothing is unpacked before that is checked.
     """
+    found = base.read_npz(path, {"x_train": _SHAPE, "y_train": (), "x_test": _SHAPE, "y_test": ()})
     arrays = {}
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for split in ("train", "test"):
-                images = _read_member(path, archive, f"x_{split}", _SHAPE).astype(np.uint8, copy=False)
-                labels = _read_member(path, archive, f"y_{split}", ()).astype(np.int64)
-                if (
-                    len(images) != len(labels)
-                    or len(labels) == 0
-                    or not 0 <= labels.min() <= labels.max() < len(_NAMES)
-                ):
-                    raise damaged(path, f"y_{split} needs a label of 0 to 9 for each of {len(images)} images")
-                arrays[split] = (images, labels)
-    except InputError:  # a ValueError too, and already worded
-        raise
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-        raise damaged(path, str(error)) from error
+    for split in ("train", "test"):
+        images, labels = found[f"x_{split}"].astype(np.uint8, copy=False), found[f"y_{split}"].astype(np.int64)
+        if len(images) != len(labels) or len(labels) == 0 or not 0 <= labels.min() <= labels.max() < len(_NAMES):
+            raise damaged(path, f"y_{split} needs a label of 0 to 9 for each of {len(images)} images")
+        arrays[split] = (images, labels)
     return arrays
-
-
-def _read_member(path: Path, archive: zipfile.ZipFile, name: str, item_shape: tuple[int, ...]) -> NDArray[np.generic]:
-    """One array, after its header has been checked: a header may ask for any amount of memory."""
-    with archive.open(f"{name}.npy") as member:
-        version = np.lib.format.read_magic(member)
-        if version != (1, 0):
-            raise damaged(path, f"{name} is of npy version {version}")
-        shape, _, dtype = np.lib.format.read_array_header_1_0(member)
-    accepted = [item_shape] if item_shape else [(), (1,)]
-    wanted = np.uint8 if item_shape else np.integer
-    if not np.issubdtype(dtype, wanted) or shape[1:] not in accepted or not shape or shape[0] > _MAX_COUNT:
-        raise damaged(path, f"{name} has shape {shape} and type {dtype}")
-    with archive.open(f"{name}.npy") as member:
-        array: NDArray[np.generic] = np.lib.format.read_array(member, allow_pickle=False)
-    return array.reshape(len(array), *item_shape)
