@@ -1,10 +1,11 @@
 """Everything of reports/yu2023.md and of the results in README.md by one command: `make reproduce`.
 
-python reports/make_yu2023.py [NAME ...] [--data-dir DIR] [--write-only]
+python reports/make_yu2023.py [NAME ...] [--data-dir DIR] [--no-training] [--write-only]
 
 For each audit: train it where no finished run lies under reports/runs/NAME, audit it under both accounts where their audits are
 not of that run, measure and draw what no audit holds (reports/yu2023.json), and write both pages. Stopped, it goes on where it
-was; a run that was interrupted is left alone, and named. --write-only makes the pages of what is there.
+was; a run that was interrupted is left alone, and named. --no-training takes the runs there are,
+--write-only makes the pages of the audits there are.
 """
 
 import argparse
@@ -36,15 +37,17 @@ def main() -> int:
     parser.add_argument(
         "--data-dir", type=Path, help=f"folder of the data sets; default {DATA_DIR_VARIABLE} or {BESIDE}"
     )
+    parser.add_argument("--no-training", action="store_true", help="take the runs there are")
     parser.add_argument("--write-only", action="store_true", help="train, audit and measure nothing")
     options = parser.parse_args()
     if unknown := set(options.names) - set(AUDITS):
         parser.error(f"{', '.join(sorted(unknown))}: no such audit; choose from {', '.join(AUDITS)}")
-    console, missing = Console(highlight=False), []
+    console, missing = Console(highlight=False, soft_wrap=True), []
     if not options.write_only:
         found = options.data_dir or os.environ.get(DATA_DIR_VARIABLE) or (BESIDE if BESIDE.is_dir() else None)
         data_dir = None if found is None else Path(found)
-        missing = [name for name in options.names or AUDITS if not make(name, data_dir, console)]
+        names = options.names or AUDITS
+        missing = [name for name in names if not make(name, data_dir, console, train=not options.no_training)]
         measure(REPORTS, data_dir, console.print)
     write_pages()
     for name in missing:
@@ -52,10 +55,12 @@ def main() -> int:
     return 1 if missing else 0
 
 
-def make(name: str, data_dir: Path | None, console: Console) -> bool:
-    """Train and audit one where that was not done; whether it has a finished run."""
+def make(name: str, data_dir: Path | None, console: Console, *, train: bool) -> bool:
+    """Train (if allowed to) and audit one where that was not done; whether it has a finished run."""
     run_dir = REPORTS / "runs" / name
     status = status_of(run_dir)
+    if status is None and not train:
+        return False
     if status is None:
         console.print(f"{name}: training")
         given = [] if data_dir is None else ["--data-dir", str(data_dir)]
@@ -65,10 +70,12 @@ def make(name: str, data_dir: Path | None, console: Console) -> bool:
     elif status != "finished":
         console.print(f"{run_dir}: {status}, maybe still at work; remove it to train again")
         return False
-    run_id = read_json(run_dir / "run.json")["recorder"]["id"]
+    record = read_json(run_dir / "run.json")
+    rounding = record["config"]["recording"]
+    fits = {DEFAULT: True, PRESET: rounding["rounding"] == 0 or rounding["rounding_mode"] == "nearest"}
     for account, given in OPTIONS.items():
         folder = REPORTS / folder_of(name, account)
-        if audited(folder) != run_id:
+        if fits[account] and audited(folder) != record["recorder"]["id"]:
             console.print(f"{name}: auditing, {account}")
             command = [INDPRIV, "audit", run_dir.relative_to(ROOT), "--output-dir", folder.relative_to(ROOT), *given]
             subprocess.run(command, cwd=ROOT, check=True)

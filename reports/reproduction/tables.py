@@ -48,7 +48,7 @@ def table_1(known: Known) -> Section:
 
 
 def _seconds(value: float) -> str:
-    return f"{value:,.2f} s" if value < 100 else f"{value:.1e} s"
+    return f"{value:,.2f} s" if value < 100 else f"{value:,.0f} s"
 
 
 def table_2(known: Known) -> Section:
