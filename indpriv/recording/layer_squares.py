@@ -6,6 +6,9 @@ has two exact forms (Goodfellow 2015; Li et al. 2022, "ghost norms"):
     direct   ‖Σ_t g_t a_tᵀ‖²               T · d_in · d_out
     ghost    Σ_{t,u} (a_tᵀa_u)(g_tᵀg_u)    T² · (d_in + d_out)
 
+A convolution's a_t is the patch that its kernel meets there, and a_tᵀa_u sums products of pairs of pixels, one for each
+place in the kernel. Its ghost form takes the products of all pixels once and adds them up, where that is less work.
+
 Squares are summed in float32 over at most 1,024 terms and in float64 beyond. Inputs and gradients have the batch first and
 are float32 or float64: half precision is widened before it comes here.
 """
@@ -22,6 +25,7 @@ from torch.nn import functional as F
 
 _CHUNK = 1024
 _HOPELESS = 4  # times the arithmetic: no speed of one form over another makes up for it, and timing it would hurt
+_ADDED = 16  # multiplications take as long as adding up two numbers in memory
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _KNOWN = {nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, *CONVOLUTIONS, *_INSTANCE_NORMS}
@@ -76,10 +80,15 @@ def forms_of(layer: nn.Module, inputs: Tensor, gradient: Tensor) -> tuple[Square
             return (_linear_single,)
         direct: tuple[Squares, ...] = (_linear_direct,)
         ghost: Squares = _linear_ghost
+        pairs = positions**2 * d_in
     else:
         positions, d_out = gradient[0, 0].numel(), d_out // layer.groups
         direct, ghost = (_conv_grouped, _conv_patches), _conv_ghost
-    ratio = positions * (d_in + d_out) / (d_in * d_out)  # of the ghost form's multiplications to the direct form's
+        pairs, of_pixels = positions**2 * d_in, _work_on_pixels(layer, inputs, positions)
+        if of_pixels < pairs:
+            ghost, pairs = _conv_pixels, of_pixels
+    # Of the ghost form's multiplications to the direct form's.
+    ratio = (pairs + positions**2 * d_out) / (positions * d_in * d_out)
     if ratio > _HOPELESS:
         return direct
     return (ghost,) if ratio < 1 / _HOPELESS else ((ghost, *direct) if ratio < 1 else (*direct, ghost))
@@ -96,7 +105,12 @@ def _ghost(names: frozenset[str], inputs: Tensor, gradients: Tensor) -> Tensor:
     Where positions cancel, rounding of the products could make the sum too small; what it can be off by is added.
     """
     ours = torch.bmm(inputs, inputs.transpose(1, 2)) if "weight" in names else 0.0
-    products = (ours + 1.0 if "bias" in names else ours) * torch.bmm(gradients, gradients.transpose(1, 2))
+    return _of_pairs(names, ours, torch.bmm(gradients, gradients.transpose(1, 2)))
+
+
+def _of_pairs(names: frozenset[str], ours: Tensor | float, theirs: Tensor) -> Tensor:
+    """(batch,) sums of the products of two (batch, positions, positions) tables."""
+    products = (ours + 1.0 if "bias" in names else ours) * theirs
     total = products.sum(2).double().sum(1)
     rounding = 4 * torch.finfo(products.dtype).eps * products.abs_().sum(2).double().sum(1)
     return total.clamp(min=0.0) + rounding
@@ -213,6 +227,44 @@ def _conv_patches(layer: Any, names: frozenset[str], inputs: Tensor, gradient: T
 def _conv_ghost(layer: Any, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Tensor:
     patches, gradients = _patches(layer, inputs, gradient)
     return _ghost(names, patches, gradients).reshape(len(inputs), -1).sum(1)
+
+
+def _work_on_pixels(layer: Any, inputs: Tensor, positions: int) -> int:
+    """What all products of pixels, and their sums along one side of the image after another, cost in multiplications."""
+    pixels = inputs[0, 0].numel()
+    sums = pixels * positions * sum(layer.kernel_size)
+    return pixels**2 * (inputs.shape[1] // layer.groups) + _ADDED * sums
+
+
+def _conv_pixels(layer: Any, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Tensor:
+    if "weight" not in names:
+        return torch.as_tensor(_conv_bias(layer, names, gradient))
+    inputs, padding = _padded(layer, inputs)
+    size, groups, sides = len(inputs), layer.groups, inputs.shape[2:]
+    pixels, gradients = (side.reshape(size * groups, -1, side[0, 0].numel()) for side in (inputs, gradient))
+    pairs = torch.bmm(pixels.transpose(1, 2), pixels).view(-1, *sides, *sides)
+    for side, outputs in enumerate(gradient.shape[2:]):
+        taps = [tap * layer.dilation[side] - padding[side] for tap in range(layer.kernel_size[side])]
+        pairs = _along_a_side(pairs, 1 + side, 1 + len(sides) + side, taps, layer.stride[side], outputs)
+    theirs = torch.bmm(gradients.transpose(1, 2), gradients)
+    return _of_pairs(names, pairs.reshape_as(theirs), theirs).reshape(size, -1).sum(1)
+
+
+def _along_a_side(pairs: Tensor, one: int, other: int, taps: list[int], stride: int, outputs: int) -> Tensor:
+    """Σ over taps of pairs[stride · p + tap, stride · q + tap] for outputs p, q; pixels outside the image are 0."""
+    length = pairs.shape[one]
+    shape = list(pairs.shape)
+    shape[one] = shape[other] = outputs
+    sums = pairs.new_zeros(shape)
+    for tap in taps:
+        first = max(0, -(tap // stride))  # the first output whose pixel lies within the image
+        count = min(outputs, (length - 1 - tap) // stride + 1) - first
+        if count > 0:
+            taken = slice(stride * first + tap, stride * (first + count - 1) + tap + 1, stride)
+            met = slice(first, first + count)
+            target = sums.movedim((one, other), (0, 1))[met, met]
+            target += pairs.movedim((one, other), (0, 1))[taken, taken]
+    return sums
 
 
 def _normalised(layer: Any, inputs: Tensor, gradient: Tensor) -> Tensor:

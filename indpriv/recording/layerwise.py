@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
+from indpriv.recording import group_norms
 from indpriv.recording.layer_squares import CONVOLUTIONS, Squares, forms_of, gradient_of, is_known, sum_squares
-from indpriv.recording.micro_batches import best_seconds
+from indpriv.recording.micro_batches import fastest
 
 _SHARED_ELEMENTS = 2**24  # of per-example gradients held at once for a parameter that is used several times
 _HALF = (torch.float16, torch.bfloat16)
@@ -39,13 +40,15 @@ class LayerwiseNorms:
         for p in twin.parameters():
             p.requires_grad_(False)
         self._hooks = []
+        self._replaced: list[nn.Module] = []  # modules whose forward is ours
         for layer in layers:
             if isinstance(layer.module, nn.MultiheadAttention):
-                layer.module.__dict__["forward"] = partial(self._attention, layer, layer.module.forward)
+                self._replace(layer, self._attention)
+            elif layer.known and isinstance(layer.module, group_norms.LAYERS):
+                self._replace(layer, self._group_norm)
             else:
                 hook = partial(self._after_forward, layer)
                 self._hooks.append(layer.module.register_forward_hook(hook, with_kwargs=True))
-        self._attentions = [layer.module for layer in layers if isinstance(layer.module, nn.MultiheadAttention)]
         self._uses: Counter[_Key] = Counter()
         self._shared: defaultdict[_Key, list[Callable[[slice], Tensor]]] = defaultdict(list)
         self._routes: dict[tuple[Any, ...], Squares] = {}
@@ -80,8 +83,12 @@ class LayerwiseNorms:
         """Take the hooks off."""
         for hook in self._hooks:
             hook.remove()
-        for attention in self._attentions:
-            attention.__dict__.pop("forward", None)
+        for module in self._replaced:
+            module.__dict__.pop("forward", None)
+
+    def _replace(self, layer: _Layer, forward: Callable[..., Any]) -> None:
+        layer.module.__dict__["forward"] = partial(forward, layer, layer.module.forward)
+        self._replaced.append(layer.module)
 
     def _after_forward(
         self, layer: _Layer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
@@ -160,9 +167,27 @@ class LayerwiseNorms:
         size = len(inputs).bit_length()  # what is fastest changes little while the batch does not double
         key = (*options, names, size, inputs.shape[1:], gradient.shape[1:], inputs.stride()[1:], inputs.dtype)
         if key not in self._routes:
-            seconds = [best_seconds(partial(form, module, names, inputs, gradient), gradient.device) for form in forms]
-            self._routes[key] = forms[seconds.index(min(seconds))]
+            ways = [partial(form, module, names, inputs, gradient) for form in forms]
+            self._routes[key] = forms[fastest(ways, gradient.device)]
         return self._routes[key]
+
+    def _group_norm(self, layer: _Layer, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Where PyTorch's own backward pass has each example's gradients on its way, they come from there."""
+        if len(args) != 1 or not group_norms.fits(layer.module, args[0]):
+            return self._after_forward(layer, layer.module, args, kwargs, forward(*args, **kwargs))
+
+        def add(weights: Tensor, biases: Tensor) -> None:
+            if len(weights) != self._size:
+                raise RuntimeError(f"the first dimension of {type(layer.module).__name__}'s input is not the batch")
+            for name, key in layer.keys.items():
+                gradients = weights if name == "weight" else biases
+                if self._uses[key] > 1:
+                    self._shared[key].append(gradients.__getitem__)
+                else:
+                    self._add(sum_squares(gradients))
+
+        self._uses.update(layer.keys.values())
+        return group_norms.group_norm(layer.module, args[0], add)
 
     def _attention(self, layer: _Layer, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """nn.MultiheadAttention uses its parameters in calls of `linear`, unseen by hooks on the modules inside."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -14,6 +14,8 @@ _MEMORY_SHARE = 0.25  # of what is free: training, its loader and other programs
 _UNKNOWN_MEMORY = 2**31  # bytes taken as free where the system does not say
 _SMALLEST = 16  # examples: the first size tried; below it the overhead of calls rules
 _LONG_ENOUGH = 0.25  # seconds a batch: calls cost nothing beside the work, and larger ones only leave the cache
+
+_ROUNDS = 3  # of each way to compute: the best tells its speed, the others what else the machine had to do
 
 
 def free_memory(device: torch.device) -> int:
@@ -39,17 +41,29 @@ def _available_memory() -> int:
 
 
 def best_seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Of the better of two runs after a first one. On one core its own time: other programs' work does not count."""
+    """Of the better of two runs after a first one."""
+    return min([_seconds(run, device) for _ in range(3)][1:])
+
+
+def fastest(ways: Sequence[Callable[[], object]], device: torch.device) -> int:
+    """The index of the fastest of several ways to compute the same, by their best runs; the first ones do not count.
+
+    They run in turn, so that a slow spell of the machine meets them all.
+    """
+    rounds = [[_seconds(way, device) for way in ways] for _ in range(1 + _ROUNDS)]
+    best = [min(seconds) for seconds in zip(*rounds[1:], strict=True)]
+    return best.index(min(best))
+
+
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    """On one core its own time: other programs' work does not count."""
     one_core = device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.process_time if one_core else time.perf_counter
-    seconds = []
-    for _ in range(3):
-        start = clock()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(clock() - start)
-    return min(seconds[1:])
+    start = clock()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return clock() - start
 
 
 def saved_bytes(forward: Callable[[], Tensor]) -> int:

@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.grad_sample import AbstractGradSampleModule
 from opacus.validators import ModuleValidator
 from torch import Tensor, nn
 
 from indpriv.errors import InputError
-from indpriv.recording.micro_batches import best_seconds, fastest_size, is_out_of_memory, largest_that_fits, saved_bytes
+from indpriv.recording.micro_batches import (
+    best_seconds,
+    fastest,
+    fastest_size,
+    is_out_of_memory,
+    largest_that_fits,
+    saved_bytes,
+)
 from indpriv.recording.norm_backends import BACKENDS, Backend, LossFn, check_losses, first_tensor, map_tensors
 
 _PROBE = 8  # examples that every backend is checked on, one by one
@@ -265,17 +274,17 @@ class NormPass:
         def batch(size: int) -> tuple[Any, Any]:
             return _repeated(inputs, size), _repeated(targets, size)
 
-        def seconds_of(size: int, channels_last: bool) -> float:
-            some = batch(size)
-            return best_seconds(lambda: self._trial(candidate, *some, channels_last), device)
+        def trial(size: int, channels_last: bool) -> Callable[[], object]:
+            return partial(self._trial, candidate, *batch(size), channels_last)
 
         few = _rows(inputs, 0, _PROBE), _rows(targets, 0, _PROBE)
         size = min(largest, _COMPARED)
         if _has_images(self._source, inputs) and self._takes_channels_last(candidate, *few):
-            candidate.channels_last = seconds_of(size, True) < seconds_of(size, False)
+            candidate.channels_last = bool(fastest([trial(size, False), trial(size, True)], device))
         if largest > _PROBE:
-            fastest = fastest_size(lambda size: seconds_of(size, candidate.channels_last), largest)
-            candidate.batch_size, candidate.seconds = fastest
+            candidate.batch_size, candidate.seconds = fastest_size(
+                lambda size: best_seconds(trial(size, candidate.channels_last), device), largest
+            )
             # The forms of layers are chosen by the size of the batch: check those that will be used.
             norms = self._trial(candidate, *batch(candidate.batch_size), candidate.channels_last)
             candidate.reason = self._disagreement(norms[:_PROBE], *few)
@@ -344,6 +353,8 @@ def standard_module(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(inner, AbstractGradSampleModule):
             inner = inner._module
+        elif isinstance(inner, DifferentiallyPrivateDistributedDataParallel):
+            inner = inner.module
         elif type(inner).__name__ == "OptimizedModule":  # of torch.compile, whose own module is slow to import
             inner = inner._orig_mod  # type: ignore[assignment]
         else:

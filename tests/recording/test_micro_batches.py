@@ -38,3 +38,10 @@ def test_the_fastest_size(seconds, largest, size):
     found, per_example = micro_batches.fastest_size(seconds, largest)
     assert found == size
     assert per_example == seconds(size) / size
+
+
+def test_the_fastest_of_several_ways_in_spite_of_a_first_run_and_slow_spells(monkeypatch):
+    seconds = {"first": [1, 9, 3, 3], "second": [8, 7, 7, 2], "third": [1, 4, 4, 4]}
+    monkeypatch.setattr(micro_batches, "_seconds", lambda run, device: run())
+    ways = [iter(values).__next__ for values in seconds.values()]
+    assert micro_batches.fastest(ways, torch.device("cpu")) == 1
