@@ -71,7 +71,7 @@ def is_sound(table):
     assert np.all(table.epsilon_upper <= table.worst_case_epsilon)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(run=runs(), between_records=st.sampled_from(BETWEEN_RECORDS), data=st.data())
 def test_monotone_in_every_norm(accountant, run, between_records, data):
     norms, recorded, total_steps, changes = fitted(run, accountant)
@@ -86,17 +86,17 @@ def test_monotone_in_every_norm(accountant, run, between_records, data):
     assert never_above(before, after)
 
 
-@settings(max_examples=4, deadline=None)
-@given(run=runs(n_examples=5), data=st.data())
+@settings(max_examples=3, deadline=None)
+@given(run=runs(), data=st.data())
 def test_examples_may_be_permuted_and_taken_apart(accountant, run, data):
     norms, recorded, total_steps, changes = fitted(run, accountant)
     whole = audit(make_log(norms, recorded, total_steps, **changes), accountant, "closest")
-    order = np.array(data.draw(st.permutations(range(5))))
+    order = np.array(data.draw(st.permutations(range(3))))
     permuted = audit(make_log(norms[:, order], recorded, total_steps, **changes), accountant, "closest")
     np.testing.assert_allclose(permuted.epsilon, whole.epsilon[order], rtol=1e-6)
     parts = [
         audit(make_log(norms[:, part], recorded, total_steps, **changes), accountant, "closest").epsilon
-        for part in (slice(0, 2), slice(2, 5))
+        for part in (slice(0, 1), slice(1, 3))
     ]
     np.testing.assert_allclose(np.concatenate(parts), whole.epsilon, rtol=1e-6)
 
@@ -116,7 +116,7 @@ def test_n_compositions_are_the_count_n(accountant, n_steps):
     np.testing.assert_allclose(repeated.epsilon, held.epsilon, rtol=SLACK)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(run=runs(), between_records=st.sampled_from(BETWEEN_RECORDS))
 def test_always_clipped_is_the_worst_case_and_never_touched_is_free(accountant, run, between_records):
     norms, recorded, total_steps, changes = fitted(run, accountant)
@@ -147,7 +147,7 @@ def test_full_batches_are_the_exact_gaussian(accountant, norms, noise, delta):
         assert table.epsilon[0] == pytest.approx(truth, rel=1e-6, abs=1e-12)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(run=runs(), data=st.data())
 def test_another_record_never_raises_epsilon_when_the_rest_counts_at_the_clipping_norm(accountant, run, data):
     norms, recorded, total_steps, changes = fitted(run, accountant)

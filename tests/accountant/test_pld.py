@@ -86,11 +86,11 @@ def test_delta_without_sampling_is_the_gaussian_of_all_steps(epsilon):
     ],
 )
 def test_delta_of_composed_runs(steps, epsilon):
-    least, most = delta_bounds(steps, epsilon, precision=1e-4)
+    least, most = delta_bounds(steps, epsilon, precision=1e-3)
     lower, upper = delta_of(run_of(*steps), epsilon)
     assert lower <= most
     assert least <= upper
-    assert most - least <= 1e-4 * most  # else it would judge nothing
+    assert most - least <= 1e-3 * most  # else it would judge nothing
     assert upper - lower <= 1e-5 * upper
 
 
@@ -107,9 +107,28 @@ def test_several_epsilons_of_several_examples_are_those_of_each_alone():
             assert together.upper[row, column] == pytest.approx(upper, rel=1e-5)
 
 
+@pytest.mark.parametrize("engine", ["contours", "grids"])
+def test_who_else_is_in_a_block_moves_an_end_within_the_bracket_only(engine):
+    """Block mates share tilts, spacings and windows: ends move by rounding, and every bracket holds the same truth."""
+    counts = {"contours": [[900, 40, 3], [500, 500, 1], [20, 700, 100], [900, 0, 3]], "grids": [[9, 4, 0], [3, 5, 0]]}
+    noise, rate = {"contours": (1.0, 0.05), "grids": (0.5, 0.05)}[engine]
+    law = np.array([0.2, 0.5, 1.0]), np.full(3, noise), np.full(3, rate)
+    run = Participations(*law, np.array(counts[engine], float))
+    together = epsilon_of(run, 1e-5)
+    order = np.arange(len(run.counts))[::-1]
+    turned = epsilon_of(run.select(order), 1e-5)
+    for example in range(len(run.counts)):
+        alone = epsilon_of(run.select(np.array([example])), 1e-5)
+        place = int(order[example])
+        lowers = together.epsilon_lower[example], turned.epsilon_lower[place], alone.epsilon_lower[0]
+        uppers = together.epsilon_upper[example], turned.epsilon_upper[place], alone.epsilon_upper[0]
+        assert 0 < max(lowers) <= min(uppers)  # there is an epsilon that all three brackets hold
+        assert max(uppers) - min(lowers) <= 1e-5 * max(uppers)
+
+
 def test_delta_falls_with_epsilon_and_is_one_far_below():
     run = run_of((1.0, 0.8, 0.05, 30))
-    bounds = [delta_of(run, epsilon) for epsilon in (-30.0, -2.0, 0.0, 1.0, 4.0, 12.0, 40.0)]
+    bounds = [delta_of(run, epsilon) for epsilon in (-30.0, -2.0, 0.0, 4.0, 40.0)]
     assert bounds[0][1] == pytest.approx(1.0)
     assert all(later[0] <= earlier[1] for earlier, later in itertools.pairwise(bounds))
     assert bounds[-1][1] <= 1e-12
@@ -146,8 +165,8 @@ def test_brackets_stay_proven_where_no_work_may_be_done(monkeypatch):
     widest = pld_epsilon(run, delta=delta, rdp_upper=np.array([5.9]))
     assert (widest.epsilon_lower[0], widest.epsilon_upper[0], widest.bracket[0]) == (0.0, 5.9, FALLBACK)
     assert 5.0 < wide.epsilon_lower[0] <= wide.epsilon_upper[0] < 5.01
-    assert delta_bounds([(1.0, 0.5, 0.001, 10)], wide.epsilon_upper[0])[0] <= delta
-    assert delta_bounds([(1.0, 0.5, 0.001, 10)], wide.epsilon_lower[0])[1] >= delta
+    assert delta_bounds([(1.0, 0.5, 0.001, 10)], wide.epsilon_upper[0], precision=1e-3)[0] <= delta
+    assert delta_bounds([(1.0, 0.5, 0.001, 10)], wide.epsilon_lower[0], precision=1e-3)[1] >= delta
 
 
 def test_counts_that_are_no_numbers_of_steps_and_endless_epsilons_are_refused():
