@@ -64,8 +64,8 @@ def make(name: str, data_dir: Path | None, console: Console, *, train: bool) -> 
     if status is None:
         console.print(f"{name}: training")
         given = [] if data_dir is None else ["--data-dir", str(data_dir)]
-        command = [INDPRIV, "train", ROOT / "audits" / f"{name}.toml", "--run-dir", run_dir, *given]
-        if subprocess.run(command, cwd=ROOT, check=False).returncode:
+        command = ["train", str(ROOT / "audits" / f"{name}.toml"), "--run-dir", str(run_dir), *given]
+        if subprocess.run([INDPRIV, *command], cwd=ROOT, check=False).returncode:
             return False
     elif status != "finished":
         console.print(f"{run_dir}: {status}, maybe still at work; remove it to train again")
@@ -73,12 +73,12 @@ def make(name: str, data_dir: Path | None, console: Console, *, train: bool) -> 
     record = read_json(run_dir / "run.json")
     rounding = record["config"]["recording"]
     fits = {DEFAULT: True, PRESET: rounding["rounding"] == 0 or rounding["rounding_mode"] == "nearest"}
-    for account, given in OPTIONS.items():
+    for account, options in OPTIONS.items():
         folder = REPORTS / folder_of(name, account)
         if fits[account] and audited(folder) != record["recorder"]["id"]:
             console.print(f"{name}: auditing, {account}")
-            command = [INDPRIV, "audit", run_dir.relative_to(ROOT), "--output-dir", folder.relative_to(ROOT), *given]
-            subprocess.run(command, cwd=ROOT, check=True)
+            command = ["audit", str(run_dir.relative_to(ROOT)), "--output-dir", str(folder.relative_to(ROOT)), *options]
+            subprocess.run([INDPRIV, *command], cwd=ROOT, check=True)
     return True
 
 

@@ -262,10 +262,9 @@ def figure_11(known: Known) -> Section:
         }
 
     def ours(run: PaperRun, summary: Summary, account: str) -> Found:
-        attacks = [attack_of(summary, model, run.by) for model in ("non_dp", "dp")]
-        if attacks[0] is None or attacks[1] is None:
+        without, with_dp = (attack_of(summary, model, run.by) for model in ("non_dp", "dp"))
+        if without is None or with_dp is None:
             return Found({}, {"": Verdict(rules.NOT_RUN, "no attack on both models")})
-        without, with_dp = attacks
         rates = [
             {row["name"]: 100 * row["success_rate"] for row in attack["rows"] if not row["too_small"]}
             for attack in (without, with_dp)

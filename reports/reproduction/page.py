@@ -179,9 +179,12 @@ def render_results(known: Known) -> str:
         "audit", "n", "test accuracy", "worst case", "individual: smallest, median, largest", "r with log loss",
         "mean of the lowest and the highest group, ratio", "attack with DP", "without DP",
     ]  # fmt: skip
-    claims = sorted({f"{audit.default['claim']} at {audit.default['meaning']}" for audit in known.audits.values()})
+    claims: dict[str, list[str]] = {}
+    for name, audit in known.audits.items():
+        claims.setdefault(f"{audit.default['claim']} at {audit.default['meaning']}", []).append(name)
+    told = "; ".join(f"{claim} ({', '.join(names)})" for claim, names in claims.items())
     note = (
-        f"Individual epsilon: {'; '.join(claims)}. {DISCLAIMER} These data sets are public, so their figures may stand here. Groups: "
+        f"Individual epsilon: {told}. {DISCLAIMER} These data sets are public, so their figures may stand here. Groups: "
         "labels, or races of people. Attack: success of a loss threshold on all examples, with its 95 % interval; chance is 50 %. "
         f"One run each. Made again by `{COMMAND}`, which trains what has no finished run under `reports/runs`."
     )

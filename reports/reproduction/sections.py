@@ -15,7 +15,7 @@ HEAD = ("data set", "", "paper", "ours, preset yu2023", "ours, sound default")
 NOTHING = "–"
 
 Texts = Mapping[str, str]
-Row = tuple[str, str, str, str, str]
+Row = tuple[str, ...]  # as many as HEAD
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from reproduction.audits import DEFAULT, PRESET
 from reproduction.measured import DISTRIBUTION, FOOTNOTE_3, METHODS, TABLE_1, TABLE_2, TABLE_3
 from reproduction.paper import PaperRun
 from reproduction.rules import NOT_RUN
-from reproduction.sections import NOTHING, Known, Section, not_run, not_run_rows
+from reproduction.sections import NOTHING, Known, Row, Section, not_run, not_run_rows
 
 _ACCOUNTS = {PRESET: "preset yu2023", DEFAULT: "sound default"}
 
@@ -53,8 +53,11 @@ def _seconds(value: float) -> str:
 
 def table_2(known: Known) -> Section:
     """Statistics of individual epsilon released in private."""
-    rows, words, extra = [], {}, []
-    for run in (each for each in paper.RUNS if each.release is not None):
+    rows: list[Row] = []
+    words, extra = {}, []
+    for run in paper.RUNS:
+        if run.release is None:
+            continue
         found = {account: known.part(TABLE_2, run.name, account) for account in _ACCOUNTS if run.name in known.audits}
         drawn = {account: value for account, value in found.items() if value is not None}
         if not drawn:
@@ -106,9 +109,9 @@ def _layout(known: Known, run: PaperRun, drawn: Mapping[str, Mapping[str, Any]])
         more = known.part(DISTRIBUTION, run.name, account)
         if more is not None:
             rows.append(_line(f"{_ACCOUNTS[account]}, non-private", more["statistics"]))
+        drawn_by = found.get("methods", {})
         rows += [
-            _line(f"{_ACCOUNTS[account]}: {METHODS[method]}", values)
-            for method, values in found.get("methods", {}).items()
+            _line(f"{_ACCOUNTS[account]}: {text}", drawn_by[name]) for name, text in METHODS.items() if name in drawn_by
         ]
     return table([run.title, *paper.TABLE_2_COLUMNS], rows)
 
