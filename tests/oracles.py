@@ -237,13 +237,18 @@ def law_of_sum(shifts, sample_rate):
 
 def log_moment_of_mixture(sums, weights, power):
     """Log E_Q[(P/Q)^power] for Q = N(0, 1), P the mixture of N(sum, 1); any real power, by a fine sum in the log domain."""
-    sums, weights = sums[weights > 0], weights[weights > 0]
-    reach = 14 + max(power, 0) * sums.max() + np.sqrt(2 * max(-power, 0) * -np.log(weights[sums == 0].sum()))
-    z = np.arange(
-        -reach, reach, 1 / 16 / max(1.0, np.diff(np.unique(sums)).max(initial=0))
-    )  # f has no zero near the axis
-    log_f = special.logsumexp(np.log(weights) + z[:, None] * sums - sums**2 / 2, axis=1)
-    return special.logsumexp(power * log_f - z**2 / 2) + np.log((z[1] - z[0]) / np.sqrt(2 * np.pi))
+    return log_moment_of_log_weights(sums[weights > 0], np.log(weights[weights > 0]), power)
+
+
+def log_moment_of_log_weights(sums, log_weights, power):
+    """The same from the logs of weights, which may be smaller than a float can be."""
+    nothing = special.logsumexp(log_weights[sums == 0])
+    reach = 14 + max(power, 0) * sums.max() + np.sqrt(2 * max(-power, 0) * -nothing)
+    step = 1 / 16 / max(1.0, np.diff(np.unique(sums)).max(initial=0))  # f has no zero near the axis
+    parts = np.array_split(np.arange(-reach, reach, step), 1 + int(2 * reach / step * len(sums) / 1e6))
+    log_f = [special.logsumexp(log_weights + z[:, None] * sums - sums**2 / 2, axis=1) for z in parts]
+    z = np.concatenate(parts)
+    return special.logsumexp(power * np.concatenate(log_f) - z**2 / 2) + np.log(step / np.sqrt(2 * np.pi))
 
 
 def unit_divergence(shifts, sample_rate, order):

@@ -37,6 +37,14 @@ class Counts(Protocol):
         """(n_examples, n_cells) array."""
         ...
 
+    def used_cells(self, examples: IntArray) -> NDArray[np.bool_]:
+        """(n_cells,) in which any of these examples has steps."""
+        ...
+
+    def __len__(self) -> int:
+        """Number of examples."""
+        ...
+
 
 @dataclass(frozen=True)
 class DenseCounts:
@@ -59,6 +67,13 @@ class DenseCounts:
     def dense(self) -> FloatArray:
         """See Counts."""
         return self.value
+
+    def used_cells(self, examples: IntArray) -> NDArray[np.bool_]:
+        """See Counts."""
+        return np.asarray(self.value[examples].any(axis=0))
+
+    def __len__(self) -> int:
+        return len(self.value)
 
 
 @dataclass(frozen=True)
@@ -98,6 +113,15 @@ class SparseCounts:
     def dense(self) -> FloatArray:
         """See Counts."""
         return np.asarray(self.matrix().toarray() + self.certain)
+
+    def used_cells(self, examples: IntArray) -> NDArray[np.bool_]:
+        """See Counts."""
+        used = np.asarray(self.certain != 0)
+        used[self.cell[examples][self.weight[examples] != 0]] = True
+        return used
+
+    def __len__(self) -> int:
+        return len(self.cell)
 
 
 def collected(entries: Iterator[tuple[IntArray, FloatArray]], n: int, n_entries: int, certain: FloatArray) -> Counts:

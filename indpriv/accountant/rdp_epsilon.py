@@ -9,15 +9,14 @@ and narrows it until no more is to be gained.
 from __future__ import annotations
 
 import math
-import threading
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indpriv import checks
 from indpriv.accountant.counts import Counts
+from indpriv.accountant.divergence_tables import Divergences, LazyTable, WholeTable
 
 CONVERSIONS = ("canonne2020", "mironov2017")
 
@@ -34,7 +33,8 @@ _NARROWING = 16  # a round places orders this much closer to each other than the
 _ROUNDS = 12
 _GAIN = 3e-6  # of epsilon; the search stops where less is to be gained
 _FINEST = {2_500: 1, 10_000: 128, math.inf: 256}  # closest positions, by number of cells: each order costs all cells
-_CACHED_VALUES = 1 << 24  # divergences kept for further blocks: 128 MB
+_FINEST_OF_DEAR = 32  # where each divergence is computed for itself
+_FIRST_OF_DEAR, _AT_A_TIME = 2.0, 4  # there, orders are tried upwards from here, then downwards, so many at a time
 
 
 def epsilon_offsets(orders: FloatArray, delta: float, conversion: str) -> FloatArray:
@@ -128,81 +128,36 @@ class _Brackets:
         )
 
 
-class Divergences(Protocol):
-    """Cells as far as RDP sees them: Mechanisms or Cells."""
-
-    def divergences(self, orders: FloatArray) -> FloatArray:
-        """(n_orders, n_cells) Rényi divergence of one count of each cell."""
-        ...
-
-
-class _Table:
-    """Divergences of all cells at the orders that were asked for; threads may share it."""
-
-    def __init__(self, source: Divergences, n_cells: int) -> None:
-        self._source = source
-        self._values = np.empty((0, n_cells))
-        self._row_of: dict[int, int] = {}
-        self._lock = threading.Lock()
-
-    def at(self, positions: IntArray) -> tuple[FloatArray, IntArray]:
-        """A table, and the row of it that holds each of these positions (any shape)."""
-        wanted, inverse = np.unique(positions, return_inverse=True)
-        with self._lock:
-            missing = np.array([p for p in wanted.tolist() if p not in self._row_of], dtype=np.int64)
-            if len(missing):
-                missing = self._make_room(wanted, missing)
-                found = self._source.divergences(_order_at(missing))
-                first = len(self._row_of)
-                if first + len(found) > len(self._values):
-                    larger = np.empty((2 * (first + len(found)), found.shape[1]))
-                    larger[:first] = self._values[:first]
-                    self._values = larger
-                self._values[first : first + len(found)] = found
-                self._row_of.update(zip(missing.tolist(), range(first, first + len(found)), strict=True))
-            rows = np.array([self._row_of[p] for p in wanted.tolist()])
-            return self._values, rows[inverse].reshape(positions.shape)
-
-    def _make_room(self, wanted: IntArray, missing: IntArray) -> IntArray:
-        """Forget everything where the table would grow too large; return what is to be computed then."""
-        if (len(self._row_of) + len(missing)) * self._values.shape[1] <= _CACHED_VALUES:
-            return missing
-        self._row_of.clear()
-        self._values = np.empty((0, self._values.shape[1]))
-        return wanted
-
-
 class RdpAccountant:
     """Turns counts over fixed cells into epsilons; keeps the divergences it has computed. Threads may share it."""
 
     def __init__(
-        self,
-        source: Divergences,
-        *,
-        delta: float,
-        conversion: str,
-        orders: FloatArray | None = None,
-        finest: int | None = None,
+        self, source: Divergences | LazyTable, *, delta: float, conversion: str, orders: FloatArray | None = None
     ) -> None:
         """Compute the divergences that every block needs.
 
         Args:
-            source: the cells.
+            source: the cells, or a table that asks for each divergence by itself, where those are dear.
             delta: of the bound.
             conversion: see `epsilon_offsets`.
             orders: exactly these; None for the default grid and the search around its best orders.
-            finest: closest positions of the search; default by the number of cells, where each costs about the same.
         """
         self._delta, self._conversion, self._search = delta, conversion, orders is None
-        self._orders = default_orders() if orders is None else orders
-        self._coarse = source.divergences(self._orders)
-        self._table = _Table(source, self._coarse.shape[1])
-        self._finest = finest or next(step for limit, step in _FINEST.items() if self._coarse.shape[1] <= limit)
+        self._orders = default_orders() if orders is None else np.unique(orders)
+        self._offsets = epsilon_offsets(self._orders, delta, conversion)
+        if isinstance(source, LazyTable):
+            self._coarse, self._finest = None, _FINEST_OF_DEAR
+            self._table: LazyTable | WholeTable = source
+        else:
+            self._coarse = source.divergences(self._orders)
+            n_cells = self._coarse.shape[1]
+            self._table = WholeTable(source, n_cells)
+            self._finest = next(step for limit, step in _FINEST.items() if n_cells <= limit)
 
     def epsilons(self, counts: Counts) -> RdpEpsilons:
         """Epsilon of each example."""
-        rdp = counts.totals(self._coarse)
-        bounds = rdp + epsilon_offsets(self._orders, self._delta, self._conversion)
+        rdp = self._tried_in_turn(counts) if self._coarse is None else counts.totals(self._coarse)
+        bounds = rdp + self._offsets
         best = np.argmin(bounds, axis=1)
         epsilon, order = bounds[np.arange(len(best)), best], self._orders[best]
         boundary = (best == 0) | (best == len(self._orders) - 1)
@@ -210,6 +165,39 @@ class RdpAccountant:
             self._refine(counts, bounds, best, epsilon, order)
         epsilon[(epsilon < 0) | ~rdp.any(axis=1)] = 0.0
         return RdpEpsilons(epsilon, order, boundary & (epsilon > 0))
+
+    def _tried_in_turn(self, counts: Counts) -> FloatArray:
+        """(n_examples, n_orders) RDP; infinite where it cannot give the best bound, since RDP grows with the order."""
+        n_orders, least_beyond = len(self._orders), np.minimum.accumulate(self._offsets[::-1])[::-1]
+        rdp = np.full((len(counts), n_orders), np.inf)
+        best = np.full(len(counts), np.inf)
+        start = min(int(np.searchsorted(self._orders, _FIRST_OF_DEAR)), n_orders - 1)
+
+        def attempt(examples: IntArray, columns: IntArray) -> None:
+            """Fill in some columns (len(examples), m)."""
+            if not len(examples):
+                return
+            table, rows = self._table.at(self._orders[columns], counts, examples)
+            found = [counts.totals_at(examples, table, rows[:, k]) for k in range(columns.shape[1])]
+            rdp[examples[:, None], columns] = np.stack(found, axis=1)
+            bounds = rdp[examples[:, None], columns] + self._offsets[columns]
+            best[examples] = np.minimum(best[examples], bounds.min(axis=1))
+
+        for first in range(start, n_orders, _AT_A_TIME):
+            least = rdp[:, first - 1] + least_beyond[first] if first > start else np.zeros(len(counts))
+            examples = np.flatnonzero(least < best)
+            columns = np.arange(first, min(first + _AT_A_TIME, n_orders))
+            attempt(examples, np.tile(columns, (len(examples), 1)))
+        for last in range(start, 0, -_AT_A_TIME):
+            examples = np.flatnonzero(self._offsets[last - 1] < best)
+            columns = np.arange(max(last - _AT_A_TIME, 0), last)
+            attempt(examples, np.tile(columns, (len(examples), 1)))
+        middle = np.argmin(rdp + self._offsets, axis=1)
+        for side in (-1, 1):  # the search between orders looks at both neighbours of the best
+            beside = np.clip(middle + side, 0, n_orders - 1)
+            examples = np.flatnonzero(np.isinf(rdp[np.arange(len(beside)), beside]))
+            attempt(examples, beside[examples, None])
+        return rdp
 
     def _refine(
         self, counts: Counts, bounds: FloatArray, best: IntArray, epsilon: FloatArray, order: FloatArray
@@ -234,9 +222,10 @@ class RdpAccountant:
         self, counts: Counts, brackets: _Brackets, positions: IntArray, epsilon: FloatArray, order: FloatArray
     ) -> tuple[_Brackets, FloatArray]:
         """Narrowed brackets, and the bounds at some positions (n, k) of each; notes the best."""
-        table, rows = self._table.at(positions)
+        orders = _order_at(positions)
+        table, rows = self._table.at(orders, counts, brackets.example)
         found = [counts.totals_at(brackets.example, table, rows[:, k]) for k in range(positions.shape[1])]
-        offsets = epsilon_offsets(_order_at(positions), self._delta, self._conversion)
+        offsets = epsilon_offsets(orders, self._delta, self._conversion)
         bounds = np.stack(found, axis=1) + offsets
         brackets = brackets.narrowed(positions, bounds)
         epsilon[brackets.example] = brackets.bound[:, 1]

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from indpriv.accountant.cells import divergences_of
+from indpriv.accountant.cells import n_cores
 from indpriv.accountant.counts import Counts, bytes_of, collected
+from indpriv.accountant.rdp import divergences_of_pairs
 from indpriv.accountant.rows import GoverningRows, Rows
 from indpriv.accountant.trajectory import AT_CLIPPING_NORM
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-MOST_ROWS = 64  # equal rows of a cell; the sums of more rows are shared among so many
+MOST_ROWS = 1000  # equal rows of a cell; the sums of more rows are shared among so many
+_EVERY_NUMBER, _ROWS_RATIO = 64, 1.02  # up to so many rows each number has cells; beyond, numbers in this ratio
 _MAX_LEVEL_CELLS = 1 << 15  # beyond so many (level, setting, rows) cells, shifts are nodes of a grid
 _MAX_RATES = 32  # distinct sample rates; more are rounded up to so many
 _NODE_RATIO, _SMALLEST = 1.02, 1e-3  # of a grid of shifts; between nodes a step is shared, which overstates RDP by 1e-4
@@ -38,42 +41,61 @@ class EqualRows:
         counted = np.minimum(n_rows, MOST_ROWS)
         return cls(n_rows / counted / noise_multiplier, sample_rate, counted)
 
-    def divergences(self, orders: FloatArray) -> FloatArray:
-        """(n_orders, n) Rényi divergences of one step."""
-        values = np.zeros((len(orders), len(self.shift)))
-        for k in np.unique(self.n_rows[self.n_rows > 0]).tolist():
-            chosen = self.n_rows == k
-            values[:, chosen] = divergences_of(self.shift[chosen], self.sample_rate[chosen], orders, k)
+    @property
+    def n_cells(self) -> int:
+        """Number of mechanisms."""
+        return len(self.shift)
+
+    def divergences_at(self, cells: IntArray, orders: FloatArray) -> FloatArray:
+        """(n,) Rényi divergence of one step of cells[i] at orders[i]."""
+        values = np.zeros(len(cells))
+        n_rows = self.n_rows[cells]
+
+        def fill(k: int) -> None:
+            chosen = np.flatnonzero(n_rows == k)
+            rows, row = np.unique(cells[chosen], return_inverse=True)
+            values[chosen] = divergences_of_pairs(self.shift[rows], self.sample_rate[rows], row, orders[chosen], k)
+
+        with ThreadPoolExecutor(n_cores()) as pool:
+            list(pool.map(fill, np.unique(n_rows)[::-1].tolist()))  # the longest first
         return values
+
+
+def row_numbers(largest: int) -> IntArray:
+    """Numbers of rows that have cells: ascending from 1 to largest or MOST_ROWS, whichever is less."""
+    most = min(largest, MOST_ROWS)
+    beyond = np.log(max(most / _EVERY_NUMBER, 1.0)) / np.log(_ROWS_RATIO)
+    series = np.round(_EVERY_NUMBER * _ROWS_RATIO ** np.arange(np.ceil(beyond)))
+    return np.unique(np.concatenate([np.arange(1, min(most, _EVERY_NUMBER) + 1), series, [most]])).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class UnitCells:
-    """Cells (setting, n_rows, node): the node runs fastest, n_rows from 1.
+    """Cells (setting, number of rows, node): the node runs fastest.
 
     Attributes:
         mechanisms: of the cells.
         governing: rows and segments.
+        row_numbers: (n_numbers,) see `row_numbers`.
         nodes: (n_nodes,) ascending from 0, in which the norms of rows are located: levels, or shifts.
         scale: (n_segment_settings,) from a relative norm to the unit of the nodes.
         setting: (n_segment_settings,) setting of a cell for each setting of a segment.
-        most_rows: largest n_rows.
         between_nodes: norms lie between nodes, not on them.
     """
 
     mechanisms: EqualRows
     governing: GoverningRows
+    row_numbers: IntArray
     nodes: FloatArray
     scale: FloatArray
     setting: IntArray
-    most_rows: int
     between_nodes: bool
 
     @classmethod
     def of(cls, governing: GoverningRows, largest_unit: int) -> UnitCells:
         """The cells of a run whose largest unit has so many rows."""
         segments, codes = governing.segments, governing.codes
-        most = min(largest_unit, MOST_ROWS)
+        numbers = row_numbers(largest_unit)
         pairs = np.stack([segments.noise_multiplier, segments.sample_rate], axis=1)
         settings, setting = np.unique(pairs, axis=0, return_inverse=True)
         on_levels = (
@@ -84,21 +106,21 @@ class UnitCells:
         )
         if codes is not None and on_levels:
             levels = np.unique(np.minimum(codes.value[0], 1.0)) if len(codes.value) else np.array([0.0, 1.0])
-            if len(settings) * most * len(levels) <= _MAX_LEVEL_CELLS:
+            if len(settings) * len(numbers) * len(levels) <= _MAX_LEVEL_CELLS:
                 shifts = levels / settings[:, :1]
                 scale = np.ones(len(setting))
-                mechanisms = _all_rows(shifts, settings[:, 1], most)
-                return cls(mechanisms, governing, levels, scale, setting.ravel(), most, False)
+                mechanisms = _all_rows(shifts, settings[:, 1], numbers)
+                return cls(mechanisms, governing, numbers, levels, scale, setting.ravel(), False)
         rates, rate = _rounded_up(segments.sample_rate)
         noise = segments.noise_multiplier
         nodes = _shift_nodes(_SMALLEST / noise.max(), max(1.0, largest_unit / MOST_ROWS) / noise.min())
-        mechanisms = _all_rows(np.broadcast_to(nodes, (len(rates), len(nodes))), rates, most)
-        return cls(mechanisms, governing, nodes, 1 / noise, rate, most, True)
+        mechanisms = _all_rows(np.broadcast_to(nodes, (len(rates), len(nodes))), rates, numbers)
+        return cls(mechanisms, governing, numbers, nodes, 1 / noise, rate, True)
 
     @property
     def n_cells(self) -> int:
         """Number of cells."""
-        return len(self.mechanisms.shift)
+        return self.mechanisms.n_cells
 
     @property
     def bytes_per_unit(self) -> int:
@@ -109,9 +131,9 @@ class UnitCells:
     def _n_entries(self) -> int:
         return (4 if self.between_nodes else 2) * len(self.governing.segments.row)
 
-    def divergences(self, orders: FloatArray) -> FloatArray:
-        """(n_orders, n_cells) Rényi divergences of one step."""
-        return self.mechanisms.divergences(orders)
+    def divergences_at(self, cells: IntArray, orders: FloatArray) -> FloatArray:
+        """(n,) Rényi divergence of one step of cells[i] at orders[i]."""
+        return self.mechanisms.divergences_at(cells, orders)
 
     def counts(self, rows: Rows, starts: IntArray) -> Counts:
         """Counts over the cells of the units whose rows are consecutive columns.
@@ -133,7 +155,7 @@ class UnitCells:
             largest, total = self._sums(rows, starts, n_rows, index)
             setting = segments.setting[index]
             scale = self.scale[setting][:, None]
-            first = self.setting[setting][:, None] * (self.most_rows * len(self.nodes))
+            first = self.setting[setting][:, None] * (len(self.row_numbers) * len(self.nodes))
             steps = segments.count[index].astype(np.float64)[:, None]
             for cell, share in self._located(largest * scale, total * scale):
                 yield first + cell, steps * share
@@ -164,10 +186,12 @@ class UnitCells:
         above = np.minimum(np.searchsorted(nodes, norm), n_nodes - 1)
         norm = norm if self.between_nodes else nodes[above]
         rows = np.divide(total, norm, out=np.ones(norm.shape), where=norm > 0)
-        whole = np.clip(np.floor(rows), 1, self.most_rows)
-        rest = np.where(whole < self.most_rows, np.clip(rows - whole, 0.0, 1.0), 0.0)
-        fewer = (whole.astype(np.int64) - 1) * n_nodes
-        more = np.minimum(fewer + n_nodes, (self.most_rows - 1) * n_nodes)
+        numbers, last = self.row_numbers, len(self.row_numbers) - 1
+        place = np.clip(np.searchsorted(numbers, rows, side="right") - 1, 0, last)
+        following = np.minimum(place + 1, last)
+        gap = numbers[following] - numbers[place]
+        rest = np.clip(np.divide(rows - numbers[place], gap, out=np.zeros(rows.shape), where=gap > 0), 0.0, 1.0)
+        fewer, more = place * n_nodes, following * n_nodes
         if not self.between_nodes:
             yield fewer + above, 1 - rest
             yield more + above, rest
@@ -180,13 +204,13 @@ class UnitCells:
             yield more + node, part * rest
 
 
-def _all_rows(shifts: FloatArray, rates: FloatArray, most: int) -> EqualRows:
-    """Mechanisms of every (setting, n_rows, node); shifts has shape (n_settings, n_nodes)."""
-    shape = (len(rates), most, shifts.shape[1])
+def _all_rows(shifts: FloatArray, rates: FloatArray, numbers: IntArray) -> EqualRows:
+    """Mechanisms of every (setting, number of rows, node); shifts has shape (n_settings, n_nodes)."""
+    shape = (len(rates), len(numbers), shifts.shape[1])
     return EqualRows(
         np.broadcast_to(shifts[:, None, :], shape).ravel(),
         np.broadcast_to(rates[:, None, None], shape).ravel(),
-        np.broadcast_to(np.arange(1, most + 1)[None, :, None], shape).ravel(),
+        np.broadcast_to(numbers[None, :, None], shape).ravel(),
     )
 
 

@@ -10,8 +10,9 @@ from scipy import special, stats
 
 from indpriv import NormLog, account, membership_risk
 from indpriv.accountant import Method, cap_rows, noise_for_worst_case
+from indpriv.accountant.divergence_tables import LazyTable
 from indpriv.accountant.rdp import renyi_divergences
-from indpriv.accountant.rdp_epsilon import epsilon_offsets
+from indpriv.accountant.rdp_epsilon import RdpAccountant, epsilon_offsets
 from indpriv.accountant.rows import Block, GoverningRows
 from indpriv.accountant.trajectory import segments_of
 from indpriv.accountant.unit_cells import UnitCells
@@ -29,14 +30,15 @@ def unit_log(norms, units, **changes):
     return NormLog.from_arrays(norms, unit_ids=units, **run)
 
 
-def cost(norms, order, **changes):
-    """RDP of all steps of one unit at one order; every row is recorded at every step."""
+def cost(norms, order, *, largest_unit=0, **changes):
+    """RDP of all steps of one unit at one order, among units of up to so many rows; a record at every step."""
     n_rows = np.shape(norms)[-1]
     log = unit_log(norms, np.zeros(n_rows), **changes)
     governing = GoverningRows.of(log, segments_of(log, "last"))
-    cells = UnitCells.of(governing, n_rows)
+    cells = UnitCells.of(governing, max(n_rows, largest_unit))
     counts = cells.counts(governing.read(Block.of(log, 0, n_rows)), np.array([0]))
-    return counts.totals(cells.divergences(np.array([order])))[0, 0]
+    table, rows = LazyTable(cells).at(np.array([[order]]), counts, np.array([0]))
+    return counts.totals_at(np.array([0]), table, rows[:, 0])[0]
 
 
 def true_cost(norms, order, noise_multiplier=1.0, sample_rate=0.02):
@@ -128,10 +130,10 @@ def test_rate_q_with_the_full_sum_is_below_the_truth_for_losses_and_is_not_what_
     """Some row of k is sampled with probability 1 - (1 - q)^k: taking q for it halves delta where k = 2."""
     k, sigma, rate, delta = 2, 0.25, 0.01, 0.015
     exact = pld.from_mixture_gaussian_mechanism(
-        sigma, np.array([0.0, 1.0, 2.0]), stats.binom.pmf(np.arange(3), k, rate), value_discretization_interval=1e-3
+        sigma, np.array([0.0, 1.0, 2.0]), stats.binom.pmf(np.arange(3), k, rate), value_discretization_interval=1e-2
     ).get_epsilon_for_delta(delta)
     wrong = pld.from_gaussian_mechanism(
-        sigma, sensitivity=float(k), sampling_prob=rate, value_discretization_interval=1e-3
+        sigma, sensitivity=float(k), sampling_prob=rate, value_discretization_interval=1e-2
     ).get_epsilon_for_delta(delta)
     mine = account(unit_log(np.ones((1, k)), [0, 0], noise_multiplier=sigma, sample_rate=rate), delta=delta).epsilon[0]
     assert wrong < 0.5 * exact
@@ -149,13 +151,68 @@ def test_removal_costs_at_least_what_addition_costs():
         assert removal >= addition - 1e-10
 
 
-@pytest.mark.parametrize("k", [65, 200])
-def test_more_rows_than_a_cell_holds_are_bounded_from_above(k):
+def mixture_divergence(k, shift, rate, order):
     j = np.arange(k + 1)
-    truth = oracles.log_moment_of_mixture(j * 0.1, stats.binom.pmf(j, k, 0.01), 3.0) / 2
-    at_once = renyi_divergences(np.array([k * 0.1]), np.array([1 - (1 - 0.01) ** k]), np.array([3.0]))[0, 0]
-    found = cost(np.full(k, 0.1), 3.0, sample_rate=0.01)
-    assert truth <= found <= at_once
+    return oracles.log_moment_of_log_weights(j * shift, stats.binom.logpmf(j, k, rate), order) / (order - 1)
+
+
+@pytest.mark.parametrize("k", [65, 100, 317, 530])
+@pytest.mark.parametrize(("norm", "rate", "order"), [(0.02, 0.01, 8.0), (0.1, 0.01, 3.0), (0.5, 0.05, 1.2)])
+def test_hundreds_of_rows_cost_the_mixture_or_a_little_more_where_their_number_has_no_cells(k, norm, rate, order):
+    truth = mixture_divergence(k, norm, rate, order)
+    assert cost(np.full(k, norm), order, sample_rate=rate) == pytest.approx(truth, rel=1e-9)
+    between = cost(np.full(k, norm), order, sample_rate=rate, largest_unit=999)
+    assert truth * (1 - 1e-9) <= between <= truth * (1 + 2e-3)
+
+
+@given(
+    st.integers(2, 300),
+    st.sampled_from([0.003, 0.05, 0.4, 0.9]),
+    st.floats(0.001, 0.5),
+    st.sampled_from([1.05, 1.5, 2.5, 6.0]),
+)
+@settings(max_examples=15, deadline=None)
+def test_the_divergence_of_equal_rows_is_convex_in_their_number(k, rate, shift, order):
+    """What lets a step be shared between numbers of rows that lie apart."""
+    found = [mixture_divergence(n, shift, rate, order) for n in (k - 1, k, k + 1)]
+    assert found[0] + found[2] >= 2 * found[1] * (1 - 1e-9)
+
+
+def test_more_rows_than_a_cell_holds_are_bounded_from_above():
+    k = 1300
+    truth = mixture_divergence(k, 0.02, 0.01, 3.0)
+    at_once = renyi_divergences(np.array([k * 0.02]), np.array([1 - (1 - 0.01) ** k]), np.array([3.0]))[0, 0]
+    found = cost(np.full(k, 0.02), 3.0, sample_rate=0.01)
+    assert truth < found < 1.1 * truth < at_once
+
+
+def test_divergences_are_computed_only_where_units_have_steps():
+    """Else people with hundreds of rows would cost minutes at orders that none of them can use."""
+    log = unit_log(np.full((1, 203), 0.3), [0] * 200 + [1, 1, 2])
+    governing = GoverningRows.of(log, segments_of(log, "last"))
+    cells = UnitCells.of(governing, 200)
+    counts = cells.counts(governing.read(Block.of(log, 0, 203)), np.array([0, 200, 202]))
+    asked = []
+
+    class Counted:
+        n_cells = cells.n_cells
+
+        def divergences_at(self, index, orders):
+            asked.append((cells.mechanisms.n_rows[index], orders))
+            return cells.divergences_at(index, orders)
+
+    lazy = RdpAccountant(LazyTable(Counted()), delta=DELTA, conversion="canonne2020")
+    found = lazy.epsilons(counts)
+    n_rows, orders = (np.concatenate(part) for part in zip(*asked, strict=True))
+    assert set(n_rows.tolist()) == {1, 2, 3, 200}  # 3: sums of norms are rounded up in their last place
+    assert orders[n_rows == 200].max() < 10 < orders[n_rows == 1].max()
+    everything = cells.mechanisms.n_rows, np.arange(cells.n_cells)
+    each = 1 + np.geomspace(1e-3, 1e3, 400)
+    for unit, k in enumerate((200, 2, 1)):
+        cell = everything[1][(everything[0] == k) & np.isclose(cells.mechanisms.shift, 0.3)]
+        rdp = cells.divergences_at(np.repeat(cell, 400), each)
+        least = (rdp + epsilon_offsets(each, DELTA, "canonne2020")).min()
+        assert 0.99 * least < found.epsilon[unit] <= least * (1 + 1e-5)  # it searches between these orders too
 
 
 def test_one_row_is_the_example_itself():
