@@ -282,6 +282,7 @@ def figure_11(known: Known) -> Section:
         known,
         printed,
         ours,
+        names=[run.name for run in paper.RUNS if run.attack is not None or run.name in known.audits],
         note="Groups in the paper's order of mean epsilon. Chance is 50 %. The attack does not depend on the account. None seen is "
         "not none: a weak attack that fails shows little. The paper shows CIFAR-10 and UTKFace-Gender.",
     )

@@ -1,6 +1,6 @@
 """What no audit holds and has to be measured or drawn, once, into reports/yu2023.json: it describes public data sets only.
 
-Each part is kept with the id of the run it came from, and made again where that run is another.
+Each part is kept with the id of the run it came from, and made again where that run is another or a release was refused.
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ def measure(reports: Path, data_dir: Path | None, tell: Callable[[str], None]) -
     content = read_measured(reports)
 
     def keep(part: str, key: str, source: str, make: Callable[[], Any]) -> None:
-        if content.get(part, {}).get(key, {}).get("source") == source:
+        known = content.get(part, {}).get(key, {})
+        if known.get("source") == source and "refused" not in known["found"]:
             return
         tell(f"{part}: {key}")
         content.setdefault(part, {})[key] = {"source": source, "found": make()}

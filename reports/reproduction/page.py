@@ -206,13 +206,14 @@ def render_results(known: Known) -> str:
 def _result(name: str, audit: Audit, known: Known) -> list[str]:
     summary = audit.default
     individual, loss, groups = summary["individual"], summary["loss"], groups_of(summary, audit.by)
-    smallest = known.part(DISTRIBUTION, name, DEFAULT)
+    guarantee, smallest = summary["guarantee"], known.part(DISTRIBUTION, name, DEFAULT)
+    sound = guarantee["status"] == "supported"
     epsilons = [None if smallest is None else smallest["smallest"], individual["median"], individual["max"]]
     return [
         f"[{name}](reports/{name}/audit.md)",
         f"{summary['run']['n_examples']:,}",
         format_share(summary["run"]["test_accuracy"], 1),
-        format_epsilon(summary["guarantee"]["worst_case_epsilon"]),
+        format_epsilon(guarantee["worst_case_epsilon"]) + ("" if sound else f" ({guarantee['status']})"),
         ", ".join(map(format_epsilon, epsilons)),
         format_number(None if loss is None else loss["pearson_log_loss"], 2),
         NOTHING if groups is None else _extremes(means_of(summary, audit.by), groups["ratio"]),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from indpriv.formatting import format_delta, format_number
+from indpriv.release.request import DESCENT
 from indpriv.report.markdown import table
 from reproduction import paper, rules
 from reproduction.audits import DEFAULT, PRESET
@@ -65,14 +66,15 @@ def table_2(known: Known) -> Section:
             words[run.title] = NOT_RUN
             continue
         verdicts = {account: _verdicts(known, run, account, value) for account, value in drawn.items()}
+        names = dict.fromkeys(name for each in verdicts.values() for name in each)
         rows += [
             (
                 run.title if index == 0 else "",
-                f"average error rate: {METHODS[method]}",
-                f"{run.release.error_rate} %" if index == len(METHODS) - 1 else NOTHING,
-                *(str(verdicts[account][method]) if account in verdicts else NOTHING for account in _ACCOUNTS),
+                name,
+                f"{run.release.error_rate} %" if name == METHODS[DESCENT] else NOTHING,
+                *(str(verdicts.get(account, {}).get(name, NOTHING)) for account in _ACCOUNTS),
             )
-            for index, method in enumerate(METHODS)
+            for index, name in enumerate(names)
         ]
         found_words = [verdict.word for each in verdicts.values() for verdict in each.values()]
         words[run.title] = " / ".join(dict.fromkeys(found_words))
@@ -90,11 +92,14 @@ def table_2(known: Known) -> Section:
 
 
 def _verdicts(known: Known, run: PaperRun, account: str, drawn: Mapping[str, Any]) -> dict[str, rules.Verdict]:
+    """By method; one where the release was refused."""
     more = known.part(DISTRIBUTION, run.name, account)
     if "refused" in drawn or more is None:
-        why = drawn.get("refused", "no non-private values")
-        return dict.fromkeys(METHODS, rules.Verdict(rules.DIFFERS, f"refused: {why}"))
-    return {method: rules.release(rules.error_rate(drawn["methods"][method], more["statistics"])) for method in METHODS}
+        return {"": rules.Verdict(NOT_RUN, f"refused: {drawn['refused']}" if more else "no non-private values")}
+    return {
+        text: rules.release(rules.error_rate(drawn["methods"][name], more["statistics"]))
+        for name, text in METHODS.items()
+    }
 
 
 def _layout(known: Known, run: PaperRun, drawn: Mapping[str, Mapping[str, Any]]) -> str:
@@ -187,10 +192,10 @@ def footnote_3(known: Known) -> Section:
                     "median norm",
                     expected,
                     NOTHING,
-                    f"{format_number(found['non_private'])}, refused: {found['refused']}",
+                    f"{format_number(found['non_private'])}; **{NOT_RUN}** (refused: {found['refused']})",
                 )
             )
-            words[heading] = rules.DIFFERS
+            words[heading] = NOT_RUN
             continue
         verdict = rules.release(rules.error_rate([found["private"]], [found["non_private"]]))
         rows.append(
