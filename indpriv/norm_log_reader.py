@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from indpriv import files
 from indpriv.checks import check_choice
 from indpriv.errors import EvidenceError
-from indpriv.evidence import FAILED, TRAINED_NORMS, Check, evidence_checks
+from indpriv.evidence import FAILED, NORM_PRECISION, TRAINED_NORMS, Check, evidence_checks
 from indpriv.free_records import FileFreeRecords, FreeFile
 from indpriv.journal import read_journal
 from indpriv.levels import Levels
@@ -345,7 +345,7 @@ def _left_out_at(run_dir: Path, state: LogState, faults: Mapping[str, str]) -> N
     """
     if not state.header.get("privacy_filter") or any(entry["file"] in faults for entry in state.left_out):
         return None
-    if any(check.status == FAILED and check.name != TRAINED_NORMS for check in state.checks()):
+    if any(check.status == FAILED and check.name not in (TRAINED_NORMS, NORM_PRECISION) for check in state.checks()):
         return None
     return _read_left_out(run_dir, state)
 

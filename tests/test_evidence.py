@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import synthetic
+from indpriv.analysis.guarantee import guarantee_of
 from indpriv.evidence import FALSE_ALARM, evidence_checks
 
 
@@ -45,3 +46,23 @@ def test_sound_runs_of_any_size_pass(steps, rate, seed):
     counts = np.random.default_rng(seed).binomial(steps, rate, 60)
     assert participation(counts, [rate] * steps).status == "passed"
     assert FALSE_ALARM <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("larger", "excess", "name", "status"),
+    [
+        (0, 0.0, "norms in training", "passed"),
+        (1, 2e-5, "norm pass, precision", "failed"),  # one run's max-pools over equal pixels
+        (45, 1e-3, "norm pass, precision", "failed"),
+        (46, 1e-3, "norms in training", "failed"),  # too many for chance
+        (1, 2e-3, "norms in training", "failed"),  # too much for rounding
+    ],
+)
+def test_a_trifle_in_few_norms_is_a_matter_of_precision_and_more_is_another_training(larger, excess, name, status):
+    evidence = synthetic.evidence(885, 60_000, 1 / 59)
+    evidence |= {"compared_norms": 45_698, "larger_norms": larger, "largest_excess": excess}
+    checks = evidence_checks([evidence], n_examples=60_000, closed=True, voided_steps=0)
+    found = [check for check in checks if check.name in ("norms in training", "norm pass, precision")]
+    assert [(check.name, check.status) for check in found] == [(name, status)]
+    table = synthetic.epsilon_table(np.ones(99))
+    assert (guarantee_of(table, found, {}).status == "unproven") == (name == "norms in training" and status == "failed")

@@ -60,7 +60,9 @@ def train_with_canaries(
     """
     dataset = dataset or load_dataset(config.data.dataset, data_dir)
     if config.data.max_rows_per_unit is not None:
-        raise InputError("canaries go with all rows: a cap (max_rows_per_unit) would drop some that their coins include")
+        raise InputError(
+            "canaries go with all rows: a cap (max_rows_per_unit) would drop some that their coins include"
+        )
     check_positive_int("canaries", n_canaries, minimum=LEAST_CANARIES)
     if n_canaries >= len(dataset.train):
         raise InputError(f"canaries={n_canaries} is not below the {len(dataset.train)} training examples; pass fewer")

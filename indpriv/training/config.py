@@ -18,7 +18,7 @@ from indpriv.recording_policy import RecordingPolicy
 from indpriv.training.datasets import DATASETS
 from indpriv.training.values import check_keys, flag, identifier, list_of, number, one_of, optional, steps_or, whole
 
-ARCHITECTURES = ("mlp", "tanh_cnn", "resnet20_gn")
+ARCHITECTURES = ("mlp", "tanh_cnn", "resnet20_gn", "wrn16_4")
 ACTIVATIONS = ("tanh", "relu")
 GRAD_SAMPLE_MODES = ("hooks", "ghost")
 

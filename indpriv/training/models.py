@@ -15,6 +15,7 @@ from indpriv.training.config import ModelConfig
 DEFAULT_HIDDEN = (64,)
 _ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 _GROUPS = 4  # of every GroupNorm in ResNet-20, whose narrowest layer has 16 channels
+_WIDE_GROUPS = 16  # of every GroupNorm in WRN-16-4, as De et al. 2022
 
 
 def build_model(config: ModelConfig, input_shape: tuple[int, ...], n_classes: int) -> nn.Module:
@@ -39,6 +40,8 @@ def build_model(config: ModelConfig, input_shape: tuple[int, ...], n_classes: in
         )
     if config.architecture == "tanh_cnn":
         return tanh_cnn(input_shape, n_classes)
+    if config.architecture == "wrn16_4":
+        return WideResNet16(input_shape[0], n_classes)
     return ResNet20(input_shape[0], n_classes)
 
 
@@ -114,14 +117,63 @@ class ResNet20(nn.Module):
         widths = (16, 16, 16, 16, 32, 32, 32, 64, 64, 64)
         self.blocks = nn.Sequential(*(_Block(n_in, n_out) for n_in, n_out in pairwise(widths)))
         self.head = nn.Linear(64, n_classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        _start_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images (batch, channels, 32, 32) to logits (batch, n_classes)."""
         features = self.blocks(F.relu(self.norm(self.conv(images))))
         return self.head(features.mean(dim=(2, 3)))
+
+
+class _PreActivationBlock(nn.Module):
+    """Two 3 x 3 convolutions, each after its normalisation; a 1 x 1 convolution in the shortcut where shapes change."""
+
+    def __init__(self, n_in: int, n_out: int, stride: int) -> None:
+        super().__init__()
+        self.norm1 = nn.GroupNorm(_WIDE_GROUPS, n_in)
+        self.conv1 = nn.Conv2d(n_in, n_out, 3, stride, padding=1, bias=False)
+        self.norm2 = nn.GroupNorm(_WIDE_GROUPS, n_out)
+        self.conv2 = nn.Conv2d(n_out, n_out, 3, padding=1, bias=False)
+        self.shortcut = nn.Identity() if n_in == n_out else nn.Conv2d(n_in, n_out, 1, stride, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        active = F.relu(self.norm1(inputs))
+        outputs = self.conv2(F.relu(self.norm2(self.conv1(active))))
+        return outputs + (inputs if isinstance(self.shortcut, nn.Identity) else self.shortcut(active))
+
+
+class WideResNet16(nn.Module):
+    """WRN-16-4 for 32 x 32 images (Zagoruyko and Komodakis 2016) with GroupNorm of 16 groups.
+
+    After De et al. 2022 (arXiv:2204.13650), the model of Yu et al. 2023 on CIFAR-10; without weight standardisation.
+
+    Args:
+        channels: of the images.
+        n_classes: number of outputs.
+    """
+
+    def __init__(self, channels: int, n_classes: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
+        widths, strides = (16, 64, 64, 128, 128, 256, 256), (1, 1, 2, 1, 2, 1)
+        self.blocks = nn.Sequential(
+            *(_PreActivationBlock(n_in, n_out, s) for (n_in, n_out), s in zip(pairwise(widths), strides, strict=True))
+        )
+        self.norm = nn.GroupNorm(_WIDE_GROUPS, widths[-1])
+        self.head = nn.Linear(widths[-1], n_classes)
+        _start_convolutions(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (batch, channels, 32, 32) to logits (batch, n_classes)."""
+        features = F.relu(self.norm(self.blocks(self.conv(images))))
+        return self.head(features.mean(dim=(2, 3)))
+
+
+def _start_convolutions(model: nn.Module) -> None:
+    """He et al.'s first weights, for convolutions before a ReLU."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
 def count_parameters(model: nn.Module) -> int:

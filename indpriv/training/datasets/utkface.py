@@ -72,7 +72,7 @@ def _load(data_dir: Path, name: str, label: str, class_names: tuple[str, str]) -
             }
         ).reset_index(drop=True)
         images = scaled_images(arrays["X"][rows["position"].to_numpy()])
-        splits[split] = Split(images, rows[label].to_numpy(np.int64), metadata)
+        splits[split] = Split(images, rows[label].to_numpy(np.int64, copy=True), metadata)
     return Dataset(
         name=name,
         train=splits["train"],
