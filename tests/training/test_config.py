@@ -38,10 +38,13 @@ def changed(section, key, value):
 
 def test_audit_files_are_read_and_written_back():
     files = sorted(AUDITS.glob("*.toml"))
-    assert {"adult", "cifar10", "digits", "mnist"} <= {path.stem for path in files}
+    ran = {"adult", "cifar10", "digits", "mnist", "utkface_gender", "utkface_age"}
+    not_run = {"cifar10_wrn16_4", "cifar10_resnet20", "mnist_resnet20"}
+    assert ran | not_run <= {path.stem for path in files}
     for path in files:
         config = AuditConfig.from_toml(path)
         assert config.name == path.stem
+        assert path.read_text().startswith("# NOT RUN: for a GPU.") == (path.stem in not_run)
         tables = config.to_dict()
         assert AuditConfig.from_dict(tables) == config
         for section, values in tomllib.loads(path.read_text()).items():

@@ -292,7 +292,9 @@ def test_ctrl_c_leaves_a_usable_run(tmp_path):
     assert table.worst_case_epsilon <= record["guarantee"]["epsilon"] * (1 + 1e-6)
 
 
-@pytest.mark.parametrize(("architecture", "shape"), [("tanh_cnn", (1, 16, 16)), ("resnet20_gn", (3, 32, 32))])
+@pytest.mark.parametrize(
+    ("architecture", "shape"), [("tanh_cnn", (1, 16, 16)), ("resnet20_gn", (3, 32, 32)), ("wrn16_4", (3, 8, 8))]
+)
 def test_image_models_train_and_record(tmp_path, architecture, shape):
     run = train(
         config(architecture, epochs=1, batch_size=6, max_physical_batch_size=4, recording={"every": 2}),
