@@ -61,6 +61,7 @@ def evidence_checks(
     for evidence in sessions:
         checks += [
             _check_sampler(evidence),
+            *([_check_ranks(evidence)] if evidence.get("ranks", 1) > 1 else []),
             _check_steps(evidence),
             _check_pieces(evidence),
             _check_clipping(evidence),
@@ -107,6 +108,16 @@ def _check_sampler(evidence: Mapping[str, Any]) -> Check:
     )
 
 
+def _check_ranks(evidence: Mapping[str, Any]) -> Check:
+    """Ranks that differed stopped the run before the step: what is in the log has passed."""
+    return Check(
+        "ranks",
+        PASSED,
+        f"{evidence['ranks']} ranks trained one model: before each step their settings and shards were alike, none of the "
+        "examples was drawn by two, and their sampling seeds differed",
+    )
+
+
 def _check_steps(evidence: Mapping[str, Any]) -> Check:
     name = "a batch for every step"
     steps, draws = evidence["steps"], evidence["draws"]
@@ -119,6 +130,13 @@ def _check_steps(evidence: Mapping[str, Any]) -> Check:
             FAILED,
             f"{evidence['unstepped_draws']} of {draws} drawn batches never became a step (skipped empty batches or "
             "accumulated gradients); the account assumes one Poisson batch for each step",
+        )
+    if dropped := evidence.get("dropped_batches", 0):  # logs written before this was counted lack it
+        return Check(
+            name,
+            FAILED,
+            f"the sampler of a rank left out {dropped} local batches that were empty: the batches of the ranks do not belong "
+            "together; take larger batches or fewer ranks",
         )
     if evidence.get("unmatched_steps", 0):  # logs written before this was counted lack it
         return Check(

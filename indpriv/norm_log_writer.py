@@ -132,11 +132,13 @@ class NormLogWriter:
             "unit": header.unit,
             "policy": dict(header.policy),
             "privacy_filter": dict(header.privacy_filter),
+            "ranks": header.run.get("ranks", 1),
         }
+        logged = {"ranks": first["run"].get("ranks", 1), **first}
         for name, value in expected.items():
-            if first.get(name, {}) != value:
+            if logged.get(name, {}) != value:
                 raise EvidenceError(
-                    f"the log to continue has {name}={first.get(name)!r}, this run has {value!r}; "
+                    f"the log to continue has {name}={logged.get(name)!r}, this run has {value!r}; "
                     "record another run in another directory"
                 )
 

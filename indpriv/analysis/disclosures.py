@@ -112,7 +112,8 @@ def _how(run: RunFacts, account: Account, checks: Sequence[Check]) -> list[Discl
         ),
         Disclosure(
             "Steps",
-            f"{run.total_steps:,}, about {format_number(run.expected_epochs)} epochs",
+            f"{run.total_steps:,}, about {format_number(run.expected_epochs)} epochs"
+            + (f", each taken by {_ranks(run)} ranks together" if _ranks(run) > 1 else ""),
             status_of(checks, "a batch for every step", "log closed"),
         ),
         Disclosure("sample_rate", format_range(run.sample_rate), settings),
@@ -145,9 +146,14 @@ def _brackets(brackets: Mapping[str, int]) -> list[Disclosure]:
 
 def _normalisation(run: RunFacts) -> str:
     reduction, batch = run.recorder.get("loss_reduction"), run.recorder.get("expected_batch_size")
-    if reduction == "mean":
-        return f"sum of clipped gradients and noise over the expected batch size, {batch}"
+    if reduction == "mean" and batch is not None:
+        return f"sum of clipped gradients and noise over the expected batch size, {round(batch * _ranks(run))}"
     return "sum of clipped gradients and noise, not divided" if reduction == "sum" else ""
+
+
+def _ranks(run: RunFacts) -> int:
+    """Processes that trained together; Opacus's expected batch size is that of one."""
+    return int(run.recorder.get("ranks", 1))
 
 
 def _norm_source(run: RunFacts, account: Account) -> str:

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from opacus.accountants.accountant import IAccountant
+from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
+from opacus.grad_sample import AbstractGradSampleModule
 from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
 from opacus.optimizers import DPOptimizer
 from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
@@ -24,9 +26,10 @@ from indpriv.errors import EvidenceError, InputError
 from indpriv.recording.clipping import ClippedBatch, Thresholds, watch_clipping
 from indpriv.recording.memory_format import check_memory_format, watch_memory_format
 from indpriv.recording.norms import standard_module
+from indpriv.recording.ranks import DISTRIBUTED, RankStep, check_distributed_sampler
 from indpriv.recording.tally import StepSetting, Tally
 
-_FLAT_CLIPPING = (DPOptimizer, DPOptimizerFastGradientClipping)
+_FLAT_CLIPPING = (DPOptimizer, DPOptimizerFastGradientClipping, *DISTRIBUTED)
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class OpacusRun:
         self.optimizer: DPOptimizer = optimizer
         self.loader = loader
         self._batch_sampler: Any = loader.batch_sampler
-        self.sampler = _sampler_kind(self._batch_sampler)
+        self.sampler = _sampler_kind(self._batch_sampler, optimizer)
         _check_loader(loader, n_examples)
         _check_parameters(self.module, optimizer)
         check_memory_format(model, self.module)
@@ -94,6 +97,33 @@ class OpacusRun:
     def sampler_class(self) -> str:
         """Name of the class that draws the batches."""
         return type(self._batch_sampler).__name__
+
+    @property
+    def alike(self) -> dict[str, Any]:
+        """What must be the same on every rank, or they do not train one model on one sample."""
+        optimizer, sampler = self.optimizer, self._batch_sampler
+        shards = ("total_size", "shuffle", "shuffle_seed", "epoch")
+        return {
+            "expected_batch_size": optimizer.expected_batch_size,  # noise is divided by the first rank's
+            "loss_reduction": optimizer.loss_reduction,
+            **{name: getattr(sampler, name, None) for name in shards},
+        }
+
+    @property
+    def sampling_seed(self) -> int | None:
+        """What the generator of the sampler's coins was seeded with, on the CPU; None for a secure one, which has no seed."""
+        generator = getattr(self._batch_sampler, "generator", None)
+        if self.optimizer.secure_mode:
+            return None
+        seed = (torch.default_generator if generator is None else generator).initial_seed()
+        return int(seed) % 2**32  # all that the Mersenne Twister takes in
+
+    def told(
+        self, setting: StepSetting | None, positions: NDArray[np.int64] | None, norms: NDArray[np.float64] | None
+    ) -> RankStep:
+        """What the other ranks must know of the step under way; setting is None at the end of the run."""
+        settings = {} if setting is None else vars(setting)
+        return RankStep(self.tally.news(), {**settings, **self.alike}, self.sampling_seed, positions, norms)
 
     def setting(self, sample_rate: float | None = None) -> StepSetting:
         """Realised settings of the step under way; InputError where model and optimizer disagree.
@@ -240,6 +270,7 @@ class OpacusRun:
         self._pieces.clear()
         self.tally.end_epoch(
             exhausted=exhausted,
+            planned=len(self._batch_sampler),
             prefetched=loader.num_workers * (loader.prefetch_factor or 0),
             interrupted=bool(optimizer._step_skip_queue or optimizer._is_last_step_skipped),
         )
@@ -269,6 +300,7 @@ class OpacusRun:
             ),
             "undrawn_steps": tally.undrawn_steps,
             "unstepped_draws": tally.unstepped_draws,
+            "dropped_batches": tally.dropped_batches,
             "interrupted_batches": tally.interrupted_batches,
             "unmatched_steps": tally.unmatched_steps,
             "gradients": tally.gradients,
@@ -313,8 +345,15 @@ def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
         )
     if type(optimizer) not in _FLAT_CLIPPING:
         raise InputError(
-            f"{type(optimizer).__name__} is not supported: only flat clipping in one process is accounted (not per-layer, "
-            'adaptive, automatic or distributed); use make_private(clipping="flat")'
+            f"{type(optimizer).__name__} is not supported: only flat clipping is accounted (not per-layer, adaptive, "
+            'automatic or sharded); use make_private(clipping="flat")'
+        )
+    if isinstance(optimizer, DISTRIBUTED) and not isinstance(
+        _wrapped(model), DifferentiallyPrivateDistributedDataParallel
+    ):
+        raise InputError(
+            f"the optimizer adds up the gradients of several ranks, but the model is a {type(_wrapped(model)).__name__}; "
+            "make_private takes opacus.distributed.DifferentiallyPrivateDistributedDataParallel(model)"
         )
     if optimizer.step_hook is None:
         raise InputError(
@@ -332,12 +371,22 @@ def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
         raise InputError(f"loss_reduction={optimizer.loss_reduction!r} is not known")
 
 
-def _sampler_kind(batch_sampler: Any) -> str:
-    if isinstance(batch_sampler, DistributedUniformWithReplacementSampler):
+def _wrapped(model: nn.Module) -> nn.Module:
+    """What make_private was given."""
+    return model._module if isinstance(model, AbstractGradSampleModule) else model
+
+
+def _sampler_kind(batch_sampler: Any, optimizer: Any) -> str:
+    shards = type(batch_sampler) is DistributedUniformWithReplacementSampler
+    if shards != isinstance(optimizer, DISTRIBUTED):
         raise InputError(
-            "distributed Poisson sampling is not supported: the sampler drops empty local batches, so that the steps of "
-            "the ranks are not those of one Poisson sample; train in one process"
+            f"the optimizer is a {type(optimizer).__name__}, the batch sampler a {type(batch_sampler).__name__}: several "
+            "ranks are accounted only where each draws from its own shard and gradients are added up; make model, "
+            "optimizer and loader with one make_private call, with Poisson sampling"
         )
+    if shards:
+        check_distributed_sampler(batch_sampler, optimizer)
+        return "poisson"
     if type(batch_sampler) is UniformWithReplacementSampler:  # a subclass may draw otherwise
         return "poisson"
     if isinstance(batch_sampler, BatchSampler) and isinstance(batch_sampler.sampler, RandomSampler):
@@ -354,7 +403,10 @@ def _check_loader(loader: DataLoader[Any], n_examples: int) -> None:
         raise InputError("the loader has in_order=False: batches would not match their draws; use in_order=True")
     sizes = {
         "the loader's data set": len(loader.dataset),  # type: ignore[arg-type]
-        "the loader's sampler": getattr(loader.batch_sampler, "num_samples", n_examples),
+        "the loader's sampler": getattr(
+            loader.batch_sampler, "total_size", None
+        )  # of all ranks; num_samples is a shard
+        or getattr(loader.batch_sampler, "num_samples", n_examples),
     }
     for name, size in sizes.items():
         if size != n_examples:

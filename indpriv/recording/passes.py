@@ -6,6 +6,7 @@ import hashlib
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from indpriv.example_table import ExampleTable, check_metadata
 from indpriv.norm_log import check_norms
 from indpriv.recording.norm_backends import LossFn, check_losses
 from indpriv.recording.norms import NormPass, kept_random_state
+from indpriv.recording.ranks import Ranks, check_together, weights_fingerprint
 
 
 class Examples:
@@ -79,6 +81,49 @@ def norms_of(
     Raises:
         InputError: a NaN norm (names example ids), or a data set that changed its length.
     """
+    norms, targets_fingerprint = _taken(norm_pass, examples, positions)
+    _check_taken(norms, ids if positions is None else ids[positions])
+    return norms, targets_fingerprint
+
+
+@dataclass(frozen=True)
+class SharedPass:
+    """Passes over the training set, of which every rank of a run takes a part and gets the whole.
+
+    Attributes:
+        ranks: of the run.
+        module: the model in training.
+        norm_pass: of it.
+        examples: of the training set.
+        ids: (n,) theirs.
+    """
+
+    ranks: Ranks
+    module: nn.Module
+    norm_pass: NormPass
+    examples: Examples
+    ids: NDArray[np.generic]
+
+    def norms(self, moment: str, positions: NDArray[np.int64] | None = None) -> tuple[NDArray[np.float64], str]:
+        """As `norms_of`; the fingerprint depends on the number of ranks.
+
+        Raises:
+            EvidenceError: a rank is gone or elsewhere, or does not hold the same parameters.
+        """
+        if self.ranks.size == 1:
+            return norms_of(self.norm_pass, self.examples, self.ids, positions)
+        wanted = np.arange(len(self.ids)) if positions is None else positions
+        taken = _taken(self.norm_pass, self.examples, self.ranks.part(wanted))
+        parts = self.ranks.gather(moment, (weights_fingerprint(self.module), *taken))
+        check_together(moment, [{"the model's parameters": part[0]} for part in parts], [])
+        norms = np.concatenate([part[1] for part in parts])
+        _check_taken(norms, self.ids[wanted])
+        return norms, hashlib.sha256("".join(part[2] for part in parts).encode()).hexdigest()
+
+
+def _taken(
+    norm_pass: NormPass, examples: Examples, positions: NDArray[np.int64] | None
+) -> tuple[NDArray[np.float64], str]:
     norms: list[NDArray[np.float64]] = []
     targets_hash = hashlib.sha256()
     with kept_all_random_states():
@@ -87,15 +132,16 @@ def norms_of(
             norms.append(batch.detach().cpu().numpy().astype(np.float64))
             for leaf in torch.utils._pytree.tree_leaves(targets):
                 targets_hash.update(leaf.detach().cpu().contiguous().numpy().tobytes())
-    result = np.concatenate(norms) if norms else np.zeros(0)
-    expected_ids = ids if positions is None else ids[positions]
-    if len(result) != len(expected_ids):
+    return np.concatenate(norms) if norms else np.zeros(0), targets_hash.hexdigest()
+
+
+def _check_taken(norms: NDArray[np.float64], ids: NDArray[np.generic]) -> None:
+    if len(norms) != len(ids):
         raise InputError(
-            f"the data set has {len(result)} examples now and had {len(expected_ids)} at the start; it may not grow or "
-            "shrink during a run"
+            f"the data set has {len(norms)} examples now and had {len(ids)} at the start; it may not grow or shrink during "
+            "a run"
         )
-    check_norms(result, expected_ids)
-    return result, targets_hash.hexdigest()
+    check_norms(norms, ids)
 
 
 def example_table(

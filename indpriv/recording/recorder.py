@@ -10,7 +10,8 @@ from __future__ import annotations
 import platform
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,15 @@ from indpriv.files import write_json
 from indpriv.levels import Levels
 from indpriv.norm_log import UNITS, check_ids, check_unit_ids
 from indpriv.norm_log_reader import read_exact_positions, read_state
-from indpriv.norm_log_writer import LogHeader, NormLogWriter
+from indpriv.norm_log_writer import LogHeader, NormLogWriter, fingerprint
 from indpriv.recording.filtered_clipping import Filter
 from indpriv.recording.holdout import HoldoutLog
 from indpriv.recording.individual_clipping import check_headroom
 from indpriv.recording.norm_backends import LossFn, check_losses
 from indpriv.recording.norms import NormPass
 from indpriv.recording.opacus_run import OpacusRun
-from indpriv.recording.passes import Examples, example_table
+from indpriv.recording.passes import Examples, SharedPass, example_table
+from indpriv.recording.ranks import Ranks, check_together
 from indpriv.recording.session import Plan, Session
 from indpriv.recording_policy import RecordingPolicy
 
@@ -197,6 +199,9 @@ class Recorder:
     def attach(self, model: nn.Module, optimizer: Any, loader: DataLoader[Any]) -> Iterator[Recorder]:
         """Record while the block trains. The loop, the loader and the optimizer are used unchanged.
 
+        Where several ranks train (Opacus's DPDDP), each attaches a Recorder made with the same arguments: full passes are
+        divided between them, and the first writes the log. To resume, all must see the run directory.
+
         Args:
             model: as PrivacyEngine.make_private returned it; likewise optimizer and loader.
             optimizer: an Opacus DPOptimizer, flat clipping, in any grad_sample_mode.
@@ -215,29 +220,37 @@ class Recorder:
         device = next(run.module.parameters()).device
         examples = Examples(self._dataset, loader.collate_fn, device)
         inputs, targets = next(examples.batches(256))
-        with NormPass(model, self._loss_fn, inputs, targets) as norm_pass:
+        with (
+            NormPass(model, self._loss_fn, inputs, targets) as norm_pass,
+            closing(Ranks(optimizer)) as ranks,
+            ExitStack() as logs,
+        ):
+            norm_pass.check_training(model, inputs, targets)
             self._probe_test_set(run, norm_pass)
             self._attached = True
-            self.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-            header = self._header(run, norm_pass)
-            writer = NormLogWriter(self.run_dir, header, self._ids, self._unit_ids, self._exact)
+            header = self._agree(ranks, run, norm_pass)
+            writer: NormLogWriter | None = None
             holdout: HoldoutLog | None = None
-            try:
+            if ranks.writes:
+                self.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+                writer = NormLogWriter(self.run_dir, header, self._ids, self._unit_ids, self._exact)
+                logs.callback(writer.close)
                 if self._record_holdout:
                     holdout = HoldoutLog(self.run_dir, header, norm_pass, self._test_examples(run))
+                    logs.callback(holdout.close)
                 write_json(self.run_dir / "run.json", {**self._run_info, "recorder": dict(header.run)})
-                caveats = header.norm_pass["caveats"]
-                session = Session(self.run_dir, self._plan(), run, examples, norm_pass, writer, caveats, holdout)
-                self._session = session
+            shared_pass = SharedPass(ranks, run.module, norm_pass, examples, self._ids)
+            session = Session(
+                self.run_dir, self._plan(), run, shared_pass, writer, header.norm_pass["caveats"], holdout
+            )
+            self._session = session
+            try:
                 with session.recording():
                     yield self
                 session.write(session.finish)  # before anything else can fail: the run is complete
-                session.write(lambda: self._write_examples(run, norm_pass, examples))
+                session.write(lambda _: self._write_examples(run, norm_pass, examples))
             finally:
                 self._session = None
-                writer.close()
-                if holdout is not None:
-                    holdout.close()
 
     def state_dict(self) -> dict[str, Any]:
         """What to save with a checkpoint, between two steps of an attached block, and to resume with: resume_at=.
@@ -250,6 +263,22 @@ class Recorder:
         if self._session is None:
             raise InputError("the Recorder is not attached; call state_dict() inside the block of attach(...)")
         return {"step": self._session.bring_up_to_date(), "run": self._run_id}
+
+    def _agree(self, ranks: Ranks, run: OpacusRun, norm_pass: NormPass) -> LogHeader:
+        """The header of the log, once the ranks of the run agree on it: what is drawn by chance is the first rank's."""
+        if ranks.size > 1 and self._on_write_error != "stop":
+            raise InputError(
+                f"on_write_error={self._on_write_error!r} with several ranks would leave all others taking norms for a log that "
+                'only the first one knows to be lost; pass "stop"'
+            )
+        self._run_id, self._exact = ranks.gather("attach", (self._run_id, self._exact))[0]
+        header = self._header(ranks, run, norm_pass)
+        alike = {**vars(header), **run.alike, "resume_at": self._resume_at, "example_ids": fingerprint(self._ids)}
+        caveats = alike.pop("norm_pass")["caveats"]  # each rank finds its own fastest way
+        found = ranks.gather("attach", (alike, run.sampling_seed, caveats))
+        check_together("attach", [one for one, _, _ in found], [seed for _, seed, _ in found])
+        every = list(dict.fromkeys(caveat for _, _, caveats in found for caveat in caveats))
+        return replace(header, norm_pass={**header.norm_pass, "caveats": every})
 
     def _plan(self) -> Plan:
         return Plan(
@@ -283,7 +312,7 @@ class Recorder:
             raise InputError("there is no test set")
         return Examples(self._test_set, run.loader.collate_fn, next(run.module.parameters()).device)
 
-    def _header(self, run: OpacusRun, norm_pass: NormPass) -> LogHeader:
+    def _header(self, ranks: Ranks, run: OpacusRun, norm_pass: NormPass) -> LogHeader:
         caveats = list(norm_pass.caveats)
         if self._seeded:
             caveats.append(SEEDED)
@@ -315,6 +344,7 @@ class Recorder:
                 "secure_mode": bool(optimizer.secure_mode),
                 "seeded": self._seeded,
                 "sampler_class": run.sampler_class,
+                "ranks": ranks.size,
                 "steps_per_epoch": run.steps_per_epoch,
                 "n_parameters": sum(p.numel() for p in run.module.parameters() if p.requires_grad),
                 "trainable": sorted(name for name, p in run.module.named_parameters() if p.requires_grad),

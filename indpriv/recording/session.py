@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -29,14 +28,13 @@ from indpriv.recording.filtered_clipping import Filter, FilteredClipping
 from indpriv.recording.holdout import HoldoutLog
 from indpriv.recording.individual_clipping import ClipLevels, with_headroom
 from indpriv.recording.interrupts import deferred_interrupts
-from indpriv.recording.norms import NormPass
 from indpriv.recording.opacus_run import OpacusRun, TrainedBatch
-from indpriv.recording.passes import Examples, norms_of
+from indpriv.recording.passes import SharedPass
+from indpriv.recording.ranks import Batch, check_together, whole_batch
 from indpriv.recording.tally import StepSetting
 from indpriv.recording_policy import RecordingPolicy
 
 FLUSH_STEPS = 256  # steps that a crash may lose
-_Batch = tuple[NDArray[np.int64], NDArray[np.float64]]  # positions and norms
 
 
 @dataclass(frozen=True)
@@ -76,15 +74,14 @@ class Session:
         run_dir: Path,
         plan: Plan,
         run: OpacusRun,
-        examples: Examples,
-        norm_pass: NormPass,
-        writer: NormLogWriter,
+        shared_pass: SharedPass,
+        writer: NormLogWriter | None,
         caveats: list[str],
         holdout: HoldoutLog | None,
     ) -> None:
         self._run_dir, self._plan, self._ids, self._exact = run_dir, plan, plan.ids, plan.exact
         self._policy = plan.policy.in_steps(run.steps_per_epoch)
-        self._run, self._examples, self._norm_pass, self._writer = run, examples, norm_pass, writer
+        self._run, self._pass, self._ranks, self._writer = run, shared_pass, shared_pass.ranks, writer
         self._holdout = holdout
         self._from_step = self._step = plan.resume_at or 0
         self._taken: _Taken | None = None
@@ -98,16 +95,17 @@ class Session:
         self._unlogged: list[StepSetting] = []
         self._exact_rows: list[NDArray[np.float64]] = []
         self._exact_seconds = 0.0
-        self._trained: _Batch | None = None  # of the step under way
-        self._free: list[_Batch | None] = []
+        self._trained: Batch | None = None  # of the step under way
+        self._free: list[Batch | None] = []
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Watch the run while the block trains; what was seen is logged when it ends."""
         if self._plan.resume_at is not None:
-            self._writer.truncate(self._step)
+            self.write(lambda writer: writer.truncate(self._step))
             if self._holdout is not None:
                 self._holdout.truncate(self._step)
+            self._ranks.gather("the start", None)  # nobody reads on before the log was cut
             if self._clip_levels is not None and self._step:
                 self._clip_levels.restore(self._run_dir)
             if self._filtered is not None and self._step:
@@ -116,22 +114,25 @@ class Session:
         unwatch = self._run.watch(self._before_step, self._after_step, thresholds=self._thresholds())
         self._training_since = time.perf_counter()
         try:
-            yield
+            try:
+                yield
+            finally:
+                unwatch()
+            self._tell("the end of the block", None, None)  # what was drawn since the last step
         finally:  # also on Ctrl-C and errors: the steps that were taken are logged
-            unwatch()
             with deferred_interrupts():
                 self.write(self._flush)
 
-    def write(self, write: Callable[[], None]) -> None:
-        """Write to disk, unless an error there has ended the log; see `Recorder`, on_write_error."""
-        if self._lost:
+    def write(self, write: Callable[[NormLogWriter], None]) -> None:
+        """Write to disk, where this rank does and no error there has ended the log; see `Recorder`, on_write_error."""
+        if self._writer is None:
             return
         try:
-            write()
+            write(self._writer)
         except OSError as error:
             if self._plan.stops_on_write_error:
                 raise
-            self._lost, self._taken = True, None
+            self._lost, self._writer, self._taken = True, None, None
             self._unlogged, self._free, self._exact_rows = [], [], []
             warnings.warn(
                 f"the log in {self._run_dir} cannot be written ({error}): it ends before step {self._step}, and training goes "
@@ -146,9 +147,9 @@ class Session:
             self.write(self._flush)
         return self._step
 
-    def finish(self) -> None:
+    def finish(self, writer: NormLogWriter) -> None:
         """Say that the run ended as its loop meant it to."""
-        self._writer.finish(self.evidence())
+        writer.finish(self.evidence())
         if self._holdout is not None:
             self._holdout.finish(self.evidence())
 
@@ -159,6 +160,7 @@ class Session:
             "seeded": self._plan.seeded,
             "caveats": self._caveats,
             "training_seconds": round(self._training_seconds, 6),
+            "ranks": self._ranks.size,
             **self._run.evidence(),
         }
 
@@ -176,37 +178,52 @@ class Session:
 
         return charged
 
-    def _before_step(self, setting: StepSetting, batch: TrainedBatch | None) -> None:
+    def _before_step(self, setting: StepSetting, trained: TrainedBatch | None) -> None:
         """Keep the norms that training clips at this step, and hold them against those recorded for it."""
         self._trained = None
+        recorded = None if self._taken is None else self._taken.everybody
+        needed = recorded is not None or self._policy.free_records or self._filtered is not None
+        batch = self._tell(f"step {self._step}", setting, trained, needed=needed)
         if self._filtered is not None:
             self._filtered.charge(self._step, setting)  # also where nobody was drawn
-            if batch is not None and not torch.isfinite(batch.norms).all():
+            if batch is not None and not np.isfinite(batch[1]).all():
                 raise EvidenceError(
                     f"a gradient of step {self._step} is infinite or NaN: even clipped at 0 it would reach the parameters; "
                     "look at the loss, or clamp it"
                 )
-        recorded = None if self._taken is None else self._taken.everybody
         if batch is None or (recorded is None and not self._policy.free_records):
             return
-        trained = batch.norms.cpu().numpy()
-        check_norms(trained, self._ids[batch.positions])  # before a NaN reaches the parameters
+        positions, norms = batch
+        check_norms(norms, self._ids[positions])  # before a NaN reaches the parameters
+        slack = self._pass.norm_pass.slack
         if recorded is not None:
             self._run.tally.compare(
-                recorded[batch.positions],
-                trained,
-                setting.max_grad_norm,
-                ghost_slack=self._norm_pass.slack if self._run.is_ghost else None,
+                recorded[positions], norms, setting.max_grad_norm, ghost_slack=slack if self._run.is_ghost else None
             )
-        self._trained = batch.positions, trained * (1 + self._norm_pass.slack)
+        self._trained = positions, norms * (1 + slack)
+
+    def _tell(
+        self, moment: str, setting: StepSetting | None, trained: TrainedBatch | None, *, needed: bool = False
+    ) -> Batch | None:
+        """Tell the other ranks what this one saw, and take in what they saw: the whole batch, where its norms are needed."""
+        norms = trained.norms.cpu().numpy() if trained is not None and needed else None
+        mine = self._run.told(setting, None if trained is None else trained.positions, norms)
+        parts = self._ranks.gather(moment, mine)
+        check_together(moment, [part.alike for part in parts], [part.sampling_seed for part in parts])
+        for rank, part in enumerate(parts):
+            if rank != self._ranks.rank:
+                self._run.tally.add(part.counted)
+        return whole_batch(moment, parts)
 
     def _after_step(self, setting: StepSetting) -> None:
         self._training_seconds += time.perf_counter() - self._training_since
         with deferred_interrupts():
             if self._clip_levels is not None:
                 self._clip_levels.settle(setting.max_grad_norm)
-            self.write(lambda: self._write_taken(setting))
-            if not self._lost:
+            taken, self._taken = self._taken, None
+            if taken is not None:
+                self.write(lambda writer: self._write_taken(writer, taken, setting))
+            if self._writer is not None:
                 self._unlogged.append(setting)
                 if self._policy.free_records:
                     self._free.append(self._trained)
@@ -221,22 +238,19 @@ class Session:
         """Take the norms that the step about to start depends on: of everybody if due, else of the exact examples."""
         start = time.perf_counter()
         if self._policy.due(self._step):
-            norms, targets = norms_of(self._norm_pass, self._examples, self._ids)
+            norms, targets = self._pass.norms(f"the pass before step {self._step}")
             self._taken = _Taken(norms, norms[self._exact], targets, time.perf_counter() - start)
             if self._clip_levels is not None:
                 self._clip_levels.take(norms)
             if self._holdout is not None:
                 self._holdout.take()
         elif len(self._exact):
-            norms, targets = norms_of(self._norm_pass, self._examples, self._ids, self._exact)
+            norms, targets = self._pass.norms(f"the pass before step {self._step}", self._exact)
             self._taken = _Taken(None, norms, targets, time.perf_counter() - start)
 
-    def _write_taken(self, setting: StepSetting) -> None:
-        taken, self._taken = self._taken, None
-        if taken is None:
-            return
+    def _write_taken(self, writer: NormLogWriter, taken: _Taken, setting: StepSetting) -> None:
         if taken.everybody is not None:
-            self._writer.record(
+            writer.record(
                 self._step,
                 with_headroom(taken.everybody, self._plan.clip_headroom, setting.max_grad_norm),
                 max_grad_norm=setting.max_grad_norm,
@@ -250,24 +264,24 @@ class Session:
         if len(self._exact):
             self._exact_rows.append(taken.exact)
 
-    def _flush(self) -> None:
+    def _flush(self, writer: NormLogWriter) -> None:
         """Log the steps, the exact examples' rows and the free records seen since the last flush."""
         first = self._step - len(self._unlogged)
         clips = np.array([setting.max_grad_norm for setting in self._unlogged])
         if self._free:
-            self._writer.free(first, self._free, clips)
+            writer.free(first, self._free, clips)
             self._free = []
         if self._exact_rows:
-            self._writer.exact(first, np.stack(self._exact_rows), clips, self._exact_seconds)
+            writer.exact(first, np.stack(self._exact_rows), clips, self._exact_seconds)
             self._exact_rows, self._exact_seconds = [], 0.0
         if self._filtered is not None:
             positions, steps = self._filtered.newly_left_out()
             if len(positions):
-                self._writer.left_out(first, len(self._unlogged), positions, steps)
+                writer.left_out(first, len(self._unlogged), positions, steps)
                 self._filtered.logged()
         evidence = self.evidence()
         for setting, count in list(_runs(self._unlogged)):
-            self._writer.steps(first, count, **vars(setting), evidence=evidence)
+            writer.steps(first, count, **vars(setting), evidence=evidence)
             if self._holdout is not None:
                 self._holdout.steps(first, count, setting, evidence)
             first += count

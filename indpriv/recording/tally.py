@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +12,17 @@ from numpy.typing import NDArray
 # Training and the norm pass run the same arithmetic in another order; a norm beyond this share of max_grad_norm is another.
 _SAME_NORM = 1e-5
 _SAME_GHOST_NORM = 0.01  # beyond what the pass's slack allows for, norms that are no rounding of one another
+# What the ranks of a run count each for itself; all else they count alike.
+_OF_A_RANK = (
+    "undrawn_steps",
+    "unstepped_draws",
+    "dropped_batches",
+    "interrupted_batches",
+    "unmatched_steps",
+    "gradients",
+    "misclipped",
+    "at_levels",
+)
 
 
 @dataclass(frozen=True)
@@ -22,11 +34,20 @@ class StepSetting:
     sample_rate: float
 
 
+@dataclass(frozen=True)
+class Counted:
+    """What one rank of several counted since it last told the others; drawn: positions of each of its local batches."""
+
+    drawn: tuple[NDArray[np.int64], ...]
+    counts: Mapping[str, int]
+
+
 @dataclass
 class Tally:
-    """Counts of one recording session.
+    """Counts of one recording session, of all ranks together; steps and draws are those of logical batches.
 
     participations: (n_examples,) how often each example was drawn. An epoch is one pass of the batch sampler.
+    dropped_batches: local batches that the sampler of a rank left out of an epoch.
     compared, larger, largest_excess: gradient norms that training clipped, held against the recorded ones.
     underestimated: gradients above max_grad_norm that ghost mode clipped by too small a norm, so that they stay above it.
     unmatched_steps: steps whose physical batches together were not of the size that was drawn.
@@ -41,6 +62,7 @@ class Tally:
     variance: float = 0.0  # of one example's participations
     undrawn_steps: int = 0
     unstepped_draws: int = 0
+    dropped_batches: int = 0
     interrupted_batches: int = 0
     unmatched_steps: int = 0
     gradients: int = 0
@@ -55,6 +77,8 @@ class Tally:
     _epoch_steps: int = 0
     _waiting: deque[tuple[NDArray[np.int64], float]] = field(default_factory=deque)
     _clipped: int = 0  # examples of the first batch waiting whose gradients are clipped already
+    _untold: list[NDArray[np.int64]] = field(default_factory=list)  # drawn since the other ranks were told
+    _told: Counter[str] = field(default_factory=Counter)
 
     def drew(self, indices: list[int], sample_rate: float) -> None:
         """Count one logical batch, at the draw."""
@@ -65,6 +89,22 @@ class Tally:
         positions = np.array(indices, dtype=np.int64)
         np.add.at(self.participations, positions, 1)
         self._waiting.append((positions, sample_rate))
+        self._untold.append(positions)
+
+    def news(self) -> Counted:
+        """What this rank counted since it last told the others."""
+        counts = {name: getattr(self, name) - self._told[name] for name in _OF_A_RANK}
+        drawn, self._untold = tuple(self._untold), []
+        self._told.update(counts)
+        return Counted(drawn, counts)
+
+    def add(self, other: Counted) -> None:
+        """Take in what another rank counted: its part of the same logical batches."""
+        for positions in other.drawn:
+            np.add.at(self.participations, positions, 1)
+        for name, count in other.counts.items():
+            setattr(self, name, getattr(self, name) + count)
+        self._told.update(other.counts)
 
     @property
     def waiting_rate(self) -> float | None:
@@ -119,17 +159,19 @@ class Tally:
         self.larger += int((excess > _SAME_NORM * max_grad_norm).sum())
         self.largest_excess = max(self.largest_excess, float(excess.max(initial=0.0)) / max_grad_norm)
 
-    def end_epoch(self, *, exhausted: bool, prefetched: int, interrupted: bool) -> None:
+    def end_epoch(self, *, exhausted: bool, planned: int, prefetched: int, interrupted: bool) -> None:
         """Hold the steps of an epoch against its draws.
 
         A batch that an exhausted epoch drew and no step used is one that the loop skipped or merged into another.
 
         Args:
             exhausted: the sampler came to its end.
+            planned: batches that it draws until then.
             prefetched: batches that workers may have drawn ahead; a loop that breaks leaves those and one fetched.
             interrupted: the loop left a logical batch in pieces (BatchMemoryManager), which the next step then takes in.
         """
         self.undrawn_steps += max(0, self._epoch_steps - self._epoch_draws)
+        self.dropped_batches += max(0, planned - self._epoch_draws) if exhausted else 0
         allowed = 0 if exhausted else 1 + prefetched
         self.unstepped_draws += max(0, self._epoch_draws - self._epoch_steps - allowed)
         self.interrupted_batches += interrupted

@@ -52,6 +52,13 @@ def test_without_a_guarantee_nothing_is_released_under_it(run, changes, why):
         assert "settings may be published" not in found[item].value
 
 
+def test_ranks_are_named_and_their_batches_counted_together(run):
+    found = rows(run, ranks=2)
+    assert found["Steps"].value.endswith("each taken by 2 ranks together")
+    assert found["Normalisation of the gradient"].value.endswith("over the expected batch size, 48")
+    assert rows(run)["Normalisation of the gradient"].value.endswith("over the expected batch size, 24")
+
+
 def test_brackets_of_the_tight_accountant_are_counted(run):
     log, examples = run
     table = epsilon_table([1.0] * 60, accountant="pld")

@@ -574,10 +574,10 @@ def test_adaptive_clipping_is_refused_at_its_first_step(tmp_path):
             optimizer.step()
 
 
-def test_distributed_sampling_is_refused(tmp_path):
+def test_the_sampler_of_a_shard_with_the_optimizer_of_one_process_is_refused(tmp_path):
     run = make_run()
     run.loader.batch_sampler.__class__ = DistributedUniformWithReplacementSampler
-    with pytest.raises(InputError, match="distributed Poisson sampling is not supported"):
+    with pytest.raises(InputError, match="each draws from its own shard and gradients are added up"):
         record(run, tmp_path / "run")
 
 

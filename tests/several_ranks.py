@@ -1,0 +1,235 @@
+"""Runs of two ranks on one machine, each in a process of its own, for tests/recording/test_ranks.py."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+from opacus.utils.uniform_sampler import DistributedUniformWithReplacementSampler
+from torch.utils.data import TensorDataset
+
+from indpriv import PrivacyFilter
+from indpriv.recording import Recorder
+from runs import PER_EXAMPLE, Run, blobs, make_run, mlp
+
+SIZE = 2
+N = 240
+_processes = multiprocessing.get_context(
+    "forkserver"
+)  # which imports torch, and what optimizers need, once for all tests
+_processes.set_forkserver_preload(["torch._dynamo", "opacus", "indpriv.recording"])
+
+
+def launch(scenario: Callable[..., Any], folder: Path, *arguments: Any, timeout: float = 120) -> list[Any]:
+    """What a scenario returns on each rank, or the exception that it ends with; None for a rank that was killed."""
+    place = folder / f"ranks-{len(list(folder.glob('ranks-*')))}"
+    place.mkdir()
+    ranks = [_processes.Process(target=_rank, args=(rank, scenario, place, arguments)) for rank in range(SIZE)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(timeout)
+        if process.is_alive():
+            for other in ranks:
+                other.kill()
+            raise TimeoutError(f"a rank hangs in {scenario.__name__}")
+    outcomes = [place / f"outcome-{rank}" for rank in range(SIZE)]
+    return [pickle.loads(path.read_bytes()) if path.exists() else None for path in outcomes]
+
+
+def _rank(rank: int, scenario: Callable[..., Any], place: Path, arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{place}/rendezvous", rank=rank, world_size=SIZE)
+    try:
+        outcome = scenario(*arguments)
+    except (ValueError, OSError, RuntimeError) as error:
+        outcome = error
+    (place / f"outcome-{rank}").write_bytes(pickle.dumps(outcome))
+    sys.stdout.flush()
+    os._exit(0)  # a rank that waits for one that is gone would take gloo's half hour to end
+
+
+def make(dataset: Any = None, *, batch_size: int = 60, **options: Any) -> Run:
+    """As tests.runs.make_run, on this rank."""
+    model = DifferentiallyPrivateDistributedDataParallel(mlp())  # seeds torch alike on every rank
+    torch.seed()
+    return make_run(dataset or blobs(N), model, batch_size=batch_size, **options)
+
+
+@contextmanager
+def recorded(run: Run, run_dir: Path, **options: Any) -> Iterator[Recorder]:
+    recorder = Recorder(run_dir, dataset=run.dataset, loss_fn=PER_EXAMPLE, **{"every": 3} | options)
+    with recorder.attach(run.model, run.optimizer, run.loader):
+        yield recorder
+
+
+def train(run: Run, epochs: int, each: Callable[[int], None] = lambda step: None, loader: Any = None) -> None:
+    step = 0
+    for epoch in range(epochs):
+        run.loader.batch_sampler.set_epoch(epoch)
+        for batch in loader or run.loader:
+            each(step)
+            run.step(*batch)
+            step += 1
+
+
+def with_expected_norms(run_dir: Path, mode: str) -> NDArray[np.float64]:
+    """Norms (steps, N) by autograd, one example at a time, on this rank's own model before each step."""
+    twin = mlp()
+    run = make(mode=mode)
+    inputs, targets = run.dataset.tensors
+    expected: list[list[float]] = []
+
+    def note(_: int) -> None:
+        for mine, theirs in zip(twin.parameters(), run.model.parameters(), strict=True):
+            mine.data = theirs.detach().clone()
+        norms = []
+        for example, target in zip(inputs, targets, strict=True):
+            loss = PER_EXAMPLE(twin(example), target)
+            gradients = torch.autograd.grad(loss, list(twin.parameters()))
+            norms.append(float(sum(g.double().square().sum() for g in gradients) ** 0.5))
+        expected.append(norms)
+
+    with recorded(run, run_dir, every=1, rounding=0, free_records=True):
+        train(run, 2, note)
+    return np.array(expected)
+
+
+def in_small_batches(run_dir: Path) -> None:
+    run = make()
+    with (
+        recorded(run, run_dir, free_records=True),
+        BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=7, optimizer=run.optimizer) as loader,
+    ):
+        train(run, 2, loader=loader)
+
+
+def filtered(run_dir: Path) -> None:
+    run = make(noise_multiplier=0.7)
+    options = {"individual_clipping": True, "clip_headroom": 0.0, "privacy_filter": PrivacyFilter(3.0, 3.0)}
+    with recorded(run, run_dir, **options):
+        train(run, 3)
+
+
+def one_is_killed(run_dir: Path, moment: str) -> None:
+    run = make()
+    dies = dist.get_rank() == 1
+
+    def loss(outputs: Any, targets: Any) -> Any:
+        if dies and moment == "in a pass" and state["step"] == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return PER_EXAMPLE(outputs, targets)
+
+    def each(step: int) -> None:
+        state["step"] = step
+        if dies and moment == "between steps" and step == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    state = {"step": 0}
+    recorder = Recorder(run_dir, dataset=run.dataset, loss_fn=loss, every=3)
+    with recorder.attach(run.model, run.optimizer, run.loader):
+        train(run, 3, each)
+
+
+def differ(run_dir: Path, what: str) -> None:
+    """The second rank does something of its own."""
+    dataset = blobs(N)
+    alone = dist.get_rank() == 1
+    if what == "a NaN":
+        dataset = TensorDataset(dataset.tensors[0].clone(), dataset.tensors[1])
+    run = make(dataset, **({"noise_multiplier": 0.5} if alone and what == "noise" else {}))
+    if what == "seed":
+        torch.manual_seed(3)
+    if alone and what == "divisor":
+        run.optimizer.expected_batch_size /= 2
+    options = {"rounding": 0.02} if alone and what == "rounding" else {}
+
+    def each(step: int) -> None:
+        if step == 4 and what == "reseeded":
+            torch.manual_seed(3)
+        if alone and step == 4 and what == "parameters":
+            next(run.model.parameters()).data[0, 0] += 1e-3
+        if step == 1 and what == "a NaN":
+            dataset.tensors[0][N - 1] = float("nan")
+        if alone and step == 4 and what == "an end":
+            raise StopIteration
+
+    with recorded(run, run_dir, **options):
+        if alone and what == "epoch":
+            run.loader.batch_sampler.shuffle_seed = 1
+        try:
+            train(run, 2, each)
+        except StopIteration:
+            return
+
+
+def half_a_shard_is_lost(run_dir: Path, rank: int) -> None:
+    """The sampler of one rank never draws the second half of its shard."""
+    draw = DistributedUniformWithReplacementSampler.__iter__
+
+    def lossy(sampler: Any) -> Iterator[Any]:
+        lost = set(torch.arange(N)[sampler.rank :: sampler.num_replicas][N // 4 :].tolist())
+        for batch in draw(sampler):
+            yield batch if sampler.rank != rank else torch.tensor([i for i in batch.tolist() if i not in lost])
+
+    DistributedUniformWithReplacementSampler.__iter__ = lossy
+    run = make(batch_size=N // 2)
+    run.loader.batch_sampler.shuffle = False
+    with recorded(run, run_dir):
+        train(run, 16)
+
+
+def a_batch_is_dropped(run_dir: Path) -> None:
+    """As Opacus's sampler does with an empty one; here on all ranks at once, so that they stay in step."""
+    draw = DistributedUniformWithReplacementSampler.__iter__
+
+    def dropping(sampler: Any) -> Iterator[Any]:
+        yield from (batch for number, batch in enumerate(draw(sampler)) if number != 2)
+
+    DistributedUniformWithReplacementSampler.__iter__ = dropping
+    run = make()
+    with recorded(run, run_dir):
+        train(run, 2)
+
+
+def resumed(run_dir: Path) -> dict[str, Any]:
+    """Five steps, and then the same log again from there."""
+    run = make()
+    with recorded(run, run_dir, individual_clipping=True) as recorder:
+        train(run, 1)
+        state = recorder.state_dict()
+    with recorded(run, run_dir, individual_clipping=True, resume_at=state):
+        train(run, 1)
+    return state
+
+
+def without_shards(run_dir: Path, what: str) -> None:
+    """Set-ups that several ranks cannot be accounted in."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if what == "small batches":
+            run = make(batch_size=12)
+        elif what == "shuffled":
+            run = make(poisson_sampling=False)
+        elif what == "plain DDP":
+            model = torch.nn.parallel.DistributedDataParallel(mlp())
+            run = make_run(blobs(N), model, batch_size=60)
+        else:
+            run = make()
+    options = {"on_write_error": "continue"} if what == "continue" else {}
+    with recorded(run, run_dir, **options):
+        train(run, 1)
