@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
-from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.grad_sample import AbstractGradSampleModule
 from opacus.validators import ModuleValidator
 from torch import Tensor, nn
@@ -354,8 +353,6 @@ def standard_module(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(inner, AbstractGradSampleModule):
             inner = inner._module
-        elif isinstance(inner, DifferentiallyPrivateDistributedDataParallel):
-            inner = inner.module
         elif isinstance(inner, DifferentiallyPrivateDistributedDataParallel):
             inner = inner.module
         elif type(inner).__name__ == "OptimizedModule":  # of torch.compile, whose own module is slow to import
