@@ -4,9 +4,10 @@ python benchmarks/fidelity.py [adult] [digits] [mnist] [--data-dir DIR] [--seeds
 
 Each run has the settings of its audit file and is recorded before every step, with free records besides; the records of
 sparser policies are then picked from that log, so that all rows describe the same run. MNIST is its first 10,000 images
-for 4 epochs at the sample rate of its audit, clipped at 0.1 and with the noise of epsilon 3. Errors are estimate minus exact epsilon, in per cent of the median exact
-epsilon; "under" is the share of examples whose epsilon is too small by more than 1 % of itself. Rows of `closest` with
-free records are held against their target: bias below 1 % either way, and the mean absolute error below what is printed.
+for 4 epochs at the sample rate of its audit, clipped at 0.1 and with the noise of epsilon 3. Errors are estimate minus
+exact epsilon, in per cent of the median exact epsilon; "under" is the share of examples whose epsilon is too small by more
+than 1 % of itself. Rows of `closest` with free records are held against their target: bias below 1 % either way, and the
+mean absolute error below what is printed.
 """
 
 import argparse
