@@ -70,7 +70,7 @@ def first_record(
             "device": str(next(module.parameters()).device),
         },
         "released": "every checkpoint may be published under the worst-case epsilon; losses and norms may not",
-        "on_trust": ON_TRUST,
+        "on_trust": {**ON_TRUST, **dataset.on_trust},
         "versions": {
             "indpriv": _version(),
             "torch": torch.__version__,

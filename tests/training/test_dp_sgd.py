@@ -57,7 +57,8 @@ def toy(n=300, n_test=60, shape=(6,), n_classes=3):
         targets = np.arange(size) % n_classes
         inputs = generator.normal(size=(size, *shape)) + 1.5 * targets.reshape(-1, *(1 for _ in shape))
         splits.append(Split(inputs.astype(np.float32), targets.astype(np.int64)))
-    return Dataset("toy", *splits, tuple("abc"[:n_classes]), "none", "made here")
+    trusted = {"duplicates": "there are none"}
+    return Dataset("toy", *splits, tuple("abc"[:n_classes]), "none", "made here", on_trust=trusted)
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +144,7 @@ def test_the_record_says_what_was_done_and_what_is_on_trust(run_dir):
     assert record["model"]["parameters"] == 6 * 8 + 8 + 8 * 3 + 3
     assert record["data"]["fingerprint"] == toy().fingerprint()
     assert {"random generator", "duplicates", "tuning", "preprocessing"} <= set(record["on_trust"])
+    assert record["on_trust"]["duplicates"] == "there are none"  # the data set's own words
     assert "recorder" in record  # the Recorder's own part is kept
     assert record["wall_seconds"] > 0
 

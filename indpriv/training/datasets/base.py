@@ -6,7 +6,7 @@ import hashlib
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +74,7 @@ class Dataset:
         class_names: what the class numbers mean.
         preprocessing: what was done to the raw values, in one sentence; a report states it.
         source: where the data comes from, and its terms.
+        on_trust: what a reader must take on trust of this data in other words than of any (`run_record.ON_TRUST`), by topic.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Dataset:
     class_names: tuple[str, ...]
     preprocessing: str
     source: str
+    on_trust: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for split in (self.train, self.test):

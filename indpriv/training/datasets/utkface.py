@@ -33,6 +33,11 @@ _GENDERS = ("male", "female")
 _AGES = ("30 and over", "under 30")
 _AGE_BANDS = {0: "0-14", 15: "15-29", 30: "30-44", 45: "45-59", 60: "60+"}  # by the first year of each
 _REMEDY = "make it of UTKFace (https://susanqq.github.io/UTKFace/): X (n, 32, 32, 3) bytes, age, gender, race, image_id"
+_ON_TRUST = {
+    "duplicates": "byte-identical pictures are there once; nobody looked for others of one person or one moment",
+    "preprocessing": "pixels by constants written in the code; which pictures are in depends on the others (identical ones "
+    "once, each race balanced in the label), and the account takes the training set as given",
+}
 _SHUFFLE = 2_654_435_761  # Knuth's multiplier: a fixed order of pictures that has nothing to do with what they show
 
 
@@ -80,6 +85,7 @@ def _load(data_dir: Path, name: str, label: str, class_names: tuple[str, str]) -
         class_names=class_names,
         preprocessing="pixels scaled from 0..255 to [-1, 1]; each picture once, each race balanced in the label",
         source="UTKFace (Zhang, Song and Qi 2017), non-commercial research only",
+        on_trust=_ON_TRUST,
     )
 
 

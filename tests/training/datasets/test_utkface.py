@@ -3,6 +3,7 @@ import pytest
 
 from indpriv.errors import EvidenceError, InputError
 from indpriv.training.datasets import load_dataset, utkface
+from indpriv.training.run_record import ON_TRUST
 
 FILE = "utkface_32.npz"
 SIZES = {"White": 6, "Black": 4, "Asian": 2, "Indian": 2}
@@ -77,6 +78,12 @@ def test_pictures_whose_copies_disagree_are_left_out(arrays):
     arrays["age"][38:40] = 40, 41  # on the same side of 30
     fewer = utkface.distinct_pictures(utkface._people("file", arrays))
     assert set(whole["image_id"]) - set(fewer["image_id"]) == {8, 18, 28}
+
+
+def test_what_is_on_trust_is_said_in_the_words_of_this_data(tmp_path, arrays):
+    dataset = load_dataset("utkface_age", saved(tmp_path, arrays))
+    assert set(dataset.on_trust) <= set(ON_TRUST)
+    assert "identical" in dataset.on_trust["duplicates"]
 
 
 def test_the_choice_is_the_same_each_time_and_mixes_races(tmp_path, arrays):
