@@ -16,7 +16,7 @@ CASES = [
     (ModelConfig("tanh_cnn"), (1, 16, 16), 3, (64 + 1) * 16 + (16 * 16 + 1) * 32 + (32 + 1) * 32 + (32 + 1) * 3),
     # He et al. 2016: 0.27 million; their BatchNorm has two parameters a channel, as GroupNorm has.
     (ModelConfig("resnet20_gn"), (3, 32, 32), 10, 269722),
-    # Zagoruyko and Komodakis 2016: 2.75 million, with BatchNorm.
+    # Zagoruyko and Komodakis 2016: 2.7 million, with BatchNorm.
     (ModelConfig("wrn16_4"), (3, 32, 32), 10, 2748890),
 ]
 
