@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from opacus.grad_sample import GradSampleModule
+from opacus.grad_sample import AbstractGradSampleModule, GradSampleModule
 from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
+from opacus.grad_sample.gsm_exp_weights import GradSampleModuleExpandedWeights
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
@@ -56,9 +57,15 @@ class Backend(Protocol):
 class _Hooks:
     """Opacus's hooks keep every per-example gradient; squares are summed in float64."""
 
-    def __init__(self, twin: nn.Module, loss_fn: LossFn) -> None:
+    def __init__(
+        self,
+        twin: nn.Module,
+        loss_fn: LossFn,
+        wrapper: type[AbstractGradSampleModule] = GradSampleModule,
+        **options: Any,
+    ) -> None:
         self._loss_fn = loss_fn
-        self._wrapped = GradSampleModule(twin, loss_reduction="sum")
+        self._wrapped = wrapper(twin, loss_reduction="sum", **options)
 
     def __call__(self, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
         losses = check_losses(self._loss_fn(self._wrapped(inputs), targets), targets)
@@ -77,9 +84,9 @@ class _Hooks:
 class _Ghost:
     """Opacus's ghost norms: no per-example gradient is kept; squares are summed in the model's own precision."""
 
-    def __init__(self, twin: nn.Module, loss_fn: LossFn) -> None:
+    def __init__(self, twin: nn.Module, loss_fn: LossFn, **options: Any) -> None:
         self._loss_fn = loss_fn
-        self._wrapped = GradSampleModuleFastGradientClipping(twin, loss_reduction="sum", use_ghost_clipping=True)
+        self._wrapped = GradSampleModuleFastGradientClipping(twin, loss_reduction="sum", **options)
 
     def __call__(self, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
         losses = check_losses(self._loss_fn(self._wrapped(inputs), targets), targets)
@@ -142,3 +149,13 @@ BACKENDS: dict[str, Callable[[nn.Module, LossFn], Backend]] = {
     "hooks": _Hooks,
     "functorch": _Functorch,
 }
+
+
+def training_backend(model: AbstractGradSampleModule, twin: nn.Module, loss_fn: LossFn) -> Backend:
+    """The norms that Opacus clips by when it trains a model, for a twin of it."""
+    if isinstance(model, GradSampleModuleExpandedWeights):
+        return _Hooks(twin, loss_fn, GradSampleModuleExpandedWeights)
+    options = {"batch_first": model.batch_first, "force_functorch": model.force_functorch, "strict": False}
+    if isinstance(model, GradSampleModuleFastGradientClipping):
+        return _Ghost(twin, loss_fn, use_ghost_clipping=model.use_ghost_clipping, **options)
+    return _Hooks(twin, loss_fn, **options)

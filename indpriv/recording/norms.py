@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.grad_sample import AbstractGradSampleModule
-from opacus.validators import ModuleValidator
+from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
 from torch import Tensor, nn
 
 from indpriv.errors import InputError
@@ -29,7 +29,16 @@ from indpriv.recording.micro_batches import (
     largest_that_fits,
     saved_bytes,
 )
-from indpriv.recording.norm_backends import BACKENDS, Backend, LossFn, check_losses, first_tensor, map_tensors
+from indpriv.recording.model_checks import check_padding, validate_module
+from indpriv.recording.norm_backends import (
+    BACKENDS,
+    Backend,
+    LossFn,
+    check_losses,
+    first_tensor,
+    map_tensors,
+    training_backend,
+)
 
 _PROBE = 8  # examples that every backend is checked on, one by one
 _MANY = 256  # so many examples stand for a whole data set; batches larger than that are then tried as well
@@ -38,6 +47,7 @@ _COMPARED = 64  # examples on which both orders of images in memory are timed
 _WORKSPACE = 3  # times what the backward pass keeps: gradients and the patches of convolutions come on top
 # Backends and the reference run the same float32 arithmetic in another order; anything further apart is another gradient.
 _AGREEMENT = {torch.float64: 1e-9, torch.float32: 2e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
+_UNFIT = (NotImplementedError, RuntimeError, ValueError, AttributeError, TypeError, KeyError)  # of a model's kind
 _KEEP_GRADIENTS = ("hooks", "functorch")  # backends that hold every example's gradient
 
 
@@ -163,6 +173,46 @@ class NormPass:
         with torch.no_grad(), self._precision:
             yield twin
 
+    def check_training(self, model: nn.Module, inputs: Any, targets: Any) -> None:
+        """Hold the norms that Opacus clips by in training against these, on a few examples.
+
+        Opacus has formulas of its own for each kind of layer. Where one is not the gradient, an example contributes
+        something else to a step than the norm that is recorded of it, and perhaps more.
+
+        Args:
+            model: as PrivacyEngine.make_private returned it; it is left as it was.
+            inputs: some real examples.
+            targets: their targets.
+
+        Raises:
+            InputError: Opacus takes other gradients, or in ghost mode too small norms.
+        """
+        if self.caveats or not isinstance(model, AbstractGradSampleModule):
+            return
+        check_padding(model, self._source)
+        inputs, targets = _rows(inputs, 0, _PROBE), _rows(targets, 0, _PROBE)
+        twin = self._make_twin()
+        self._follow(twin)
+        with kept_random_state():
+            try:
+                theirs = self._run(training_backend(model, twin, self._loss_fn), inputs, targets)[0]
+            except _UNFIT as error:
+                raise InputError(
+                    f"Opacus cannot take per-example gradients of this model as it is wrapped ({type(error).__name__}: "
+                    f'{error}); train with grad_sample_mode="functorch"'
+                ) from error
+            ours = self(inputs, targets)[0] / (1 + self.slack)
+        tolerance = _AGREEMENT[self._compute_dtype]
+        wrong = theirs < ours * (1 - tolerance) - 1e-12
+        if not isinstance(model, GradSampleModuleFastGradientClipping):  # there, too large a norm only clips too much
+            wrong |= theirs > ours * (1 + tolerance) + 1e-12
+        if bool(wrong.any()):
+            i = int(wrong.int().argmax())
+            raise InputError(
+                f"Opacus takes other per-example gradients of this model than autograd: in training example {i} would have "
+                f'norm {float(theirs[i]):.6g}, by autograd it has {float(ours[i]):.6g}; train with grad_sample_mode="functorch"'
+            )
+
     def close(self) -> None:
         """Let go of the twin."""
         self._closed = True
@@ -256,7 +306,7 @@ class NormPass:
                 candidate.norms = None
         except InputError:
             raise
-        except (NotImplementedError, RuntimeError, ValueError, AttributeError, TypeError, KeyError) as error:
+        except _UNFIT as error:
             candidate.norms, candidate.reason = None, f"{type(error).__name__}: {error}"
         return candidate
 
@@ -361,26 +411,6 @@ def standard_module(model: nn.Module) -> nn.Module:
             return inner
 
 
-def validate_module(module: nn.Module) -> None:
-    """Raise InputError, with Opacus's message, for layers that mix examples or have no per-example gradient."""
-    modes = [(part, part.training) for part in module.modules()]
-    errors = ModuleValidator.validate(module.train(), strict=False)
-    for part, training in modes:
-        part.training = training
-    # Opacus cannot train nn.MultiheadAttention, but its norms exist.
-    taken = [ModuleValidator.VALIDATORS[nn.MultiheadAttention](m) for m in module.modules() if _is_attention(m)]
-    errors = [error for error in errors if str(error) not in {str(each) for group in taken for each in group}]
-    if errors:
-        raise InputError(
-            "per-example gradients of this model do not exist or are not private: "
-            + "; ".join(str(error).strip() for error in errors)
-            + " (opacus.validators.ModuleValidator.fix(model) replaces such layers before training)"
-        )
-    for part in module.modules():
-        if isinstance(part, nn.Embedding) and (part.max_norm is not None or part.scale_grad_by_freq):
-            raise InputError("an Embedding with max_norm or scale_grad_by_freq mixes examples; make it without them")
-
-
 @contextmanager
 def kept_random_state() -> Iterator[None]:
     """Leave torch's random generators as they were, so that recording does not change training."""
@@ -420,10 +450,6 @@ def _is_opacus(hook: Any) -> bool:
 
 def _trainable_names(module: nn.Module) -> frozenset[str]:
     return frozenset(name for name, parameter in module.named_parameters() if parameter.requires_grad)
-
-
-def _is_attention(module: nn.Module) -> bool:
-    return type(module) is nn.MultiheadAttention
 
 
 def _has_images(module: nn.Module, inputs: Any) -> bool:

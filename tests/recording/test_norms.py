@@ -1,9 +1,13 @@
+import copy
+from contextlib import nullcontext
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
 from opacus import GradSampleModule
+from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
+from opacus.grad_sample.utils import wrap_model
 from torch import nn
 
 from indpriv import InputError
@@ -17,8 +21,6 @@ BACKENDS = ["layerwise", "ghost", "hooks", "functorch"]
 
 def reference(model, loss_fn, inputs, targets):
     """One example at a time by autograd in float64."""
-    import copy
-
     model = copy.deepcopy(model).double()
     norms = []
     for i in range(len(targets)):
@@ -290,3 +292,65 @@ def test_unknown_backend_is_refused():
     inputs, targets = blobs(8).tensors
     with pytest.raises(InputError, match="backend='magic'"):
         per_example_gradient_norms(mlp(), PER_EXAMPLE, inputs, targets, backend="magic")
+
+
+def a_batch_of(case):
+    build, draw, classes = CASES[case]
+    generator = torch.Generator().manual_seed(6)
+    return build(), draw(generator), torch.randint(0, classes, (9,), generator=generator)
+
+
+def check_training(model, inputs, targets, mode):
+    options = {"max_grad_norm": 1.0} if mode == "ghost" else {}
+    wrapped = wrap_model(model, grad_sample_mode=mode, **options)
+    with NormPass(wrapped, PER_EXAMPLE, inputs, targets) as norm_pass:
+        norm_pass.check_training(wrapped, inputs, targets)
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "ghost"])
+@pytest.mark.parametrize("case", CASES)
+def test_what_opacus_trains_on_is_what_is_recorded(case, mode):
+    check_training(*a_batch_of(case), mode)
+
+
+@pytest.mark.parametrize(
+    ("mode", "samplers", "factor", "refused"),
+    [
+        ("hooks", "GRAD_SAMPLERS", 1.1, True),
+        ("hooks", "GRAD_SAMPLERS", 0.9, True),
+        ("functorch", "GRAD_SAMPLERS", 1.1, False),  # not what trains
+        ("ghost", "NORM_SAMPLERS", 0.9, True),
+        ("ghost", "NORM_SAMPLERS", 1.1, False),  # clips more than it must
+    ],
+)
+def test_a_wrong_formula_of_opacus_is_found(mode, samplers, factor, refused, monkeypatch):
+    model, inputs, targets = a_batch_of("mlp")
+    table = getattr(GradSampleModuleFastGradientClipping, samplers)
+    right = table[nn.Linear]
+
+    def wrong(*args):
+        return {parameter: value * factor for parameter, value in right(*args).items()}
+
+    monkeypatch.setitem(table, nn.Linear, wrong)
+    with pytest.raises(InputError, match="Opacus takes other") if refused else nullcontext():
+        check_training(model, inputs, targets, mode)
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "ghost"])
+def test_padding_that_opacus_trains_is_found(mode):
+    """Hooks and ew give the row of padding a gradient; where no padding is at hand the norms would agree."""
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Embedding(10, 6, padding_idx=0), nn.Flatten(), nn.Linear(24, 3))
+    tokens, targets = torch.randint(0, 10, (9, 4)), torch.randint(0, 3, (9,))
+    refused = mode in ("hooks", "ew")
+    for inputs in (tokens, tokens.clamp(min=1)):
+        with pytest.raises(InputError, match="padding_idx of the Embedding '0'") if refused else nullcontext():
+            check_training(copy.deepcopy(model), inputs, targets, mode)
+
+
+def test_what_opacus_cannot_train_is_said():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Flatten(), nn.Linear(24, 3))
+    inputs, targets = torch.randn(9, 2, 3, 4), torch.randint(0, 3, (9,))
+    check_training(copy.deepcopy(model), inputs, targets, "hooks")
+    with pytest.raises(InputError, match=r"Opacus cannot take per-example gradients.*functorch"):
+        check_training(model, inputs, targets, "ghost")
