@@ -66,6 +66,16 @@ class Account:
         """What the ids of a table are: "example_id", or "unit_id" where rows were accounted together."""
         return "example_id" if self.rows_per_unit is None else "unit_id"
 
+    @property
+    def everybody(self) -> str:
+        """What epsilons are of, in the plural."""
+        return "examples" if self.rows_per_unit is None else f"{self.unit}s"
+
+    @property
+    def at_worst_case(self) -> str:
+        """Whose worst case an epsilon can reach: that of as many rows as its unit has."""
+        return "at the worst case" if (self.rows_per_unit or 1) == 1 else "at the worst case of as many rows"
+
     def describe(self) -> str:
         """One line that no epsilon appears without."""
         relation = self.neighbouring.replace("_", "/")

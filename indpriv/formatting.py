@@ -46,6 +46,15 @@ def format_edges(edges: Sequence[float]) -> list[str]:
     return [f"{math.ceil(edge * scale * (1 - _FLOAT_NOISE)) / scale:.{digits}f}" for edge in edges]
 
 
+def format_rows(least: int, most: int) -> str:
+    """Numbers of rows from least to most.
+
+    >>> format_rows(1, 1), format_rows(1001, 2000)
+    ('1', '1,001 to 2,000')
+    """
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+
+
 def format_share(value: float | None, digits: int = 0) -> str:
     """A share as per cent; one that is neither 0 nor 1 is not shown as 0 % or 100 %.
 

@@ -14,8 +14,8 @@ _SMALLEST_RANGE = 1e-9  # epsilons all below it cannot be told apart by bins in 
 class Distribution:
     """Quantiles and a histogram of individual epsilon; the tail is always part of it.
 
-    share_at_worst_case: share of examples whose epsilon is the worst-case epsilon.
-    edges: (n_bins + 1,) bin edges from 0 to the worst case; counts: (n_bins,) examples a bin, right edge included.
+    share_at_worst_case: share of examples whose epsilon is the worst-case epsilon; of units, that of as many rows.
+    edges: (n_bins + 1,) bin edges from 0 to top_of_range; counts: (n_bins,) examples a bin, right edge included.
     """
 
     n: int
@@ -31,8 +31,12 @@ class Distribution:
 
 
 def top_of_range(table: EpsilonTable) -> float:
-    """Upper edge of bins of epsilon: the worst case, or 1 where every epsilon is all but 0."""
-    top = max(table.worst_case_epsilon, float(table.epsilon.max()))
+    """Upper edge of bins of epsilon: the worst case, or 1 where every epsilon is all but 0.
+
+    Of units of several rows the largest epsilon: the worst case is that of the most rows, often far beyond everybody.
+    """
+    several = (table.account.rows_per_unit or 1) > 1
+    top = max(0.0 if several else table.worst_case_epsilon, float(table.epsilon.max()))
     return top if top > _SMALLEST_RANGE else 1.0
 
 

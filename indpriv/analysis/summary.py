@@ -18,6 +18,7 @@ from indpriv.analysis.groups import GroupTable
 from indpriv.analysis.loss import LossRelation
 from indpriv.analysis.sensitivity import Sensitivity
 from indpriv.analysis.spacing import Spacing
+from indpriv.analysis.unit_sizes import UnitSizes
 from indpriv.epsilon_table import DISCLAIMER, Account
 from indpriv.errors import InputError
 from indpriv.evidence import Check
@@ -167,6 +168,7 @@ class AuditSummary:
         guarantee: the worst case, the only figure that is a guarantee.
         run: what was run.
         individual: distribution of individual epsilon.
+        unit_sizes: units by their number of rows, and what a cap on it would cost; empty where each has one row.
         drivers: norms over training by class, and who is at the ends.
         loss: epsilon against loss; None without an example table.
         groups: one table per column asked for.
@@ -192,6 +194,7 @@ class AuditSummary:
     guarantee: Guarantee
     run: RunFacts
     individual: Distribution
+    unit_sizes: tuple[UnitSizes, ...]
     drivers: Drivers
     loss: LossRelation | None
     groups: tuple[GroupTable, ...]

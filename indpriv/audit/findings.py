@@ -27,6 +27,7 @@ from indpriv.analysis.people import undeclared_people
 from indpriv.analysis.sensitivity import Sensitivity
 from indpriv.analysis.spacing import Spacing
 from indpriv.analysis.summary import AuditSummary, Range, RunFacts
+from indpriv.analysis.unit_sizes import unit_sizes
 from indpriv.attack_scores import AttackScores
 from indpriv.attacks.membership import LOSS_THRESHOLD, loss_scores
 from indpriv.audit.run_directory import EXAMPLES, EXAMPLES_NON_DP, Evidence, in_rows_of
@@ -100,6 +101,7 @@ def summarise(
         guarantee=guarantee,
         run=run,
         individual=describe(table),
+        unit_sizes=unit_sizes(log, table),
         drivers=describe_drivers(log, table, rows),
         loss=found.loss,
         groups=found.groups,

@@ -30,8 +30,10 @@ def shown_rows(rows: Sequence[GroupRow], most: int = MOST_GROUPS) -> list[int]:
     return present[: most - BEST_SHOWN] + present[-BEST_SHOWN:]
 
 
-def epsilon_histogram(individual: Distribution, worst_case_epsilon: float, name: str = "histogram") -> str:
-    """Histogram of individual epsilon with the median, the 95th percentile and the worst case marked."""
+def epsilon_histogram(
+    individual: Distribution, worst_case_epsilon: float | None, everybody: str = "examples", name: str = "histogram"
+) -> str:
+    """Histogram of individual epsilon with the median marked, and the worst case unless it is None (far beyond)."""
     edges, counts = np.array(individual.edges), np.array(individual.counts)
     with style():
         figure = new_figure(3.1)
@@ -44,19 +46,16 @@ def epsilon_histogram(individual: Distribution, worst_case_epsilon: float, name:
         axes.set_ylim(0, top)
         axes.set_xlim(edges[0], edges[-1] * 1.012)
         axes.set_xlabel("individual epsilon")
-        axes.set_ylabel("examples")
+        axes.set_ylabel(everybody)
         axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axes.grid(axis="y")
         bare(axes)
-        axes.axvline(worst_case_epsilon, color=WARN, linewidth=1.6)
-        _above(
-            axes,
-            worst_case_epsilon,
-            f"worst case {format_epsilon(worst_case_epsilon)}: {format_share(individual.share_at_worst_case)} of examples",
-            WARN,
-            align="right",
-        )
+        if worst_case_epsilon is not None:
+            axes.axvline(worst_case_epsilon, color=WARN, linewidth=1.6)
+            share = format_share(individual.share_at_worst_case)
+            text = f"worst case {format_epsilon(worst_case_epsilon)}: {share} of {everybody}"
+            _above(axes, worst_case_epsilon, text, WARN, align="right")
         axes.plot([individual.median] * 2, [0, top], color=INK, linewidth=1.0, linestyle=(0, (2, 2)))
         close = individual.median > 0.4 * edges[-1]
         _above(
@@ -71,14 +70,14 @@ def epsilon_histogram(individual: Distribution, worst_case_epsilon: float, name:
             figure,
             name,
             "Histogram of individual epsilon",
-            f"{individual.n:,} examples in {len(counts)} bins from 0 to {format_epsilon(float(edges[-1]))}. Median "
+            f"{individual.n:,} {everybody} in {len(counts)} bins from 0 to {format_epsilon(float(edges[-1]))}. Median "
             f"{format_epsilon(individual.median)}, 95th percentile {format_epsilon(individual.p95)}; "
-            f"{format_share(individual.share_at_worst_case)} are at the worst case of "
-            f"{format_epsilon(worst_case_epsilon)}, marked by a line.",
+            f"{format_share(individual.share_at_worst_case)} are at the worst case"
+            + ("." if worst_case_epsilon is None else f" of {format_epsilon(worst_case_epsilon)}, marked by a line."),
         )
 
 
-def epsilon_against_loss(loss: LossRelation, worst_case_epsilon: float, name: str = "loss") -> str:
+def epsilon_against_loss(loss: LossRelation, worst_case_epsilon: float | None, name: str = "loss") -> str:
     """Binned epsilon against loss with the median, the quartiles and the fitted logarithm; "" where undefined."""
     bins = loss.bins
     if bins is None or loss.slope is None or loss.intercept is None:
@@ -95,8 +94,9 @@ def epsilon_against_loss(loss: LossRelation, worst_case_epsilon: float, name: st
         sign = "+" if loss.slope >= 0 else "−"
         label = f"{format_number(loss.intercept)} {sign} {format_number(abs(loss.slope))} ln(loss)"
         axes.plot(edges[inside], fitted[inside], color=SECOND, linewidth=1.6, linestyle=(0, (4, 2)), label=label)
-        worst = f"worst case {format_epsilon(worst_case_epsilon)}"
-        axes.axhline(worst_case_epsilon, color=WARN, linewidth=1.4, label=worst)
+        if worst_case_epsilon is not None:
+            worst = f"worst case {format_epsilon(worst_case_epsilon)}"
+            axes.axhline(worst_case_epsilon, color=WARN, linewidth=1.4, label=worst)
         axes.set_xlim(edges[0], edges[-1])
         axes.set_ylim(0, top * 1.05)
         axes.set_xlabel("loss of the final model on the example (nats, logarithmic)")
@@ -144,7 +144,7 @@ def _quartiles(axes: Axes, bins: LossBins) -> None:
     axes.plot(centres, middle, color=INK, linewidth=1.4, marker="o", markersize=2.6, label=label)
 
 
-def group_bars(table: GroupTable, worst_case_epsilon: float, name: str) -> str:
+def group_bars(table: GroupTable, worst_case_epsilon: float | None, name: str) -> str:
     """Bars of mean epsilon by group: raw, within label, label-standardised; beside them test accuracy.
 
     Returns "" where no group has examples.
@@ -169,12 +169,12 @@ def group_bars(table: GroupTable, worst_case_epsilon: float, name: str) -> str:
         left, gap = 0.2, 0.018
         width = (0.985 - left - gap * (len(panels) - 1)) / len(panels)
         largest = max(value for _, values, is_epsilon in panels if is_epsilon for value in values if value is not None)
-        limit = max(worst_case_epsilon, largest) or 1.0
+        limit = max(worst_case_epsilon or 0.0, largest) or 1.0
         for index, (title, values, is_epsilon) in enumerate(panels):
             axes = figure.add_axes((left + index * (width + gap), 0.1 / height, width, 1 - 0.44 / height))
             _bars(axes, values, limit if is_epsilon else 1.0, ACCENT if is_epsilon else SECOND, is_epsilon)
             axes.set_title(title, fontsize=8.5, color=INK if index == 0 or not is_epsilon else MUTED, pad=7)
-            if is_epsilon:
+            if is_epsilon and worst_case_epsilon is not None:
                 axes.axvline(worst_case_epsilon, color=WARN, linewidth=1.0, alpha=0.8)
             if index == 0:
                 axes.set_yticks(range(len(rows)), [placeholder(row) for row in range(len(rows))], color=INK)
@@ -183,8 +183,13 @@ def group_bars(table: GroupTable, worst_case_epsilon: float, name: str) -> str:
             figure,
             name,
             f"Mean epsilon and test accuracy by {table.by}",
-            f"Bars of {len(rows)} groups, worst first{f' ({skipped} groups not drawn)' if skipped else ''}; the line marks "
-            f"the worst case of {format_epsilon(worst_case_epsilon)}. The table holds the values.",
+            f"Bars of {len(rows)} groups, worst first{f' ({skipped} groups not drawn)' if skipped else ''}; "
+            + (
+                ""
+                if worst_case_epsilon is None
+                else f"a line marks the worst case of {format_epsilon(worst_case_epsilon)}; "
+            )
+            + "the table holds the values.",
             texts,
         )
 

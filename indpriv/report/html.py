@@ -24,6 +24,7 @@ from indpriv.formatting import (
     format_lower_bound,
     format_number,
     format_p_value,
+    format_rows,
     format_share,
 )
 from indpriv.report.attack_figures import roc_curves
@@ -80,9 +81,12 @@ def render_html(summary: AuditSummary, pictures: Pictures | None = None) -> str:
         unbroken=_unbroken,
         share=_share,
         number=format_number,
+        rows=format_rows,
         tojson_text=_indented,
     )
-    worst = summary.guarantee.worst_case_epsilon
+    worst: float | None = summary.guarantee.worst_case_epsilon
+    if summary.unit_sizes and worst is not None and worst > summary.individual.edges[-1]:
+        worst = None  # of the most rows, far beyond what figures show
     return environment.get_template("report.html.j2").render(
         audit=summary,
         pictures=pictures,
@@ -93,7 +97,7 @@ def render_html(summary: AuditSummary, pictures: Pictures | None = None) -> str:
         min_trials=MIN_TRIALS,
         verdict=verdict(summary),
         edges=format_edges(summary.individual.edges),
-        histogram=Markup(epsilon_histogram(summary.individual, worst)),
+        histogram=Markup(epsilon_histogram(summary.individual, worst, summary.account.everybody)),
         drivers_figure=Markup(norms_over_training(summary.drivers)),
         loss_figure=Markup(epsilon_against_loss(summary.loss, worst)) if summary.loss else "",
         fidelity_figure=Markup(fidelity_against_k(summary.fidelity)),
@@ -128,7 +132,7 @@ def _share(value: float | None, digits: int = 0) -> str:
     return format_share(value, digits).replace(" ", "\u00a0")
 
 
-def _group_section(table: GroupTable, worst_case_epsilon: float, index: int) -> GroupSection:
+def _group_section(table: GroupTable, worst_case_epsilon: float | None, index: int) -> GroupSection:
     positions = shown_rows(table.rows, _TABLE_ROWS)
     return GroupSection(
         table=table,

@@ -77,7 +77,7 @@ def _distribution(summary: AuditSummary) -> str:
     cells = [format_epsilon(getattr(individual, name)) for name in names]
     head = ["Mean", "Median", "75 %", "95 %", "99 %", "Largest", "At worst case"]
     lines = [
-        f"{summary.claim.capitalize()}; {escape(summary.account.describe())}; {individual.n:,} examples.",
+        f"{summary.claim.capitalize()}; {escape(summary.account.describe())}; {individual.n:,} {summary.account.everybody}.",
         table(head, [[*cells, format_share(individual.share_at_worst_case, 1)]]),
     ]
     if summary.loss is not None and summary.loss.pearson_log_loss is not None:

@@ -32,6 +32,7 @@ from indpriv.formatting import (
     format_lower_bound,
     format_number,
     format_p_value,
+    format_rows,
     format_share,
 )
 
@@ -54,6 +55,8 @@ def print_audit(summary: AuditSummary, console: Console) -> None:
     console.print(head)
     _section(console, "GUARANTEE", _guarantee_lines(summary))
     _section(console, "THIS RUN", _run_lines(summary))
+    if summary.unit_sizes:
+        _print_unit_sizes(summary, console)
     for table in _first_tables(summary.groups):
         _print_worse_off(table, console)
     _section(console, "ATTACK", [*_attack_lines(summary.attacks), *_bin_lines(summary), *_canary_lines(summary)])
@@ -155,7 +158,7 @@ def _run_lines(summary: AuditSummary) -> list[str | Text]:
     lines: list[str | Text] = [
         f"individual epsilon, {summary.claim.upper()} ({how})",
         f"median {format_epsilon(individual.median)} | 75 % at most {format_epsilon(individual.p75)} | "
-        f"{format_share(individual.share_at_worst_case)} at the worst case",
+        f"{format_share(individual.share_at_worst_case)} {summary.account.at_worst_case}",
         f"95 % at most {format_epsilon(individual.p95)} | 99 % at most {format_epsilon(individual.p99)} | "
         f"largest {format_epsilon(individual.max)}",
     ]
@@ -170,6 +173,24 @@ def _run_lines(summary: AuditSummary) -> list[str | Text]:
         lines.append(f"Pearson's r with log loss {summary.loss.pearson_log_loss:.2f}{accuracy}")
     quote = "" if summary.guarantee.publishable else " This run has none to quote."
     return [*lines, Text(DISCLAIMER + quote, style="italic")]
+
+
+def _print_unit_sizes(summary: AuditSummary, console: Console) -> None:
+    """Worst case beside individual epsilon, by the number of rows of a unit, and what a cap there would drop."""
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    grid.add_column(f"ROWS OF ONE {summary.account.unit.upper()}", no_wrap=True)
+    for column in (summary.account.everybody, "worst case", "median", "largest", "a cap drops"):
+        grid.add_column(column, justify="right", no_wrap=True)
+    for row in summary.unit_sizes:
+        grid.add_row(
+            "  " + format_rows(row.least, row.most),
+            f"{row.n_units:,}",
+            format_epsilon(row.worst_case_epsilon),
+            format_epsilon(row.median),
+            format_epsilon(row.max),
+            f"{format_share(row.rows_dropped / row.n_rows)} of rows" if row.rows_dropped else "nothing",
+        )
+    console.print(grid)
 
 
 def _first_tables(tables: Sequence[GroupTable]) -> list[GroupTable]:

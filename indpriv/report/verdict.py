@@ -60,7 +60,7 @@ def _lead(summary: AuditSummary) -> list[tuple[str, bool]]:
         found.append(("That is next to no promise.", True))
     if summary.claim == "exact":
         median = format_epsilon(summary.individual.median)
-        text = f"Along the training that happened, half of the examples were exposed to at most an epsilon of {median}."
+        text = f"Along the training that happened, half of the {summary.account.everybody} were exposed to at most an epsilon of {median}."
         found.append((text, False))
     return found
 
@@ -79,8 +79,8 @@ def _facts(summary: AuditSummary) -> list[tuple[str, str]]:
     account = summary.account
     sampler = next((item for item in summary.disclosures if item.item == "Sampler"), None)
     return [
-        ("Unit of privacy", f"one {account.unit}"),
-        ("Neighbouring relation", f"{account.neighbouring.replace('_', '/')} one {account.unit}"),
+        ("Unit of privacy", f"one {account.one_unit}"),
+        ("Neighbouring relation", f"{account.neighbouring.replace('_', '/')} one {account.one_unit}"),
         ("Sampler", account.sampler if sampler is None else f"declared {sampler.value} ({sampler.status})"),
         ("Accountant", account.guaranteed_by),
         ("Delta times n", f"{summary.guarantee.delta_times_n:.2g}"),

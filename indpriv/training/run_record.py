@@ -25,6 +25,16 @@ ON_TRUST = {
 }
 
 
+def _on_trust(config: AuditConfig, dataset: Dataset) -> dict[str, str]:
+    """What a reader must take on trust of this run."""
+    units = {}
+    if config.data.unit_column is not None:
+        units["duplicates"] = (
+            f"rows with one {config.data.unit_column} are one person's; whether a person has several was not looked for"
+        )
+    return {**ON_TRUST, **units, **dataset.on_trust}
+
+
 def first_record(
     config: AuditConfig,
     dataset: Dataset,
@@ -70,7 +80,7 @@ def first_record(
             "device": str(next(module.parameters()).device),
         },
         "released": "every checkpoint may be published under the worst-case epsilon; losses and norms may not",
-        "on_trust": {**ON_TRUST, **dataset.on_trust},
+        "on_trust": _on_trust(config, dataset),
         "versions": {
             "indpriv": _version(),
             "torch": torch.__version__,

@@ -34,6 +34,9 @@ class DatasetKind:
 
 DATASETS: Mapping[str, DatasetKind] = {
     "adult": DatasetKind(metadata_columns=adult.METADATA_COLUMNS, load=adult.load),
+    "adult_households": DatasetKind(
+        metadata_columns=(*adult.METADATA_COLUMNS, adult.HOUSEHOLD_COLUMN), load=adult.load_households
+    ),
     "digits": DatasetKind(load=from_sklearn.load_digits),
     "breast_cancer": DatasetKind(load=from_sklearn.load_breast_cancer),
     "mnist": DatasetKind(load_from=mnist.load),
