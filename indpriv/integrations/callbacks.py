@@ -20,7 +20,10 @@ STATE = "indpriv.json"  # beside the files of a Hugging Face checkpoint; key "in
 def hugging_face_callback(
     recorder: Recording, *, delta: float, tracker: Any = None, also: tuple[str, ...] = (), show: bool = True
 ) -> Any:
-    """A `transformers.TrainerCallback`.
+    """A `transformers.TrainerCallback`, without which the Trainer does not clear the gradients that Opacus sums.
+
+    Let `get_train_dataloader` of the Trainer return the loader that make_private returned, and pass it
+    `optimizers=(optimizer, None)`; gradient_accumulation_steps stays 1.
 
     Args:
         recorder: attached around trainer.train().
@@ -32,11 +35,17 @@ def hugging_face_callback(
     from transformers import TrainerCallback
 
     class IndprivCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
+        def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+            if optimizer is not None:  # the Trainer calls model.zero_grad(), which leaves what Opacus summed
+                optimizer.zero_grad()
+
         def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             _report(recorder, delta, tracker, also, show, int(state.global_step))
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            write_json(Path(args.output_dir) / f"checkpoint-{state.global_step}" / STATE, recorder.state_dict())
+            saved = recorder.state_dict()
+            if state.is_world_process_zero:
+                write_json(Path(args.output_dir) / f"checkpoint-{state.global_step}" / STATE, saved)
 
     return IndprivCallback()
 

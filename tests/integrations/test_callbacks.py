@@ -1,4 +1,4 @@
-"""Against stand-ins that call the hooks in the trainers' own order: the packages themselves are not installed."""
+"""Against stand-ins that call the hooks in the trainers' own order; test_installed.py takes the packages themselves."""
 
 import json
 import sys
@@ -34,7 +34,7 @@ def test_hugging_face(run, recorder, monkeypatch, tmp_path, capsys):
     tracker = types.SimpleNamespace(log=sent.append)
     callback = hugging_face_callback(recorder, delta=1e-5, tracker=tracker)
     args = types.SimpleNamespace(output_dir=str(tmp_path))
-    state, control = types.SimpleNamespace(global_step=0), object()
+    state, control = types.SimpleNamespace(global_step=0, is_world_process_zero=True), object()
     with recorder.attach(run.model, run.optimizer, run.loader):  # around trainer.train()
         for batch in run.loader:
             run.step(*batch)
@@ -73,7 +73,9 @@ def test_lightning(run, recorder, monkeypatch, tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_without_the_packages_their_own_import_error_shows(recorder):
+def test_without_the_packages_their_own_import_error_shows(recorder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setitem(sys.modules, "lightning", None)
     with pytest.raises(ImportError, match="transformers"):
         hugging_face_callback(recorder, delta=1e-5)
     with pytest.raises(ImportError, match="lightning"):
