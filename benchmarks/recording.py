@@ -1,9 +1,13 @@
-"""What taking norms costs: ratios to a plain forward and backward pass of the same batch, measured in the same run.
+"""What recording costs: ratios to plain passes and to Opacus's training steps, measured in the same run.
 
-python benchmarks/recording.py [--one-core]
+python benchmarks/recording.py [norms] [training] [--models cnn resnet transformer] [--one-core]
 
-A norm pass divides the batch as it finds best, and so may every backend here; the plain pass is timed whole, as in training,
-and once more in our own pieces. Free records are timed as part of Opacus training steps.
+norms: a pass over one batch, against a plain forward and backward pass of it. A norm pass divides the batch as it finds
+best, and so may every backend here; the plain pass is timed whole, as in training, and once more in our own pieces.
+
+training: what free records, and what a full pass every epoch with free records, add to Opacus's training steps.
+
+About four minutes for everything on two idle cores. A busy machine distorts the ratios of several threads: --one-core then.
 """
 
 import argparse
@@ -30,8 +34,10 @@ from indpriv.training.config import ModelConfig
 from indpriv.training.models import build_model
 
 BACKENDS = ("layerwise", "ghost", "hooks", "functorch")
-ROUNDS = 7
-FREE_CASE, FREE_STEPS, FREE_ROUNDS = "two-layer CNN, 28x28", 16, 3
+ROUNDS = 9
+TRAINED, EPOCHS, TRAINING_ROUNDS = "cnn", 4, 4
+BATCHES = 4  # an epoch, of the size of the model's batch
+LARGEST_PASS, LARGEST_FREE, LARGEST_EPOCH = 1.2, 0.05, 0.6  # targets: ratio of a pass, shares of Opacus's own time
 CHECKED = 16  # examples of each model that are held against float64
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
@@ -60,15 +66,17 @@ class Transformer(nn.Module):
 
 
 CASES = {
-    "two-layer CNN, 28x28": (
+    "cnn": (
+        "two-layer CNN, 28x28",
         lambda: build_model(ModelConfig(architecture="tanh_cnn"), (1, 28, 28), 10),
         torch.randn(256, 1, 28, 28),
     ),
-    "ResNet-20-GN, 32x32": (
+    "resnet": (
+        "ResNet-20-GN, 32x32",
         lambda: build_model(ModelConfig(architecture="resnet20_gn"), (3, 32, 32), 10),
         torch.randn(128, 3, 32, 32),
     ),
-    "small transformer, 32 tokens": (Transformer, torch.randint(0, 1000, (256, 32))),
+    "transformer": ("small transformer, 32 tokens", Transformer, torch.randint(0, 1000, (256, 32))),
 }
 
 
@@ -91,9 +99,15 @@ def in_pieces(model: nn.Module, inputs: Tensor, targets: Tensor, size: int) -> N
         (LOSS(model(some), labels).sum() / len(targets)).backward()
 
 
+def verdict(value: float, limit: float, *, share: bool = False) -> str:
+    """Whether a target is reached."""
+    told = f"{limit:.0%}" if share else f"{limit:g}"
+    return f"target at most {told}: {'ok' if value <= limit else 'MISSED'}"
+
+
 def compare(name: str, device: torch.device, clock: Callable[[], float]) -> None:
     """Print the ratio of each backend, rounds interleaved so that a slow spell of the machine meets them all."""
-    build, inputs = CASES[name]
+    title, build, inputs = CASES[name]
     model, inputs = build().to(device), inputs.to(device)
     targets = torch.randint(0, 10, (len(inputs),), device=device)
     passes = {backend: NormPass(model, LOSS, inputs, targets, backend=backend) for backend in BACKENDS}
@@ -111,8 +125,15 @@ def compare(name: str, device: torch.device, clock: Callable[[], float]) -> None
                 torch.cuda.synchronize()
             seconds[kind].append(clock() - start)
     best = {kind: min(values[1:]) for kind, values in seconds.items()}
-    print(f"{name}, batch {len(inputs)}: plain {best['plain'] * 1e3:.0f} ms = 1.00")
-    print("  " + ", ".join(f"{kind} {best[kind] / best['plain']:.2f}" for kind in runs if kind != "plain"))
+    ratios = {kind: value / best["plain"] for kind, value in best.items()}
+    others = min(ratios[backend] for backend in BACKENDS[1:])
+    print(f"{title}, batch {len(inputs)}: plain {best['plain'] * 1e3:.0f} ms = 1.00")
+    print("  " + ", ".join(f"{kind} {ratios[kind]:.2f}" for kind in runs if kind != "plain"))
+    print(
+        f"  layerwise {ratios['layerwise']:.2f}, {verdict(ratios['layerwise'], LARGEST_PASS)}; "
+        f"the fastest of the others takes {others / ratios['layerwise']:.2f} times as long",
+        flush=True,
+    )
     exact = float64_norms(model, inputs[:CHECKED], targets[:CHECKED])
     for backend, norm_pass in passes.items():
         relative = norm_pass(inputs, targets)[0][:CHECKED].double() / exact - 1
@@ -123,13 +144,14 @@ def compare(name: str, device: torch.device, clock: Callable[[], float]) -> None
         )
 
 
-def opacus_run(name: str, mode: str, folder: str, free_records: bool | None, clock: Callable[[], float]) -> float:
-    """Seconds of some Opacus steps, recorded with or without free records (None: not recorded at all).
+def opacus_run(mode: str, folder: str, policy: RecordingPolicy | None, clock: Callable[[], float]) -> float:
+    """Seconds of some epochs of Opacus's training, recorded under a policy (None: not recorded at all).
 
-    What is recorded is written once among them: oftener than in a real run.
+    The first full pass, before step 0, is not among them; the last, after the last epoch, is. What is recorded between
+    full passes is written once at least: oftener than in a real run.
     """
-    build, example = CASES[name]
-    inputs = example.repeat(4, *(1,) * (example.ndim - 1))
+    _, build, example = CASES[TRAINED]
+    inputs = example.repeat(BATCHES, *(1,) * (example.ndim - 1))
     dataset = TensorDataset(inputs, torch.randint(0, 10, (len(inputs),)))
     model, criterion = build(), nn.CrossEntropyLoss()
     made = PrivacyEngine(accountant="rdp").make_private(
@@ -143,12 +165,14 @@ def opacus_run(name: str, mode: str, folder: str, free_records: bool | None, clo
     )
     model, optimizer, *rest, loader = made
     criterion = rest[0] if rest else criterion
-    policy = RecordingPolicy(every=10**9, free_records=bool(free_records))
-    recorder = Recorder(folder, dataset=dataset, loss_fn=LOSS, policy=policy)
-    attached = nullcontext() if free_records is None else recorder.attach(model, optimizer, loader)
+    attached = (
+        Recorder(folder, dataset=dataset, loss_fn=LOSS, policy=policy).attach(model, optimizer, loader)
+        if policy
+        else nullcontext()
+    )
     with attached:
         start = clock()
-        for _ in range(FREE_STEPS // len(loader)):
+        for _ in range(EPOCHS):
             for batch, labels in loader:
                 optimizer.zero_grad()
                 criterion(model(batch), labels).backward()
@@ -156,39 +180,56 @@ def opacus_run(name: str, mode: str, folder: str, free_records: bool | None, clo
         return clock() - start
 
 
-def free_records_cost(name: str, mode: str, clock: Callable[[], float]) -> None:
-    """Print what free records add to Opacus's steps, the writing of their file included."""
-    session.FLUSH_STEPS = FREE_STEPS
-    seconds: dict[bool | None, list[float]] = {None: [], False: [], True: []}
-    for _ in range(FREE_ROUNDS):
-        for kind, values in seconds.items():
+def training_cost(mode: str, clock: Callable[[], float]) -> None:
+    """Print what recording adds to Opacus's steps, the writing of files included; rounds interleaved."""
+    steps = EPOCHS * BATCHES
+    session.FLUSH_STEPS = steps
+    policies = {
+        "none": None,
+        "watched": RecordingPolicy("once"),
+        "free": RecordingPolicy("once", free_records=True),
+        "epoch": RecordingPolicy("epoch", free_records=True),
+    }
+    seconds: dict[str, list[float]] = {kind: [] for kind in policies}
+    for _ in range(TRAINING_ROUNDS):
+        for kind, policy in policies.items():
             with tempfile.TemporaryDirectory() as folder:
-                values.append(opacus_run(name, mode, f"{folder}/run", kind, clock))
+                seconds[kind].append(opacus_run(mode, f"{folder}/run", policy, clock))
     best = {kind: min(values) for kind, values in seconds.items()}
+    free, watched, epoch = (
+        (best[one] - best[other]) / best["none"]
+        for one, other in (("free", "watched"), ("watched", "none"), ("epoch", "none"))
+    )
+    print(f"{CASES[TRAINED][0]}, {mode}, {steps} Opacus steps of {best['none'] / steps * 1e3:.0f} ms")
+    print(f"  recording without full passes adds {watched:+.1%}")
+    print(f"  free records add {free:+.1%} to that, {verdict(free, LARGEST_FREE, share=True)}")
     print(
-        f"{name}, {mode}: free records add {(best[True] - best[False]) / best[None]:+.1%} to {FREE_STEPS} Opacus steps of "
-        f"{best[None] / FREE_STEPS * 1e3:.0f} ms, the rest of recording between full passes "
-        f"{(best[False] - best[None]) / best[None]:+.1%}"
+        f"  full pass every epoch plus free records: {epoch:+.1%}, {verdict(epoch, LARGEST_EPOCH, share=True)}",
+        flush=True,
     )
 
 
 def main() -> None:
     """Compare on every device there is."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sections", nargs="*", choices=["norms", "training"], default=[], help="default: both")
+    parser.add_argument("--models", nargs="+", choices=list(CASES), default=list(CASES), help="of the section norms")
     parser.add_argument(
         "--one-core", action="store_true", help="one thread's own time, which other programs disturb less"
     )
-    one_core = parser.parse_args().one_core
-    if one_core:
+    options = parser.parse_args()
+    sections = options.sections or ["norms", "training"]
+    if options.one_core:
         torch.set_num_threads(1)
-    devices = ["cpu", "cuda"] if torch.cuda.is_available() and not one_core else ["cpu"]
-    for device in devices:
+    clock = time.process_time if options.one_core else time.perf_counter
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() and not options.one_core else ["cpu"]
+    for device in devices if "norms" in sections else []:
         where = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} threads"
         print(f"{where}, load {os.getloadavg()[0]:.1f} at the start")
-        for case in CASES:
-            compare(case, torch.device(device), time.process_time if one_core else time.perf_counter)
-    for mode in ("hooks", "ghost"):
-        free_records_cost(FREE_CASE, mode, time.process_time if one_core else time.perf_counter)
+        for case in options.models:
+            compare(case, torch.device(device), clock)
+    for mode in ("hooks", "ghost") if "training" in sections else ():
+        training_cost(mode, clock)
     print(f"load {os.getloadavg()[0]:.1f} at the end")
 
 
