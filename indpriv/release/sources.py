@@ -25,7 +25,10 @@ from indpriv.release.assumptions import check_releasable, epsilon_assumptions, n
 from indpriv.release.request import Budget, Request
 
 N_CELLS = 5000  # values an answer can take; more cost time and little accuracy (the logarithm of their number)
-_NORM_ROUNDING = 0.01
+_NORM_RANGE = (
+    1e-4,
+    1e6,
+)  # of the clipping norm: the values that a norm kept in full can take; neighbours differ by 0.5 %
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -142,17 +145,12 @@ def _norms(run_dir: Path, request: Request) -> Source:
     if log.unit_ids is not None and len(np.unique(log.unit_ids)) != log.n_examples:
         raise InputError(f"{run_dir}: several rows belong to one person; a release takes each row for one person")
     row = log.records.read(log.rows[:1], 0, log.n_examples)[0]
-    max_grad_norm = float(log.settings.max_grad_norm[0])
-    levels = log.levels or Levels(_NORM_ROUNDING, "up")
-    codes = row.astype(np.int64) if log.levels else levels.encode(row, max_grad_norm).astype(np.int64)
-    everything = np.arange(levels.max_code + 1, dtype=np.int64)
-    grid = levels.norms(everything.astype(levels.dtype), max_grad_norm)
+    grid, codes, grid_text = _norm_grid(row, log.levels, float(log.settings.max_grad_norm[0]))
     return Source(
         counts={"": np.bincount(codes, minlength=len(grid))},
         fingerprint=fingerprint(log.example_ids) + fingerprint(codes),
         grid=grid,
-        grid_text=f"{len(grid):,} values: steps of {levels.rounding:g} of the clipping norm {max_grad_norm:g} up to it, then "
-        f"eighths of an octave up to {grid[-1]:.4g}",
+        grid_text=grid_text,
         name=run_dir.resolve().name,
         quantity="gradient norm before the first step",
         meaning="Norm of one example's gradient at the initial parameters, before clipping"
@@ -162,3 +160,25 @@ def _norms(run_dir: Path, request: Request) -> Source:
         training=None,
         assumptions=tuple(norm_assumptions(log.unit, log.neighbouring, request)),
     )
+
+
+def _norm_grid(
+    row: NDArray[np.generic], levels: Levels | None, max_grad_norm: float
+) -> tuple[FloatArray, IntArray, str]:
+    """A public grid of norms, the cell of each norm of a record (rounded up), and the grid in words.
+
+    Norms in full are put on values in equal ratios, so that the median of norms far above the clipping norm is as fine as
+    one below; those of a log with levels are known up to its levels only.
+    """
+    if levels is None:
+        grid = max_grad_norm * np.geomspace(*_NORM_RANGE, N_CELLS)
+        codes = np.minimum(np.searchsorted(grid, row.astype(np.float64)), N_CELLS - 1)
+        text = f"{N_CELLS:,} values in equal ratios from {grid[0]:.4g} to {grid[-1]:.4g}; norms are rounded up to them"
+        return grid, codes.astype(np.int64), text
+    every_code = np.arange(levels.max_code + 1, dtype=np.int64)
+    grid = levels.norms(every_code.astype(levels.dtype), max_grad_norm)
+    text = (
+        f"{len(grid):,} values: steps of {levels.rounding:g} of the clipping norm {max_grad_norm:g} up to it, then eighths of an "
+        f"octave up to {grid[-1]:.4g}"
+    )
+    return grid, row.astype(np.int64), text
