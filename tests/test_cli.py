@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from indpriv import NormLog, account
 from indpriv.cli import run
 
 INDPRIV = str(Path(sys.executable).with_name("indpriv"))
@@ -167,6 +168,18 @@ def test_pictures_only_where_asked_for_and_only_of_the_runs_data(audited, in_pro
         refused = in_process("audit", other, "--output-dir", tmp_path / "no", "--show-examples", code=2)
         assert_bad_input(refused, "--show-examples", words)
     assert not (tmp_path / "no").exists()
+
+
+def test_a_privacy_filter_from_the_audit_file(in_process, tmp_path):
+    filtered = SMALL.replace("noise_multiplier = 1.0", "noise_multiplier = 0.5\nfilter_epsilon = 3.0")
+    (tmp_path / "filtered.toml").write_text(filtered.replace("non_dp_twin = true", ""))
+    shown = in_process("train", tmp_path / "filtered.toml", "--run-dir", tmp_path / "run").stdout
+    assert "the privacy filter caps it at 3" in shown
+    table = account(NormLog.open(tmp_path / "run"), delta=1e-5)
+    assert table.worst_case_epsilon <= 3.0 + 1e-9
+    assert table.account.privacy_filter
+    with_canaries = ("train", tmp_path / "filtered.toml", "--run-dir", tmp_path / "other", "--canaries", "20")
+    assert_bad_input(in_process(*with_canaries, code=2), "filter_epsilon=3")
 
 
 def test_a_twin_without_dp_on_request(in_process, tmp_path):

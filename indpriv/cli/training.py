@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from indpriv.accountant import PrivacyFilter
 from indpriv.cli.auditing import audit_into
 from indpriv.cli.options import Json, Seed, check_device, check_folder, progress_bar
 from indpriv.errors import InputError
@@ -96,6 +98,8 @@ def _train(
     check_device(device)
     with progress_bar() as progress:
         options: dict[str, Any] = {"seed": seed, "progress": progress, "device": device, "data_dir": data_dir}
+        if config.training.filter_epsilon is not None and not canaries:
+            options["privacy_filter"] = partial(_filter_of, config.training.filter_epsilon, config.training.delta)
         if canaries:
             run = train_with_canaries(config, run_dir, canaries, **options)
         else:
@@ -109,9 +113,23 @@ def _train(
         Console(highlight=False, soft_wrap=True).print(
             f"{escape(str(run.run_dir))}: {run.steps} steps, test accuracy {run.test_accuracy:.4f}; {claim} "
             f"{format_epsilon(run.worst_case_epsilon)} at delta {format_delta(config.training.delta)} "
-            "(add/remove one example, Poisson sampling, Opacus's RDP accountant)"
+            f"(add/remove one {'example' if config.data.unit_column is None else 'row'}, Poisson sampling, Opacus's RDP accountant)"
+            + (
+                ""
+                if config.data.unit_column is None
+                else "; whoever has several rows is promised less: see indpriv audit"
+            )
+            + (
+                ""
+                if config.training.filter_epsilon is None
+                else f"; the privacy filter caps it at {format_epsilon(config.training.filter_epsilon)}"
+            )
         )
     return dict(read_json(run.run_dir / "run.json"))
+
+
+def _filter_of(epsilon: float, delta: float, noise_multiplier: float, sample_rate: float) -> PrivacyFilter:
+    return PrivacyFilter.for_epsilon(epsilon, delta=delta, noise_multiplier=noise_multiplier, sample_rate=sample_rate)
 
 
 def _demo_audit_file() -> Path:

@@ -101,7 +101,7 @@ class Recorder:
             clip_headroom: how far above its norm that level is, as a fraction of max_grad_norm in [0, 1], default 0.1: room
                 for norms to grow until the next record. It enters the account; the log records the levels.
             privacy_filter: an `indpriv.PrivacyFilter`: who would pass its cap is clipped at 0 from then on, which guarantees
-                the cap to everybody. With individual_clipping an example is charged for its level, else for
+                the cap to everybody; rows of their own only, not several of one unit. With individual_clipping an example is charged for its level, else for
                 max_grad_norm.
             test_set: of (inputs, targets); its final losses serve attacks and group accuracy.
             record_holdout: also record the norms of the test set, in RUN/holdout: what its epsilon would have been on the
@@ -139,6 +139,11 @@ class Recorder:
         self._individual_clipping = individual_clipping
         self._clip_headroom = check_headroom(clip_headroom, individually=individual_clipping)
         self._filter = privacy_filter
+        if privacy_filter is not None and self._unit_ids is not None and len(np.unique(self._unit_ids)) < n:
+            raise InputError(
+                f"privacy_filter caps single rows, and a {self._unit} with several would spend more than its cap (what rows "
+                "spend does not add up to what their owner does); keep one row of each, or record without a filter"
+            )
         choices = {"every": every, "exact_examples": exact_examples, "free_records": free_records}
         self._policy = _policy(policy, choices)
         if self._policy.exact_examples > n:

@@ -90,6 +90,7 @@ class TrainingConfig(_Section):
         momentum: of SGD.
         individual_clipping: clip each example at its last recorded level, which makes the account exact at any K.
         clip_headroom: how far that level is above the norm, as a fraction of max_grad_norm; None for the Recorder's default.
+        filter_epsilon: of a privacy filter: nobody passes it at delta, whatever the noise; None for no filter.
         grad_sample_mode: Opacus's way to per-example gradients: "hooks", or "ghost" (less memory, often faster).
         max_physical_batch_size: examples that are worked on at once; None for whole batches.
         non_dp_twin: also train the same model without privacy, to compare attacks.
@@ -106,6 +107,7 @@ class TrainingConfig(_Section):
     momentum: float = field(default=0.0, metadata={"check": number(at_least=0, below=1)})
     individual_clipping: bool = field(default=False, metadata={"check": flag})
     clip_headroom: float | None = field(default=None, metadata={"check": optional(number(at_least=0, at_most=1))})
+    filter_epsilon: float | None = field(default=None, metadata={"check": optional(number(above=0))})
     grad_sample_mode: str = field(default="hooks", metadata={"check": one_of(GRAD_SAMPLE_MODES)})
     max_physical_batch_size: int | None = field(default=None, metadata={"check": optional(whole(1))})
     non_dp_twin: bool = field(default=False, metadata={"check": flag})
@@ -200,6 +202,10 @@ class AuditConfig:
         if self.data.unit_column is not None and self.training.target_epsilon is not None:
             raise InputError(
                 "[training] target_epsilon is of one row, and [data] unit_column makes units of several; give noise_multiplier"
+            )
+        if self.data.unit_column is not None and self.training.filter_epsilon is not None:
+            raise InputError(
+                "[training] filter_epsilon caps single rows, and [data] unit_column makes units of several; leave one of them out"
             )
         known = ("label", *DATASETS[self.data.dataset].metadata_columns)
         for group in self.audit.groups:

@@ -84,7 +84,7 @@ def train(
     device: str = "cpu",
     data_dir: str | Path | None = None,
     dataset: Dataset | None = None,
-    privacy_filter: Filter | None = None,
+    privacy_filter: Filter | Callable[[float, float], Filter] | None = None,
 ) -> TrainedRun:
     """Train an audit's model with DP-SGD and record it.
 
@@ -101,7 +101,8 @@ def train(
         device: where to train, e.g. "cpu" or "cuda".
         data_dir: folder of data sets that do not ship with a package; default the environment variable INDPRIV_DATA.
         dataset: data to use instead of loading the configuration's.
-        privacy_filter: an `indpriv.PrivacyFilter` that everybody's epsilon is capped by; see `Recorder`.
+        privacy_filter: an `indpriv.PrivacyFilter` that everybody's epsilon is capped by, see `Recorder`; or what makes one
+            of the run's noise_multiplier and sample_rate. An audit with filter_epsilon needs one.
 
     Raises:
         InputError: a configuration, data set or directory that cannot be used; nothing has been trained.
@@ -110,6 +111,11 @@ def train(
     """
     started = time.monotonic()
     run_dir, progress = Path(run_dir), progress or no_progress
+    if config.training.filter_epsilon is not None and privacy_filter is None:
+        raise InputError(
+            f"the audit has filter_epsilon={config.training.filter_epsilon:g}, but no privacy_filter was passed; make one with "
+            "indpriv.PrivacyFilter.for_epsilon (`indpriv train` does, but not with canaries)"
+        )
     dataset = dataset or load_dataset(config.data.dataset, data_dir)
     if config.data.unit_column is not None and config.data.max_rows_per_unit is not None:
         dataset = replace(dataset, train=dataset.train.capped(config.data.unit_column, config.data.max_rows_per_unit))
@@ -119,6 +125,8 @@ def train(
     module.to(device)
     with quiet_opacus():
         private = _make_private(config.training, module, train_set, randomness, device)
+        if callable(privacy_filter):
+            privacy_filter = privacy_filter(private.noise_multiplier, private.loader.sample_rate)
         recorder = _make_recorder(run_dir, config, dataset, train_set, private, module, randomness, privacy_filter)
         total_steps = config.training.epochs * len(private.loader)
         every = len(private.loader) if config.checkpoints.every == "epoch" else int(config.checkpoints.every)

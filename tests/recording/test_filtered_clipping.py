@@ -318,3 +318,11 @@ def test_an_audit_quotes_the_cap_as_the_guarantee(tmp_path):
     assert "privacy filter: Rényi order 3 capped at 1" in summary.guarantee.statement
     assert "privacy filter: Rényi order 3 capped at 1" in (tmp_path / "audit" / "report.html").read_text()
     assert summary.individual.max <= summary.guarantee.worst_case_epsilon
+
+
+def test_rows_of_one_person_are_not_capped_as_if_they_were_people(tmp_path):
+    run = make_run()
+    options = {"dataset": run.dataset, "loss_fn": PER_EXAMPLE, "privacy_filter": FILTER, "unit": "user"}
+    Recorder(tmp_path / "run", **options, unit_ids=np.arange(120))
+    with pytest.raises(InputError, match="a user with several would spend more than its cap"):
+        Recorder(tmp_path / "run", **options, unit_ids=np.arange(120) // 2)
