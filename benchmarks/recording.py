@@ -35,7 +35,7 @@ from indpriv.training.models import build_model
 
 BACKENDS = ("layerwise", "ghost", "hooks", "functorch")
 ROUNDS = 9
-TRAINED, EPOCHS, TRAINING_ROUNDS = "cnn", 4, 4
+TRAINED, EPOCHS, TRAINING_ROUNDS = "cnn", 4, 3
 BATCHES = 4  # an epoch, of the size of the model's batch
 LARGEST_PASS, LARGEST_FREE, LARGEST_EPOCH = 1.2, 0.05, 0.6  # targets: ratio of a pass, shares of Opacus's own time
 CHECKED = 16  # examples of each model that are held against float64

@@ -121,7 +121,9 @@ class NormPass:
         self._parameters = sum(p.numel() for p in self._source.parameters() if p.requires_grad)
         self.slack = _slack(dtype, self._compute_dtype, self._parameters)
         with kept_random_state():
-            self.caveats = self._stochastic_caveats(_rows(inputs, 0, _PROBE), _rows(targets, 0, _PROBE))
+            few = _rows(inputs, 0, _PROBE), _rows(targets, 0, _PROBE)
+            self._expected = self._one_by_one(*few)
+            self.caveats = self._stochastic_caveats(*few)
             best = self._choose(backend, inputs, targets)
         self.backend, self._twin, self._norms = best.name, best.twin, best.norms
         self.fallback = best.reason
@@ -246,25 +248,25 @@ class NormPass:
             for module, original in zip(twin.modules(), self._source.modules(), strict=False):
                 module.training = original.training
 
-    def _reference(self, twin: nn.Module, inputs: Any, targets: Any) -> Tensor:
+    def _one_by_one(self, inputs: Any, targets: Any) -> Tensor:
         """Norms one example at a time by autograd: slow and obvious."""
-        norms = []
-        for i in range(len(first_tensor(inputs))):
-            example, target = _rows(inputs, i, i + 1), _rows(targets, i, i + 1)
-            with self._precision:
-                loss = check_losses(self._loss_fn(twin(example), target), target).sum()
-            trainable = [p for p in twin.parameters() if p.requires_grad]
-            gradients = torch.autograd.grad(loss, trainable, allow_unused=True)
-            norms.append(sum(g.double().square().sum() for g in gradients if g is not None) ** 0.5)
-        return torch.stack([torch.as_tensor(norm) for norm in norms])
-
-    def _stochastic_caveats(self, inputs: Any, targets: Any) -> tuple[str, ...]:
         twin = self._make_twin()
+        self._follow(twin)
+        trainable = [p for p in twin.parameters() if p.requires_grad]
+        norms = []
         with torch.enable_grad():
             with self._precision:
                 check_losses(self._loss_fn(twin(inputs), targets), targets)
-            first, second = (self._reference(twin, inputs, targets) for _ in range(2))
-        if torch.allclose(first, second, rtol=1e-6, equal_nan=True):
+            for i in range(len(first_tensor(inputs))):
+                example, target = _rows(inputs, i, i + 1), _rows(targets, i, i + 1)
+                with self._precision:
+                    loss = check_losses(self._loss_fn(twin(example), target), target).sum()
+                gradients = torch.autograd.grad(loss, trainable, allow_unused=True)
+                norms.append(sum(g.double().square().sum() for g in gradients if g is not None) ** 0.5)
+        return torch.stack([torch.as_tensor(norm) for norm in norms])
+
+    def _stochastic_caveats(self, inputs: Any, targets: Any) -> tuple[str, ...]:
+        if torch.allclose(self._expected, self._one_by_one(inputs, targets), rtol=1e-6, equal_nan=True):
             return ()
         return ("the model's forward pass is random (dropout?): the norms are of another draw than the one trained on",)
 
@@ -298,7 +300,7 @@ class NormPass:
             few = _rows(inputs, 0, _PROBE), _rows(targets, 0, _PROBE)
             # Another size first: a dimension that is the batch follows it, one that has its length by chance does not.
             self._run(norms, *(_repeated(side, len(first_tensor(few[1])) + 1) for side in few))
-            candidate.reason = self._disagreement(self._run(norms, *few)[0], *few)
+            candidate.reason = self._disagreement(self._run(norms, *few)[0])
             if not candidate.reason:
                 candidate.norms = norms
                 self._pace(candidate, inputs, targets)
@@ -337,7 +339,7 @@ class NormPass:
             )
             # The forms of layers are chosen by the size of the batch: check those that will be used.
             norms = self._trial(candidate, *batch(candidate.batch_size), candidate.channels_last)
-            candidate.reason = self._disagreement(norms[:_PROBE], *few)
+            candidate.reason = self._disagreement(norms[:_PROBE])
 
     def _trial(self, candidate: _Candidate, inputs: Any, targets: Any, channels_last: bool) -> Tensor:
         self._follow(candidate.twin, channels_last=channels_last)
@@ -350,7 +352,7 @@ class NormPass:
             norms = self._trial(candidate, inputs, targets, True)
         except RuntimeError:
             return False
-        return not self._disagreement(norms, inputs, targets)
+        return not self._disagreement(norms)
 
     def _bytes_per_example(self, inputs: Any, targets: Any) -> int:
         """What the backward pass keeps of one example."""
@@ -364,11 +366,9 @@ class NormPass:
 
         return max(1, (of(2 * _PROBE) - of(_PROBE)) // _PROBE)
 
-    def _disagreement(self, norms: Tensor, inputs: Any, targets: Any) -> str:
-        plain = self._make_twin()
-        self._follow(plain)
-        with kept_random_state():
-            expected = self._reference(plain, inputs, targets)
+    def _disagreement(self, norms: Tensor) -> str:
+        """How the norms of the first examples differ from those taken one by one; empty where they do not."""
+        expected = self._expected
         if self.caveats or torch.allclose(
             norms, expected, rtol=_AGREEMENT[self._compute_dtype], atol=1e-12, equal_nan=True
         ):

@@ -193,7 +193,12 @@ def _header(
         neighbouring="add_remove",
         sampler=settings.sampler,
         individually_clipped=False,
-        norm_pass={"backend": norm_pass.backend, "slack": norm_pass.slack, "caveats": list(measuring.caveats)},
+        norm_pass={
+            "backend": norm_pass.backend,
+            "fallback": norm_pass.fallback,
+            "slack": norm_pass.slack,
+            "caveats": list(measuring.caveats),
+        },
         run={
             "replayed": True,
             "seeded": settings.seeded,
