@@ -10,6 +10,7 @@ from typing import Any
 from indpriv.analysis.summary import Disclosure, Guarantee, Hazard, Range, RunFacts
 from indpriv.epsilon_table import Account
 from indpriv.evidence import FAILED, PASSED, Check
+from indpriv.files import first_at
 from indpriv.formatting import format_cost, format_delta, format_epsilon, format_number, format_share
 from indpriv.recording_policy import RecordingPolicy
 
@@ -79,7 +80,18 @@ def _what(run: RunFacts, account: Account, guarantee: Guarantee) -> list[Disclos
             VERIFIED,
             private=True,
         ),
+        *_rows_per_unit(run, account),
     ]
+
+
+def _rows_per_unit(run: RunFacts, account: Account) -> list[Disclosure]:
+    """The most rows of one unit: public where a cap was set before training, else a fact of the data."""
+    if (account.rows_per_unit or 1) == 1:
+        return []
+    cap = first_at(run.declared.content, ("config", "data", "max_rows_per_unit"))
+    most = f"at most {account.rows_per_unit:,}"
+    text = f"{most}; a cap of {cap} was set before training" if cap else f"{most} in this data; no cap was declared"
+    return [Disclosure(f"Rows of one {account.unit}", text, VERIFIED, private=not cap)]
 
 
 def _released(run: RunFacts, guarantee: Guarantee) -> Disclosure:

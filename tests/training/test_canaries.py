@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.training import dp_sgd
 from indpriv.training.canaries import train_with_canaries
+from indpriv.training.config import DataConfig
 
 from .test_dp_sgd import config, toy
 
@@ -31,6 +34,12 @@ def test_only_included_canaries_are_trained_on(run_dir):
     own = np.sort(-examples.train.loc[examples.train["canary"], "loss"].to_numpy())
     assert np.allclose(own, np.sort(scores.scores[scores.member]), rtol=1e-5)
     assert measure_attack(scores).method == ONE_RUN
+
+
+def test_a_cap_on_rows_would_drop_canaries(tmp_path):
+    capped = replace(config(), data=DataConfig("lfw", unit_column="person_id", max_rows_per_unit=3))
+    with pytest.raises(InputError, match=r"a cap .* would drop some that their coins include"):
+        train_with_canaries(capped, tmp_path / "run", 100, dataset=toy())
 
 
 def test_the_audit_of_the_run_has_them(run_dir, tmp_path):

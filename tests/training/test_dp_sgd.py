@@ -2,8 +2,10 @@ import json
 import os
 import signal
 import stat
+from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from opacus.accountants import RDPAccountant
@@ -11,10 +13,12 @@ from torch import nn
 
 import indpriv
 from indpriv.errors import InputError
+from indpriv.example_table import ExampleTable
 from indpriv.files import read_json
+from indpriv.norm_log import NormLog
 from indpriv.training import dp_sgd
 from indpriv.training.checkpoints import list_checkpoints, load_checkpoint
-from indpriv.training.config import AuditConfig
+from indpriv.training.config import AuditConfig, DataConfig
 from indpriv.training.datasets.base import Dataset, Split
 from indpriv.training.dp_sgd import train
 from indpriv.training.models import build_model
@@ -252,6 +256,20 @@ def test_individual_clipping_makes_rare_records_exact(mode, tmp_path):
     with pytest.raises(InputError, match="rounding_mode='nearest' with individual_clipping"):
         train(nearest, tmp_path / "n", dataset=toy())
     assert not (tmp_path / "n").exists()
+
+
+def test_a_unit_column_goes_into_the_log_and_a_cap_drops_the_rows_beyond_it(tmp_path):
+    dataset = toy(60, 10)
+    people = np.arange(60) // 4
+    dataset = replace(dataset, train=replace(dataset.train, metadata=pd.DataFrame({"person_id": people})))
+    by_person = replace(config(epochs=1), data=DataConfig("lfw", unit_column="person_id", max_rows_per_unit=3))
+    with dp_sgd.quiet_opacus():
+        dp_sgd.train(by_person, tmp_path / "run", dataset=dataset)
+    log = NormLog.open(tmp_path / "run")
+    assert (log.unit, log.n_examples) == ("user", 45)
+    assert log.unit_ids.tolist() == np.repeat(np.arange(15), 3).tolist()
+    examples = ExampleTable.from_parquet(tmp_path / "run" / "examples.parquet").train
+    assert examples["unit_id"].tolist() == examples["person_id"].tolist() == log.unit_ids.tolist()
 
 
 def test_empty_poisson_batches_are_steps(tmp_path):

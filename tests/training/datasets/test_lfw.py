@@ -1,0 +1,72 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from indpriv.errors import EvidenceError, InputError
+from indpriv.training.datasets import lfw
+
+SHARED = Path(__file__).parents[4] / "shared" / "data"
+FILE = "lfw_deepfunneled_gray_50x37.npz"
+
+
+def arrays(n=12):
+    person = np.sort(np.arange(n) % 7).astype(np.uint16)
+    gender = (person % 2).astype(np.uint8)
+    gender[3] = 255
+    return {"X": np.arange(n * 1850).reshape(n, 50, 37).astype(np.uint8), "person_id": person, "gender": gender}
+
+
+def write(folder, **changes):
+    np.savez(folder / FILE, **{name: value for name, value in {**arrays(), **changes}.items() if value is not None})
+    return folder
+
+
+def test_nobody_is_in_both_splits_and_unknown_genders_are_left_out(tmp_path):
+    dataset = lfw.load(write(tmp_path))
+    people = [set(split.metadata["person_id"]) for split in (dataset.train, dataset.test)]
+    assert people == [{1, 2, 3, 4, 6}, {0, 5}]
+    assert len(dataset.train) + len(dataset.test) == 11
+    assert dataset.train.inputs.shape[1:] == (1, 50, 37)
+    assert -1 <= dataset.train.inputs.min() <= dataset.train.inputs.max() <= 1
+    assert dataset.train.targets.tolist() == (dataset.train.metadata["person_id"] % 2).tolist()
+    assert dataset.train.metadata["pictures"].tolist() == [
+        "2-5" if person in (2, 3, 4) else "1" for person in dataset.train.metadata["person_id"]
+    ]
+
+
+def test_a_cap_keeps_the_first_rows_of_each_person(tmp_path):
+    train = lfw.load(write(tmp_path)).train
+    capped = train.capped("person_id", 1)
+    assert capped.metadata["person_id"].tolist() == [1, 2, 3, 4, 6]
+    first = [train.metadata["person_id"].tolist().index(person) for person in (1, 2, 3, 4, 6)]
+    np.testing.assert_array_equal(capped.inputs, train.inputs[first])
+    assert len(train.capped("person_id", 2)) == len(train)
+    with pytest.raises(InputError, match="no metadata column 'family'"):
+        train.capped("family", 1)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(InputError, match=FILE):
+        lfw.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"gender": None}, "gender"),
+        ({"X": np.zeros((12, 9, 9), np.uint8)}, r"shape \(12, 9, 9\)"),
+        ({"person_id": np.zeros(3, np.uint16)}, "a person_id each"),
+        ({"gender": np.full(12, 7, np.uint8)}, "a gender of 0, 1 or 255"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path, changes, says):
+    with pytest.raises(EvidenceError, match=says):
+        lfw.load(write(tmp_path, **changes))
+
+
+@pytest.mark.skipif(not (SHARED / "lfw").is_dir(), reason=f"LFW is not in {SHARED}")
+def test_reads_the_real_file():
+    dataset = lfw.load(SHARED)
+    assert (len(dataset.train), len(dataset.test)) == (10968, 2261)
+    assert dataset.train.metadata["person_id"].value_counts().max() == 530
