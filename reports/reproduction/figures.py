@@ -8,13 +8,29 @@ from typing import Any
 from indpriv.formatting import format_epsilon, format_interval, format_number, format_share
 from indpriv.report.markdown import table
 from reproduction import paper, rules
-from reproduction.audits import Summary, accuracies_of, attack_of, fidelity_of, means_of
+from reproduction.audits import DEFAULT, INDIVIDUAL, Summary, accuracies_of, attack_of, fidelity_of, means_of
 from reproduction.measured import DISTRIBUTION, TABLE_3
 from reproduction.paper import GAMMAS, PaperRun
 from reproduction.rules import Verdict
-from reproduction.sections import NOTHING, Found, Known, Section, Texts, compare, named, not_run, percent
+from reproduction.sections import (
+    FEW,
+    NOTHING,
+    WHOLE,
+    Found,
+    Known,
+    Row,
+    Section,
+    Texts,
+    block,
+    compare,
+    named,
+    not_run,
+    percent,
+    words_of,
+)
 
 _SHOWN_RECORDS = 6  # of a run, in Figure 3
+_PEARSON = "Pearson's r"
 _NO_GROUPS = Verdict(rules.NOT_RUN, "the audit has no such groups")
 
 
@@ -211,43 +227,73 @@ def figure_5(known: Known) -> Section:
 
 
 def figure_7(known: Known) -> Section:
-    """Epsilon and loss under individual clipping, from the runs of Table 3."""
-    number, title = "Figure 7", "epsilon and loss under individual clipping"
-    found = known.single(TABLE_3)
-    if found is None:
-        return not_run(number, title, "MNIST", {"Pearson's r": f"above {paper.LEAST_PEARSON:g}"})
-    values = [result["pearson"] for result in found["individual"]]
-    smallest = None if None in values else min(values)
-    verdict = rules.loss(smallest, None)
-    rows = (
-        ("MNIST", "smallest Pearson's r", f"above {paper.LEAST_PEARSON:g}", NOTHING, format_number(smallest)),
-        ("", "verdict", "", NOTHING, str(verdict)),
-    )
-    return Section(number, title, rows, {"MNIST": verdict.word}, _runs_of_table_3(found))
+    """Epsilon and loss under individual clipping: of all of MNIST, and of the runs of Table 3."""
+    number, title, expected = "Figure 7", "epsilon and loss under individual clipping", f"above {paper.LEAST_PEARSON:g}"
+    rows: list[Row] = []
+    words: list[str] = []
+    whole, few = known.audits.get(INDIVIDUAL), known.single(TABLE_3)
+    if whole is not None:
+        found = {
+            account: Found({_PEARSON: format_number(_pearson(summary))}, {"": rules.loss(_pearson(summary), None)})
+            for account, summary in whole.accounts.items()
+        }
+        rows += block(WHOLE, {_PEARSON: expected}, found)
+        words.append(f"{WHOLE}: {words_of(found)}")
+    if few is not None:
+        values = [result["pearson"] for result in few["individual"]]
+        smallest = None if None in values else min(values)
+        name = f"smallest {_PEARSON}"
+        only = {DEFAULT: Found({name: format_number(smallest)}, {"": rules.loss(smallest, None)})}
+        rows += block(FEW, {name: expected}, only)
+        words.append(f"{FEW}: {words_of(only)}")
+    if not rows:
+        return not_run(number, title, "MNIST", {_PEARSON: expected})
+    return Section(number, title, tuple(rows), {"MNIST": "; ".join(words)}, _runs_of_table_3(few))
 
 
 def figure_8(known: Known) -> Section:
-    """Groups under individual clipping, from the runs of Table 3."""
+    """Groups under individual clipping: of all of MNIST, and of the runs of Table 3."""
     number, title = "Figure 8", "groups under individual clipping"
-    found = known.single(TABLE_3)
-    if found is None:
+    rows: list[Row] = []
+    words: list[str] = []
+    whole, ordinary = (known.audits.get(name) for name in (INDIVIDUAL, "mnist"))
+    few = known.single(TABLE_3)
+    if whole is not None and ordinary is not None:
+        found = {}
+        for account in (each for each in whole.accounts if each in ordinary.accounts):
+            pair = (_ranked(whole.accounts[account]), _ranked(ordinary.accounts[account]))
+            found[account] = Found({"one run each": _orders(*pair)}, {"": rules.same_order([pair])})
+        rows += block(WHOLE, {"one run each": "the same order"}, found)
+        words.append(f"{WHOLE}: {words_of(found)}")
+    if few is not None:
+        pairs = [(one["order"], other["order"]) for one, other in zip(few["individual"], few["ordinary"], strict=True)]
+        texts = {f"seed {seed}": _orders(*pair) for seed, pair in zip(few["seeds"], pairs, strict=True)}
+        only = {DEFAULT: Found(texts, {"": rules.same_order(pairs)})}
+        rows += block(FEW, dict.fromkeys(texts, "the same order"), only)
+        words.append(f"{FEW}: {words_of(only)}")
+    if not rows:
         return not_run(number, title, "MNIST", {"order of groups": "the same with and without individual clipping"})
-    pairs = [(one["order"], other["order"]) for one, other in zip(found["individual"], found["ordinary"], strict=True)]
-    verdict = rules.same_order(pairs)
-    rows = [
-        ("MNIST" if seed == found["seeds"][0] else "", f"seed {seed}", "the same order", NOTHING, _orders(*pair))
-        for seed, pair in zip(found["seeds"], pairs, strict=True)
-    ]
-    note = "Labels by mean epsilon, the lowest first: with individual clipping / without. " + _runs_of_table_3(found)
-    return Section(number, title, (*rows, ("", "verdict", "", NOTHING, str(verdict))), {"MNIST": verdict.word}, note)
+    note = "Labels by mean epsilon, the lowest first: with individual clipping / without. " + _runs_of_table_3(few)
+    return Section(number, title, tuple(rows), {"MNIST": "; ".join(words)}, note)
+
+
+def _pearson(summary: Summary) -> float | None:
+    return None if summary["loss"] is None else summary["loss"]["pearson_log_loss"]
+
+
+def _ranked(summary: Summary) -> list[str]:
+    means = means_of(summary, "label")
+    return sorted(means, key=means.__getitem__)
 
 
 def _orders(individual: Sequence[str], ordinary: Sequence[str]) -> str:
     return " / ".join(" ".join(map(named, names)) for names in (individual, ordinary))
 
 
-def _runs_of_table_3(found: Mapping[str, Any]) -> str:
-    return f"From the runs of Table 3 ({found['setting']}; {len(found['seeds'])} seeds), which are far smaller than the paper's."
+def _runs_of_table_3(few: Mapping[str, Any] | None) -> str:
+    if few is None:
+        return ""
+    return f"{FEW}: the runs of Table 3 ({few['setting']}; {len(few['seeds'])} seeds), far smaller than the paper's."
 
 
 def figure_11(known: Known) -> Section:

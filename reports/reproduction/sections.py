@@ -13,6 +13,7 @@ from reproduction.rules import NOT_RUN, Verdict
 
 HEAD = ("data set", "", "paper", "ours, preset yu2023", "ours, sound default")
 NOTHING = "–"
+WHOLE, FEW = "MNIST, whole", "MNIST, few"  # of individual clipping: one run of all images; several seeds of few images
 
 Texts = Mapping[str, str]
 Row = tuple[str, ...]  # as many as HEAD
@@ -103,12 +104,13 @@ def compare(
             words[run.title] = NOT_RUN
             continue
         found = {account: ours(run, summary, account) for account, summary in audit.accounts.items()}
-        rows += _block(run.title, expected, found)
-        words[run.title] = _words(found)
+        rows += block(run.title, expected, found)
+        words[run.title] = words_of(found)
     return Section(number, title, tuple(rows), words, note, extra)
 
 
-def _block(title: str, expected: Texts, found: Mapping[str, Found]) -> list[Row]:
+def block(title: str, expected: Texts, found: Mapping[str, Found]) -> list[Row]:
+    """The rows of one data set: the paper's texts by quantity, and what each account found."""
     quantities = list(dict.fromkeys([*expected, *(name for each in found.values() for name in each.texts)]))
     verdicts = list(dict.fromkeys(name for each in found.values() for name in each.verdicts))
     cells = [
@@ -135,8 +137,8 @@ def _verdict(found: Mapping[str, Found], account: str, name: str) -> str:
     return str(each.verdicts[name]) if each is not None and name in each.verdicts else NOTHING
 
 
-def _words(found: Mapping[str, Found]) -> str:
-    """Verdict words of both accounts: one where they agree."""
+def words_of(found: Mapping[str, Found]) -> str:
+    """Verdict words by name, of both accounts: one where they agree."""
     texts = []
     names = list(dict.fromkeys(name for each in found.values() for name in each.verdicts))
     for name in names:
