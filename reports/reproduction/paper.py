@@ -140,7 +140,7 @@ RUNS = (
 )
 
 LEAST_PEARSON = 0.9  # of epsilon and log loss "on all four" (Figure 5), and with individual clipping (Figures 7, 8)
-STRATIFIED = ("automobile", "airplane", "cat")  # classes of Figure 3, the smallest norms first
+STRATIFIED = ("automobile", "airplane", "cat")  # classes of Figure 3, in the order of Figure 2
 FOOTNOTE_3 = (15.73, 15.82)  # median gradient norm of UTKFace-Gender, without and with privacy
 TABLE_1 = {"with rounding": ("1e2", "< 3 s"), "without rounding": ("1e7", "about 2.6e4 s")}
 TABLE_3 = {  # test accuracy in per cent, and its standard deviation: individual clipping, ordinary clipping

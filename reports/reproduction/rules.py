@@ -33,7 +33,7 @@ RULES = {
     "order reaches that",
     "Worst served (Figures 2, 6)": "reproduced where the group of the lowest test accuracy has the largest mean epsilon; differs "
     "where its mean is only above that of the group of the highest test accuracy",
-    "Strata of norms (Figure 3)": "the three classes lie in the paper's order in at least "
+    "Strata of norms (Figure 3)": "the medians of the three classes lie in the order of their mean epsilons in Figure 2 in at least "
     f"{LEAST_STRATIFIED:.0%} of the records after the first epoch; differs where they do in more than half",
     "Fidelity (Figures 4, 14)": f"Pearson's r of estimates and exact values is at least {LEAST_FIDELITY:g} at every gamma and the "
     f"mean error does not grow with gamma; differs where r is at least {LEAST_PEARSON:g} at every gamma",
