@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from reproduction import paper, rules
-from reproduction.audits import DEFAULT, PRESET, Audit, read_audits
+from reproduction.audits import DEFAULT, INDIVIDUAL, PRESET, Audit, read_audits
 from reproduction.measured import read_measured
 from reproduction.page import render_page, render_results, write_results
 from reproduction.rules import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
@@ -262,6 +262,37 @@ def test_table_2_has_the_papers_layout_and_a_warning(known):
     assert "for the curator only" in text
     assert "average error rate 0.17 %" in text  # 1.01 for 1.00, one of six
     assert "average error rate 5.00 %" in text
+
+
+def individually_clipped(known, **training):
+    """The audit once more, as if another run of it had clipped individually."""
+    summary = copy.deepcopy(dict(known.audits["mnist"].default))
+    summary["run"]["declared"]["config"]["training"].update(individual_clipping=True, **training)
+    summary["run"]["test_accuracy"] -= 0.01
+    return Known({**known.audits, INDIVIDUAL: Audit(INDIVIDUAL, summary, None)}, known.measured)
+
+
+def test_individual_clipping_of_the_whole_set_is_held_against_the_ordinary_run(known):
+    assert "**not run**" in section(page_of(known), "Figure 8")
+    page = page_of(individually_clipped(known))
+    assert "**reproduced** (same in 1 of 1" in section(page, "Figure 8")
+    assert "**differs** (-1.00 points)" in section(page, "Table 3")
+    assert "also differ" not in page
+    assert "also differ in epochs (20, None)." in section(page_of(individually_clipped(known, epochs=20)), "Table 3")
+
+
+def test_a_guarantee_that_is_not_supported_says_so(known):
+    status = known.audits["mnist"].default["guarantee"]["status"]
+    assert status == "declared"
+    assert "(declared) |" in render_results(known)
+    sound = changed(known, lambda summary: summary["guarantee"].update(status="supported"))
+    assert "(" not in render_results(sound).splitlines()[2].split("|")[4]
+
+
+def test_a_refused_release_is_not_run(known):
+    measured = copy.deepcopy(known.measured)
+    measured["table_2"]["mnist"]["found"] = {"refused": "no guarantee"}
+    assert "**not run** (refused: no guarantee)" in section(page_of(Known(known.audits, measured)), "Table 2")
 
 
 def test_what_was_measured_of_another_run_is_not_shown(known):

@@ -26,6 +26,7 @@ from reproduction.sections import (
     named,
     not_run,
     percent,
+    told_apart,
     words_of,
 )
 
@@ -276,7 +277,11 @@ def figure_8(known: Known) -> Section:
         words.append(f"{FEW}: {words_of(only)}")
     if not rows:
         return not_run(number, title, "MNIST", {"order of groups": "the same with and without individual clipping"})
-    note = "Labels by mean epsilon, the lowest first: with individual clipping / without. " + _runs_of_table_3(few)
+    note = (
+        "Labels by mean epsilon, the lowest first: with individual clipping / without. "
+        + _runs_of_table_3(few)
+        + told_apart(known)
+    )
     return Section(number, title, tuple(rows), {"MNIST": "; ".join(words)}, note)
 
 

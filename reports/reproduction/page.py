@@ -223,8 +223,8 @@ def _result(name: str, audit: Audit, known: Known) -> list[str]:
 
 def _extremes(means: Mapping[str, float], ratio: Mapping[str, Any] | None) -> str:
     lowest, highest = (pick(means, key=means.__getitem__) for pick in (min, max))
-    text = f"{named(lowest)} {format_epsilon(means[lowest])}, {named(highest)} {format_epsilon(means[highest])}"
-    return text if ratio is None else f"{text}: {format_number(ratio['value'])}"
+    text = f"{named(lowest)}: {format_epsilon(means[lowest])}; {named(highest)}: {format_epsilon(means[highest])}"
+    return text if ratio is None else f"{text}; {format_number(ratio['value'])}"
 
 
 def _attack(attack: Mapping[str, Any] | None) -> str:

@@ -144,7 +144,7 @@ def same_order(pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> Verdict:
     return _graded(
         same == len(taus),
         float(np.mean(taus)) > LEAST_TAU,
-        f"same on {same} of {len(taus)} seeds, mean tau {np.mean(taus):.2f}",
+        f"same in {same} of {len(taus)}, mean tau {np.mean(taus):.2f}",
     )
 
 

@@ -7,12 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from indpriv.report.markdown import escape, table
-from reproduction.audits import DEFAULT, PRESET, Audit, Summary, folder_of
+from reproduction.audits import DEFAULT, INDIVIDUAL, PRESET, Audit, Summary, folder_of
 from reproduction.paper import RUNS, PaperRun
 from reproduction.rules import NOT_RUN, Verdict
 
 HEAD = ("data set", "", "paper", "ours, preset yu2023", "ours, sound default")
 NOTHING = "–"
+_CLIPPING = (
+    "individual_clipping",
+    "clip_headroom",
+    "non_dp_twin",
+    "non_dp_learning_rate",
+)  # what the two runs are to differ in
 WHOLE, FEW = "MNIST, whole", "MNIST, few"  # of individual clipping: one run of all images; several seeds of few images
 
 Texts = Mapping[str, str]
@@ -169,3 +175,18 @@ def percent(row: Mapping[str, Any]) -> str:
     if row["success_rate"] is None:
         return NOTHING
     return f"{100 * row['success_rate']:.1f} [{100 * row['low']:.1f}, {100 * row['high']:.1f}] %"
+
+
+def told_apart(known: Known) -> str:
+    """In which settings, other than clipping, the two whole runs on MNIST differ; "" where they are alike, or not both there."""
+    runs = [known.audits.get(name) for name in (INDIVIDUAL, "mnist")]
+    settings = [audit.default["run"]["declared"]["config"]["training"] for audit in runs if audit is not None]
+    if len(settings) < len(runs):
+        return ""
+    one, other = ({name: value for name, value in each.items() if name not in _CLIPPING} for each in settings)
+    differing = [
+        f"{name} ({one.get(name)}, {other.get(name)})"
+        for name in sorted({*one, *other})
+        if one.get(name) != other.get(name)
+    ]
+    return f" The two runs of {WHOLE} also differ in {', '.join(differing)}." if differing else ""

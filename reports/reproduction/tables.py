@@ -25,6 +25,7 @@ from reproduction.sections import (
     block,
     not_run,
     not_run_rows,
+    told_apart,
     words_of,
 )
 
@@ -96,8 +97,10 @@ def table_2(known: Known) -> Section:
         f"({paper.RELEASE_EPSILON:g}, 0). Add/remove one example; each person one record; the number of examples is private and "
         "estimated with noise. One real draw each, paid for in the ledger of its audit and drawn once: the same page is made "
         "again from the stored answers. **Non-private values are printed here because these data sets are public; of other data "
-        "they are for the curator only.** The step size and the mean's share of the budget are ours, the paper names the default "
-        "setup of Andrew et al. only. Mean errors over many draws: benchmarks/release.py."
+        "they are for the curator only.** Settings of these runs were tried on the same data, and earlier runs were "
+        "released from; no ledger here counts that. The step size and the mean's share of the budget are ours, the paper names "
+        "the default setup of Andrew et al. only. Where many people share one value, as those who were clipped in every step do, "
+        "descent by constant steps swings around it. Mean errors over many draws: benchmarks/release.py."
     )
     title = "average and quantiles of individual epsilon, released in private"
     return Section("Table 2", title, tuple(rows), words, note, "\n\n".join(extra))
@@ -149,7 +152,7 @@ def table_3(known: Known) -> Section:
         found = {DEFAULT: Found(texts, {"": rules.accuracy(*accuracies)})}
         rows += block(WHOLE, theirs["mnist"], found)
         words.append(f"{WHOLE}: {words_of(found)}")
-    note = "Test accuracy in per cent (standard deviation over seeds)."
+    note = "Test accuracy in per cent (standard deviation over seeds)." + told_apart(known)
     if few is not None:
         by_arm = {arm: [result["accuracy"] for result in few[arm]] for arm in _ARMS}
         texts = {arm: _spread(statistics.fmean(values), statistics.stdev(values)) for arm, values in by_arm.items()}
