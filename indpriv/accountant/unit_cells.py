@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ IntArray = NDArray[np.int64]
 
 MOST_ROWS = 1000  # equal rows of a cell; the sums of more rows are shared among so many
 _EVERY_NUMBER, _ROWS_RATIO = 64, 1.02  # up to so many rows each number has cells; beyond, numbers in this ratio
-_MAX_LEVEL_CELLS = 1 << 15  # beyond so many (level, setting, rows) cells, shifts are nodes of a grid
+_MAX_LEVELS = 512  # beyond so many levels of all settings together, shifts are nodes of a grid
 _MAX_RATES = 32  # distinct sample rates; more are rounded up to so many
 _NODE_RATIO, _SMALLEST = 1.02, 1e-3  # of a grid of shifts; between nodes a step is shared, which overstates RDP by 1e-4
 _ROUNDING = 1e-12  # relative, of sums of norms: by far more than their floating-point error
@@ -62,11 +63,14 @@ class EqualRows:
 
 
 def row_numbers(largest: int) -> IntArray:
-    """Numbers of rows that have cells: ascending from 1 to largest or MOST_ROWS, whichever is less."""
-    most = min(largest, MOST_ROWS)
-    beyond = np.log(max(most / _EVERY_NUMBER, 1.0)) / np.log(_ROWS_RATIO)
-    series = np.round(_EVERY_NUMBER * _ROWS_RATIO ** np.arange(np.ceil(beyond)))
-    return np.unique(np.concatenate([np.arange(1, min(most, _EVERY_NUMBER) + 1), series, [most]])).astype(np.int64)
+    """Numbers of rows that have cells, ascending from 1 to the first that is not below largest, MOST_ROWS at most.
+
+    They are those of one fixed series, so that nobody's epsilon depends on how many rows others have.
+    """
+    beyond = math.ceil(math.log(MOST_ROWS / _EVERY_NUMBER) / math.log(_ROWS_RATIO))
+    series = np.minimum(np.round(_EVERY_NUMBER * _ROWS_RATIO ** np.arange(beyond + 1)), MOST_ROWS)
+    numbers = np.unique(np.concatenate([np.arange(1, _EVERY_NUMBER + 1), series])).astype(np.int64)
+    return numbers[: int(np.searchsorted(numbers, min(largest, MOST_ROWS))) + 1]
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ class UnitCells:
         )
         if codes is not None and on_levels:
             levels = np.unique(np.minimum(codes.value[0], 1.0)) if len(codes.value) else np.array([0.0, 1.0])
-            if len(settings) * len(numbers) * len(levels) <= _MAX_LEVEL_CELLS:
+            if len(settings) * len(levels) <= _MAX_LEVELS:
                 shifts = levels / settings[:, :1]
                 scale = np.ones(len(setting))
                 mechanisms = _all_rows(shifts, settings[:, 1], numbers)
