@@ -32,6 +32,7 @@ WHOLE_RATIO = 5e-3  # the same where steps are not shared: cells are dear to acc
 EXACT_RATES = 32  # so many distinct sample rates keep a grid each
 _RATE_RATIO, _RATE_NODES = 3e-3, 256  # where there are more: by under 5e-6, and more where cells are too many
 _FEWEST_SHIFTS = 256
+_MAX_WHOLE_CELLS = 1 << 13  # of a grid where steps are not shared; tens of seconds for a block of examples
 _MAX_CELLS = 1 << 16  # of a grid; RDP is overstated by 1e-4 where rates vary by a factor 2, and by up to 1e-3 beyond
 
 
@@ -64,23 +65,19 @@ class NodeGrid:
         own: the only shifts there are, where they are few. between_nodes: see the class.
         """
         rates = np.unique(sample_rate)
+        finest, most = (NODE_RATIO, _MAX_CELLS) if between_nodes == "share" else (WHOLE_RATIO, _MAX_WHOLE_CELLS)
+        if own is not None and len(own) * min(len(rates), EXACT_RATES + 1) > most:
+            own = None
         if len(rates) > EXACT_RATES:
             span = float(np.log(rates[-1] / rates[0]))
             # As fine in rates as in shifts, with as many nodes as there may be: both overstate by their ratio squared
-            ratio = 0.0 if own is not None else float(np.sqrt(span * np.log(shifts[1] / shifts[0]) / _MAX_CELLS))
-            n_rates = min(_RATE_NODES, int(span / max(ratio, _RATE_RATIO)) + 2)
+            ratio = span * len(own) / most if own is not None else np.sqrt(span * np.log(shifts[1] / shifts[0]) / most)
+            n_rates = min(_RATE_NODES, int(span / max(float(ratio), _RATE_RATIO)) + 2)
             rates = np.geomspace(rates[0], rates[-1], max(n_rates, EXACT_RATES + 1))
-        if own is not None and len(own) * len(rates) <= _MAX_CELLS:
+        if own is not None:
             return cls(np.unique(np.append(own, 0.0)), rates, False, between_nodes)
-        finest = (
-            int(
-                np.ceil(
-                    np.log(shifts[1] / shifts[0]) / np.log1p(NODE_RATIO if between_nodes == "share" else WHOLE_RATIO)
-                )
-            )
-            + 1
-        )
-        n_shifts = max(min(finest, max(_FEWEST_SHIFTS, _MAX_CELLS // len(rates))), 2)
+        n_finest = int(np.ceil(np.log(shifts[1] / shifts[0]) / np.log1p(finest))) + 1
+        n_shifts = max(min(n_finest, max(_FEWEST_SHIFTS, most // len(rates))), 2)
         return cls(np.append(0.0, np.geomspace(*shifts, n_shifts)), rates, True, between_nodes)
 
     @property

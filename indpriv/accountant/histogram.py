@@ -29,9 +29,9 @@ def cells_of(governing: Governing, *, between_nodes: str = "share") -> Cells:
     Args:
         governing: what governs its steps.
         between_nodes: where mechanisms are nodes of a grid, "share" a step between neighbours, which suits RDP alone, or
-            count it at the node "up" or "down" (a norm at most 0.5 percent too large or too
-            small; where norms are not rounded and more than 32 sample rates occur, norms and rates by about 1 percent
-            each if rates vary by a factor 2, and by more if they vary more).
+            count it at the node "up" or "down" (norms at most 0.5 percent too large or too small; sample rates, where there
+            are more than 32, by under 1 percent if they vary by a factor 2 at 101 levels; where norms are not rounded
+            either, both by a few percent).
     """
     if isinstance(governing, CountedSpans):
         return SpanCells.of(governing)

@@ -51,8 +51,9 @@ def account(
     Returns:
         the table; no epsilon exceeds its worst_case_epsilon. Details of "rdp": best_order, and order_at_boundary where
         a wider range of orders might give less. Of "pld": bracket ("certified", "checked" or "fallback") and
-        rdp_epsilon; norms without rounding, and steps under thousands of settings, are rounded up for it by at most 0.5
-        percent (its lower end: down), and by about 1 percent, like sample rates, where both occur with very many rates.
+        rdp_epsilon. For "pld", norms without rounding and steps under very many settings are rounded up (for the lower end:
+        down), so that the bracket holds the cost: norms by at most 0.5 percent; sample rates, where there are more than 32,
+        by under 1 percent if they vary by a factor 2 at 101 levels; and both by a few percent where both occur.
 
         Where the log's unit is not the example and it has unit_ids, one row a unit, whose rows are accounted together
         (see `units`): details n_rows and unit_worst_case, that of so many clipped rows; worst_case_epsilon is that of the
@@ -99,7 +100,7 @@ def table_for(
         rows = replace(log, example_ids=units.ids, unit_ids=None)
         table = under_filter(table_of(prepare_account(rows, method), progress=progress, workers=workers), rows)
         return replace(table, account=replace(table.account, rows_per_unit=1))
-    return _of_units(replace(log, filtered=None), units, method, progress, workers)  # a filter caps rows, not people
+    return under_filter(_of_units(log, units, method, progress, workers), log, units)
 
 
 def worst_case_epsilon(log: NormLog, method: Method) -> float:

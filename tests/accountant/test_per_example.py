@@ -8,6 +8,8 @@ import oracles
 from indpriv import InputError, NormLog, account
 from indpriv.accountant import Method, blocks, prepared
 from indpriv.accountant.per_example import prepare_account
+from indpriv.accountant.pld import pld_epsilon
+from indpriv.accountant.trajectory import Participations
 from indpriv.errors import PrivacyWarning
 
 OPACUS_ORDERS = [1 + x / 10.0 for x in range(1, 100)] + list(range(12, 64))
@@ -155,6 +157,23 @@ def test_blocks_do_not_change_the_answer_and_progress_is_told(monkeypatch):
     assert len(seen) > 14
     parts = list(prepare_account(log, Method(delta=1e-5)).blocks(10, 60))
     np.testing.assert_allclose(np.concatenate([part.epsilon for part in parts]), whole.epsilon[10:60], rtol=1e-12)
+
+
+@pytest.mark.parametrize("rounding", [0.25, 0.0])
+def test_tight_epsilons_under_hundreds_of_sample_rates_enclose_those_of_every_step_for_itself(rounding):
+    rng = np.random.default_rng(0)
+    rate, norms = rng.uniform(0.06, 0.1, 400), rng.choice([0.25, 0.5, 0.75, 1.0], (10, 2))
+    run = {"total_steps": 400, "noise_multiplier": 1.5, "max_grad_norm": 1.0, "sample_rate": rate}
+    log = NormLog.from_arrays(norms, np.arange(10) * 40, rounding=rounding, **run)
+    table = account(log, delta=1e-5, accountant="pld")
+    for example in range(2):
+        relative = np.repeat(norms[:, example], 40)
+        steps = Participations(relative, np.full(400, 1.5), rate, np.ones((1, 400)))
+        exact = pld_epsilon(steps, delta=1e-5, rdp_upper=np.array([np.inf]))
+        assert table.epsilon_lower[example] <= exact.epsilon_upper[0]
+        assert exact.epsilon_lower[0] <= table.epsilon[example]
+    assert np.all(table.epsilon - table.epsilon_lower <= (0.01 if rounding else 0.05) * table.epsilon)
+    assert np.all(table.details["bracket"] == "certified")
 
 
 def test_preset_reproduces_the_paper():

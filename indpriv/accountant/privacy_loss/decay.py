@@ -9,6 +9,12 @@ The line of z is cut into panels. Two ways to prove that a part of the law cance
   jump at e, of g / L', g the tilted density. log(g / L') is a parabola plus (a + 1) log f - z shift up to a constant; its
   derivative is a line plus a multiple of a logistic function, so that it turns at most three times and its variation
   between the points where it is evaluated exceeds what they show by a bounded factor only.
+
+Where kinds are many, those of one sample rate and of shifts that are nearly alike share the bound of the smallest shift.
+The loss is a function of y = z shift - shift^2 / 2 alone, which has law N(-v / 2, v), v = shift^2, and for v above v_1 the
+ratio of the two densities is sqrt(v_1 / v) exp(y^2 (1 / v_1 - 1 / v) / 2 - (v - v_1) / 8) at y. So the law tilted under v
+is at least share = sqrt(v_1 / v) exp(-(v - v_1) / 8) E_1 / E times that under v_1, with E = E[exp(tilt loss)], and what
+remains cannot add more than its mass: |E[exp(i omega loss)]| <= 1 - share (1 - bound under v_1).
 """
 
 from __future__ import annotations
@@ -24,6 +30,8 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(_PER_PANEL)
 _LARGEST_GAP = 0.24  # between neighbouring nodes, as a share of a panel (6-point Gauss-Legendre, edges included)
 _PANEL_WIDTH = 0.5  # at most, in units of the narrowest scale of the tilted density
 _PANELS = (64, 1024)  # at least and at most; powers of two
+_MANY = 200  # kinds beyond which they share bounds
+_ALIKE = 0.3  # logarithms of shifts, and log transforms and their logarithms, that share one differ by less
 _SLACK = 1e-10  # relative, covers the quadrature of moments on panels this narrow and its rounding
 _CHUNK = 4_000_000
 
@@ -40,6 +48,25 @@ def log_decay(kinds: Kinds, tilt: float, direction: Direction, frequencies: Floa
     Returns:
         (n_kinds, n), at most 0, not rising along each row.
     """
+    if len(kinds) <= _MANY or kinds.cut is not None:
+        return _own_decay(kinds, tilt, direction, frequencies)
+    log_transform = transform.tilted_law(kinds, tilt, direction).log_transform
+    places = [np.log(kinds.shift) / _ALIKE, np.log(np.maximum(log_transform, 1e-300)) / _ALIKE, log_transform / _ALIKE]
+    alike = np.stack([kinds.sample_rate, *np.floor(places)], axis=1)
+    groups, group = np.unique(alike, axis=0, return_inverse=True)
+    group = group.ravel()
+    ranking = np.lexsort((kinds.shift, group))
+    smallest = ranking[np.searchsorted(group[ranking], np.arange(len(groups)))]
+    own = _own_decay(Kinds(kinds.shift[smallest], kinds.sample_rate[smallest]), tilt, direction, frequencies)
+    squares, first = np.square(kinds.shift), smallest[group]
+    log_share = np.log(squares[first] / squares) / 2 - (squares - squares[first]) / 8
+    share = np.exp(log_share + log_transform[first] - log_transform) * (1 - _SLACK)
+    result: FloatArray = np.log1p(share[:, None] * np.expm1(own)[group])
+    return result
+
+
+def _own_decay(kinds: Kinds, tilt: float, direction: Direction, frequencies: FloatArray) -> FloatArray:
+    """See `log_decay`: each kind for itself."""
     law, edges = _panels(kinds, tilt, direction)
     n_kinds, n_panels = len(edges), edges.shape[1] - 1
     bound = np.empty((n_kinds, len(frequencies)))

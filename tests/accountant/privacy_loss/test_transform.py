@@ -4,7 +4,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from indpriv.accountant.privacy_loss import transform
+from indpriv.accountant.privacy_loss import decay, transform
 from indpriv.accountant.privacy_loss.decay import log_decay
 from indpriv.accountant.privacy_loss.transform import Kinds
 
@@ -69,3 +69,20 @@ def test_decay_lies_above_the_transform_at_and_beyond_each_frequency(shift, rate
     assert np.all(np.diff(bound) <= 0)
     for omega, above in zip(frequencies, bound, strict=True):
         assert above >= truth[fine >= omega].max() - 1e-12
+
+
+@pytest.mark.parametrize(("direction", "tilt"), [("remove", 4.0), ("add", 6.0)])
+def test_shared_decay_lies_above_each_transform(monkeypatch, direction, tilt):
+    monkeypatch.setattr(decay, "_MANY", 0)
+    shift, rate = np.meshgrid(np.geomspace(0.3, 2.0, 12), [0.01, 0.3])
+    kinds, frequencies = Kinds(shift.ravel(), rate.ravel()), np.geomspace(0.1, 100.0, 20)
+    bound = log_decay(kinds, tilt, direction, frequencies)
+    fine = 0.05 * np.arange(2500)
+    truth = transform.contour_table(kinds, tilt, direction, fine).logarithm.real
+    assert np.all(np.diff(bound, axis=1) <= 1e-15)
+    for column, omega in enumerate(frequencies):
+        assert np.all(bound[:, column] >= truth[:, fine >= omega].max(axis=1) - 1e-12)
+    own = decay._own_decay(kinds, tilt, direction, frequencies)
+    counts = own > -0.2  # runs of many steps need no more
+    assert np.all(bound[counts] <= 0.6 * own[counts])  # what sharing loses, at most
+    assert np.mean(bound == own) < 0.7  # else nothing was shared
