@@ -54,7 +54,7 @@ FAULTS: dict[int, tuple[str, dict[str, str]]] = {
             RECORDER: "bad_options_are_refused_before_training",
             LOG: "bad_input_is_refused_by_name_and_value",
             "audit/test_people.py": "people_behind_several_rows_are_found a_statement_is_of_all_rows_of_a_person",
-            "recording/test_filtered_clipping.py": "rows_of_one_person_are_not_capped_as_if_they_were_people",
+            "recording/test_filtered_clipping.py": "nobody_with_several_rows_passes_the_cap",
         },
     ),
     8: ("a rank's part is missing", {RANKS: "a_rank_that_dies_leaves_a_log_without_its_record"}),

@@ -10,6 +10,9 @@ The theorem leaves an example out of the data set. Here its clip threshold becom
 gradient is multiplied by 0. That is the same mechanism: each example's coin is its own, the noise and the divisor (the
 expected batch size) do not depend on who was drawn, and no layer mixes examples, so that the law of the step is the
 same with the example and without it. What is sensitive: who was left out, and when.
+
+Where people have several rows, the theorem is applied to people: all rows of one together are charged what units.py proves a
+step to be worth at most, and left out together. Adding up what the rows would be charged is no bound.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from numpy.typing import ArrayLike, NDArray
 from indpriv import checks
 from indpriv.accountant.rdp import FLOAT_SLACK, check_orders, compute_rdp
 from indpriv.accountant.rdp_epsilon import epsilon_offsets
+from indpriv.accountant.unit_cells import MOST_ROWS, EqualRows
+from indpriv.accountant.units import Units
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log import NormLog
@@ -99,8 +104,22 @@ class PrivacyFilter:
         offset = epsilon_offsets(np.array([self.order]), checks.check_delta(delta), conversion)
         return max(0.0, self.rdp_cap + float(offset[0]))
 
-    def charges(self, relative_norms: ArrayLike, *, noise_multiplier: float, sample_rate: float) -> FloatArray:
-        """(n,) divergence of one step at clip thresholds (n,), as fractions of max_grad_norm; rounded up."""
+    def charges(
+        self,
+        relative_norms: ArrayLike,
+        *,
+        noise_multiplier: float,
+        sample_rate: float,
+        units: NDArray[np.int64] | None = None,
+    ) -> FloatArray:
+        """(n,) divergence of one step at clip thresholds (n,), as fractions of max_grad_norm; rounded up.
+
+        units: (n,) number of the unit that each row belongs to, from 0 on: each row is then charged for all rows of its unit
+            together; None where a row is a unit.
+        """
+        if units is not None:
+            norms = np.asarray(relative_norms, dtype=np.float64)
+            return self._charges_of_units(norms, units, noise_multiplier, sample_rate)[units]
         distinct, inverse = np.unique(np.asarray(relative_norms, dtype=np.float64), return_inverse=True)
         rdp = compute_rdp(
             sample_rate=sample_rate,
@@ -110,12 +129,32 @@ class PrivacyFilter:
         )
         return np.asarray((rdp[:, 0] * (1 + FLOAT_SLACK))[inverse])
 
+    def _charges_of_units(
+        self, norms: FloatArray, units: NDArray[np.int64], noise_multiplier: float, sample_rate: float
+    ) -> FloatArray:
+        """(n_units,) of all rows of each; a step is shared between two numbers of equal rows, by units.py."""
+        total = np.bincount(units, norms) * _SUMMED
+        largest = np.zeros(len(total))
+        np.maximum.at(largest, units, norms)
+        norm = np.maximum(largest, total / MOST_ROWS)
+        rows = np.divide(total, norm, out=np.ones(len(norm)), where=norm > 0)
+        fewer = np.clip(np.floor(rows), 1, MOST_ROWS)
+        rest = np.clip(rows - fewer, 0.0, 1.0)
+        wanted = np.stack([np.tile(norm, 2), np.concatenate([fewer, np.minimum(fewer + 1, MOST_ROWS)])])
+        cells, place = np.unique(wanted, axis=1, return_inverse=True)
+        n_cells = cells.shape[1]
+        equal_rows = EqualRows(cells[0] / noise_multiplier, np.full(n_cells, sample_rate), cells[1].astype(np.int64))
+        rdp = equal_rows.divergences_at(np.arange(n_cells), np.full(n_cells, self.order))
+        low, high = rdp[place.reshape(2, -1)]
+        return np.asarray(((1 - rest) * low + np.where(rest > 0, rest * high, 0.0)) * (1 + FLOAT_SLACK))
+
     def spent(self, log: NormLog, left_out_at: NDArray[np.int64]) -> FloatArray:
-        """(n_examples,) divergence that the log says each example spent before the step that left it out.
+        """(n_examples,) divergence that the log says each example, or its unit, spent before the step that left it out.
 
         left_out_at: (n_examples,); total_steps or more where an example stayed.
         """
         total = np.zeros(log.n_examples)
+        units = Units.of(log)
         settings = log.settings
         clip = settings.max_grad_norm
         record_of = np.searchsorted(log.recorded_steps, np.arange(log.total_steps), side="right") - 1
@@ -129,6 +168,7 @@ class PrivacyFilter:
                 np.ones(log.n_examples) if row < 0 else _relative(log, row, float(clip[start])),
                 noise_multiplier=float(settings.noise_multiplier[start]),
                 sample_rate=float(settings.sample_rate[start]),
+                units=None if units is None else units.numbers,
             )
             total += charge * np.clip(left_out_at - start, 0, stop - start)
         return total
@@ -148,8 +188,10 @@ def _relative(log: NormLog, row: int, max_grad_norm: float) -> FloatArray:
     return np.asarray(np.where(kept > log.levels.top, 1.0, inside))
 
 
-def under_filter(table: EpsilonTable, log: NormLog) -> EpsilonTable:
+def under_filter(table: EpsilonTable, log: NormLog, units: Units | None = None) -> EpsilonTable:
     """The account of a run that a privacy filter watched: the cap bounds everybody, and what each spent bounds each.
+
+    units: of the rows of the table; None where those are examples.
 
     Raises:
         EvidenceError: the log itself says that somebody spent more than the cap.
@@ -159,10 +201,14 @@ def under_filter(table: EpsilonTable, log: NormLog) -> EpsilonTable:
     policy = PrivacyFilter(log.filtered.order, log.filtered.rdp_cap)
     left_out_at = log.filtered.left_out_at
     spent = policy.spent(log, left_out_at)
+    if units is not None:
+        spent = np.maximum.reduceat(spent[units.positions], units.starts)
+        left_out_at = np.maximum.reduceat(left_out_at[units.positions], units.starts)
+    who = "examples" if units is None else f"{log.unit}s"
     beyond = np.flatnonzero(spent > policy.rdp_cap * _SUMMED)
     if len(beyond):
         raise EvidenceError(
-            f"by the log {len(beyond)} examples, e.g. {log.example_ids[beyond[0]]!r}, spent more than the cap of the privacy "
+            f"by the log {len(beyond)} {who}, e.g. {table.example_ids[beyond[0]]!r}, spent more than the cap of the privacy "
             f"filter ({spent.max():.6g} of {policy.rdp_cap:.6g}): the filter did not hold; record the run again"
         )
     delta, conversion = table.account.delta, table.account.conversion
@@ -177,7 +223,11 @@ def under_filter(table: EpsilonTable, log: NormLog) -> EpsilonTable:
         epsilon_lower=np.where(left, 0.0, np.minimum(table.epsilon_lower, epsilon)),
         epsilon_upper=epsilon,
         worst_case_epsilon=worst,
-        claim_reason=f"{table.claim_reason} The privacy filter left out {int(left.sum())} of {len(left)} examples{when}.",
+        claim_reason=f"{table.claim_reason} The privacy filter left out {int(left.sum())} of {len(left)} {who}{when}.",
         account=replace(table.account, privacy_filter=policy.describe() if worst < table.worst_case_epsilon else ""),
-        details={**table.details, "left_out_at": np.where(left, left_out_at, -1)},
+        details={
+            **table.details,
+            **({} if units is None else {"unit_worst_case": np.minimum(table.details["unit_worst_case"], worst)}),
+            "left_out_at": np.where(left, left_out_at, -1),
+        },
     )

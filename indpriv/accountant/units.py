@@ -102,6 +102,13 @@ class Units:
         """(n_units,) where a unit's rows begin in positions."""
         return np.cumsum(self.n_rows) - self.n_rows
 
+    @property
+    def numbers(self) -> IntArray:
+        """(n_examples,) place in ids of the unit that each row belongs to."""
+        numbers = np.empty(len(self.positions), np.int64)
+        numbers[self.positions] = np.repeat(np.arange(len(self)), self.n_rows)
+        return numbers
+
     def take(self, kept: NDArray[np.bool_]) -> Units:
         """Some of the units, by a mask (n_units,)."""
         return Units(self.ids[kept], self.n_rows[kept], self.positions[np.repeat(kept, self.n_rows)])

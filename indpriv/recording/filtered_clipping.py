@@ -1,7 +1,7 @@
 """Clipping under a privacy filter: an example that would pass the cap is clipped at 0 from then on. Sensitive.
 
 Before each step, whoever is drawn, every example still there is charged for its clip threshold of that step: a function
-of the trajectory and of the example, never of a batch. `indpriv.PrivacyFilter` says what that guarantees.
+of the trajectory and of the example, never of a batch. Rows of one unit are charged together, and leave together. `indpriv.PrivacyFilter` says what that guarantees.
 """
 
 from __future__ import annotations
@@ -33,9 +33,14 @@ class Filter(Protocol):
         ...
 
     def charges(
-        self, relative_norms: NDArray[np.float64], *, noise_multiplier: float, sample_rate: float
+        self,
+        relative_norms: NDArray[np.float64],
+        *,
+        noise_multiplier: float,
+        sample_rate: float,
+        units: NDArray[np.int64] | None = None,
     ) -> NDArray[np.float64]:
-        """(n,) divergence of one step at clip thresholds (n,), as fractions of max_grad_norm."""
+        """(n,) divergence of one step at clip thresholds (n,), as fractions of max_grad_norm; of units where rows have some."""
         ...
 
     def spent(self, log: NormLog, left_out_at: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -46,15 +51,18 @@ class Filter(Protocol):
 class FilteredClipping:
     """Who is still there, and what each example has spent."""
 
-    def __init__(self, policy: Filter, levels: ClipLevels | None, n_examples: int) -> None:
+    def __init__(
+        self, policy: Filter, levels: ClipLevels | None, n_examples: int, units: NDArray[np.int64] | None = None
+    ) -> None:
         """Everybody is there and has spent nothing.
 
         Args:
             policy: what is charged, and the cap.
             levels: of individual clipping; None where everybody is clipped at max_grad_norm.
             n_examples: of the data set.
+            units: (n_examples,) number of the unit each row belongs to, from 0 on; None where a row is a unit.
         """
-        self._policy, self._levels = policy, levels
+        self._policy, self._levels, self._units = policy, levels, units
         self._everybody = np.arange(n_examples)
         self.spent = np.zeros(n_examples)
         self.present = np.ones(n_examples, dtype=bool)
@@ -113,7 +121,10 @@ class FilteredClipping:
             if self._levels is not None:
                 relative = self._levels.bounds(self._everybody, setting.max_grad_norm) / setting.max_grad_norm
             charges = self._policy.charges(
-                relative, noise_multiplier=setting.noise_multiplier, sample_rate=setting.sample_rate
+                relative,
+                noise_multiplier=setting.noise_multiplier,
+                sample_rate=setting.sample_rate,
+                units=self._units,
             )
             self._charges = setting, version, charges
         return self._charges[2]

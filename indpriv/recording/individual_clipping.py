@@ -87,7 +87,11 @@ class ClipLevels:
 
     def thresholds(self, positions: NDArray[np.int64], max_grad_norm: float) -> Tensor:
         """Clip thresholds (n,) float64 of the examples at these positions, at most max_grad_norm of the step under way."""
-        return torch.as_tensor(self.bounds(positions, max_grad_norm) * _FLOAT32)
+        limits = self.bounds(positions, max_grad_norm)
+        held = (limits * _FLOAT32).astype(np.float32)
+        # Below the normal range of float32 its steps are wider than that.
+        held = np.where(held > limits, np.nextafter(held, np.float32(0)), held)
+        return torch.as_tensor(held.astype(np.float64))
 
     def bounds(self, positions: NDArray[np.int64], max_grad_norm: float) -> NDArray[np.float64]:
         """(n,) what the account takes for the contributions of these examples to the step under way."""

@@ -101,7 +101,7 @@ class Recorder:
             clip_headroom: how far above its norm that level is, as a fraction of max_grad_norm in [0, 1], default 0.1: room
                 for norms to grow until the next record. It enters the account; the log records the levels.
             privacy_filter: an `indpriv.PrivacyFilter`: who would pass its cap is clipped at 0 from then on, which guarantees
-                the cap to everybody; rows of their own only, not several of one unit. With individual_clipping an example is charged for its level, else for
+                the cap to everybody: all rows of a unit are charged, and leave, together. With individual_clipping an example is charged for its level, else for
                 max_grad_norm.
             test_set: of (inputs, targets); its final losses serve attacks and group accuracy.
             record_holdout: also record the norms of the test set, in RUN/holdout: what its epsilon would have been on the
@@ -139,11 +139,6 @@ class Recorder:
         self._individual_clipping = individual_clipping
         self._clip_headroom = check_headroom(clip_headroom, individually=individual_clipping)
         self._filter = privacy_filter
-        if privacy_filter is not None and self._unit_ids is not None and len(np.unique(self._unit_ids)) < n:
-            raise InputError(
-                f"privacy_filter caps single rows, and a {self._unit} with several would spend more than its cap (what rows "
-                "spend does not add up to what their owner does); keep one row of each, or record without a filter"
-            )
         choices = {"every": every, "exact_examples": exact_examples, "free_records": free_records}
         self._policy = _policy(policy, choices)
         if self._policy.exact_examples > n:
@@ -286,6 +281,7 @@ class Recorder:
         return replace(header, norm_pass={**header.norm_pass, "caveats": every})
 
     def _plan(self) -> Plan:
+        units = None if self._unit_ids is None or self._unit == "example" else pd.factorize(self._unit_ids)[0]
         return Plan(
             ids=self._ids,
             exact=self._exact,
@@ -294,6 +290,7 @@ class Recorder:
             individual_clipping=self._individual_clipping,
             clip_headroom=self._clip_headroom,
             privacy_filter=self._filter,
+            units=None if units is None else units.astype(np.int64),
             seeded=self._seeded,
             resume_at=self._resume_at,
             stops_on_write_error=self._on_write_error == "stop",

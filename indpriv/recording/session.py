@@ -49,6 +49,7 @@ class Plan:
         individual_clipping: clip each example at its recorded level.
         clip_headroom: how far above its norm that is.
         privacy_filter: or None.
+        units: (n,) number of the unit each row belongs to, from 0 on; None where a row is a unit.
         seeded: no privacy, and labelled so.
         resume_at: step to go on at; None where the log is new.
         stops_on_write_error: else training goes on without recording.
@@ -61,6 +62,7 @@ class Plan:
     individual_clipping: bool
     clip_headroom: float
     privacy_filter: Filter | None
+    units: NDArray[np.int64] | None
     seeded: bool
     resume_at: int | None
     stops_on_write_error: bool
@@ -89,7 +91,7 @@ class Session:
         self._clip_levels = ClipLevels(plan.levels, plan.clip_headroom) if plan.individual_clipping else None
         self._filtered: FilteredClipping | None = None
         if plan.privacy_filter is not None:
-            self._filtered = FilteredClipping(plan.privacy_filter, self._clip_levels, len(plan.ids))
+            self._filtered = FilteredClipping(plan.privacy_filter, self._clip_levels, len(plan.ids), plan.units)
         self._lost = False  # an error of the disk ended the log, and training goes on
         self._training_seconds = self._training_since = 0.0
         self._unlogged: list[StepSetting] = []

@@ -203,10 +203,6 @@ class AuditConfig:
             raise InputError(
                 "[training] target_epsilon is of one row, and [data] unit_column makes units of several; give noise_multiplier"
             )
-        if self.data.unit_column is not None and self.training.filter_epsilon is not None:
-            raise InputError(
-                "[training] filter_epsilon caps single rows, and [data] unit_column makes units of several; leave one of them out"
-            )
         known = ("label", *DATASETS[self.data.dataset].metadata_columns)
         for group in self.audit.groups:
             if group not in known:

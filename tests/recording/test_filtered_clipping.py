@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 import math
 from contextlib import nullcontext
 
@@ -320,9 +321,64 @@ def test_an_audit_quotes_the_cap_as_the_guarantee(tmp_path):
     assert summary.individual.max <= summary.guarantee.worst_case_epsilon
 
 
-def test_rows_of_one_person_are_not_capped_as_if_they_were_people(tmp_path):
-    run = make_run()
-    options = {"dataset": run.dataset, "loss_fn": PER_EXAMPLE, "privacy_filter": FILTER, "unit": "user"}
-    Recorder(tmp_path / "run", **options, unit_ids=np.arange(120))
-    with pytest.raises(InputError, match="a user with several would spend more than its cap"):
-        Recorder(tmp_path / "run", **options, unit_ids=np.arange(120) // 2)
+def unit_rdp(levels, noise_multiplier, sample_rate, order):
+    """Of one step of all rows of a unit, at a whole order: over all sets of sampled rows, of the mixture of Gaussians.
+
+    E_Q (P/Q)^order is the mean of exp(sum of the products of pairs of order independent sums) over those sums.
+    """
+    sums = [(0.0, 1.0)]
+    for level in levels:
+        sums = [(m + drawn * level / noise_multiplier, p * chance) for m, p in sums
+                for drawn, chance in ((0, 1 - sample_rate), (1, sample_rate))]  # fmt: skip
+    moment = 0.0
+    for several in itertools.product(sums, repeat=int(order)):
+        pairs = itertools.combinations([m for m, _ in several], 2)
+        moment += math.prod(p for _, p in several) * math.exp(sum(a * b for a, b in pairs))
+    return math.log(moment) / (order - 1)
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_rows_of_a_unit_are_charged_what_they_are_worth_together(equal):
+    levels, units = np.array([0.4, 0.9, 0.4, 0.2, 0.4, 0.0]), np.array([0, 1, 0, 1, 0, 2])
+    levels[units == 1] = 0.9 if equal else levels[units == 1]
+    charges = FILTER.charges(levels, noise_multiplier=0.7, sample_rate=0.25, units=units)
+    for unit in range(3):
+        exact = unit_rdp(levels[units == unit], 0.7, 0.25, FILTER.order)
+        (charge,) = set(charges[units == unit].tolist())
+        assert charge >= exact
+        tight = 1 + 1e-6 if equal or unit != 1 else 2.0  # unequal rows, at so little noise
+        assert charge <= tight * exact
+    by_row = FILTER.charges(levels, noise_multiplier=0.7, sample_rate=0.25)
+    assert charges[0] > by_row[units == 0].sum()  # which is why rows are not added up
+
+
+def test_nobody_with_several_rows_passes_the_cap(tmp_path):
+    """Pairs, and the last forty rows alone."""
+    units = np.concatenate([np.arange(80) // 2, np.arange(40, 80)])
+    policy = PrivacyFilter(order=3.0, rdp_cap=1.5)
+    run = make_run(batch_size=30, **SETTINGS)
+    record(run, tmp_path / "run", unit="user", unit_ids=units, privacy_filter=policy, clip_headroom=0.0)
+    assert failed(tmp_path / "run") == set()
+    log, left_out_at = NormLog.open(tmp_path / "run"), read_left_out(tmp_path / "run")
+    relative = np.minimum(log.read() * log.levels.rounding, 1.0)
+    spent = np.zeros(80)
+    for step in range(log.total_steps):
+        row = np.searchsorted(log.recorded_steps, step, side="right") - 1
+        for unit in range(80):
+            rows = np.flatnonzero(units == unit)
+            assert len(set(left_out_at[rows].tolist())) == 1  # they leave together
+            if step < left_out_at[rows[0]]:
+                spent[unit] += unit_rdp(relative[row, rows], 0.7, 0.25, policy.order)
+    assert spent.max() <= policy.rdp_cap
+    table = indpriv.account(log, delta=1e-5)
+    assert table.example_ids.tolist() == list(range(80))
+    assert table.worst_case_epsilon <= policy.epsilon(delta=1e-5)
+    assert table.epsilon.max() <= policy.epsilon(delta=1e-5)
+    left = table.details["left_out_at"] >= 0
+    assert left[:40].sum() > 0
+    assert f"left out {left.sum()} of 80 users" in table.claim_reason
+    # A second session goes on with what was spent.
+    resumed = FilteredClipping(policy, None, 120)
+    resumed.restore(log, left_out_at)
+    assert np.all(resumed.spent <= policy.rdp_cap)
+    np.testing.assert_array_equal(resumed.present, left_out_at == log.total_steps)

@@ -52,16 +52,6 @@ def test_audit_files_are_read_and_written_back():
                 assert {key: tables[section][key] for key in values} == values
 
 
-def test_a_filter_and_people_with_several_rows_exclude_each_other():
-    tables = changed("training", "filter_epsilon", 3.0)
-    assert AuditConfig.from_dict(tables).training.filter_epsilon == 3.0
-    tables["data"] = {"dataset": "lfw", "unit_column": "person_id"}
-    tables["training"] |= {"noise_multiplier": 1.0}
-    del tables["training"]["target_epsilon"], tables["audit"]
-    with pytest.raises(InputError, match="filter_epsilon caps single rows"):
-        AuditConfig.from_dict(tables)
-
-
 def test_the_adult_audit_is_the_demo_that_was_promised():
     config = AuditConfig.from_toml(AUDITS / "adult.toml")
     training = config.training
