@@ -3,7 +3,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from opacus.optimizers import DPOptimizer, optimizer, optimizer_fast_gradient_clipping
@@ -23,6 +23,7 @@ from indpriv.verify import verify
 from oracles import rdp_epsilon
 from runs import PER_EXAMPLE, blobs, make_run, mlp
 
+STEP = 2**-148  # two of float32 where it is finest, below its normal range
 MODES = ["hooks", "functorch", "ew", "ghost"]
 # Few examples reach max_grad_norm, and noise moves their norms up and down between records.
 SETTINGS = {"max_grad_norm": 2.0, "learning_rate": 0.5, "noise_multiplier": 0.7}
@@ -34,11 +35,11 @@ def gradients_of(run):
         twin = mlp().double()
     for mine, theirs in zip(twin.parameters(), run.model.parameters(), strict=True):
         mine.data = theirs.detach().double().clone()
-    rows = []
-    for inputs, target in zip(*run.dataset.tensors, strict=True):
-        loss = PER_EXAMPLE(twin(inputs[None].double()), target[None]).sum()
-        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(twin.parameters()))]))
-    return torch.stack(rows)
+    inputs, targets = run.dataset.tensors
+    losses = PER_EXAMPLE(twin(inputs.double()), targets)
+    each = torch.eye(len(losses), dtype=torch.float64)  # one loss after the other
+    gradients = torch.autograd.grad(losses, list(twin.parameters()), each, is_grads_batched=True)
+    return torch.cat([gradient.flatten(1) for gradient in gradients], dim=1)
 
 
 @contextmanager
@@ -204,6 +205,7 @@ def test_the_noise_stays_at_max_grad_norm(mode, tmp_path, monkeypatch):
     st.sampled_from([0.0, 0.01, 0.07, 0.5]),
     st.sampled_from([0.0, 0.1, 0.333, 1.0]),
 )
+@example(np.full(5, 2.13527029e-40), 1.0, 1.0, 0.0, 0.0)
 def test_what_training_clips_at_is_what_accounting_charges(norms, recorded_at, now, rounding, headroom):
     levels = Levels(rounding, "up") if rounding else None
     clip = ClipLevels(levels, headroom)
@@ -225,8 +227,8 @@ def test_what_training_clips_at_is_what_accounting_charges(norms, recorded_at, n
             relative = rows.codes.relative_norms(np.array([0]), np.array([clip_norm]))[0]
             charged = relative[rows.read(Block(log.read()))[0]] * clip_norm
         assert np.all(thresholds.astype(np.float32) <= charged * (1 + 1e-12)), step  # also as training holds them
-        np.testing.assert_allclose(thresholds, charged, rtol=3e-7)
-    assert np.all(during >= np.minimum(asked, recorded_at) * (1 - 2e-7))
+        np.testing.assert_allclose(thresholds, charged, rtol=3e-7, atol=STEP)
+    assert np.all(during >= np.minimum(asked, recorded_at) * (1 - 2e-7) - STEP)
 
 
 @pytest.mark.parametrize("rounding", [0.01, 0])
@@ -307,14 +309,14 @@ def test_the_account_is_the_brute_force_account_of_realised_clip_levels(headroom
         make_run(**SETTINGS), tmp_path / "run", epochs=2, policy=RecordingPolicy(2, 1.5, 5), clip_headroom=headroom
     )
     log = NormLog.open(tmp_path / "run")
-    orders = np.array([1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32])
+    orders = np.array([1.5, 2, 4, 8, 16, 32])
     table = indpriv.account(log, delta=1e-4, orders=orders)
     assert table.claim == "exact"
     assert table.claim_reason.startswith("Training clipped each example at its last recorded level")
     levels = np.stack(realised)
     assert levels.shape == (20, 120)
     assert len(np.unique(levels, axis=0)) == log.n_records == 6
-    for index in range(0, 120, 17):
+    for index in range(0, 120, 29):
         expected = rdp_epsilon(levels[:, index], 0.7, 0.1, 1e-4, orders)
         assert expected <= table.epsilon[index] == pytest.approx(expected, rel=1e-5)
     assert table.epsilon.min() < 0.7 * table.worst_case_epsilon
