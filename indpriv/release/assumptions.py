@@ -107,6 +107,7 @@ def epsilon_assumptions(summary: Mapping[str, Any], request: Request) -> list[st
     clipping = summary["run"]["max_grad_norm"]
     moved = clipping["min"] != clipping["max"]
     silent = declared_choices(summary) is None
+    rows = account["rows_per_unit"] or 1
     return [
         f"Neighbouring relation: {relation} one {unit}. Each person counts as one record, their own epsilon; this release "
         f"by itself is {describe(request.cost)} private in these records.",
@@ -129,6 +130,12 @@ def epsilon_assumptions(summary: Mapping[str, Any], request: Request) -> list[st
             else ""
         ),
         f"Taken as public: the settings of the run, its worst case, that its epsilons are called {summary['claim']}, "
+        + (
+            f"that the most rows of one {unit} are {rows:,} (on which the worst case and the range of answers rest: where that "
+            "is no cap set before training, it is a fact of the data, and this release is not private in it), "
+            if rows > 1
+            else ""
+        )
         + ("the column and its list of groups, " if request.by else "")
         + (
             f"that there are {request.public_n:,} people (not checked: a check would tell), "

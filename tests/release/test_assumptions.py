@@ -21,3 +21,18 @@ def test_given_the_norms_nobody_elses_epsilon_depends_on_who_else_is_there(accou
         assert np.abs(without.epsilon - everybody.epsilon[rest]).max() <= wobble
         worst = everybody.worst_case_epsilon
         assert (to_cells(without.epsilon, worst) == to_cells(everybody.epsilon[rest], worst)).all()
+
+
+@pytest.mark.parametrize("rounding", [0, 0.01])
+def test_nor_do_those_of_people_depend_on_how_many_rows_others_have(rounding):
+    rng = np.random.default_rng(0)
+    unit = np.repeat(np.arange(22), np.append(rng.integers(1, 6, 20), [70, 9]))
+    norms = rng.gamma(2.0, 0.3, len(unit)) * np.exp(rng.normal(0, 0.2, (5, len(unit))))
+    run = {"total_steps": 5, "noise_multiplier": 2.0, "max_grad_norm": 1.0, "sample_rate": 0.1, "rounding": rounding}
+    log = indpriv.NormLog.from_arrays(norms, np.arange(5), unit="user", unit_ids=unit, **run)
+    everybody = indpriv.account(log, delta=1e-5)
+    for gone in ([20], [21], [20, 21]):
+        without = indpriv.account(log.take(np.flatnonzero(~np.isin(unit, gone))), delta=1e-5)
+        rest = ~np.isin(everybody.example_ids, gone)
+        assert np.abs(without.epsilon - everybody.epsilon[rest]).max() <= 1e-14
+    assert without.worst_case_epsilon < everybody.worst_case_epsilon  # why the most rows of one person must be public
