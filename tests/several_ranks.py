@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import pickle
@@ -23,6 +24,7 @@ from opacus.utils.uniform_sampler import DistributedUniformWithReplacementSample
 from torch.utils.data import TensorDataset
 
 from indpriv import PrivacyFilter
+from indpriv.norm_log_writer import NormLogWriter
 from indpriv.recording import Recorder
 from runs import PER_EXAMPLE, Run, blobs, make_run, mlp
 
@@ -88,13 +90,15 @@ def train(run: Run, epochs: int, each: Callable[[int], None] = lambda step: None
 
 
 def with_expected_norms(run_dir: Path, mode: str) -> NDArray[np.float64]:
-    """Norms (steps, N) by autograd, one example at a time, on this rank's own model before each step."""
+    """Norms (steps, N) by autograd, one example at a time, on the first rank's model before each step."""
     twin = mlp()
     run = make(mode=mode)
     inputs, targets = run.dataset.tensors
     expected: list[list[float]] = []
 
     def note(_: int) -> None:
+        if dist.get_rank() > 0:
+            return
         for mine, theirs in zip(twin.parameters(), run.model.parameters(), strict=True):
             mine.data = theirs.detach().clone()
         norms = []
@@ -145,6 +149,19 @@ def one_is_killed(run_dir: Path, moment: str) -> None:
         train(run, 3, each)
 
 
+def disk_is_full(run_dir: Path) -> None:
+    """Where the first rank writes."""
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run = make()
+    with recorded(run, run_dir):
+        train(run, 1)
+        NormLogWriter.record = fails  # type: ignore[method-assign]
+        train(run, 3)
+
+
 def differ(run_dir: Path, what: str) -> None:
     """The second rank does something of its own."""
     dataset = blobs(N)
@@ -177,14 +194,14 @@ def differ(run_dir: Path, what: str) -> None:
             return
 
 
-def half_a_shard_is_lost(run_dir: Path, rank: int) -> None:
-    """The sampler of one rank never draws the second half of its shard."""
+def half_a_shard_is_lost(run_dir: Path) -> None:
+    """The sampler of the second rank never draws the second half of its shard."""
     draw = DistributedUniformWithReplacementSampler.__iter__
 
     def lossy(sampler: Any) -> Iterator[Any]:
         lost = set(torch.arange(N)[sampler.rank :: sampler.num_replicas][N // 4 :].tolist())
         for batch in draw(sampler):
-            yield batch if sampler.rank != rank else torch.tensor([i for i in batch.tolist() if i not in lost])
+            yield batch if sampler.rank == 0 else torch.tensor([i for i in batch.tolist() if i not in lost])
 
     DistributedUniformWithReplacementSampler.__iter__ = lossy
     run = make(batch_size=N // 2)

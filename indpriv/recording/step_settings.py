@@ -24,7 +24,8 @@ from indpriv.recording.discovery import Discovery, SavedModel
 FloatArray = NDArray[np.float64]
 
 RUN_JSON, ACCOUNTANT, OPTIONS = "run.json", "the accountant in the checkpoints", "the options"
-_POISSON_CLASS = "UniformWithReplacementSampler"  # what a Recorder writes of Opacus's own sampler
+# What a Recorder writes of Opacus's own samplers.
+_POISSON_CLASSES = ("UniformWithReplacementSampler", "DistributedUniformWithReplacementSampler")
 _MAX_STEPS = 10**8  # arrays of all steps are kept in memory
 _SAME = 1e-9  # relative; the same number, written and read again
 _CHECKS = {
@@ -313,7 +314,7 @@ def _delta(declared: Mapping[str, Any], options: StepOptions, problems: list[str
 
 def _sampler(declared: Mapping[str, Any], options: StepOptions, problems: list[str]) -> str | None:
     said = first_at(declared, ("sampler",), ("training", "sampler"))
-    if said is None and first_at(declared, ("recorder", "sampler_class")) == _POISSON_CLASS:
+    if said is None and first_at(declared, ("recorder", "sampler_class")) in _POISSON_CLASSES:
         said = "poisson"
     known = {where: value for where, value in ((RUN_JSON, said), (OPTIONS, options.sampler)) if value is not None}
     for where, value in known.items():

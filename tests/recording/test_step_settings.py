@@ -79,9 +79,10 @@ def test_run_json_beside_a_folder_named_checkpoints(tmp_path):
     assert resolve(tmp_path / "other", found(), options, 10).settings is None
 
 
-def test_the_sampler_that_a_recorder_saw(tmp_path):
+@pytest.mark.parametrize("sampler", ["UniformWithReplacementSampler", "DistributedUniformWithReplacementSampler"])
+def test_the_sampler_that_a_recorder_saw(sampler, tmp_path):
     options = StepOptions(1.1, 1.0, 0.1, 100, 1e-5)
-    recorder = {"sampler_class": "UniformWithReplacementSampler"}
+    recorder = {"sampler_class": sampler}
     assert settle(tmp_path, options=options, recorder=recorder).settings.sampler == "poisson"
     assert settle(tmp_path, options=options, recorder={"sampler_class": "BatchSampler"}).settings is None
 
