@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opacus.layers import DPGRU, DPMultiheadAttention
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from indpriv import InputError
 from indpriv.recording import layerwise, per_example_gradient_norms
@@ -201,6 +202,56 @@ def test_layers(name):
     torch.manual_seed(2)
     build, inputs = MODELS[name]
     check(build(), inputs)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["tied sequence", "rms norm", "layer norm", "group norm", "instance norm", "attention", "encoder", "tied head"],
+)
+def test_layers_under_autocast(name):
+    """Against autograd under autocast, one example at a time: slack covers what bfloat16 rounds otherwise in a batch."""
+    torch.manual_seed(3)
+    build, inputs = MODELS[name]
+    model, targets = build(), torch.arange(SIZE)
+    with torch.autocast("cpu", torch.bfloat16):
+        norm_pass = NormPass(model, loss_fn, inputs, targets, backend="layerwise")
+        losses = [loss_fn(model(inputs[i : i + 1]), targets[i : i + 1]).sum() for i in range(SIZE)]
+    trained = list(model.parameters())
+    gradients = [torch.autograd.grad(loss, trained) for loss in losses]
+    expected = np.array([sum(float(g.double().square().sum()) for g in each) ** 0.5 for each in gradients])
+    norms = norm_pass(inputs, targets)[0].numpy()
+    assert np.all(norms >= expected)
+    np.testing.assert_allclose(norms / (1 + norm_pass.slack), expected, rtol=2e-2)
+
+
+class WeightGradients(TorchDispatchMode):
+    """Notes what a backward pass computes of weights (3, ...), summed over the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.convolution_backward.default and args[-1][1] and args[-2] == 1:
+            self.seen.add("convolution")
+        if function is torch.ops.aten.mm.default and args[0].shape == (3, SIZE):
+            self.seen.add("linear")
+        return function(*args, **(kwargs or {}))
+
+
+def test_no_sum_of_weight_gradients_is_computed():
+    """What training's backward pass takes besides the gradients of inputs, and norms do not need."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 3))
+    inputs, targets = torch.randn(SIZE, 2, 6, 6), torch.arange(SIZE)
+    with WeightGradients() as plain:
+        loss_fn(model(inputs), targets).sum().backward()
+    assert plain.seen == {"convolution", "linear"}
+    norms = layerwise.LayerwiseNorms(model)
+    with WeightGradients() as ours:
+        squares, _ = norms(lambda: loss_fn(model(inputs), targets), SIZE)
+    assert ours.seen == set()
+    assert torch.all(squares > 0)
 
 
 class KeyBias(nn.Module):
