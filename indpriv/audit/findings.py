@@ -35,7 +35,7 @@ from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log import NormLog
-from indpriv.partition import MAX_NUMERIC_VALUES, groupable_columns, to_floats
+from indpriv.partition import MAX_NUMERIC_VALUES, MISSING, groupable_columns, to_floats
 
 
 def summarise(
@@ -81,6 +81,8 @@ def summarise(
         train = in_rows_of(table, evidence.examples).aligned(table.example_ids)
         columns, left_out = choose_groups(rows, by, evidence.declared.groups)
         missing += left_out
+        if columns and (table.account.rows_per_unit or 1) > 1:
+            missing.append(f"A {table.account.unit} whose rows differ in a column is in its group {MISSING}.")
         found = _examined(
             table, evidence, evidence.examples, train, columns, (table if members is None else members, holdout), seed
         )

@@ -68,6 +68,8 @@ def test_an_audit_by_a_unit_column_is_of_people(audited_people, households):
     assert summary.account.rows_per_unit == largest
     assert f"one user of at most {largest} rows" in summary.guarantee.statement
     assert summary.run.n_units == len(by_hand)
+    assert "A user whose rows differ in a column is in its group (missing)." in summary.missing
+    assert [row.most for row in summary.unit_sizes] == [1, 2, 5, largest]
     document = json.loads((folder / "audit.json").read_text())
     schema = json.loads((Path(indpriv.__file__).parent / "report/audit.schema.json").read_text())
     jsonschema.validate(document, schema)
