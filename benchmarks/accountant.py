@@ -148,8 +148,8 @@ def rdp_throughput(full: bool) -> list[bool]:
 
 @benchmark
 def rdp_memory(full: bool) -> list[bool]:
-    """Peak memory of a process that accounts 10^7 examples x 200 records (10^6 unless --full)."""
-    n_examples = 10_000_000 if full else 1_000_000
+    """Peak memory of a process that accounts 10^7 examples x 200 records."""
+    n_examples = 10_000_000
     command = [sys.executable, __file__, "--child-memory", str(n_examples)]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     gigabytes, seconds = map(float, run.stdout.split())
