@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from reproduction import paper, rules
-from reproduction.audits import DEFAULT, INDIVIDUAL, PRESET, Audit, read_audits
+from reproduction.audits import DEFAULT, INDIVIDUAL, PRESET, Audit, fidelity_of, read_audits
 from reproduction.measured import read_measured
 from reproduction.page import render_page, render_results, write_results
 from reproduction.rules import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
@@ -230,6 +230,14 @@ def test_verdicts_follow_the_audit(known):
             row["pearson"] = 0.5
 
     assert verdicts(page_of(changed(known, coarse)), "Figure 4") == (NOT_REPRODUCED, NOT_REPRODUCED)
+
+
+def test_fidelity_is_of_equal_gaps_and_of_norms_carried_on():
+    row = {"between_records": "last", "pearson": 0.9, "epochs": 1.02, "is_this_log": False}
+    others = [{"epochs": 1.0, "is_this_log": True}, {"epochs": 1.0, "between_records": "closest"}, {"epochs": 1.4}]
+    others += [{"epochs": 1.0, "pearson": None}]
+    summary = {"fidelity": [*({**row, **change} for change in others), row]}
+    assert fidelity_of(summary, paper.GAMMAS) == {1.0: row}
 
 
 def test_figures_are_those_of_the_audit(known):

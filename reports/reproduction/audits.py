@@ -107,6 +107,7 @@ def fidelity_of(summary: Summary, gammas: tuple[float, ...]) -> dict[float, Summ
             row
             for row in summary["fidelity"]
             if row["between_records"] == "last"
+            and not row["is_this_log"]  # whose records may lie at unequal gaps
             and row["pearson"] is not None
             and abs(row["epochs"] * gamma - 1) < _NEAR
         ]
