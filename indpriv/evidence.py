@@ -61,6 +61,7 @@ def evidence_checks(
     for evidence in sessions:
         checks += [
             _check_sampler(evidence),
+            *([_check_seeds()] if evidence.get("guessable_seed") and not evidence["seeded"] else []),
             *([_check_ranks(evidence)] if evidence.get("ranks", 1) > 1 else []),
             _check_steps(evidence),
             _check_pieces(evidence),
@@ -105,6 +106,15 @@ def _check_sampler(evidence: Mapping[str, Any]) -> Check:
         name,
         FAILED,
         f"batches come from {evidence['sampler_class']}, not from Poisson sampling, which the analysis assumes",
+    )
+
+
+def _check_seeds() -> Check:
+    return Check(
+        "seeds",
+        NOT_CHECKED,
+        "noise or batches come from a generator with a small seed, such as torch.manual_seed(0) gives, or torch's default one: "
+        "whoever guesses it regenerates them, and no epsilon holds; call torch.seed() before training, or pass seeded=True",
     )
 
 

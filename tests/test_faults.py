@@ -160,7 +160,7 @@ FAULTS: dict[int, tuple[str, dict[str, str]]] = {
     37: (
         "seeds known or shared (S)",
         {
-            RECORDER: "a_seeded_run_says_so",
+            RECORDER: "a_seeded_run_says_so a_seed_that_can_be_guessed_is_told",
             RANKS: "ranks_that_do_not_train_one_model_stop_together",
             "audit/test_pipeline.py": "a_seeded_run_is_void",
             "training/test_dp_sgd.py": "a_seeded_run_repeats_and_is_labelled_void",

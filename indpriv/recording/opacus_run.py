@@ -29,6 +29,8 @@ from indpriv.recording.norms import standard_module
 from indpriv.recording.ranks import DISTRIBUTED, RankStep, check_distributed_sampler
 from indpriv.recording.tally import StepSetting, Tally
 
+# Seeds below are such as people choose; torch draws its own from 64 bits, and an unseeded torch.Generator() has this one.
+_CHOSEN_SEEDS, _DEFAULT_SEED = 2**16, 67280421310721
 _FLAT_CLIPPING = (DPOptimizer, DPOptimizerFastGradientClipping, *DISTRIBUTED)
 
 
@@ -117,6 +119,15 @@ class OpacusRun:
             return None
         seed = (torch.default_generator if generator is None else generator).initial_seed()
         return int(seed) % 2**32  # all that the Mersenne Twister takes in
+
+    @property
+    def guessable_seed(self) -> bool:
+        """Whether noise or coins come from a generator whose seed looks chosen by a person, or is torch's default."""
+        if self.optimizer.secure_mode:
+            return False
+        generators = (self.optimizer.generator, getattr(self._batch_sampler, "generator", None))
+        seeds = [(torch.default_generator if one is None else one).initial_seed() for one in generators]
+        return any(seed < _CHOSEN_SEEDS or seed == _DEFAULT_SEED for seed in seeds)
 
     def told(
         self, setting: StepSetting | None, positions: NDArray[np.int64] | None, norms: NDArray[np.float64] | None
@@ -288,6 +299,7 @@ class OpacusRun:
         return {
             "sampler": self.sampler,
             "sampler_class": self.sampler_class,
+            "guessable_seed": self.guessable_seed,
             "steps": tally.steps,
             "draws": tally.draws,
             "expected_participations": tally.expected,

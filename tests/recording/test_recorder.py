@@ -197,6 +197,27 @@ def test_a_seeded_run_says_so(tmp_path):
     assert record(make_run(), tmp_path / "run", seeded=True).caveats == (SEEDED,)
 
 
+@pytest.mark.parametrize(
+    ("reseed", "generator", "told"),
+    [
+        (lambda: torch.manual_seed(0), None, True),
+        (lambda: torch.seed(), None, False),
+        (lambda: torch.seed(), torch.Generator(), True),  # unseeded, it has torch's default seed
+        (
+            lambda: torch.manual_seed(0),
+            torch.Generator().manual_seed(2**40),
+            True,
+        ),  # noise; the coins have the small one
+    ],
+)
+def test_a_seed_that_can_be_guessed_is_told(reseed, generator, told, tmp_path):
+    run = make_run(noise_generator=generator)
+    reseed()
+    record(run, tmp_path / "run", epochs=1)
+    seeds = [check for check in verify(tmp_path / "run") if check.name == "seeds"]
+    assert [check.status for check in seeds] == ["not checked"] * told
+
+
 def test_shuffled_batches_are_an_estimate(tmp_path):
     run = make_run(poisson_sampling=False)
     log = record(run, tmp_path / "run")
