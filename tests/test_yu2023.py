@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from reproduction import paper, rules
-from reproduction.audits import DEFAULT, INDIVIDUAL, PRESET, Audit, fidelity_of, read_audits
+from reproduction.audits import DEFAULT, INDIVIDUAL, PRESET, Audit, fidelity_of, read_audits, values_of
 from reproduction.measured import read_measured
 from reproduction.page import render_page, render_results, write_results
 from reproduction.rules import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
@@ -76,12 +76,15 @@ def known():
         summaries.append(summarise(log, table, evidence, name="mnist", fidelity=fidelity).to_json())
     measured = {
         "distribution": {
-            name: {"source": "one-run", "found": {"smallest": 0.01, "statistics": [1.0, 0.5, 0.6, 0.7, 0.8, 0.9]}}
-            for name in ("mnist", "mnist-yu2023")
+            name: {
+                "source": values_of(summary),
+                "found": {"smallest": 0.01, "statistics": [1.0, 0.5, 0.6, 0.7, 0.8, 0.9]},
+            }
+            for name, summary in zip(("mnist", "mnist-yu2023"), summaries, strict=True)
         },
         "table_2": {
             "mnist": {
-                "source": "one-run",
+                "source": values_of(summaries[0]),
                 "found": {
                     "methods": {
                         "exponential": [1.01, 0.5, 0.6, 0.7, 0.8, 0.9],
@@ -308,6 +311,11 @@ def test_what_was_measured_of_another_run_is_not_shown(known):
     text = page_of(other)
     assert verdicts(text, "Figure 1") == (NOT_RUN, NOT_RUN)
     assert f"**{NOT_RUN}**" in section(text, "Table 2").split("| MNIST |")[1]
+
+
+def test_what_was_measured_of_another_account_is_not_shown(known):
+    other = changed(known, lambda summary: summary["individual"].update(median=0.123))
+    assert verdicts(page_of(other), "Figure 1") == (NOT_RUN, NOT_RUN)
 
 
 def test_a_presets_audit_of_another_run_is_left_out(known, tmp_path):

@@ -56,6 +56,11 @@ def folder_of(name: str, account: str) -> str:
     return name if account == DEFAULT else f"{name}-{PRESET}"
 
 
+def values_of(summary: Summary) -> str:
+    """Which epsilons a summary is of: the run, and the median, which moves with the account."""
+    return f"{summary['run']['recorder']['id']} {summary['individual']['median']!r}"
+
+
 def read_audits(reports: Path) -> dict[str, Audit]:
     """The audits there are, by name; a preset's audit of another run is left out."""
     found = {}

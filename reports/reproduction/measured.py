@@ -1,6 +1,6 @@
 """What no audit holds and has to be measured or drawn, once, into reports/yu2023.json: it describes public data sets only.
 
-Each part is kept with the id of the run it came from, and made again where that run is another or a release was refused.
+Each part is kept with what it came from, and made again where that has changed or a release was refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from indpriv.norm_log import NormLog
 from indpriv.release import Request, release
 from indpriv.release.mechanisms import ROUNDS, STEP_SIZE
 from indpriv.release.request import DEFAULT_QUANTILES, DESCENT, EXPONENTIAL, HISTOGRAM
-from reproduction.audits import ROOT, folder_of, read_audits
+from reproduction.audits import ROOT, folder_of, read_audits, values_of
 from reproduction.paper import DELTA, INDIVIDUAL_CLIPPING_SEEDS, RELEASE_EPSILON
 
 FILE = "yu2023.json"
@@ -173,13 +173,13 @@ def measure(reports: Path, data_dir: Path | None, tell: Callable[[str], None]) -
         path.write_text(json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
 
     for name, audit in read_audits(reports).items():
-        for account in audit.accounts:
+        for account, summary in audit.accounts.items():
             folder = reports / folder_of(name, account)
             if not (folder / EPSILON).is_file():
                 continue  # a checkout holds the summaries only
-            keep(DISTRIBUTION, folder.name, audit.run_id, partial(distribution, folder))
+            keep(DISTRIBUTION, folder.name, values_of(summary), partial(distribution, folder))
             if name in PUBLIC_RELEASES:
-                keep(TABLE_2, folder.name, audit.run_id, partial(table_2, folder))
+                keep(TABLE_2, folder.name, values_of(summary), partial(table_2, folder))
         run_dir = reports / "runs" / name
         if (run_dir / JOURNAL).is_file() and name in NORM_RELEASES:
             keep(FOOTNOTE_3, name, audit.run_id, partial(footnote_3, run_dir))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from indpriv.report.markdown import escape, table
-from reproduction.audits import DEFAULT, INDIVIDUAL, PRESET, Audit, Summary, folder_of
+from reproduction.audits import DEFAULT, INDIVIDUAL, PRESET, Audit, Summary, folder_of, values_of
 from reproduction.paper import RUNS, PaperRun
 from reproduction.rules import NOT_RUN, Verdict
 
@@ -65,9 +65,12 @@ class Known:
     measured: Mapping[str, Any]
 
     def part(self, part: str, name: str, account: str) -> Mapping[str, Any] | None:
-        """What was measured of an audit, or None where that was of another run."""
-        entry = self.measured.get(part, {}).get(folder_of(name, account))
-        same = entry is not None and entry["source"] == self.audits[name].run_id
+        """What was measured of the epsilons of an audit, or None where that was of others."""
+        entry, summary = (
+            self.measured.get(part, {}).get(folder_of(name, account)),
+            self.audits[name].accounts.get(account),
+        )
+        same = entry is not None and summary is not None and entry["source"] == values_of(summary)
         return entry["found"] if same else None
 
     def single(self, part: str) -> Mapping[str, Any] | None:
