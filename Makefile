@@ -18,8 +18,8 @@ INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) 
 demo: $(VENV)/.installed
 	$(BIN)/indpriv demo --output-dir $(DEMO_DIR)
 
-# One process a core, up to four: each takes half a gigabyte.
-PYTEST = $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
+# One process a core, up to four: each takes half a gigabyte. More threads in each would only fight over the cores.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
 
 test: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow"
