@@ -1,6 +1,6 @@
 """What recording costs: ratios to plain passes and to Opacus's training steps, measured in the same run.
 
-python benchmarks/recording.py [norms] [training] [--models cnn resnet transformer] [--one-core]
+python benchmarks/recording.py [--sections norms training] [--models cnn resnet transformer] [--one-core]
 
 norms: a pass over one batch, against a plain forward and backward pass of it. A norm pass divides the batch as it finds
 best, and so may every backend here; the plain pass is timed whole, as in training, and once more in our own pieces.
@@ -33,6 +33,7 @@ from indpriv.recording_policy import RecordingPolicy
 from indpriv.training.config import ModelConfig
 from indpriv.training.models import build_model
 
+SECTIONS = ("norms", "training")
 BACKENDS = ("layerwise", "ghost", "hooks", "functorch")
 ROUNDS = 9
 TRAINED, EPOCHS, TRAINING_ROUNDS = "cnn", 4, 3
@@ -212,23 +213,22 @@ def training_cost(mode: str, clock: Callable[[], float]) -> None:
 def main() -> None:
     """Compare on every device there is."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("sections", nargs="*", choices=["norms", "training"], default=[], help="default: both")
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS, help="default: both")
     parser.add_argument("--models", nargs="+", choices=list(CASES), default=list(CASES), help="of the section norms")
     parser.add_argument(
         "--one-core", action="store_true", help="one thread's own time, which other programs disturb less"
     )
     options = parser.parse_args()
-    sections = options.sections or ["norms", "training"]
     if options.one_core:
         torch.set_num_threads(1)
     clock = time.process_time if options.one_core else time.perf_counter
     devices = ["cpu", "cuda"] if torch.cuda.is_available() and not options.one_core else ["cpu"]
-    for device in devices if "norms" in sections else []:
+    for device in devices if "norms" in options.sections else []:
         where = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} threads"
         print(f"{where}, load {os.getloadavg()[0]:.1f} at the start")
         for case in options.models:
             compare(case, torch.device(device), clock)
-    for mode in ("hooks", "ghost") if "training" in sections else ():
+    for mode in ("hooks", "ghost") if "training" in options.sections else ():
         training_cost(mode, clock)
     print(f"load {os.getloadavg()[0]:.1f} at the end")
 
