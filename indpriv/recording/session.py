@@ -173,9 +173,8 @@ class Session:
             return None if self._clip_levels is None else self._clip_levels.thresholds
 
         def charged(positions: NDArray[np.int64], max_grad_norm: float) -> Tensor:
-            filtered.charge(
-                self._step, self._run.coming_setting(max_grad_norm)
-            )  # before the first batch of the step is clipped
+            # Before the first batch of the step is clipped.
+            filtered.charge(self._step, self._run.coming_setting(max_grad_norm))
             return filtered.thresholds(positions, max_grad_norm)
 
         return charged

@@ -9,23 +9,13 @@ import pytest
 from indpriv import NormLog
 from indpriv.integrations.callbacks import hugging_face_callback, lightning_callback
 from indpriv.recording import Recorder
-from runs import PER_EXAMPLE, make_run
+from runs import PER_EXAMPLE
 
 
 def stand_in(monkeypatch, name, **contents):
     module = types.ModuleType(name)
     vars(module).update(contents)
     monkeypatch.setitem(sys.modules, name, module)
-
-
-@pytest.fixture
-def run():
-    return make_run()
-
-
-@pytest.fixture
-def recorder(run, tmp_path):
-    return Recorder(tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, every=3)
 
 
 def test_hugging_face(run, recorder, monkeypatch, tmp_path, capsys):

@@ -9,23 +9,11 @@ from torch import nn
 from indpriv import NormLog
 from indpriv.integrations.callbacks import STATE, hugging_face_callback, lightning_callback
 from indpriv.integrations.metrics import metrics_of, send
-from indpriv.recording import Recorder
 from indpriv.verify import verify
-from runs import PER_EXAMPLE, make_run
 
 # These packages warn of one another.
 pytestmark = pytest.mark.filterwarnings("ignore")
 ASK = "pip install 'indpriv[integrations]' to test against it"
-
-
-@pytest.fixture
-def run():
-    return make_run()
-
-
-@pytest.fixture
-def recorder(run, tmp_path):
-    return Recorder(tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, every=3)
 
 
 def check_log(run_dir, steps):
