@@ -65,8 +65,8 @@ def watch_clipping(
         a function that takes everything off again.
 
     Raises:
-        EvidenceError: while training, where norms do not show (another Opacus), or thresholds are due for a batch whose
-            examples are not known, or whose norms are coarser than float32.
+        EvidenceError: while training, where norms do not show (another Opacus), thresholds are due for a batch whose
+            examples are not known, or whose norms are coarser than float32, or gradients were changed once clipped.
     """
     watcher = _Watcher(positions_of, thresholds)
     if isinstance(model, GradSampleModuleFastGradientClipping):
@@ -99,9 +99,15 @@ def _watch_ghost(
     watcher: _Watcher,
     on_batch: Callable[[ClippedBatch], None],
 ) -> Callable[[], None]:
-    """Norms show in the backward pass; they count once the optimizer takes the gradients in."""
-    coefficients, accumulate = model.get_clipping_coef, optimizer.accumulate
+    """Norms show in the backward pass; they count once the optimizer takes the gradients in.
+
+    Between the two lie the sums of clipped gradients in p.grad, where training can reach them before the noise does.
+    """
+    coefficients, enable_hooks, accumulate = model.get_clipping_coef, model.enable_hooks, optimizer.accumulate
     pending: list[ClippedBatch] = []
+    clipped: list[
+        tuple[Tensor, int]
+    ] = []  # gradients as the backward pass left them, with the versions of their values
 
     def get_clipping_coef() -> Tensor:
         found: list[Tensor] = []
@@ -109,16 +115,33 @@ def _watch_ghost(
         pending[:] = [] if batch is None else [batch]  # a second backward pass replaces the first one's gradients
         return found[0]
 
+    def enable_hooks_again() -> None:  # the last that Opacus does in a backward pass
+        enable_hooks()
+        clipped[:] = [(p.grad, p.grad._version) for p in optimizer.params if p.grad is not None] if pending else []
+
     def accumulate_clipped() -> None:
         if pending:
+            gradients = [p.grad for p in optimizer.params]
+            if len(gradients) != len(clipped) or any(
+                gradient is not kept or kept._version != version
+                for gradient, (kept, version) in zip(gradients, clipped, strict=True)
+            ):
+                raise EvidenceError(
+                    "gradients were changed between loss.backward() and optimizer.step(): in ghost mode they are clipped by "
+                    "then, and whatever is added to them or multiplies them reaches the model beyond max_grad_norm; leave "
+                    "p.grad alone (Opacus clips, weight decay is the optimizer's), or train in hooks mode"
+                )
             on_batch(pending.pop())
+        clipped.clear()
         accumulate()
 
     model.get_clipping_coef = get_clipping_coef
+    model.enable_hooks = enable_hooks_again
     optimizer.accumulate = accumulate_clipped
 
     def unwatch() -> None:
         vars(model).pop("get_clipping_coef", None)
+        vars(model).pop("enable_hooks", None)
         vars(optimizer).pop("accumulate", None)
 
     return unwatch

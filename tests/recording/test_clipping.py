@@ -178,6 +178,44 @@ def test_a_repeated_backward_pass_in_ghost_mode_counts_once():
     assert all(len(batch.norms) == len(batch.positions) for batch in batches)
 
 
+def _scale(run):
+    for parameter in run.model.parameters():
+        parameter.grad *= 50
+
+
+def _add_another_loss(run):
+    inputs, targets = (tensor[:5] for tensor in run.dataset.tensors)
+    (100 * nn.functional.cross_entropy(run.model(inputs), targets)).backward()
+
+
+def _clip_the_sum(run):
+    nn.utils.clip_grad_norm_(run.model.parameters(), 0.1)
+
+
+def _freeze(run):
+    next(run.model.parameters()).requires_grad_(False)
+
+
+def _replace(run):
+    for parameter in run.model.parameters():
+        parameter.grad = 50 * parameter.grad
+
+
+@pytest.mark.parametrize("change", [_scale, _add_another_loss, _clip_the_sum, _freeze, _replace])
+def test_gradients_changed_once_ghost_mode_has_clipped_them_are_refused(change):
+    run = make_run(mode="ghost")
+    before = [parameter.detach().clone() for parameter in run.model.parameters()]
+    _, unwatch = watched(run, lambda _: None)
+    inputs, targets = next(iter(run.loader))
+    run.criterion(run.model(inputs), targets).backward()
+    change(run)
+    with pytest.raises(EvidenceError, match="gradients were changed between"):
+        run.optimizer.step()
+    assert all(map(torch.equal, run.model.parameters(), before))
+    unwatch()
+    assert "enable_hooks" not in vars(run.model)
+
+
 def _one_rank(rank, port, folder):
     """One of two ranks: a step of its own half of the data, each example clipped at its own threshold."""
     warnings.simplefilter("ignore")
