@@ -62,6 +62,7 @@ def evidence_checks(
         checks += [
             _check_sampler(evidence),
             *([_check_seeds()] if evidence.get("guessable_seed") and not evidence["seeded"] else []),
+            *([_check_repeated(evidence)] if evidence.get("repeated_draws") else []),
             *([_check_ranks(evidence)] if evidence.get("ranks", 1) > 1 else []),
             _check_steps(evidence),
             _check_pieces(evidence),
@@ -113,8 +114,18 @@ def _check_seeds() -> Check:
     return Check(
         "seeds",
         NOT_CHECKED,
-        "noise or batches come from a generator with a small seed, such as torch.manual_seed(0) gives, or torch's default one: "
+        "noise or batches come from a generator with a chosen seed, such as torch.manual_seed(0) gives, or torch's default one: "
         "whoever guesses it regenerates them, and no epsilon holds; call torch.seed() before training, or pass seeded=True",
+    )
+
+
+def _check_repeated(evidence: Mapping[str, Any]) -> Check:
+    return Check(
+        "random numbers",
+        FAILED,
+        f"{evidence['repeated_draws']} times noise or a batch was drawn from a generator that an earlier draw had left in the "
+        "same state (torch.manual_seed while training?): whoever compares two updates with the same noise takes it off; seed "
+        "before training only, and give what else needs a seed a torch.Generator of its own",
     )
 
 

@@ -25,12 +25,11 @@ from indpriv import checks
 from indpriv.errors import EvidenceError, InputError
 from indpriv.recording.clipping import ClippedBatch, Thresholds, watch_clipping
 from indpriv.recording.memory_format import check_memory_format, watch_memory_format
-from indpriv.recording.norms import standard_module
+from indpriv.recording.random_states import SeenStates, generator_of, is_guessable
 from indpriv.recording.ranks import DISTRIBUTED, RankStep, check_distributed_sampler
 from indpriv.recording.tally import StepSetting, Tally
+from indpriv.recording.twins import standard_module
 
-# Seeds below are such as people choose; torch draws its own from 64 bits, and an unseeded torch.Generator() has this one.
-_CHOSEN_SEEDS, _DEFAULT_SEED = 2**16, 67280421310721
 _FLAT_CLIPPING = (DPOptimizer, DPOptimizerFastGradientClipping, *DISTRIBUTED)
 
 
@@ -78,6 +77,7 @@ class OpacusRun:
             )
         self.tally = Tally(np.zeros(n_examples, dtype=np.int64))
         self._pieces: list[ClippedBatch] = []  # of the step under way
+        self._coins, self._noise = SeenStates(), SeenStates()
         self.setting()
 
     @property
@@ -114,20 +114,26 @@ class OpacusRun:
     @property
     def sampling_seed(self) -> int | None:
         """What the generator of the sampler's coins was seeded with, on the CPU; None for a secure one, which has no seed."""
-        generator = getattr(self._batch_sampler, "generator", None)
         if self.optimizer.secure_mode:
             return None
-        seed = (torch.default_generator if generator is None else generator).initial_seed()
-        return int(seed) % 2**32  # all that the Mersenne Twister takes in
+        return int(self._coin_generator.initial_seed()) % 2**32  # all that the Mersenne Twister takes in
 
     @property
     def guessable_seed(self) -> bool:
         """Whether noise or coins come from a generator whose seed looks chosen by a person, or is torch's default."""
-        if self.optimizer.secure_mode:
-            return False
-        generators = (self.optimizer.generator, getattr(self._batch_sampler, "generator", None))
-        seeds = [(torch.default_generator if one is None else one).initial_seed() for one in generators]
-        return any(seed < _CHOSEN_SEEDS or seed == _DEFAULT_SEED for seed in seeds)
+        return not self.optimizer.secure_mode and any(map(is_guessable, (self._noise_generator, self._coin_generator)))
+
+    @property
+    def _noise_generator(self) -> torch.Generator:
+        return generator_of(self.optimizer.generator, next(self.module.parameters()).device)
+
+    @property
+    def _coin_generator(self) -> torch.Generator:
+        return generator_of(getattr(self._batch_sampler, "generator", None), torch.device("cpu"))
+
+    def _watch_randomness(self, seen: SeenStates, generator: torch.Generator) -> None:
+        """Count a draw just made that repeats an earlier one."""
+        self.tally.repeated_draws += not self.optimizer.secure_mode and seen.again(generator)
 
     def told(
         self, setting: StepSetting | None, positions: NDArray[np.int64] | None, norms: NDArray[np.float64] | None
@@ -209,6 +215,8 @@ class OpacusRun:
                     f"{optimizer.accumulated_iterations} batches were accumulated into one step; each Poisson batch must "
                     "be one step (use BatchMemoryManager for small memory)"
                 )
+            if getattr(optimizer, "rank", 0) == 0:  # which adds the noise of all ranks
+                self._watch_randomness(self._noise, self._noise_generator)
             batch = self.tally.next_batch()
             setting = self.setting(batch[1] if batch and self.sampler == "poisson" else None)
             self._count_clipping(setting, batch[0] if batch else None, individually=thresholds is not None)
@@ -263,6 +271,7 @@ class OpacusRun:
                 state["exhausted"] = False
                 for indices in super().__iter__():
                     tally.drew(indices, run.sample_rate)
+                    run._watch_randomness(run._coins, run._coin_generator)
                     yield indices
                 state["exhausted"] = True
 
@@ -322,6 +331,7 @@ class OpacusRun:
             "larger_norms": tally.larger,
             "largest_excess": min(tally.largest_excess, 1.0),
             "underestimated_norms": tally.underestimated,
+            "repeated_draws": tally.repeated_draws,
             "earlier_steps": max(0, self._history_before - self._steps_before),
             "accountant_steps": None if self.accountant is None else self._history_steps() - self._history_before,
             "accountant_settings_match": self._history_matches(),

@@ -22,6 +22,7 @@ _OF_A_RANK = (
     "gradients",
     "misclipped",
     "at_levels",
+    "repeated_draws",
 )
 
 
@@ -53,6 +54,7 @@ class Tally:
     unmatched_steps: steps whose physical batches together were not of the size that was drawn.
     gradients: those that entered steps; misclipped: clipped under another max_grad_norm than the noise of their step;
     at_levels: clipped at the level of the very example that the batch has there (individual clipping).
+    repeated_draws: of noise, or of a batch, by a generator that an earlier draw had left in the same state.
     """
 
     participations: NDArray[np.int64]
@@ -72,6 +74,7 @@ class Tally:
     larger: int = 0
     largest_excess: float = 0.0
     underestimated: int = 0
+    repeated_draws: int = 0
     settings: Counter[float] = field(default_factory=Counter)
     _epoch_draws: int = 0
     _epoch_steps: int = 0

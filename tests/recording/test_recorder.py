@@ -201,6 +201,7 @@ def test_a_seeded_run_says_so(tmp_path):
     ("reseed", "generator", "told"),
     [
         (lambda: torch.manual_seed(0), None, True),
+        (lambda: torch.manual_seed(20261121), None, True),
         (lambda: torch.seed(), None, False),
         (lambda: torch.seed(), torch.Generator(), True),  # unseeded, it has torch's default seed
         (
@@ -216,6 +217,26 @@ def test_a_seed_that_can_be_guessed_is_told(reseed, generator, told, tmp_path):
     record(run, tmp_path / "run", epochs=1)
     seeds = [check for check in verify(tmp_path / "run") if check.name == "seeds"]
     assert [check.status for check in seeds] == ["not checked"] * told
+
+
+@pytest.mark.parametrize(
+    ("reseed", "repeats"),
+    [
+        (lambda _: torch.manual_seed(2**40), True),  # for pictures of each epoch, say
+        (lambda epoch: torch.manual_seed(2**40 + epoch), False),
+    ],
+)
+def test_random_numbers_that_come_again_are_found(reseed, repeats, tmp_path):
+    run = make_run()
+    recorder = Recorder(tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, every=1)
+    with recorder.attach(run.model, run.optimizer, run.loader):
+        for epoch in range(3):
+            reseed(epoch)
+            run.train(1)
+    assert failed(tmp_path / "run") == ({"random numbers"} if repeats else set())
+    log = NormLog.open(tmp_path / "run")
+    assert indpriv.account(log, delta=1e-5).claim == ("estimate" if repeats else "exact")
+    assert read_state(tmp_path / "run").evidence[-1]["repeated_draws"] == (40 if repeats else 0)  # batches and noise
 
 
 def test_shuffled_batches_are_an_estimate(tmp_path):

@@ -1,0 +1,38 @@
+"""Where the noise and the coins of a run come from: generators that can be guessed, or that draw the same again."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+# torch draws its own seeds from 53 bits or more; people, and libraries on their behalf, choose from 32.
+_CHOSEN_SEEDS = 2**32
+_DEFAULT_SEED = 67280421310721  # of an unseeded torch.Generator()
+
+
+def generator_of(given: torch.Generator | None, device: torch.device) -> torch.Generator:
+    """The generator that torch draws from on a device: the one that is given, else the device's own."""
+    if given is None and device.type == "cuda":
+        return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+    return torch.default_generator if given is None else given
+
+
+def is_guessable(generator: torch.Generator) -> bool:
+    """Whether the seed of a generator looks chosen by a person, or is torch's default."""
+    seed = generator.initial_seed()
+    return seed < _CHOSEN_SEEDS or seed == _DEFAULT_SEED
+
+
+class SeenStates:
+    """The states in which one generator has left its draws; 8 bytes each."""
+
+    def __init__(self) -> None:
+        self._seen: set[bytes] = set()
+
+    def again(self, generator: torch.Generator) -> bool:
+        """Whether the draw just made left a generator where an earlier one had: both drew the same numbers."""
+        state = hashlib.blake2b(generator.get_state().numpy(), digest_size=8).digest()
+        repeated = state in self._seen
+        self._seen.add(state)
+        return repeated
