@@ -32,7 +32,7 @@ class SeenStates:
 
     def again(self, generator: torch.Generator) -> bool:
         """Whether the draw just made left a generator where an earlier one had: both drew the same numbers."""
-        state = hashlib.blake2b(generator.get_state().numpy(), digest_size=8).digest()
+        state = hashlib.blake2b(generator.get_state().numpy().tobytes(), digest_size=8).digest()
         repeated = state in self._seen
         self._seen.add(state)
         return repeated
