@@ -23,6 +23,7 @@ from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.recording.audit_spec import AuditSpec, load_spec
 from indpriv.recording.checkpoint_files import read_content
+from indpriv.recording.model_checks import check_buffers
 from indpriv.recording.norms import NormPass
 from indpriv.recording.passes import Examples, example_table, norms_of
 from indpriv.recording.weights import fingerprint_of, fit, load_into, state_of
@@ -64,6 +65,7 @@ class Measuring:
         try:
             inputs, targets = next(self._examples.batches(_CHECKED))
             self._norm_pass = NormPass(self._model, spec.loss_fn, inputs, targets, backend=backend)
+            check_buffers(self._model, inputs)
         except InputError:
             raise
         except _MODEL_ERRORS as error:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from opacus.grad_sample import AbstractGradSampleModule
 from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
 from opacus.validators import ModuleValidator
-from torch import nn
+from torch import Tensor, nn
 
 from indpriv.errors import InputError
+from indpriv.recording.norm_backends import first_tensor, map_tensors
+from indpriv.recording.twins import make_twin
+
+_PROBED = 4  # examples that stand for all others
 
 
 def validate_module(module: nn.Module) -> None:
@@ -41,6 +48,36 @@ def check_padding(model: AbstractGradSampleModule, module: nn.Module) -> None:
                 'padding, with gradients that autograd does not give it; train with grad_sample_mode="functorch", or make the Embedding '
                 "without padding_idx"
             )
+
+
+def check_buffers(module: nn.Module, inputs: Any) -> None:
+    """Raise InputError where a forward pass keeps something of its examples in a buffer: nothing adds noise to that.
+
+    Args:
+        module: the user's own; it is left as it was.
+        inputs: some real examples, of which two parts are held against each other.
+    """
+    size = min(_PROBED, len(first_tensor(inputs)) // 2)
+    if not size or next(module.buffers(), None) is None:
+        return
+    first, second = (_buffers_after(module, inputs, start, start + size) for start in (0, size))
+    for name, value in first.items():
+        same = (value == second[name]) | ((value != value) & (second[name] != second[name]))  # NaN is NaN
+        if not bool(same.all()):
+            raise InputError(
+                f"a forward pass changes the buffer {name!r} by what its examples are: they reach the model without clipping "
+                "or noise, and no epsilon holds; leave that out, or fix the buffer before training"
+            )
+
+
+def _buffers_after(module: nn.Module, inputs: Any, start: int, stop: int) -> dict[str, Tensor]:
+    """Buffers of a copy that has seen some examples in training, each part with the same random numbers."""
+    twin = make_twin(module)
+    device = first_tensor(inputs).device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+        torch.manual_seed(0)
+        twin(map_tensors(inputs, lambda tensor: tensor[start:stop]))
+    return dict(twin.named_buffers())
 
 
 def _is_attention(module: nn.Module) -> bool:

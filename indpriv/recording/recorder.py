@@ -35,6 +35,7 @@ from indpriv.norm_log_writer import LogHeader, NormLogWriter, fingerprint
 from indpriv.recording.filtered_clipping import Filter
 from indpriv.recording.holdout import HoldoutLog
 from indpriv.recording.individual_clipping import check_headroom
+from indpriv.recording.model_checks import check_buffers
 from indpriv.recording.norm_backends import LossFn, check_losses
 from indpriv.recording.norms import NormPass
 from indpriv.recording.opacus_run import OpacusRun
@@ -226,6 +227,7 @@ class Recorder:
             ExitStack() as logs,
         ):
             norm_pass.check_training(model, inputs, targets)
+            check_buffers(run.module, inputs)
             self._probe_test_set(run, norm_pass)
             self._attached = True
             header = self._agree(ranks, run, norm_pass)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 import indpriv
 from indpriv import EvidenceError, InputError, NormLog, PrivacyFilter
@@ -85,6 +86,28 @@ def test_parameters_that_the_optimizer_does_not_train_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"does not train exactly the model's trainable parameters"):
         record(run, tmp_path / "run")
     assert run.engine.accountant.history == []
+
+
+class Remembers(nn.Module):
+    """Keeps a running mean of what it saw, or merely counts the batches."""
+
+    def __init__(self, of_data):
+        super().__init__()
+        self.layer, self._of_data = nn.Linear(6, 2), of_data
+        self.register_buffer("seen", torch.zeros(6))
+
+    def forward(self, inputs):
+        if self.training and len(inputs):
+            self.seen.mul_(0.9).add_(inputs.mean(0) if self._of_data else 1.0)
+        return self.layer(inputs)
+
+
+def test_what_a_buffer_keeps_of_the_examples_is_refused(tmp_path):
+    """Nothing clips it or adds noise to it, and it is in every checkpoint."""
+    run = make_run(model=Remembers(of_data=True))
+    with pytest.raises(InputError, match="changes the buffer 'seen' by what its examples are"):
+        record(run, tmp_path / "run")
+    assert record(make_run(model=Remembers(of_data=False)), tmp_path / "counts").caveats == ()
 
 
 def test_logs_of_an_earlier_version_are_read(tmp_path):
