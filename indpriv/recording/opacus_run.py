@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,7 @@ class OpacusRun:
             )
         self.tally = Tally(np.zeros(n_examples, dtype=np.int64))
         self._pieces: list[ClippedBatch] = []  # of the step under way
+        self._trained = {id(p) for p in optimizer.params}
         self._coins, self._noise = SeenStates(), SeenStates()
         self.setting()
 
@@ -196,6 +197,8 @@ class OpacusRun:
         unwatch_sampler = self._watch_sampler()
         unwatch_images = watch_memory_format(self._model, self.module)
         accountant_hook = self.optimizer.step_hook
+        plain_noise = self.optimizer.add_noise
+        noised: list[StepSetting] = []
         pending: list[StepSetting] = []
         pieces = self._pieces
 
@@ -206,6 +209,10 @@ class OpacusRun:
         unwatch_clipping = watch_clipping(
             self._model, self.optimizer, positions_of=self.tally.piece, on_batch=on_batch, thresholds=thresholds
         )
+
+        def add_noise() -> None:
+            noised[:] = [self.setting()]  # a step hook may set those of the next step before it calls this one
+            plain_noise()
 
         def before_update(optimizer: DPOptimizer) -> None:
             if accountant_hook is not None:  # Opacus has one slot: chain, or its accountant stops without a word
@@ -218,7 +225,13 @@ class OpacusRun:
             if getattr(optimizer, "rank", 0) == 0:  # which adds the noise of all ranks
                 self._watch_randomness(self._noise, self._noise_generator)
             batch = self.tally.next_batch()
-            setting = self.setting(batch[1] if batch and self.sampler == "poisson" else None)
+            now = self.setting(batch[1] if batch and self.sampler == "poisson" else None)
+            if not noised:
+                raise EvidenceError(
+                    "the optimizer's add_noise was replaced: nothing says what noise this step has; leave it as Opacus made it"
+                )
+            setting = replace(noised.pop(), sample_rate=now.sample_rate)
+            self._check_trained()
             self._count_clipping(setting, batch[0] if batch else None, individually=thresholds is not None)
             before_step(setting, TrainedBatch(batch[0], _joined(pieces)) if batch and batch[2] else None)
             pieces.clear()
@@ -237,6 +250,7 @@ class OpacusRun:
             self._check_history_grows()
             after_step(setting)
 
+        self.optimizer.add_noise = add_noise
         self.optimizer.attach_step_hook(before_update)
         handle = self.optimizer.original_optimizer.register_step_post_hook(after_update)
 
@@ -244,6 +258,7 @@ class OpacusRun:
             handle.remove()
             if self.optimizer.step_hook is before_update:
                 self.optimizer.attach_step_hook(accountant_hook)
+            vars(self.optimizer).pop("add_noise", None)
             unwatch_clipping()
             unwatch_images()
             unwatch_sampler()
@@ -260,6 +275,21 @@ class OpacusRun:
         known = [piece.positions for piece in self._pieces if piece.positions is not None]
         if individually and drawn is not None and np.array_equal(np.concatenate([drawn[:0], *known]), drawn):
             self.tally.at_levels += kept
+
+    def _check_trained(self) -> None:
+        """Raise where the update under way would apply a gradient that Opacus left out, or train what was not there."""
+        for p in (p for group in self.optimizer.param_groups for p in group["params"]):
+            if p.requires_grad and id(p) not in self._trained:
+                raise EvidenceError(
+                    f"the optimizer trains a parameter of shape {tuple(p.shape)} that it did not train when the Recorder was "
+                    "attached: its gradient is in no norm; add or unfreeze parameters before attaching"
+                )
+            if not p.requires_grad and p.grad is not None and bool(p.grad.any()):
+                raise EvidenceError(
+                    f"a parameter of shape {tuple(p.shape)} was frozen after the backward pass: Opacus leaves its gradient out "
+                    "of clipping and noise, and the update would apply it as it is; freeze parameters between steps, and call "
+                    "optimizer.zero_grad() first"
+                )
 
     def _watch_sampler(self) -> Callable[[], None]:
         sampler, tally, run = self._batch_sampler, self.tally, self

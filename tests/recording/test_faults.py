@@ -79,6 +79,62 @@ def test_parameters_frozen_while_training_stop_it(tmp_path):
     assert read_state(tmp_path / "run").total_steps == 6  # nothing that was recorded is lost
 
 
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_a_gradient_that_freezing_keeps_from_clipping_and_noise_stops_the_update(mode, tmp_path):
+    run = make_run(mode=mode)
+    first = next(iter(run.model.parameters()))
+    before = first.detach().clone()
+
+    def loop():
+        for inputs, targets in run.loader:
+            run.optimizer.zero_grad()
+            run.criterion(run.model(inputs), targets).backward()
+            first.requires_grad_(False)
+            run.optimizer.step()
+
+    with pytest.raises(EvidenceError, match=r"frozen after the backward pass|gradients were changed"):
+        record(run, tmp_path / "run", loop, every="once")
+    assert torch.equal(first, before)
+
+
+def test_parameters_unfrozen_while_training_stop_it(tmp_path):
+    run = make_run()
+    first = next(iter(run.model.parameters()))
+    first.requires_grad_(False)
+
+    def loop():
+        first.requires_grad_(True)
+        run.train(1)
+
+    with pytest.raises(EvidenceError, match=r"trains a parameter of shape \(8, 6\)"):
+        record(run, tmp_path / "run", loop, every="once", individual_clipping=True)
+
+
+def test_noise_is_that_which_was_added_whatever_a_hook_sets_next(tmp_path):
+    run = make_run()
+    accountant = run.optimizer.step_hook
+
+    def hook(optimizer):
+        accountant(optimizer)
+        optimizer.noise_multiplier *= 1.25
+
+    run.optimizer.attach_step_hook(hook)
+    log = record(run, tmp_path / "run")
+    assert log.settings.noise_multiplier[:3].tolist() == [1.0, 1.25, 1.5625]
+    assert log.caveats == ()
+
+
+def test_noise_that_is_replaced_stops_training(tmp_path):
+    run = make_run()
+
+    def loop():
+        run.optimizer.add_noise = lambda: None
+        run.train(1)
+
+    with pytest.raises(EvidenceError, match="add_noise was replaced"):
+        record(run, tmp_path / "run", loop)
+
+
 def test_parameters_that_the_optimizer_does_not_train_are_refused(tmp_path):
     run = make_run()
     group = run.optimizer.original_optimizer.param_groups[0]
