@@ -7,6 +7,7 @@ several times the gradients are formed and added up before the square is taken.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,11 @@ from indpriv.recording.layer_squares import CONVOLUTIONS, Squares, forms_of, gra
 from indpriv.recording.micro_batches import fastest
 
 _SHARED_ELEMENTS = 2**24  # of per-example gradients held at once for a parameter that is used several times
+_TIMED = 128  # examples, at most, on which the forms of a layer are compared
 _HALF = (torch.float16, torch.bfloat16)
+
+Routes = dict[tuple[Any, ...], Squares]
+"""The fastest form for each kind of layer, shapes and strides."""
 
 _Key = tuple[int, int]  # a parameter, or a block of its rows: its identity and where the block starts
 
@@ -33,8 +38,13 @@ class LayerwiseNorms:
     Its parameters no longer ask for gradients: the backward pass starts at the first layer that has trainable ones.
     """
 
-    def __init__(self, twin: nn.Module) -> None:
-        """Take over a twin."""
+    def __init__(self, twin: nn.Module, routes: Routes) -> None:
+        """Take over a twin.
+
+        Args:
+            twin: of the model; no other thread uses it.
+            routes: the forms that were found fastest so far, which twins may share; added to.
+        """
         trainable = {id(p) for p in twin.parameters() if p.requires_grad}
         layers = [_Layer(module, trainable) for module in _layers(twin, trainable)]
         for p in twin.parameters():
@@ -51,7 +61,7 @@ class LayerwiseNorms:
                 self._hooks.append(layer.module.register_forward_hook(hook, with_kwargs=True))
         self._uses: Counter[_Key] = Counter()
         self._shared: defaultdict[_Key, list[Callable[[slice], Tensor]]] = defaultdict(list)
-        self._routes: dict[tuple[Any, ...], Squares] = {}
+        self._routes = routes
         self._squares: Tensor | None = None
         self._size = 0
         self._recomputing = False
@@ -164,10 +174,11 @@ class LayerwiseNorms:
         if len(forms) == 1 or torch.are_deterministic_algorithms_enabled():
             return forms[0]
         options = [getattr(module, name, None) for name in ("kernel_size", "stride", "padding", "dilation", "groups")]
-        size = len(inputs).bit_length()  # what is fastest changes little while the batch does not double
+        few = slice(0, _TIMED)
+        size = len(inputs[few]).bit_length()  # what is fastest changes little while the batch does not double
         key = (*options, names, size, inputs.shape[1:], gradient.shape[1:], inputs.stride()[1:], inputs.dtype)
         if key not in self._routes:
-            ways = [partial(form, module, names, inputs, gradient) for form in forms]
+            ways = [partial(form, module, names, inputs[few], gradient[few]) for form in forms]
             self._routes[key] = forms[fastest(ways, gradient.device)]
         return self._routes[key]
 
@@ -195,13 +206,8 @@ class LayerwiseNorms:
             return forward(*args, **kwargs)
         if layer.module.bias_k is not None:
             raise NotImplementedError("MultiheadAttention with add_bias_kv has parameters outside its projections")
-        fast = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)  # it computes everything in one call
-        try:
-            with _projections(partial(self._projected, layer)):
-                return forward(*args, **kwargs)
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast)
+        with _projections.tapped(partial(self._projected, layer)):
+            return forward(*args, **kwargs)
 
     def _projected(self, layer: _Layer, output: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """One projection of an attention: positions come first, or are folded with the batch into the first dimension."""
@@ -267,19 +273,56 @@ class _Start(torch.autograd.Function):
         return None, None
 
 
-@contextmanager
-def _projections(tap: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]) -> Iterator[None]:
-    """Pass every output of `linear` through a function: an attention calls it by its global name."""
-    linear = nn.functional.linear
+_Tap = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
-    def tapped(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # named as in PyTorch
-        return tap(linear(input, weight, bias), input, weight, bias)
 
-    nn.functional.linear = tapped
-    try:
-        yield
-    finally:
-        nn.functional.linear = linear
+class _Projections(threading.local):
+    """Passes every output of `linear` in this thread through a function: an attention calls it by its global name.
+
+    The global one is replaced while any thread needs that, and the fast path, which computes all in one call, is closed.
+    """
+
+    tap: _Tap | None = None
+    _lock = threading.Lock()
+    _threads = 0
+    _before: tuple[Any, bool] | None = None
+
+    @contextmanager
+    def tapped(self, tap: _Tap) -> Iterator[None]:
+        """Within it, `tap` is called with the output, the inputs, the weight and the bias."""
+        outer = self.tap
+        self._count(+1)
+        self.tap = tap
+        try:
+            yield
+        finally:
+            self.tap = outer
+            self._count(-1)
+
+    @classmethod
+    def _count(cls, change: int) -> None:
+        with cls._lock:
+            if not cls._threads:
+                cls._before = nn.functional.linear, torch.backends.mha.get_fastpath_enabled()
+                nn.functional.linear = partial(_tapped, cls._before[0])
+                torch.backends.mha.set_fastpath_enabled(False)
+            cls._threads += change
+            if not cls._threads and cls._before is not None:
+                nn.functional.linear, fast = cls._before
+                torch.backends.mha.set_fastpath_enabled(fast)
+
+
+_projections = _Projections()
+
+
+def _tapped(
+    linear: Callable[..., Tensor],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,  # named as in PyTorch
+) -> Tensor:
+    output = linear(input, weight, bias)
+    return output if _projections.tap is None else _projections.tap(output, input, weight, bias)
 
 
 def _layers(module: nn.Module, trainable: set[int], seen: set[int] | None = None) -> Iterator[nn.Module]:

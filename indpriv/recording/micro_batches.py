@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -14,8 +15,9 @@ _MEMORY_SHARE = 0.25  # of what is free: training, its loader and other programs
 _UNKNOWN_MEMORY = 2**31  # bytes taken as free where the system does not say
 _SMALLEST = 16  # examples: the first size tried; below it the overhead of calls rules
 _LONG_ENOUGH = 0.25  # seconds a batch: calls cost nothing beside the work, and larger ones only leave the cache
-
 _ROUNDS = 3  # of each way to compute: the best tells its speed, the others what else the machine had to do
+_BEHIND = 3  # times the seconds: no slow spell is to be blamed
+_LONG = 0.05  # seconds of a run: what follows its first is as good as any other
 
 
 def free_memory(device: torch.device) -> int:
@@ -41,24 +43,33 @@ def _available_memory() -> int:
 
 
 def best_seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Of the better of two runs after a first one."""
-    return min([_seconds(run, device) for _ in range(3)][1:])
+    """Of the better of two runs after a first one, or of a single one where it is long."""
+    _seconds(run, device)
+    seconds = _seconds(run, device)
+    return seconds if seconds > _LONG else min(seconds, _seconds(run, device))
 
 
 def fastest(ways: Sequence[Callable[[], object]], device: torch.device) -> int:
     """The index of the fastest of several ways to compute the same, by their best runs; the first ones do not count.
 
-    They run in turn, so that a slow spell of the machine meets them all.
+    They run in turn, so that a slow spell of the machine meets them all. A way that is far behind is not run again.
     """
-    rounds = [[_seconds(way, device) for way in ways] for _ in range(1 + _ROUNDS)]
-    best = [min(seconds) for seconds in zip(*rounds[1:], strict=True)]
-    return best.index(min(best))
+    for way in ways:
+        _seconds(way, device)
+    best = dict.fromkeys(range(len(ways)), math.inf)
+    for _ in range(_ROUNDS):
+        best = {i: min(before, _seconds(ways[i], device)) for i, before in best.items()}
+        lead = min(best.values())
+        best = {i: seconds for i, seconds in best.items() if seconds <= _BEHIND * lead}
+        if len(best) == 1 or lead > _LONG:
+            break
+    return min(best, key=lambda i: best[i])
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """On one core its own time: other programs' work does not count."""
+    """On one core this thread's own time: the work of others does not count."""
     one_core = device.type == "cpu" and torch.get_num_threads() == 1
-    clock = time.process_time if one_core else time.perf_counter
+    clock = time.thread_time if one_core else time.perf_counter
     start = clock()
     run()
     if device.type == "cuda":
@@ -86,7 +97,7 @@ def largest_that_fits(bytes_per_example: int, device: torch.device, *, at_most: 
 
 
 def fastest_size(seconds_of: Callable[[int], float], largest: int) -> tuple[int, float]:
-    """Double the size for as long as that lowers the seconds per example, once by chance excepted.
+    """Double the size for as long as that lowers the seconds per example, once by chance excepted where a batch is short.
 
     Args:
         seconds_of: seconds of a batch of a size.
@@ -99,7 +110,7 @@ def fastest_size(seconds_of: Callable[[int], float], largest: int) -> tuple[int,
     seconds = seconds_of(size)
     best = size, seconds / size
     worse = 0
-    while size < largest and seconds < _LONG_ENOUGH and worse < 2:
+    while size < largest and seconds < _LONG_ENOUGH and worse < (2 if seconds < _LONG else 1):
         size = min(2 * size, largest)
         seconds = seconds_of(size)
         if seconds / size < best[1]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from indpriv.errors import InputError
-from indpriv.recording.layerwise import LayerwiseNorms
+from indpriv.recording.layerwise import LayerwiseNorms, Routes
 
 LossFn = Callable[[Any, Any], Tensor]
 
@@ -125,14 +125,21 @@ class _Functorch:
         """Nothing was attached."""
 
 
-class _Layerwise:
+class Layerwise:
     """Our own: layer by layer in the cheaper exact form, no weight gradients (see `layerwise`)."""
 
-    def __init__(self, twin: nn.Module, loss_fn: LossFn) -> None:
+    def __init__(self, twin: nn.Module, loss_fn: LossFn, routes: Routes | None = None) -> None:
         self._twin, self._loss_fn = twin, loss_fn
-        self._layers = LayerwiseNorms(twin)
+        self._routes: Routes = {} if routes is None else routes
+        self._layers = LayerwiseNorms(twin, self._routes)
+
+    def beside(self, twin: nn.Module, loss_fn: LossFn) -> Layerwise:
+        """The same for another thread, with a twin of its own; what is found fastest in one is used in both."""
+        return Layerwise(twin, loss_fn, self._routes)
 
     def __call__(self, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
+        """(norms float64, losses) of a batch."""
+
         def losses() -> Tensor:
             return check_losses(self._loss_fn(self._twin(inputs), targets), targets)
 
@@ -140,11 +147,12 @@ class _Layerwise:
         return squares.sqrt(), values
 
     def close(self) -> None:
+        """Take the hooks off the twin."""
         self._layers.close()
 
 
 BACKENDS: dict[str, Callable[[nn.Module, LossFn], Backend]] = {
-    "layerwise": _Layerwise,
+    "layerwise": Layerwise,
     "ghost": _Ghost,
     "hooks": _Hooks,
     "functorch": _Functorch,

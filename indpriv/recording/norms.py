@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.grad_sample import AbstractGradSampleModule
 from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
 from torch import Tensor, nn
@@ -33,17 +32,21 @@ from indpriv.recording.model_checks import check_padding, validate_module
 from indpriv.recording.norm_backends import (
     BACKENDS,
     Backend,
+    Layerwise,
     LossFn,
     check_losses,
     first_tensor,
     map_tensors,
     training_backend,
 )
+from indpriv.recording.threads import side_by_side
+from indpriv.recording.twins import follow, make_twin, standard_module, to_channels_last, trainable_names
 
 _PROBE = 8  # examples that every backend is checked on, one by one
 _MANY = 256  # so many examples stand for a whole data set; batches larger than that are then tried as well
 _LARGEST = 4096  # examples at once: no model gains by more
 _COMPARED = 64  # examples on which both orders of images in memory are timed
+_THREADS = 8  # at once; with more cores each has several, since Python itself runs in one of them at a time
 _WORKSPACE = 3  # times what the backward pass keeps: gradients and the patches of convolutions come on top
 # Backends and the reference run the same float32 arithmetic in another order; anything further apart is another gradient.
 _AGREEMENT = {torch.float64: 1e-9, torch.float32: 2e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
@@ -85,7 +88,9 @@ class NormPass:
         backend: what takes the norms.
         fallback: why it is not "layerwise" where "auto" might have been; otherwise empty.
         batch_size: examples worked on at once: the fastest size found that fits into a quarter of the free memory; halved
-            where memory runs out after all. Norms do not depend on it beyond `slack`.
+            where memory runs out after all. Norms do not depend on it beyond `slack`. On a CPU with several threads the
+            layerwise backend divides them among threads, each on one core with copies of model and loss of its own,
+            where that is faster and gives the same norms.
         slack: relative amount added to every norm, eps (40 + 4 sqrt(parameters)): above the errors measured where positions
             cancel and where float32 sums are long. float32: 5e-6 for small models, 1.5e-3 for 10^7 parameters. Parameters
             in half precision, or autocast to it: sums are float32 all the same, and 4 eps of the half precision are added
@@ -107,15 +112,15 @@ class NormPass:
         self._source = standard_module(model)
         self._loss_fn = loss_fn
         validate_module(self._source)
-        self._trainable = _trainable_names(self._source)
+        self._trainable = trainable_names(self._source)
         if not self._trainable:
             raise InputError("the model has no trainable parameter; there is no gradient to record")
         dtype = next(p.dtype for p in self._source.parameters() if p.requires_grad)
         device = next(self._source.parameters()).device.type
         autocast = torch.is_autocast_enabled(device)
         # The cast weights are not cached: they would outlive a step of training inside the user's own context.
-        self._precision = torch.autocast(
-            device, dtype=torch.get_autocast_dtype(device), enabled=autocast, cache_enabled=False
+        self._precision = partial(
+            torch.autocast, device, dtype=torch.get_autocast_dtype(device), enabled=autocast, cache_enabled=False
         )
         self._compute_dtype = torch.get_autocast_dtype(device) if autocast else dtype
         self._parameters = sum(p.numel() for p in self._source.parameters() if p.requires_grad)
@@ -124,10 +129,9 @@ class NormPass:
             few = _rows(inputs, 0, _PROBE), _rows(targets, 0, _PROBE)
             self._expected = self._one_by_one(*few)
             self.caveats = self._stochastic_caveats(*few)
-            best = self._choose(backend, inputs, targets)
-        self.backend, self._twin, self._norms = best.name, best.twin, best.norms
-        self.fallback = best.reason
-        self.batch_size, self._channels_last = best.batch_size, best.channels_last
+            self._chosen = self._choose(backend, inputs, targets)
+        self.backend, self.fallback = self._chosen.name, self._chosen.reason
+        self.batch_size = self._chosen.batch_size
 
     def __call__(self, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
         """(norms, losses) of a batch at the model's current parameters, both (batch,); slack is added to the norms.
@@ -137,14 +141,16 @@ class NormPass:
         """
         if self._closed:
             raise InputError("this NormPass was closed; make a new one")
-        self._follow(self._twin, channels_last=self._channels_last)
+        self._move(self._chosen)
         size, done = len(first_tensor(targets)), 0
         parts: list[tuple[Tensor, Tensor]] = []
-        while done < size or not parts:
+        if not size:
+            return torch.zeros(0, dtype=torch.float64), torch.zeros(0)
+        while done < size:
             pieces = -(-(size - done) // self.batch_size)
-            stop = done + -(-(size - done) // max(1, pieces))  # even pieces
+            stop = done + -(-(size - done) // pieces)  # even pieces
             try:
-                parts.append(self._piece(_rows(inputs, done, stop), _rows(targets, done, stop)))
+                parts.append(self._at_once(self._chosen, _rows(inputs, done, stop), _rows(targets, done, stop)))
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -158,21 +164,36 @@ class NormPass:
         norms, losses = (torch.cat(side) for side in zip(*parts, strict=True))
         return norms * (1 + self.slack), losses
 
-    def _piece(self, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
-        inputs = map_tensors(inputs, _to_channels_last) if self._channels_last else inputs
-        return self._run(self._norms, inputs, targets)
+    def _move(self, candidate: _Candidate) -> None:
+        """Bring a candidate to the model's current parameters."""
+        for twin, _ in candidate.pairs:
+            self._follow(twin, channels_last=candidate.channels_last)
+
+    def _at_once(self, candidate: _Candidate, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
+        """Norms and losses of examples that memory holds at once, in even parts for the candidate's threads."""
+        inputs = map_tensors(inputs, to_channels_last) if candidate.channels_last else inputs
+        size = len(first_tensor(targets))
+        pairs = candidate.pairs[:size]
+        bounds = [size * i // len(pairs) for i in range(len(pairs) + 1)]
+        parts = [
+            partial(self._run, norms, _rows(inputs, start, stop), _rows(targets, start, stop))
+            for (_, norms), start, stop in zip(pairs, bounds, bounds[1:], strict=False)
+        ]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Full backward hook is firing")  # of Opacus's hooks on a first layer
+            norms, losses = zip(*side_by_side(parts), strict=True)
+        return torch.cat(norms), torch.cat(losses)
 
     def _run(self, norms: Backend, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad(), self._precision, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Full backward hook is firing")  # of Opacus's hooks on a first layer
+        with torch.enable_grad(), self._precision():
             return norms(inputs, targets)
 
     @contextmanager
     def evaluation(self) -> Iterator[nn.Module]:
         """A twin of the model in eval mode at its current parameters."""
-        twin = self._make_twin().eval()
+        twin = make_twin(self._source).eval()
         self._follow(twin, modes=False)
-        with torch.no_grad(), self._precision:
+        with torch.no_grad(), self._precision():
             yield twin
 
     def check_training(self, model: nn.Module, inputs: Any, targets: Any) -> None:
@@ -193,11 +214,11 @@ class NormPass:
             return
         check_padding(model, self._source)
         inputs, targets = _rows(inputs, 0, _PROBE), _rows(targets, 0, _PROBE)
-        twin = self._make_twin()
-        self._follow(twin)
+        twin = make_twin(self._source)
         with kept_random_state():
             try:
-                theirs = self._run(training_backend(model, twin, self._loss_fn), inputs, targets)[0]
+                trained = _Candidate("", ((twin, training_backend(model, twin, self._loss_fn)),))
+                theirs = self._trial(trained, inputs, targets)
             except _UNFIT as error:
                 raise InputError(
                     f"Opacus cannot take per-example gradients of this model as it is wrapped ({type(error).__name__}: "
@@ -218,7 +239,7 @@ class NormPass:
     def close(self) -> None:
         """Let go of the twin."""
         self._closed = True
-        self._norms.close()
+        self._chosen.close()
 
     def __enter__(self) -> NormPass:
         return self
@@ -226,40 +247,28 @@ class NormPass:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _make_twin(self) -> nn.Module:
-        """A copy in the modes that training uses: the model's own, or train() where it is still in eval()."""
-        with without_hooks(self._source):
-            twin = copy.deepcopy(self._source)
-        return twin if twin.training else twin.train()
-
     def _follow(self, twin: nn.Module, *, modes: bool = True, channels_last: bool = False) -> None:
-        names = _trainable_names(self._source)
+        names = trainable_names(self._source)
         if names != self._trainable:
             changed = sorted(names ^ self._trainable)
             raise InputError(
                 f"the trainable parameters changed during recording ({', '.join(changed[:5])}); norms before and after "
                 "are of different gradients: freeze or add parameters before attaching"
             )
-        for mine, theirs in zip(twin.parameters(), self._source.parameters(), strict=True):
-            mine.data = _to_channels_last(theirs.data) if channels_last else theirs.data
-        for copied, buffer in zip(twin.buffers(), self._source.buffers(), strict=True):
-            copied.data = buffer.data
-        if modes and self._source.training:
-            for module, original in zip(twin.modules(), self._source.modules(), strict=False):
-                module.training = original.training
+        follow(twin, self._source, modes=modes, channels_last=channels_last)
 
     def _one_by_one(self, inputs: Any, targets: Any) -> Tensor:
         """Norms one example at a time by autograd: slow and obvious."""
-        twin = self._make_twin()
+        twin = make_twin(self._source)
         self._follow(twin)
         trainable = [p for p in twin.parameters() if p.requires_grad]
         norms = []
         with torch.enable_grad():
-            with self._precision:
+            with self._precision():
                 check_losses(self._loss_fn(twin(inputs), targets), targets)
             for i in range(len(first_tensor(inputs))):
                 example, target = _rows(inputs, i, i + 1), _rows(targets, i, i + 1)
-                with self._precision:
+                with self._precision():
                     loss = check_losses(self._loss_fn(twin(example), target), target).sum()
                 gradients = torch.autograd.grad(loss, trainable, allow_unused=True)
                 norms.append(sum(g.double().square().sum() for g in gradients if g is not None) ** 0.5)
@@ -277,43 +286,46 @@ class NormPass:
             )
         if backend == "auto":  # ours is the fastest where it fits; among Opacus's modes that depends on the model
             candidates = [self._try("layerwise", inputs, targets)]
-            if candidates[0].norms is None:
+            if candidates[0].reason:
                 candidates += [self._try(name, inputs, targets) for name in BACKENDS if name != "layerwise"]
         else:
             candidates = [self._try(backend, inputs, targets)]
-        working = [candidate for candidate in candidates if candidate.norms is not None]
+        working = [candidate for candidate in candidates if not candidate.reason]
         if not working:
             reasons = "; ".join(f"{candidate.name}: {candidate.reason}" for candidate in candidates)
             raise InputError(f"no backend takes this model's per-example gradient norms ({reasons})")
         best = min(working, key=lambda candidate: candidate.seconds)
         for candidate in working:
             if candidate is not best:
-                candidate.norms.close()
+                candidate.close()
         best.reason = candidates[0].reason
         return best
 
     def _try(self, name: str, inputs: Any, targets: Any) -> _Candidate:
-        candidate = _Candidate(name, self._make_twin())
+        candidate = _Candidate(name)
         try:
-            norms = BACKENDS[name](candidate.twin, self._loss_fn)
-            self._follow(candidate.twin)
-            few = _rows(inputs, 0, _PROBE), _rows(targets, 0, _PROBE)
-            # Another size first: a dimension that is the batch follows it, one that has its length by chance does not.
-            self._run(norms, *(_repeated(side, len(first_tensor(few[1])) + 1) for side in few))
-            candidate.reason = self._disagreement(self._run(norms, *few)[0])
+            twin = make_twin(self._source)
+            candidate.pairs = ((twin, BACKENDS[name](twin, self._loss_fn)),)
+            candidate.reason = self._probe(candidate, inputs, targets)
             if not candidate.reason:
-                candidate.norms = norms
                 self._pace(candidate, inputs, targets)
-            if candidate.reason:
-                candidate.norms = None
         except InputError:
             raise
         except _UNFIT as error:
-            candidate.norms, candidate.reason = None, f"{type(error).__name__}: {error}"
+            candidate.reason = f"{type(error).__name__}: {error}"
+        if candidate.reason:
+            candidate.close()
         return candidate
 
+    def _probe(self, candidate: _Candidate, inputs: Any, targets: Any) -> str:
+        """How the norms of a few examples differ from those taken one by one; empty where they do not."""
+        few = _rows(inputs, 0, _PROBE), _rows(targets, 0, _PROBE)
+        # Another size first: a dimension that is the batch follows it, one that has its length by chance does not.
+        self._trial(candidate, *(_repeated(side, len(first_tensor(few[1])) + 1) for side in few))
+        return self._disagreement(self._trial(candidate, *few))
+
     def _pace(self, candidate: _Candidate, inputs: Any, targets: Any) -> None:
-        """Find the batch size, and the order of images in memory, that a backend is fastest with."""
+        """Find the batch size, the order of images in memory and the threads that a backend is fastest with."""
         available = len(first_tensor(targets))
         bytes_per_example = _WORKSPACE * self._bytes_per_example(inputs, targets)
         if candidate.name in _KEEP_GRADIENTS:
@@ -322,46 +334,82 @@ class NormPass:
         at_most = _LARGEST if available >= _MANY else available
         largest = largest_that_fits(bytes_per_example, device, at_most=at_most)
         candidate.batch_size = largest
+        if largest <= _PROBE:
+            return
 
-        def batch(size: int) -> tuple[Any, Any]:
-            return _repeated(inputs, size), _repeated(targets, size)
+        def trial(way: _Candidate, size: int) -> Callable[[], Tensor]:
+            return partial(self._trial, way, _repeated(inputs, size), _repeated(targets, size))
 
-        def trial(size: int, channels_last: bool) -> Callable[[], object]:
-            return partial(self._trial, candidate, *batch(size), channels_last)
-
+        if device.type == "cpu" and not self.caveats:  # random numbers would come in another order each time
+            candidate.pairs = *candidate.pairs, *self._more_threads(candidate, inputs, targets)
         few = _rows(inputs, 0, _PROBE), _rows(targets, 0, _PROBE)
-        size = min(largest, _COMPARED)
-        if _has_images(self._source, inputs) and self._takes_channels_last(candidate, *few):
-            candidate.channels_last = bool(fastest([trial(size, False), trial(size, True)], device))
-        if largest > _PROBE:
-            candidate.batch_size, candidate.seconds = fastest_size(
-                lambda size: best_seconds(trial(size, candidate.channels_last), device), largest
-            )
-            # The forms of layers are chosen by the size of the batch: check those that will be used.
-            norms = self._trial(candidate, *batch(candidate.batch_size), candidate.channels_last)
-            candidate.reason = self._disagreement(norms[:_PROBE])
+        turned = replace(candidate, channels_last=True)
+        if _has_images(self._source, inputs) and self._takes_channels_last(turned, *few):
+            ways = [trial(way, min(largest, _COMPARED)) for way in (candidate, turned)]
+            candidate.channels_last = bool(fastest(ways, device))
 
-    def _trial(self, candidate: _Candidate, inputs: Any, targets: Any, channels_last: bool) -> Tensor:
-        self._follow(candidate.twin, channels_last=channels_last)
-        images = map_tensors(inputs, _to_channels_last) if channels_last else inputs
-        return self._run(candidate.norms, images, targets)[0]
+        def find_size() -> None:
+            candidate.batch_size, candidate.seconds = fastest_size(
+                lambda size: best_seconds(trial(candidate, size), device), largest
+            )
+
+        find_size()
+        if len(candidate.pairs) > 1:
+            alone = replace(candidate, pairs=candidate.pairs[:1])
+            if not self._threads_help(*(trial(way, candidate.batch_size) for way in (candidate, alone))):
+                candidate.pairs = alone.pairs
+                find_size()
+        # The forms of layers are chosen by the size of the batch: check those that will be used.
+        candidate.reason = self._disagreement(trial(candidate, candidate.batch_size)()[:_PROBE])
+
+    def _more_threads(self, candidate: _Candidate, inputs: Any, targets: Any) -> tuple[_Pair, ...]:
+        """Twins for threads that take norms beside the first; none where backend, model or loss are not made for that."""
+        first = candidate.pairs[0][1]
+        if not isinstance(first, Layerwise):
+            return ()
+        more: list[_Pair] = []
+        try:
+            for _ in range(1, min(torch.get_num_threads(), _THREADS)):
+                twin, loss_fn = make_twin(self._source), copy.deepcopy(self._loss_fn)  # either may keep something
+                more.append((twin, first.beside(twin, loss_fn)))
+                if self._probe(replace(candidate, pairs=more[-1:]), inputs, targets):
+                    return ()
+            self._probe(replace(candidate, pairs=(*candidate.pairs, *more)), inputs, targets)
+        except _UNFIT:
+            return ()
+        return tuple(more)
+
+    def _threads_help(self, side_by_side: Callable[[], Tensor], alone: Callable[[], Tensor]) -> bool:
+        """Whether threads are faster and never give other norms, as they would where model or loss have a global state."""
+        shared: list[Tensor] = []
+        own: list[Tensor] = []
+        ways = [lambda: shared.append(side_by_side()), lambda: own.append(alone())]
+        faster = fastest(ways, torch.device("cpu")) == 0
+        tolerance = _AGREEMENT[self._compute_dtype]
+        return faster and all(
+            torch.allclose(norms, own[0], rtol=tolerance, atol=1e-12, equal_nan=True) for norms in shared
+        )
+
+    def _trial(self, candidate: _Candidate, inputs: Any, targets: Any) -> Tensor:
+        self._move(candidate)
+        return self._at_once(candidate, inputs, targets)[0]
 
     def _takes_channels_last(self, candidate: _Candidate, inputs: Any, targets: Any) -> bool:
         """Opacus's hooks of convolutions give other norms there, and a model may view images in another shape."""
         try:
-            norms = self._trial(candidate, inputs, targets, True)
+            norms = self._trial(candidate, inputs, targets)
         except RuntimeError:
             return False
         return not self._disagreement(norms)
 
     def _bytes_per_example(self, inputs: Any, targets: Any) -> int:
         """What the backward pass keeps of one example."""
-        twin = self._make_twin()
+        twin = make_twin(self._source)
         self._follow(twin)
 
         def of(size: int) -> int:
             batch = tuple(_repeated(side, size) for side in (inputs, targets))
-            with torch.enable_grad(), self._precision:
+            with torch.enable_grad(), self._precision():
                 return saved_bytes(lambda: self._loss_fn(twin(batch[0]), batch[1]))
 
         return max(1, (of(2 * _PROBE) - of(_PROBE)) // _PROBE)
@@ -380,35 +428,30 @@ class NormPass:
         )
 
 
+_Pair = tuple[nn.Module, Backend]
+
+
 @dataclass
 class _Candidate:
+    """A backend, with a twin for each thread."""
+
     name: str
-    twin: nn.Module
-    norms: Any = None
+    pairs: Sequence[_Pair] = ()
     seconds: float = 0.0  # per example; 0 where there are too few to time
     batch_size: int = 1
     channels_last: bool = False
     reason: str = ""
+
+    def close(self) -> None:
+        for _, norms in self.pairs:
+            norms.close()
+        self.pairs = ()
 
 
 def _slack(dtype: torch.dtype, compute_dtype: torch.dtype, parameters: int) -> float:
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     half = torch.finfo(compute_dtype).eps if compute_dtype in (torch.float16, torch.bfloat16) else 0.0
     return torch.finfo(wide).eps * (40 + 4 * parameters**0.5) + 4 * half
-
-
-def standard_module(model: nn.Module) -> nn.Module:
-    """The user's own module inside any Opacus wrapper."""
-    inner: nn.Module = model
-    while True:
-        if isinstance(inner, AbstractGradSampleModule):
-            inner = inner._module
-        elif isinstance(inner, DifferentiallyPrivateDistributedDataParallel):
-            inner = inner.module
-        elif type(inner).__name__ == "OptimizedModule":  # of torch.compile, whose own module is slow to import
-            inner = inner._orig_mod  # type: ignore[assignment]
-        else:
-            return inner
 
 
 @contextmanager
@@ -419,52 +462,9 @@ def kept_random_state() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def without_hooks(module: nn.Module) -> Iterator[None]:
-    """Run with Opacus's per-example hooks taken off a module, and put them back."""
-    hooked = [m for m in module.modules() if m._forward_hooks or m._backward_hooks]
-    kept = [(m, m._forward_hooks, m._backward_hooks, m._backward_pre_hooks) for m in hooked]
-    handles = module.__dict__.pop("autograd_grad_sample_hooks", None)
-    try:
-        for m, forward, backward, pre in kept:
-            m._forward_hooks = _plain_hooks(forward)
-            m._backward_hooks = _plain_hooks(backward)
-            m._backward_pre_hooks = _plain_hooks(pre)
-        yield
-    finally:
-        for m, forward, backward, pre in kept:
-            m._forward_hooks, m._backward_hooks, m._backward_pre_hooks = forward, backward, pre
-        if handles is not None:
-            module.autograd_grad_sample_hooks = handles
-
-
-def _plain_hooks(hooks: Any) -> Any:
-    return type(hooks)((key, hook) for key, hook in hooks.items() if not _is_opacus(hook))
-
-
-def _is_opacus(hook: Any) -> bool:
-    function = getattr(hook, "func", hook)  # Opacus wraps its backward hook in functools.partial
-    owner = getattr(function, "__self__", None)
-    return type(owner).__module__.startswith("opacus.")
-
-
-def _trainable_names(module: nn.Module) -> frozenset[str]:
-    return frozenset(name for name, parameter in module.named_parameters() if parameter.requires_grad)
-
-
 def _has_images(module: nn.Module, inputs: Any) -> bool:
     """Whether the order of (batch, channels, height, width) in memory could matter."""
     return isinstance(inputs, Tensor) and inputs.ndim == 4 and any(isinstance(m, nn.Conv2d) for m in module.modules())
-
-
-def _to_channels_last(value: Tensor) -> Tensor:
-    """The same values with channels last in memory, where there are four dimensions."""
-    if value.ndim != 4:
-        return value
-    channels, height, width = value.shape[1:]
-    if channels == 1:  # the values lie in both orders; only the strides say which
-        return value.contiguous().as_strided(value.shape, (height * width, 1, width, 1))
-    return value.contiguous(memory_format=torch.channels_last)
 
 
 def _repeated(value: Any, size: int) -> Any:

@@ -247,7 +247,7 @@ def test_no_sum_of_weight_gradients_is_computed():
     with WeightGradients() as plain:
         loss_fn(model(inputs), targets).sum().backward()
     assert plain.seen == {"convolution", "linear"}
-    norms = layerwise.LayerwiseNorms(model)
+    norms = layerwise.LayerwiseNorms(model, {})
     with WeightGradients() as ours:
         squares, _ = norms(lambda: loss_fn(model(inputs), targets), SIZE)
     assert ours.seen == set()
@@ -297,7 +297,7 @@ def test_frozen_layers_cost_and_count_nothing():
 
 def test_an_input_changed_in_place_is_found():
     model = nn.Linear(4, 4)
-    twin = layerwise.LayerwiseNorms(model)
+    twin = layerwise.LayerwiseNorms(model, {})
     inputs = torch.randn(SIZE, 4)
 
     def losses():

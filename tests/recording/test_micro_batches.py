@@ -42,6 +42,19 @@ def test_the_fastest_size(seconds, largest, size):
 
 def test_the_fastest_of_several_ways_in_spite_of_a_first_run_and_slow_spells(monkeypatch):
     seconds = {"first": [1, 9, 3, 3], "second": [8, 7, 7, 2], "third": [1, 4, 4, 4]}
-    monkeypatch.setattr(micro_batches, "_seconds", lambda run, device: run())
+    monkeypatch.setattr(micro_batches, "_seconds", lambda run, device: 1e-3 * run())
     ways = [iter(values).__next__ for values in seconds.values()]
     assert micro_batches.fastest(ways, torch.device("cpu")) == 1
+
+
+def test_a_way_far_behind_and_a_long_one_are_not_run_again(monkeypatch):
+    runs = {"far behind": [1, 1, 9.0], "quick": [1, 0.5, 0.5]}
+    monkeypatch.setattr(micro_batches, "_seconds", lambda run, device: run())
+    left = {name: iter(values) for name, values in runs.items()}
+    assert (
+        micro_batches.fastest([lambda: 1e-3 * next(left["far behind"]), lambda: 1e-4 * next(left["quick"])], None) == 1
+    )
+    assert list(left["far behind"]) == [9.0]
+    longer = iter([0.4, 0.3, 0.1])
+    assert micro_batches.best_seconds(longer.__next__, None) == 0.3
+    assert list(longer) == [0.1]

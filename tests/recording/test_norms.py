@@ -1,4 +1,5 @@
 import copy
+import time
 from contextlib import nullcontext
 from itertools import product
 
@@ -73,7 +74,7 @@ def test_norms_do_not_depend_on_the_batch_they_are_taken_in(case):
     norm_pass = NormPass(model, PER_EXAMPLE, inputs, targets)
     expected = reference(model, PER_EXAMPLE, inputs, targets)
     for size, channels_last in product([1, 4, 9], [False, True]):
-        norm_pass.batch_size, norm_pass._channels_last = size, channels_last
+        norm_pass.batch_size, norm_pass._chosen.channels_last = size, channels_last
         norms, losses = norm_pass(inputs, targets)
         np.testing.assert_allclose(norms.numpy() / (1 + norm_pass.slack), expected, rtol=1e-5)
         torch.testing.assert_close(losses, PER_EXAMPLE(model(inputs), targets).detach())
@@ -91,7 +92,7 @@ def test_channels_last_is_used_only_where_it_changes_nothing(backend, monkeypatc
     with NormPass(model, PER_EXAMPLE, inputs, targets, backend=backend) as norm_pass:
         norms = norm_pass(inputs, targets)[0].numpy()
         if backend == "layerwise":
-            assert norm_pass._channels_last
+            assert norm_pass._chosen.channels_last
     np.testing.assert_allclose(norms, reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-4)
 
 
@@ -129,25 +130,140 @@ def test_a_batch_that_does_not_fit_into_memory_is_halved(monkeypatch):
     inputs, targets = blobs(32).tensors
     model = mlp()
     norm_pass = NormPass(model, PER_EXAMPLE, inputs, targets)
-    norm_pass.batch_size, run, sizes = 32, norm_pass._norms, []
+    norm_pass.batch_size, run, sizes = 32, norm_pass._at_once, []
 
-    def limited(some, labels):
+    def limited(candidate, some, labels):
         sizes.append(len(labels))
         if len(labels) > 9:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return run(some, labels)
+        return run(candidate, some, labels)
 
-    monkeypatch.setattr(norm_pass, "_norms", limited)
+    monkeypatch.setattr(norm_pass, "_at_once", limited)
     norms = norm_pass(inputs, targets)[0].numpy()
     assert sizes == [32, 16, 8, 8, 8, 8]
     np.testing.assert_allclose(norms, reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-4)
 
-    def never(some, labels):
+    def never(candidate, some, labels):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr(norm_pass, "_norms", never)
+    monkeypatch.setattr(norm_pass, "_at_once", never)
     with pytest.raises(InputError, match="one example does not fit into memory"):
         norm_pass(inputs, targets)
+
+
+@pytest.fixture
+def three_threads(monkeypatch):
+    """Three of PyTorch's threads, which take norms side by side wherever they may, fast or not."""
+    monkeypatch.setattr(norms_module, "fastest", lambda ways, device: [way() for way in ways] and 0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    assert torch.get_num_threads() == 3
+    torch.set_num_threads(threads)
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(7)
+        self.attention, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, inputs):
+        return self.head(self.attention(inputs, inputs, inputs, need_weights=False)[0].mean(1))
+
+
+def other_layer():
+    """With one that is left to torch.func."""
+    torch.manual_seed(8)
+    return nn.Sequential(nn.Linear(6, 8), nn.PReLU(8), nn.Linear(8, 2))
+
+
+THREADED = CASES | {
+    "attention": (Attention, lambda g: torch.randn(9, 9, 4, generator=g), 3),
+    "other layer": (other_layer, lambda g: torch.randn(9, 6, generator=g), 2),
+}
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.parametrize("case", THREADED)
+def test_threads_take_the_norms_of_parts_of_a_batch(case):
+    build, draw, classes = THREADED[case]
+    generator = torch.Generator().manual_seed(3)
+    model, inputs = build(), draw(generator).repeat_interleave(3, 0)
+    inputs = inputs if case == "sequence" else inputs * torch.rand(27, *(1,) * (inputs.ndim - 1), generator=generator)
+    targets = torch.randint(0, classes, (27,), generator=generator)
+    norm_pass = NormPass(model, PER_EXAMPLE, inputs, targets)
+    assert len(norm_pass._chosen.pairs) == 3
+    expected = reference(model, PER_EXAMPLE, inputs, targets)
+    for size in (0, 1, 2, 9, 27):  # some with fewer examples than threads, some whose parts are as long as a sequence
+        norms, losses = norm_pass(inputs[:size], targets[:size])
+        np.testing.assert_allclose(norms.numpy() / (1 + norm_pass.slack), expected[:size], rtol=1e-5)
+        torch.testing.assert_close(losses, PER_EXAMPLE(model(inputs), targets).detach()[:size])
+
+
+class KeepsTargets(nn.Module):
+    """A loss that keeps what it was given, for a while."""
+
+    def forward(self, outputs, targets):
+        self.targets = targets
+        time.sleep(0.01)
+        return PER_EXAMPLE(outputs, self.targets)
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_each_thread_has_a_loss_of_its_own():
+    inputs, targets = blobs(32).tensors
+    model = mlp()
+    norm_pass = NormPass(model, KeepsTargets(), inputs, targets)
+    assert len(norm_pass._chosen.pairs) == 3
+    norms = norm_pass(inputs, targets)[0].numpy()
+    np.testing.assert_allclose(norms, reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-4)
+
+
+class CannotBeCopied(nn.Module):
+    def __deepcopy__(self, memo):
+        raise TypeError("cannot pickle 'generator' object")
+
+    def forward(self, outputs, targets):
+        return PER_EXAMPLE(outputs, targets)
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.parametrize(
+    "loss", [lambda kept: lambda outputs, targets: kept(outputs, targets), lambda _: CannotBeCopied()]
+)
+def test_a_loss_that_threads_would_share_or_that_cannot_be_copied_is_taken_in_one_thread(loss):
+    inputs, targets = blobs(32).tensors
+    model = mlp()
+    norm_pass = NormPass(model, loss(KeepsTargets()), inputs, targets)
+    assert (norm_pass.backend, len(norm_pass._chosen.pairs)) == ("layerwise", 1)
+    norms = norm_pass(inputs, targets)[0].numpy()
+    np.testing.assert_allclose(norms, reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-4)
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_random_numbers_are_drawn_in_one_thread():
+    inputs, targets = blobs(16).tensors
+    norm_pass = NormPass(nn.Sequential(nn.Dropout(0.5), mlp()), PER_EXAMPLE, inputs, targets)
+    assert len(norm_pass._chosen.pairs) == 1
+
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.inner = mlp()
+
+    def forward(self, inputs):
+        self.calls += 1
+        return self.inner(inputs)
+
+
+def test_buffers_of_the_model_in_training_are_left_alone():
+    inputs, targets = blobs(16).tensors
+    model = Counts()
+    NormPass(model, PER_EXAMPLE, inputs, targets)(inputs, targets)
+    assert int(model.calls) == 0
 
 
 def test_a_closed_pass_gives_no_zeros():
