@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from indpriv.errors import InputError
 from indpriv.files import read_parquet, write_private_parquet
@@ -142,3 +143,17 @@ def check_metadata(metadata: pd.DataFrame | None, example_ids: np.ndarray, split
             f"{example_ids[missing].tolist()[0]!r}; index the DataFrame by example id"
         )
     return metadata.loc[example_ids].reset_index(drop=True)
+
+
+def check_storable(*metadata: pd.DataFrame | None) -> None:
+    """InputError unless the metadata of all splits fit into one file: better found before training than after it."""
+    given = [frame for frame in metadata if frame is not None]
+    if not given:
+        return
+    try:
+        pa.Table.from_pandas(pd.concat(given), preserve_index=False)
+    except (pa.ArrowException, pd.errors.InvalidIndexError, ValueError) as error:
+        raise InputError(
+            f"metadata cannot be kept in a file ({'; '.join(map(str, error.args))}); give each column a name of its own and "
+            "values of one type, the same for training and test examples"
+        ) from error

@@ -247,7 +247,8 @@ def _by_epsilon(
     if holdout is None or examples.test.empty:
         return None
     mine = to_floats(examples.aligned(table.example_ids)["loss"])
-    others = to_floats(examples.test.set_index("example_id")["loss"].reindex(holdout.example_ids))
+    test = examples.test.set_index(examples.test["example_id"].astype(str))["loss"]  # texts where training ids are
+    others = to_floats(test.reindex(holdout.example_ids.astype(str)))
     kept = [~np.isnan(loss) for loss in (mine, others)]
     scores = AttackScores(
         scores=-np.concatenate([mine[kept[0]], others[kept[1]]]),

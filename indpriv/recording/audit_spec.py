@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from indpriv import checks
 from indpriv.errors import InputError
-from indpriv.example_table import check_metadata
+from indpriv.example_table import check_metadata, check_storable
 from indpriv.norm_log import UNITS, check_ids, check_unit_ids
 from indpriv.recording.norm_backends import LossFn
 from indpriv.recording.weights import LoadFn
@@ -87,6 +87,7 @@ class AuditSpec:
             raise InputError("AuditSpec: test_set is empty; leave it out where there are no test examples")
         if self.test_metadata is not None:
             check_metadata(self.test_metadata, np.arange(length(self.test_set, "test_set")), "test")
+        check_storable(self.metadata, self.test_metadata)
 
     @property
     def n_examples(self) -> int:

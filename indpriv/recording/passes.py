@@ -155,12 +155,16 @@ def example_table(
     metadata: pd.DataFrame | None,
     test_metadata: pd.DataFrame | None,
 ) -> ExampleTable:
-    """The ExampleTable of a final model in eval mode; test examples are numbered from 0."""
+    """The ExampleTable of a final model in eval mode; test examples are numbered from 0, as texts where training ids are."""
     rows = [final_rows(model, loss_fn, train, split="train", ids=ids, unit_ids=unit_ids, metadata=metadata)]
     if test is not None:
         numbers = np.arange(len(test))
         rows.append(final_rows(model, loss_fn, test, split="test", ids=numbers, unit_ids=None, metadata=test_metadata))
-    return ExampleTable(pd.concat(rows, ignore_index=True))
+    frame = pd.concat(rows, ignore_index=True)
+    for name in ("example_id", "unit_id"):
+        if frame[name].dtype == object:  # texts, and the numbers of test examples: a file cannot hold both
+            frame[name] = frame[name].astype(str)
+    return ExampleTable(frame)
 
 
 def final_rows(

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 from indpriv import checks
 from indpriv.errors import InputError
 from indpriv.evidence import SEEDED
-from indpriv.example_table import check_metadata
+from indpriv.example_table import check_metadata, check_storable
 from indpriv.files import write_json
 from indpriv.levels import Levels
 from indpriv.norm_log import UNITS, check_ids, check_unit_ids
@@ -154,6 +154,7 @@ class Recorder:
         self._record_holdout = record_holdout
         if test_metadata is not None:
             check_metadata(test_metadata, np.arange(_length(test_set)), "test")
+        check_storable(metadata, test_metadata)
         self._seeded = seeded
         self._resume_from = resume_at if isinstance(resume_at, Mapping) else None
         self._resume_at = _step_of(resume_at) if isinstance(resume_at, Mapping) else resume_at

@@ -3,6 +3,7 @@ import pytest
 from torch.utils.data import Subset
 
 import indpriv
+from indpriv.audit import audit
 from indpriv.errors import InputError
 from indpriv.recording import Recorder
 from runs import PER_EXAMPLE, blobs, make_run
@@ -34,6 +35,13 @@ def test_an_interrupted_holdout_goes_on(tmp_path):
     holdout = indpriv.NormLog.open(tmp_path / "run" / "holdout")
     assert holdout.total_steps == indpriv.NormLog.open(tmp_path / "run").total_steps == 16
     assert holdout.recorded_steps.tolist() == [0, 3, 6, 9, 12, 15]
+
+
+def test_training_examples_that_are_named_do_not_lose_the_holdout(tmp_path):
+    recorded(tmp_path / "run", make_run(), example_ids=[f"note {number}" for number in range(120)])
+    found = audit(tmp_path / "run", tmp_path / "audit", delta=1e-3).attack_by_epsilon
+    for part in found.thresholds:
+        assert sum(row.n_nonmembers for row in part.bins) == 50
 
 
 def test_there_must_be_a_holdout(tmp_path):

@@ -674,6 +674,11 @@ def test_a_data_set_without_length_is_refused(tmp_path):
         ({"metadata": pd.DataFrame({"a": range(3)})}, "metadata lacks 117 of 120"),
         ({"metadata": pd.DataFrame({"loss": range(120)})}, "may not have the columns loss"),
         ({"metadata": pd.DataFrame({"a": range(120)}, index=[0] * 120)}, "duplicated index"),
+        ({"metadata": pd.DataFrame({"a": ["x", *range(119)]})}, "metadata cannot be kept in a file .*column a"),
+        (
+            {"metadata": pd.DataFrame([[1, 2]] * 120, columns=["a", "a"])},
+            "metadata cannot be kept in a file .*Duplicate",
+        ),
         ({"example_ids": [1] * 120}, "119 duplicates"),
         ({"unit_ids": [1]}, "unit_ids has shape"),
         ({"rounding": 7}, "rounding=7"),
@@ -683,6 +688,29 @@ def test_a_data_set_without_length_is_refused(tmp_path):
 def test_bad_options_are_refused_before_training(options, message, tmp_path):
     with pytest.raises(InputError, match=message):
         Recorder(tmp_path / "run", dataset=blobs(), loss_fn=PER_EXAMPLE, **options)
+
+
+def test_metadata_of_training_and_test_examples_must_fit_together(tmp_path):
+    ages, texts = pd.DataFrame({"age": range(120)}), pd.DataFrame({"age": ["40 to 49"] * 120})
+    with pytest.raises(InputError, match="the same for training and test examples"):
+        Recorder(
+            tmp_path / "run",
+            dataset=blobs(),
+            loss_fn=PER_EXAMPLE,
+            test_set=blobs(),
+            metadata=ages,
+            test_metadata=texts,
+        )
+
+
+@pytest.mark.parametrize("name", ["unit_ids", "example_ids"])
+def test_ids_that_are_texts_stand_beside_numbered_test_examples(name, tmp_path):
+    ids = [f"p{number}" for number in range(120)]
+    record(make_run(), tmp_path / "run", test_set=blobs(), **{name: ids})
+    table = ExampleTable.from_parquet(tmp_path / "run/examples.parquet")
+    assert table.train[name[:-1]].tolist() == ids
+    assert table.test[name[:-1]].tolist() == [str(number) for number in range(120)]
+    assert table.aligned(NormLog.open(tmp_path / "run").example_ids)["loss"].notna().all()
 
 
 def test_a_run_directory_holds_one_run(tmp_path):
