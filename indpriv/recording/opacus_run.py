@@ -197,7 +197,7 @@ class OpacusRun:
         unwatch_sampler = self._watch_sampler()
         unwatch_images = watch_memory_format(self._model, self.module)
         accountant_hook = self.optimizer.step_hook
-        plain_noise = self.optimizer.add_noise
+        plain_noise, own_noise = self.optimizer.add_noise, vars(self.optimizer).get("add_noise")
         noised: list[StepSetting] = []
         pending: list[StepSetting] = []
         pieces = self._pieces
@@ -211,8 +211,8 @@ class OpacusRun:
         )
 
         def add_noise() -> None:
-            noised[:] = [self.setting()]  # a step hook may set those of the next step before it calls this one
             plain_noise()
+            noised[:] = [self.setting()]  # a step hook may set those of the next step before it calls this one
 
         def before_update(optimizer: DPOptimizer) -> None:
             if accountant_hook is not None:  # Opacus has one slot: chain, or its accountant stops without a word
@@ -258,7 +258,10 @@ class OpacusRun:
             handle.remove()
             if self.optimizer.step_hook is before_update:
                 self.optimizer.attach_step_hook(accountant_hook)
-            vars(self.optimizer).pop("add_noise", None)
+            if own_noise is None:
+                vars(self.optimizer).pop("add_noise", None)
+            else:
+                self.optimizer.add_noise = own_noise
             unwatch_clipping()
             unwatch_images()
             unwatch_sampler()
