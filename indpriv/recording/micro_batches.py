@@ -49,10 +49,15 @@ def best_seconds(run: Callable[[], object], device: torch.device) -> float:
     return seconds if seconds > _LONG else min(seconds, _seconds(run, device))
 
 
-def fastest(ways: Sequence[Callable[[], object]], device: torch.device) -> int:
+def fastest(ways: Sequence[Callable[[], object]], device: torch.device, *, margin: float = 0.0) -> int:
     """The index of the fastest of several ways to compute the same, by their best runs; the first ones do not count.
 
     They run in turn, so that a slow spell of the machine meets them all. A way that is far behind is not run again.
+
+    Args:
+        ways: what to run.
+        device: where they compute.
+        margin: share of its time by which the first may be slower than another one.
     """
     for way in ways:
         _seconds(way, device)
@@ -63,7 +68,7 @@ def fastest(ways: Sequence[Callable[[], object]], device: torch.device) -> int:
         best = {i: seconds for i, seconds in best.items() if seconds <= _BEHIND * lead}
         if len(best) == 1 or lead > _LONG:
             break
-    return min(best, key=lambda i: best[i])
+    return min(best, key=lambda i: best[i] / (1.0 if i else 1.0 + margin))
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:

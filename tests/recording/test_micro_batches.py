@@ -47,6 +47,12 @@ def test_the_fastest_of_several_ways_in_spite_of_a_first_run_and_slow_spells(mon
     assert micro_batches.fastest(ways, torch.device("cpu")) == 1
 
 
+def test_the_first_way_may_be_slower_by_a_margin(monkeypatch):
+    monkeypatch.setattr(micro_batches, "_seconds", lambda run, device: 1e-3 * run())
+    ways = [lambda: 1.1, lambda: 1.0]
+    assert [micro_batches.fastest(ways, None, margin=margin) for margin in (0.0, 0.05, 0.15)] == [1, 1, 0]
+
+
 def test_a_way_far_behind_and_a_long_one_are_not_run_again(monkeypatch):
     runs = {"far behind": [1, 1, 9.0], "quick": [1, 0.5, 0.5]}
     monkeypatch.setattr(micro_batches, "_seconds", lambda run, device: run())

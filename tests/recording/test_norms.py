@@ -154,7 +154,7 @@ def test_a_batch_that_does_not_fit_into_memory_is_halved(monkeypatch):
 @pytest.fixture
 def three_threads(monkeypatch):
     """Three of PyTorch's threads, which take norms side by side wherever they may, fast or not."""
-    monkeypatch.setattr(norms_module, "fastest", lambda ways, device: [way() for way in ways] and 0)
+    monkeypatch.setattr(norms_module, "fastest", lambda ways, device, **options: [way() for way in ways] and 0)
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     yield
