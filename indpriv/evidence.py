@@ -20,6 +20,8 @@ TRAINED_NORMS = "norms in training"
 NORM_PRECISION = "norm pass, precision"
 _FEW = 1e-3  # of the norms compared
 _TRIFLE = 1e-3  # of max_grad_norm
+# Iterations over a loader that may end before their first step, besides one for each epoch: looks at the data, not choices.
+_FEW_PEEKS = 2
 SEEDED = "the run was seeded (reproducible: no privacy): anyone with the seed can regenerate noise and sampling"
 
 
@@ -152,6 +154,13 @@ def _check_steps(evidence: Mapping[str, Any]) -> Check:
             f"{evidence['unstepped_draws']} of {draws} drawn batches never became a step (skipped empty batches or "
             "accumulated gradients); the account assumes one Poisson batch for each step",
         )
+    if (peeks := evidence.get("peeks", 0)) > _FEW_PEEKS + evidence.get("passes", 0):
+        return Check(
+            name,
+            FAILED,
+            f"{peeks} times a batch was drawn and the loop over the loader left without a step: if it chooses batches by looking "
+            "at them, they are not Poisson samples; step on every batch",
+        )
     if dropped := evidence.get("dropped_batches", 0):  # logs written before this was counted lack it
         return Check(
             name,
@@ -279,6 +288,15 @@ def _check_trained_norms(evidence: Mapping[str, Any]) -> Check:
             f"{larger} of {compared} gradient norms that training clipped were larger than recorded, by up to "
             f"{evidence['largest_excess']:.2g} of max_grad_norm: the recorder's data, loss, mode or precision are not "
             "training's",
+        )
+    clipped = evidence.get("larger_clipped_norms", 0)  # logs written before this was counted lack it
+    if clipped > _FEW * compared:
+        return Check(
+            name,
+            NOT_CHECKED,
+            f"{clipped} of {compared} gradient norms were larger in training than recorded, though clipped either way: training "
+            "saw other inputs or another loss than the recorder. Augmentation changes nothing; where examples are mixed with "
+            "each other (mixup, contrastive losses), one contributes to several gradients and no epsilon holds",
         )
     if not compared:
         return Check(name, NOT_CHECKED, "no step has both a record and norms from training")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 # Training and the norm pass run the same arithmetic in another order; a norm beyond this share of max_grad_norm is another.
 _SAME_NORM = 1e-5
+_SAME_CLIPPED_NORM = 0.01  # the same of its own size, for norms above max_grad_norm, which contribute no more
 _SAME_GHOST_NORM = 0.01  # beyond what the pass's slack allows for, norms that are no rounding of one another
 # What the ranks of a run count each for itself; all else they count alike.
 _OF_A_RANK = (
@@ -50,6 +51,8 @@ class Tally:
     participations: (n_examples,) how often each example was drawn. An epoch is one pass of the batch sampler.
     dropped_batches: local batches that the sampler of a rank left out of an epoch.
     compared, larger, largest_excess: gradient norms that training clipped, held against the recorded ones.
+    larger_clipped: those that are larger by themselves, but contribute no more, since the recorded ones are clipped too.
+    peeks: iterations over the loader that drew and were left without a step; passes: those with several steps.
     underestimated: gradients above max_grad_norm that ghost mode clipped by too small a norm, so that they stay above it.
     unmatched_steps: steps whose physical batches together were not of the size that was drawn.
     gradients: those that entered steps; misclipped: clipped under another max_grad_norm than the noise of their step;
@@ -73,6 +76,9 @@ class Tally:
     compared: int = 0
     larger: int = 0
     largest_excess: float = 0.0
+    larger_clipped: int = 0
+    peeks: int = 0
+    passes: int = 0
     underestimated: int = 0
     repeated_draws: int = 0
     settings: Counter[float] = field(default_factory=Counter)
@@ -160,6 +166,8 @@ class Tally:
             left = recorded * np.minimum(1.0, max_grad_norm / np.maximum(trained, 1e-300))
             self.underestimated += int((left > max_grad_norm * (1 + 2 * ghost_slack + _SAME_GHOST_NORM)).sum())
         self.larger += int((excess > _SAME_NORM * max_grad_norm).sum())
+        alike = np.minimum(recorded, trained) >= max_grad_norm
+        self.larger_clipped += int((alike & (trained > (1 + _SAME_CLIPPED_NORM) * recorded)).sum())
         self.largest_excess = max(self.largest_excess, float(excess.max(initial=0.0)) / max_grad_norm)
 
     def end_epoch(self, *, exhausted: bool, planned: int, prefetched: int, interrupted: bool) -> None:
@@ -178,6 +186,8 @@ class Tally:
         allowed = 0 if exhausted else 1 + prefetched
         self.unstepped_draws += max(0, self._epoch_draws - self._epoch_steps - allowed)
         self.interrupted_batches += interrupted
+        self.peeks += not exhausted and self._epoch_draws > 0 and self._epoch_steps == 0
+        self.passes += self._epoch_steps > 1
         self._epoch_draws = self._epoch_steps = 0
         self._waiting.clear()
         self._clipped = 0

@@ -50,6 +50,46 @@ def test_steps_that_a_scaler_skips_are_found(tmp_path):
     assert any("never became a step" in caveat for caveat in log.caveats)
 
 
+@pytest.mark.parametrize("smallest", [0, 13])
+def test_batches_that_the_loop_chooses_are_found(smallest, tmp_path):
+    run = make_run()
+
+    def loop():
+        for _ in range(40):
+            inputs, targets = next(iter(run.loader))
+            if len(inputs) >= smallest:
+                run.step(inputs, targets)
+
+    record(run, tmp_path / "run", loop)
+    assert failed(tmp_path / "run") == ({"a batch for every step"} if smallest else set())
+
+
+def test_a_look_at_a_batch_in_each_epoch_is_no_fault(tmp_path):
+    run = make_run()
+
+    def loop():
+        for _ in range(3):
+            next(iter(run.loader))
+            run.train(1)
+
+    assert record(run, tmp_path / "run", loop).caveats == ()
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+def test_examples_mixed_in_training_are_told_also_where_all_are_clipped(mixed, tmp_path):
+    run = make_run(max_grad_norm=0.001)
+
+    def loop():
+        for inputs, targets in run.loader:
+            partners = torch.randperm(len(inputs)) if mixed else slice(None)
+            run.step((inputs + inputs[partners]) / 2, targets)
+
+    record(run, tmp_path / "run", loop, every=1)
+    check = next(check for check in verify(tmp_path / "run") if check.name == "norms in training")
+    assert check.status == ("not checked" if mixed else "passed")
+    assert ("mixup" in check.detail) == mixed
+
+
 def test_accumulated_batches_are_found_where_opacus_lets_them_pass(tmp_path):
     run = make_run(mode="ghost")
 
