@@ -3,7 +3,8 @@
 python benchmarks/recording.py [--sections norms training] [--models cnn resnet transformer] [--one-core]
 
 norms: a pass over one batch, against a plain forward and backward pass of it. A norm pass divides the batch as it finds
-best, and so may every backend here; the plain pass is timed whole, as in training, and once more in our own pieces.
+best, and so may every backend here; the plain pass is timed whole, as in training, and once more in our own pieces and
+threads, which training does not do (its gradients would still have to be added up).
 
 training: what free records, and what a full pass every epoch with free records, add to Opacus's training steps.
 
@@ -29,6 +30,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from indpriv.recording import Recorder, session
 from indpriv.recording.norms import NormPass
+from indpriv.recording.threads import side_by_side
 from indpriv.recording_policy import RecordingPolicy
 from indpriv.training.config import ModelConfig
 from indpriv.training.models import build_model
@@ -93,11 +95,17 @@ def float64_norms(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     return torch.stack(norms)
 
 
-def in_pieces(model: nn.Module, inputs: Tensor, targets: Tensor, size: int) -> None:
-    """A plain forward and backward pass, `size` examples at once."""
-    model.zero_grad()
+def in_pieces(models: list[nn.Module], inputs: Tensor, targets: Tensor, size: int) -> None:
+    """A plain forward and backward pass, `size` examples at once, divided among a thread for each model."""
+
+    def run(model: nn.Module, inputs: Tensor, labels: Tensor) -> None:
+        (LOSS(model(inputs), labels).sum() / len(targets)).backward()
+
+    for model in models:
+        model.zero_grad()
     for some, labels in zip(inputs.split(size), targets.split(size), strict=True):
-        (LOSS(model(some), labels).sum() / len(targets)).backward()
+        parts = zip(models, some.chunk(len(models)), labels.chunk(len(models)), strict=True)
+        side_by_side([partial(run, *part) for part in parts])
 
 
 def verdict(value: float, limit: float, *, share: bool = False) -> str:
@@ -112,9 +120,11 @@ def compare(name: str, device: torch.device, clock: Callable[[], float]) -> None
     model, inputs = build().to(device), inputs.to(device)
     targets = torch.randint(0, 10, (len(inputs),), device=device)
     passes = {backend: NormPass(model, LOSS, inputs, targets, backend=backend) for backend in BACKENDS}
+    ours = passes["layerwise"]
+    copies = [copy.deepcopy(model) for _ in range(ours.threads)]
     runs: dict[str, Callable[[], object]] = {
-        "plain": lambda: in_pieces(model, inputs, targets, len(inputs)),
-        "plain in layerwise's pieces": lambda: in_pieces(model, inputs, targets, passes["layerwise"].batch_size),
+        "plain": lambda: in_pieces([model], inputs, targets, len(inputs)),
+        "plain in layerwise's pieces and threads": lambda: in_pieces(copies, inputs, targets, ours.batch_size),
     }
     runs |= {backend: partial(norm_pass, inputs, targets) for backend, norm_pass in passes.items()}
     seconds: dict[str, list[float]] = {kind: [] for kind in runs}
@@ -140,8 +150,8 @@ def compare(name: str, device: torch.device, clock: Callable[[], float]) -> None
         relative = norm_pass(inputs, targets)[0][:CHECKED].double() / exact - 1
         bare = (relative + 1) / (1 + norm_pass.slack) - 1
         print(
-            f"  {backend}, {norm_pass.batch_size} at once: off float64 by at most {bare.abs().max():.1e} before its slack of "
-            f"{norm_pass.slack:.1e}, by {relative.min():+.1e} at the least after it"
+            f"  {backend}, {norm_pass.batch_size} at once, threads of its own: {norm_pass.threads}; off float64 by at most {bare.abs().max():.1e} "
+            f"before its slack of {norm_pass.slack:.1e}, by {relative.min():+.1e} at the least after it"
         )
 
 

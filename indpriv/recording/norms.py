@@ -89,9 +89,9 @@ class NormPass:
         backend: what takes the norms.
         fallback: why it is not "layerwise" where "auto" might have been; otherwise empty.
         batch_size: examples worked on at once: the fastest size found that fits into a quarter of the free memory; halved
-            where memory runs out after all. Norms do not depend on it beyond `slack`. On a CPU with several threads the
-            layerwise backend divides them among threads, each on one core with copies of model and loss of its own,
-            where that is faster and gives the same norms.
+            where memory runs out after all. Norms do not depend on it beyond `slack`.
+        threads: among which they are divided, each with its share of PyTorch's threads and with copies of model and loss:
+            several on a CPU, with the layerwise backend, where that is not slower and gives the same norms.
         slack: relative amount added to every norm, eps (40 + 4 sqrt(parameters)): above the errors measured where positions
             cancel and where float32 sums are long. float32: 5e-6 for small models, 1.5e-3 for 10^7 parameters. Parameters
             in half precision, or autocast to it: sums are float32 all the same, and 4 eps of the half precision are added
@@ -188,6 +188,11 @@ class NormPass:
     def _run(self, norms: Backend, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
         with torch.enable_grad(), self._precision():
             return norms(inputs, targets)
+
+    @property
+    def threads(self) -> int:
+        """Among how many the examples of a batch are divided."""
+        return len(self._chosen.pairs)
 
     @contextmanager
     def evaluation(self) -> Iterator[nn.Module]:

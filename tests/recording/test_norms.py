@@ -193,7 +193,7 @@ def test_threads_take_the_norms_of_parts_of_a_batch(case):
     inputs = inputs if case == "sequence" else inputs * torch.rand(27, *(1,) * (inputs.ndim - 1), generator=generator)
     targets = torch.randint(0, classes, (27,), generator=generator)
     norm_pass = NormPass(model, PER_EXAMPLE, inputs, targets)
-    assert len(norm_pass._chosen.pairs) == 3
+    assert norm_pass.threads == 3
     expected = reference(model, PER_EXAMPLE, inputs, targets)
     for size in (0, 1, 2, 9, 27):  # some with fewer examples than threads, some whose parts are as long as a sequence
         norms, losses = norm_pass(inputs[:size], targets[:size])
@@ -215,7 +215,7 @@ def test_each_thread_has_a_loss_of_its_own():
     inputs, targets = blobs(32).tensors
     model = mlp()
     norm_pass = NormPass(model, KeepsTargets(), inputs, targets)
-    assert len(norm_pass._chosen.pairs) == 3
+    assert norm_pass.threads == 3
     norms = norm_pass(inputs, targets)[0].numpy()
     np.testing.assert_allclose(norms, reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-4)
 
@@ -236,7 +236,7 @@ def test_a_loss_that_threads_would_share_or_that_cannot_be_copied_is_taken_in_on
     inputs, targets = blobs(32).tensors
     model = mlp()
     norm_pass = NormPass(model, loss(KeepsTargets()), inputs, targets)
-    assert (norm_pass.backend, len(norm_pass._chosen.pairs)) == ("layerwise", 1)
+    assert (norm_pass.backend, norm_pass.threads) == ("layerwise", 1)
     norms = norm_pass(inputs, targets)[0].numpy()
     np.testing.assert_allclose(norms, reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-4)
 
@@ -245,7 +245,7 @@ def test_a_loss_that_threads_would_share_or_that_cannot_be_copied_is_taken_in_on
 def test_random_numbers_are_drawn_in_one_thread():
     inputs, targets = blobs(16).tensors
     norm_pass = NormPass(nn.Sequential(nn.Dropout(0.5), mlp()), PER_EXAMPLE, inputs, targets)
-    assert len(norm_pass._chosen.pairs) == 1
+    assert norm_pass.threads == 1
 
 
 class Counts(nn.Module):
