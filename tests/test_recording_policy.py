@@ -83,6 +83,12 @@ def test_epochs_become_steps():
     assert due_steps(RecordingPolicy().in_steps(34), 100) == [0, 34, 68]
     grown = RecordingPolicy(5, 2.0, "epoch").in_steps(34)
     assert grown == RecordingPolicy(5, 2.0, 34)
+    assert RecordingPolicy("12 epochs").in_steps(34) == RecordingPolicy(12 * 34)
+    assert due_steps(RecordingPolicy(4, 2.0, "2 epochs").in_steps(34), 270) == [0, 4, 12, 28, 60, 124, 192, 260]
+    with pytest.raises(InputError, match="in_steps"):
+        RecordingPolicy("2 epochs").due(0)
+    with pytest.raises(InputError, match="longest=68 is below every=102"):
+        RecordingPolicy("3 epochs", 2.0, "2 epochs").in_steps(34)
     with pytest.raises(InputError, match="in_steps"):
         RecordingPolicy().due(0)
     with pytest.raises(InputError, match="longest=34 is below every=50"):
@@ -96,6 +102,11 @@ def test_epochs_become_steps():
         ({"every": "week"}, 'every=\'week\' .* "epoch" or "once"'),
         ({"every": "once", "growth": 2.0}, "no gaps to grow"),
         ({"growth": 2.0, "longest": "once"}, "longest='once'"),
+        *(
+            ({"every": word}, f"every='{word}'")
+            for word in ("0 epochs", "1 epochs", "-2 epochs", "2.5 epochs", "2 epoch")
+        ),
+        ({"growth": 2.0, "longest": "02 epochs"}, "longest='02 epochs' .* \"2 epochs\""),
         ({"first": -1}, "first=-1"),
         ({"first": "epoch"}, "first='epoch'"),
         ({"every": 2.5}, "every=2.5"),
@@ -120,6 +131,11 @@ def test_bad_policies_are_refused(fields, message):
     ("policy", "text"),
     [
         (RecordingPolicy(), "a full pass every epoch"),
+        (RecordingPolicy("2 epochs"), "a full pass every 2 epochs"),
+        (
+            RecordingPolicy(4, 2.0, "2 epochs"),
+            "full passes after 4 steps, each gap 2 times the last, at most 2 epochs",
+        ),
         (RecordingPolicy(every=1), "a full pass every step"),
         (RecordingPolicy(every=1200, exact_examples=2000), "a full pass every 1,200 steps; 2,000 exact examples"),
         (RecordingPolicy("once"), "one full pass at the start"),

@@ -14,9 +14,20 @@ from typing import Any
 
 from indpriv.checks import check_rounding
 from indpriv.errors import InputError
-from indpriv.recording_policy import RecordingPolicy
+from indpriv.recording_policy import RecordingPolicy, epochs_of
 from indpriv.training.datasets import DATASETS
-from indpriv.training.values import check_keys, flag, identifier, list_of, number, one_of, optional, steps_or, whole
+from indpriv.training.values import (
+    Check,
+    check_keys,
+    flag,
+    identifier,
+    list_of,
+    number,
+    one_of,
+    optional,
+    steps_or,
+    whole,
+)
 
 ARCHITECTURES = ("mlp", "tanh_cnn", "resnet20_gn", "wrn16_4")
 ACTIVATIONS = ("tanh", "relu")
@@ -129,6 +140,15 @@ class TrainingConfig(_Section):
             raise InputError("non_dp_learning_rate is given without a twin; set non_dp_twin = true or leave it out")
 
 
+def _gap_or(*words: str) -> Check:
+    """A gap between full passes: as `steps_or`, or so many epochs."""
+
+    def check(key: str, value: Any) -> int | str:
+        return steps_or(*words)(key, value) if epochs_of(value) is None else str(value)
+
+    return check
+
+
 @dataclass(frozen=True)
 class RecordingConfig(_Section):
     """[recording]: what the Recorder is told.
@@ -140,9 +160,9 @@ class RecordingConfig(_Section):
         rounding_mode: "up" (never under-reports) or "nearest" (the paper's).
     """
 
-    every: int | str = field(metadata={"check": steps_or("epoch", "once")})
+    every: int | str = field(metadata={"check": _gap_or("epoch", "once")})
     growth: float = field(default=1.0, metadata={"check": number(at_least=1)})
-    longest: int | str | None = field(default=None, metadata={"check": optional(steps_or("epoch"))})
+    longest: int | str | None = field(default=None, metadata={"check": optional(_gap_or("epoch"))})
     free_records: bool = field(default=False, metadata={"check": flag})
     rounding: float = field(default=0.01, metadata={"check": number(at_least=0, at_most=1)})
     rounding_mode: str = field(default="up", metadata={"check": one_of(("up", "nearest"))})

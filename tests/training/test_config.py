@@ -61,8 +61,9 @@ def test_the_adult_audit_is_the_demo_that_was_promised():
     assert {"label", "race", "sex"} <= set(config.audit.groups)
 
 
-def test_the_recording_section_takes_the_words_of_a_policy():
-    words = {"every": 5, "growth": 1.5, "longest": "epoch", "free_records": True, "exact_examples": 20, "first": 4}
+@pytest.mark.parametrize("longest", ["epoch", "2 epochs", 34])
+def test_the_recording_section_takes_the_words_of_a_policy(longest):
+    words = {"every": 5, "growth": 1.5, "longest": longest, "free_records": True, "exact_examples": 20, "first": 4}
     tables = copy.deepcopy(SMALL)
     tables["recording"] = {**words, "rounding": 0.02}
     assert AuditConfig.from_dict(tables).recording.to_policy() == RecordingPolicy(**words)
