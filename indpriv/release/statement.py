@@ -160,7 +160,7 @@ def _opening(owner: Owner, summary: Mapping[str, Any]) -> list[str]:
 
 def _promise(owner: Owner, summary: Mapping[str, Any]) -> list[str]:
     guarantee = summary["guarantee"]
-    epsilon, delta = guarantee["worst_case_epsilon"], guarantee["delta"]
+    epsilon = guarantee["worst_case_epsilon"]
     meaning = f"epsilon {format_epsilon(epsilon)} ({summary['meaning']})"
     if guarantee["status"] == VOID:
         return ["Nothing. The random numbers of this training can be made again from a seed, which undoes the noise."]
@@ -170,14 +170,16 @@ def _promise(owner: Owner, summary: Mapping[str, Any]) -> list[str]:
             f"{meaning}."
         ]
     checked = "" if guarantee["status"] == SUPPORTED else " Its assumptions were declared, and not checked."
-    odds = format_share_up(true_positive_bound(epsilon, delta, FALSE_POSITIVE_RATE))
-    which = "one record of yours" if owner.n_rows == 1 else "your records"
+    odds = format_share_up(_true_positive_rate(epsilon, summary))
+    which, pronoun, verb = (
+        ("one record of yours", "it", "was") if owner.n_rows == 1 else ("your records", "they", "were")
+    )
     lines = [
         f"All states of the model during training together: {meaning}. This is the guarantee. It holds whatever your record "
         f"is, and whatever else somebody knows.{checked}",
         f"In odds: somebody sees every state of the model, knows all data but yours, and tests whether {which} "
-        f"{'was' if owner.n_rows == 1 else 'were'} used. A test that wrongly says so {format_share_up(FALSE_POSITIVE_RATE)} of the times when it was not, rightly says so "
-        f"at most {odds} of the times when it was.",
+        f"{verb} used. A test that wrongly says so {format_share_up(FALSE_POSITIVE_RATE)} of the times when {pronoun} {verb} not, "
+        f"rightly says so at most {odds} of the times when {pronoun} {verb}.",
     ]
     if owner.worst_case_epsilon < epsilon:
         lines.append(
@@ -187,17 +189,25 @@ def _promise(owner: Owner, summary: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _true_positive_rate(epsilon: float, summary: Mapping[str, Any]) -> float:
+    """Of a test at FALSE_POSITIVE_RATE: what an epsilon allows, and at most what the run's whole privacy curve does."""
+    guarantee = summary["guarantee"]
+    bound = true_positive_bound(epsilon, guarantee["delta"], FALSE_POSITIVE_RATE)
+    membership = guarantee.get("membership")
+    return bound if membership is None else min(bound, float(membership["true_positive_rate"]))
+
+
 def _own(owner: Owner, summary: Mapping[str, Any]) -> list[str]:
     worst, usual = format_epsilon(owner.worst_case_epsilon), format_share_up(FALSE_POSITIVE_RATE)
-    odds = format_share_up(true_positive_bound(owner.epsilon, summary["guarantee"]["delta"], FALSE_POSITIVE_RATE))
+    odds = format_share_up(_true_positive_rate(owner.epsilon, summary))
     whose = (
         f"Your epsilon for this run, of all {owner.n_rows} records together:"
         if owner.n_rows > 1
         else "Your epsilon for this run:"
     )
     return [
-        f"{whose} {format_epsilon(owner.epsilon)}, of at most {worst}. In the odds of the test above that would be {odds} rather "
-        f"than {usual}, if it were a guarantee.",
+        f"{whose} {format_epsilon(owner.epsilon)}, of at most {worst}. In the odds of the test above that would be at most {odds} "
+        f"rather than {usual}, if it were a guarantee.",
         f"It is {_CLAIMS[summary['claim']]} (stated at {summary['meaning']}).",
     ]
 

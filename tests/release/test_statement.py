@@ -30,8 +30,24 @@ def test_a_statement_says_what_an_owner_must_know(audit_dir):
     ):  # fmt: skip
         assert words in text, words
     odds = re.search(r"wrongly says so 1 % of the times when it was not, rightly says so at most ([\d.]+) % of", text)
-    bound = 100 * true_positive_bound(WORST, 1e-5, 0.01)
+    curve = read_json(audit_dir / "audit.json")["guarantee"]["membership"]["true_positive_rate"]
+    bound = 100 * min(curve, true_positive_bound(WORST, 1e-5, 0.01))
     assert bound <= float(odds[1]) <= bound + 0.1
+
+
+def test_a_statement_promises_what_the_report_does(audit_dir, edit_audit):
+    """The whole privacy curve leaves a test less than (epsilon, delta) do, of the promise and so of anybody's own."""
+    rate = {"false_positive_rate": 0.01, "true_positive_rate": 0.0401, "advantage": 0.2, "mu": 0.5}
+    edit_audit(lambda summary: summary["guarantee"].update(membership=rate))
+    epsilon = read_epsilons(audit_dir)
+    text = words_of(audit_dir, example=str(int(epsilon.argmax())))
+    assert "rightly says so at most 4.1 % of the times when it was." in text
+    assert "would be at most 4.1 % rather than 1 %" in text
+    low = int(epsilon.argmin())
+    own = true_positive_bound(epsilon[low], 1e-5, 0.01)
+    assert own < 0.04
+    shown = re.search(r"would be at most ([\d.]+) % rather than 1 %", words_of(audit_dir, example=str(low)))
+    assert 100 * own <= float(shown[1]) <= 100 * own + 0.1
 
 
 def test_a_statement_holds_nothing_of_other_people(audit_dir, tmp_path):
@@ -107,7 +123,7 @@ def test_nobody_of_that_name(audit_dir):
 
 def test_odds_of_a_large_guarantee_do_not_overflow(audit_dir):
     summary = read_json(audit_dir / "audit.json")
-    summary["guarantee"].update(worst_case_epsilon=900.0)
+    summary["guarantee"].update(worst_case_epsilon=900.0, membership=None)
     (owner,) = owners(audit_dir, example="1")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
