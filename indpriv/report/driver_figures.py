@@ -3,12 +3,13 @@
 import math
 from collections.abc import Sequence
 
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from indpriv.analysis.drivers import Drivers
 from indpriv.report.svg import ACCENT, INK, MUTED, SECOND, WARN, bare, new_figure, placeholder, style, to_svg
 
 _MOST_LINES = 10  # classes that a figure can tell apart
+_FEW_DECADES = 2  # of a logarithmic axis, on which powers of ten alone would be too few ticks
 _SHADES = ((ACCENT, "-"), (SECOND, "-"), (WARN, "-"), (INK, "-"), (MUTED, "-"))
 
 
@@ -18,16 +19,13 @@ def norms_over_training(drivers: Drivers, name: str = "drivers") -> str:
         return ""
     with style():
         figure = new_figure(3.3)
-        norms = figure.add_axes((0.07, 0.17, 0.41, 0.7))
-        clipped = figure.add_axes((0.575, 0.17, 0.41, 0.7))
+        norms = figure.add_axes((0.07, 0.17, 0.33, 0.7))
+        clipped = figure.add_axes((0.485, 0.17, 0.33, 0.7))
         for index in range(len(drivers.classes)):
             colour, line = _SHADES[index % len(_SHADES)][0], "-" if index < len(_SHADES) else "--"
-            label = placeholder(index)
-            norms.plot(
-                drivers.steps, _numbers(drivers.median_norm[index]), line, color=colour, linewidth=1.5, label=label
-            )
+            norms.plot(drivers.steps, _numbers(drivers.median_norm[index]), line, color=colour, linewidth=1.5)
             shares = _numbers(drivers.clipped_share_by_class[index])
-            clipped.plot(drivers.steps, shares, line, color=colour, linewidth=1.2)
+            clipped.plot(drivers.steps, shares, line, color=colour, linewidth=1.2, label=placeholder(index))
         clipped.plot(drivers.steps, drivers.clipped_share, ":", color=INK, linewidth=2.0, label="all examples")
         norms.axhline(1.0, color=WARN, linewidth=1.0, alpha=0.8)
         for axes, title in ((norms, "median norm over max_grad_norm"), (clipped, "share of examples clipped")):
@@ -35,10 +33,13 @@ def norms_over_training(drivers: Drivers, name: str = "drivers") -> str:
             axes.set_xlabel("step")
             axes.grid(axis="y")
             axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-            axes.legend(loc="best", handlelength=1.8, fontsize=7.5)
             bare(axes)
-        if min(value for line in drivers.median_norm for value in line if value is not None) > 0:
+        figure.legend(*clipped.get_legend_handles_labels(), loc="upper left", bbox_to_anchor=(0.825, 0.9), fontsize=7.5)
+        drawn = [value for line in drivers.median_norm for value in line if value is not None]
+        if min(drawn) > 0:
             norms.set_yscale("log")
+            if max(1.0, *drawn) < 10**_FEW_DECADES * min(1.0, *drawn):
+                norms.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
             norms.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             norms.yaxis.set_minor_locator(NullLocator())
         clipped.set_ylim(0, 1)

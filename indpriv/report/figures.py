@@ -77,7 +77,9 @@ def epsilon_histogram(
         )
 
 
-def epsilon_against_loss(loss: LossRelation, worst_case_epsilon: float | None, name: str = "loss") -> str:
+def epsilon_against_loss(
+    loss: LossRelation, worst_case_epsilon: float | None, everybody: str = "examples", name: str = "loss"
+) -> str:
     """Binned epsilon against loss with the median, the quartiles and the fitted logarithm; "" where undefined."""
     bins = loss.bins
     if bins is None or loss.slope is None or loss.intercept is None:
@@ -99,7 +101,7 @@ def epsilon_against_loss(loss: LossRelation, worst_case_epsilon: float | None, n
             axes.axhline(worst_case_epsilon, color=WARN, linewidth=1.4, label=worst)
         axes.set_xlim(edges[0], edges[-1])
         axes.set_ylim(0, top * 1.05)
-        axes.set_xlabel("loss of the final model on the example (nats, logarithmic)")
+        axes.set_xlabel("loss of the final model (nats, logarithmic)")
         axes.set_ylabel("individual epsilon")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
@@ -112,7 +114,7 @@ def epsilon_against_loss(loss: LossRelation, worst_case_epsilon: float | None, n
             figure,
             name,
             "Individual epsilon against loss",
-            f"Density of {loss.n:,} examples in {len(bins.counts)} bins of loss, with the median and quartiles of epsilon "
+            f"Density of {loss.n:,} {everybody} in {len(bins.counts)} bins of loss, with the median and quartiles of epsilon "
             f"per bin and the fitted logarithm. Pearson's r of epsilon and log loss is "
             f"{format_number(loss.pearson_log_loss)}.",
         )
@@ -194,7 +196,7 @@ def group_bars(table: GroupTable, worst_case_epsilon: float | None, name: str) -
         )
 
 
-def fidelity_against_k(rows: Sequence[Fidelity], name: str = "fidelity") -> str:
+def fidelity_against_k(rows: Sequence[Fidelity], everybody: str = "examples", name: str = "fidelity") -> str:
     """Errors and share under-reported against K, one colour for each rule; "" with fewer than two K."""
     rows = [row for row in rows if not row.is_this_log]
     if len({row.every for row in rows}) < 2:
@@ -220,7 +222,7 @@ def fidelity_against_k(rows: Sequence[Fidelity], name: str = "fidelity") -> str:
                     epochs, values, "o-", color=colour, label=f"{label}: {solid_label}", markersize=3, linewidth=1.6
                 )
         ticks = sorted({row.epochs for row in rows})
-        for axes, title in ((error, "absolute error of epsilon"), (share, "share of examples under-reported")):
+        for axes, title in ((error, "absolute error of epsilon"), (share, f"share of {everybody} under-reported")):
             axes.set_title(title, color=INK, pad=8)
             axes.set_xscale("log")
             axes.xaxis.set_major_locator(FixedLocator(ticks))
@@ -239,7 +241,7 @@ def fidelity_against_k(rows: Sequence[Fidelity], name: str = "fidelity") -> str:
             name,
             "Error of epsilon against K",
             "Left: mean and 95th percentile of the absolute error of individual epsilon, against K in epochs. Right: "
-            "share of examples whose epsilon is under-reported. One colour for each rule between records.",
+            f"share of {everybody} whose epsilon is under-reported. One colour for each rule between records.",
         )
 
 

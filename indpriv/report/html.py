@@ -87,20 +87,22 @@ def render_html(summary: AuditSummary, pictures: Pictures | None = None) -> str:
     worst: float | None = summary.guarantee.worst_case_epsilon
     if summary.unit_sizes and worst is not None and worst > summary.individual.edges[-1]:
         worst = None  # of the most rows, far beyond what figures show
+    everybody = summary.account.everybody
     return environment.get_template("report.html.j2").render(
         audit=summary,
         pictures=pictures,
         sensitive=SENSITIVE,
         disclaimer=DISCLAIMER,
         meaning=summary.account.describe(),
+        everybody=everybody,
         min_group=MIN_GROUP,
         min_trials=MIN_TRIALS,
         verdict=verdict(summary),
         edges=format_edges(summary.individual.edges),
-        histogram=Markup(epsilon_histogram(summary.individual, worst, summary.account.everybody)),
+        histogram=Markup(epsilon_histogram(summary.individual, worst, everybody)),
         drivers_figure=Markup(norms_over_training(summary.drivers)),
-        loss_figure=Markup(epsilon_against_loss(summary.loss, worst)) if summary.loss else "",
-        fidelity_figure=Markup(fidelity_against_k(summary.fidelity)),
+        loss_figure=Markup(epsilon_against_loss(summary.loss, worst, everybody)) if summary.loss else "",
+        fidelity_figure=Markup(fidelity_against_k(summary.fidelity, everybody)),
         roc_figure=Markup(roc_curves(summary.attacks)),
         groups=[_group_section(table, worst, index) for index, table in enumerate(summary.groups)],
         attacks=attack_sections(summary.attacks),

@@ -7,7 +7,7 @@ from indpriv.analysis.empirical import ThresholdAttack
 from indpriv.analysis.groups import GroupTable
 from indpriv.analysis.summary import SENSITIVE, AuditSummary
 from indpriv.epsilon_table import DISCLAIMER
-from indpriv.formatting import format_epsilon, format_interval, format_number, format_share
+from indpriv.formatting import format_epsilon, format_interval, format_number, format_rows, format_share
 from indpriv.report.verdict import verdict
 
 _ROWS = 40  # of one table; audit.json has all
@@ -57,7 +57,13 @@ def _verdict(summary: AuditSummary) -> str:
 
 def _publish(summary: AuditSummary) -> str:
     if summary.guarantee.publishable:
-        return f"> {escape(summary.guarantee.statement)}\n\nNothing else in this file."
+        declared = " The assumptions of this statement were declared and not checked."
+        sentence = summary.guarantee.statement + declared * (summary.guarantee.status == "declared")
+        rows = " The number of rows in that sentence is private too, unless it is a cap that was set without looking at the data."
+        return (
+            f"> {escape(sentence)}\n\nBesides it the settings in the first table below that are not marked “no”; nothing else "
+            f"in this file.{rows if summary.unit_sizes else ''}"
+        )
     return f"Nothing that speaks of a guarantee.\n\n> {escape(summary.guarantee.statement)}"
 
 
@@ -80,9 +86,26 @@ def _distribution(summary: AuditSummary) -> str:
         f"{summary.claim.capitalize()}; {escape(summary.account.describe())}; {individual.n:,} {summary.account.everybody}.",
         table(head, [[*cells, format_share(individual.share_at_worst_case, 1)]]),
     ]
+    if summary.unit_sizes:
+        lines.append(_unit_sizes(summary))
     if summary.loss is not None and summary.loss.pearson_log_loss is not None:
         lines.append(f"Pearson's r of epsilon and log loss: {summary.loss.pearson_log_loss:.2f}.")
     return "\n\n".join(lines)
+
+
+def _unit_sizes(summary: AuditSummary) -> str:
+    """Worst case beside individual epsilon, by the number of rows of a unit."""
+    rows = [
+        [
+            format_rows(row.least, row.most),
+            f"{row.n_units:,}",
+            *(format_epsilon(value) for value in (row.worst_case_epsilon, row.median, row.max)),
+            f"{row.rows_dropped:,} ({format_share(row.rows_dropped / row.n_rows)})",
+        ]
+        for row in summary.unit_sizes
+    ]
+    head = [f"Rows of one {summary.account.unit}", summary.account.everybody.capitalize()]
+    return table([*head, "Worst case", "Median", "Largest", "Rows that a cap here would drop"], rows)
 
 
 def _groups(found: GroupTable) -> str:
@@ -120,12 +143,12 @@ def _attacks(attacks: Sequence[ThresholdAttack]) -> str:
     rows = []
     for attack in attacks:
         model = "this model" if attack.model == "dp" else "without DP"
-        for row in (attack.overall, *attack.rows[:_ROWS]) if attack is attacks[0] else attack.rows[:_ROWS]:
-            interval = "–" if row.low is None or row.high is None else format_interval(row.low, row.high)
-            rows.append(
-                [f"{escape(attack.by)}: {escape(row.name)}", model, format_share(row.success_rate, 1), interval]
-            )
-    return f"{escape(attacks[0].protocol)} Chance is 50 %. None seen is not none.\n\n" + table(
+        overall = [attack.overall] if attack.by == attacks[0].by else []  # the same by every column
+        for row in (*overall, *attack.rows[:_ROWS]):
+            limits = "–" if row.low is None else f"{format_share(row.low, 1)} to {format_share(row.high, 1)}"
+            name = escape(row.name) if row is attack.overall else f"{escape(attack.by)}: {escape(row.name)}"
+            rows.append([name, model, format_share(row.success_rate, 1), limits])
+    return f"{escape(attacks[0].protocol)} None seen is not none.\n\n" + table(
         ["Group", "Model", "Success", "95 % interval"], rows
     )
 

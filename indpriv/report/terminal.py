@@ -234,7 +234,8 @@ def _print_worse_off(table: GroupTable, console: Console) -> None:
         grid.add_row(Text(f"  {name}{mark}"), *cells, format_share(row.test_accuracy, 1))
     print_whole(grid, console)
     if skipped:
-        console.print(Text(f"  {skipped:,} groups between them are in the report"))
+        verb = "is" if skipped == 1 else "are"
+        console.print(Text(f"  {_count(skipped, 'group')} between them {verb} in the report"))
     for line in _ratio_lines(table):
         console.print(Padding(line, _INDENT))
 
@@ -262,7 +263,7 @@ def _ratio_lines(table: GroupTable) -> list[Text]:
                 Text(f"Among {among} the order is the reverse, by no more than chance (corrected p above 5 %).")
             )
     if table.too_small:
-        lines.append(Text(f"{table.too_small:,} groups have fewer than {table.min_size} examples: too few to read"))
+        lines.append(Text(f"too small to read, of fewer than {table.min_size}: {_count(table.too_small, 'group')}"))
     return lines
 
 
@@ -287,6 +288,10 @@ def _test_lines(table: GroupTable) -> list[Text]:
             f"{format_p_value(rank.p_value)}"
         )
     return [Text(line) for line in lines]
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n:,} {what}" + "s" * (n != 1)
 
 
 def _behind(interval: Interval | None) -> str:

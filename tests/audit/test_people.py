@@ -1,6 +1,7 @@
 """An audit of people: one row a unit from the account to groups, statements and releases."""
 
 import json
+import re
 from pathlib import Path
 
 import jsonschema
@@ -13,6 +14,7 @@ from indpriv import ExampleTable, InputError, NormLog, account
 from indpriv.analysis.people import undeclared_people
 from indpriv.audit import audit, groups_of, read_audit, read_summary
 from indpriv.files import read_parquet
+from indpriv.formatting import format_epsilon
 from indpriv.release.publish import Request, release
 from indpriv.release.statement import owners, statement
 from synthetic import rows, small_run, write_run
@@ -75,6 +77,20 @@ def test_an_audit_by_a_unit_column_is_of_people(audited_people, households):
     jsonschema.validate(document, schema)
     assert f"one user of at most {largest} rows" in (folder / "report.html").read_text()
     assert "--unit-column home" in summary.command
+
+
+def test_its_pages_speak_of_people(audited_people):
+    folder, summary = audited_people
+    page = (folder / "report.html").read_text()
+    sections = dict(re.findall(r'<section id="(\w+)">(.*?)</section>', page, re.DOTALL))
+    assert len(summary.fidelity) > 2
+    for name in ("loss", "fidelity", "groups"):
+        assert "users" in sections[name]
+        assert not re.search(r"\bexamples?\b", sections[name], re.IGNORECASE), name
+    text = (folder / "audit.md").read_text()
+    assert "| Rows of one user | Users |" in text
+    for row in summary.unit_sizes:
+        assert f"| {row.n_units:,} | {format_epsilon(row.worst_case_epsilon)} | {format_epsilon(row.median)} |" in text
 
 
 def test_groups_are_of_people(audited_people):

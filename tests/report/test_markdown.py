@@ -3,6 +3,7 @@ import pytest
 
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.example_table import ExampleTable
+from indpriv.formatting import format_share
 from indpriv.report.markdown import escape, render_markdown
 
 from .conftest import CHECKS, summary_of
@@ -39,6 +40,22 @@ def test_every_table_has_as_many_cells_in_each_row(run):
     assert "<" not in body.replace("< 1 %", "").replace("< 0.1 %", "")
     assert "](" not in bare.replace("\\](", "")
     assert "# Privacy audit of \\# \\*x\\*" in text
+
+
+def test_what_may_be_published_agrees_with_the_table(text, run):
+    assert "first table below that are not marked “no”; nothing else" in text
+    assert "declared and not checked" not in text
+    assert "declared and not checked" in render_markdown(summary_of(*run, evidence={"checks": ()}, fidelity=()))
+
+
+def test_both_models_stand_among_the_attacks(text, summary):
+    attacks = text.split("## Attacks")[1].split("## ")[0]
+    assert attacks.count("Chance is 50 %") == 1
+    for model, attack in (("this model", summary.attacks[0]), ("without DP", summary.attacks[1])):
+        row = attack.overall
+        limits = f"{format_share(row.low, 1)} to {format_share(row.high, 1)}"
+        assert f"| all examples | {model} | {format_share(row.success_rate, 1)} | {limits} |" in attacks
+    assert attacks.count("| all examples |") == 2
 
 
 def test_no_guarantee_is_said_first_and_not_quoted(run):

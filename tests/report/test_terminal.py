@@ -98,6 +98,15 @@ def test_markup_and_control_characters_are_text(run):
     assert "a\ufffdb" in text
 
 
+def test_one_group_is_not_called_groups(run):
+    log, examples = run
+    rows = np.arange(len(examples.frame))
+    seven = ExampleTable(examples.frame.assign(group=rows % 7))
+    assert "1 group between them is in the report" in words(screen(summary_of(log, seven, by=["group"])))
+    few = ExampleTable(examples.frame.assign(group=np.where(rows < 3, "few", "many")))
+    assert "too small to read, of fewer than 10: 1 group" in words(screen(summary_of(log, few, by=["group"])))
+
+
 def test_clean_keeps_what_people_read():
     assert clean("Zoë 👩\u200d🔬 <=50K") == "Zoë 👩\u200d🔬 <=50K"
     assert clean("a\tb\rc\x00") == "a\ufffdb\ufffdc\ufffd"
