@@ -42,6 +42,7 @@ from indpriv.recording.opacus_run import OpacusRun
 from indpriv.recording.passes import Examples, SharedPass, example_table
 from indpriv.recording.ranks import Ranks, check_together
 from indpriv.recording.session import Plan, Session
+from indpriv.recording.surroundings import surroundings
 from indpriv.recording_policy import RecordingPolicy
 
 
@@ -117,7 +118,8 @@ class Recorder:
                 with what `state_dict` gave for that checkpoint; whatever was logged beyond it is void.
             on_write_error: where the log cannot be written (a full disk), "stop" training, or "continue" it without
                 recording; what was logged before stays, and the log says that it was not closed.
-            run_info: what else to keep in run.json, e.g. the training configuration.
+            run_info: what else to keep in run.json, e.g. the training configuration. It tells by itself the processor, the
+                number of threads, and the git commit of the working folder (`code_commit`; yours counts where you give one).
 
         Raises:
             InputError: an empty data set, metadata or ids that do not fit it, both a policy and an argument that it
@@ -241,7 +243,8 @@ class Recorder:
                 if self._record_holdout:
                     holdout = HoldoutLog(self.run_dir, header, norm_pass, self._test_examples(run))
                     logs.callback(holdout.close)
-                write_json(self.run_dir / "run.json", {**self._run_info, "recorder": dict(header.run)})
+                told = {**surroundings(device), **self._run_info, "recorder": dict(header.run)}
+                write_json(self.run_dir / "run.json", told)
             shared_pass = SharedPass(ranks, run.module, norm_pass, examples, self._ids)
             session = Session(
                 self.run_dir, self._plan(), run, shared_pass, writer, header.norm_pass["caveats"], holdout
@@ -286,6 +289,7 @@ class Recorder:
     def _plan(self) -> Plan:
         units = None if self._unit_ids is None or self._unit == "example" else pd.factorize(self._unit_ids)[0]
         return Plan(
+            run_id=self._run_id,
             ids=self._ids,
             exact=self._exact,
             policy=self._policy,
