@@ -59,7 +59,7 @@ def evidence_checks(
     replayed = next((evidence for evidence in sessions if "replayed" in evidence), None)
     if replayed is not None:
         return [_check_closed(closed), *_replay_checks(replayed)]
-    checks = [_check_closed(closed), _check_voided(voided_steps)]
+    checks = [_check_closed(closed), _check_voided(voided_steps), *_check_sessions(sessions)]
     for evidence in sessions:
         checks += [
             _check_sampler(evidence),
@@ -99,6 +99,19 @@ def _check_voided(voided_steps: int) -> Check:
         f"{voided_steps} steps were run and declared void on resuming: they are in no account, and whoever saw their "
         "checkpoints saw more than it covers",
     )
+
+
+def _check_sessions(sessions: Sequence[Mapping[str, Any]]) -> list[Check]:
+    """Whether sessions of a run began with random numbers of their own; logs written before that was kept lack it."""
+    first = [evidence["first_draw"] for evidence in sessions if evidence.get("first_draw")]
+    if len(set(first)) == len(first):
+        return []
+    again = (
+        "a resumed session drew its first batch from the same random state as an earlier one (the same seed set before "
+        "both?): its steps have the batches and the noise of that one again, and whoever compares their updates takes the "
+        "noise off; seed each session otherwise: torch.seed()"
+    )
+    return [Check("random numbers", FAILED, again)]
 
 
 def _check_sampler(evidence: Mapping[str, Any]) -> Check:

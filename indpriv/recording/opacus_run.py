@@ -132,6 +132,11 @@ class OpacusRun:
     def _coin_generator(self) -> torch.Generator:
         return generator_of(getattr(self._batch_sampler, "generator", None), torch.device("cpu"))
 
+    @property
+    def first_random_state(self) -> bytes:
+        """Where the first draw of a batch left its generator; empty before, and where nobody can tell."""
+        return self._coins.first
+
     def _watch_randomness(self, seen: SeenStates, generator: torch.Generator) -> None:
         """Count a draw just made that repeats an earlier one."""
         self.tally.repeated_draws += not self.optimizer.secure_mode and seen.again(generator)

@@ -24,15 +24,22 @@ def is_guessable(generator: torch.Generator) -> bool:
     return seed < _CHOSEN_SEEDS or seed == _DEFAULT_SEED
 
 
+def fingerprint_of_state(state: bytes, run_id: str) -> str:
+    """What a log may hold of a state, so that the sessions of one run can be compared: dear to guess a seed from."""
+    return hashlib.scrypt(state, salt=run_id.encode(), n=2**14, r=8, p=1, dklen=8).hex() if state else ""
+
+
 class SeenStates:
     """The states in which one generator has left its draws; 8 bytes each."""
 
     def __init__(self) -> None:
         self._seen: set[bytes] = set()
+        self.first = b""  # empty until something is drawn
 
     def again(self, generator: torch.Generator) -> bool:
         """Whether the draw just made left a generator where an earlier one had: both drew the same numbers."""
         state = hashlib.blake2b(generator.get_state().numpy().tobytes(), digest_size=8).digest()
         repeated = state in self._seen
         self._seen.add(state)
+        self.first = self.first or state
         return repeated

@@ -30,6 +30,7 @@ from indpriv.recording.individual_clipping import ClipLevels, with_headroom
 from indpriv.recording.interrupts import deferred_interrupts
 from indpriv.recording.opacus_run import OpacusRun, TrainedBatch
 from indpriv.recording.passes import SharedPass
+from indpriv.recording.random_states import fingerprint_of_state
 from indpriv.recording.ranks import Batch, check_together, whole_batch
 from indpriv.recording.tally import StepSetting
 from indpriv.recording_policy import RecordingPolicy
@@ -42,6 +43,7 @@ class Plan:
     """What a Recorder was asked to do, checked; as of `Recorder`.
 
     Attributes:
+        run_id: of the run directory.
         ids: (n,) of the data set.
         exact: (n_exact,) positions of the examples that are recorded at every step.
         policy: when norms are taken.
@@ -55,6 +57,7 @@ class Plan:
         stops_on_write_error: else training goes on without recording.
     """
 
+    run_id: str
     ids: NDArray[np.generic]
     exact: NDArray[np.int64]
     policy: RecordingPolicy
@@ -94,6 +97,7 @@ class Session:
             self._filtered = FilteredClipping(plan.privacy_filter, self._clip_levels, len(plan.ids), plan.units)
         self._lost = False  # an error of the disk ended the log, and training goes on
         self._training_seconds = self._training_since = 0.0
+        self._first_draw = ""
         self._unlogged: list[StepSetting] = []
         self._exact_rows: list[NDArray[np.float64]] = []
         self._exact_seconds = 0.0
@@ -157,12 +161,14 @@ class Session:
 
     def evidence(self) -> dict[str, Any]:
         """What has been counted in this session."""
+        self._first_draw = self._first_draw or fingerprint_of_state(self._run.first_random_state, self._plan.run_id)
         return {
             "from_step": self._from_step,
             "seeded": self._plan.seeded,
             "caveats": self._caveats,
             "training_seconds": round(self._training_seconds, 6),
             "ranks": self._ranks.size,
+            "first_draw": self._first_draw,
             **self._run.evidence(),
         }
 

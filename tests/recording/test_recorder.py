@@ -239,6 +239,15 @@ def test_random_numbers_that_come_again_are_found(reseed, repeats, tmp_path):
     assert read_state(tmp_path / "run").evidence[-1]["repeated_draws"] == (40 if repeats else 0)  # batches and noise
 
 
+@pytest.mark.parametrize(("seed", "repeats"), [(2**40, True), (2**41, False)])
+def test_a_resumed_run_that_is_seeded_as_before_is_found(seed, repeats, tmp_path):
+    for number, options in ((2**40, {}), (seed, {"resume_at": 10})):
+        run = make_run()
+        torch.manual_seed(number)
+        record(run, tmp_path / "run", epochs=1, **options)
+    assert ("random numbers" in failed(tmp_path / "run")) == repeats
+
+
 def test_shuffled_batches_are_an_estimate(tmp_path):
     run = make_run(poisson_sampling=False)
     log = record(run, tmp_path / "run")
