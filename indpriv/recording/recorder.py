@@ -88,8 +88,8 @@ class Recorder:
             run_dir: directory of the run; created (0700), and may not hold another run.
             dataset: the training set the loader draws from, map-style, of (inputs, targets).
             loss_fn: `loss_fn(outputs, targets)` -> per-example losses (batch,).
-            every: K: full norm passes before steps 0, K, 2K, ...; or "epoch", the default; or "once". 1 makes the account
-                exact.
+            every: K: full norm passes before steps 0, K, 2K, ...; or "epoch", the default, "2 epochs", ...; or "once". 1
+                makes the account exact.
             policy: when to take which norms, in one object, instead of every, exact_examples and free_records; a resumed
                 run without any of them goes on with the log's own.
             rounding: of norms, as a fraction of max_grad_norm; 0 keeps float64.
