@@ -19,6 +19,12 @@ _PROBED = 4  # examples that stand for all others
 
 def validate_module(module: nn.Module) -> None:
     """Raise InputError, with Opacus's message, for layers that mix examples or have no per-example gradient."""
+    complex_ones = [name for name, p in module.named_parameters() if p.requires_grad and p.is_complex()]
+    if complex_ones:
+        raise InputError(
+            f"the parameter {complex_ones[0]!r} is complex: Opacus adds noise to its real part only, so that no epsilon holds; "
+            "keep real and imaginary part as a real parameter (torch.view_as_complex makes it complex in the forward pass)"
+        )
     modes = [(part, part.training) for part in module.modules()]
     errors = ModuleValidator.validate(module.train(), strict=False)
     for part, training in modes:

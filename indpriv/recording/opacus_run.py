@@ -418,6 +418,10 @@ def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
             f"the optimizer adds up the gradients of several ranks, but the model is a {type(_wrapped(model)).__name__}; "
             "make_private takes opacus.distributed.DifferentiallyPrivateDistributedDataParallel(model)"
         )
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"the model is a {type(model).__name__}, what make_private(wrap_model=False) returns; attach the module that it hangs on"
+        )
     if optimizer.step_hook is None:
         raise InputError(
             "the optimizer has no step hook: Opacus's accountant is not attached and would report epsilon 0; attach what "

@@ -367,6 +367,22 @@ def test_batch_norm_is_refused_with_opacus_message():
         per_example_gradient_norms(model, PER_EXAMPLE, inputs, targets)
 
 
+class Complex(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.weight = nn.Linear(6, 6), nn.Parameter(torch.ones(6, 2, dtype=torch.complex64))
+
+    def forward(self, inputs):
+        return (self.layer(inputs) @ self.weight.real) + (inputs @ self.weight.imag)
+
+
+def test_complex_parameters_are_refused():
+    """Of their gradients a sum of squared reals would see one half, and Opacus's noise covers no more."""
+    inputs, targets = blobs(8).tensors
+    with pytest.raises(InputError, match="'weight' is complex"):
+        per_example_gradient_norms(Complex(), PER_EXAMPLE, inputs, targets)
+
+
 class MixesExamples(nn.Module):
     def __init__(self):
         super().__init__()

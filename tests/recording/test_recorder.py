@@ -548,6 +548,12 @@ def test_a_plain_module_in_ghost_mode_is_refused(tmp_path):
         record(run, tmp_path / "run")
 
 
+def test_hooks_in_place_of_the_model_are_refused(tmp_path):
+    run = make_run(wrap_model=False)
+    with pytest.raises(InputError, match="the model is a GradSampleHooks"):
+        record(run, tmp_path / "run")
+
+
 def test_rate_93_where_opacus_rounds_the_steps(tmp_path):
     run = make_run(blobs(93), batch_size=1)
     log = record(run, tmp_path / "run", epochs=1, every=50)
