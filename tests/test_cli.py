@@ -105,6 +105,19 @@ def test_version_and_help_have_an_example(in_process):
         assert f"Example: indpriv {command}" in in_process(command, "--help").stdout
 
 
+@pytest.mark.parametrize(
+    ("command", "default"),
+    [
+        (("train",), "runs/NAME"),
+        (("audit",), "RUN/audit"),
+        (("audit",), "the run's own"),
+        (("statement", "create"), "AUDIT_DIR/statements"),
+    ],
+)
+def test_help_tells_defaults_that_depend_on_the_rest(in_process, command, default):
+    assert f"[default: ({default})]" in " ".join(in_process(*command, "--help").stdout.split())
+
+
 def test_audit_writes_what_the_architecture_names(audited):
     frame = pd.read_parquet(audited / "audit" / "epsilon.parquet")
     assert list(frame.columns[:4]) == ["example_id", "epsilon", "epsilon_lower", "epsilon_upper"]

@@ -26,8 +26,8 @@ def audit(
     path: Annotated[
         Path, typer.Argument(metavar="RUN", help="Run directory that a Recorder wrote, or a folder of checkpoints.")
     ],
-    output_dir: Annotated[Path | None, typer.Option(help="Audit directory to write. [default: RUN/audit]")] = None,
-    delta: Annotated[float | None, typer.Option(help="Delta of the guarantee. [default: the run's own]")] = None,
+    output_dir: Annotated[Path | None, typer.Option(help="Audit directory to write.", show_default="RUN/audit")] = None,
+    delta: Annotated[float | None, typer.Option(help="Delta of the guarantee.", show_default="the run's own")] = None,
     accountant: Annotated[str, typer.Option(help="rdp or pld.")] = "rdp",
     conversion: Annotated[
         str, typer.Option(help="From RDP to epsilon and delta: canonne2020 or mironov2017.")

@@ -75,7 +75,7 @@ def create_statement(
     unit: Annotated[str | None, typer.Option(help="Id of the person, where rows belong to people.")] = None,
     everybody: Annotated[bool, typer.Option("--all", help="One file for every owner.")] = False,
     output_dir: Annotated[
-        Path | None, typer.Option(help="Folder of statements. [default: AUDIT_DIR/statements]")
+        Path | None, typer.Option(help="Folder of statements.", show_default="AUDIT_DIR/statements")
     ] = None,
     as_json: Json = False,
 ) -> None:

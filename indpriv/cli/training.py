@@ -43,7 +43,7 @@ def demo(
 
 def train(
     audit_file: Annotated[Path, typer.Argument(metavar="AUDIT.toml", help="One audit, e.g. audits/adult.toml.")],
-    run_dir: Annotated[Path | None, typer.Option(help="New directory of the run. [default: runs/NAME]")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="New directory of the run.", show_default="runs/NAME")] = None,
     seed: Seed = None,
     data_dir: Annotated[
         Path | None, typer.Option(envvar="INDPRIV_DATA", help="Folder of data sets that do not ship with the package.")
