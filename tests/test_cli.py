@@ -319,12 +319,14 @@ def test_a_seeded_run_is_labelled(tmp_path):
 def test_interrupted_training_leaves_a_usable_run_and_code_130(number, tmp_path):
     (tmp_path / "long.toml").write_text(SMALL.replace("epochs = 2", "epochs = 2000"))
     process = subprocess.Popen(
-        [INDPRIV, "train", "long.toml", "--run-dir", "run"], cwd=tmp_path, stderr=subprocess.DEVNULL
+        [INDPRIV, "train", "long.toml", "--run-dir", "run"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + 90
     while len(list((tmp_path / "run" / "records").glob("0*.parquet"))) < 10 and time.monotonic() < deadline:
         time.sleep(0.02)
     os.kill(process.pid, number)
-    assert process.wait(60) == 130
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert re.search(r"stopped after \d+ of \d+ steps; run holds them", told)
     assert not list((tmp_path / "run").rglob("*.tmp"))
     indpriv("audit", "run", "--output-dir", "audit", cwd=tmp_path)

@@ -100,10 +100,14 @@ def _train(
         options: dict[str, Any] = {"seed": seed, "progress": progress, "device": device, "data_dir": data_dir}
         if config.training.filter_epsilon is not None and not canaries:
             options["privacy_filter"] = partial(_filter_of, config.training.filter_epsilon, config.training.delta)
-        if canaries:
-            run = train_with_canaries(config, run_dir, canaries, **options)
-        else:
-            run = train_run(config, run_dir, **options)
+        try:
+            if canaries:
+                run = train_with_canaries(config, run_dir, canaries, **options)
+            else:
+                run = train_run(config, run_dir, **options)
+        except KeyboardInterrupt as stopped:
+            Console(stderr=True, highlight=False, soft_wrap=True).print(escape(str(stopped) or "interrupted"))
+            raise
     if not quiet:
         claim = (
             "guarantee: worst-case epsilon"

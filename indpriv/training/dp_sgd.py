@@ -162,7 +162,9 @@ def train(
     )
     write_json(run_dir / "run.json", {**read_json(run_dir / "run.json"), **record})
     if stopped:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(
+            f"stopped after {run.steps} of {total_steps} steps; {run_dir} holds them, and can be verified and audited"
+        )
     if config.training.non_dp_twin:
         twin = train_without_dp(config, dataset, seed=seed, progress=progress, device=device)
         twin.to_parquet(run_dir / "examples-non-dp.parquet")

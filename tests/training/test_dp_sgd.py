@@ -83,6 +83,10 @@ def run_dir(tmp_path_factory):
     return run_dir
 
 
+def test_nothing_speaks_against_an_unseeded_run(run_dir):
+    assert [(check.name, check.detail) for check in verify(run_dir) if check.status != "passed"] == []
+
+
 def test_the_log_holds_every_step_of_the_run(run_dir):
     log = indpriv.NormLog.open(run_dir)
     assert (log.total_steps, log.n_records, log.n_examples, log.sampler) == (12, 12, 300, "poisson")
