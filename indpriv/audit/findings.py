@@ -86,6 +86,7 @@ def summarise(
         found = _examined(
             table, evidence, evidence.examples, train, columns, (table if members is None else members, holdout), seed
         )
+        missing += _groups_without_test(found.groups, evidence.examples.test)
     elif by:
         raise InputError(f"--by {by[0]}: this run has no {EXAMPLES}, which holds the groups; audit it without --by")
     versions = {library: _version(library) for library in ("indpriv", "numpy", "scipy", "pandas", "pyarrow")}
@@ -173,6 +174,18 @@ def _missing(evidence: Evidence, log: NormLog, *, known: bool) -> list[str]:
             "No exact values to hold an estimate against: record every step, some exact examples, or free records."
         )
     return found
+
+
+def _groups_without_test(groups: Sequence[GroupTable], test: pd.DataFrame) -> list[str]:
+    """Columns that no test example has a value in, so that nothing is known of their groups' test accuracy."""
+    names = dict.fromkeys(name for table in groups for name in table.columns)
+    lacking = [name for name in names if name not in test or test[name].isna().all()]
+    if test.empty or not lacking:
+        return []
+    return [
+        f"Test examples have no {', '.join(lacking)}: test accuracy and the attack are not shown by that. Pass test_metadata to "
+        "the Recorder."
+    ]
 
 
 def _run_facts(log: NormLog, evidence: Evidence) -> RunFacts:

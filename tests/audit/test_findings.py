@@ -1,8 +1,26 @@
+import numpy as np
 import pandas as pd
 
 from indpriv import ExampleTable
-from indpriv.audit import choose_groups, name_labels
-from synthetic import people
+from indpriv.audit import Evidence, choose_groups, name_labels, summarise
+from synthetic import epsilon_table, people
+
+
+def test_columns_that_test_examples_lack_are_said(artifacts):
+    log, examples = artifacts
+    test = examples.frame["split"] == "test"
+    whole = summarise(log, epsilon_table(np.ones(log.n_examples)), Evidence(examples=examples), name="x", by=["sex"])
+    assert not any("test_metadata" in text for text in whole.missing)
+    frame = examples.frame.assign(sex=examples.frame["sex"].mask(test))
+    summary = summarise(
+        log,
+        epsilon_table(np.ones(log.n_examples)),
+        Evidence(examples=ExampleTable(frame)),
+        name="x",
+        by=["sex", "label"],
+    )
+    (text,) = [text for text in summary.missing if "test_metadata" in text]
+    assert text.startswith("Test examples have no sex: ")
 
 
 def test_default_groups():
