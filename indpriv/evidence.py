@@ -159,12 +159,14 @@ def _check_steps(evidence: Mapping[str, Any]) -> Check:
     steps, draws = evidence["steps"], evidence["draws"]
     undrawn = max(evidence["undrawn_steps"], steps - draws)
     if undrawn:
-        return Check(name, FAILED, f"{undrawn} of {steps} steps used no batch of their own from the attached loader")
+        return Check(
+            name, FAILED, f"{undrawn:,} of {steps:,} steps used no batch of their own from the attached loader"
+        )
     if evidence["unstepped_draws"]:
         return Check(
             name,
             FAILED,
-            f"{evidence['unstepped_draws']} of {draws} drawn batches never became a step (skipped empty batches or "
+            f"{evidence['unstepped_draws']} of {draws:,} drawn batches never became a step (skipped empty batches or "
             "accumulated gradients); the account assumes one Poisson batch for each step",
         )
     if (peeks := evidence.get("peeks", 0)) > _FEW_PEEKS + evidence.get("passes", 0):
@@ -185,10 +187,10 @@ def _check_steps(evidence: Mapping[str, Any]) -> Check:
         return Check(
             name,
             FAILED,
-            f"{evidence['unmatched_steps']} of {steps} steps clipped another number of gradients than their batch has "
+            f"{evidence['unmatched_steps']} of {steps:,} steps clipped another number of gradients than their batch has "
             "examples: draw every batch from the attached loader and step once on each",
         )
-    return Check(name, PASSED, f"{steps} steps, {draws} batches drawn")
+    return Check(name, PASSED, f"{steps:,} steps, {draws:,} batches drawn")
 
 
 def _check_pieces(evidence: Mapping[str, Any]) -> Check:
@@ -212,7 +214,7 @@ def _check_clipping(evidence: Mapping[str, Any]) -> Check:
         return Check(
             name,
             FAILED,
-            f"{evidence['misclipped_gradients']} of {gradients} gradients were clipped at another max_grad_norm than the "
+            f"{evidence['misclipped_gradients']} of {gradients:,} gradients were clipped at another max_grad_norm than the "
             "noise of their step was made for: change it between steps only",
         )
     if underestimated := evidence.get("underestimated_norms", 0):  # logs written before this was counted lack it
@@ -223,15 +225,15 @@ def _check_clipping(evidence: Mapping[str, Any]) -> Check:
             "which leaves them above max_grad_norm: the recorder's loss is not training's, or Opacus takes wrong norms of a "
             "layer; train in hooks mode to find out which",
         )
-    return Check(name, PASSED, f"{gradients} gradients, all clipped at no more than the max_grad_norm of their step")
+    return Check(name, PASSED, f"{gradients:,} gradients, all clipped at no more than the max_grad_norm of their step")
 
 
 def _check_at_levels(name: str, evidence: Mapping[str, Any], level: str) -> Check:
     """Whether every gradient was clipped at the threshold of its own example."""
     gradients, at_levels = evidence.get("gradients", 0), evidence.get("gradients_at_levels", 0)
     if at_levels != gradients or evidence.get("gradients") is None:
-        return Check(name, FAILED, f"only {at_levels} of {gradients} gradients were clipped at {level}")
-    return Check(name, PASSED, f"{gradients} gradients, each clipped at {level}")
+        return Check(name, FAILED, f"only {at_levels:,} of {gradients:,} gradients were clipped at {level}")
+    return Check(name, PASSED, f"{gradients:,} gradients, each clipped at {level}")
 
 
 def _check_total_participation(n_examples: int, evidence: Mapping[str, Any]) -> Check:
@@ -242,7 +244,7 @@ def _check_total_participation(n_examples: int, evidence: Mapping[str, Any]) -> 
     rate = evidence["expected_participations"] / trials
     seen = evidence["participations"]
     chance = 2 * float(min(stats.binom.cdf(seen, trials, rate), stats.binom.sf(seen - 1, trials, rate)))
-    detail = f"{seen} examples drawn where {rate * trials:.0f} are expected"
+    detail = f"{seen:,} examples drawn where {rate * trials:,.0f} are expected"
     if chance < FALSE_ALARM:
         return Check(name, FAILED, f"{detail}: a Poisson sampler does so with probability {chance:.1g}")
     return Check(name, PASSED, detail)
@@ -255,7 +257,7 @@ def _check_each_participation(n_examples: int, evidence: Mapping[str, Any]) -> C
         return Check(name, NOT_CHECKED, "only Poisson sampling has an expected participation")
     rate = evidence["expected_participations"] / (n * draws)
     least, most = evidence["participations_min"], evidence["participations_max"]
-    detail = f"each example was drawn {least} to {most} times in {draws} draws at rate {rate:.4g}"
+    detail = f"each example was drawn {least} to {most} times in {draws:,} draws at rate {rate:.4g}"
     if (evenness := _chance_of_evenness(n, evidence)) < FALSE_ALARM:
         return Check(
             name,
@@ -290,7 +292,7 @@ def _check_trained_norms(evidence: Mapping[str, Any]) -> Check:
         return Check(
             NORM_PRECISION,
             FAILED,
-            f"{larger} of {compared} gradient norms that training clipped were larger than recorded, by up to "
+            f"{larger:,} of {compared:,} gradient norms that training clipped were larger than recorded, by up to "
             f"{evidence['largest_excess']:.2g} of max_grad_norm: too few and too little for other data or another loss, "
             "but more than the arithmetic of either was taken to be off by",
         )
@@ -298,7 +300,7 @@ def _check_trained_norms(evidence: Mapping[str, Any]) -> Check:
         return Check(
             name,
             FAILED,
-            f"{larger} of {compared} gradient norms that training clipped were larger than recorded, by up to "
+            f"{larger:,} of {compared:,} gradient norms that training clipped were larger than recorded, by up to "
             f"{evidence['largest_excess']:.2g} of max_grad_norm: the recorder's data, loss, mode or precision are not "
             "training's",
         )
@@ -307,13 +309,13 @@ def _check_trained_norms(evidence: Mapping[str, Any]) -> Check:
         return Check(
             name,
             NOT_CHECKED,
-            f"{clipped} of {compared} gradient norms were larger in training than recorded, though clipped either way: training "
+            f"{clipped:,} of {compared:,} gradient norms were larger in training than recorded, though clipped either way: training "
             "saw other inputs or another loss than the recorder. Augmentation changes nothing; where examples are mixed with "
             "each other (mixup, contrastive losses), one contributes to several gradients and no epsilon holds",
         )
     if not compared:
         return Check(name, NOT_CHECKED, "no step has both a record and norms from training")
-    return Check(name, PASSED, f"{compared} gradient norms that training clipped, none larger than recorded")
+    return Check(name, PASSED, f"{compared:,} gradient norms that training clipped, none larger than recorded")
 
 
 def _check_accountant(evidence: Mapping[str, Any]) -> Check:
@@ -335,9 +337,11 @@ def _check_accountant(evidence: Mapping[str, Any]) -> Check:
         )
     if counted != steps or not evidence["accountant_settings_match"]:
         return Check(
-            name, FAILED, f"Opacus's accountant counted {counted} steps where {steps} were taken, or at other settings"
+            name,
+            FAILED,
+            f"Opacus's accountant counted {counted:,} steps where {steps:,} were taken, or at other settings",
         )
-    return Check(name, PASSED, f"its history holds the same {steps} steps and settings")
+    return Check(name, PASSED, f"its history holds the same {steps:,} steps and settings")
 
 
 def _conversion_checks(n_examples: int, evidence: Mapping[str, Any]) -> list[Check]:

@@ -54,7 +54,7 @@ def _check_coverage(state: LogState) -> Check:
     steps = state.total_steps
     recorded = sum(entry["step"] < steps for entry in state.records)
     detail = (
-        f"{recorded} of {steps} steps have a record of all {state.header['n_examples']} examples"
+        f"{recorded:,} of {steps:,} steps have a record of all {state.header['n_examples']:,} examples"
         f"{'' if state.policy is None else f' ({state.policy.describe()})'}; "
         f"{format_cost(state.pass_seconds, state.training_seconds)}"
     )

@@ -148,6 +148,10 @@ def test_json_is_json_alone(audited, in_process):
     assert {check["status"] for check in checks} == {"passed"}
 
 
+def test_no_name_of_a_check_is_cut_off(audited, in_process):
+    assert "…" not in in_process("verify", "run").stdout
+
+
 def test_groups_of_an_audit(in_process):
     assert "label" in in_process("groups", "audit", "--by", "label").stdout
     few = json.loads(in_process("groups", "audit", "--by", "label", "--min-size", "1000", "--json").stdout)

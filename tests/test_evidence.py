@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -46,6 +48,13 @@ def test_sound_runs_of_any_size_pass(steps, rate, seed):
     counts = np.random.default_rng(seed).binomial(steps, rate, 60)
     assert participation(counts, [rate] * steps).status == "passed"
     assert FALSE_ALARM <= 1e-6
+
+
+def test_large_numbers_are_written_as_everywhere():
+    checks = evidence_checks([synthetic.evidence(8850, 60_000, 1 / 59)], n_examples=60_000, closed=True, voided_steps=0)
+    assert any("8,850 steps" in check.detail for check in checks)
+    for check in checks:
+        assert not re.search(r"(?<![.\d])\d{4}", check.detail), check.detail
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,9 @@ def verify(
     if as_json:
         typer.echo(json.dumps([vars(check) for check in checks], indent=2))
     else:
-        table = Table("check", "status", "detail", title=f"Evidence in {escape(str(run_dir))}", title_justify="left")
+        table = Table(title=f"Evidence in {escape(str(run_dir))}", title_justify="left")
+        for column in ("check", "status", "detail"):
+            table.add_column(column, overflow="fold")  # names of classes can be longer than a column
         colours = {PASSED: "green", FAILED: "bold red", NOT_CHECKED: "yellow"}
         for check in checks:
             status = f"[{colours[check.status]}]{check.status}[/]"
