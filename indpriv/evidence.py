@@ -257,7 +257,7 @@ def _check_each_participation(n_examples: int, evidence: Mapping[str, Any]) -> C
         return Check(name, NOT_CHECKED, "only Poisson sampling has an expected participation")
     rate = evidence["expected_participations"] / (n * draws)
     least, most = evidence["participations_min"], evidence["participations_max"]
-    detail = f"each example was drawn {least} to {most} times in {draws:,} draws at rate {rate:.4g}"
+    detail = f"each example was drawn {least:,} to {most:,} times in {draws:,} draws at rate {rate:.4g}"
     if (evenness := _chance_of_evenness(n, evidence)) < FALSE_ALARM:
         return Check(
             name,
