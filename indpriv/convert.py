@@ -199,11 +199,9 @@ def _check_norms_file(norms: _Norms, total_steps: int, *, unit: str) -> None:
     try:
         check_ids(norms.example_ids, len(norms.example_ids))
         check_recorded_steps(norms.recorded_steps, len(norms.recorded_steps), total_steps)
-        check_unit_ids(norms.unit_ids, len(norms.example_ids))
+        check_unit_ids(norms.unit_ids, len(norms.example_ids), unit)
     except InputError as error:
         raise InputError(f"{norms.path}: {error}") from error
-    if unit != "example" and norms.unit_ids is None:
-        raise InputError(f'{norms.path}: unit="{unit}" needs unit ids, which say whose row each is')
     drawn = norms.participations
     if drawn is not None and (
         drawn.shape != norms.example_ids.shape

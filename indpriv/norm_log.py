@@ -171,7 +171,7 @@ class NormLog:
             individually_clipped: training clipped each example at its last recorded level.
             sampler: "poisson", "shuffled" or "other".
             unit: "example", "user" or "client".
-            unit_ids: (n_examples,) the unit each row belongs to.
+            unit_ids: (n_examples,) the unit each row belongs to; needed where the unit is not the example.
             neighbouring: "add_remove".
             caveats: reasons why an account of this log is an estimate, e.g. how the norms were taken.
             free_records: (steps, positions, norms), each (n_entries,): the norms of the examples that each step sampled,
@@ -219,7 +219,7 @@ class NormLog:
             neighbouring=checks.check_choice("neighbouring", neighbouring, NEIGHBOURING),
             records=_ArrayRecords(kept),
             rows=np.arange(len(rows)),
-            unit_ids=check_unit_ids(unit_ids, len(ids)),
+            unit_ids=check_unit_ids(unit_ids, len(ids), unit),
             individually_clipped=bool(individually_clipped),
             caveats=tuple(caveats),
             free=free,
@@ -248,7 +248,7 @@ class NormLog:
             neighbouring=checks.check_choice("neighbouring", stored.header["neighbouring"], NEIGHBOURING),
             records=stored.records,
             rows=np.arange(len(stored.recorded_steps)),
-            unit_ids=stored.unit_ids,
+            unit_ids=check_unit_ids(stored.unit_ids, len(stored.example_ids), stored.header["unit"]),
             individually_clipped=stored.header["individually_clipped"],
             caveats=stored.caveats,
             exact_positions=stored.exact_positions,
@@ -395,9 +395,14 @@ def check_ids(ids: NDArray[np.generic], n_examples: int) -> None:
         )
 
 
-def check_unit_ids(unit_ids: ArrayLike | None, n_examples: int) -> NDArray[np.generic] | None:
-    """Return unit ids as an array of shape (n_examples,), or None."""
+def check_unit_ids(unit_ids: ArrayLike | None, n_examples: int, unit: str) -> NDArray[np.generic] | None:
+    """Return unit ids as an array of shape (n_examples,), or None, which only a unit that is one example may have."""
     if unit_ids is None:
+        if unit != "example":
+            raise InputError(
+                f'unit="{unit}" needs unit ids, which say whose row each is: without them an epsilon of one row would be called '
+                f"that of a {unit}; pass them (the example ids, where everybody has one row)"
+            )
         return None
     units = np.asarray(unit_ids)
     if units.shape != (n_examples,):

@@ -73,6 +73,7 @@ def test_infinite_norm_counts_as_clipped():
         ({"sampler": "lottery"}, "sampler='lottery'"),
         ({"neighbouring": "replace"}, "neighbouring='replace'"),
         ({"unit": "planet"}, "unit='planet'"),
+        ({"unit": "user"}, 'unit="user" needs unit ids'),
     ],
 )
 def test_bad_input_is_refused_by_name_and_value(changes, message):

@@ -76,8 +76,7 @@ class AuditSpec:
             raise InputError("AuditSpec: model is a module; pass the function that builds it, e.g. lambda: MyNet(64)")
         n = length(self.dataset, "dataset")
         check_ids(self.ids, n)
-        check_unit_ids(self.unit_ids, n)
-        checks.check_choice("unit", self.unit, UNITS)
+        check_unit_ids(self.unit_ids, n, checks.check_choice("unit", self.unit, UNITS))
         check_metadata(self.metadata, self.ids, "train")
         if self.metadata is not None and len(self.metadata) != n:
             raise InputError(

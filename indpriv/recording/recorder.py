@@ -43,7 +43,7 @@ from indpriv.recording.passes import Examples, SharedPass, example_table
 from indpriv.recording.ranks import Ranks, check_together
 from indpriv.recording.session import Plan, Session
 from indpriv.recording.surroundings import surroundings
-from indpriv.recording_policy import RecordingPolicy
+from indpriv.recording_policy import DEFAULT_POLICY, RecordingPolicy
 
 
 class Recorder:
@@ -88,8 +88,8 @@ class Recorder:
             run_dir: directory of the run; created (0700), and may not hold another run.
             dataset: the training set the loader draws from, map-style, of (inputs, targets).
             loss_fn: `loss_fn(outputs, targets)` -> per-example losses (batch,).
-            every: K: full norm passes before steps 0, K, 2K, ...; or "epoch", the default, "2 epochs", ...; or "once". 1
-                makes the account exact.
+            every: K: full norm passes before steps 0, K, 2K, ...; or "epoch", "2 epochs", ...; or "once". 1 makes the
+                account exact. Default: after gaps of 4, 8, 16, ... steps, at most an epoch.
             policy: when to take which norms, in one object, instead of every, exact_examples and free_records; a resumed
                 run without any of them goes on with the log's own.
             rounding: of norms, as a fraction of max_grad_norm; 0 keeps float64.
@@ -111,7 +111,7 @@ class Recorder:
             metadata: one row per training example, indexed by example id: columns to compare groups by.
             test_metadata: likewise for the test set, indexed 0..n_test-1.
             example_ids: (n,) unique ids in the order of the data set; default 0..n-1.
-            unit_ids: (n,) the person or client each row belongs to.
+            unit_ids: (n,) the person or client each row belongs to; needed where the unit is not the example.
             unit: "example", "user" or "client".
             seeded: sampling or noise come from a published or reproducible seed: no privacy, and labelled so.
             resume_at: continue the log in run_dir at this step, the one of the checkpoint that training resumes from, or
@@ -130,8 +130,8 @@ class Recorder:
         n = _length(dataset)
         self._ids: NDArray[np.generic] = np.arange(n) if example_ids is None else np.asarray(example_ids)
         check_ids(self._ids, n)
-        self._unit_ids = check_unit_ids(unit_ids, n)
         self._unit = checks.check_choice("unit", unit, UNITS)
+        self._unit_ids = check_unit_ids(unit_ids, n, self._unit)
         self._rounding = checks.check_rounding(rounding)
         self._rounding_mode = checks.check_choice("rounding_mode", rounding_mode, ("up", "nearest"))
         if individual_clipping and self._rounding_mode != "up":
@@ -381,10 +381,10 @@ class Recorder:
 
 
 def _policy(policy: RecordingPolicy | None, choices: Mapping[str, Any]) -> RecordingPolicy:
-    """The policy that was given, or the one that the choices make which are not None."""
+    """The policy that was given, or the default one but for the choices that are not None."""
     made = {name: value for name, value in choices.items() if value is not None}
     if policy is None:
-        return RecordingPolicy(**made)
+        return RecordingPolicy(**made) if "every" in made else replace(DEFAULT_POLICY, **made)
     for name, value in made.items():
         raise InputError(
             f"the Recorder has both {name}={value!r} and a policy, which says so itself ({policy.describe()}); pass one "

@@ -696,6 +696,7 @@ def test_a_data_set_without_length_is_refused(tmp_path):
         ),
         ({"example_ids": [1] * 120}, "119 duplicates"),
         ({"unit_ids": [1]}, "unit_ids has shape"),
+        ({"unit": "client"}, 'unit="client" needs unit ids'),
         ({"rounding": 7}, "rounding=7"),
         ({"resume_at": 3}, "holds no journal"),
     ],
@@ -848,7 +849,7 @@ def test_a_policy_is_recorded_and_told(tmp_path):
 @pytest.mark.parametrize("argument", [{"every": 3}, {"exact_examples": 0}])
 def test_a_policy_and_what_it_says_itself_are_one_too_many(argument, tmp_path):
     with pytest.raises(InputError, match=f"both {next(iter(argument))}=. and a policy"):
-        Recorder(tmp_path / "run", dataset=blobs(), loss_fn=PER_EXAMPLE, policy=RecordingPolicy(), **argument)
+        Recorder(tmp_path / "run", dataset=blobs(), loss_fn=PER_EXAMPLE, policy=RecordingPolicy("epoch"), **argument)
 
 
 def test_resuming_goes_on_with_the_logs_own_policy(tmp_path):
