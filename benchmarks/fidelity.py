@@ -30,7 +30,7 @@ from indpriv import NormLog, account
 from indpriv.analysis.fidelity import compare
 from indpriv.free_records import ArrayFreeRecords
 from indpriv.norm_log import StepSettings
-from indpriv.recording_policy import RecordingPolicy
+from indpriv.recording_policy import DEFAULT_POLICY, RecordingPolicy
 from indpriv.training.config import AuditConfig
 from indpriv.training.datasets import DATA_DIR_VARIABLE, load_dataset
 from indpriv.training.datasets.base import Dataset, Split
@@ -77,6 +77,7 @@ def policies_of(epoch: int) -> tuple[tuple[str, RecordingPolicy, float | None], 
         ("gaps 4, 6, 9, ... (1.5 x)", RecordingPolicy(4, 1.5), FEW_PASSES),
         ("gaps 4, 8, 16, ... (2 x)", RecordingPolicy(4, 2.0), FEW_PASSES),
         ("pass / epoch", RecordingPolicy(epoch), None),
+        ("default: gaps 4, 8, ..., an epoch", DEFAULT_POLICY.in_steps(epoch), FEW_PASSES),
     )
 
 

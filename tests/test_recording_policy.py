@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indpriv import InputError
-from indpriv.recording_policy import RecordingPolicy
+from indpriv.recording_policy import DEFAULT_POLICY, RecordingPolicy
 
 growths = st.one_of(st.just(1.0), st.floats(1.001, 10.0))
 policies = st.builds(
@@ -80,19 +80,23 @@ def test_longest_gaps_follow_without_end():
 
 
 def test_epochs_become_steps():
-    assert due_steps(RecordingPolicy().in_steps(34), 100) == [0, 34, 68]
+    assert due_steps(RecordingPolicy("epoch").in_steps(34), 100) == [0, 34, 68]
     grown = RecordingPolicy(5, 2.0, "epoch").in_steps(34)
     assert grown == RecordingPolicy(5, 2.0, 34)
     assert RecordingPolicy("12 epochs").in_steps(34) == RecordingPolicy(12 * 34)
     assert due_steps(RecordingPolicy(4, 2.0, "2 epochs").in_steps(34), 270) == [0, 4, 12, 28, 60, 124, 192, 260]
     with pytest.raises(InputError, match="in_steps"):
         RecordingPolicy("2 epochs").due(0)
-    with pytest.raises(InputError, match="longest=68 is below every=102"):
-        RecordingPolicy("3 epochs", 2.0, "2 epochs").in_steps(34)
     with pytest.raises(InputError, match="in_steps"):
-        RecordingPolicy().due(0)
-    with pytest.raises(InputError, match="longest=34 is below every=50"):
-        RecordingPolicy(50, 2.0, "epoch").in_steps(34)
+        RecordingPolicy("epoch").due(0)
+    assert due_steps(RecordingPolicy(50, 2.0, "epoch").in_steps(34), 100) == [0, 34, 68]
+    assert due_steps(RecordingPolicy("2 epochs", 2.0, 50).in_steps(34), 160) == [0, 50, 100, 150]
+
+
+def test_the_default_records_often_early_whatever_an_epoch_has():
+    assert due_steps(DEFAULT_POLICY.in_steps(34), 140) == [0, 4, 12, 28, 60, 94, 128]
+    assert due_steps(DEFAULT_POLICY.in_steps(3), 10) == [0, 3, 6, 9]
+    assert due_steps(DEFAULT_POLICY.in_steps(1), 4) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -118,19 +122,20 @@ def test_epochs_become_steps():
         ({"longest": 10}, "limits gaps that do not grow"),
         ({"growth": 2.0, "longest": 0}, "longest=0"),
         ({"every": 20, "growth": 2.0, "longest": 10}, "longest=10 is below every=20"),
+        ({"every": "3 epochs", "growth": 2.0, "longest": "2 epochs"}, "longest='2 epochs' is below every='3 epochs'"),
         ({"free_records": 1}, "free_records=1"),
         ({"exact_examples": -1}, "exact_examples=-1"),
     ],
 )
 def test_bad_policies_are_refused(fields, message):
     with pytest.raises(InputError, match=message):
-        RecordingPolicy(**fields)
+        RecordingPolicy(**{"every": "epoch"} | fields)
 
 
 @pytest.mark.parametrize(
     ("policy", "text"),
     [
-        (RecordingPolicy(), "a full pass every epoch"),
+        (RecordingPolicy("epoch"), "a full pass every epoch"),
         (RecordingPolicy("2 epochs"), "a full pass every 2 epochs"),
         (
             RecordingPolicy(4, 2.0, "2 epochs"),

@@ -122,7 +122,9 @@ def test_they_are_off_unless_asked_for(tmp_path):
     run = make_run()
     assert record(run, tmp_path / "run", free_records=None).free is None
     with pytest.raises(InputError, match="both free_records=True and a policy"):
-        Recorder(tmp_path / "b", dataset=run.dataset, loss_fn=PER_EXAMPLE, policy=RecordingPolicy(), free_records=True)
+        Recorder(
+            tmp_path / "b", dataset=run.dataset, loss_fn=PER_EXAMPLE, policy=RecordingPolicy("epoch"), free_records=True
+        )
 
 
 def test_a_nan_in_training_stops_with_the_example(tmp_path):
