@@ -23,7 +23,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from indpriv import checks
 from indpriv.errors import EvidenceError, InputError
-from indpriv.recording.clipping import ClippedBatch, Thresholds, watch_clipping
+from indpriv.recording.clipping import ClippedBatch, Thresholds, clip_excess, watch_clipping
 from indpriv.recording.memory_format import check_memory_format, watch_memory_format
 from indpriv.recording.random_states import SeenStates, generator_of, is_guessable
 from indpriv.recording.ranks import DISTRIBUTED, RankStep, check_distributed_sampler
@@ -78,6 +78,7 @@ class OpacusRun:
         self.tally = Tally(np.zeros(n_examples, dtype=np.int64))
         self._pieces: list[ClippedBatch] = []  # of the step under way
         self._trained = {id(p) for p in optimizer.params}
+        self._clip_excess = 0.0 if self.is_ghost else clip_excess(optimizer)  # ghost norms are no such sums
         self._coins, self._noise = SeenStates(), SeenStates()
         self.setting()
 
@@ -372,6 +373,7 @@ class OpacusRun:
             "largest_excess": min(tally.largest_excess, 1.0),
             "larger_clipped_norms": tally.larger_clipped,
             "underestimated_norms": tally.underestimated,
+            "clip_excess": self._clip_excess,
             "repeated_draws": tally.repeated_draws,
             "earlier_steps": max(0, self._history_before - self._steps_before),
             "accountant_steps": None if self.accountant is None else self._history_steps() - self._history_before,

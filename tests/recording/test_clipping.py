@@ -6,12 +6,14 @@ import pytest
 import torch
 from opacus import PrivacyEngine
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
+from opacus.grad_sample import GradSampleModule
+from opacus.optimizers import DPOptimizer
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.utils.data import DataLoader
 
 from indpriv import EvidenceError
-from indpriv.recording.clipping import watch_clipping
+from indpriv.recording.clipping import clip_excess, watch_clipping
 from indpriv.recording.opacus_run import OpacusRun
 from runs import PER_EXAMPLE, blobs, make_run
 
@@ -176,6 +178,19 @@ def test_a_repeated_backward_pass_in_ghost_mode_counts_once():
         run.optimizer.step()
     unwatch()
     assert all(len(batch.norms) == len(batch.positions) for batch in batches)
+
+
+@pytest.mark.parametrize(("width", "least", "most"), [(1000, 0.0, 1e-4), (3200, 3e-4, 1e-2)])
+def test_by_how_much_opacus_clips_too_little_is_measured(width, least, most):
+    """A gradient that is clipped should be as long as max_grad_norm; float32 sums on a CPU take long ones for shorter."""
+    model = GradSampleModule(nn.Linear(width, width, bias=False))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = DPOptimizer(sgd, noise_multiplier=1.0, max_grad_norm=1e-3, expected_batch_size=1)
+    (model(torch.randn(1, width)) * torch.randn(1, width)).sum().backward()
+    optimizer.clip_and_accumulate()
+    excess = float(next(model.parameters()).summed_grad.double().norm()) / 1e-3 - 1
+    assert least <= clip_excess(optimizer) <= most
+    assert clip_excess(optimizer) == pytest.approx(excess, rel=0.5, abs=1e-4)
 
 
 def _scale(run):

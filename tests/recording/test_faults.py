@@ -206,6 +206,15 @@ def test_what_a_buffer_keeps_of_the_examples_is_refused(tmp_path):
     assert record(make_run(model=Remembers(of_data=False)), tmp_path / "counts").caveats == ()
 
 
+@pytest.mark.parametrize(("excess", "status"), [(5e-5, "passed"), (5e-4, "not checked"), (4e-3, "failed")])
+def test_clipping_by_norms_that_sums_make_too_small_is_told(excess, status, tmp_path, monkeypatch):
+    monkeypatch.setattr("indpriv.recording.opacus_run.clip_excess", lambda _: excess)
+    log = record(make_run(), tmp_path / "run")
+    check = next(check for check in verify(tmp_path / "run") if check.name == "clipping")
+    assert check.status == status
+    assert ("norms of gradients as long as this model's" in " ".join(log.caveats)) == (status == "failed")
+
+
 def test_logs_of_an_earlier_version_are_read(tmp_path):
     """Their headers and counts lack what was added since."""
     log = record(make_run(), tmp_path / "run")
