@@ -46,6 +46,7 @@ def test_what_is_written_is_read(tmp_path):
     ("content", "message"),
     [
         ("score,label\n1,1\n", "lacks the column member"),
+        ("a,b\n1,1\n", "lacks the columns score and member"),
         ("score,member\n", "holds no scores"),
         ("score,member\nhigh,1\n", "score holds what is not a number"),
         ("score,member\n,1\n", "1 attack scores are NaN"),

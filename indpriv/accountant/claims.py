@@ -25,7 +25,8 @@ def claim_of(log: NormLog, between_records: str) -> tuple[str, str]:
     if log.levels is not None and log.levels.rounding_mode != "up":
         doubts.append(f"norms were rounded to the {log.levels.rounding_mode} level, which can under-report")
     if log.sampler != "poisson":
-        doubts.append(f"batches were drawn by a {log.sampler} sampler, and the analysis assumes Poisson sampling")
+        which = "another" if log.sampler == "other" else f"a {log.sampler}"
+        doubts.append(f"batches were drawn by {which} sampler, and the analysis assumes Poisson sampling")
     doubts.extend(log.caveats)
     free = uses_free_records(log, between_records)
     covered = None if free else _coverage(log, between_records)

@@ -140,6 +140,7 @@ def _measure(
             delta=delta,
             n_coins=len(scores.scores),
             rng=rng,
+            balanced=not scores.fair_coins,
             confidence=confidence,
         ),
     )

@@ -55,6 +55,7 @@ def lower_bound(
     delta: float,
     n_coins: int,
     rng: np.random.Generator,
+    balanced: bool = False,
     confidence: float = CONFIDENCE,
 ) -> LowerBound:
     """Bound the worst-case epsilon from scores of examples that fair coins included or left out.
@@ -68,6 +69,7 @@ def lower_bound(
         delta: of the (epsilon, delta) that is bounded.
         n_coins: coins flipped in all, of which these scores may be a part.
         rng: breaks ties among scores, and calibrates.
+        balanced: instead of by fair coins, members were chosen at random as so many: false alarms are of such choices.
         confidence: of the bound.
     """
     plans = _plans(len(scores))
@@ -85,7 +87,11 @@ def lower_bound(
         for (top, bottom), right, enough in zip(plans, correct, least, strict=True)
     ]
     best = int(np.argmax(bounds))
-    null = rng.multivariate_hypergeometric(np.diff(cuts), int(member.sum()), size=NULL_TRIALS, method="marginals")
+    sizes = np.diff(cuts)
+    if balanced:
+        null = rng.multivariate_hypergeometric(sizes, int(member.sum()), size=NULL_TRIALS, method="marginals")
+    else:
+        null = rng.binomial(sizes, 0.5, size=(NULL_TRIALS, len(sizes)))
     alarms = int((_correct(null, cuts, plans) >= np.array(least)).any(axis=1).sum())
     low, high = clopper_pearson(alarms, NULL_TRIALS)
     return LowerBound(

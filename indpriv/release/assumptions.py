@@ -39,7 +39,7 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
     guarantee = summary["guarantee"]
     status = guarantee.get("status")
     if status not in ("supported", "declared"):
-        reasons = " ".join(map(str, guarantee.get("reasons", ())))
+        reasons = "; ".join(map(str, guarantee.get("reasons", ())))
         raise InputError(
             f"this run's guarantee is {status}: {reasons or 'the audit does not say that it holds'}. A release composes "
             "with the guarantee of training, and here there is none; train again without what broke it"

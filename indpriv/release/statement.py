@@ -205,9 +205,10 @@ def _own(owner: Owner, summary: Mapping[str, Any]) -> list[str]:
         if owner.n_rows > 1
         else "Your epsilon for this run:"
     )
+    told = f" In the odds of the test above that would be at most {odds} rather than {usual}, if it were a guarantee."
+    promised = summary["guarantee"]["status"] not in (VOID, UNPROVEN)  # or there is no test above
     return [
-        f"{whose} {format_epsilon(owner.epsilon)}, of at most {worst}. In the odds of the test above that would be at most {odds} "
-        f"rather than {usual}, if it were a guarantee.",
+        f"{whose} {format_epsilon(owner.epsilon)}, of at most {worst}.{told if promised else ''}",
         f"It is {_CLAIMS[summary['claim']]} (stated at {summary['meaning']}).",
     ]
 

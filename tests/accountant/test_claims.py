@@ -55,7 +55,7 @@ def test_exact(log, between_records, reason):
         (make_log(rounding_mode="nearest"), "last", "nearest"),
         (make_log((0, 2), rounding_mode="nearest"), "worst_case", "under-report"),
         (make_log(sampler="shuffled"), "last", "shuffled sampler"),
-        (make_log(sampler="other"), "worst_case", "other sampler"),
+        (make_log(sampler="other"), "worst_case", "another sampler"),
         (
             make_log(caveats=["norms were replayed from checkpoints"]),
             "worst_case",
@@ -72,7 +72,7 @@ def test_estimate(log, between_records, word):
 def test_an_estimate_names_every_reason():
     log = make_log((0, 2), rounding_mode="nearest", sampler="other", caveats=["replayed", "in float16."])
     reason = claim_of(log, "last")[1]
-    assert [reason.count(word) for word in ("nearest", "other sampler", "Replayed.", "In float16.", "2 of 4")] == [
+    assert [reason.count(word) for word in ("nearest", "another sampler", "Replayed.", "In float16.", "2 of 4")] == [
         1
     ] * 5
 

@@ -59,6 +59,13 @@ def test_ties_are_broken_without_a_look_at_the_coins():
     assert np.mean(np.array(bounds) > 0) <= 0.1
 
 
+def test_false_alarms_of_coins_are_of_new_coins():
+    """Not of the same number of members, which 230 heads in 400 would make an alarm of by itself."""
+    coins = RNG(0).permutation(400) < 230
+    scores = RNG(1).normal(size=400)
+    assert lower_bound(scores, coins, delta=1e-5, n_coins=400, rng=RNG(2)).false_alarm_rate <= 0.05
+
+
 def false_alarms(trials, draw, fair_coins):
     """Shares of trials without any leak in which the bound of everybody, and any bound of a group, is above 0."""
     found = np.zeros(2)

@@ -245,7 +245,10 @@ def test_a_release_says_what_it_assumes(audit_dir):
             "max_grad_norm was chosen from the data",
         ),
         (lambda s: s["run"]["declared"].update(chosen_from_data="C"), "is not a list of texts"),
-        (lambda s: s["guarantee"].update(status="void", reasons=["the run was seeded"]), "void: the run was seeded"),
+        (
+            lambda s: s["guarantee"].update(status="void", reasons=["it was seeded", "too few"]),
+            "void: it was seeded; too few",
+        ),
         (lambda s: s["guarantee"].update(status="unproven"), "unproven"),
         (lambda s: s["run"].update(n_units=100), "100 people stand behind 400 rows"),
         (lambda s: s["guarantee"].update(worst_case_epsilon=1.0), "different audits"),
