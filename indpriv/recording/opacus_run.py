@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -11,26 +10,26 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from opacus.accountants.accountant import IAccountant
-from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
-from opacus.grad_sample import AbstractGradSampleModule
 from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
 from opacus.optimizers import DPOptimizer
-from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
-from opacus.utils.uniform_sampler import DistributedUniformWithReplacementSampler, UniformWithReplacementSampler
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+from torch.utils.data import DataLoader
 
 from indpriv import checks
 from indpriv.errors import EvidenceError, InputError
 from indpriv.recording.clipping import ClippedBatch, Thresholds, clip_excess, watch_clipping
 from indpriv.recording.memory_format import check_memory_format, watch_memory_format
+from indpriv.recording.opacus_checks import (
+    check_loader,
+    check_optimizer,
+    check_parameters,
+    find_accountant,
+    sampler_kind,
+)
 from indpriv.recording.random_states import SeenStates, generator_of, is_guessable
-from indpriv.recording.ranks import DISTRIBUTED, RankStep, check_distributed_sampler
+from indpriv.recording.ranks import RankStep
 from indpriv.recording.tally import StepSetting, Tally
 from indpriv.recording.twins import standard_module
-
-_FLAT_CLIPPING = (DPOptimizer, DPOptimizerFastGradientClipping, *DISTRIBUTED)
 
 
 @dataclass(frozen=True)
@@ -56,17 +55,17 @@ class OpacusRun:
             n_examples: length of the data set that the Recorder was given.
             steps_before: steps that the log holds already, where a run is resumed.
         """
-        _check_optimizer(optimizer, model)
+        check_optimizer(optimizer, model)
         self.module = standard_module(model)
         self._model = model
         self.optimizer: DPOptimizer = optimizer
         self.loader = loader
         self._batch_sampler: Any = loader.batch_sampler
-        self.sampler = _sampler_kind(self._batch_sampler, optimizer)
-        _check_loader(loader, n_examples)
-        _check_parameters(self.module, optimizer)
+        self.sampler = sampler_kind(self._batch_sampler, optimizer)
+        check_loader(loader, n_examples)
+        check_parameters(self.module, optimizer)
         check_memory_format(model, self.module)
-        self.accountant, self._accountant_rate = _find_accountant(optimizer)
+        self.accountant, self._accountant_rate = find_accountant(optimizer)
         self._history_before = self._history_steps()
         self._steps_before = steps_before
         if self.sampler == "poisson" and self._accountant_rate < self.sample_rate * (1 - 1e-9):
@@ -400,112 +399,3 @@ class OpacusRun:
 
 def _joined(pieces: list[ClippedBatch]) -> Tensor:
     return torch.cat([piece.norms for piece in pieces]) if pieces else torch.zeros(0, dtype=torch.float64)
-
-
-def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
-    if not isinstance(optimizer, DPOptimizer):
-        raise InputError(
-            f"the optimizer is a {type(optimizer).__name__}, not an Opacus DPOptimizer; attach what "
-            "PrivacyEngine.make_private returned"
-        )
-    if type(optimizer) not in _FLAT_CLIPPING:
-        raise InputError(
-            f"{type(optimizer).__name__} is not supported: only flat clipping is accounted (not per-layer, adaptive, "
-            'automatic or sharded); use make_private(clipping="flat")'
-        )
-    if isinstance(optimizer, DISTRIBUTED) and not isinstance(
-        _wrapped(model), DifferentiallyPrivateDistributedDataParallel
-    ):
-        raise InputError(
-            f"the optimizer adds up the gradients of several ranks, but the model is a {type(_wrapped(model)).__name__}; "
-            "make_private takes opacus.distributed.DifferentiallyPrivateDistributedDataParallel(model)"
-        )
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"the model is a {type(model).__name__}, what make_private(wrap_model=False) returns; attach the module that it hangs on"
-        )
-    if optimizer.step_hook is None:
-        raise InputError(
-            "the optimizer has no step hook: Opacus's accountant is not attached and would report epsilon 0; attach what "
-            "PrivacyEngine.make_private returned"
-        )
-    if isinstance(optimizer, DPOptimizerFastGradientClipping) and not isinstance(
-        model, GradSampleModuleFastGradientClipping
-    ):
-        raise InputError(
-            f"the optimizer clips in ghost mode, but the model is a plain {type(model).__name__}: its clipping norm cannot "
-            "be read; attach the model that make_private returned"
-        )
-    if optimizer.loss_reduction not in ("mean", "sum"):
-        raise InputError(f"loss_reduction={optimizer.loss_reduction!r} is not known")
-
-
-def _wrapped(model: nn.Module) -> nn.Module:
-    """What make_private was given."""
-    return model._module if isinstance(model, AbstractGradSampleModule) else model
-
-
-def _sampler_kind(batch_sampler: Any, optimizer: Any) -> str:
-    shards = type(batch_sampler) is DistributedUniformWithReplacementSampler
-    if shards != isinstance(optimizer, DISTRIBUTED):
-        raise InputError(
-            f"the optimizer is a {type(optimizer).__name__}, the batch sampler a {type(batch_sampler).__name__}: several "
-            "ranks are accounted only where each draws from its own shard and gradients are added up; make model, "
-            "optimizer and loader with one make_private call, with Poisson sampling"
-        )
-    if shards:
-        check_distributed_sampler(batch_sampler, optimizer)
-        return "poisson"
-    if type(batch_sampler) is UniformWithReplacementSampler:  # a subclass may draw otherwise
-        return "poisson"
-    if isinstance(batch_sampler, BatchSampler) and isinstance(batch_sampler.sampler, RandomSampler):
-        return "shuffled"
-    return "other"
-
-
-def _check_loader(loader: DataLoader[Any], n_examples: int) -> None:
-    if loader.batch_sampler is None:
-        raise InputError(
-            "the loader has no batch sampler (batch_size=None); pass the loader that make_private returned"
-        )
-    if not getattr(loader, "in_order", True):
-        raise InputError("the loader has in_order=False: batches would not match their draws; use in_order=True")
-    sizes = {
-        "the loader's data set": len(loader.dataset),  # type: ignore[arg-type]
-        "the loader's sampler": getattr(
-            loader.batch_sampler, "total_size", None
-        )  # of all ranks; num_samples is a shard
-        or getattr(loader.batch_sampler, "num_samples", n_examples),
-    }
-    for name, size in sizes.items():
-        if size != n_examples:
-            raise InputError(
-                f"the Recorder's dataset has {n_examples} examples, {name} has {size}; give the Recorder the training set"
-            )
-
-
-def _check_parameters(module: nn.Module, optimizer: DPOptimizer) -> None:
-    trained = {id(p) for p in optimizer.params}
-    trainable = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
-    missing = [name for key, name in trainable.items() if key not in trained]
-    if missing or len(trained - set(trainable)):
-        raise InputError(
-            f"the optimizer does not train exactly the model's trainable parameters (not trained: {missing[:5]}, trained "
-            f"from elsewhere: {len(trained - set(trainable))}); norms would be of another gradient: freeze the rest with "
-            "requires_grad_(False)"
-        )
-
-
-def _find_accountant(optimizer: DPOptimizer) -> tuple[IAccountant | None, float]:
-    """The accountant behind the step hook, also inside a hook that chains Opacus's, and the rate it counts.
-
-    (None, 1) where there is none.
-    """
-    hooks = [optimizer.step_hook]
-    for hook in hooks:  # grows while it is searched
-        enclosed = inspect.getclosurevars(hook).nonlocals if inspect.isfunction(hook) else {}
-        accountant = enclosed.get("self")
-        if isinstance(accountant, IAccountant):
-            return accountant, float(enclosed["sample_rate"])
-        hooks += [value for value in enclosed.values() if inspect.isfunction(value) and value not in hooks]
-    return None, 1.0
