@@ -785,6 +785,8 @@ def test_resuming_continues_the_log(tmp_path):
     assert log.total_steps == 20
     assert log.recorded_steps.tolist() == [0, 3, 6, 9, 12, 15, 18]
     assert failed(tmp_path / "run") == set()
+    voided = next(check for check in verify(tmp_path / "run") if check.name == "no voided steps")
+    assert "a process that was killed may have run up to 256 more" in voided.detail
 
 
 def test_resuming_from_an_earlier_checkpoint_voids_what_came_after(tmp_path):
