@@ -125,19 +125,19 @@ class OpacusRun:
         return not self.optimizer.secure_mode and any(map(is_guessable, (self._noise_generator, self._coin_generator)))
 
     @property
-    def _noise_generator(self) -> torch.Generator:
+    def _noise_generator(self) -> torch.Generator | None:
         return generator_of(self.optimizer.generator, next(self.module.parameters()).device)
 
     @property
     def _coin_generator(self) -> torch.Generator:
-        return generator_of(getattr(self._batch_sampler, "generator", None), torch.device("cpu"))
+        return getattr(self._batch_sampler, "generator", None) or torch.default_generator
 
     @property
     def first_random_state(self) -> bytes:
         """Where the first draw of a batch left its generator; empty before, and where nobody can tell."""
         return self._coins.first
 
-    def _watch_randomness(self, seen: SeenStates, generator: torch.Generator) -> None:
+    def _watch_randomness(self, seen: SeenStates, generator: torch.Generator | None) -> None:
         """Count a draw just made that repeats an earlier one."""
         self.tally.repeated_draws += not self.optimizer.secure_mode and seen.again(generator)
 

@@ -11,16 +11,18 @@ _CHOSEN_SEEDS = 2**32
 _DEFAULT_SEED = 67280421310721  # of an unseeded torch.Generator()
 
 
-def generator_of(given: torch.Generator | None, device: torch.device) -> torch.Generator:
-    """The generator that torch draws from on a device: the one that is given, else the device's own."""
-    if given is None and device.type == "cuda":
-        return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
-    return torch.default_generator if given is None else given
+def generator_of(given: torch.Generator | None, device: torch.device) -> torch.Generator | None:
+    """The generator that torch draws from on a device: the one that is given, else the device's own; None if not known."""
+    if given is not None or device.type not in ("cpu", "cuda"):
+        return given
+    if device.type == "cpu":
+        return torch.default_generator
+    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
 
 
-def is_guessable(generator: torch.Generator) -> bool:
-    """Whether the seed of a generator looks chosen by a person, or is torch's default."""
-    seed = generator.initial_seed()
+def is_guessable(generator: torch.Generator | None) -> bool:
+    """Whether the seed of a generator looks chosen by a person, or is torch's default; torch seeds all devices alike."""
+    seed = (torch.default_generator if generator is None else generator).initial_seed()
     return seed < _CHOSEN_SEEDS or seed == _DEFAULT_SEED
 
 
@@ -36,8 +38,10 @@ class SeenStates:
         self._seen: set[bytes] = set()
         self.first = b""  # empty until something is drawn
 
-    def again(self, generator: torch.Generator) -> bool:
+    def again(self, generator: torch.Generator | None) -> bool:
         """Whether the draw just made left a generator where an earlier one had: both drew the same numbers."""
+        if generator is None:
+            return False
         state = hashlib.blake2b(generator.get_state().numpy().tobytes(), digest_size=8).digest()
         repeated = state in self._seen
         self._seen.add(state)
