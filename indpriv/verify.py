@@ -112,6 +112,6 @@ def _check_permissions(run_dir: Path) -> Check:
         return Check(
             "permissions",
             FAILED,
-            f"{len(exposed)} sensitive files can be read by others, e.g. {exposed[0]}; run chmod -R go= {run_dir}",
+            f"sensitive files can be read by others: {len(exposed)}, e.g. {exposed[0]}; run chmod -R go= {run_dir}",
         )
     return Check("permissions", PASSED, "sensitive files are readable by their owner only")

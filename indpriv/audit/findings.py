@@ -183,8 +183,8 @@ def _groups_without_test(groups: Sequence[GroupTable], test: pd.DataFrame) -> li
     if test.empty or not lacking:
         return []
     return [
-        f"Test examples have no {', '.join(lacking)}: test accuracy and the attack are not shown by that. Pass test_metadata to "
-        "the Recorder."
+        f"Test examples have no {', '.join(lacking)}: test accuracy and the attack are not shown by that. Pass test_metadata "
+        "beside metadata."
     ]
 
 

@@ -66,11 +66,16 @@ def audit(
         what audit.json holds.
 
     Raises:
-        InputError: no run directory, no delta, a column that does not exist.
+        InputError: no run directory, or output_dir is it; no delta; a column that does not exist.
         EvidenceError: a log that is damaged or contradicts itself.
     """
     path, output_dir = Path(path), Path(output_dir)
     tell = progress or silent
+    if output_dir.resolve() == path.resolve():
+        raise InputError(
+            f"output_dir={output_dir} is the run itself, whose {EXAMPLES} the audit's own would replace; choose another "
+            f"directory, e.g. {path / 'audit'}"
+        )
     if images is not None:
         check_images(images)
     tell(READING, 0, 1)

@@ -380,6 +380,16 @@ def test_the_page_of_a_data_set_of_adults_size_is_small(tmp_path):
     assert (tmp_path / "audit" / "report.html").stat().st_size < 3e6
 
 
+def test_a_run_is_not_written_over(artifacts, tmp_path):
+    run = tmp_path / "run"
+    write_run(run, *artifacts)
+    before = (run / "examples.parquet").read_bytes()
+    with pytest.raises(InputError, match="is the run itself"):
+        audit(run, tmp_path / "elsewhere" / ".." / "run", delta=1e-5)
+    assert (run / "examples.parquet").read_bytes() == before
+    assert not (run / "audit.json").exists()
+
+
 @quick
 def test_a_run_with_a_recorded_holdout(artifacts, tmp_path):
     log, examples = artifacts
