@@ -65,6 +65,7 @@ def evidence_checks(
         checks += [
             _check_sampler(evidence),
             *([_check_seeds()] if evidence.get("guessable_seed") and not evidence["seeded"] else []),
+            *([_check_changed(evidence)] if evidence.get("changed_outside") else []),
             *([_check_repeated(evidence)] if evidence.get("repeated_draws") else []),
             *([_check_ranks(evidence)] if evidence.get("ranks", 1) > 1 else []),
             _check_steps(evidence),
@@ -139,6 +140,16 @@ def _check_seeds() -> Check:
         NOT_CHECKED,
         "noise or batches come from a generator with a chosen seed, such as torch.manual_seed(0) gives, or torch's default one: "
         "whoever guesses it regenerates them, and no epsilon holds; call torch.seed() before training, or pass seeded=True",
+    )
+
+
+def _check_changed(evidence: Mapping[str, Any]) -> Check:
+    return Check(
+        "parameters",
+        NOT_CHECKED,
+        f"before {evidence['changed_outside']} of {evidence['steps']} steps something else than the optimizer had changed "
+        "parameters: projecting or loading them is no harm, but a gradient of these data that reached them so was neither "
+        "clipped nor noised, and no epsilon holds",
     )
 
 

@@ -205,6 +205,7 @@ class OpacusRun:
         plain_noise, own_noise = self.optimizer.add_noise, vars(self.optimizer).get("add_noise")
         noised: list[StepSetting] = []
         pending: list[StepSetting] = []
+        versions = self._versions()  # of the parameters' values, as the last update left them
         pieces = self._pieces
 
         def on_batch(piece: ClippedBatch) -> None:
@@ -237,6 +238,7 @@ class OpacusRun:
                 )
             setting = replace(noised.pop(), sample_rate=now.sample_rate)
             self._check_trained()
+            self.tally.changed_outside += self._versions() != versions
             self._count_clipping(setting, batch[0] if batch else None, individually=thresholds is not None)
             before_step(setting, TrainedBatch(batch[0], _joined(pieces)) if batch and batch[2] else None)
             pieces.clear()
@@ -251,6 +253,7 @@ class OpacusRun:
                 )
             setting = pending.pop()
             pending.clear()
+            versions[:] = self._versions()
             self.tally.stepped(setting)
             self._check_history_grows()
             after_step(setting)
@@ -283,6 +286,9 @@ class OpacusRun:
         known = [piece.positions for piece in self._pieces if piece.positions is not None]
         if individually and drawn is not None and np.array_equal(np.concatenate([drawn[:0], *known]), drawn):
             self.tally.at_levels += kept
+
+    def _versions(self) -> list[int]:
+        return [p._version for p in self.module.parameters()]
 
     def _check_trained(self) -> None:
         """Raise where the update under way would apply a gradient that Opacus left out, or train what was not there."""
@@ -373,6 +379,7 @@ class OpacusRun:
             "larger_clipped_norms": tally.larger_clipped,
             "underestimated_norms": tally.underestimated,
             "clip_excess": self._clip_excess,
+            "changed_outside": tally.changed_outside,
             "repeated_draws": tally.repeated_draws,
             "earlier_steps": max(0, self._history_before - self._steps_before),
             "accountant_steps": None if self.accountant is None else self._history_steps() - self._history_before,

@@ -57,6 +57,7 @@ class Tally:
     unmatched_steps: steps whose physical batches together were not of the size that was drawn.
     gradients: those that entered steps; misclipped: clipped under another max_grad_norm than the noise of their step;
     at_levels: clipped at the level of the very example that the batch has there (individual clipping).
+    changed_outside: steps before which something else than the optimizer had changed parameters since the last one.
     repeated_draws: of noise, or of a batch, by a generator that an earlier draw had left in the same state.
     """
 
@@ -80,6 +81,7 @@ class Tally:
     peeks: int = 0
     passes: int = 0
     underestimated: int = 0
+    changed_outside: int = 0
     repeated_draws: int = 0
     settings: Counter[float] = field(default_factory=Counter)
     _epoch_draws: int = 0

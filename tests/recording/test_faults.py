@@ -215,6 +215,24 @@ def test_clipping_by_norms_that_sums_make_too_small_is_told(excess, status, tmp_
     assert ("norms of gradients as long as this model's" in " ".join(log.caveats)) == (status == "failed")
 
 
+@pytest.mark.parametrize("outside", [True, False])
+def test_parameters_that_change_outside_the_optimizer_are_told(outside, tmp_path):
+    run = make_run()
+
+    def loop():
+        for inputs, targets in run.loader:
+            run.step(inputs, targets)
+            if outside:  # as a second optimizer without DP would
+                with torch.no_grad():
+                    next(iter(run.model.parameters())).sub_(inputs.sum(0))
+
+    record(run, tmp_path / "run", loop, every="once", individual_clipping=True)
+    told = [check.detail for check in verify(tmp_path / "run") if check.name == "parameters"]
+    assert [detail.split(" had")[0] for detail in told] == (
+        ["before 9 of 10 steps something else than the optimizer"] if outside else []
+    )
+
+
 def test_logs_of_an_earlier_version_are_read(tmp_path):
     """Their headers and counts lack what was added since."""
     log = record(make_run(), tmp_path / "run")
