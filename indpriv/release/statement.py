@@ -154,7 +154,7 @@ def _opening(owner: Owner, summary: Mapping[str, Any]) -> list[str]:
         "",
         f"A model, {clean(str(summary['name']))}, was trained on data in which you are. Noise was added in training, so that "
         "what can be learned from the model about any one person stays limited: differential privacy. A number called "
-        "epsilon says how limited. Smaller is more private; at 0 nothing can be learned.",
+        "epsilon says how limited. Smaller is more private; at 0 next to nothing can be learned.",
     ]
 
 
