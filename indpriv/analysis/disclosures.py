@@ -114,12 +114,13 @@ def _withheld(guarantee: Guarantee) -> str:
 
 
 def _how(run: RunFacts, account: Account, checks: Sequence[Check]) -> list[Disclosure]:
-    observed = next((check.name for check in checks if check.name.startswith("sampler")), "")
+    names = (check.name for check in checks if check.name.startswith("sampler ("))
+    observed = next(names, "sampler (declared)").removeprefix("sampler (").removesuffix(")")
     settings = status_of(checks, "Opacus's accountant")
     return [
         Disclosure(
             "Sampler",
-            account.sampler + (f"; observed: {observed}" if observed else "; not observed"),
+            account.sampler + ("; not observed" if observed == "declared" else f"; observed: {observed}"),
             status_of(checks, "sampler", "batch sizes", "participation"),
         ),
         Disclosure(

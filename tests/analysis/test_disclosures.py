@@ -70,6 +70,18 @@ def test_brackets_of_the_tight_accountant_are_counted(run):
     assert "Brackets of individual epsilon" not in rows(run)
 
 
+@pytest.mark.parametrize(
+    ("checks", "value"),
+    [
+        ((PASSED,), "poisson; observed: x"),
+        ((Check("sampler (declared)", "not checked", "so it says"),), "poisson; not observed"),
+        ((), "poisson; not observed"),
+    ],
+)
+def test_the_sampler_is_named_where_it_was_seen(run, checks, value):
+    assert rows(run, checks=checks)["Sampler"].value == value
+
+
 def test_whatever_gives_n_away_is_private(run):
     found = rows(run)
     private = {item for item, row in found.items() if row.private}

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from indpriv.analysis.declared import Declared
+from indpriv.analysis.reversal import Reversal
 from indpriv.attack_scores import AttackScores
 from indpriv.audit import Evidence, summarise
 from indpriv.epsilon_table import DISCLAIMER
@@ -142,6 +143,16 @@ def test_figures_are_well_formed_and_described(html):
 def test_there_is_a_table_behind_every_figure(html):
     for block in html.split("<figure>")[1:]:
         assert "<table" in block.split("<figure>")[0]
+
+
+def test_a_reversal_that_may_be_chance_is_no_second_one(summary):
+    chance, sure = Reversal("0", 0.4), Reversal("1", 0.001)
+    table = replace(next(table for table in summary.groups if table.ratio), reversals=(chance,))
+    found = Page(render_html(replace(summary, groups=(table,)))).text
+    sentence = f"Among 0, {table.ratio.worst} has a smaller mean epsilon than {table.ratio.best}"
+    assert f"{sentence}, but by no more than chance" in found
+    found = Page(render_html(replace(summary, groups=(replace(table, reversals=(chance, sure)),)))).text
+    assert f"{sentence} too, but by no more than chance" in found
 
 
 def test_hostile_names_are_text(run):
