@@ -91,6 +91,24 @@ class ArrayFreeRecords:
         return self.entries.block(start, stop)
 
 
+@dataclass(frozen=True)
+class FreeRecordsUntil:
+    """The free records of the steps before `total_steps`."""
+
+    records: FreeRecords
+    total_steps: int
+
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        """See FreeRecords."""
+        return self.records.steps[self.records.steps < self.total_steps]
+
+    def read(self, start: int, stop: int) -> FreeEntries:
+        """See FreeRecords."""
+        entries = self.records.read(start, stop)
+        return entries.select(entries.step < self.total_steps)
+
+
 def check_entries(
     free_records: Sequence[ArrayLike], n_examples: int, total_steps: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:

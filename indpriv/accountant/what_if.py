@@ -20,6 +20,7 @@ from indpriv.accountant.per_example import table_for, worst_case_epsilon
 from indpriv.accountant.units import Units, check_method, worst_cases
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
+from indpriv.free_records import FreeRecordsUntil
 from indpriv.norm_log import NormLog, StepSettings
 
 FloatArray = NDArray[np.float64]
@@ -240,6 +241,7 @@ def _stopped(log: NormLog, total_steps: int) -> NormLog:
         rows=log.rows[:kept],
         exact_positions=None,
         exact_records=None,
+        free=None if log.free is None else FreeRecordsUntil(log.free, total_steps),
     )
 
 

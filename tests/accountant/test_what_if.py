@@ -50,6 +50,18 @@ def test_fewer_steps_are_the_account_of_the_shorter_run():
     assert answer.table.account.total_steps == 25
 
 
+def test_a_shorter_run_has_the_free_records_of_its_steps():
+    rng = np.random.default_rng(1)
+    steps, norms = np.repeat(np.arange(40), 2), rng.random((40, 30))
+    entries = (steps, np.concatenate([rng.choice(30, 2, replace=False) for _ in range(40)]), rng.random(80))
+    log, _ = make_log(norms[::10], [0, 10, 20, 30], free_records=entries)
+    shorter, _ = make_log(
+        norms[:25:10], [0, 10, 20], total_steps=25, free_records=[part[steps < 25] for part in entries]
+    )
+    answer = account_if(log, METHOD, total_steps=25)
+    assert np.array_equal(answer.table.epsilon, account(shorter, delta=1e-5).epsilon)
+
+
 def test_fewer_records_are_the_account_of_a_thinner_log():
     log, norms = make_log()
     answer = account_if(log, Method(delta=1e-5, between_records="closest"), every=8)
