@@ -33,7 +33,8 @@ class UnitSizes:
         least, most: rows of a unit.
         n_units: units of so many rows.
         median, max: of their individual epsilon; None where there are none.
-        worst_case_epsilon: of `most` rows, all clipped in every step: what the run would guarantee everybody under that cap.
+        worst_case_epsilon: of `most` rows, all clipped in every step, or at the cap of the run's privacy filter where that is
+            less: what the run would guarantee everybody under that cap on rows.
         rows_dropped: rows that the cap would leave out, of n_rows in all.
         n_rows: rows of all units.
     """
@@ -70,7 +71,7 @@ def unit_sizes(log: NormLog, table: EpsilonTable) -> tuple[UnitSizes, ...]:
                 n_units=len(epsilon),
                 median=float(np.median(epsilon)) if len(epsilon) else None,
                 max=float(epsilon.max()) if len(epsilon) else None,
-                worst_case_epsilon=cap.worst_case_epsilon,
+                worst_case_epsilon=min(cap.worst_case_epsilon, table.worst_case_epsilon),  # a privacy filter may cap it
                 rows_dropped=cap.rows_dropped,
                 n_rows=log.n_examples,
             )

@@ -17,7 +17,7 @@ import numpy as np
 from indpriv.accountant import account
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
-from indpriv.formatting import format_delta, format_epsilon
+from indpriv.formatting import format_epsilon
 from indpriv.norm_log import NormLog
 from indpriv.norm_log_reader import read_state
 
@@ -110,7 +110,7 @@ def print_epsilons(recorder: Recording, *, delta: float, file: Any = None) -> No
     line = (
         f"step {log.total_steps}: worst case {format_epsilon(table.worst_case_epsilon)} is the guarantee; individual epsilon "
         f"so far, {table.claim}, sensitive: median {median}, 95 % at most {high}, largest {largest} "
-        f"(delta {format_delta(delta)}, {log.neighbouring.replace('_', '/')} one {log.unit}, {log.sampler} sampling)\n"
+        f"({table.account.describe()})\n"
     )
     (file or sys.stderr).write(line)
 

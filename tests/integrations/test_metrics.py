@@ -77,8 +77,16 @@ def test_the_terminal_shows_what_an_epsilon_must_never_be_without(tmp_path):
     lines = shown.getvalue().splitlines()
     assert len(lines) == 10
     assert lines[-1].startswith("step 10: worst case ")
-    for word in ("guarantee", "estimate", "sensitive", "delta 1e-05", "add/remove one example", "poisson sampling"):
-        assert word.replace("1e-05", "1e-5") in lines[-1].replace("1e-05", "1e-5")
+    for word in (
+        "guarantee",
+        "estimate",
+        "sensitive",
+        "delta 1e-5",
+        "add/remove one example",
+        "Poisson",
+        "RDP accountant",
+    ):
+        assert word in lines[-1]
 
 
 def test_other_kinds_of_trackers():
