@@ -71,6 +71,7 @@ def evidence_checks(
             _check_steps(evidence),
             _check_pieces(evidence),
             _check_clipping(evidence),
+            *([_check_clip_rounding(evidence)] if evidence.get("clip_rounding") else []),
             *([_check_at_levels("individual clipping", evidence, _RECORDED_LEVEL)] if individually_clipped else []),
             *([_check_at_levels("privacy filter", evidence, _CHARGED_LEVEL)] if filtered else []),
             _check_total_participation(n_examples, evidence),
@@ -254,6 +255,16 @@ def _check_clipping(evidence: Mapping[str, Any]) -> Check:
             "too, are too small by about as much; train on a GPU, in ghost mode, or in float64",
         )
     return Check(name, PASSED, f"{gradients:,} gradients, all clipped at no more than the max_grad_norm of their step")
+
+
+def _check_clip_rounding(evidence: Mapping[str, Any]) -> Check:
+    return Check(
+        "clipping, precision",
+        NOT_CHECKED,
+        "Opacus clipped by norms in half precision: rounding may leave a clipped gradient longer than max_grad_norm by up to "
+        f"{100 * evidence['clip_rounding']:.2g} %, and epsilons, the worst case too, too small by about as much; take that much "
+        "more noise, or clip in float32",
+    )
 
 
 def _check_at_levels(name: str, evidence: Mapping[str, Any], level: str) -> Check:

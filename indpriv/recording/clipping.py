@@ -9,7 +9,7 @@ which is added later, stays at max_grad_norm.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from indpriv.errors import EvidenceError
 
 _MANY_SQUARES = 10**6  # fewer of them fall short by less than 1e-4 in float32
+_ROUNDINGS = 3  # to the precision of norms: of a parameter's, of all parameters', and of the clip factor
 _STABILISER = 1e-6  # Opacus's clip factor is max_grad_norm / (norm + 1e-6)
 
 Positions = NDArray[np.int64]
@@ -54,11 +55,13 @@ class ClippedBatch:
         norms: (n,) float64 gradient norms before clipping, on the model's device, in Opacus's own precision.
         positions: (n,) of its examples in the data set; None where it is no part of the batch drawn for this step.
         max_grad_norm: at the time.
+        rounding: by what share of max_grad_norm a clipped gradient may be longer, where norms are in half precision.
     """
 
     norms: Tensor
     positions: Positions | None
     max_grad_norm: float
+    rounding: float = 0.0
 
 
 def watch_clipping(
@@ -182,7 +185,9 @@ class _Watcher:
             clip()
         finally:
             owner.max_grad_norm = shown.max_grad_norm
-        return None if shown.norms is None else self.batch(shown.norms, shown.max_grad_norm)
+        if shown.norms is None:
+            return None
+        return replace(self.batch(shown.norms, shown.max_grad_norm), rounding=shown.rounding)
 
 
 class _Shown:
@@ -191,10 +196,13 @@ class _Shown:
     def __init__(self, max_grad_norm: float, watcher: _Watcher) -> None:
         self.max_grad_norm = max_grad_norm
         self.norms: Tensor | None = None
+        self.rounding = 0.0
         self._watcher = watcher
 
     def __truediv__(self, stabilised: Tensor) -> Tensor:
         self.norms = (stabilised.detach().double() - _STABILISER).clamp_(min=0)
+        if torch.finfo(stabilised.dtype).bits < 32:
+            self.rounding = _ROUNDINGS * torch.finfo(stabilised.dtype).eps / 2
         if self._watcher.thresholds is None:
             return self.max_grad_norm / stabilised
         positions = self._watcher.positions_of(len(stabilised))

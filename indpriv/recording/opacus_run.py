@@ -76,6 +76,7 @@ class OpacusRun:
             )
         self.tally = Tally(np.zeros(n_examples, dtype=np.int64))
         self._pieces: list[ClippedBatch] = []  # of the step under way
+        self._clip_rounding = 0.0
         self._trained = {id(p) for p in optimizer.params}
         self._clip_excess = 0.0 if self.is_ghost else clip_excess(optimizer)  # ghost norms are no such sums
         self._coins, self._noise = SeenStates(), SeenStates()
@@ -210,6 +211,7 @@ class OpacusRun:
 
         def on_batch(piece: ClippedBatch) -> None:
             self.tally.clipped(len(piece.norms))
+            self._clip_rounding = max(self._clip_rounding, piece.rounding)
             pieces.append(piece)
 
         unwatch_clipping = watch_clipping(
@@ -379,6 +381,7 @@ class OpacusRun:
             "larger_clipped_norms": tally.larger_clipped,
             "underestimated_norms": tally.underestimated,
             "clip_excess": self._clip_excess,
+            "clip_rounding": self._clip_rounding,
             "changed_outside": tally.changed_outside,
             "repeated_draws": tally.repeated_draws,
             "earlier_steps": max(0, self._history_before - self._steps_before),

@@ -233,6 +233,24 @@ def test_parameters_that_change_outside_the_optimizer_are_told(outside, tmp_path
     )
 
 
+@pytest.mark.parametrize("half", [True, False])
+def test_clipping_by_norms_in_half_precision_is_told(half, tmp_path):
+    run = make_run()
+
+    def loop():
+        for inputs, targets in run.loader:
+            run.optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                loss = run.criterion(run.model(inputs), targets)
+            loss.backward()
+            run.optimizer.step()
+
+    record(run, tmp_path / "run", loop)
+    told = [check for check in verify(tmp_path / "run") if check.name == "clipping, precision"]
+    assert [check.status for check in told] == ["not checked"] * half
+    assert all("by up to 1.2 %" in check.detail for check in told)
+
+
 def test_logs_of_an_earlier_version_are_read(tmp_path):
     """Their headers and counts lack what was added since."""
     log = record(make_run(), tmp_path / "run")
