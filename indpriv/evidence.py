@@ -353,7 +353,7 @@ def _check_trained_norms(evidence: Mapping[str, Any]) -> Check:
             "each other (mixup, contrastive losses), one contributes to several gradients and no epsilon holds",
         )
     if not compared:
-        return Check(name, NOT_CHECKED, "no step has both a record and norms from training")
+        return Check(name, NOT_CHECKED, "no norms from training could be held against a record")
     return Check(name, PASSED, f"{compared:,} gradient norms that training clipped, none larger than recorded")
 
 

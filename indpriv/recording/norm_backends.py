@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -54,6 +55,15 @@ class Backend(Protocol):
         """Let go of the twin."""
 
 
+def _backward(wrapped: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> Tensor:
+    """Losses (batch,) of a model that Opacus wrapped, after their backward pass."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Full backward hook is firing")  # of Opacus's hooks on a first layer
+        losses = check_losses(loss_fn(wrapped(inputs), targets), targets)
+        losses.sum().backward()
+    return losses
+
+
 class _Hooks:
     """Opacus's hooks keep every per-example gradient; squares are summed in float64."""
 
@@ -68,8 +78,7 @@ class _Hooks:
         self._wrapped = wrapper(twin, loss_reduction="sum", **options)
 
     def __call__(self, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
-        losses = check_losses(self._loss_fn(self._wrapped(inputs), targets), targets)
-        losses.sum().backward()
+        losses = _backward(self._wrapped, self._loss_fn, inputs, targets)
         squares = torch.zeros(len(losses), dtype=torch.float64, device=losses.device)
         for parameter in self._wrapped.parameters():
             if parameter.requires_grad and parameter.grad_sample is not None:
@@ -89,8 +98,7 @@ class _Ghost:
         self._wrapped = GradSampleModuleFastGradientClipping(twin, loss_reduction="sum", **options)
 
     def __call__(self, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
-        losses = check_losses(self._loss_fn(self._wrapped(inputs), targets), targets)
-        losses.sum().backward()
+        losses = _backward(self._wrapped, self._loss_fn, inputs, targets)
         squares = torch.zeros(len(losses), dtype=torch.float64, device=losses.device)
         for parameter in self._wrapped.trainable_parameters:
             squares += parameter._norm_sample.double().square()

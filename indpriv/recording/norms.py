@@ -7,7 +7,6 @@ gradients and modes untouched.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -180,9 +179,7 @@ class NormPass:
             partial(self._run, norms, _rows(inputs, start, stop), _rows(targets, start, stop))
             for (_, norms), start, stop in zip(pairs, bounds, bounds[1:], strict=False)
         ]
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Full backward hook is firing")  # of Opacus's hooks on a first layer
-            norms, losses = zip(*side_by_side(parts), strict=True)
+        norms, losses = zip(*side_by_side(parts), strict=True)
         return torch.cat(norms), torch.cat(losses)
 
     def _run(self, norms: Backend, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:

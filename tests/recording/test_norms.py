@@ -1,5 +1,6 @@
 import copy
 import time
+import warnings
 from contextlib import nullcontext
 from itertools import product
 
@@ -349,6 +350,17 @@ def test_dropout_is_a_caveat():
         assert "random" in norm_pass.caveats[0]
     with NormPass(mlp(), PER_EXAMPLE, inputs, targets) as norm_pass:
         assert norm_pass.caveats == ()
+
+
+def test_warnings_of_training_are_shown_as_often_as_without_a_pass():
+    """Python forgets which it has shown wherever its filters change."""
+    inputs, targets = blobs(8).tensors
+    with NormPass(mlp(), PER_EXAMPLE, inputs, targets) as norm_pass, warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            norm_pass(inputs, targets)
+            warnings.warn("of training", UserWarning, stacklevel=1)
+    assert len(shown) == 1
 
 
 def test_parameters_frozen_during_training_are_found():
