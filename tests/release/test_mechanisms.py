@@ -70,13 +70,14 @@ def test_no_neighbours_are_told_apart_by_more_than_epsilon(people, cell, quantil
 
 
 def test_opendp_selects_by_permute_and_flip():
-    histogram, quantile = counts([0, 0, 2, 5, 5, 5]), Fraction("0.4")
-    drawn = np.bincount([mechanisms.select_quantile(histogram, quantile, 2.0) for _ in range(1500)], minlength=6)
+    """And not by the exponential mechanism: at these numbers either mistake has a chance below 2e-6."""
+    histogram, quantile, draws, epsilon = counts([0, 0, 2, 5, 5, 5]), Fraction("0.4"), 3000, 4.0
+    drawn = np.bincount([mechanisms.select_quantile(histogram, quantile, epsilon) for _ in range(draws)], minlength=6)
     distances = mechanisms.rank_distances(histogram, quantile).tolist()
-    chance = np.array(permute_and_flip(distances, 3, 2.0))
-    assert stats.chisquare(drawn, 1500 * chance).pvalue > 1e-6
-    exponential = np.exp(-2.0 * np.array(distances) / 6)
-    assert stats.chisquare(drawn, 1500 * exponential / exponential.sum()).pvalue < 1e-3
+    chance = np.array(permute_and_flip(distances, 3, epsilon))
+    assert stats.chisquare(drawn, draws * chance).pvalue > 1e-6
+    exponential = np.exp(-epsilon * np.array(distances) / 6)
+    assert stats.chisquare(drawn, draws * exponential / exponential.sum()).pvalue < 1e-3
 
 
 @pytest.mark.parametrize("n_cells", [1, 6, 300, 5000])
