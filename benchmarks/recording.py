@@ -150,8 +150,8 @@ def compare(name: str, device: torch.device, clock: Callable[[], float]) -> None
         relative = norm_pass(inputs, targets)[0][:CHECKED].double() / exact - 1
         bare = (relative + 1) / (1 + norm_pass.slack) - 1
         print(
-            f"  {backend}, {norm_pass.batch_size} at once, threads of its own: {norm_pass.threads}; off float64 by at most {bare.abs().max():.1e} "
-            f"before its slack of {norm_pass.slack:.1e}, by {relative.min():+.1e} at the least after it"
+            f"  {backend}, {norm_pass.batch_size} at once, threads of its own: {norm_pass.threads}; off float64 by at most "
+            f"{bare.abs().max():.1e} before its slack of {norm_pass.slack:.1e}, by {relative.min():+.1e} at the least after it"
         )
 
 

@@ -70,8 +70,8 @@ class AttackScores:
         missing = [name for name in ("score", "member") if name not in frame.columns]
         if missing:
             raise InputError(
-                f"{path} lacks the column{'s' * (len(missing) > 1)} {' and '.join(missing)} (it has {', '.join(map(str, frame.columns))}); an "
-                "attack's scores need score (higher = member), member (1 or 0) and optionally group"
+                f"{path} lacks the column{'s' * (len(missing) > 1)} {' and '.join(missing)} (it has "
+                f"{', '.join(map(str, frame.columns))}); an attack's scores need score (higher = member), member (1 or 0) and optionally group"
             )
         if frame.empty:
             raise InputError(f"{path} holds no scores; it needs a row for every example attacked")

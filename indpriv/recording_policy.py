@@ -28,10 +28,11 @@ class RecordingPolicy:
     none longer than `longest`: growing gaps record more often early, when norms move. A policy depends on nothing that
     was seen in training, so that it is the same for everybody, and a resumed run goes on where it was.
 
-    Where full passes are rare, or all an epoch apart, the first one governs many steps: of an example until half-way to its next record, even
-    with free records about 1 / (2 * sample_rate) steps. Norms move most in the first steps, so let passes be close there:
-    with free records, every=4 with growth=2 and longest="2 epochs", or with growth=1.5, kept the mean error of epsilon
-    below 3 % on three data sets and its bias below 1 %, where equal gaps of two epochs did not (benchmarks/fidelity.py).
+    Where full passes are rare, or all an epoch apart, the first one governs many steps: of an example until half-way to its
+    next record, even with free records about 1 / (2 * sample_rate) steps. Norms move most in the first steps, so let passes
+    be close there: with free records, every=4 with growth=2 and longest="2 epochs", or with growth=1.5, kept the mean error
+    of epsilon below 3 % on three data sets and its bias below 1 %, where equal gaps of two epochs did not
+    (benchmarks/fidelity.py).
     For a single pass let `first` lie behind the steps in which norms fall, but only where training starts with clipped
     gradients, so that max_grad_norm is nearly what the steps before it cost; a model that is fine-tuned may not.
 
@@ -85,9 +86,12 @@ class RecordingPolicy:
             raise InputError(
                 f"longest={self.longest!r} limits gaps that do not grow; pass growth above 1, or leave it out"
             )
-        gap, limit = ((epochs_of(self.every) or self.every), (epochs_of(self.longest) or self.longest))
-        same = isinstance(self.every, int) == isinstance(self.longest, int)
-        if same and isinstance(gap, int) and isinstance(limit, int) and limit < gap:
+        if isinstance(self.every, int) and isinstance(self.longest, int):
+            below = self.longest < self.every
+        else:  # steps and epochs compare once it is known how many an epoch has
+            gap, limit = epochs_of(self.every), epochs_of(self.longest)
+            below = gap is not None and limit is not None and limit < gap
+        if below:
             raise InputError(
                 f"longest={self.longest!r} is below every={self.every!r}, the first gap; pass at least that"
             )
@@ -107,9 +111,9 @@ class RecordingPolicy:
         >>> DEFAULT_POLICY.in_steps(34)
         RecordingPolicy(every=4, growth=2.0, longest=34, free_records=False, exact_examples=0, first=0)
         """
-        gaps = {name: epochs_of(gap) for name, gap in (("every", self.every), ("longest", self.longest))}
-        steps = {name: epochs * steps_per_epoch for name, epochs in gaps.items() if epochs is not None}
-        every, longest = steps.get("every", self.every), steps.get("longest", self.longest)
+        gap, limit = epochs_of(self.every), epochs_of(self.longest)
+        every = self.every if gap is None else gap * steps_per_epoch
+        longest = self.longest if limit is None else limit * steps_per_epoch
         if isinstance(every, int) and isinstance(longest, int):
             every = min(every, longest)
         return replace(self, every=every, longest=longest)

@@ -127,9 +127,7 @@ def _watch_ghost(
     """
     coefficients, enable_hooks, accumulate = model.get_clipping_coef, model.enable_hooks, optimizer.accumulate
     pending: list[ClippedBatch] = []
-    clipped: list[
-        tuple[Tensor, int]
-    ] = []  # gradients as the backward pass left them, with the versions of their values
+    clipped: list[tuple[Tensor, int]] = []  # gradients as the backward pass left them, and the versions of their values
 
     def get_clipping_coef() -> Tensor:
         found: list[Tensor] = []

@@ -315,12 +315,8 @@ class _Projections(threading.local):
 _projections = _Projections()
 
 
-def _tapped(
-    linear: Callable[..., Tensor],
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,  # named as in PyTorch
-) -> Tensor:
+def _tapped(linear: Callable[..., Tensor], input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`linear`, its arguments named as in PyTorch."""
     output = linear(input, weight, bias)
     return output if _projections.tap is None else _projections.tap(output, input, weight, bias)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from indpriv.errors import InputError
 from indpriv.recording.norm_backends import first_tensor, map_tensors
+from indpriv.recording.random_states import kept_random_state
 from indpriv.recording.twins import make_twin
 
 _PROBED = 4  # examples that stand for all others
@@ -79,8 +80,7 @@ def check_buffers(module: nn.Module, inputs: Any) -> None:
 def _buffers_after(module: nn.Module, inputs: Any, start: int, stop: int) -> dict[str, Tensor]:
     """Buffers of a copy that has seen some examples in training, each part with the same random numbers."""
     twin = make_twin(module)
-    device = first_tensor(inputs).device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+    with kept_random_state(), torch.no_grad():
         torch.manual_seed(0)
         twin(map_tensors(inputs, lambda tensor: tensor[start:stop]))
     return dict(twin.named_buffers())

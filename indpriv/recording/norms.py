@@ -38,6 +38,7 @@ from indpriv.recording.norm_backends import (
     map_tensors,
     training_backend,
 )
+from indpriv.recording.random_states import kept_random_state
 from indpriv.recording.threads import side_by_side
 from indpriv.recording.twins import follow, make_twin, standard_module, to_channels_last, trainable_names
 
@@ -455,14 +456,6 @@ def _slack(dtype: torch.dtype, compute_dtype: torch.dtype, parameters: int) -> f
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     half = torch.finfo(compute_dtype).eps if compute_dtype in (torch.float16, torch.bfloat16) else 0.0
     return torch.finfo(wide).eps * (40 + 4 * parameters**0.5) + 4 * half
-
-
-@contextmanager
-def kept_random_state() -> Iterator[None]:
-    """Leave torch's random generators as they were, so that recording does not change training."""
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
-        yield
 
 
 def _has_images(module: nn.Module, inputs: Any) -> bool:

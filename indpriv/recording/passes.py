@@ -21,7 +21,8 @@ from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, check_metadata
 from indpriv.norm_log import check_norms
 from indpriv.recording.norm_backends import LossFn, check_losses
-from indpriv.recording.norms import NormPass, kept_random_state
+from indpriv.recording.norms import NormPass
+from indpriv.recording.random_states import kept_random_state
 from indpriv.recording.ranks import Ranks, check_together, weights_fingerprint
 
 

@@ -1,14 +1,24 @@
-"""Where the noise and the coins of a run come from: generators that can be guessed, or that draw the same again."""
+"""Generators of noise and coins: left as they are, told where they can be guessed or draw the same again."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 # torch draws its own seeds from 53 bits or more; people, and libraries on their behalf, choose from 32.
 _CHOSEN_SEEDS = 2**32
 _DEFAULT_SEED = 67280421310721  # of an unseeded torch.Generator()
+
+
+@contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Leave torch's random generators as they were, so that recording does not change training."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        yield
 
 
 def generator_of(given: torch.Generator | None, device: torch.device) -> torch.Generator | None:

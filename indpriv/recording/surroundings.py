@@ -21,7 +21,7 @@ def surroundings(device: torch.device) -> dict[str, Any]:
     commit = _code_commit()
     return {
         "machine": {
-            "processor": _processor(),
+            "processor": processor(),
             "threads": torch.get_num_threads(),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         },
@@ -29,7 +29,7 @@ def surroundings(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
+def processor() -> str:
     """Its name, or at least its kind."""
     try:
         lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -61,18 +61,10 @@ def machine() -> dict[str, Any]:
     """The machine: processor, cores, threads and versions."""
     import torch
 
-    cpu = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-            if line.startswith("model name")
-        )
-        if Path("/proc/cpuinfo").is_file()
-        else iter(()),
-        platform.processor() or platform.machine(),
-    )
+    from indpriv.recording.surroundings import processor
+
     return {
-        "processor": cpu,
+        "processor": processor(),
         "cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}",
