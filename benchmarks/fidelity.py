@@ -27,10 +27,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 
 from indpriv import NormLog, account
-from indpriv.analysis.fidelity import compare
-from indpriv.free_records import ArrayFreeRecords
-from indpriv.norm_log import StepSettings
-from indpriv.recording_policy import DEFAULT_POLICY, RecordingPolicy
+from indpriv.analysis.fidelity.comparison import compare
+from indpriv.norm_log.batch_norms import ArrayFreeRecords
+from indpriv.norm_log.norm_log import StepSettings
+from indpriv.norm_log.recording_policy import DEFAULT_POLICY, RecordingPolicy
 from indpriv.training.config import AuditConfig
 from indpriv.training.datasets import DATA_DIR_VARIABLE, load_dataset
 from indpriv.training.datasets.base import Dataset, Split

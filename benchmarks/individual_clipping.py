@@ -34,15 +34,15 @@ from numpy.typing import NDArray
 
 import indpriv
 from indpriv import NormLog
+from indpriv._columns import to_floats
 from indpriv.analysis.loss import relate_to_loss
 from indpriv.audit.run_directory import open_run
-from indpriv.evidence import PASSED
-from indpriv.partition import to_floats
+from indpriv.norm_log.evidence import PASSED
+from indpriv.norm_log.verify import verify
 from indpriv.training.config import AuditConfig, RecordingConfig
 from indpriv.training.datasets import DATA_DIR_VARIABLE, load_dataset
 from indpriv.training.datasets.base import Dataset, Split
 from indpriv.training.dp_sgd import train
-from indpriv.verify import verify
 
 AUDITS = Path(__file__).parents[1] / "audits"
 TARGET = 0.5  # points of test accuracy, over four seeds

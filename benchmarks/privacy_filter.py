@@ -24,7 +24,7 @@ from individual_clipping import AUDITS, prepare
 
 import indpriv
 from indpriv import NormLog, PrivacyFilter
-from indpriv.files import read_json
+from indpriv._files import read_json
 from indpriv.training.config import AuditConfig, RecordingConfig
 from indpriv.training.datasets import DATA_DIR_VARIABLE
 from indpriv.training.datasets.base import Dataset

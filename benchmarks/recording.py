@@ -28,10 +28,10 @@ from opacus import PrivacyEngine
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.recording import Recorder, session
-from indpriv.recording.norms import NormPass
+from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.threads import side_by_side
-from indpriv.recording_policy import RecordingPolicy
 from indpriv.training.config import ModelConfig
 from indpriv.training.models import build_model
 

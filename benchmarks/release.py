@@ -20,8 +20,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 import opendp.prelude as dp
 
+from indpriv._files import read_parquet
 from indpriv.epsilon_table import EpsilonTable
-from indpriv.files import read_parquet
 from indpriv.release import Request, release
 from indpriv.release.draw import draw
 from indpriv.release.sources import N_CELLS, to_cells

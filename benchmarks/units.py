@@ -16,7 +16,7 @@ from dp_accounting.pld import privacy_loss_mechanism
 from scipy import special, stats
 
 from indpriv import NormLog, account
-from indpriv.accountant.unit_cells import EqualRows
+from indpriv.accountant.histogram.unit_cells import EqualRows
 
 DELTA = 1e-6
 N_PEOPLE, MOST_ROWS, N_RECORDS, TOTAL_STEPS = 50_000, 20, 30, 3_000

@@ -10,7 +10,7 @@ The names here are the audit side: they never import torch. The run side is `ind
 
 # In the order of the data flow.
 # isort: off
-from indpriv.norm_log import NormLog
+from indpriv.norm_log.norm_log import NormLog
 from indpriv.example_table import ExampleTable
 from indpriv.accountant import PrivacyFilter, RiskTable, account, membership_risk
 from indpriv.epsilon_table import EpsilonTable

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from indpriv._columns import to_texts
+from indpriv._files import read_parquet, write_private_parquet
 from indpriv.errors import EvidenceError, InputError
-from indpriv.files import read_parquet, write_private_parquet
-from indpriv.partition import to_texts
 
 _MEMBERSHIP = {"1": True, "true": True, "1.0": True, "0": False, "false": False, "0.0": False}
 _COINS = "independent_fair_coins"

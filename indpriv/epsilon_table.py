@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from indpriv._files import write_private_parquet
+from indpriv._formatting import format_delta
 from indpriv.errors import InputError
-from indpriv.files import write_private_parquet
-from indpriv.formatting import format_delta
 
 DISCLAIMER = (
     "Individual epsilon describes this run. It is not a differential-privacy guarantee; "

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from indpriv._files import read_parquet, write_private_parquet
 from indpriv.errors import InputError
-from indpriv.files import read_parquet, write_private_parquet
 
 FIXED_COLUMNS = ("example_id", "unit_id", "split", "label", "loss", "correct")
 _RESERVED = {*FIXED_COLUMNS, "epsilon", "epsilon_lower", "epsilon_upper"}

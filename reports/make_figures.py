@@ -10,11 +10,11 @@ from pathlib import Path
 from rich.console import Console
 
 from indpriv.audit import audit
-from indpriv.report.figures import epsilon_histogram
-from indpriv.report.terminal import print_audit
+from indpriv.report.figures.distribution import epsilon_histogram
+from indpriv.report.renderers.terminal import print_audit
 
 REPORTS = Path(__file__).parent
-STYLE = REPORTS.parent / "indpriv/report/templates/style.css"
+STYLE = REPORTS.parent / "indpriv/report/renderers/templates/style.css"
 README = REPORTS.parent / "README.md"
 
 

@@ -22,7 +22,7 @@ from reproduction.page import render_page, render_results, write_results
 from reproduction.sections import Known
 from rich.console import Console
 
-from indpriv.files import read_json
+from indpriv._files import read_json
 from indpriv.training.datasets import DATA_DIR_VARIABLE
 
 BESIDE = ROOT.parent / "shared" / "data"  # where the data sets lie in our own checkouts

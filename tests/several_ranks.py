@@ -24,7 +24,7 @@ from opacus.utils.uniform_sampler import DistributedUniformWithReplacementSample
 from torch.utils.data import TensorDataset
 
 from indpriv import PrivacyFilter
-from indpriv.norm_log_writer import NormLogWriter
+from indpriv.norm_log.writer import NormLogWriter
 from indpriv.recording import Recorder
 from runs import PER_EXAMPLE, Run, blobs, make_run, mlp
 

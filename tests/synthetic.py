@@ -10,9 +10,9 @@ import pandas as pd
 
 from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.example_table import ExampleTable
-from indpriv.norm_log import NormLog
-from indpriv.norm_log_writer import LogHeader, NormLogWriter
-from indpriv.recording_policy import RecordingPolicy
+from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.recording_policy import RecordingPolicy
+from indpriv.norm_log.writer import LogHeader, NormLogWriter
 
 
 def epsilon_table(epsilon: Any, *, worst_case: float | None = None, ids: Any = None, **account: Any) -> EpsilonTable:

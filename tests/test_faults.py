@@ -9,9 +9,17 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-RECORDER, NORMS, DURABILITY = "recording/test_recorder.py", "recording/test_norms.py", "recording/test_durability.py"
-LOOP, RANKS, FILES = "recording/test_faults.py", "recording/test_ranks.py", "test_norm_log_files.py"
-LOG, CONVERT, SETTINGS = "test_norm_log.py", "test_convert.py", "recording/test_step_settings.py"
+RECORDER, NORMS, DURABILITY = (
+    "recording/test_recorder.py",
+    "recording/norms/test_norm_pass.py",
+    "recording/test_durability.py",
+)
+LOOP, RANKS, FILES = "recording/test_faults.py", "recording/opacus/test_ranks.py", "norm_log/test_files.py"
+LOG, CONVERT, SETTINGS = (
+    "norm_log/test_norm_log.py",
+    "norm_log/test_convert.py",
+    "recording/checkpoints/test_run_settings.py",
+)
 
 # number -> what it is, and {file: tests}
 FAULTS: dict[int, tuple[str, dict[str, str]]] = {
@@ -19,7 +27,7 @@ FAULTS: dict[int, tuple[str, dict[str, str]]] = {
         "NaN norm (S)",
         {
             RECORDER: "nan_example_stops_with_its_id_before_the_model_is_lost",
-            "recording/test_free_records.py": "a_nan_in_training_stops_with_the_example",
+            "recording/test_batch_norms.py": "a_nan_in_training_stops_with_the_example",
             RANKS: "ranks_that_do_not_train_one_model_stop_together",
             CONVERT: "bad_norms_are_refused_and_nothing_is_written",
         },
@@ -33,7 +41,7 @@ FAULTS: dict[int, tuple[str, dict[str, str]]] = {
         "narrow sums (S)",
         {
             NORMS: "every_backend_is_autograds_norm_and_never_below_it",
-            "recording/test_layer_squares.py": "cancelling_positions_are_never_under_reported",
+            "recording/norms/test_layer_squares.py": "cancelling_positions_are_never_under_reported",
             CONVERT: "narrow_numbers_are_never_rounded_below_what_they_stood_for",
         },
     ),
@@ -41,7 +49,7 @@ FAULTS: dict[int, tuple[str, dict[str, str]]] = {
         "order of the data set changed (S)",
         {
             RECORDER: "a_data_set_that_changes_its_order_is_found",
-            "recording/test_replay.py": "other_data_than_before_is_refused",
+            "recording/checkpoints/test_replay.py": "other_data_than_before_is_refused",
         },
     ),
     6: (
@@ -53,8 +61,8 @@ FAULTS: dict[int, tuple[str, dict[str, str]]] = {
         {
             RECORDER: "bad_options_are_refused_before_training",
             LOG: "bad_input_is_refused_by_name_and_value",
-            "audit/test_people.py": "people_behind_several_rows_are_found a_statement_is_of_all_rows_of_a_person",
-            "recording/test_filtered_clipping.py": "nobody_with_several_rows_passes_the_cap",
+            "audit/test_duplicates.py": "people_behind_several_rows_are_found a_statement_is_of_all_rows_of_a_person",
+            "recording/clipping/test_filtered.py": "nobody_with_several_rows_passes_the_cap",
         },
     ),
     8: ("a rank's part is missing", {RANKS: "a_rank_that_dies_leaves_a_log_without_its_record"}),
@@ -71,7 +79,7 @@ FAULTS: dict[int, tuple[str, dict[str, str]]] = {
         {
             "accountant/test_claims.py": "estimate",
             "audit/test_pipeline.py": "a_run_that_was_killed_before_the_end",
-            "recording/test_replay.py": "training_that_went_on_after_the_last_checkpoint",
+            "recording/checkpoints/test_replay.py": "training_that_went_on_after_the_last_checkpoint",
         },
     ),
     12: (
@@ -115,7 +123,7 @@ FAULTS: dict[int, tuple[str, dict[str, str]]] = {
             RECORDER: "shuffled_batches_are_an_estimate weighted_sampling_without_poisson_is_an_estimate "
             "a_subclass_of_the_poisson_sampler_may_draw_otherwise a_poisson_sampler_that_prefers_some_examples_is_found "
             "a_poisson_sampler_that_shuffles_instead_is_found",
-            "test_evidence.py": "poisson_sampling_passes_and_shuffling_does_not",
+            "norm_log/test_evidence.py": "poisson_sampling_passes_and_shuffling_does_not",
             RANKS: "examples_of_a_rank_that_are_never_drawn_are_found",
         },
     ),
@@ -197,7 +205,10 @@ FAULTS: dict[int, tuple[str, dict[str, str]]] = {
     ),
     42: (
         "parameters missing from the norm, tied ones (S)",
-        {LOOP: "parameters_that_the_optimizer_does_not_train_are_refused", "recording/test_layerwise.py": "layers"},
+        {
+            LOOP: "parameters_that_the_optimizer_does_not_train_are_refused",
+            "recording/norms/test_layerwise.py": "layers",
+        },
     ),
     43: (
         "microbatches of several examples",

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indpriv.formatting import format_delta, format_edges, format_epsilon, format_number, format_share
+from indpriv._formatting import format_delta, format_edges, format_epsilon, format_number, format_share
 
 
 @given(st.floats(1e-12, 1e6))

@@ -16,13 +16,13 @@ from reproduction.rules import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 from reproduction.sections import Known
 
 import indpriv
+from indpriv._files import write_json
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
 from indpriv.analysis.declared import Declared
 from indpriv.audit import Evidence, fidelity_against_k, summarise
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.example_table import ExampleTable
-from indpriv.files import write_json
 from synthetic import rows
 
 ROOT = Path(__file__).parents[1]

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from indpriv import checks
-from indpriv.accountant.cells import n_cores
-from indpriv.accountant.rows import Block
-from indpriv.norm_log import NormLog
+from indpriv import _checks
+from indpriv.accountant.histogram.cells import n_cores
+from indpriv.accountant.histogram.governing_rows import Block
+from indpriv.norm_log.norm_log import NormLog
 
 _READ_BYTES = 1 << 26  # of codes and free entries read together
 _ENTRY_BYTES = 16  # of a free entry, at most
@@ -23,7 +23,7 @@ Progress = Callable[[int, int], None]
 
 def threads(workers: int | None) -> int:
     """Number of threads: one for each core, or as asked; InputError where that is none."""
-    return n_cores() if workers is None else checks.check_positive_int("workers", workers)
+    return n_cores() if workers is None else _checks.check_positive_int("workers", workers)
 
 
 def in_blocks(
@@ -48,8 +48,8 @@ def in_blocks(
     Raises:
         InputError: workers or positions that are none.
     """
-    stop = log.n_examples if stop is None else checks.check_positive_int("stop", stop, minimum=0)
-    start = checks.check_positive_int("start", start, minimum=0)
+    stop = log.n_examples if stop is None else _checks.check_positive_int("stop", stop, minimum=0)
+    start = _checks.check_positive_int("start", start, minimum=0)
     n_threads = threads(workers)
     tasks = _tasks(log, start, min(stop, log.n_examples), size)
     yield from in_order(work, tasks, n_threads)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from indpriv.norm_log import NormLog
+from indpriv.norm_log.norm_log import NormLog
 
 EXACT = "exact"
 ESTIMATE = "estimate"

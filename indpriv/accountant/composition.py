@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from indpriv import checks
-from indpriv.accountant.cells import Mechanisms
-from indpriv.accountant.counts import DenseCounts
-from indpriv.accountant.rdp_epsilon import RdpAccountant
+from indpriv import _checks
+from indpriv.accountant.histogram.cells import Mechanisms
+from indpriv.accountant.histogram.counts import DenseCounts
+from indpriv.accountant.rdp_orders import RdpAccountant
 from indpriv.errors import InputError
 
 FloatArray = NDArray[np.float64]
@@ -63,9 +63,9 @@ def composed_epsilons(
     >>> round(published.basic, 3), round(published.zcdp, 3), round(published.moments, 3)
     (123.457, 1.159, 0.823)
     """
-    steps = checks.check_positive_int("total_steps", total_steps)
-    delta = checks.check_delta(delta)
-    noise, rate = checks.check_noise_multiplier(noise_multiplier), checks.check_sample_rate(sample_rate)
+    steps = _checks.check_positive_int("total_steps", total_steps)
+    delta = _checks.check_delta(delta)
+    noise, rate = _checks.check_noise_multiplier(noise_multiplier), _checks.check_sample_rate(sample_rate)
     for name, column in (("noise_multiplier", noise), ("sample_rate", rate)):
         if column.shape not in ((), (steps,)):
             raise InputError(f"{name} has shape {column.shape}; pass one value, or one for each of the {steps} steps")

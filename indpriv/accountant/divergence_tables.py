@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from indpriv.accountant.counts import Counts
+from indpriv.accountant.histogram.counts import Counts
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from indpriv import checks
+from indpriv import _checks
+from indpriv.accountant.histogram.governing_records import BETWEEN_RECORDS
 from indpriv.accountant.rdp import check_orders
-from indpriv.accountant.rdp_epsilon import CONVERSIONS
-from indpriv.accountant.trajectory import BETWEEN_RECORDS
+from indpriv.accountant.rdp_orders import CONVERSIONS
 
 ACCOUNTANTS = ("rdp", "pld")
 PRESETS = ("yu2023",)
@@ -35,14 +35,14 @@ class Method:
     preset: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "delta", checks.check_delta(self.delta))
-        checks.check_choice("accountant", self.accountant, ACCOUNTANTS)
-        checks.check_choice("conversion", self.conversion, CONVERSIONS)
-        checks.check_choice("between_records", self.between_records, BETWEEN_RECORDS)
+        object.__setattr__(self, "delta", _checks.check_delta(self.delta))
+        _checks.check_choice("accountant", self.accountant, ACCOUNTANTS)
+        _checks.check_choice("conversion", self.conversion, CONVERSIONS)
+        _checks.check_choice("between_records", self.between_records, BETWEEN_RECORDS)
         if self.orders is not None:
             object.__setattr__(self, "orders", check_orders(self.orders))
         if self.preset is not None:
-            checks.check_choice("preset", self.preset, PRESETS)
+            _checks.check_choice("preset", self.preset, PRESETS)
             object.__setattr__(self, "accountant", "rdp")
             object.__setattr__(self, "conversion", "mironov2017")
             object.__setattr__(self, "between_records", "last")

@@ -12,12 +12,12 @@ from indpriv.accountant.claims import ESTIMATE, claim_of
 from indpriv.accountant.method import Method
 from indpriv.accountant.prepared import PreparedAccount, PreparedLog, WorstCase, account_of
 from indpriv.accountant.privacy_filter import under_filter
-from indpriv.accountant.rdp_epsilon import RdpAccountant
+from indpriv.accountant.rdp_orders import RdpAccountant
 from indpriv.accountant.units import Units, check_method, several_rows, worst_cases
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
-from indpriv.levels import Levels
-from indpriv.norm_log import NormLog, Records
+from indpriv.norm_log.levels import Levels
+from indpriv.norm_log.norm_log import NormLog, Records
 
 FloatArray = NDArray[np.float64]
 

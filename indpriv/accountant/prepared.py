@@ -9,21 +9,21 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from indpriv import checks
+from indpriv import _checks
 from indpriv.accountant.blocks import in_blocks
-from indpriv.accountant.cells import Cells, Mechanisms
 from indpriv.accountant.claims import claim_of, uses_free_records
-from indpriv.accountant.counts import DenseCounts
-from indpriv.accountant.grid import condensed
-from indpriv.accountant.histogram import Governing, cells_of, governing_of, whole_cells_of
+from indpriv.accountant.histogram.cells import Cells, Mechanisms
+from indpriv.accountant.histogram.counts import DenseCounts
+from indpriv.accountant.histogram.governing_records import Participations, segments_of, worst_case_participations
+from indpriv.accountant.histogram.governing_rows import Block
+from indpriv.accountant.histogram.grid import condensed
+from indpriv.accountant.histogram.layout import Governing, cells_of, governing_of, whole_cells_of
 from indpriv.accountant.method import Method
-from indpriv.accountant.pld import pld_epsilon
-from indpriv.accountant.rdp_epsilon import RdpAccountant
-from indpriv.accountant.rows import Block
-from indpriv.accountant.trajectory import Participations, segments_of, worst_case_participations
+from indpriv.accountant.pld.brackets import pld_epsilon
+from indpriv.accountant.rdp_orders import RdpAccountant
 from indpriv.epsilon_table import Account
 from indpriv.errors import InputError
-from indpriv.norm_log import NormLog
+from indpriv.norm_log.norm_log import NormLog
 
 FloatArray = NDArray[np.float64]
 
@@ -57,7 +57,7 @@ class PreparedLog:
         """Check that a log can be accounted, and lay out its steps; raises and warns as `indpriv.account`."""
         _check_units(log)
         if method.delta * log.n_examples >= 1:
-            checks.warn_caller(
+            _checks.warn_caller(
                 f"delta={method.delta:g} is at least 1/n = {1 / log.n_examples:g}: it would allow publishing a random "
                 "example in full; pass a delta well below 1/n"
             )
@@ -106,7 +106,7 @@ def _check_units(log: NormLog) -> None:
     if n_units == log.n_examples:
         return
     if log.unit == "example":
-        checks.warn_caller(
+        _checks.warn_caller(
             f'unit="example", but the {log.n_examples} rows belong to {n_units} units (unit_ids): each epsilon is of one row, '
             'and a person with several rows has more; declare unit="user" for the epsilon of people'
         )

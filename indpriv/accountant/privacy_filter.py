@@ -22,14 +22,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from indpriv import checks
+from indpriv import _checks
+from indpriv.accountant.histogram.unit_cells import MOST_ROWS, EqualRows
 from indpriv.accountant.rdp import FLOAT_SLACK, check_orders, compute_rdp
-from indpriv.accountant.rdp_epsilon import epsilon_offsets
-from indpriv.accountant.unit_cells import MOST_ROWS, EqualRows
+from indpriv.accountant.rdp_orders import epsilon_offsets
 from indpriv.accountant.units import Units
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import EvidenceError, InputError
-from indpriv.norm_log import NormLog
+from indpriv.norm_log.norm_log import NormLog
 
 FloatArray = NDArray[np.float64]
 
@@ -85,7 +85,7 @@ class PrivacyFilter:
         Raises:
             InputError: no order gives a cap above 0.
         """
-        delta = checks.check_delta(delta)
+        delta = _checks.check_delta(delta)
         orders = _ORDERS if order is None else check_orders([order])
         caps = epsilon - epsilon_offsets(orders, delta, conversion)
         step = compute_rdp(
@@ -101,7 +101,7 @@ class PrivacyFilter:
 
     def epsilon(self, *, delta: float, conversion: str = "canonne2020") -> float:
         """What the cap guarantees everybody, by the conversion at this one order."""
-        offset = epsilon_offsets(np.array([self.order]), checks.check_delta(delta), conversion)
+        offset = epsilon_offsets(np.array([self.order]), _checks.check_delta(delta), conversion)
         return max(0.0, self.rdp_cap + float(offset[0]))
 
     def charges(

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from indpriv import checks
+from indpriv import _checks
 from indpriv.errors import InputError
 
 FLOAT_SLACK = 1e-10  # relative; the largest error seen against 50-digit arithmetic is far below (tests)
@@ -63,8 +63,8 @@ def compute_rdp(
     array([[0.  , 0.  ],
            [0.25, 1.  ]])
     """
-    rate = float(checks.check_sample_rate(sample_rate))
-    sigma = float(checks.check_noise_multiplier(noise_multiplier))
+    rate = float(_checks.check_sample_rate(sample_rate))
+    sigma = float(_checks.check_noise_multiplier(noise_multiplier))
     norms = np.atleast_1d(np.asarray(relative_norms, dtype=np.float64))
     if norms.ndim != 1 or not np.all((norms >= 0) & (norms <= 1)):
         raise InputError(f"relative_norms={relative_norms!r} must be one row of numbers in [0, 1]: min(norm, C) / C")
@@ -73,7 +73,7 @@ def compute_rdp(
 
 def check_orders(orders: ArrayLike) -> FloatArray:
     """Rényi orders as (n_orders,) float64; InputError unless each is finite and above 1."""
-    return checks.check_row(
+    return _checks.check_row(
         "orders",
         orders,
         lambda x: np.isfinite(x) & (x > 1),

@@ -15,16 +15,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from indpriv import checks
-from indpriv.accountant import curves
+from indpriv import _checks
 from indpriv.accountant.blocks import Progress, in_blocks
+from indpriv.accountant.histogram.governing_records import Participations
+from indpriv.accountant.histogram.governing_rows import Block
 from indpriv.accountant.method import Method
-from indpriv.accountant.pld import Bounds
+from indpriv.accountant.pld import curves
+from indpriv.accountant.pld.brackets import Bounds
 from indpriv.accountant.prepared import PreparedLog, WorstSteps
-from indpriv.accountant.rows import Block
-from indpriv.accountant.trajectory import Participations
 from indpriv.epsilon_table import DISCLAIMER, Account
-from indpriv.norm_log import NormLog
+from indpriv.norm_log.norm_log import NormLog
 
 FloatArray = NDArray[np.float64]
 
@@ -195,10 +195,10 @@ class Readings:
         cls, false_positive_rate: ArrayLike, epsilon: ArrayLike, *, delta: float, largest_epsilon: float
     ) -> Readings:
         """Check what is asked for."""
-        rates = checks.check_row(
+        rates = _checks.check_row(
             "false_positive_rate", false_positive_rate, lambda x: (x > 0) & (x < 1), "numbers in (0, 1), e.g. 0.001"
         )
-        epsilons = checks.check_row(
+        epsilons = _checks.check_row(
             "epsilon", epsilon, lambda x: np.isfinite(x) & (x >= 0), "finite numbers of at least 0, e.g. 1.0"
         )
         return cls(rates, epsilons, delta, largest_epsilon)

@@ -54,15 +54,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from indpriv.accountant.blocks import Progress, in_order, threads
-from indpriv.accountant.counts import DenseCounts
 from indpriv.accountant.divergence_tables import LazyTable
+from indpriv.accountant.histogram.counts import DenseCounts
+from indpriv.accountant.histogram.governing_records import segments_of, worst_case_participations
+from indpriv.accountant.histogram.governing_rows import Block, GoverningRows
+from indpriv.accountant.histogram.unit_cells import EqualRows, UnitCells
 from indpriv.accountant.method import Method
-from indpriv.accountant.rdp_epsilon import RdpAccountant, RdpEpsilons
-from indpriv.accountant.rows import Block, GoverningRows
-from indpriv.accountant.trajectory import segments_of, worst_case_participations
-from indpriv.accountant.unit_cells import EqualRows, UnitCells
+from indpriv.accountant.rdp_orders import RdpAccountant, RdpEpsilons
 from indpriv.errors import InputError
-from indpriv.norm_log import NormLog
+from indpriv.norm_log.norm_log import NormLog
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

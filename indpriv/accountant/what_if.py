@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from indpriv import checks
+from indpriv import _checks
 from indpriv.accountant.claims import ESTIMATE
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for, worst_case_epsilon
 from indpriv.accountant.units import Units, check_method, worst_cases
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
-from indpriv.free_records import FreeRecordsUntil
-from indpriv.norm_log import NormLog, StepSettings
+from indpriv.norm_log.batch_norms import FreeRecordsUntil
+from indpriv.norm_log.norm_log import NormLog, StepSettings
 
 FloatArray = NDArray[np.float64]
 
@@ -93,7 +93,7 @@ def account_if(
     if every is not None:
         log = _recorded_every(log, every)
     if noise_multiplier is not None:
-        log = _with_noise(log, checks.check_noise_multiplier(noise_multiplier))
+        log = _with_noise(log, _checks.check_noise_multiplier(noise_multiplier))
         assumptions.append(GRADIENTS_FIXED)
     table = table_for(log, method)
     if noise_multiplier is not None:
@@ -164,7 +164,7 @@ def noise_for_quantile(log: NormLog, target_epsilon: float, method: Method, *, q
 
 def _checked_target(target_epsilon: float) -> float:
     expected = "one finite number above 0"
-    found = checks.check_row("target_epsilon", target_epsilon, lambda x: np.isfinite(x) & (x > 0), expected, least=1)
+    found = _checks.check_row("target_epsilon", target_epsilon, lambda x: np.isfinite(x) & (x > 0), expected, least=1)
     if len(found) > 1:
         raise InputError(f"target_epsilon={target_epsilon!r} must be {expected}")
     return float(found[0])
@@ -211,7 +211,7 @@ def _with_noise(log: NormLog, noise_multiplier: ArrayLike) -> NormLog:
 
 
 def _recorded_every(log: NormLog, every: int) -> NormLog:
-    wanted = np.arange(0, log.total_steps, checks.check_positive_int("every", every))
+    wanted = np.arange(0, log.total_steps, _checks.check_positive_int("every", every))
     missing = np.setdiff1d(wanted, log.recorded_steps)
     if len(missing):
         raise InputError(
@@ -222,7 +222,7 @@ def _recorded_every(log: NormLog, every: int) -> NormLog:
 
 
 def _stopped(log: NormLog, total_steps: int) -> NormLog:
-    checks.check_positive_int("total_steps", total_steps)
+    _checks.check_positive_int("total_steps", total_steps)
     if total_steps > log.total_steps:
         raise InputError(
             f"total_steps={total_steps} is beyond the {log.total_steps} steps of the run; nobody knows the norms of steps "
@@ -286,7 +286,7 @@ def cap_rows(log: NormLog, method: Method, caps: Sequence[int]) -> tuple[RowCap,
     if units is None:
         raise InputError('rows have no units to cap: the log needs unit_ids and a unit such as "user"')
     check_method(method, log.unit)
-    wanted = np.array([checks.check_positive_int("cap", cap) for cap in caps], dtype=np.int64)
+    wanted = np.array([_checks.check_positive_int("cap", cap) for cap in caps], dtype=np.int64)
     most, place = np.unique(np.minimum(wanted, units.n_rows.max()), return_inverse=True)
     epsilon = worst_cases(log, method, most)[place]
     kept = [int(np.minimum(units.n_rows, cap).sum()) for cap in wanted.tolist()]

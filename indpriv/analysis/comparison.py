@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from indpriv.analysis.correlation import pearson, spearman
-from indpriv.analysis.group_rows import MIN_GROUP
+from indpriv._columns import Partition, partition, to_floats
+from indpriv.analysis.groups.group_rows import MIN_GROUP
+from indpriv.analysis.statistics.correlation import pearson, spearman
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
-from indpriv.partition import Partition, partition, to_floats
 
 SAME = 0.01  # a relative change of epsilon below this is none
 
@@ -85,7 +85,7 @@ def compare_tables(
     Args:
         first: epsilons and examples of one audit; second: of the other.
         second: see first.
-        by: columns to group by, see `indpriv.partition.partition`.
+        by: columns to group by, see `indpriv._columns.partition`.
 
     Raises:
         InputError: other examples, labels or metadata, or epsilons that do not mean the same.

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from indpriv._files import first_at
 from indpriv.errors import InputError
-from indpriv.files import first_at
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ registry. The texts here hold no individual value.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from indpriv._files import first_at
+from indpriv._formatting import format_cost, format_delta, format_epsilon, format_number, format_share
 from indpriv.analysis.summary import Disclosure, Guarantee, Hazard, Range, RunFacts
 from indpriv.epsilon_table import Account
-from indpriv.evidence import FAILED, PASSED, Check
-from indpriv.files import first_at
-from indpriv.formatting import format_cost, format_delta, format_epsilon, format_number, format_share
-from indpriv.recording_policy import RecordingPolicy
+from indpriv.norm_log.evidence import FAILED, PASSED, Check
+from indpriv.norm_log.recording_policy import RecordingPolicy
 
 VERIFIED, DECLARED, UNKNOWN, NOT_COVERED = "verified", "declared", "unknown", "not covered"
 

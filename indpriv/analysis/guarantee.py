@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from indpriv._formatting import format_delta, format_epsilon
 from indpriv.accountant.risk import worst_case_risk
 from indpriv.analysis.summary import Guarantee, Membership
 from indpriv.epsilon_table import EpsilonTable
-from indpriv.evidence import FAILED, Check
-from indpriv.formatting import format_delta, format_epsilon
-from indpriv.norm_log import NormLog
+from indpriv.norm_log.evidence import FAILED, Check
+from indpriv.norm_log.norm_log import NormLog
 
 # Checks about individual norms or file permissions: the worst case does not rest on them.
 _ABOUT_INDIVIDUALS = ("record", "coverage", "norm pass", "individual clipping", "permissions")

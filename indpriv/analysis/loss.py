@@ -9,9 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from indpriv.analysis.correlation import RelationIntervals, is_constant, pearson, relation_intervals, spearman
 from indpriv.analysis.distribution import top_of_range
-from indpriv.analysis.resampling import Interval
+from indpriv.analysis.statistics.correlation import (
+    RelationIntervals,
+    is_constant,
+    pearson,
+    relation_intervals,
+    spearman,
+)
+from indpriv.analysis.statistics.resampling import Interval
 from indpriv.epsilon_table import EpsilonTable
 
 FloatArray = NDArray[np.float64]
@@ -47,7 +53,7 @@ class LossRelation:
         spearman: rank correlation of epsilon and loss.
         intercept, slope: least squares of epsilon on a + b * ln(loss), loss in nats.
         pearson_interval, spearman_interval, intercept_interval, slope_interval: bootstrap intervals; see
-            `indpriv.analysis.correlation.relation_intervals`.
+            `indpriv.analysis.statistics.correlation.relation_intervals`.
         n_below_worst_case, pearson_below_worst_case, spearman_below_worst_case and intervals: the same without the
             examples at the worst case, whose epsilon can grow no further.
         median_loss_at_worst_case, median_loss_below_worst_case: of the two kinds of examples; None without any.

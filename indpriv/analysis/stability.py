@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from indpriv._columns import partition
 from indpriv.analysis.comparison import Comparison
-from indpriv.analysis.correlation import spearman
-from indpriv.analysis.group_rows import MIN_GROUP
+from indpriv.analysis.groups.group_rows import MIN_GROUP
+from indpriv.analysis.statistics.correlation import spearman
 from indpriv.epsilon_table import EpsilonTable
-from indpriv.partition import partition
 
 FloatArray = NDArray[np.float64]
 
@@ -93,7 +93,7 @@ def stability_of(
     Args:
         tables: epsilons of the same examples, in any order.
         train: rows of the training examples in the order of the first table.
-        by: columns to group by, see `indpriv.partition.partition`.
+        by: columns to group by, see `indpriv._columns.partition`.
         same_settings: whether the runs differ by chance alone.
     """
     ids = pd.Index(tables[0].example_ids)

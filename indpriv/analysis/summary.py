@@ -6,22 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from indpriv.analysis.attack_by_epsilon import AttackByEpsilon
-from indpriv.analysis.attack_measures import AttackMeasures
+from indpriv.analysis.attacks.by_epsilon import AttackByEpsilon
+from indpriv.analysis.attacks.measures import AttackMeasures
+from indpriv.analysis.attacks.threshold_attack import ThresholdAttack
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.distribution import Distribution
-from indpriv.analysis.drivers import Drivers
-from indpriv.analysis.empirical import ThresholdAttack
-from indpriv.analysis.fidelity import Fidelity
-from indpriv.analysis.free_fidelity import FreeFidelity
-from indpriv.analysis.groups import GroupTable
+from indpriv.analysis.fidelity.batch_norms import FreeFidelity
+from indpriv.analysis.fidelity.comparison import Fidelity
+from indpriv.analysis.fidelity.sensitivity import Sensitivity
+from indpriv.analysis.fidelity.spacing import Spacing
+from indpriv.analysis.groups.group_table import GroupTable
 from indpriv.analysis.loss import LossRelation
-from indpriv.analysis.sensitivity import Sensitivity
-from indpriv.analysis.spacing import Spacing
-from indpriv.analysis.unit_sizes import UnitSizes
+from indpriv.analysis.norms_over_training import Drivers
+from indpriv.analysis.units import UnitSizes
 from indpriv.epsilon_table import DISCLAIMER, Account
 from indpriv.errors import InputError
-from indpriv.evidence import Check
+from indpriv.norm_log.evidence import Check
 
 SCHEMA_VERSION = 1
 SENSITIVE = "SENSITIVE: for the curator only"

@@ -3,10 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from indpriv._columns import partition, to_floats
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
-from indpriv.partition import partition, to_floats
 
 LOSS_THRESHOLD = "loss threshold"
 
@@ -16,7 +16,7 @@ def loss_scores(examples: ExampleTable, *, by: str | None = None) -> AttackScore
 
     Args:
         examples: losses of one model on its training examples (members) and on test examples (non-members).
-        by: group the scores by "label" or a metadata column; see `indpriv.partition`.
+        by: group the scores by "label" or a metadata column; see `indpriv._columns`.
 
     Returns:
         one score an example that has a loss (an infinite one counts as never a member), training examples first.

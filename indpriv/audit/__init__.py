@@ -5,12 +5,12 @@
 An audit directory holds copies of what later commands need, so that they need neither the run nor its data.
 """
 
-from indpriv.audit.accounting import effect_of_spacing, fidelity_against_k, sensitivity
 from indpriv.audit.audit_directory import groups_json, groups_of, read_audit, read_summary, write_audit
-from indpriv.audit.comparing import compare_audits, comparison_json
-from indpriv.audit.findings import choose_groups, summarise
+from indpriv.audit.compare import compare_audits, comparison_json
 from indpriv.audit.pipeline import audit
 from indpriv.audit.run_directory import Evidence, name_labels
+from indpriv.audit.summarise import choose_groups, summarise
+from indpriv.audit.variants import effect_of_spacing, fidelity_against_k, sensitivity
 
 __all__ = [
     "Evidence",

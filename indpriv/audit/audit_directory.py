@@ -10,19 +10,19 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from indpriv.analysis.group_rows import MIN_GROUP
-from indpriv.analysis.groups import GroupTable, group_tables
+from indpriv._checks import check_choice
+from indpriv._files import read_json, read_parquet, write_atomically, write_json
+from indpriv.analysis.groups.group_rows import MIN_GROUP
+from indpriv.analysis.groups.group_table import GroupTable, group_tables
 from indpriv.analysis.summary import AuditSummary, to_plain
-from indpriv.audit.findings import choose_groups
 from indpriv.audit.run_directory import EXAMPLES, EXAMPLES_NON_DP, Evidence, in_rows_of
-from indpriv.checks import check_choice
+from indpriv.audit.summarise import choose_groups
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError, PrivacyWarning
 from indpriv.example_table import ExampleTable
-from indpriv.files import read_json, read_parquet, write_atomically, write_json
-from indpriv.report.html import render_html
-from indpriv.report.markdown import render_markdown
 from indpriv.report.pictures import pictures_of
+from indpriv.report.renderers.html import render_html
+from indpriv.report.renderers.markdown import render_markdown
 
 EPSILON, SUMMARY, REPORT, MARKDOWN = "epsilon.parquet", "audit.json", "report.html", "audit.md"
 
@@ -122,7 +122,7 @@ def groups_of(
 
     Args:
         audit_dir: what `audit` wrote.
-        by: see `indpriv.analysis.groups.group_table`.
+        by: see `indpriv.analysis.groups.group_table.group_table`.
         within: "label" where only tables within label are wanted: groupings that have none are then refused.
         min_size: training examples below which a group is too small to read.
     """

@@ -8,20 +8,20 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from indpriv._columns import Partition, partition
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
 from indpriv.analysis.declared import Declared
-from indpriv.analysis.free_fidelity import free_fidelity
+from indpriv.analysis.fidelity.batch_norms import free_fidelity
 from indpriv.analysis.summary import AuditSummary
-from indpriv.audit.accounting import Progress, effect_of_spacing, fidelity_against_k, sensitivity, silent
 from indpriv.audit.audit_directory import write_audit
-from indpriv.audit.findings import choose_groups, summarise
 from indpriv.audit.run_directory import EXAMPLES, Evidence, open_run
+from indpriv.audit.summarise import choose_groups, summarise
+from indpriv.audit.variants import Progress, effect_of_spacing, fidelity_against_k, sensitivity, silent
 from indpriv.errors import InputError
-from indpriv.norm_log import NormLog
-from indpriv.partition import Partition, partition
+from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.verify import verify
 from indpriv.report.pictures import check_images
-from indpriv.verify import verify
 
 READING, CHECKING, ACCOUNTING = "reading the log", "checking the evidence", "accounting"
 ANALYSING, WRITING = "analysing", "writing"

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from indpriv._files import read_json
+from indpriv._journal import NAME as JOURNAL
 from indpriv.analysis.declared import Declared
 from indpriv.attack_scores import AttackScores
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
-from indpriv.evidence import Check
 from indpriv.example_table import ExampleTable
-from indpriv.files import read_json
-from indpriv.journal import NAME as JOURNAL
-from indpriv.norm_log import NormLog
-from indpriv.norm_log_reader import read_state
+from indpriv.norm_log.evidence import Check
+from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.reader import read_state
 
 EXAMPLES, EXAMPLES_NON_DP, CANARIES = "examples.parquet", "examples-non-dp.parquet", "canaries.parquet"
 HOLDOUT = "holdout"

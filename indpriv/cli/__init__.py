@@ -17,11 +17,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from indpriv.cli.auditing import audit
-from indpriv.cli.publishing import gate, model_card, pdf
+from indpriv.cli.audit import audit
+from indpriv.cli.hand_on import gate, model_card, pdf
+from indpriv.cli.publish import create_statement, release
 from indpriv.cli.reading import attack, compare, convert, groups, verify
-from indpriv.cli.releasing import create_statement, release
-from indpriv.cli.training import demo, train
+from indpriv.cli.run import demo, train
 from indpriv.errors import InputError
 
 app = typer.Typer(

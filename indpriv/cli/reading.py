@@ -12,19 +12,19 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from indpriv.analysis.attack_measures import measure_attack
+from indpriv._journal import NAME as JOURNAL
+from indpriv.analysis.attacks.measures import measure_attack
 from indpriv.attack_scores import AttackScores
 from indpriv.audit import compare_audits, comparison_json, groups_json, groups_of, read_summary
 from indpriv.cli.options import By, Json, check_folder, progress_bar
-from indpriv.convert import convert as convert_norms
 from indpriv.errors import InputError
-from indpriv.evidence import FAILED, NOT_CHECKED, PASSED
-from indpriv.journal import NAME as JOURNAL
-from indpriv.norm_log import NormLog
-from indpriv.report.attack import attack_document, print_attack
-from indpriv.report.comparison import print_comparison
-from indpriv.report.terminal import print_groups
-from indpriv.verify import verify as verify_run
+from indpriv.norm_log.convert import convert as convert_norms
+from indpriv.norm_log.evidence import FAILED, NOT_CHECKED, PASSED
+from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.verify import verify as verify_run
+from indpriv.report.renderers.attack_screen import attack_document, print_attack
+from indpriv.report.renderers.comparison_screen import print_comparison
+from indpriv.report.renderers.terminal import print_groups
 
 
 def groups(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from indpriv.files import write_json
+from indpriv._files import write_json
 from indpriv.integrations.metrics import Recording, metrics_of, print_epsilons, send
 
 STATE = "indpriv.json"  # beside the files of a Hugging Face checkpoint; key "indpriv" in a Lightning one

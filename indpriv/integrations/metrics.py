@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from indpriv._formatting import format_epsilon
 from indpriv.accountant import account
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
-from indpriv.formatting import format_epsilon
-from indpriv.norm_log import NormLog
-from indpriv.norm_log_reader import read_state
+from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.reader import read_state
 
 PREFIX = "indpriv/"
 # Of individual epsilons: sensitive.

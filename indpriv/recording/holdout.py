@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indpriv.norm_log_writer import LogHeader, NormLogWriter
-from indpriv.recording.individual_clipping import with_headroom
-from indpriv.recording.norms import NormPass
-from indpriv.recording.passes import Examples, norms_of
-from indpriv.recording.tally import StepSetting
+from indpriv.norm_log.writer import LogHeader, NormLogWriter
+from indpriv.recording.clipping.individual import with_headroom
+from indpriv.recording.data_passes import Examples, norms_of
+from indpriv.recording.norms.norm_pass import NormPass
+from indpriv.recording.opacus.tally import StepSetting
 
 HOLDOUT = "holdout"  # folder of the log, inside the run directory
 

@@ -23,27 +23,27 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from indpriv import checks
+from indpriv import _checks
+from indpriv._files import write_json
 from indpriv.errors import InputError
-from indpriv.evidence import SEEDED
 from indpriv.example_table import check_metadata, check_storable
-from indpriv.files import write_json
-from indpriv.levels import Levels
-from indpriv.norm_log import UNITS, check_ids, check_unit_ids
-from indpriv.norm_log_reader import read_exact_positions, read_state
-from indpriv.norm_log_writer import LogHeader, NormLogWriter, fingerprint
-from indpriv.recording.filtered_clipping import Filter
+from indpriv.norm_log.evidence import SEEDED
+from indpriv.norm_log.levels import Levels
+from indpriv.norm_log.norm_log import UNITS, check_ids, check_unit_ids
+from indpriv.norm_log.reader import read_exact_positions, read_state
+from indpriv.norm_log.recording_policy import DEFAULT_POLICY, RecordingPolicy
+from indpriv.norm_log.writer import LogHeader, NormLogWriter, fingerprint
+from indpriv.recording.clipping.filtered import Filter
+from indpriv.recording.clipping.individual import check_headroom
+from indpriv.recording.data_passes import Examples, SharedPass, example_table
+from indpriv.recording.environment import surroundings
 from indpriv.recording.holdout import HoldoutLog
-from indpriv.recording.individual_clipping import check_headroom
-from indpriv.recording.model_checks import check_buffers
-from indpriv.recording.norm_backends import LossFn, check_losses
-from indpriv.recording.norms import NormPass
-from indpriv.recording.opacus_run import OpacusRun
-from indpriv.recording.passes import Examples, SharedPass, example_table
-from indpriv.recording.ranks import Ranks, check_together
+from indpriv.recording.norms.backends import LossFn, check_losses
+from indpriv.recording.norms.model_checks import check_buffers
+from indpriv.recording.norms.norm_pass import NormPass
+from indpriv.recording.opacus.ranks import Ranks, check_together
+from indpriv.recording.opacus.run import OpacusRun
 from indpriv.recording.session import Plan, Session
-from indpriv.recording.surroundings import surroundings
-from indpriv.recording_policy import DEFAULT_POLICY, RecordingPolicy
 
 
 class Recorder:
@@ -130,10 +130,10 @@ class Recorder:
         n = _length(dataset)
         self._ids: NDArray[np.generic] = np.arange(n) if example_ids is None else np.asarray(example_ids)
         check_ids(self._ids, n)
-        self._unit = checks.check_choice("unit", unit, UNITS)
+        self._unit = _checks.check_choice("unit", unit, UNITS)
         self._unit_ids = check_unit_ids(unit_ids, n, self._unit)
-        self._rounding = checks.check_rounding(rounding)
-        self._rounding_mode = checks.check_choice("rounding_mode", rounding_mode, ("up", "nearest"))
+        self._rounding = _checks.check_rounding(rounding)
+        self._rounding_mode = _checks.check_choice("rounding_mode", rounding_mode, ("up", "nearest"))
         if individual_clipping and self._rounding_mode != "up":
             raise InputError(
                 f"rounding_mode={rounding_mode!r} with individual_clipping would clip examples below their recorded norms; "
@@ -161,7 +161,7 @@ class Recorder:
         self._resume_from = resume_at if isinstance(resume_at, Mapping) else None
         self._resume_at = _step_of(resume_at) if isinstance(resume_at, Mapping) else resume_at
         self._run_id = secrets.token_hex(8)
-        self._on_write_error = checks.check_choice("on_write_error", on_write_error, ("stop", "continue"))
+        self._on_write_error = _checks.check_choice("on_write_error", on_write_error, ("stop", "continue"))
         self._session: Session | None = None
         self._run_info = dict(run_info or {})
         self._attached = False
@@ -177,7 +177,7 @@ class Recorder:
                     "with resume_at=STEP"
                 )
             return
-        checks.check_positive_int("resume_at", self._resume_at, minimum=0)
+        _checks.check_positive_int("resume_at", self._resume_at, minimum=0)
         state = read_state(self.run_dir)
         self._run_id = state.header["run"].get("id", "")
         if self._resume_from is not None and self._resume_from["run"] != self._run_id:
@@ -397,7 +397,7 @@ def _step_of(state: Mapping[str, Any]) -> int:
     """The step of a checkpoint's state; InputError where it is not what `Recorder.state_dict` gave."""
     if set(state) != {"step", "run"} or not isinstance(state["run"], str):
         raise InputError(f"resume_at has {sorted(map(str, state))}; pass a step, or what Recorder.state_dict() gave")
-    return checks.check_positive_int("resume_at", state["step"], minimum=0)
+    return _checks.check_positive_int("resume_at", state["step"], minimum=0)
 
 
 def _length(dataset: Any) -> int:

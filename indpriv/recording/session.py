@@ -19,21 +19,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from indpriv.errors import EvidenceError, PrivacyWarning
-from indpriv.levels import Levels
-from indpriv.norm_log import NormLog, check_norms
-from indpriv.norm_log_reader import read_left_out
-from indpriv.norm_log_writer import NormLogWriter
-from indpriv.recording.clipping import Thresholds
-from indpriv.recording.filtered_clipping import Filter, FilteredClipping
+from indpriv.norm_log.levels import Levels
+from indpriv.norm_log.norm_log import NormLog, check_norms
+from indpriv.norm_log.reader import read_left_out
+from indpriv.norm_log.recording_policy import RecordingPolicy
+from indpriv.norm_log.writer import NormLogWriter
+from indpriv.recording.clipping.filtered import Filter, FilteredClipping
+from indpriv.recording.clipping.individual import ClipLevels, with_headroom
+from indpriv.recording.data_passes import SharedPass
 from indpriv.recording.holdout import HoldoutLog
-from indpriv.recording.individual_clipping import ClipLevels, with_headroom
 from indpriv.recording.interrupts import deferred_interrupts
-from indpriv.recording.opacus_run import OpacusRun, TrainedBatch
-from indpriv.recording.passes import SharedPass
+from indpriv.recording.opacus.clipping_watch import Thresholds
+from indpriv.recording.opacus.ranks import Batch, check_together, whole_batch
+from indpriv.recording.opacus.run import OpacusRun, TrainedBatch
+from indpriv.recording.opacus.tally import StepSetting
 from indpriv.recording.random_states import fingerprint_of_state
-from indpriv.recording.ranks import Batch, check_together, whole_batch
-from indpriv.recording.tally import StepSetting
-from indpriv.recording_policy import RecordingPolicy
 
 FLUSH_STEPS = 256  # steps that a crash may lose
 

@@ -17,8 +17,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from indpriv._formatting import format_delta, format_epsilon
 from indpriv.errors import InputError, PrivacyWarning
-from indpriv.formatting import format_delta, format_epsilon
 from indpriv.release.request import Budget, Request
 
 # By how much the epsilons of others were seen to move when one person, or half of all, left the log; rounded up.

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from indpriv._journal import JournalWriter, read_journal
 from indpriv.errors import EvidenceError, InputError
-from indpriv.journal import JournalWriter, read_journal
 from indpriv.release.assumptions import describe
 from indpriv.release.request import Budget, Request
 

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from indpriv._files import read_json
+from indpriv._formatting import format_delta, format_epsilon
 from indpriv.errors import InputError
-from indpriv.files import read_json
-from indpriv.formatting import format_delta, format_epsilon
 from indpriv.release.page import error_notes, spending, table_rows
 from indpriv.release.publish import RELEASE_JSON, SHAREABLE
-from indpriv.report.markdown import escape, table
+from indpriv.report.renderers.markdown import escape, table
 
 MODEL_CARD = "model-card.md"
 # Items of audit.json's disclosures that are settings, or declared: the only ones that are read.

@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 import indpriv.report
-from indpriv.formatting import format_delta, format_epsilon, format_number
-from indpriv.report.terminal import clean
+from indpriv._formatting import format_delta, format_epsilon, format_number
+from indpriv.report.renderers.terminal import clean
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_STYLE = Path(indpriv.report.__file__).parent / "templates"  # style.css is the report's
+_STYLE = Path(indpriv.report.__file__).parent / "renderers" / "templates"  # style.css is the report's
 
 
 def render_release(content: Mapping[str, Any]) -> str:

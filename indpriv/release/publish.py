@@ -10,9 +10,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from indpriv._files import write_atomically, write_json
 from indpriv.analysis.summary import to_plain
 from indpriv.errors import InputError
-from indpriv.files import write_atomically, write_json
 from indpriv.release import mechanisms
 from indpriv.release.draw import draw
 from indpriv.release.ledger import Ledger

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from indpriv.checks import check_choice, check_positive_int
+from indpriv._checks import check_choice, check_positive_int
 from indpriv.errors import InputError
 
 EXPONENTIAL, HISTOGRAM, DESCENT = "exponential", "histogram", "descent"

@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from indpriv._columns import partition
+from indpriv._files import read_parquet
+from indpriv._journal import NAME as JOURNAL
 from indpriv.audit import read_summary
 from indpriv.audit.audit_directory import EPSILON, SUMMARY
 from indpriv.epsilon_table import DISCLAIMER, EpsilonTable
 from indpriv.errors import InputError
-from indpriv.files import read_parquet
-from indpriv.journal import NAME as JOURNAL
-from indpriv.levels import Levels
-from indpriv.norm_log import NormLog
-from indpriv.norm_log_writer import fingerprint
-from indpriv.partition import partition
+from indpriv.norm_log.levels import Levels
+from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.writer import fingerprint
 from indpriv.release.assumptions import check_releasable, epsilon_assumptions, norm_assumptions
 from indpriv.release.request import Budget, Request
 

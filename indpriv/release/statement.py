@@ -16,6 +16,8 @@ from typing import Any
 
 import pandas as pd
 
+from indpriv._files import read_parquet, write_atomically
+from indpriv._formatting import format_epsilon, format_share_up
 from indpriv.analysis.guarantee import FALSE_POSITIVE_RATE, SUPPORTED, UNPROVEN, VOID, true_positive_bound
 from indpriv.audit import read_summary
 from indpriv.audit.audit_directory import EPSILON
@@ -23,10 +25,8 @@ from indpriv.audit.run_directory import EXAMPLES
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
-from indpriv.files import read_parquet, write_atomically
-from indpriv.formatting import format_epsilon, format_share_up
 from indpriv.release.assumptions import check_one_record, declared_choices
-from indpriv.report.terminal import clean
+from indpriv.report.renderers.terminal import clean
 
 STATEMENTS = "statements"
 _WIDTH = 92

@@ -6,8 +6,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from indpriv._files import write_atomically
 from indpriv.errors import InputError
-from indpriv.files import write_atomically
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "microsoft-edge")
 _SECONDS = 300  # a report prints in a few; a browser that hangs is ended

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.image import imsave
 from numpy.typing import NDArray
 
-from indpriv.analysis.drivers import Drivers
+from indpriv.analysis.norms_over_training import Drivers
 from indpriv.errors import InputError
 
 

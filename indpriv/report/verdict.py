@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass
 
+from indpriv._formatting import format_delta, format_epsilon, format_share, format_share_up
 from indpriv.analysis.guarantee import FALSE_POSITIVE_RATE, true_positive_bound
 from indpriv.analysis.summary import AuditSummary, Guarantee
-from indpriv.formatting import format_delta, format_epsilon, format_share, format_share_up
 
 VACUOUS = 0.9  # true-positive rate there from which a guarantee is called next to no promise
 

@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from indpriv._checks import check_positive_int
 from indpriv.attack_scores import AttackScores
-from indpriv.checks import check_positive_int
 from indpriv.errors import InputError
 from indpriv.training.config import AuditConfig
 from indpriv.training.datasets import Dataset, load_dataset

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from indpriv._files import write_atomically
 from indpriv.errors import EvidenceError, InputError
-from indpriv.files import write_atomically
 
 SCHEMA = 1
 FOLDER = "checkpoints"

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from indpriv.checks import check_rounding
+from indpriv._checks import check_rounding
 from indpriv.errors import InputError
-from indpriv.recording_policy import RecordingPolicy, epochs_of
+from indpriv.norm_log.recording_policy import RecordingPolicy, epochs_of
 from indpriv.training.datasets import DATASETS
 from indpriv.training.values import (
     Check,

@@ -19,11 +19,11 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.utils.data import DataLoader
 
+from indpriv._files import read_json, write_json
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
-from indpriv.files import read_json, write_json
 from indpriv.recording import Recorder
-from indpriv.recording.filtered_clipping import Filter
+from indpriv.recording.clipping.filtered import Filter
 from indpriv.training.checkpoints import save_checkpoint
 from indpriv.training.config import AuditConfig, TrainingConfig
 from indpriv.training.datasets import Dataset, load_dataset

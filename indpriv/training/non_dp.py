@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from indpriv.example_table import ExampleTable
-from indpriv.recording.passes import Examples, final_rows
+from indpriv.recording.data_passes import Examples, final_rows
 from indpriv.training.config import AuditConfig
 from indpriv.training.datasets import Dataset
 from indpriv.training.models import first_parameters

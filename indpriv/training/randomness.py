@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from indpriv.checks import check_positive_int
+from indpriv._checks import check_positive_int
 
 SEEDED_LABEL = "reproducible: no privacy"
 GENERATORS = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from indpriv.formatting import format_epsilon, format_interval, format_number, format_share
-from indpriv.report.markdown import table
+from indpriv._formatting import format_epsilon, format_interval, format_number, format_share
+from indpriv.report.renderers.markdown import table
 from reproduction import paper, rules
 from reproduction.audits import DEFAULT, INDIVIDUAL, Summary, accuracies_of, attack_of, fidelity_of, means_of
 from reproduction.measured import DISTRIBUTION, TABLE_3

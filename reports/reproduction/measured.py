@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
+from indpriv._files import read_parquet
+from indpriv._journal import NAME as JOURNAL
 from indpriv.audit.audit_directory import EPSILON
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
-from indpriv.files import read_parquet
-from indpriv.journal import NAME as JOURNAL
-from indpriv.norm_log import NormLog
+from indpriv.norm_log.norm_log import NormLog
 from indpriv.release import Request, release
 from indpriv.release.mechanisms import ROUNDS, STEP_SIZE
 from indpriv.release.request import DEFAULT_QUANTILES, DESCENT, EXPONENTIAL, HISTOGRAM
@@ -61,7 +61,7 @@ def machine() -> dict[str, Any]:
     """The machine: processor, cores, threads and versions."""
     import torch
 
-    from indpriv.recording.surroundings import processor
+    from indpriv.recording.environment import processor
 
     return {
         "processor": processor(),

@@ -9,9 +9,9 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from indpriv._formatting import format_epsilon, format_number, format_share
 from indpriv.epsilon_table import DISCLAIMER
-from indpriv.formatting import format_epsilon, format_number, format_share
-from indpriv.report.markdown import escape, table
+from indpriv.report.renderers.markdown import escape, table
 from reproduction import rules
 from reproduction.audits import AUDITS, DEFAULT, PRESET, Audit, Summary, attack_of, groups_of, means_of
 from reproduction.figures import figures

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from indpriv.formatting import format_delta, format_number
+from indpriv._formatting import format_delta, format_number
 from indpriv.release.request import DESCENT
-from indpriv.report.markdown import table
+from indpriv.report.renderers.markdown import table
 from reproduction import paper, rules
 from reproduction.audits import DEFAULT, INDIVIDUAL, PRESET
 from reproduction.measured import DISTRIBUTION, FOOTNOTE_3, METHODS, TABLE_1, TABLE_2, TABLE_3

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import oracles
 from indpriv import NormLog, account
-from indpriv.accountant.trajectory import BETWEEN_RECORDS
+from indpriv.accountant.histogram.governing_records import BETWEEN_RECORDS
 
-ACCOUNTANTS = ["rdp"] + (["pld"] if importlib.util.find_spec("indpriv.accountant.pld") else [])
+ACCOUNTANTS = ["rdp"] + (["pld"] if importlib.util.find_spec("indpriv.accountant.pld.brackets") else [])
 DELTA = 1e-5
 ORDERS = np.concatenate([np.arange(1.1, 11, 0.3), [12, 16, 24, 32, 48, 64, 128, 256, 1024]])
 SLACK = 1e-9  # relative; below it values may differ by rounding

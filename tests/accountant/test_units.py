@@ -11,11 +11,11 @@ from scipy import special, stats
 from indpriv import NormLog, account, membership_risk
 from indpriv.accountant import Method, cap_rows, noise_for_worst_case
 from indpriv.accountant.divergence_tables import LazyTable
+from indpriv.accountant.histogram.governing_records import segments_of
+from indpriv.accountant.histogram.governing_rows import Block, GoverningRows
+from indpriv.accountant.histogram.unit_cells import UnitCells, row_numbers
 from indpriv.accountant.rdp import renyi_divergences
-from indpriv.accountant.rdp_epsilon import RdpAccountant, epsilon_offsets
-from indpriv.accountant.rows import Block, GoverningRows
-from indpriv.accountant.trajectory import segments_of
-from indpriv.accountant.unit_cells import UnitCells, row_numbers
+from indpriv.accountant.rdp_orders import RdpAccountant, epsilon_offsets
 from indpriv.errors import InputError, PrivacyWarning
 from tests import oracles
 

@@ -6,7 +6,7 @@ import pytest
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.disclosures import disclosures
 from indpriv.audit import Evidence, summarise
-from indpriv.evidence import Check
+from indpriv.norm_log.evidence import Check
 from synthetic import epsilon_table, small_run
 
 DECLARED = "every checkpoint may be published under the worst-case epsilon"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from indpriv.analysis.guarantee import guarantee_of, true_positive_bound, worst_case_membership
-from indpriv.norm_log import NormLog
+from indpriv.norm_log.norm_log import NormLog
 from synthetic import epsilon_table
 
 

@@ -1,9 +1,9 @@
 import pytest
 
-import indpriv.audit.accounting
 import indpriv.audit.audit_directory
+import indpriv.audit.variants
+from indpriv._files import write_json
 from indpriv.audit import audit
-from indpriv.files import write_json
 from synthetic import small_run, write_run
 
 DELTA = 1e-5
@@ -12,9 +12,9 @@ DELTA = 1e-5
 @pytest.fixture
 def no_extras(monkeypatch):
     """Leave out what takes long and is of no interest to most tests: more accounts, and the page's figures."""
-    monkeypatch.setattr(indpriv.audit.accounting, "COARSER", ())
-    monkeypatch.setattr(indpriv.audit.accounting, "RULES", ())
-    monkeypatch.setattr(indpriv.audit.accounting, "FIDELITY_EPOCHS", ())
+    monkeypatch.setattr(indpriv.audit.variants, "COARSER", ())
+    monkeypatch.setattr(indpriv.audit.variants, "RULES", ())
+    monkeypatch.setattr(indpriv.audit.variants, "FIDELITY_EPOCHS", ())
     monkeypatch.setattr(indpriv.audit.audit_directory, "render_html", lambda summary, _pictures: summary.name)
 
 

@@ -14,8 +14,9 @@ from rich.console import Console
 
 import indpriv
 from indpriv import EvidenceError, ExampleTable, InputError, account
+from indpriv._files import read_parquet
 from indpriv.analysis.declared import Declared
-from indpriv.analysis.groups import group_table
+from indpriv.analysis.groups.group_table import group_table
 from indpriv.audit import (
     Evidence,
     audit,
@@ -28,8 +29,7 @@ from indpriv.audit import (
 )
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.errors import PrivacyWarning
-from indpriv.files import read_parquet
-from indpriv.report.terminal import print_audit
+from indpriv.report.renderers.terminal import print_audit
 from synthetic import small_run, write_run
 
 from .conftest import DELTA

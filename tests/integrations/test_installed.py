@@ -9,7 +9,7 @@ from torch import nn
 from indpriv import NormLog
 from indpriv.integrations.callbacks import STATE, hugging_face_callback, lightning_callback
 from indpriv.integrations.metrics import metrics_of, send
-from indpriv.verify import verify
+from indpriv.norm_log.verify import verify
 
 # These packages warn of one another.
 pytestmark = pytest.mark.filterwarnings("ignore")

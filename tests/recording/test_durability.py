@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from indpriv import InputError, NormLog
-from indpriv import journal as journal_module
+from indpriv import _journal as journal_module
+from indpriv._journal import JournalWriter, read_journal
 from indpriv.errors import PrivacyWarning
-from indpriv.journal import JournalWriter, read_journal
-from indpriv.norm_log_reader import read_state
-from indpriv.norm_log_writer import NormLogWriter
+from indpriv.norm_log.reader import read_state
+from indpriv.norm_log.verify import verify
+from indpriv.norm_log.writer import NormLogWriter
 from indpriv.recording import Recorder
-from indpriv.verify import verify
 from runs import PER_EXAMPLE, make_run
 
 WRITE_FOREVER = """
@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 sys.path.insert(0, {tests!r})
 import synthetic
-from indpriv.norm_log_writer import LogHeader, NormLogWriter
+from indpriv.norm_log.writer import LogHeader, NormLogWriter
 
 N = 200
 header = LogHeader(0.01, "up", "example", "add_remove", "poisson", False, {{}})

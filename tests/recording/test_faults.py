@@ -6,10 +6,10 @@ from torch import nn
 
 import indpriv
 from indpriv import EvidenceError, InputError, NormLog, PrivacyFilter
-from indpriv.journal import JournalWriter, read_journal
-from indpriv.norm_log_reader import read_state
+from indpriv._journal import JournalWriter, read_journal
+from indpriv.norm_log.reader import read_state
+from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder
-from indpriv.verify import verify
 from runs import PER_EXAMPLE, make_run
 
 
@@ -208,7 +208,7 @@ def test_what_a_buffer_keeps_of_the_examples_is_refused(tmp_path):
 
 @pytest.mark.parametrize(("excess", "status"), [(5e-5, "passed"), (5e-4, "not checked"), (4e-3, "failed")])
 def test_clipping_by_norms_that_sums_make_too_small_is_told(excess, status, tmp_path, monkeypatch):
-    monkeypatch.setattr("indpriv.recording.opacus_run.clip_excess", lambda _: excess)
+    monkeypatch.setattr("indpriv.recording.opacus.run.clip_excess", lambda _: excess)
     log = record(make_run(), tmp_path / "run")
     check = next(check for check in verify(tmp_path / "run") if check.name == "clipping")
     assert check.status == status

@@ -20,11 +20,11 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomS
 
 import indpriv
 from indpriv import EvidenceError, ExampleTable, InputError, NormLog
-from indpriv.evidence import SEEDED
-from indpriv.norm_log_reader import read_state
-from indpriv.norm_log_writer import NormLogWriter
+from indpriv.norm_log.evidence import SEEDED
+from indpriv.norm_log.reader import read_state
+from indpriv.norm_log.verify import verify
+from indpriv.norm_log.writer import NormLogWriter
 from indpriv.recording import Recorder, RecordingPolicy, per_example_gradient_norms
-from indpriv.verify import verify
 from runs import PER_EXAMPLE, blobs, make_run, mlp
 
 

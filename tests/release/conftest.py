@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from indpriv._files import read_json, write_json
 from indpriv.analysis.declared import Declared
 from indpriv.audit import Evidence, summarise
-from indpriv.evidence import Check
-from indpriv.files import read_json, write_json
+from indpriv.norm_log.evidence import Check
 from synthetic import epsilon_table, small_run
 
 WORST = 2.0

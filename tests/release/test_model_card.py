@@ -3,9 +3,9 @@ import json
 import numpy as np
 import pytest
 
+from indpriv._files import read_json
 from indpriv.cli import run as run_command
 from indpriv.errors import InputError
-from indpriv.files import read_json
 from indpriv.release import Request, release
 from indpriv.release.model_card import read_release, render_model_card
 

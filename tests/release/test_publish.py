@@ -11,7 +11,7 @@ import pytest
 
 import indpriv.release
 from indpriv.errors import EvidenceError, InputError, PrivacyWarning
-from indpriv.norm_log import NormLog
+from indpriv.norm_log.norm_log import NormLog
 from indpriv.release import Budget, Request, mechanisms, publish, release
 from indpriv.release.ledger import Ledger
 from indpriv.release.sources import _norm_grid

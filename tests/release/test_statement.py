@@ -5,9 +5,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from indpriv._files import read_json
 from indpriv.analysis.guarantee import true_positive_bound
 from indpriv.errors import InputError
-from indpriv.files import read_json
 from indpriv.release.statement import owners, statement, write_statements
 
 from .conftest import WORST, read_epsilons, write_small_audit

@@ -1,37 +1,7 @@
 import pytest
 
-from indpriv.analysis.declared import Declared
-from indpriv.analysis.fidelity import compare
-from indpriv.audit import Evidence, summarise
-from indpriv.evidence import Check
-from synthetic import epsilon_table, small_run
-
-CHECKS = (
-    Check("journal", "passed", "every line continues the hash chain"),
-    Check("sampler (UniformWithReplacementSampler)", "passed", "Opacus's Poisson sampler draws every batch"),
-    Check("coverage", "not checked", "10 of 30 steps have a record"),
-)
-
-
-def summary_of(log, examples, **options):
-    """A summary of hand-made epsilons: the accountant has no part in it."""
-    scale = examples.train["loss"].to_numpy() ** 0.5
-    table = epsilon_table((2 * scale).clip(max=1.9), worst_case=1.9)
-    fidelity = [
-        compare(
-            epsilon_table(table.epsilon * factor, between_records=rule),
-            table,
-            source="norms at every step of this log",
-            every=every,
-            epochs=every / 10,
-        )
-        for every, factor in ((3, 1.01), (10, 0.95))
-        for rule in ("last", "closest")
-    ]
-    evidence = {"examples": examples, "non_dp": examples, "checks": CHECKS, "declared": Declared(name="tiny")}
-    evidence |= options.pop("evidence", {})
-    settings = {"name": "tiny", "fidelity": fidelity, "command": "indpriv audit run"} | options
-    return summarise(log, table, Evidence(**evidence), **settings)
+from summaries import summary_of
+from synthetic import small_run
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import pytest
 
 from indpriv.errors import InputError
 from indpriv.report import pdf
-from indpriv.report.html import render_html
+from indpriv.report.renderers.html import render_html
 
 BROWSER = pdf.find_browser()
 needs_browser = pytest.mark.skipif(BROWSER is None, reason=f"none of {', '.join(pdf.BROWSERS)} is installed")

@@ -8,8 +8,7 @@ import indpriv.report
 from indpriv.analysis.summary import to_plain
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.errors import InputError
-
-from .conftest import summary_of
+from summaries import summary_of
 
 SCHEMA = json.loads((Path(indpriv.report.__file__).parent / "audit.schema.json").read_text(encoding="utf-8"))
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from indpriv.analysis.attack_measures import ONE_RUN, measure_attack
+from indpriv.analysis.attacks.measures import ONE_RUN, measure_attack
 from indpriv.attack_scores import AttackScores
 from indpriv.audit import audit
 from indpriv.errors import InputError

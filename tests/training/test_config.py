@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from indpriv.errors import InputError
-from indpriv.recording_policy import RecordingPolicy
+from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.training.config import AuditConfig
 
 AUDITS = Path(__file__).parents[2] / "audits"

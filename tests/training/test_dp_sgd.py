@@ -12,10 +12,11 @@ from opacus.accountants import RDPAccountant
 from torch import nn
 
 import indpriv
+from indpriv._files import read_json
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
-from indpriv.files import read_json
-from indpriv.norm_log import NormLog
+from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.verify import verify
 from indpriv.training import dp_sgd
 from indpriv.training.checkpoints import list_checkpoints, load_checkpoint
 from indpriv.training.config import AuditConfig, DataConfig
@@ -23,7 +24,6 @@ from indpriv.training.datasets.base import Dataset, Split
 from indpriv.training.dp_sgd import train
 from indpriv.training.models import build_model
 from indpriv.training.randomness import Randomness
-from indpriv.verify import verify
 
 DELTA = 1e-4
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from indpriv.checks import check_choice
+from indpriv._checks import check_choice
 from indpriv.errors import InputError
 from indpriv.training.datasets import adult, cifar10, from_sklearn, lfw, mnist, utkface
 from indpriv.training.datasets.base import Dataset, Split

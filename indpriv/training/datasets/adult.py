@@ -61,9 +61,11 @@ def read_frame() -> pd.DataFrame:
     Raises:
         EvidenceError: the file is not the one that was shipped.
     """
-    content = files("indpriv.data").joinpath("adult.parquet").read_bytes()
+    content = files("indpriv.training.data").joinpath("adult.parquet").read_bytes()
     if hashlib.sha256(content).hexdigest() != SHA256:
-        raise EvidenceError("indpriv/data/adult.parquet is not the file that was shipped; install indpriv again")
+        raise EvidenceError(
+            "indpriv/training/data/adult.parquet is not the file that was shipped; install indpriv again"
+        )
     frame: pd.DataFrame = pq.read_table(io.BytesIO(content)).to_pandas()
     return frame
 

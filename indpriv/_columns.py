@@ -1,0 +1,182 @@
+"""Training and test examples split into named groups by one column or several. Output is sensitive."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from indpriv._checks import check_positive_int
+from indpriv.errors import InputError
+from indpriv.example_table import FIXED_COLUMNS
+
+MISSING = "(missing)"
+_EMPTY = "(empty)"
+_AND = " × "  # between the values of an intersection
+MAX_NUMERIC_VALUES = 50
+_MAX_BINS = 1000
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Groups of one column or several: names, and the group of each training and test example as an index into names."""
+
+    columns: tuple[str, ...]
+    names: tuple[str, ...]
+    train_codes: IntArray
+    test_codes: IntArray
+
+
+def groupable_columns(frame: pd.DataFrame) -> list[str]:
+    """Columns that examples can be grouped by: the label, and metadata (an epsilon table's own columns are not)."""
+    fixed = {*FIXED_COLUMNS, "epsilon", "epsilon_lower", "epsilon_upper"}
+    return ["label", *(name for name in frame.columns if name not in fixed)]
+
+
+def partition(
+    train: pd.DataFrame, test: pd.DataFrame, by: str, *, max_values: int | None = MAX_NUMERIC_VALUES
+) -> Partition:
+    """Split training and test rows by a column, or by the combinations of several.
+
+    Args:
+        train: training rows.
+        test: test rows, with the same columns; may be empty.
+        by: "label" or a metadata column; "column:bins=10" cuts a numeric column at quantiles of the training rows;
+            "race,age:bins=4" makes a group of every combination that occurs.
+        max_values: most distinct values a numeric column may have without bins; None for any number.
+
+    Returns:
+        groups named by their values in sorted order; missing values are the group "(missing)".
+
+    Raises:
+        InputError: no such column, bins of a column that is not numeric, or too many numeric values.
+    """
+    columns = groupable_columns(train)
+    if "," in by and by not in columns:
+        return _intersection([partition(train, test, part.strip(), max_values=max_values) for part in by.split(",")])
+    column, bins = _parse(by, columns)
+    both = [train[column], test[column] if column in test.columns else pd.Series([None] * len(test), dtype=object)]
+    numeric = all(pd.api.types.is_numeric_dtype(part) or part.empty or part.isna().all() for part in both)
+    boolean = all(pd.api.types.is_bool_dtype(part) or part.empty or part.isna().all() for part in both)
+    if bins is not None:
+        if not numeric or boolean:
+            raise InputError(f"{by!r}: {column} is not numeric, so it has no bins; pass --by {column}")
+        return _binned(column, to_floats(both[0]), to_floats(both[1]), bins)
+    if numeric and not boolean and max_values is not None:
+        distinct = both[0].nunique()
+        if distinct > max_values:
+            raise InputError(
+                f"{column} is numeric with {distinct} distinct values, too many to be groups; pass {column}:bins=10"
+            )
+    return _named(column, _texts(both[0]), _texts(both[1]))
+
+
+def to_floats(column: "pd.Series[Any]") -> NDArray[np.float64]:
+    """A column of numbers or booleans, with missing values of any kind, as float64 with NaN."""
+    values = column.to_numpy(dtype=object, copy=True)
+    values[column.isna().to_numpy()] = np.nan
+    floats: NDArray[np.float64] = values.astype(np.float64)
+    return floats
+
+
+def _parse(by: str, columns: list[str]) -> tuple[str, int | None]:
+    """The column and number of bins of a request; a column of exactly that name comes first."""
+    if by in columns:
+        return by, None
+    match = re.fullmatch(r"(.+):bins=(\d+)", by)
+    column = match.group(1) if match else by
+    asked, _, bins_text = by.rpartition(":bins=")
+    if match is None and asked in columns:
+        raise InputError(f"{by!r}: bins={bins_text!r} is not a whole number; pass e.g. {asked}:bins=10")
+    if column not in columns:
+        raise InputError(f"there is no column {column!r} to group by; choose among {', '.join(columns)}")
+    if match is None:
+        return column, None
+    bins = check_positive_int(f"{column}:bins", int(match.group(2)), minimum=2)
+    if bins > _MAX_BINS:
+        raise InputError(f"{column}:bins={bins} is more than {_MAX_BINS}; pass fewer bins")
+    return column, bins
+
+
+def to_texts(column: "pd.Series[Any]") -> NDArray[np.object_]:
+    """A column's values as names of groups: missing ones are "(missing)", 1.0 in a column of whole numbers reads 1."""
+    found = _texts(column)
+    found[column.isna().to_numpy()] = MISSING
+    return found
+
+
+def _texts(column: "pd.Series[Any]") -> NDArray[np.object_]:
+    """Values as texts, None where missing; 1.0 in a column of whole numbers reads 1."""
+    values = column.astype(object).to_numpy(dtype=object)
+    missing = column.isna().to_numpy()
+    codes, uniques = pd.factorize(values, use_na_sentinel=True)
+    texts = np.array([_text(value) for value in uniques] + [None], dtype=object)
+    found: NDArray[np.object_] = texts[codes]
+    found[missing] = None
+    return found
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    text = str(value)
+    if text in (MISSING, _EMPTY):
+        return repr(text)  # a value that reads like our own name for no value
+    return text or _EMPTY
+
+
+def _named(column: str, train: NDArray[np.object_], test: NDArray[np.object_]) -> Partition:
+    codes, uniques = pd.factorize(np.concatenate([train, test]), use_na_sentinel=True)
+    order = sorted(range(len(uniques)), key=lambda index: uniques[index])
+    names = [str(uniques[index]) for index in order]
+    rank = np.empty(len(uniques) + 1, dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    rank[-1] = len(order)
+    codes = rank[codes]
+    if len(codes) and (codes == len(order)).any():
+        names.append(MISSING)
+    return Partition((column,), tuple(names), codes[: len(train)], codes[len(train) :])
+
+
+def _binned(column: str, train: NDArray[np.float64], test: NDArray[np.float64], bins: int) -> Partition:
+    """Bins of about equal size, cut at quantiles of the training values; the outer bins are open."""
+    finite = train[np.isfinite(train)]
+    if not len(finite):
+        raise InputError(f"{column} has no finite value in the training examples, so it has no bins")
+    inner = np.unique(np.quantile(finite, np.linspace(0, 1, bins + 1)[1:-1], method="closest_observation"))
+    inner = inner[inner > finite.min()]  # else the first bin would be empty
+    texts = [f"{edge:.12g}" for edge in inner]
+    names = [f"{low} to <{high}" for low, high in pairwise(texts)]
+    names = [f"< {texts[0]}", *names, f">= {texts[-1]}"] if texts else ["all"]
+    codes = []
+    for values in (train, test):
+        known = np.isfinite(values)
+        codes.append(np.where(known, np.searchsorted(inner, np.where(known, values, 0.0), side="right"), len(names)))
+    if any((part == len(names)).any() for part in codes):
+        names.append(MISSING)
+    return Partition((column,), tuple(names), codes[0], codes[1])
+
+
+def _intersection(parts: Sequence[Partition]) -> Partition:
+    """One group for every combination that a training or test example has."""
+    joint = [np.zeros(len(getattr(parts[0], split)), dtype=np.int64) for split in ("train_codes", "test_codes")]
+    names: list[str] = [""]
+    for number, part in enumerate(parts):
+        joint = [
+            codes * len(part.names) + own for codes, own in zip(joint, (part.train_codes, part.test_codes), strict=True)
+        ]
+        present, codes = np.unique(np.concatenate(joint), return_inverse=True)
+        before, last = np.divmod(present, len(part.names))
+        names = [
+            (names[first] + _AND if number else "") + part.names[second]
+            for first, second in zip(before.tolist(), last.tolist(), strict=True)
+        ]
+        joint = [codes[: len(joint[0])], codes[len(joint[0]) :]]
+    columns = tuple(dict.fromkeys(column for part in parts for column in part.columns))
+    return Partition(columns, tuple(names), joint[0], joint[1])

@@ -1,0 +1,1 @@
+"""What an example's trajectory counts: in how many steps it met which one-step mechanism."""

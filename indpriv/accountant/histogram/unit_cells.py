@@ -1,0 +1,234 @@
+"""Cells of units with several rows: so many equal rows of one norm. units.py proves what is used here. Sensitive."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indpriv.accountant.histogram.cells import n_cores
+from indpriv.accountant.histogram.counts import Counts, bytes_of, collected
+from indpriv.accountant.histogram.governing_records import AT_CLIPPING_NORM
+from indpriv.accountant.histogram.governing_rows import GoverningRows, Rows
+from indpriv.accountant.rdp import divergences_of_pairs
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+MOST_ROWS = 1000  # equal rows of a cell; the sums of more rows are shared among so many
+_EVERY_NUMBER, _ROWS_RATIO = 64, 1.02  # up to so many rows each number has cells; beyond, numbers in this ratio
+_MAX_LEVELS = 512  # beyond so many levels of all settings together, shifts are nodes of a grid
+_MAX_RATES = 32  # distinct sample rates; more are rounded up to so many
+_NODE_RATIO, _SMALLEST = 1.02, 1e-3  # of a grid of shifts; between nodes a step is shared, which overstates RDP by 1e-4
+_ROUNDING = 1e-12  # relative, of sums of norms: by far more than their floating-point error
+_AT_ONCE = 1 << 19  # norms that are summed together
+
+
+@dataclass(frozen=True)
+class EqualRows:
+    """Mechanisms of equal rows of one unit; arrays have shape (n,). shift: relative norm of one row / noise_multiplier."""
+
+    shift: FloatArray
+    sample_rate: FloatArray
+    n_rows: IntArray
+
+    @classmethod
+    def at_clipping_norm(cls, n_rows: IntArray, noise_multiplier: FloatArray, sample_rate: FloatArray) -> EqualRows:
+        """Units whose rows are all clipped; of more than MOST_ROWS rows, so many with the same sum."""
+        counted = np.minimum(n_rows, MOST_ROWS)
+        return cls(n_rows / counted / noise_multiplier, sample_rate, counted)
+
+    @property
+    def n_cells(self) -> int:
+        """Number of mechanisms."""
+        return len(self.shift)
+
+    def divergences_at(self, cells: IntArray, orders: FloatArray) -> FloatArray:
+        """(n,) Rényi divergence of one step of cells[i] at orders[i]."""
+        values = np.zeros(len(cells))
+        n_rows = self.n_rows[cells]
+
+        def fill(k: int) -> None:
+            chosen = np.flatnonzero(n_rows == k)
+            rows, row = np.unique(cells[chosen], return_inverse=True)
+            values[chosen] = divergences_of_pairs(self.shift[rows], self.sample_rate[rows], row, orders[chosen], k)
+
+        with ThreadPoolExecutor(n_cores()) as pool:
+            list(pool.map(fill, np.unique(n_rows)[::-1].tolist()))  # the longest first
+        return values
+
+
+def row_numbers(largest: int) -> IntArray:
+    """Numbers of rows that have cells, ascending from 1 to the first that is not below largest, MOST_ROWS at most.
+
+    They are those of one fixed series, so that nobody's epsilon depends on how many rows others have.
+    """
+    beyond = math.ceil(math.log(MOST_ROWS / _EVERY_NUMBER) / math.log(_ROWS_RATIO))
+    series = np.minimum(np.round(_EVERY_NUMBER * _ROWS_RATIO ** np.arange(beyond + 1)), MOST_ROWS)
+    numbers = np.unique(np.concatenate([np.arange(1, _EVERY_NUMBER + 1), series])).astype(np.int64)
+    return numbers[: int(np.searchsorted(numbers, min(largest, MOST_ROWS))) + 1]
+
+
+@dataclass(frozen=True)
+class UnitCells:
+    """Cells (setting, number of rows, node): the node runs fastest.
+
+    Attributes:
+        mechanisms: of the cells.
+        governing: rows and segments.
+        row_numbers: (n_numbers,) see `row_numbers`.
+        nodes: (n_nodes,) ascending from 0, in which the norms of rows are located: levels, or shifts.
+        scale: (n_segment_settings,) from a relative norm to the unit of the nodes.
+        setting: (n_segment_settings,) setting of a cell for each setting of a segment.
+        between_nodes: norms lie between nodes, not on them.
+    """
+
+    mechanisms: EqualRows
+    governing: GoverningRows
+    row_numbers: IntArray
+    nodes: FloatArray
+    scale: FloatArray
+    setting: IntArray
+    between_nodes: bool
+
+    @classmethod
+    def of(cls, governing: GoverningRows, largest_unit: int) -> UnitCells:
+        """The cells of a run whose largest unit has so many rows."""
+        segments, codes = governing.segments, governing.codes
+        numbers = row_numbers(largest_unit)
+        pairs = np.stack([segments.noise_multiplier, segments.sample_rate], axis=1)
+        settings, setting = np.unique(pairs, axis=0, return_inverse=True)
+        on_levels = (
+            codes is not None
+            and largest_unit <= MOST_ROWS
+            and bool(np.all(codes.unit == segments.max_grad_norm[0]))
+            and bool(np.all(segments.max_grad_norm == segments.max_grad_norm[0]))
+        )
+        if codes is not None and on_levels:
+            levels = np.unique(np.minimum(codes.value[0], 1.0)) if len(codes.value) else np.array([0.0, 1.0])
+            if len(settings) * len(levels) <= _MAX_LEVELS:
+                shifts = levels / settings[:, :1]
+                scale = np.ones(len(setting))
+                mechanisms = _all_rows(shifts, settings[:, 1], numbers)
+                return cls(mechanisms, governing, numbers, levels, scale, setting.ravel(), False)
+        rates, rate = _rounded_up(segments.sample_rate)
+        noise = segments.noise_multiplier
+        nodes = _shift_nodes(_SMALLEST / noise.max(), max(1.0, largest_unit / MOST_ROWS) / noise.min())
+        mechanisms = _all_rows(np.broadcast_to(nodes, (len(rates), len(nodes))), rates, numbers)
+        return cls(mechanisms, governing, numbers, nodes, 1 / noise, rate, True)
+
+    @property
+    def n_cells(self) -> int:
+        """Number of cells."""
+        return self.mechanisms.n_cells
+
+    @property
+    def bytes_per_unit(self) -> int:
+        """Memory that the counts of one unit take."""
+        return bytes_of(self._n_entries, self.n_cells)
+
+    @property
+    def _n_entries(self) -> int:
+        return (4 if self.between_nodes else 2) * len(self.governing.segments.row)
+
+    def divergences_at(self, cells: IntArray, orders: FloatArray) -> FloatArray:
+        """(n,) Rényi divergence of one step of cells[i] at orders[i]."""
+        return self.mechanisms.divergences_at(cells, orders)
+
+    def counts(self, rows: Rows, starts: IntArray) -> Counts:
+        """Counts over the cells of the units whose rows are consecutive columns.
+
+        Args:
+            rows: (n_rows, n_examples) of what the governing rows read.
+            starts: (n_units,) column of each unit's first example.
+        """
+        nothing = np.zeros(self.n_cells)
+        return collected(self._entries(rows, starts), len(starts), self._n_entries, nothing)
+
+    def _entries(self, rows: Rows, starts: IntArray) -> Iterator[tuple[IntArray, FloatArray]]:
+        """(k, n_units) cells and steps, some segments at a time."""
+        segments = self.governing.segments
+        n_rows = np.diff(np.append(starts, rows.shape[1]))
+        chunk = max(1, _AT_ONCE // rows.shape[1])
+        for begin in range(0, len(segments.row), chunk):
+            index = np.arange(begin, min(begin + chunk, len(segments.row)))
+            largest, total = self._sums(rows, starts, n_rows, index)
+            setting = segments.setting[index]
+            scale = self.scale[setting][:, None]
+            first = self.setting[setting][:, None] * (len(self.row_numbers) * len(self.nodes))
+            steps = segments.count[index].astype(np.float64)[:, None]
+            for cell, share in self._located(largest * scale, total * scale):
+                yield first + cell, steps * share
+
+    def _sums(self, rows: Rows, starts: IntArray, n_rows: IntArray, index: IntArray) -> tuple[FloatArray, FloatArray]:
+        """(len(index), n_units) largest relative norm of a unit's rows, and their sum."""
+        segments, codes = self.governing.segments, self.governing.codes
+        row, clip = segments.row[index], segments.max_grad_norm[segments.setting[index]]
+        largest = np.ones((len(index), len(starts)))
+        total = np.broadcast_to(n_rows.astype(np.float64), largest.shape).copy()
+        known = np.flatnonzero(row != AT_CLIPPING_NORM)
+        if not len(known):
+            return largest, total
+        if codes is None:
+            relative = np.minimum(rows[row[known]] / clip[known, None], 1.0)
+        else:
+            table = codes.relative_norms(row[known], clip[known])
+            offsets = np.arange(len(known))[:, None] * codes.n_codes
+            relative = table.ravel().take(rows[row[known]] + offsets)
+        largest[known] = np.maximum.reduceat(relative, starts, axis=1)
+        total[known] = np.add.reduceat(relative, starts, axis=1) * (1 + _ROUNDING)
+        return largest, total
+
+    def _located(self, largest: FloatArray, total: FloatArray) -> Iterator[tuple[IntArray, FloatArray]]:
+        """Cells of the first setting, and shares of a step; an upper bound by majorisation and convexity."""
+        nodes, n_nodes = self.nodes, len(self.nodes)
+        norm = np.maximum(largest, total / MOST_ROWS) if self.between_nodes else largest  # levels: few enough rows
+        above = np.minimum(np.searchsorted(nodes, norm), n_nodes - 1)
+        norm = norm if self.between_nodes else nodes[above]
+        rows = np.divide(total, norm, out=np.ones(norm.shape), where=norm > 0)
+        numbers, last = self.row_numbers, len(self.row_numbers) - 1
+        place = np.clip(np.searchsorted(numbers, rows, side="right") - 1, 0, last)
+        following = np.minimum(place + 1, last)
+        gap = numbers[following] - numbers[place]
+        rest = np.clip(np.divide(rows - numbers[place], gap, out=np.zeros(rows.shape), where=gap > 0), 0.0, 1.0)
+        fewer, more = place * n_nodes, following * n_nodes
+        if not self.between_nodes:
+            yield fewer + above, 1 - rest
+            yield more + above, rest
+            return
+        below = np.maximum(above - 1, 0)
+        width = nodes[above] - nodes[below]
+        up = np.clip(np.divide(norm - nodes[below], width, out=np.ones(norm.shape), where=width > 0), 0.0, 1.0)
+        for node, part in ((below, 1 - up), (above, up)):
+            yield fewer + node, part * (1 - rest)
+            yield more + node, part * rest
+
+
+def _all_rows(shifts: FloatArray, rates: FloatArray, numbers: IntArray) -> EqualRows:
+    """Mechanisms of every (setting, number of rows, node); shifts has shape (n_settings, n_nodes)."""
+    shape = (len(rates), len(numbers), shifts.shape[1])
+    return EqualRows(
+        np.broadcast_to(shifts[:, None, :], shape).ravel(),
+        np.broadcast_to(rates[:, None, None], shape).ravel(),
+        np.broadcast_to(numbers[None, :, None], shape).ravel(),
+    )
+
+
+def _shift_nodes(smallest: float, largest: float) -> FloatArray:
+    """0, then a geometric series from smallest to largest."""
+    n = int(np.ceil(np.log(largest / smallest) / np.log(_NODE_RATIO))) + 1
+    return np.append(0.0, np.geomspace(smallest, largest, max(n, 2)) * (1 + _ROUNDING))
+
+
+def _rounded_up(rates: FloatArray) -> tuple[FloatArray, IntArray]:
+    """Distinct sample rates and the index of each; too many are rounded up to a geometric series."""
+    distinct, index = np.unique(rates, return_inverse=True)
+    if len(distinct) <= _MAX_RATES:
+        return distinct, index.ravel()
+    series = np.minimum(np.geomspace(distinct[0], distinct[-1], _MAX_RATES) * (1 + _ROUNDING), distinct[-1])
+    series[-1] = distinct[-1]
+    return series, np.searchsorted(series, rates)

@@ -1,0 +1,1 @@
+"""What the scores of attacks prove, overall, by group and by epsilon."""

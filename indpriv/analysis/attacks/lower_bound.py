@@ -1,0 +1,169 @@
+"""A lower bound on the worst-case epsilon of a run from one run, with its confidence. Output is sensitive.
+
+After Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run" (NeurIPS 2023, arXiv:2305.08846): each
+of m examples is included by an independent fair coin; from the scores, "included" is guessed for the highest, "left
+out" for the lowest, and nothing for the rest. Under (epsilon, delta)-DP the number of right guesses is all but bounded
+by a binomial with success rate e^epsilon / (1 + e^epsilon), so that more of them refute that epsilon. The bound is on the
+worst case that DP promises to everybody; it says nothing of anybody's output-specific epsilon.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, stats
+
+from indpriv.analysis.statistics.binomial import clopper_pearson
+from indpriv.analysis.statistics.resampling import CONFIDENCE, Interval
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+LEAST_GUESSES = 8  # fewer cannot refute anything at 95 % once several numbers of guesses are tried
+_FEWER = 4  # from one number of guesses to the next
+_LARGEST_EPSILON = 100.0
+_WINDOW = 12.0  # standard deviations beyond which a binomial has no mass that matters (1e-32)
+NULL_TRIALS = 1000
+
+
+@dataclass(frozen=True)
+class LowerBound:
+    """What the guesses prove.
+
+    Attributes:
+        epsilon: lower bound on the worst-case epsilon at the delta given; 0 proves nothing.
+        guesses, correct: of the number of guesses that proves most; 0 where nothing could be guessed.
+        tried: numbers of guesses tried, which the bound is corrected for (Bonferroni).
+        false_alarm_rate: measured: share of random memberships that give a bound above 0, of `NULL_TRIALS` of them.
+        false_alarm_interval: exact binomial, of that rate.
+    """
+
+    epsilon: float
+    guesses: int
+    correct: int
+    tried: int
+    false_alarm_rate: float
+    false_alarm_interval: Interval
+
+
+def lower_bound(
+    scores: FloatArray,
+    member: NDArray[np.bool_],
+    *,
+    delta: float,
+    n_coins: int,
+    rng: np.random.Generator,
+    balanced: bool = False,
+    confidence: float = CONFIDENCE,
+) -> LowerBound:
+    """Bound the worst-case epsilon from scores of examples that fair coins included or left out.
+
+    The numbers of guesses are a function of the number of scores alone, fixed before any score is seen: the upper and
+    lower half, eighth, thirty-second and so on, guessed on both sides or on the upper side only.
+
+    Args:
+        scores: (n,) higher = more likely included.
+        member: (n,) how each coin fell.
+        delta: of the (epsilon, delta) that is bounded.
+        n_coins: coins flipped in all, of which these scores may be a part.
+        rng: breaks ties among scores, and calibrates.
+        balanced: instead of by fair coins, members were chosen at random as so many: false alarms are of such choices.
+        confidence: of the bound.
+    """
+    plans = _plans(len(scores))
+    if not plans:
+        return LowerBound(0.0, 0, 0, 0, 0.0, Interval(0.0, 1.0))
+    shuffled = rng.permutation(len(scores))
+    ranked = member[shuffled][np.argsort(-scores[shuffled], kind="stable")]
+    cuts = np.unique([0, *(top for top, _ in plans), *(len(scores) - bottom for _, bottom in plans), len(scores)])
+    included = np.add.reduceat(ranked.astype(np.int64), cuts[:-1])
+    level = (1 - confidence) / len(plans)
+    least = [_least_correct(top + bottom, delta, n_coins, level) for top, bottom in plans]
+    correct = _correct(included[None], cuts, plans)[0]
+    bounds = [
+        _largest_refuted(top + bottom, int(right), delta, n_coins, level) if right >= enough else 0.0
+        for (top, bottom), right, enough in zip(plans, correct, least, strict=True)
+    ]
+    best = int(np.argmax(bounds))
+    sizes = np.diff(cuts)
+    if balanced:
+        null = rng.multivariate_hypergeometric(sizes, int(member.sum()), size=NULL_TRIALS, method="marginals")
+    else:
+        null = rng.binomial(sizes, 0.5, size=(NULL_TRIALS, len(sizes)))
+    alarms = int((_correct(null, cuts, plans) >= np.array(least)).any(axis=1).sum())
+    low, high = clopper_pearson(alarms, NULL_TRIALS)
+    return LowerBound(
+        epsilon=bounds[best],
+        guesses=sum(plans[best]),
+        correct=int(correct[best]),
+        tried=len(plans),
+        false_alarm_rate=alarms / NULL_TRIALS,
+        false_alarm_interval=Interval(float(low), float(high)),
+    )
+
+
+def refutation(guesses: int, correct: int, epsilon: float, delta: float, n_coins: int) -> float:
+    """Largest probability of at least so many right guesses under (epsilon, delta)-DP.
+
+    Steinke, Nasr and Jagielski 2023, Theorem 5.2 in the form of the code in their appendix D: with W binomial of success
+    rate e^epsilon / (1 + e^epsilon), P[W >= v] + 2 m delta max_i P[v > W >= v - i] / i.
+    """
+    rate = 1 / (1 + np.exp(-epsilon))
+    tail = float(stats.binom.sf(correct - 1, guesses, rate))
+    if delta == 0 or correct == 0:
+        return tail
+    spread = np.sqrt(guesses * rate * (1 - rate))
+    lowest = max(0, int(min(correct - 1, guesses * rate) - _WINDOW * spread - 1))
+    below = np.cumsum(stats.binom.pmf(np.arange(correct - 1, lowest - 1, -1), guesses, rate))
+    steepest = float(np.max(below / np.arange(1, len(below) + 1)))
+    return min(1.0, tail + 2 * n_coins * delta * steepest)
+
+
+def _plans(n: int) -> list[tuple[int, int]]:
+    """Guesses "included" and "left out" of every plan."""
+    sides = []
+    side = n // 2
+    while side >= LEAST_GUESSES:
+        sides.append(side)
+        side //= _FEWER
+    return [plan for side in sides for plan in ((side, side), (side, 0))]
+
+
+def _correct(included: IntArray, cuts: IntArray, plans: Sequence[tuple[int, int]]) -> IntArray:
+    """Right guesses of each plan, (n_trials, n_plans), from the members between consecutive cuts."""
+    up_to = np.concatenate([np.zeros((len(included), 1), dtype=np.int64), np.cumsum(included, axis=1)], axis=1)
+    n = int(cuts[-1])
+    return np.stack(
+        [
+            up_to[:, np.searchsorted(cuts, top)] + bottom - (up_to[:, -1] - up_to[:, np.searchsorted(cuts, n - bottom)])
+            for top, bottom in plans
+        ],
+        axis=1,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _least_correct(guesses: int, delta: float, n_coins: int, level: float) -> int:
+    """Fewest right guesses that refute epsilon 0; more than there are guesses where nothing can."""
+    low, high = guesses // 2, guesses + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if refutation(guesses, middle, 0.0, delta, n_coins) <= level:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _largest_refuted(guesses: int, correct: int, delta: float, n_coins: int, level: float) -> float:
+    """Largest epsilon that so many right guesses refute, rounded down by the root finder's tolerance."""
+
+    def excess(epsilon: float) -> float:
+        return refutation(guesses, correct, epsilon, delta, n_coins) - level
+
+    if excess(_LARGEST_EPSILON) <= 0:
+        return _LARGEST_EPSILON
+    tolerance = 1e-6
+    return max(0.0, float(optimize.brentq(excess, 0.0, _LARGEST_EPSILON, xtol=tolerance)) - 2 * tolerance)

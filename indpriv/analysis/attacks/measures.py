@@ -1,0 +1,153 @@
+"""What any attack's scores prove: discrimination and a lower bound on epsilon, overall and by group. Sensitive.
+
+Sees only AttackScores, whoever made them.
+"""
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indpriv._checks import check_delta, check_positive_int
+from indpriv.analysis.attacks.lower_bound import LEAST_GUESSES, NULL_TRIALS, LowerBound, lower_bound
+from indpriv.analysis.attacks.roc import Discrimination, discriminate
+from indpriv.analysis.statistics.resampling import CONFIDENCE
+from indpriv.attack_scores import AttackScores
+
+IntArray = NDArray[np.int64]
+
+MIN_TRIALS = 10  # as for groups: fewer guesses say more about these examples than about the group
+OVERALL = "all examples"
+ONE_RUN = "one run with independent fair coins (Steinke, Nasr and Jagielski 2023)"
+BALANCED = (
+    "one run (Steinke, Nasr and Jagielski 2023), on as many random members as non-members, as if fair coins had chosen "
+    "them: valid where members were chosen at random"
+)
+
+
+@dataclass(frozen=True)
+class AttackMeasure:
+    """What one attack achieves on some examples.
+
+    Attributes:
+        name: the group, or "all examples".
+        n_members, n_nonmembers: scores there are.
+        too_small: fewer than ten of either: too few to read.
+        discrimination: None where a side is empty.
+        bound: lower bound on the worst-case epsilon; of a group, corrected for the number of groups.
+    """
+
+    name: str
+    n_members: int
+    n_nonmembers: int
+    too_small: bool
+    discrimination: Discrimination | None
+    bound: LowerBound
+
+
+@dataclass(frozen=True)
+class AttackMeasures:
+    """What one attack achieves.
+
+    Attributes:
+        attack: what produced the scores.
+        method: of the lower bound, and what it assumes.
+        confidence: of every interval by itself, of the overall bound, and of the bounds of all groups together.
+        delta: of the (epsilon, delta) that is bounded.
+        seed: of the analysis, not of training.
+        null_trials: random memberships that each false-alarm rate was measured on.
+        overall: all examples.
+        groups: by name; empty where the scores have no groups.
+    """
+
+    attack: str
+    method: str
+    confidence: float
+    delta: float
+    seed: int
+    null_trials: int
+    overall: AttackMeasure
+    groups: tuple[AttackMeasure, ...]
+
+
+def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) -> AttackMeasures:
+    """Measure an attack.
+
+    The lower bound needs members that were chosen by fair coins. Scores that do not say so are cut down to as many
+    random members as non-members first, so that they prove nothing by their numbers.
+
+    Args:
+        scores: of any attack; higher means more likely a member.
+        delta: of the (epsilon, delta)-DP that is tested.
+        seed: of random choices: which scores are left out, and the order of ties.
+
+    Raises:
+        InputError: a delta outside (0, 1), or a negative seed.
+    """
+    delta = check_delta(delta)
+    check_positive_int("seed", seed, minimum=0)
+    names, indices = group_indices(scores)
+    n_tested = sum(len(index) >= 2 * LEAST_GUESSES for index in indices)
+    everybody = np.arange(len(scores.scores))
+    return AttackMeasures(
+        attack=scores.method,
+        method=ONE_RUN if scores.fair_coins else BALANCED,
+        confidence=CONFIDENCE,
+        delta=delta,
+        seed=seed,
+        null_trials=NULL_TRIALS,
+        overall=_measure(None, scores, everybody, delta, seed, CONFIDENCE),
+        groups=tuple(
+            _measure(name, scores, index, delta, seed, 1 - (1 - CONFIDENCE) / max(1, n_tested))
+            for name, index in zip(names, indices, strict=True)
+        ),
+    )
+
+
+def group_indices(scores: AttackScores) -> tuple[list[str], list[IntArray]]:
+    """Names of the groups, sorted, and the positions of their scores; both empty without groups."""
+    if scores.groups is None:
+        return [], []
+    uniques, codes = np.unique(scores.groups.astype(str), return_inverse=True)
+    order = np.argsort(codes, kind="stable")
+    return uniques.tolist(), np.split(order, np.searchsorted(codes[order], np.arange(1, len(uniques))))
+
+
+def generator_of(seed: int, group: str | None) -> np.random.Generator:
+    """Random choices for one group (None: everybody): a function of seed and name only, alike for a model and its twin."""
+    return np.random.default_rng(
+        [seed] if group is None else [seed, zlib.crc32(group.encode("utf-8", "surrogatepass"))]
+    )
+
+
+def _measure(
+    group: str | None, scores: AttackScores, index: IntArray, delta: float, seed: int, confidence: float
+) -> AttackMeasure:
+    values, member = scores.scores[index], scores.member[index]
+    rng = generator_of(seed, group)
+    used = np.arange(len(index)) if scores.fair_coins else _balanced(member, rng)
+    too_small = min(int(member.sum()), int((~member).sum())) < MIN_TRIALS
+    return AttackMeasure(
+        name=OVERALL if group is None else group,
+        n_members=int(member.sum()),
+        n_nonmembers=int((~member).sum()),
+        too_small=too_small,
+        discrimination=discriminate(values[member], values[~member], with_roc=group is None),
+        bound=lower_bound(
+            values[used],
+            member[used],
+            delta=delta,
+            n_coins=len(scores.scores),
+            rng=rng,
+            balanced=not scores.fair_coins,
+            confidence=confidence,
+        ),
+    )
+
+
+def _balanced(member: NDArray[np.bool_], rng: np.random.Generator) -> IntArray:
+    """Positions of as many random members as non-members."""
+    sides = [rng.permutation(np.flatnonzero(member == side)) for side in (True, False)]
+    pairs = min(map(len, sides))
+    return np.concatenate([side[:pairs] for side in sides])

@@ -1,0 +1,128 @@
+"""How well scores tell members from non-members: ROC, AUC, true-positive rates, advantage, with intervals. Sensitive."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+from scipy.special import expit, logit
+
+from indpriv.analysis.statistics.binomial import clopper_pearson
+from indpriv.analysis.statistics.resampling import CONFIDENCE, Interval
+
+FloatArray = NDArray[np.float64]
+
+FALSE_POSITIVE_RATES = (0.001, 0.01)  # low ones are what counts (Carlini et al. 2022, arXiv:2112.03570)
+_ROC_POINTS = 50
+
+
+@dataclass(frozen=True)
+class Discrimination:
+    """What thresholds on one score achieve, each "member" at or above the threshold.
+
+    Attributes:
+        auc: chance that a member scores above a non-member, ties counting half.
+        auc_interval: DeLong, DeLong and Clarke-Pearson 1988, on the logit scale; at 0 or 1 the exact binomial one of as
+            many pairs as there are independent ones; None where all scores are equal.
+        tpr_at_fpr: true-positive rate of the lowest threshold whose false-positive rate is at most "0.001" and "0.01".
+        tpr_at_fpr_intervals: exact binomial, the threshold taken as given.
+        advantage: largest true-positive less false-positive rate over all thresholds, picked on these very scores: above
+            0 by chance alone.
+        advantage_interval: holds for all thresholds together (Dvoretzky, Kiefer and Wolfowitz; Massart 1990).
+        roc: (false-positive rate, true-positive rate) of up to 50 thresholds, from strict to lax; empty where not asked for.
+    """
+
+    auc: float
+    auc_interval: Interval | None
+    tpr_at_fpr: Mapping[str, float]
+    tpr_at_fpr_intervals: Mapping[str, Interval]
+    advantage: float
+    advantage_interval: Interval
+    roc: tuple[tuple[float, float], ...]
+
+
+def discriminate(members: FloatArray, nonmembers: FloatArray, *, with_roc: bool = True) -> Discrimination | None:
+    """Measure scores of members (n_members,) and non-members (n_nonmembers,); None where a side is empty.
+
+    Args:
+        members: scores of members.
+        nonmembers: scores of the others.
+        with_roc: also the points of the curve.
+
+    >>> discriminate(np.array([3.0, 2.0]), np.array([1.0, 0.0])).auc
+    1.0
+    """
+    if not len(members) or not len(nonmembers):
+        return None
+    counts = _count(members, nonmembers)
+    auc, interval = _auc(counts)
+    fpr, tpr = _roc(counts)
+    advantage = float(np.max(tpr - fpr))
+    band = sum(np.sqrt(np.log(4 / (1 - CONFIDENCE)) / (2 * len(side))) for side in (members, nonmembers))
+    at_fpr, at_fpr_intervals = {}, {}
+    for rate in FALSE_POSITIVE_RATES:
+        found = round(tpr[np.searchsorted(fpr, rate, side="right") - 1] * len(members))
+        low, high = clopper_pearson(found, len(members), CONFIDENCE)
+        at_fpr[f"{rate:g}"] = found / len(members)
+        at_fpr_intervals[f"{rate:g}"] = Interval(float(low), float(high))
+    shown = np.unique(np.searchsorted(fpr, np.geomspace(1 / len(nonmembers), 1.0, _ROC_POINTS), side="right") - 1)
+    return Discrimination(
+        auc=auc,
+        auc_interval=interval,
+        tpr_at_fpr=at_fpr,
+        tpr_at_fpr_intervals=at_fpr_intervals,
+        advantage=advantage,
+        advantage_interval=Interval(max(0.0, advantage - band), min(1.0, advantage + band)),
+        roc=() if not with_roc else tuple(zip(fpr[shown].tolist(), tpr[shown].tolist(), strict=True)),
+    )
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """How many members and non-members have each distinct score, smallest score first."""
+
+    members: FloatArray
+    nonmembers: FloatArray
+
+
+def _count(members: FloatArray, nonmembers: FloatArray) -> _Counts:
+    distinct, codes = np.unique(np.concatenate([members, nonmembers]), return_inverse=True)
+    sides = (codes[: len(members)], codes[len(members) :])
+    found = [np.bincount(side, minlength=len(distinct)).astype(np.float64) for side in sides]
+    return _Counts(found[0], found[1])
+
+
+def _roc(counts: _Counts) -> tuple[FloatArray, FloatArray]:
+    """False- and true-positive rates of every threshold, strictest first ("nobody is a member")."""
+    rates = [
+        np.concatenate([[0.0], np.cumsum(side[::-1])]) / side.sum() for side in (counts.nonmembers, counts.members)
+    ]
+    return rates[0], rates[1]
+
+
+def _auc(counts: _Counts) -> tuple[float, Interval | None]:
+    n_members, n_nonmembers = int(counts.members.sum()), int(counts.nonmembers.sum())
+    # Of each distinct score: the share of the other side that it beats, or that beats it, ties counting half.
+    beaten = (np.cumsum(counts.nonmembers) - counts.nonmembers / 2) / n_nonmembers
+    beating = 1 - (np.cumsum(counts.members) - counts.members / 2) / n_members
+    doubled = counts.members @ (2 * np.cumsum(counts.nonmembers) - counts.nonmembers)  # whole, so that 1/2 is 1/2
+    auc = float(doubled) / (2.0 * n_members * n_nonmembers)
+    if auc in (0.0, 1.0):
+        pairs = min(n_members, n_nonmembers)
+        low, high = clopper_pearson(pairs * auc, pairs, CONFIDENCE)
+        return auc, Interval(float(low), float(high))
+    variance = _variance_of_mean(beaten, counts.members) + _variance_of_mean(beating, counts.nonmembers)
+    if variance == 0:
+        return auc, None
+    width = stats.norm.ppf((1 + CONFIDENCE) / 2) * np.sqrt(variance) / (auc * (1 - auc))
+    return auc, Interval(float(expit(logit(auc) - width)), float(expit(logit(auc) + width)))
+
+
+def _variance_of_mean(values: FloatArray, counts: FloatArray) -> float:
+    """Of the mean of values in [0, 1], each as often as counted; the largest possible of a single one."""
+    n = float(counts.sum())
+    if n < 2:
+        return 0.25
+    deviations = values - counts @ values / n
+    return float(counts @ deviations**2) / (n - 1) / n

@@ -1,0 +1,148 @@
+"""The paper's membership test: success rate of a loss threshold, by group. Sees only AttackScores. Sensitive."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indpriv._checks import check_positive_int
+from indpriv.analysis.attacks.measures import MIN_TRIALS, OVERALL, generator_of, group_indices
+from indpriv.analysis.attacks.roc import Discrimination, discriminate
+from indpriv.analysis.statistics.binomial import clopper_pearson
+from indpriv.analysis.statistics.resampling import CONFIDENCE
+from indpriv.attack_scores import AttackScores
+
+FloatArray = NDArray[np.float64]
+
+PROTOCOL = (
+    "In each group: as many random members as non-members; a random half of each chooses the threshold, the other "
+    "half reports the success rate. Chance is 50 %."
+)
+
+
+@dataclass(frozen=True)
+class AttackRow:
+    """Success of a threshold attack on one group.
+
+    Attributes:
+        name: the group.
+        n_members, n_nonmembers: scores there are; pairs of them are used in equal numbers.
+        trials: guesses reported on, half members and half non-members; 0 where there are too few scores.
+        successes: guesses that were right.
+        success_rate: None where trials is 0.
+        low, high: Clopper-Pearson interval of the success rate (exact binomial), each None where trials is 0.
+        too_small: fewer than ten trials: too few to read.
+        discrimination: over all thresholds and all scores; the curve itself for all examples only.
+    """
+
+    name: str
+    n_members: int
+    n_nonmembers: int
+    trials: int
+    successes: int
+    success_rate: float | None
+    low: float | None
+    high: float | None
+    too_small: bool
+    discrimination: Discrimination | None
+
+
+@dataclass(frozen=True)
+class ThresholdAttack:
+    """Success of one attack on one model.
+
+    Attributes:
+        method: what produced the scores.
+        model: "dp", or "non_dp" for the same model trained without DP.
+        by: the column of the groups, "" where only all examples together were attacked.
+        seed: of the random choice of members and halves: an analysis seed, not one of training.
+        confidence: of each interval by itself.
+        overall: all examples together.
+        rows: one per group, most successful first.
+    """
+
+    method: str
+    model: str
+    by: str
+    protocol: str
+    seed: int
+    confidence: float
+    overall: AttackRow
+    rows: tuple[AttackRow, ...]
+
+
+def threshold_attack(
+    scores: AttackScores, *, model: str = "dp", by: str = "", seed: int = 0, overall: AttackRow | None = None
+) -> ThresholdAttack:
+    """Success rate of the best single threshold, chosen on one half of the scores and reported on the other.
+
+    After Yu et al., "Individual Privacy Accounting for Differentially Private Stochastic Gradient Descent"
+    (arXiv 2206.02617v7): all non-members and as many random members.
+
+    Args:
+        scores: higher means more likely a member. Where groups are of unlike size the smaller side is used whole.
+        model: whose losses these are, "dp" or "non_dp".
+        by: the column that the groups of scores come from.
+        seed: of the random choices. A group's choices depend on the seed, its name and its size only, so that the
+            same examples are drawn for a model and its twin.
+        overall: the row of all examples, where another grouping of the same scores has found it already.
+    """
+    check_positive_int("seed", seed, minimum=0)
+    names, indices = group_indices(scores)
+    rows = [_attack_group(name, scores, index, seed) for name, index in zip(names, indices, strict=True)]
+    return ThresholdAttack(
+        method=scores.method,
+        model=model,
+        by=by,
+        protocol=PROTOCOL,
+        seed=seed,
+        confidence=CONFIDENCE,
+        overall=overall or _attack_group(None, scores, np.arange(len(scores.scores)), seed),
+        rows=tuple(sorted(rows, key=lambda row: (-(row.success_rate or 0.0), row.name))),
+    )
+
+
+def _attack_group(group: str | None, scores: AttackScores, index: NDArray[np.int64], seed: int) -> AttackRow:
+    member = scores.member[index]
+    values = scores.scores[index]
+    rng = generator_of(seed, group)
+    members, nonmembers = (rng.permutation(values[member == side]) for side in (True, False))
+    pairs = min(len(members), len(nonmembers))
+    half = pairs // 2
+    trials = successes = 0
+    if half:
+        threshold = best_threshold(members[:half], nonmembers[:half])
+        reported = members[half:pairs], nonmembers[half:pairs]
+        trials = 2 * (pairs - half)
+        successes = int((reported[0] >= threshold).sum() + (reported[1] < threshold).sum())
+    low, high = clopper_pearson(successes, trials, CONFIDENCE)
+    return AttackRow(
+        name=OVERALL if group is None else group,
+        n_members=len(members),
+        n_nonmembers=len(nonmembers),
+        trials=trials,
+        successes=successes,
+        success_rate=successes / trials if trials else None,
+        low=float(low) if trials else None,
+        high=float(high) if trials else None,
+        too_small=trials < MIN_TRIALS,
+        discrimination=discriminate(members, nonmembers, with_roc=group is None),
+    )
+
+
+def best_threshold(members: FloatArray, nonmembers: FloatArray) -> float:
+    """The threshold that guesses most of these right, "member" at or above it; infinity is "nobody is a member".
+
+    Of equally good thresholds the highest, that is the one that accuses fewest.
+
+    >>> best_threshold(np.array([3.0, 2.0]), np.array([1.0, 0.0]))
+    2.0
+    """
+    values = np.concatenate([members, nonmembers])
+    gains = np.concatenate([np.ones(len(members)), -np.ones(len(nonmembers))])
+    order = np.argsort(-values, kind="stable")
+    values, total = values[order], np.cumsum(gains[order])
+    last_of_ties = np.append(values[1:] != values[:-1], True)
+    candidates, gain = values[last_of_ties], total[last_of_ties]
+    best = int(np.argmax(gain))
+    return float(candidates[best]) if gain[best] > 0 else float("inf")

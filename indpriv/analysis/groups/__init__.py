@@ -1,0 +1,1 @@
+"""Who is worse off: epsilon, loss and accuracy by group."""

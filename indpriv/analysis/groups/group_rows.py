@@ -1,0 +1,167 @@
+"""One row of a group table: epsilon, worst case, loss and accuracy of a group, described without models. Sensitive."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indpriv.analysis.statistics.binomial import clopper_pearson
+from indpriv.analysis.statistics.resampling import Interval
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+MIN_GROUP = 10  # a mean over fewer examples says more about them than about the group
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """One group of training examples.
+
+    Attributes:
+        name: the group; "(missing)" where the column has no value.
+        n, n_test: training and test examples.
+        mean, median, p95, p99, max: of epsilon; None in a group without training examples.
+        mean_interval: bootstrap interval of the mean; None where the group is too small or has no spread.
+        ratio_to_best: mean over the smallest mean of a readable group; None where that is 0 or unknown.
+        p_value: of the group's distance from the mean of all, by permutation, corrected for all groups of the table;
+            None where the group is too small or nothing varies.
+        share_at_worst_case: share of its examples at the worst-case epsilon.
+        mean_loss: nats, over finite losses; losses_left_out counts the others.
+        train_accuracy, test_accuracy: share correct where known, else None.
+        train_accuracy_interval, test_accuracy_interval: exact binomial (Clopper and Pearson 1934).
+        too_small: fewer training examples than the least size: too few to read.
+        standardised_mean: mean epsilon at the label shares of the whole training set; None where the group lacks a
+            label, or where labels are not classes.
+        standardised_interval: bootstrap interval of it; None also where a label has too few examples of the group.
+        p_value_within_label: as p_value, of the distance from the means within label.
+        lacks_labels: labels that no training example of the group has.
+        smallest_label_count: fewest training examples of the group with one label: what standardised_mean rests on.
+    """
+
+    name: str
+    n: int
+    n_test: int
+    mean: float | None
+    mean_interval: Interval | None
+    ratio_to_best: float | None
+    p_value: float | None
+    median: float | None
+    p95: float | None
+    p99: float | None
+    max: float | None
+    share_at_worst_case: float | None
+    mean_loss: float | None
+    losses_left_out: int
+    train_accuracy: float | None
+    train_accuracy_interval: Interval | None
+    test_accuracy: float | None
+    test_accuracy_interval: Interval | None
+    too_small: bool
+    standardised_mean: float | None = None
+    standardised_interval: Interval | None = None
+    p_value_within_label: float | None = None
+    lacks_labels: tuple[str, ...] = ()
+    smallest_label_count: int | None = None
+
+
+@dataclass(frozen=True)
+class Values:
+    """What is summarised by group: epsilon, worst case and loss of training examples, correct of both splits."""
+
+    epsilon: FloatArray
+    at_worst_case: NDArray[np.bool_]
+    loss: FloatArray
+    train_correct: FloatArray
+    test_correct: FloatArray
+
+    def select(self, train: NDArray[np.bool_], test: NDArray[np.bool_]) -> "Values":
+        """Those of some training and some test examples."""
+        return Values(
+            self.epsilon[train],
+            self.at_worst_case[train],
+            self.loss[train],
+            self.train_correct[train],
+            self.test_correct[test],
+        )
+
+
+def describe_groups(
+    values: Values, train_codes: IntArray, test_codes: IntArray, names: Sequence[str], *, min_size: int
+) -> list[GroupRow]:
+    """One row per name, in the order of names, without what is resampled; every quantity in one pass over all groups."""
+    size = len(names)
+    n = np.bincount(train_codes, minlength=size)
+    quantiles = _quantiles(values.epsilon, train_codes, n, (0.5, 0.95, 0.99, 1.0))
+    mean = _means(values.epsilon, train_codes, size)
+    worst = _means(values.at_worst_case.astype(np.float64), train_codes, size)
+    loss = _means(values.loss, train_codes, size)
+    odd_losses = np.bincount(train_codes[~np.isfinite(values.loss)], minlength=size)
+    train_accuracy = _means(values.train_correct, train_codes, size)
+    test_accuracy = _means(values.test_correct, test_codes, size)
+    n_test = np.bincount(test_codes, minlength=size)
+    train_intervals, test_intervals = (
+        _binomial_intervals(correct, codes, size)
+        for correct, codes in ((values.train_correct, train_codes), (values.test_correct, test_codes))
+    )
+    readable = [value for value, count in zip(mean, n, strict=True) if value is not None and count >= min_size]
+    smallest = min(readable, default=0.0)
+    return [
+        GroupRow(
+            name=name,
+            n=int(n[index]),
+            n_test=int(n_test[index]),
+            mean=mean[index],
+            mean_interval=None,
+            ratio_to_best=None if mean[index] is None or smallest <= 0 else (mean[index] or 0.0) / smallest,
+            p_value=None,
+            median=quantiles[0][index],
+            p95=quantiles[1][index],
+            p99=quantiles[2][index],
+            max=quantiles[3][index],
+            share_at_worst_case=worst[index],
+            mean_loss=loss[index],
+            losses_left_out=int(odd_losses[index]),
+            train_accuracy=train_accuracy[index],
+            train_accuracy_interval=train_intervals[index],
+            test_accuracy=test_accuracy[index],
+            test_accuracy_interval=test_intervals[index],
+            too_small=bool(n[index] < min_size),
+        )
+        for index, name in enumerate(names)
+    ]
+
+
+def _means(values: FloatArray, codes: IntArray, size: int) -> list[float | None]:
+    """Mean of the finite values of each group; None where there are none."""
+    known = np.isfinite(values)
+    counts = np.bincount(codes[known], minlength=size)
+    sums = np.bincount(codes[known], weights=values[known], minlength=size)
+    return [float(total / count) if count else None for total, count in zip(sums, counts, strict=True)]
+
+
+def _quantiles(
+    values: FloatArray, codes: IntArray, counts: IntArray, probabilities: Sequence[float]
+) -> list[list[float | None]]:
+    """Quantiles of each group (linear interpolation, as numpy's); None in an empty group."""
+    ordered = values[np.lexsort((values, codes))]
+    ends = np.cumsum(counts)
+    starts = ends - counts
+    found = []
+    for probability in probabilities:
+        position = starts + probability * np.maximum(counts - 1, 0)
+        low = np.floor(position).astype(np.int64)
+        high = np.minimum(low + 1, np.maximum(ends - 1, starts))
+        low, high = (np.minimum(index, len(ordered) - 1) for index in (low, high))
+        quantile = ordered[low] + (position - np.floor(position)) * (ordered[high] - ordered[low])
+        found.append([float(value) if count else None for value, count in zip(quantile, counts, strict=True)])
+    return found
+
+
+def _binomial_intervals(correct: FloatArray, codes: IntArray, size: int) -> list[Interval | None]:
+    known = np.isfinite(correct)
+    trials = np.bincount(codes[known], minlength=size)
+    successes = np.bincount(codes[known], weights=correct[known], minlength=size)
+    low, high = clopper_pearson(successes, trials)
+    return [Interval(float(low[index]), float(high[index])) if trials[index] else None for index in range(size)]

@@ -1,0 +1,133 @@
+"""What drives individual epsilon: gradient norms over training by class, clipping, and who is at the ends. Sensitive.
+
+After the paper's Figure 3: an example's epsilon is its norms added up, and norms fall where the model learns.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from indpriv._columns import partition
+from indpriv.epsilon_table import EpsilonTable
+from indpriv.norm_log.levels import Codes
+from indpriv.norm_log.norm_log import NormLog
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+_MOST_RECORDS = 60  # points that a line shows; of more records, evenly spaced ones are read
+_MOST_CLASSES = 20  # beyond, labels are no classes, or no figure could tell them apart
+_AT_EACH_END = 10  # examples named
+
+
+@dataclass(frozen=True)
+class Drivers:
+    """Norms over training, and the examples at both ends.
+
+    Where training clipped individually, the log has each example's clip level for its norm, headroom included.
+
+    Attributes:
+        steps: (n_steps,) of the records shown.
+        classes: names; empty where labels are unknown or too many to be classes.
+        median_norm: (n_classes, n_steps) median gradient norm of each class over max_grad_norm, before clipping; clipped
+            norms are known up to the log's scale. None without examples.
+        clipped_share: (n_steps,) share of all examples whose norm is above max_grad_norm.
+        clipped_share_by_class: (n_classes, n_steps).
+        most_protected, least_protected: ids of the examples with the smallest and the largest epsilon.
+        n_at_most, n_at_least: examples that share the largest and the smallest of these epsilons, named or not.
+    """
+
+    steps: tuple[int, ...]
+    classes: tuple[str, ...]
+    median_norm: tuple[tuple[float | None, ...], ...]
+    clipped_share: tuple[float, ...]
+    clipped_share_by_class: tuple[tuple[float | None, ...], ...]
+    most_protected: tuple[Any, ...]
+    least_protected: tuple[Any, ...]
+    n_at_least: int
+    n_at_most: int
+
+
+def describe_drivers(log: NormLog, table: EpsilonTable, train: pd.DataFrame | None) -> Drivers:
+    """Describe what made the epsilons of a table.
+
+    Args:
+        log: what the table was made of.
+        table: its account.
+        train: rows of the training examples in the log's order; None where labels are unknown.
+    """
+    classes, codes = _classes(train, log.n_examples)
+    rows = np.flatnonzero(~np.isin(log.recorded_steps, log.unreadable_steps))
+    shown = (
+        rows[np.unique(np.linspace(0, len(rows) - 1, _MOST_RECORDS).round().astype(np.int64))] if len(rows) else rows
+    )
+    medians: list[list[float | None]] = []
+    clipped: list[tuple[float, list[float | None]]] = []
+    for row in shown.tolist():
+        record = _one_record(log, row)
+        medians.append(_medians(record, codes, len(classes)))
+        above = record.norms[record.codes] > 1 if log.levels is None else record.codes > log.levels.top
+        clipped.append((float(above.mean()), _shares(above, codes, len(classes))))
+    order = np.argsort(table.epsilon, kind="stable")
+    lowest, highest = table.epsilon[order[0]], table.epsilon[order[-1]]
+    return Drivers(
+        steps=tuple(log.recorded_steps[shown].tolist()),
+        classes=classes,
+        median_norm=tuple(tuple(record[code] for record in medians) for code in range(len(classes))),
+        clipped_share=tuple(share for share, _ in clipped),
+        clipped_share_by_class=tuple(tuple(shares[code] for _, shares in clipped) for code in range(len(classes))),
+        most_protected=tuple(table.example_ids[order[:_AT_EACH_END]].tolist()),
+        least_protected=tuple(table.example_ids[order[::-1][:_AT_EACH_END]].tolist()),
+        n_at_least=int((table.epsilon == lowest).sum()),
+        n_at_most=int((table.epsilon == highest).sum()),
+    )
+
+
+def _classes(train: pd.DataFrame | None, n: int) -> tuple[tuple[str, ...], IntArray]:
+    if train is None:
+        return (), np.zeros(n, dtype=np.int64)
+    labels = partition(train, train.iloc[:0], "label", max_values=None)
+    if len(labels.names) > _MOST_CLASSES:
+        return (), np.zeros(n, dtype=np.int64)
+    return labels.names, labels.train_codes
+
+
+@dataclass(frozen=True)
+class _Record:
+    """One record: codes (n_examples,) into norms over max_grad_norm, which increase."""
+
+    codes: IntArray
+    norms: FloatArray
+
+
+def _one_record(log: NormLog, row: int) -> _Record:
+    found = log.records.read(log.rows[[row]], 0, log.n_examples)[0]
+    if log.levels is not None:
+        every_code: Codes = np.arange(log.levels.max_code + 1, dtype=np.uint16)
+        return _Record(found.astype(np.int64), log.levels.norms(every_code, 1.0))
+    clip = float(log.settings.max_grad_norm[log.recorded_steps[row]])
+    norms, codes = np.unique(found.astype(np.float64) / clip, return_inverse=True)
+    return _Record(codes, norms)
+
+
+def _medians(record: _Record, classes: IntArray, n_classes: int) -> list[float | None]:
+    """Median norm of each class, from how often it has each code."""
+    found: list[float | None] = []
+    for code in range(n_classes):
+        counts = np.bincount(record.codes[classes == code], minlength=len(record.norms))
+        up_to = np.cumsum(counts)
+        if not up_to[-1]:
+            found.append(None)
+            continue
+        middle = [(int(up_to[-1]) - 1) // 2, int(up_to[-1]) // 2]
+        found.append(float(record.norms[np.searchsorted(up_to, middle, side="right")].mean()))
+    return found
+
+
+def _shares(above: NDArray[np.bool_], codes: IntArray, n_classes: int) -> list[float | None]:
+    counts = np.bincount(codes, minlength=n_classes)
+    sums = np.bincount(codes, weights=above, minlength=n_classes)
+    return [float(total / count) if count else None for total, count in zip(sums, counts, strict=True)][:n_classes]

@@ -1,0 +1,1 @@
+"""Intervals, tests and correlations that say when they are undefined."""

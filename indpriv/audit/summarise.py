@@ -1,0 +1,285 @@
+"""Analysing the artifacts of one run, all in memory: from its epsilons and examples to a summary. Sensitive."""
+
+import hashlib
+import platform
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from indpriv._columns import MAX_NUMERIC_VALUES, MISSING, groupable_columns, to_floats
+from indpriv.analysis.attacks.by_epsilon import AttackByEpsilon, attack_by_epsilon
+from indpriv.analysis.attacks.measures import measure_attack
+from indpriv.analysis.attacks.threshold_attack import AttackRow, ThresholdAttack, threshold_attack
+from indpriv.analysis.disclosures import disclosures, hazards
+from indpriv.analysis.distribution import describe
+from indpriv.analysis.duplicates import undeclared_people
+from indpriv.analysis.fidelity.batch_norms import FreeFidelity
+from indpriv.analysis.fidelity.comparison import Fidelity
+from indpriv.analysis.fidelity.sensitivity import Sensitivity
+from indpriv.analysis.fidelity.spacing import Spacing
+from indpriv.analysis.groups.group_table import GroupTable, group_tables
+from indpriv.analysis.guarantee import guarantee_of, worst_case_membership
+from indpriv.analysis.loss import LossRelation, relate_to_loss
+from indpriv.analysis.norms_over_training import describe_drivers
+from indpriv.analysis.summary import AuditSummary, Range, RunFacts
+from indpriv.analysis.units import unit_sizes
+from indpriv.attack_scores import AttackScores
+from indpriv.attacks.membership import LOSS_THRESHOLD, loss_scores
+from indpriv.audit.run_directory import EXAMPLES, EXAMPLES_NON_DP, Evidence, in_rows_of
+from indpriv.epsilon_table import EpsilonTable
+from indpriv.errors import InputError
+from indpriv.example_table import ExampleTable
+from indpriv.norm_log.norm_log import NormLog
+
+
+def summarise(
+    log: NormLog,
+    table: EpsilonTable,
+    evidence: Evidence,
+    *,
+    name: str,
+    by: Sequence[str] = (),
+    fidelity: Sequence[Fidelity] = (),
+    free: FreeFidelity | None = None,
+    sensitivity: Sequence[Sensitivity] = (),
+    spacing: Spacing | None = None,
+    holdout: EpsilonTable | None = None,
+    members: EpsilonTable | None = None,
+    seed: int = 0,
+    command: str = "",
+) -> AuditSummary:
+    """Analyse the artifacts of one run, all in memory.
+
+    Args:
+        log: what the table was made of.
+        table: epsilons of all its examples.
+        evidence: what else is known.
+        name: of the run.
+        by: columns to group by; see `audit`.
+        fidelity: see `fidelity_against_k`.
+        free: see `free_fidelity`.
+        sensitivity: see `indpriv.audit.variants.sensitivity`.
+        spacing: see `effect_of_spacing`.
+        holdout: epsilons that the test examples would have had on the same trajectory.
+        members: what the hold-out is compared with: the table, or, where that rests on free records, which no test example
+            has, the account of full records alone.
+        seed: of the attack's random choices.
+        command: reproduces the audit.
+    """
+    missing = _missing(evidence, log, known=bool(fidelity) or free is not None)
+    run = _run_facts(log, evidence)
+    found, rows = _Examined(), None
+    if evidence.examples is not None:
+        rows = evidence.examples.aligned(log.example_ids)
+        missing += undeclared_people(log, rows)
+        train = in_rows_of(table, evidence.examples).aligned(table.example_ids)
+        columns, left_out = choose_groups(rows, by, evidence.declared.groups)
+        missing += left_out
+        if columns and (table.account.rows_per_unit or 1) > 1:
+            missing.append(f"A {table.account.unit} whose rows differ in a column is in its group {MISSING}.")
+        found = _examined(
+            table, evidence, evidence.examples, train, columns, (table if members is None else members, holdout), seed
+        )
+        missing += _groups_without_test(found.groups, evidence.examples.test)
+    elif by:
+        raise InputError(f"--by {by[0]}: this run has no {EXAMPLES}, which holds the groups; audit it without --by")
+    versions = {library: _version(library) for library in ("indpriv", "numpy", "scipy", "pandas", "pyarrow")}
+    versions["python"] = platform.python_version()
+    guarantee = guarantee_of(table, evidence.checks, evidence.recorder, worst_case_membership(log, table.account.delta))
+    brackets = Counter(table.details.get("bracket", np.array([])).tolist())
+    canaries = evidence.canaries
+    return AuditSummary(
+        name=name,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=versions,
+        account=table.account,
+        claim=table.claim,
+        claim_reason=table.claim_reason,
+        guarantee=guarantee,
+        run=run,
+        individual=describe(table),
+        unit_sizes=unit_sizes(log, table),
+        drivers=describe_drivers(log, table, rows),
+        loss=found.loss,
+        groups=found.groups,
+        attacks=found.attacks,
+        attack_by_epsilon=found.by_epsilon,
+        canaries=None if canaries is None else measure_attack(canaries, delta=table.account.delta, seed=seed),
+        fidelity=tuple(fidelity),
+        free_fidelity=free,
+        sensitivity=tuple(sensitivity),
+        spacing=spacing,
+        checks=tuple(evidence.checks),
+        disclosures=disclosures(run, table.account, guarantee, evidence.checks, versions, brackets),
+        hazards=hazards(run, table.account, guarantee, evidence.checks, has_attack=bool(found.attacks)),
+        missing=tuple(missing),
+        command=command,
+    )
+
+
+@dataclass(frozen=True)
+class _Examined:
+    """What an example table adds to an audit; nothing without one."""
+
+    loss: LossRelation | None = None
+    groups: tuple[GroupTable, ...] = ()
+    attacks: tuple[ThresholdAttack, ...] = ()
+    by_epsilon: AttackByEpsilon | None = None
+
+
+def _examined(
+    table: EpsilonTable,
+    evidence: Evidence,
+    examples: ExampleTable,
+    train: pd.DataFrame,
+    columns: Sequence[str],
+    compared: tuple[EpsilonTable, EpsilonTable | None],
+    seed: int,
+) -> _Examined:
+    return _Examined(
+        loss=relate_to_loss(table, to_floats(train["loss"]), seed=seed),
+        groups=group_tables(table, train, examples.test, columns, seed=seed),
+        attacks=_attacks(evidence, columns, seed),
+        by_epsilon=_by_epsilon(*compared, examples, seed),
+    )
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "not installed (run from its source)"
+
+
+def _missing(evidence: Evidence, log: NormLog, *, known: bool) -> list[str]:
+    """What the audit lacks; known: how far the estimate lies from the truth."""
+    found = []
+    if evidence.examples is None:
+        found.append(
+            f"{EXAMPLES} is absent: the run ended before the final model's losses were taken. Epsilons are complete for "
+            "the steps logged; loss, groups and attack are not shown."
+        )
+    elif evidence.examples.test.empty:
+        found.append("No test examples: test accuracy and the attack are not shown. Pass test_set to the Recorder.")
+    elif evidence.non_dp is None:
+        found.append(f"No twin trained without DP ({EXAMPLES_NON_DP}): the attack has nothing to be compared with.")
+    if not known and not log.individually_clipped:
+        found.append(
+            "No exact values to hold an estimate against: record every step, some exact examples, or free records."
+        )
+    return found
+
+
+def _groups_without_test(groups: Sequence[GroupTable], test: pd.DataFrame) -> list[str]:
+    """Columns that no test example has a value in, so that nothing is known of their groups' test accuracy."""
+    names = dict.fromkeys(name for table in groups for name in table.columns)
+    lacking = [name for name in names if name not in test or test[name].isna().all()]
+    if test.empty or not lacking:
+        return []
+    return [
+        f"Test examples have no {', '.join(lacking)}: test accuracy and the attack are not shown by that. Pass test_metadata "
+        "beside metadata."
+    ]
+
+
+def _run_facts(log: NormLog, evidence: Evidence) -> RunFacts:
+    settings = log.settings
+    ids = "\0".join(map(str, log.example_ids.tolist())).encode("utf-8", "surrogatepass")
+    return RunFacts(
+        n_examples=log.n_examples,
+        n_test_examples=0 if evidence.examples is None else len(evidence.examples.test),
+        n_units=None if log.unit_ids is None else len(np.unique(log.unit_ids)),
+        train_accuracy=_accuracy(evidence.examples, "train"),
+        test_accuracy=_accuracy(evidence.examples, "test"),
+        total_steps=log.total_steps,
+        n_records=log.n_records,
+        recorded_share=log.coverage,
+        n_exact_examples=0 if log.exact_positions is None else len(log.exact_positions),
+        expected_epochs=float(settings.sample_rate.sum()),
+        noise_multiplier=_range(settings.noise_multiplier),
+        max_grad_norm=_range(settings.max_grad_norm),
+        sample_rate=_range(settings.sample_rate),
+        rounding=0.0 if log.levels is None else log.levels.rounding,
+        rounding_mode="none" if log.levels is None else log.levels.rounding_mode,
+        individually_clipped=log.individually_clipped,
+        example_ids_sha256=hashlib.sha256(ids).hexdigest(),
+        caveats=log.caveats,
+        recorder=evidence.recorder,
+        declared=evidence.declared,
+    )
+
+
+def _accuracy(examples: ExampleTable | None, split: str) -> float | None:
+    if examples is None:
+        return None
+    correct = to_floats(examples.frame.loc[examples.frame["split"] == split, "correct"])
+    known = correct[~np.isnan(correct)]
+    return float(known.mean()) if len(known) else None
+
+
+def _range(values: np.ndarray[Any, np.dtype[np.float64]]) -> Range:
+    return Range(float(values.min()), float(values.max()))
+
+
+def choose_groups(train: pd.DataFrame, by: Sequence[str], declared: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Columns to group by, and what was left out and why.
+
+    What was asked for comes first, then those declared beforehand, then the label and every metadata column that reads as
+    groups: numeric ones with many values in ten bins, others with many values left out.
+    """
+    if by:
+        return list(dict.fromkeys(by)), []
+    if declared:
+        return list(declared), []
+    chosen, left_out = [], []
+    for column in groupable_columns(train):
+        distinct = train[column].nunique()
+        many = distinct > MAX_NUMERIC_VALUES
+        numeric = pd.api.types.is_numeric_dtype(train[column])
+        if many and numeric:
+            chosen.append(f"{column}:bins=10")
+        elif many:
+            left_out.append(
+                f"{column} has {distinct:,} distinct values and was not grouped by; ask with --by {column}."
+            )
+        else:
+            chosen.append(column)
+    return chosen, left_out
+
+
+def _by_epsilon(
+    table: EpsilonTable, holdout: EpsilonTable | None, examples: ExampleTable, seed: int
+) -> AttackByEpsilon | None:
+    """The loss threshold by epsilon, of the examples that have a loss; None without epsilons of the hold-out."""
+    if holdout is None or examples.test.empty:
+        return None
+    mine = to_floats(examples.aligned(table.example_ids)["loss"])
+    test = examples.test.set_index(examples.test["example_id"].astype(str))["loss"]  # texts where training ids are
+    others = to_floats(test.reindex(holdout.example_ids.astype(str)))
+    kept = [~np.isnan(loss) for loss in (mine, others)]
+    scores = AttackScores(
+        scores=-np.concatenate([mine[kept[0]], others[kept[1]]]),
+        member=np.repeat([True, False], [int(part.sum()) for part in kept]),
+        method=LOSS_THRESHOLD,
+    )
+    return attack_by_epsilon(scores, table.take(kept[0]), holdout.epsilon[kept[1]], seed=seed)
+
+
+def _attacks(evidence: Evidence, columns: Sequence[str], seed: int) -> tuple[ThresholdAttack, ...]:
+    """Loss threshold by column, DP model first, then its twin."""
+    found = []
+    overall: dict[str, AttackRow] = {}
+    for column in columns:
+        for model, examples in (("dp", evidence.examples), ("non_dp", evidence.non_dp)):
+            if examples is not None and not examples.test.empty:
+                scores = loss_scores(examples, by=column)
+                attack = threshold_attack(scores, model=model, by=column, seed=seed, overall=overall.get(model))
+                overall[model] = attack.overall
+                found.append(attack)
+    return tuple(found)

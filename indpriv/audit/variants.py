@@ -1,0 +1,196 @@
+"""How an audit accounts a log, and what other accounts of the same run would have said. Sensitive."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indpriv._columns import Partition
+from indpriv.accountant.method import Method
+from indpriv.accountant.per_example import table_for
+from indpriv.analysis.fidelity.comparison import Fidelity, compare
+from indpriv.analysis.fidelity.sensitivity import Sensitivity, sensitivity_to
+from indpriv.analysis.fidelity.spacing import Spacing, spacing_effect
+from indpriv.epsilon_table import EpsilonTable
+from indpriv.norm_log.batch_norms import ArrayFreeRecords
+from indpriv.norm_log.levels import Codes, Levels
+from indpriv.norm_log.norm_log import NormLog, Records
+
+FIDELITY_EPOCHS = (1 / 3, 1.0, 2.0)  # the paper's Figure 4 goes from a third of an epoch to two epochs
+COMPARING = "comparing with larger K"
+BY_GROUP_EPOCHS = 1.0  # the K, among those, whose fidelity is also told by group: the paper's own
+COARSER = (0.02, 0.05, 0.1)  # roundings to account again with, where the log's is finer
+RULES = ("last", "closest", "worst_case")
+_MOST_COMPARED = 20_000  # examples of which accounts under other choices are made; random ones where there are more
+CHOOSING = "accounting under other choices"
+SPACING = "leaving out every second record"
+
+Progress = Callable[[str, int, int], None]
+"""Called as progress(stage, done, total)."""
+
+
+def silent(_stage: str, _done: int, _total: int) -> None:
+    """No progress."""
+
+
+def fidelity_against_k(
+    log: NormLog,
+    method: Method,
+    table: EpsilonTable,
+    progress: Progress | None = None,
+    groups: Mapping[str, Partition] | None = None,
+) -> tuple[Fidelity, ...]:
+    """What larger K would have said, against epsilons of norms known at every step.
+
+    Exact values come from the whole log where it has every step, else from the examples recorded exactly; there the
+    log's own K is compared too. Empty where neither exists, and where training clipped individually (any K is exact).
+
+    Args:
+        log: the log.
+        method: how the table was made.
+        table: its account.
+        progress: called as progress(stage, done, total).
+        groups: partitions of the log's examples, by column: fidelity by group is told of the log's own K, else of K = one
+            epoch.
+    """
+    if log.individually_clipped or (log.coverage < 1 and table.account.rows_per_unit is not None):
+        return ()  # of people, rows recorded exactly are not whole
+    if log.coverage == 1:
+        exact_log, exact, source = log, table, "norms at every step of this log"
+        comparisons: list[Fidelity] = []
+    else:
+        found = log.exact_examples()
+        if found is None:
+            return ()
+        exact_log, exact, source = (
+            found,
+            table_for(found, method),
+            f"norms at every step of {found.n_examples:,} examples",
+        )
+        groups = {
+            by: replace(parts, train_codes=parts.train_codes[log.exact_positions])
+            for by, parts in (groups or {}).items()
+        }
+        gaps = np.diff(log.recorded_steps)
+        every = round(float(gaps.mean())) if len(gaps) else log.total_steps
+        own = every * float(log.settings.sample_rate.mean())
+        comparisons = [compare(table, exact, source=source, every=every, epochs=own, is_this_log=True, groups=groups)]
+    rate = float(exact_log.settings.sample_rate.mean())
+    rules = (method.between_records,) if method.preset else ("last", "closest")
+    steps = sorted({round(epochs / rate) for epochs in FIDELITY_EPOCHS})
+    cases = [(every, rule) for every in steps if 1 < every < log.total_steps for rule in rules]
+    by_group = min(
+        [] if comparisons else cases,
+        key=lambda case: (abs(case[0] * rate - BY_GROUP_EPOCHS), case[1] != method.between_records),
+        default=None,
+    )
+    for number, case in enumerate(cases, 1):
+        every, rule = case
+        guess = table_for(exact_log.thin(every), replace(method, between_records=rule))
+        shown = groups if case == by_group else None
+        comparisons.append(compare(guess, exact, source=source, every=every, epochs=every * rate, groups=shown))
+        (progress or silent)(COMPARING, number, len(cases))
+    return tuple(comparisons)
+
+
+def effect_of_spacing(
+    log: NormLog, method: Method, table: EpsilonTable, progress: Progress | None = None
+) -> Spacing | None:
+    """How far the estimate of a log moves when every second record is left out; None where nothing is carried between records.
+
+    Args:
+        log: the log.
+        method: how the table was made.
+        table: the account of all records.
+        progress: called as progress(stage, done, total).
+    """
+    carried = table.account.between_records != "worst_case" and log.n_records < log.total_steps
+    if not carried or log.individually_clipped or log.n_records < 3:
+        return None
+    tell = progress or silent
+    sparser = replace(log, recorded_steps=log.recorded_steps[::2], rows=log.rows[::2])
+    return spacing_effect(
+        table,
+        table_for(sparser, method, progress=lambda done, total: tell(SPACING, done, total)),
+        n_records=log.n_records,
+        n_kept=sparser.n_records,
+        every=int(np.median(np.diff(log.recorded_steps))),
+    )
+
+
+def sensitivity(
+    log: NormLog, method: Method, table: EpsilonTable, progress: Progress | None = None
+) -> tuple[Sensitivity, ...]:
+    """How far epsilons move with coarser rounding and with other rules between records.
+
+    Args:
+        log: the log.
+        method: how the table was made.
+        table: its account.
+        progress: called as progress(stage, done, total).
+    """
+    if log.filtered is not None or method.preset is not None:
+        return ()  # a filter's account is its cap, whatever the choices; a preset makes both choices itself
+    if len(table) > _MOST_COMPARED and log.unit_ids is None:
+        chosen = np.zeros(len(table), dtype=bool)
+        chosen[np.random.default_rng(0).choice(len(table), _MOST_COMPARED, replace=False)] = True
+        log, table = log.take(np.flatnonzero(chosen)), table.take(chosen)
+    finest = 0.0 if log.levels is None else log.levels.rounding
+    carried = log.n_records < log.total_steps and not log.individually_clipped
+    cases = [
+        ("rounding", _coarser(log, rounding), method)
+        for rounding in COARSER
+        if rounding > finest and (log.levels is not None or log.free is None)  # full-precision entries are not rounded
+    ]
+    cases += [
+        ("between_records", log, replace(method, between_records=rule))
+        for rule in RULES
+        if carried and rule != table.account.between_records
+    ]
+    found = []
+    for number, (choice, log_then, method_then) in enumerate(cases, 1):
+        found.append(sensitivity_to(choice, table, table_for(log_then, method_then)))
+        (progress or silent)(CHOOSING, number, len(cases))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class _Recoded:
+    """Records under a coarser rounding."""
+
+    records: Records
+    codes: Codes
+
+    def read(self, rows: NDArray[np.int64], start: int, stop: int) -> NDArray[np.generic]:
+        found: NDArray[np.generic] = self.codes[self.records.read(rows, start, stop).astype(np.int64)]
+        return found
+
+
+def _coarser(log: NormLog, rounding: float) -> NormLog:
+    """The log that this rounding would have left, of one with a finer rounding."""
+    levels = Levels(rounding, "up" if log.levels is None else log.levels.rounding_mode)
+    if log.levels is None:
+        return NormLog.from_arrays(
+            log.read(),
+            log.recorded_steps,
+            total_steps=log.total_steps,
+            noise_multiplier=log.settings.noise_multiplier,
+            max_grad_norm=log.settings.max_grad_norm,
+            sample_rate=log.settings.sample_rate,
+            example_ids=log.example_ids,
+            rounding=rounding,
+            individually_clipped=log.individually_clipped,
+            sampler=log.sampler,
+            unit=log.unit,
+            unit_ids=log.unit_ids,
+            neighbouring=log.neighbouring,
+            caveats=log.caveats,
+        )
+    every_code = np.arange(log.levels.max_code + 1, dtype=np.uint16)
+    codes = levels.encode(log.levels.norms(every_code, 1.0), 1.0)
+    free = log.free
+    if free is not None:
+        entries = free.read(0, log.n_examples)
+        free = ArrayFreeRecords(free.steps, replace(entries, norm=codes[entries.norm]))
+    return replace(log, levels=levels, records=_Recoded(log.records, codes), free=free)

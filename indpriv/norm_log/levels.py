@@ -1,0 +1,106 @@
+"""Rounding of gradient norms to integer codes, in units of a fraction of the clipping norm.
+
+A code at most `top` means a norm of at most `code * rounding * max_grad_norm`; the top level is max_grad_norm itself.
+A code above `top` means a clipped norm: its size is kept on a logarithmic scale, for choosing max_grad_norm;
+accounting reads it as clipped. Output is sensitive.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indpriv._checks import check_choice, check_rounding
+from indpriv.errors import InputError
+
+_OVERFLOW_PER_OCTAVE = 8
+_MAX_OVERFLOW = 16 * _OVERFLOW_PER_OCTAVE  # clipped norms are told apart up to 2^16 times max_grad_norm
+
+Codes = NDArray[np.unsignedinteger]
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The levels of one rounding: fractions 0, r, 2r, ..., 1 of max_grad_norm (1 is always a level).
+
+    Args:
+        rounding: r, a fraction of max_grad_norm in [1e-4, 1].
+        rounding_mode: "up" never under-reports; "nearest" reproduces the paper's rounding and can.
+
+    >>> Levels(0.5, "up").fractions
+    array([0. , 0.5, 1. ])
+    """
+
+    rounding: float
+    rounding_mode: str
+
+    def __post_init__(self) -> None:
+        if check_rounding(self.rounding) == 0:
+            raise InputError("rounding=0 has no levels; keep the norms themselves")
+        check_choice("rounding_mode", self.rounding_mode, ("up", "nearest"))
+
+    @property
+    def top(self) -> int:
+        """The code of max_grad_norm itself."""
+        return math.ceil(1 / self.rounding - 1e-9)
+
+    @property
+    def max_code(self) -> int:
+        """The largest code there is; it stands for every clipped norm beyond the scale."""
+        return min(self.top + _MAX_OVERFLOW, int(np.iinfo(self.dtype).max))
+
+    @property
+    def dtype(self) -> type[np.uint8] | type[np.uint16]:
+        """One byte a norm where the levels and at least an octave of clipped sizes fit, else two."""
+        return np.uint8 if self.top + _OVERFLOW_PER_OCTAVE <= np.iinfo(np.uint8).max else np.uint16
+
+    @cached_property
+    def fractions(self) -> NDArray[np.float64]:
+        """(top + 1,) relative norms of the levels, as fractions of max_grad_norm."""
+        fractions: NDArray[np.float64] = np.minimum(np.arange(self.top + 1) * self.rounding, 1.0)
+        fractions[-1] = 1.0
+        return fractions
+
+    def encode(self, norms: NDArray[np.floating], max_grad_norm: float) -> Codes:
+        """Round norms to codes.
+
+        Args:
+            norms: any shape; gradient norms before clipping, at least 0; infinity counts as clipped. No NaN.
+            max_grad_norm: the clipping norm at that step.
+
+        Returns:
+            codes of the same shape. With mode "up" the level of a code is never below its norm.
+        """
+        relative = np.asarray(norms, dtype=np.float64) / max_grad_norm
+        inside = np.minimum(relative, 1.0)
+        if self.rounding_mode == "up":
+            inside = np.where((inside == 0) & (norms > 0), np.nextafter(0.0, 1.0), inside)  # division underflowed
+            codes = np.minimum(np.ceil(inside / self.rounding), self.top).astype(np.int64)
+            codes -= (codes > 0) & (self.fractions[np.maximum(codes - 1, 0)] >= inside)  # 0.07 / 0.01 is above 7
+            codes += self.fractions[codes] < inside
+        else:
+            codes = np.minimum(np.floor(inside / self.rounding + 0.5), self.top).astype(np.int64)
+        clipped = relative > 1.0
+        if clipped.any():
+            octaves = np.ceil(_OVERFLOW_PER_OCTAVE * np.log2(relative[clipped]))
+            codes[clipped] = self.top + np.clip(octaves, 1, self.max_code - self.top).astype(np.int64)
+        return codes.astype(self.dtype)
+
+    def encode_each(self, norms: NDArray[np.floating], max_grad_norm: NDArray[np.float64]) -> Codes:
+        """Round norms (n,), each under a max_grad_norm (n,) of its own."""
+        codes = np.empty(len(norms), self.dtype)
+        for value in np.unique(max_grad_norm).tolist():
+            chosen = max_grad_norm == value
+            codes[chosen] = self.encode(norms[chosen], value)
+        return codes
+
+    def relative(self, codes: Codes) -> NDArray[np.float64]:
+        """Relative contributions min(norm, C) / C of codes, as fractions of the max_grad_norm of their record."""
+        return self.fractions[np.minimum(codes, self.top)]
+
+    def norms(self, codes: Codes, max_grad_norm: float) -> NDArray[np.float64]:
+        """Norms that codes stand for, clipped ones by the upper edge of their bin (the last bin is open)."""
+        octaves = np.maximum(codes.astype(np.int64) - self.top, 0) / _OVERFLOW_PER_OCTAVE
+        return self.relative(codes) * np.exp2(octaves) * max_grad_norm

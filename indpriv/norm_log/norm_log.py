@@ -1,0 +1,441 @@
+"""NormLog: what a training run did to each example's gradient, and all that accounting needs. Sensitive.
+
+Records are read in blocks of examples, so that a log may be larger than memory.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from indpriv import _checks
+from indpriv.errors import InputError, PrivacyWarning
+from indpriv.norm_log.batch_norms import ArrayFreeRecords, FreeEntries, FreeRecords, check_entries
+from indpriv.norm_log.levels import Levels
+from indpriv.norm_log.reader import read_log
+
+SAMPLERS = ("poisson", "shuffled", "other")
+NEIGHBOURING = ("add_remove",)
+UNITS = ("example", "user", "client")
+
+FloatArray = NDArray[np.float64]
+
+
+class Records(Protocol):
+    """Where the rows of a log live: in memory or in files."""
+
+    def read(self, rows: NDArray[np.int64], start: int, stop: int) -> NDArray[np.generic]:
+        """(len(rows), stop - start) codes, or float64 norms where rounding is 0."""
+        ...
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """Realised settings of every step; each array has shape (total_steps,).
+
+    noise_multiplier: noise standard deviation over max_grad_norm. max_grad_norm: the clipping norm.
+    sample_rate: probability of Poisson sampling.
+    """
+
+    noise_multiplier: FloatArray
+    max_grad_norm: FloatArray
+    sample_rate: FloatArray
+
+    @classmethod
+    def from_values(
+        cls, total_steps: int, noise_multiplier: ArrayLike, max_grad_norm: ArrayLike, sample_rate: ArrayLike
+    ) -> StepSettings:
+        """Check and broadcast scalars or (total_steps,) arrays; InputError on any other shape or bad value."""
+        columns = {
+            "noise_multiplier": _checks.check_noise_multiplier(noise_multiplier),
+            "max_grad_norm": _checks.check_max_grad_norm(max_grad_norm),
+            "sample_rate": _checks.check_sample_rate(sample_rate),
+        }
+        for name, column in columns.items():
+            if column.shape not in ((), (total_steps,)):
+                raise InputError(
+                    f"{name} has shape {column.shape}; pass one value, or the realised value of each of the "
+                    f"{total_steps} steps"
+                )
+        return cls(**{name: np.broadcast_to(column, (total_steps,)) for name, column in columns.items()})
+
+    def __len__(self) -> int:
+        return len(self.noise_multiplier)
+
+
+class _ArrayRecords:
+    def __init__(self, rows: NDArray[np.generic]) -> None:
+        self._rows = rows
+
+    def read(self, rows: NDArray[np.int64], start: int, stop: int) -> NDArray[np.generic]:
+        block = self._rows[:, start:stop]
+        return block if len(rows) == len(self._rows) else block[rows]
+
+
+@dataclass(frozen=True)
+class Filtered:
+    """What a privacy filter did in a run; see `indpriv.PrivacyFilter`.
+
+    order, rdp_cap: of the filter. left_out_at: (n_examples,) the step from which an example's clip threshold was 0;
+    total_steps where it stayed.
+    """
+
+    order: float
+    rdp_cap: float
+    left_out_at: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class NormLog:
+    """Realised step settings and rounded per-example gradient norms of one training run.
+
+    Make one with `from_arrays` or `open`. Steps are 0-based; a record at step t holds norms at the parameters that
+    step t starts from. Steps before the first record count at max_grad_norm.
+
+    Attributes:
+        example_ids: (n_examples,) unique ids.
+        recorded_steps: (n_records,) strictly increasing, each below total_steps.
+        settings: realised settings of all steps.
+        levels: the rounding; None where rounding is 0 and norms are kept in full.
+        sampler: "poisson", "shuffled" or "other"; the analysis assumes Poisson sampling.
+        unit: what one person contributes; unit_ids: (n_examples,) whose row this is, or None.
+        neighbouring: the neighbouring relation, "add_remove".
+        individually_clipped: training clipped each example at its last record, which then holds that level.
+        caveats: reasons, found while recording, why an account of this log is an estimate.
+        records: where the rows live; rows: which of them belong to this view.
+        unreadable_steps: recorded steps whose record is damaged or missing: it counts at max_grad_norm.
+        exact_positions: positions of the examples that were recorded at every step, or None.
+        exact_records: their rows, (total_steps, n_exact).
+        free: norms of sampled examples that cost no pass of their own, or None. They sharpen estimates, never claims.
+        filtered: whom a privacy filter left out, where one watched the whole run and the evidence says so, or None.
+    """
+
+    example_ids: NDArray[np.generic]
+    recorded_steps: NDArray[np.int64]
+    settings: StepSettings
+    levels: Levels | None
+    sampler: str
+    unit: str
+    neighbouring: str
+    records: Records
+    rows: NDArray[np.int64]
+    unit_ids: NDArray[np.generic] | None = None
+    individually_clipped: bool = False
+    caveats: tuple[str, ...] = ()
+    unreadable_steps: tuple[int, ...] = ()
+    exact_positions: NDArray[np.int64] | None = None
+    exact_records: Records | None = None
+    free: FreeRecords | None = None
+    filtered: Filtered | None = None
+
+    @classmethod
+    def from_arrays(
+        cls,
+        norms: ArrayLike,
+        recorded_steps: ArrayLike,
+        *,
+        total_steps: int,
+        noise_multiplier: ArrayLike,
+        max_grad_norm: ArrayLike,
+        sample_rate: ArrayLike,
+        example_ids: ArrayLike | None = None,
+        rounding: float = 0.01,
+        rounding_mode: str = "up",
+        individually_clipped: bool = False,
+        sampler: str = "poisson",
+        unit: str = "example",
+        unit_ids: ArrayLike | None = None,
+        neighbouring: str = "add_remove",
+        caveats: Sequence[str] = (),
+        free_records: Sequence[ArrayLike] | None = None,
+    ) -> NormLog:
+        """Build a log from norms in memory.
+
+        Args:
+            norms: (n_records, n_examples) gradient norms before clipping; infinity counts as clipped.
+            recorded_steps: (n_records,) strictly increasing 0-based step at which each row was taken.
+            total_steps: number of steps of the run.
+            noise_multiplier: realised values, one or (total_steps,); likewise max_grad_norm and sample_rate.
+            max_grad_norm: clipping norms.
+            sample_rate: Poisson sampling rates, in (0, 1].
+            example_ids: (n_examples,) unique ids; default 0..n-1.
+            rounding: r as a fraction of max_grad_norm; 0 means full float precision.
+            rounding_mode: "up" (never under-reports) or "nearest" (the paper's; an account of it is an estimate).
+            individually_clipped: training clipped each example at its last recorded level.
+            sampler: "poisson", "shuffled" or "other".
+            unit: "example", "user" or "client".
+            unit_ids: (n_examples,) the unit each row belongs to; needed where the unit is not the example.
+            neighbouring: "add_remove".
+            caveats: reasons why an account of this log is an estimate, e.g. how the norms were taken.
+            free_records: (steps, positions, norms), each (n_entries,): the norms of the examples that each step sampled,
+                of every step or of none; positions count from 0.
+
+        Raises:
+            InputError: a value of the wrong shape or range, NaN or negative norms, duplicated ids or entries.
+
+        >>> log = NormLog.from_arrays([[0.2, 3.0]], [0], total_steps=10, noise_multiplier=1.0,
+        ...                           max_grad_norm=1.0, sample_rate=0.1)
+        >>> log.n_examples, log.total_steps, log.coverage
+        (2, 10, 0.1)
+        """
+        rows = np.asarray(norms)
+        if rows.ndim != 2 or not (np.issubdtype(rows.dtype, np.floating) or np.issubdtype(rows.dtype, np.integer)):
+            raise InputError(
+                f"norms has shape {rows.shape} and dtype {rows.dtype}; pass (n_records, n_examples) floats"
+            )
+        steps = np.asarray(recorded_steps)
+        total_steps = _checks.check_positive_int("total_steps", total_steps)
+        if steps.size == 0:
+            steps = steps.astype(np.int64)
+        settings = StepSettings.from_values(total_steps, noise_multiplier, max_grad_norm, sample_rate)
+        check_recorded_steps(steps, len(rows), total_steps)
+        ids = np.arange(rows.shape[1]) if example_ids is None else np.asarray(example_ids)
+        check_ids(ids, rows.shape[1])
+        check_norms(rows, ids)
+        _checks.check_rounding(rounding)
+        _checks.check_choice("rounding_mode", rounding_mode, ("up", "nearest"))
+        levels = Levels(rounding, rounding_mode) if rounding else None
+        if levels is None:
+            kept: NDArray[np.generic] = rows.astype(np.float64)
+        else:
+            kept = np.empty(rows.shape, levels.dtype)
+            for row, step in enumerate(steps):
+                kept[row] = levels.encode(rows[row], settings.max_grad_norm[step])
+        free = None if free_records is None else _free_in_memory(free_records, ids, settings, levels)
+        return cls(
+            example_ids=ids,
+            recorded_steps=steps.astype(np.int64),
+            settings=settings,
+            levels=levels,
+            sampler=_checks.check_choice("sampler", sampler, SAMPLERS),
+            unit=_checks.check_choice("unit", unit, UNITS),
+            neighbouring=_checks.check_choice("neighbouring", neighbouring, NEIGHBOURING),
+            records=_ArrayRecords(kept),
+            rows=np.arange(len(rows)),
+            unit_ids=check_unit_ids(unit_ids, len(ids), unit),
+            individually_clipped=bool(individually_clipped),
+            caveats=tuple(caveats),
+            free=free,
+        )
+
+    @classmethod
+    def open(cls, path: str | Path, *, unreadable: str = "refuse") -> NormLog:
+        """Open the log that a Recorder wrote in a run directory, checking every hash.
+
+        Args:
+            path: the run directory.
+            unreadable: "refuse" a log with damaged or missing records, or count those at "worst_case" (max_grad_norm).
+
+        Raises:
+            EvidenceError: no log there, a damaged or missing record, a newer schema, or contradictions in it.
+        """
+        stored = read_log(Path(path), unreadable=unreadable)
+        return cls(
+            example_ids=stored.example_ids,
+            recorded_steps=stored.recorded_steps,
+            unreadable_steps=stored.unreadable_steps,
+            settings=StepSettings.from_values(stored.total_steps, **stored.settings),
+            levels=stored.levels,
+            sampler=_checks.check_choice("sampler", stored.sampler, SAMPLERS),
+            unit=_checks.check_choice("unit", stored.header["unit"], UNITS),
+            neighbouring=_checks.check_choice("neighbouring", stored.header["neighbouring"], NEIGHBOURING),
+            records=stored.records,
+            rows=np.arange(len(stored.recorded_steps)),
+            unit_ids=check_unit_ids(stored.unit_ids, len(stored.example_ids), stored.header["unit"]),
+            individually_clipped=stored.header["individually_clipped"],
+            caveats=stored.caveats,
+            exact_positions=stored.exact_positions,
+            exact_records=stored.exact_records,
+            free=stored.free,
+            filtered=None if stored.left_out_at is None else Filtered(**stored.filter, left_out_at=stored.left_out_at),
+        )
+
+    @property
+    def n_examples(self) -> int:
+        """Number of examples."""
+        return len(self.example_ids)
+
+    @property
+    def n_records(self) -> int:
+        """Number of full records."""
+        return len(self.recorded_steps)
+
+    @property
+    def total_steps(self) -> int:
+        """Number of steps of the run."""
+        return len(self.settings)
+
+    @property
+    def coverage(self) -> float:
+        """Share of steps that have a record of every example that could be read."""
+        return (self.n_records - self.n_unreadable) / self.total_steps
+
+    @property
+    def n_unreadable(self) -> int:
+        """Number of records that could not be read and count at max_grad_norm."""
+        return int(np.isin(self.recorded_steps, self.unreadable_steps).sum())
+
+    def read(self, start: int = 0, stop: int | None = None) -> NDArray[np.generic]:
+        """(n_records, stop - start) codes of a block of examples, or float64 norms where `levels` is None."""
+        return self.records.read(self.rows, start, self.n_examples if stop is None else stop)
+
+    def blocks(self, size: int) -> Iterator[tuple[int, int, NDArray[np.generic]]]:
+        """Yield (start, stop, rows of that block) over all examples, at most `size` at a time."""
+        for start in range(0, self.n_examples, size):
+            stop = min(start + size, self.n_examples)
+            yield start, stop, self.read(start, stop)
+
+    def thin(self, every: int) -> NormLog:
+        """The log that recording only at steps 0, every, 2 * every, ... would have left.
+
+        Steps without a record of their own are skipped, never replaced by a neighbour. Where that drops a record,
+        examples were clipped at levels that the thinner log does not hold, so it is not individually_clipped. Free
+        records stay: they do not depend on when full ones are made.
+        """
+        _checks.check_positive_int("every", every)
+        keep = self.recorded_steps % every == 0
+        if not keep.any():
+            raise InputError(f"every={every} leaves no record; the log has steps {self.recorded_steps[:5].tolist()}...")
+        return replace(
+            self,
+            recorded_steps=self.recorded_steps[keep],
+            rows=self.rows[keep],
+            individually_clipped=self.individually_clipped and bool(keep.all()),
+            filtered=None if self.individually_clipped and not keep.all() else self.filtered,
+        )
+
+    def take(self, positions: ArrayLike) -> NormLog:
+        """The log of the examples at these positions only (in memory)."""
+        index = np.asarray(positions, dtype=np.int64)
+        return replace(
+            self,
+            example_ids=self.example_ids[index],
+            unit_ids=None if self.unit_ids is None else self.unit_ids[index],
+            records=_ArrayRecords(self.read()[:, index]),
+            rows=np.arange(self.n_records),
+            exact_positions=None,
+            exact_records=None,
+            free=None if self.free is None else _taken(self.free, index, self.n_examples),
+            filtered=self._filtered_of(index),
+        )
+
+    def exact_examples(self) -> NormLog | None:
+        """The log, at every step, of the examples that were recorded exactly; None where there are none."""
+        if self.exact_positions is None or self.exact_records is None:
+            return None
+        every_step = np.arange(self.total_steps)
+        return replace(
+            self,
+            example_ids=self.example_ids[self.exact_positions],
+            unit_ids=None if self.unit_ids is None else self.unit_ids[self.exact_positions],
+            recorded_steps=every_step,
+            unreadable_steps=(),
+            records=self.exact_records,
+            rows=every_step,
+            exact_positions=None,
+            exact_records=None,
+            free=None if self.free is None else _taken(self.free, self.exact_positions, self.n_examples),
+            filtered=None,  # levels of every step are not those that the filter charged
+        )
+
+    def _filtered_of(self, positions: NDArray[np.int64]) -> Filtered | None:
+        found = self.filtered
+        return None if found is None else replace(found, left_out_at=found.left_out_at[positions])
+
+
+def _free_in_memory(
+    free_records: Sequence[ArrayLike], ids: NDArray[np.generic], settings: StepSettings, levels: Levels | None
+) -> ArrayFreeRecords:
+    """Free records of every step from arrays of (steps, positions, norms)."""
+    steps, positions, norms = check_entries(free_records, len(ids), len(settings))
+    check_norms(norms, ids[positions])
+    kept = norms if levels is None else levels.encode_each(norms, settings.max_grad_norm[steps])
+    entries = FreeEntries(positions.astype(np.int32), steps.astype(np.int32), kept)
+    return ArrayFreeRecords.of(np.arange(len(settings)), entries)
+
+
+def _taken(free: FreeRecords, positions: NDArray[np.int64], n_examples: int) -> ArrayFreeRecords:
+    return ArrayFreeRecords(free.steps, free.read(0, n_examples).take(positions, n_examples))
+
+
+def check_recorded_steps(steps: NDArray[np.generic], n_records: int, total_steps: int) -> None:
+    """Raise InputError unless steps is (n_records,), strictly increasing and in [0, total_steps)."""
+    if steps.shape != (n_records,) or (n_records and not np.issubdtype(steps.dtype, np.integer)):
+        raise InputError(
+            f"recorded_steps has shape {steps.shape} for {n_records} records; pass one whole number a record"
+        )
+    if n_records == 0:
+        return
+    if steps[0] < 0 or np.any(np.diff(steps.astype(np.int64)) <= 0):
+        raise InputError(f"recorded_steps={steps.tolist()[:10]} must be at least 0 and strictly increasing")
+    if steps[-1] >= total_steps:
+        raise InputError(
+            f"recorded_steps ends at {steps[-1]}, but a run of total_steps={total_steps} ends at {total_steps - 1}"
+        )
+
+
+def check_ids(ids: NDArray[np.generic], n_examples: int) -> None:
+    """Raise InputError unless ids is (n_examples,), not empty, and unique."""
+    if n_examples == 0:
+        raise InputError("the log has no examples; an empty data set has nothing to audit")
+    if ids.shape != (n_examples,):
+        raise InputError(f"example_ids has shape {ids.shape} for {n_examples} examples; pass one id an example")
+    unique, counts = np.unique(ids, return_counts=True)
+    if len(unique) < n_examples:
+        raise InputError(
+            f"example_ids has {n_examples - len(unique)} duplicates, e.g. {unique[counts > 1].tolist()[0]!r}; "
+            "give every row its own id, and say whose rows belong together with unit_ids"
+        )
+
+
+def check_unit_ids(unit_ids: ArrayLike | None, n_examples: int, unit: str) -> NDArray[np.generic] | None:
+    """Return unit ids as an array of shape (n_examples,), or None, which only a unit that is one example may have."""
+    if unit_ids is None:
+        if unit != "example":
+            raise InputError(
+                f'unit="{unit}" needs unit ids, which say whose row each is: without them an epsilon of one row would be called '
+                f"that of a {unit}; pass them (the example ids, where everybody has one row)"
+            )
+        return None
+    units = np.asarray(unit_ids)
+    if units.shape != (n_examples,):
+        raise InputError(f"unit_ids has shape {units.shape} for {n_examples} examples; pass one unit an example")
+    missing = int(pd.isna(units).sum())
+    if missing:
+        raise InputError(
+            f"unit_ids lacks a value for {missing} of {n_examples} rows; say whose each row is, with an id of its own where it "
+            "is nobody else's"
+        )
+    return units
+
+
+def check_norms(rows: NDArray[np.generic], ids: NDArray[np.generic]) -> None:
+    """Hold norms (..., n_examples) against what a norm can be, naming example ids.
+
+    Raises:
+        InputError: NaN or negative norms. Infinite ones are warned about and count as clipped, which they are.
+    """
+    values = np.asarray(rows)
+    for what, bad in (("NaN", np.isnan(values)), ("negative", values < 0)):
+        if bad.any():
+            columns = np.unique(np.nonzero(bad)[-1])
+            raise InputError(
+                f"{what} gradient norms for {len(columns)} examples, e.g. ids {ids[columns[:5]].tolist()}; a norm is a "
+                "number of at least 0: look at these examples and at the loss before you train on"
+            )
+    infinite = np.isinf(values)
+    if infinite.any():
+        columns = np.unique(np.nonzero(infinite)[-1])
+        warnings.warn(
+            f"{int(infinite.sum())} gradient norms of {len(columns)} examples are infinite, e.g. ids "
+            f"{ids[columns[:5]].tolist()}; they count as clipped",
+            PrivacyWarning,
+            stacklevel=3,
+        )

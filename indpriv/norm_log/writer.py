@@ -1,0 +1,242 @@
+"""Writing the NormLog: one immutable Parquet file per record, and a journal. Sensitive: files are 0600.
+
+A record exists if and only if its journal line does. Lines, in order of a run:
+
+    header    schema, ids file, rounding, unit, neighbouring relation, sampler, how and when the norms are taken
+    record    a full record: step, file, bytes, hash, max_grad_norm, fingerprints of ids and targets, seconds
+    exact     rows of the exactly recorded examples: first step, count, file, bytes, hash
+    free      entries of sampled examples: first step, count, the steps among them that lack theirs, file, bytes, hash
+    filter    whom the privacy filter left out: first step, count, file, bytes, hash; only where it left out somebody
+    steps     realised settings of consecutive steps, and the evidence counted so far
+    truncate  training was resumed from a checkpoint at this step: what was logged beyond it is void
+    close     the run ended as its loop meant it to
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from indpriv import _files
+from indpriv._journal import NAME, JournalWriter, read_journal
+from indpriv.errors import EvidenceError
+from indpriv.norm_log.batch_norms import FreeEntries, file_bytes
+from indpriv.norm_log.levels import Levels
+
+SCHEMA = 1
+RECORDS = "records"
+IDS = "ids.parquet"
+
+
+def fingerprint(values: NDArray[np.generic]) -> str:
+    """Hash of an array's values in order (its dtype counts)."""
+    if values.dtype.kind in "OUT":
+        content = "\0".join(map(str, values.tolist())).encode()
+    else:
+        content = np.ascontiguousarray(values).tobytes()
+    return hashlib.sha256(f"{values.dtype.kind}{values.shape}".encode() + content).hexdigest()
+
+
+@dataclass(frozen=True)
+class LogHeader:
+    """What a log says once, before its first record; policy is empty where none chose the records.
+
+    privacy_filter: order and rdp_cap of the filter that watched the run; empty where none did.
+    """
+
+    rounding: float
+    rounding_mode: str
+    unit: str
+    neighbouring: str
+    sampler: str
+    individually_clipped: bool
+    norm_pass: Mapping[str, Any]
+    run: Mapping[str, Any] = field(default_factory=dict)
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    privacy_filter: Mapping[str, float] = field(default_factory=dict)
+
+
+class NormLogWriter:
+    """Appends to a log. Whatever has been appended survives a crash at any later moment."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        header: LogHeader,
+        example_ids: NDArray[np.generic],
+        unit_ids: NDArray[np.generic] | None,
+        exact_positions: NDArray[np.int64],
+    ) -> None:
+        """Start a log in an empty or new directory, or continue the same log there.
+
+        Raises:
+            EvidenceError: the directory holds a log of other examples or another rounding.
+            InputError: another process is writing there.
+        """
+        self._folder = run_dir / RECORDS
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._journal = JournalWriter(run_dir)
+        for leftover in self._folder.glob(".*.tmp"):
+            leftover.unlink()
+        self._levels = Levels(header.rounding, header.rounding_mode) if header.rounding else None
+        self._ids_fingerprint = fingerprint(example_ids)
+        self._n = len(example_ids)
+        entries, _ = read_journal(run_dir) if (run_dir / NAME).stat().st_size else ([], False)
+        try:
+            if entries:
+                self._check_continues(entries[0], header)
+            else:
+                self._start(run_dir, header, example_ids, unit_ids, exact_positions)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(
+        self,
+        run_dir: Path,
+        header: LogHeader,
+        example_ids: NDArray[np.generic],
+        unit_ids: NDArray[np.generic] | None,
+        exact_positions: NDArray[np.int64],
+    ) -> None:
+        ids = {"example_id": example_ids} | ({} if unit_ids is None else {"unit_id": unit_ids})
+        exact = np.zeros(self._n, dtype=bool)
+        exact[exact_positions] = True
+        content = _files.parquet_bytes(pa.table({**ids, "exact": exact}))
+        _files.write_atomically(run_dir / IDS, content)
+        self._journal.append(
+            "header",
+            schema=SCHEMA,
+            n_examples=self._n,
+            ids_fingerprint=self._ids_fingerprint,
+            ids_file=IDS,
+            ids_sha256=hashlib.sha256(content).hexdigest(),
+            n_exact=len(exact_positions),
+            **vars(header),
+        )
+
+    def _check_continues(self, first: Mapping[str, Any], header: LogHeader) -> None:
+        expected = {
+            "n_examples": self._n,
+            "ids_fingerprint": self._ids_fingerprint,
+            "rounding": header.rounding,
+            "rounding_mode": header.rounding_mode,
+            "individually_clipped": header.individually_clipped,
+            "unit": header.unit,
+            "policy": dict(header.policy),
+            "privacy_filter": dict(header.privacy_filter),
+            "ranks": header.run.get("ranks", 1),
+        }
+        logged = {"ranks": first["run"].get("ranks", 1), **first}
+        for name, value in expected.items():
+            if logged.get(name, {}) != value:
+                raise EvidenceError(
+                    f"the log to continue has {name}={logged.get(name)!r}, this run has {value!r}; "
+                    "record another run in another directory"
+                )
+
+    def record(
+        self, step: int, norms: NDArray[np.float64], *, max_grad_norm: float, targets_fingerprint: str, seconds: float
+    ) -> None:
+        """Append a full record: norms (n_examples,) at the parameters that `step` starts from."""
+        column = self._encode(norms, max_grad_norm)
+        written = self._write(f"{step:012d}.parquet", _content({"norm": column}))
+        self._journal.append(
+            "record",
+            step=step,
+            n_examples=len(column),
+            max_grad_norm=max_grad_norm,
+            ids_fingerprint=self._ids_fingerprint,
+            targets_fingerprint=targets_fingerprint,
+            seconds=round(seconds, 6),
+            **written,
+        )
+
+    def exact(
+        self, first: int, norms: NDArray[np.float64], max_grad_norms: NDArray[np.float64], seconds: float
+    ) -> None:
+        """Append rows (n_steps, n_exact) of the exactly recorded examples for consecutive steps from `first`."""
+        columns = {str(first + row): self._encode(norms[row], float(max_grad_norms[row])) for row in range(len(norms))}
+        written = self._write(f"exact-{first:012d}.parquet", _content(columns))
+        self._journal.append("exact", first=first, count=len(norms), seconds=round(seconds, 6), **written)
+
+    def free(
+        self,
+        first: int,
+        batches: Sequence[tuple[NDArray[np.int64], NDArray[np.float64]] | None],
+        max_grad_norms: NDArray[np.float64],
+    ) -> None:
+        """Append free records of consecutive steps from `first`: positions and norms of each batch, None where unknown."""
+        known = [step for step, batch in enumerate(batches) if batch is not None]
+        position, norms = (
+            np.concatenate([batch[part] for batch in batches if batch is not None] or [np.zeros(0)]) for part in (0, 1)
+        )
+        steps = np.repeat(known, [len(batch[0]) for batch in batches if batch is not None]).astype(np.int64)
+        kept = norms if self._levels is None else self._levels.encode_each(norms, max_grad_norms[steps])
+        entries = FreeEntries(position.astype(np.int32), (steps + first).astype(np.int32), kept)
+        missing = sorted({*range(len(batches))} - {*known})
+        self._journal.append(
+            "free",
+            first=first,
+            count=len(batches),
+            missing=[first + step for step in missing],
+            entries=len(entries),
+            **self._write(f"free-{first:012d}.parquet", file_bytes(entries, first)),
+        )
+
+    def left_out(self, first: int, count: int, positions: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
+        """Append whom the privacy filter left out in `count` steps from `first`, and from which step on, each (n,)."""
+        columns = {"position": positions.astype(np.int32), "step": steps.astype(np.int32)}
+        written = self._write(f"filter-{first:012d}.parquet", _content(columns))
+        self._journal.append("filter", first=first, count=count, examples=len(positions), **written)
+
+    def steps(
+        self,
+        first: int,
+        count: int,
+        *,
+        noise_multiplier: float,
+        max_grad_norm: float,
+        sample_rate: float,
+        evidence: Mapping[str, Any],
+    ) -> None:
+        """Append the realised settings that `count` consecutive steps from `first` shared."""
+        self._journal.append(
+            "steps",
+            first=first,
+            count=count,
+            noise_multiplier=noise_multiplier,
+            max_grad_norm=max_grad_norm,
+            sample_rate=sample_rate,
+            evidence=dict(evidence),
+        )
+
+    def truncate(self, step: int) -> None:
+        """Declare void what was logged beyond `step`: training was resumed from a checkpoint there."""
+        self._journal.append("truncate", step=step)
+
+    def finish(self, evidence: Mapping[str, Any]) -> None:
+        """Append the line that says the run ended as meant, with the last counts."""
+        self._journal.append("close", evidence=dict(evidence))
+
+    def close(self) -> None:
+        """Release the directory."""
+        self._journal.close()
+
+    def _encode(self, norms: NDArray[np.float64], max_grad_norm: float) -> NDArray[np.generic]:
+        return norms if self._levels is None else self._levels.encode(norms, max_grad_norm)
+
+    def _write(self, name: str, content: bytes) -> dict[str, Any]:
+        _files.write_atomically(self._folder / name, content)
+        return {"file": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def _content(columns: Mapping[str, NDArray[np.generic]]) -> bytes:
+    return _files.parquet_bytes(pa.table(dict(columns)))

@@ -1,0 +1,1 @@
+"""Saved checkpoints replayed into a NormLog: found, read without running them, measured."""

@@ -1,0 +1,164 @@
+"""AuditSpec: how to build again what a run trained, so that its checkpoints can be audited. Written once by the user."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+from torch import nn
+from torch.utils.data import Dataset
+
+from indpriv import _checks
+from indpriv.errors import InputError
+from indpriv.example_table import check_metadata, check_storable
+from indpriv.norm_log.norm_log import UNITS, check_ids, check_unit_ids
+from indpriv.recording.checkpoints.weights import LoadFn
+from indpriv.recording.norms.backends import LossFn
+
+_EXAMPLE = "my_package.training:spec or path/to/file.py:spec"
+
+
+@dataclass(frozen=True)
+class AuditSpec:
+    """What a run trained, to be written in the training code's own words.
+
+    Attributes:
+        model: `model()` -> the module that was trained, without Opacus's wrapper: same parameters frozen, same mode.
+        dataset: the training set, map-style, of (inputs, targets), in its order then; no random augmentation.
+        loss_fn: `loss_fn(outputs, targets)` -> per-example losses (batch,).
+        test_set: of (inputs, targets); its losses serve attacks and group accuracy.
+        metadata: one row per training example, indexed by example id: columns to compare groups by.
+        unit_ids: (n,) the person or client each row belongs to.
+        load: `load(state)` -> state_dict, for checkpoints of an unusual layout; state is what the file holds.
+        test_metadata: as metadata, for the test set, indexed 0..n_test-1.
+        example_ids: (n,) unique ids in the order of the dataset; default 0..n-1.
+        unit: "example", "user" or "client".
+        collate_fn: of the loader that was trained with; default torch's.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> from torch.utils.data import TensorDataset
+    >>> from indpriv.recording import AuditSpec
+    >>> inputs = torch.arange(60.0).reshape(20, 3) / 60
+    >>> train_set = TensorDataset(inputs, (inputs[:, 0] > 0.5).long())
+    >>> def build_model():
+    ...     return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+    >>> spec = AuditSpec(model=build_model, dataset=train_set, loss_fn=nn.CrossEntropyLoss(reduction="none"))
+    >>> spec.n_examples
+    20
+    """
+
+    model: Callable[[], nn.Module]
+    dataset: Dataset[Any]
+    loss_fn: LossFn
+    test_set: Dataset[Any] | None = None
+    metadata: pd.DataFrame | None = None
+    unit_ids: ArrayLike | None = None
+    load: LoadFn | None = None
+    test_metadata: pd.DataFrame | None = None
+    example_ids: ArrayLike | None = None
+    unit: str = "example"
+    collate_fn: Callable[[list[Any]], Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("model", "loss_fn", *(["load"] if self.load is not None else [])):
+            if not callable(getattr(self, name)):
+                raise InputError(f"AuditSpec: {name} is a {type(getattr(self, name)).__name__}; pass a function")
+        if isinstance(self.model, nn.Module):
+            raise InputError("AuditSpec: model is a module; pass the function that builds it, e.g. lambda: MyNet(64)")
+        n = length(self.dataset, "dataset")
+        check_ids(self.ids, n)
+        check_unit_ids(self.unit_ids, n, _checks.check_choice("unit", self.unit, UNITS))
+        check_metadata(self.metadata, self.ids, "train")
+        if self.metadata is not None and len(self.metadata) != n:
+            raise InputError(
+                f"AuditSpec: metadata has {len(self.metadata)} rows, the dataset {n} examples; give both as they were trained on"
+            )
+        if self.test_set is not None and length(self.test_set, "test_set") == 0:
+            raise InputError("AuditSpec: test_set is empty; leave it out where there are no test examples")
+        if self.test_metadata is not None:
+            check_metadata(self.test_metadata, np.arange(length(self.test_set, "test_set")), "test")
+        check_storable(self.metadata, self.test_metadata)
+
+    @property
+    def n_examples(self) -> int:
+        """Length of the training set."""
+        return length(self.dataset, "dataset")
+
+    @property
+    def ids(self) -> NDArray[np.generic]:
+        """(n,) example ids."""
+        return np.arange(self.n_examples) if self.example_ids is None else np.asarray(self.example_ids)
+
+
+def length(dataset: Any, name: str) -> int:
+    """Length of a map-style data set; InputError where it has none."""
+    try:
+        return len(dataset)
+    except TypeError as error:
+        raise InputError(
+            f"AuditSpec: {name} is a {type(dataset).__name__} without a length; pass a map-style data set, as Poisson "
+            "sampling needs one"
+        ) from error
+
+
+def load_spec(reference: str) -> AuditSpec:
+    """Import an AuditSpec. This runs the code of that module, as importing always does.
+
+    Args:
+        reference: "package.module:spec", or "path/to/file.py:spec"; the current directory is searched too.
+
+    Raises:
+        InputError: no such module, file or name there, or it is no AuditSpec.
+    """
+    place, colon, name = reference.rpartition(":")
+    if not (colon and place and name):
+        raise InputError(f"--spec {reference}: expected module and name, e.g. {_EXAMPLE}")
+    module = _module_of_file(Path(place), reference) if place.endswith(".py") else _module_of_package(place, reference)
+    if not hasattr(module, name):
+        raise InputError(f"--spec {reference}: {place} has no {name!r}; define it there, e.g. {name} = AuditSpec(...)")
+    spec = getattr(module, name)
+    if not isinstance(spec, AuditSpec):
+        raise InputError(f"--spec {reference}: {name} is a {type(spec).__name__}, not an AuditSpec")
+    return spec
+
+
+def _module_of_file(path: Path, reference: str) -> Any:
+    if not path.is_file():
+        raise InputError(f"--spec {reference}: {path} does not exist; expected e.g. {_EXAMPLE}")
+    name = f"_indpriv_spec_{path.stem}"
+    found = importlib.util.spec_from_file_location(name, path)
+    if found is None or found.loader is None:
+        raise InputError(f"--spec {reference}: {path} is no Python file")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module  # data classes and pickles look a class's module up there
+    _search(path.resolve().parent)  # for the modules beside it, as when it is run as a script
+    try:
+        found.loader.exec_module(module)
+    except (ImportError, SyntaxError, OSError) as error:
+        raise InputError(f"--spec {reference}: {path} cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _module_of_package(name: str, reference: str) -> Any:
+    _search(Path.cwd())
+    try:
+        return importlib.import_module(name)
+    except (ImportError, SyntaxError, ValueError) as error:
+        raise InputError(
+            f"--spec {reference}: {name} cannot be imported: {type(error).__name__}: {error}; expected e.g. {_EXAMPLE}"
+        ) from error
+
+
+def _search(folder: Path) -> None:
+    """Import from a folder too, also later: a model may be imported when it is built."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))

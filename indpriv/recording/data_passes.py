@@ -1,0 +1,226 @@
+"""Passes over a whole data set in its own order: gradient norms, final losses. Sensitive."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from opacus.data_loader import CollateFnWithEmpty
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+
+from indpriv.errors import InputError
+from indpriv.example_table import ExampleTable, check_metadata
+from indpriv.norm_log.norm_log import check_norms
+from indpriv.recording.norms.backends import LossFn, check_losses
+from indpriv.recording.norms.norm_pass import NormPass
+from indpriv.recording.opacus.ranks import Ranks, check_together, weights_fingerprint
+from indpriv.recording.random_states import kept_random_state
+
+
+class Examples:
+    """A map-style data set of (inputs, targets), read in order."""
+
+    def __init__(
+        self, dataset: Dataset[Any], collate_fn: Callable[[list[Any]], Any] | None, device: torch.device
+    ) -> None:
+        self._dataset = dataset
+        # Opacus wraps the user's collate function to make empty batches; a pass has none.
+        self._collate_fn = collate_fn.wrapped_collator_fn if isinstance(collate_fn, CollateFnWithEmpty) else collate_fn
+        self._device = device
+
+    def __len__(self) -> int:
+        return len(self._dataset)  # type: ignore[arg-type]
+
+    def batches(self, batch_size: int, positions: NDArray[np.int64] | None = None) -> Iterator[tuple[Any, Any]]:
+        """Yield (inputs, targets) on the model's device, in order, of all examples or those at these positions."""
+        if isinstance(self._dataset, TensorDataset) and len(self._dataset.tensors) == 2:
+            tensors: tuple[Tensor, ...] = self._dataset.tensors
+            if positions is not None:
+                index = torch.as_tensor(positions)
+                tensors = tuple(tensor[index] for tensor in tensors)
+            for inputs, targets in zip(*(tensor.split(batch_size) for tensor in tensors), strict=True):
+                yield self._move(inputs), self._move(targets)
+            return
+        dataset = self._dataset if positions is None else Subset(self._dataset, positions.tolist())
+        for batch in DataLoader(dataset, batch_size=batch_size, collate_fn=self._collate_fn):
+            if not (isinstance(batch, list | tuple) and len(batch) == 2):
+                raise InputError(
+                    f"the data set gives batches of type {type(batch).__name__}; a Recorder needs (inputs, targets) pairs"
+                )
+            yield self._move(batch[0]), self._move(batch[1])
+
+    def _move(self, value: Any) -> Any:
+        return torch.utils._pytree.tree_map_only(Tensor, lambda tensor: tensor.to(self._device), value)
+
+
+@contextmanager
+def kept_all_random_states() -> Iterator[None]:
+    """Leave the generators of torch, numpy and Python as they were: a pass must not change training."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()  # transforms may use them
+    with kept_random_state():
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
+
+
+def norms_of(
+    norm_pass: NormPass, examples: Examples, ids: NDArray[np.generic], positions: NDArray[np.int64] | None = None
+) -> tuple[NDArray[np.float64], str]:
+    """Gradient norms of all examples, or those at these positions, and a fingerprint of their targets.
+
+    Raises:
+        InputError: a NaN norm (names example ids), or a data set that changed its length.
+    """
+    norms, targets_fingerprint = _taken(norm_pass, examples, positions)
+    _check_taken(norms, ids if positions is None else ids[positions])
+    return norms, targets_fingerprint
+
+
+@dataclass(frozen=True)
+class SharedPass:
+    """Passes over the training set, of which every rank of a run takes a part and gets the whole.
+
+    Attributes:
+        ranks: of the run.
+        module: the model in training.
+        norm_pass: of it.
+        examples: of the training set.
+        ids: (n,) theirs.
+    """
+
+    ranks: Ranks
+    module: nn.Module
+    norm_pass: NormPass
+    examples: Examples
+    ids: NDArray[np.generic]
+
+    def norms(self, moment: str, positions: NDArray[np.int64] | None = None) -> tuple[NDArray[np.float64], str]:
+        """As `norms_of`; the fingerprint depends on the number of ranks.
+
+        Raises:
+            EvidenceError: a rank is gone or elsewhere, or does not hold the same parameters.
+        """
+        if self.ranks.size == 1:
+            return norms_of(self.norm_pass, self.examples, self.ids, positions)
+        wanted = np.arange(len(self.ids)) if positions is None else positions
+        taken = _taken(self.norm_pass, self.examples, self.ranks.part(wanted))
+        parts = self.ranks.gather(moment, (weights_fingerprint(self.module), *taken))
+        check_together(moment, [{"the model's parameters": part[0]} for part in parts], [])
+        norms = np.concatenate([part[1] for part in parts])
+        _check_taken(norms, self.ids[wanted])
+        return norms, hashlib.sha256("".join(part[2] for part in parts).encode()).hexdigest()
+
+
+def _taken(
+    norm_pass: NormPass, examples: Examples, positions: NDArray[np.int64] | None
+) -> tuple[NDArray[np.float64], str]:
+    norms: list[NDArray[np.float64]] = []
+    targets_hash = hashlib.sha256()
+    with kept_all_random_states():
+        for inputs, targets in examples.batches(norm_pass.batch_size, positions):
+            batch, _ = norm_pass(inputs, targets)
+            norms.append(batch.detach().cpu().numpy().astype(np.float64))
+            for leaf in torch.utils._pytree.tree_leaves(targets):
+                targets_hash.update(leaf.detach().cpu().contiguous().numpy().tobytes())
+    return np.concatenate(norms) if norms else np.zeros(0), targets_hash.hexdigest()
+
+
+def _check_taken(norms: NDArray[np.float64], ids: NDArray[np.generic]) -> None:
+    if len(norms) != len(ids):
+        raise InputError(
+            f"the data set has {len(norms)} examples now and had {len(ids)} at the start; it may not grow or shrink during "
+            "a run"
+        )
+    check_norms(norms, ids)
+
+
+def example_table(
+    model: nn.Module,
+    loss_fn: LossFn,
+    train: Examples,
+    test: Examples | None,
+    *,
+    ids: NDArray[np.generic],
+    unit_ids: NDArray[np.generic] | None,
+    metadata: pd.DataFrame | None,
+    test_metadata: pd.DataFrame | None,
+) -> ExampleTable:
+    """The ExampleTable of a final model in eval mode; test examples are numbered from 0, as texts where training ids are."""
+    rows = [final_rows(model, loss_fn, train, split="train", ids=ids, unit_ids=unit_ids, metadata=metadata)]
+    if test is not None:
+        numbers = np.arange(len(test))
+        rows.append(final_rows(model, loss_fn, test, split="test", ids=numbers, unit_ids=None, metadata=test_metadata))
+    frame = pd.concat(rows, ignore_index=True)
+    for name in ("example_id", "unit_id"):
+        if frame[name].dtype == object:  # texts, and the numbers of test examples: a file cannot hold both
+            frame[name] = frame[name].astype(str)
+    return ExampleTable(frame)
+
+
+def final_rows(
+    model: nn.Module,
+    loss_fn: LossFn,
+    examples: Examples,
+    *,
+    split: str,
+    ids: NDArray[np.generic],
+    unit_ids: NDArray[np.generic] | None,
+    metadata: pd.DataFrame | None,
+) -> pd.DataFrame:
+    """ExampleTable rows of one split: label, loss and correctness under a model in eval mode."""
+    losses, labels, correct = [], [], []
+    with torch.no_grad(), kept_all_random_states():
+        for inputs, targets in examples.batches(4096):
+            outputs = model(inputs)
+            losses.append(check_losses(loss_fn(outputs, targets), targets).double().cpu().numpy())
+            labels.append(_labels(targets))
+            correct.append(_correct(outputs, targets))
+    frame = pd.DataFrame(
+        {
+            "example_id": ids,
+            "unit_id": ids if unit_ids is None else unit_ids,
+            "split": split,
+            "label": pd.array(np.concatenate(labels))
+            if labels[0] is not None
+            else pd.array([pd.NA] * len(ids), "Int64"),
+            "loss": np.concatenate(losses),
+            "correct": pd.array(np.concatenate(correct), "boolean")
+            if correct[0] is not None
+            else pd.array([pd.NA] * len(ids), "boolean"),
+        }
+    )
+    return pd.concat([frame, check_metadata(metadata, ids, split)], axis=1)
+
+
+def _is_class_label(targets: Any) -> bool:
+    return isinstance(targets, Tensor) and targets.ndim == 1 and not targets.is_complex()
+
+
+def _labels(targets: Any) -> Any:
+    if not _is_class_label(targets):
+        return None
+    values = targets.cpu().numpy()
+    if np.issubdtype(values.dtype, np.floating):  # binary targets are often floats
+        return values.astype(np.int64) if np.isin(values, (0.0, 1.0)).all() else None
+    return values.astype(np.int64)
+
+
+def _correct(outputs: Any, targets: Any) -> Any:
+    if _labels(targets) is None or not isinstance(outputs, Tensor):
+        return None
+    if outputs.ndim == 2 and outputs.shape[1] > 1:
+        return (outputs.argmax(1) == targets).cpu().numpy()
+    if outputs.numel() == len(targets):
+        return ((outputs.reshape(-1) > 0) == (targets > 0.5)).cpu().numpy()
+    return None

@@ -1,0 +1,376 @@
+"""Per-example gradient norms layer by layer: one backward pass, no weight gradients, none kept per example. Sensitive.
+
+Each layer's inputs and output gradients give its squared norm in the fastest exact form (`layer_squares`). Layers of other
+kinds, with all that is inside them, are differentiated by torch.func, example by example. Of a parameter that is used
+several times the gradients are formed and added up before the square is taken.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+
+from indpriv.recording.norms import group_norms
+from indpriv.recording.norms.autotune import fastest
+from indpriv.recording.norms.layer_squares import CONVOLUTIONS, Squares, forms_of, gradient_of, is_known, sum_squares
+
+_SHARED_ELEMENTS = 2**24  # of per-example gradients held at once for a parameter that is used several times
+_TIMED = 128  # examples, at most, on which the forms of a layer are compared
+_HALF = (torch.float16, torch.bfloat16)
+
+Routes = dict[tuple[Any, ...], Squares]
+"""The fastest form for each kind of layer, shapes and strides."""
+
+_Key = tuple[int, int]  # a parameter, or a block of its rows: its identity and where the block starts
+
+
+class LayerwiseNorms:
+    """Squared gradient norms of one twin of a model.
+
+    Its parameters no longer ask for gradients: the backward pass starts at the first layer that has trainable ones.
+    """
+
+    def __init__(self, twin: nn.Module, routes: Routes) -> None:
+        """Take over a twin.
+
+        Args:
+            twin: of the model; no other thread uses it.
+            routes: the forms that were found fastest so far, which twins may share; added to.
+        """
+        trainable = {id(p) for p in twin.parameters() if p.requires_grad}
+        layers = [_Layer(module, trainable) for module in _layers(twin, trainable)]
+        for p in twin.parameters():
+            p.requires_grad_(False)
+        self._hooks = []
+        self._replaced: list[nn.Module] = []  # modules whose forward is ours
+        for layer in layers:
+            if isinstance(layer.module, nn.MultiheadAttention):
+                self._replace(layer, self._attention)
+            elif layer.known and isinstance(layer.module, group_norms.LAYERS):
+                self._replace(layer, self._group_norm)
+            else:
+                hook = partial(self._after_forward, layer)
+                self._hooks.append(layer.module.register_forward_hook(hook, with_kwargs=True))
+        self._uses: Counter[_Key] = Counter()
+        self._shared: defaultdict[_Key, list[Callable[[slice], Tensor]]] = defaultdict(list)
+        self._routes = routes
+        self._squares: Tensor | None = None
+        self._size = 0
+        self._recomputing = False
+
+    def __call__(self, loss_of: Callable[[], Tensor], size: int) -> tuple[Tensor, Tensor]:
+        """Run `loss_of` (twin forward and per-example losses) and its backward pass.
+
+        Args:
+            loss_of: returns losses (size,); where the call is under autocast, this alone runs under it.
+            size: number of examples in the batch.
+
+        Returns:
+            squared norms (size,) float64, and the losses.
+        """
+        self._uses.clear()
+        self._shared.clear()
+        self._squares, self._size, self._recomputing = None, size, False
+        losses = loss_of()
+        self._squares = torch.zeros(size, dtype=torch.float64, device=losses.device)
+        with torch.autocast(losses.device.type, enabled=False):
+            if self._uses:
+                losses.sum().backward()
+            for gradients in self._shared.values():
+                self._squares += _squares_of_sum(gradients, size)
+        self._shared.clear()
+        return self._squares, losses.detach()
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        for hook in self._hooks:
+            hook.remove()
+        for module in self._replaced:
+            module.__dict__.pop("forward", None)
+
+    def _replace(self, layer: _Layer, forward: Callable[..., Any]) -> None:
+        layer.module.__dict__["forward"] = partial(forward, layer, layer.module.forward)
+        self._replaced.append(layer.module)
+
+    def _after_forward(
+        self, layer: _Layer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> Any:
+        if self._recomputing:
+            return output
+        if not isinstance(output, Tensor) or not args or not isinstance(args[0], Tensor):
+            raise NotImplementedError(f"{type(module).__name__} does not map a tensor to a tensor")
+        inputs = tuple(value.detach() if isinstance(value, Tensor) else value for value in args)
+        if layer.known:
+            return self._tap(layer.keys, args, output, partial(self._add_known, layer, inputs[0]))
+        device = output.device.type
+        precision = torch.autocast(
+            device, dtype=torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device)
+        )
+
+        def add(gradient: Tensor) -> None:
+            if inputs[0].shape[0] != self._size or gradient.shape[0] != self._size:
+                raise RuntimeError(f"the first dimension of {type(module).__name__}'s input is not the batch")
+            if any(self._uses[key] > 1 for key in layer.keys.values()):
+                raise NotImplementedError(f"{type(module).__name__} shares a parameter or is used several times")
+            self._recomputing = True
+            with precision:
+                self._add(_by_torch_func(module, list(layer.keys), inputs, kwargs, gradient))
+            self._recomputing = False
+
+        return self._tap(layer.keys, args, output, add)
+
+    def _tap(
+        self, keys: dict[str, _Key], args: tuple[Any, ...], output: Tensor, add: Callable[[Tensor], None]
+    ) -> Tensor:
+        """Have `add` called with the gradient of a layer's output."""
+        self._uses.update(keys.values())
+        if not output.requires_grad:  # the first layer with trainable parameters: the graph starts here
+            output = _Start.apply(output.detach(), torch.zeros((), requires_grad=True))
+        versions = [(value, value._version) for value in args if isinstance(value, Tensor)]
+
+        def after_backward(gradient: Tensor) -> None:
+            if any(value._version != version for value, version in versions):
+                raise RuntimeError("the input of a layer was changed in place after its forward pass")
+            add(gradient)
+
+        output.register_hook(after_backward)
+        return output
+
+    def _add(self, squares: Tensor) -> None:
+        if self._squares is None:
+            raise RuntimeError("a backward pass ran before the forward pass was complete")
+        self._squares += squares
+
+    def _add_known(self, layer: _Layer, inputs: Tensor, gradient: Tensor) -> None:
+        first = layer.batch_dimension(inputs, gradient, self._size)
+        self._add_linear_or_other(layer.module, layer.keys, inputs.transpose(0, first), gradient.transpose(0, first))
+
+    def _add_linear_or_other(self, module: nn.Module, keys: dict[str, _Key], inputs: Tensor, gradient: Tensor) -> None:
+        """Of inputs and gradients with the batch first, widened from half precision after training's own rounding."""
+        if gradient.dtype in _HALF:
+            if isinstance(module, (nn.Linear, *CONVOLUTIONS)):
+                inputs = inputs.to(gradient.dtype)  # as autocast does
+            gradient = gradient.float()
+        if inputs.dtype in _HALF or (inputs.is_floating_point() and inputs.dtype != gradient.dtype):
+            inputs = inputs.to(gradient.dtype)
+        if any(self._uses[key] > 1 for key in keys.values()):
+            for name, key in keys.items():
+                self._shared[key].append(partial(_gradient_of_some, module, name, inputs, gradient))
+            return
+        names = frozenset(keys)
+        self._add(self._fastest(module, names, inputs, gradient)(module, names, inputs, gradient))
+
+    def _fastest(self, module: nn.Module, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Squares:
+        """The fastest form for these shapes: each is timed once. Deterministic algorithms: fewest multiplications."""
+        forms = forms_of(module, inputs, gradient)
+        if len(forms) == 1 or torch.are_deterministic_algorithms_enabled():
+            return forms[0]
+        options = [getattr(module, name, None) for name in ("kernel_size", "stride", "padding", "dilation", "groups")]
+        few = slice(0, _TIMED)
+        size = len(inputs[few]).bit_length()  # what is fastest changes little while the batch does not double
+        key = (*options, names, size, inputs.shape[1:], gradient.shape[1:], inputs.stride()[1:], inputs.dtype)
+        if key not in self._routes:
+            ways = [partial(form, module, names, inputs[few], gradient[few]) for form in forms]
+            self._routes[key] = forms[fastest(ways, gradient.device)]
+        return self._routes[key]
+
+    def _group_norm(self, layer: _Layer, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Where PyTorch's own backward pass has each example's gradients on its way, they come from there."""
+        if len(args) != 1 or not group_norms.fits(layer.module, args[0]):
+            return self._after_forward(layer, layer.module, args, kwargs, forward(*args, **kwargs))
+
+        def add(weights: Tensor, biases: Tensor) -> None:
+            if len(weights) != self._size:
+                raise RuntimeError(f"the first dimension of {type(layer.module).__name__}'s input is not the batch")
+            for name, key in layer.keys.items():
+                gradients = weights if name == "weight" else biases
+                if self._uses[key] > 1:
+                    self._shared[key].append(gradients.__getitem__)
+                else:
+                    self._add(sum_squares(gradients))
+
+        self._uses.update(layer.keys.values())
+        return group_norms.group_norm(layer.module, args[0], add)
+
+    def _attention(self, layer: _Layer, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """nn.MultiheadAttention uses its parameters in calls of `linear`, unseen by hooks on the modules inside."""
+        if self._recomputing:
+            return forward(*args, **kwargs)
+        if layer.module.bias_k is not None:
+            raise NotImplementedError("MultiheadAttention with add_bias_kv has parameters outside its projections")
+        with _projections.tapped(partial(self._projected, layer)):
+            return forward(*args, **kwargs)
+
+    def _projected(self, layer: _Layer, output: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """One projection of an attention: positions come first, or are folded with the batch into the first dimension."""
+        blocks = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+        keys = {name: key for name, block in blocks.items() if (key := layer.key_of_block(block)) is not None}
+        if not keys:
+            return output
+        shape = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+        taken = inputs.detach()
+
+        def add(gradient: Tensor) -> None:
+            sides = (side.reshape(-1, self._size, side.shape[-1]).transpose(0, 1) for side in (taken, gradient))
+            self._add_linear_or_other(shape, keys, *sides)
+
+        return self._tap(keys, (inputs,), output, add)
+
+
+class _Layer:
+    """A module whose own trainable parameters are differentiated together."""
+
+    def __init__(self, module: nn.Module, trainable: set[int]) -> None:
+        self.module = module
+        self.known = is_known(module)
+        self._trained = [p for p in module.parameters() if id(p) in trainable]
+        self.keys = {name: (id(p), 0) for name, p in module.named_parameters() if id(p) in trainable}
+        self._batch_dimensions = {0, 1} if isinstance(module, _ANY_LEADING) else {0}
+        self._features = {nn.Linear: 1, nn.Embedding: 0}.get(type(module), self._trained[0].ndim)
+
+    def batch_dimension(self, inputs: Tensor, gradient: Tensor, size: int) -> int:
+        """Which dimension is the batch: the one that has followed the batch's size in all calls so far."""
+        possible = {
+            d
+            for d in self._batch_dimensions
+            if (d == 0 or d < inputs.ndim - self._features) and inputs.shape[d] == size and gradient.shape[d] == size
+        }
+        if not possible:
+            raise RuntimeError(f"the first dimension of {type(self.module).__name__}'s input is not the batch")
+        self._batch_dimensions = possible
+        return min(possible)
+
+    def key_of_block(self, block: Tensor) -> _Key | None:
+        """The trainable parameter that a block of rows belongs to; None where it is frozen."""
+        for p in self._trained:
+            start = block.data_ptr() - p.data_ptr()
+            if 0 <= start < p.numel() * p.element_size():
+                return id(p), start
+        return None
+
+
+_ANY_LEADING = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)  # work on the last dimensions, whatever comes before
+
+
+class _Start(torch.autograd.Function):
+    """Make an output ask for gradients, in its own memory and as no leaf, so that the next layer may work in place."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, _: Tensor) -> Tensor:
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[None, None]:
+        return None, None
+
+
+_Tap = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+
+
+class _Projections(threading.local):
+    """Passes every output of `linear` in this thread through a function: an attention calls it by its global name.
+
+    The global one is replaced while any thread needs that, and the fast path, which computes all in one call, is closed.
+    """
+
+    tap: _Tap | None = None
+    _lock = threading.Lock()
+    _threads = 0
+    _before: tuple[Any, bool] | None = None
+
+    @contextmanager
+    def tapped(self, tap: _Tap) -> Iterator[None]:
+        """Within it, `tap` is called with the output, the inputs, the weight and the bias."""
+        outer = self.tap
+        self._count(+1)
+        self.tap = tap
+        try:
+            yield
+        finally:
+            self.tap = outer
+            self._count(-1)
+
+    @classmethod
+    def _count(cls, change: int) -> None:
+        with cls._lock:
+            if not cls._threads:
+                cls._before = nn.functional.linear, torch.backends.mha.get_fastpath_enabled()
+                nn.functional.linear = partial(_tapped, cls._before[0])
+                torch.backends.mha.set_fastpath_enabled(False)
+            cls._threads += change
+            if not cls._threads and cls._before is not None:
+                nn.functional.linear, fast = cls._before
+                torch.backends.mha.set_fastpath_enabled(fast)
+
+
+_projections = _Projections()
+
+
+def _tapped(linear: Callable[..., Tensor], input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`linear`, its arguments named as in PyTorch."""
+    output = linear(input, weight, bias)
+    return output if _projections.tap is None else _projections.tap(output, input, weight, bias)
+
+
+def _layers(module: nn.Module, trainable: set[int], seen: set[int] | None = None) -> Iterator[nn.Module]:
+    """The topmost modules with trainable parameters of their own; what is inside one of another kind belongs to it."""
+    seen = set() if seen is None else seen
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    recurse = isinstance(module, nn.MultiheadAttention)  # uses the parameters of its inner modules itself
+    if any(id(p) in trainable for p in module.parameters(recurse=recurse)):
+        yield module
+        return
+    for child in module.children():
+        yield from _layers(child, trainable, seen)
+
+
+def _gradient_of_some(module: nn.Module, name: str, inputs: Tensor, gradient: Tensor, part: slice) -> Tensor:
+    return gradient_of(module, name, inputs[part], gradient[part])
+
+
+def _squares_of_sum(gradients: list[Callable[[slice], Tensor]], size: int) -> Tensor:
+    """(size,) squared norms of the sum of a parameter's gradients, in parts that fit into memory."""
+    one = gradients[0](slice(0, 1)).numel()
+    step = max(1, _SHARED_ELEMENTS // one)
+    parts = [slice(start, start + step) for start in range(0, size, step)]
+    return torch.cat(
+        [sum_squares(sum(gradient(part) for gradient in gradients[1:]) + gradients[0](part)) for part in parts]
+    )
+
+
+def _by_torch_func(
+    module: nn.Module, names: list[str], inputs: tuple[Any, ...], kwargs: dict[str, Any], gradient: Tensor
+) -> Tensor:
+    """(batch,) squares of any other layer, recomputed one example at a time under vmap."""
+    if any(isinstance(value, Tensor) for value in kwargs.values()) or not all(isinstance(x, Tensor) for x in inputs):
+        raise NotImplementedError(f"{type(module).__name__} takes more than tensors of the batch")
+    parameters = dict(module.named_parameters())
+    trained = {name: parameters.pop(name) for name in names}
+    fixed = {**parameters, **dict(module.named_buffers())}
+
+    def gradients_of(example: tuple[Tensor, ...], output_gradient: Tensor) -> Any:
+        def forward(values: dict[str, Tensor]) -> Tensor:
+            batch = tuple(value.unsqueeze(0) for value in example)
+            output: Tensor = functional_call(module, (values, fixed), batch, kwargs)
+            return output
+
+        pull = vjp(forward, trained)[1]
+        return pull(output_gradient.unsqueeze(0))[0]
+
+    with torch.enable_grad():
+        per_example = vmap(gradients_of)(inputs, gradient)
+    squares = torch.zeros(len(gradient), dtype=torch.float64, device=gradient.device)
+    for values in per_example.values():
+        squares += sum_squares(values.float() if values.dtype in _HALF else values)
+    return squares

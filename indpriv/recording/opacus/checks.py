@@ -1,0 +1,134 @@
+"""What an attached model, optimizer and loader must be: checked once at the border, before anything is changed."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from opacus.accountants.accountant import IAccountant
+from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
+from opacus.grad_sample import AbstractGradSampleModule
+from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
+from opacus.optimizers import DPOptimizer
+from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
+from opacus.utils.uniform_sampler import DistributedUniformWithReplacementSampler, UniformWithReplacementSampler
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+
+from indpriv.errors import InputError
+from indpriv.recording.opacus.ranks import DISTRIBUTED, check_distributed_sampler
+
+_FLAT_CLIPPING = (DPOptimizer, DPOptimizerFastGradientClipping, *DISTRIBUTED)
+
+
+def check_optimizer(optimizer: Any, model: nn.Module) -> None:
+    """Raise InputError where an optimizer is none that is accounted, or does not belong to the model."""
+    if not isinstance(optimizer, DPOptimizer):
+        raise InputError(
+            f"the optimizer is a {type(optimizer).__name__}, not an Opacus DPOptimizer; attach what "
+            "PrivacyEngine.make_private returned"
+        )
+    if type(optimizer) not in _FLAT_CLIPPING:
+        raise InputError(
+            f"{type(optimizer).__name__} is not supported: only flat clipping is accounted (not per-layer, adaptive, "
+            'automatic or sharded); use make_private(clipping="flat")'
+        )
+    if isinstance(optimizer, DISTRIBUTED) and not isinstance(
+        _wrapped(model), DifferentiallyPrivateDistributedDataParallel
+    ):
+        raise InputError(
+            f"the optimizer adds up the gradients of several ranks, but the model is a {type(_wrapped(model)).__name__}; "
+            "make_private takes opacus.distributed.DifferentiallyPrivateDistributedDataParallel(model)"
+        )
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"the model is a {type(model).__name__}, what make_private(wrap_model=False) returns; attach the module that it hangs on"
+        )
+    if optimizer.step_hook is None:
+        raise InputError(
+            "the optimizer has no step hook: Opacus's accountant is not attached and would report epsilon 0; attach what "
+            "PrivacyEngine.make_private returned"
+        )
+    if isinstance(optimizer, DPOptimizerFastGradientClipping) and not isinstance(
+        model, GradSampleModuleFastGradientClipping
+    ):
+        raise InputError(
+            f"the optimizer clips in ghost mode, but the model is a plain {type(model).__name__}: its clipping norm cannot "
+            "be read; attach the model that make_private returned"
+        )
+    if optimizer.loss_reduction not in ("mean", "sum"):
+        raise InputError(f"loss_reduction={optimizer.loss_reduction!r} is not known")
+
+
+def _wrapped(model: nn.Module) -> nn.Module:
+    """What make_private was given."""
+    return model._module if isinstance(model, AbstractGradSampleModule) else model
+
+
+def sampler_kind(batch_sampler: Any, optimizer: Any) -> str:
+    """How batches are drawn: "poisson", "shuffled" or "other"; InputError where several ranks do not fit together."""
+    shards = type(batch_sampler) is DistributedUniformWithReplacementSampler
+    if shards != isinstance(optimizer, DISTRIBUTED):
+        raise InputError(
+            f"the optimizer is a {type(optimizer).__name__}, the batch sampler a {type(batch_sampler).__name__}: several "
+            "ranks are accounted only where each draws from its own shard and gradients are added up; make model, "
+            "optimizer and loader with one make_private call, with Poisson sampling"
+        )
+    if shards:
+        check_distributed_sampler(batch_sampler, optimizer)
+        return "poisson"
+    if type(batch_sampler) is UniformWithReplacementSampler:  # a subclass may draw otherwise
+        return "poisson"
+    if isinstance(batch_sampler, BatchSampler) and isinstance(batch_sampler.sampler, RandomSampler):
+        return "shuffled"
+    return "other"
+
+
+def check_loader(loader: DataLoader[Any], n_examples: int) -> None:
+    """Raise InputError where batches would not match their draws, or the loader is over another data set."""
+    if loader.batch_sampler is None:
+        raise InputError(
+            "the loader has no batch sampler (batch_size=None); pass the loader that make_private returned"
+        )
+    if not getattr(loader, "in_order", True):
+        raise InputError("the loader has in_order=False: batches would not match their draws; use in_order=True")
+    sizes = {
+        "the loader's data set": len(loader.dataset),  # type: ignore[arg-type]
+        "the loader's sampler": getattr(
+            loader.batch_sampler, "total_size", None
+        )  # of all ranks; num_samples is a shard
+        or getattr(loader.batch_sampler, "num_samples", n_examples),
+    }
+    for name, size in sizes.items():
+        if size != n_examples:
+            raise InputError(
+                f"the Recorder's dataset has {n_examples} examples, {name} has {size}; give the Recorder the training set"
+            )
+
+
+def check_parameters(module: nn.Module, optimizer: DPOptimizer) -> None:
+    """Raise InputError unless the optimizer trains exactly the trainable parameters of the model."""
+    trained = {id(p) for p in optimizer.params}
+    trainable = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
+    missing = [name for key, name in trainable.items() if key not in trained]
+    if missing or len(trained - set(trainable)):
+        raise InputError(
+            f"the optimizer does not train exactly the model's trainable parameters (not trained: {missing[:5]}, trained "
+            f"from elsewhere: {len(trained - set(trainable))}); norms would be of another gradient: freeze the rest with "
+            "requires_grad_(False)"
+        )
+
+
+def find_accountant(optimizer: DPOptimizer) -> tuple[IAccountant | None, float]:
+    """The accountant behind the step hook, also inside a hook that chains Opacus's, and the rate it counts.
+
+    (None, 1) where there is none.
+    """
+    hooks = [optimizer.step_hook]
+    for hook in hooks:  # grows while it is searched
+        enclosed = inspect.getclosurevars(hook).nonlocals if inspect.isfunction(hook) else {}
+        accountant = enclosed.get("self")
+        if isinstance(accountant, IAccountant):
+            return accountant, float(enclosed["sample_rate"])
+        hooks += [value for value in enclosed.values() if inspect.isfunction(value) and value not in hooks]
+    return None, 1.0

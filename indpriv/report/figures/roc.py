@@ -1,0 +1,47 @@
+"""The ROC curves of an attack, as inline SVG. Sensitive."""
+
+from collections.abc import Sequence
+
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from indpriv.analysis.attacks.threshold_attack import ThresholdAttack
+from indpriv.report.figures.svg import ACCENT, INK, MUTED, SECOND, bare, new_figure, style, to_svg
+
+
+def roc_curves(attacks: Sequence[ThresholdAttack], name: str = "roc") -> str:
+    """ROC of all examples on logarithmic axes, of the DP model and its twin; "" without an attack that found a curve."""
+    lines = []
+    for model, label, colour in (("dp", "this model", ACCENT), ("non_dp", "without DP", SECOND)):
+        found = next((attack.overall.discrimination for attack in attacks if attack.model == model), None)
+        if found is not None:
+            points = [(x, y) for x, y in found.roc if x > 0 and y > 0]
+            if len(points) > 1:
+                lines.append((points, label, colour))
+    if not lines:
+        return ""
+    lowest = min(min(x, y) for points, _, _ in lines for x, y in points)
+    with style():
+        figure = new_figure(3.6)
+        axes = figure.add_axes((0.09, 0.15, 0.5, 0.8))
+        axes.plot([lowest, 1], [lowest, 1], color=MUTED, linewidth=1.0, linestyle=(0, (4, 2)), label="chance")
+        for points, label, colour in lines:
+            axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.6, label=label)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+            axis.set_minor_locator(NullLocator())
+        axes.set_xlim(lowest, 1)
+        axes.set_ylim(lowest, 1)
+        axes.set_xlabel("false-positive rate")
+        axes.set_ylabel("true-positive rate", color=INK)
+        axes.grid()
+        bare(axes)
+        axes.legend(loc="lower right", handlelength=1.8)
+        return to_svg(
+            figure,
+            name,
+            "ROC of the loss-threshold attack",
+            f"True-positive against false-positive rates on logarithmic axes, for {' and '.join(line[1] for line in lines)}; "
+            "the dashed diagonal is an attack that knows nothing.",
+        )

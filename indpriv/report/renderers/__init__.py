@@ -1,0 +1,1 @@
+"""Findings as a page, as Markdown and as a screen."""

@@ -1,0 +1,85 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from indpriv import NormLog
+from indpriv.accountant.histogram.governing_records import (
+    AT_CLIPPING_NORM,
+    BETWEEN_RECORDS,
+    segments_of,
+    worst_case_participations,
+)
+from indpriv.errors import InputError
+
+
+def make_log(recorded_steps, total_steps, n_examples=1, **changes):
+    arguments = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 0.1, **changes}
+    norms = np.full((len(recorded_steps), n_examples), 0.5)
+    return NormLog.from_arrays(norms, recorded_steps, total_steps=total_steps, **arguments)
+
+
+def steps_by_row(segments):
+    return {int(row): int(segments.count[segments.row == row].sum()) for row in np.unique(segments.row)}
+
+
+def test_last_holds_each_record_until_the_next():
+    segments = segments_of(make_log([2, 5, 6], 10), "last")
+    assert steps_by_row(segments) == {AT_CLIPPING_NORM: 2, 0: 3, 1: 1, 2: 4}
+
+
+def test_worst_case_counts_only_recorded_steps_below_the_clipping_norm():
+    segments = segments_of(make_log([2, 5, 6], 10), "worst_case")
+    assert steps_by_row(segments) == {AT_CLIPPING_NORM: 7, 0: 1, 1: 1, 2: 1}
+
+
+def test_closest_splits_gaps_in_the_middle_and_pairs_ties():
+    segments = segments_of(make_log([1, 4, 8], 12), "closest")
+    # step 0 at C; 1, 2 | 3, 4, 5 | tie at 6 | 7 to 11
+    assert steps_by_row(segments) == {AT_CLIPPING_NORM: 1, 0: 2, 1: 3, 3: 1, 2: 5}
+    assert segments.pairs.tolist() == [1]
+
+
+def test_no_record_counts_every_step_at_the_clipping_norm():
+    for between_records in BETWEEN_RECORDS:
+        assert steps_by_row(segments_of(make_log([], 7), between_records)) == {AT_CLIPPING_NORM: 7}
+
+
+def test_unknown_rule_is_refused():
+    with pytest.raises(InputError, match="between_records='nearest'"):
+        segments_of(make_log([0], 3), "nearest")
+
+
+def test_ten_million_steps_of_one_setting_need_no_array_of_steps():
+    segments = segments_of(make_log([0, 4_000_000], 10_000_000), "closest")
+    assert steps_by_row(segments) == {0: 2_000_000, 1: 7_999_999, 2: 1}
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_every_step_is_counted_once_under_its_own_setting(data):
+    total_steps = data.draw(st.integers(1, 30))
+    recorded = sorted(data.draw(st.sets(st.integers(0, total_steps - 1))))
+    noise = np.array(data.draw(st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=total_steps, max_size=total_steps)))
+    rate = np.array(data.draw(st.lists(st.sampled_from([0.1, 1.0]), min_size=total_steps, max_size=total_steps)))
+    log = make_log(recorded, total_steps, noise_multiplier=noise, sample_rate=rate)
+    for between_records in BETWEEN_RECORDS:
+        segments = segments_of(log, between_records)
+        assert segments.count.sum() == total_steps
+        assert np.all(segments.count > 0)
+        for sigma in (0.5, 1.0, 2.0):
+            for q in (0.1, 1.0):
+                chosen = (segments.noise_multiplier[segments.setting] == sigma) & (
+                    segments.sample_rate[segments.setting] == q
+                )
+                assert segments.count[chosen].sum() == ((noise == sigma) & (rate == q)).sum()
+
+
+def test_worst_case_merges_settings_that_differ_in_the_clipping_norm_only():
+    log = make_log(
+        [0], 4, max_grad_norm=np.array([1.0, 2.0, 1.0, 2.0]), noise_multiplier=np.array([1.0, 1.0, 3.0, 3.0])
+    )
+    worst = worst_case_participations(segments_of(log, "last"))
+    assert worst.relative_norms.tolist() == [1.0, 1.0]
+    assert worst.noise_multiplier.tolist() == [1.0, 3.0]
+    assert worst.counts.tolist() == [[2.0, 2.0]]

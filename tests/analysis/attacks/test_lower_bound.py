@@ -1,0 +1,104 @@
+import numpy as np
+import pytest
+
+from indpriv.analysis.attacks.lower_bound import lower_bound, refutation
+from indpriv.analysis.attacks.measures import measure_attack
+from indpriv.attack_scores import AttackScores
+from oracles import one_run_p_value
+
+RNG = np.random.default_rng
+
+
+def randomised_response(epsilon, n, rng):
+    """Coins, and scores that tell each coin as well as epsilon-DP allows."""
+    coins = rng.random(n) < 0.5
+    told = np.where(rng.random(n) < 1 / (1 + np.exp(-epsilon)), coins, ~coins)
+    return told.astype(float), coins
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.7, 6.0])
+@pytest.mark.parametrize("delta", [0.0, 1e-6, 1e-2])
+@pytest.mark.parametrize(("guesses", "correct"), [(20, 0), (20, 11), (20, 20), (300, 170), (300, 299)])
+def test_it_is_the_papers_code(guesses, correct, epsilon, delta):
+    expected = one_run_p_value(400, guesses, correct, epsilon, delta)
+    assert refutation(guesses, correct, epsilon, delta, 400) == pytest.approx(expected, rel=1e-9, abs=1e-13)
+
+
+def test_every_guess_right_proves_what_it_can():
+    coins = np.arange(200) % 2 == 0
+    found = lower_bound(coins.astype(float), coins, delta=1e-9, n_coins=200, rng=RNG(0))
+    assert (found.guesses, found.correct) == (200, 200)
+    level = 0.05 / found.tried
+    assert found.epsilon == pytest.approx(-np.log(level ** (-1 / 200) - 1), abs=0.01)
+
+
+def test_a_planted_leak_is_found_and_not_overstated():
+    for epsilon, factor in ((1.0, 0.6), (2.0, 0.7), (4.0, 0.65)):
+        bounds = []
+        for seed in range(20):
+            scores, coins = randomised_response(epsilon, 500, RNG(seed))
+            bounds.append(lower_bound(scores, coins, delta=1e-5, n_coins=500, rng=RNG(seed)).epsilon)
+        assert np.median(bounds) >= factor * epsilon
+        assert np.mean(np.array(bounds) > epsilon) <= 0.2  # at 0.05, more than 4 of 20 have probability 0.003
+
+
+def test_a_large_delta_proves_nothing():
+    scores, coins = randomised_response(2.0, 500, RNG(0))
+    assert lower_bound(scores, coins, delta=0.1, n_coins=500, rng=RNG(0)).epsilon == 0.0
+
+
+@pytest.mark.parametrize("n", [0, 1, 15])
+def test_too_few_coins_prove_nothing(n):
+    found = lower_bound(np.arange(n, dtype=float), np.arange(n) % 2 == 0, delta=1e-5, n_coins=n, rng=RNG(0))
+    assert (found.epsilon, found.guesses, found.tried, found.false_alarm_rate) == (0.0, 0, 0, 0.0)
+
+
+def test_ties_are_broken_without_a_look_at_the_coins():
+    coins = np.arange(400) < 200  # members stand first, as in most files
+    bounds = [lower_bound(np.zeros(400), coins, delta=1e-5, n_coins=400, rng=RNG(seed)).epsilon for seed in range(60)]
+    assert np.mean(np.array(bounds) > 0) <= 0.1
+
+
+def test_false_alarms_of_coins_are_of_new_coins():
+    """Not of the same number of members, which 230 heads in 400 would make an alarm of by itself."""
+    coins = RNG(0).permutation(400) < 230
+    scores = RNG(1).normal(size=400)
+    assert lower_bound(scores, coins, delta=1e-5, n_coins=400, rng=RNG(2)).false_alarm_rate <= 0.05
+
+
+def false_alarms(trials, draw, fair_coins):
+    """Shares of trials without any leak in which the bound of everybody, and any bound of a group, is above 0."""
+    found = np.zeros(2)
+    stated = []
+    for seed in range(trials):
+        rng = RNG(seed)
+        member = draw(rng)
+        groups = rng.choice(["a", "b", "c"], len(member))
+        scores = AttackScores(rng.normal(size=len(member)), member, "noise", groups, fair_coins)
+        measures = measure_attack(scores, seed=seed)
+        found += measures.overall.bound.epsilon > 0, any(row.bound.epsilon > 0 for row in measures.groups)
+        stated.append(measures.overall.bound.false_alarm_rate)
+    return found / trials, float(np.mean(stated))
+
+
+DRAWS = {
+    "coins": (lambda rng: rng.random(500) < 0.5, True),
+    "half": (lambda rng: rng.permutation(500) < 250, False),
+    "three quarters": (lambda rng: np.arange(500) < 375, False),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_false_alarms_are_below_their_rate(draw):
+    rates, stated = false_alarms(60, *DRAWS[draw])
+    assert np.all(rates <= 0.1)
+    assert stated <= 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draw", DRAWS)
+def test_null_calibration(draw):
+    """200 trials of n = 500: at a rate of 0.05, more than 18 alarms have probability under 0.01."""
+    rates, stated = false_alarms(200, *DRAWS[draw])
+    assert np.all(rates <= 18 / 200), rates
+    assert stated <= 0.05

@@ -1,0 +1,111 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from indpriv.analysis.attacks.threshold_attack import best_threshold, threshold_attack
+from indpriv.analysis.statistics.binomial import clopper_pearson
+from indpriv.attack_scores import AttackScores
+from indpriv.errors import InputError
+
+
+def scores(members, nonmembers, groups=None):
+    values = np.array([*members, *nonmembers], dtype=np.float64)
+    member = np.arange(len(values)) < len(members)
+    return AttackScores(values, member, "test", None if groups is None else np.array(groups, dtype=object))
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=12), st.lists(st.integers(0, 6), min_size=1, max_size=12))
+def test_no_threshold_does_better(members, nonmembers):
+    members, nonmembers = np.array(members, float), np.array(nonmembers, float)
+
+    def right(threshold):
+        return (members >= threshold).sum() + (nonmembers < threshold).sum()
+
+    found = best_threshold(members, nonmembers)
+    assert right(found) == max(map(right, [-np.inf, *range(8), np.inf]))
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(0, 1), (1, 1), (0, 20), (7, 20), (20, 20), (5020, 10000)])
+def test_the_interval_is_scipys(successes, trials):
+    expected = stats.binomtest(successes, trials).proportion_ci(0.95, "exact")
+    assert clopper_pearson(successes, trials) == (pytest.approx(expected.low), pytest.approx(expected.high))
+
+
+def test_an_impossible_outcome_is_refused():
+    for successes, trials in ((3, 2), (-1, 4)):
+        with pytest.raises(InputError, match="no binomial outcome"):
+            clopper_pearson(successes, trials)
+
+
+def test_members_by_heart_are_found():
+    attack = threshold_attack(scores(np.full(50, -0.01), np.full(50, -2.0)))
+    assert attack.overall.success_rate == 1.0
+    assert attack.overall.trials == 50
+    assert attack.overall.low > 0.9
+    assert attack.rows == ()
+
+
+def test_under_the_null_the_interval_holds_chance():
+    rng = np.random.default_rng(0)
+    found = [threshold_attack(scores(*rng.normal(size=(2, 60))), seed=seed).overall for seed in range(200)]
+    covered = sum(row.low <= 0.5 <= row.high for row in found)
+    assert covered >= 183  # 95 % of 200 is 190; below 183 has probability under 0.002
+    # Chosen and reported on one half it would be 0.57; the mean of 200 rates of 60 guesses has deviation 0.005.
+    assert abs(np.mean([row.success_rate for row in found]) - 0.5) < 0.02
+
+
+def test_the_same_number_of_each_and_half_to_report():
+    rng = np.random.default_rng(1)
+    overall = threshold_attack(scores(rng.random(1000), rng.random(101))).overall
+    assert (overall.n_members, overall.n_nonmembers, overall.trials) == (1000, 101, 102)
+
+
+def test_groups_are_attacked_alone():
+    members, nonmembers = [1.0] * 20 + [0.0] * 20, [0.0] * 20 + [0.0] * 20
+    groups = ["leaky"] * 20 + ["safe"] * 20
+    attack = threshold_attack(scores(members, nonmembers, groups * 2), by="kind")
+    assert [row.name for row in attack.rows] == ["leaky", "safe"]
+    assert [row.success_rate for row in attack.rows] == [1.0, 0.5]
+    assert attack.by == "kind"
+
+
+def test_a_twin_is_attacked_on_the_same_examples():
+    rng = np.random.default_rng(2)
+    values, groups = rng.random(80), ["a", "b"] * 40
+    first = threshold_attack(scores(values[:40], values[40:], groups), model="dp", seed=3)
+    second = threshold_attack(scores(values[:40], values[40:], groups), model="non_dp", seed=3)
+    assert first.rows == second.rows
+    assert any(
+        threshold_attack(scores(values[:40], values[40:], groups), seed=seed).rows != first.rows for seed in range(5)
+    )
+
+
+def test_another_group_changes_no_choice():
+    rng = np.random.default_rng(4)
+    values = rng.random(40)
+    alone = threshold_attack(scores(values[:20], values[20:], ["a"] * 40))
+    beside = threshold_attack(
+        scores([*values[:20], 9.0], values[20:], [*["a"] * 20, "z", *["a"] * 20]),
+    )
+    assert alone.rows[0] == next(row for row in beside.rows if row.name == "a")
+
+
+@pytest.mark.parametrize(("members", "nonmembers"), [*itertools.product([0, 1], [0, 1, 5])])
+def test_too_few_scores_have_no_rate(members, nonmembers):
+    overall = threshold_attack(scores([0.0] * members, [0.0] * nonmembers)).overall
+    assert (overall.trials, overall.success_rate, overall.low, overall.high) == (0, None, None, None)
+    assert overall.too_small
+
+
+def test_infinite_scores_are_scores():
+    overall = threshold_attack(scores([np.inf] * 8, [-np.inf] * 8)).overall
+    assert overall.success_rate == 1.0
+
+
+def test_a_bad_seed_is_refused():
+    with pytest.raises(InputError, match="seed=-1"):
+        threshold_attack(scores([0.0], [0.0]), seed=-1)

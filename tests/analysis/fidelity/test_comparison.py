@@ -1,0 +1,52 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from indpriv.analysis.fidelity.comparison import compare
+from indpriv.errors import InputError
+from synthetic import epsilon_table
+
+PLAN = {"source": "norms at every step", "every": 10, "epochs": 1.0}
+
+
+def test_a_constant_bias_leaves_pearson_at_one():
+    exact = epsilon_table([1.0, 2.0, 3.0, 4.0])
+    found = compare(epsilon_table([1.5, 2.5, 3.5, 4.5]), exact, **PLAN)
+    assert found.pearson == pytest.approx(1.0)
+    assert found.signed_bias == pytest.approx(0.5)
+    assert (found.mean_absolute, found.largest_absolute) == (pytest.approx(0.5), pytest.approx(0.5))
+    assert (found.share_under, found.share_under_1_percent, found.largest_under) == (0.0, 0.0, 0.0)
+
+
+def test_under_reporting_is_counted():
+    exact = epsilon_table([1.0, 1.0, 1.0, 1.0])
+    found = compare(epsilon_table([0.5, 0.995, 1.0, 1.2]), exact, **PLAN)
+    assert (found.share_under, found.share_under_1_percent) == (0.5, 0.25)
+    assert found.largest_under == 0.5
+    assert found.pearson is None
+    assert found.signed_bias == pytest.approx(-0.07625)
+
+
+@given(arrays(np.float64, (2, 9), elements=st.floats(0, 20)), st.permutations(range(9)))
+def test_rows_are_matched_by_id_in_any_order(pair, order):
+    guess, truth = pair
+    straight = compare(epsilon_table(guess), epsilon_table(truth), **PLAN)
+    mixed = compare(epsilon_table(guess), epsilon_table(truth[list(order)], ids=list(order)), **PLAN)
+    assert mixed.signed_bias == pytest.approx(straight.signed_bias, abs=1e-9)
+    assert mixed.share_under == straight.share_under
+    assert mixed.largest_absolute == straight.largest_absolute
+
+
+def test_exact_examples_are_some_of_all():
+    exact = epsilon_table([5.0, 1.0], ids=["d", "a"])
+    found = compare(epsilon_table([1.0, 9.0, 9.0, 5.0], ids=["a", "b", "c", "d"]), exact, **PLAN)
+    assert (found.n, found.largest_absolute) == (2, 0.0)
+
+
+def test_other_examples_or_other_questions_are_refused():
+    with pytest.raises(InputError, match=r"1 exact examples have no estimate, e\.g\. id 7"):
+        compare(epsilon_table([1.0, 2.0]), epsilon_table([1.0, 2.0], ids=[0, 7]), **PLAN)
+    with pytest.raises(InputError, match="delta is 1e-05 in the estimate and 1e-06"):
+        compare(epsilon_table([1.0]), epsilon_table([1.0], delta=1e-6), **PLAN)

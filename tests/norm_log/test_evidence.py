@@ -1,0 +1,82 @@
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import synthetic
+from indpriv.analysis.guarantee import guarantee_of
+from indpriv.norm_log.evidence import FALSE_ALARM, evidence_checks
+
+
+def participation(counts, rates):
+    """The check of how often each example was drawn, for counts (n,) in steps at some rates."""
+    n, steps, rates = len(counts), len(rates), np.asarray(rates)
+    evidence = synthetic.evidence(
+        steps,
+        n,
+        float(rates.mean()),
+        participations=int(counts.sum()),
+        participations_min=int(counts.min()),
+        participations_max=int(counts.max()),
+        participations_variance=float((rates * (1 - rates)).sum()),
+        participations_spread=float(np.square(counts - rates.sum()).sum()),
+    )
+    checks = evidence_checks([evidence], n_examples=n, closed=True, voided_steps=0)
+    return next(check for check in checks if check.name == "participation of each example")
+
+
+@pytest.mark.parametrize("rates", [[0.1] * 30, [0.02] * 200, np.linspace(0.01, 0.5, 40)])
+def test_poisson_sampling_passes_and_shuffling_does_not(rates):
+    rng = np.random.default_rng(0)
+    coins = (rng.random((400, len(rates))) < rates).sum(axis=1)
+    assert participation(coins, rates).status == "passed"
+    even = np.full(400, round(sum(rates)))
+    assert participation(even, rates).status == "failed"
+    assert "shuffled" in participation(even, rates).detail
+
+
+def test_an_example_drawn_twice_as_often_as_the_others_fails():
+    counts = np.random.default_rng(0).binomial(1000, 0.1, 300)
+    counts[7] = 200
+    assert participation(counts, [0.1] * 1000).status == "failed"
+
+
+@given(st.integers(1, 50), st.floats(0.01, 0.9), st.integers(0, 10**6))
+def test_sound_runs_of_any_size_pass(steps, rate, seed):
+    counts = np.random.default_rng(seed).binomial(steps, rate, 60)
+    assert participation(counts, [rate] * steps).status == "passed"
+    assert FALSE_ALARM <= 1e-6
+
+
+def test_large_numbers_are_written_as_everywhere():
+    checks = evidence_checks(
+        [synthetic.evidence(8850, 60_000, 1 / 59, participations_min=110, participations_max=200)],
+        n_examples=60_000,
+        closed=True,
+        voided_steps=0,
+    )
+    assert any("8,850 steps" in check.detail for check in checks)
+    for check in checks:
+        assert not re.search(r"(?<![.\d])\d{4}", check.detail), check.detail
+
+
+@pytest.mark.parametrize(
+    ("larger", "excess", "name", "status"),
+    [
+        (0, 0.0, "norms in training", "passed"),
+        (1, 2e-5, "norm pass, precision", "failed"),  # one run's max-pools over equal pixels
+        (45, 1e-3, "norm pass, precision", "failed"),
+        (46, 1e-3, "norms in training", "failed"),  # too many for chance
+        (1, 2e-3, "norms in training", "failed"),  # too much for rounding
+    ],
+)
+def test_a_trifle_in_few_norms_is_a_matter_of_precision_and_more_is_another_training(larger, excess, name, status):
+    evidence = synthetic.evidence(885, 60_000, 1 / 59)
+    evidence |= {"compared_norms": 45_698, "larger_norms": larger, "largest_excess": excess}
+    checks = evidence_checks([evidence], n_examples=60_000, closed=True, voided_steps=0)
+    found = [check for check in checks if check.name in ("norms in training", "norm pass, precision")]
+    assert [(check.name, check.status) for check in found] == [(name, status)]
+    table = synthetic.epsilon_table(np.ones(99))
+    assert (guarantee_of(table, found, {}).status == "unproven") == (name == "norms in training" and status == "failed")

@@ -1,0 +1,423 @@
+"""Replays of runs that an ordinary script trained (plain_opacus.py), held against a Recorder that watched the same run."""
+
+import json
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+import plain_opacus
+from indpriv import InputError, NormLog, account
+from indpriv.audit import audit
+from indpriv.norm_log.reader import read_state
+from indpriv.norm_log.writer import NormLogWriter
+from indpriv.recording import AuditSpec, Recorder, StepOptions, replay
+from indpriv.recording.checkpoints import norms_at
+from indpriv.training.datasets import load_dataset
+from runs import PER_EXAMPLE, blobs, mlp
+
+TOLD = StepOptions(max_grad_norm=1.0, delta=1e-5, sampler="poisson")
+ALL_TOLD = replace(TOLD, noise_multiplier=1.0, sample_rate=0.1, steps=40)
+SPEC = AuditSpec(model=mlp, dataset=blobs(), loss_fn=PER_EXAMPLE, test_set=blobs())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """40 steps, a checkpoint before the first and every ten, and the log of a Recorder that watched."""
+    folder = tmp_path_factory.mktemp("trained")
+    recorder = Recorder(folder / "live", dataset=SPEC.dataset, loss_fn=PER_EXAMPLE, every=10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain_opacus.train(
+            mlp(), SPEC.dataset, folder / "checkpoints", epochs=4, batch_size=12, save_every=10, watch=recorder.attach
+        )
+    return folder
+
+
+@pytest.fixture
+def checkpoints(trained, tmp_path):
+    """A copy that a test may spoil."""
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    for path in (trained / "checkpoints").iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+def assert_same(live, replayed):
+    """Equal records at the same steps, and epsilons equal to the last bit."""
+    assert live.recorded_steps.tolist() == replayed.recorded_steps.tolist()
+    assert np.array_equal(live.read(), replayed.read())
+    for name in ("noise_multiplier", "max_grad_norm", "sample_rate"):
+        assert np.array_equal(getattr(live.settings, name), getattr(replayed.settings, name))
+    ours, theirs = (account(log, delta=1e-5) for log in (replayed, live))
+    assert np.array_equal(ours.epsilon, theirs.epsilon)
+    assert ours.worst_case_epsilon == theirs.worst_case_epsilon
+    assert ours.claim == "estimate"
+    assert "saved checkpoints, not recorded in training" in ours.claim_reason
+
+
+def tensors(split):
+    return TensorDataset(torch.from_numpy(split.inputs), torch.from_numpy(split.targets))
+
+
+def digits_cnn():
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 10)
+    )
+
+
+def adult_mlp():
+    return nn.Sequential(nn.Flatten(), nn.Linear(107, 64), nn.Tanh(), nn.Linear(64, 2))
+
+
+@pytest.mark.parametrize(
+    ("save", "mode"),
+    [("opacus", "hooks"), ("opacus", "ghost"), ("plain", "ghost"), ("lightning", "hooks"), ("hugging_face", "hooks")],
+)
+def test_digits_in_every_layout(tmp_path, save, mode):
+    images = tensors(load_dataset("digits").train)
+    images = TensorDataset(images.tensors[0].reshape(-1, 1, 8, 8)[:200], images.tensors[1][:200])
+    recorder = Recorder(tmp_path / "live", dataset=images, loss_fn=PER_EXAMPLE, every=5)
+    plain_opacus.train(
+        digits_cnn(), images, tmp_path / "saved", epochs=2, batch_size=20, save_every=5, mode=mode,
+        save=getattr(plain_opacus, f"save_{save}"), watch=recorder.attach,
+    )  # fmt: skip
+    spec = AuditSpec(model=digits_cnn, dataset=images, loss_fn=PER_EXAMPLE)
+    told = TOLD if save == "opacus" else replace(ALL_TOLD, steps=20)
+    replay(tmp_path / "saved", spec, tmp_path / "replay", options=told)
+    assert_same(NormLog.open(tmp_path / "live"), NormLog.open(tmp_path / "replay"))
+
+
+def test_adult(tmp_path):
+    data = load_dataset("adult")
+    spec = AuditSpec(model=adult_mlp, dataset=tensors(data.train), loss_fn=PER_EXAMPLE, metadata=data.train.metadata)
+    recorder = Recorder(tmp_path / "live", dataset=spec.dataset, loss_fn=PER_EXAMPLE, every=6)
+    plain_opacus.train(
+        adult_mlp(), spec.dataset, tmp_path / "saved", epochs=1, batch_size=2000, save_every=6, watch=recorder.attach
+    )
+    replay(tmp_path / "saved", spec, tmp_path / "replay", options=TOLD)
+    assert_same(NormLog.open(tmp_path / "live"), NormLog.open(tmp_path / "replay"))
+    examples = pd.read_parquet(tmp_path / "replay" / "examples.parquet")
+    assert {"race", "sex", "age_band", "loss", "correct"} <= set(examples.columns)
+
+
+def test_norms_in_full_precision(trained, tmp_path):
+    replay(trained / "checkpoints", SPEC, tmp_path / "replay", options=TOLD, rounding=0)
+    norms = NormLog.open(tmp_path / "replay").read()
+    live = NormLog.open(trained / "live")
+    levels = live.levels.norms(live.read(), 1.0)
+    inside = norms < 1
+    assert inside.any()
+    assert np.all(norms[inside] <= levels[inside] * (1 + 1e-6))
+    assert np.all(norms[inside] >= levels[inside] - 0.01 - 1e-6)
+
+
+def test_a_noise_schedule(tmp_path):
+    recorder = Recorder(tmp_path / "live", dataset=SPEC.dataset, loss_fn=PER_EXAMPLE, every=7)
+    plain_opacus.train(
+        mlp(), SPEC.dataset, tmp_path / "saved", epochs=3, batch_size=12, save_every=7, gamma=0.9, watch=recorder.attach
+    )
+    replay(tmp_path / "saved", SPEC, tmp_path / "replay", options=TOLD)
+    live = NormLog.open(tmp_path / "live")
+    assert len(set(live.settings.noise_multiplier)) == 3
+    assert_same(live, NormLog.open(tmp_path / "replay"))
+
+
+def test_training_that_went_on_after_the_last_checkpoint(checkpoints, tmp_path, trained):
+    (checkpoints / "step_40.pt").unlink()
+    with pytest.raises(
+        InputError, match="noise_multiplier of the steps from 30 on, sample_rate of the steps from 30 on"
+    ):
+        replay(checkpoints, SPEC, tmp_path / "replay", options=replace(TOLD, steps=40))
+    replay(checkpoints, SPEC, tmp_path / "replay", options=ALL_TOLD)
+    log = NormLog.open(tmp_path / "replay")
+    assert_same(NormLog.open(trained / "live"), log)
+    assert any("step 30 of 40" in caveat for caveat in log.caveats)
+
+
+def test_without_a_checkpoint_of_step_0_the_first_steps_count_at_the_clipping_norm(checkpoints, tmp_path, trained):
+    (checkpoints / "step_0.pt").unlink()
+    told = []
+    replay(checkpoints, SPEC, tmp_path / "replay", options=TOLD, tell=told.append)
+    log, live = NormLog.open(tmp_path / "replay"), NormLog.open(trained / "live")
+    assert log.recorded_steps.tolist() == [10, 20, 30]
+    assert np.all(account(log, delta=1e-5).epsilon >= account(live, delta=1e-5).epsilon)
+    assert any("the steps before it count at max_grad_norm" in text for text in told)
+
+
+def test_the_audit_of_a_replay_claims_what_it_may(trained, tmp_path):
+    told = []
+    result = replay(trained / "checkpoints", SPEC, tmp_path / "replay", options=TOLD, tell=told.append)
+    assert (result.n_checkpoints, result.total_steps) == (5, 40)
+    assert result.train_accuracy == result.test_accuracy
+    assert any("step_40.pt, is right on" in text for text in told)
+    summary = audit(tmp_path / "replay", tmp_path / "audit")
+    assert summary.claim == "estimate"
+    assert summary.guarantee.status == "declared"
+    assert summary.run.test_accuracy == result.test_accuracy
+    statuses = {check.name: check.status for check in summary.checks}
+    assert statuses["sampler (declared)"] == statuses["training"] == statuses["run.json"] == "not checked"
+    assert statuses["Opacus's accountant"] == statuses["log closed"] == "passed"
+    assert "no voided steps" not in statuses
+    assert (summary.spacing.n_records, summary.spacing.n_kept, summary.spacing.every) == (4, 2, 10)
+    report = (tmp_path / "audit" / "report.html").read_text()
+    assert "With every second record left out (2 of 4 kept" in report
+
+
+def test_settings_that_only_options_tell_are_not_checked(checkpoints, tmp_path):
+    for path in checkpoints.iterdir():
+        torch.save(torch.load(path, weights_only=True)["module_state_dict"], path)
+    replay(checkpoints, SPEC, tmp_path / "replay", options=ALL_TOLD)
+    summary = audit(tmp_path / "replay", tmp_path / "audit")
+    assert {check.name: check.status for check in summary.checks}["Opacus's accountant"] == "not checked"
+
+
+@pytest.mark.parametrize(("sampler", "status"), [("shuffled", "unproven"), ("other", "unproven")])
+def test_another_sampler_proves_nothing(trained, tmp_path, sampler, status):
+    replay(trained / "checkpoints", SPEC, tmp_path / "replay", options=replace(TOLD, sampler=sampler))
+    assert audit(tmp_path / "replay", tmp_path / "audit").guarantee.status == status
+
+
+def test_a_seeded_run_stays_void(checkpoints, tmp_path):
+    (checkpoints / "run.json").write_text(json.dumps({"seeded": True}))
+    replay(checkpoints, SPEC, tmp_path / "replay", options=TOLD)
+    assert audit(tmp_path / "replay", tmp_path / "audit").guarantee.status == "void"
+
+
+def interrupted_after(n):
+    def progress(_stage, done, _total):
+        if done == n:
+            raise KeyboardInterrupt
+
+    return progress
+
+
+def test_an_interrupted_replay_goes_on_at_the_next_checkpoint(trained, tmp_path, monkeypatch):
+    with pytest.raises(KeyboardInterrupt):
+        replay(trained / "checkpoints", SPEC, tmp_path / "replay", options=TOLD, progress=interrupted_after(2))
+    part = NormLog.open(tmp_path / "replay")
+    assert part.recorded_steps.tolist() == [0, 10]
+    assert part.total_steps == 20
+    assert not list((tmp_path / "replay").rglob("*.tmp"))
+    taken, passes = [], norms_at.norms_of
+    monkeypatch.setattr(norms_at, "norms_of", lambda *arguments: taken.append(1) or passes(*arguments))
+    replay(trained / "checkpoints", SPEC, tmp_path / "replay", options=TOLD)
+    assert len(taken) == 2
+    assert_same(NormLog.open(trained / "live"), NormLog.open(tmp_path / "replay"))
+    journal = (tmp_path / "replay" / "journal.jsonl").read_text()
+    replay(trained / "checkpoints", SPEC, tmp_path / "replay", options=TOLD)
+    assert len(taken) == 2
+    assert (tmp_path / "replay" / "journal.jsonl").read_text() == journal
+
+
+def test_killed_between_a_record_and_its_steps(trained, tmp_path, monkeypatch):
+
+    writer = NormLogWriter
+    steps = writer.steps
+
+    def killed(self, first, *arguments, **values):
+        if first == 10:
+            raise KeyboardInterrupt
+        steps(self, first, *arguments, **values)
+
+    monkeypatch.setattr(writer, "steps", killed)
+    with pytest.raises(KeyboardInterrupt):
+        replay(trained / "checkpoints", SPEC, tmp_path / "replay", options=TOLD)
+    assert read_state(tmp_path / "replay").records[-1]["step"] == 10
+    monkeypatch.setattr(writer, "steps", steps)
+    replay(trained / "checkpoints", SPEC, tmp_path / "replay", options=TOLD)
+    assert_same(NormLog.open(trained / "live"), NormLog.open(tmp_path / "replay"))
+
+
+def test_a_run_that_has_grown_goes_on(checkpoints, tmp_path, trained):
+    later = {name: (checkpoints / name).read_bytes() for name in ("step_30.pt", "step_40.pt")}
+    for name in later:
+        (checkpoints / name).unlink()
+    assert replay(checkpoints, SPEC, tmp_path / "replay", options=TOLD).total_steps == 20
+    for name, content in later.items():
+        (checkpoints / name).write_bytes(content)
+    replay(checkpoints, SPEC, tmp_path / "replay", options=TOLD)
+    assert_same(NormLog.open(trained / "live"), NormLog.open(tmp_path / "replay"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda folder: (folder / "step_10.pt").unlink(), "are not those replayed into"),
+        (lambda folder: (folder / "copy.pt").write_bytes((folder / "step_10.pt").read_bytes()), "same model"),
+        (lambda folder: changed_weights(folder / "step_10.pt"), "step_10.pt has changed since it was replayed into"),
+    ],
+)
+def test_other_checkpoints_than_before_are_refused(checkpoints, tmp_path, spoil, words):
+    replay(checkpoints, SPEC, tmp_path / "replay", options=TOLD)
+    spoil(checkpoints)
+    if words == "same model":  # harmless
+        replay(checkpoints, SPEC, tmp_path / "replay", options=TOLD)
+        return
+    with pytest.raises(InputError, match=words):
+        replay(checkpoints, SPEC, tmp_path / "replay", options=TOLD)
+
+
+def changed_weights(path, value=None):
+    content = torch.load(path, weights_only=True)
+    content["module_state_dict"]["_module.0.bias"][1] = 7.0 if value is None else value
+    torch.save(content, path)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (replace(TOLD, max_grad_norm=2.0), "max_grad_norm is not that of the replay"),
+        (replace(TOLD, sampler="other"), "sampler or number of steps"),
+    ],
+)
+def test_other_settings_than_before_are_refused(trained, tmp_path, options, words):
+    replay(trained / "checkpoints", SPEC, tmp_path / "replay", options=TOLD)
+    with pytest.raises(InputError, match=words):
+        replay(trained / "checkpoints", SPEC, tmp_path / "replay", options=options)
+
+
+def test_a_recorded_run_is_not_written_over(trained):
+    with pytest.raises(InputError, match="holds the log of a recorded run"):
+        replay(trained / "checkpoints", SPEC, trained / "live", options=TOLD)
+
+
+def test_other_data_than_before_is_refused(trained, tmp_path):
+    replay(trained / "checkpoints", SPEC, tmp_path / "replay", options=TOLD)
+    short = AuditSpec(model=mlp, dataset=Subset(SPEC.dataset, range(119)), loss_fn=PER_EXAMPLE)
+    with pytest.raises(InputError, match="n_examples=120, this run has 119"):
+        replay(trained / "checkpoints", short, tmp_path / "replay", options=TOLD)
+
+
+def test_a_model_that_diverged_on_the_way_keeps_what_was_done(checkpoints, tmp_path):
+    changed_weights(checkpoints / "step_20.pt", float("nan"))
+    with pytest.raises(InputError, match=r"step_20\.pt: its 0\.bias holds NaN"):
+        replay(checkpoints, SPEC, tmp_path / "replay", options=TOLD)
+    assert NormLog.open(tmp_path / "replay").recorded_steps.tolist() == [0, 10]
+    (checkpoints / "step_20.pt").unlink()
+    replay(checkpoints, SPEC, tmp_path / "other", options=TOLD)
+    assert NormLog.open(tmp_path / "other").recorded_steps.tolist() == [0, 10, 30]
+
+
+def test_everything_that_is_wrong_is_in_one_message(checkpoints, tmp_path):
+    (checkpoints / "step_10.pt").write_bytes(b"")
+    torch.save({"step": 25, "model": nn.Linear(6, 2).state_dict()}, checkpoints / "other.pt")
+    with pytest.raises(InputError) as error:
+        replay(checkpoints, SPEC, tmp_path / "replay", options=StepOptions())
+    for words in (
+        "step_10.pt cannot be read safely: it is empty",
+        "other.pt: its parameters are not those",
+        "--max-grad-norm",
+    ):
+        assert words in str(error.value)
+    assert not (tmp_path / "replay").exists()
+
+
+def spec_with(**changes):
+    return AuditSpec(**{"model": mlp, "dataset": blobs(), "loss_fn": PER_EXAMPLE, **changes})
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (spec_with(dataset=TensorDataset(torch.ones(120, 5), torch.zeros(120).long())), "do not take its dataset"),
+        (spec_with(test_set=TensorDataset(torch.ones(9, 5), torch.zeros(9).long())), "do not take its data"),
+        (spec_with(loss_fn=nn.CrossEntropyLoss()), "one loss per example"),
+        (spec_with(loss_fn=lambda out, y: PER_EXAMPLE(out, y) * float("nan")), "NaN"),
+        (spec_with(model=lambda: nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 2))), "0.weight is (8, 6) in the file"),
+    ],
+)  # fmt: skip
+def test_specs_that_do_not_belong_to_the_checkpoints(trained, tmp_path, spec, words):
+    with pytest.raises(InputError) as error:
+        replay(trained / "checkpoints", spec, tmp_path / "replay", options=TOLD)
+    assert words in str(error.value)
+
+
+def test_parameters_that_were_frozen_in_training_and_are_not_in_the_spec(trained, tmp_path):
+    def half_frozen():
+        model = mlp()
+        model[0].requires_grad_(False)
+        return model
+
+    with pytest.raises(InputError, match=r"trained 4 parameter tensors, the spec's model has 2 .* freeze in model\(\)"):
+        replay(trained / "checkpoints", spec_with(model=half_frozen), tmp_path / "replay", options=TOLD)
+
+
+def test_batchnorm_is_refused_and_dropout_explained(tmp_path):
+    def normed():
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+
+    def dropped():
+        return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+
+    for name, build in (("normed", normed), ("dropped", dropped)):
+        (tmp_path / name).mkdir()
+        for step in (0, 20, 40):
+            torch.save(build().state_dict(), tmp_path / name / f"step_{step}.pt")
+    with pytest.raises(InputError, match="BatchNorm"):
+        replay(tmp_path / "normed", spec_with(model=normed), tmp_path / "a", options=ALL_TOLD)
+    told = []
+    replay(tmp_path / "dropped", spec_with(model=dropped), tmp_path / "b", options=ALL_TOLD, tell=told.append)
+    assert any("dropout" in text for text in told)
+    assert "dropout" in account(NormLog.open(tmp_path / "b"), delta=1e-5).claim_reason
+
+
+class Augmented(Dataset):
+    def __len__(self):
+        return 120
+
+    def __getitem__(self, index):
+        inputs, target = blobs()[index]
+        return inputs + 0.01 * torch.randn(6), target
+
+
+def test_random_augmentation_is_a_caveat(trained, tmp_path):
+    told = []
+    replay(trained / "checkpoints", spec_with(dataset=Augmented()), tmp_path / "replay", options=TOLD, tell=told.append)
+    assert any("augmentation" in text for text in told)
+    assert any("augmentation" in caveat for caveat in NormLog.open(tmp_path / "replay").caveats)
+
+
+def test_memory_that_does_not_suffice_halves_the_batches(trained, tmp_path, monkeypatch):
+    sizes, passes = [], norms_at.norms_of
+
+    def small_memory(norm_pass, *arguments):
+        sizes.append(norm_pass.batch_size)
+        if norm_pass.batch_size > 50:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return passes(norm_pass, *arguments)
+
+    monkeypatch.setattr(norms_at, "norms_of", small_memory)
+    replay(trained / "checkpoints", SPEC, tmp_path / "replay", options=TOLD)
+    first = next(position for position, size in enumerate(sizes) if size <= 50)
+    assert first > 0
+    assert sizes == [sizes[0] // 2**halved for halved in range(first)] + [sizes[first]] * 4
+    assert sizes[first] == sizes[first - 1] // 2
+    with pytest.raises(InputError, match="in batches of 64 failed: CUDA out of memory"):
+        replay(trained / "checkpoints", SPEC, tmp_path / "chosen", options=TOLD, batch_size=64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [({"processes": 0}, "processes=0"), ({"processes": 2}, "by name"), ({"batch_size": "big"}, "batch_size='big'")],
+)
+def test_bad_arguments(trained, tmp_path, arguments, words):
+    with pytest.raises(InputError, match=words):
+        replay(trained / "checkpoints", SPEC, tmp_path / "replay", options=TOLD, **arguments)
+
+
+@pytest.mark.slow
+def test_two_processes_take_the_same_norms(trained, tmp_path):
+    (tmp_path / "my_spec.py").write_text(
+        "from indpriv.recording import AuditSpec\nfrom runs import PER_EXAMPLE, blobs, mlp\n"
+        "spec = AuditSpec(model=mlp, dataset=blobs(), loss_fn=PER_EXAMPLE)\n"
+    )
+    with warnings.catch_warnings():
+        replay(trained / "checkpoints", f"{tmp_path}/my_spec.py:spec", tmp_path / "replay", options=TOLD, processes=2)
+    assert_same(NormLog.open(trained / "live"), NormLog.open(tmp_path / "replay"))

@@ -1,0 +1,500 @@
+import copy
+import time
+import warnings
+from contextlib import nullcontext
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from opacus import GradSampleModule
+from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
+from opacus.grad_sample.utils import wrap_model
+from torch import nn
+
+from indpriv import InputError
+from indpriv.recording import per_example_gradient_norms
+from indpriv.recording.norms import norm_pass as norms_module
+from indpriv.recording.norms.norm_pass import NormPass
+from runs import PER_EXAMPLE, blobs, make_run, mlp
+
+BACKENDS = ["layerwise", "ghost", "hooks", "functorch"]
+
+
+def reference(model, loss_fn, inputs, targets):
+    """One example at a time by autograd in float64."""
+    model = copy.deepcopy(model).double()
+    norms = []
+    for i in range(len(targets)):
+        batch = inputs[i : i + 1]
+        batch = batch.double() if batch.is_floating_point() else batch
+        loss = loss_fn(model(batch), targets[i : i + 1]).sum()
+        gradients = torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
+        norms.append(sum(float(g.square().sum()) for g in gradients) ** 0.5)
+    return np.array(norms)
+
+
+def cnn():
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(64, 3)
+    )
+
+
+def sequence_model():
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Embedding(10, 6), nn.Linear(6, 5), nn.LayerNorm(5), nn.Flatten(), nn.Linear(20, 3))
+
+
+CASES = {
+    "mlp": (mlp, lambda g: torch.randn(9, 6, generator=g), 2),
+    "cnn": (cnn, lambda g: torch.randn(9, 1, 8, 8, generator=g), 3),
+    "sequence": (sequence_model, lambda g: torch.randint(0, 10, (9, 4), generator=g), 3),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES)
+def test_every_backend_is_autograds_norm_and_never_below_it(case, backend):
+    build, draw, classes = CASES[case]
+    generator = torch.Generator().manual_seed(3)
+    model, inputs = build(), draw(generator)
+    targets = torch.randint(0, classes, (9,), generator=generator)
+    norms = per_example_gradient_norms(model, PER_EXAMPLE, inputs, targets, backend=backend).numpy()
+    expected = reference(model, PER_EXAMPLE, inputs, targets)
+    assert np.all(norms >= expected * (1 - 1e-6))
+    np.testing.assert_allclose(norms, expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_norms_do_not_depend_on_the_batch_they_are_taken_in(case):
+    build, draw, classes = CASES[case]
+    generator = torch.Generator().manual_seed(4)
+    model, inputs = build(), draw(generator)
+    targets = torch.randint(0, classes, (9,), generator=generator)
+    norm_pass = NormPass(model, PER_EXAMPLE, inputs, targets)
+    expected = reference(model, PER_EXAMPLE, inputs, targets)
+    for size, channels_last in product([1, 4, 9], [False, True]):
+        norm_pass.batch_size, norm_pass._chosen.channels_last = size, channels_last
+        norms, losses = norm_pass(inputs, targets)
+        np.testing.assert_allclose(norms.numpy() / (1 + norm_pass.slack), expected, rtol=1e-5)
+        torch.testing.assert_close(losses, PER_EXAMPLE(model(inputs), targets).detach())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_channels_last_is_used_only_where_it_changes_nothing(backend, monkeypatch):
+    """Opacus 1.6's hooks give convolutions other gradients there, fast or not."""
+    monkeypatch.setattr(norms_module, "best_seconds", lambda run, device: (run(), 1.0)[1])
+    monkeypatch.setattr(norms_module, "fastest", lambda ways, device: len(ways) - 1)  # channels last
+    monkeypatch.setattr(norms_module, "fastest_size", lambda seconds_of, largest: (largest, seconds_of(largest)))
+    torch.manual_seed(6)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3, stride=2), nn.Tanh(), nn.Conv2d(4, 4, 2), nn.Flatten(), nn.Linear(36, 3))
+    inputs, targets = torch.randn(12, 2, 9, 9), torch.arange(12) % 3
+    with NormPass(model, PER_EXAMPLE, inputs, targets, backend=backend) as norm_pass:
+        norms = norm_pass(inputs, targets)[0].numpy()
+        if backend == "layerwise":
+            assert norm_pass._chosen.channels_last
+    np.testing.assert_allclose(norms, reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-4)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_under_autocast_norms_are_those_of_its_arithmetic(case):
+    build, draw, classes = CASES[case]
+    generator = torch.Generator().manual_seed(5)
+    model, inputs = build(), draw(generator)
+    targets = torch.randint(0, classes, (9,), generator=generator)
+    expected = []
+    for i in range(9):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = PER_EXAMPLE(model(inputs[i : i + 1]), targets[i : i + 1]).sum()
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        expected.append(sum(float(g.double().square().sum()) for g in gradients) ** 0.5)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = NormPass(model, PER_EXAMPLE, inputs, targets)
+    assert low.backend == "layerwise"
+    norms = low(inputs, targets)[0].numpy()  # a step of training may end outside of autocast: the pass does not
+    assert np.all(norms >= expected)
+    np.testing.assert_allclose(norms / (1 + low.slack), expected, rtol=1e-2)
+    assert low.slack == pytest.approx(4 * torch.finfo(torch.bfloat16).eps, rel=0.01)
+
+
+def test_a_model_in_half_precision_has_its_own_slack():
+    inputs, targets = blobs(8).tensors
+    model = mlp().bfloat16()
+    norms = per_example_gradient_norms(model, PER_EXAMPLE, inputs.bfloat16(), targets).numpy()
+    expected = reference(model, PER_EXAMPLE, inputs.bfloat16(), targets)
+    assert np.all(norms >= expected)
+    np.testing.assert_allclose(norms, expected, rtol=0.06)
+
+
+def test_a_batch_that_does_not_fit_into_memory_is_halved(monkeypatch):
+    inputs, targets = blobs(32).tensors
+    model = mlp()
+    norm_pass = NormPass(model, PER_EXAMPLE, inputs, targets)
+    norm_pass.batch_size, run, sizes = 32, norm_pass._at_once, []
+
+    def limited(candidate, some, labels):
+        sizes.append(len(labels))
+        if len(labels) > 9:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return run(candidate, some, labels)
+
+    monkeypatch.setattr(norm_pass, "_at_once", limited)
+    norms = norm_pass(inputs, targets)[0].numpy()
+    assert sizes == [32, 16, 8, 8, 8, 8]
+    np.testing.assert_allclose(norms, reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-4)
+
+    def never(candidate, some, labels):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(norm_pass, "_at_once", never)
+    with pytest.raises(InputError, match="one example does not fit into memory"):
+        norm_pass(inputs, targets)
+
+
+@pytest.fixture
+def three_threads(monkeypatch):
+    """Three of PyTorch's threads, which take norms side by side wherever they may, fast or not."""
+    monkeypatch.setattr(norms_module, "fastest", lambda ways, device, **options: [way() for way in ways] and 0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    assert torch.get_num_threads() == 3
+    torch.set_num_threads(threads)
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(7)
+        self.attention, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, inputs):
+        return self.head(self.attention(inputs, inputs, inputs, need_weights=False)[0].mean(1))
+
+
+def other_layer():
+    """With one that is left to torch.func."""
+    torch.manual_seed(8)
+    return nn.Sequential(nn.Linear(6, 8), nn.PReLU(8), nn.Linear(8, 2))
+
+
+THREADED = CASES | {
+    "attention": (Attention, lambda g: torch.randn(9, 9, 4, generator=g), 3),
+    "other layer": (other_layer, lambda g: torch.randn(9, 6, generator=g), 2),
+}
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.parametrize("case", THREADED)
+def test_threads_take_the_norms_of_parts_of_a_batch(case):
+    build, draw, classes = THREADED[case]
+    generator = torch.Generator().manual_seed(3)
+    model, inputs = build(), draw(generator).repeat_interleave(3, 0)
+    inputs = inputs if case == "sequence" else inputs * torch.rand(27, *(1,) * (inputs.ndim - 1), generator=generator)
+    targets = torch.randint(0, classes, (27,), generator=generator)
+    norm_pass = NormPass(model, PER_EXAMPLE, inputs, targets)
+    assert norm_pass.threads == 3
+    expected = reference(model, PER_EXAMPLE, inputs, targets)
+    for size in (0, 1, 2, 9, 27):  # some with fewer examples than threads, some whose parts are as long as a sequence
+        norms, losses = norm_pass(inputs[:size], targets[:size])
+        np.testing.assert_allclose(norms.numpy() / (1 + norm_pass.slack), expected[:size], rtol=1e-5)
+        torch.testing.assert_close(losses, PER_EXAMPLE(model(inputs), targets).detach()[:size])
+
+
+class KeepsTargets(nn.Module):
+    """A loss that keeps what it was given, for a while."""
+
+    def forward(self, outputs, targets):
+        self.targets = targets
+        time.sleep(0.01)
+        return PER_EXAMPLE(outputs, self.targets)
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_each_thread_has_a_loss_of_its_own():
+    inputs, targets = blobs(32).tensors
+    model = mlp()
+    norm_pass = NormPass(model, KeepsTargets(), inputs, targets)
+    assert norm_pass.threads == 3
+    norms = norm_pass(inputs, targets)[0].numpy()
+    np.testing.assert_allclose(norms, reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-4)
+
+
+class CannotBeCopied(nn.Module):
+    def __deepcopy__(self, memo):
+        raise TypeError("cannot pickle 'generator' object")
+
+    def forward(self, outputs, targets):
+        return PER_EXAMPLE(outputs, targets)
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.parametrize(
+    "loss", [lambda kept: lambda outputs, targets: kept(outputs, targets), lambda _: CannotBeCopied()]
+)
+def test_a_loss_that_threads_would_share_or_that_cannot_be_copied_is_taken_in_one_thread(loss):
+    inputs, targets = blobs(32).tensors
+    model = mlp()
+    norm_pass = NormPass(model, loss(KeepsTargets()), inputs, targets)
+    assert (norm_pass.backend, norm_pass.threads) == ("layerwise", 1)
+    norms = norm_pass(inputs, targets)[0].numpy()
+    np.testing.assert_allclose(norms, reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-4)
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_random_numbers_are_drawn_in_one_thread():
+    inputs, targets = blobs(16).tensors
+    norm_pass = NormPass(nn.Sequential(nn.Dropout(0.5), mlp()), PER_EXAMPLE, inputs, targets)
+    assert norm_pass.threads == 1
+
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.inner = mlp()
+
+    def forward(self, inputs):
+        self.calls += 1
+        return self.inner(inputs)
+
+
+def test_buffers_of_the_model_in_training_are_left_alone():
+    inputs, targets = blobs(16).tensors
+    model = Counts()
+    NormPass(model, PER_EXAMPLE, inputs, targets)(inputs, targets)
+    assert int(model.calls) == 0
+
+
+def test_a_closed_pass_gives_no_zeros():
+    inputs, targets = blobs(8).tensors
+    with NormPass(mlp(), PER_EXAMPLE, inputs, targets) as norm_pass:
+        pass
+    with pytest.raises(InputError, match="closed"):
+        norm_pass(inputs, targets)
+
+
+def test_another_error_is_not_taken_for_want_of_memory():
+    inputs, targets = blobs(8).tensors
+    norm_pass = NormPass(mlp(), PER_EXAMPLE, inputs, targets)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        norm_pass(inputs[:, :3], targets)
+
+
+def test_an_embedding_that_mixes_examples_is_refused():
+    model = nn.Sequential(nn.Embedding(10, 6, scale_grad_by_freq=True), nn.Flatten(), nn.Linear(24, 3))
+    tokens = torch.randint(0, 10, (8, 4))
+    with pytest.raises(InputError, match="scale_grad_by_freq mixes examples"):
+        per_example_gradient_norms(model, PER_EXAMPLE, tokens, torch.zeros(8, dtype=torch.long))
+
+
+def test_frozen_parameters_do_not_count():
+    model = mlp()
+    model[0].requires_grad_(False)
+    inputs, targets = blobs(8).tensors
+    norms = per_example_gradient_norms(model, PER_EXAMPLE, inputs, targets).numpy()
+    np.testing.assert_allclose(norms, reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-4)
+
+
+def test_a_wrapped_model_keeps_its_hooks_gradients_and_mode():
+    run = make_run()
+    inputs, targets = blobs(8).tensors
+    run.model.train()
+    run.criterion(run.model(inputs), targets).backward()
+    before = [p.grad_sample.clone() for p in run.model.parameters()]
+    per_example_gradient_norms(run.model, PER_EXAMPLE, inputs, targets)
+    assert all(torch.equal(p.grad_sample, kept) for p, kept in zip(run.model.parameters(), before, strict=True))
+    assert run.model.training
+    run.optimizer.step()
+    run.step(inputs, targets)  # hooks still deliver
+    assert isinstance(run.model, GradSampleModule)
+
+
+def test_norms_follow_the_parameters_of_the_model_in_training():
+    model = mlp()
+    inputs, targets = blobs(8).tensors
+    with NormPass(model, PER_EXAMPLE, inputs, targets) as norm_pass:
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(1.7)
+        norms, _ = norm_pass(inputs, targets)
+    np.testing.assert_allclose(norms.numpy(), reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-4)
+
+
+def test_parts_kept_in_eval_mode_stay_so():
+    model = nn.Sequential(nn.Dropout(0.5), mlp()).train()
+    model[0].eval()
+    inputs, targets = blobs(8).tensors
+    with NormPass(model, PER_EXAMPLE, inputs, targets) as norm_pass:
+        norms, _ = norm_pass(inputs, targets)
+    assert norm_pass.caveats == ()
+    assert not model[0].training
+    assert model[1].training
+    np.testing.assert_allclose(norms.numpy(), reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-4)
+
+
+def test_training_randomness_is_untouched():
+    inputs, targets = blobs(8).tensors
+    model = nn.Sequential(nn.Dropout(0.5), mlp())
+    torch.manual_seed(5)
+    NormPass(model, PER_EXAMPLE, inputs, targets).close()
+    after = torch.rand(3)
+    torch.manual_seed(5)
+    assert torch.equal(after, torch.rand(3))
+
+
+def test_dropout_is_a_caveat():
+    inputs, targets = blobs(8).tensors
+    with NormPass(nn.Sequential(nn.Dropout(0.5), mlp()), PER_EXAMPLE, inputs, targets) as norm_pass:
+        assert "random" in norm_pass.caveats[0]
+    with NormPass(mlp(), PER_EXAMPLE, inputs, targets) as norm_pass:
+        assert norm_pass.caveats == ()
+
+
+def test_warnings_of_training_are_shown_as_often_as_without_a_pass():
+    """Python forgets which it has shown wherever its filters change."""
+    inputs, targets = blobs(8).tensors
+    with NormPass(mlp(), PER_EXAMPLE, inputs, targets) as norm_pass, warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            norm_pass(inputs, targets)
+            warnings.warn("of training", UserWarning, stacklevel=1)
+    assert len(shown) == 1
+
+
+def test_parameters_frozen_during_training_are_found():
+    model = mlp()
+    inputs, targets = blobs(8).tensors
+    with NormPass(model, PER_EXAMPLE, inputs, targets) as norm_pass:
+        model[2].bias.requires_grad_(False)
+        with pytest.raises(InputError, match=r"trainable parameters changed.*2\.bias"):
+            norm_pass(inputs, targets)
+
+
+def test_batch_norm_is_refused_with_opacus_message():
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    inputs, targets = blobs(8).tensors
+    with pytest.raises(InputError, match="BatchNorm"):
+        per_example_gradient_norms(model, PER_EXAMPLE, inputs, targets)
+
+
+class Complex(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.weight = nn.Linear(6, 6), nn.Parameter(torch.ones(6, 2, dtype=torch.complex64))
+
+    def forward(self, inputs):
+        return (self.layer(inputs) @ self.weight.real) + (inputs @ self.weight.imag)
+
+
+def test_complex_parameters_are_refused():
+    """Of their gradients a sum of squared reals would see one half, and Opacus's noise covers no more."""
+    inputs, targets = blobs(8).tensors
+    with pytest.raises(InputError, match="'weight' is complex"):
+        per_example_gradient_norms(Complex(), PER_EXAMPLE, inputs, targets)
+
+
+class MixesExamples(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 2)
+
+    def forward(self, inputs):
+        outputs = self.layer(inputs)
+        return outputs - outputs.mean(0, keepdim=True)
+
+
+def test_a_model_that_mixes_examples_is_refused():
+    inputs, targets = blobs(8).tensors
+    with pytest.raises(InputError, match="does the model or the loss mix examples"):
+        per_example_gradient_norms(MixesExamples(), PER_EXAMPLE, inputs, targets, backend="hooks")
+
+
+def test_a_reduced_loss_is_refused():
+    inputs, targets = blobs(8).tensors
+    with pytest.raises(InputError, match="one loss per example"):
+        per_example_gradient_norms(mlp(), nn.CrossEntropyLoss(), inputs, targets)
+
+
+def test_microbatches_have_no_individual_gradient():
+    inputs, targets = blobs(8).tensors
+
+    def loss_of_pairs(outputs, labels):
+        return PER_EXAMPLE(outputs, labels).reshape(-1, 2).mean(1)
+
+    with pytest.raises(InputError, match="one loss per example"):
+        per_example_gradient_norms(mlp(), loss_of_pairs, inputs, targets)
+
+
+def test_no_examples_have_no_norms():
+    inputs, targets = blobs(8).tensors
+    assert per_example_gradient_norms(mlp(), PER_EXAMPLE, inputs[:0], targets[:0]).shape == (0,)
+
+
+def test_unknown_backend_is_refused():
+    inputs, targets = blobs(8).tensors
+    with pytest.raises(InputError, match="backend='magic'"):
+        per_example_gradient_norms(mlp(), PER_EXAMPLE, inputs, targets, backend="magic")
+
+
+def a_batch_of(case):
+    build, draw, classes = CASES[case]
+    generator = torch.Generator().manual_seed(6)
+    return build(), draw(generator), torch.randint(0, classes, (9,), generator=generator)
+
+
+def check_training(model, inputs, targets, mode):
+    options = {"max_grad_norm": 1.0} if mode == "ghost" else {}
+    wrapped = wrap_model(model, grad_sample_mode=mode, **options)
+    with NormPass(wrapped, PER_EXAMPLE, inputs, targets) as norm_pass:
+        norm_pass.check_training(wrapped, inputs, targets)
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "ghost"])
+@pytest.mark.parametrize("case", CASES)
+def test_what_opacus_trains_on_is_what_is_recorded(case, mode):
+    check_training(*a_batch_of(case), mode)
+
+
+@pytest.mark.parametrize(
+    ("mode", "samplers", "factor", "refused"),
+    [
+        ("hooks", "GRAD_SAMPLERS", 1.1, True),
+        ("hooks", "GRAD_SAMPLERS", 0.9, True),
+        ("functorch", "GRAD_SAMPLERS", 1.1, False),  # not what trains
+        ("ghost", "NORM_SAMPLERS", 0.9, True),
+        ("ghost", "NORM_SAMPLERS", 1.1, False),  # clips more than it must
+    ],
+)
+def test_a_wrong_formula_of_opacus_is_found(mode, samplers, factor, refused, monkeypatch):
+    model, inputs, targets = a_batch_of("mlp")
+    table = getattr(GradSampleModuleFastGradientClipping, samplers)
+    right = table[nn.Linear]
+
+    def wrong(*args):
+        return {parameter: value * factor for parameter, value in right(*args).items()}
+
+    monkeypatch.setitem(table, nn.Linear, wrong)
+    with pytest.raises(InputError, match="Opacus takes other") if refused else nullcontext():
+        check_training(model, inputs, targets, mode)
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "ghost"])
+def test_padding_that_opacus_trains_is_found(mode):
+    """Hooks and ew give the row of padding a gradient; where no padding is at hand the norms would agree."""
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Embedding(10, 6, padding_idx=0), nn.Flatten(), nn.Linear(24, 3))
+    tokens, targets = torch.randint(0, 10, (9, 4)), torch.randint(0, 3, (9,))
+    refused = mode in ("hooks", "ew")
+    for inputs in (tokens, tokens.clamp(min=1)):
+        with pytest.raises(InputError, match="padding_idx of the Embedding '0'") if refused else nullcontext():
+            check_training(copy.deepcopy(model), inputs, targets, mode)
+
+
+def test_what_opacus_cannot_train_is_said():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Flatten(), nn.Linear(24, 3))
+    inputs, targets = torch.randn(9, 2, 3, 4), torch.randint(0, 3, (9,))
+    check_training(copy.deepcopy(model), inputs, targets, "hooks")
+    with pytest.raises(InputError, match=r"Opacus cannot take per-example gradients.*functorch"):
+        check_training(model, inputs, targets, "ghost")

@@ -1,0 +1,134 @@
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indpriv._columns import MISSING, groupable_columns, partition, to_floats
+from indpriv.errors import InputError
+from synthetic import rows
+
+
+def split(values, by="group", test=()):
+    return partition(
+        rows("train", [0] * len(values), group=values), rows("test", [0] * len(test), group=list(test)), by
+    )
+
+
+def names(values, by="group", test=()):
+    found = split(values, by, test)
+    return [found.names[code] for code in found.train_codes]
+
+
+def test_values_are_names():
+    assert names(["b", "a", "b"]) == ["b", "a", "b"]
+    assert names([2, 1, 10]) == ["2", "1", "10"]
+    assert names([1.0, 2.0, np.nan]) == ["1", "2", MISSING]
+    assert names([True, False]) == ["True", "False"]
+    assert names([1.5, 2.0]) == ["1.5", "2"]
+    assert names(pd.array([1, None], dtype="Int64")) == ["1", MISSING]
+
+
+def test_missing_and_empty_are_told_from_values_that_look_like_them():
+    assert names(["(missing)", None, "", "(empty)"]) == ["'(missing)'", MISSING, "(empty)", "'(empty)'"]
+
+
+def test_mixed_kinds_with_one_name_are_one_group():
+    assert names(pd.Series([1, "1", 1.0], dtype=object)) == ["1", "1", "1"]
+
+
+def test_test_rows_share_the_groups():
+    found = split(["a", "b"], test=["b", "c", None])
+    assert found.names == ("a", "b", "c", MISSING)
+    assert found.test_codes.tolist() == [1, 2, 3]
+
+
+def test_a_column_that_the_test_rows_lack_is_missing_there():
+    found = partition(rows("train", [0], group=["a"]), rows("test", [0, 0]), "group")
+    assert found.names == ("a", MISSING)
+    assert found.test_codes.tolist() == [1, 1]
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=80), st.integers(2, 12))
+def test_bins_are_ordered_and_nobody_is_lost(values, bins):
+    found = split(values, f"group:bins={bins}")
+    order = np.argsort(values, kind="stable")
+    assert np.all(np.diff(found.train_codes[order]) >= 0)
+    assert len(found.names) <= bins
+    assert len(set(found.names)) == len(found.names)
+    assert np.all(np.bincount(found.train_codes, minlength=len(found.names)) > 0)
+
+
+def test_bins_hold_about_as_many():
+    found = split(list(range(100)), "group:bins=4", test=[-5, 1000, None])
+    assert np.bincount(found.train_codes).min() >= 24
+    assert found.names[0].startswith("< ")
+    assert found.names[-2].startswith(">= ")
+    assert found.test_codes.tolist() == [0, 3, 4]
+
+
+def test_one_value_makes_one_bin():
+    assert set(names([7.0] * 5, "group:bins=3")) == {"all"}
+
+
+def test_a_column_whose_name_looks_like_bins_comes_first():
+    train = rows("train", [0, 0], **{"age:bins=2": ["x", "y"]})
+    assert partition(train, train.iloc[:0], "age:bins=2").names == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    ("values", "by", "message"),
+    [
+        (["a"], "shoe_size", "no column 'shoe_size' to group by; choose among label, group"),
+        (["a"], "loss", "no column 'loss'"),
+        (["a"], "group:bins=3", "group is not numeric"),
+        ([True], "group:bins=3", "group is not numeric"),
+        ([1.0, 2.0], "group:bins=1", "at least 2"),
+        ([1.0, 2.0], "group:bins=5000", "more than 1000"),
+        ([np.nan, np.inf], "group:bins=2", "no finite value"),
+        (list(range(60)), "group", "numeric with 60 distinct values, too many to be groups; pass group:bins=10"),
+    ],
+)
+def test_bad_requests(values, by, message):
+    with pytest.raises(InputError, match=message.replace("(", r"\(")):
+        split(values, by)
+
+
+def test_odd_names_pass_through_unchanged():
+    odd = ["<b>&amp;", "=1+1", "a,b", "👩‍🔬", "$x$", "[red]"]
+    assert sorted(names(odd)) == sorted(odd)
+
+
+def test_groupable_columns_leave_out_the_fixed_ones():
+    frame = rows("train", [0], sex=["a"]).assign(epsilon=1.0, epsilon_lower=0.0, epsilon_upper=1.0)
+    assert groupable_columns(frame) == ["label", "sex"]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pd.Series([True, None, False], dtype=object),
+        pd.Series([True, pd.NA, False], dtype="boolean"),
+        pd.Series([1, None, 0], dtype="Int64"),
+        pd.Series([1.0, np.nan, 0.0]),
+    ],
+)
+def test_columns_with_gaps_are_floats(column):
+    assert np.array_equal(to_floats(column), [1.0, np.nan, 0.0], equal_nan=True)
+
+
+def test_combinations_that_occur_are_groups():
+    train = rows("train", [0, 1, 1], sex=["f", "m", None], place=["a,b", "<b>", "a,b"])
+    test = rows("test", [1], sex=["f"], place=["<b>"])
+    found = partition(train, test, "sex, place,label")
+    assert found.columns == ("sex", "place", "label")
+    assert found.names == ("f × <b> × 1", "f × a,b × 0", "m × <b> × 1", "(missing) × a,b × 1")
+    assert [found.names[code] for code in found.train_codes] == [found.names[index] for index in (1, 2, 3)]
+    assert found.test_codes.tolist() == [0]
+
+
+def test_a_column_with_a_comma_in_its_name_comes_first():
+    train = rows("train", [0, 1]).assign(**{"sex,place": ["x", "y"]})
+    assert partition(train, train, "sex,place").names == ("x", "y")
+    with pytest.raises(InputError, match="there is no column 'sex'"):
+        partition(train, train, "label,sex")
