@@ -26,7 +26,12 @@ from indpriv import NormLog, account, membership_risk
 from indpriv.accountant import Method
 from indpriv.accountant.per_example import prepare_account
 
-CIFAR = {"total_steps": 3660, "noise_multiplier": 3.0, "max_grad_norm": 1.0, "sample_rate": 4096 / 50000}
+CIFAR = {
+    "total_steps": 3660,
+    "noise_multiplier": 3.0,
+    "max_grad_norm": 1.0,
+    "sample_rate": 4096 / 50000,
+}
 DELTA = 1e-9  # below 1/n of every benchmark
 OPACUS_ORDERS = [1 + x / 10.0 for x in range(1, 100)] + list(range(12, 64))
 PAPER_ORDERS = np.arange(2, 1024)
@@ -44,11 +49,27 @@ def benchmark(function: Callable[[bool], list[bool]]) -> Callable[[bool], list[b
     return function
 
 
-def report(what: str, value: float, unit: str, *, at_most: float | None = None, at_least: float | None = None) -> bool:
+def report(
+    what: str,
+    value: float,
+    unit: str,
+    *,
+    at_most: float | None = None,
+    at_least: float | None = None,
+) -> bool:
     """Print one figure beside its target; return whether it is hit."""
     good = (at_most is None or value <= at_most) and (at_least is None or value >= at_least)
-    target = f"at most {at_most:g}" if at_most is not None else f"at least {at_least:g}" if at_least is not None else ""
-    print(f"  {what:<74} {value:>12.6g} {unit:<12} {target:<18} {'ok' if good else 'MISSED'}", flush=True)
+    target = (
+        f"at most {at_most:g}"
+        if at_most is not None
+        else f"at least {at_least:g}"
+        if at_least is not None
+        else ""
+    )
+    print(
+        f"  {what:<74} {value:>12.6g} {unit:<12} {target:<18} {'ok' if good else 'MISSED'}",
+        flush=True,
+    )
     return good
 
 
@@ -72,11 +93,15 @@ def synthetic_norms(n_records: int, n_examples: int) -> np.ndarray:
     return np.stack(list(rows))
 
 
-def synthetic_log(n_records: int, n_examples: int, rounding: float = 0.01, **settings: object) -> NormLog:
+def synthetic_log(
+    n_records: int, n_examples: int, rounding: float = 0.01, **settings: object
+) -> NormLog:
     """A CIFAR-sized run recorded n_records times."""
     run = {**CIFAR, **settings}
     recorded = np.arange(n_records) * (int(run["total_steps"]) // n_records)
-    return NormLog.from_arrays(synthetic_norms(n_records, n_examples), recorded, rounding=rounding, **run)
+    return NormLog.from_arrays(
+        synthetic_norms(n_records, n_examples), recorded, rounding=rounding, **run
+    )
 
 
 class TiledRecords:
@@ -102,7 +127,12 @@ def rdp_against_the_papers_method(full: bool) -> list[bool]:
     ours = best_time(lambda: account(log, delta=1e-6))
     start = time.perf_counter()
     table = np.stack(
-        [opacus_rdp.compute_rdp(q=0.08192, noise_multiplier=3.0 / s, steps=1, orders=PAPER_ORDERS) for s in (0.3, 0.9)]
+        [
+            opacus_rdp.compute_rdp(
+                q=0.08192, noise_multiplier=3.0 / s, steps=1, orders=PAPER_ORDERS
+            )
+            for s in (0.3, 0.9)
+        ]
     )
     one_norm = (time.perf_counter() - start) / len(table)
     codes = np.random.default_rng(0).integers(0, 2, 50_000)
@@ -128,7 +158,14 @@ def rdp_against_the_papers_method(full: bool) -> list[bool]:
 def rdp_of_the_demo(full: bool) -> list[bool]:
     """32,561 examples recorded at each of 680 steps."""
     log = synthetic_log(680, 32_561, total_steps=680)
-    return [report("32,561 examples x 680 records", best_time(lambda: account(log, delta=1e-6)), "s", at_most=2.0)]
+    return [
+        report(
+            "32,561 examples x 680 records",
+            best_time(lambda: account(log, delta=1e-6)),
+            "s",
+            at_most=2.0,
+        )
+    ]
 
 
 @benchmark
@@ -141,8 +178,15 @@ def rdp_throughput(full: bool) -> list[bool]:
     busy = time.process_time() - start
     codes = log.n_examples * 200 / 1e6
     return [
-        report("400,000 examples x 200 records: codes a second", codes / seconds, "million/s", at_least=50),
-        report("  codes a second of one core's own time, whatever else runs", codes / busy, "million/s"),
+        report(
+            "400,000 examples x 200 records: codes a second",
+            codes / seconds,
+            "million/s",
+            at_least=50,
+        ),
+        report(
+            "  codes a second of one core's own time, whatever else runs", codes / busy, "million/s"
+        ),
     ]
 
 
@@ -156,7 +200,9 @@ def rdp_memory(full: bool) -> list[bool]:
     print(
         f"  {n_examples:,} examples in {seconds:.1f} s: {n_examples * 200 / seconds / 1e6:.0f} million codes a second"
     )
-    return [report(f"{n_examples:,} examples x 200 records, peak memory", gigabytes, "GiB", at_most=4.0)]
+    return [
+        report(f"{n_examples:,} examples x 200 records, peak memory", gigabytes, "GiB", at_most=4.0)
+    ]
 
 
 def _child_memory(n_examples: int) -> None:
@@ -179,23 +225,39 @@ def rdp_without_rounding(full: bool) -> list[bool]:
     searched = best_time(lambda: account(log, delta=1e-6), repeats=1)
     peer = seconds_a_norm(log) * log.n_examples * 200
     few = log.take(np.arange(0, 50_000, 25_000))
-    theirs = np.array([_opacus_epsilon(few.read(i, i + 1)[:, 0], 1e-6) for i in range(few.n_examples)])
+    theirs = np.array(
+        [_opacus_epsilon(few.read(i, i + 1)[:, 0], 1e-6) for i in range(few.n_examples)]
+    )
     excess = account(few, delta=1e-6, orders=OPACUS_ORDERS).epsilon / theirs - 1
     return [
         report("50,000 examples x 200 records without rounding, Opacus's orders", ours, "s"),
         report("  the same, best order searched for", searched, "s"),
-        report("  one call of Opacus a norm (extrapolated) over ours", peer / ours, "times", at_least=10_000),
+        report(
+            "  one call of Opacus a norm (extrapolated) over ours",
+            peer / ours,
+            "times",
+            at_least=10_000,
+        ),
         report("  largest epsilon above Opacus's", float(excess.max()), "relative", at_most=1e-6),
-        report("  smallest epsilon above Opacus's (none below)", float(excess.min()), "relative", at_least=-1e-12),
+        report(
+            "  smallest epsilon above Opacus's (none below)",
+            float(excess.min()),
+            "relative",
+            at_least=-1e-12,
+        ),
     ]
 
 
 def seconds_a_norm(log: NormLog, clock: Callable[[], float] = time.perf_counter) -> float:
     """Seconds of one call of Opacus's compute_rdp for one norm of a log without rounding, at its own orders."""
-    sample = np.random.default_rng(1).choice(np.minimum(log.read(0, 2000), 1.0).ravel(), 40, replace=False)
+    sample = np.random.default_rng(1).choice(
+        np.minimum(log.read(0, 2000), 1.0).ravel(), 40, replace=False
+    )
     start = clock()
     for norm in sample:
-        opacus_rdp.compute_rdp(q=CIFAR["sample_rate"], noise_multiplier=3.0 / norm, steps=1, orders=OPACUS_ORDERS)
+        opacus_rdp.compute_rdp(
+            q=CIFAR["sample_rate"], noise_multiplier=3.0 / norm, steps=1, orders=OPACUS_ORDERS
+        )
     return (clock() - start) / len(sample)
 
 
@@ -220,7 +282,10 @@ def _opacus_epsilon(norms: np.ndarray, delta: float) -> float:
     steps = np.diff(np.append(np.arange(200) * (3660 // 200), 3660))
     rdp = sum(
         opacus_rdp.compute_rdp(
-            q=CIFAR["sample_rate"], noise_multiplier=3.0 / min(norm, 1), steps=int(k), orders=OPACUS_ORDERS
+            q=CIFAR["sample_rate"],
+            noise_multiplier=3.0 / min(norm, 1),
+            steps=int(k),
+            orders=OPACUS_ORDERS,
         )
         for norm, k in zip(norms, steps, strict=True)
     )
@@ -234,9 +299,14 @@ def rdp_of_many_settings(full: bool) -> list[bool]:
     noise, rate = rng.uniform(2.5, 3.5, 3660), rng.uniform(0.06, 0.1, 3660)
     constant, noisy = synthetic_log(200, 50_000), synthetic_log(200, 50_000, noise_multiplier=noise)
     rated = synthetic_log(200, 50_000, sample_rate=rate)
-    long = synthetic_log(200, 50_000, total_steps=10_000_000, sample_rate=1e-4, noise_multiplier=1.0)
+    long = synthetic_log(
+        200, 50_000, total_steps=10_000_000, sample_rate=1e-4, noise_multiplier=1.0
+    )
     base = best_time(lambda: account(constant, delta=1e-6), repeats=1)
-    times = [best_time(lambda log=log: account(log, delta=1e-6), repeats=1) for log in (noisy, rated, long)]
+    times = [
+        best_time(lambda log=log: account(log, delta=1e-6), repeats=1)
+        for log in (noisy, rated, long)
+    ]
     return [
         report("50,000 x 200, 3,660 distinct noise multipliers", times[0], "s"),
         report("  over one setting", times[0] / base, "times"),
@@ -258,7 +328,9 @@ def rdp_cores(full: bool) -> list[bool]:
 @benchmark
 def risk_of_the_demo(full: bool) -> list[bool]:
     """Advantage, a true-positive rate and mu of 32,561 examples x 680 records; dp_accounting for one held level."""
-    log = synthetic_log(680, 32_561 if full else 8_000, total_steps=680, noise_multiplier=1.5, sample_rate=0.03)
+    log = synthetic_log(
+        680, 32_561 if full else 8_000, total_steps=680, noise_multiplier=1.5, sample_rate=0.03
+    )
     start, busy = time.perf_counter(), time.process_time()
     table = membership_risk(log, delta=1e-6, false_positive_rate=1e-3)
     seconds, busy = time.perf_counter() - start, time.process_time() - busy
@@ -270,28 +342,44 @@ def risk_of_the_demo(full: bool) -> list[bool]:
     one = time.perf_counter() - start
     worst, individual = table.worst_case, table.individual
     widths = [
-        (getattr(individual, name) - getattr(individual, f"{name}_lower")) / getattr(individual, name)
+        (getattr(individual, name) - getattr(individual, f"{name}_lower"))
+        / getattr(individual, name)
         for name in ("advantage", "true_positive_rate")
     ]
     return [
         report(f"{log.n_examples:,} examples x 680 records", seconds, "s", at_most=180),
         report("  cores' own time", busy, "s"),
         report(
-            "  dp_accounting, one advantage an example (extrapolated), over ours", one * len(table) / seconds, "times"
+            "  dp_accounting, one advantage an example (extrapolated), over ours",
+            one * len(table) / seconds,
+            "times",
         ),
         report(
-            "  worst case's advantage over dp_accounting's, less 1", float(worst.advantage[0] / theirs - 1), "relative"
+            "  worst case's advantage over dp_accounting's, less 1",
+            float(worst.advantage[0] / theirs - 1),
+            "relative",
         ),
-        report("  widest bracket of an advantage", float(widths[0].max()), "relative", at_most=1e-5),
-        report("  widest bracket of a true-positive rate", float(widths[1].max()), "relative", at_most=1e-5),
+        report(
+            "  widest bracket of an advantage", float(widths[0].max()), "relative", at_most=1e-5
+        ),
+        report(
+            "  widest bracket of a true-positive rate",
+            float(widths[1].max()),
+            "relative",
+            at_most=1e-5,
+        ),
     ]
 
 
 def main() -> int:
     """Run the named benchmarks, or all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", help="benchmarks to run; default all")
-    parser.add_argument("--full", action="store_true", help="full sizes where the default is smaller")
+    parser.add_argument(
+        "--full", action="store_true", help="full sizes where the default is smaller"
+    )
     parser.add_argument("--list", action="store_true", help="list the benchmarks")
     parser.add_argument("--child-memory", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -305,7 +393,9 @@ def main() -> int:
     for name in arguments.names or _BENCHMARKS:
         print(f"{name}: {(_BENCHMARKS[name].__doc__ or '').splitlines()[0]}", flush=True)
         hit.extend(_BENCHMARKS[name](arguments.full))
-    print(f"{sum(hit)} of {len(hit)} figures within target; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    print(
+        f"{sum(hit)} of {len(hit)} figures within target; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    )
     return 0 if all(hit) else 1
 
 

@@ -36,13 +36,29 @@ def _artifacts(n: int) -> tuple[NormLog, ExampleTable]:
     for split, size in (("train", n), ("test", n // 5)):
         label = rng.integers(0, 2, size)
         loss = rng.gamma(2.0, 0.3, size) * (1 + label)
-        columns = {"example_id": np.arange(size), "unit_id": np.arange(size), "split": split, "label": label}
-        columns |= {"loss": loss, "correct": loss < 1.0, "sex": rng.choice(["Female", "Male"], size)}
+        columns = {
+            "example_id": np.arange(size),
+            "unit_id": np.arange(size),
+            "split": split,
+            "label": label,
+        }
+        columns |= {
+            "loss": loss,
+            "correct": loss < 1.0,
+            "sex": rng.choice(["Female", "Male"], size),
+        }
         columns |= {"race": rng.choice(list("abcde"), size), "age": rng.integers(17, 90, size)}
         frames.append(pd.DataFrame(columns))
     norms = np.outer([1.2, 1.0, 0.8], frames[0]["loss"]) + 0.01
-    settings = {"total_steps": 300, "noise_multiplier": 1.1, "max_grad_norm": 1.0, "sample_rate": 0.05}
-    return NormLog.from_arrays(norms, [0, 100, 200], **settings), ExampleTable(pd.concat(frames, ignore_index=True))
+    settings = {
+        "total_steps": 300,
+        "noise_multiplier": 1.1,
+        "max_grad_norm": 1.0,
+        "sample_rate": 0.05,
+    }
+    return NormLog.from_arrays(norms, [0, 100, 200], **settings), ExampleTable(
+        pd.concat(frames, ignore_index=True)
+    )
 
 
 def _audit(n: int) -> tuple[float, float]:
@@ -54,7 +70,9 @@ def _audit(n: int) -> tuple[float, float]:
         start = time.perf_counter()
         evidence = Evidence(examples, examples)
         by = ("sex", "race", "label", "age:bins=10", "sex,race", "race,age:bins=4")
-        write_audit(directory, table, evidence, summarise(log, table, evidence, name="benchmark", by=by))
+        write_audit(
+            directory, table, evidence, summarise(log, table, evidence, name="benchmark", by=by)
+        )
         return time.perf_counter() - start, (directory / "report.html").stat().st_size / 1e6
 
 
@@ -74,7 +92,9 @@ def audit_of_a_million(full: bool) -> list[bool]:
     seconds, size = _audit(1_000_000)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     return [
-        report("analysis and report of 1,000,000 examples, six groupings", seconds, "s", at_most=60),
+        report(
+            "analysis and report of 1,000,000 examples, six groupings", seconds, "s", at_most=60
+        ),
         report("its page", size, "MB", at_most=3),
         report("peak memory of this process", peak, "GiB", at_most=4),
     ]
@@ -89,7 +109,9 @@ def ten_thousand_groups(full: bool) -> list[bool]:
     train["many"] = np.random.default_rng(1).integers(0, 10_000, len(train)).astype(str)
     start = time.perf_counter()
     group_table(table, train, train[:0], "many")
-    return [report("100,000 examples in 10,000 groups", time.perf_counter() - start, "s", at_most=10)]
+    return [
+        report("100,000 examples in 10,000 groups", time.perf_counter() - start, "s", at_most=10)
+    ]
 
 
 @benchmark
@@ -100,9 +122,19 @@ def attack_measures(full: bool) -> list[bool]:
     values = rng.normal(size=200_000) + 0.1 * member
     groups = rng.integers(0, 20, 200_000).astype(str).astype(object)
     scores = AttackScores(values, member, "benchmark", groups)
-    ours, peer = best_time(lambda: measure_attack(scores)), best_time(lambda: roc_auc_score(member, values))
+    ours, peer = (
+        best_time(lambda: measure_attack(scores)),
+        best_time(lambda: roc_auc_score(member, values)),
+    )
     report("scikit-learn's AUC of 200,000 scores", peer, "s")
-    return [report("everything, for all and 20 groups, over scikit-learn's AUC alone", ours / peer, "x", at_most=40)]
+    return [
+        report(
+            "everything, for all and 20 groups, over scikit-learn's AUC alone",
+            ours / peer,
+            "x",
+            at_most=40,
+        )
+    ]
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""How far estimates of epsilon lie from exact ones: full passes, free records and both, against norms at every step.
+"""How far estimates of epsilon lie from exact ones: full passes, batch norms and both, against norms at every step.
 
 python benchmarks/fidelity.py [adult] [digits] [mnist] [--data-dir DIR] [--seeds N] [--second-half]
 
-Each run has the settings of its audit file and is recorded before every step, with free records besides; the records of
+Each run has the settings of its audit file and is recorded before every step, with batch norms besides; the records of
 sparser policies are then picked from that log, so that all rows describe the same run. MNIST is its first 10,000 images
 for 4 epochs at the sample rate of its audit, clipped at 0.1 and with the noise of epsilon 3. Errors are estimate minus
 exact epsilon, in per cent of the median exact epsilon; "under" is the share of examples whose epsilon is too small by more
-than 1 % of itself. Rows of `closest` with free records are held against their target: bias below 1 % either way, and the
+than 1 % of itself. Rows of `closest` with batch norms are held against their target: bias below 1 % either way, and the
 mean absolute error below what is printed. The last lines tell which policies reached theirs in every run.
 
 --second-half accounts the second half of each run as a run of its own instead: norms then start where training has
@@ -28,7 +28,7 @@ import numpy as np
 
 from indpriv import NormLog, account
 from indpriv.analysis.fidelity.comparison import compare
-from indpriv.norm_log.batch_norms import ArrayFreeRecords
+from indpriv.norm_log.batch_norms import ArrayBatchNorms
 from indpriv.norm_log.norm_log import StepSettings
 from indpriv.norm_log.recording_policy import DEFAULT_POLICY, RecordingPolicy
 from indpriv.training.config import AuditConfig
@@ -50,7 +50,7 @@ MNIST = {
 
 
 def prepare(name: str, data_dir: str | None) -> tuple[AuditConfig, Dataset]:
-    """An audit recorded before every step with free records, and its data."""
+    """An audit recorded before every step with batch norms, and its data."""
     tables = AuditConfig.from_toml(AUDITS / f"{name}.toml").to_dict()
     dataset = load_dataset(name, data_dir)
     tables["training"]["non_dp_twin"] = False
@@ -58,9 +58,11 @@ def prepare(name: str, data_dir: str | None) -> tuple[AuditConfig, Dataset]:
     if name == "mnist":
         tables["training"] |= MNIST
         train_set = dataset.train
-        few = Split(train_set.inputs[:MNIST_IMAGES], train_set.targets[:MNIST_IMAGES], train_set.metadata)
+        few = Split(
+            train_set.inputs[:MNIST_IMAGES], train_set.targets[:MNIST_IMAGES], train_set.metadata
+        )
         dataset = dataclasses.replace(dataset, train=few)
-    tables["recording"] = {"every": 1, "rounding": 0.01, "free_records": True}
+    tables["recording"] = {"every": 1, "rounding": 0.01, "batch_norms": True}
     tables["checkpoints"] = {"every": "epoch"}
     return AuditConfig.from_dict(tables), dataset
 
@@ -84,14 +86,25 @@ def policies_of(epoch: int) -> tuple[tuple[str, RecordingPolicy, float | None], 
 def second_half(log: NormLog) -> NormLog:
     """The second half of a log of every step, as a log of its own."""
     start, settings = log.total_steps // 2, log.settings
-    columns = {field.name: getattr(settings, field.name)[start:] for field in dataclasses.fields(settings)}
+    columns = {
+        field.name: getattr(settings, field.name)[start:] for field in dataclasses.fields(settings)
+    }
     steps = np.arange(log.total_steps - start)
-    half = replace(log, settings=StepSettings(**columns), recorded_steps=steps, rows=log.rows[start:], free=None)
-    if log.free is None:
+    half = replace(
+        log,
+        settings=StepSettings(**columns),
+        recorded_steps=steps,
+        rows=log.rows[start:],
+        batch_norms=None,
+    )
+    if log.batch_norms is None:
         return half
-    entries = log.free.read(0, log.n_examples)
+    entries = log.batch_norms.read(0, log.n_examples)
     entries = entries.select(entries.step >= start)
-    return replace(half, free=ArrayFreeRecords(steps, replace(entries, step=entries.step - np.int32(start))))
+    return replace(
+        half,
+        batch_norms=ArrayBatchNorms(steps, replace(entries, step=entries.step - np.int32(start))),
+    )
 
 
 def measure(name: str, log: NormLog, delta: float, *, hold: bool = True) -> dict[str, bool]:
@@ -103,7 +116,9 @@ def measure(name: str, log: NormLog, delta: float, *, hold: bool = True) -> dict
         f"{name}: {log.n_examples:,} examples, {log.total_steps} steps of {epoch} an epoch; exact epsilon at "
         f"delta={delta:g}: median {median:.3f}, worst case {exact.worst_case_epsilon:.3f} (add/remove, example, Poisson)"
     )
-    print(f"  {'full passes':42s} {'free':4s} {'rule':8s} r       bias %  mean abs %  p95 %  largest %  under  target")
+    print(
+        f"  {'full passes':42s} {'free':4s} {'rule':8s} r       bias %  mean abs %  p95 %  largest %  under  target"
+    )
     reached = {}
     for passes, policy, target in policies_of(epoch):
         steps = np.flatnonzero([policy.due(step) for step in range(log.total_steps)])
@@ -111,19 +126,30 @@ def measure(name: str, log: NormLog, delta: float, *, hold: bool = True) -> dict
         for rule in ("last", "closest"):
             for free in (False, True):
                 found = compare(
-                    account(thinned if free else replace(thinned, free=None), delta=delta, between_records=rule),
+                    account(
+                        thinned if free else replace(thinned, batch_norms=None),
+                        delta=delta,
+                        between_records=rule,
+                    ),
                     exact,
                     source="norms at every step",
                     every=max(1, round(log.total_steps / len(steps))),
                     epochs=log.total_steps / len(steps) / epoch,
                 )
-                shares = (found.signed_bias, found.mean_absolute, found.p95_absolute, found.largest_absolute)
+                shares = (
+                    found.signed_bias,
+                    found.mean_absolute,
+                    found.p95_absolute,
+                    found.largest_absolute,
+                )
                 bias, mean, high, largest = (100 * value / median for value in shares)
                 r = "-     " if found.pearson is None else f"{found.pearson:.4f}"
                 held = ""
                 if hold and target and free and rule == "closest":
                     missed = misses(bias, mean, target)
-                    held = f"< {LARGEST_BIAS:g}, < {target:g}: " + ("missed: " + ", ".join(missed) if missed else "ok")
+                    held = f"< {LARGEST_BIAS:g}, < {target:g}: " + (
+                        "missed: " + ", ".join(missed) if missed else "ok"
+                    )
                     reached[passes] = not missed
                 print(
                     f"  {f'{len(steps):3d}: {passes}':42s} {'yes' if free else '':4s} {rule:8s} {r}  {bias:+6.2f}  {mean:10.2f}  "
@@ -160,7 +186,11 @@ if __name__ == "__main__":
                 half = arguments.second_half
                 label = f"{name}, seed {seed}" + (", second half" if half else "")
                 log = second_half(log) if half else log
-                for policy, met in measure(label, log, config.training.delta, hold=not half).items():
+                for policy, met in measure(
+                    label, log, config.training.delta, hold=not half
+                ).items():
                     verdicts.setdefault(policy, []).append(met)
     for policy, all_met in verdicts.items():
-        print(f"{policy}, with free records and closest: targets reached in {sum(all_met)} of {len(all_met)} runs")
+        print(
+            f"{policy}, with batch norms and closest: targets reached in {sum(all_met)} of {len(all_met)} runs"
+        )

@@ -71,7 +71,10 @@ class Arm:
 
 EPOCH = RecordingConfig(every="epoch", rounding=0.01)
 COARSE = RecordingConfig(every=1, growth=2.0, longest="epoch", rounding=0.25)
-COMPARED = (Arm("ordinary", False, None, EPOCH), Arm("individual, headroom 0.1, every epoch", True, 0.1, EPOCH))
+COMPARED = (
+    Arm("ordinary", False, None, EPOCH),
+    Arm("individual, headroom 0.1, every epoch", True, 0.1, EPOCH),
+)
 OTHERS = (
     Arm("individual, no headroom, quarters of C, gaps that double", True, 0.0, COARSE),
     Arm("individual, no headroom, every epoch", True, 0.0, EPOCH),
@@ -103,7 +106,9 @@ class Result:
     order: tuple[str, ...]
 
 
-def prepare(name: str, data_dir: str | None, epochs: int | None, *, full: bool) -> tuple[AuditConfig, Dataset, str]:
+def prepare(
+    name: str, data_dir: str | None, epochs: int | None, *, full: bool
+) -> tuple[AuditConfig, Dataset, str]:
     """The audit without individual clipping, its data, and how both differ from the audit file."""
     tables = AuditConfig.from_toml(AUDITS / f"{name}.toml").to_dict()
     dataset = load_dataset(name, data_dir)
@@ -114,7 +119,9 @@ def prepare(name: str, data_dir: str | None, epochs: int | None, *, full: bool) 
     tables["training"]["epochs"] = epochs or tables["training"]["epochs"]
     tables["checkpoints"] = {"every": "epoch"}
     images = int(short.get("images", len(dataset.train)))
-    few = Split(dataset.train.inputs[:images], dataset.train.targets[:images], dataset.train.metadata)
+    few = Split(
+        dataset.train.inputs[:images], dataset.train.targets[:images], dataset.train.metadata
+    )
     kept = dataset if images == len(dataset.train) else dataclasses.replace(dataset, train=few)
     training = tables["training"]
     told = (
@@ -127,13 +134,19 @@ def prepare(name: str, data_dir: str | None, epochs: int | None, *, full: bool) 
 
 def train_arm(config: AuditConfig, dataset: Dataset, seed: int, arm: Arm) -> Result:
     """One run."""
-    training = dataclasses.replace(config.training, individual_clipping=arm.individually, clip_headroom=arm.headroom)
+    training = dataclasses.replace(
+        config.training, individual_clipping=arm.individually, clip_headroom=arm.headroom
+    )
     config = dataclasses.replace(config, training=training, recording=arm.recording)
     with tempfile.TemporaryDirectory() as folder:
         run = train(config, Path(folder) / "run", seed=seed, dataset=dataset)
-        clipped = [check.status for check in verify(run.run_dir) if check.name == "individual clipping"]
+        clipped = [
+            check.status for check in verify(run.run_dir) if check.name == "individual clipping"
+        ]
         if clipped != [PASSED] * arm.individually:
-            raise SystemExit(f"seed {seed}: the run was not clipped as it should have been: {clipped}")
+            raise SystemExit(
+                f"seed {seed}: the run was not clipped as it should have been: {clipped}"
+            )
         log, evidence = open_run(run.run_dir)
         levels = levels_of(log)
         table = indpriv.account(log, delta=config.training.delta)
@@ -180,9 +193,13 @@ def told_run(config: AuditConfig, dataset: Dataset, seed: int, arm: Arm) -> floa
 def compare(name: str, config: AuditConfig, dataset: Dataset, told: str, seeds: list[int]) -> bool:
     """Print the arms; whether the means of the two that are compared are within the target."""
     print(f"{name}: {told}; seeds are known: reproducible, no privacy", flush=True)
-    accuracies = np.array([[told_run(config, dataset, seed, arm) for arm in COMPARED] for seed in seeds])
+    accuracies = np.array(
+        [[told_run(config, dataset, seed, arm) for arm in COMPARED] for seed in seeds]
+    )
     for arm, values in zip(COMPARED, accuracies.T, strict=True):
-        print(f"  {arm.name}: mean {values.mean():.3f} %, standard deviation {values.std(ddof=1):.3f}")
+        print(
+            f"  {arm.name}: mean {values.mean():.3f} %, standard deviation {values.std(ddof=1):.3f}"
+        )
     differences = accuracies[:, 1] - accuracies[:, 0]
     good = bool(abs(differences.mean()) <= TARGET)
     print(
@@ -201,7 +218,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", default=["adult", "mnist"])
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), help="at least two")
-    parser.add_argument("--data-dir", help=f"folder with MNIST's files; default {DATA_DIR_VARIABLE} or ../shared/data")
+    parser.add_argument(
+        "--data-dir",
+        help=f"folder with MNIST's files; default {DATA_DIR_VARIABLE} or ../shared/data",
+    )
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--full", action="store_true")
     options = parser.parse_args()
@@ -210,7 +230,11 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     beside = AUDITS.parents[1] / "shared" / "data"
-    data_dir = options.data_dir or os.environ.get(DATA_DIR_VARIABLE) or (str(beside) if beside.is_dir() else None)
+    data_dir = (
+        options.data_dir
+        or os.environ.get(DATA_DIR_VARIABLE)
+        or (str(beside) if beside.is_dir() else None)
+    )
     results = []
     for name in options.names:
         if name == "mnist" and data_dir is None:

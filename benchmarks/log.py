@@ -56,7 +56,9 @@ HEADER = LogHeader(
 )
 
 
-def timed_pass(build: Callable[[], nn.Module], shape: tuple[int, ...], size: int) -> tuple[float, NDArray[np.float64]]:
+def timed_pass(
+    build: Callable[[], nn.Module], shape: tuple[int, ...], size: int
+) -> tuple[float, NDArray[np.float64]]:
     """CPU seconds per example of the best of some passes, and the norms."""
     inputs = torch.randn(size, *shape)
     targets = torch.randint(0, 2, (size,))
@@ -72,11 +74,15 @@ def timed_pass(build: Callable[[], nn.Module], shape: tuple[int, ...], size: int
 def timed_write(norms: NDArray[np.float64]) -> tuple[float, float, float, float]:
     """CPU seconds and wall seconds of writing one record; bytes per example before and after compression."""
     with tempfile.TemporaryDirectory() as folder:
-        writer = NormLogWriter(Path(folder), HEADER, np.arange(len(norms)), None, np.zeros(0, dtype=np.int64))
+        writer = NormLogWriter(
+            Path(folder), HEADER, np.arange(len(norms)), None, np.zeros(0, dtype=np.int64)
+        )
         cpu, wall = [], []
         for step in range(ROUNDS):
             start = time.process_time(), time.perf_counter()
-            writer.record(step, norms, max_grad_norm=MAX_GRAD_NORM, targets_fingerprint="", seconds=0.0)
+            writer.record(
+                step, norms, max_grad_norm=MAX_GRAD_NORM, targets_fingerprint="", seconds=0.0
+            )
             cpu.append(time.process_time() - start[0])
             wall.append(time.perf_counter() - start[1])
         writer.close()
@@ -99,7 +105,9 @@ def main() -> None:
     for title, (build, shape, size) in CASES.items():
         per_example, found = timed_pass(build, shape, size)
         for n in SIZES:
-            norms = np.random.default_rng(0).choice(found, n) * np.random.default_rng(1).uniform(0.9, 1.1, n)
+            norms = np.random.default_rng(0).choice(found, n) * np.random.default_rng(1).uniform(
+                0.9, 1.1, n
+            )
             cpu, wall, plain, packed = timed_write(norms)
             share = cpu / (per_example * n)
             print(

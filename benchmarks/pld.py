@@ -75,10 +75,18 @@ def pld_against_dp_accounting(full: bool) -> list[bool]:
         report("50,000 examples x 300 records, all cores", seconds, "s", at_most=20.0),
         report("  the same, time of cores", busy, "s"),
         report(
-            "  dp_accounting at 1e-4 (extrapolated from 3 examples) over ours", theirs / seconds, "times", at_least=1e4
+            "  dp_accounting at 1e-4 (extrapolated from 3 examples) over ours",
+            theirs / seconds,
+            "times",
+            at_least=1e4,
         ),
         report("  difference from dp_accounting at 1e-5", agreement, "relative", at_most=1e-4),
-        report("  widest bracket", relative_width(table.epsilon_lower, table.epsilon_upper), "relative", at_most=1e-5),
+        report(
+            "  widest bracket",
+            relative_width(table.epsilon_lower, table.epsilon_upper),
+            "relative",
+            at_most=1e-5,
+        ),
         report("  share certified", certified, "", at_least=1.0),
     ]
 
@@ -93,9 +101,19 @@ def pld_of_the_demo(full: bool) -> list[bool]:
     table = account(log, delta=DELTA, accountant="pld")
     seconds, busy = time.perf_counter() - start, time.process_time() - busy
     return [
-        report(f"{log.n_examples:,} examples x {log.n_records} records, all cores", seconds, "s", at_most=20.0),
+        report(
+            f"{log.n_examples:,} examples x {log.n_records} records, all cores",
+            seconds,
+            "s",
+            at_most=20.0,
+        ),
         report("  the same, time of cores", busy, "s"),
-        report("  widest bracket", relative_width(table.epsilon_lower, table.epsilon_upper), "relative", at_most=1e-5),
+        report(
+            "  widest bracket",
+            relative_width(table.epsilon_lower, table.epsilon_upper),
+            "relative",
+            at_most=1e-5,
+        ),
     ]
 
 
@@ -115,7 +133,12 @@ def pld_of_many_settings(full: bool) -> list[bool]:
         figures += [
             report(f"200 examples x 60 records {what}, time of cores", busy, "s", at_most=60.0),
             report("  widest bracket", width, "relative", at_most=0.01),
-            report("  share certified", float(np.mean(table.details["bracket"] == CERTIFIED)), "", at_least=1.0),
+            report(
+                "  share certified",
+                float(np.mean(table.details["bracket"] == CERTIFIED)),
+                "",
+                at_least=1.0,
+            ),
             report(
                 "  median epsilon over the RDP bound",
                 float(np.median(table.epsilon / table.details["rdp_epsilon"])),
@@ -170,20 +193,38 @@ def pld_hard_cases(full: bool) -> list[bool]:
             (1e-5, 1e-9),
         )
     )
-    chosen = cells if full else [cells[k] for k in np.random.default_rng(0).permutation(len(cells))[:100]]
+    chosen = (
+        cells
+        if full
+        else [cells[k] for k in np.random.default_rng(0).permutation(len(cells))[:100]]
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         cases = [HardCase.of(*cell) for cell in chosen]
-    kinds = {kind: sum(case.bracket == kind for case in cases) for kind in (CERTIFIED, CHECKED, FALLBACK)}
+    kinds = {
+        kind: sum(case.bracket == kind for case in cases) for kind in (CERTIFIED, CHECKED, FALLBACK)
+    }
     often = [case.width for case in cases if case.steps * case.sample_rate >= 10]
     exact = [case.width for case in cases if case.steps <= 2 or case.sample_rate == 1]
     rare = [case.width for case in cases if case.steps * case.sample_rate < 10 and case.steps > 2]
     zero = sum(case.upper == 0 for case in cases)
     print(f"  {len(cases)} cells: {kinds}; {zero} with epsilon 0")
     return [
-        report("share that falls back to the RDP bound", kinds[FALLBACK] / len(cases), "", at_most=0.18),
-        report("widest bracket where 10 participations are expected", max(often), "relative", at_most=1e-4),
-        report("widest bracket of a run of one step, two steps or a Gaussian", max(exact), "relative", at_most=1e-6),
+        report(
+            "share that falls back to the RDP bound", kinds[FALLBACK] / len(cases), "", at_most=0.18
+        ),
+        report(
+            "widest bracket where 10 participations are expected",
+            max(often),
+            "relative",
+            at_most=1e-4,
+        ),
+        report(
+            "widest bracket of a run of one step, two steps or a Gaussian",
+            max(exact),
+            "relative",
+            at_most=1e-6,
+        ),
         report("widest bracket elsewhere", max(rare, default=0.0), "relative"),
         report("  their share within 1e-4", float(np.mean(np.array(rare) <= 1e-4)), ""),
         report("slowest cell, one core's own time", max(case.seconds for case in cases), "s"),

@@ -39,7 +39,12 @@ QUARTERS = RecordingConfig(every=1, growth=2.0, longest="epoch", rounding=0.25)
 def ordinary(config: AuditConfig, dataset: Dataset, seed: int) -> tuple[float, float, float]:
     """Test accuracy in per cent, noise multiplier, sample rate."""
     with tempfile.TemporaryDirectory() as folder:
-        run = train(dataclasses.replace(config, recording=ONE_RECORD), Path(folder) / "run", seed=seed, dataset=dataset)
+        run = train(
+            dataclasses.replace(config, recording=ONE_RECORD),
+            Path(folder) / "run",
+            seed=seed,
+            dataset=dataset,
+        )
         training = read_json(run.run_dir / "run.json")["training"]
     return 100 * run.test_accuracy, training["noise_multiplier"], training["sample_rate"]
 
@@ -61,7 +66,9 @@ def filtered(
         log = NormLog.open(run.run_dir)
         if log.filtered is None:
             raise SystemExit(f"the evidence does not hold: {log.caveats}")
-        table = indpriv.account(log, delta=training.delta)  # refuses a log in which somebody spent more than the cap
+        table = indpriv.account(
+            log, delta=training.delta
+        )  # refuses a log in which somebody spent more than the cap
         left = float((log.filtered.left_out_at < log.total_steps).mean())
     return 100 * run.test_accuracy, table.worst_case_epsilon, run.worst_case_epsilon, left
 
@@ -71,15 +78,23 @@ def compare(name: str, config: AuditConfig, dataset: Dataset, told: str) -> None
     target, delta = config.training.target_epsilon, config.training.delta
     if target is None:
         raise SystemExit(f"{name}: its audit has no target_epsilon")
-    print(f"{name}: {told}; everybody at most epsilon {target:g} at delta {delta:g} (add/remove, Poisson)", flush=True)
+    print(
+        f"{name}: {told}; everybody at most epsilon {target:g} at delta {delta:g} (add/remove, Poisson)",
+        flush=True,
+    )
     plain = [ordinary(config, dataset, seed) for seed in SEEDS]
     _, noise_multiplier, sample_rate = plain[0]
     shown = ", ".join(f"{accuracy:.2f}" for accuracy, _, _ in plain)
     base = float(np.mean([accuracy for accuracy, _, _ in plain]))
-    print(f"  ordinary, noise multiplier {noise_multiplier:.3f}: {shown} %, mean {base:.2f} %", flush=True)
+    print(
+        f"  ordinary, noise multiplier {noise_multiplier:.3f}: {shown} %, mean {base:.2f} %",
+        flush=True,
+    )
     for share in NOISE:
         noise = share * noise_multiplier
-        policy = PrivacyFilter.for_epsilon(target, delta=delta, noise_multiplier=noise, sample_rate=sample_rate)
+        policy = PrivacyFilter.for_epsilon(
+            target, delta=delta, noise_multiplier=noise, sample_rate=sample_rate
+        )
         runs = [filtered(config, dataset, seed, policy, noise) for seed in SEEDS]
         shown = ", ".join(f"{run[0]:.2f}" for run in runs)
         mean = float(np.mean([run[0] for run in runs]))
@@ -95,14 +110,21 @@ def main() -> None:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", default=["adult", "mnist"])
-    parser.add_argument("--data-dir", help=f"folder with MNIST's files; default {DATA_DIR_VARIABLE} or ../shared/data")
+    parser.add_argument(
+        "--data-dir",
+        help=f"folder with MNIST's files; default {DATA_DIR_VARIABLE} or ../shared/data",
+    )
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--full", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     beside = AUDITS.parents[1] / "shared" / "data"
-    data_dir = options.data_dir or os.environ.get(DATA_DIR_VARIABLE) or (str(beside) if beside.is_dir() else None)
+    data_dir = (
+        options.data_dir
+        or os.environ.get(DATA_DIR_VARIABLE)
+        or (str(beside) if beside.is_dir() else None)
+    )
     for name in options.names:
         if name == "mnist" and data_dir is None:
             print("mnist: its files are not here; pass --data-dir")

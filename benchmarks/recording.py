@@ -6,7 +6,7 @@ norms: a pass over one batch, against a plain forward and backward pass of it. A
 best, and so may every backend here; the plain pass is timed whole, as in training, and once more in our own pieces and
 threads, which training does not do (its gradients would still have to be added up).
 
-training: what free records, and what a full pass every epoch with free records, add to Opacus's training steps.
+training: what batch norms, and what a full pass every epoch with batch norms, add to Opacus's training steps.
 
 About four minutes for everything on two idle cores. A busy machine distorts the ratios of several threads: --one-core then.
 """
@@ -40,7 +40,11 @@ BACKENDS = ("layerwise", "ghost", "hooks", "functorch")
 ROUNDS = 9
 TRAINED, EPOCHS, TRAINING_ROUNDS = "cnn", 4, 3
 BATCHES = 4  # an epoch, of the size of the model's batch
-LARGEST_PASS, LARGEST_FREE, LARGEST_EPOCH = 1.2, 0.05, 0.6  # targets: ratio of a pass, shares of Opacus's own time
+LARGEST_PASS, LARGEST_FREE, LARGEST_EPOCH = (
+    1.2,
+    0.05,
+    0.6,
+)  # targets: ratio of a pass, shares of Opacus's own time
 CHECKED = 16  # examples of each model that are held against float64
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
@@ -61,8 +65,16 @@ class Transformer(nn.Module):
         """Logits of (batch, positions) tokens."""
         hidden = self.embedding(tokens)
         size, positions, width = hidden.shape
-        mixed = self.mix(self.norms[0](hidden)).view(size, positions, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        attended = nn.functional.scaled_dot_product_attention(*mixed).transpose(1, 2).reshape(size, positions, width)
+        mixed = (
+            self.mix(self.norms[0](hidden))
+            .view(size, positions, 3, self.heads, -1)
+            .permute(2, 0, 3, 1, 4)
+        )
+        attended = (
+            nn.functional.scaled_dot_product_attention(*mixed)
+            .transpose(1, 2)
+            .reshape(size, positions, width)
+        )
         hidden = hidden + self.out(attended)
         hidden = hidden + self.down(torch.relu(self.up(self.norms[1](hidden))))
         return self.head(hidden.mean(1))
@@ -119,12 +131,16 @@ def compare(name: str, device: torch.device, clock: Callable[[], float]) -> None
     title, build, inputs = CASES[name]
     model, inputs = build().to(device), inputs.to(device)
     targets = torch.randint(0, 10, (len(inputs),), device=device)
-    passes = {backend: NormPass(model, LOSS, inputs, targets, backend=backend) for backend in BACKENDS}
+    passes = {
+        backend: NormPass(model, LOSS, inputs, targets, backend=backend) for backend in BACKENDS
+    }
     ours = passes["layerwise"]
     copies = [copy.deepcopy(model) for _ in range(ours.threads)]
     runs: dict[str, Callable[[], object]] = {
         "plain": lambda: in_pieces([model], inputs, targets, len(inputs)),
-        "plain in layerwise's pieces and threads": lambda: in_pieces(copies, inputs, targets, ours.batch_size),
+        "plain in layerwise's pieces and threads": lambda: in_pieces(
+            copies, inputs, targets, ours.batch_size
+        ),
     }
     runs |= {backend: partial(norm_pass, inputs, targets) for backend, norm_pass in passes.items()}
     seconds: dict[str, list[float]] = {kind: [] for kind in runs}
@@ -155,7 +171,9 @@ def compare(name: str, device: torch.device, clock: Callable[[], float]) -> None
         )
 
 
-def opacus_run(mode: str, folder: str, policy: RecordingPolicy | None, clock: Callable[[], float]) -> float:
+def opacus_run(
+    mode: str, folder: str, policy: RecordingPolicy | None, clock: Callable[[], float]
+) -> float:
     """Seconds of some epochs of Opacus's training, recorded under a policy (None: not recorded at all).
 
     The first full pass, before step 0, is not among them; the last, after the last epoch, is. What is recorded between
@@ -177,7 +195,9 @@ def opacus_run(mode: str, folder: str, policy: RecordingPolicy | None, clock: Ca
     model, optimizer, *rest, loader = made
     criterion = rest[0] if rest else criterion
     attached = (
-        Recorder(folder, dataset=dataset, loss_fn=LOSS, policy=policy).attach(model, optimizer, loader)
+        Recorder(folder, dataset=dataset, loss_fn=LOSS, policy=policy).attach(
+            model, optimizer, loader
+        )
         if policy
         else nullcontext()
     )
@@ -198,8 +218,8 @@ def training_cost(mode: str, clock: Callable[[], float]) -> None:
     policies = {
         "none": None,
         "watched": RecordingPolicy("once"),
-        "free": RecordingPolicy("once", free_records=True),
-        "epoch": RecordingPolicy("epoch", free_records=True),
+        "free": RecordingPolicy("once", batch_norms=True),
+        "epoch": RecordingPolicy("epoch", batch_norms=True),
     }
     seconds: dict[str, list[float]] = {kind: [] for kind in policies}
     for _ in range(TRAINING_ROUNDS):
@@ -211,11 +231,13 @@ def training_cost(mode: str, clock: Callable[[], float]) -> None:
         (best[one] - best[other]) / best["none"]
         for one, other in (("free", "watched"), ("watched", "none"), ("epoch", "none"))
     )
-    print(f"{CASES[TRAINED][0]}, {mode}, {steps} Opacus steps of {best['none'] / steps * 1e3:.0f} ms")
-    print(f"  recording without full passes adds {watched:+.1%}")
-    print(f"  free records add {free:+.1%} to that, {verdict(free, LARGEST_FREE, share=True)}")
     print(
-        f"  full pass every epoch plus free records: {epoch:+.1%}, {verdict(epoch, LARGEST_EPOCH, share=True)}",
+        f"{CASES[TRAINED][0]}, {mode}, {steps} Opacus steps of {best['none'] / steps * 1e3:.0f} ms"
+    )
+    print(f"  recording without full passes adds {watched:+.1%}")
+    print(f"  batch norms add {free:+.1%} to that, {verdict(free, LARGEST_FREE, share=True)}")
+    print(
+        f"  full pass every epoch plus batch norms: {epoch:+.1%}, {verdict(epoch, LARGEST_EPOCH, share=True)}",
         flush=True,
     )
 
@@ -223,10 +245,16 @@ def training_cost(mode: str, clock: Callable[[], float]) -> None:
 def main() -> None:
     """Compare on every device there is."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS, help="default: both")
-    parser.add_argument("--models", nargs="+", choices=list(CASES), default=list(CASES), help="of the section norms")
     parser.add_argument(
-        "--one-core", action="store_true", help="one thread's own time, which other programs disturb less"
+        "--sections", nargs="+", choices=SECTIONS, default=SECTIONS, help="default: both"
+    )
+    parser.add_argument(
+        "--models", nargs="+", choices=list(CASES), default=list(CASES), help="of the section norms"
+    )
+    parser.add_argument(
+        "--one-core",
+        action="store_true",
+        help="one thread's own time, which other programs disturb less",
     )
     options = parser.parse_args()
     if options.one_core:
@@ -234,7 +262,11 @@ def main() -> None:
     clock = time.process_time if options.one_core else time.perf_counter
     devices = ["cpu", "cuda"] if torch.cuda.is_available() and not options.one_core else ["cpu"]
     for device in devices if "norms" in options.sections else []:
-        where = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} threads"
+        where = (
+            torch.cuda.get_device_name()
+            if device == "cuda"
+            else f"{torch.get_num_threads()} threads"
+        )
         print(f"{where}, load {os.getloadavg()[0]:.1f} at the start")
         for case in options.models:
             compare(case, torch.device(device), clock)

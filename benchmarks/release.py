@@ -41,13 +41,17 @@ def line(name: str, values: np.ndarray, note: str = "") -> None:
     )
 
 
-def errors(request: Request, counts: np.ndarray, grid: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def errors(
+    request: Request, counts: np.ndarray, grid: np.ndarray, truth: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """One draw, and mean absolute errors of DRAWS of them, each in the order of Table 2."""
     drawn = []
     for _ in range(DRAWS):
         figures = draw(request, counts, grid)
         mean = np.nan if figures.mean is None else figures.mean
-        drawn.append([mean, *(figures.quantiles.get(f"{quantile:g}", np.nan) for quantile in QUANTILES)])
+        drawn.append(
+            [mean, *(figures.quantiles.get(f"{quantile:g}", np.nan) for quantile in QUANTILES)]
+        )
     return np.array(drawn[0]), np.abs(np.array(drawn) - truth).mean(axis=0)
 
 
@@ -77,8 +81,13 @@ def benchmark(audit_dir: Path) -> bool:
     counts = np.bincount(to_cells(values, upper), minlength=N_CELLS)
     grid = upper * np.arange(1, N_CELLS + 1) / N_CELLS
     truth = np.array([values.mean(), *np.quantile(values, QUANTILES)])
-    print(f"{audit_dir}: {len(values):,} epsilons, worst case {upper:.4f}; releases at epsilon {EPSILON} in all")
-    print(f"  {'':<38}" + "".join(f"{name:>9}" for name in ("average", "0.1", "0.3", "median", "0.7", "0.9")))
+    print(
+        f"{audit_dir}: {len(values):,} epsilons, worst case {upper:.4f}; releases at epsilon {EPSILON} in all"
+    )
+    print(
+        f"  {'':<38}"
+        + "".join(f"{name:>9}" for name in ("average", "0.1", "0.3", "median", "0.7", "0.9"))
+    )
     line("non-private (curator only)", truth)
     requests = {
         "exponential (default)": Request(QUANTILES, mean=True, epsilon=EPSILON),
@@ -94,10 +103,15 @@ def benchmark(audit_dir: Path) -> bool:
         line("", error, f"mean absolute error of {DRAWS}")
         if request.method == "exponential":
             missed = [
-                f"quantile {q:g}" for q, value in zip(QUANTILES, error[1:], strict=True) if value > QUANTILE_TARGET
+                f"quantile {q:g}"
+                for q, value in zip(QUANTILES, error[1:], strict=True)
+                if value > QUANTILE_TARGET
             ]
             missed += ["average"] * bool(error[0] > MEAN_TARGET)
-    single = [errors(Request((q,), epsilon=EPSILON), counts, grid, truth)[1][1 + i] for i, q in enumerate(QUANTILES)]
+    single = [
+        errors(Request((q,), epsilon=EPSILON), counts, grid, truth)[1][1 + i]
+        for i, q in enumerate(QUANTILES)
+    ]
     line("one quantile alone", np.array([np.nan, *single]), "mean absolute error")
     line("peer: OpenDP, same share", peer(values, grid, EPSILON / 6), "mean absolute error")
     seconds = time_release(audit_dir)
@@ -122,7 +136,9 @@ def time_release(audit_dir: Path) -> float:
 
 def main() -> int:
     """Benchmark each audit given."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("audit_dirs", nargs="*", type=Path, metavar="AUDIT_DIR")
     audit_dirs = parser.parse_args().audit_dirs
     if not audit_dirs and not (DEMO / "audit.json").is_file():

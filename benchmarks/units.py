@@ -33,7 +33,9 @@ def people() -> NormLog:
     person = np.repeat(np.arange(N_PEOPLE), n_rows)
     size = rng.lognormal(-1.0, 0.6, N_PEOPLE)[person] * rng.lognormal(0.0, 0.4, len(person))
     falling = np.linspace(1.5, 0.3, N_RECORDS)[:, None]
-    norms = (size * falling).astype(np.float32) * rng.lognormal(0, 0.3, (N_RECORDS, len(person))).astype(np.float32)
+    norms = (size * falling).astype(np.float32) * rng.lognormal(
+        0, 0.3, (N_RECORDS, len(person))
+    ).astype(np.float32)
     return NormLog.from_arrays(
         norms,
         np.arange(0, TOTAL_STEPS, TOTAL_STEPS // N_RECORDS),
@@ -51,7 +53,9 @@ def peer_divergence(k: int, noise_multiplier: float, order: float) -> float:
     j = np.arange(k + 1)
     weights = stats.binom.pmf(j, k, RATE)
     kept = weights > 0
-    loss = privacy_loss_mechanism.MixtureGaussianPrivacyLoss(noise_multiplier, j[kept], weights[kept])
+    loss = privacy_loss_mechanism.MixtureGaussianPrivacyLoss(
+        noise_multiplier, j[kept], weights[kept]
+    )
     reach = _PEER_REACH * noise_multiplier
     x = np.arange(-reach - order * k, reach, _PEER_STEP * noise_multiplier)
     values = np.array([loss.privacy_loss(float(at)) for at in x])
@@ -67,7 +71,8 @@ def main() -> None:
             mine = EqualRows.at_clipping_norm(np.array([k]), np.array([noise]), np.array([RATE]))
             found = mine.divergences_at(np.zeros(len(PEER_ORDERS), np.int64), np.array(PEER_ORDERS))
             excess += [
-                value / peer_divergence(k, noise, order) - 1 for value, order in zip(found, PEER_ORDERS, strict=True)
+                value / peer_divergence(k, noise, order) - 1
+                for value, order in zip(found, PEER_ORDERS, strict=True)
             ]
     print(
         f"{len(excess)} mixtures of up to {max(PEER_ROWS)} rows, over dp_accounting's: {min(excess):.1e} to {max(excess):.1e}"

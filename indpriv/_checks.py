@@ -1,9 +1,11 @@
 """Checks at the border: name, value, condition, remedy. Inside, arguments are trusted."""
 
+import functools
 import math
 import sys
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,6 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 from indpriv.errors import InputError, PrivacyWarning
 
 FloatArray = NDArray[np.float64]
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
+
+# Arguments and keys that had another name before 0.2; accepted until 1.0, and still written in run directories.
+FORMER_NAMES = {"free_records": "batch_norms", "exact_examples": "reference_examples"}
 
 
 def check_delta(delta: float) -> float:
@@ -23,7 +30,9 @@ def check_delta(delta: float) -> float:
 def check_choice(name: str, value: str, choices: Collection[str]) -> str:
     """Return value if it is one of choices, or raise InputError naming them."""
     if value not in choices:
-        raise InputError(f"{name}={value!r} is not known; choose one of {', '.join(map(repr, choices))}")
+        raise InputError(
+            f"{name}={value!r} is not known; choose one of {', '.join(map(repr, choices))}"
+        )
     return value
 
 
@@ -65,7 +74,12 @@ def check_sample_rate(value: ArrayLike) -> FloatArray:
 
 
 def check_row(
-    name: str, value: ArrayLike, accepts: Callable[[FloatArray], NDArray[np.bool_]], expected: str, *, least: int = 0
+    name: str,
+    value: ArrayLike,
+    accepts: Callable[[FloatArray], NDArray[np.bool_]],
+    expected: str,
+    *,
+    least: int = 0,
 ) -> FloatArray:
     """Return one number or one row of numbers as (n,) float64 with n of at least `least`, each of which is accepted."""
     try:
@@ -80,7 +94,9 @@ def check_row(
 def check_rounding(rounding: float) -> float:
     """Return the rounding step as a fraction of max_grad_norm, in [0, 1]; 0 means full float precision."""
     if not (isinstance(rounding, int | float) and math.isfinite(rounding) and 0 <= rounding <= 1):
-        raise InputError(f"rounding={rounding} is not in [0, 1]; pass a fraction of max_grad_norm, e.g. 0.01")
+        raise InputError(
+            f"rounding={rounding} is not in [0, 1]; pass a fraction of max_grad_norm, e.g. 0.01"
+        )
     if 0 < rounding < 1e-4:
         raise InputError(
             f"rounding={rounding} is finer than two bytes can hold; pass at least 1e-4, or 0 for full precision"
@@ -107,6 +123,32 @@ def _check_each(
 def warn_caller(message: str) -> None:
     """Warn with PrivacyWarning at the line outside this package that led here."""
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "indpriv":
+    while (
+        frame.f_back is not None
+        and frame.f_globals.get("__name__", "").partition(".")[0] == "indpriv"
+    ):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, PrivacyWarning, stacklevel=level)
+
+
+def with_current_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same values with former names replaced; InputError where both names of one are given."""
+    renamed = {FORMER_NAMES.get(name, name): value for name, value in values.items()}
+    if len(renamed) < len(values):
+        former, current = next(pair for pair in FORMER_NAMES.items() if set(pair) <= set(values))
+        raise InputError(
+            f"{former} and {current} are both given, but {former} is the former name of {current}: pass {current}"
+        )
+    return renamed
+
+
+def accepts_former_names(
+    function: Callable[Parameters, Returned],
+) -> Callable[Parameters, Returned]:
+    """Let a function take its arguments by their former names as well."""
+
+    @functools.wraps(function)
+    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
+        return function(*args, **with_current_names(kwargs))
+
+    return call

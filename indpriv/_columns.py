@@ -59,14 +59,25 @@ def partition(
     """
     columns = groupable_columns(train)
     if "," in by and by not in columns:
-        return _intersection([partition(train, test, part.strip(), max_values=max_values) for part in by.split(",")])
+        return _intersection(
+            [partition(train, test, part.strip(), max_values=max_values) for part in by.split(",")]
+        )
     column, bins = _parse(by, columns)
-    both = [train[column], test[column] if column in test.columns else pd.Series([None] * len(test), dtype=object)]
-    numeric = all(pd.api.types.is_numeric_dtype(part) or part.empty or part.isna().all() for part in both)
-    boolean = all(pd.api.types.is_bool_dtype(part) or part.empty or part.isna().all() for part in both)
+    both = [
+        train[column],
+        test[column] if column in test.columns else pd.Series([None] * len(test), dtype=object),
+    ]
+    numeric = all(
+        pd.api.types.is_numeric_dtype(part) or part.empty or part.isna().all() for part in both
+    )
+    boolean = all(
+        pd.api.types.is_bool_dtype(part) or part.empty or part.isna().all() for part in both
+    )
     if bins is not None:
         if not numeric or boolean:
-            raise InputError(f"{by!r}: {column} is not numeric, so it has no bins; pass --by {column}")
+            raise InputError(
+                f"{by!r}: {column} is not numeric, so it has no bins; pass --by {column}"
+            )
         return _binned(column, to_floats(both[0]), to_floats(both[1]), bins)
     if numeric and not boolean and max_values is not None:
         distinct = both[0].nunique()
@@ -93,9 +104,13 @@ def _parse(by: str, columns: list[str]) -> tuple[str, int | None]:
     column = match.group(1) if match else by
     asked, _, bins_text = by.rpartition(":bins=")
     if match is None and asked in columns:
-        raise InputError(f"{by!r}: bins={bins_text!r} is not a whole number; pass e.g. {asked}:bins=10")
+        raise InputError(
+            f"{by!r}: bins={bins_text!r} is not a whole number; pass e.g. {asked}:bins=10"
+        )
     if column not in columns:
-        raise InputError(f"there is no column {column!r} to group by; choose among {', '.join(columns)}")
+        raise InputError(
+            f"there is no column {column!r} to group by; choose among {', '.join(columns)}"
+        )
     if match is None:
         return column, None
     bins = check_positive_int(f"{column}:bins", int(match.group(2)), minimum=2)
@@ -144,12 +159,18 @@ def _named(column: str, train: NDArray[np.object_], test: NDArray[np.object_]) -
     return Partition((column,), tuple(names), codes[: len(train)], codes[len(train) :])
 
 
-def _binned(column: str, train: NDArray[np.float64], test: NDArray[np.float64], bins: int) -> Partition:
+def _binned(
+    column: str, train: NDArray[np.float64], test: NDArray[np.float64], bins: int
+) -> Partition:
     """Bins of about equal size, cut at quantiles of the training values; the outer bins are open."""
     finite = train[np.isfinite(train)]
     if not len(finite):
-        raise InputError(f"{column} has no finite value in the training examples, so it has no bins")
-    inner = np.unique(np.quantile(finite, np.linspace(0, 1, bins + 1)[1:-1], method="closest_observation"))
+        raise InputError(
+            f"{column} has no finite value in the training examples, so it has no bins"
+        )
+    inner = np.unique(
+        np.quantile(finite, np.linspace(0, 1, bins + 1)[1:-1], method="closest_observation")
+    )
     inner = inner[inner > finite.min()]  # else the first bin would be empty
     texts = [f"{edge:.12g}" for edge in inner]
     names = [f"{low} to <{high}" for low, high in pairwise(texts)]
@@ -157,7 +178,13 @@ def _binned(column: str, train: NDArray[np.float64], test: NDArray[np.float64], 
     codes = []
     for values in (train, test):
         known = np.isfinite(values)
-        codes.append(np.where(known, np.searchsorted(inner, np.where(known, values, 0.0), side="right"), len(names)))
+        codes.append(
+            np.where(
+                known,
+                np.searchsorted(inner, np.where(known, values, 0.0), side="right"),
+                len(names),
+            )
+        )
     if any((part == len(names)).any() for part in codes):
         names.append(MISSING)
     return Partition((column,), tuple(names), codes[0], codes[1])
@@ -165,11 +192,15 @@ def _binned(column: str, train: NDArray[np.float64], test: NDArray[np.float64], 
 
 def _intersection(parts: Sequence[Partition]) -> Partition:
     """One group for every combination that a training or test example has."""
-    joint = [np.zeros(len(getattr(parts[0], split)), dtype=np.int64) for split in ("train_codes", "test_codes")]
+    joint = [
+        np.zeros(len(getattr(parts[0], split)), dtype=np.int64)
+        for split in ("train_codes", "test_codes")
+    ]
     names: list[str] = [""]
     for number, part in enumerate(parts):
         joint = [
-            codes * len(part.names) + own for codes, own in zip(joint, (part.train_codes, part.test_codes), strict=True)
+            codes * len(part.names) + own
+            for codes, own in zip(joint, (part.train_codes, part.test_codes), strict=True)
         ]
         present, codes = np.unique(np.concatenate(joint), return_inverse=True)
         before, last = np.divmod(present, len(part.names))

@@ -56,7 +56,9 @@ def write_private_parquet(frame: pd.DataFrame, path: Path) -> None:
     """
     table = pa.Table.from_pandas(frame, preserve_index=False)
     if frame.attrs:
-        table = table.replace_schema_metadata({**table.schema.metadata, METADATA_KEY: json.dumps(frame.attrs)})
+        table = table.replace_schema_metadata(
+            {**table.schema.metadata, METADATA_KEY: json.dumps(frame.attrs)}
+        )
     write_atomically(path, parquet_bytes(table))
 
 
@@ -87,7 +89,9 @@ def read_parquet(path: Path) -> pd.DataFrame:
     try:
         frame: pd.DataFrame = pq.read_table(path, page_checksum_verification=True).to_pandas()
     except (pa.ArrowException, OSError) as error:
-        raise EvidenceError(f"{path} is damaged or no Parquet file ({error}); restore it or write it again") from error
+        raise EvidenceError(
+            f"{path} is damaged or no Parquet file ({error}); restore it or write it again"
+        ) from error
     return frame
 
 
@@ -103,7 +107,9 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist") from error
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise EvidenceError(f"{path} is not readable JSON ({error}); restore it or make it again") from error
+        raise EvidenceError(
+            f"{path} is not readable JSON ({error}); restore it or make it again"
+        ) from error
 
 
 def first_at(content: Mapping[str, Any], *paths: tuple[str, ...]) -> Any:

@@ -44,7 +44,9 @@ def read_journal(run_dir: Path) -> tuple[list[dict[str, Any]], bool]:
             claimed = entry.pop("chain")
             chain = _link(chain, entry)
         except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise EvidenceError(f"{path} line {number} is damaged ({error}); restore the file from a copy") from error
+            raise EvidenceError(
+                f"{path} line {number} is damaged ({error}); restore the file from a copy"
+            ) from error
         if claimed != chain or entry.get("seq") != number - 1:
             raise EvidenceError(
                 f"{path} line {number} was changed, or a line before it is lost: its hash does not continue the chain; "
@@ -97,18 +99,24 @@ class JournalWriter:
         """Append one line and wait until it is on disk."""
         body = {"seq": self._seq, "kind": kind, **values}
         chain = _link(self._chain, body)
-        line = json.dumps({**body, "chain": chain}, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        line = json.dumps(
+            {**body, "chain": chain}, sort_keys=True, separators=(",", ":"), allow_nan=False
+        )
         data = f"{line}\n".encode()
         end = os.fstat(self._descriptor).st_size
         try:
             written = os.write(self._descriptor, data)
             if written != len(data):
                 raise OSError(
-                    errno.ENOSPC, f"only {written} of {len(data)} bytes were written", str(self._run_dir / NAME)
+                    errno.ENOSPC,
+                    f"only {written} of {len(data)} bytes were written",
+                    str(self._run_dir / NAME),
                 )
             os.fsync(self._descriptor)
         except OSError:
-            os.ftruncate(self._descriptor, end)  # a torn line in the middle would spoil all that follows
+            os.ftruncate(
+                self._descriptor, end
+            )  # a torn line in the middle would spoil all that follows
             raise
         self._chain, self._seq = chain, self._seq + 1
 
@@ -122,6 +130,9 @@ class JournalWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()

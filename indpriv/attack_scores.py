@@ -38,9 +38,13 @@ class AttackScores:
 
     def __post_init__(self) -> None:
         if self.scores.ndim != 1 or self.scores.shape != self.member.shape:
-            raise InputError(f"scores {self.scores.shape} and member {self.member.shape} must be of one length")
+            raise InputError(
+                f"scores {self.scores.shape} and member {self.member.shape} must be of one length"
+            )
         if self.groups is not None and self.groups.shape != self.scores.shape:
-            raise InputError(f"groups {self.groups.shape} and scores {self.scores.shape} must be of one length")
+            raise InputError(
+                f"groups {self.groups.shape} and scores {self.scores.shape} must be of one length"
+            )
         if np.isnan(self.scores).any():
             raise InputError(
                 f"{int(np.isnan(self.scores).sum())} attack scores are NaN; an attack must score every example"
@@ -94,16 +98,22 @@ def _read(path: Path) -> pd.DataFrame:
         raise InputError(f"{path} does not exist")
     try:
         # Only an empty field is missing: a group may be called "NA" or "null".
-        return pd.read_csv(path, dtype=str, keep_default_na=False, na_values=[""], encoding="utf-8-sig")
+        return pd.read_csv(
+            path, dtype=str, keep_default_na=False, na_values=[""], encoding="utf-8-sig"
+        )
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise EvidenceError(f"{path} cannot be read as CSV ({error}); write it with a header and UTF-8 text") from error
+        raise EvidenceError(
+            f"{path} cannot be read as CSV ({error}); write it with a header and UTF-8 text"
+        ) from error
 
 
 def _numbers(column: pd.Series[Any], path: Path) -> NDArray[np.float64]:
     try:
         found: NDArray[np.float64] = pd.to_numeric(column).to_numpy(np.float64, na_value=np.nan)
     except (ValueError, TypeError) as error:
-        raise InputError(f"{path}: score holds what is not a number ({error}); higher must mean member") from error
+        raise InputError(
+            f"{path}: score holds what is not a number ({error}); higher must mean member"
+        ) from error
     return found
 
 
@@ -111,5 +121,7 @@ def _memberships(column: pd.Series[Any], path: Path) -> NDArray[np.bool_]:
     texts = to_texts(column)
     unknown = sorted({str(text) for text in texts if str(text).strip().lower() not in _MEMBERSHIP})
     if unknown:
-        raise InputError(f"{path}: member holds {unknown[0]!r}; it is 1 or true for a member, 0 or false for another")
+        raise InputError(
+            f"{path}: member holds {unknown[0]!r}; it is 1 or true for a member, 0 or false for another"
+        )
     return np.array([_MEMBERSHIP[str(text).strip().lower()] for text in texts], dtype=bool)

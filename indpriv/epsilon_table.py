@@ -74,7 +74,11 @@ class Account:
     @property
     def at_worst_case(self) -> str:
         """Whose worst case an epsilon can reach: that of as many rows as its unit has."""
-        return "at the worst case" if (self.rows_per_unit or 1) == 1 else "at the worst case of as many rows"
+        return (
+            "at the worst case"
+            if (self.rows_per_unit or 1) == 1
+            else "at the worst case of as many rows"
+        )
 
     def describe(self) -> str:
         """One line that no epsilon appears without."""
@@ -112,7 +116,11 @@ class EpsilonTable:
     details: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        columns = {"epsilon": self.epsilon, "epsilon_lower": self.epsilon_lower, "epsilon_upper": self.epsilon_upper}
+        columns = {
+            "epsilon": self.epsilon,
+            "epsilon_lower": self.epsilon_lower,
+            "epsilon_upper": self.epsilon_upper,
+        }
         for name, values in columns.items():
             bad = ~(np.isfinite(values) & (values >= 0))
             if bad.any():
@@ -188,7 +196,9 @@ class EpsilonTable:
         """The table that `to_frame` or `to_parquet` wrote; InputError where the claim is missing."""
         missing = {"worst_case_epsilon", "claim", "claim_reason", "account"} - set(frame.attrs)
         if missing:
-            raise InputError(f"this epsilon table lacks {', '.join(sorted(missing))}; it was not written by indpriv")
+            raise InputError(
+                f"this epsilon table lacks {', '.join(sorted(missing))}; it was not written by indpriv"
+            )
         account = Account(**frame.attrs["account"])
         kept = [name for name in _UNIT_DETAILS if name in frame]
         return cls(

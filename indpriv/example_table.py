@@ -31,11 +31,15 @@ class ExampleTable:
         if missing:
             raise InputError(f"the example table lacks the columns {', '.join(missing)}")
         if not set(self.frame["split"].unique()) <= {"train", "test"}:
-            raise InputError(f"split holds {sorted(self.frame['split'].unique())}; it is 'train' or 'test'")
+            raise InputError(
+                f"split holds {sorted(self.frame['split'].unique())}; it is 'train' or 'test'"
+            )
         duplicated = self.frame.duplicated(["split", "example_id"])
         if duplicated.any():
             example = self.frame.loc[duplicated, "example_id"].iloc[0]
-            raise InputError(f"{int(duplicated.sum())} example ids occur twice within a split, e.g. {example!r}")
+            raise InputError(
+                f"{int(duplicated.sum())} example ids occur twice within a split, e.g. {example!r}"
+            )
 
     @property
     def train(self) -> pd.DataFrame:
@@ -88,7 +92,9 @@ class ExampleTable:
         ids = np.where(is_train, units, own)
         if len({type(value) for value in ids.tolist()}) > 1:
             ids = ids.astype(str).astype(object)  # test rows keep ids of their own, of another type
-        return ExampleTable(self.frame.assign(unit_id=pd.Series(ids, index=self.frame.index).infer_objects()))
+        return ExampleTable(
+            self.frame.assign(unit_id=pd.Series(ids, index=self.frame.index).infer_objects())
+        )
 
     def by_unit(self) -> ExampleTable:
         """One training row a unit, under the unit's id: mean loss, share correct, and what all its rows have in common.
@@ -103,7 +109,9 @@ class ExampleTable:
             if name in ("example_id", "unit_id"):
                 columns[name] = units
             elif name in ("loss", "correct"):
-                columns[name] = train[name].astype("Float64").groupby(codes).mean().astype("float64").to_numpy()
+                columns[name] = (
+                    train[name].astype("Float64").groupby(codes).mean().astype("float64").to_numpy()
+                )
             else:
                 values = pd.factorize(train[name], use_na_sentinel=True)[0]
                 mixed = np.zeros(len(units), dtype=bool)
@@ -114,7 +122,9 @@ class ExampleTable:
             return ExampleTable(grouped)
         test = test.assign(correct=test["correct"].astype("Float64").astype("float64"))
         return ExampleTable(
-            pd.concat([grouped.astype({"unit_id": object, "example_id": object}), test], ignore_index=True)
+            pd.concat(
+                [grouped.astype({"unit_id": object, "example_id": object}), test], ignore_index=True
+            )
         )
 
     def to_parquet(self, path: Path) -> None:
@@ -127,7 +137,9 @@ class ExampleTable:
         return cls(read_parquet(path))
 
 
-def check_metadata(metadata: pd.DataFrame | None, example_ids: np.ndarray, split: str) -> pd.DataFrame:
+def check_metadata(
+    metadata: pd.DataFrame | None, example_ids: np.ndarray, split: str
+) -> pd.DataFrame:
     """Metadata rows in the order of example_ids; InputError on missing rows or reserved names."""
     if metadata is None:
         return pd.DataFrame(index=pd.RangeIndex(len(example_ids)))
@@ -135,7 +147,9 @@ def check_metadata(metadata: pd.DataFrame | None, example_ids: np.ndarray, split
     if clash:
         raise InputError(f"metadata may not have the columns {', '.join(clash)}; rename them")
     if metadata.index.has_duplicates:
-        raise InputError(f"metadata of the {split} examples has duplicated index entries; index it by example id")
+        raise InputError(
+            f"metadata of the {split} examples has duplicated index entries; index it by example id"
+        )
     missing = ~np.isin(example_ids, metadata.index.to_numpy())
     if missing.any():
         raise InputError(

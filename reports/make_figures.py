@@ -33,7 +33,8 @@ def main(demo_dir: Path) -> None:
     )
     shown = re.compile(r"(<!-- first screen.*?-->\n```text\n).*?(```\n<!-- end)", re.DOTALL)
     README.write_text(
-        shown.sub(lambda match: match[1] + text + match[2], README.read_text(encoding="utf-8")), encoding="utf-8"
+        shown.sub(lambda match: match[1] + text + match[2], README.read_text(encoding="utf-8")),
+        encoding="utf-8",
     )
 
 

@@ -32,22 +32,40 @@ OPTIONS = {DEFAULT: (), PRESET: ("--preset", PRESET)}
 
 def main() -> int:
     """Make what was asked for; exit code 1 where a run is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(AUDITS)}; default all")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--data-dir", type=Path, help=f"folder of the data sets; default {DATA_DIR_VARIABLE} or {BESIDE}"
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(AUDITS)}; default all"
+    )
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        help=f"folder of the data sets; default {DATA_DIR_VARIABLE} or {BESIDE}",
     )
     parser.add_argument("--no-training", action="store_true", help="take the runs there are")
-    parser.add_argument("--write-only", action="store_true", help="train, audit and measure nothing")
+    parser.add_argument(
+        "--write-only", action="store_true", help="train, audit and measure nothing"
+    )
     options = parser.parse_args()
     if unknown := set(options.names) - set(AUDITS):
-        parser.error(f"{', '.join(sorted(unknown))}: no such audit; choose from {', '.join(AUDITS)}")
+        parser.error(
+            f"{', '.join(sorted(unknown))}: no such audit; choose from {', '.join(AUDITS)}"
+        )
     console, missing = Console(highlight=False, soft_wrap=True), []
     if not options.write_only:
-        found = options.data_dir or os.environ.get(DATA_DIR_VARIABLE) or (BESIDE if BESIDE.is_dir() else None)
+        found = (
+            options.data_dir
+            or os.environ.get(DATA_DIR_VARIABLE)
+            or (BESIDE if BESIDE.is_dir() else None)
+        )
         data_dir = None if found is None else Path(found)
         names = options.names or AUDITS
-        missing = [name for name in names if not make(name, data_dir, console, train=not options.no_training)]
+        missing = [
+            name
+            for name in names
+            if not make(name, data_dir, console, train=not options.no_training)
+        ]
         measure(REPORTS, data_dir, console.print)
     write_pages()
     for name in missing:
@@ -64,7 +82,13 @@ def make(name: str, data_dir: Path | None, console: Console, *, train: bool) -> 
     if status is None:
         console.print(f"{name}: training")
         given = [] if data_dir is None else ["--data-dir", str(data_dir)]
-        command = ["train", str(ROOT / "audits" / f"{name}.toml"), "--run-dir", str(run_dir), *given]
+        command = [
+            "train",
+            str(ROOT / "audits" / f"{name}.toml"),
+            "--run-dir",
+            str(run_dir),
+            *given,
+        ]
         if subprocess.run([INDPRIV, *command], cwd=ROOT, check=False).returncode:
             return False
     elif status != "finished":
@@ -72,12 +96,21 @@ def make(name: str, data_dir: Path | None, console: Console, *, train: bool) -> 
         return False
     record = read_json(run_dir / "run.json")
     rounding = record["config"]["recording"]
-    fits = {DEFAULT: True, PRESET: rounding["rounding"] == 0 or rounding["rounding_mode"] == "nearest"}
+    fits = {
+        DEFAULT: True,
+        PRESET: rounding["rounding"] == 0 or rounding["rounding_mode"] == "nearest",
+    }
     for account, options in OPTIONS.items():
         folder = REPORTS / folder_of(name, account)
         if fits[account] and audited(folder) != record["recorder"]["id"]:
             console.print(f"{name}: auditing, {account}")
-            command = ["audit", str(run_dir.relative_to(ROOT)), "--output-dir", str(folder.relative_to(ROOT)), *options]
+            command = [
+                "audit",
+                str(run_dir.relative_to(ROOT)),
+                "--output-dir",
+                str(folder.relative_to(ROOT)),
+                *options,
+            ]
             subprocess.run([INDPRIV, *command], cwd=ROOT, check=True)
     return True
 

@@ -20,5 +20,7 @@ def _quiet_torch():
     """Warnings are errors here, but for what torch and Opacus say about their own internals."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"(torch|opacus)\..*")
-        warnings.filterwarnings("ignore", message=".*(Full backward hook|Secure RNG|Optimal order).*")
+        warnings.filterwarnings(
+            "ignore", message=".*(Full backward hook|Secure RNG|Optimal order).*"
+        )
         yield

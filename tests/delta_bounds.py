@@ -20,27 +20,37 @@ from scipy import fft, special
 N_POINTS = (1 << 13, 1 << 16, 1 << 19)
 
 _END = 10.0  # of z, in standard deviations
-_BEYOND = 2 * float(special.ndtr(-_END))  # at least the probability of an outcome beyond the ends, in any law
+_BEYOND = 2 * float(
+    special.ndtr(-_END)
+)  # at least the probability of an outcome beyond the ends, in any law
 _MESH = 0.01  # at most between knots of z, where 3 points of Gauss and Legendre err by (|z| mesh)^6 / 2e6, relative
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(3)
 _MASS_ERROR = 1.5e-12  # relative, of a mass: that, and a sum of at most 10,000 positive terms in double precision
 _FAINT = 60.0  # nepers by which the tilt damps losses that are all alike
 _ROUNDOFF = float(np.finfo(np.longdouble).eps)
 _TILTS = np.geomspace(1e-3, 1e11, 561)
-_SLACK = 3.0  # nepers by which a Chernoff bound may be worse than the best one, for a shorter window
+_SLACK = (
+    3.0  # nepers by which a Chernoff bound may be worse than the best one, for a shorter window
+)
 _LOG_LEAK = np.log(1e-12)  # of what may wrap around, relative to the Chernoff bound of delta
 _MOST_PLACES = 1 << 23  # of one step's losses
 _MANY = 100  # equal summands beyond which they are taken in tens
-_SHARES_OF_TILT = np.array([1.0, 0.5, 0.25, 0.12])  # smaller ones forgive more rounding far from the middle
+_SHARES_OF_TILT = np.array(
+    [1.0, 0.5, 0.25, 0.12]
+)  # smaller ones forgive more rounding far from the middle
 _NOTHING = -35.0  # nepers, of a share that is no matter
 _MARGIN = 16  # places that ten summands may be moved by, and a few
 _OVERFLOWS = 600.0  # nepers; where a law on too coarse a grid has such masses, it says nothing
 
 
-def delta_bounds(steps, epsilon, directions=("remove", "add"), *, precision=1e-6, n_points=N_POINTS):
+def delta_bounds(
+    steps, epsilon, directions=("remove", "add"), *, precision=1e-6, n_points=N_POINTS
+):
     """Lower and upper delta, the larger direction's; ever more points until they are as close, relative, as asked."""
     found = dict.fromkeys(directions, (0.0, 1.0))
-    tens = (True, False) if any(step[3] > _MANY for step in steps) else (False,)  # which is closer depends on the run
+    tens = (
+        (True, False) if any(step[3] > _MANY for step in steps) else (False,)
+    )  # which is closer depends on the run
     for n, in_tens in itertools.product(n_points, tens):
         least = max(lower for lower, _ in found.values())
         for direction, (lower, upper) in found.items():
@@ -67,10 +77,18 @@ def _bounds(steps, epsilon, direction, n_points, in_tens):
         key=lambda window: window.h,
     )
     h = window.h
-    ends = [np.sort(_loss(np.array([-_END, step[0] / step[1] + _END]), step, direction)) for step in steps]
+    ends = [
+        np.sort(_loss(np.array([-_END, step[0] / step[1] + _END]), step, direction))
+        for step in steps
+    ]
     origin = [0.0 if direction == "remove" else float(end[1]) for end in ends]
-    lowest = [max(float(end[0]), zero - _FAINT / window.tilt) for end, zero in zip(ends, origin, strict=True)]
-    highest = h * (window.first + n_points + 1) - counts @ lowest  # a step of more loss leaves the window with its run
+    lowest = [
+        max(float(end[0]), zero - _FAINT / window.tilt)
+        for end, zero in zip(ends, origin, strict=True)
+    ]
+    highest = (
+        h * (window.first + n_points + 1) - counts @ lowest
+    )  # a step of more loss leaves the window with its run
     offset, laws = 0.0, []
     for step, end, low in zip(steps, ends, lowest, strict=True):
         high = min(float(end[1]), highest + low)
@@ -104,7 +122,9 @@ def _laws(step, direction, low, high, window, many):
         tens //= 10
     tilts = np.unique(np.concatenate([-_TILTS[::8], [0.0], _TILTS[::8], [window.tilt]]))
     transform = _Step.of(step, direction).log_transform(tilts) if digits else None
-    blocks = [_Window.of_sum(tilts, transform, window, 10 ** (k + 1), step[3]) for k in range(len(digits))]
+    blocks = [
+        _Window.of_sum(tilts, transform, window, 10 ** (k + 1), step[3]) for k in range(len(digits))
+    ]
     offset, laws = 0.0, []
     if not blocks or digits[0]:
         if (high - low) / window.h > _MOST_PLACES:
@@ -124,7 +144,10 @@ def _laws(step, direction, low, high, window, many):
             offset += number * 10 ** (k + 1) * middle
         if k + 1 < len(blocks):
             h = blocks[k + 1].h
-            one = [*(law.block(10, moved, h) for law in one[:2]), one[2].block(10, block, h, spread=True)]
+            one = [
+                *(law.block(10, moved, h) for law in one[:2]),
+                one[2].block(10, block, h, spread=True),
+            ]
     return offset, laws
 
 
@@ -133,7 +156,9 @@ def _one_step(step, direction, low, high, tilt, h):
     grid = np.arange(np.floor(low / h) - 1, np.ceil(high / h) + 2)
     law = _Step.of(step, direction, h * grid)
     middle = law.mean_near_0(h)
-    places, own, other = _Step.of(step, direction, middle + h * (grid + 0.5)).rounded(h, low, high, middle)
+    places, own, other = _Step.of(step, direction, middle + h * (grid + 0.5)).rounded(
+        h, low, high, middle
+    )
     spread = _Law.of(*law.spread(h, low, high), tilt, h)
     return middle, [_Law.of(places, own, tilt, h), _Law.of(places, other, tilt + 1, h), spread]
 
@@ -152,7 +177,9 @@ class _Step:
         shift, rate = step[0] / step[1], step[2]
         first, last = -_END, shift + _END
         knots = np.linspace(first, last, int((last - first) / _MESH) + 2)
-        knots = np.unique(np.append(knots, np.clip(_z_at(np.asarray(losses), step, direction), first, last)))
+        knots = np.unique(
+            np.append(knots, np.clip(_z_at(np.asarray(losses), step, direction), first, last))
+        )
         half = np.diff(knots)[:, None] / 2
         z = (knots[:-1, None] + half * (1 + _NODES)).ravel()
         weight = (half * _WEIGHTS).ravel() / np.sqrt(2 * np.pi)
@@ -202,7 +229,9 @@ def _loss(z, step, direction):
     exponent = z * shift - shift**2 / 2
     if rate < 1:
         large = np.logaddexp(np.log1p(-rate), np.log(rate) + exponent)
-        exponent = np.where(exponent < 1, np.log1p(rate * np.expm1(np.minimum(exponent, 1.0))), large)
+        exponent = np.where(
+            exponent < 1, np.log1p(rate * np.expm1(np.minimum(exponent, 1.0))), large
+        )
     return exponent if direction == "remove" else -exponent
 
 
@@ -238,7 +267,9 @@ class _Window:
         below, above = tilts[:k], tilts[k + 1 :]
         left = (exponent[:k] - goal) / (tilts[k] - below)
         right = (exponent[k + 1 :] - goal) / (above - tilts[k])
-        h = 1.1 * (left.min() + right.min()) / (n - 2 * margin)  # a tenth more, since the laws on the grid are wider
+        h = (
+            1.1 * (left.min() + right.min()) / (n - 2 * margin)
+        )  # a tenth more, since the laws on the grid are wider
         first = int(np.floor((epsilon - 1.1 * left.min()) / h)) - margin
         return cls(epsilon, tilts[k], below[left.argmin()], above[right.argmin()], h, first, n)
 
@@ -279,7 +310,9 @@ class _Law:
     def of(cls, places, mass, tilt, h):
         """From masses that are not tilted yet."""
         places, mass = places[mass > 0], mass[mass > 0]
-        return cls._normed(places, np.log(mass.astype(np.longdouble)) + np.longdouble(tilt * h) * places, tilt, h)
+        return cls._normed(
+            places, np.log(mass.astype(np.longdouble)) + np.longdouble(tilt * h) * places, tilt, h
+        )
 
     @classmethod
     def _normed(cls, places, log_mass, tilt, h, **more):
@@ -318,7 +351,9 @@ class _Law:
         """The sum of so many of these, composed on a window and then rounded to multiples of h or spread between them."""
         parts = [replace(self, count=size)]
         total = _Sum.of(parts, window)
-        smaller, larger = (tilt + self.tilt - window.tilt for tilt in (window.smaller, window.larger))
+        smaller, larger = (
+            tilt + self.tilt - window.tilt for tilt in (window.smaller, window.larger)
+        )
         leak = total.beyond(parts, smaller, window, window.first)
         leak += total.beyond(parts, larger, window, window.first + window.n)
         error = total.error + 2 * leak + total.rounding * np.sqrt(window.n)
@@ -336,7 +371,11 @@ class _Law:
             moved = np.bincount(index, mass * np.exp(-self.tilt * above), n)
         filled = np.flatnonzero(moved)
         log_moved = np.log(moved[filled].astype(np.longdouble)) + total.scale
-        more = {"count": count, "error": error * np.exp(2 * (self.tilt + 1) * h), "parts": (self, size, window)}
+        more = {
+            "count": count,
+            "error": error * np.exp(2 * (self.tilt + 1) * h),
+            "parts": (self, size, window),
+        }
         return self._normed(first + filled, log_moved, self.tilt, h, **more)
 
 
@@ -361,7 +400,9 @@ class _Sum:
             circle = np.zeros(n, np.longdouble)
             np.add.at(circle, law.places % n, law.masses)
             transform = fft.rfft(circle)
-            exponent = exponent + law.count * np.log(np.where(transform == 0, np.longdouble("1e-4000"), transform))
+            exponent = exponent + law.count * np.log(
+                np.where(transform == 0, np.longdouble("1e-4000"), transform)
+            )
             scale += law.count * law.scale
             rounding += law.count * 10 * np.log2(n) * float(np.linalg.norm(circle))
             error += law.count * law.error
@@ -371,7 +412,9 @@ class _Sum:
         masses = fft.irfft(np.exp(exponent), n)
         rounding += 10 * np.log2(n) * float(np.linalg.norm(masses))
         rolled = np.roll(masses, -(window.first % n))
-        return cls(laws[0].tilt, scale, rolled, rounding * _ROUNDOFF, 1.1 * error if error < 0.1 else 1e300)
+        return cls(
+            laws[0].tilt, scale, rolled, rounding * _ROUNDOFF, 1.1 * error if error < 0.1 else 1e300
+        )
 
     def beyond(self, laws, tilt, window, place):
         """Chernoff bound by tilts up to another one of the share of the tilted law beyond a place.
@@ -394,14 +437,23 @@ def _below(own, other, offset, n_steps, window):
     reach = min(2 / window.tilt, 20.0)
     near = np.abs(window.excess) <= reach  # where thresholds are looked for
     granted = np.exp(n_steps * _MASS_ERROR)
-    true, false = _Sum.of(own, window), _Sum.of(other, window)  # the latter tilted by 1 more: the same losses matter
+    true, false = (
+        _Sum.of(own, window),
+        _Sum.of(other, window),
+    )  # the latter tilted by 1 more: the same losses matter
     wrapped = true.beyond(own, window.smaller, window, window.first)
     wrapped += true.beyond(own, window.larger, window, window.first + window.n)
-    units = true.scale - true.tilt * window.epsilon, epsilon + false.scale - false.tilt * window.epsilon
+    units = (
+        true.scale - true.tilt * window.epsilon,
+        epsilon + false.scale - false.tilt * window.epsilon,
+    )
     if max(units) > _OVERFLOWS:
         return 0.0
     present = []
-    for side, unit, error, factor in ((true, units[0], -1, 1 / granted), (false, units[1], 1, granted)):
+    for side, unit, error, factor in (
+        (true, units[0], -1, 1 / granted),
+        (false, units[1], 1, granted),
+    ):
         fall = np.exp(-side.tilt * window.excess.clip(-1.1 * reach))
         tail = np.cumsum((side.masses * fall)[::-1])[::-1]
         tail += error * side.rounding * np.sqrt(np.cumsum(np.square(fall)[::-1])[::-1])
@@ -418,6 +470,12 @@ def _above(spread, n_steps, window):
     weight = np.exp(-window.tilt * excess) * -np.expm1(-excess)
     found = np.sum(total.masses * weight) + total.rounding * np.linalg.norm(weight) + total.error
     end = window.first + window.n
-    missing = total.beyond(spread, window.larger, window, end) * np.exp(window.tilt * (window.epsilon - window.h * end))
+    missing = total.beyond(spread, window.larger, window, end) * np.exp(
+        window.tilt * (window.epsilon - window.h * end)
+    )
     unit = total.scale - window.tilt * window.epsilon
-    return float(np.exp(unit) * (found + missing) * np.exp(n_steps * _MASS_ERROR)) if unit < _OVERFLOWS else 1.0
+    return (
+        float(np.exp(unit) * (found + missing) * np.exp(n_steps * _MASS_ERROR))
+        if unit < _OVERFLOWS
+        else 1.0
+    )

@@ -21,7 +21,9 @@ def rdp_of_one_step(relative_norm, noise_multiplier, sample_rate, order):
 
         end = float(a * shift) + 14
         knots = [-20, *np.linspace(-14, end, 2 + int((end + 14) / 2)), end + 8]
-        return float(mpmath.log1p(mpmath.quad(integrand, [mpmath.mpf(float(k)) for k in knots])) / (a - 1))
+        return float(
+            mpmath.log1p(mpmath.quad(integrand, [mpmath.mpf(float(k)) for k in knots])) / (a - 1)
+        )
 
 
 def governing_norms(norms, recorded_steps, total_steps, max_grad_norm, between_records):
@@ -44,19 +46,29 @@ def governing_norms(norms, recorded_steps, total_steps, max_grad_norm, between_r
     return result
 
 
-def rdp_epsilon(relative_norms, noise_multiplier, sample_rate, delta, orders, conversion="canonne2020"):
+def rdp_epsilon(
+    relative_norms, noise_multiplier, sample_rate, delta, orders, conversion="canonne2020"
+):
     """Epsilon of one example from its relative norm in each step, by Opacus's divergences and the textbook formulas."""
     total = np.zeros(len(orders))
-    noise, rate = (np.broadcast_to(x, (len(relative_norms),)) for x in (noise_multiplier, sample_rate))
+    noise, rate = (
+        np.broadcast_to(x, (len(relative_norms),)) for x in (noise_multiplier, sample_rate)
+    )
     for s, sigma, q in zip(relative_norms, noise, rate, strict=True):
         if s > 0:
-            total += [opacus_rdp._compute_rdp(float(q), float(sigma / s), order) for order in orders]
+            total += [
+                opacus_rdp._compute_rdp(float(q), float(sigma / s), order) for order in orders
+            ]
     bounds = []
     for order, rdp in zip(orders, total, strict=True):
         if conversion == "mironov2017":
             bounds.append(rdp + math.log(1 / delta) / (order - 1))
         else:
-            bounds.append(rdp + math.log((order - 1) / order) - (math.log(delta) + math.log(order)) / (order - 1))
+            bounds.append(
+                rdp
+                + math.log((order - 1) / order)
+                - (math.log(delta) + math.log(order)) / (order - 1)
+            )
     return max(min(bounds), 0.0) if total.any() else 0.0
 
 
@@ -67,7 +79,9 @@ def gaussian_epsilon(mu, delta):
 
     def excess(epsilon):
         upper, lower = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
-        return math.exp(special.log_ndtr(upper)) - math.exp(epsilon + special.log_ndtr(lower)) - delta
+        return (
+            math.exp(special.log_ndtr(upper)) - math.exp(epsilon + special.log_ndtr(lower)) - delta
+        )
 
     if excess(0.0) <= 0:
         return 0.0
@@ -88,7 +102,9 @@ def one_step_delta(relative_norm, noise_multiplier, sample_rate, epsilon, direct
 
         bound = mpmath.exp(mpmath.mpf(epsilon))
         z, side = (threshold(bound), -1) if direction == "remove" else (threshold(1 / bound), 1)
-        without = mpmath.ncdf(side * z)  # mass beyond the threshold, where the loss is larger than epsilon
+        without = mpmath.ncdf(
+            side * z
+        )  # mass beyond the threshold, where the loss is larger than epsilon
         with_ = (1 - q) * without + q * mpmath.ncdf(side * (z - shift))
         return float(with_ - bound * without if side < 0 else without - bound * with_)
 
@@ -104,11 +120,20 @@ def laws_of_rounded_losses(steps, width):
         shift = relative_norm / noise_multiplier
 
         def loss(z, shift=shift, rate=rate):
-            return np.logaddexp(np.log1p(-rate) if rate < 1 else -np.inf, np.log(rate) + z * shift - shift**2 / 2)
+            return np.logaddexp(
+                np.log1p(-rate) if rate < 1 else -np.inf, np.log(rate) + z * shift - shift**2 / 2
+            )
 
-        edges = width * (np.arange(np.floor(loss(-9) / width), np.ceil(loss(9 + shift) / width) + 1) + 0.5)[:-1]
+        edges = (
+            width
+            * (np.arange(np.floor(loss(-9) / width), np.ceil(loss(9 + shift) / width) + 1) + 0.5)[
+                :-1
+            ]
+        )
         inner = (np.expm1(edges) + rate) / rate
-        z = np.where(inner > 0, np.log(np.where(inner > 0, inner, 1.0)) / shift + shift / 2, -np.inf)
+        z = np.where(
+            inner > 0, np.log(np.where(inner > 0, inner, 1.0)) / shift + shift / 2, -np.inf
+        )
         z = np.concatenate([[-np.inf], z, [np.inf]])
         plain, shifted = np.diff(special.ndtr(z)), np.diff(special.ndtr(z - shift))
         for _ in range(count):
@@ -192,7 +217,11 @@ def two_step_delta(first, second, epsilon, direction):
 
         def integrand(z):
             ratio = 1 - q + q * mpmath.exp(z * shift - shift**2 / 2)
-            law = mpmath.npdf(z) if sign < 0 else (1 - q) * mpmath.npdf(z) + q * mpmath.npdf(z - shift)
+            law = (
+                mpmath.npdf(z)
+                if sign < 0
+                else (1 - q) * mpmath.npdf(z) + q * mpmath.npdf(z - shift)
+            )
             return law * one_step_delta(*second, epsilon - sign * mpmath.log(ratio), direction)
 
         knots = [
@@ -201,13 +230,17 @@ def two_step_delta(first, second, epsilon, direction):
             for z in (centre - 12, centre - 6, centre - 2, centre + 2, centre + 6, centre + 12)
         ]
         if second[2] < 1:  # where the second step's losses end
-            inner = (mpmath.exp(sign * mpmath.mpf(epsilon)) / (1 - mpmath.mpf(second[2])) - 1 + q) / q
+            inner = (
+                mpmath.exp(sign * mpmath.mpf(epsilon)) / (1 - mpmath.mpf(second[2])) - 1 + q
+            ) / q
             knots += [mpmath.log(inner) / shift + shift / 2] if inner > 0 else []
         knots = sorted(z for z in knots if -12 <= z <= shift + 12)
         return float(mpmath.quad(integrand, knots, maxdegree=7))
 
 
-def governing_norms_with_free(rows, recorded_steps, entries, total_steps, max_grad_norm, between_records):
+def governing_norms_with_free(
+    rows, recorded_steps, entries, total_steps, max_grad_norm, between_records
+):
     """(total_steps, n_examples) relative norms in effect, from full rows and free entries {(example, step): norm}."""
     max_grad_norm = np.broadcast_to(max_grad_norm, (total_steps,))
     result = np.ones((total_steps, np.shape(rows)[1]))
@@ -222,7 +255,9 @@ def governing_norms_with_free(rows, recorded_steps, entries, total_steps, max_gr
             else:
                 nearest = min(abs(taken - step) for taken in known)
                 chosen = [taken for taken in known if abs(taken - step) == nearest]
-            result[step, example] = min(max(known[taken] for taken in chosen) / max_grad_norm[step], 1.0)
+            result[step, example] = min(
+                max(known[taken] for taken in chosen) / max_grad_norm[step], 1.0
+            )
     return result
 
 
@@ -245,10 +280,16 @@ def log_moment_of_log_weights(sums, log_weights, power):
     nothing = special.logsumexp(log_weights[sums == 0])
     reach = 14 + max(power, 0) * sums.max() + np.sqrt(2 * max(-power, 0) * -nothing)
     step = 1 / 16 / max(1.0, np.diff(np.unique(sums)).max(initial=0))  # f has no zero near the axis
-    parts = np.array_split(np.arange(-reach, reach, step), 1 + int(2 * reach / step * len(sums) / 1e6))
-    log_f = [special.logsumexp(log_weights + z[:, None] * sums - sums**2 / 2, axis=1) for z in parts]
+    parts = np.array_split(
+        np.arange(-reach, reach, step), 1 + int(2 * reach / step * len(sums) / 1e6)
+    )
+    log_f = [
+        special.logsumexp(log_weights + z[:, None] * sums - sums**2 / 2, axis=1) for z in parts
+    ]
     z = np.concatenate(parts)
-    return special.logsumexp(power * np.concatenate(log_f) - z**2 / 2) + np.log(step / np.sqrt(2 * np.pi))
+    return special.logsumexp(power * np.concatenate(log_f) - z**2 / 2) + np.log(
+        step / np.sqrt(2 * np.pi)
+    )
 
 
 def unit_divergence(shifts, sample_rate, order):

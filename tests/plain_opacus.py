@@ -79,7 +79,9 @@ def train(
     return engine
 
 
-def save_opacus(engine: PrivacyEngine, model: nn.Module, optimizer: Any, folder: Path, step: int) -> None:
+def save_opacus(
+    engine: PrivacyEngine, model: nn.Module, optimizer: Any, folder: Path, step: int
+) -> None:
     """As Opacus's tutorials do."""
     engine.save_checkpoint(path=folder / f"step_{step}.pt", module=model, optimizer=optimizer)
 
@@ -89,15 +91,29 @@ def save_plain(_: PrivacyEngine, model: nn.Module, __: Any, folder: Path, step: 
     torch.save(model.state_dict(), folder / f"step_{step}.pt")
 
 
-def save_lightning(_: PrivacyEngine, model: nn.Module, optimizer: Any, folder: Path, step: int) -> None:
+def save_lightning(
+    _: PrivacyEngine, model: nn.Module, optimizer: Any, folder: Path, step: int
+) -> None:
     """What Lightning's ModelCheckpoint writes of a module that holds the network as `self.net`."""
     content = {
         "epoch": step // 10,
         "global_step": step,
         "pytorch-lightning_version": "2.5.0",
-        "state_dict": {name.replace("_module.", "net."): tensor for name, tensor in model.state_dict().items()},
-        "loops": {"fit_loop": {"state_dict": {}, "epoch_progress": {"total": {"ready": 1, "completed": 0}}}},
-        "callbacks": {"ModelCheckpoint{'monitor': None}": {"best_model_score": torch.tensor(0.5), "dirpath": "x"}},
+        "state_dict": {
+            name.replace("_module.", "net."): tensor for name, tensor in model.state_dict().items()
+        },
+        "loops": {
+            "fit_loop": {
+                "state_dict": {},
+                "epoch_progress": {"total": {"ready": 1, "completed": 0}},
+            }
+        },
+        "callbacks": {
+            "ModelCheckpoint{'monitor': None}": {
+                "best_model_score": torch.tensor(0.5),
+                "dirpath": "x",
+            }
+        },
         "optimizer_states": [optimizer.state_dict()],
         "lr_schedulers": [],
         "hparams_name": "kwargs",
@@ -114,8 +130,13 @@ def save_hugging_face(_: PrivacyEngine, model: nn.Module, __: Any, folder: Path,
 
     place = folder / f"checkpoint-{step}"
     place.mkdir()
-    state = {name.removeprefix("_module."): tensor.contiguous() for name, tensor in model.state_dict().items()}
+    state = {
+        name.removeprefix("_module."): tensor.contiguous()
+        for name, tensor in model.state_dict().items()
+    }
     save_file(state, place / "model.safetensors", metadata={"format": "pt"})
-    (place / "trainer_state.json").write_text(json.dumps({"epoch": 1.0, "global_step": step, "log_history": []}))
+    (place / "trainer_state.json").write_text(
+        json.dumps({"epoch": 1.0, "global_step": step, "log_history": []})
+    )
     (place / "training_args.bin").write_bytes(b"a pickle of classes, which is never opened")
     (place / "rng_state.pth").write_bytes(b"likewise")

@@ -64,7 +64,9 @@ def make_run(
     dataset = blobs() if dataset is None else dataset
     model = mlp() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
-    loader = options.pop("data_loader", None) or DataLoader(dataset, batch_size=batch_size, num_workers=workers)
+    loader = options.pop("data_loader", None) or DataLoader(
+        dataset, batch_size=batch_size, num_workers=workers
+    )
     engine = PrivacyEngine(accountant="rdp")
     criterion: Any = nn.CrossEntropyLoss()
     with warnings.catch_warnings():

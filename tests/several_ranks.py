@@ -36,11 +36,16 @@ _processes = multiprocessing.get_context(
 _processes.set_forkserver_preload(["torch._dynamo", "opacus", "indpriv.recording"])
 
 
-def launch(scenario: Callable[..., Any], folder: Path, *arguments: Any, timeout: float = 120) -> list[Any]:
+def launch(
+    scenario: Callable[..., Any], folder: Path, *arguments: Any, timeout: float = 120
+) -> list[Any]:
     """What a scenario returns on each rank, or the exception that it ends with; None for a rank that was killed."""
     place = folder / f"ranks-{len(list(folder.glob('ranks-*')))}"
     place.mkdir()
-    ranks = [_processes.Process(target=_rank, args=(rank, scenario, place, arguments)) for rank in range(SIZE)]
+    ranks = [
+        _processes.Process(target=_rank, args=(rank, scenario, place, arguments))
+        for rank in range(SIZE)
+    ]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -55,7 +60,9 @@ def launch(scenario: Callable[..., Any], folder: Path, *arguments: Any, timeout:
 
 def _rank(rank: int, scenario: Callable[..., Any], place: Path, arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{place}/rendezvous", rank=rank, world_size=SIZE)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{place}/rendezvous", rank=rank, world_size=SIZE
+    )
     try:
         outcome = scenario(*arguments)
     except (ValueError, OSError, RuntimeError) as error:
@@ -79,7 +86,9 @@ def recorded(run: Run, run_dir: Path, **options: Any) -> Iterator[Recorder]:
         yield recorder
 
 
-def train(run: Run, epochs: int, each: Callable[[int], None] = lambda step: None, loader: Any = None) -> None:
+def train(
+    run: Run, epochs: int, each: Callable[[int], None] = lambda step: None, loader: Any = None
+) -> None:
     step = 0
     for epoch in range(epochs):
         run.loader.batch_sampler.set_epoch(epoch)
@@ -108,7 +117,7 @@ def with_expected_norms(run_dir: Path, mode: str) -> NDArray[np.float64]:
             norms.append(float(sum(g.double().square().sum() for g in gradients) ** 0.5))
         expected.append(norms)
 
-    with recorded(run, run_dir, every=1, rounding=0, free_records=True):
+    with recorded(run, run_dir, every=1, rounding=0, batch_norms=True):
         train(run, 2, note)
     return np.array(expected)
 
@@ -116,15 +125,21 @@ def with_expected_norms(run_dir: Path, mode: str) -> NDArray[np.float64]:
 def in_small_batches(run_dir: Path) -> None:
     run = make()
     with (
-        recorded(run, run_dir, free_records=True),
-        BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=7, optimizer=run.optimizer) as loader,
+        recorded(run, run_dir, batch_norms=True),
+        BatchMemoryManager(
+            data_loader=run.loader, max_physical_batch_size=7, optimizer=run.optimizer
+        ) as loader,
     ):
         train(run, 2, loader=loader)
 
 
 def filtered(run_dir: Path) -> None:
     run = make(noise_multiplier=0.7)
-    options = {"individual_clipping": True, "clip_headroom": 0.0, "privacy_filter": PrivacyFilter(3.0, 3.0)}
+    options = {
+        "individual_clipping": True,
+        "clip_headroom": 0.0,
+        "privacy_filter": PrivacyFilter(3.0, 3.0),
+    }
     with recorded(run, run_dir, **options):
         train(run, 3)
 
@@ -180,7 +195,9 @@ def differ(run_dir: Path, what: str) -> None:
             torch.manual_seed(3)
         if alone and step == 4 and what == "parameters":
             next(run.model.parameters()).data[0, 0] += 1e-3
-        if step == 2 and what == "a NaN":  # the last batch before the pass of step 3 is fetched: training never sees it
+        if (
+            step == 2 and what == "a NaN"
+        ):  # the last batch before the pass of step 3 is fetched: training never sees it
             dataset.tensors[0][N - 1] = float("nan")
         if alone and step == 4 and what == "an end":
             raise StopIteration
@@ -201,7 +218,11 @@ def half_a_shard_is_lost(run_dir: Path) -> None:
     def lossy(sampler: Any) -> Iterator[Any]:
         lost = set(torch.arange(N)[sampler.rank :: sampler.num_replicas][N // 4 :].tolist())
         for batch in draw(sampler):
-            yield batch if sampler.rank == 0 else torch.tensor([i for i in batch.tolist() if i not in lost])
+            yield (
+                batch
+                if sampler.rank == 0
+                else torch.tensor([i for i in batch.tolist() if i not in lost])
+            )
 
     DistributedUniformWithReplacementSampler.__iter__ = lossy
     run = make(batch_size=N // 2)

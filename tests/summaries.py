@@ -8,7 +8,11 @@ from synthetic import epsilon_table
 
 CHECKS = (
     Check("journal", "passed", "every line continues the hash chain"),
-    Check("sampler (UniformWithReplacementSampler)", "passed", "Opacus's Poisson sampler draws every batch"),
+    Check(
+        "sampler (UniformWithReplacementSampler)",
+        "passed",
+        "Opacus's Poisson sampler draws every batch",
+    ),
     Check("coverage", "not checked", "10 of 30 steps have a record"),
 )
 
@@ -28,7 +32,12 @@ def summary_of(log, examples, **options):
         for every, factor in ((3, 1.01), (10, 0.95))
         for rule in ("last", "closest")
     ]
-    evidence = {"examples": examples, "non_dp": examples, "checks": CHECKS, "declared": Declared(name="tiny")}
+    evidence = {
+        "examples": examples,
+        "non_dp": examples,
+        "checks": CHECKS,
+        "declared": Declared(name="tiny"),
+    }
     evidence |= options.pop("evidence", {})
     settings = {"name": "tiny", "fidelity": fidelity, "command": "indpriv audit run"} | options
     return summarise(log, table, Evidence(**evidence), **settings)

@@ -15,7 +15,9 @@ from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
 
 
-def epsilon_table(epsilon: Any, *, worst_case: float | None = None, ids: Any = None, **account: Any) -> EpsilonTable:
+def epsilon_table(
+    epsilon: Any, *, worst_case: float | None = None, ids: Any = None, **account: Any
+) -> EpsilonTable:
     """A table of these epsilons."""
     values = np.asarray(epsilon, dtype=np.float64)
     settings: dict[str, Any] = {
@@ -43,10 +45,14 @@ def epsilon_table(epsilon: Any, *, worst_case: float | None = None, ids: Any = N
     )
 
 
-def rows(split: str, label: Any, *, loss: Any = None, correct: Any = None, **metadata: Any) -> pd.DataFrame:
+def rows(
+    split: str, label: Any, *, loss: Any = None, correct: Any = None, **metadata: Any
+) -> pd.DataFrame:
     """Rows of one split; everything not given is plain."""
     n = len(label)
-    frame = pd.DataFrame({"example_id": np.arange(n), "unit_id": np.arange(n), "split": split, "label": label})
+    frame = pd.DataFrame(
+        {"example_id": np.arange(n), "unit_id": np.arange(n), "split": split, "label": label}
+    )
     frame["loss"] = np.linspace(0.1, 2.0, n) if loss is None else loss
     frame["correct"] = True if correct is None else correct
     return frame.assign(**metadata)
@@ -57,7 +63,11 @@ def people(n: int, split: str, seed: int) -> pd.DataFrame:
     rng = np.random.default_rng(seed)
     sex = np.where(rng.random(n) < 0.6, "Male", "Female")
     label = (rng.random(n) < np.where(sex == "Male", 0.5, 0.1)).astype(int)
-    hard = rng.gamma(2.0, 0.4, n) * (1 + 2 * label) * np.where((sex == "Female") & (label == 1), 1.4, 1.0)
+    hard = (
+        rng.gamma(2.0, 0.4, n)
+        * (1 + 2 * label)
+        * np.where((sex == "Female") & (label == 1), 1.4, 1.0)
+    )
     age = rng.integers(17, 90, n)
     frame = rows(split, label, loss=0.4 * hard, correct=hard < 1.5, sex=sex, age=age)
     return frame.assign(hard=hard)
@@ -67,9 +77,18 @@ def small_run(n: int = 240, steps: int = 30, seed: int = 0) -> tuple[NormLog, Ex
     """A log with every step, and its examples."""
     train, test = people(n, "train", seed), people(n // 2, "test", seed + 1)
     rng = np.random.default_rng(seed)
-    norms = train["hard"].to_numpy() * np.linspace(0.9, 0.5, steps)[:, None] * np.exp(rng.normal(0, 0.2, (steps, n)))
+    norms = (
+        train["hard"].to_numpy()
+        * np.linspace(0.9, 0.5, steps)[:, None]
+        * np.exp(rng.normal(0, 0.2, (steps, n)))
+    )
     log = NormLog.from_arrays(
-        norms, np.arange(steps), total_steps=steps, noise_multiplier=1.1, max_grad_norm=1.0, sample_rate=0.1
+        norms,
+        np.arange(steps),
+        total_steps=steps,
+        noise_multiplier=1.1,
+        max_grad_norm=1.0,
+        sample_rate=0.1,
     )
     return log, ExampleTable(pd.concat([train, test], ignore_index=True).drop(columns="hard"))
 
@@ -118,11 +137,21 @@ def write_run(
 ) -> Path:
     """A run directory as a Recorder leaves it."""
     assert log.levels is not None
-    recorder = {"clipping": "flat", "loss_reduction": "mean", "expected_batch_size": 24} | (recorder or {})
+    recorder = {"clipping": "flat", "loss_reduction": "mean", "expected_batch_size": 24} | (
+        recorder or {}
+    )
     every = int(log.recorded_steps[1]) if log.n_records > 1 else 1
-    policy = RecordingPolicy(every=every, exact_examples=exact).to_dict()
+    policy = RecordingPolicy(every=every, reference_examples=exact).to_dict()
     header = LogHeader(
-        0.01, "up", "example", "add_remove", log.sampler, log.individually_clipped, {}, run=recorder, policy=policy
+        0.01,
+        "up",
+        "example",
+        "add_remove",
+        log.sampler,
+        log.individually_clipped,
+        {},
+        run=recorder,
+        policy=policy,
     )
     positions = np.arange(exact, dtype=np.int64)
     writer = NormLogWriter(run_dir, header, log.example_ids, None, positions)
@@ -132,9 +161,14 @@ def write_run(
         writer.record(step, norms[row], max_grad_norm=1.0, targets_fingerprint="same", seconds=0.1)
     if exact:
         writer.exact(0, np.tile(norms[0, :exact], (everything, 1)), np.ones(everything), 0.0)
-    settings = {name: float(getattr(log.settings, name)[0]) for name in ("noise_multiplier", "sample_rate")}
+    settings = {
+        name: float(getattr(log.settings, name)[0]) for name in ("noise_multiplier", "sample_rate")
+    }
     counts = evidence(
-        everything, log.n_examples, settings["sample_rate"], **{"sampler": log.sampler, **(changes or {})}
+        everything,
+        log.n_examples,
+        settings["sample_rate"],
+        **{"sampler": log.sampler, **(changes or {})},
     )
     writer.steps(0, everything, max_grad_norm=1.0, evidence=counts, **settings)
     if close:

@@ -59,12 +59,18 @@ def imports(path: Path, *, top_level_only: bool) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             found.add(node.module)
-            found |= {f"{node.module}.{alias.name}" for alias in node.names if node.module.startswith("indpriv")}
+            found |= {
+                f"{node.module}.{alias.name}"
+                for alias in node.names
+                if node.module.startswith("indpriv")
+            }
     return found
 
 
 def name_of(path: Path) -> str:
-    return ".".join(("indpriv", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+    return ".".join(("indpriv", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    )
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
@@ -76,7 +82,9 @@ def test_imports_go_one_way(path):
     for imported in imports(path, top_level_only=False):
         if imported.startswith("indpriv."):
             other = stage_of(imported)
-            assert other == stage or other in MAY_IMPORT[stage], f"{module} ({stage}) imports {imported} ({other})"
+            assert other == stage or other in MAY_IMPORT[stage], (
+                f"{module} ({stage}) imports {imported} ({other})"
+            )
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
@@ -103,7 +111,9 @@ def test_every_module_is_imported_by_another():
     for path in MODULES:
         module = name_of(path)
         parents = {".".join(other.split(".")[: module.count(".") + 1]) for other in used}
-        assert module in entry_points or module in used or module in parents, f"{module} is imported by nobody"
+        assert module in entry_points or module in used or module in parents, (
+            f"{module} is imported by nobody"
+        )
 
 
 def test_the_names_of_the_audit_side():
@@ -134,4 +144,6 @@ assert (table.epsilon > 0).all() and table.claim == "exact"
 
 
 def test_the_audit_side_runs_without_torch():
-    subprocess.run([sys.executable, "-W", "ignore", "-c", AUDIT_WITHOUT_TORCH], check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", AUDIT_WITHOUT_TORCH], check=True, timeout=120
+    )

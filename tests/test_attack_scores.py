@@ -10,7 +10,9 @@ GROUPS = ["<script>", "a,b", "=1+1", "👩\u200d🔬", "NA", None]
 
 def frame(**columns):
     n = len(GROUPS)
-    return pd.DataFrame({"score": np.linspace(-1, 1, n), "member": [1, 0] * (n // 2), "group": GROUPS} | columns)
+    return pd.DataFrame(
+        {"score": np.linspace(-1, 1, n), "member": [1, 0] * (n // 2), "group": GROUPS} | columns
+    )
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -25,7 +27,9 @@ def test_files_from_outside(tmp_path, kind):
     assert (found.method, found.fair_coins) == ("scores from outside", False)
 
 
-@pytest.mark.parametrize("member", [[True, False] * 3, ["true", "FALSE"] * 3, [1.0, 0.0] * 3, ["1", " 0"] * 3])
+@pytest.mark.parametrize(
+    "member", [[True, False] * 3, ["true", "FALSE"] * 3, [1.0, 0.0] * 3, ["1", " 0"] * 3]
+)
 def test_ways_to_write_membership(tmp_path, member):
     for name, write in (("a.csv", "to_csv"), ("a.parquet", "to_parquet")):
         getattr(frame(member=member).drop(columns="group"), write)(tmp_path / name, index=False)
@@ -35,7 +39,9 @@ def test_ways_to_write_membership(tmp_path, member):
 
 
 def test_what_is_written_is_read(tmp_path):
-    scores = AttackScores(np.array([0.5, 1.0]), np.array([True, False]), "canaries", np.array(["a", "b"]), True)
+    scores = AttackScores(
+        np.array([0.5, 1.0]), np.array([True, False]), "canaries", np.array(["a", "b"]), True
+    )
     scores.to_parquet(tmp_path / "x.parquet")
     found = AttackScores.from_file(tmp_path / "x.parquet")
     assert (found.scores.tolist(), found.method, found.fair_coins) == ([0.5, 1.0], "canaries", True)

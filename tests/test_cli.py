@@ -65,7 +65,12 @@ def in_process(audited, capsys, monkeypatch):
 
 def indpriv(*arguments, cwd=None, code=0):
     result = subprocess.run(
-        [INDPRIV, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=300, check=False
+        [INDPRIV, *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert result.returncode == code, result.stdout + result.stderr
     return result
@@ -76,7 +81,9 @@ def audited(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli")
     (folder / "empty").mkdir()
     (folder / "small.toml").write_text(SMALL)
-    (folder / "trained.txt").write_text(indpriv("train", "small.toml", "--run-dir", "run", cwd=folder).stdout)
+    (folder / "trained.txt").write_text(
+        indpriv("train", "small.toml", "--run-dir", "run", cwd=folder).stdout
+    )
     indpriv("audit", "run", "--output-dir", "audit", cwd=folder)
     return folder
 
@@ -89,10 +96,20 @@ def assert_bad_input(result, *words):
 
 def test_norms_of_another_trainer_are_converted(in_process, tmp_path):
     np.savez(tmp_path / "norms.npz", norms=np.full((2, 4), 0.5), recorded_steps=[0, 5])
-    settings = {"steps": 9, "noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 0.5, "sampler": "poisson"}
-    (tmp_path / "run.json").write_text(json.dumps(settings | {"unit": "example", "neighbouring": "add_remove"}))
+    settings = {
+        "steps": 9,
+        "noise_multiplier": 1.0,
+        "max_grad_norm": 1.0,
+        "sample_rate": 0.5,
+        "sampler": "poisson",
+    }
+    (tmp_path / "run.json").write_text(
+        json.dumps(settings | {"unit": "example", "neighbouring": "add_remove"})
+    )
     arguments = ("convert", tmp_path / "norms.npz", "--run", tmp_path / "run.json", "--output-dir")
-    assert in_process(*arguments, tmp_path / "run").stdout.endswith("2 records of 4 examples, 9 steps\n")
+    assert in_process(*arguments, tmp_path / "run").stdout.endswith(
+        "2 records of 4 examples, 9 steps\n"
+    )
     found = json.loads(in_process(*arguments, tmp_path / "again", "--json").stdout)
     assert (found["records"], found["examples"], found["steps"]) == (2, 4, 9)
     assert "already holds the log" in in_process(*arguments, tmp_path / "run", code=2).stderr
@@ -128,7 +145,9 @@ def test_audit_writes_what_the_architecture_names(audited):
 
 
 def test_training_states_its_guarantee_rounded_up(audited):
-    exact = json.loads((audited / "audit" / "audit.json").read_text())["guarantee"]["worst_case_epsilon"]
+    exact = json.loads((audited / "audit" / "audit.json").read_text())["guarantee"][
+        "worst_case_epsilon"
+    ]
     text = (audited / "trained.txt").read_text()
     shown = re.search(r"guarantee: worst-case epsilon ([\d.]+) at delta 1e-5 ", text)
     assert exact <= float(shown[1]) <= exact + 0.02
@@ -136,14 +155,24 @@ def test_training_states_its_guarantee_rounded_up(audited):
 
 def test_the_first_screen_states_claim_delta_unit_relation_and_sampler(in_process):
     screen = " ".join(in_process("audit", "run", "--output-dir", "again").stdout.split())
-    for words in ("SENSITIVE", "worst-case epsilon", "delta 1e-5", "add/remove", "EXACT", "not a", "report.html"):
+    for words in (
+        "SENSITIVE",
+        "worst-case epsilon",
+        "delta 1e-5",
+        "add/remove",
+        "EXACT",
+        "not a",
+        "report.html",
+    ):
         assert words.lower() in screen.lower(), screen
 
 
 def test_json_is_json_alone(audited, in_process):
     summary = json.loads(in_process("audit", "run", "--output-dir", "json", "--json").stdout)
     assert summary == json.loads((audited / "json" / "audit.json").read_text())
-    assert isinstance(json.loads(in_process("groups", "audit", "--by", "label", "--json").stdout), list)
+    assert isinstance(
+        json.loads(in_process("groups", "audit", "--by", "label", "--json").stdout), list
+    )
     checks = json.loads(in_process("verify", "run", "--json").stdout)
     assert {check["status"] for check in checks} == {"passed"}
 
@@ -154,13 +183,18 @@ def test_no_name_of_a_check_is_cut_off(audited, in_process):
 
 def test_groups_of_an_audit(in_process):
     assert "label" in in_process("groups", "audit", "--by", "label").stdout
-    few = json.loads(in_process("groups", "audit", "--by", "label", "--min-size", "1000", "--json").stdout)
+    few = json.loads(
+        in_process("groups", "audit", "--by", "label", "--min-size", "1000", "--json").stdout
+    )
     assert {row["too_small"] for row in few[0]["rows"]} == {True}
     assert few[0]["spread"] is None
 
 
 def test_nothing_but_the_label_has_no_table_within_it(in_process):
-    assert_bad_input(in_process("groups", "audit", "--within", "label", code=2), "no column to group by but the label")
+    assert_bad_input(
+        in_process("groups", "audit", "--within", "label", code=2),
+        "no column to group by but the label",
+    )
 
 
 def test_several_audits_are_compared(audited, in_process, tmp_path):
@@ -170,37 +204,63 @@ def test_several_audits_are_compared(audited, in_process, tmp_path):
     text = " ".join(in_process("compare", *folders).stdout.split())
     assert "stability over 3 runs They have the same settings" in text
     found = json.loads(in_process("compare", *folders, "--json").stdout)
-    assert (len(found["audits"]), len(found["comparisons"]), found["stability"]["p95_range"]) == (3, 2, 0.0)
-    assert_bad_input(in_process("compare", "audit", "audit", code=2), "there are 1 different audit directories")
+    assert (len(found["audits"]), len(found["comparisons"]), found["stability"]["p95_range"]) == (
+        3,
+        2,
+        0.0,
+    )
+    assert_bad_input(
+        in_process("compare", "audit", "audit", code=2), "there are 1 different audit directories"
+    )
 
 
 def test_pictures_only_where_asked_for_and_only_of_the_runs_data(audited, in_process, tmp_path):
     assert "data:image/png" not in (audited / "audit" / "report.html").read_text(encoding="utf-8")
     in_process("audit", "run", "--output-dir", tmp_path / "shown", "--show-examples", "--json")
-    assert (tmp_path / "shown" / "report.html").read_text(encoding="utf-8").count("data:image/png") == 20
+    assert (tmp_path / "shown" / "report.html").read_text(encoding="utf-8").count(
+        "data:image/png"
+    ) == 20
     other = shutil.copytree(audited / "run", tmp_path / "other")
     record = json.loads((other / "run.json").read_text())
-    for change, words in (({"fingerprint": "0"}, "another fingerprint"), ({"dataset": None}, "names no data set")):
-        (other / "run.json").write_text(json.dumps({**record, "data": {**record["data"], **change}}))
-        refused = in_process("audit", other, "--output-dir", tmp_path / "no", "--show-examples", code=2)
+    for change, words in (
+        ({"fingerprint": "0"}, "another fingerprint"),
+        ({"dataset": None}, "names no data set"),
+    ):
+        (other / "run.json").write_text(
+            json.dumps({**record, "data": {**record["data"], **change}})
+        )
+        refused = in_process(
+            "audit", other, "--output-dir", tmp_path / "no", "--show-examples", code=2
+        )
         assert_bad_input(refused, "--show-examples", words)
     assert not (tmp_path / "no").exists()
 
 
 def test_a_privacy_filter_from_the_audit_file(in_process, tmp_path):
-    filtered = SMALL.replace("noise_multiplier = 1.0", "noise_multiplier = 0.5\nfilter_epsilon = 3.0")
+    filtered = SMALL.replace(
+        "noise_multiplier = 1.0", "noise_multiplier = 0.5\nfilter_epsilon = 3.0"
+    )
     (tmp_path / "filtered.toml").write_text(filtered.replace("non_dp_twin = true", ""))
     shown = in_process("train", tmp_path / "filtered.toml", "--run-dir", tmp_path / "run").stdout
     assert "the privacy filter caps it at 3" in shown
     table = account(NormLog.open(tmp_path / "run"), delta=1e-5)
     assert table.worst_case_epsilon <= 3.0 + 1e-9
     assert table.account.privacy_filter
-    with_canaries = ("train", tmp_path / "filtered.toml", "--run-dir", tmp_path / "other", "--canaries", "20")
+    with_canaries = (
+        "train",
+        tmp_path / "filtered.toml",
+        "--run-dir",
+        tmp_path / "other",
+        "--canaries",
+        "20",
+    )
     assert_bad_input(in_process(*with_canaries, code=2), "filter_epsilon=3")
 
 
 def test_a_twin_without_dp_on_request(in_process, tmp_path):
-    (tmp_path / "plain.toml").write_text(SMALL.replace("non_dp_twin = true", "").replace("epochs = 2", "epochs = 1"))
+    (tmp_path / "plain.toml").write_text(
+        SMALL.replace("non_dp_twin = true", "").replace("epochs = 2", "epochs = 1")
+    )
     in_process("train", tmp_path / "plain.toml", "--run-dir", tmp_path / "without")
     in_process("train", tmp_path / "plain.toml", "--run-dir", tmp_path / "with", "--non-dp-twin")
     assert not (tmp_path / "without" / "examples-non-dp.parquet").exists()
@@ -208,9 +268,16 @@ def test_a_twin_without_dp_on_request(in_process, tmp_path):
 
 
 def test_scores_from_outside(in_process, tmp_path):
-    rows = [f"{score},{member},{group}" for score in range(20) for member in (0, 1) for group in ("a", "b")]
+    rows = [
+        f"{score},{member},{group}"
+        for score in range(20)
+        for member in (0, 1)
+        for group in ("a", "b")
+    ]
     (tmp_path / "scores.csv").write_text("score,member,group\n" + "\n".join(rows))
-    document = json.loads(in_process("attack", "--scores", tmp_path / "scores.csv", "--json").stdout)
+    document = json.loads(
+        in_process("attack", "--scores", tmp_path / "scores.csv", "--json").stdout
+    )
     assert (document["auc"], document["epsilon_lower_bound"]) == (0.5, 0.0)
     assert [row["name"] for row in document["groups"]] == ["a", "b"]
     coins = in_process("attack", "--scores", tmp_path / "scores.csv", "--fair-coins").stdout
@@ -224,7 +291,9 @@ def test_a_damaged_run_fails_verification_with_code_1(audited, in_process, tmp_p
     refused = in_process("audit", tmp_path / "run", "--output-dir", tmp_path / "audit", code=2)
     assert_bad_input(refused, "is missing", "--unreadable")
     assert not (tmp_path / "audit" / "audit.json").exists()
-    in_process("audit", tmp_path / "run", "--output-dir", tmp_path / "audit", "--unreadable", "worst-case")
+    in_process(
+        "audit", tmp_path / "run", "--output-dir", tmp_path / "audit", "--unreadable", "worst-case"
+    )
 
 
 @pytest.mark.parametrize(
@@ -247,11 +316,26 @@ def test_a_damaged_run_fails_verification_with_code_1(audited, in_process, tmp_p
         (["verify", "nowhere"], ["nowhere is not a directory"]),
         (["train", "nowhere.toml"], ["nowhere.toml does not exist"]),
         (["train", "small.toml", "--run-dir", "run"], ["already holds a recorded run"]),
-        (["train", "small.toml", "--run-dir", "small.toml"], ["small.toml is a file", "directory is needed"]),
-        (["train", "small.toml", "--run-dir", "small.toml/run"], ["small.toml is a file", "directory is needed"]),
-        (["train", "small.toml", "--run-dir", "new", "--device", "foo"], ["--device foo cannot be used"]),
-        (["train", "small.toml", "--run-dir", "new", "--device", "meta"], ["--device meta cannot be used"]),
-        (["audit", "run", "--output-dir", "small.toml"], ["small.toml is a file", "directory is needed"]),
+        (
+            ["train", "small.toml", "--run-dir", "small.toml"],
+            ["small.toml is a file", "directory is needed"],
+        ),
+        (
+            ["train", "small.toml", "--run-dir", "small.toml/run"],
+            ["small.toml is a file", "directory is needed"],
+        ),
+        (
+            ["train", "small.toml", "--run-dir", "new", "--device", "foo"],
+            ["--device foo cannot be used"],
+        ),
+        (
+            ["train", "small.toml", "--run-dir", "new", "--device", "meta"],
+            ["--device meta cannot be used"],
+        ),
+        (
+            ["audit", "run", "--output-dir", "small.toml"],
+            ["small.toml is a file", "directory is needed"],
+        ),
         (["audit", "run", "--by", "label:bins=x"], ["bins='x' is not a whole number"]),
         (["verify", "empty"], ["holds no journal.jsonl"]),
         (["audit", "empty"], ["holds no journal.jsonl"]),
@@ -284,13 +368,20 @@ def test_groups_of_a_broken_audit_json(audited, in_process, tmp_path, content):
 
 
 def test_hyphens_and_underscores_are_one(in_process):
-    screen = in_process("audit", "run", "--output-dir", "hyphens", "--between-records", "worst-case").stdout
+    screen = in_process(
+        "audit", "run", "--output-dir", "hyphens", "--between-records", "worst-case"
+    ).stdout
     assert "GUARANTEE" in screen
-    assert json.loads(Path("hyphens/audit.json").read_text())["account"]["between_records"] == "worst_case"
+    assert (
+        json.loads(Path("hyphens/audit.json").read_text())["account"]["between_records"]
+        == "worst_case"
+    )
 
 
 def test_the_tight_accountant_end_to_end(audited, in_process):
-    screen = " ".join(in_process("audit", "run", "--output-dir", "pld", "--accountant", "pld").stdout.split())
+    screen = " ".join(
+        in_process("audit", "run", "--output-dir", "pld", "--accountant", "pld").stdout.split()
+    )
     assert "PLD accountant" in screen
     assert "RDP" not in screen
     frame = pd.read_parquet(audited / "pld" / "epsilon.parquet")
@@ -316,17 +407,25 @@ def test_a_seeded_run_is_labelled(tmp_path):
     assert "; guarantee:" not in trained.stdout
     screen = indpriv("audit", "run", "--output-dir", "audit", cwd=tmp_path).stdout
     assert "reproducible: no privacy" in " ".join(screen.split())
-    assert "reproducible: no privacy" in (tmp_path / "audit" / "report.html").read_text(encoding="utf-8")
+    assert "reproducible: no privacy" in (tmp_path / "audit" / "report.html").read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_training_leaves_a_usable_run_and_code_130(number, tmp_path):
     (tmp_path / "long.toml").write_text(SMALL.replace("epochs = 2", "epochs = 2000"))
     process = subprocess.Popen(
-        [INDPRIV, "train", "long.toml", "--run-dir", "run"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        [INDPRIV, "train", "long.toml", "--run-dir", "run"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     deadline = time.monotonic() + 90
-    while len(list((tmp_path / "run" / "records").glob("0*.parquet"))) < 10 and time.monotonic() < deadline:
+    while (
+        len(list((tmp_path / "run" / "records").glob("0*.parquet"))) < 10
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.02)
     os.kill(process.pid, number)
     _, told = process.communicate(timeout=60)

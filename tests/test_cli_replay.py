@@ -52,14 +52,22 @@ def indpriv(folder, capsys, monkeypatch):
 def test_from_checkpoints_to_a_report_and_a_comparison(folder, indpriv):
     shown = indpriv("audit", "saved", "--spec", "my_spec.py:spec", "--output-dir", "audit", *TOLD)
     screen = " ".join(shown.out.split())
-    for words in ("ESTIMATE", "saved checkpoints, not recorded", "SPACING", "declared, not checked", "report.html"):
+    for words in (
+        "ESTIMATE",
+        "saved checkpoints, not recorded",
+        "SPACING",
+        "declared, not checked",
+        "report.html",
+    ):
         assert words in screen
     assert "the last checkpoint, step_40.pt, is right on" in shown.err
     frame = pd.read_parquet(folder / "audit" / "epsilon.parquet")
     assert list(frame.columns[:4]) == ["example_id", "epsilon", "epsilon_lower", "epsilon_upper"]
     assert (folder / "audit" / "epsilon.parquet").stat().st_mode & 0o777 == 0o600
     assert (folder / "audit" / "replay").stat().st_mode & 0o777 == 0o700
-    again = indpriv("audit", "audit/replay", "--output-dir", "again", "--between-records", "closest", "--json")
+    again = indpriv(
+        "audit", "audit/replay", "--output-dir", "again", "--between-records", "closest", "--json"
+    )
     assert json.loads(again.out)["spacing"]["n_records"] == 4
     table = " ".join(indpriv("compare", "audit", "again").out.split())
     for words in (
@@ -77,7 +85,9 @@ def test_from_checkpoints_to_a_report_and_a_comparison(folder, indpriv):
 
 
 def test_what_is_missing_is_asked_for_at_once(indpriv):
-    error = indpriv("audit", "saved", "--spec", "my_spec.py:spec", "--output-dir", "new", code=2).err
+    error = indpriv(
+        "audit", "saved", "--spec", "my_spec.py:spec", "--output-dir", "new", code=2
+    ).err
     assert "--max-grad-norm 1.0 --delta 1e-5 --sampler poisson" in error
     assert error.startswith("error:")
     assert not Path("new/replay").exists()
@@ -98,7 +108,9 @@ def test_what_is_missing_is_asked_for_at_once(indpriv):
     ],
 )  # fmt: skip
 def test_bad_input_is_one_message_and_code_2(indpriv, arguments, words):
-    error = indpriv(*arguments, *(["--output-dir", "bad"] if arguments[0] == "audit" else []), code=2).err
+    error = indpriv(
+        *arguments, *(["--output-dir", "bad"] if arguments[0] == "audit" else []), code=2
+    ).err
     for word in words:
         assert word in error
 
@@ -112,15 +124,35 @@ def test_a_malicious_file_among_the_checkpoints(folder, indpriv, tmp_path):
     for path in (folder / "saved").iterdir():
         (tmp_path / "saved" / path.name).write_bytes(path.read_bytes())
     torch.save({"model": Touch()}, tmp_path / "saved" / "step_25.pt")
-    error = indpriv("audit", tmp_path / "saved", "--spec", "my_spec.py:spec", "--output-dir", "bad", *TOLD, code=2).err
+    error = indpriv(
+        "audit",
+        tmp_path / "saved",
+        "--spec",
+        "my_spec.py:spec",
+        "--output-dir",
+        "bad",
+        *TOLD,
+        code=2,
+    ).err
     assert "step_25.pt cannot be read safely" in error
     assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.slow
 def test_two_processes_from_the_command_line(folder):
-    command = [Path(sys.executable).with_name("indpriv"), "audit", "saved", "--spec", "my_spec.py:spec"]
-    subprocess.run([*command, "--output-dir", "two", "--processes", "2", *TOLD], cwd=folder, check=True, timeout=300)
+    command = [
+        Path(sys.executable).with_name("indpriv"),
+        "audit",
+        "saved",
+        "--spec",
+        "my_spec.py:spec",
+    ]
+    subprocess.run(
+        [*command, "--output-dir", "two", "--processes", "2", *TOLD],
+        cwd=folder,
+        check=True,
+        timeout=300,
+    )
     subprocess.run([*command, "--output-dir", "one", *TOLD], cwd=folder, check=True, timeout=300)
     one, two = (pd.read_parquet(folder / name / "epsilon.parquet") for name in ("one", "two"))
     assert one["epsilon"].equals(two["epsilon"])

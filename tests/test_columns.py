@@ -11,7 +11,9 @@ from synthetic import rows
 
 def split(values, by="group", test=()):
     return partition(
-        rows("train", [0] * len(values), group=values), rows("test", [0] * len(test), group=list(test)), by
+        rows("train", [0] * len(values), group=values),
+        rows("test", [0] * len(test), group=list(test)),
+        by,
     )
 
 
@@ -30,7 +32,12 @@ def test_values_are_names():
 
 
 def test_missing_and_empty_are_told_from_values_that_look_like_them():
-    assert names(["(missing)", None, "", "(empty)"]) == ["'(missing)'", MISSING, "(empty)", "'(empty)'"]
+    assert names(["(missing)", None, "", "(empty)"]) == [
+        "'(missing)'",
+        MISSING,
+        "(empty)",
+        "'(empty)'",
+    ]
 
 
 def test_mixed_kinds_with_one_name_are_one_group():
@@ -86,7 +93,11 @@ def test_a_column_whose_name_looks_like_bins_comes_first():
         ([1.0, 2.0], "group:bins=1", "at least 2"),
         ([1.0, 2.0], "group:bins=5000", "more than 1000"),
         ([np.nan, np.inf], "group:bins=2", "no finite value"),
-        (list(range(60)), "group", "numeric with 60 distinct values, too many to be groups; pass group:bins=10"),
+        (
+            list(range(60)),
+            "group",
+            "numeric with 60 distinct values, too many to be groups; pass group:bins=10",
+        ),
     ],
 )
 def test_bad_requests(values, by, message):
@@ -123,7 +134,9 @@ def test_combinations_that_occur_are_groups():
     found = partition(train, test, "sex, place,label")
     assert found.columns == ("sex", "place", "label")
     assert found.names == ("f × <b> × 1", "f × a,b × 0", "m × <b> × 1", "(missing) × a,b × 1")
-    assert [found.names[code] for code in found.train_codes] == [found.names[index] for index in (1, 2, 3)]
+    assert [found.names[code] for code in found.train_codes] == [
+        found.names[index] for index in (1, 2, 3)
+    ]
     assert found.test_codes.tolist() == [0]
 
 

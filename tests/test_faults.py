@@ -14,7 +14,11 @@ RECORDER, NORMS, DURABILITY = (
     "recording/norms/test_norm_pass.py",
     "recording/test_durability.py",
 )
-LOOP, RANKS, FILES = "recording/test_faults.py", "recording/opacus/test_ranks.py", "norm_log/test_files.py"
+LOOP, RANKS, FILES = (
+    "recording/test_faults.py",
+    "recording/opacus/test_ranks.py",
+    "norm_log/test_files.py",
+)
 LOG, CONVERT, SETTINGS = (
     "norm_log/test_norm_log.py",
     "norm_log/test_convert.py",
@@ -66,7 +70,10 @@ FAULTS: dict[int, tuple[str, dict[str, str]]] = {
         },
     ),
     8: ("a rank's part is missing", {RANKS: "a_rank_that_dies_leaves_a_log_without_its_record"}),
-    9: ("augmentation or dropout in the pass (S)", {RECORDER: "augmentation_is_found", NORMS: "dropout_is_a_caveat"}),
+    9: (
+        "augmentation or dropout in the pass (S)",
+        {RECORDER: "augmentation_is_found", NORMS: "dropout_is_a_caveat"},
+    ),
     10: (
         "a resumed run goes back, a record repeats",
         {
@@ -138,17 +145,25 @@ FAULTS: dict[int, tuple[str, dict[str, str]]] = {
     19: ("scaled gradients (S)", {LOOP: "gradients_scaled_for_mixed_precision_are_found"}),
     20: (
         "parameters frozen or added",
-        {LOOP: "parameters_frozen_while_training_stop_it", NORMS: "parameters_frozen_during_training_are_found"},
+        {
+            LOOP: "parameters_frozen_while_training_stop_it",
+            NORMS: "parameters_frozen_during_training_are_found",
+        },
     ),
     21: (
         "torn last line",
-        {FILES: "a_torn_last_line_is_dropped_and_said writing_on_after_a_torn_line_keeps_the_chain"},
+        {
+            FILES: "a_torn_last_line_is_dropped_and_said writing_on_after_a_torn_line_keeps_the_chain"
+        },
     ),
     22: (
         "a flipped bit",
         {FILES: "a_flipped_bit_never_passes a_damaged_record_is_named_and_the_others_stay_usable"},
     ),
-    23: ("a file missing (S)", {FILES: "a_missing_record_is_never_a_zero a_lost_line_breaks_the_chain"}),
+    23: (
+        "a file missing (S)",
+        {FILES: "a_missing_record_is_never_a_zero a_lost_line_breaks_the_chain"},
+    ),
     24: (
         "full disk, no permission",
         {
@@ -212,7 +227,10 @@ FAULTS: dict[int, tuple[str, dict[str, str]]] = {
     ),
     43: (
         "microbatches of several examples",
-        {NORMS: "microbatches_have_no_individual_gradient", RECORDER: "another_reduction_in_training_is_found"},
+        {
+            NORMS: "microbatches_have_no_individual_gradient",
+            RECORDER: "another_reduction_in_training_is_found",
+        },
     ),
 }
 

@@ -1,7 +1,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indpriv._formatting import format_delta, format_edges, format_epsilon, format_number, format_share
+from indpriv._formatting import (
+    format_delta,
+    format_edges,
+    format_epsilon,
+    format_number,
+    format_share,
+)
 
 
 @given(st.floats(1e-12, 1e6))
@@ -48,5 +54,10 @@ def test_edges_are_rounded_up_and_told_apart(top, bins):
 
 
 def test_deltas_and_numbers():
-    assert [format_delta(value) for value in (1e-5, 1e-10, 2.5e-7, 0.001)] == ["1e-5", "1e-10", "2.5e-7", "0.001"]
+    assert [format_delta(value) for value in (1e-5, 1e-10, 2.5e-7, 0.001)] == [
+        "1e-5",
+        "1e-10",
+        "2.5e-7",
+        "0.001",
+    ]
     assert [format_number(value) for value in (32561, 0.123456, None)] == ["32,561", "0.123", "–"]

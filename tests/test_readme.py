@@ -17,15 +17,27 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-OWN_RUN, INDIVIDUAL_CLIPPING, PRIVACY_FILTER, PEOPLE, AUDIT_SPEC, NORMS_FROM_ELSEWHERE, OTHER_TRAINER = blocks("python")
+(
+    OWN_RUN,
+    INDIVIDUAL_CLIPPING,
+    PRIVACY_FILTER,
+    PEOPLE,
+    AUDIT_SPEC,
+    NORMS_FROM_ELSEWHERE,
+    OTHER_TRAINER,
+) = blocks("python")
 
 
 def run(code, folder):
     command = [sys.executable, "-W", "ignore", "-c", code]
-    return subprocess.run(command, cwd=folder, check=True, timeout=120, capture_output=True, text=True).stdout
+    return subprocess.run(
+        command, cwd=folder, check=True, timeout=120, capture_output=True, text=True
+    ).stdout
 
 
-@pytest.mark.parametrize("code", [OWN_RUN, PEOPLE, NORMS_FROM_ELSEWHERE], ids=["own-run", "people", "elsewhere"])
+@pytest.mark.parametrize(
+    "code", [OWN_RUN, PEOPLE, NORMS_FROM_ELSEWHERE], ids=["own-run", "people", "elsewhere"]
+)
 def test_python_blocks_run(code, tmp_path):
     run(code, tmp_path)
 
@@ -33,13 +45,17 @@ def test_python_blocks_run(code, tmp_path):
 def test_individual_clipping_is_the_own_run_with_another_recorder(tmp_path):
     code, replaced = re.subn(r"^recorder = .*$", INDIVIDUAL_CLIPPING, OWN_RUN, flags=re.MULTILINE)
     assert replaced == 1
-    assert run(code, tmp_path).startswith("exact Training clipped each example at its last recorded level")
+    assert run(code, tmp_path).startswith(
+        "exact Training clipped each example at its last recorded level"
+    )
 
 
 def test_the_privacy_filter_is_the_own_run_with_another_recorder(tmp_path):
     code, replaced = re.subn(r"^recorder = .*$", PRIVACY_FILTER, OWN_RUN, flags=re.MULTILINE)
     assert replaced == 1
-    assert re.search(r"The privacy filter left out \d+ of 1000 examples.*\n2\.0", run(code, tmp_path))
+    assert re.search(
+        r"The privacy filter left out \d+ of 1000 examples.*\n2\.0", run(code, tmp_path)
+    )
 
 
 def test_make_commands_exist():
@@ -52,7 +68,12 @@ def test_make_commands_exist():
 
 def test_command_lines_run_in_order(tmp_path):
     shutil.copytree(ROOT / "audits", tmp_path / "audits")
-    lines = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("indpriv ")]
+    lines = [
+        line
+        for block in blocks("bash")
+        for line in block.splitlines()
+        if line.startswith("indpriv ")
+    ]
     assert len(lines) == 15
     (tmp_path / "scores.csv").write_text("score,member\n0.9,1\n0.4,0\n")
     (tmp_path / "audit_spec.py").write_text(AUDIT_SPEC, encoding="utf-8")

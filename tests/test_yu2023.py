@@ -9,7 +9,15 @@ import numpy as np
 import pandas as pd
 import pytest
 from reproduction import paper, rules
-from reproduction.audits import DEFAULT, INDIVIDUAL, PRESET, Audit, fidelity_of, read_audits, values_of
+from reproduction.audits import (
+    DEFAULT,
+    INDIVIDUAL,
+    PRESET,
+    Audit,
+    fidelity_of,
+    read_audits,
+    values_of,
+)
 from reproduction.measured import read_measured
 from reproduction.page import render_page, render_results, write_results
 from reproduction.rules import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
@@ -54,7 +62,9 @@ def known():
     label = np.repeat(np.arange(10), 60)
     size = np.exp(rng.normal(-3.5, 0.25, 600) + 0.25 * hard[label])
     norms = size * np.linspace(1.2, 0.8, 60)[:, None]
-    train = rows("train", np.array(CLASSES, dtype=object)[label], loss=size, correct=rng.random(600) < 0.95)
+    train = rows(
+        "train", np.array(CLASSES, dtype=object)[label], loss=size, correct=rng.random(600) < 0.95
+    )
     test_label = np.repeat(np.arange(10), 40)
     test = rows(
         "test",
@@ -64,10 +74,18 @@ def known():
     )
     examples = ExampleTable(pd.concat([train, test], ignore_index=True))
     evidence = Evidence(
-        examples=examples, non_dp=examples, declared=Declared.from_run_json(DECLARED), recorder=RECORDER
+        examples=examples,
+        non_dp=examples,
+        declared=Declared.from_run_json(DECLARED),
+        recorder=RECORDER,
     )
     summaries = []
-    settings = {"total_steps": 60, "noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 1 / 6}
+    settings = {
+        "total_steps": 60,
+        "noise_multiplier": 1.0,
+        "max_grad_norm": 1.0,
+        "sample_rate": 1 / 6,
+    }
     for mode, options in (("up", {}), ("nearest", {"preset": PRESET})):
         log = indpriv.NormLog.from_arrays(norms, np.arange(60), **settings, rounding_mode=mode)
         method = Method(delta=1e-5, **options)
@@ -110,7 +128,8 @@ def verdicts(page, number):
 
 def changed(known, change):
     summaries = [
-        copy.deepcopy(dict(summary)) for summary in (known.audits["mnist"].default, known.audits["mnist"].preset)
+        copy.deepcopy(dict(summary))
+        for summary in (known.audits["mnist"].default, known.audits["mnist"].preset)
     ]
     for summary in summaries:
         change(summary)
@@ -153,8 +172,14 @@ def test_of_four_groups_only_the_same_order_is_reproduced():
         (rules.spread(0.4, 0.9, 1.0), REPRODUCED),
         (rules.spread(0.4, 1.0, 1.0), DIFFERS),
         (rules.spread(0.6, 0.9, 1.0), NOT_REPRODUCED),
-        (rules.worst_served({"a": 2.0, "b": 1.0, "c": 1.5}, {"a": 0.5, "b": 0.9, "c": 0.7}), REPRODUCED),
-        (rules.worst_served({"a": 2.0, "b": 1.0, "c": 2.5}, {"a": 0.5, "b": 0.9, "c": 0.7}), DIFFERS),
+        (
+            rules.worst_served({"a": 2.0, "b": 1.0, "c": 1.5}, {"a": 0.5, "b": 0.9, "c": 0.7}),
+            REPRODUCED,
+        ),
+        (
+            rules.worst_served({"a": 2.0, "b": 1.0, "c": 2.5}, {"a": 0.5, "b": 0.9, "c": 0.7}),
+            DIFFERS,
+        ),
         (rules.worst_served({"a": 1.0, "b": 2.0}, {"a": 0.5, "b": 0.9}), NOT_REPRODUCED),
         (rules.stratified({"a": [9, 1, 1], "b": [1, 2, 2]}, ("a", "b"), 1), REPRODUCED),
         (rules.stratified({"a": [1, 1, 9], "b": [2, 2, 2]}, ("a", "b"), 0), DIFFERS),
@@ -192,7 +217,9 @@ def test_membership_is_reproduced_where_dp_hides_it_and_its_absence_shows_it_une
     assert rules.membership(quiet, loud, 0.55).word == REPRODUCED
     assert rules.membership(loud, loud, 0.55).word == DIFFERS
     assert rules.membership(quiet, attack(1000, 1001, 1002), 0.49).word == DIFFERS
-    assert rules.membership(quiet, loud, 0.49).word == DIFFERS  # unequal, but no success on all examples
+    assert (
+        rules.membership(quiet, loud, 0.49).word == DIFFERS
+    )  # unequal, but no success on all examples
     assert rules.membership(loud, attack(1000, 1001, 1002), 0.49).word == NOT_REPRODUCED
 
 
@@ -219,14 +246,19 @@ def test_verdicts_follow_the_audit(known):
     assert verdicts(page, "Figure 6") == (REPRODUCED, REPRODUCED)
     weak = changed(known, lambda summary: summary["loss"].update(pearson_log_loss=0.5))
     assert verdicts(page_of(weak), "Figure 5") == (DIFFERS, DIFFERS)
-    assert "0.500" in section(page_of(weak), "Figure 5") or "0.5 " in section(page_of(weak), "Figure 5")
+    assert "0.500" in section(page_of(weak), "Figure 5") or "0.5 " in section(
+        page_of(weak), "Figure 5"
+    )
 
     def reverse(summary):
         (table,) = (found for found in summary["groups"] if found["by"] == "label")
         for row in table["rows"]:
             row["mean"] = 10 - row["mean"]
 
-    assert verdicts(page_of(changed(known, reverse)), "Figure 6") == (NOT_REPRODUCED, NOT_REPRODUCED)
+    assert verdicts(page_of(changed(known, reverse)), "Figure 6") == (
+        NOT_REPRODUCED,
+        NOT_REPRODUCED,
+    )
 
     def coarse(summary):
         for row in summary["fidelity"]:
@@ -237,7 +269,11 @@ def test_verdicts_follow_the_audit(known):
 
 def test_fidelity_is_of_equal_gaps_and_of_norms_carried_on():
     row = {"between_records": "last", "pearson": 0.9, "epochs": 1.02, "is_this_log": False}
-    others = [{"epochs": 1.0, "is_this_log": True}, {"epochs": 1.0, "between_records": "closest"}, {"epochs": 1.4}]
+    others = [
+        {"epochs": 1.0, "is_this_log": True},
+        {"epochs": 1.0, "between_records": "closest"},
+        {"epochs": 1.4},
+    ]
     others += [{"epochs": 1.0, "pearson": None}]
     summary = {"fidelity": [*({**row, **change} for change in others), row]}
     assert fidelity_of(summary, paper.GAMMAS) == {1.0: row}
@@ -247,7 +283,9 @@ def test_figures_are_those_of_the_audit(known):
     page, summary = page_of(known), known.audits["mnist"].default
     means = {row["name"]: row["mean"] for row in summary["groups"][0]["rows"]}
     assert ", ".join(sorted(means, key=means.get)) in section(page, "Figure 6")
-    gamma_1 = next(row for row in summary["fidelity"] if row["every"] == 6 and row["between_records"] == "last")
+    gamma_1 = next(
+        row for row in summary["fidelity"] if row["every"] == 6 and row["between_records"] == "last"
+    )
     line = f"{gamma_1['pearson']:.4f}, {gamma_1['mean_absolute']:.3f}, {gamma_1['largest_absolute']:.3f}"
     assert line in section(page, "Figure 4")
     assert "600; tanh_cnn, 26,010 parameters" in page
@@ -269,7 +307,9 @@ def test_table_2_has_the_papers_layout_and_a_warning(known):
     text = section(page_of(known), "Table 2")
     assert "| MNIST | average | 0.1 | 0.3 | median | 0.7 | 0.9 |" in text
     assert "| paper, private | 0.681 | 0.238 | 0.317 | 0.436 | 0.708 | 1.647 |" in text
-    assert re.search(r"\| sound default: .*Andrew et al. 2021, 20 rounds, step size 0.5 \| – \| 0.500", text)
+    assert re.search(
+        r"\| sound default: .*Andrew et al. 2021, 20 rounds, step size 0.5 \| – \| 0.500", text
+    )
     assert "for the curator only" in text
     assert "average error rate 0.17 %" in text  # 1.01 for 1.00, one of six
     assert "average error rate 5.00 %" in text
@@ -289,7 +329,9 @@ def test_individual_clipping_of_the_whole_set_is_held_against_the_ordinary_run(k
     assert "**reproduced** (same in 1 of 1" in section(page, "Figure 8")
     assert "**differs** (-1.00 points)" in section(page, "Table 3")
     assert "also differ" not in page
-    assert "also differ in epochs (20, None)." in section(page_of(individually_clipped(known, epochs=20)), "Table 3")
+    assert "also differ in epochs (20, None)." in section(
+        page_of(individually_clipped(known, epochs=20)), "Table 3"
+    )
 
 
 def test_a_guarantee_that_is_not_supported_says_so(known):
@@ -303,7 +345,9 @@ def test_a_guarantee_that_is_not_supported_says_so(known):
 def test_a_refused_release_is_not_run(known):
     measured = copy.deepcopy(known.measured)
     measured["table_2"]["mnist"]["found"] = {"refused": "no guarantee"}
-    assert "**not run** (refused: no guarantee)" in section(page_of(Known(known.audits, measured)), "Table 2")
+    assert "**not run** (refused: no guarantee)" in section(
+        page_of(Known(known.audits, measured)), "Table 2"
+    )
 
 
 def test_what_was_measured_of_another_run_is_not_shown(known):
@@ -332,9 +376,13 @@ def test_a_presets_audit_of_another_run_is_left_out(known, tmp_path):
 
 def test_results_go_between_their_markers(tmp_path):
     readme = tmp_path / "README.md"
-    readme.write_text("before\n<!-- results: x -->\nold\n<!-- end of results -->\nafter\n", encoding="utf-8")
+    readme.write_text(
+        "before\n<!-- results: x -->\nold\n<!-- end of results -->\nafter\n", encoding="utf-8"
+    )
     write_results(readme, "new\n")
-    assert readme.read_text(encoding="utf-8") == ("before\n<!-- results: x -->\nnew\n<!-- end of results -->\nafter\n")
+    assert readme.read_text(encoding="utf-8") == (
+        "before\n<!-- results: x -->\nnew\n<!-- end of results -->\nafter\n"
+    )
     readme.write_text("nothing", encoding="utf-8")
     with pytest.raises(SystemExit):
         write_results(readme, "new\n")
@@ -345,6 +393,8 @@ def test_the_committed_pages_are_the_generated_ones():
     found = Known(read_audits(REPORTS), read_measured(REPORTS))
     assert (REPORTS / "yu2023.md").read_text(encoding="utf-8") == page_of(found)
     shown = re.search(
-        r"<!-- results.*?-->\n(.*?)<!-- end of results -->", (ROOT / "README.md").read_text("utf-8"), re.DOTALL
+        r"<!-- results.*?-->\n(.*?)<!-- end of results -->",
+        (ROOT / "README.md").read_text("utf-8"),
+        re.DOTALL,
     )
     assert shown[1] == render_results(found)

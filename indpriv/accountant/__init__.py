@@ -10,7 +10,12 @@ from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import account
 from indpriv.accountant.privacy_filter import PrivacyFilter
 from indpriv.accountant.risk import RiskTable, membership_risk
-from indpriv.accountant.what_if import account_if, cap_rows, noise_for_quantile, noise_for_worst_case
+from indpriv.accountant.what_if import (
+    account_if,
+    cap_rows,
+    noise_for_quantile,
+    noise_for_worst_case,
+)
 
 __all__ = [
     "Method",

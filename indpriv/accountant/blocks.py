@@ -55,7 +55,9 @@ def in_blocks(
     yield from in_order(work, tasks, n_threads)
 
 
-def in_order(work: Callable[..., Result], tasks: Iterator[tuple[Any, ...]], n_threads: int) -> Iterator[Result]:
+def in_order(
+    work: Callable[..., Result], tasks: Iterator[tuple[Any, ...]], n_threads: int
+) -> Iterator[Result]:
     """Yield the results of work(*task) in the order of the tasks, which are drawn here, a few ahead of their turn."""
     if n_threads == 1:
         yield from (work(*task) for task in tasks)
@@ -75,8 +77,10 @@ def in_order(work: Callable[..., Result], tasks: Iterator[tuple[Any, ...]], n_th
 
 
 def _tasks(log: NormLog, start: int, stop: int, size: int) -> Iterator[tuple[int, int, Block]]:
-    bytes_per_example = log.n_records * (8 if log.levels is None else np.dtype(log.levels.dtype).itemsize)
-    if log.free is not None:
+    bytes_per_example = log.n_records * (
+        8 if log.levels is None else np.dtype(log.levels.dtype).itemsize
+    )
+    if log.batch_norms is not None:
         bytes_per_example += _ENTRY_BYTES * int(log.settings.sample_rate.sum())
     for begin, end in _ranges(start, stop, max(1, _READ_BYTES // max(1, bytes_per_example))):
         block = Block.of(log, begin, end)

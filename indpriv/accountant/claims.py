@@ -23,17 +23,23 @@ def claim_of(log: NormLog, between_records: str) -> tuple[str, str]:
     """
     doubts = []
     if log.levels is not None and log.levels.rounding_mode != "up":
-        doubts.append(f"norms were rounded to the {log.levels.rounding_mode} level, which can under-report")
+        doubts.append(
+            f"norms were rounded to the {log.levels.rounding_mode} level, which can under-report"
+        )
     if log.sampler != "poisson":
         which = "another" if log.sampler == "other" else f"a {log.sampler}"
-        doubts.append(f"batches were drawn by {which} sampler, and the analysis assumes Poisson sampling")
+        doubts.append(
+            f"batches were drawn by {which} sampler, and the analysis assumes Poisson sampling"
+        )
     doubts.extend(log.caveats)
-    free = uses_free_records(log, between_records)
+    free = uses_batch_norms(log, between_records)
     covered = None if free else _coverage(log, between_records)
     if covered is None:
         share = f"{log.n_records - log.n_unreadable} of {log.total_steps} steps"
         which = f"{between_records} record" + (" of the example, full or free" if free else "")
-        doubts.append(f"only {share} were recorded in full, and the norms in between are taken from the {which}")
+        doubts.append(
+            f"only {share} were recorded in full, and the norms in between are taken from the {which}"
+        )
     unreadable = []
     if log.n_unreadable:
         unreadable.append(
@@ -45,13 +51,13 @@ def claim_of(log: NormLog, between_records: str) -> tuple[str, str]:
     return EXACT, _sentences([f"{covered}, and norms are {rounding}", *unreadable])
 
 
-def uses_free_records(log: NormLog, between_records: str) -> bool:
-    """Whether free records say anything to an account of this log.
+def uses_batch_norms(log: NormLog, between_records: str) -> bool:
+    """Whether batch norms say anything to an account of this log.
 
     They do not where steps without a full record count at max_grad_norm, nor where training clipped every example at its
     last full record: neither account needs the coins of the sampler to be exact.
     """
-    some = log.free is not None and log.n_records < log.total_steps
+    some = log.batch_norms is not None and log.n_records < log.total_steps
     return some and between_records in ("last", "closest") and not log.individually_clipped
 
 
@@ -62,9 +68,15 @@ def _coverage(log: NormLog, between_records: str) -> str | None:
     unrecorded_start = int(log.recorded_steps[0])
     if log.n_records == log.total_steps - unrecorded_start:
         before = (
-            "" if unrecorded_start == 0 else f" from step {unrecorded_start} on, earlier ones count at max_grad_norm"
+            ""
+            if unrecorded_start == 0
+            else f" from step {unrecorded_start} on, earlier ones count at max_grad_norm"
         )
-        recorded = "every step was recorded" if not log.n_unreadable else "every step has a record, readable or not"
+        recorded = (
+            "every step was recorded"
+            if not log.n_unreadable
+            else "every step has a record, readable or not"
+        )
         return recorded + before
     if between_records == "worst_case":
         return "steps without a record count at max_grad_norm"

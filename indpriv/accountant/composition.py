@@ -65,12 +65,19 @@ def composed_epsilons(
     """
     steps = _checks.check_positive_int("total_steps", total_steps)
     delta = _checks.check_delta(delta)
-    noise, rate = _checks.check_noise_multiplier(noise_multiplier), _checks.check_sample_rate(sample_rate)
+    noise, rate = (
+        _checks.check_noise_multiplier(noise_multiplier),
+        _checks.check_sample_rate(sample_rate),
+    )
     for name, column in (("noise_multiplier", noise), ("sample_rate", rate)):
         if column.shape not in ((), (steps,)):
-            raise InputError(f"{name} has shape {column.shape}; pass one value, or one for each of the {steps} steps")
+            raise InputError(
+                f"{name} has shape {column.shape}; pass one value, or one for each of the {steps} steps"
+            )
     settings, count = np.unique(
-        np.stack(np.broadcast_arrays(noise, rate, np.zeros(steps))[:2], axis=1), axis=0, return_counts=True
+        np.stack(np.broadcast_arrays(noise, rate, np.zeros(steps))[:2], axis=1),
+        axis=0,
+        return_counts=True,
     )
     epsilon = _step_epsilons(settings[:, 0], settings[:, 1], delta)
     squares = float(count @ np.square(epsilon))
@@ -78,7 +85,9 @@ def composed_epsilons(
     mechanisms = Mechanisms(np.ones(len(settings)), settings[:, 0], settings[:, 1])
     moments = RdpAccountant(mechanisms, delta=delta, conversion="mironov2017")
     with np.errstate(over="ignore"):
-        advanced = float(count @ (epsilon * np.expm1(epsilon))) + math.sqrt(2 * math.log(1 / delta) * squares)
+        advanced = float(count @ (epsilon * np.expm1(epsilon))) + math.sqrt(
+            2 * math.log(1 / delta) * squares
+        )
     return ComposedEpsilons(
         basic=float(count @ epsilon),
         advanced=advanced,
@@ -89,7 +98,9 @@ def composed_epsilons(
     )
 
 
-def _step_epsilons(noise_multiplier: FloatArray, sample_rate: FloatArray, delta: float) -> FloatArray:
+def _step_epsilons(
+    noise_multiplier: FloatArray, sample_rate: FloatArray, delta: float
+) -> FloatArray:
     """log(1 + q (e^e0 - 1)) with e0 = sqrt(2 ln(1.25 / delta)) / noise_multiplier, the amplified Gaussian mechanism."""
     plain = math.sqrt(2 * math.log(1.25 / delta)) / noise_multiplier
     with np.errstate(divide="ignore"):

@@ -49,7 +49,9 @@ class WholeTable:
         self._row_of: dict[float, int] = {}
         self._lock = threading.Lock()
 
-    def at(self, orders: FloatArray, counts: Counts, examples: IntArray) -> tuple[FloatArray, IntArray]:
+    def at(
+        self, orders: FloatArray, counts: Counts, examples: IntArray
+    ) -> tuple[FloatArray, IntArray]:
         """A table (n_rows, n_cells), and the row of it that holds each of the orders (len(examples), m)."""
         wanted, inverse = np.unique(orders, return_inverse=True)
         with self._lock:
@@ -66,7 +68,9 @@ class WholeTable:
                     larger[:first] = self._values[:first]
                     self._values = larger
                 self._values[first : first + len(found)] = found
-                self._row_of.update(zip(missing.tolist(), range(first, first + len(found)), strict=True))
+                self._row_of.update(
+                    zip(missing.tolist(), range(first, first + len(found)), strict=True)
+                )
             rows = np.array([self._row_of[order] for order in wanted.tolist()])
             return self._values, rows[inverse].reshape(orders.shape)
 
@@ -84,7 +88,9 @@ class LazyTable:
         self._values, self._known = np.zeros((0, n_cells)), np.zeros((0, n_cells), dtype=bool)
         self._row_of: dict[float, int] = {}
 
-    def at(self, orders: FloatArray, counts: Counts, examples: IntArray) -> tuple[FloatArray, IntArray]:
+    def at(
+        self, orders: FloatArray, counts: Counts, examples: IntArray
+    ) -> tuple[FloatArray, IntArray]:
         """A table (n_rows, n_cells), and the row of it that holds each of the orders (len(examples), m)."""
         wanted, inverse = np.unique(orders, return_inverse=True)
         inverse = inverse.reshape(orders.shape)
@@ -96,7 +102,9 @@ class LazyTable:
                 cells.append(np.flatnonzero(used & ~self._known[row]))
             row = np.repeat(rows, [len(found) for found in cells])
             cell = np.concatenate(cells)
-            self._values[row, cell] = self._source.divergences_at(cell, np.repeat(wanted, [len(c) for c in cells]))
+            self._values[row, cell] = self._source.divergences_at(
+                cell, np.repeat(wanted, [len(c) for c in cells])
+            )
             self._known[row, cell] = True
             return self._values, rows[inverse]
 

@@ -95,10 +95,14 @@ def table_for(
     """The account of a log, by example or by unit; as `indpriv.account`."""
     units = Units.of(log)
     if units is None:
-        return under_filter(table_of(prepare_account(log, method), progress=progress, workers=workers), log)
+        return under_filter(
+            table_of(prepare_account(log, method), progress=progress, workers=workers), log
+        )
     if len(units) == log.n_examples:
         rows = replace(log, example_ids=units.ids, unit_ids=None)
-        table = under_filter(table_of(prepare_account(rows, method), progress=progress, workers=workers), rows)
+        table = under_filter(
+            table_of(prepare_account(rows, method), progress=progress, workers=workers), rows
+        )
         return replace(table, account=replace(table.account, rows_per_unit=1))
     return under_filter(_of_units(log, units, method, progress, workers), log, units)
 
@@ -119,12 +123,20 @@ def _of_units(
     check_method(method, log.unit)
     log = _as_yu2023(log) if method.preset == "yu2023" else log
     one = units.n_rows == 1
-    single = replace(log.take(units.positions[np.repeat(one, units.n_rows)]), example_ids=units.ids[one], unit_ids=None)
+    single = replace(
+        log.take(units.positions[np.repeat(one, units.n_rows)]),
+        example_ids=units.ids[one],
+        unit_ids=None,
+    )
     alone = table_of(prepare_account(single, method), workers=workers) if one.any() else None
     n_rows, size = np.unique(units.n_rows, return_inverse=True)
     worst = worst_cases(log, method, n_rows)[size]
     found = several_rows(log, units.take(~one), method, progress=progress, workers=workers)
-    epsilon, order, boundary = np.empty(len(units)), np.empty(len(units)), np.empty(len(units), dtype=bool)
+    epsilon, order, boundary = (
+        np.empty(len(units)),
+        np.empty(len(units)),
+        np.empty(len(units), dtype=bool),
+    )
     # The divergence grows with every norm, so the worst case of its number of rows bounds a unit.
     epsilon[~one] = np.minimum(found.epsilon, worst[~one])
     order[~one], boundary[~one] = found.best_order, found.order_at_boundary
@@ -132,7 +144,7 @@ def _of_units(
         worst[one] = alone.worst_case_epsilon
         epsilon[one], order[one] = alone.epsilon, alone.details["best_order"]
         boundary[one] = alone.details["order_at_boundary"]
-    claim, reason = claim_of(replace(log, free=None), method.between_records)
+    claim, reason = claim_of(replace(log, batch_norms=None), method.between_records)
     if alone is not None and alone.claim == ESTIMATE:
         claim, reason = alone.claim, alone.claim_reason
     return EpsilonTable(
@@ -163,12 +175,19 @@ def prepare_account(log: NormLog, method: Method) -> PreparedAccount:
     return PreparedAccount(
         prepared=prepared,
         method=method,
-        rdp=RdpAccountant(prepared.cells, delta=method.delta, conversion=method.conversion, orders=method.rdp_orders),
+        rdp=RdpAccountant(
+            prepared.cells,
+            delta=method.delta,
+            conversion=method.conversion,
+            orders=method.rdp_orders,
+        ),
         worst_case=WorstCase.of(log, method),
     )
 
 
-def table_of(account: PreparedAccount, *, progress: Progress | None = None, workers: int | None = None) -> EpsilonTable:
+def table_of(
+    account: PreparedAccount, *, progress: Progress | None = None, workers: int | None = None
+) -> EpsilonTable:
     """The epsilons of all blocks in one table; progress and workers as of `indpriv.account`."""
     log, blocks = account.prepared.log, []
     for block in account.blocks(workers=workers):
@@ -184,7 +203,10 @@ def table_of(account: PreparedAccount, *, progress: Progress | None = None, work
         claim=account.prepared.claim,
         claim_reason=account.prepared.claim_reason,
         account=account.prepared.account,
-        details={name: np.concatenate([block.details[name] for block in blocks]) for name in blocks[0].details},
+        details={
+            name: np.concatenate([block.details[name] for block in blocks])
+            for name in blocks[0].details
+        },
     )
 
 
@@ -207,7 +229,7 @@ class _Encoded:
 def _as_yu2023(log: NormLog) -> NormLog:
     """The log with the paper's rounding; InputError where its own rounding is another."""
     paper = Levels(0.01, "nearest")
-    log = replace(log, free=None)  # the paper has full records only
+    log = replace(log, batch_norms=None)  # the paper has full records only
     if log.levels == paper:
         return log
     if log.levels is not None:

@@ -11,10 +11,14 @@ from numpy.typing import NDArray
 
 from indpriv import _checks
 from indpriv.accountant.blocks import in_blocks
-from indpriv.accountant.claims import claim_of, uses_free_records
+from indpriv.accountant.claims import claim_of, uses_batch_norms
 from indpriv.accountant.histogram.cells import Cells, Mechanisms
 from indpriv.accountant.histogram.counts import DenseCounts
-from indpriv.accountant.histogram.governing_records import Participations, segments_of, worst_case_participations
+from indpriv.accountant.histogram.governing_records import (
+    Participations,
+    segments_of,
+    worst_case_participations,
+)
 from indpriv.accountant.histogram.governing_rows import Block
 from indpriv.accountant.histogram.grid import condensed
 from indpriv.accountant.histogram.layout import Governing, cells_of, governing_of, whole_cells_of
@@ -29,7 +33,9 @@ FloatArray = NDArray[np.float64]
 
 _HISTOGRAM_BYTES = 1 << 26  # of one block of examples: constant memory whatever their number
 _SEARCH_BYTES = 4096  # that the search for the best order takes for one example
-_MANY_MECHANISMS = 5000  # distinct settings beyond which the worst case is summed over nodes, within 1e-6
+_MANY_MECHANISMS = (
+    5000  # distinct settings beyond which the worst case is summed over nodes, within 1e-6
+)
 
 
 @dataclass(frozen=True)
@@ -61,8 +67,8 @@ class PreparedLog:
                 f"delta={method.delta:g} is at least 1/n = {1 / log.n_examples:g}: it would allow publishing a random "
                 "example in full; pass a delta well below 1/n"
             )
-        if not uses_free_records(log, method.between_records):
-            log = replace(log, free=None)
+        if not uses_batch_norms(log, method.between_records):
+            log = replace(log, batch_norms=None)
         governing = governing_of(log, method.between_records)
         cells = cells_of(governing)
         claim, reason = claim_of(log, method.between_records)
@@ -77,7 +83,11 @@ class PreparedLog:
         return max(
             1,
             _HISTOGRAM_BYTES
-            // (max(self.cells.bytes_per_example, dense) + self.governing.bytes_per_example + _SEARCH_BYTES),
+            // (
+                max(self.cells.bytes_per_example, dense)
+                + self.governing.bytes_per_example
+                + _SEARCH_BYTES
+            ),
         )
 
 
@@ -141,7 +151,9 @@ class WorstSteps:
         """The Rényi bound of epsilon; InputError where there is none."""
         steps = self.shared
         mechanisms = Mechanisms(steps.relative_norms, steps.noise_multiplier, steps.sample_rate)
-        rdp = RdpAccountant(mechanisms, delta=method.delta, conversion=method.conversion, orders=method.rdp_orders)
+        rdp = RdpAccountant(
+            mechanisms, delta=method.delta, conversion=method.conversion, orders=method.rdp_orders
+        )
         bound = float(rdp.epsilons(DenseCounts(steps.counts)).epsilon[0])
         if not np.isfinite(bound):
             raise InputError(
@@ -200,13 +212,17 @@ class PreparedAccount:
     rdp: RdpAccountant
     worst_case: WorstCase
 
-    def blocks(self, start: int = 0, stop: int | None = None, *, workers: int | None = None) -> Iterator[EpsilonBlock]:
+    def blocks(
+        self, start: int = 0, stop: int | None = None, *, workers: int | None = None
+    ) -> Iterator[EpsilonBlock]:
         """Yield the epsilons of consecutive blocks of the examples at positions start to stop.
 
         Memory does not grow with their number. workers: threads, default one for each core.
         """
         size = self.prepared.block_size
-        yield from in_blocks(self.prepared.log, self._block, size=size, start=start, stop=stop, workers=workers)
+        yield from in_blocks(
+            self.prepared.log, self._block, size=size, start=start, stop=stop, workers=workers
+        )
 
     def _block(self, start: int, stop: int, block: Block) -> EpsilonBlock:
         rows = self.prepared.governing.read(block)

@@ -59,7 +59,9 @@ class PrivacyFilter:
     def __post_init__(self) -> None:
         check_orders([self.order])
         if not (np.isfinite(self.rdp_cap) and self.rdp_cap > 0):
-            raise InputError(f"rdp_cap={self.rdp_cap} is not a finite number above 0; see PrivacyFilter.for_epsilon")
+            raise InputError(
+                f"rdp_cap={self.rdp_cap} is not a finite number above 0; see PrivacyFilter.for_epsilon"
+            )
 
     @classmethod
     def for_epsilon(
@@ -89,7 +91,10 @@ class PrivacyFilter:
         orders = _ORDERS if order is None else check_orders([order])
         caps = epsilon - epsilon_offsets(orders, delta, conversion)
         step = compute_rdp(
-            sample_rate=sample_rate, noise_multiplier=noise_multiplier, relative_norms=[1.0], orders=orders
+            sample_rate=sample_rate,
+            noise_multiplier=noise_multiplier,
+            relative_norms=[1.0],
+            orders=orders,
         )[0]
         best = int(np.argmax(caps / step))
         if caps[best] <= 0:
@@ -120,7 +125,9 @@ class PrivacyFilter:
         if units is not None:
             norms = np.asarray(relative_norms, dtype=np.float64)
             return self._charges_of_units(norms, units, noise_multiplier, sample_rate)[units]
-        distinct, inverse = np.unique(np.asarray(relative_norms, dtype=np.float64), return_inverse=True)
+        distinct, inverse = np.unique(
+            np.asarray(relative_norms, dtype=np.float64), return_inverse=True
+        )
         rdp = compute_rdp(
             sample_rate=sample_rate,
             noise_multiplier=noise_multiplier,
@@ -130,7 +137,11 @@ class PrivacyFilter:
         return np.asarray((rdp[:, 0] * (1 + FLOAT_SLACK))[inverse])
 
     def _charges_of_units(
-        self, norms: FloatArray, units: NDArray[np.int64], noise_multiplier: float, sample_rate: float
+        self,
+        norms: FloatArray,
+        units: NDArray[np.int64],
+        noise_multiplier: float,
+        sample_rate: float,
     ) -> FloatArray:
         """(n_units,) of all rows of each; a step is shared between two numbers of equal rows, by units.py."""
         total = np.bincount(units, norms) * _SUMMED
@@ -140,13 +151,19 @@ class PrivacyFilter:
         rows = np.divide(total, norm, out=np.ones(len(norm)), where=norm > 0)
         fewer = np.clip(np.floor(rows), 1, MOST_ROWS)
         rest = np.clip(rows - fewer, 0.0, 1.0)
-        wanted = np.stack([np.tile(norm, 2), np.concatenate([fewer, np.minimum(fewer + 1, MOST_ROWS)])])
+        wanted = np.stack(
+            [np.tile(norm, 2), np.concatenate([fewer, np.minimum(fewer + 1, MOST_ROWS)])]
+        )
         cells, place = np.unique(wanted, axis=1, return_inverse=True)
         n_cells = cells.shape[1]
-        equal_rows = EqualRows(cells[0] / noise_multiplier, np.full(n_cells, sample_rate), cells[1].astype(np.int64))
+        equal_rows = EqualRows(
+            cells[0] / noise_multiplier, np.full(n_cells, sample_rate), cells[1].astype(np.int64)
+        )
         rdp = equal_rows.divergences_at(np.arange(n_cells), np.full(n_cells, self.order))
         low, high = rdp[place.reshape(2, -1)]
-        return np.asarray(((1 - rest) * low + np.where(rest > 0, rest * high, 0.0)) * (1 + FLOAT_SLACK))
+        return np.asarray(
+            ((1 - rest) * low + np.where(rest > 0, rest * high, 0.0)) * (1 + FLOAT_SLACK)
+        )
 
     def spent(self, log: NormLog, left_out_at: NDArray[np.int64]) -> FloatArray:
         """(n_examples,) divergence that the log says each example, or its unit, spent before the step that left it out.
@@ -157,12 +174,16 @@ class PrivacyFilter:
         units = Units.of(log)
         settings = log.settings
         clip = settings.max_grad_norm
-        record_of = np.searchsorted(log.recorded_steps, np.arange(log.total_steps), side="right") - 1
+        record_of = (
+            np.searchsorted(log.recorded_steps, np.arange(log.total_steps), side="right") - 1
+        )
         if not log.individually_clipped:
             record_of[:] = -1
         columns = np.stack([record_of, settings.noise_multiplier, clip, settings.sample_rate])
         starts = np.append(0, np.flatnonzero((np.diff(columns) != 0).any(axis=0)) + 1)
-        for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), log.total_steps], strict=True):
+        for start, stop in zip(
+            starts.tolist(), [*starts[1:].tolist(), log.total_steps], strict=True
+        ):
             row = int(record_of[start])
             charge = self.charges(
                 np.ones(log.n_examples) if row < 0 else _relative(log, row, float(clip[start])),
@@ -224,10 +245,17 @@ def under_filter(table: EpsilonTable, log: NormLog, units: Units | None = None) 
         epsilon_upper=epsilon,
         worst_case_epsilon=worst,
         claim_reason=f"{table.claim_reason} The privacy filter left out {int(left.sum())} of {len(left)} {who}{when}.",
-        account=replace(table.account, privacy_filter=policy.describe() if worst < table.worst_case_epsilon else ""),
+        account=replace(
+            table.account,
+            privacy_filter=policy.describe() if worst < table.worst_case_epsilon else "",
+        ),
         details={
             **table.details,
-            **({} if units is None else {"unit_worst_case": np.minimum(table.details["unit_worst_case"], worst)}),
+            **(
+                {}
+                if units is None
+                else {"unit_worst_case": np.minimum(table.details["unit_worst_case"], worst)}
+            ),
             "left_out_at": np.where(left, left_out_at, -1),
         },
     )

@@ -27,15 +27,22 @@ from numpy.typing import ArrayLike, NDArray
 from indpriv import _checks
 from indpriv.errors import InputError
 
-FLOAT_SLACK = 1e-10  # relative; the largest error seen against 50-digit arithmetic is far below (tests)
+FLOAT_SLACK = (
+    1e-10  # relative; the largest error seen against 50-digit arithmetic is far below (tests)
+)
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 _LOG_PRECISION = 36.0  # quadrature and truncation errors are below exp(-36) = 2e-16 of the result
 _REACH = 9.0  # standard deviations beyond the outer peaks, 0 and order * u: 81 * exp(-81 / 2) = 2e-16 of the result
-_DIRECT_ABOVE = 1e-4  # log moments above this are summed directly, smaller ones without their leading 1
-_SERIES = ((0.5, 15), (4.0, 32))  # terms of the series in moments of log f, by the largest order * |log f|
+_DIRECT_ABOVE = (
+    1e-4  # log moments above this are summed directly, smaller ones without their leading 1
+)
+_SERIES = (
+    (0.5, 15),
+    (4.0, 32),
+)  # terms of the series in moments of log f, by the largest order * |log f|
 _CANCELLING_BELOW = 0.05  # the same for a single node, with fewer terms:
 _CANCELLING_TERMS = 9
 _ELEMENTS_AT_ONCE = 1 << 19  # of a working array: 4 MB, which stays in cache
@@ -67,7 +74,9 @@ def compute_rdp(
     sigma = float(_checks.check_noise_multiplier(noise_multiplier))
     norms = np.atleast_1d(np.asarray(relative_norms, dtype=np.float64))
     if norms.ndim != 1 or not np.all((norms >= 0) & (norms <= 1)):
-        raise InputError(f"relative_norms={relative_norms!r} must be one row of numbers in [0, 1]: min(norm, C) / C")
+        raise InputError(
+            f"relative_norms={relative_norms!r} must be one row of numbers in [0, 1]: min(norm, C) / C"
+        )
     return renyi_divergences(norms / sigma, np.full(len(norms), rate), check_orders(orders))
 
 
@@ -82,7 +91,9 @@ def check_orders(orders: ArrayLike) -> FloatArray:
     )
 
 
-def renyi_divergences(shifts: FloatArray, sample_rates: FloatArray, orders: FloatArray, k: int = 1) -> FloatArray:
+def renyi_divergences(
+    shifts: FloatArray, sample_rates: FloatArray, orders: FloatArray, k: int = 1
+) -> FloatArray:
     """(n, n_orders) Rényi divergences of one step, unchecked.
 
     shifts: (n,) relative_norm / noise_multiplier; sample_rates: (n,); k: rows of one owner, each of that shift.
@@ -97,7 +108,9 @@ def divergences_of_pairs(
 ) -> FloatArray:
     """(n_pairs,) Rényi divergences of one step of mechanism row[i] at order[i]; else as `renyi_divergences`."""
     log_moments = np.zeros(len(row))
-    unfilled = np.flatnonzero(_fill_closed_form(log_moments, shifts[row], sample_rates[row], order, k))
+    unfilled = np.flatnonzero(
+        _fill_closed_form(log_moments, shifts[row], sample_rates[row], order, k)
+    )
     largest = np.zeros(len(shifts))
     np.maximum.at(largest, row[unfilled], order[unfilled])
     rows = np.flatnonzero(largest)
@@ -139,14 +152,18 @@ def _fill_closed_form(
         gap += np.exp(np.minimum(below, 0.0))
         np.maximum(excess, below, out=excess)
     upper = orders * (exponent + log_all + gap)
-    closed = (excess < -math.log(1e14)) & (orders * gap <= 1e-14 * np.maximum(upper, 1.0)) & ~everybody
+    closed = (
+        (excess < -math.log(1e14)) & (orders * gap <= 1e-14 * np.maximum(upper, 1.0)) & ~everybody
+    )
     out[closed] = upper[closed]
     return np.asarray(~closed & (shifts > 0) & ~everybody)
 
 
 def _spacing(shift: FloatArray) -> FloatArray:
     """Trapezoid spacing that reaches exp(-_LOG_PRECISION) relative, by the bound in the module's docstring."""
-    widest = math.sqrt(2 * _LOG_PRECISION)  # the best height of the strip where no singularity limits it
+    widest = math.sqrt(
+        2 * _LOG_PRECISION
+    )  # the best height of the strip where no singularity limits it
     height = np.minimum(widest, math.pi / np.maximum(shift, 1e-300))
     return np.asarray(2 * math.pi * height / (_LOG_PRECISION + np.square(height) / 2))
 
@@ -189,15 +206,25 @@ class _Grid:
         return cls(log_f, log_weight, weight, gain)
 
 
-def _quadrature(u: FloatArray, q: FloatArray, k: int, row: IntArray, order: FloatArray) -> FloatArray:
+def _quadrature(
+    u: FloatArray, q: FloatArray, k: int, row: IntArray, order: FloatArray
+) -> FloatArray:
     """(n_cells,) log moments of (row, order) cells: one grid per row serves all its orders."""
     h = _spacing(u)
     first = -np.ceil(_REACH / h)
     end = order * k * u[row] + _REACH
     n_nodes = (np.ceil(end / h[row]) - first[row] + 1).astype(np.int64)
     grid = _Grid.of(u, q, k, first, int(n_nodes.max(initial=1)))
-    largest_power = order * np.maximum(_density_ratio(end, u[row], q[row], k)[0], -k * np.log1p(-q[row]))
-    leading = 0.5 * order * (order - 1) * np.square(k * q[row]) * np.expm1(np.minimum(np.square(u[row]), 600.0))
+    largest_power = order * np.maximum(
+        _density_ratio(end, u[row], q[row], k)[0], -k * np.log1p(-q[row])
+    )
+    leading = (
+        0.5
+        * order
+        * (order - 1)
+        * np.square(k * q[row])
+        * np.expm1(np.minimum(np.square(u[row]), 600.0))
+    )
     small = leading < _DIRECT_ABOVE
     values = np.zeros(len(row))
     done = np.zeros(len(row), dtype=bool)
@@ -206,7 +233,9 @@ def _quadrature(u: FloatArray, q: FloatArray, k: int, row: IntArray, order: Floa
         done[chosen] = True
         if len(chosen):
             width = int(n_nodes[chosen].max())
-            values[chosen] = _log_moments_by_series(grid, row[chosen], order[chosen], width, n_terms)
+            values[chosen] = _log_moments_by_series(
+                grid, row[chosen], order[chosen], width, n_terms
+            )
     small &= ~done
     for cells, width in _buckets(np.flatnonzero(small), n_nodes):
         values[cells] = _small_log_moments(grid, row[cells], order[cells, None], width)
@@ -224,12 +253,17 @@ def _buckets(cells: IntArray, n_nodes: IntArray) -> Iterator[tuple[IntArray, int
     begin = 0
     while begin < len(ranking):
         width = int(widths[begin] * 1.2) + 4
-        end = min(int(np.searchsorted(widths, width, side="right")), begin + max(1, _ELEMENTS_AT_ONCE // width))
+        end = min(
+            int(np.searchsorted(widths, width, side="right")),
+            begin + max(1, _ELEMENTS_AT_ONCE // width),
+        )
         yield ranking[begin:end], int(widths[end - 1])
         begin = end
 
 
-def _density_ratio(z: FloatArray, u: FloatArray, q: FloatArray, k: int) -> tuple[FloatArray, FloatArray]:
+def _density_ratio(
+    z: FloatArray, u: FloatArray, q: FloatArray, k: int
+) -> tuple[FloatArray, FloatArray]:
     """Log f to full relative precision, and f - 1 as far as e^600; z has the shape that u and q broadcast to."""
     rise, largest = np.zeros(z.shape), np.zeros(z.shape)
     for j in range(1, k + 1):
@@ -242,7 +276,9 @@ def _density_ratio(z: FloatArray, u: FloatArray, q: FloatArray, k: int) -> tuple
         at, shift, rate = (np.broadcast_to(values, z.shape)[odd] for values in (z, u, q))
         total = k * np.log1p(-rate)
         for j in range(1, k + 1):
-            total = np.logaddexp(total, _log_binomial(k, j, rate) + at * (j * shift) - 0.5 * np.square(j * shift))
+            total = np.logaddexp(
+                total, _log_binomial(k, j, rate) + at * (j * shift) - 0.5 * np.square(j * shift)
+            )
         log_f[odd] = total
     return log_f, rise
 
@@ -282,7 +318,9 @@ def _small_log_moments(grid: _Grid, row: IntArray, order: FloatArray, width: int
     return np.asarray(np.log1p(terms.sum(axis=1)))
 
 
-def _log_moments_by_series(grid: _Grid, row: IntArray, order: FloatArray, width: int, n_terms: int) -> FloatArray:
+def _log_moments_by_series(
+    grid: _Grid, row: IntArray, order: FloatArray, width: int, n_terms: int
+) -> FloatArray:
     """log1p(sum over k of (a^k - a) E[(log f)^k] / k!) of cells whose a * log f is small wherever it counts."""
     rows, place = np.unique(row, return_inverse=True)
     log_f = grid.log_f[rows, :width]

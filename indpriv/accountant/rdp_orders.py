@@ -32,9 +32,16 @@ _STRIDES = (128, 32, 8, 8)  # of successive parabolas: coarse first, so that exa
 _NARROWING = 16  # a round places orders this much closer to each other than the bracket is wide
 _ROUNDS = 12
 _GAIN = 3e-6  # of epsilon; the search stops where less is to be gained
-_FINEST = {2_500: 1, 10_000: 128, math.inf: 256}  # closest positions, by number of cells: each order costs all cells
+_FINEST = {
+    2_500: 1,
+    10_000: 128,
+    math.inf: 256,
+}  # closest positions, by number of cells: each order costs all cells
 _FINEST_OF_DEAR = 32  # where each divergence is computed for itself
-_FIRST_OF_DEAR, _AT_A_TIME = 2.0, 4  # there, orders are tried upwards from here, then downwards, so many at a time
+_FIRST_OF_DEAR, _AT_A_TIME = (
+    2.0,
+    4,
+)  # there, orders are tried upwards from here, then downwards, so many at a time
 
 
 def epsilon_offsets(orders: FloatArray, delta: float, conversion: str) -> FloatArray:
@@ -84,14 +91,18 @@ class _Brackets:
         left, right = self.bound[:, 0] - self.bound[:, 1], self.bound[:, 2] - self.bound[:, 1]
         a, b = (middle - low).astype(np.float64), (high - middle).astype(np.float64)
         width = np.maximum(a + b, 1.0)
-        return (right * a / b - left * b / a) / width, np.maximum((left / a + right / b) / width, 1e-300)
+        return (right * a / b - left * b / a) / width, np.maximum(
+            (left / a + right / b) / width, 1e-300
+        )
 
     def vertex(self, stride: int) -> tuple[IntArray, FloatArray]:
         """A multiple of stride near the vertex of the parabola (never the middle itself), and the parabola there."""
         slope, curvature = self._parabola()
         low, middle, high = self.position.T
         place = np.round((middle - 0.5 * slope / curvature) / stride).astype(np.int64) * stride
-        place = np.where(place == middle, middle + np.where(high - middle > middle - low, stride, -stride), place)
+        place = np.where(
+            place == middle, middle + np.where(high - middle > middle - low, stride, -stride), place
+        )
         place = np.clip(place, low + 1, high - 1)
         away = place - middle
         return place, self.bound[:, 1] + away * (slope + away * curvature)
@@ -107,7 +118,9 @@ class _Brackets:
         """(n, 4) positions to try: about the vertex of the parabola, and the middle of the wider side."""
         low, middle, high = self.position.T
         slope, curvature = self._parabola()
-        stride = np.maximum(2 ** np.floor(np.log2((high - low) / _NARROWING)), finest).astype(np.int64)
+        stride = np.maximum(2 ** np.floor(np.log2((high - low) / _NARROWING)), finest).astype(
+            np.int64
+        )
         vertex = np.round((middle - 0.5 * slope / curvature) / stride).astype(np.int64) * stride
         wider = np.where(high - middle >= middle - low, middle + high, low + middle) // 2
         halfway = np.round(wider / stride).astype(np.int64) * stride
@@ -124,7 +137,9 @@ class _Brackets:
         above = np.argmin(np.where(position > centre, position, np.iinfo(np.int64).max), axis=1)
         chosen = np.stack([below, best, above], axis=1)
         return _Brackets(
-            self.example, np.take_along_axis(position, chosen, axis=1), np.take_along_axis(bound, chosen, axis=1)
+            self.example,
+            np.take_along_axis(position, chosen, axis=1),
+            np.take_along_axis(bound, chosen, axis=1),
         )
 
 
@@ -132,7 +147,12 @@ class RdpAccountant:
     """Turns counts over fixed cells into epsilons; keeps the divergences it has computed. Threads may share it."""
 
     def __init__(
-        self, source: Divergences | LazyTable, *, delta: float, conversion: str, orders: FloatArray | None = None
+        self,
+        source: Divergences | LazyTable,
+        *,
+        delta: float,
+        conversion: str,
+        orders: FloatArray | None = None,
     ) -> None:
         """Compute the divergences that every block needs.
 
@@ -184,7 +204,9 @@ class RdpAccountant:
             best[examples] = np.minimum(best[examples], bounds.min(axis=1))
 
         for first in range(start, n_orders, _AT_A_TIME):
-            least = rdp[:, first - 1] + least_beyond[first] if first > start else np.zeros(len(counts))
+            least = (
+                rdp[:, first - 1] + least_beyond[first] if first > start else np.zeros(len(counts))
+            )
             examples = np.flatnonzero(least < best)
             columns = np.arange(first, min(first + _AT_A_TIME, n_orders))
             attempt(examples, np.tile(columns, (len(examples), 1)))
@@ -200,31 +222,51 @@ class RdpAccountant:
         return rdp
 
     def _refine(
-        self, counts: Counts, bounds: FloatArray, best: IntArray, epsilon: FloatArray, order: FloatArray
+        self,
+        counts: Counts,
+        bounds: FloatArray,
+        best: IntArray,
+        epsilon: FloatArray,
+        order: FloatArray,
     ) -> None:
         """Lower epsilon in place by orders between the best one's neighbours."""
         inside = np.flatnonzero((best > 0) & (best < bounds.shape[1] - 1) & (epsilon > 0))
         around = best[inside, None] + np.array([-1, 0, 1])
-        brackets = _Brackets(inside, _POSITIONS[around], np.take_along_axis(bounds[inside], around, axis=1))
-        for stride in _STRIDES:  # where the bound is as smooth as a parabola foretells, a few vertices are enough
+        brackets = _Brackets(
+            inside, _POSITIONS[around], np.take_along_axis(bounds[inside], around, axis=1)
+        )
+        for stride in (
+            _STRIDES
+        ):  # where the bound is as smooth as a parabola foretells, a few vertices are enough
             if not len(brackets.example):
                 return
             vertex, foretold = brackets.vertex(max(stride, self._finest))
             brackets, value = self._tried(counts, brackets, vertex[:, None], epsilon, order)
             brackets = brackets.select(np.abs(value[:, 0] - foretold) > _GAIN * foretold)
         for _ in range(_ROUNDS):  # elsewhere, on a cliff above all, the bracket itself must narrow
-            brackets = brackets.select(brackets.promising(self._finest) & (brackets.bound[:, 1] > 0))
+            brackets = brackets.select(
+                brackets.promising(self._finest) & (brackets.bound[:, 1] > 0)
+            )
             if not len(brackets.example):
                 return
-            brackets, _ = self._tried(counts, brackets, brackets.proposals(self._finest), epsilon, order)
+            brackets, _ = self._tried(
+                counts, brackets, brackets.proposals(self._finest), epsilon, order
+            )
 
     def _tried(
-        self, counts: Counts, brackets: _Brackets, positions: IntArray, epsilon: FloatArray, order: FloatArray
+        self,
+        counts: Counts,
+        brackets: _Brackets,
+        positions: IntArray,
+        epsilon: FloatArray,
+        order: FloatArray,
     ) -> tuple[_Brackets, FloatArray]:
         """Narrowed brackets, and the bounds at some positions (n, k) of each; notes the best."""
         orders = _order_at(positions)
         table, rows = self._table.at(orders, counts, brackets.example)
-        found = [counts.totals_at(brackets.example, table, rows[:, k]) for k in range(positions.shape[1])]
+        found = [
+            counts.totals_at(brackets.example, table, rows[:, k]) for k in range(positions.shape[1])
+        ]
         offsets = epsilon_offsets(orders, self._delta, self._conversion)
         bounds = np.stack(found, axis=1) + offsets
         brackets = brackets.narrowed(positions, bounds)

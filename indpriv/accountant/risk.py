@@ -60,7 +60,12 @@ class Risk:
     @classmethod
     def concatenated(cls, parts: list[Risk]) -> Risk:
         """The risk of the examples of all parts."""
-        return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)})
+        return cls(
+            **{
+                f.name: np.concatenate([getattr(part, f.name) for part in parts])
+                for f in fields(cls)
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,9 @@ class RiskTable:
             "sensitive": "for the curator only",
             "disclaimer": DISCLAIMER.replace("epsilon", "risk"),
             "null_hypothesis": "absent",
-            "worst_case": {name: float(values[0]) for name, values in self._columns(self.worst_case).items()},
+            "worst_case": {
+                name: float(values[0]) for name, values in self._columns(self.worst_case).items()
+            },
             "claim": self.claim,
             "claim_reason": self.claim_reason,
             "account": dict(vars(self.account)),
@@ -110,7 +117,10 @@ class RiskTable:
         columns = {"advantage": risk.advantage, "advantage_lower": risk.advantage_lower}
         for k, rate in enumerate(self.false_positive_rate):
             name = f"true_positive_rate_at_{rate:g}"
-            columns[name], columns[f"{name}_lower"] = risk.true_positive_rate[:, k], risk.true_positive_rate_lower[:, k]
+            columns[name], columns[f"{name}_lower"] = (
+                risk.true_positive_rate[:, k],
+                risk.true_positive_rate_lower[:, k],
+            )
         for k, epsilon in enumerate(self.epsilon):
             name = f"delta_at_{epsilon:g}"
             columns[name], columns[f"{name}_lower"] = risk.delta[:, k], risk.delta_lower[:, k]
@@ -192,14 +202,25 @@ class Readings:
 
     @classmethod
     def of(
-        cls, false_positive_rate: ArrayLike, epsilon: ArrayLike, *, delta: float, largest_epsilon: float
+        cls,
+        false_positive_rate: ArrayLike,
+        epsilon: ArrayLike,
+        *,
+        delta: float,
+        largest_epsilon: float,
     ) -> Readings:
         """Check what is asked for."""
         rates = _checks.check_row(
-            "false_positive_rate", false_positive_rate, lambda x: (x > 0) & (x < 1), "numbers in (0, 1), e.g. 0.001"
+            "false_positive_rate",
+            false_positive_rate,
+            lambda x: (x > 0) & (x < 1),
+            "numbers in (0, 1), e.g. 0.001",
         )
         epsilons = _checks.check_row(
-            "epsilon", epsilon, lambda x: np.isfinite(x) & (x >= 0), "finite numbers of at least 0, e.g. 1.0"
+            "epsilon",
+            epsilon,
+            lambda x: np.isfinite(x) & (x >= 0),
+            "finite numbers of at least 0, e.g. 1.0",
         )
         return cls(rates, epsilons, delta, largest_epsilon)
 
@@ -207,7 +228,9 @@ class Readings:
         """Read the curves of some examples: upper figures off steps never better than theirs, lower ones off the other."""
         high = self._bounds(up)
         low = high if down is up else self._bounds(down)
-        gaussian = curves.gaussian_approximation(up, down, delta=self.delta, limit=self.largest_epsilon)
+        gaussian = curves.gaussian_approximation(
+            up, down, delta=self.delta, limit=self.largest_epsilon
+        )
         return Risk(
             advantage=high[0].upper,
             advantage_lower=low[0].lower,
@@ -236,13 +259,17 @@ class PreparedRisk:
     readings: Readings
     worst_case: Risk
 
-    def blocks(self, start: int = 0, stop: int | None = None, *, workers: int | None = None) -> Iterator[Risk]:
+    def blocks(
+        self, start: int = 0, stop: int | None = None, *, workers: int | None = None
+    ) -> Iterator[Risk]:
         """Yield the risk of consecutive blocks of the examples at positions start to stop.
 
         Memory does not grow with their number. workers: threads, default one for each core.
         """
         size = self.prepared.block_size
-        yield from in_blocks(self.prepared.log, self._block, size=size, start=start, stop=stop, workers=workers)
+        yield from in_blocks(
+            self.prepared.log, self._block, size=size, start=start, stop=stop, workers=workers
+        )
 
     def _block(self, start: int, stop: int, block: Block) -> Risk:
         governing, whole = self.prepared.governing, self.prepared.whole_cells
@@ -252,7 +279,9 @@ class PreparedRisk:
         keys = up.counts if down is up else np.hstack([up.counts, down.counts])
         _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
         distinct = up.select(first)
-        risk = self.readings.off(distinct, distinct if down is up else down.select(first)).take(inverse.ravel())
+        risk = self.readings.off(distinct, distinct if down is up else down.select(first)).take(
+            inverse.ravel()
+        )
         clipped = np.zeros(stop - start, bool)
         close = np.flatnonzero(risk.advantage >= self.worst_case.advantage * (1 - 1e-3))
         if len(close):
@@ -260,11 +289,15 @@ class PreparedRisk:
         return _at_most(risk, self.worst_case, clipped)
 
 
-def prepare_risk(log: NormLog, method: Method, *, false_positive_rate: ArrayLike, epsilon: ArrayLike) -> PreparedRisk:
+def prepare_risk(
+    log: NormLog, method: Method, *, false_positive_rate: ArrayLike, epsilon: ArrayLike
+) -> PreparedRisk:
     """Do what all blocks of examples share; raises and warns as `membership_risk` does."""
     prepared, worst = PreparedLog.of(log, method), WorstSteps.of(log)
     largest = worst.rdp_epsilon(method)
-    readings = Readings.of(false_positive_rate, epsilon, delta=method.delta, largest_epsilon=largest)
+    readings = Readings.of(
+        false_positive_rate, epsilon, delta=method.delta, largest_epsilon=largest
+    )
     return PreparedRisk(prepared, readings, readings.off(worst.up, worst.down))
 
 
@@ -274,7 +307,9 @@ def worst_case_risk(log: NormLog, *, delta: float, false_positive_rate: ArrayLik
     Of one row: where a unit has several, the unit has more.
     """
     worst, method = WorstSteps.of(log), Method(delta=delta, accountant="pld")
-    readings = Readings.of(false_positive_rate, (), delta=delta, largest_epsilon=worst.rdp_epsilon(method))
+    readings = Readings.of(
+        false_positive_rate, (), delta=delta, largest_epsilon=worst.rdp_epsilon(method)
+    )
     return readings.off(worst.up, worst.down)
 
 

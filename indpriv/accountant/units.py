@@ -111,7 +111,9 @@ class Units:
 
     def take(self, kept: NDArray[np.bool_]) -> Units:
         """Some of the units, by a mask (n_units,)."""
-        return Units(self.ids[kept], self.n_rows[kept], self.positions[np.repeat(kept, self.n_rows)])
+        return Units(
+            self.ids[kept], self.n_rows[kept], self.positions[np.repeat(kept, self.n_rows)]
+        )
 
 
 def check_method(method: Method, unit: str) -> None:
@@ -124,11 +126,16 @@ def check_method(method: Method, unit: str) -> None:
 
 
 def several_rows(
-    log: NormLog, units: Units, method: Method, *, progress: Progress | None = None, workers: int | None = None
+    log: NormLog,
+    units: Units,
+    method: Method,
+    *,
+    progress: Progress | None = None,
+    workers: int | None = None,
 ) -> RdpEpsilons:
     """Rényi bounds of units with several rows, not yet held against their worst case.
 
-    Free records say when single rows were sampled and what they were then; they are left out. Records of rows that are
+    Batch norms say when single rows were sampled and what they were then; they are left out. Records of rows that are
     not neighbours in the log are read at once, one byte each.
 
     Args:
@@ -138,12 +145,16 @@ def several_rows(
         progress: called with (units done, units in all).
         workers: threads, default one for each core.
     """
-    log = replace(log, free=None)
-    as_they_lie = len(units.positions) == log.n_examples and bool(np.all(np.diff(units.positions) == 1))
+    log = replace(log, batch_norms=None)
+    as_they_lie = len(units.positions) == log.n_examples and bool(
+        np.all(np.diff(units.positions) == 1)
+    )
     log = log if as_they_lie else log.take(units.positions)
     governing = GoverningRows.of(log, segments_of(log, method.between_records))
     cells = UnitCells.of(governing, int(units.n_rows.max()))
-    rdp = RdpAccountant(LazyTable(cells), delta=method.delta, conversion=method.conversion, orders=method.rdp_orders)
+    rdp = RdpAccountant(
+        LazyTable(cells), delta=method.delta, conversion=method.conversion, orders=method.rdp_orders
+    )
     first_row = np.append(units.starts, len(units.positions))
 
     def work(first: int, last: int, block: Block) -> tuple[int, RdpEpsilons]:
@@ -171,7 +182,9 @@ def _blocks(first_row: IntArray, most_units: int) -> Iterator[tuple[int, int]]:
     """Ranges of consecutive units with few enough rows, at least one unit each."""
     first, n = 0, len(first_row) - 1
     while first < n:
-        last = int(np.searchsorted(first_row, first_row[first] + _MOST_ROWS_AT_ONCE, side="right")) - 1
+        last = (
+            int(np.searchsorted(first_row, first_row[first] + _MOST_ROWS_AT_ONCE, side="right")) - 1
+        )
         last = min(max(last, first + 1), first + most_units, n)
         yield first, last
         first = last
@@ -185,10 +198,14 @@ def worst_cases(log: NormLog, method: Method, n_rows: IntArray) -> FloatArray:
     steps = worst_case_participations(segments_of(log, "last"))
     n_settings = len(steps.sample_rate)
     each, setting = np.repeat(n_rows, n_settings), np.tile(np.arange(n_settings), len(n_rows))
-    cells = EqualRows.at_clipping_norm(each, steps.noise_multiplier[setting], steps.sample_rate[setting])
+    cells = EqualRows.at_clipping_norm(
+        each, steps.noise_multiplier[setting], steps.sample_rate[setting]
+    )
     counts = np.zeros((len(n_rows), len(n_rows), n_settings))
     counts[np.arange(len(n_rows)), np.arange(len(n_rows))] = steps.counts[0]
-    rdp = RdpAccountant(LazyTable(cells), delta=method.delta, conversion=method.conversion, orders=method.rdp_orders)
+    rdp = RdpAccountant(
+        LazyTable(cells), delta=method.delta, conversion=method.conversion, orders=method.rdp_orders
+    )
     epsilon = rdp.epsilons(DenseCounts(counts.reshape(len(n_rows), -1))).epsilon
     if not np.isfinite(epsilon).all():
         raise InputError(

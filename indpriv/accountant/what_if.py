@@ -20,7 +20,7 @@ from indpriv.accountant.per_example import table_for, worst_case_epsilon
 from indpriv.accountant.units import Units, check_method, worst_cases
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
-from indpriv.norm_log.batch_norms import FreeRecordsUntil
+from indpriv.norm_log.batch_norms import BatchNormsUntil
 from indpriv.norm_log.norm_log import NormLog, StepSettings
 
 FloatArray = NDArray[np.float64]
@@ -28,7 +28,10 @@ FloatArray = NDArray[np.float64]
 GRADIENTS_FIXED = "gradient norms are those of the run that happened; with another noise multiplier training would have gone elsewhere"
 STOPPED_EARLY = "the run would have stopped at that step by plan, not because of what it showed"
 
-_SMALLEST_SCALE, _LARGEST_SCALE = 1e-2, 1e4  # of the run's noise multipliers, in which calibration looks
+_SMALLEST_SCALE, _LARGEST_SCALE = (
+    1e-2,
+    1e4,
+)  # of the run's noise multipliers, in which calibration looks
 _TOLERANCE = 1e-4  # relative, of the calibrated noise multiplier; it is rounded up
 
 
@@ -130,7 +133,9 @@ def noise_for_worst_case(log: NormLog, target_epsilon: float, method: Method) ->
     )
 
 
-def noise_for_quantile(log: NormLog, target_epsilon: float, method: Method, *, quantile: float) -> Calibration:
+def noise_for_quantile(
+    log: NormLog, target_epsilon: float, method: Method, *, quantile: float
+) -> Calibration:
     """The smallest multiple of the run's noise at which this share of the examples has at most the target epsilon.
 
     An estimate: gradients are held fixed. It is no guarantee for anybody; the result's worst_case_epsilon is.
@@ -145,7 +150,9 @@ def noise_for_quantile(log: NormLog, target_epsilon: float, method: Method, *, q
         InputError: a bad target or quantile, or a target that the examples stay below however little noise there is.
     """
     if not (isinstance(quantile, int | float | np.number) and 0 < quantile <= 1):
-        raise InputError(f"quantile={quantile!r} is not in (0, 1]; pass the share of the examples, e.g. 0.5")
+        raise InputError(
+            f"quantile={quantile!r} is not in (0, 1]; pass the share of the examples, e.g. 0.5"
+        )
     tables: dict[float, EpsilonTable] = {}
 
     def reached(scale: float) -> float:
@@ -164,7 +171,9 @@ def noise_for_quantile(log: NormLog, target_epsilon: float, method: Method, *, q
 
 def _checked_target(target_epsilon: float) -> float:
     expected = "one finite number above 0"
-    found = _checks.check_row("target_epsilon", target_epsilon, lambda x: np.isfinite(x) & (x > 0), expected, least=1)
+    found = _checks.check_row(
+        "target_epsilon", target_epsilon, lambda x: np.isfinite(x) & (x > 0), expected, least=1
+    )
     if len(found) > 1:
         raise InputError(f"target_epsilon={target_epsilon!r} must be {expected}")
     return float(found[0])
@@ -176,7 +185,9 @@ def _smallest_scale(reached: Callable[[float], float], target: float) -> tuple[f
     while at_high > target:
         low, high = high, high * 2
         if high > _LARGEST_SCALE:
-            raise InputError(f"target_epsilon={target} needs more than {_LARGEST_SCALE:g} times the run's noise")
+            raise InputError(
+                f"target_epsilon={target} needs more than {_LARGEST_SCALE:g} times the run's noise"
+            )
         at_high = reached(high)
     while low == high:  # the run itself reaches the target: look for less noise
         low = high / 2
@@ -200,7 +211,11 @@ def _smallest_scale(reached: Callable[[float], float], target: float) -> tuple[f
 
 def _scaled(log: NormLog, scale: float) -> NormLog:
     noise = log.settings.noise_multiplier
-    return _with_noise(log, scale * (noise[0] if noise.strides == (0,) else noise)) if scale != 1 else log
+    return (
+        _with_noise(log, scale * (noise[0] if noise.strides == (0,) else noise))
+        if scale != 1
+        else log
+    )
 
 
 def _with_noise(log: NormLog, noise_multiplier: ArrayLike) -> NormLog:
@@ -239,9 +254,11 @@ def _stopped(log: NormLog, total_steps: int) -> NormLog:
         ),
         recorded_steps=log.recorded_steps[:kept],
         rows=log.rows[:kept],
-        exact_positions=None,
-        exact_records=None,
-        free=None if log.free is None else FreeRecordsUntil(log.free, total_steps),
+        reference_positions=None,
+        reference_records=None,
+        batch_norms=None
+        if log.batch_norms is None
+        else BatchNormsUntil(log.batch_norms, total_steps),
     )
 
 
@@ -284,7 +301,9 @@ def cap_rows(log: NormLog, method: Method, caps: Sequence[int]) -> tuple[RowCap,
     """
     units = Units.of(log)
     if units is None:
-        raise InputError('rows have no units to cap: the log needs unit_ids and a unit such as "user"')
+        raise InputError(
+            'rows have no units to cap: the log needs unit_ids and a unit such as "user"'
+        )
     check_method(method, log.unit)
     wanted = np.array([_checks.check_positive_int("cap", cap) for cap in caps], dtype=np.int64)
     most, place = np.unique(np.minimum(wanted, units.n_rows.max()), return_inverse=True)

@@ -78,7 +78,9 @@ class Comparison:
 
 
 def compare_tables(
-    first: tuple[EpsilonTable, ExampleTable], second: tuple[EpsilonTable, ExampleTable], by: Sequence[str]
+    first: tuple[EpsilonTable, ExampleTable],
+    second: tuple[EpsilonTable, ExampleTable],
+    by: Sequence[str],
 ) -> Comparison:
     """Compare two audits of the same data, matched by example id.
 
@@ -100,19 +102,29 @@ def compare_tables(
     correct = tuple(to_floats(test["correct"]) for test in tests)
     groups = []
     for column in by:
-        parts, other_parts = partition(train, tests[0], column), partition(other_train, tests[1], column)
+        parts, other_parts = (
+            partition(train, tests[0], column),
+            partition(other_train, tests[1], column),
+        )
         matching = _matching(parts, other_parts)
         rows = [
             _change(
                 name,
                 epsilons,
                 parts.train_codes == code,
-                (correct[0][parts.test_codes == code], correct[1][other_parts.test_codes == matching[code]]),
+                (
+                    correct[0][parts.test_codes == code],
+                    correct[1][other_parts.test_codes == matching[code]],
+                ),
             )
             for code, name in enumerate(parts.names)
             if (parts.train_codes == code).any()
         ]
-        groups.append(GroupChanges(column, tuple(sorted(rows, key=lambda row: row.mean_first - row.mean_second))))
+        groups.append(
+            GroupChanges(
+                column, tuple(sorted(rows, key=lambda row: row.mean_first - row.mean_second))
+            )
+        )
     return Comparison(
         overall=_change("all", epsilons, np.ones(len(table), dtype=bool), (correct[0], correct[1])),
         groups=tuple(groups),
@@ -160,11 +172,16 @@ def _check_meaning(first: EpsilonTable, second: EpsilonTable) -> None:
     for name in ("delta", "unit", "neighbouring", "accountant", "conversion"):
         ours, theirs = getattr(first.account, name), getattr(second.account, name)
         if ours != theirs:
-            raise InputError(f"{name} is {ours!r} in the first audit and {theirs!r} in the second; audit both with one")
+            raise InputError(
+                f"{name} is {ours!r} in the first audit and {theirs!r} in the second; audit both with one"
+            )
 
 
 def _same_people(
-    table: EpsilonTable, examples: ExampleTable, other_table: EpsilonTable, other_examples: ExampleTable
+    table: EpsilonTable,
+    examples: ExampleTable,
+    other_table: EpsilonTable,
+    other_examples: ExampleTable,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Training rows of both audits in the first one's order; InputError where they are not the same people."""
     ids, others = pd.Index(table.example_ids), pd.Index(other_table.example_ids)
@@ -175,7 +192,10 @@ def _same_people(
             f"the audits are of other examples: {len(ids)} in the first and {len(others)} in the second{example}; compare "
             "audits of one data set"
         )
-    train, other_train = examples.aligned(table.example_ids), other_examples.aligned(table.example_ids)
+    train, other_train = (
+        examples.aligned(table.example_ids),
+        other_examples.aligned(table.example_ids),
+    )
     for column in ["label", *examples.metadata_columns]:
         if column not in other_train:
             continue

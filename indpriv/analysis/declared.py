@@ -52,12 +52,16 @@ class Declared:
             raise InputError(f"run.json: delta={delta!r} is not a number; write e.g. 1e-5")
         on_trust = first_at(content, ("on_trust",)) or {}
         if not isinstance(on_trust, Mapping):
-            raise InputError(f"run.json: on_trust is a {type(on_trust).__name__}; it maps an item to a text")
+            raise InputError(
+                f"run.json: on_trust is a {type(on_trust).__name__}; it maps an item to a text"
+            )
         return cls(
             name=_text(content, ("name",)),
             delta=None if delta is None else float(delta),
             groups=_texts("groups", first_at(content, ("groups",), ("config", "audit", "groups"))),
-            class_names=_texts("class_names", first_at(content, ("class_names",), ("data", "class_names"))),
+            class_names=_texts(
+                "class_names", first_at(content, ("class_names",), ("data", "class_names"))
+            ),
             released=_text(content, ("released",)),
             preprocessing=_text(content, ("preprocessing",), ("data", "preprocessing")),
             tuning=_text(content, ("tuning",)),

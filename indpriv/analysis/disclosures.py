@@ -8,7 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from indpriv._files import first_at
-from indpriv._formatting import format_cost, format_delta, format_epsilon, format_number, format_share
+from indpriv._formatting import (
+    format_cost,
+    format_delta,
+    format_epsilon,
+    format_number,
+    format_share,
+)
 from indpriv.analysis.summary import Disclosure, Guarantee, Hazard, Range, RunFacts
 from indpriv.epsilon_table import Account
 from indpriv.norm_log.evidence import FAILED, PASSED, Check
@@ -57,12 +63,15 @@ def _what(run: RunFacts, account: Account, guarantee: Guarantee) -> list[Disclos
     return [
         Disclosure("Unit of privacy", f"one {account.one_unit}", DECLARED),
         Disclosure(
-            "Neighbouring relation", f"{account.neighbouring.replace('_', '/')} one {account.one_unit}", DECLARED
+            "Neighbouring relation",
+            f"{account.neighbouring.replace('_', '/')} one {account.one_unit}",
+            DECLARED,
         ),
         _released(run, guarantee),
         Disclosure(
             "Trust model",
-            run.declared.trust_model or "assumed central: the curator holds the data and runs the training",
+            run.declared.trust_model
+            or "assumed central: the curator holds the data and runs the training",
             DECLARED,
         ),
         Disclosure("Delta", format_delta(account.delta), DECLARED),
@@ -73,7 +82,9 @@ def _what(run: RunFacts, account: Account, guarantee: Guarantee) -> list[Disclos
             FAILED if too_large else VERIFIED,
             private=True,
         ),
-        Disclosure("Tuning runs", run.declared.tuning or "only this one run is accounted", NOT_COVERED),
+        Disclosure(
+            "Tuning runs", run.declared.tuning or "only this one run is accounted", NOT_COVERED
+        ),
         Disclosure(
             "Number of examples",
             f"{run.n_examples:,}{units}; under add/remove neighbours this number is itself private",
@@ -90,7 +101,11 @@ def _rows_per_unit(run: RunFacts, account: Account) -> list[Disclosure]:
         return []
     cap = first_at(run.declared.content, ("config", "data", "max_rows_per_unit"))
     most = f"at most {account.rows_per_unit:,}"
-    text = f"{most}; a cap of {cap} was set before training" if cap else f"{most} in this data; no cap was declared"
+    text = (
+        f"{most}; a cap of {cap} was set before training"
+        if cap
+        else f"{most} in this data; no cap was declared"
+    )
     return [Disclosure(f"Rows of one {account.unit}", text, VERIFIED, private=not cap)]
 
 
@@ -98,7 +113,9 @@ def _released(run: RunFacts, guarantee: Guarantee) -> Disclosure:
     """What whoever trained declares as released, unless no guarantee covers it."""
     why = _withheld(guarantee)
     if why:
-        return Disclosure("What is released", f"nothing may be published under a guarantee: {why}", FAILED)
+        return Disclosure(
+            "What is released", f"nothing may be published under a guarantee: {why}", FAILED
+        )
     assumed = "assumed: every model state of this run, checkpoints and final model"
     return Disclosure("What is released", run.declared.released or assumed, DECLARED)
 
@@ -120,7 +137,8 @@ def _how(run: RunFacts, account: Account, checks: Sequence[Check]) -> list[Discl
     return [
         Disclosure(
             "Sampler",
-            account.sampler + ("; not observed" if observed == "declared" else f"; observed: {observed}"),
+            account.sampler
+            + ("; not observed" if observed == "declared" else f"; observed: {observed}"),
             status_of(checks, "sampler", "batch sizes", "participation"),
         ),
         Disclosure(
@@ -134,14 +152,23 @@ def _how(run: RunFacts, account: Account, checks: Sequence[Check]) -> list[Discl
         Disclosure(
             "max_grad_norm",
             format_range(run.max_grad_norm),
-            DECLARED if run.recorder.get("replayed") or run.recorder.get("converted") else _read_from(run, "clipping"),
+            DECLARED
+            if run.recorder.get("replayed") or run.recorder.get("converted")
+            else _read_from(run, "clipping"),
         ),
         Disclosure("Clip mode", _clip_mode(run), _clip_status(run, checks)),
         Disclosure(
-            "Normalisation of the gradient", _normalisation(run), _read_from(run, "loss_reduction"), private=True
+            "Normalisation of the gradient",
+            _normalisation(run),
+            _read_from(run, "loss_reduction"),
+            private=True,
         ),
-        Disclosure("Accountant", f"{account.accountant.upper()}, conversion {account.conversion}", VERIFIED),
-        Disclosure("Source of norms", _norm_source(run, account), status_of(checks, "records", "norm pass")),
+        Disclosure(
+            "Accountant", f"{account.accountant.upper()}, conversion {account.conversion}", VERIFIED
+        ),
+        Disclosure(
+            "Source of norms", _norm_source(run, account), status_of(checks, "records", "norm pass")
+        ),
         Disclosure("Recording", recording(run), _read_from(run, "policy")),
         Disclosure("Random generator", _generator(run), _read_from(run, "secure_mode")),
     ]
@@ -153,7 +180,12 @@ def _brackets(brackets: Mapping[str, int]) -> list[Disclosure]:
         return []
     found = ", ".join(f"{count:,} {name}" for name, count in sorted(brackets.items()))
     return [
-        Disclosure("Brackets of individual epsilon", f"{found}; fallback is the Rényi bound", VERIFIED, private=True)
+        Disclosure(
+            "Brackets of individual epsilon",
+            f"{found}; fallback is the Rényi bound",
+            VERIFIED,
+            private=True,
+        )
     ]
 
 
@@ -170,8 +202,16 @@ def _ranks(run: RunFacts) -> int:
 
 
 def _norm_source(run: RunFacts, account: Account) -> str:
-    norms = f"rounded {run.rounding_mode} to {run.rounding:g} of max_grad_norm" if run.rounding else "in full precision"
-    between = "" if run.recorded_share == 1 else f"; between records: {account.between_records.replace('_', ' ')}"
+    norms = (
+        f"rounded {run.rounding_mode} to {run.rounding:g} of max_grad_norm"
+        if run.rounding
+        else "in full precision"
+    )
+    between = (
+        ""
+        if run.recorded_share == 1
+        else f"; between records: {account.between_records.replace('_', ' ')}"
+    )
     share = format_share(run.recorded_share)
     return f"{run.n_records:,} of {run.total_steps:,} steps recorded ({share}), {norms}{between}"
 
@@ -180,12 +220,18 @@ def _clip_mode(run: RunFacts) -> str:
     if run.individually_clipped:
         headroom = run.recorder.get("clip_headroom") or 0.0
         above = f" ({headroom:g} of max_grad_norm above its norm)" if headroom else ""
-        return f"individual: each example at its last recorded level{above}, noise for max_grad_norm"
+        return (
+            f"individual: each example at its last recorded level{above}, noise for max_grad_norm"
+        )
     return _text(run.recorder, "clipping") or ""
 
 
 def _clip_status(run: RunFacts, checks: Sequence[Check]) -> str:
-    return status_of(checks, "individual clipping") if run.individually_clipped else _read_from(run, "clipping")
+    return (
+        status_of(checks, "individual clipping")
+        if run.individually_clipped
+        else _read_from(run, "clipping")
+    )
 
 
 def recording(run: RunFacts) -> str:
@@ -193,7 +239,7 @@ def recording(run: RunFacts) -> str:
     policy, seconds = run.recorder.get("policy"), run.recorder.get("pass_seconds")
     if not policy or seconds is None:
         return ""
-    return f"{RecordingPolicy(**policy).describe()}; {format_cost(seconds, run.recorder.get('training_seconds'))}"
+    return f"{RecordingPolicy.from_header({'policy': policy}).describe()}; {format_cost(seconds, run.recorder.get('training_seconds'))}"
 
 
 def _generator(run: RunFacts) -> str:
@@ -223,11 +269,17 @@ def _provenance(
         Disclosure(
             "Fingerprint of the data",
             f"SHA-256 of the example ids in order: {run.example_ids_sha256}"
-            + (f"; declared for the data: {run.declared.data_fingerprint}" if run.declared.data_fingerprint else ""),
+            + (
+                f"; declared for the data: {run.declared.data_fingerprint}"
+                if run.declared.data_fingerprint
+                else ""
+            ),
             status_of(checks, "records"),
             private=True,
         ),
-        Disclosure("Preprocessing", run.declared.preprocessing or "", _said(run.declared.preprocessing)),
+        Disclosure(
+            "Preprocessing", run.declared.preprocessing or "", _said(run.declared.preprocessing)
+        ),
         Disclosure(
             "Private in this document",
             "every individual epsilon, quantile, group mean, group size, loss and attack result, and every row marked "
@@ -243,7 +295,12 @@ def _provenance(
 
 
 def hazards(
-    run: RunFacts, account: Account, guarantee: Guarantee, checks: Sequence[Check], *, has_attack: bool
+    run: RunFacts,
+    account: Account,
+    guarantee: Guarantee,
+    checks: Sequence[Check],
+    *,
+    has_attack: bool,
 ) -> tuple[Hazard, ...]:
     """How this account can be wrong or misread: assumptions, misreadings, and what is not counted."""
     found = [*_assumptions(run, account, checks), *_readings(guarantee)]

@@ -7,7 +7,9 @@ import numpy as np
 from indpriv.epsilon_table import EpsilonTable
 
 _BINS = 40
-_SMALLEST_RANGE = 1e-9  # epsilons all below it cannot be told apart by bins in floating point, nor matter
+_SMALLEST_RANGE = (
+    1e-9  # epsilons all below it cannot be told apart by bins in floating point, nor matter
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,9 @@ def top_of_range(table: EpsilonTable) -> float:
 def describe(table: EpsilonTable) -> Distribution:
     """Quantiles (linear interpolation) and 40 equal bins of the epsilons of a table with at least one example."""
     epsilon = table.epsilon
-    median, p75, p95, p99 = (float(value) for value in np.quantile(epsilon, (0.5, 0.75, 0.95, 0.99)))
+    median, p75, p95, p99 = (
+        float(value) for value in np.quantile(epsilon, (0.5, 0.75, 0.95, 0.99))
+    )
     largest = float(epsilon.max())
     counts, edges = np.histogram(epsilon, bins=_BINS, range=(0.0, top_of_range(table)))
     return Distribution(

@@ -31,7 +31,9 @@ def _likely_columns(log: NormLog, train: pd.DataFrame) -> list[str]:
     if log.unit_ids is not None:
         return []
     found = []
-    for column in (name for name in train.columns if name not in FIXED_COLUMNS and _LIKELY.search(str(name))):
+    for column in (
+        name for name in train.columns if name not in FIXED_COLUMNS and _LIKELY.search(str(name))
+    ):
         n_known, n_distinct = int(train[column].notna().sum()), int(train[column].nunique())
         if 1 < n_distinct < n_known:
             found.append(
@@ -57,7 +59,9 @@ def _repeated_rows(log: NormLog, train: pd.DataFrame) -> list[str]:
     groups = [rows for rows in seen.values() if len(rows) > 1 and _different_units(log, rows)]
     if not groups:
         return []
-    named = "; ".join(" = ".join(map(str, log.example_ids[rows].tolist())) for rows in groups[:_NAMED])
+    named = "; ".join(
+        " = ".join(map(str, log.example_ids[rows].tolist())) for rows in groups[:_NAMED]
+    )
     return [
         f"{sum(map(len, groups)):,} rows repeat each other in label, loss, metadata and every recorded norm ({named}"
         f"{'; ...' if len(groups) > _NAMED else ''}). If they are one person's, that person's epsilon is larger than each row's: give "

@@ -23,7 +23,10 @@ FALSE_POSITIVE_RATE = 0.01  # at which reports say what the guarantee leaves a t
 
 
 def guarantee_of(
-    table: EpsilonTable, checks: Sequence[Check], recorder: Mapping[str, Any], membership: Membership | None = None
+    table: EpsilonTable,
+    checks: Sequence[Check],
+    recorder: Mapping[str, Any],
+    membership: Membership | None = None,
 ) -> Guarantee:
     """State the worst case of a run.
 
@@ -34,19 +37,33 @@ def guarantee_of(
         membership: see `worst_case_membership`.
     """
     account = table.account
-    failed = [check.detail for check in checks if check.status == FAILED and not _about_individuals(check)]
+    failed = [
+        check.detail for check in checks if check.status == FAILED and not _about_individuals(check)
+    ]
     if recorder.get("seeded"):
         status, reasons = (
             VOID,
-            ["the run was seeded (reproducible: no privacy): whoever has the seed can regenerate noise and sampling"],
+            [
+                "the run was seeded (reproducible: no privacy): whoever has the seed can regenerate noise and sampling"
+            ],
         )
     elif account.sampler != "poisson" or failed:
-        sampling = [] if account.sampler == "poisson" else [f"batches were {account.sampler}, not Poisson-sampled"]
+        sampling = (
+            []
+            if account.sampler == "poisson"
+            else [f"batches were {account.sampler}, not Poisson-sampled"]
+        )
         status, reasons = UNPROVEN, [*sampling, *failed]
     elif not checks:
-        status, reasons = DECLARED, ["no evidence was checked: sampler, steps and settings stand on the log's word"]
+        status, reasons = (
+            DECLARED,
+            ["no evidence was checked: sampler, steps and settings stand on the log's word"],
+        )
     elif recorder.get("replayed") or recorder.get("converted"):
-        status, reasons = DECLARED, ["nobody watched the training: sampler, steps and settings are as declared"]
+        status, reasons = (
+            DECLARED,
+            ["nobody watched the training: sampler, steps and settings are as declared"],
+        )
     else:
         status, reasons = SUPPORTED, []
     return Guarantee(
@@ -67,7 +84,11 @@ def guarantee_of(
 
 def worst_case_membership(log: NormLog, delta: float) -> Membership | None:
     """What the worst case leaves the best test for membership; None where a unit has several rows, so that one row is too little."""
-    if log.unit != "example" and log.unit_ids is not None and len(np.unique(log.unit_ids)) < log.n_examples:
+    if (
+        log.unit != "example"
+        and log.unit_ids is not None
+        and len(np.unique(log.unit_ids)) < log.n_examples
+    ):
         return None
     risk = worst_case_risk(log, delta=delta, false_positive_rate=FALSE_POSITIVE_RATE)
     return Membership(
@@ -90,7 +111,9 @@ def true_positive_bound(epsilon: float, delta: float, false_positive_rate: float
         the smaller of e^epsilon FPR + delta and 1 - e^-epsilon (1 - delta - FPR), at most 1: the privacy region of
         Kairouz, Oh and Viswanath 2015 (arXiv:1311.0776), after Wasserman and Zhou 2010 (arXiv:0811.2501).
     """
-    above = math.exp(min(epsilon, 700.0)) * false_positive_rate + delta  # e^700 is near the largest float
+    above = (
+        math.exp(min(epsilon, 700.0)) * false_positive_rate + delta
+    )  # e^700 is near the largest float
     below = 1.0 - math.exp(-epsilon) * (1.0 - delta - false_positive_rate)
     return min(1.0, above, below)
 

@@ -22,7 +22,9 @@ from indpriv.epsilon_table import EpsilonTable
 
 FloatArray = NDArray[np.float64]
 
-_SMALLEST_LOSS = 1e-12  # nats; nothing below it is told apart, so that ln(loss) is not ruled by one denormal
+_SMALLEST_LOSS = (
+    1e-12  # nats; nothing below it is told apart, so that ln(loss) is not ruled by one denormal
+)
 _LOSS_BINS = 28
 _EPSILON_BINS = 20
 
@@ -99,14 +101,20 @@ def relate_to_loss(table: EpsilonTable, loss: FloatArray, *, seed: int = 0) -> L
     floored = np.maximum(kept, floor)
     log_loss = np.log(floored)
     below = ~table.at_worst_case[usable]
-    same_loss = len(kept) > 0 and is_constant(floored)  # near 1, ln(loss) makes a signal of float noise
+    same_loss = len(kept) > 0 and is_constant(
+        floored
+    )  # near 1, ln(loss) makes a signal of float noise
     relation = None if same_loss else pearson(epsilon, log_loss)
     intercept, slope = (None, None) if relation is None else _fit(epsilon, log_loss)
     rng = np.random.default_rng(seed)
-    intervals = RelationIntervals() if relation is None else relation_intervals(log_loss, epsilon, rng)
+    intervals = (
+        RelationIntervals() if relation is None else relation_intervals(log_loss, epsilon, rng)
+    )
     relation_below = pearson(epsilon[below], log_loss[below])
     below_intervals = (
-        RelationIntervals() if relation_below is None else relation_intervals(log_loss[below], epsilon[below], rng)
+        RelationIntervals()
+        if relation_below is None
+        else relation_intervals(log_loss[below], epsilon[below], rng)
     )
     return LossRelation(
         n=len(kept),
@@ -142,7 +150,9 @@ def _fit(epsilon: FloatArray, log_loss: FloatArray) -> tuple[float, float]:
 def _why_undefined(epsilon: FloatArray, loss: FloatArray) -> str:
     if len(epsilon) < 3:
         return f"only {len(epsilon)} examples have a usable loss; a correlation needs three"
-    constant = [name for name, values in (("loss", loss), ("epsilon", epsilon)) if is_constant(values)]
+    constant = [
+        name for name, values in (("loss", loss), ("epsilon", epsilon)) if is_constant(values)
+    ]
     return f"every example has the same {' and '.join(constant)}"
 
 
@@ -156,7 +166,11 @@ def _bins(epsilon: FloatArray, loss: FloatArray, top: float) -> LossBins:
     starts = np.searchsorted(which[order], np.arange(1, _LOSS_BINS))
     quartiles: list[tuple[float | None, ...]] = []
     for inside in np.split(epsilon[order], starts):
-        quartiles.append(tuple(np.quantile(inside, (0.25, 0.5, 0.75)).tolist()) if len(inside) else (None, None, None))
+        quartiles.append(
+            tuple(np.quantile(inside, (0.25, 0.5, 0.75)).tolist())
+            if len(inside)
+            else (None, None, None)
+        )
     p25, median, p75 = zip(*quartiles, strict=True)
     return LossBins(
         loss_edges=tuple(loss_edges.tolist()),

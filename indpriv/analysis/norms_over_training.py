@@ -62,23 +62,31 @@ def describe_drivers(log: NormLog, table: EpsilonTable, train: pd.DataFrame | No
     classes, codes = _classes(train, log.n_examples)
     rows = np.flatnonzero(~np.isin(log.recorded_steps, log.unreadable_steps))
     shown = (
-        rows[np.unique(np.linspace(0, len(rows) - 1, _MOST_RECORDS).round().astype(np.int64))] if len(rows) else rows
+        rows[np.unique(np.linspace(0, len(rows) - 1, _MOST_RECORDS).round().astype(np.int64))]
+        if len(rows)
+        else rows
     )
     medians: list[list[float | None]] = []
     clipped: list[tuple[float, list[float | None]]] = []
     for row in shown.tolist():
         record = _one_record(log, row)
         medians.append(_medians(record, codes, len(classes)))
-        above = record.norms[record.codes] > 1 if log.levels is None else record.codes > log.levels.top
+        above = (
+            record.norms[record.codes] > 1 if log.levels is None else record.codes > log.levels.top
+        )
         clipped.append((float(above.mean()), _shares(above, codes, len(classes))))
     order = np.argsort(table.epsilon, kind="stable")
     lowest, highest = table.epsilon[order[0]], table.epsilon[order[-1]]
     return Drivers(
         steps=tuple(log.recorded_steps[shown].tolist()),
         classes=classes,
-        median_norm=tuple(tuple(record[code] for record in medians) for code in range(len(classes))),
+        median_norm=tuple(
+            tuple(record[code] for record in medians) for code in range(len(classes))
+        ),
         clipped_share=tuple(share for share, _ in clipped),
-        clipped_share_by_class=tuple(tuple(shares[code] for _, shares in clipped) for code in range(len(classes))),
+        clipped_share_by_class=tuple(
+            tuple(shares[code] for _, shares in clipped) for code in range(len(classes))
+        ),
         most_protected=tuple(table.example_ids[order[:_AT_EACH_END]].tolist()),
         least_protected=tuple(table.example_ids[order[::-1][:_AT_EACH_END]].tolist()),
         n_at_least=int((table.epsilon == lowest).sum()),
@@ -130,4 +138,6 @@ def _medians(record: _Record, classes: IntArray, n_classes: int) -> list[float |
 def _shares(above: NDArray[np.bool_], codes: IntArray, n_classes: int) -> list[float | None]:
     counts = np.bincount(codes, minlength=n_classes)
     sums = np.bincount(codes, weights=above, minlength=n_classes)
-    return [float(total / count) if count else None for total, count in zip(sums, counts, strict=True)][:n_classes]
+    return [
+        float(total / count) if count else None for total, count in zip(sums, counts, strict=True)
+    ][:n_classes]

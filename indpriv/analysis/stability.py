@@ -131,7 +131,10 @@ def _group_order(epsilons: Sequence[FloatArray], train: pd.DataFrame, by: str) -
     counts = np.bincount(groups.train_codes, minlength=len(groups.names))
     readable = np.flatnonzero(counts >= MIN_GROUP)
     means = np.stack(
-        [np.bincount(groups.train_codes, values, len(groups.names))[readable] / counts[readable] for values in epsilons]
+        [
+            np.bincount(groups.train_codes, values, len(groups.names))[readable] / counts[readable]
+            for values in epsilons
+        ]
     )
     names = [groups.names[code] for code in readable.tolist()]
     above = means[:, :, None] > means[:, None, :]

@@ -11,7 +11,7 @@ from indpriv.analysis.attacks.measures import AttackMeasures
 from indpriv.analysis.attacks.threshold_attack import ThresholdAttack
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.distribution import Distribution
-from indpriv.analysis.fidelity.batch_norms import FreeFidelity
+from indpriv.analysis.fidelity.batch_norms import BatchNormFidelity
 from indpriv.analysis.fidelity.comparison import Fidelity
 from indpriv.analysis.fidelity.sensitivity import Sensitivity
 from indpriv.analysis.fidelity.spacing import Spacing
@@ -176,7 +176,7 @@ class AuditSummary:
         attack_by_epsilon: the attack in bins of epsilon; None where the hold-out's norms were not recorded.
         canaries: what canaries prove of the worst case; None where the run had none.
         fidelity: what larger K would have said, where exact values exist.
-        free_fidelity: what free records prove of the estimate; None where the account uses none.
+        free_fidelity: what batch norms prove of the estimate; None where the account uses none.
         sensitivity: how far epsilons move with the rounding of norms and with what is assumed between records.
         spacing: how far the estimate still moves with the spacing of records, where none do.
         checks: evidence held against the assumptions.
@@ -202,7 +202,7 @@ class AuditSummary:
     attack_by_epsilon: AttackByEpsilon | None
     canaries: AttackMeasures | None
     fidelity: tuple[Fidelity, ...]
-    free_fidelity: FreeFidelity | None
+    free_fidelity: BatchNormFidelity | None
     sensitivity: tuple[Sensitivity, ...]
     spacing: Spacing | None
     checks: tuple[Check, ...]
@@ -235,5 +235,7 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return to_plain(value.item())
     if isinstance(value, float) and not np.isfinite(value):
-        raise InputError(f"{value} has no place in a report; the quantity it stands for should be None")
+        raise InputError(
+            f"{value} has no place in a report; the quantity it stands for should be None"
+        )
     return value

@@ -71,7 +71,9 @@ def unit_sizes(log: NormLog, table: EpsilonTable) -> tuple[UnitSizes, ...]:
                 n_units=len(epsilon),
                 median=float(np.median(epsilon)) if len(epsilon) else None,
                 max=float(epsilon.max()) if len(epsilon) else None,
-                worst_case_epsilon=min(cap.worst_case_epsilon, table.worst_case_epsilon),  # a privacy filter may cap it
+                worst_case_epsilon=min(
+                    cap.worst_case_epsilon, table.worst_case_epsilon
+                ),  # a privacy filter may cap it
                 rows_dropped=cap.rows_dropped,
                 n_rows=log.n_examples,
             )

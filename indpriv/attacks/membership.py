@@ -35,7 +35,9 @@ def loss_scores(examples: ExampleTable, *, by: str | None = None) -> AttackScore
     for split, frame in (("training", train), ("test", test)):
         loss = to_floats(frame["loss"])
         if not (~np.isnan(loss)).any():
-            raise InputError(f"no {split} example has a loss; a loss threshold needs members and non-members")
+            raise InputError(
+                f"no {split} example has a loss; a loss threshold needs members and non-members"
+            )
         parts.append(loss)
     loss = np.concatenate(parts)
     known = ~np.isnan(loss)

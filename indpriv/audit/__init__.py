@@ -5,7 +5,13 @@
 An audit directory holds copies of what later commands need, so that they need neither the run nor its data.
 """
 
-from indpriv.audit.audit_directory import groups_json, groups_of, read_audit, read_summary, write_audit
+from indpriv.audit.audit_directory import (
+    groups_json,
+    groups_of,
+    read_audit,
+    read_summary,
+    write_audit,
+)
 from indpriv.audit.compare import compare_audits, comparison_json
 from indpriv.audit.pipeline import audit
 from indpriv.audit.run_directory import Evidence, name_labels

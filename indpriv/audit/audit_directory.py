@@ -69,9 +69,15 @@ def _columns(table: EpsilonTable, examples: ExampleTable | None) -> pd.DataFrame
     if examples is None:
         return None
     examples = in_rows_of(table, examples)
-    train = examples.aligned(table.example_ids)[["loss", "correct", "label", *examples.metadata_columns]]
+    train = examples.aligned(table.example_ids)[
+        ["loss", "correct", "label", *examples.metadata_columns]
+    ]
     return train.rename(
-        columns={name: f"{name} (metadata)" for name in examples.metadata_columns if name in table.details}
+        columns={
+            name: f"{name} (metadata)"
+            for name in examples.metadata_columns
+            if name in table.details
+        }
     )
 
 
@@ -83,7 +89,9 @@ def read_audit(audit_dir: Path) -> tuple[EpsilonTable, ExampleTable]:
     """
     _check_is_audit(audit_dir)
     if not (audit_dir / EXAMPLES).is_file():
-        raise InputError(f"{audit_dir} holds no {EXAMPLES}: the audited run ended before its losses were taken")
+        raise InputError(
+            f"{audit_dir} holds no {EXAMPLES}: the audited run ended before its losses were taken"
+        )
     table = EpsilonTable.from_frame(read_parquet(audit_dir / EPSILON))
     return table, in_rows_of(table, ExampleTable.from_parquet(audit_dir / EXAMPLES))
 
@@ -133,12 +141,16 @@ def groups_of(
         check_choice("within", within, ("label",))
         columns = list(by) or [column for column in columns if column != "label"]
         if not columns:
-            raise InputError("--within label: there is no column to group by but the label itself; leave out --within")
+            raise InputError(
+                "--within label: there is no column to group by but the label itself; leave out --within"
+            )
     tables = group_tables(table, train, examples.test, columns, min_size=min_size)
     if within is not None:
         for found in tables:
             if not found.within_label:
-                raise InputError(f"--by {found.by} has no table within label{_because(found)}; leave out --within")
+                raise InputError(
+                    f"--by {found.by} has no table within label{_because(found)}; leave out --within"
+                )
     return tables
 
 

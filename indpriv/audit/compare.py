@@ -47,7 +47,10 @@ def compare_audits(audit_dirs: Sequence[Path], by: Sequence[str] = ()) -> AuditC
     comparisons = tuple(compare_tables(audits[0], other, columns) for other in audits[1:])
     settings = [_settings(summary) for summary in summaries]
     stability = stability_of(
-        [found for found, _ in audits], train, columns, same_settings=all(found == settings[0] for found in settings)
+        [found for found, _ in audits],
+        train,
+        columns,
+        same_settings=all(found == settings[0] for found in settings),
     )
     return AuditComparison(summaries, comparisons, stability)
 

@@ -17,7 +17,12 @@ from indpriv.norm_log.evidence import FAILED
 
 WITHHELD = "withheld"
 # Name of a limit -> the figure of "individual" that it is on.
-_INDIVIDUAL = {"max_median_epsilon": "median", "max_p95_epsilon": "p95", "max_p99_epsilon": "p99", "max_epsilon": "max"}
+_INDIVIDUAL = {
+    "max_median_epsilon": "median",
+    "max_p95_epsilon": "p95",
+    "max_p99_epsilon": "p99",
+    "max_epsilon": "max",
+}
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,9 @@ class Limits:
             if name.startswith(("max_", "min_")) and value is not None:
                 share = name.startswith("min_") or name == "max_delta"
                 if not (math.isfinite(value) and 0 <= value <= (1 if share else math.inf)):
-                    expected = "a number from 0 to 1" if share else "a finite number of at least 0, e.g. 8"
+                    expected = (
+                        "a number from 0 to 1" if share else "a finite number of at least 0, e.g. 8"
+                    )
                     raise InputError(f"--{name.replace('_', '-')} {value} is not {expected}")
 
 
@@ -85,17 +92,43 @@ def judge(summary: Mapping[str, Any], limits: Limits) -> list[Condition]:
     """
     version = summary.get("schema_version")
     if version != SCHEMA_VERSION:
-        raise InputError(f"audit.json has schema_version={version!r}, not {SCHEMA_VERSION}; make the audit again")
-    return [*_always(summary), *_guarantee(summary, limits), *_individual(summary, limits), *_groups(summary, limits)]
+        raise InputError(
+            f"audit.json has schema_version={version!r}, not {SCHEMA_VERSION}; make the audit again"
+        )
+    return [
+        *_always(summary),
+        *_guarantee(summary, limits),
+        *_individual(summary, limits),
+        *_groups(summary, limits),
+    ]
 
 
 def _always(summary: Mapping[str, Any]) -> list[Condition]:
-    status, times_n = _text(summary, "guarantee", "status"), _number(summary, "guarantee", "delta_times_n")
-    failed = [_text(check, "name") for check in _items(summary, "checks") if _text(check, "status") == FAILED]
+    status, times_n = (
+        _text(summary, "guarantee", "status"),
+        _number(summary, "guarantee", "delta_times_n"),
+    )
+    failed = [
+        _text(check, "name")
+        for check in _items(summary, "checks")
+        if _text(check, "status") == FAILED
+    ]
     return [
-        Condition("guarantee", status in ("supported", "declared"), status, "supported or declared", private=False),
+        Condition(
+            "guarantee",
+            status in ("supported", "declared"),
+            status,
+            "supported or declared",
+            private=False,
+        ),
         Condition("delta times n", times_n < 1, f"{times_n:.2g}", "below 1", private=True),
-        Condition("evidence", not failed, ", ".join(failed) or "no check failed", "no check failed", private=False),
+        Condition(
+            "evidence",
+            not failed,
+            ", ".join(failed) or "no check failed",
+            "no check failed",
+            private=False,
+        ),
         *_findings(summary),
     ]
 
@@ -107,27 +140,52 @@ def _findings(summary: Mapping[str, Any]) -> list[Condition]:
         proven = _number(summary, "canaries", "overall", "bound", "epsilon")
         passed = proven <= _number(summary, "guarantee", "worst_case_epsilon")
         asked = "at most the worst case"
-        found.append(Condition("epsilon that canaries prove", passed, format_lower_bound(proven), asked, private=True))
+        found.append(
+            Condition(
+                "epsilon that canaries prove",
+                passed,
+                format_lower_bound(proven),
+                asked,
+                private=True,
+            )
+        )
     if summary.get("attack_by_epsilon") is not None:
         above = _number(summary, "attack_by_epsilon", "findings")
-        found.append(Condition("attacks above the worst case", above == 0, f"{above:g}", "none", private=True))
+        found.append(
+            Condition(
+                "attacks above the worst case", above == 0, f"{above:g}", "none", private=True
+            )
+        )
     return found
 
 
 def _guarantee(summary: Mapping[str, Any], limits: Limits) -> list[Condition]:
     found = []
     if limits.max_worst_case_epsilon is not None:
-        worst, limit = _number(summary, "guarantee", "worst_case_epsilon"), limits.max_worst_case_epsilon
+        worst, limit = (
+            _number(summary, "guarantee", "worst_case_epsilon"),
+            limits.max_worst_case_epsilon,
+        )
         found.append(_at_most("worst-case epsilon", worst, limit, private=False))
     if limits.max_delta is not None:
         delta, limit = _number(summary, "guarantee", "delta"), limits.max_delta
-        found.append(Condition("delta", delta <= limit, format_delta(delta), f"at most {limit:g}", private=False))
+        found.append(
+            Condition(
+                "delta", delta <= limit, format_delta(delta), f"at most {limit:g}", private=False
+            )
+        )
     if limits.unit is not None:
         unit = _text(summary, "account", "unit")
-        found.append(Condition("unit of privacy", unit == limits.unit, unit, limits.unit, private=False))
+        found.append(
+            Condition("unit of privacy", unit == limits.unit, unit, limits.unit, private=False)
+        )
     if limits.verified:
         status = _text(summary, "guarantee", "status")
-        found.append(Condition("guarantee checked", status == "supported", status, "supported", private=False))
+        found.append(
+            Condition(
+                "guarantee checked", status == "supported", status, "supported", private=False
+            )
+        )
     if limits.min_coverage is not None:
         share = _number(summary, "run", "recorded_share")
         found.append(_at_least("steps recorded", share, limits.min_coverage, private=False))
@@ -143,10 +201,14 @@ def _individual(summary: Mapping[str, Any], limits: Limits) -> list[Condition]:
         limit = getattr(limits, option)
         if limit is not None:
             value = _number(summary, "individual", name)
-            found.append(_at_most(f"individual epsilon, {name} ({claim})", value, limit, private=True))
+            found.append(
+                _at_most(f"individual epsilon, {name} ({claim})", value, limit, private=True)
+            )
     if limits.min_test_accuracy is not None:
         if _look_up(summary, ("run", "test_accuracy")) is None:
-            raise InputError("--min-test-accuracy: this audit knows no test accuracy; pass test_set to the Recorder")
+            raise InputError(
+                "--min-test-accuracy: this audit knows no test accuracy; pass test_set to the Recorder"
+            )
         accuracy = _number(summary, "run", "test_accuracy")
         found.append(_at_least("test accuracy", accuracy, limits.min_test_accuracy, private=True))
     return found
@@ -157,7 +219,9 @@ def _groups(summary: Mapping[str, Any], limits: Limits) -> list[Condition]:
         return []
     tables = [table for table in _items(summary, "groups") if table.get("ratio") is not None]
     if not tables:
-        raise InputError("--max-group-ratio: this audit compares no groups; audit again with --by COLUMN")
+        raise InputError(
+            "--max-group-ratio: this audit compares no groups; audit again with --by COLUMN"
+        )
     found = []
     for table in tables:
         limit, undefined = limits.max_group_ratio, _look_up(table, ("ratio", "value")) is None
@@ -173,7 +237,9 @@ def _at_most(name: str, value: float, limit: float, *, private: bool) -> Conditi
 
 
 def _at_least(name: str, value: float, limit: float, *, private: bool) -> Condition:
-    return Condition(name, value >= limit, format_share(value, 1), f"at least {format_share(limit, 1)}", private)
+    return Condition(
+        name, value >= limit, format_share(value, 1), f"at least {format_share(limit, 1)}", private
+    )
 
 
 def _look_up(summary: Mapping[str, Any], path: tuple[str, ...]) -> Any:
@@ -188,14 +254,18 @@ def _look_up(summary: Mapping[str, Any], path: tuple[str, ...]) -> Any:
 def _number(summary: Mapping[str, Any], *path: str) -> float:
     value = _look_up(summary, path)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InputError(f"audit.json: {'.'.join(path)}={value!r} is not a finite number; make the audit again")
+        raise InputError(
+            f"audit.json: {'.'.join(path)}={value!r} is not a finite number; make the audit again"
+        )
     return float(value)
 
 
 def _text(summary: Mapping[str, Any], *path: str) -> str:
     value = _look_up(summary, path)
     if not isinstance(value, str):
-        raise InputError(f"audit.json: {'.'.join(path)}={value!r} is not a text; make the audit again")
+        raise InputError(
+            f"audit.json: {'.'.join(path)}={value!r} is not a text; make the audit again"
+        )
     return value
 
 

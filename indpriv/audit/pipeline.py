@@ -17,7 +17,13 @@ from indpriv.analysis.summary import AuditSummary
 from indpriv.audit.audit_directory import write_audit
 from indpriv.audit.run_directory import EXAMPLES, Evidence, open_run
 from indpriv.audit.summarise import choose_groups, summarise
-from indpriv.audit.variants import Progress, effect_of_spacing, fidelity_against_k, sensitivity, silent
+from indpriv.audit.variants import (
+    Progress,
+    effect_of_spacing,
+    fidelity_against_k,
+    sensitivity,
+    silent,
+)
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.verify import verify
@@ -95,9 +101,15 @@ def audit(
     tell(CHECKING, 1, 1)
     table = table_for(log, method, progress=lambda done, total: tell(ACCOUNTING, done, total))
     in_rows = table.account.rows_per_unit is None
-    holdout = table_for(evidence.holdout, method) if evidence.holdout is not None and in_rows else None
+    holdout = (
+        table_for(evidence.holdout, method) if evidence.holdout is not None and in_rows else None
+    )
     # no test example is ever sampled: members are held against them by full records alone
-    members = None if holdout is None or log.free is None else table_for(replace(log, free=None), method)
+    members = (
+        None
+        if holdout is None or log.batch_norms is None
+        else table_for(replace(log, batch_norms=None), method)
+    )
     fidelity = fidelity_against_k(log, method, table, tell, _groups(log, evidence, by))
     free = free_fidelity(log, method) if in_rows else None
     spacing = None if fidelity else effect_of_spacing(log, method, table, tell)
@@ -110,7 +122,7 @@ def audit(
         name=evidence.declared.name or path.resolve().name,
         by=by,
         fidelity=fidelity,
-        free=free,
+        batch_norms=free,
         sensitivity=choices,
         spacing=spacing,
         holdout=holdout,
@@ -128,7 +140,9 @@ def audit(
 def _of_people(log: NormLog, evidence: Evidence, column: str) -> tuple[NormLog, Evidence]:
     """The log and the examples with the units that a metadata column names."""
     if evidence.examples is None:
-        raise InputError(f"--unit-column {column}: this run has no {EXAMPLES}, which holds the column")
+        raise InputError(
+            f"--unit-column {column}: this run has no {EXAMPLES}, which holds the column"
+        )
     examples = evidence.examples.with_units(column)
     units = examples.aligned(log.example_ids)["unit_id"].to_numpy()
     unit = "user" if log.unit == "example" else log.unit
@@ -147,7 +161,9 @@ def _groups(log: NormLog, evidence: Evidence, by: Sequence[str]) -> dict[str, Pa
 def _delta(delta: float | None, declared: Declared) -> float:
     found = declared.delta if delta is None else delta
     if found is None:
-        raise InputError("delta is not given, and run.json names none; pass a value well below 1/n, e.g. --delta 1e-5")
+        raise InputError(
+            "delta is not given, and run.json names none; pass a value well below 1/n, e.g. --delta 1e-5"
+        )
     return found
 
 
@@ -161,7 +177,15 @@ def _command(
     seed: int,
 ) -> str:
     """The same audit on the command line; delta in full, so that it gives the same epsilons to the last digit."""
-    words = ["indpriv", "audit", str(path), "--output-dir", str(output_dir), "--delta", repr(float(method.delta))]
+    words = [
+        "indpriv",
+        "audit",
+        str(path),
+        "--output-dir",
+        str(output_dir),
+        "--delta",
+        repr(float(method.delta)),
+    ]
     if method.preset is not None:
         words += ["--preset", method.preset]
     else:

@@ -19,12 +19,14 @@ from indpriv.norm_log.evidence import Check
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.reader import read_state
 
-EXAMPLES, EXAMPLES_NON_DP, CANARIES = "examples.parquet", "examples-non-dp.parquet", "canaries.parquet"
+EXAMPLES, EXAMPLES_NON_DP, CANARIES = (
+    "examples.parquet",
+    "examples-non-dp.parquet",
+    "canaries.parquet",
+)
 HOLDOUT = "holdout"
 
-_RUN_DIRECTORY = (
-    f"a run directory is what a Recorder writes: {JOURNAL}, ids.parquet, records/, run.json, and at the end {EXAMPLES}"
-)
+_RUN_DIRECTORY = f"a run directory is what a Recorder writes: {JOURNAL}, ids.parquet, records/, run.json, and at the end {EXAMPLES}"
 
 
 @dataclass(frozen=True)
@@ -64,16 +66,23 @@ def open_run(path: Path, unreadable: str = "refuse") -> tuple[NormLog, Evidence]
     log = NormLog.open(path, unreadable=unreadable)
     state = read_state(path)
     header = state.header
-    declared = Declared.from_run_json(read_json(path / "run.json")) if (path / "run.json").is_file() else Declared()
+    declared = (
+        Declared.from_run_json(read_json(path / "run.json"))
+        if (path / "run.json").is_file()
+        else Declared()
+    )
     return log, Evidence(
         examples=_table(path / EXAMPLES, declared),
         non_dp=_table(path / EXAMPLES_NON_DP, declared),
         declared=declared,
         canaries=AttackScores.from_file(path / CANARIES) if (path / CANARIES).is_file() else None,
-        holdout=NormLog.open(path / HOLDOUT, unreadable=unreadable) if (path / HOLDOUT / JOURNAL).is_file() else None,
+        holdout=NormLog.open(path / HOLDOUT, unreadable=unreadable)
+        if (path / HOLDOUT / JOURNAL).is_file()
+        else None,
         recorder={
             **header["run"],
-            "seeded": header["run"].get("seeded", False) or any(session["seeded"] for session in state.evidence),
+            "seeded": header["run"].get("seeded", False)
+            or any(session["seeded"] for session in state.evidence),
             **{key: header["norm_pass"].get(key) for key in ("backend", "slack")},
             "policy": header.get("policy") or None,
             "pass_seconds": state.pass_seconds,
@@ -83,7 +92,11 @@ def open_run(path: Path, unreadable: str = "refuse") -> tuple[NormLog, Evidence]
 
 
 def _table(path: Path, declared: Declared) -> ExampleTable | None:
-    return name_labels(ExampleTable.from_parquet(path), declared.class_names) if path.is_file() else None
+    return (
+        name_labels(ExampleTable.from_parquet(path), declared.class_names)
+        if path.is_file()
+        else None
+    )
 
 
 def in_rows_of(table: EpsilonTable, examples: ExampleTable) -> ExampleTable:
@@ -95,7 +108,11 @@ def name_labels(examples: ExampleTable, class_names: Sequence[str]) -> ExampleTa
     """The table with integer labels replaced by their names; unchanged where the names do not fit the labels."""
     labels = examples.frame["label"]
     known = labels.dropna()
-    if not class_names or not pd.api.types.is_integer_dtype(labels) or not known.between(0, len(class_names) - 1).all():
+    if (
+        not class_names
+        or not pd.api.types.is_integer_dtype(labels)
+        or not known.between(0, len(class_names) - 1).all()
+    ):
         return examples
     names = np.array([*class_names, None], dtype=object)
     codes = labels.fillna(len(class_names)).astype(int).to_numpy()

@@ -19,7 +19,7 @@ from indpriv.analysis.attacks.threshold_attack import AttackRow, ThresholdAttack
 from indpriv.analysis.disclosures import disclosures, hazards
 from indpriv.analysis.distribution import describe
 from indpriv.analysis.duplicates import undeclared_people
-from indpriv.analysis.fidelity.batch_norms import FreeFidelity
+from indpriv.analysis.fidelity.batch_norms import BatchNormFidelity
 from indpriv.analysis.fidelity.comparison import Fidelity
 from indpriv.analysis.fidelity.sensitivity import Sensitivity
 from indpriv.analysis.fidelity.spacing import Spacing
@@ -46,7 +46,7 @@ def summarise(
     name: str,
     by: Sequence[str] = (),
     fidelity: Sequence[Fidelity] = (),
-    free: FreeFidelity | None = None,
+    batch_norms: BatchNormFidelity | None = None,
     sensitivity: Sequence[Sensitivity] = (),
     spacing: Spacing | None = None,
     holdout: EpsilonTable | None = None,
@@ -63,16 +63,16 @@ def summarise(
         name: of the run.
         by: columns to group by; see `audit`.
         fidelity: see `fidelity_against_k`.
-        free: see `free_fidelity`.
+        batch_norms: see `free_fidelity`.
         sensitivity: see `indpriv.audit.variants.sensitivity`.
         spacing: see `effect_of_spacing`.
         holdout: epsilons that the test examples would have had on the same trajectory.
-        members: what the hold-out is compared with: the table, or, where that rests on free records, which no test example
+        members: what the hold-out is compared with: the table, or, where that rests on batch norms, which no test example
             has, the account of full records alone.
         seed: of the attack's random choices.
         command: reproduces the audit.
     """
-    missing = _missing(evidence, log, known=bool(fidelity) or free is not None)
+    missing = _missing(evidence, log, known=bool(fidelity) or batch_norms is not None)
     run = _run_facts(log, evidence)
     found, rows = _Examined(), None
     if evidence.examples is not None:
@@ -82,16 +82,30 @@ def summarise(
         columns, left_out = choose_groups(rows, by, evidence.declared.groups)
         missing += left_out
         if columns and (table.account.rows_per_unit or 1) > 1:
-            missing.append(f"A {table.account.unit} whose rows differ in a column is in its group {MISSING}.")
+            missing.append(
+                f"A {table.account.unit} whose rows differ in a column is in its group {MISSING}."
+            )
         found = _examined(
-            table, evidence, evidence.examples, train, columns, (table if members is None else members, holdout), seed
+            table,
+            evidence,
+            evidence.examples,
+            train,
+            columns,
+            (table if members is None else members, holdout),
+            seed,
         )
         missing += _groups_without_test(found.groups, evidence.examples.test)
     elif by:
-        raise InputError(f"--by {by[0]}: this run has no {EXAMPLES}, which holds the groups; audit it without --by")
-    versions = {library: _version(library) for library in ("indpriv", "numpy", "scipy", "pandas", "pyarrow")}
+        raise InputError(
+            f"--by {by[0]}: this run has no {EXAMPLES}, which holds the groups; audit it without --by"
+        )
+    versions = {
+        library: _version(library) for library in ("indpriv", "numpy", "scipy", "pandas", "pyarrow")
+    }
     versions["python"] = platform.python_version()
-    guarantee = guarantee_of(table, evidence.checks, evidence.recorder, worst_case_membership(log, table.account.delta))
+    guarantee = guarantee_of(
+        table, evidence.checks, evidence.recorder, worst_case_membership(log, table.account.delta)
+    )
     brackets = Counter(table.details.get("bracket", np.array([])).tolist())
     canaries = evidence.canaries
     return AuditSummary(
@@ -110,14 +124,18 @@ def summarise(
         groups=found.groups,
         attacks=found.attacks,
         attack_by_epsilon=found.by_epsilon,
-        canaries=None if canaries is None else measure_attack(canaries, delta=table.account.delta, seed=seed),
+        canaries=None
+        if canaries is None
+        else measure_attack(canaries, delta=table.account.delta, seed=seed),
         fidelity=tuple(fidelity),
-        free_fidelity=free,
+        free_fidelity=batch_norms,
         sensitivity=tuple(sensitivity),
         spacing=spacing,
         checks=tuple(evidence.checks),
         disclosures=disclosures(run, table.account, guarantee, evidence.checks, versions, brackets),
-        hazards=hazards(run, table.account, guarantee, evidence.checks, has_attack=bool(found.attacks)),
+        hazards=hazards(
+            run, table.account, guarantee, evidence.checks, has_attack=bool(found.attacks)
+        ),
         missing=tuple(missing),
         command=command,
     )
@@ -166,12 +184,16 @@ def _missing(evidence: Evidence, log: NormLog, *, known: bool) -> list[str]:
             "the steps logged; loss, groups and attack are not shown."
         )
     elif evidence.examples.test.empty:
-        found.append("No test examples: test accuracy and the attack are not shown. Pass test_set to the Recorder.")
+        found.append(
+            "No test examples: test accuracy and the attack are not shown. Pass test_set to the Recorder."
+        )
     elif evidence.non_dp is None:
-        found.append(f"No twin trained without DP ({EXAMPLES_NON_DP}): the attack has nothing to be compared with.")
+        found.append(
+            f"No twin trained without DP ({EXAMPLES_NON_DP}): the attack has nothing to be compared with."
+        )
     if not known and not log.individually_clipped:
         found.append(
-            "No exact values to hold an estimate against: record every step, some exact examples, or free records."
+            "No exact values to hold an estimate against: record every step, some reference examples, or batch norms."
         )
     return found
 
@@ -200,7 +222,7 @@ def _run_facts(log: NormLog, evidence: Evidence) -> RunFacts:
         total_steps=log.total_steps,
         n_records=log.n_records,
         recorded_share=log.coverage,
-        n_exact_examples=0 if log.exact_positions is None else len(log.exact_positions),
+        n_exact_examples=0 if log.reference_positions is None else len(log.reference_positions),
         expected_epochs=float(settings.sample_rate.sum()),
         noise_multiplier=_range(settings.noise_multiplier),
         max_grad_norm=_range(settings.max_grad_norm),
@@ -227,7 +249,9 @@ def _range(values: np.ndarray[Any, np.dtype[np.float64]]) -> Range:
     return Range(float(values.min()), float(values.max()))
 
 
-def choose_groups(train: pd.DataFrame, by: Sequence[str], declared: Sequence[str]) -> tuple[list[str], list[str]]:
+def choose_groups(
+    train: pd.DataFrame, by: Sequence[str], declared: Sequence[str]
+) -> tuple[list[str], list[str]]:
     """Columns to group by, and what was left out and why.
 
     What was asked for comes first, then those declared beforehand, then the label and every metadata column that reads as
@@ -260,7 +284,9 @@ def _by_epsilon(
     if holdout is None or examples.test.empty:
         return None
     mine = to_floats(examples.aligned(table.example_ids)["loss"])
-    test = examples.test.set_index(examples.test["example_id"].astype(str))["loss"]  # texts where training ids are
+    test = examples.test.set_index(examples.test["example_id"].astype(str))[
+        "loss"
+    ]  # texts where training ids are
     others = to_floats(test.reindex(holdout.example_ids.astype(str)))
     kept = [~np.isnan(loss) for loss in (mine, others)]
     scores = AttackScores(
@@ -279,7 +305,9 @@ def _attacks(evidence: Evidence, columns: Sequence[str], seed: int) -> tuple[Thr
         for model, examples in (("dp", evidence.examples), ("non_dp", evidence.non_dp)):
             if examples is not None and not examples.test.empty:
                 scores = loss_scores(examples, by=column)
-                attack = threshold_attack(scores, model=model, by=column, seed=seed, overall=overall.get(model))
+                attack = threshold_attack(
+                    scores, model=model, by=column, seed=seed, overall=overall.get(model)
+                )
                 overall[model] = attack.overall
                 found.append(attack)
     return tuple(found)

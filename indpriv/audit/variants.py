@@ -13,11 +13,15 @@ from indpriv.analysis.fidelity.comparison import Fidelity, compare
 from indpriv.analysis.fidelity.sensitivity import Sensitivity, sensitivity_to
 from indpriv.analysis.fidelity.spacing import Spacing, spacing_effect
 from indpriv.epsilon_table import EpsilonTable
-from indpriv.norm_log.batch_norms import ArrayFreeRecords
+from indpriv.norm_log.batch_norms import ArrayBatchNorms
 from indpriv.norm_log.levels import Codes, Levels
 from indpriv.norm_log.norm_log import NormLog, Records
 
-FIDELITY_EPOCHS = (1 / 3, 1.0, 2.0)  # the paper's Figure 4 goes from a third of an epoch to two epochs
+FIDELITY_EPOCHS = (
+    1 / 3,
+    1.0,
+    2.0,
+)  # the paper's Figure 4 goes from a third of an epoch to two epochs
 COMPARING = "comparing with larger K"
 BY_GROUP_EPOCHS = 1.0  # the K, among those, whose fidelity is also told by group: the paper's own
 COARSER = (0.02, 0.05, 0.1)  # roundings to account again with, where the log's is finer
@@ -60,7 +64,7 @@ def fidelity_against_k(
         exact_log, exact, source = log, table, "norms at every step of this log"
         comparisons: list[Fidelity] = []
     else:
-        found = log.exact_examples()
+        found = log.reference_examples()
         if found is None:
             return ()
         exact_log, exact, source = (
@@ -69,13 +73,23 @@ def fidelity_against_k(
             f"norms at every step of {found.n_examples:,} examples",
         )
         groups = {
-            by: replace(parts, train_codes=parts.train_codes[log.exact_positions])
+            by: replace(parts, train_codes=parts.train_codes[log.reference_positions])
             for by, parts in (groups or {}).items()
         }
         gaps = np.diff(log.recorded_steps)
         every = round(float(gaps.mean())) if len(gaps) else log.total_steps
         own = every * float(log.settings.sample_rate.mean())
-        comparisons = [compare(table, exact, source=source, every=every, epochs=own, is_this_log=True, groups=groups)]
+        comparisons = [
+            compare(
+                table,
+                exact,
+                source=source,
+                every=every,
+                epochs=own,
+                is_this_log=True,
+                groups=groups,
+            )
+        ]
     rate = float(exact_log.settings.sample_rate.mean())
     rules = (method.between_records,) if method.preset else ("last", "closest")
     steps = sorted({round(epochs / rate) for epochs in FIDELITY_EPOCHS})
@@ -89,7 +103,9 @@ def fidelity_against_k(
         every, rule = case
         guess = table_for(exact_log.thin(every), replace(method, between_records=rule))
         shown = groups if case == by_group else None
-        comparisons.append(compare(guess, exact, source=source, every=every, epochs=every * rate, groups=shown))
+        comparisons.append(
+            compare(guess, exact, source=source, every=every, epochs=every * rate, groups=shown)
+        )
         (progress or silent)(COMPARING, number, len(cases))
     return tuple(comparisons)
 
@@ -141,7 +157,10 @@ def sensitivity(
     cases = [
         ("rounding", _coarser(log, rounding), method)
         for rounding in COARSER
-        if rounding > finest and (log.levels is not None or log.free is None)  # full-precision entries are not rounded
+        if rounding > finest
+        and (
+            log.levels is not None or log.batch_norms is None
+        )  # full-precision entries are not rounded
     ]
     cases += [
         ("between_records", log, replace(method, between_records=rule))
@@ -163,7 +182,9 @@ class _Recoded:
     codes: Codes
 
     def read(self, rows: NDArray[np.int64], start: int, stop: int) -> NDArray[np.generic]:
-        found: NDArray[np.generic] = self.codes[self.records.read(rows, start, stop).astype(np.int64)]
+        found: NDArray[np.generic] = self.codes[
+            self.records.read(rows, start, stop).astype(np.int64)
+        ]
         return found
 
 
@@ -189,8 +210,8 @@ def _coarser(log: NormLog, rounding: float) -> NormLog:
         )
     every_code = np.arange(log.levels.max_code + 1, dtype=np.uint16)
     codes = levels.encode(log.levels.norms(every_code, 1.0), 1.0)
-    free = log.free
+    free = log.batch_norms
     if free is not None:
         entries = free.read(0, log.n_examples)
-        free = ArrayFreeRecords(free.steps, replace(entries, norm=codes[entries.norm]))
-    return replace(log, levels=levels, records=_Recoded(log.records, codes), free=free)
+        free = ArrayBatchNorms(free.steps, replace(entries, norm=codes[entries.norm]))
+    return replace(log, levels=levels, records=_Recoded(log.records, codes), batch_norms=free)

@@ -33,13 +33,17 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-statement_app = typer.Typer(name="statement", help="What one owner may be told.", no_args_is_help=True)
+statement_app = typer.Typer(
+    name="statement", help="What one owner may be told.", no_args_is_help=True
+)
 app.add_typer(statement_app)
 
 
 @app.callback(invoke_without_command=True)
 def _options(
-    show_version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.")
+    ] = False,
 ) -> None:
     if show_version:
         typer.echo(f"indpriv {version('indpriv')}")
@@ -66,7 +70,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         errors.print(f"[bold red]error:[/] {escape(str(error))}")
     except OSError as error:
-        errors.print(f"[bold red]error:[/] {escape(str(error))}; check the path, its permissions and the free space")
+        errors.print(
+            f"[bold red]error:[/] {escape(str(error))}; check the path, its permissions and the free space"
+        )
     return 2
 
 
@@ -76,5 +82,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, _interrupted)  # as Ctrl-C: temporary files go, exit code 130
     warnings.filterwarnings("ignore", module=r"(torch|opacus)(\.|$)")
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
-    warnings.showwarning = lambda message, *_, **__: errors.print(f"[yellow]warning:[/] {escape(str(message))}")
+    warnings.showwarning = lambda message, *_, **__: errors.print(
+        f"[yellow]warning:[/] {escape(str(message))}"
+    )
     sys.exit(run())

@@ -24,10 +24,17 @@ REPLAY = "For a folder of checkpoints"  # heading in --help
 
 def audit(
     path: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Run directory that a Recorder wrote, or a folder of checkpoints.")
+        Path,
+        typer.Argument(
+            metavar="RUN", help="Run directory that a Recorder wrote, or a folder of checkpoints."
+        ),
     ],
-    output_dir: Annotated[Path | None, typer.Option(help="Audit directory to write.", show_default="RUN/audit")] = None,
-    delta: Annotated[float | None, typer.Option(help="Delta of the guarantee.", show_default="the run's own")] = None,
+    output_dir: Annotated[
+        Path | None, typer.Option(help="Audit directory to write.", show_default="RUN/audit")
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Delta of the guarantee.", show_default="the run's own")
+    ] = None,
     accountant: Annotated[str, typer.Option(help="rdp or pld.")] = "rdp",
     conversion: Annotated[
         str, typer.Option(help="From RDP to epsilon and delta: canonne2020 or mironov2017.")
@@ -36,35 +43,66 @@ def audit(
         str, typer.Option(help="Norms assumed between records: last, closest or worst-case.")
     ] = "last",
     preset: Annotated[
-        str | None, typer.Option(help="yu2023: account as the paper did (needs a log rounded to nearest).")
+        str | None,
+        typer.Option(help="yu2023: account as the paper did (needs a log rounded to nearest)."),
     ] = None,
     by: By = None,
     unit_column: Annotated[
-        str | None, typer.Option(help="Metadata column that says whose row each is: epsilon of people, not of rows.")
+        str | None,
+        typer.Option(
+            help="Metadata column that says whose row each is: epsilon of people, not of rows."
+        ),
     ] = None,
     unreadable: Annotated[
         str, typer.Option(help="Damaged or missing records: refuse, or count them at worst-case.")
     ] = "refuse",
     seed: Annotated[int, typer.Option(help="Of the attack's random choices; not of training.")] = 0,
     show_examples: Annotated[
-        bool, typer.Option("--show-examples", help="Put pictures of the most and least protected images in the report.")
+        bool,
+        typer.Option(
+            "--show-examples",
+            help="Put pictures of the most and least protected images in the report.",
+        ),
     ] = False,
     data_dir: Annotated[
-        Path | None, typer.Option(envvar="INDPRIV_DATA", help="For --show-examples: folder of the run's data set.")
+        Path | None,
+        typer.Option(
+            envvar="INDPRIV_DATA", help="For --show-examples: folder of the run's data set."
+        ),
     ] = None,
     spec: Annotated[
-        str | None, typer.Option(help="For checkpoints: the AuditSpec, package.module:spec or path/to/file.py:spec.")
+        str | None,
+        typer.Option(
+            help="For checkpoints: the AuditSpec, package.module:spec or path/to/file.py:spec."
+        ),
     ] = None,
     noise_multiplier: Annotated[
-        str | None, typer.Option(help="Of the run; 1.1,0.9@500 is 1.1, from step 500 on 0.9.", rich_help_panel=REPLAY)
+        str | None,
+        typer.Option(
+            help="Of the run; 1.1,0.9@500 is 1.1, from step 500 on 0.9.", rich_help_panel=REPLAY
+        ),
     ] = None,
-    max_grad_norm: Annotated[str | None, typer.Option(help="Likewise.", rich_help_panel=REPLAY)] = None,
-    sample_rate: Annotated[str | None, typer.Option(help="Likewise; the Poisson rate.", rich_help_panel=REPLAY)] = None,
-    steps: Annotated[int | None, typer.Option(help="Of the whole run.", rich_help_panel=REPLAY)] = None,
-    sampler: Annotated[str | None, typer.Option(help="poisson, shuffled or other.", rich_help_panel=REPLAY)] = None,
-    device: Annotated[str, typer.Option(help="Where to take norms, e.g. cuda.", rich_help_panel=REPLAY)] = "cpu",
-    batch_size: Annotated[str, typer.Option(help="Of the norm pass, or auto.", rich_help_panel=REPLAY)] = "auto",
-    processes: Annotated[int, typer.Option(help="Checkpoints to work on at a time.", rich_help_panel=REPLAY)] = 1,
+    max_grad_norm: Annotated[
+        str | None, typer.Option(help="Likewise.", rich_help_panel=REPLAY)
+    ] = None,
+    sample_rate: Annotated[
+        str | None, typer.Option(help="Likewise; the Poisson rate.", rich_help_panel=REPLAY)
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Of the whole run.", rich_help_panel=REPLAY)
+    ] = None,
+    sampler: Annotated[
+        str | None, typer.Option(help="poisson, shuffled or other.", rich_help_panel=REPLAY)
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="Where to take norms, e.g. cuda.", rich_help_panel=REPLAY)
+    ] = "cpu",
+    batch_size: Annotated[
+        str, typer.Option(help="Of the norm pass, or auto.", rich_help_panel=REPLAY)
+    ] = "auto",
+    processes: Annotated[
+        int, typer.Option(help="Checkpoints to work on at a time.", rich_help_panel=REPLAY)
+    ] = 1,
     as_json: Json = False,
 ) -> None:
     """Account, analyse and attack a run, recorded or replayed; write epsilon.parquet, audit.json, audit.md and report.html.
@@ -88,9 +126,21 @@ def audit(
         )
     if spec is not None:
         settings["delta"] = delta
-        path = _replay(path, spec, output_dir, settings, device=device, batch_size=batch_size, processes=processes)
-    elif given := [f"--{name.replace('_', '-')}" for name, value in settings.items() if value is not None]:
-        raise InputError(f"{', '.join(given)}: only for a folder of checkpoints, and those need --spec")
+        path = _replay(
+            path,
+            spec,
+            output_dir,
+            settings,
+            device=device,
+            batch_size=batch_size,
+            processes=processes,
+        )
+    elif given := [
+        f"--{name.replace('_', '-')}" for name, value in settings.items() if value is not None
+    ]:
+        raise InputError(
+            f"{', '.join(given)}: only for a folder of checkpoints, and those need --spec"
+        )
     audit_into(
         path,
         output_dir,
@@ -118,7 +168,9 @@ def audit_into(path: Path, output_dir: Path, *, quiet: bool, **options: Any) -> 
         return
     console = Console()
     print_audit(summary, console)
-    console.print(f"\n[bold]{escape(str(output_dir / 'report.html'))}[/]", soft_wrap=True, highlight=False)
+    console.print(
+        f"\n[bold]{escape(str(output_dir / 'report.html'))}[/]", soft_wrap=True, highlight=False
+    )
 
 
 def _images(run_dir: Path, data_dir: Path | None) -> NDArray[np.float32]:
@@ -155,7 +207,9 @@ def _replay(
     from indpriv.recording import StepOptions, replay
 
     if (path / JOURNAL).is_file():
-        raise InputError(f"{path} is a recorded run: audit it without --spec, or pass its checkpoints")
+        raise InputError(
+            f"{path} is a recorded run: audit it without --spec, or pass its checkpoints"
+        )
     check_folder("--output-dir", output_dir)
     check_device(device)
     output_dir.mkdir(parents=True, exist_ok=True, mode=0o700)

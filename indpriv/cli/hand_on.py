@@ -21,26 +21,44 @@ from indpriv.report.pdf import print_pdf
 
 
 def gate(
-    audit_dir: Annotated[Path, typer.Argument(metavar="AUDIT_DIR", help="A directory with an audit.json.")],
+    audit_dir: Annotated[
+        Path, typer.Argument(metavar="AUDIT_DIR", help="A directory with an audit.json.")
+    ],
     max_worst_case_epsilon: Annotated[float | None, typer.Option(help="Of the guarantee.")] = None,
     max_delta: Annotated[float | None, typer.Option(help="Of the guarantee.")] = None,
     max_median_epsilon: Annotated[float | None, typer.Option(help="Of individual epsilon.")] = None,
-    max_p95_epsilon: Annotated[float | None, typer.Option(help="Likewise, the 95th percentile.")] = None,
-    max_p99_epsilon: Annotated[float | None, typer.Option(help="Likewise, the 99th percentile.")] = None,
+    max_p95_epsilon: Annotated[
+        float | None, typer.Option(help="Likewise, the 95th percentile.")
+    ] = None,
+    max_p99_epsilon: Annotated[
+        float | None, typer.Option(help="Likewise, the 99th percentile.")
+    ] = None,
     max_epsilon: Annotated[float | None, typer.Option(help="Likewise, the largest.")] = None,
     max_group_ratio: Annotated[
-        float | None, typer.Option(help="Mean epsilon of the worst-off over the best-off group, of every table.")
+        float | None,
+        typer.Option(help="Mean epsilon of the worst-off over the best-off group, of every table."),
     ] = None,
-    min_coverage: Annotated[float | None, typer.Option(help="Share of steps with a record, 0 to 1.")] = None,
-    min_test_accuracy: Annotated[float | None, typer.Option(help="Of the final model, 0 to 1.")] = None,
-    unit: Annotated[str | None, typer.Option(help="Unit of privacy that is wanted, e.g. user.")] = None,
-    exact: Annotated[bool, typer.Option("--exact", help="Individual epsilons must not be estimates.")] = False,
+    min_coverage: Annotated[
+        float | None, typer.Option(help="Share of steps with a record, 0 to 1.")
+    ] = None,
+    min_test_accuracy: Annotated[
+        float | None, typer.Option(help="Of the final model, 0 to 1.")
+    ] = None,
+    unit: Annotated[
+        str | None, typer.Option(help="Unit of privacy that is wanted, e.g. user.")
+    ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Individual epsilons must not be estimates.")
+    ] = False,
     verified: Annotated[
         bool, typer.Option("--verified", help="A guarantee that is declared only is too little.")
     ] = False,
     figures: Annotated[
         bool,
-        typer.Option("--figures", help="Show figures computed from the data too: sensitive, not for a public log."),
+        typer.Option(
+            "--figures",
+            help="Show figures computed from the data too: sensitive, not for a public log.",
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -70,7 +88,14 @@ def gate(
     if as_json:
         typer.echo(json.dumps({"passed": passed, "conditions": shown}, indent=2))
     else:
-        table = Table("condition", "", "found", "asked", title="PASSED" if passed else "FAILED", title_justify="left")
+        table = Table(
+            "condition",
+            "",
+            "found",
+            "asked",
+            title="PASSED" if passed else "FAILED",
+            title_justify="left",
+        )
         for row in shown:
             mark = "[green]passed[/]" if row["passed"] else "[bold red]failed[/]"
             table.add_row(escape(row["name"]), mark, escape(row["found"]), escape(row["asked"]))
@@ -80,7 +105,9 @@ def gate(
 
 
 def model_card(
-    audit_dir: Annotated[Path, typer.Argument(metavar="AUDIT_DIR", help="A directory with an audit.json.")],
+    audit_dir: Annotated[
+        Path, typer.Argument(metavar="AUDIT_DIR", help="A directory with an audit.json.")
+    ],
 ) -> None:
     """Write a model-card block (YAML and Markdown, as on Hugging Face) of the guarantee, for others to see.
 
@@ -100,7 +127,9 @@ def model_card(
 
 
 def pdf(
-    audit_dir: Annotated[Path, typer.Argument(metavar="AUDIT_DIR", help="A directory with a report.html.")],
+    audit_dir: Annotated[
+        Path, typer.Argument(metavar="AUDIT_DIR", help="A directory with a report.html.")
+    ],
 ) -> None:
     """Print the report of an audit to report.pdf, with a Chromium that is installed. Sensitive, as the report is.
 

@@ -23,7 +23,9 @@ By = Annotated[
 ]
 Seed = Annotated[
     int | None,
-    typer.Option(help="Repeatable sampling and noise. Such a run has no privacy, and is labelled so everywhere."),
+    typer.Option(
+        help="Repeatable sampling and noise. Such a run has no privacy, and is labelled so everywhere."
+    ),
 ]
 
 
@@ -32,7 +34,9 @@ def check_folder(option: str, folder: Path) -> None:
     for part in (folder, *folder.parents):
         if part.exists():
             if not part.is_dir():
-                raise InputError(f"{option} {folder}: {part} is a file, and a directory is needed; choose another path")
+                raise InputError(
+                    f"{option} {folder}: {part} is a file, and a directory is needed; choose another path"
+                )
             return
 
 
@@ -42,7 +46,11 @@ def check_device(device: str) -> None:
 
     try:
         torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError, ImportError) as error:  # which of them depends on how PyTorch was built
+    except (
+        RuntimeError,
+        AssertionError,
+        ImportError,
+    ) as error:  # which of them depends on how PyTorch was built
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
             f"--device {device} cannot be used: {reason}; pass cpu, or a device that this build of PyTorch has"
@@ -52,9 +60,16 @@ def check_device(device: str) -> None:
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     """A progress bar on standard error, one line per stage."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         tasks: dict[str, Any] = {}
 
         def tell(stage: str, done: int, total: int) -> None:

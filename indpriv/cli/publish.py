@@ -16,13 +16,21 @@ from indpriv.errors import InputError
 
 def release(
     path: Annotated[
-        Path, typer.Argument(metavar="AUDIT_DIR", help="An audit; or a RUN, for norms before its first step.")
+        Path,
+        typer.Argument(
+            metavar="AUDIT_DIR", help="An audit; or a RUN, for norms before its first step."
+        ),
     ],
     epsilon: Annotated[
-        float, typer.Option(help="What this release may cost, e.g. 0.1, on top of the run's guarantee.")
+        float,
+        typer.Option(help="What this release may cost, e.g. 0.1, on top of the run's guarantee."),
     ],
-    quantiles: Annotated[str, typer.Option(help='Each in (0, 1); "" for none.')] = "0.1,0.3,0.5,0.7,0.9",
-    mean: Annotated[bool, typer.Option("--mean", help="Release the mean, and a noisy number of people.")] = False,
+    quantiles: Annotated[
+        str, typer.Option(help='Each in (0, 1); "" for none.')
+    ] = "0.1,0.3,0.5,0.7,0.9",
+    mean: Annotated[
+        bool, typer.Option("--mean", help="Release the mean, and a noisy number of people.")
+    ] = False,
     delta: Annotated[float, typer.Option(help="For method descent only.")] = 0.0,
     method: Annotated[
         str,
@@ -31,13 +39,21 @@ def release(
         ),
     ] = "exponential",
     by: Annotated[str, typer.Option(help="Column of groups, each named by --group.")] = "",
-    group: Annotated[list[str] | None, typer.Option(help="A group to show; the list must be public.")] = None,
-    public_n: Annotated[int | None, typer.Option(help="Number of people, if that is public anyway.")] = None,
+    group: Annotated[
+        list[str] | None, typer.Option(help="A group to show; the list must be public.")
+    ] = None,
+    public_n: Annotated[
+        int | None, typer.Option(help="Number of people, if that is public anyway.")
+    ] = None,
     budget: Annotated[
-        str | None, typer.Option(help="Limit on all releases of this audit, set once: EPSILON or EPSILON,DELTA.")
+        str | None,
+        typer.Option(
+            help="Limit on all releases of this audit, set once: EPSILON or EPSILON,DELTA."
+        ),
     ] = None,
     spend: Annotated[
-        bool, typer.Option("--spend", help="Draw afresh and pay again, though the answer is stored.")
+        bool,
+        typer.Option("--spend", help="Draw afresh and pay again, though the answer is stored."),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -59,20 +75,34 @@ def release(
         groups=tuple(group or ()),
         public_n=public_n,
     )
-    published = release_figures(path, request, budget=parse_budget(budget) if budget else None, spend=spend)
+    published = release_figures(
+        path, request, budget=parse_budget(budget) if budget else None, spend=spend
+    )
     if as_json:
         typer.echo(json.dumps(published.content, indent=2, allow_nan=False))
         return
     console = Console()
     print_release(published.content, console)
-    drawn = "drawn now and paid for" if published.fresh else "stored: shown again at no cost; --spend draws afresh"
-    console.print(f"\n[bold]{escape(str(published.folder))}[/] ({drawn})", soft_wrap=True, highlight=False)
+    drawn = (
+        "drawn now and paid for"
+        if published.fresh
+        else "stored: shown again at no cost; --spend draws afresh"
+    )
+    console.print(
+        f"\n[bold]{escape(str(published.folder))}[/] ({drawn})", soft_wrap=True, highlight=False
+    )
 
 
 def create_statement(
-    audit_dir: Annotated[Path, typer.Argument(metavar="AUDIT_DIR", help="A directory with an audit.json.")],
-    example: Annotated[str | None, typer.Option(help="Id of the example whose owner is told.")] = None,
-    unit: Annotated[str | None, typer.Option(help="Id of the person, where rows belong to people.")] = None,
+    audit_dir: Annotated[
+        Path, typer.Argument(metavar="AUDIT_DIR", help="A directory with an audit.json.")
+    ],
+    example: Annotated[
+        str | None, typer.Option(help="Id of the example whose owner is told.")
+    ] = None,
+    unit: Annotated[
+        str | None, typer.Option(help="Id of the person, where rows belong to people.")
+    ] = None,
     everybody: Annotated[bool, typer.Option("--all", help="One file for every owner.")] = False,
     output_dir: Annotated[
         Path | None, typer.Option(help="Folder of statements.", show_default="AUDIT_DIR/statements")

@@ -28,10 +28,16 @@ from indpriv.report.renderers.terminal import print_groups
 
 
 def groups(
-    audit_dir: Annotated[Path, typer.Argument(metavar="AUDIT_DIR", help="A directory with an audit.json.")],
+    audit_dir: Annotated[
+        Path, typer.Argument(metavar="AUDIT_DIR", help="A directory with an audit.json.")
+    ],
     by: By = None,
-    within: Annotated[str | None, typer.Option(help="label: show only the tables within each label.")] = None,
-    min_size: Annotated[int, typer.Option(help="Groups with fewer training examples are too small to read.")] = 10,
+    within: Annotated[
+        str | None, typer.Option(help="label: show only the tables within each label.")
+    ] = None,
+    min_size: Annotated[
+        int, typer.Option(help="Groups with fewer training examples are too small to read.")
+    ] = 10,
     as_json: Json = False,
 ) -> None:
     """Compare groups of an audit: epsilon and accuracy, raw, within each label and label-standardised.
@@ -47,12 +53,19 @@ def groups(
 
 
 def attack(
-    scores: Annotated[Path, typer.Option(help="CSV or Parquet: score (higher = member), member, optionally group.")],
-    delta: Annotated[float, typer.Option(help="Delta of the (epsilon, delta) that is bounded from below.")] = 1e-5,
+    scores: Annotated[
+        Path,
+        typer.Option(help="CSV or Parquet: score (higher = member), member, optionally group."),
+    ],
+    delta: Annotated[
+        float, typer.Option(help="Delta of the (epsilon, delta) that is bounded from below.")
+    ] = 1e-5,
     fair_coins: Annotated[
         bool, typer.Option("--fair-coins", help="An independent fair coin decided each membership.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of the order of ties and of what is left out; not of training.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Of the order of ties and of what is left out; not of training.")
+    ] = 0,
     as_json: Json = False,
 ) -> None:
     """Measure any attack's scores: AUC, low false-positive rates, and a lower bound on the worst-case epsilon.
@@ -60,7 +73,9 @@ def attack(
     Example: indpriv attack --scores runs/adult/canaries.parquet
     """
     found = AttackScores.from_file(scores)
-    measures = measure_attack(replace(found, fair_coins=fair_coins or found.fair_coins), delta=delta, seed=seed)
+    measures = measure_attack(
+        replace(found, fair_coins=fair_coins or found.fair_coins), delta=delta, seed=seed
+    )
     if as_json:
         typer.echo(json.dumps(attack_document(measures), indent=2, allow_nan=False))
     else:
@@ -69,7 +84,8 @@ def attack(
 
 def compare(
     audit_dirs: Annotated[
-        list[Path], typer.Argument(metavar="AUDIT_DIR...", help="Two or more audits of the same data.")
+        list[Path],
+        typer.Argument(metavar="AUDIT_DIR...", help="Two or more audits of the same data."),
     ],
     by: By = None,
     as_json: Json = False,
@@ -88,8 +104,13 @@ def compare(
 
 
 def convert(
-    norms: Annotated[Path, typer.Argument(metavar="NORMS", help="norms.parquet or norms.npz of any trainer.")],
-    run_json: Annotated[Path, typer.Option("--run", help="run.json: steps, noise, clipping and sampling of that run.")],
+    norms: Annotated[
+        Path, typer.Argument(metavar="NORMS", help="norms.parquet or norms.npz of any trainer.")
+    ],
+    run_json: Annotated[
+        Path,
+        typer.Option("--run", help="run.json: steps, noise, clipping and sampling of that run."),
+    ],
     output_dir: Annotated[Path, typer.Option(help="New run directory.")],
     rounding: Annotated[
         float, typer.Option(help="Of norms, upwards, as a fraction of max_grad_norm; 0 is none.")
@@ -108,11 +129,15 @@ def convert(
         facts = {"run_dir": str(output_dir), "examples": log.n_examples, "records": log.n_records}
         typer.echo(json.dumps({**facts, "steps": log.total_steps}, indent=2))
     else:
-        typer.echo(f"{output_dir}: {log.n_records} records of {log.n_examples} examples, {log.total_steps} steps")
+        typer.echo(
+            f"{output_dir}: {log.n_records} records of {log.n_examples} examples, {log.total_steps} steps"
+        )
 
 
 def verify(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory that a Recorder wrote.")],
+    run_dir: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Run directory that a Recorder wrote.")
+    ],
     as_json: Json = False,
 ) -> None:
     """Check a run's log: hashes, coverage, sampling, Opacus's accountant. Exit code 1 where a check fails.
@@ -120,16 +145,22 @@ def verify(
     Example: indpriv verify runs/adult
     """
     if not run_dir.is_dir():
-        raise InputError(f"{run_dir} is not a directory; pass the run directory of a Recorder, e.g. runs/adult")
+        raise InputError(
+            f"{run_dir} is not a directory; pass the run directory of a Recorder, e.g. runs/adult"
+        )
     if not (run_dir / JOURNAL).is_file():
-        raise InputError(f"{run_dir} holds no {JOURNAL}; pass the run directory of a Recorder, e.g. runs/adult")
+        raise InputError(
+            f"{run_dir} holds no {JOURNAL}; pass the run directory of a Recorder, e.g. runs/adult"
+        )
     checks = verify_run(run_dir)
     if as_json:
         typer.echo(json.dumps([vars(check) for check in checks], indent=2))
     else:
         table = Table(title=f"Evidence in {escape(str(run_dir))}", title_justify="left")
         for column in ("check", "status", "detail"):
-            table.add_column(column, overflow="fold")  # names of classes can be longer than a column
+            table.add_column(
+                column, overflow="fold"
+            )  # names of classes can be longer than a column
         colours = {PASSED: "green", FAILED: "bold red", NOT_CHECKED: "yellow"}
         for check in checks:
             status = f"[{colours[check.status]}]{check.status}[/]"

@@ -24,7 +24,9 @@ DEMO = "adult.toml"
 
 
 def demo(
-    output_dir: Annotated[Path, typer.Option(help="Where the run and its audit go.")] = Path("reports/adult-demo"),
+    output_dir: Annotated[Path, typer.Option(help="Where the run and its audit go.")] = Path(
+        "reports/adult-demo"
+    ),
     seed: Seed = None,
     as_json: Json = False,
 ) -> None:
@@ -42,18 +44,31 @@ def demo(
 
 
 def train(
-    audit_file: Annotated[Path, typer.Argument(metavar="AUDIT.toml", help="One audit, e.g. audits/adult.toml.")],
-    run_dir: Annotated[Path | None, typer.Option(help="New directory of the run.", show_default="runs/NAME")] = None,
+    audit_file: Annotated[
+        Path, typer.Argument(metavar="AUDIT.toml", help="One audit, e.g. audits/adult.toml.")
+    ],
+    run_dir: Annotated[
+        Path | None, typer.Option(help="New directory of the run.", show_default="runs/NAME")
+    ] = None,
     seed: Seed = None,
     data_dir: Annotated[
-        Path | None, typer.Option(envvar="INDPRIV_DATA", help="Folder of data sets that do not ship with the package.")
+        Path | None,
+        typer.Option(
+            envvar="INDPRIV_DATA", help="Folder of data sets that do not ship with the package."
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="Where to train, e.g. cpu or cuda.")] = "cpu",
     canaries: Annotated[
-        int, typer.Option(help="Mislabelled training examples that fair coins include, to audit the run by; 0 is none.")
+        int,
+        typer.Option(
+            help="Mislabelled training examples that fair coins include, to audit the run by; 0 is none."
+        ),
     ] = 0,
     non_dp_twin: Annotated[
-        bool, typer.Option("--non-dp-twin", help="Also train the same model without DP, to compare attacks with.")
+        bool,
+        typer.Option(
+            "--non-dp-twin", help="Also train the same model without DP, to compare attacks with."
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -97,16 +112,25 @@ def _train(
     check_folder("--run-dir", run_dir)
     check_device(device)
     with progress_bar() as progress:
-        options: dict[str, Any] = {"seed": seed, "progress": progress, "device": device, "data_dir": data_dir}
+        options: dict[str, Any] = {
+            "seed": seed,
+            "progress": progress,
+            "device": device,
+            "data_dir": data_dir,
+        }
         if config.training.filter_epsilon is not None and not canaries:
-            options["privacy_filter"] = partial(_filter_of, config.training.filter_epsilon, config.training.delta)
+            options["privacy_filter"] = partial(
+                _filter_of, config.training.filter_epsilon, config.training.delta
+            )
         try:
             if canaries:
                 run = train_with_canaries(config, run_dir, canaries, **options)
             else:
                 run = train_run(config, run_dir, **options)
         except KeyboardInterrupt as stopped:
-            Console(stderr=True, highlight=False, soft_wrap=True).print(escape(str(stopped) or "interrupted"))
+            Console(stderr=True, highlight=False, soft_wrap=True).print(
+                escape(str(stopped) or "interrupted")
+            )
             raise
     if not quiet:
         claim = (
@@ -132,19 +156,29 @@ def _train(
     return dict(read_json(run.run_dir / "run.json"))
 
 
-def _filter_of(epsilon: float, delta: float, noise_multiplier: float, sample_rate: float) -> PrivacyFilter:
-    return PrivacyFilter.for_epsilon(epsilon, delta=delta, noise_multiplier=noise_multiplier, sample_rate=sample_rate)
+def _filter_of(
+    epsilon: float, delta: float, noise_multiplier: float, sample_rate: float
+) -> PrivacyFilter:
+    return PrivacyFilter.for_epsilon(
+        epsilon, delta=delta, noise_multiplier=noise_multiplier, sample_rate=sample_rate
+    )
 
 
 def _demo_audit_file() -> Path:
     """audits/adult.toml: beside the package in a checkout, inside it once installed."""
     package = Path(__file__).parents[1]
-    return next(path for path in (package.parent / "audits" / DEMO, package / "audits" / DEMO) if path.is_file())
+    return next(
+        path
+        for path in (package.parent / "audits" / DEMO, package / "audits" / DEMO)
+        if path.is_file()
+    )
 
 
 def _clear_old_demo(run_dir: Path) -> None:
     """Remove the run of an earlier demo; refuse to remove anything else."""
     record = run_dir / "run.json"
     if not (record.is_file() and read_json(record).get("name") == Path(DEMO).stem):
-        raise InputError(f"{run_dir} is not the run of an earlier demo; choose another --output-dir")
+        raise InputError(
+            f"{run_dir} is not the run of an earlier demo; choose another --output-dir"
+        )
     shutil.rmtree(run_dir)

@@ -18,7 +18,12 @@ STATE = "indpriv.json"  # beside the files of a Hugging Face checkpoint; key "in
 
 
 def hugging_face_callback(
-    recorder: Recording, *, delta: float, tracker: Any = None, also: tuple[str, ...] = (), show: bool = True
+    recorder: Recording,
+    *,
+    delta: float,
+    tracker: Any = None,
+    also: tuple[str, ...] = (),
+    show: bool = True,
 ) -> Any:
     """A `transformers.TrainerCallback`, without which the Trainer does not clear the gradients that Opacus sums.
 
@@ -35,8 +40,12 @@ def hugging_face_callback(
     from transformers import TrainerCallback
 
     class IndprivCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
-        def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
-            if optimizer is not None:  # the Trainer calls model.zero_grad(), which leaves what Opacus summed
+        def on_step_end(
+            self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any
+        ) -> None:
+            if (
+                optimizer is not None
+            ):  # the Trainer calls model.zero_grad(), which leaves what Opacus summed
                 optimizer.zero_grad()
 
         def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -50,22 +59,35 @@ def hugging_face_callback(
     return IndprivCallback()
 
 
-def lightning_callback(recorder: Recording, *, delta: float, also: tuple[str, ...] = (), show: bool = True) -> Any:
+def lightning_callback(
+    recorder: Recording, *, delta: float, also: tuple[str, ...] = (), show: bool = True
+) -> Any:
     """A `lightning.pytorch.Callback`: after every epoch figures go to the trainer's loggers; arguments as above."""
     from lightning.pytorch import Callback
 
     class IndprivCallback(Callback):  # type: ignore[misc, unused-ignore]
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
             for tracker in trainer.loggers or [None]:
-                _report(recorder, delta, tracker, also, show and trainer.is_global_zero, int(trainer.global_step))
+                _report(
+                    recorder,
+                    delta,
+                    tracker,
+                    also,
+                    show and trainer.is_global_zero,
+                    int(trainer.global_step),
+                )
 
-        def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        def on_save_checkpoint(
+            self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]
+        ) -> None:
             checkpoint["indpriv"] = recorder.state_dict()
 
     return IndprivCallback()
 
 
-def _report(recorder: Recording, delta: float, tracker: Any, also: tuple[str, ...], show: bool, step: int) -> None:
+def _report(
+    recorder: Recording, delta: float, tracker: Any, also: tuple[str, ...], show: bool, step: int
+) -> None:
     if tracker is not None:
         send(tracker, metrics_of(recorder, delta=delta, also=also), step)
     if show:

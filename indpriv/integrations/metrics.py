@@ -92,7 +92,9 @@ def send(tracker: Any, metrics: Mapping[str, float], step: int) -> None:
     elif hasattr(tracker, "log"):
         tracker.log(dict(metrics))
     else:
-        raise InputError(f"{type(tracker).__name__} has neither log(dict), log_metrics nor add_scalar; pass a tracker")
+        raise InputError(
+            f"{type(tracker).__name__} has neither log(dict), log_metrics nor add_scalar; pass a tracker"
+        )
 
 
 def print_epsilons(recorder: Recording, *, delta: float, file: Any = None) -> None:
@@ -106,7 +108,9 @@ def print_epsilons(recorder: Recording, *, delta: float, file: Any = None) -> No
     table, log = _account_so_far(recorder, delta)
     if table is None or log is None:
         return
-    median, high, largest = (format_epsilon(STATISTICS[f"epsilon_{name}"](table)) for name in ("median", "p95", "max"))
+    median, high, largest = (
+        format_epsilon(STATISTICS[f"epsilon_{name}"](table)) for name in ("median", "p95", "max")
+    )
     line = (
         f"step {log.total_steps}: worst case {format_epsilon(table.worst_case_epsilon)} is the guarantee; individual epsilon "
         f"so far, {table.claim}, sensitive: median {median}, 95 % at most {high}, largest {largest} "
@@ -115,7 +119,9 @@ def print_epsilons(recorder: Recording, *, delta: float, file: Any = None) -> No
     (file or sys.stderr).write(line)
 
 
-def _account_so_far(recorder: Recording, delta: float) -> tuple[EpsilonTable | None, NormLog | None]:
+def _account_so_far(
+    recorder: Recording, delta: float
+) -> tuple[EpsilonTable | None, NormLog | None]:
     if not recorder.state_dict()["step"] or not read_state(recorder.run_dir).total_steps:
         return None, None
     log = NormLog.open(recorder.run_dir)

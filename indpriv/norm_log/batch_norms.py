@@ -1,6 +1,6 @@
-"""Free records: norms of the sampled examples only, which DP-SGD computes anyway; in memory or in files. Sensitive.
+"""Batch norms: norms of the sampled examples only, which DP-SGD computes anyway; in memory or in files. Sensitive.
 
-A free record of a step holds one entry for each example that its batch drew. The files of a log hold many steps each,
+A batch norm of a step holds one entry for each example that its batch drew. The files of a log hold many steps each,
 ordered by position and then by step: a block of examples is a stretch of rows, and an entry takes about two bytes.
 """
 
@@ -24,7 +24,7 @@ IntArray = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class FreeEntries:
+class BatchNormEntries:
     """Entries of a block of examples, ordered by position and then by step; arrays have shape (n_entries,).
 
     position: of the example, counted from the start of the block. step: at which it was sampled.
@@ -38,109 +38,124 @@ class FreeEntries:
     def __len__(self) -> int:
         return len(self.step)
 
-    def select(self, chosen: NDArray[Any] | slice) -> FreeEntries:
+    def select(self, chosen: NDArray[Any] | slice) -> BatchNormEntries:
         """Some of the entries, by mask, index or slice."""
-        return FreeEntries(self.position[chosen], self.step[chosen], self.norm[chosen])
+        return BatchNormEntries(self.position[chosen], self.step[chosen], self.norm[chosen])
 
-    def block(self, start: int, stop: int) -> FreeEntries:
+    def block(self, start: int, stop: int) -> BatchNormEntries:
         """Those of the examples at positions start to stop, which count from start on."""
         first, last = np.searchsorted(self.position, [start, stop])
         entries = self.select(slice(int(first), int(last)))
-        return FreeEntries(entries.position - np.int32(start), entries.step, entries.norm)
+        return BatchNormEntries(entries.position - np.int32(start), entries.step, entries.norm)
 
-    def take(self, positions: NDArray[np.int64], n_examples: int) -> FreeEntries:
+    def take(self, positions: NDArray[np.int64], n_examples: int) -> BatchNormEntries:
         """Those of the examples at some of the n_examples positions, numbered anew."""
         starts = np.searchsorted(self.position, np.arange(n_examples + 1))
         lengths = np.diff(starts)[positions]
         ends = np.cumsum(lengths)
-        index = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts[positions] - (ends - lengths), lengths)
+        index = np.arange(ends[-1] if len(ends) else 0) + np.repeat(
+            starts[positions] - (ends - lengths), lengths
+        )
         chosen = self.select(index)
-        return FreeEntries(np.repeat(np.arange(len(positions), dtype=np.int32), lengths), chosen.step, chosen.norm)
+        return BatchNormEntries(
+            np.repeat(np.arange(len(positions), dtype=np.int32), lengths), chosen.step, chosen.norm
+        )
 
 
-NO_ENTRIES = FreeEntries(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.uint8))
+NO_ENTRIES = BatchNormEntries(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.uint8))
 
 
-class FreeRecords(Protocol):
-    """Where free records live."""
+class BatchNorms(Protocol):
+    """Where batch norms live."""
 
     @property
     def steps(self) -> NDArray[np.int64]:
         """(n_steps,) ascending: the steps whose whole batch is recorded, also where it was empty."""
         ...
 
-    def read(self, start: int, stop: int) -> FreeEntries:
+    def read(self, start: int, stop: int) -> BatchNormEntries:
         """Entries of the examples at positions start to stop."""
         ...
 
 
 @dataclass(frozen=True)
-class ArrayFreeRecords:
-    """Free records in memory."""
+class ArrayBatchNorms:
+    """Batch norms in memory."""
 
     steps: NDArray[np.int64]
-    entries: FreeEntries
+    entries: BatchNormEntries
 
     @classmethod
-    def of(cls, steps: NDArray[np.int64], entries: FreeEntries) -> ArrayFreeRecords:
+    def of(cls, steps: NDArray[np.int64], entries: BatchNormEntries) -> ArrayBatchNorms:
         """Put entries in order."""
         return cls(steps, entries.select(np.lexsort((entries.step, entries.position))))
 
-    def read(self, start: int, stop: int) -> FreeEntries:
-        """See FreeRecords."""
+    def read(self, start: int, stop: int) -> BatchNormEntries:
+        """See BatchNorms."""
         return self.entries.block(start, stop)
 
 
 @dataclass(frozen=True)
-class FreeRecordsUntil:
-    """The free records of the steps before `total_steps`."""
+class BatchNormsUntil:
+    """The batch norms of the steps before `total_steps`."""
 
-    records: FreeRecords
+    records: BatchNorms
     total_steps: int
 
     @property
     def steps(self) -> NDArray[np.int64]:
-        """See FreeRecords."""
+        """See BatchNorms."""
         return self.records.steps[self.records.steps < self.total_steps]
 
-    def read(self, start: int, stop: int) -> FreeEntries:
-        """See FreeRecords."""
+    def read(self, start: int, stop: int) -> BatchNormEntries:
+        """See BatchNorms."""
         entries = self.records.read(start, stop)
         return entries.select(entries.step < self.total_steps)
 
 
 def check_entries(
-    free_records: Sequence[ArrayLike], n_examples: int, total_steps: int
+    batch_norms: Sequence[ArrayLike], n_examples: int, total_steps: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
     """Steps, positions and norms as arrays of one length; InputError where they are none, or an entry repeats."""
-    if len(free_records) != 3:
-        raise InputError(f"free_records has {len(free_records)} parts; pass (steps, positions, norms), one entry each")
-    steps, positions, norms = (np.asarray(part) for part in free_records)
+    if len(batch_norms) != 3:
+        raise InputError(
+            f"batch_norms has {len(batch_norms)} parts; pass (steps, positions, norms), one entry each"
+        )
+    steps, positions, norms = (np.asarray(part) for part in batch_norms)
     if not (steps.ndim == 1 and steps.shape == positions.shape == norms.shape):
         raise InputError(
-            f"free_records has shapes {steps.shape}, {positions.shape} and {norms.shape}; pass steps, positions and "
+            f"batch_norms has shapes {steps.shape}, {positions.shape} and {norms.shape}; pass steps, positions and "
             "norms of the same (n_entries,)"
         )
-    for name, values, limit in (("steps", steps, total_steps), ("positions", positions, n_examples)):
-        if values.size and not (np.issubdtype(values.dtype, np.integer) and 0 <= values.min() <= values.max() < limit):
-            raise InputError(f"free_records: {name} must be whole numbers of 0 to {limit - 1}")
+    for name, values, limit in (
+        ("steps", steps, total_steps),
+        ("positions", positions, n_examples),
+    ):
+        if values.size and not (
+            np.issubdtype(values.dtype, np.integer) and 0 <= values.min() <= values.max() < limit
+        ):
+            raise InputError(f"batch_norms: {name} must be whole numbers of 0 to {limit - 1}")
     keys = positions.astype(np.int64) * total_steps + steps
     if len(np.unique(keys)) < len(keys):
-        raise InputError("free_records: an example has several norms at one step; pass one entry an example and step")
+        raise InputError(
+            "batch_norms: an example has several norms at one step; pass one entry an example and step"
+        )
     return steps.astype(np.int64), positions.astype(np.int64), norms.astype(np.float64)
 
 
-def file_bytes(entries: FreeEntries, first: int) -> bytes:
+def file_bytes(entries: BatchNormEntries, first: int) -> bytes:
     """A file of entries in any order, of steps from `first`."""
     ordered = entries.select(np.lexsort((entries.step, entries.position)))
     offset = ordered.step - first
     small = np.uint8 if offset.max(initial=0) <= np.iinfo(np.uint8).max else np.int32
-    table = pa.table({"position": ordered.position, "step": offset.astype(small), "norm": ordered.norm})
+    table = pa.table(
+        {"position": ordered.position, "step": offset.astype(small), "norm": ordered.norm}
+    )
     return _files.parquet_bytes(table, delta_encoded=("position",))
 
 
 @dataclass(frozen=True)
-class FreeFile:
+class BatchNormFile:
     """One file: its steps are `first` to `first + count - 1`; what it holds beyond them is void."""
 
     path: Path
@@ -149,37 +164,47 @@ class FreeFile:
 
 
 @dataclass(frozen=True)
-class FileFreeRecords:
-    """Free records in files that ascend in step; reads only the row groups that a block of examples needs."""
+class FileBatchNorms:
+    """Batch norms in files that ascend in step; reads only the row groups that a block of examples needs."""
 
     steps: NDArray[np.int64]
-    parts: tuple[FreeFile, ...]
+    parts: tuple[BatchNormFile, ...]
     levels: Levels | None
 
-    def read(self, start: int, stop: int) -> FreeEntries:
-        """See FreeRecords."""
+    def read(self, start: int, stop: int) -> BatchNormEntries:
+        """See BatchNorms."""
         parts = [self._read(part, start, stop) for part in self.parts]
         dtype = np.float64 if self.levels is None else self.levels.dtype
-        empty = FreeEntries(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, dtype))
-        columns = zip(*((part.position, part.step, part.norm) for part in (*parts, empty)), strict=True)
+        empty = BatchNormEntries(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, dtype))
+        columns = zip(
+            *((part.position, part.step, part.norm) for part in (*parts, empty)), strict=True
+        )
         position, step, norm = (np.concatenate(column) for column in columns)
-        small = position.astype(np.uint16) if stop - start <= 1 << 16 else position  # which numpy sorts by radix
-        return FreeEntries(position, step, norm).select(np.argsort(small, kind="stable"))
+        small = (
+            position.astype(np.uint16) if stop - start <= 1 << 16 else position
+        )  # which numpy sorts by radix
+        return BatchNormEntries(position, step, norm).select(np.argsort(small, kind="stable"))
 
-    def _read(self, file: FreeFile, start: int, stop: int) -> FreeEntries:
+    def _read(self, file: BatchNormFile, start: int, stop: int) -> BatchNormEntries:
         try:
             with pq.ParquetFile(file.path, page_checksum_verification=True) as parquet:
                 table = parquet.read_row_groups(_groups(parquet, start, stop), use_threads=False)
         except (pa.ArrowException, OSError) as error:
-            raise EvidenceError(f"free records {file.path} cannot be read: {error}") from error
-        position, step, norm = (table.column(name).to_numpy() for name in ("position", "step", "norm"))
-        entries = FreeEntries(position, step, norm).block(start, stop)
+            raise EvidenceError(f"batch norms {file.path} cannot be read: {error}") from error
+        position, step, norm = (
+            table.column(name).to_numpy() for name in ("position", "step", "norm")
+        )
+        entries = BatchNormEntries(position, step, norm).block(start, stop)
         largest = np.inf if self.levels is None else self.levels.max_code
         if not np.all(np.asarray(entries.norm, np.float64) <= largest):  # NaN does not pass either
-            raise EvidenceError(f"{file.path}: code {entries.norm.max()} is above the top code {largest}")
+            raise EvidenceError(
+                f"{file.path}: code {entries.norm.max()} is above the top code {largest}"
+            )
         if len(entries) and int(entries.step.max()) >= file.count:
             entries = entries.select(entries.step < file.count)
-        return FreeEntries(entries.position, entries.step.astype(np.int32) + np.int32(file.first), entries.norm)
+        return BatchNormEntries(
+            entries.position, entries.step.astype(np.int32) + np.int32(file.first), entries.norm
+        )
 
 
 def _groups(parquet: Any, start: int, stop: int) -> list[int]:

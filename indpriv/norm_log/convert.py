@@ -42,10 +42,25 @@ _NARROW = (
     "norms came as {dtype}: sums of squares in such precision can come out too small (by up to 0.00055 of the norm was "
     "seen in float32)"
 )
-_REQUIRED = ("steps", "noise_multiplier", "max_grad_norm", "sample_rate", "sampler", "unit", "neighbouring")
+_REQUIRED = (
+    "steps",
+    "noise_multiplier",
+    "max_grad_norm",
+    "sample_rate",
+    "sampler",
+    "unit",
+    "neighbouring",
+)
 _CLIPPING = ("flat", "individual")
-_BESIDES = ("example_id", "unit_id", "participations")  # columns of a Parquet file that are no records
-_UNPACKED_BYTES, _UNPACKED_TIMES = 1 << 30, 100  # an archive that grows beyond both is taken for a zip bomb
+_BESIDES = (
+    "example_id",
+    "unit_id",
+    "participations",
+)  # columns of a Parquet file that are no records
+_UNPACKED_BYTES, _UNPACKED_TIMES = (
+    1 << 30,
+    100,
+)  # an archive that grows beyond both is taken for a zip bomb
 
 
 @dataclass(frozen=True)
@@ -111,7 +126,9 @@ def convert(
     total_steps = len(settings.steps)
     _check_norms_file(norms, total_steps, unit=settings.unit)
     if (run_dir / JOURNAL).exists():
-        raise InputError(f"{run_dir} already holds the log of a run; choose another directory, or remove it")
+        raise InputError(
+            f"{run_dir} already holds the log of a run; choose another directory, or remove it"
+        )
     run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     header = LogHeader(
         rounding=rounding,
@@ -121,7 +138,11 @@ def convert(
         sampler=settings.sampler,
         individually_clipped=settings.individually_clipped,
         norm_pass={"backend": "another trainer", "slack": 0.0, "caveats": []},
-        run={"converted": True, "clipping": settings.content.get("clipping", "flat"), "seeded": settings.seeded},
+        run={
+            "converted": True,
+            "clipping": settings.content.get("clipping", "flat"),
+            "seeded": settings.seeded,
+        },
     )
     no_positions = np.zeros(0, dtype=np.int64)
     writer = NormLogWriter(run_dir, header, norms.example_ids, norms.unit_ids, no_positions)
@@ -150,7 +171,9 @@ def _write_records(
         exact = values.astype(np.float64)
         if values.dtype.kind == "f" and values.dtype.itemsize < exact.dtype.itemsize:
             narrow.add(str(values.dtype))
-            exact *= 1 + float(np.finfo(str(values.dtype)).eps)  # what was rounded to this type may have been above it
+            exact *= 1 + float(
+                np.finfo(str(values.dtype)).eps
+            )  # what was rounded to this type may have been above it
         writer.record(
             step,
             exact,
@@ -216,7 +239,9 @@ def _check_norms_file(norms: _Norms, total_steps: int, *, unit: str) -> None:
     for number, step in enumerate(norms.recorded_steps.tolist()):
         values = norms.read(number)
         if values.dtype.kind not in "fiu":
-            raise InputError(f"{norms.path}: the norms of step {step} are {values.dtype}; they must be numbers")
+            raise InputError(
+                f"{norms.path}: the norms of step {step} are {values.dtype}; they must be numbers"
+            )
         try:
             check_norms(values, norms.example_ids)
         except InputError as error:
@@ -245,14 +270,21 @@ def _read_settings(path: Path) -> _Settings:
     if not isinstance(seeded, bool):
         raise InputError(f"{path}: seeded={seeded!r} is not true or false")
     try:
-        numbers = {name: _numbers(name, content[name]) for name in ("noise_multiplier", "max_grad_norm", "sample_rate")}
+        numbers = {
+            name: _numbers(name, content[name])
+            for name in ("noise_multiplier", "max_grad_norm", "sample_rate")
+        }
         total_steps = _checks.check_positive_int("steps", content["steps"])
         return _Settings(
             steps=StepSettings.from_values(total_steps, **numbers),
             sampler=_checks.check_choice("sampler", content["sampler"], SAMPLERS),
             unit=_checks.check_choice("unit", content["unit"], UNITS),
-            neighbouring=_checks.check_choice("neighbouring", content["neighbouring"], NEIGHBOURING),
-            individually_clipped=_checks.check_choice("clipping", content.get("clipping", "flat"), _CLIPPING)
+            neighbouring=_checks.check_choice(
+                "neighbouring", content["neighbouring"], NEIGHBOURING
+            ),
+            individually_clipped=_checks.check_choice(
+                "clipping", content.get("clipping", "flat"), _CLIPPING
+            )
             == "individual",
             seeded=seeded,
             content=content,
@@ -264,7 +296,9 @@ def _read_settings(path: Path) -> _Settings:
 def _numbers(name: str, value: object) -> NDArray[np.float64]:
     rows = value if isinstance(value, list) else [value]
     if not all(isinstance(item, int | float) and not isinstance(item, bool) for item in rows):
-        raise InputError(f"{name}={str(value)[:60]} is neither a number nor a list of one for each step")
+        raise InputError(
+            f"{name}={str(value)[:60]} is neither a number nor a list of one for each step"
+        )
     return np.asarray(value, dtype=np.float64)
 
 
@@ -298,7 +332,9 @@ def _read_parquet(path: Path) -> _Norms:
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"{path}: column {name!r} is damaged: {error}") from error
         if found.null_count:
-            raise InputError(f"{path}: column {name!r} has {found.null_count} missing values; each row needs one")
+            raise InputError(
+                f"{path}: column {name!r} has {found.null_count} missing values; each row needs one"
+            )
         values: NDArray[np.generic] = found.to_numpy()
         return values
 
@@ -324,7 +360,14 @@ def _read_npz(path: Path) -> _Norms:
         bomb = unpacked > max(_UNPACKED_BYTES, _UNPACKED_TIMES * path.stat().st_size)
         with np.load(path, allow_pickle=False) as archive:
             found = {} if bomb else {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, KeyError) as error:
+    except (
+        ValueError,
+        OSError,
+        zipfile.BadZipFile,
+        zipfile.LargeZipFile,
+        EOFError,
+        KeyError,
+    ) as error:
         raise InputError(f"{path} cannot be read as npz of numbers: {error}") from error
     if bomb:
         raise InputError(
@@ -339,13 +382,19 @@ def _read_npz(path: Path) -> _Norms:
             f"{', '.join(known[2:])}"
         )
     norms, steps = found["norms"], found["recorded_steps"]
-    if norms.ndim != 2 or steps.shape != norms.shape[:1] or not np.issubdtype(steps.dtype, np.integer):
+    if (
+        norms.ndim != 2
+        or steps.shape != norms.shape[:1]
+        or not np.issubdtype(steps.dtype, np.integer)
+    ):
         raise InputError(
             f"{path}: norms has shape {norms.shape} and recorded_steps {steps.shape} of {steps.dtype}; pass "
             "(n_records, n_examples) norms, and one whole number a record"
         )
     ids = found.get("example_ids", np.arange(norms.shape[1]))
     if ids.shape != norms.shape[1:]:
-        raise InputError(f"{path}: example_ids has shape {ids.shape} for {norms.shape[1]} examples; pass one id each")
+        raise InputError(
+            f"{path}: example_ids has shape {ids.shape} for {norms.shape[1]} examples; pass one id each"
+        )
     units, drawn = found.get("unit_ids"), found.get("participations")
     return _Norms(path, steps.astype(np.int64), ids, units, drawn, lambda number: norms[number])

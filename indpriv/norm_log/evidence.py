@@ -12,7 +12,9 @@ from scipy import stats
 PASSED, FAILED, NOT_CHECKED = "passed", "failed", "not checked"
 # Chance that a sound run fails one of the sampling tests; small, since a failure costs the claim "exact".
 FALSE_ALARM = 1e-6
-_RECORDED_LEVEL = "the recorded level of their example, which the account takes for its contribution"
+_RECORDED_LEVEL = (
+    "the recorded level of their example, which the account takes for its contribution"
+)
 _CHARGED_LEVEL = "what the privacy filter had charged their example for"
 TRAINED_NORMS = "norms in training"
 # Few norms that training clipped may be a trifle larger than recorded although all is alike: where a max-pool's inputs are equal
@@ -60,11 +62,19 @@ def evidence_checks(
     replayed = next((evidence for evidence in sessions if "replayed" in evidence), None)
     if replayed is not None:
         return [_check_closed(closed), *_replay_checks(replayed)]
-    checks = [_check_closed(closed), _check_voided(voided_steps, resumed=len(sessions) > 1), *_check_sessions(sessions)]
+    checks = [
+        _check_closed(closed),
+        _check_voided(voided_steps, resumed=len(sessions) > 1),
+        *_check_sessions(sessions),
+    ]
     for evidence in sessions:
         checks += [
             _check_sampler(evidence),
-            *([_check_seeds()] if evidence.get("guessable_seed") and not evidence["seeded"] else []),
+            *(
+                [_check_seeds()]
+                if evidence.get("guessable_seed") and not evidence["seeded"]
+                else []
+            ),
             *([_check_changed(evidence)] if evidence.get("changed_outside") else []),
             *([_check_repeated(evidence)] if evidence.get("repeated_draws") else []),
             *([_check_ranks(evidence)] if evidence.get("ranks", 1) > 1 else []),
@@ -72,7 +82,11 @@ def evidence_checks(
             _check_pieces(evidence),
             _check_clipping(evidence),
             *([_check_clip_rounding(evidence)] if evidence.get("clip_rounding") else []),
-            *([_check_at_levels("individual clipping", evidence, _RECORDED_LEVEL)] if individually_clipped else []),
+            *(
+                [_check_at_levels("individual clipping", evidence, _RECORDED_LEVEL)]
+                if individually_clipped
+                else []
+            ),
             *([_check_at_levels("privacy filter", evidence, _CHARGED_LEVEL)] if filtered else []),
             _check_total_participation(n_examples, evidence),
             _check_each_participation(n_examples, evidence),
@@ -180,7 +194,9 @@ def _check_steps(evidence: Mapping[str, Any]) -> Check:
     undrawn = max(evidence["undrawn_steps"], steps - draws)
     if undrawn:
         return Check(
-            name, FAILED, f"{undrawn:,} of {steps:,} steps used no batch of their own from the attached loader"
+            name,
+            FAILED,
+            f"{undrawn:,} of {steps:,} steps used no batch of their own from the attached loader",
         )
     if evidence["unstepped_draws"]:
         return Check(
@@ -196,7 +212,9 @@ def _check_steps(evidence: Mapping[str, Any]) -> Check:
             f"{peeks} times a batch was drawn and the loop over the loader left without a step: if it chooses batches by looking "
             "at them, they are not Poisson samples; step on every batch",
         )
-    if dropped := evidence.get("dropped_batches", 0):  # logs written before this was counted lack it
+    if dropped := evidence.get(
+        "dropped_batches", 0
+    ):  # logs written before this was counted lack it
         return Check(
             name,
             FAILED,
@@ -237,7 +255,9 @@ def _check_clipping(evidence: Mapping[str, Any]) -> Check:
             f"{evidence['misclipped_gradients']} of {gradients:,} gradients were clipped at another max_grad_norm than the "
             "noise of their step was made for: change it between steps only",
         )
-    if underestimated := evidence.get("underestimated_norms", 0):  # logs written before this was counted lack it
+    if underestimated := evidence.get(
+        "underestimated_norms", 0
+    ):  # logs written before this was counted lack it
         return Check(
             name,
             FAILED,
@@ -254,7 +274,11 @@ def _check_clipping(evidence: Mapping[str, Any]) -> Check:
             "float32 sums fall short, and leaves clipped ones longer than max_grad_norm by so much: epsilons, the worst case "
             "too, are too small by about as much; train on a GPU, in ghost mode, or in float64",
         )
-    return Check(name, PASSED, f"{gradients:,} gradients, all clipped at no more than the max_grad_norm of their step")
+    return Check(
+        name,
+        PASSED,
+        f"{gradients:,} gradients, all clipped at no more than the max_grad_norm of their step",
+    )
 
 
 def _check_clip_rounding(evidence: Mapping[str, Any]) -> Check:
@@ -271,7 +295,9 @@ def _check_at_levels(name: str, evidence: Mapping[str, Any], level: str) -> Chec
     """Whether every gradient was clipped at the threshold of its own example."""
     gradients, at_levels = evidence.get("gradients", 0), evidence.get("gradients_at_levels", 0)
     if at_levels != gradients or evidence.get("gradients") is None:
-        return Check(name, FAILED, f"only {at_levels:,} of {gradients:,} gradients were clipped at {level}")
+        return Check(
+            name, FAILED, f"only {at_levels:,} of {gradients:,} gradients were clipped at {level}"
+        )
     return Check(name, PASSED, f"{gradients:,} gradients, each clipped at {level}")
 
 
@@ -282,10 +308,14 @@ def _check_total_participation(n_examples: int, evidence: Mapping[str, Any]) -> 
     trials = n_examples * evidence["draws"]
     rate = evidence["expected_participations"] / trials
     seen = evidence["participations"]
-    chance = 2 * float(min(stats.binom.cdf(seen, trials, rate), stats.binom.sf(seen - 1, trials, rate)))
+    chance = 2 * float(
+        min(stats.binom.cdf(seen, trials, rate), stats.binom.sf(seen - 1, trials, rate))
+    )
     detail = f"{seen:,} examples drawn where {rate * trials:,.0f} are expected"
     if chance < FALSE_ALARM:
-        return Check(name, FAILED, f"{detail}: a Poisson sampler does so with probability {chance:.1g}")
+        return Check(
+            name, FAILED, f"{detail}: a Poisson sampler does so with probability {chance:.1g}"
+        )
     return Check(name, PASSED, detail)
 
 
@@ -296,7 +326,9 @@ def _check_each_participation(n_examples: int, evidence: Mapping[str, Any]) -> C
         return Check(name, NOT_CHECKED, "only Poisson sampling has an expected participation")
     rate = evidence["expected_participations"] / (n * draws)
     least, most = evidence["participations_min"], evidence["participations_max"]
-    detail = f"each example was drawn {least:,} to {most:,} times in {draws:,} draws at rate {rate:.4g}"
+    detail = (
+        f"each example was drawn {least:,} to {most:,} times in {draws:,} draws at rate {rate:.4g}"
+    )
     if (evenness := _chance_of_evenness(n, evidence)) < FALSE_ALARM:
         return Check(
             name,
@@ -317,7 +349,9 @@ def _chance_of_evenness(n_examples: int, evidence: Mapping[str, Any]) -> float:
     P(sum <= E[sum] - t) <= exp(-t**2 / (2 n E[Y**2])) (Maurer 2003, A bound on the deviation probability for sums of
     non-negative random variables, Theorem 2.1), and E[Y**2] <= variance + 3 variance**2 for a sum of coins.
     """
-    variance = evidence.get("participations_variance", 0.0)  # logs written before this was counted lack it
+    variance = evidence.get(
+        "participations_variance", 0.0
+    )  # logs written before this was counted lack it
     if not variance:
         return 1.0
     missing = max(0.0, n_examples * variance - evidence["participations_spread"])
@@ -343,7 +377,9 @@ def _check_trained_norms(evidence: Mapping[str, Any]) -> Check:
             f"{evidence['largest_excess']:.2g} of max_grad_norm: the recorder's data, loss, mode or precision are not "
             "training's",
         )
-    clipped = evidence.get("larger_clipped_norms", 0)  # logs written before this was counted lack it
+    clipped = evidence.get(
+        "larger_clipped_norms", 0
+    )  # logs written before this was counted lack it
     if clipped > _FEW * compared:
         return Check(
             name,
@@ -354,7 +390,11 @@ def _check_trained_norms(evidence: Mapping[str, Any]) -> Check:
         )
     if not compared:
         return Check(name, NOT_CHECKED, "no norms from training could be held against a record")
-    return Check(name, PASSED, f"{compared:,} gradient norms that training clipped, none larger than recorded")
+    return Check(
+        name,
+        PASSED,
+        f"{compared:,} gradient norms that training clipped, none larger than recorded",
+    )
 
 
 def _check_accountant(evidence: Mapping[str, Any]) -> Check:
@@ -388,24 +428,39 @@ def _conversion_checks(n_examples: int, evidence: Mapping[str, Any]) -> list[Che
     source = evidence["converted"]["source"]
     checks = [
         _declared_sampler(evidence["sampler"], "run.json"),
-        Check("Opacus's accountant", NOT_CHECKED, "there was none; settings are declared by run.json"),
-        Check("training", NOT_CHECKED, f"nobody watched: that the norms in {source} are what training clipped"),
+        Check(
+            "Opacus's accountant", NOT_CHECKED, "there was none; settings are declared by run.json"
+        ),
+        Check(
+            "training",
+            NOT_CHECKED,
+            f"nobody watched: that the norms in {source} are what training clipped",
+        ),
     ]
     if "participations" in evidence:
-        checks += [_check_total_participation(n_examples, evidence), _check_each_participation(n_examples, evidence)]
+        checks += [
+            _check_total_participation(n_examples, evidence),
+            _check_each_participation(n_examples, evidence),
+        ]
     return checks
 
 
 def _declared_sampler(sampler: str, source: str) -> Check:
     if sampler == "poisson":
         return Check("sampler (declared)", NOT_CHECKED, f"Poisson sampling is declared by {source}")
-    return Check("sampler (declared)", FAILED, f"batches were {sampler}, which the analysis does not cover")
+    return Check(
+        "sampler (declared)", FAILED, f"batches were {sampler}, which the analysis does not cover"
+    )
 
 
 def _replay_checks(evidence: Mapping[str, Any]) -> list[Check]:
     """Of a log replayed from checkpoints: nobody watched the training, so next to nothing can be checked."""
     sources = evidence["replayed"]["sources"]
-    settings = ", ".join(f"{name} by {source}" for name, source in sources.items() if name not in ("delta", "sampler"))
+    settings = ", ".join(
+        f"{name} by {source}"
+        for name, source in sources.items()
+        if name not in ("delta", "sampler")
+    )
     counted = PASSED if evidence["replayed"]["accountant_counted_all"] else NOT_CHECKED
     unseen = "nobody watched: that each step used one batch, that clipping was flat, and of the norms replayed here"
     return [

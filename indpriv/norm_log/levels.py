@@ -16,7 +16,9 @@ from indpriv._checks import check_choice, check_rounding
 from indpriv.errors import InputError
 
 _OVERFLOW_PER_OCTAVE = 8
-_MAX_OVERFLOW = 16 * _OVERFLOW_PER_OCTAVE  # clipped norms are told apart up to 2^16 times max_grad_norm
+_MAX_OVERFLOW = (
+    16 * _OVERFLOW_PER_OCTAVE
+)  # clipped norms are told apart up to 2^16 times max_grad_norm
 
 Codes = NDArray[np.unsignedinteger]
 
@@ -76,16 +78,22 @@ class Levels:
         relative = np.asarray(norms, dtype=np.float64) / max_grad_norm
         inside = np.minimum(relative, 1.0)
         if self.rounding_mode == "up":
-            inside = np.where((inside == 0) & (norms > 0), np.nextafter(0.0, 1.0), inside)  # division underflowed
+            inside = np.where(
+                (inside == 0) & (norms > 0), np.nextafter(0.0, 1.0), inside
+            )  # division underflowed
             codes = np.minimum(np.ceil(inside / self.rounding), self.top).astype(np.int64)
-            codes -= (codes > 0) & (self.fractions[np.maximum(codes - 1, 0)] >= inside)  # 0.07 / 0.01 is above 7
+            codes -= (codes > 0) & (
+                self.fractions[np.maximum(codes - 1, 0)] >= inside
+            )  # 0.07 / 0.01 is above 7
             codes += self.fractions[codes] < inside
         else:
             codes = np.minimum(np.floor(inside / self.rounding + 0.5), self.top).astype(np.int64)
         clipped = relative > 1.0
         if clipped.any():
             octaves = np.ceil(_OVERFLOW_PER_OCTAVE * np.log2(relative[clipped]))
-            codes[clipped] = self.top + np.clip(octaves, 1, self.max_code - self.top).astype(np.int64)
+            codes[clipped] = self.top + np.clip(octaves, 1, self.max_code - self.top).astype(
+                np.int64
+            )
         return codes.astype(self.dtype)
 
     def encode_each(self, norms: NDArray[np.floating], max_grad_norm: NDArray[np.float64]) -> Codes:

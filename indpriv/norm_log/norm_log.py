@@ -17,7 +17,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks
 from indpriv.errors import InputError, PrivacyWarning
-from indpriv.norm_log.batch_norms import ArrayFreeRecords, FreeEntries, FreeRecords, check_entries
+from indpriv.norm_log.batch_norms import (
+    ArrayBatchNorms,
+    BatchNormEntries,
+    BatchNorms,
+    check_entries,
+)
 from indpriv.norm_log.levels import Levels
 from indpriv.norm_log.reader import read_log
 
@@ -50,7 +55,11 @@ class StepSettings:
 
     @classmethod
     def from_values(
-        cls, total_steps: int, noise_multiplier: ArrayLike, max_grad_norm: ArrayLike, sample_rate: ArrayLike
+        cls,
+        total_steps: int,
+        noise_multiplier: ArrayLike,
+        max_grad_norm: ArrayLike,
+        sample_rate: ArrayLike,
     ) -> StepSettings:
         """Check and broadcast scalars or (total_steps,) arrays; InputError on any other shape or bad value."""
         columns = {
@@ -64,7 +73,9 @@ class StepSettings:
                     f"{name} has shape {column.shape}; pass one value, or the realised value of each of the "
                     f"{total_steps} steps"
                 )
-        return cls(**{name: np.broadcast_to(column, (total_steps,)) for name, column in columns.items()})
+        return cls(
+            **{name: np.broadcast_to(column, (total_steps,)) for name, column in columns.items()}
+        )
 
     def __len__(self) -> int:
         return len(self.noise_multiplier)
@@ -111,9 +122,9 @@ class NormLog:
         caveats: reasons, found while recording, why an account of this log is an estimate.
         records: where the rows live; rows: which of them belong to this view.
         unreadable_steps: recorded steps whose record is damaged or missing: it counts at max_grad_norm.
-        exact_positions: positions of the examples that were recorded at every step, or None.
-        exact_records: their rows, (total_steps, n_exact).
-        free: norms of sampled examples that cost no pass of their own, or None. They sharpen estimates, never claims.
+        reference_positions: positions of the examples that were recorded at every step, or None.
+        reference_records: their rows, (total_steps, n_exact).
+        batch_norms: norms of sampled examples that cost no pass of their own, or None. They sharpen estimates, never claims.
         filtered: whom a privacy filter left out, where one watched the whole run and the evidence says so, or None.
     """
 
@@ -130,12 +141,13 @@ class NormLog:
     individually_clipped: bool = False
     caveats: tuple[str, ...] = ()
     unreadable_steps: tuple[int, ...] = ()
-    exact_positions: NDArray[np.int64] | None = None
-    exact_records: Records | None = None
-    free: FreeRecords | None = None
+    reference_positions: NDArray[np.int64] | None = None
+    reference_records: Records | None = None
+    batch_norms: BatchNorms | None = None
     filtered: Filtered | None = None
 
     @classmethod
+    @_checks.accepts_former_names
     def from_arrays(
         cls,
         norms: ArrayLike,
@@ -154,7 +166,7 @@ class NormLog:
         unit_ids: ArrayLike | None = None,
         neighbouring: str = "add_remove",
         caveats: Sequence[str] = (),
-        free_records: Sequence[ArrayLike] | None = None,
+        batch_norms: Sequence[ArrayLike] | None = None,
     ) -> NormLog:
         """Build a log from norms in memory.
 
@@ -174,7 +186,7 @@ class NormLog:
             unit_ids: (n_examples,) the unit each row belongs to; needed where the unit is not the example.
             neighbouring: "add_remove".
             caveats: reasons why an account of this log is an estimate, e.g. how the norms were taken.
-            free_records: (steps, positions, norms), each (n_entries,): the norms of the examples that each step sampled,
+            batch_norms: (steps, positions, norms), each (n_entries,): the norms of the examples that each step sampled,
                 of every step or of none; positions count from 0.
 
         Raises:
@@ -186,7 +198,9 @@ class NormLog:
         (2, 10, 0.1)
         """
         rows = np.asarray(norms)
-        if rows.ndim != 2 or not (np.issubdtype(rows.dtype, np.floating) or np.issubdtype(rows.dtype, np.integer)):
+        if rows.ndim != 2 or not (
+            np.issubdtype(rows.dtype, np.floating) or np.issubdtype(rows.dtype, np.integer)
+        ):
             raise InputError(
                 f"norms has shape {rows.shape} and dtype {rows.dtype}; pass (n_records, n_examples) floats"
             )
@@ -194,7 +208,9 @@ class NormLog:
         total_steps = _checks.check_positive_int("total_steps", total_steps)
         if steps.size == 0:
             steps = steps.astype(np.int64)
-        settings = StepSettings.from_values(total_steps, noise_multiplier, max_grad_norm, sample_rate)
+        settings = StepSettings.from_values(
+            total_steps, noise_multiplier, max_grad_norm, sample_rate
+        )
         check_recorded_steps(steps, len(rows), total_steps)
         ids = np.arange(rows.shape[1]) if example_ids is None else np.asarray(example_ids)
         check_ids(ids, rows.shape[1])
@@ -208,7 +224,11 @@ class NormLog:
             kept = np.empty(rows.shape, levels.dtype)
             for row, step in enumerate(steps):
                 kept[row] = levels.encode(rows[row], settings.max_grad_norm[step])
-        free = None if free_records is None else _free_in_memory(free_records, ids, settings, levels)
+        in_memory = (
+            None
+            if batch_norms is None
+            else _batch_norms_in_memory(batch_norms, ids, settings, levels)
+        )
         return cls(
             example_ids=ids,
             recorded_steps=steps.astype(np.int64),
@@ -222,7 +242,7 @@ class NormLog:
             unit_ids=check_unit_ids(unit_ids, len(ids), unit),
             individually_clipped=bool(individually_clipped),
             caveats=tuple(caveats),
-            free=free,
+            batch_norms=in_memory,
         )
 
     @classmethod
@@ -245,16 +265,22 @@ class NormLog:
             levels=stored.levels,
             sampler=_checks.check_choice("sampler", stored.sampler, SAMPLERS),
             unit=_checks.check_choice("unit", stored.header["unit"], UNITS),
-            neighbouring=_checks.check_choice("neighbouring", stored.header["neighbouring"], NEIGHBOURING),
+            neighbouring=_checks.check_choice(
+                "neighbouring", stored.header["neighbouring"], NEIGHBOURING
+            ),
             records=stored.records,
             rows=np.arange(len(stored.recorded_steps)),
-            unit_ids=check_unit_ids(stored.unit_ids, len(stored.example_ids), stored.header["unit"]),
+            unit_ids=check_unit_ids(
+                stored.unit_ids, len(stored.example_ids), stored.header["unit"]
+            ),
             individually_clipped=stored.header["individually_clipped"],
             caveats=stored.caveats,
-            exact_positions=stored.exact_positions,
-            exact_records=stored.exact_records,
-            free=stored.free,
-            filtered=None if stored.left_out_at is None else Filtered(**stored.filter, left_out_at=stored.left_out_at),
+            reference_positions=stored.reference_positions,
+            reference_records=stored.reference_records,
+            batch_norms=stored.batch_norms,
+            filtered=None
+            if stored.left_out_at is None
+            else Filtered(**stored.filter, left_out_at=stored.left_out_at),
         )
 
     @property
@@ -302,7 +328,9 @@ class NormLog:
         _checks.check_positive_int("every", every)
         keep = self.recorded_steps % every == 0
         if not keep.any():
-            raise InputError(f"every={every} leaves no record; the log has steps {self.recorded_steps[:5].tolist()}...")
+            raise InputError(
+                f"every={every} leaves no record; the log has steps {self.recorded_steps[:5].tolist()}..."
+            )
         return replace(
             self,
             recorded_steps=self.recorded_steps[keep],
@@ -320,28 +348,32 @@ class NormLog:
             unit_ids=None if self.unit_ids is None else self.unit_ids[index],
             records=_ArrayRecords(self.read()[:, index]),
             rows=np.arange(self.n_records),
-            exact_positions=None,
-            exact_records=None,
-            free=None if self.free is None else _taken(self.free, index, self.n_examples),
+            reference_positions=None,
+            reference_records=None,
+            batch_norms=None
+            if self.batch_norms is None
+            else _taken(self.batch_norms, index, self.n_examples),
             filtered=self._filtered_of(index),
         )
 
-    def exact_examples(self) -> NormLog | None:
+    def reference_examples(self) -> NormLog | None:
         """The log, at every step, of the examples that were recorded exactly; None where there are none."""
-        if self.exact_positions is None or self.exact_records is None:
+        if self.reference_positions is None or self.reference_records is None:
             return None
         every_step = np.arange(self.total_steps)
         return replace(
             self,
-            example_ids=self.example_ids[self.exact_positions],
-            unit_ids=None if self.unit_ids is None else self.unit_ids[self.exact_positions],
+            example_ids=self.example_ids[self.reference_positions],
+            unit_ids=None if self.unit_ids is None else self.unit_ids[self.reference_positions],
             recorded_steps=every_step,
             unreadable_steps=(),
-            records=self.exact_records,
+            records=self.reference_records,
             rows=every_step,
-            exact_positions=None,
-            exact_records=None,
-            free=None if self.free is None else _taken(self.free, self.exact_positions, self.n_examples),
+            reference_positions=None,
+            reference_records=None,
+            batch_norms=None
+            if self.batch_norms is None
+            else _taken(self.batch_norms, self.reference_positions, self.n_examples),
             filtered=None,  # levels of every step are not those that the filter charged
         )
 
@@ -350,19 +382,26 @@ class NormLog:
         return None if found is None else replace(found, left_out_at=found.left_out_at[positions])
 
 
-def _free_in_memory(
-    free_records: Sequence[ArrayLike], ids: NDArray[np.generic], settings: StepSettings, levels: Levels | None
-) -> ArrayFreeRecords:
-    """Free records of every step from arrays of (steps, positions, norms)."""
-    steps, positions, norms = check_entries(free_records, len(ids), len(settings))
+def _batch_norms_in_memory(
+    batch_norms: Sequence[ArrayLike],
+    ids: NDArray[np.generic],
+    settings: StepSettings,
+    levels: Levels | None,
+) -> ArrayBatchNorms:
+    """Batch norms of every step from arrays of (steps, positions, norms)."""
+    steps, positions, norms = check_entries(batch_norms, len(ids), len(settings))
     check_norms(norms, ids[positions])
     kept = norms if levels is None else levels.encode_each(norms, settings.max_grad_norm[steps])
-    entries = FreeEntries(positions.astype(np.int32), steps.astype(np.int32), kept)
-    return ArrayFreeRecords.of(np.arange(len(settings)), entries)
+    entries = BatchNormEntries(positions.astype(np.int32), steps.astype(np.int32), kept)
+    return ArrayBatchNorms.of(np.arange(len(settings)), entries)
 
 
-def _taken(free: FreeRecords, positions: NDArray[np.int64], n_examples: int) -> ArrayFreeRecords:
-    return ArrayFreeRecords(free.steps, free.read(0, n_examples).take(positions, n_examples))
+def _taken(
+    batch_norms: BatchNorms, positions: NDArray[np.int64], n_examples: int
+) -> ArrayBatchNorms:
+    return ArrayBatchNorms(
+        batch_norms.steps, batch_norms.read(0, n_examples).take(positions, n_examples)
+    )
 
 
 def check_recorded_steps(steps: NDArray[np.generic], n_records: int, total_steps: int) -> None:
@@ -374,7 +413,9 @@ def check_recorded_steps(steps: NDArray[np.generic], n_records: int, total_steps
     if n_records == 0:
         return
     if steps[0] < 0 or np.any(np.diff(steps.astype(np.int64)) <= 0):
-        raise InputError(f"recorded_steps={steps.tolist()[:10]} must be at least 0 and strictly increasing")
+        raise InputError(
+            f"recorded_steps={steps.tolist()[:10]} must be at least 0 and strictly increasing"
+        )
     if steps[-1] >= total_steps:
         raise InputError(
             f"recorded_steps ends at {steps[-1]}, but a run of total_steps={total_steps} ends at {total_steps - 1}"
@@ -386,7 +427,9 @@ def check_ids(ids: NDArray[np.generic], n_examples: int) -> None:
     if n_examples == 0:
         raise InputError("the log has no examples; an empty data set has nothing to audit")
     if ids.shape != (n_examples,):
-        raise InputError(f"example_ids has shape {ids.shape} for {n_examples} examples; pass one id an example")
+        raise InputError(
+            f"example_ids has shape {ids.shape} for {n_examples} examples; pass one id an example"
+        )
     unique, counts = np.unique(ids, return_counts=True)
     if len(unique) < n_examples:
         raise InputError(
@@ -395,7 +438,9 @@ def check_ids(ids: NDArray[np.generic], n_examples: int) -> None:
         )
 
 
-def check_unit_ids(unit_ids: ArrayLike | None, n_examples: int, unit: str) -> NDArray[np.generic] | None:
+def check_unit_ids(
+    unit_ids: ArrayLike | None, n_examples: int, unit: str
+) -> NDArray[np.generic] | None:
     """Return unit ids as an array of shape (n_examples,), or None, which only a unit that is one example may have."""
     if unit_ids is None:
         if unit != "example":
@@ -406,7 +451,9 @@ def check_unit_ids(unit_ids: ArrayLike | None, n_examples: int, unit: str) -> ND
         return None
     units = np.asarray(unit_ids)
     if units.shape != (n_examples,):
-        raise InputError(f"unit_ids has shape {units.shape} for {n_examples} examples; pass one unit an example")
+        raise InputError(
+            f"unit_ids has shape {units.shape} for {n_examples} examples; pass one unit an example"
+        )
     missing = int(pd.isna(units).sum())
     if missing:
         raise InputError(

@@ -19,7 +19,7 @@ from indpriv import _files
 from indpriv._checks import check_choice
 from indpriv._journal import read_journal
 from indpriv.errors import EvidenceError
-from indpriv.norm_log.batch_norms import FileFreeRecords, FreeFile
+from indpriv.norm_log.batch_norms import BatchNormFile, FileBatchNorms
 from indpriv.norm_log.evidence import FAILED, NORM_PRECISION, TRAINED_NORMS, Check, evidence_checks
 from indpriv.norm_log.levels import Levels
 from indpriv.norm_log.recording_policy import RecordingPolicy
@@ -35,7 +35,7 @@ class LogState:
     header: dict[str, Any]
     records: list[dict[str, Any]]
     exact: list[dict[str, Any]]
-    free: list[dict[str, Any]]
+    batch_norms: list[dict[str, Any]]
     left_out: list[dict[str, Any]]
     steps: list[dict[str, Any]]
     closed: bool
@@ -56,7 +56,7 @@ class LogState:
     @property
     def files(self) -> list[dict[str, Any]]:
         """Lines of all record files."""
-        return [*self.records, *self.exact, *self.free, *self.left_out]
+        return [*self.records, *self.exact, *self.batch_norms, *self.left_out]
 
     @property
     def unwatched(self) -> bool:
@@ -120,7 +120,9 @@ def read_state(run_dir: Path) -> LogState:
     """
     entries, torn = read_journal(run_dir)
     if not entries or entries[0]["kind"] != "header":
-        raise EvidenceError(f"{run_dir} has a journal without a header: recording stopped before its first record")
+        raise EvidenceError(
+            f"{run_dir} has a journal without a header: recording stopped before its first record"
+        )
     header = entries[0]
     if header["schema"] > SCHEMA:
         raise EvidenceError(
@@ -160,15 +162,32 @@ def read_state(run_dir: Path) -> LogState:
             steps.append(entry)
         elif kind == "truncate":
             voided_steps += sum(line["count"] for line in steps) - entry["step"]
-            evidence = {start: counts for start, counts in evidence.items() if start < entry["step"]}
+            evidence = {
+                start: counts for start, counts in evidence.items() if start < entry["step"]
+            }
             records = [line for line in records if line["step"] < entry["step"]]
             exact, free = _cut(exact, entry["step"]), _cut(free, entry["step"])
             left_out, steps = _cut(left_out, entry["step"]), _cut(steps, entry["step"])
-    return LogState(header, records, exact, free, left_out, steps, closed, torn, list(evidence.values()), voided_steps)
+    return LogState(
+        header,
+        records,
+        exact,
+        free,
+        left_out,
+        steps,
+        closed,
+        torn,
+        list(evidence.values()),
+        voided_steps,
+    )
 
 
 def _cut(lines: list[dict[str, Any]], step: int) -> list[dict[str, Any]]:
-    return [{**line, "count": min(line["count"], step - line["first"])} for line in lines if line["first"] < step]
+    return [
+        {**line, "count": min(line["count"], step - line["first"])}
+        for line in lines
+        if line["first"] < step
+    ]
 
 
 class FileRecords:
@@ -223,7 +242,9 @@ def record_faults(run_dir: Path, state: LogState) -> dict[str, str]:
         elif not path.is_file():
             faults[name] = f"record of step {step} is missing"
         elif path.stat().st_size != entry["bytes"]:
-            faults[name] = f"record of step {step} has {path.stat().st_size} bytes instead of {entry['bytes']}"
+            faults[name] = (
+                f"record of step {step} has {path.stat().st_size} bytes instead of {entry['bytes']}"
+            )
         elif _files.sha256(path) != entry["sha256"]:
             faults[name] = f"record of step {step} was changed: its hash is not the journal's"
     return faults
@@ -244,7 +265,9 @@ def _check_consistent(run_dir: Path, state: LogState) -> None:
                 f"{header['n_examples']}; the data set may not grow or shrink during a run"
             )
         step = entry["step"]
-        if step < len(max_grad_norm) and not np.isclose(entry["max_grad_norm"], max_grad_norm[step], rtol=1e-12):
+        if step < len(max_grad_norm) and not np.isclose(
+            entry["max_grad_norm"], max_grad_norm[step], rtol=1e-12
+        ):
             raise EvidenceError(
                 f"{run_dir}: the record of step {step} was taken at max_grad_norm={entry['max_grad_norm']}, but the "
                 f"step ran at {max_grad_norm[step]}"
@@ -255,11 +278,13 @@ def _read_ids(run_dir: Path, header: Mapping[str, Any]) -> Any:
     path = run_dir / IDS
     frame = _files.read_parquet(path)
     if _files.sha256(path) != header["ids_sha256"]:
-        raise EvidenceError(f"{path} was changed: its hash is not the journal's; restore it from a copy")
+        raise EvidenceError(
+            f"{path} was changed: its hash is not the journal's; restore it from a copy"
+        )
     return frame
 
 
-def read_exact_positions(run_dir: Path) -> NDArray[np.int64]:
+def read_reference_positions(run_dir: Path) -> NDArray[np.int64]:
     """Positions of the examples that the log of a run records at every step."""
     return np.flatnonzero(_files.read_parquet(run_dir / IDS)["exact"].to_numpy())
 
@@ -279,9 +304,9 @@ class StoredLog:
     records: FileRecords
     sampler: str
     caveats: tuple[str, ...]
-    exact_positions: NDArray[np.int64] | None
-    exact_records: FileRecords | None
-    free: FileFreeRecords | None
+    reference_positions: NDArray[np.int64] | None
+    reference_records: FileRecords | None
+    batch_norms: FileBatchNorms | None
     filter: dict[str, float]
     left_out_at: NDArray[np.int64] | None
 
@@ -292,7 +317,9 @@ def read_log(run_dir: Path, *, unreadable: str = "refuse") -> StoredLog:
     state = read_state(run_dir)
     header = state.header
     if state.total_steps == 0:
-        raise EvidenceError(f"{run_dir} proves no step: recording stopped before the first one was logged")
+        raise EvidenceError(
+            f"{run_dir} proves no step: recording stopped before the first one was logged"
+        )
     faults = record_faults(run_dir, state)
     if faults and unreadable == "refuse":
         listed = "; ".join(f"{name}: {fault}" for name, fault in list(faults.items())[:5])
@@ -316,7 +343,9 @@ def read_log(run_dir: Path, *, unreadable: str = "refuse") -> StoredLog:
         for step in range(entry["first"], min(entry["first"] + entry["count"], state.total_steps))
     ]
     whole = header["n_exact"] > 0 and len(exact_rows) == state.total_steps
-    whole = whole and all(path is not None for path, _ in exact_rows)  # else they are no truth to compare with
+    whole = whole and all(
+        path is not None for path, _ in exact_rows
+    )  # else they are no truth to compare with
     return StoredLog(
         header=header,
         example_ids=ids["example_id"].to_numpy(),
@@ -329,23 +358,30 @@ def read_log(run_dir: Path, *, unreadable: str = "refuse") -> StoredLog:
         records=FileRecords(rows, levels),
         sampler=state.sampler,
         caveats=state.caveats,
-        exact_positions=np.flatnonzero(ids["exact"].to_numpy()) if whole else None,
-        exact_records=FileRecords(exact_rows, levels) if whole else None,
-        free=_free_records(run_dir, state, faults, levels),
+        reference_positions=np.flatnonzero(ids["exact"].to_numpy()) if whole else None,
+        reference_records=FileRecords(exact_rows, levels) if whole else None,
+        batch_norms=_batch_norms(run_dir, state, faults, levels),
         filter=dict(header.get("privacy_filter", {})),
         left_out_at=_left_out_at(run_dir, state, faults),
     )
 
 
-def _left_out_at(run_dir: Path, state: LogState, faults: Mapping[str, str]) -> NDArray[np.int64] | None:
+def _left_out_at(
+    run_dir: Path, state: LogState, faults: Mapping[str, str]
+) -> NDArray[np.int64] | None:
     """(n_examples,) the step from which the privacy filter left an example out, total_steps where it did not.
 
     None where there was no filter, or a check of the evidence failed on which its guarantee rests: all of them, except
     that norms are those of training, since what an example was charged for is what it was clipped at.
     """
-    if not state.header.get("privacy_filter") or any(entry["file"] in faults for entry in state.left_out):
+    if not state.header.get("privacy_filter") or any(
+        entry["file"] in faults for entry in state.left_out
+    ):
         return None
-    if any(check.status == FAILED and check.name not in (TRAINED_NORMS, NORM_PRECISION) for check in state.checks()):
+    if any(
+        check.status == FAILED and check.name not in (TRAINED_NORMS, NORM_PRECISION)
+        for check in state.checks()
+    ):
         return None
     return _read_left_out(run_dir, state)
 
@@ -364,14 +400,18 @@ def _read_left_out(run_dir: Path, state: LogState) -> NDArray[np.int64]:
     return left_out_at
 
 
-def _free_records(
+def _batch_norms(
     run_dir: Path, state: LogState, faults: Mapping[str, str], levels: Levels | None
-) -> FileFreeRecords | None:
-    """The free records of a log that has any; steps of unreadable files have none."""
+) -> FileBatchNorms | None:
+    """The batch norms of a log that has any; steps of unreadable files have none."""
     steps, found = [], []
-    for entry in state.free:
+    for entry in state.batch_norms:
         stop = min(entry["first"] + entry["count"], state.total_steps)
         if entry["file"] not in faults and entry["first"] < stop:
             steps.append(np.setdiff1d(np.arange(entry["first"], stop), entry["missing"]))
-            found.append(FreeFile(run_dir / RECORDS / entry["file"], entry["first"], stop - entry["first"]))
-    return FileFreeRecords(np.concatenate(steps), tuple(found), levels) if found else None
+            found.append(
+                BatchNormFile(
+                    run_dir / RECORDS / entry["file"], entry["first"], stop - entry["first"]
+                )
+            )
+    return FileBatchNorms(np.concatenate(steps), tuple(found), levels) if found else None

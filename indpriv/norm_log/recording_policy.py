@@ -11,7 +11,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from indpriv._checks import check_positive_int
+from indpriv._checks import (
+    FORMER_NAMES,
+    accepts_former_names,
+    check_positive_int,
+    with_current_names,
+)
 from indpriv.errors import InputError
 
 EPOCH, ONCE = "epoch", "once"
@@ -29,8 +34,8 @@ class RecordingPolicy:
     was seen in training, so that it is the same for everybody, and a resumed run goes on where it was.
 
     Where full passes are rare, or all an epoch apart, the first one governs many steps: of an example until half-way to its
-    next record, even with free records about 1 / (2 * sample_rate) steps. Norms move most in the first steps, so let passes
-    be close there: with free records, every=4 with growth=2 and longest="2 epochs", or with growth=1.5, kept the mean error
+    next record, even with batch norms about 1 / (2 * sample_rate) steps. Norms move most in the first steps, so let passes
+    be close there: with batch norms, every=4 with growth=2 and longest="2 epochs", or with growth=1.5, kept the mean error
     of epsilon below 3 % on three data sets and its bias below 1 %, where equal gaps of two epochs did not
     (benchmarks/fidelity.py).
     For a single pass let `first` lie behind the steps in which norms fall, but only where training starts with clipped
@@ -41,10 +46,10 @@ class RecordingPolicy:
             single one. 1 makes the account exact.
         growth: factor from one gap to the next, in [1, 10]; 1 keeps them equal.
         longest: the longest gap, in steps or "epoch", "2 epochs", ...; None for no limit.
-        free_records: also keep the norms that DP-SGD computes of each sampled batch.
-        exact_examples: so many random examples get exact norms at every step.
+        batch_norms: also keep the norms that DP-SGD computes of each sampled batch.
+        reference_examples: so many random examples get exact norms at every step.
         first: the step before which the first full pass comes; earlier ones are counted at max_grad_norm, or from an
-            example's first free record on at that.
+            example's first batch norm on at that.
 
     Raises:
         InputError: a value out of range, `longest` without growth or below `every`, or growth where there is no gap.
@@ -52,15 +57,15 @@ class RecordingPolicy:
     >>> policy = RecordingPolicy(every=2, growth=2.0, longest=10)
     >>> [step for step in range(50) if policy.due(step)]
     [0, 2, 6, 14, 24, 34, 44]
-    >>> RecordingPolicy(every="once", first=4, free_records=True).describe()
-    'one full pass before step 4; free records of sampled batches'
+    >>> RecordingPolicy(every="once", first=4, batch_norms=True).describe()
+    'one full pass before step 4; batch norms of sampled batches'
     """
 
     every: int | str
     growth: float = 1.0
     longest: int | str | None = None
-    free_records: bool = False
-    exact_examples: int = 0
+    batch_norms: bool = False
+    reference_examples: int = 0
     first: int = 0
 
     def __post_init__(self) -> None:
@@ -75,10 +80,10 @@ class RecordingPolicy:
             raise InputError(
                 f'growth={self.growth:g} with every="once", which has no gaps to grow; leave one of them out'
             )
-        check_positive_int("exact_examples", self.exact_examples, minimum=0)
+        check_positive_int("reference_examples", self.reference_examples, minimum=0)
         check_positive_int("first", self.first, minimum=0)
-        if not isinstance(self.free_records, bool):
-            raise InputError(f"free_records={self.free_records!r} is not true or false")
+        if not isinstance(self.batch_norms, bool):
+            raise InputError(f"batch_norms={self.batch_norms!r} is not true or false")
         if self.longest is None:
             return
         _check_gap("longest", self.longest, (EPOCH,))
@@ -99,17 +104,18 @@ class RecordingPolicy:
     @classmethod
     def from_header(cls, header: Mapping[str, Any]) -> RecordingPolicy:
         """The policy in the header of a log."""
-        return cls(**header["policy"])
+        return cls(**with_current_names(header["policy"]))
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields, as a header holds them."""
-        return asdict(self)
+        """The fields under the names that run directories hold them by."""
+        written = {current: former for former, current in FORMER_NAMES.items()}
+        return {written.get(name, name): value for name, value in asdict(self).items()}
 
     def in_steps(self, steps_per_epoch: int) -> RecordingPolicy:
         """The same policy with epochs as numbers of steps; the first gap is no longer than the longest.
 
         >>> DEFAULT_POLICY.in_steps(34)
-        RecordingPolicy(every=4, growth=2.0, longest=34, free_records=False, exact_examples=0, first=0)
+        RecordingPolicy(every=4, growth=2.0, longest=34, batch_norms=False, reference_examples=0, first=0)
         """
         gap, limit = epochs_of(self.every), epochs_of(self.longest)
         every = self.every if gap is None else gap * steps_per_epoch
@@ -125,7 +131,9 @@ class RecordingPolicy:
             InputError: a policy in epochs; `in_steps` first.
         """
         if isinstance(self.longest, str) or epochs_of(self.every) is not None:
-            raise InputError("a policy in epochs has no steps yet; say how many an epoch has with in_steps(...)")
+            raise InputError(
+                "a policy in epochs has no steps yet; say how many an epoch has with in_steps(...)"
+            )
         step -= self.first
         if step <= 0 or isinstance(self.every, str):  # "once"
             return step == 0
@@ -137,7 +145,9 @@ class RecordingPolicy:
             if step >= constant_from:
                 return (step - constant_from) % self.longest == 0
         # Inverts _record; the logarithm may be off by a rounding, so that its neighbour is tried as well.
-        number = math.ceil(math.log1p(step * (self.growth - 1) / self.every) / math.log(self.growth))
+        number = math.ceil(
+            math.log1p(step * (self.growth - 1) / self.every) / math.log(self.growth)
+        )
         return step in (self._record(number), self._record(max(0, number - 1)))
 
     def _record(self, number: int) -> int:
@@ -147,8 +157,8 @@ class RecordingPolicy:
     def describe(self) -> str:
         """One phrase for a report; steps count from 0.
 
-        >>> RecordingPolicy(every=5, growth=1.5, longest=34, exact_examples=100).describe()
-        'full passes after 5 steps, each gap 1.5 times the last, at most 34; 100 exact examples'
+        >>> RecordingPolicy(every=5, growth=1.5, longest=34, reference_examples=100).describe()
+        'full passes after 5 steps, each gap 1.5 times the last, at most 34; 100 reference examples'
         """
         start = f", the first before step {self.first}" if self.first else ""
         if self.every == ONCE:
@@ -156,11 +166,20 @@ class RecordingPolicy:
         elif self.growth == 1:
             text = f"a full pass every {_gap(self.every)}{start}"
         else:
-            limit = "" if self.longest is None else f", at most {'an epoch' if self.longest == EPOCH else self.longest}"
+            limit = (
+                ""
+                if self.longest is None
+                else f", at most {'an epoch' if self.longest == EPOCH else self.longest}"
+            )
             text = f"full passes after {_gap(self.every, 'an ')}, each gap {self.growth:g} times the last{limit}{start}"
-        if self.free_records:
-            text += "; free records of sampled batches"
-        return text + (f"; {self.exact_examples:,} exact examples" if self.exact_examples else "")
+        if self.batch_norms:
+            text += "; batch norms of sampled batches"
+        return text + (
+            f"; {self.reference_examples:,} reference examples" if self.reference_examples else ""
+        )
+
+
+RecordingPolicy.__init__ = accepts_former_names(RecordingPolicy.__init__)  # type: ignore[method-assign]
 
 
 def epochs_of(gap: object) -> int | None:
@@ -180,7 +199,9 @@ def _check_gap(name: str, gap: int | str, words: tuple[str, ...]) -> None:
         return
     if isinstance(gap, str):
         known = " or ".join(f'"{word}"' for word in words)
-        raise InputError(f'{name}={gap!r} is not known; pass a whole number of steps, or {known}, or e.g. "2 epochs"')
+        raise InputError(
+            f'{name}={gap!r} is not known; pass a whole number of steps, or {known}, or e.g. "2 epochs"'
+        )
     check_positive_int(name, gap)
 
 

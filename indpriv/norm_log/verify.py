@@ -28,7 +28,9 @@ def verify(run_dir: Path) -> list[Check]:
         return [Check("journal", FAILED, str(error))]
     checks = [
         Check(
-            "journal", PASSED, "every line continues the hash chain" + ("; a torn last line was dropped" * state.torn)
+            "journal",
+            PASSED,
+            "every line continues the hash chain" + ("; a torn last line was dropped" * state.torn),
         ),
         *_check_records(run_dir, state),
         _check_coverage(state),
@@ -47,7 +49,13 @@ def _check_records(run_dir: Path, state: LogState) -> list[Check]:
     except EvidenceError as error:
         return [Check("records", FAILED, str(error))]
     count = state.n_files
-    return [Check("records", PASSED, f"{count} files with the hashes of the journal, ids and labels in one order")]
+    return [
+        Check(
+            "records",
+            PASSED,
+            f"{count} files with the hashes of the journal, ids and labels in one order",
+        )
+    ]
 
 
 def _check_coverage(state: LogState) -> Check:
@@ -61,10 +69,16 @@ def _check_coverage(state: LogState) -> Check:
     if state.header["individually_clipped"]:
         headroom = state.header["run"].get("clip_headroom", 0.0)
         above = f" (norms and {headroom:g} of max_grad_norm)" if headroom else ""
-        return Check("coverage", PASSED, f"{detail}; between records, training clipped at the last one's levels{above}")
+        return Check(
+            "coverage",
+            PASSED,
+            f"{detail}; between records, training clipped at the last one's levels{above}",
+        )
     if recorded == steps and steps:
         return Check("coverage", PASSED, detail)
-    return Check("coverage", NOT_CHECKED, f"{detail}; norms at the others are assumed (between_records)")
+    return Check(
+        "coverage", NOT_CHECKED, f"{detail}; norms at the others are assumed (between_records)"
+    )
 
 
 def _check_declared(run_dir: Path, state: LogState) -> Check:
@@ -75,10 +89,18 @@ def _check_declared(run_dir: Path, state: LogState) -> Check:
     content = read_json(path) if path.is_file() else {}
     declared = content.get("training", {}) if isinstance(content, dict) else None
     if not isinstance(declared, dict):
-        return Check("run.json", FAILED, "it is not a JSON object with a table of training settings")
-    names = [name for name in ("noise_multiplier", "max_grad_norm", "sample_rate") if name in declared]
+        return Check(
+            "run.json", FAILED, "it is not a JSON object with a table of training settings"
+        )
+    names = [
+        name for name in ("noise_multiplier", "max_grad_norm", "sample_rate") if name in declared
+    ]
     if not names or not state.steps:
-        return Check("run.json", NOT_CHECKED, "it declares no step settings; the account uses the optimizer's own")
+        return Check(
+            "run.json",
+            NOT_CHECKED,
+            "it declares no step settings; the account uses the optimizer's own",
+        )
     settings = state.settings()
     for name in names:
         realised = settings[name]
@@ -93,7 +115,9 @@ def _check_declared(run_dir: Path, state: LogState) -> Check:
 
 
 def _check_norm_pass(state: LogState) -> Check:
-    caveats = "; ".join(dict.fromkeys(caveat for evidence in state.evidence for caveat in evidence["caveats"]))
+    caveats = "; ".join(
+        dict.fromkeys(caveat for evidence in state.evidence for caveat in evidence["caveats"])
+    )
     if state.unwatched:
         return Check("norm pass", NOT_CHECKED, caveats)
     if caveats:
@@ -102,12 +126,18 @@ def _check_norm_pass(state: LogState) -> Check:
     fallback = norm_pass.get("fallback")  # logs written before this was kept lack it
     slower = f"; not layerwise, which is faster: {fallback}" if fallback else ""
     return Check(
-        "norm pass", PASSED, f"{norm_pass.get('backend', 'unknown')}, checked against one example at a time{slower}"
+        "norm pass",
+        PASSED,
+        f"{norm_pass.get('backend', 'unknown')}, checked against one example at a time{slower}",
     )
 
 
 def _check_permissions(run_dir: Path) -> Check:
-    exposed = [path.name for path in run_dir.rglob("*.parquet") if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)]
+    exposed = [
+        path.name
+        for path in run_dir.rglob("*.parquet")
+        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    ]
     if exposed:
         return Check(
             "permissions",

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from indpriv import _files
 from indpriv._journal import NAME, JournalWriter, read_journal
 from indpriv.errors import EvidenceError
-from indpriv.norm_log.batch_norms import FreeEntries, file_bytes
+from indpriv.norm_log.batch_norms import BatchNormEntries, file_bytes
 from indpriv.norm_log.levels import Levels
 
 SCHEMA = 1
@@ -72,7 +72,7 @@ class NormLogWriter:
         header: LogHeader,
         example_ids: NDArray[np.generic],
         unit_ids: NDArray[np.generic] | None,
-        exact_positions: NDArray[np.int64],
+        reference_positions: NDArray[np.int64],
     ) -> None:
         """Start a log in an empty or new directory, or continue the same log there.
 
@@ -93,7 +93,7 @@ class NormLogWriter:
             if entries:
                 self._check_continues(entries[0], header)
             else:
-                self._start(run_dir, header, example_ids, unit_ids, exact_positions)
+                self._start(run_dir, header, example_ids, unit_ids, reference_positions)
         except BaseException:
             self.close()
             raise
@@ -104,11 +104,11 @@ class NormLogWriter:
         header: LogHeader,
         example_ids: NDArray[np.generic],
         unit_ids: NDArray[np.generic] | None,
-        exact_positions: NDArray[np.int64],
+        reference_positions: NDArray[np.int64],
     ) -> None:
         ids = {"example_id": example_ids} | ({} if unit_ids is None else {"unit_id": unit_ids})
         exact = np.zeros(self._n, dtype=bool)
-        exact[exact_positions] = True
+        exact[reference_positions] = True
         content = _files.parquet_bytes(pa.table({**ids, "exact": exact}))
         _files.write_atomically(run_dir / IDS, content)
         self._journal.append(
@@ -118,7 +118,7 @@ class NormLogWriter:
             ids_fingerprint=self._ids_fingerprint,
             ids_file=IDS,
             ids_sha256=hashlib.sha256(content).hexdigest(),
-            n_exact=len(exact_positions),
+            n_exact=len(reference_positions),
             **vars(header),
         )
 
@@ -143,7 +143,13 @@ class NormLogWriter:
                 )
 
     def record(
-        self, step: int, norms: NDArray[np.float64], *, max_grad_norm: float, targets_fingerprint: str, seconds: float
+        self,
+        step: int,
+        norms: NDArray[np.float64],
+        *,
+        max_grad_norm: float,
+        targets_fingerprint: str,
+        seconds: float,
     ) -> None:
         """Append a full record: norms (n_examples,) at the parameters that `step` starts from."""
         column = self._encode(norms, max_grad_norm)
@@ -160,12 +166,21 @@ class NormLogWriter:
         )
 
     def exact(
-        self, first: int, norms: NDArray[np.float64], max_grad_norms: NDArray[np.float64], seconds: float
+        self,
+        first: int,
+        norms: NDArray[np.float64],
+        max_grad_norms: NDArray[np.float64],
+        seconds: float,
     ) -> None:
         """Append rows (n_steps, n_exact) of the exactly recorded examples for consecutive steps from `first`."""
-        columns = {str(first + row): self._encode(norms[row], float(max_grad_norms[row])) for row in range(len(norms))}
+        columns = {
+            str(first + row): self._encode(norms[row], float(max_grad_norms[row]))
+            for row in range(len(norms))
+        }
         written = self._write(f"exact-{first:012d}.parquet", _content(columns))
-        self._journal.append("exact", first=first, count=len(norms), seconds=round(seconds, 6), **written)
+        self._journal.append(
+            "exact", first=first, count=len(norms), seconds=round(seconds, 6), **written
+        )
 
     def free(
         self,
@@ -173,14 +188,23 @@ class NormLogWriter:
         batches: Sequence[tuple[NDArray[np.int64], NDArray[np.float64]] | None],
         max_grad_norms: NDArray[np.float64],
     ) -> None:
-        """Append free records of consecutive steps from `first`: positions and norms of each batch, None where unknown."""
+        """Append batch norms of consecutive steps from `first`: positions and norms of each batch, None where unknown."""
         known = [step for step, batch in enumerate(batches) if batch is not None]
         position, norms = (
-            np.concatenate([batch[part] for batch in batches if batch is not None] or [np.zeros(0)]) for part in (0, 1)
+            np.concatenate([batch[part] for batch in batches if batch is not None] or [np.zeros(0)])
+            for part in (0, 1)
         )
-        steps = np.repeat(known, [len(batch[0]) for batch in batches if batch is not None]).astype(np.int64)
-        kept = norms if self._levels is None else self._levels.encode_each(norms, max_grad_norms[steps])
-        entries = FreeEntries(position.astype(np.int32), (steps + first).astype(np.int32), kept)
+        steps = np.repeat(known, [len(batch[0]) for batch in batches if batch is not None]).astype(
+            np.int64
+        )
+        kept = (
+            norms
+            if self._levels is None
+            else self._levels.encode_each(norms, max_grad_norms[steps])
+        )
+        entries = BatchNormEntries(
+            position.astype(np.int32), (steps + first).astype(np.int32), kept
+        )
         missing = sorted({*range(len(batches))} - {*known})
         self._journal.append(
             "free",
@@ -191,7 +215,9 @@ class NormLogWriter:
             **self._write(f"free-{first:012d}.parquet", file_bytes(entries, first)),
         )
 
-    def left_out(self, first: int, count: int, positions: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
+    def left_out(
+        self, first: int, count: int, positions: NDArray[np.int64], steps: NDArray[np.int64]
+    ) -> None:
         """Append whom the privacy filter left out in `count` steps from `first`, and from which step on, each (n,)."""
         columns = {"position": positions.astype(np.int32), "step": steps.astype(np.int32)}
         written = self._write(f"filter-{first:012d}.parquet", _content(columns))

@@ -7,4 +7,11 @@ from indpriv.recording.checkpoints.run_settings import StepOptions
 from indpriv.recording.norms.norm_pass import per_example_gradient_norms
 from indpriv.recording.recorder import Recorder
 
-__all__ = ["AuditSpec", "Recorder", "RecordingPolicy", "StepOptions", "per_example_gradient_norms", "replay"]
+__all__ = [
+    "AuditSpec",
+    "Recorder",
+    "RecordingPolicy",
+    "StepOptions",
+    "per_example_gradient_norms",
+    "replay",
+]

@@ -30,24 +30,35 @@ class Examples:
     """A map-style data set of (inputs, targets), read in order."""
 
     def __init__(
-        self, dataset: Dataset[Any], collate_fn: Callable[[list[Any]], Any] | None, device: torch.device
+        self,
+        dataset: Dataset[Any],
+        collate_fn: Callable[[list[Any]], Any] | None,
+        device: torch.device,
     ) -> None:
         self._dataset = dataset
         # Opacus wraps the user's collate function to make empty batches; a pass has none.
-        self._collate_fn = collate_fn.wrapped_collator_fn if isinstance(collate_fn, CollateFnWithEmpty) else collate_fn
+        self._collate_fn = (
+            collate_fn.wrapped_collator_fn
+            if isinstance(collate_fn, CollateFnWithEmpty)
+            else collate_fn
+        )
         self._device = device
 
     def __len__(self) -> int:
         return len(self._dataset)  # type: ignore[arg-type]
 
-    def batches(self, batch_size: int, positions: NDArray[np.int64] | None = None) -> Iterator[tuple[Any, Any]]:
+    def batches(
+        self, batch_size: int, positions: NDArray[np.int64] | None = None
+    ) -> Iterator[tuple[Any, Any]]:
         """Yield (inputs, targets) on the model's device, in order, of all examples or those at these positions."""
         if isinstance(self._dataset, TensorDataset) and len(self._dataset.tensors) == 2:
             tensors: tuple[Tensor, ...] = self._dataset.tensors
             if positions is not None:
                 index = torch.as_tensor(positions)
                 tensors = tuple(tensor[index] for tensor in tensors)
-            for inputs, targets in zip(*(tensor.split(batch_size) for tensor in tensors), strict=True):
+            for inputs, targets in zip(
+                *(tensor.split(batch_size) for tensor in tensors), strict=True
+            ):
                 yield self._move(inputs), self._move(targets)
             return
         dataset = self._dataset if positions is None else Subset(self._dataset, positions.tolist())
@@ -59,7 +70,9 @@ class Examples:
             yield self._move(batch[0]), self._move(batch[1])
 
     def _move(self, value: Any) -> Any:
-        return torch.utils._pytree.tree_map_only(Tensor, lambda tensor: tensor.to(self._device), value)
+        return torch.utils._pytree.tree_map_only(
+            Tensor, lambda tensor: tensor.to(self._device), value
+        )
 
 
 @contextmanager
@@ -75,7 +88,10 @@ def kept_all_random_states() -> Iterator[None]:
 
 
 def norms_of(
-    norm_pass: NormPass, examples: Examples, ids: NDArray[np.generic], positions: NDArray[np.int64] | None = None
+    norm_pass: NormPass,
+    examples: Examples,
+    ids: NDArray[np.generic],
+    positions: NDArray[np.int64] | None = None,
 ) -> tuple[NDArray[np.float64], str]:
     """Gradient norms of all examples, or those at these positions, and a fingerprint of their targets.
 
@@ -105,7 +121,9 @@ class SharedPass:
     examples: Examples
     ids: NDArray[np.generic]
 
-    def norms(self, moment: str, positions: NDArray[np.int64] | None = None) -> tuple[NDArray[np.float64], str]:
+    def norms(
+        self, moment: str, positions: NDArray[np.int64] | None = None
+    ) -> tuple[NDArray[np.float64], str]:
         """As `norms_of`; the fingerprint depends on the number of ranks.
 
         Raises:
@@ -157,13 +175,29 @@ def example_table(
     test_metadata: pd.DataFrame | None,
 ) -> ExampleTable:
     """The ExampleTable of a final model in eval mode; test examples are numbered from 0, as texts where training ids are."""
-    rows = [final_rows(model, loss_fn, train, split="train", ids=ids, unit_ids=unit_ids, metadata=metadata)]
+    rows = [
+        final_rows(
+            model, loss_fn, train, split="train", ids=ids, unit_ids=unit_ids, metadata=metadata
+        )
+    ]
     if test is not None:
         numbers = np.arange(len(test))
-        rows.append(final_rows(model, loss_fn, test, split="test", ids=numbers, unit_ids=None, metadata=test_metadata))
+        rows.append(
+            final_rows(
+                model,
+                loss_fn,
+                test,
+                split="test",
+                ids=numbers,
+                unit_ids=None,
+                metadata=test_metadata,
+            )
+        )
     frame = pd.concat(rows, ignore_index=True)
     for name in ("example_id", "unit_id"):
-        if frame[name].dtype == object:  # texts, and the numbers of test examples: a file cannot hold both
+        if (
+            frame[name].dtype == object
+        ):  # texts, and the numbers of test examples: a file cannot hold both
             frame[name] = frame[name].astype(str)
     return ExampleTable(frame)
 

@@ -53,7 +53,9 @@ def _code_commit() -> str | None:
 def _git(*arguments: str) -> str | None:
     """What git prints in the working folder; None where it fails."""
     try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=_SECONDS, check=True)
+        done = subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, timeout=_SECONDS, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

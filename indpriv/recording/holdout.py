@@ -27,7 +27,9 @@ HOLDOUT = "holdout"  # folder of the log, inside the run directory
 class HoldoutLog:
     """A log of the test examples beside that of the training examples, with the same records and steps."""
 
-    def __init__(self, run_dir: Path, header: LogHeader, norm_pass: NormPass, examples: Examples) -> None:
+    def __init__(
+        self, run_dir: Path, header: LogHeader, norm_pass: NormPass, examples: Examples
+    ) -> None:
         """Start or continue RUN/holdout; errors as for NormLogWriter."""
         self._ids: NDArray[np.generic] = np.arange(len(examples))
         self._norm_pass, self._examples = norm_pass, examples
@@ -55,11 +57,17 @@ class HoldoutLog:
             norms, targets, seconds = self._taken
             norms = with_headroom(norms, self._headroom, setting.max_grad_norm)
             self._writer.record(
-                step, norms, max_grad_norm=setting.max_grad_norm, targets_fingerprint=targets, seconds=seconds
+                step,
+                norms,
+                max_grad_norm=setting.max_grad_norm,
+                targets_fingerprint=targets,
+                seconds=seconds,
             )
             self._taken = None
 
-    def steps(self, first: int, count: int, setting: StepSetting, evidence: Mapping[str, Any]) -> None:
+    def steps(
+        self, first: int, count: int, setting: StepSetting, evidence: Mapping[str, Any]
+    ) -> None:
         """Write equal steps."""
         self._writer.steps(first, count, **vars(setting), evidence=evidence)
 

@@ -27,7 +27,9 @@ def generator_of(given: torch.Generator | None, device: torch.device) -> torch.G
         return given
     if device.type == "cpu":
         return torch.default_generator
-    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+    return torch.cuda.default_generators[
+        torch.cuda.current_device() if device.index is None else device.index
+    ]
 
 
 def is_guessable(generator: torch.Generator | None) -> bool:
@@ -38,7 +40,11 @@ def is_guessable(generator: torch.Generator | None) -> bool:
 
 def fingerprint_of_state(state: bytes, run_id: str) -> str:
     """What a log may hold of a state, so that the sessions of one run can be compared: dear to guess a seed from."""
-    return hashlib.scrypt(state, salt=run_id.encode(), n=2**14, r=8, p=1, dklen=8).hex() if state else ""
+    return (
+        hashlib.scrypt(state, salt=run_id.encode(), n=2**14, r=8, p=1, dklen=8).hex()
+        if state
+        else ""
+    )
 
 
 class SeenStates:

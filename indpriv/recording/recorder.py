@@ -30,7 +30,7 @@ from indpriv.example_table import check_metadata, check_storable
 from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.levels import Levels
 from indpriv.norm_log.norm_log import UNITS, check_ids, check_unit_ids
-from indpriv.norm_log.reader import read_exact_positions, read_state
+from indpriv.norm_log.reader import read_reference_positions, read_state
 from indpriv.norm_log.recording_policy import DEFAULT_POLICY, RecordingPolicy
 from indpriv.norm_log.writer import LogHeader, NormLogWriter, fingerprint
 from indpriv.recording.clipping.filtered import Filter
@@ -55,6 +55,7 @@ class Recorder:
     ...     for inputs, targets in loader: ...
     """
 
+    @_checks.accepts_former_names
     def __init__(
         self,
         run_dir: str | Path,
@@ -65,8 +66,8 @@ class Recorder:
         policy: RecordingPolicy | None = None,
         rounding: float = 0.01,
         rounding_mode: str = "up",
-        exact_examples: int | None = None,
-        free_records: bool | None = None,
+        reference_examples: int | None = None,
+        batch_norms: bool | None = None,
         individual_clipping: bool = False,
         clip_headroom: float | None = None,
         privacy_filter: Filter | None = None,
@@ -90,13 +91,13 @@ class Recorder:
             loss_fn: `loss_fn(outputs, targets)` -> per-example losses (batch,).
             every: K: full norm passes before steps 0, K, 2K, ...; or "epoch", "2 epochs", ...; or "once". 1 makes the
                 account exact. Default: after gaps of 4, 8, 16, ... steps, at most an epoch.
-            policy: when to take which norms, in one object, instead of every, exact_examples and free_records; a resumed
+            policy: when to take which norms, in one object, instead of every, reference_examples and batch_norms; a resumed
                 run without any of them goes on with the log's own.
             rounding: of norms, as a fraction of max_grad_norm; 0 keeps float64.
             rounding_mode: "up" (never under-reports) or "nearest" (the paper's; the account is an estimate).
-            exact_examples: so many random examples get exact norms at every step, default none (they measure what K costs
+            reference_examples: so many random examples get exact norms at every step, default none (they measure what K costs
                 in fidelity; each step then pays one pass over them).
-            free_records: keep the norms that DP-SGD computes of each sampled batch, default not: they cost next to nothing,
+            batch_norms: keep the norms that DP-SGD computes of each sampled batch, default not: they cost next to nothing,
                 and sharpen between_records="last" and "closest".
             individual_clipping: clip each example at its last recorded level instead of max_grad_norm, which makes the
                 account exact at any K (Yu et al. 2023, Algorithm 3); the noise stays as it is.
@@ -128,12 +129,16 @@ class Recorder:
         self.run_dir = Path(run_dir)
         self._dataset, self._test_set, self._loss_fn = dataset, test_set, loss_fn
         n = _length(dataset)
-        self._ids: NDArray[np.generic] = np.arange(n) if example_ids is None else np.asarray(example_ids)
+        self._ids: NDArray[np.generic] = (
+            np.arange(n) if example_ids is None else np.asarray(example_ids)
+        )
         check_ids(self._ids, n)
         self._unit = _checks.check_choice("unit", unit, UNITS)
         self._unit_ids = check_unit_ids(unit_ids, n, self._unit)
         self._rounding = _checks.check_rounding(rounding)
-        self._rounding_mode = _checks.check_choice("rounding_mode", rounding_mode, ("up", "nearest"))
+        self._rounding_mode = _checks.check_choice(
+            "rounding_mode", rounding_mode, ("up", "nearest")
+        )
         if individual_clipping and self._rounding_mode != "up":
             raise InputError(
                 f"rounding_mode={rounding_mode!r} with individual_clipping would clip examples below their recorded norms; "
@@ -142,17 +147,27 @@ class Recorder:
         self._individual_clipping = individual_clipping
         self._clip_headroom = check_headroom(clip_headroom, individually=individual_clipping)
         self._filter = privacy_filter
-        choices = {"every": every, "exact_examples": exact_examples, "free_records": free_records}
+        choices = {
+            "every": every,
+            "reference_examples": reference_examples,
+            "batch_norms": batch_norms,
+        }
         self._policy = _policy(policy, choices)
-        if self._policy.exact_examples > n:
-            raise InputError(f"exact_examples={self._policy.exact_examples} is more than the {n} training examples")
-        self._exact = np.sort(np.random.default_rng().choice(n, self._policy.exact_examples, replace=False))
+        if self._policy.reference_examples > n:
+            raise InputError(
+                f"reference_examples={self._policy.reference_examples} is more than the {n} training examples"
+            )
+        self._exact = np.sort(
+            np.random.default_rng().choice(n, self._policy.reference_examples, replace=False)
+        )
         check_metadata(metadata, self._ids, "train")
         self._metadata, self._test_metadata = metadata, test_metadata
         if test_set is not None:
             _length(test_set)
         elif record_holdout:
-            raise InputError("record_holdout=True without a test_set; pass test_set=, whose norms are to be recorded")
+            raise InputError(
+                "record_holdout=True without a test_set; pass test_set=, whose norms are to be recorded"
+            )
         self._record_holdout = record_holdout
         if test_metadata is not None:
             check_metadata(test_metadata, np.arange(_length(test_set)), "test")
@@ -161,7 +176,9 @@ class Recorder:
         self._resume_from = resume_at if isinstance(resume_at, Mapping) else None
         self._resume_at = _step_of(resume_at) if isinstance(resume_at, Mapping) else resume_at
         self._run_id = secrets.token_hex(8)
-        self._on_write_error = _checks.check_choice("on_write_error", on_write_error, ("stop", "continue"))
+        self._on_write_error = _checks.check_choice(
+            "on_write_error", on_write_error, ("stop", "continue")
+        )
         self._session: Session | None = None
         self._run_info = dict(run_info or {})
         self._attached = False
@@ -189,9 +206,11 @@ class Recorder:
             self._policy = RecordingPolicy.from_header(state.header)
         if self._individual_clipping:
             logged_headroom = state.header["run"].get("clip_headroom", 0.0)
-            self._clip_headroom = check_headroom(clip_headroom, individually=True, logged=logged_headroom)
+            self._clip_headroom = check_headroom(
+                clip_headroom, individually=True, logged=logged_headroom
+            )
         if state.header["n_exact"]:
-            self._exact = read_exact_positions(self.run_dir)
+            self._exact = read_reference_positions(self.run_dir)
         logged = state.total_steps
         if self._resume_at > logged:
             raise InputError(
@@ -200,7 +219,9 @@ class Recorder:
             )
 
     @contextmanager
-    def attach(self, model: nn.Module, optimizer: Any, loader: DataLoader[Any]) -> Iterator[Recorder]:
+    def attach(
+        self, model: nn.Module, optimizer: Any, loader: DataLoader[Any]
+    ) -> Iterator[Recorder]:
         """Record while the block trains. The loop, the loader and the optimizer are used unchanged.
 
         Where several ranks train (Opacus's DPDDP), each attaches a Recorder made with the same arguments: full passes are
@@ -247,7 +268,13 @@ class Recorder:
                 write_json(self.run_dir / "run.json", told)
             shared_pass = SharedPass(ranks, run.module, norm_pass, examples, self._ids)
             session = Session(
-                self.run_dir, self._plan(), run, shared_pass, writer, header.norm_pass["caveats"], holdout
+                self.run_dir,
+                self._plan(),
+                run,
+                shared_pass,
+                writer,
+                header.norm_pass["caveats"],
+                holdout,
             )
             self._session = session
             try:
@@ -267,7 +294,9 @@ class Recorder:
             InputError: the Recorder is not attached.
         """
         if self._session is None:
-            raise InputError("the Recorder is not attached; call state_dict() inside the block of attach(...)")
+            raise InputError(
+                "the Recorder is not attached; call state_dict() inside the block of attach(...)"
+            )
         return {"step": self._session.bring_up_to_date(), "run": self._run_id}
 
     def _agree(self, ranks: Ranks, run: OpacusRun, norm_pass: NormPass) -> LogHeader:
@@ -279,7 +308,12 @@ class Recorder:
             )
         self._run_id, self._exact = ranks.gather("attach", (self._run_id, self._exact))[0]
         header = self._header(ranks, run, norm_pass)
-        alike = {**vars(header), **run.alike, "resume_at": self._resume_at, "example_ids": fingerprint(self._ids)}
+        alike = {
+            **vars(header),
+            **run.alike,
+            "resume_at": self._resume_at,
+            "example_ids": fingerprint(self._ids),
+        }
         caveats = alike.pop("norm_pass")["caveats"]  # each rank finds its own fastest way
         found = ranks.gather("attach", (alike, run.sampling_seed, caveats))
         check_together("attach", [one for one, _, _ in found], [seed for _, seed, _ in found])
@@ -287,7 +321,11 @@ class Recorder:
         return replace(header, norm_pass={**header.norm_pass, "caveats": every})
 
     def _plan(self) -> Plan:
-        units = None if self._unit_ids is None or self._unit == "example" else pd.factorize(self._unit_ids)[0]
+        units = (
+            None
+            if self._unit_ids is None or self._unit == "example"
+            else pd.factorize(self._unit_ids)[0]
+        )
         return Plan(
             run_id=self._run_id,
             ids=self._ids,
@@ -312,7 +350,9 @@ class Recorder:
                 inputs, targets = next(self._test_examples(run).batches(2))
                 check_losses(self._loss_fn(model(inputs), targets), targets)
         except StopIteration as error:
-            raise InputError("the test set is empty; pass test_set=None to record without one") from error
+            raise InputError(
+                "the test set is empty; pass test_set=None to record without one"
+            ) from error
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise InputError(f"the model and loss_fn do not take the test set: {error}") from error
 
@@ -356,7 +396,9 @@ class Recorder:
                 "ranks": ranks.size,
                 "steps_per_epoch": run.steps_per_epoch,
                 "n_parameters": sum(p.numel() for p in run.module.parameters() if p.requires_grad),
-                "trainable": sorted(name for name, p in run.module.named_parameters() if p.requires_grad),
+                "trainable": sorted(
+                    name for name, p in run.module.named_parameters() if p.requires_grad
+                ),
                 "versions": {
                     "torch": torch.__version__,
                     "opacus": opacus.__version__,
@@ -396,7 +438,9 @@ def _policy(policy: RecordingPolicy | None, choices: Mapping[str, Any]) -> Recor
 def _step_of(state: Mapping[str, Any]) -> int:
     """The step of a checkpoint's state; InputError where it is not what `Recorder.state_dict` gave."""
     if set(state) != {"step", "run"} or not isinstance(state["run"], str):
-        raise InputError(f"resume_at has {sorted(map(str, state))}; pass a step, or what Recorder.state_dict() gave")
+        raise InputError(
+            f"resume_at has {sorted(map(str, state))}; pass a step, or what Recorder.state_dict() gave"
+        )
     return _checks.check_positive_int("resume_at", state["step"], minimum=0)
 
 

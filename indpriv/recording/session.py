@@ -86,15 +86,24 @@ class Session:
     ) -> None:
         self._run_dir, self._plan, self._ids, self._exact = run_dir, plan, plan.ids, plan.exact
         self._policy = plan.policy.in_steps(run.steps_per_epoch)
-        self._run, self._pass, self._ranks, self._writer = run, shared_pass, shared_pass.ranks, writer
+        self._run, self._pass, self._ranks, self._writer = (
+            run,
+            shared_pass,
+            shared_pass.ranks,
+            writer,
+        )
         self._holdout = holdout
         self._from_step = self._step = plan.resume_at or 0
         self._taken: _Taken | None = None
         self._caveats = caveats
-        self._clip_levels = ClipLevels(plan.levels, plan.clip_headroom) if plan.individual_clipping else None
+        self._clip_levels = (
+            ClipLevels(plan.levels, plan.clip_headroom) if plan.individual_clipping else None
+        )
         self._filtered: FilteredClipping | None = None
         if plan.privacy_filter is not None:
-            self._filtered = FilteredClipping(plan.privacy_filter, self._clip_levels, len(plan.ids), plan.units)
+            self._filtered = FilteredClipping(
+                plan.privacy_filter, self._clip_levels, len(plan.ids), plan.units
+            )
         self._lost = False  # an error of the disk ended the log, and training goes on
         self._training_seconds = self._training_since = 0.0
         self._first_draw = ""
@@ -117,7 +126,9 @@ class Session:
             if self._filtered is not None and self._step:
                 self._filtered.restore(NormLog.open(self._run_dir), read_left_out(self._run_dir))
         self._take()
-        unwatch = self._run.watch(self._before_step, self._after_step, thresholds=self._thresholds())
+        unwatch = self._run.watch(
+            self._before_step, self._after_step, thresholds=self._thresholds()
+        )
         self._training_since = time.perf_counter()
         try:
             try:
@@ -161,7 +172,9 @@ class Session:
 
     def evidence(self) -> dict[str, Any]:
         """What has been counted in this session."""
-        self._first_draw = self._first_draw or fingerprint_of_state(self._run.first_random_state, self._plan.run_id)
+        self._first_draw = self._first_draw or fingerprint_of_state(
+            self._run.first_random_state, self._plan.run_id
+        )
         return {
             "from_step": self._from_step,
             "seeded": self._plan.seeded,
@@ -189,7 +202,7 @@ class Session:
         """Keep the norms that training clips at this step, and hold them against those recorded for it."""
         self._trained = None
         recorded = None if self._taken is None else self._taken.everybody
-        needed = recorded is not None or self._policy.free_records or self._filtered is not None
+        needed = recorded is not None or self._policy.batch_norms or self._filtered is not None
         batch = self._tell(f"step {self._step}", setting, trained, needed=needed)
         if self._filtered is not None:
             self._filtered.charge(self._step, setting)  # also where nobody was drawn
@@ -198,25 +211,37 @@ class Session:
                     f"a gradient of step {self._step} is infinite or NaN: even clipped at 0 it would reach the parameters; "
                     "look at the loss, or clamp it"
                 )
-        if batch is None or (recorded is None and not self._policy.free_records):
+        if batch is None or (recorded is None and not self._policy.batch_norms):
             return
         positions, norms = batch
         check_norms(norms, self._ids[positions])  # before a NaN reaches the parameters
         slack = self._pass.norm_pass.slack
-        if recorded is not None and not self._pass.norm_pass.caveats:  # of another draw of dropout they say nothing
+        if (
+            recorded is not None and not self._pass.norm_pass.caveats
+        ):  # of another draw of dropout they say nothing
             self._run.tally.compare(
-                recorded[positions], norms, setting.max_grad_norm, ghost_slack=slack if self._run.is_ghost else None
+                recorded[positions],
+                norms,
+                setting.max_grad_norm,
+                ghost_slack=slack if self._run.is_ghost else None,
             )
         self._trained = positions, norms * (1 + slack)
 
     def _tell(
-        self, moment: str, setting: StepSetting | None, trained: TrainedBatch | None, *, needed: bool = False
+        self,
+        moment: str,
+        setting: StepSetting | None,
+        trained: TrainedBatch | None,
+        *,
+        needed: bool = False,
     ) -> Batch | None:
         """Tell the other ranks what this one saw, and take in what they saw: the whole batch, where its norms are needed."""
         norms = trained.norms.cpu().numpy() if trained is not None and needed else None
         mine = self._run.told(setting, None if trained is None else trained.positions, norms)
         parts = self._ranks.gather(moment, mine)
-        check_together(moment, [part.alike for part in parts], [part.sampling_seed for part in parts])
+        check_together(
+            moment, [part.alike for part in parts], [part.sampling_seed for part in parts]
+        )
         for rank, part in enumerate(parts):
             if rank != self._ranks.rank:
                 self._run.tally.add(part.counted)
@@ -232,7 +257,7 @@ class Session:
                 self.write(lambda writer: self._write_taken(writer, taken, setting))
             if self._writer is not None:
                 self._unlogged.append(setting)
-                if self._policy.free_records:
+                if self._policy.batch_norms:
                     self._free.append(self._trained)
             self._step += 1
             if self._policy.due(self._step) or len(self._unlogged) >= FLUSH_STEPS:
@@ -242,7 +267,7 @@ class Session:
         self._training_since = time.perf_counter()
 
     def _take(self) -> None:
-        """Take the norms that the step about to start depends on: of everybody if due, else of the exact examples."""
+        """Take the norms that the step about to start depends on: of everybody if due, else of the reference examples."""
         start = time.perf_counter()
         if self._policy.due(self._step):
             norms, targets = self._pass.norms(f"the pass before step {self._step}")
@@ -272,7 +297,7 @@ class Session:
             self._exact_rows.append(taken.exact)
 
     def _flush(self, writer: NormLogWriter) -> None:
-        """Log the steps, the exact examples' rows and the free records seen since the last flush."""
+        """Log the steps, the reference examples' rows and the batch norms seen since the last flush."""
         first = self._step - len(self._unlogged)
         clips = np.array([setting.max_grad_norm for setting in self._unlogged])
         if self._free:
@@ -292,7 +317,9 @@ class Session:
             if self._holdout is not None:
                 self._holdout.steps(first, count, setting, evidence)
             first += count
-            del self._unlogged[:count]  # one by one: what fails after this line must not be logged twice
+            del self._unlogged[
+                :count
+            ]  # one by one: what fails after this line must not be logged twice
 
 
 @dataclass(frozen=True)

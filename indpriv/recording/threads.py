@@ -26,7 +26,9 @@ def side_by_side(tasks: Sequence[Callable[[], Result]]) -> list[Result]:
     share = max(1, threads // len(tasks))
     torch.set_num_threads(share)
     try:
-        with ThreadPoolExecutor(len(tasks), initializer=torch.set_num_threads, initargs=(share,)) as pool:
+        with ThreadPoolExecutor(
+            len(tasks), initializer=torch.set_num_threads, initargs=(share,)
+        ) as pool:
             return [future.result() for future in [pool.submit(task) for task in tasks]]
     finally:
         torch.set_num_threads(threads)

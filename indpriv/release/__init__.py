@@ -7,4 +7,12 @@ be told. Why one person is one record of {epsilon_i}, and where that fails: `ind
 from indpriv.release.publish import Published, parse_budget, parse_quantiles, release
 from indpriv.release.request import METHODS, Budget, Request
 
-__all__ = ["METHODS", "Budget", "Published", "Request", "parse_budget", "parse_quantiles", "release"]
+__all__ = [
+    "METHODS",
+    "Budget",
+    "Published",
+    "Request",
+    "parse_budget",
+    "parse_quantiles",
+    "release",
+]

@@ -23,7 +23,9 @@ from indpriv.release.request import Budget, Request
 
 # By how much the epsilons of others were seen to move when one person, or half of all, left the log; rounded up.
 _WOBBLE = {"rdp": "1e-14", "pld": "1e-9"}
-CHOSEN_FROM_DATA = "chosen_from_data"  # key of run.json: a list of what was computed from the data, [] for nothing
+CHOSEN_FROM_DATA = (
+    "chosen_from_data"  # key of run.json: a list of what was computed from the data, [] for nothing
+)
 
 
 def check_releasable(summary: Mapping[str, Any]) -> None:

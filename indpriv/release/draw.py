@@ -64,7 +64,9 @@ def draw(request: Request, counts: IntArray, grid: FloatArray) -> Figures:
     """
     parts = len(request.shares)
     if request.method == DESCENT:
-        gaussian = GaussianNoise(mechanisms.gaussian_scale(request.epsilon, request.delta) * math.sqrt(parts))
+        gaussian = GaussianNoise(
+            mechanisms.gaussian_scale(request.epsilon, request.delta) * math.sqrt(parts)
+        )
         mean, count, mean_error = _mean_and_count(request, counts, float(grid[-1]), gaussian)
         answers = _by_descent(request, counts, grid, gaussian, count)
         unit_error = gaussian.unit_error
@@ -75,7 +77,9 @@ def draw(request: Request, counts: IntArray, grid: FloatArray) -> Figures:
         answers = by_method(request, counts, grid, laplace)
         unit_error = laplace.unit_error
     names = [f"{quantile:g}" for quantile in request.quantiles]
-    ordered = sorted(answer.value for answer in answers)  # quantiles do not decrease; sorting is free and lowers errors
+    ordered = sorted(
+        answer.value for answer in answers
+    )  # quantiles do not decrease; sorting is free and lowers errors
     return Figures(
         quantiles=dict(zip(names, ordered, strict=True)),
         mean=mean,
@@ -105,7 +109,11 @@ def _mean_and_count(
         return None, mechanisms.noisy_count(counts, noise) if request.counts_people else None, None
     if request.public_n is not None:
         centred = mechanisms.noisy_centred_sum(counts, noise) / (len(counts) * request.public_n)
-        return upper * min(max((1 + centred) / 2, 0.0), 1.0), None, noise.unit_error * upper / 2 / request.public_n
+        return (
+            upper * min(max((1 + centred) / 2, 0.0), 1.0),
+            None,
+            noise.unit_error * upper / 2 / request.public_n,
+        )
     low, high = mechanisms.noisy_sums(counts, noise)
     count = round((low + high) / len(counts))
     if count < 1:
@@ -114,7 +122,9 @@ def _mean_and_count(
     return upper * min(max(low / (low + high), 0.0), 1.0), count, noise.unit_error * upper / count
 
 
-def _by_selection(request: Request, counts: IntArray, grid: FloatArray, noise: LaplaceNoise) -> list[_Answer]:
+def _by_selection(
+    request: Request, counts: IntArray, grid: FloatArray, noise: LaplaceNoise
+) -> list[_Answer]:
     answers = []
     for quantile in map(as_fraction, request.quantiles):
         cell = mechanisms.select_quantile(counts, quantile, noise.epsilon)
@@ -123,7 +133,9 @@ def _by_selection(request: Request, counts: IntArray, grid: FloatArray, noise: L
     return answers
 
 
-def _from_distribution(request: Request, counts: IntArray, grid: FloatArray, noise: LaplaceNoise) -> list[_Answer]:
+def _from_distribution(
+    request: Request, counts: IntArray, grid: FloatArray, noise: LaplaceNoise
+) -> list[_Answer]:
     if not request.quantiles:
         return []
     cumulative, cells = mechanisms.noisy_distribution(counts, noise)
@@ -144,7 +156,9 @@ def _by_descent(
 
     return [
         _Answer(
-            mechanisms.descend_to_quantile(counts, grid, as_fraction(quantile), float(people), answer),
+            mechanisms.descend_to_quantile(
+                counts, grid, as_fraction(quantile), float(people), answer
+            ),
             of_a_round.unit_error / 2,
             None,
         )

@@ -98,7 +98,9 @@ class Ledger:
                 f"the budget of this audit was set to {describe(standing)}, and a budget is set once; leave --budget out"
             )
         if not budget.covers(self.spent):
-            raise InputError(f"{describe(self.spent)} is spent already, more than a budget of {describe(budget)}")
+            raise InputError(
+                f"{describe(self.spent)} is spent already, more than a budget of {describe(budget)}"
+            )
         self._append("budget", **budget.to_json())
 
     def stored(self, request: Request) -> dict[str, Any] | None:
@@ -121,7 +123,9 @@ class Ledger:
 
     def record(self, request: Request, figures: Mapping[str, Any]) -> None:
         """Append a release; it is on disk when this returns."""
-        self._append("release", request=request.to_json(), figures=dict(figures), **request.cost.to_json())
+        self._append(
+            "release", request=request.to_json(), figures=dict(figures), **request.cost.to_json()
+        )
 
     def _append(self, kind: str, **values: Any) -> None:
         time = datetime.now(UTC).isoformat(timespec="seconds")
@@ -132,7 +136,10 @@ class Ledger:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._journal.close()
 

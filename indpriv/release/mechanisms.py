@@ -23,7 +23,9 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 ROUNDS = 20  # of quantile descent, as in Yu et al. 2023
-STEP_SIZE = 0.5  # of quantile descent: the logarithm of the guess moves by so much times the error in share
+STEP_SIZE = (
+    0.5  # of quantile descent: the logarithm of the guess moves by so much times the error in share
+)
 _BRANCHES, _LEAVES = 16, 256  # of the tree of counts: a root and two layers
 _SLACK = 1 + 2.0**-40  # on noise scales: OpenDP rounds its privacy maps up
 
@@ -86,7 +88,9 @@ def gaussian_scale(epsilon: float, delta: float) -> float:
     """
 
     def private(scale: float) -> Any:
-        gaussian = dp.m.make_gaussian(dp.atom_domain(T="i64"), dp.absolute_distance(T="f64"), scale=scale)
+        gaussian = dp.m.make_gaussian(
+            dp.atom_domain(T="i64"), dp.absolute_distance(T="f64"), scale=scale
+        )
         return dp.c.make_fix_delta(dp.c.make_zCDP_to_approxDP(gaussian), delta)
 
     return float(dp.binary_search_param(private, d_in=1.0, d_out=(epsilon, delta)))
@@ -110,7 +114,9 @@ def rank_distances(counts: IntArray, quantile: Fraction) -> IntArray:
     part, whole = quantile.numerator, quantile.denominator
     within = np.cumsum(counts)
     target = part * within[-1]
-    distances: IntArray = np.maximum(0, np.maximum(whole * (within - counts) - target, target - whole * within))
+    distances: IntArray = np.maximum(
+        0, np.maximum(whole * (within - counts) - target, target - whole * within)
+    )
     return distances
 
 
@@ -185,12 +191,18 @@ def distribution_errors(n_cells: int, noise: LaplaceNoise) -> tuple[float, float
     logarithm = math.log(2 * leaves)
     slope = min(math.sqrt(logarithm / (2 * nodes)), 1 / math.sqrt(2)) / scale
     largest = logarithm / slope + 2 * nodes * scale**2 * slope
-    typical = math.sqrt(2 / math.pi) * math.sqrt(nodes) * scale  # half of the nodes, each of variance 2 scale^2
+    typical = (
+        math.sqrt(2 / math.pi) * math.sqrt(nodes) * scale
+    )  # half of the nodes, each of variance 2 scale^2
     return typical, 2 * largest
 
 
 def descend_to_quantile(
-    counts: IntArray, grid: FloatArray, quantile: Fraction, size: float, answer: Callable[[int], float]
+    counts: IntArray,
+    grid: FloatArray,
+    quantile: Fraction,
+    size: float,
+    answer: Callable[[int], float],
 ) -> float:
     """A value at about this quantile, by noisy gradient descent in its logarithm (Andrew et al. 2021, arXiv:1905.03871).
 
@@ -241,4 +253,6 @@ def noisy_count(counts: IntArray, noise: Noise) -> int:
 def _check_cost(charged: float, share: float) -> None:
     """OpenDP's own privacy map must not charge more than the share; it would be a fault here, not of the user's."""
     if not charged <= share:
-        raise InputError(f"OpenDP charges {charged} where {share} was to be spent; nothing was released: report this")
+        raise InputError(
+            f"OpenDP charges {charged} where {share} was to be spent; nothing was released: report this"
+        )

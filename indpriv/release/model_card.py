@@ -80,7 +80,10 @@ def _public(summary: Mapping[str, Any]) -> dict[str, Any]:
             "worst_case_epsilon": guarantee["worst_case_epsilon"],
             "status": status,
             "statement": guarantee["statement"],
-            **{name: account[name] for name in ("delta", "unit", "neighbouring", "sampler", "accountant")},
+            **{
+                name: account[name]
+                for name in ("delta", "unit", "neighbouring", "sampler", "accountant")
+            },
             "normalisation": _NORMALISATION.get(run["recorder"].get("loss_reduction"), ""),
             "settings": [
                 (item["item"], item["value"], item["status"])
@@ -92,7 +95,11 @@ def _public(summary: Mapping[str, Any]) -> dict[str, Any]:
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"audit.json is not whole ({error}); make the audit again") from error
     if status not in ("supported", "declared") or times_n >= 1:
-        why = f"its guarantee is {status}" if status not in ("supported", "declared") else "delta is at least 1/n"
+        why = (
+            f"its guarantee is {status}"
+            if status not in ("supported", "declared")
+            else "delta is at least 1/n"
+        )
         raise InputError(f"a model card may not speak of a guarantee here: {why}; see report.html")
     return public
 
@@ -128,8 +135,13 @@ def _front_matter(public: Mapping[str, Any]) -> str:
 
 
 def _body(public: Mapping[str, Any], release: Mapping[str, Any] | None) -> str:
-    declared = " Its assumptions were declared and not checked." if public["status"] == "declared" else ""
-    settings = [[escape(name), escape(value or "not stated"), status] for name, value, status in public["settings"]]
+    declared = (
+        " Its assumptions were declared and not checked." if public["status"] == "declared" else ""
+    )
+    settings = [
+        [escape(name), escape(value or "not stated"), status]
+        for name, value, status in public["settings"]
+    ]
     if public["normalisation"]:
         settings.append(["Normalisation of the gradient", public["normalisation"], "verified"])
     parts = [
@@ -151,5 +163,8 @@ def _released(release: Mapping[str, Any]) -> list[str]:
         f"### Private release: {escape(release['quantity'])}",
         escape(release["meaning"]),
         table([*map(escape, head)], [[*map(escape, row)] for row in rows]),
-        "\n".join(f"- {escape(line)}" for line in [*error_notes(release), *spending(release), *release["assumptions"]]),
+        "\n".join(
+            f"- {escape(line)}"
+            for line in [*error_notes(release), *spending(release), *release["assumptions"]]
+        ),
     ]

@@ -16,7 +16,9 @@ from indpriv._formatting import format_delta, format_epsilon, format_number
 from indpriv.report.renderers.terminal import clean
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_STYLE = Path(indpriv.report.__file__).parent / "renderers" / "templates"  # style.css is the report's
+_STYLE = (
+    Path(indpriv.report.__file__).parent / "renderers" / "templates"
+)  # style.css is the report's
 
 
 def render_release(content: Mapping[str, Any]) -> str:
@@ -44,7 +46,8 @@ def table_rows(content: Mapping[str, Any]) -> list[list[str]]:
     names = sorted(next(iter(groups.values()))["quantiles"], key=float)
     show = _epsilon if content["quantity"] == "individual epsilon" else format_number
     with_mean = any(
-        figures["expected_error"]["mean"] is not None or figures["mean"] is not None for figures in groups.values()
+        figures["expected_error"]["mean"] is not None or figures["mean"] is not None
+        for figures in groups.values()
     )
     with_count = any(figures["count"] is not None for figures in groups.values())
     head = [content["by"] or "", *(f"quantile {name}" for name in names)]
@@ -56,7 +59,9 @@ def table_rows(content: Mapping[str, Any]) -> list[list[str]]:
         if with_mean:
             error = errors["mean"]
             row.append(
-                "all noise" if figures["mean"] is None else f"{show(figures['mean'])} ± {format_number(error, 2)}"
+                "all noise"
+                if figures["mean"] is None
+                else f"{show(figures['mean'])} ± {format_number(error, 2)}"
             )
         if with_count:
             row.append(f"{format_number(figures['count'])} ± {format_number(errors['count'], 2)}")
@@ -72,7 +77,11 @@ def error_notes(content: Mapping[str, Any]) -> list[str]:
     if errors:
         ranks = "; ".join(
             f"{name}: {_people(error['rank'])}"
-            + (f", at most {_people(error['rank_at_most'])}" if error["rank_at_most"] is not None else "")
+            + (
+                f", at most {_people(error['rank_at_most'])}"
+                if error["rank_at_most"] is not None
+                else ""
+            )
             for name, error in errors.items()
         )
         each = " of each group" if content["groups"] else ""
@@ -82,7 +91,10 @@ def error_notes(content: Mapping[str, Any]) -> list[str]:
             if content["method"] != "descent"
             else f"Noise of one comparison{each}, in people: {ranks}. How close descent comes in its rounds is not bounded."
         )
-    if figures["expected_error"]["count"] is not None or figures["expected_error"]["mean"] is not None:
+    if (
+        figures["expected_error"]["count"] is not None
+        or figures["expected_error"]["mean"] is not None
+    ):
         notes.append(
             "Behind ± stands the expected size of the noise; the mean's rests on the noisy or declared number of people."
         )
@@ -99,7 +111,11 @@ def spending(content: Mapping[str, Any]) -> list[str]:
     lines = [
         f"This release: {_cost(content)}, {content['neighbouring'].replace('_', '/')} one {content['unit']}.",
         f"{spent['releases']} release{'s' * (spent['releases'] != 1)} from this audit so far: {_cost(spent)}"
-        + (f", of a budget of {_cost(spent['budget'])}." if spent["budget"] else "; no budget is set."),
+        + (
+            f", of a budget of {_cost(spent['budget'])}."
+            if spent["budget"]
+            else "; no budget is set."
+        ),
     ]
     if spent["training"]:
         lines.append(
@@ -111,7 +127,10 @@ def spending(content: Mapping[str, Any]) -> list[str]:
 
 def print_release(content: Mapping[str, Any], console: Console) -> None:
     """Print the figures, how far off they are, what was spent and what is assumed."""
-    console.print(Text("PRIVATE RELEASE: for others", style="bold green"), Text(clean(content["name"]), style="bold"))
+    console.print(
+        Text("PRIVATE RELEASE: for others", style="bold green"),
+        Text(clean(content["name"]), style="bold"),
+    )
     console.print(Text(content["meaning"]))
     head, *rows = table_rows(content)
     table = Table(box=None, pad_edge=False)
@@ -120,12 +139,18 @@ def print_release(content: Mapping[str, Any], console: Console) -> None:
     for row in rows:
         table.add_row(*(Text(clean(cell)) for cell in row))
     console.print(table)
-    sections = {"EXPECTED ERROR": error_notes(content), "SPENT": spending(content), "ASSUMED": content["assumptions"]}
+    sections = {
+        "EXPECTED ERROR": error_notes(content),
+        "SPENT": spending(content),
+        "ASSUMED": content["assumptions"],
+    }
     for title, lines in sections.items():
         console.print(Text(title, style="bold"))
         for line in lines:
             console.print(Padding(Text(clean(line)), (0, 0, 0, 2)))
-    console.print(Text(f"Method: {content['method_description']}. Answers are among {content['values']}."))
+    console.print(
+        Text(f"Method: {content['method_description']}. Answers are among {content['values']}.")
+    )
 
 
 def _epsilon(value: float) -> str:
@@ -139,4 +164,6 @@ def _people(value: float) -> str:
 
 def _cost(cost: Mapping[str, Any]) -> str:
     delta = cost["delta"]
-    return f"epsilon {format_epsilon(cost['epsilon'])}, delta {format_delta(delta) if delta else '0'}"
+    return (
+        f"epsilon {format_epsilon(cost['epsilon'])}, delta {format_delta(delta) if delta else '0'}"
+    )

@@ -42,7 +42,9 @@ class Published:
     folder: Path
 
 
-def release(path: str | Path, request: Request, *, budget: Budget | None = None, spend: bool = False) -> Published:
+def release(
+    path: str | Path, request: Request, *, budget: Budget | None = None, spend: bool = False
+) -> Published:
     """Release statistics of individual epsilon (or, of a run directory, of gradient norms before the first step).
 
     The same request again gives the stored answer, at no further cost.
@@ -88,7 +90,9 @@ def parse_budget(text: str) -> Budget:
     except ValueError:
         epsilon, delta = -1.0, -1.0
     if len(parts) > 2 or not (0 < epsilon < float("inf") and 0 <= delta < 1):
-        raise InputError(f"--budget {text!r} is not an epsilon above 0, or one and a delta; pass e.g. 0.5 or 0.5,1e-6")
+        raise InputError(
+            f"--budget {text!r} is not an epsilon above 0, or one and a delta; pass e.g. 0.5 or 0.5,1e-6"
+        )
     return Budget.of(epsilon, delta)
 
 
@@ -101,17 +105,23 @@ def parse_quantiles(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(",")) if text.strip() else ()
     except ValueError as error:
-        raise InputError(f"--quantiles {text!r} is not a list of numbers; pass e.g. 0.1,0.5,0.9") from error
+        raise InputError(
+            f"--quantiles {text!r} is not a list of numbers; pass e.g. 0.1,0.5,0.9"
+        ) from error
 
 
 def _draw_all(request: Request, source: Source) -> dict[str, Any]:
     """Figures of every group; a person is in one group at most, so that all groups together cost what one does."""
-    figures = {name: draw(request, counts, source.grid).to_json() for name, counts in source.counts.items()}
+    figures = {
+        name: draw(request, counts, source.grid).to_json() for name, counts in source.counts.items()
+    }
     plain: dict[str, Any] = to_plain(figures)
     return plain
 
 
-def _content(request: Request, source: Source, figures: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
+def _content(
+    request: Request, source: Source, figures: dict[str, Any], ledger: Ledger
+) -> dict[str, Any]:
     """The content of release.json: figures from the mechanism, and texts and settings that are public."""
     nothing: dict[str, Any] = {"quantiles": {}, "mean": None, "count": None, "expected_error": None}
     overall = figures.get("", nothing)

@@ -73,7 +73,9 @@ class Request:
         _check_quantiles(self.quantiles)
         check_choice("method", self.method, METHODS)
         if not (_is_number(self.epsilon) and 0 < self.epsilon < math.inf):
-            raise InputError(f"epsilon={self.epsilon} is not a finite number above 0; pass what may be spent, e.g. 0.1")
+            raise InputError(
+                f"epsilon={self.epsilon} is not a finite number above 0; pass what may be spent, e.g. 0.1"
+            )
         self._check_delta()
         self._check_groups()
         if self.public_n is not None:
@@ -81,11 +83,17 @@ class Request:
 
     def _check_delta(self) -> None:
         if not (_is_number(self.delta) and 0 <= self.delta < 1):
-            raise InputError(f"delta={self.delta} is not in [0, 1); pass a value well below 1/n, e.g. 1e-6")
+            raise InputError(
+                f"delta={self.delta} is not in [0, 1); pass a value well below 1/n, e.g. 1e-6"
+            )
         if self.method == DESCENT and self.delta == 0:
-            raise InputError("method='descent' adds Gaussian noise, which needs a delta; pass e.g. --delta 1e-6")
+            raise InputError(
+                "method='descent' adds Gaussian noise, which needs a delta; pass e.g. --delta 1e-6"
+            )
         if self.method != DESCENT and self.delta > 0:
-            raise InputError(f"method={self.method!r} spends no delta; leave --delta {self.delta:g} out")
+            raise InputError(
+                f"method={self.method!r} spends no delta; leave --delta {self.delta:g} out"
+            )
 
     def _check_groups(self) -> None:
         if ":bins=" in self.by:
@@ -100,9 +108,13 @@ class Request:
                 "the data"
             )
         if len(set(self.groups)) < len(self.groups):
-            raise InputError(f"groups {', '.join(self.groups)} name one twice; name each group once")
+            raise InputError(
+                f"groups {', '.join(self.groups)} name one twice; name each group once"
+            )
         if self.groups and self.public_n is not None:
-            raise InputError("public_n says how many people there are in all, not in each group; leave it out")
+            raise InputError(
+                "public_n says how many people there are in all, not in each group; leave it out"
+            )
 
     @property
     def cost(self) -> Budget:
@@ -112,7 +124,11 @@ class Request:
     @property
     def counts_people(self) -> bool:
         """Whether the number of people is estimated without the mean: beside groups, and as the scale of descent."""
-        return not self.mean and self.public_n is None and (bool(self.groups) or self.method == DESCENT)
+        return (
+            not self.mean
+            and self.public_n is None
+            and (bool(self.groups) or self.method == DESCENT)
+        )
 
     @property
     def shares(self) -> tuple[str, ...]:
@@ -156,9 +172,13 @@ def _check_quantiles(quantiles: Iterable[float]) -> None:
                 f"quantile {quantile} is not in (0, 1); pass e.g. 0.1,0.5,0.9 (0 and 1 would be single people)"
             )
         if round(quantile, _QUANTILE_DIGITS) != quantile:
-            raise InputError(f"quantile {quantile} has more than {_QUANTILE_DIGITS} decimals; round it")
+            raise InputError(
+                f"quantile {quantile} has more than {_QUANTILE_DIGITS} decimals; round it"
+            )
         if quantile in seen:
-            raise InputError(f"quantile {quantile} is asked for twice, and would be paid for twice; ask once")
+            raise InputError(
+                f"quantile {quantile} is asked for twice, and would be paid for twice; ask once"
+            )
         seen.add(quantile)
 
 

@@ -91,8 +91,12 @@ def to_cells(values: FloatArray, upper: float, n_cells: int = N_CELLS) -> IntArr
             f"{int(odd.sum())} of the values are NaN or infinite; nothing is released of them: audit again"
         )
     if not (np.isfinite(upper) and upper > 0):
-        raise InputError(f"the worst case is {upper}; a release needs a finite range of values above 0")
-    cells = np.ceil(values / upper * n_cells - 1e-9)  # a value on the grid stays there in spite of its last bit
+        raise InputError(
+            f"the worst case is {upper}; a release needs a finite range of values above 0"
+        )
+    cells = np.ceil(
+        values / upper * n_cells - 1e-9
+    )  # a value on the grid stays there in spite of its last bit
     clamped: IntArray = (np.clip(cells, 1, n_cells) - 1).astype(np.int64)
     return clamped
 
@@ -103,8 +107,13 @@ def _epsilons(audit_dir: Path, request: Request) -> Source:
     frame = read_parquet(audit_dir / EPSILON)
     table = EpsilonTable.from_frame(frame)
     upper = table.worst_case_epsilon
-    if upper != summary["guarantee"]["worst_case_epsilon"] or vars(table.account) != summary["account"]:
-        raise InputError(f"{audit_dir}: {EPSILON} and {SUMMARY} come from different audits; make the audit again")
+    if (
+        upper != summary["guarantee"]["worst_case_epsilon"]
+        or vars(table.account) != summary["account"]
+    ):
+        raise InputError(
+            f"{audit_dir}: {EPSILON} and {SUMMARY} come from different audits; make the audit again"
+        )
     cells = to_cells(table.epsilon, upper)
     if request.by:
         groups = partition(frame, frame.iloc[:0], request.by, max_values=None)
@@ -127,7 +136,9 @@ def _epsilons(audit_dir: Path, request: Request) -> Source:
     )
 
 
-def _count_groups(cells: IntArray, names: Sequence[str], codes: IntArray, wanted: Sequence[str]) -> dict[str, IntArray]:
+def _count_groups(
+    cells: IntArray, names: Sequence[str], codes: IntArray, wanted: Sequence[str]
+) -> dict[str, IntArray]:
     """Counts of the groups that were asked for. One that nobody is in is counted like any other: it may not show."""
     found = {name: cells[codes == code] for code, name in enumerate(names)}
     nobody = np.array([], dtype=np.int64)
@@ -136,14 +147,18 @@ def _count_groups(cells: IntArray, names: Sequence[str], codes: IntArray, wanted
 
 def _norms(run_dir: Path, request: Request) -> Source:
     if request.by or request.mean:
-        raise InputError("of gradient norms only quantiles of all people can be released; leave --by and --mean out")
+        raise InputError(
+            "of gradient norms only quantiles of all people can be released; leave --by and --mean out"
+        )
     log = NormLog.open(run_dir)
     if log.n_records == 0 or log.recorded_steps[0] != 0:
         raise InputError(
             f"{run_dir} has no record before the first step; a clipping norm is chosen by norms at the initial parameters"
         )
     if log.unit_ids is not None and len(np.unique(log.unit_ids)) != log.n_examples:
-        raise InputError(f"{run_dir}: several rows belong to one person; a release takes each row for one person")
+        raise InputError(
+            f"{run_dir}: several rows belong to one person; a release takes each row for one person"
+        )
     row = log.records.read(log.rows[:1], 0, log.n_examples)[0]
     grid, codes, grid_text = _norm_grid(row, log.levels, float(log.settings.max_grad_norm[0]))
     return Source(

@@ -18,7 +18,13 @@ import pandas as pd
 
 from indpriv._files import read_parquet, write_atomically
 from indpriv._formatting import format_epsilon, format_share_up
-from indpriv.analysis.guarantee import FALSE_POSITIVE_RATE, SUPPORTED, UNPROVEN, VOID, true_positive_bound
+from indpriv.analysis.guarantee import (
+    FALSE_POSITIVE_RATE,
+    SUPPORTED,
+    UNPROVEN,
+    VOID,
+    true_positive_bound,
+)
 from indpriv.audit import read_summary
 from indpriv.audit.audit_directory import EPSILON
 from indpriv.audit.run_directory import EXAMPLES
@@ -64,12 +70,16 @@ def owners(audit_dir: Path, *, example: str | None = None, unit: str | None = No
     table = EpsilonTable.from_frame(read_parquet(audit_dir / EPSILON))
     by_unit = table.account.rows_per_unit is not None
     n_rows = table.details["n_rows"].tolist() if "n_rows" in table.details else [1] * len(table)
-    worst = table.details.get("unit_worst_case", pd.Series(table.worst_case_epsilon, range(len(table)))).tolist()
+    worst = table.details.get(
+        "unit_worst_case", pd.Series(table.worst_case_epsilon, range(len(table)))
+    ).tolist()
     names = [str(item) for item in table.example_ids.tolist()]
     figures = dict(zip(names, zip(n_rows, table.epsilon.tolist(), worst, strict=True), strict=True))
     if example is not None:
         if by_unit:
-            raise InputError(f"--example {example}: this audit is of people, not of rows; pass --unit ID of the person")
+            raise InputError(
+                f"--example {example}: this audit is of people, not of rows; pass --unit ID of the person"
+            )
         if example not in figures:
             raise InputError(f"--example {example}: the audit has no training example of that id")
         return [Owner("example", example, *figures[example])]
@@ -99,11 +109,17 @@ def statement(owner: Owner, summary: Mapping[str, Any]) -> str:
     sections = [
         ("", _opening(owner, summary)),
         ("What everybody is promised", _promise(owner, summary)),
-        ("What this training did with your record" + "s" * (owner.n_rows > 1), _own(owner, summary)),
+        (
+            "What this training did with your record" + "s" * (owner.n_rows > 1),
+            _own(owner, summary),
+        ),
         ("What your number does not mean", _NOT_MEANT),
         ("Keep this page to yourself", _keep(summary)),
     ]
-    blocks = [[title.upper()] * bool(title) + [fill(line, _WIDTH) for line in lines] for title, lines in sections]
+    blocks = [
+        [title.upper()] * bool(title) + [fill(line, _WIDTH) for line in lines]
+        for title, lines in sections
+    ]
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
 
 
@@ -163,16 +179,24 @@ def _promise(owner: Owner, summary: Mapping[str, Any]) -> list[str]:
     epsilon = guarantee["worst_case_epsilon"]
     meaning = f"epsilon {format_epsilon(epsilon)} ({summary['meaning']})"
     if guarantee["status"] == VOID:
-        return ["Nothing. The random numbers of this training can be made again from a seed, which undoes the noise."]
+        return [
+            "Nothing. The random numbers of this training can be made again from a seed, which undoes the noise."
+        ]
     if guarantee["status"] == UNPROVEN:
         return [
             "Nothing that is proven: a check of what the promise rests on failed. Had all of it held, it would be "
             f"{meaning}."
         ]
-    checked = "" if guarantee["status"] == SUPPORTED else " Its assumptions were declared, and not checked."
+    checked = (
+        ""
+        if guarantee["status"] == SUPPORTED
+        else " Its assumptions were declared, and not checked."
+    )
     odds = format_share_up(_true_positive_rate(epsilon, summary))
     which, pronoun, verb = (
-        ("one record of yours", "it", "was") if owner.n_rows == 1 else ("your records", "they", "were")
+        ("one record of yours", "it", "was")
+        if owner.n_rows == 1
+        else ("your records", "they", "were")
     )
     lines = [
         f"All states of the model during training together: {meaning}. This is the guarantee. It holds whatever your record "
@@ -230,5 +254,9 @@ def _keep(summary: Mapping[str, Any]) -> list[str]:
         "follows from your own record and from when it was drawn. That is the condition of Theorem 3.2 (section 3.4) of Yu et "
         "al. 2023, arXiv:2206.02617v7: the map from the states to the states together with your number is a bijection. It would fail if settings of the training "
         "had been chosen by looking at everybody's data. "
-        + ("Nobody declared whether they were." if silent else "It was declared that they were not."),
+        + (
+            "Nobody declared whether they were."
+            if silent
+            else "It was declared that they were not."
+        ),
     ]

@@ -9,7 +9,13 @@ from pathlib import Path
 from indpriv._files import write_atomically
 from indpriv.errors import InputError
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "microsoft-edge")
+BROWSERS = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "microsoft-edge",
+)
 _SECONDS = 300  # a report prints in a few; a browser that hangs is ended
 # A profile of its own, and no connection to anywhere: the page asks for none, and the browser need not phone home.
 _ALONE = (
@@ -30,7 +36,9 @@ def find_browser() -> str | None:
 
 def browser_command(browser: str, profile: Path, *options: str) -> list[str]:
     """Command line of a browser without a window and without network, with a profile of its own."""
-    as_root = ("--no-sandbox",) if hasattr(os, "geteuid") and os.geteuid() == 0 else ()  # its sandbox refuses root
+    as_root = (
+        ("--no-sandbox",) if hasattr(os, "geteuid") and os.geteuid() == 0 else ()
+    )  # its sandbox refuses root
     return [browser, *_ALONE, *as_root, f"--user-data-dir={profile}", *options]
 
 
@@ -41,7 +49,9 @@ def print_pdf(page: Path, target: Path) -> None:
         InputError: no page, no browser, or one that fails or takes over five minutes.
     """
     if not page.is_file():
-        raise InputError(f"{page} does not exist; make an audit first: indpriv audit RUN --output-dir {page.parent}")
+        raise InputError(
+            f"{page} does not exist; make an audit first: indpriv audit RUN --output-dir {page.parent}"
+        )
     browser = find_browser()
     if browser is None:
         raise InputError(
@@ -55,7 +65,9 @@ def print_pdf(page: Path, target: Path) -> None:
         try:
             subprocess.run(command, capture_output=True, timeout=_SECONDS, check=True)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            raise InputError(f"{browser} did not print {page}: {error}; print it from any browser") from error
+            raise InputError(
+                f"{browser} did not print {page}: {error}; print it from any browser"
+            ) from error
         if not printed.is_file():
             raise InputError(f"{browser} printed nothing; print {page} from any browser")
         write_atomically(target, printed.read_bytes())

@@ -43,7 +43,9 @@ def _lead(summary: AuditSummary) -> list[tuple[str, bool]]:
                 False,
             ),
         ]
-    true_positive = true_positive_bound(guarantee.worst_case_epsilon, guarantee.delta, FALSE_POSITIVE_RATE)
+    true_positive = true_positive_bound(
+        guarantee.worst_case_epsilon, guarantee.delta, FALSE_POSITIVE_RATE
+    )
     if guarantee.membership is not None:
         true_positive = min(true_positive, guarantee.membership.true_positive_rate)
     found.append(
@@ -67,11 +69,16 @@ def _lead(summary: AuditSummary) -> list[tuple[str, bool]]:
 
 def _figures(summary: AuditSummary) -> list[tuple[str, str]]:
     guarantee, individual = summary.guarantee, summary.individual
-    median, p95, p99, largest = map(format_epsilon, (individual.median, individual.p95, individual.p99, individual.max))
+    median, p95, p99, largest = map(
+        format_epsilon, (individual.median, individual.p95, individual.p99, individual.max)
+    )
     worst = f"epsilon {format_epsilon(guarantee.worst_case_epsilon)} at delta {format_delta(guarantee.delta)}"
     return [
         ("Worst case", f"{worst}; as a guarantee: {guarantee.status}"),
-        ("Individual epsilon", f"{summary.claim}; median {median}, 95 % at most {p95}, 99 % {p99}, largest {largest}"),
+        (
+            "Individual epsilon",
+            f"{summary.claim}; median {median}, 95 % at most {p95}, 99 % {p99}, largest {largest}",
+        ),
     ]
 
 
@@ -80,8 +87,14 @@ def _facts(summary: AuditSummary) -> list[tuple[str, str]]:
     sampler = next((item for item in summary.disclosures if item.item == "Sampler"), None)
     return [
         ("Unit of privacy", f"one {account.one_unit}"),
-        ("Neighbouring relation", f"{account.neighbouring.replace('_', '/')} one {account.one_unit}"),
-        ("Sampler", account.sampler if sampler is None else f"declared {sampler.value} ({sampler.status})"),
+        (
+            "Neighbouring relation",
+            f"{account.neighbouring.replace('_', '/')} one {account.one_unit}",
+        ),
+        (
+            "Sampler",
+            account.sampler if sampler is None else f"declared {sampler.value} ({sampler.status})",
+        ),
         ("Accountant", account.guaranteed_by),
         ("Delta times n", f"{summary.guarantee.delta_times_n:.2g}"),
         *_membership(summary.guarantee),

@@ -65,14 +65,20 @@ def train_with_canaries(
         )
     check_positive_int("canaries", n_canaries, minimum=LEAST_CANARIES)
     if n_canaries >= len(dataset.train):
-        raise InputError(f"canaries={n_canaries} is not below the {len(dataset.train)} training examples; pass fewer")
+        raise InputError(
+            f"canaries={n_canaries} is not below the {len(dataset.train)} training examples; pass fewer"
+        )
     if dataset.n_classes < 2:
-        raise InputError(f"{dataset.name} has one class, so that no label is wrong; canaries need two")
+        raise InputError(
+            f"{dataset.name} has one class, so that no label is wrong; canaries need two"
+        )
     rng = np.random.default_rng(None if seed is None else [seed, _COINS])
     positions = np.sort(rng.choice(len(dataset.train), n_canaries, replace=False))
     included = rng.integers(0, 2, n_canaries) == 1
     targets = dataset.train.targets.copy()
-    targets[positions] = (targets[positions] + rng.integers(1, dataset.n_classes, n_canaries)) % dataset.n_classes
+    targets[positions] = (
+        targets[positions] + rng.integers(1, dataset.n_classes, n_canaries)
+    ) % dataset.n_classes
     kept = np.ones(len(targets), dtype=bool)
     kept[positions] = included
     is_canary = np.zeros(len(targets), dtype=bool)
@@ -85,7 +91,9 @@ def train_with_canaries(
     )
     with_canaries = replace(dataset, train=changed.take(kept), test=test)
     run = train(config, run_dir, seed=seed, progress=progress, device=device, dataset=with_canaries)
-    losses = example_table(run.module, replace(with_canaries, train=changed.take(is_canary)), device).train
+    losses = example_table(
+        run.module, replace(with_canaries, train=changed.take(is_canary)), device
+    ).train
     AttackScores(
         scores=-losses["loss"].to_numpy(np.float64),
         member=included,
@@ -98,7 +106,13 @@ def train_with_canaries(
 
 def _with_column(split: Split, is_canary: NDArray[np.bool_]) -> pd.DataFrame:
     """Metadata with the column "canary", so that reports can tell canaries from people."""
-    known = split.metadata if split.metadata is not None else pd.DataFrame(index=pd.RangeIndex(len(split)))
+    known = (
+        split.metadata
+        if split.metadata is not None
+        else pd.DataFrame(index=pd.RangeIndex(len(split)))
+    )
     if "canary" in known.columns:
-        raise InputError("the data has a column 'canary' of its own; rename it to train with canaries")
+        raise InputError(
+            "the data has a column 'canary' of its own; rename it to train with canaries"
+        )
     return known.assign(canary=is_canary)

@@ -40,7 +40,9 @@ def checkpoint_path(run_dir: Path, step: int) -> Path:
     return run_dir / FOLDER / f"step-{step:06d}.pt"
 
 
-def save_checkpoint(run_dir: Path, module: nn.Module, step: int, accountant_history: list[Any]) -> Path:
+def save_checkpoint(
+    run_dir: Path, module: nn.Module, step: int, accountant_history: list[Any]
+) -> Path:
     """Save a model after `step` updates; whole or absent, and private (0600).
 
     Args:
@@ -57,8 +59,12 @@ def save_checkpoint(run_dir: Path, module: nn.Module, step: int, accountant_hist
     content = {
         "schema": SCHEMA,
         "step": step,
-        "model_state_dict": {name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()},
-        "accountant_history": [(float(noise), float(rate), int(steps)) for noise, rate, steps in accountant_history],
+        "model_state_dict": {
+            name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()
+        },
+        "accountant_history": [
+            (float(noise), float(rate), int(steps)) for noise, rate, steps in accountant_history
+        ],
     }
     buffer = io.BytesIO()
     torch.save(content, buffer)
@@ -79,12 +85,20 @@ def load_checkpoint(path: Path) -> Checkpoint:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise EvidenceError(f"{path} is damaged, or holds more than tensors and numbers: {reason}") from error
+        raise EvidenceError(
+            f"{path} is damaged, or holds more than tensors and numbers: {reason}"
+        ) from error
     if not isinstance(content, dict) or any(key not in content for key in _KEYS):
-        raise EvidenceError(f"{path} is no checkpoint of an indpriv run; those hold {', '.join(_KEYS)}")
+        raise EvidenceError(
+            f"{path} is no checkpoint of an indpriv run; those hold {', '.join(_KEYS)}"
+        )
     if content["schema"] > SCHEMA:
-        raise InputError(f"{path} has schema {content['schema']}, this version reads up to {SCHEMA}; update indpriv")
-    return Checkpoint(int(content["step"]), content["model_state_dict"], content["accountant_history"])
+        raise InputError(
+            f"{path} has schema {content['schema']}, this version reads up to {SCHEMA}; update indpriv"
+        )
+    return Checkpoint(
+        int(content["step"]), content["model_state_dict"], content["accountant_history"]
+    )
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from indpriv._checks import check_rounding
+from indpriv._checks import check_rounding, with_current_names
 from indpriv.errors import InputError
 from indpriv.norm_log.recording_policy import RecordingPolicy, epochs_of
 from indpriv.training.datasets import DATASETS
@@ -75,7 +75,9 @@ class ModelConfig(_Section):
     """[model]: architecture; for "mlp" also hidden (units of each hidden layer) and activation."""
 
     architecture: str = field(metadata={"check": one_of(ARCHITECTURES)})
-    hidden: tuple[int, ...] | None = field(default=None, metadata={"check": optional(list_of(whole(1), minimum=1))})
+    hidden: tuple[int, ...] | None = field(
+        default=None, metadata={"check": optional(list_of(whole(1), minimum=1))}
+    )
     activation: str | None = field(default=None, metadata={"check": optional(one_of(ACTIVATIONS))})
 
     def __post_init__(self) -> None:
@@ -83,7 +85,9 @@ class ModelConfig(_Section):
         if self.architecture != "mlp":
             for name in ("hidden", "activation"):
                 if getattr(self, name) is not None:
-                    raise InputError(f'{name} is for architecture = "mlp" only; leave it out of a {self.architecture}')
+                    raise InputError(
+                        f'{name} is for architecture = "mlp" only; leave it out of a {self.architecture}'
+                    )
 
 
 @dataclass(frozen=True)
@@ -113,31 +117,43 @@ class TrainingConfig(_Section):
     learning_rate: float = field(metadata={"check": number(above=0)})
     max_grad_norm: float = field(metadata={"check": number(above=0)})
     delta: float = field(metadata={"check": number(above=0, below=1)})
-    target_epsilon: float | None = field(default=None, metadata={"check": optional(number(above=0))})
-    noise_multiplier: float | None = field(default=None, metadata={"check": optional(number(above=0))})
+    target_epsilon: float | None = field(
+        default=None, metadata={"check": optional(number(above=0))}
+    )
+    noise_multiplier: float | None = field(
+        default=None, metadata={"check": optional(number(above=0))}
+    )
     momentum: float = field(default=0.0, metadata={"check": number(at_least=0, below=1)})
     individual_clipping: bool = field(default=False, metadata={"check": flag})
-    clip_headroom: float | None = field(default=None, metadata={"check": optional(number(at_least=0, at_most=1))})
-    filter_epsilon: float | None = field(default=None, metadata={"check": optional(number(above=0))})
+    clip_headroom: float | None = field(
+        default=None, metadata={"check": optional(number(at_least=0, at_most=1))}
+    )
+    filter_epsilon: float | None = field(
+        default=None, metadata={"check": optional(number(above=0))}
+    )
     grad_sample_mode: str = field(default="hooks", metadata={"check": one_of(GRAD_SAMPLE_MODES)})
-    max_physical_batch_size: int | None = field(default=None, metadata={"check": optional(whole(1))})
+    max_physical_batch_size: int | None = field(
+        default=None, metadata={"check": optional(whole(1))}
+    )
     non_dp_twin: bool = field(default=False, metadata={"check": flag})
-    non_dp_learning_rate: float | None = field(default=None, metadata={"check": optional(number(above=0))})
+    non_dp_learning_rate: float | None = field(
+        default=None, metadata={"check": optional(number(above=0))}
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.target_epsilon is None) == (self.noise_multiplier is None):
             given = self.target_epsilon is not None
-            both = (
-                f"it has {'both' if given else 'neither'} target_epsilon {'and' if given else 'nor'} noise_multiplier"
-            )
+            both = f"it has {'both' if given else 'neither'} target_epsilon {'and' if given else 'nor'} noise_multiplier"
             raise InputError(f"{both}; give exactly one of the two")
         if self.clip_headroom is not None and not self.individual_clipping:
             raise InputError(
                 "clip_headroom is given without individual clipping; set individual_clipping = true or leave it out"
             )
         if self.non_dp_learning_rate is not None and not self.non_dp_twin:
-            raise InputError("non_dp_learning_rate is given without a twin; set non_dp_twin = true or leave it out")
+            raise InputError(
+                "non_dp_learning_rate is given without a twin; set non_dp_twin = true or leave it out"
+            )
 
 
 def _gap_or(*words: str) -> Check:
@@ -154,7 +170,7 @@ class RecordingConfig(_Section):
     """[recording]: what the Recorder is told.
 
     Attributes:
-        every, growth, longest, free_records, exact_examples, first: as of `RecordingPolicy`.
+        every, growth, longest, batch_norms, reference_examples, first: as of `RecordingPolicy`.
         record_holdout: also record the test examples' norms, for attacks judged by epsilon.
         rounding: of norms, as a fraction of max_grad_norm; 0 keeps full precision.
         rounding_mode: "up" (never under-reports) or "nearest" (the paper's).
@@ -163,10 +179,10 @@ class RecordingConfig(_Section):
     every: int | str = field(metadata={"check": _gap_or("epoch", "once")})
     growth: float = field(default=1.0, metadata={"check": number(at_least=1)})
     longest: int | str | None = field(default=None, metadata={"check": optional(_gap_or("epoch"))})
-    free_records: bool = field(default=False, metadata={"check": flag})
+    batch_norms: bool = field(default=False, metadata={"check": flag})
     rounding: float = field(default=0.01, metadata={"check": number(at_least=0, at_most=1)})
     rounding_mode: str = field(default="up", metadata={"check": one_of(("up", "nearest"))})
-    exact_examples: int = field(default=0, metadata={"check": whole(0)})
+    reference_examples: int = field(default=0, metadata={"check": whole(0)})
     first: int = field(default=0, metadata={"check": whole(0)})
     record_holdout: bool = field(default=False, metadata={"check": flag})
 
@@ -178,7 +194,12 @@ class RecordingConfig(_Section):
     def to_policy(self) -> RecordingPolicy:
         """The same in the Recorder's words; InputError where gaps, growth and longest do not fit together."""
         return RecordingPolicy(
-            self.every, self.growth, self.longest, self.free_records, self.exact_examples, self.first
+            self.every,
+            self.growth,
+            self.longest,
+            self.batch_norms,
+            self.reference_examples,
+            self.first,
         )
 
 
@@ -193,7 +214,9 @@ class CheckpointConfig(_Section):
 class GroupConfig(_Section):
     """[audit]: groups, the columns that examples are compared by: "label" or metadata columns. Chosen beforehand."""
 
-    groups: tuple[str, ...] = field(default=("label",), metadata={"check": list_of(identifier, minimum=0)})
+    groups: tuple[str, ...] = field(
+        default=("label",), metadata={"check": list_of(identifier, minimum=0)}
+    )
 
 
 @dataclass(frozen=True)
@@ -243,7 +266,9 @@ class AuditConfig:
             with path.open("rb") as file:
                 tables = tomllib.load(file)
         except FileNotFoundError as error:
-            raise InputError(f"{path} does not exist; pass an audit file such as audits/adult.toml") from error
+            raise InputError(
+                f"{path} does not exist; pass an audit file such as audits/adult.toml"
+            ) from error
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise InputError(f"{path} cannot be read as TOML: {error}") from error
         try:
@@ -262,10 +287,16 @@ class AuditConfig:
             "checkpoints": CheckpointConfig,
             "audit": GroupConfig,
         }
-        check_keys("the file", tables, required={"name", *sections} - {"audit"}, known=["name", *sections])
+        check_keys(
+            "the file", tables, required={"name", *sections} - {"audit"}, known=["name", *sections]
+        )
         return cls(
             name=tables["name"],
-            **{name: _read_section(kind, name, tables[name]) for name, kind in sections.items() if name in tables},
+            **{
+                name: _read_section(kind, name, tables[name])
+                for name, kind in sections.items()
+                if name in tables
+            },
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -284,6 +315,7 @@ class AuditConfig:
 def _read_section(kind: type[Any], name: str, table: object) -> Any:
     if not isinstance(table, dict):
         raise InputError(f"{name} = {table!r} is no table; write it as [{name}]")
+    table = with_current_names(table)
     items = dataclasses.fields(kind)
     required = {item.name for item in items if item.default is dataclasses.MISSING}
     check_keys(f"[{name}]", table, required=required, known=[item.name for item in items])

@@ -35,7 +35,9 @@ from indpriv.training.randomness import Randomness, generator
 from indpriv.training.run_record import first_record, last_record
 from indpriv.training.tensors import BatchedTensorDataset, tensor_set, whole_batch
 
-_EPSILON_TOLERANCE = 1e-3  # the noise is chosen so that epsilon is at most the target, and above it less this
+_EPSILON_TOLERANCE = (
+    1e-3  # the noise is chosen so that epsilon is at most the target, and above it less this
+)
 
 
 @dataclass(frozen=True)
@@ -118,25 +120,39 @@ def train(
         )
     dataset = dataset or load_dataset(config.data.dataset, data_dir)
     if config.data.unit_column is not None and config.data.max_rows_per_unit is not None:
-        dataset = replace(dataset, train=dataset.train.capped(config.data.unit_column, config.data.max_rows_per_unit))
+        dataset = replace(
+            dataset,
+            train=dataset.train.capped(config.data.unit_column, config.data.max_rows_per_unit),
+        )
     randomness = Randomness.from_seed(seed)
     train_set = tensor_set(dataset.train)
-    module = first_parameters(config.model, dataset.input_shape, dataset.n_classes, randomness.first_parameters)
+    module = first_parameters(
+        config.model, dataset.input_shape, dataset.n_classes, randomness.first_parameters
+    )
     module.to(device)
     with quiet_opacus():
         private = _make_private(config.training, module, train_set, randomness, device)
         if callable(privacy_filter):
             privacy_filter = privacy_filter(private.noise_multiplier, private.loader.sample_rate)
-        recorder = _make_recorder(run_dir, config, dataset, train_set, private, module, randomness, privacy_filter)
+        recorder = _make_recorder(
+            run_dir, config, dataset, train_set, private, module, randomness, privacy_filter
+        )
         total_steps = config.training.epochs * len(private.loader)
-        every = len(private.loader) if config.checkpoints.every == "epoch" else int(config.checkpoints.every)
+        every = (
+            len(private.loader)
+            if config.checkpoints.every == "epoch"
+            else int(config.checkpoints.every)
+        )
 
         def after_step(step: int) -> None:
             if step % every == 0 or step == total_steps:
                 save_checkpoint(run_dir, module, step, private.accountant.history)
             progress("training", step, total_steps)
 
-        with recorder.attach(private.model, private.optimizer, private.loader), stop_requests() as stop_asked:
+        with (
+            recorder.attach(private.model, private.optimizer, private.loader),
+            stop_requests() as stop_asked,
+        ):
             save_checkpoint(run_dir, module, 0, private.accountant.history)
             _take_steps(private, config.training, after_step, stop_asked, device)
             stopped = private.steps_taken < total_steps
@@ -149,7 +165,9 @@ def train(
         module=module,
         steps=private.steps_taken,
         worst_case_epsilon=epsilon,
-        test_accuracy=float(ExampleTable.from_parquet(run_dir / "examples.parquet").test["correct"].mean()),
+        test_accuracy=float(
+            ExampleTable.from_parquet(run_dir / "examples.parquet").test["correct"].mean()
+        ),
     )
     record = last_record(
         status="interrupted" if stopped else "finished",
@@ -194,7 +212,9 @@ def _make_recorder(
         record_holdout=config.recording.record_holdout,
         metadata=dataset.train.metadata,
         unit="example" if config.data.unit_column is None else "user",
-        unit_ids=None if config.data.unit_column is None else dataset.train.units(config.data.unit_column),
+        unit_ids=None
+        if config.data.unit_column is None
+        else dataset.train.units(config.data.unit_column),
         test_metadata=dataset.test.metadata,
         privacy_filter=privacy_filter,
         seeded=randomness.seeded,
@@ -233,19 +253,27 @@ def _take_steps(
 
 
 @contextmanager
-def _physical_batches(private: _PrivateSetting, max_physical_batch_size: int | None) -> Iterator[DataLoader[Any]]:
+def _physical_batches(
+    private: _PrivateSetting, max_physical_batch_size: int | None
+) -> Iterator[DataLoader[Any]]:
     """The loader, with its Poisson batches split where they would not fit into memory."""
     if max_physical_batch_size is None:
         yield private.loader
         return
     with BatchMemoryManager(
-        data_loader=private.loader, max_physical_batch_size=max_physical_batch_size, optimizer=private.optimizer
+        data_loader=private.loader,
+        max_physical_batch_size=max_physical_batch_size,
+        optimizer=private.optimizer,
     ) as batches:
         yield batches
 
 
 def _make_private(
-    settings: TrainingConfig, module: nn.Module, train_set: BatchedTensorDataset, randomness: Randomness, device: str
+    settings: TrainingConfig,
+    module: nn.Module,
+    train_set: BatchedTensorDataset,
+    randomness: Randomness,
+    device: str,
 ) -> _PrivateSetting:
     if settings.delta >= 1 / len(train_set):
         warnings.warn(
@@ -268,7 +296,9 @@ def _make_private(
     engine = PrivacyEngine(accountant="rdp")
     made = engine.make_private(
         module=module,
-        optimizer=torch.optim.SGD(module.parameters(), lr=settings.learning_rate, momentum=settings.momentum),
+        optimizer=torch.optim.SGD(
+            module.parameters(), lr=settings.learning_rate, momentum=settings.momentum
+        ),
         criterion=nn.CrossEntropyLoss(),
         data_loader=loader,
         noise_multiplier=noise_multiplier,
@@ -280,7 +310,9 @@ def _make_private(
         model, optimizer, criterion, private_loader = made
     else:
         (model, optimizer, private_loader), criterion = made, nn.CrossEntropyLoss()
-    return _PrivateSetting(model, optimizer, criterion, private_loader, engine.accountant, noise_multiplier)
+    return _PrivateSetting(
+        model, optimizer, criterion, private_loader, engine.accountant, noise_multiplier
+    )
 
 
 def _noise_for(settings: TrainingConfig, steps_per_epoch: int) -> float:
@@ -306,7 +338,9 @@ def quiet_opacus() -> Iterator[None]:
     """Leave out what Opacus and torch warn of in every private run, and what this run says elsewhere or knows better."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Secure RNG turned off")  # run.json says so
-        warnings.filterwarnings("ignore", "Full backward hook is firing")  # inputs need no gradients
+        warnings.filterwarnings(
+            "ignore", "Full backward hook is firing"
+        )  # inputs need no gradients
         # The best order is an end of Opacus's grid: epsilon is then larger than need be, never too small.
         warnings.filterwarnings("ignore", "Optimal order is the")
         yield

@@ -33,7 +33,12 @@ def build_model(config: ModelConfig, input_shape: tuple[int, ...], n_classes: in
         InputError: the architecture does not take inputs of that shape.
     """
     if config.architecture == "mlp":
-        return mlp(math.prod(input_shape), config.hidden or DEFAULT_HIDDEN, n_classes, config.activation or "tanh")
+        return mlp(
+            math.prod(input_shape),
+            config.hidden or DEFAULT_HIDDEN,
+            n_classes,
+            config.activation or "tanh",
+        )
     if len(input_shape) != 3:
         raise InputError(
             f"{config.architecture} takes images (channels, height, width), not inputs of shape {input_shape}"
@@ -77,8 +82,12 @@ def tanh_cnn(input_shape: tuple[int, ...], n_classes: int) -> nn.Sequential:
         pooled = (side + 2 * 2 - 8) // 2 + 1 - 1
         sides.append((pooled - 4) // 2 + 1 - 1)
     if min(sides) < 1:
-        raise InputError(f"tanh_cnn needs images of at least 16 x 16, not {height} x {width}; use an mlp")
-    return nn.Sequential(*features, nn.Linear(32 * sides[0] * sides[1], 32), nn.Tanh(), nn.Linear(32, n_classes))
+        raise InputError(
+            f"tanh_cnn needs images of at least 16 x 16, not {height} x {width}; use an mlp"
+        )
+    return nn.Sequential(
+        *features, nn.Linear(32 * sides[0] * sides[1], 32), nn.Tanh(), nn.Linear(32, n_classes)
+    )
 
 
 class _Block(nn.Module):
@@ -134,12 +143,16 @@ class _PreActivationBlock(nn.Module):
         self.conv1 = nn.Conv2d(n_in, n_out, 3, stride, padding=1, bias=False)
         self.norm2 = nn.GroupNorm(_WIDE_GROUPS, n_out)
         self.conv2 = nn.Conv2d(n_out, n_out, 3, padding=1, bias=False)
-        self.shortcut = nn.Identity() if n_in == n_out else nn.Conv2d(n_in, n_out, 1, stride, bias=False)
+        self.shortcut = (
+            nn.Identity() if n_in == n_out else nn.Conv2d(n_in, n_out, 1, stride, bias=False)
+        )
 
     def forward(self, inputs: Tensor) -> Tensor:
         active = F.relu(self.norm1(inputs))
         outputs = self.conv2(F.relu(self.norm2(self.conv1(active))))
-        return outputs + (inputs if isinstance(self.shortcut, nn.Identity) else self.shortcut(active))
+        return outputs + (
+            inputs if isinstance(self.shortcut, nn.Identity) else self.shortcut(active)
+        )
 
 
 class WideResNet16(nn.Module):
@@ -157,7 +170,10 @@ class WideResNet16(nn.Module):
         self.conv = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
         widths, strides = (16, 64, 64, 128, 128, 256, 256), (1, 1, 2, 1, 2, 1)
         self.blocks = nn.Sequential(
-            *(_PreActivationBlock(n_in, n_out, s) for (n_in, n_out), s in zip(pairwise(widths), strides, strict=True))
+            *(
+                _PreActivationBlock(n_in, n_out, s)
+                for (n_in, n_out), s in zip(pairwise(widths), strides, strict=True)
+            )
         )
         self.norm = nn.GroupNorm(_WIDE_GROUPS, widths[-1])
         self.head = nn.Linear(widths[-1], n_classes)
@@ -184,11 +200,15 @@ def count_parameters(model: nn.Module) -> int:
 def describe_model(model: nn.Module) -> str:
     """The layers in one line each, for a run's record."""
     return "\n".join(
-        f"{name}: {module}" for name, module in model.named_modules() if name and not list(module.children())
+        f"{name}: {module}"
+        for name, module in model.named_modules()
+        if name and not list(module.children())
     )
 
 
-def first_parameters(config: ModelConfig, input_shape: tuple[int, ...], n_classes: int, seed: int) -> nn.Module:
+def first_parameters(
+    config: ModelConfig, input_shape: tuple[int, ...], n_classes: int, seed: int
+) -> nn.Module:
     """`build_model` from a seed of its own, leaving PyTorch's global random state as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -41,11 +41,13 @@ def train_without_dp(
     randomness = Randomness.from_seed(seed)
     settings = config.training
     train_set = tensor_set(dataset.train)
-    module = first_parameters(config.model, dataset.input_shape, dataset.n_classes, randomness.first_parameters).to(
-        device
-    )
+    module = first_parameters(
+        config.model, dataset.input_shape, dataset.n_classes, randomness.first_parameters
+    ).to(device)
     optimizer = torch.optim.SGD(
-        module.parameters(), lr=settings.non_dp_learning_rate or settings.learning_rate, momentum=settings.momentum
+        module.parameters(),
+        lr=settings.non_dp_learning_rate or settings.learning_rate,
+        momentum=settings.momentum,
     )
     loader = DataLoader(
         train_set,

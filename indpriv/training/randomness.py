@@ -36,7 +36,9 @@ class Randomness:
         """Seeds derived from `seed`, or drawn from the operating system where it is None."""
         if seed is not None:
             check_positive_int("seed", seed, minimum=0)
-        words = np.random.SeedSequence(seed).generate_state(4, np.uint64)  # of 32 bits they would look chosen
+        words = np.random.SeedSequence(seed).generate_state(
+            4, np.uint64
+        )  # of 32 bits they would look chosen
         first_parameters, sampling, noise, shuffling = (int(word) for word in words)
         return cls(first_parameters, sampling, noise, shuffling, seeded=seed is not None)
 

@@ -33,10 +33,16 @@ def number(
 ) -> Check:
     """A finite number within bounds; whole numbers become floats."""
     bounds = {"above": above, "of at least": at_least, "of at most": at_most, "below": below}
-    expected = "a number " + " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
+    expected = "a number " + " and ".join(
+        f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None
+    )
 
     def check(key: str, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+        ):
             raise _rejected(key, value, expected)
         if (
             (above is not None and value <= above)
@@ -108,13 +114,17 @@ def optional(check: Check) -> Check:
     return lambda key, value: None if value is None else check(key, value)
 
 
-def check_keys(where: str, table: Mapping[str, Any], *, required: Collection[str], known: Collection[str]) -> None:
+def check_keys(
+    where: str, table: Mapping[str, Any], *, required: Collection[str], known: Collection[str]
+) -> None:
     """Raise InputError on a key that is not known (with the nearest that is) or missing."""
     for key in table:
         if key not in known:
             close = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
-            raise InputError(f"{where} has the key {key!r}, which is not known; {hint}known are {', '.join(known)}")
+            raise InputError(
+                f"{where} has the key {key!r}, which is not known; {hint}known are {', '.join(known)}"
+            )
     missing = [key for key in known if key in required and key not in table]
     if missing:
         raise InputError(f"{where} lacks {', '.join(missing)}")

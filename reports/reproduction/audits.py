@@ -65,10 +65,15 @@ def read_audits(reports: Path) -> dict[str, Audit]:
     """The audits there are, by name; a preset's audit of another run is left out."""
     found = {}
     for name in AUDITS:
-        summaries = {account: _read(reports / folder_of(name, account)) for account in (DEFAULT, PRESET)}
+        summaries = {
+            account: _read(reports / folder_of(name, account)) for account in (DEFAULT, PRESET)
+        }
         default, preset = summaries[DEFAULT], summaries[PRESET]
         if default is not None:
-            same = preset is not None and preset["run"]["recorder"]["id"] == default["run"]["recorder"]["id"]
+            same = (
+                preset is not None
+                and preset["run"]["recorder"]["id"] == default["run"]["recorder"]["id"]
+            )
             found[name] = Audit(name, default, preset if same else None)
     return found
 
@@ -86,7 +91,11 @@ def groups_of(summary: Summary, by: str) -> Summary | None:
 def means_of(summary: Summary, by: str) -> dict[str, float]:
     """Mean epsilon of each readable group."""
     found = groups_of(summary, by)
-    return {} if found is None else {row["name"]: row["mean"] for row in found["rows"] if not row["too_small"]}
+    return (
+        {}
+        if found is None
+        else {row["name"]: row["mean"] for row in found["rows"] if not row["too_small"]}
+    )
 
 
 def accuracies_of(summary: Summary, by: str) -> dict[str, float]:
@@ -101,7 +110,10 @@ def accuracies_of(summary: Summary, by: str) -> dict[str, float]:
 
 def attack_of(summary: Summary, model: str, by: str) -> Summary | None:
     """The attack on a model ("dp" or "non_dp") by a column, or None."""
-    return next((found for found in summary["attacks"] if (found["model"], found["by"]) == (model, by)), None)
+    return next(
+        (found for found in summary["attacks"] if (found["model"], found["by"]) == (model, by)),
+        None,
+    )
 
 
 def fidelity_of(summary: Summary, gammas: tuple[float, ...]) -> dict[float, Summary]:

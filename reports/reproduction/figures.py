@@ -8,7 +8,15 @@ from typing import Any
 from indpriv._formatting import format_epsilon, format_interval, format_number, format_share
 from indpriv.report.renderers.markdown import table
 from reproduction import paper, rules
-from reproduction.audits import DEFAULT, INDIVIDUAL, Summary, accuracies_of, attack_of, fidelity_of, means_of
+from reproduction.audits import (
+    DEFAULT,
+    INDIVIDUAL,
+    Summary,
+    accuracies_of,
+    attack_of,
+    fidelity_of,
+    means_of,
+)
 from reproduction.measured import DISTRIBUTION, TABLE_3
 from reproduction.paper import GAMMAS, PaperRun
 from reproduction.rules import Verdict
@@ -37,7 +45,9 @@ _NO_GROUPS = Verdict(rules.NOT_RUN, "the audit has no such groups")
 
 def figures(known: Known) -> tuple[Section, ...]:
     """Figures 1 to 14, in order."""
-    untouched = [not_run(number, title, "CIFAR-10", expected) for number, title, expected in paper.NOT_RUN]
+    untouched = [
+        not_run(number, title, "CIFAR-10", expected) for number, title, expected in paper.NOT_RUN
+    ]
     return (
         figure_1(known),
         figure_groups(known, "2", "groups by mean epsilon"),
@@ -62,7 +72,9 @@ def figure_1(known: Known) -> Section:
             "test accuracy": f"{run.test_accuracy} %",
             "worst case": f"{run.max_epsilon}",
             "smallest": NOTHING if run.min_epsilon is None else f"{run.min_epsilon}",
-            "at the worst case": NOTHING if run.share_at_worst_case is None else f"about {run.share_at_worst_case:g} %",
+            "at the worst case": NOTHING
+            if run.share_at_worst_case is None
+            else f"about {run.share_at_worst_case:g} %",
         }
 
     def ours(run: PaperRun, summary: Summary, account: str) -> Found:
@@ -79,9 +91,13 @@ def figure_1(known: Known) -> Section:
         }
         clipped = summary["drivers"]["clipped_share"]
         if clipped:
-            texts["norms above C, first and last record"] = ", ".join(format_share(clipped[at]) for at in (0, -1))
+            texts["norms above C, first and last record"] = ", ".join(
+                format_share(clipped[at]) for at in (0, -1)
+            )
         if more is None:
-            return Found(texts, {"": Verdict(rules.NOT_RUN, "the smallest epsilon was not measured")})
+            return Found(
+                texts, {"": Verdict(rules.NOT_RUN, "the smallest epsilon was not measured")}
+            )
         return Found(texts, {"": rules.spread(more["smallest"], individual["median"], worst)})
 
     return compare("Figure 1", "distribution of individual epsilon", known, printed, ours)
@@ -91,7 +107,11 @@ def figure_groups(known: Known, number: str, title: str) -> Section:
     """Figures 2 and 6: groups ordered by mean epsilon."""
 
     def printed(run: PaperRun) -> Texts:
-        excess = None if run.excess is None else f"{run.worst_served} over {run.best_served}: {run.excess} %"
+        excess = (
+            None
+            if run.excess is None
+            else f"{run.worst_served} over {run.best_served}: {run.excess} %"
+        )
         return {
             "lowest to highest mean epsilon": ", ".join(run.order),
             "worst served over best served": excess or NOTHING,
@@ -113,7 +133,10 @@ def figure_groups(known: Known, number: str, title: str) -> Section:
         }
         return Found(
             texts,
-            {"order": rules.order(run.order, means), "worst served": rules.worst_served(means, accuracies)},
+            {
+                "order": rules.order(run.order, means),
+                "worst served": rules.worst_served(means, accuracies),
+            },
         )
 
     return compare(
@@ -136,13 +159,24 @@ def figure_3(known: Known) -> Section:
         medians = dict(zip(drivers["classes"], drivers["median_norm"], strict=True))
         if not set(paper.STRATIFIED) <= set(medians):
             return Found({}, {"": _NO_GROUPS})
-        first = next((index for index, step in enumerate(drivers["steps"]) if step >= epoch), len(drivers["steps"]))
+        first = next(
+            (index for index, step in enumerate(drivers["steps"]) if step >= epoch),
+            len(drivers["steps"]),
+        )
         return Found(
-            {"order in the last record": ", ".join(sorted(paper.STRATIFIED, key=lambda name: medians[name][-1] or 0))},
+            {
+                "order in the last record": ", ".join(
+                    sorted(paper.STRATIFIED, key=lambda name: medians[name][-1] or 0)
+                )
+            },
             {"": rules.stratified(medians, paper.STRATIFIED, first)},
         )
 
-    blocks = [_norm_table(known.audits[name].default) for name in ("cifar10", "mnist") if name in known.audits]
+    blocks = [
+        _norm_table(known.audits[name].default)
+        for name in ("cifar10", "mnist")
+        if name in known.audits
+    ]
     return compare(
         "Figure 3",
         "median gradient norm of classes over training",
@@ -160,7 +194,9 @@ def _norm_table(summary: Summary) -> str:
     """Median norms of all classes at a few records."""
     drivers, epoch = summary["drivers"], summary["run"]["recorder"]["steps_per_epoch"]
     steps = drivers["steps"]
-    shown = sorted({round(index * (len(steps) - 1) / (_SHOWN_RECORDS - 1)) for index in range(_SHOWN_RECORDS)})
+    shown = sorted(
+        {round(index * (len(steps) - 1) / (_SHOWN_RECORDS - 1)) for index in range(_SHOWN_RECORDS)}
+    )
     head = [f"{named(summary['name'])}, epoch", *(f"{steps[index] / epoch:.0f}" for index in shown)]
     rows = [
         [named(name), *(format_number(norms[index]) for index in shown)]
@@ -176,14 +212,17 @@ def figure_4(known: Known) -> Section:
         return f"{values[0]:.4f}, {values[1]:.3f}, {values[2]:.3f}"
 
     def printed(run: PaperRun) -> Texts:
-        return {f"gamma {gamma:g}": f"{r:.3f}, {mean}, {largest}" for gamma, (r, mean, largest) in run.fidelity.items()}
+        return {
+            f"gamma {gamma:g}": f"{r:.3f}, {mean}, {largest}"
+            for gamma, (r, mean, largest) in run.fidelity.items()
+        }
 
     def ours(run: PaperRun, summary: Summary, account: str) -> Found:
         found = _fidelity(summary)
         if not found:
             return Found({}, {"": Verdict(rules.NOT_RUN, "no exact values")})
         texts = {f"gamma {gamma:g}": line(values) for gamma, values in found.items()}
-        texts["exact examples"] = f"{summary['fidelity'][0]['n']:,}"
+        texts["reference examples"] = f"{summary['fidelity'][0]['n']:,}"
         return Found(texts, {"": rules.fidelity(found)})
 
     return compare(
@@ -218,7 +257,11 @@ def figure_5(known: Known) -> Section:
         text += "" if interval is None else f" {format_interval(interval['low'], interval['high'])}"
         return Found(
             {"Pearson's r": text, "r below the worst case": format_number(below)},
-            {"": rules.loss(loss["pearson_log_loss"], None if interval is None else interval["low"])},
+            {
+                "": rules.loss(
+                    loss["pearson_log_loss"], None if interval is None else interval["low"]
+                )
+            },
         )
 
     return compare(
@@ -232,13 +275,20 @@ def figure_5(known: Known) -> Section:
 
 def figure_7(known: Known) -> Section:
     """Epsilon and loss under individual clipping: of all of MNIST, and of the runs of Table 3."""
-    number, title, expected = "Figure 7", "epsilon and loss under individual clipping", f"above {paper.LEAST_PEARSON:g}"
+    number, title, expected = (
+        "Figure 7",
+        "epsilon and loss under individual clipping",
+        f"above {paper.LEAST_PEARSON:g}",
+    )
     rows: list[Row] = []
     words: list[str] = []
     whole, few = known.audits.get(INDIVIDUAL), known.single(TABLE_3)
     if whole is not None:
         found = {
-            account: Found({_PEARSON: format_number(_pearson(summary))}, {"": rules.loss(_pearson(summary), None)})
+            account: Found(
+                {_PEARSON: format_number(_pearson(summary))},
+                {"": rules.loss(_pearson(summary), None)},
+            )
             for account, summary in whole.accounts.items()
         }
         rows += block(WHOLE, {_PEARSON: expected}, found)
@@ -270,13 +320,23 @@ def figure_8(known: Known) -> Section:
         rows += block(WHOLE, {"one run each": "the same order"}, found)
         words.append(f"{WHOLE}: {words_of(found)}")
     if few is not None:
-        pairs = [(one["order"], other["order"]) for one, other in zip(few["individual"], few["ordinary"], strict=True)]
-        texts = {f"seed {seed}": _orders(*pair) for seed, pair in zip(few["seeds"], pairs, strict=True)}
+        pairs = [
+            (one["order"], other["order"])
+            for one, other in zip(few["individual"], few["ordinary"], strict=True)
+        ]
+        texts = {
+            f"seed {seed}": _orders(*pair) for seed, pair in zip(few["seeds"], pairs, strict=True)
+        }
         only = {DEFAULT: Found(texts, {"": rules.same_order(pairs)})}
         rows += block(FEW, dict.fromkeys(texts, "the same order"), only)
         words.append(f"{FEW}: {words_of(only)}")
     if not rows:
-        return not_run(number, title, "MNIST", {"order of groups": "the same with and without individual clipping"})
+        return not_run(
+            number,
+            title,
+            "MNIST",
+            {"order of groups": "the same with and without individual clipping"},
+        )
     note = (
         "Labels by mean epsilon, the lowest first: with individual clipping / without. "
         + _runs_of_table_3(few)
@@ -312,7 +372,10 @@ def figure_11(known: Known) -> Section:
             return {}
         return {
             title: _rates(dict(zip(run.order, values, strict=True)), run.order)
-            for title, values in (("without DP, %", run.attack.without_dp), ("with DP, %", run.attack.with_dp))
+            for title, values in (
+                ("without DP, %", run.attack.without_dp),
+                ("with DP, %", run.attack.with_dp),
+            )
         }
 
     def ours(run: PaperRun, summary: Summary, account: str) -> Found:
@@ -320,15 +383,24 @@ def figure_11(known: Known) -> Section:
         if without is None or with_dp is None:
             return Found({}, {"": Verdict(rules.NOT_RUN, "no attack on both models")})
         rates = [
-            {row["name"]: 100 * row["success_rate"] for row in attack["rows"] if not row["too_small"]}
+            {
+                row["name"]: 100 * row["success_rate"]
+                for row in attack["rows"]
+                if not row["too_small"]
+            }
             for attack in (without, with_dp)
         ]
         texts = {
             title: _rates(values, run.order)
             for title, values in zip(("without DP, %", "with DP, %"), rates, strict=True)
         }
-        texts["all: without, with DP"] = ", ".join(percent(attack["overall"]) for attack in (without, with_dp))
-        return Found(texts, {"": rules.membership(with_dp["rows"], without["rows"], without["overall"]["low"])})
+        texts["all: without, with DP"] = ", ".join(
+            percent(attack["overall"]) for attack in (without, with_dp)
+        )
+        return Found(
+            texts,
+            {"": rules.membership(with_dp["rows"], without["rows"], without["overall"]["low"])},
+        )
 
     return compare(
         "Figure 11",
@@ -336,7 +408,9 @@ def figure_11(known: Known) -> Section:
         known,
         printed,
         ours,
-        names=[run.name for run in paper.RUNS if run.attack is not None or run.name in known.audits],
+        names=[
+            run.name for run in paper.RUNS if run.attack is not None or run.name in known.audits
+        ],
         note="Groups in the paper's order of mean epsilon. Chance is 50 %. The attack does not depend on the account. None seen is "
         "not none: a weak attack that fails shows little. The paper shows CIFAR-10 and UTKFace-Gender.",
     )
@@ -352,8 +426,14 @@ def figure_14(known: Known) -> Section:
 
     def ours(run: PaperRun, summary: Summary, account: str) -> Found:
         found, means = _fidelity(summary), means_of(summary, run.by)
-        verdicts = {"order": rules.order(expected, means) if set(means) == set(expected) else _NO_GROUPS}
-        texts = {"lowest to highest mean epsilon": ", ".join(map(named, sorted(means, key=means.__getitem__)))}
+        verdicts = {
+            "order": rules.order(expected, means) if set(means) == set(expected) else _NO_GROUPS
+        }
+        texts = {
+            "lowest to highest mean epsilon": ", ".join(
+                map(named, sorted(means, key=means.__getitem__))
+            )
+        }
         if 1.0 in found:
             texts["gamma 1"] = "{:.4f}, {:.3f}, {:.3f}".format(*found[1.0])
             verdicts["fidelity"] = rules.fidelity({1.0: found[1.0]})

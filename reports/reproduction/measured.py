@@ -69,14 +69,19 @@ def machine() -> dict[str, Any]:
         "torch_threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}",
         "date": datetime.now(UTC).date().isoformat(),
-        "versions": {name: version(name) for name in ("indpriv", "torch", "opacus", "numpy", "opendp")}
+        "versions": {
+            name: version(name) for name in ("indpriv", "torch", "opacus", "numpy", "opendp")
+        }
         | {"python": platform.python_version()},
     }
 
 
 def statistics_of(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
     """The six statistics of Table 2: average, then the quantiles."""
-    return [float(values.mean()), *(float(value) for value in np.quantile(values, DEFAULT_QUANTILES))]
+    return [
+        float(values.mean()),
+        *(float(value) for value in np.quantile(values, DEFAULT_QUANTILES)),
+    ]
 
 
 def distribution(audit_dir: Path) -> dict[str, Any]:
@@ -88,7 +93,9 @@ def distribution(audit_dir: Path) -> dict[str, Any]:
 def table_2(audit_dir: Path) -> dict[str, Any]:
     """One release at (0.1, 0), or (0.1, 1e-5) where noise is Gaussian, by each method, paid for in the audit's ledger."""
     requests = {
-        name: Request(mean=True, epsilon=RELEASE_EPSILON, delta=DELTA if name == DESCENT else 0.0, method=name)
+        name: Request(
+            mean=True, epsilon=RELEASE_EPSILON, delta=DELTA if name == DESCENT else 0.0, method=name
+        )
         for name in METHODS
     }
     try:
@@ -97,7 +104,10 @@ def table_2(audit_dir: Path) -> dict[str, Any]:
         return {"refused": str(error)}
     return {
         "methods": {
-            name: [content["mean"], *(content["quantiles"][f"{quantile:g}"] for quantile in DEFAULT_QUANTILES)]
+            name: [
+                content["mean"],
+                *(content["quantiles"][f"{quantile:g}"] for quantile in DEFAULT_QUANTILES),
+            ]
             for name, content in drawn.items()
         },
         "spent": drawn[DESCENT]["spent"],
@@ -162,7 +172,9 @@ def measure(reports: Path, data_dir: Path | None, tell: Callable[[str], None]) -
         tell(f"{part}: {key}")
         content.setdefault(part, {})[key] = {"source": source, "found": make()}
         content[MACHINE] = machine()
-        path.write_text(json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
+        path.write_text(
+            json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8"
+        )
 
     for name, audit in read_audits(reports).items():
         for account, summary in audit.accounts.items():
@@ -177,12 +189,16 @@ def measure(reports: Path, data_dir: Path | None, tell: Callable[[str], None]) -
             keep(FOOTNOTE_3, name, audit.run_id, partial(footnote_3, run_dir))
     keep(TABLE_1, "cifar10", "benchmarks/accountant.py", table_1)
     if data_dir is not None and (data_dir / "mnist").is_dir():
-        keep(TABLE_3, "mnist", "benchmarks/individual_clipping.py", partial(table_3, data_dir, tell))
+        keep(
+            TABLE_3, "mnist", "benchmarks/individual_clipping.py", partial(table_3, data_dir, tell)
+        )
 
 
 def _benchmark(name: str) -> ModuleType:
     """A script of benchmarks/ as a module."""
-    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", ROOT / "benchmarks" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(
+        f"benchmarks_{name}", ROOT / "benchmarks" / f"{name}.py"
+    )
     if spec is None or spec.loader is None:
         raise InputError(f"benchmarks/{name}.py is missing; run this in a whole checkout")
     module = importlib.util.module_from_spec(spec)

@@ -13,7 +13,16 @@ from indpriv._formatting import format_epsilon, format_number, format_share
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.report.renderers.markdown import escape, table
 from reproduction import rules
-from reproduction.audits import AUDITS, DEFAULT, PRESET, Audit, Summary, attack_of, groups_of, means_of
+from reproduction.audits import (
+    AUDITS,
+    DEFAULT,
+    PRESET,
+    Audit,
+    Summary,
+    attack_of,
+    groups_of,
+    means_of,
+)
 from reproduction.figures import figures
 from reproduction.measured import DISTRIBUTION, MACHINE
 from reproduction.paper import RUNS, SOURCE, run_named
@@ -45,7 +54,8 @@ def render_page(known: Known, audits_dir: Path) -> str:
         theorems(),
         "## Rules\n\n"
         + table(
-            ["finding", "when it counts as reproduced"], [[name, escape(rule)] for name, rule in rules.RULES.items()]
+            ["finding", "when it counts as reproduced"],
+            [[name, escape(rule)] for name, rule in rules.RULES.items()],
         )
         + "\n\nEverything else is **not reproduced**; **not run** is what has no run. Figures follow one run each: they say "
         "nothing about how another training of the same model would come out.",
@@ -57,11 +67,15 @@ def overview(sections: tuple[Section, ...]) -> str:
     """Verdict words by section and data set; two where the accounts differ, the preset's first."""
     titles = [run.title for run in RUNS]
     rows = [
-        [f"{section.number}: {section.title}", *(section.words.get(title, NOTHING) for title in titles)]
+        [
+            f"{section.number}: {section.title}",
+            *(section.words.get(title, NOTHING) for title in titles),
+        ]
         for section in sections
     ]
     return (
-        table(["", *titles], rows) + "\n\nTwo words: preset yu2023 / sound default. A dash: the paper has none either."
+        table(["", *titles], rows)
+        + "\n\nTwo words: preset yu2023 / sound default. A dash: the paper has none either."
     )
 
 
@@ -78,7 +92,9 @@ def settings(known: Known) -> str:
                     "**not run**" if audit is None else _setting(audit.default),
                 ]
             )
-    return table(["", "paper (delta 1e-5, full norms three times an epoch, rounded to 0.01 C)", "ours"], rows)
+    return table(
+        ["", "paper (delta 1e-5, full norms three times an epoch, rounded to 0.01 C)", "ours"], rows
+    )
 
 
 def _setting(summary: Summary) -> str:
@@ -96,7 +112,7 @@ def _setting(summary: Summary) -> str:
         f"{run['n_examples']:,}; {model['architecture']}, {model['parameters']:,} parameters, not pre-trained; "
         f"C = {_range(run['max_grad_norm'])}, noise multiplier {_range(run['noise_multiplier'])}, batch {batch:,}, "
         f"{run['expected_epochs']:.0f} epochs ({run['total_steps']:,} steps); {passes:.3g} full passes an epoch, {rounding}, "
-        f"{run['n_exact_examples']:,} exact examples; {twin}"
+        f"{run['n_exact_examples']:,} reference examples; {twin}"
     )
 
 
@@ -109,7 +125,9 @@ def waiting(known: Known, audits_dir: Path) -> str:
     """Audit files of which there is no report."""
     rows = []
     for path in sorted(audits_dir.glob("*.toml")):
-        if path.stem in known.audits or path.stem == "digits":  # digits: for trying things out, not of the paper
+        if (
+            path.stem in known.audits or path.stem == "digits"
+        ):  # digits: for trying things out, not of the paper
             continue
         model = tomllib.loads(path.read_text(encoding="utf-8"))["model"]["architecture"]
         rows.append(f"`audits/{path.name}` ({model})")
@@ -164,7 +182,15 @@ def machine(known: Known) -> str:
                 _seconds(declared.get("wall_seconds")),
             ]
         )
-    head = ["audit", "device", "torch, opacus", "audited", "training, s", "norm passes, s", "in all, s"]
+    head = [
+        "audit",
+        "device",
+        "torch, opacus",
+        "audited",
+        "training, s",
+        "norm passes, s",
+        "in all, s",
+    ]
     return "\n\n".join([*lines, table(head, rows)])
 
 
@@ -181,7 +207,9 @@ def render_results(known: Known) -> str:
     ]  # fmt: skip
     claims: dict[str, list[str]] = {}
     for name, audit in known.audits.items():
-        claims.setdefault(f"{audit.default['claim']} at {audit.default['meaning']}", []).append(name)
+        claims.setdefault(f"{audit.default['claim']} at {audit.default['meaning']}", []).append(
+            name
+        )
     told = "; ".join(f"{claim} ({', '.join(names)})" for claim, names in claims.items())
     note = (
         f"Individual epsilon: {told}. {DISCLAIMER} These data sets are public, so their figures may stand here. Groups: "
@@ -196,7 +224,10 @@ def render_results(known: Known) -> str:
         "\n\n".join(
             [
                 table(head, rows),
-                *(fill(text, _WIDTH, break_long_words=False, break_on_hyphens=False) for text in (note, beside)),
+                *(
+                    fill(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
+                    for text in (note, beside)
+                ),
             ]
         )
         + "\n"
@@ -208,12 +239,17 @@ def _result(name: str, audit: Audit, known: Known) -> list[str]:
     individual, loss, groups = summary["individual"], summary["loss"], groups_of(summary, audit.by)
     guarantee, smallest = summary["guarantee"], known.part(DISTRIBUTION, name, DEFAULT)
     sound = guarantee["status"] == "supported"
-    epsilons = [None if smallest is None else smallest["smallest"], individual["median"], individual["max"]]
+    epsilons = [
+        None if smallest is None else smallest["smallest"],
+        individual["median"],
+        individual["max"],
+    ]
     return [
         f"[{name}](reports/{name}/audit.md)",
         f"{summary['run']['n_examples']:,}",
         format_share(summary["run"]["test_accuracy"], 1),
-        format_epsilon(guarantee["worst_case_epsilon"]) + ("" if sound else f" ({guarantee['status']})"),
+        format_epsilon(guarantee["worst_case_epsilon"])
+        + ("" if sound else f" ({guarantee['status']})"),
         ", ".join(map(format_epsilon, epsilons)),
         format_number(None if loss is None else loss["pearson_log_loss"], 2),
         NOTHING if groups is None else _extremes(means_of(summary, audit.by), groups["ratio"]),

@@ -78,7 +78,18 @@ RUNS = (
         share_at_worst_case=35,
         by="label",
         order_figure="2",
-        order=("ship", "automobile", "truck", "frog", "horse", "airplane", "dog", "deer", "bird", "cat"),
+        order=(
+            "ship",
+            "automobile",
+            "truck",
+            "frog",
+            "horse",
+            "airplane",
+            "dog",
+            "deer",
+            "bird",
+            "cat",
+        ),
         worst_served="cat",
         best_served="automobile",
         excess=44.2,
@@ -147,8 +158,23 @@ TABLE_3 = {  # test accuracy in per cent, and its standard deviation: individual
     "cifar10": ((74.0, 0.19), (74.1, 0.24)),
     "mnist": ((97.17, 0.12), (97.26, 0.11)),
 }
-FIGURE_14_FIDELITY = (0.999, 0.05, 0.28)  # the two-layer CNN of Papernot et al. 2020 on CIFAR-10, gamma 1
-FIGURE_14_ORDER = ("automobile", "ship", "truck", "horse", "frog", "airplane", "dog", "deer", "bird", "cat")
+FIGURE_14_FIDELITY = (
+    0.999,
+    0.05,
+    0.28,
+)  # the two-layer CNN of Papernot et al. 2020 on CIFAR-10, gamma 1
+FIGURE_14_ORDER = (
+    "automobile",
+    "ship",
+    "truck",
+    "horse",
+    "frog",
+    "airplane",
+    "dog",
+    "deer",
+    "bird",
+    "cat",
+)
 
 NOT_RUN = (  # figure, what it shows, the paper's figures; all of CIFAR-10, max epsilon 7.5 where not said
     (
@@ -162,7 +188,11 @@ NOT_RUN = (  # figure, what it shows, the paper's figures; all of CIFAR-10, max 
             "gaps in test accuracy between classes": "34.3, 41.0, 36.5, 33.6 points",
         },
     ),
-    ("Figure 12", "clipping norms of 5 and 10", {"Pearson's r of epsilon and log loss": "0.89, 0.9"}),
+    (
+        "Figure 12",
+        "clipping norms of 5 and 10",
+        {"Pearson's r of epsilon and log loss": "0.89, 0.9"},
+    ),
     (
         "Figure 13",
         "hinge loss",

@@ -15,7 +15,9 @@ from reproduction.paper import LEAST_PEARSON
 
 REPRODUCED, NOT_REPRODUCED, DIFFERS, NOT_RUN = "reproduced", "not reproduced", "differs", "not run"
 
-LEAST_FIDELITY = 0.99  # Pearson's r of estimates and exact values; the smallest in Figure 4 is 0.995
+LEAST_FIDELITY = (
+    0.99  # Pearson's r of estimates and exact values; the smallest in Figure 4 is 0.995
+)
 SIGNIFICANCE = 0.05
 LARGEST_ERROR_RATE = 2.0  # per cent, of a private release; 1.13 and 0.91 in Table 2
 POOR_ERROR_RATE = 10.0
@@ -23,7 +25,9 @@ LARGEST_ACCURACY_LOSS = 0.5  # points, of individual clipping; 0.1 in Table 3
 POOR_ACCURACY_LOSS = 2.0
 LEAST_STRATIFIED = 0.9  # share of the records in which the classes of Figure 3 lie in its order
 LEAST_SAVING = 1000.0  # of rounding norms; about 9,000 in Table 1
-LEAST_TAU = 0.8  # of the order of groups with and without individual clipping, where it is not the same
+LEAST_TAU = (
+    0.8  # of the order of groups with and without individual clipping, where it is not the same
+)
 
 RULES = {
     "Spread (Figure 1)": "reproduced where the smallest individual epsilon is at most half of the worst case and the median is "
@@ -77,7 +81,10 @@ def spread(smallest: float, median: float, worst_case: float) -> Verdict:
 def kendall(expected: Sequence[str], means: Mapping[str, float]) -> tuple[float, float]:
     """Kendall's tau of an expected order (lowest first) and mean epsilons by group, and its one-sided exact p-value."""
     found = stats.kendalltau(
-        range(len(expected)), [means[name] for name in expected], method="auto", alternative="greater"
+        range(len(expected)),
+        [means[name] for name in expected],
+        method="auto",
+        alternative="greater",
     )
     return float(found.statistic), float(found.pvalue)
 
@@ -96,14 +103,18 @@ def worst_served(means: Mapping[str, float], accuracies: Mapping[str, float]) ->
     return _graded(means[lowest] == max(means.values()), means[lowest] > means[highest])
 
 
-def stratified(medians: Mapping[str, Sequence[float | None]], expected: Sequence[str], first: int) -> Verdict:
+def stratified(
+    medians: Mapping[str, Sequence[float | None]], expected: Sequence[str], first: int
+) -> Verdict:
     """Figure 3: medians by class and record; records from the index `first` on count."""
     rows = list(zip(*(medians[name][first:] for name in expected), strict=True))
     known = [row for row in rows if None not in row]
     if not known:
         return Verdict(NOT_RUN, "no records")
     share = sum(all(low < high for low, high in pairwise(row)) for row in known) / len(known)
-    return _graded(share >= LEAST_STRATIFIED, share > 0.5, f"in order in {share:.0%} of {len(known)} records")
+    return _graded(
+        share >= LEAST_STRATIFIED, share > 0.5, f"in order in {share:.0%} of {len(known)} records"
+    )
 
 
 def fidelity(by_gamma: Mapping[float, tuple[float, float, float]]) -> Verdict:
@@ -111,7 +122,11 @@ def fidelity(by_gamma: Mapping[float, tuple[float, float, float]]) -> Verdict:
     smallest = min(r for r, _, _ in by_gamma.values())
     errors = [by_gamma[gamma][1] for gamma in sorted(by_gamma)]
     falls = all(later <= earlier for earlier, later in pairwise(errors))
-    return _graded(smallest >= LEAST_FIDELITY and falls, smallest >= LEAST_PEARSON, f"smallest r {smallest:.4f}")
+    return _graded(
+        smallest >= LEAST_FIDELITY and falls,
+        smallest >= LEAST_PEARSON,
+        f"smallest r {smallest:.4f}",
+    )
 
 
 def loss(pearson: float | None, low: float | None) -> Verdict:
@@ -121,13 +136,23 @@ def loss(pearson: float | None, low: float | None) -> Verdict:
     return _graded(pearson > LEAST_PEARSON, (pearson if low is None else low) > 0)
 
 
-def membership(with_dp: Sequence[Mapping[str, Any]], without: Sequence[Mapping[str, Any]], low: float) -> Verdict:
+def membership(
+    with_dp: Sequence[Mapping[str, Any]], without: Sequence[Mapping[str, Any]], low: float
+) -> Verdict:
     """Figure 11: rows of an attack on each model (trials, successes), and the lower end of the overall success without DP."""
     p_values = [
-        float(stats.binomtest(row["successes"], row["trials"]).pvalue) for row in with_dp if not row["too_small"]
+        float(stats.binomtest(row["successes"], row["trials"]).pvalue)
+        for row in with_dp
+        if not row["too_small"]
     ]
     none_seen = all(p_value > SIGNIFICANCE for p_value in holm(p_values))
-    counts = np.array([[row["successes"], row["trials"] - row["successes"]] for row in without if not row["too_small"]])
+    counts = np.array(
+        [
+            [row["successes"], row["trials"] - row["successes"]]
+            for row in without
+            if not row["too_small"]
+        ]
+    )
     p_unequal = float(stats.chi2_contingency(counts).pvalue)
     unequal = low > 0.5 and p_unequal <= SIGNIFICANCE
     why = f"with DP smallest corrected p {min(holm(p_values)):.2g}; without DP unequal by p {p_unequal:.2g}"

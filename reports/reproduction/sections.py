@@ -19,7 +19,10 @@ _CLIPPING = (
     "non_dp_twin",
     "non_dp_learning_rate",
 )  # what the two runs are to differ in
-WHOLE, FEW = "MNIST, whole", "MNIST, few"  # of individual clipping: one run of all images; several seeds of few images
+WHOLE, FEW = (
+    "MNIST, whole",
+    "MNIST, few",
+)  # of individual clipping: one run of all images; several seeds of few images
 
 Texts = Mapping[str, str]
 Row = tuple[str, ...]  # as many as HEAD
@@ -45,7 +48,12 @@ class Section:
 
     def render(self) -> str:
         """Markdown of the section."""
-        parts = [f"## {self.number}: {self.title}", self.note, table(HEAD, self.rows) if self.rows else "", self.extra]
+        parts = [
+            f"## {self.number}: {self.title}",
+            self.note,
+            table(HEAD, self.rows) if self.rows else "",
+            self.extra,
+        ]
         return "\n\n".join(part for part in parts if part)
 
 
@@ -112,7 +120,9 @@ def compare(
             rows += not_run_rows(run.title, expected)
             words[run.title] = NOT_RUN
             continue
-        found = {account: ours(run, summary, account) for account, summary in audit.accounts.items()}
+        found = {
+            account: ours(run, summary, account) for account, summary in audit.accounts.items()
+        }
         rows += block(run.title, expected, found)
         words[run.title] = words_of(found)
     return Section(number, title, tuple(rows), words, note, extra)
@@ -120,10 +130,16 @@ def compare(
 
 def block(title: str, expected: Texts, found: Mapping[str, Found]) -> list[Row]:
     """The rows of one data set: the paper's texts by quantity, and what each account found."""
-    quantities = list(dict.fromkeys([*expected, *(name for each in found.values() for name in each.texts)]))
+    quantities = list(
+        dict.fromkeys([*expected, *(name for each in found.values() for name in each.texts)])
+    )
     verdicts = list(dict.fromkeys(name for each in found.values() for name in each.verdicts))
     cells = [
-        (quantity, expected.get(quantity, NOTHING), *(_text(found, account, quantity) for account in (PRESET, DEFAULT)))
+        (
+            quantity,
+            expected.get(quantity, NOTHING),
+            *(_text(found, account, quantity) for account in (PRESET, DEFAULT)),
+        )
         for quantity in quantities
     ]
     cells += [
@@ -151,7 +167,11 @@ def words_of(found: Mapping[str, Found]) -> str:
     texts = []
     names = list(dict.fromkeys(name for each in found.values() for name in each.verdicts))
     for name in names:
-        words = list(dict.fromkeys(each.verdicts[name].word for each in found.values() if name in each.verdicts))
+        words = list(
+            dict.fromkeys(
+                each.verdicts[name].word for each in found.values() if name in each.verdicts
+            )
+        )
         texts.append((f"{name}: " if name else "") + " / ".join(words))
     return "; ".join(texts)
 
@@ -183,10 +203,16 @@ def percent(row: Mapping[str, Any]) -> str:
 def told_apart(known: Known) -> str:
     """In which settings, other than clipping, the two whole runs on MNIST differ; "" where they are alike, or not both there."""
     runs = [known.audits.get(name) for name in (INDIVIDUAL, "mnist")]
-    settings = [audit.default["run"]["declared"]["config"]["training"] for audit in runs if audit is not None]
+    settings = [
+        audit.default["run"]["declared"]["config"]["training"]
+        for audit in runs
+        if audit is not None
+    ]
     if len(settings) < len(runs):
         return ""
-    one, other = ({name: value for name, value in each.items() if name not in _CLIPPING} for each in settings)
+    one, other = (
+        {name: value for name, value in each.items() if name not in _CLIPPING} for each in settings
+    )
     differing = [
         f"{name} ({one.get(name)}, {other.get(name)})"
         for name in sorted({*one, *other})

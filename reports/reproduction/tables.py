@@ -43,11 +43,20 @@ def table_1(known: Known) -> Section:
     number, title = "Table 1", "what rounding norms saves"
     found = known.single(TABLE_1)
     if found is None:
-        expected = {f"{name}, {count} computations": seconds for name, (count, seconds) in paper.TABLE_1.items()}
+        expected = {
+            f"{name}, {count} computations": seconds
+            for name, (count, seconds) in paper.TABLE_1.items()
+        }
         return not_run(number, title, "CIFAR-10", expected)
     verdict = rules.cost(found["paper_with_rounding"], found["paper_without_rounding"])
     rows = [
-        ("CIFAR-10" if key == "with_rounding" else "", f"{name}, {count} computations", seconds, theirs, ours)
+        (
+            "CIFAR-10" if key == "with_rounding" else "",
+            f"{name}, {count} computations",
+            seconds,
+            theirs,
+            ours,
+        )
         for key, (name, (count, seconds)) in zip(
             ("with_rounding", "without_rounding"), paper.TABLE_1.items(), strict=True
         )
@@ -59,7 +68,13 @@ def table_1(known: Known) -> Section:
         "all norms); the other is our whole account of such norms (log-normal ones), from norms to epsilons, with the conversion and "
         "the search for the best order. Each on one core, its own time. See table_1 in benchmarks/accountant.py."
     )
-    return Section(number, title, (*rows, ("", "verdict", "", str(verdict), NOTHING)), {"CIFAR-10": verdict.word}, note)
+    return Section(
+        number,
+        title,
+        (*rows, ("", "verdict", "", str(verdict), NOTHING)),
+        {"CIFAR-10": verdict.word},
+        note,
+    )
 
 
 def _seconds(value: float) -> str:
@@ -73,13 +88,27 @@ def table_2(known: Known) -> Section:
     for run in paper.RUNS:
         if run.release is None:
             continue
-        found = {account: known.part(TABLE_2, run.name, account) for account in _ACCOUNTS if run.name in known.audits}
+        found = {
+            account: known.part(TABLE_2, run.name, account)
+            for account in _ACCOUNTS
+            if run.name in known.audits
+        }
         drawn = {account: value for account, value in found.items() if value is not None}
         if not drawn:
-            rows.append((run.title, "", f"error rate {run.release.error_rate} %", f"**{NOT_RUN}**", f"**{NOT_RUN}**"))
+            rows.append(
+                (
+                    run.title,
+                    "",
+                    f"error rate {run.release.error_rate} %",
+                    f"**{NOT_RUN}**",
+                    f"**{NOT_RUN}**",
+                )
+            )
             words[run.title] = NOT_RUN
             continue
-        verdicts = {account: _verdicts(known, run, account, value) for account, value in drawn.items()}
+        verdicts = {
+            account: _verdicts(known, run, account, value) for account, value in drawn.items()
+        }
         names = dict.fromkeys(name for each in verdicts.values() for name in each)
         rows += [
             (
@@ -90,7 +119,9 @@ def table_2(known: Known) -> Section:
             )
             for index, name in enumerate(names)
         ]
-        words[run.title] = words_of({account: Found({}, each) for account, each in verdicts.items()})
+        words[run.title] = words_of(
+            {account: Found({}, each) for account, each in verdicts.items()}
+        )
         extra.append(_layout(known, run, drawn))
     note = (
         f"Average and quantiles at ({paper.RELEASE_EPSILON:g}, {format_delta(paper.DELTA)}) together; ours without noise that needs a delta at "
@@ -106,12 +137,21 @@ def table_2(known: Known) -> Section:
     return Section("Table 2", title, tuple(rows), words, note, "\n\n".join(extra))
 
 
-def _verdicts(known: Known, run: PaperRun, account: str, drawn: Mapping[str, Any]) -> dict[str, rules.Verdict]:
+def _verdicts(
+    known: Known, run: PaperRun, account: str, drawn: Mapping[str, Any]
+) -> dict[str, rules.Verdict]:
     """By method; one where the release was refused."""
     more = known.part(DISTRIBUTION, run.name, account)
     if "refused" in drawn or more is None:
-        return {"": rules.Verdict(NOT_RUN, f"refused: {drawn['refused']}" if more else "no non-private values")}
-    return {name: rules.release(rules.error_rate(drawn["methods"][name], more["statistics"])) for name in METHODS}
+        return {
+            "": rules.Verdict(
+                NOT_RUN, f"refused: {drawn['refused']}" if more else "no non-private values"
+            )
+        }
+    return {
+        name: rules.release(rules.error_rate(drawn["methods"][name], more["statistics"]))
+        for name in METHODS
+    }
 
 
 def _layout(known: Known, run: PaperRun, drawn: Mapping[str, Mapping[str, Any]]) -> str:
@@ -120,7 +160,10 @@ def _layout(known: Known, run: PaperRun, drawn: Mapping[str, Mapping[str, Any]])
     rows = (
         []
         if release is None
-        else [_line("paper, non-private", release.non_private), _line("paper, private", release.private)]
+        else [
+            _line("paper, non-private", release.non_private),
+            _line("paper, private", release.private),
+        ]
     )
     for account, found in drawn.items():
         more = known.part(DISTRIBUTION, run.name, account)
@@ -128,7 +171,9 @@ def _layout(known: Known, run: PaperRun, drawn: Mapping[str, Mapping[str, Any]])
             rows.append(_line(f"{_ACCOUNTS[account]}, non-private", more["statistics"]))
         drawn_by = found.get("methods", {})
         rows += [
-            _line(f"{_ACCOUNTS[account]}: {text}", drawn_by[name]) for name, text in METHODS.items() if name in drawn_by
+            _line(f"{_ACCOUNTS[account]}: {text}", drawn_by[name])
+            for name, text in METHODS.items()
+            if name in drawn_by
         ]
     return table([run.title, *paper.TABLE_2_COLUMNS], rows)
 
@@ -140,13 +185,17 @@ def _line(name: str, values: Any) -> list[str]:
 def table_3(known: Known) -> Section:
     """Test accuracy under individual clipping: of all of MNIST, and means over seeds of few images."""
     theirs = {
-        name: {arm: _spread(*values) for arm, values in zip(_ARMS, paper.TABLE_3[name], strict=True)}
+        name: {
+            arm: _spread(*values) for arm, values in zip(_ARMS, paper.TABLE_3[name], strict=True)
+        }
         for name in ("cifar10", "mnist")
     }
     rows: list[Row] = [*not_run_rows("CIFAR-10", theirs["cifar10"])]
     words: list[str] = []
     whole, few = [known.audits.get(name) for name in (INDIVIDUAL, "mnist")], known.single(TABLE_3)
-    accuracies = [100 * audit.default["run"]["test_accuracy"] for audit in whole if audit is not None]
+    accuracies = [
+        100 * audit.default["run"]["test_accuracy"] for audit in whole if audit is not None
+    ]
     if len(accuracies) == len(_ARMS):
         texts = {arm: f"{value:.2f}" for arm, value in zip(_ARMS, accuracies, strict=True)}
         found = {DEFAULT: Found(texts, {"": rules.accuracy(*accuracies)})}
@@ -155,8 +204,13 @@ def table_3(known: Known) -> Section:
     note = "Test accuracy in per cent (standard deviation over seeds)." + told_apart(known)
     if few is not None:
         by_arm = {arm: [result["accuracy"] for result in few[arm]] for arm in _ARMS}
-        texts = {arm: _spread(statistics.fmean(values), statistics.stdev(values)) for arm, values in by_arm.items()}
-        only = {DEFAULT: Found(texts, {"": rules.accuracy(*map(statistics.fmean, by_arm.values()))})}
+        texts = {
+            arm: _spread(statistics.fmean(values), statistics.stdev(values))
+            for arm, values in by_arm.items()
+        }
+        only = {
+            DEFAULT: Found(texts, {"": rules.accuracy(*map(statistics.fmean, by_arm.values()))})
+        }
         rows += block(FEW, theirs["mnist"], only)
         words.append(f"{FEW}: {words_of(only)}")
         note += (
@@ -167,7 +221,13 @@ def table_3(known: Known) -> Section:
     if not words:
         rows += not_run_rows("MNIST", theirs["mnist"])
     title = "test accuracy with individual and with ordinary clipping"
-    return Section("Table 3", title, tuple(rows), {"MNIST": "; ".join(words) or NOT_RUN, "CIFAR-10": NOT_RUN}, note)
+    return Section(
+        "Table 3",
+        title,
+        tuple(rows),
+        {"MNIST": "; ".join(words) or NOT_RUN, "CIFAR-10": NOT_RUN},
+        note,
+    )
 
 
 def _spread(mean: float, deviation: float) -> str:
@@ -210,7 +270,9 @@ def footnote_3(known: Known) -> Section:
                 "median norm",
                 expected,
                 NOTHING,
-                "{}, private {}".format(*map(format_number, (found["non_private"], found["private"]))),
+                "{}, private {}".format(
+                    *map(format_number, (found["non_private"], found["private"]))
+                ),
             )
         )
         rows.append(("", "verdict", "", NOTHING, str(verdict)))
@@ -239,6 +301,7 @@ def theorems() -> str:
             "settings were chosen from the data it refuses: tests/release/test_assumptions.py",
         ],
     ]
-    return "## Theorems\n\nA theorem is proven, not reproduced; here is what stands for it.\n\n" + table(
-        ["theorem", "what it says", "in this project"], rows
+    return (
+        "## Theorems\n\nA theorem is proven, not reproduced; here is what stands for it.\n\n"
+        + table(["theorem", "what it says", "in this project"], rows)
     )

@@ -15,7 +15,9 @@ def make_log(recorded_steps=(0, 1, 2, 3), **changes):
         "sample_rate": 0.1,
         **changes,
     }
-    return NormLog.from_arrays(np.full((len(recorded_steps), 2), 0.5), list(recorded_steps), **arguments)
+    return NormLog.from_arrays(
+        np.full((len(recorded_steps), 2), 0.5), list(recorded_steps), **arguments
+    )
 
 
 @pytest.mark.parametrize(
@@ -23,7 +25,11 @@ def make_log(recorded_steps=(0, 1, 2, 3), **changes):
     [
         (make_log(), "last", "Every step was recorded, and norms are rounded up."),
         (make_log(rounding=0), "closest", "Every step was recorded, and norms are not rounded."),
-        (make_log((0, 2)), "worst_case", "Steps without a record count at max_grad_norm, and norms are rounded up."),
+        (
+            make_log((0, 2)),
+            "worst_case",
+            "Steps without a record count at max_grad_norm, and norms are rounded up.",
+        ),
         (
             make_log((0, 2), individually_clipped=True),
             "last",
@@ -70,11 +76,14 @@ def test_estimate(log, between_records, word):
 
 
 def test_an_estimate_names_every_reason():
-    log = make_log((0, 2), rounding_mode="nearest", sampler="other", caveats=["replayed", "in float16."])
+    log = make_log(
+        (0, 2), rounding_mode="nearest", sampler="other", caveats=["replayed", "in float16."]
+    )
     reason = claim_of(log, "last")[1]
-    assert [reason.count(word) for word in ("nearest", "another sampler", "Replayed.", "In float16.", "2 of 4")] == [
-        1
-    ] * 5
+    assert [
+        reason.count(word)
+        for word in ("nearest", "another sampler", "Replayed.", "In float16.", "2 of 4")
+    ] == [1] * 5
 
 
 def test_a_record_that_cannot_be_read_is_no_record_of_its_step():

@@ -24,7 +24,11 @@ def test_reproduces_the_published_tables(total_steps):
 def test_recomputed_values():
     ours = composed_epsilons(6.0, 0.01, total_steps=10_000, delta=1e-5)
     assert (round(ours.basic, 3), round(ours.advanced, 3)) == (123.457, 7.458)
-    assert (round(ours.optimal, 4), round(ours.zcdp, 4), round(ours.moments, 4)) == (6.7402, 1.1588, 0.8227)
+    assert (round(ours.optimal, 4), round(ours.zcdp, 4), round(ours.moments, 4)) == (
+        6.7402,
+        1.1588,
+        0.8227,
+    )
 
 
 def test_a_schedule_equals_the_textbook_sums():

@@ -15,7 +15,9 @@ import oracles
 from indpriv import NormLog, account
 from indpriv.accountant.histogram.governing_records import BETWEEN_RECORDS
 
-ACCOUNTANTS = ["rdp"] + (["pld"] if importlib.util.find_spec("indpriv.accountant.pld.brackets") else [])
+ACCOUNTANTS = ["rdp"] + (
+    ["pld"] if importlib.util.find_spec("indpriv.accountant.pld.brackets") else []
+)
 DELTA = 1e-5
 ORDERS = np.concatenate([np.arange(1.1, 11, 0.3), [12, 16, 24, 32, 48, 64, 128, 256, 1024]])
 SLACK = 1e-9  # relative; below it values may differ by rounding
@@ -25,7 +27,9 @@ pytestmark = pytest.mark.parametrize("accountant", ACCOUNTANTS)
 
 def audit(log, accountant, between_records="last", delta=DELTA):
     """The account with fixed orders: the search for the best order is exact to 1e-5 only."""
-    return account(log, delta=delta, accountant=accountant, between_records=between_records, orders=ORDERS)
+    return account(
+        log, delta=delta, accountant=accountant, between_records=between_records, orders=ORDERS
+    )
 
 
 def never_above(smaller, larger):
@@ -38,7 +42,13 @@ def never_above(smaller, larger):
 
 
 def make_log(norms, recorded_steps, total_steps, **changes):
-    arguments = {"noise_multiplier": 1.2, "max_grad_norm": 1.0, "sample_rate": 0.2, "rounding": 0.05, **changes}
+    arguments = {
+        "noise_multiplier": 1.2,
+        "max_grad_norm": 1.0,
+        "sample_rate": 0.2,
+        "rounding": 0.05,
+        **changes,
+    }
     return NormLog.from_arrays(norms, recorded_steps, total_steps=total_steps, **arguments)
 
 
@@ -46,20 +56,37 @@ def make_log(norms, recorded_steps, total_steps, **changes):
 def runs(draw, n_examples=3):
     """Norms, recorded steps, total steps and realised settings of a small run."""
     total_steps = draw(st.integers(1, 12))
-    recorded = np.array(sorted(draw(st.sets(st.integers(0, total_steps - 1), min_size=1, max_size=5))))
+    recorded = np.array(
+        sorted(draw(st.sets(st.integers(0, total_steps - 1), min_size=1, max_size=5)))
+    )
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     norms = np.exp(rng.normal(-0.7, 1.0, (len(recorded), n_examples)))
     scheduled = draw(st.booleans())
-    noise = rng.choice([0.8, 1.5], total_steps) if scheduled else draw(st.sampled_from([0.7, 1.0, 4.0]))
-    rate = rng.choice([0.05, 0.3], total_steps) if scheduled else draw(st.sampled_from([0.01, 0.2, 1.0]))
-    changes = {"noise_multiplier": noise, "sample_rate": rate, "rounding": draw(st.sampled_from([0.0, 0.05]))}
+    noise = (
+        rng.choice([0.8, 1.5], total_steps) if scheduled else draw(st.sampled_from([0.7, 1.0, 4.0]))
+    )
+    rate = (
+        rng.choice([0.05, 0.3], total_steps)
+        if scheduled
+        else draw(st.sampled_from([0.01, 0.2, 1.0]))
+    )
+    changes = {
+        "noise_multiplier": noise,
+        "sample_rate": rate,
+        "rounding": draw(st.sampled_from([0.0, 0.05])),
+    }
     return norms, recorded, total_steps, changes
 
 
 def fitted(run, accountant):
     """The run, with rounding for the tight accountant: without, it takes seconds, and a test of its own."""
     norms, recorded, total_steps, changes = run
-    return norms.copy(), recorded, total_steps, changes if accountant == "rdp" else {**changes, "rounding": 0.05}
+    return (
+        norms.copy(),
+        recorded,
+        total_steps,
+        changes if accountant == "rdp" else {**changes, "rounding": 0.05},
+    )
 
 
 def is_sound(table):
@@ -92,10 +119,14 @@ def test_examples_may_be_permuted_and_taken_apart(accountant, run, data):
     norms, recorded, total_steps, changes = fitted(run, accountant)
     whole = audit(make_log(norms, recorded, total_steps, **changes), accountant, "closest")
     order = np.array(data.draw(st.permutations(range(3))))
-    permuted = audit(make_log(norms[:, order], recorded, total_steps, **changes), accountant, "closest")
+    permuted = audit(
+        make_log(norms[:, order], recorded, total_steps, **changes), accountant, "closest"
+    )
     np.testing.assert_allclose(permuted.epsilon, whole.epsilon[order], rtol=1e-6)
     parts = [
-        audit(make_log(norms[:, part], recorded, total_steps, **changes), accountant, "closest").epsilon
+        audit(
+            make_log(norms[:, part], recorded, total_steps, **changes), accountant, "closest"
+        ).epsilon
         for part in (slice(0, 1), slice(1, 3))
     ]
     np.testing.assert_allclose(np.concatenate(parts), whole.epsilon, rtol=1e-6)
@@ -112,13 +143,17 @@ def test_records_of_equal_settings_may_be_permuted(accountant):
 def test_n_compositions_are_the_count_n(accountant, n_steps):
     norms = np.array([[0.05, 0.5, 1.0]])
     held = audit(make_log(norms, [0], n_steps), accountant)
-    repeated = audit(make_log(np.repeat(norms, n_steps, axis=0), np.arange(n_steps), n_steps), accountant)
+    repeated = audit(
+        make_log(np.repeat(norms, n_steps, axis=0), np.arange(n_steps), n_steps), accountant
+    )
     np.testing.assert_allclose(repeated.epsilon, held.epsilon, rtol=SLACK)
 
 
 @settings(max_examples=6, deadline=None)
 @given(run=runs(), between_records=st.sampled_from(BETWEEN_RECORDS))
-def test_always_clipped_is_the_worst_case_and_never_touched_is_free(accountant, run, between_records):
+def test_always_clipped_is_the_worst_case_and_never_touched_is_free(
+    accountant, run, between_records
+):
     norms, recorded, total_steps, changes = fitted(run, accountant)
     norms[:, 0], norms[:, 1] = 1.5, 0.0
     table = audit(make_log(norms, recorded, total_steps, **changes), accountant, between_records)
@@ -137,7 +172,12 @@ def test_always_clipped_is_the_worst_case_and_never_touched_is_free(accountant, 
 def test_full_batches_are_the_exact_gaussian(accountant, norms, noise, delta):
     levels = np.minimum(np.ceil(np.array(norms) * 16) / 16, 1.0)
     log = make_log(
-        levels[:, None], np.arange(len(norms)), len(norms), noise_multiplier=noise, sample_rate=1.0, rounding=1 / 16
+        levels[:, None],
+        np.arange(len(norms)),
+        len(norms),
+        noise_multiplier=noise,
+        sample_rate=1.0,
+        rounding=1 / 16,
     )
     truth = oracles.gaussian_epsilon(float(np.linalg.norm(levels)) / noise, delta)
     table = audit(log, accountant, delta=delta)
@@ -149,7 +189,9 @@ def test_full_batches_are_the_exact_gaussian(accountant, norms, noise, delta):
 
 @settings(max_examples=6, deadline=None)
 @given(run=runs(), data=st.data())
-def test_another_record_never_raises_epsilon_when_the_rest_counts_at_the_clipping_norm(accountant, run, data):
+def test_another_record_never_raises_epsilon_when_the_rest_counts_at_the_clipping_norm(
+    accountant, run, data
+):
     norms, recorded, total_steps, changes = fitted(run, accountant)
     unrecorded = sorted(set(range(total_steps)) - set(recorded.tolist()))
     if not unrecorded:
@@ -169,13 +211,16 @@ def test_a_larger_delta_never_raises_epsilon(accountant):
 
 
 @pytest.mark.parametrize(
-    ("steps", "rate", "noise", "norm"), [(60, 0.1, 1.0, 1.0), (200, 0.05, 1.5, 0.5), (5, 0.3, 0.8, 1.0)]
+    ("steps", "rate", "noise", "norm"),
+    [(60, 0.1, 1.0, 1.0), (200, 0.05, 1.5, 0.5), (5, 0.3, 0.8, 1.0)],
 )
 def test_dp_accounting_agrees(accountant, steps, rate, noise, norm):
     step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise / norm))
     event = dp_accounting.SelfComposedDpEvent(step, steps)
     tight = PLDAccountant(value_discretization_interval=1e-4).compose(event).get_epsilon(DELTA)
-    whole = np.arange(2, 65)  # it drops some fractional orders, in which its series does not converge
+    whole = np.arange(
+        2, 65
+    )  # it drops some fractional orders, in which its series does not converge
     rdp = RdpAccountant(whole.tolist()).compose(event).get_epsilon(DELTA)
     log = make_log([[norm]], [0], steps, noise_multiplier=noise, sample_rate=rate)
     table = account(log, delta=DELTA, accountant=accountant, orders=whole)
@@ -198,4 +243,6 @@ def test_norms_without_rounding_lie_between_the_levels_below_and_above(accountan
     assert np.all(unrounded.epsilon <= above.epsilon * 1.01)
     assert np.all(unrounded.epsilon >= below.epsilon * (1 - SLACK))
     if accountant == "pld":
-        assert np.all(unrounded.epsilon_upper - unrounded.epsilon_lower <= 0.02 * unrounded.epsilon_upper)
+        assert np.all(
+            unrounded.epsilon_upper - unrounded.epsilon_lower <= 0.02 * unrounded.epsilon_upper
+        )

@@ -13,7 +13,12 @@ from indpriv.accountant.pld.brackets import pld_epsilon
 from indpriv.errors import PrivacyWarning
 
 OPACUS_ORDERS = [1 + x / 10.0 for x in range(1, 100)] + list(range(12, 64))
-CIFAR = {"total_steps": 3660, "noise_multiplier": 3.0, "max_grad_norm": 1.0, "sample_rate": 4096 / 50000}
+CIFAR = {
+    "total_steps": 3660,
+    "noise_multiplier": 3.0,
+    "max_grad_norm": 1.0,
+    "sample_rate": 4096 / 50000,
+}
 
 
 def opacus_epsilon(settings, delta):
@@ -26,9 +31,13 @@ def opacus_epsilon(settings, delta):
 
 def test_published_values():
     log = NormLog.from_arrays([[1.0]], [0], **CIFAR)
-    assert account(log, delta=1e-5, orders=OPACUS_ORDERS).epsilon[0] == pytest.approx(8.88058, abs=5e-6)
+    assert account(log, delta=1e-5, orders=OPACUS_ORDERS).epsilon[0] == pytest.approx(
+        8.88058, abs=5e-6
+    )
     thirds = NormLog.from_arrays([[0.2], [0.5], [1.0]], [0, 1220, 2440], **CIFAR)
-    assert account(thirds, delta=1e-5, orders=OPACUS_ORDERS).epsilon[0] == pytest.approx(5.39490, abs=5e-6)
+    assert account(thirds, delta=1e-5, orders=OPACUS_ORDERS).epsilon[0] == pytest.approx(
+        5.39490, abs=5e-6
+    )
 
 
 def test_low_orders_alone_cannot_report_a_small_epsilon():
@@ -44,7 +53,9 @@ def test_low_orders_alone_cannot_report_a_small_epsilon():
 def test_worst_case_equals_opacus():
     log = NormLog.from_arrays([[0.3]], [0], **CIFAR)
     theirs = opacus_epsilon([(3.0, 4096 / 50000)] * 3660, 1e-5)
-    assert account(log, delta=1e-5, orders=OPACUS_ORDERS).worst_case_epsilon == pytest.approx(theirs, rel=1e-6)
+    assert account(log, delta=1e-5, orders=OPACUS_ORDERS).worst_case_epsilon == pytest.approx(
+        theirs, rel=1e-6
+    )
 
 
 @pytest.mark.filterwarnings("ignore:Optimal order")
@@ -52,10 +63,17 @@ def test_worst_case_equals_opacus_under_scheduled_settings():
     rng = np.random.default_rng(1)
     noise, rate = rng.choice([0.8, 1.0, 1.7], 60), rng.choice([0.01, 0.02], 60)
     log = NormLog.from_arrays(
-        [[0.3]], [0], total_steps=60, noise_multiplier=noise, sample_rate=rate, max_grad_norm=rng.uniform(0.5, 2, 60)
+        [[0.3]],
+        [0],
+        total_steps=60,
+        noise_multiplier=noise,
+        sample_rate=rate,
+        max_grad_norm=rng.uniform(0.5, 2, 60),
     )
     theirs = opacus_epsilon(zip(noise, rate, strict=True), 1e-5)
-    assert account(log, delta=1e-5, orders=OPACUS_ORDERS).worst_case_epsilon == pytest.approx(theirs, rel=1e-6)
+    assert account(log, delta=1e-5, orders=OPACUS_ORDERS).worst_case_epsilon == pytest.approx(
+        theirs, rel=1e-6
+    )
 
 
 @settings(max_examples=15, deadline=None)
@@ -78,7 +96,9 @@ def test_equals_the_slow_twin(data):
         sample_rate=rate,
         max_grad_norm=1.0,
     )
-    table = account(log, delta=1e-6, orders=orders, between_records=between_records, conversion=conversion)
+    table = account(
+        log, delta=1e-6, orders=orders, between_records=between_records, conversion=conversion
+    )
     relative = oracles.governing_norms(norms, recorded, total_steps, 1.0, between_records)
     for example in range(3):
         expected = oracles.rdp_epsilon(relative[:, example], noise, rate, 1e-6, orders, conversion)
@@ -88,7 +108,14 @@ def test_equals_the_slow_twin(data):
 @pytest.mark.parametrize("conversion", ["canonne2020", "mironov2017"])
 @pytest.mark.parametrize(
     ("noise", "rate", "steps"),
-    [(3.0, 0.082, 3660), (0.5, 1e-3, 100), (0.4, 1e-5, 10_000), (50.0, 0.5, 10), (0.3, 1.0, 3), (1.0, 1e-4, 10**7)],
+    [
+        (3.0, 0.082, 3660),
+        (0.5, 1e-3, 100),
+        (0.4, 1e-5, 10_000),
+        (50.0, 0.5, 10),
+        (0.3, 1.0, 3),
+        (1.0, 1e-4, 10**7),
+    ],
 )
 def test_default_orders_come_close_to_the_continuous_minimum(noise, rate, steps, conversion):
     """Including cliffs, where a grid with steps of 1 or 2 loses 1 to 5 percent."""
@@ -134,7 +161,8 @@ def test_rounding_up_never_under_reports_and_nearest_does():
     recorded = np.arange(0, 3660, 92)[:40]
     epsilon = {
         (rounding, mode): account(
-            NormLog.from_arrays(norms, recorded, rounding=rounding, rounding_mode=mode, **CIFAR), delta=1e-5
+            NormLog.from_arrays(norms, recorded, rounding=rounding, rounding_mode=mode, **CIFAR),
+            delta=1e-5,
         ).epsilon
         for rounding, mode in [(0.01, "up"), (0.01, "nearest"), (0.0, "up")]
     }
@@ -152,15 +180,21 @@ def test_blocks_do_not_change_the_answer_and_progress_is_told(monkeypatch):
     monkeypatch.setattr(prepared, "_HISTOGRAM_BYTES", 8 * 102 * 7)
     seen = []
     parted = account(log, delta=1e-5, progress=lambda done, total: seen.append((done, total)))
-    np.testing.assert_allclose(whole.epsilon, parted.epsilon, rtol=1e-12)  # sums of other shapes round otherwise
+    np.testing.assert_allclose(
+        whole.epsilon, parted.epsilon, rtol=1e-12
+    )  # sums of other shapes round otherwise
     assert seen[-1] == (103, 103)
     assert len(seen) > 14
     parts = list(prepare_account(log, Method(delta=1e-5)).blocks(10, 60))
-    np.testing.assert_allclose(np.concatenate([part.epsilon for part in parts]), whole.epsilon[10:60], rtol=1e-12)
+    np.testing.assert_allclose(
+        np.concatenate([part.epsilon for part in parts]), whole.epsilon[10:60], rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("rounding", [0.25, 0.0])
-def test_tight_epsilons_under_hundreds_of_sample_rates_enclose_those_of_every_step_for_itself(rounding):
+def test_tight_epsilons_under_hundreds_of_sample_rates_enclose_those_of_every_step_for_itself(
+    rounding,
+):
     rng = np.random.default_rng(0)
     rate, norms = rng.uniform(0.06, 0.1, 400), rng.choice([0.25, 0.5, 0.75, 1.0], (10, 2))
     run = {"total_steps": 400, "noise_multiplier": 1.5, "max_grad_norm": 1.0, "sample_rate": rate}
@@ -172,7 +206,9 @@ def test_tight_epsilons_under_hundreds_of_sample_rates_enclose_those_of_every_st
         exact = pld_epsilon(steps, delta=1e-5, rdp_upper=np.array([np.inf]))
         assert table.epsilon_lower[example] <= exact.epsilon_upper[0]
         assert exact.epsilon_lower[0] <= table.epsilon[example]
-    assert np.all(table.epsilon - table.epsilon_lower <= (0.01 if rounding else 0.05) * table.epsilon)
+    assert np.all(
+        table.epsilon - table.epsilon_lower <= (0.01 if rounding else 0.05) * table.epsilon
+    )
     assert np.all(table.details["bracket"] == "certified")
 
 
@@ -193,7 +229,9 @@ def test_preset_reproduces_the_paper():
         "nearest",
     )
     thinned = account(full.thin(2), delta=1e-5, preset="yu2023")
-    assert np.array_equal(thinned.epsilon, account(rounded.thin(2), delta=1e-5, preset="yu2023").epsilon)
+    assert np.array_equal(
+        thinned.epsilon, account(rounded.thin(2), delta=1e-5, preset="yu2023").epsilon
+    )
     with pytest.raises(InputError, match=r"record with rounding=0\.01"):
         account(raised, delta=1e-5, preset="yu2023")
 
@@ -223,7 +261,12 @@ def test_bad_arguments(arguments, match):
 @pytest.mark.parametrize("rate", [0.1, 1.0])
 def test_next_to_no_noise_is_refused(rate):
     log = NormLog.from_arrays(
-        [[0.0, 0.3]], [0], total_steps=3, noise_multiplier=1e-200, max_grad_norm=1.0, sample_rate=rate
+        [[0.0, 0.3]],
+        [0],
+        total_steps=3,
+        noise_multiplier=1e-200,
+        max_grad_norm=1.0,
+        sample_rate=rate,
     )
     with pytest.raises(InputError, match="noise_multiplier=1e-200 leaves no finite epsilon"):
         account(log, delta=1e-5)

@@ -30,9 +30,13 @@ def test_equals_opacus_wherever_it_is_finite():
     orders = [1.1, 1.5, 2, 2.5, 3, 5, 8, 10.9, 16, 32, 63, 256]
     compared = 0
     for norm, rate, noise in itertools.product(
-        [0.01, 0.1, 0.5, 1.0], [1e-5, 1e-3, 0.05, 0.082, 0.5, 0.99, 1.0], [0.3, 0.5, 1.0, 3.0, 6.0, 50.0]
+        [0.01, 0.1, 0.5, 1.0],
+        [1e-5, 1e-3, 0.05, 0.082, 0.5, 0.99, 1.0],
+        [0.3, 0.5, 1.0, 3.0, 6.0, 50.0],
     ):
-        ours = compute_rdp(sample_rate=rate, noise_multiplier=noise, relative_norms=[norm], orders=orders)[0]
+        ours = compute_rdp(
+            sample_rate=rate, noise_multiplier=noise, relative_norms=[norm], orders=orders
+        )[0]
         theirs = opacus(rate, noise, norm, orders)
         finite = np.isfinite(theirs)
         compared += finite.sum()
@@ -42,7 +46,9 @@ def test_equals_opacus_wherever_it_is_finite():
 
 def test_equals_opacus_on_all_its_orders():
     norms = np.array([0.05, 0.37, 1.0])
-    ours = compute_rdp(sample_rate=4096 / 50000, noise_multiplier=3.0, relative_norms=norms, orders=OPACUS_ORDERS)
+    ours = compute_rdp(
+        sample_rate=4096 / 50000, noise_multiplier=3.0, relative_norms=norms, orders=OPACUS_ORDERS
+    )
     theirs = [opacus(4096 / 50000, 3.0, norm, OPACUS_ORDERS) for norm in norms]
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-12)
 
@@ -67,7 +73,9 @@ def test_equals_opacus_on_all_its_orders():
     ],
 )
 def test_equals_forty_digit_quadrature(rate, noise, norm, order):
-    ours = compute_rdp(sample_rate=rate, noise_multiplier=noise, relative_norms=[norm], orders=[order])[0, 0]
+    ours = compute_rdp(
+        sample_rate=rate, noise_multiplier=noise, relative_norms=[norm], orders=[order]
+    )[0, 0]
     truth = oracles.rdp_of_one_step(norm, noise, rate, order)
     assert abs(ours / truth - 1) < FLOAT_SLACK
 
@@ -93,7 +101,9 @@ def test_equals_the_binomial_sum_at_whole_orders(rate, noise, norm, order):
             for k in range(order + 1)
         )
         truth = float(mpmath.log(moment) / (order - 1))
-    ours = compute_rdp(sample_rate=rate, noise_multiplier=noise, relative_norms=[norm], orders=[order])[0, 0]
+    ours = compute_rdp(
+        sample_rate=rate, noise_multiplier=noise, relative_norms=[norm], orders=[order]
+    )[0, 0]
     assert abs(ours / truth - 1) < FLOAT_SLACK
 
 
@@ -101,7 +111,9 @@ def test_closed_forms():
     norms, orders = np.array([0.0, 0.3, 1.0]), np.array([1.5, 64.0, 1e6])
     full = compute_rdp(sample_rate=1.0, noise_multiplier=0.7, relative_norms=norms, orders=orders)
     np.testing.assert_allclose(full, 0.5 * (norms[:, None] / 0.7) ** 2 * orders, rtol=1e-14)
-    assert not compute_rdp(sample_rate=0.3, noise_multiplier=0.7, relative_norms=[0.0], orders=orders).any()
+    assert not compute_rdp(
+        sample_rate=0.3, noise_multiplier=0.7, relative_norms=[0.0], orders=orders
+    ).any()
 
 
 @pytest.mark.parametrize("noise", [1e-3, 0.05, 0.3, 1.0, 20.0, 1e4, 1e9])
@@ -128,7 +140,9 @@ def test_extreme_settings_are_finite_monotone_and_below_the_full_batch(rate, noi
 def test_log_moment_is_convex_in_the_squared_shift(rate, noise, order, shifts):
     """What sharing a step between two nodes rests on."""
     low, middle, high = np.sort(shifts) / noise
-    values = renyi_divergences(np.array([low, middle, high]), np.full(3, rate), np.array([order]))[:, 0]
+    values = renyi_divergences(np.array([low, middle, high]), np.full(3, rate), np.array([order]))[
+        :, 0
+    ]
     width = high**2 - low**2
     share = (middle**2 - low**2) / width if width > 0 else 0.0
     chord = (1 - share) * values[0] + share * values[2]

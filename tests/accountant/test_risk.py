@@ -23,7 +23,9 @@ def make_log(n_examples=6, **changes):
 
 @pytest.fixture(scope="module")
 def table():
-    return membership_risk(make_log(), delta=1e-5, false_positive_rate=[1e-3, 0.1], epsilon=[0.5, 2.0])
+    return membership_risk(
+        make_log(), delta=1e-5, false_positive_rate=[1e-3, 0.1], epsilon=[0.5, 2.0]
+    )
 
 
 def test_nobody_exceeds_the_worst_case_which_the_always_clipped_reach(table):
@@ -69,10 +71,14 @@ def test_figures_of_an_unsampled_run_are_those_of_its_gaussian():
 
 def test_upper_and_lower_figures_enclose_a_run_of_norms_that_are_not_rounded():
     log = make_log(3, rounding=0)
-    fine = membership_risk(make_log(3, rounding=1e-4), delta=1e-5, false_positive_rate=0.1, epsilon=0.5).individual
+    fine = membership_risk(
+        make_log(3, rounding=1e-4), delta=1e-5, false_positive_rate=0.1, epsilon=0.5
+    ).individual
     found = membership_risk(log, delta=1e-5, false_positive_rate=0.1, epsilon=0.5).individual
     for name in ("advantage", "true_positive_rate", "delta"):
-        assert np.all(getattr(found, name) >= getattr(fine, f"{name}_lower") * (1 - 3e-4))  # itself rounded up by 1e-4
+        assert np.all(
+            getattr(found, name) >= getattr(fine, f"{name}_lower") * (1 - 3e-4)
+        )  # itself rounded up by 1e-4
         assert np.all(getattr(found, f"{name}_lower") <= getattr(fine, name) * (1 + 1e-6))
         assert np.all(getattr(found, name) <= getattr(fine, name) * 1.05)
 
@@ -86,7 +92,10 @@ def test_the_frame_names_rates_and_carries_what_the_figures_mean(table):
     ]  # fmt: skip
     assert len(frame) == len(table) == 6
     assert frame.attrs["claim"] == table.claim == "estimate"
-    assert (frame.attrs["null_hypothesis"], frame.attrs["account"]["neighbouring"]) == ("absent", "add_remove")
+    assert (frame.attrs["null_hypothesis"], frame.attrs["account"]["neighbouring"]) == (
+        "absent",
+        "add_remove",
+    )
     assert frame.attrs["worst_case"]["advantage"] == table.worst_case.advantage[0]
     assert "no" in frame.attrs["disclaimer"]
 
@@ -105,9 +114,13 @@ def test_blocks_do_not_change_the_answer_and_progress_is_told(table, monkeypatch
     assert len(seen) > 2
     assert seen[-1] == (6, 6)
     for name in UPPER:
-        np.testing.assert_allclose(getattr(parted.individual, name), getattr(table.individual, name), rtol=3e-6)
+        np.testing.assert_allclose(
+            getattr(parted.individual, name), getattr(table.individual, name), rtol=3e-6
+        )
     part = next(
-        prepare_risk(make_log(), Method(delta=1e-5, accountant="pld"), epsilon=[], false_positive_rate=0.1).blocks(3, 5)
+        prepare_risk(
+            make_log(), Method(delta=1e-5, accountant="pld"), epsilon=[], false_positive_rate=0.1
+        ).blocks(3, 5)
     )
     np.testing.assert_allclose(part.advantage, table.individual.advantage[3:5], rtol=3e-6)
 

@@ -26,7 +26,13 @@ RUN = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 0.02}
 
 def unit_log(norms, units, **changes):
     norms = np.atleast_2d(norms)
-    run = {**RUN, "recorded_steps": np.arange(len(norms)), "total_steps": len(norms), "unit": "user", **changes}
+    run = {
+        **RUN,
+        "recorded_steps": np.arange(len(norms)),
+        "total_steps": len(norms),
+        "unit": "user",
+        **changes,
+    }
     return NormLog.from_arrays(norms, unit_ids=units, **run)
 
 
@@ -47,7 +53,9 @@ def true_cost(norms, order, noise_multiplier=1.0, sample_rate=0.02):
 
 
 @pytest.mark.parametrize("k", [1, 2, 5, 17, 64])
-@pytest.mark.parametrize(("shift", "rate"), [(0.02, 0.3), (0.3, 0.01), (1.0, 0.001), (1.0, 0.5), (3.0, 0.05)])
+@pytest.mark.parametrize(
+    ("shift", "rate"), [(0.02, 0.3), (0.3, 0.01), (1.0, 0.001), (1.0, 0.5), (3.0, 0.05)]
+)
 def test_divergence_of_equal_rows(k, shift, rate):
     j = np.arange(k + 1)
     law = j * shift, stats.binom.pmf(j, k, rate)
@@ -59,7 +67,9 @@ def test_divergence_of_equal_rows(k, shift, rate):
 
 
 @given(
-    st.lists(st.floats(0.0, 1.0), min_size=2, max_size=6), st.sampled_from([0.003, 0.05, 0.4]), st.sampled_from(ORDERS)
+    st.lists(st.floats(0.0, 1.0), min_size=2, max_size=6),
+    st.sampled_from([0.003, 0.05, 0.4]),
+    st.sampled_from(ORDERS),
 )
 @settings(max_examples=15, deadline=None)
 def test_a_unit_never_costs_less_than_all_sets_of_its_rows(norms, rate, order):
@@ -69,7 +79,8 @@ def test_a_unit_never_costs_less_than_all_sets_of_its_rows(norms, rate, order):
 
 
 @pytest.mark.parametrize(
-    ("sigma", "rate", "steps", "median", "worst"), [(4.0, 0.1, 2000, 0.03, 0.1), (1.0, 0.01, 1000, 0.3, 0.5)]
+    ("sigma", "rate", "steps", "median", "worst"),
+    [(4.0, 0.1, 2000, 0.03, 0.1), (1.0, 0.01, 1000, 0.3, 0.5)],
 )
 def test_what_equal_rows_add_to_epsilon_beyond_all_sets_of_rows(sigma, rate, steps, median, worst):
     """Where sampling is rare and noise small, the bound is loose: the largest order it can use is lower."""
@@ -77,9 +88,18 @@ def test_what_equal_rows_add_to_epsilon_beyond_all_sets_of_rows(sigma, rate, ste
     orders = 1 + np.geomspace(0.05, 40, 30)
     excess = []
     for _ in range(8):
-        norms = np.ceil(np.minimum(rng.lognormal(-0.7, 0.6, int(rng.integers(2, 9))), 1) * 100) / 100
-        run = {"noise_multiplier": sigma, "sample_rate": rate, "recorded_steps": [0], "total_steps": steps}
-        found = account(unit_log(norms, np.zeros(len(norms)), **run), delta=DELTA, orders=orders).epsilon[0]
+        norms = (
+            np.ceil(np.minimum(rng.lognormal(-0.7, 0.6, int(rng.integers(2, 9))), 1) * 100) / 100
+        )
+        run = {
+            "noise_multiplier": sigma,
+            "sample_rate": rate,
+            "recorded_steps": [0],
+            "total_steps": steps,
+        }
+        found = account(
+            unit_log(norms, np.zeros(len(norms)), **run), delta=DELTA, orders=orders
+        ).epsilon[0]
         rdp = [steps * true_cost(norms, order, sigma, rate) for order in orders]
         excess.append(found / np.min(rdp + epsilon_offsets(orders, DELTA, "canonne2020")) - 1)
     assert min(excess) >= -1e-9
@@ -107,7 +127,9 @@ def test_dp_accounting_has_the_same_pair(k, sigma):
     x = np.arange(-(14 * sigma + 3 * k), 14 * sigma, sigma / 100)
     values = np.array([loss.privacy_loss(float(at)) for at in x])
     for order in (2.0, 3.0):
-        log_moment = special.logsumexp(order * values - x**2 / (2 * sigma**2)) - np.log(np.sqrt(2 * np.pi) * 100)
+        log_moment = special.logsumexp(order * values - x**2 / (2 * sigma**2)) - np.log(
+            np.sqrt(2 * np.pi) * 100
+        )
         truth = log_moment / (order - 1)
         found = cost(np.ones(k), order, noise_multiplier=sigma)
         assert found == pytest.approx(truth, rel=1e-4)
@@ -130,12 +152,17 @@ def test_rate_q_with_the_full_sum_is_below_the_truth_for_losses_and_is_not_what_
     """Some row of k is sampled with probability 1 - (1 - q)^k: taking q for it halves delta where k = 2."""
     k, sigma, rate, delta = 2, 0.25, 0.01, 0.015
     exact = pld.from_mixture_gaussian_mechanism(
-        sigma, np.array([0.0, 1.0, 2.0]), stats.binom.pmf(np.arange(3), k, rate), value_discretization_interval=1e-2
+        sigma,
+        np.array([0.0, 1.0, 2.0]),
+        stats.binom.pmf(np.arange(3), k, rate),
+        value_discretization_interval=1e-2,
     ).get_epsilon_for_delta(delta)
     wrong = pld.from_gaussian_mechanism(
         sigma, sensitivity=float(k), sampling_prob=rate, value_discretization_interval=1e-2
     ).get_epsilon_for_delta(delta)
-    mine = account(unit_log(np.ones((1, k)), [0, 0], noise_multiplier=sigma, sample_rate=rate), delta=delta).epsilon[0]
+    mine = account(
+        unit_log(np.ones((1, k)), [0, 0], noise_multiplier=sigma, sample_rate=rate), delta=delta
+    ).epsilon[0]
     assert wrong < 0.5 * exact
     assert mine >= exact
 
@@ -143,7 +170,10 @@ def test_rate_q_with_the_full_sum_is_below_the_truth_for_losses_and_is_not_what_
 def test_removal_costs_at_least_what_addition_costs():
     rng = np.random.default_rng(0)
     for _ in range(60):
-        shifts, rate = rng.exponential(rng.choice([0.1, 1.0]), int(rng.integers(1, 7))), 10 ** rng.uniform(-3, -0.1)
+        shifts, rate = (
+            rng.exponential(rng.choice([0.1, 1.0]), int(rng.integers(1, 7))),
+            10 ** rng.uniform(-3, -0.1),
+        )
         sums, weights = oracles.law_of_sum(shifts, rate)
         order = 1 + 10 ** rng.uniform(-2, 1)
         removal = oracles.log_moment_of_mixture(sums, weights, order)
@@ -153,12 +183,18 @@ def test_removal_costs_at_least_what_addition_costs():
 
 def mixture_divergence(k, shift, rate, order):
     j = np.arange(k + 1)
-    return oracles.log_moment_of_log_weights(j * shift, stats.binom.logpmf(j, k, rate), order) / (order - 1)
+    return oracles.log_moment_of_log_weights(j * shift, stats.binom.logpmf(j, k, rate), order) / (
+        order - 1
+    )
 
 
 @pytest.mark.parametrize("k", [65, 101, 317, 530, 537])
-@pytest.mark.parametrize(("norm", "rate", "order"), [(0.02, 0.01, 8.0), (0.1, 0.01, 3.0), (0.5, 0.05, 1.2)])
-def test_hundreds_of_rows_cost_the_mixture_or_a_little_more_where_their_number_has_no_cells(k, norm, rate, order):
+@pytest.mark.parametrize(
+    ("norm", "rate", "order"), [(0.02, 0.01, 8.0), (0.1, 0.01, 3.0), (0.5, 0.05, 1.2)]
+)
+def test_hundreds_of_rows_cost_the_mixture_or_a_little_more_where_their_number_has_no_cells(
+    k, norm, rate, order
+):
     truth = mixture_divergence(k, norm, rate, order)
     found = cost(np.full(k, norm), order, sample_rate=rate)
     among_larger = cost(np.full(k, norm), order, sample_rate=rate, largest_unit=999)
@@ -183,7 +219,9 @@ def test_the_divergence_of_equal_rows_is_convex_in_their_number(k, rate, shift, 
 def test_more_rows_than_a_cell_holds_are_bounded_from_above():
     k = 1300
     truth = mixture_divergence(k, 0.02, 0.01, 3.0)
-    at_once = renyi_divergences(np.array([k * 0.02]), np.array([1 - (1 - 0.01) ** k]), np.array([3.0]))[0, 0]
+    at_once = renyi_divergences(
+        np.array([k * 0.02]), np.array([1 - (1 - 0.01) ** k]), np.array([3.0])
+    )[0, 0]
     found = cost(np.full(k, 0.02), 3.0, sample_rate=0.01)
     assert truth < found < 1.1 * truth < at_once
 
@@ -206,7 +244,12 @@ def test_divergences_are_computed_only_where_units_have_steps():
     lazy = RdpAccountant(LazyTable(Counted()), delta=DELTA, conversion="canonne2020")
     found = lazy.epsilons(counts)
     n_rows, orders = (np.concatenate(part) for part in zip(*asked, strict=True))
-    assert set(n_rows.tolist()) == {1, 2, 3, 198}  # 3: sums of norms are rounded up in their last place
+    assert set(n_rows.tolist()) == {
+        1,
+        2,
+        3,
+        198,
+    }  # 3: sums of norms are rounded up in their last place
     assert orders[n_rows == 198].max() < 10 < orders[n_rows == 1].max()
     everything = cells.mechanisms.n_rows, np.arange(cells.n_cells)
     each = 1 + np.geomspace(1e-2, 1e2, 4000)
@@ -222,18 +265,25 @@ def test_one_row_is_the_example_itself():
     norms = rng.lognormal(-1, 1, (5, 6))
     run = {"recorded_steps": [0, 3, 6, 9, 12], "total_steps": 20, **RUN}
     examples = account(NormLog.from_arrays(norms, **run), delta=DELTA)
-    alone = account(NormLog.from_arrays(norms, unit="user", unit_ids=list("fedcba"), **run), delta=DELTA)
+    alone = account(
+        NormLog.from_arrays(norms, unit="user", unit_ids=list("fedcba"), **run), delta=DELTA
+    )
     np.testing.assert_array_equal(alone.epsilon, examples.epsilon)
     assert alone.example_ids.tolist() == list("fedcba")
     mixed = account(
-        NormLog.from_arrays(norms, unit="user", unit_ids=["a", "b", "a", "c", "d", "a"], **run), delta=DELTA
+        NormLog.from_arrays(norms, unit="user", unit_ids=["a", "b", "a", "c", "d", "a"], **run),
+        delta=DELTA,
     )
     assert mixed.example_ids.tolist() == ["a", "b", "c", "d"]
     np.testing.assert_array_equal(mixed.epsilon[1:], examples.epsilon[[1, 3, 4]])
     assert mixed.epsilon[0] > examples.epsilon[[0, 2, 5]].max()
     assert mixed.details["n_rows"].tolist() == [3, 1, 1, 1]
     assert mixed.details["unit_worst_case"][1] == examples.worst_case_epsilon
-    assert mixed.worst_case_epsilon == mixed.details["unit_worst_case"][0] > examples.worst_case_epsilon
+    assert (
+        mixed.worst_case_epsilon
+        == mixed.details["unit_worst_case"][0]
+        > examples.worst_case_epsilon
+    )
 
 
 def test_more_rows_and_larger_norms_never_cost_less():
@@ -258,12 +308,20 @@ def test_settings_that_move(between_records, rounding):
         "sample_rate": np.where(np.arange(total) < 4, 0.02, 0.05),
     }
     units = [0, 1, 0, 1, 0]
-    log = NormLog.from_arrays(norms, recorded, total_steps=total, unit="user", unit_ids=units, rounding=rounding, **run)
-    table = account(log, delta=1e-12, orders=[4.0], conversion="mironov2017", between_records=between_records)
-    relative = oracles.governing_norms(norms, recorded, total, run["max_grad_norm"], between_records)
+    log = NormLog.from_arrays(
+        norms, recorded, total_steps=total, unit="user", unit_ids=units, rounding=rounding, **run
+    )
+    table = account(
+        log, delta=1e-12, orders=[4.0], conversion="mironov2017", between_records=between_records
+    )
+    relative = oracles.governing_norms(
+        norms, recorded, total, run["max_grad_norm"], between_records
+    )
     for unit in (0, 1):
         truth = sum(
-            oracles.unit_divergence(relative[t][np.array(units) == unit] / run["noise_multiplier"][t], q, 4.0)
+            oracles.unit_divergence(
+                relative[t][np.array(units) == unit] / run["noise_multiplier"][t], q, 4.0
+            )
             for t, q in enumerate(run["sample_rate"])
         )
         found = table.epsilon[unit] - epsilon_offsets(np.array([4.0]), 1e-12, "mironov2017")[0]
@@ -286,9 +344,13 @@ def test_rows_of_one_unit_may_lie_anywhere_and_blocks_do_not_matter(monkeypatch)
     order = np.argsort(units, kind="stable")
     sorted_table = account(unit_log(norms[:, order], units[order]), delta=DELTA)
     by_id = dict(zip(sorted_table.example_ids.tolist(), sorted_table.epsilon.tolist(), strict=True))
-    np.testing.assert_allclose(table.epsilon, [by_id[unit] for unit in table.example_ids.tolist()], rtol=1e-12)
+    np.testing.assert_allclose(
+        table.epsilon, [by_id[unit] for unit in table.example_ids.tolist()], rtol=1e-12
+    )
     monkeypatch.setattr("indpriv.accountant.units._MOST_ROWS_AT_ONCE", 7)
-    np.testing.assert_allclose(account(unit_log(norms, units), delta=DELTA).epsilon, table.epsilon, rtol=1e-5)
+    np.testing.assert_allclose(
+        account(unit_log(norms, units), delta=DELTA).epsilon, table.epsilon, rtol=1e-5
+    )
 
 
 def test_rows_that_share_people_are_warned_about():
@@ -340,7 +402,12 @@ def test_what_a_cap_on_rows_costs_and_buys():
         (9, 0, 0),
     ]
     table = account(log, delta=DELTA)
-    assert one.worst_case_epsilon < three.worst_case_epsilon < ten.worst_case_epsilon == table.worst_case_epsilon
+    assert (
+        one.worst_case_epsilon
+        < three.worst_case_epsilon
+        < ten.worst_case_epsilon
+        == table.worst_case_epsilon
+    )
     assert three.worst_case_epsilon == table.details["unit_worst_case"][1]
     with pytest.raises(InputError, match="no units to cap"):
         cap_rows(NormLog.from_arrays([[0.3]], [0], total_steps=1, **RUN), method, [1])

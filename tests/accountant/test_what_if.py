@@ -18,7 +18,13 @@ def make_log(norms=None, recorded_steps=None, **changes):
     rng = np.random.default_rng(0)
     norms = rng.exponential(0.4, (40, 30)) if norms is None else norms
     recorded_steps = np.arange(len(norms)) if recorded_steps is None else recorded_steps
-    arguments = {"total_steps": 40, "noise_multiplier": 1.1, "max_grad_norm": 1.0, "sample_rate": 0.05, **changes}
+    arguments = {
+        "total_steps": 40,
+        "noise_multiplier": 1.1,
+        "max_grad_norm": 1.0,
+        "sample_rate": 0.05,
+        **changes,
+    }
     return NormLog.from_arrays(norms, recorded_steps, **arguments), norms
 
 
@@ -35,7 +41,9 @@ def test_another_noise_multiplier_is_the_account_of_a_log_with_it_and_an_estimat
     for noise in (2.5, schedule):
         answer = account_if(log, METHOD, noise_multiplier=noise)
         other, _ = make_log(norms, noise_multiplier=noise)
-        np.testing.assert_allclose(answer.table.epsilon, account(other, delta=1e-5).epsilon, rtol=1e-9)
+        np.testing.assert_allclose(
+            answer.table.epsilon, account(other, delta=1e-5).epsilon, rtol=1e-9
+        )
         assert answer.table.claim == "estimate"
         assert "gradient norms are those" in answer.assumptions[0]
         assert answer.table.claim_reason.startswith("Gradient norms are those")
@@ -45,7 +53,9 @@ def test_fewer_steps_are_the_account_of_the_shorter_run():
     log, norms = make_log()
     answer = account_if(log, METHOD, total_steps=25)
     shorter, _ = make_log(norms[:25], total_steps=25)
-    np.testing.assert_allclose(answer.table.epsilon, account(shorter, delta=1e-5).epsilon, rtol=1e-12)
+    np.testing.assert_allclose(
+        answer.table.epsilon, account(shorter, delta=1e-5).epsilon, rtol=1e-12
+    )
     assert (answer.table.claim, answer.assumptions) == ("exact", (STOPPED_EARLY,))
     assert answer.table.account.total_steps == 25
 
@@ -53,10 +63,17 @@ def test_fewer_steps_are_the_account_of_the_shorter_run():
 def test_a_shorter_run_has_the_free_records_of_its_steps():
     rng = np.random.default_rng(1)
     steps, norms = np.repeat(np.arange(40), 2), rng.random((40, 30))
-    entries = (steps, np.concatenate([rng.choice(30, 2, replace=False) for _ in range(40)]), rng.random(80))
-    log, _ = make_log(norms[::10], [0, 10, 20, 30], free_records=entries)
+    entries = (
+        steps,
+        np.concatenate([rng.choice(30, 2, replace=False) for _ in range(40)]),
+        rng.random(80),
+    )
+    log, _ = make_log(norms[::10], [0, 10, 20, 30], batch_norms=entries)
     shorter, _ = make_log(
-        norms[:25:10], [0, 10, 20], total_steps=25, free_records=[part[steps < 25] for part in entries]
+        norms[:25:10],
+        [0, 10, 20],
+        total_steps=25,
+        batch_norms=[part[steps < 25] for part in entries],
     )
     answer = account_if(log, METHOD, total_steps=25)
     assert np.array_equal(answer.table.epsilon, account(shorter, delta=1e-5).epsilon)
@@ -67,10 +84,15 @@ def test_fewer_records_are_the_account_of_a_thinner_log():
     answer = account_if(log, Method(delta=1e-5, between_records="closest"), every=8)
     thinner, _ = make_log(norms[::8], np.arange(0, 40, 8))
     np.testing.assert_allclose(
-        answer.table.epsilon, account(thinner, delta=1e-5, between_records="closest").epsilon, rtol=1e-12
+        answer.table.epsilon,
+        account(thinner, delta=1e-5, between_records="closest").epsilon,
+        rtol=1e-12,
     )
     assert answer.table.claim == "estimate"
-    assert account_if(log, Method(delta=1e-5, between_records="worst_case"), every=8).table.claim == "exact"
+    assert (
+        account_if(log, Method(delta=1e-5, between_records="worst_case"), every=8).table.claim
+        == "exact"
+    )
 
 
 def test_thinner_records_are_not_the_levels_that_training_clipped_at():

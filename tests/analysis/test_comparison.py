@@ -21,9 +21,15 @@ def test_who_is_better_off():
     second[:12] *= 0.5
     second[19] += 0.3
     found = compare_tables(
-        (epsilon_table(FIRST), examples()), (epsilon_table(second, worst_case=3.0), examples()), ["sex"]
+        (epsilon_table(FIRST), examples()),
+        (epsilon_table(second, worst_case=3.0), examples()),
+        ["sex"],
     )
-    assert (found.overall.n, found.overall.share_better, found.overall.share_worse) == (20, 0.6, 0.05)
+    assert (found.overall.n, found.overall.share_better, found.overall.share_worse) == (
+        20,
+        0.6,
+        0.05,
+    )
     assert found.largest_increase == pytest.approx(0.3)
     assert found.largest_decrease == pytest.approx(FIRST[11] / 2)
     women, men = found.groups[0].rows  # most worsened first
@@ -32,14 +38,20 @@ def test_who_is_better_off():
     assert men.mean_second == pytest.approx(FIRST[:12].mean() / 2)
     assert (women.too_small, men.too_small) == (True, False)
     assert (women.accuracy_first, men.accuracy_first) == (0.5, 1.0)
-    assert found.spearman == pytest.approx(pd.Series(FIRST).corr(pd.Series(second), method="spearman"))
+    assert found.spearman == pytest.approx(
+        pd.Series(FIRST).corr(pd.Series(second), method="spearman")
+    )
 
 
 def test_the_same_audit_twice():
-    found = compare_tables((epsilon_table(FIRST), examples()), (epsilon_table(FIRST), examples()), ["label", "sex"])
+    found = compare_tables(
+        (epsilon_table(FIRST), examples()), (epsilon_table(FIRST), examples()), ["label", "sex"]
+    )
     assert found.spearman == pytest.approx(1.0)
     assert (found.largest_increase, found.largest_decrease) == (0.0, 0.0)
-    assert all(row.share_better == row.share_worse == 0 for group in found.groups for row in group.rows)
+    assert all(
+        row.share_better == row.share_worse == 0 for group in found.groups for row in group.rows
+    )
 
 
 def test_examples_are_matched_by_id():
@@ -51,8 +63,12 @@ def test_examples_are_matched_by_id():
 
 
 def test_labels_may_have_names_in_one_audit_only():
-    named = ExampleTable(examples().frame.assign(label=lambda frame: frame["label"].map({0: "poor", 1: "rich"})))
-    found = compare_tables((epsilon_table(FIRST), named), (epsilon_table(FIRST), examples()), ["label"])
+    named = ExampleTable(
+        examples().frame.assign(label=lambda frame: frame["label"].map({0: "poor", 1: "rich"}))
+    )
+    found = compare_tables(
+        (epsilon_table(FIRST), named), (epsilon_table(FIRST), examples()), ["label"]
+    )
     assert {row.name for row in found.groups[0].rows} == {"poor", "rich"}
     assert all(row.accuracy_first == row.accuracy_second == 0.75 for row in found.groups[0].rows)
 
@@ -60,12 +76,28 @@ def test_labels_may_have_names_in_one_audit_only():
 @pytest.mark.parametrize(
     ("table", "other", "words"),
     [
-        (epsilon_table(FIRST, delta=1e-6), examples(), "delta is 1e-05 in the first audit and 1e-06"),
-        (epsilon_table(FIRST, accountant="pld"), examples(), "accountant is 'rdp' in the first audit and 'pld'"),
+        (
+            epsilon_table(FIRST, delta=1e-6),
+            examples(),
+            "delta is 1e-05 in the first audit and 1e-06",
+        ),
+        (
+            epsilon_table(FIRST, accountant="pld"),
+            examples(),
+            "accountant is 'rdp' in the first audit and 'pld'",
+        ),
         (epsilon_table(FIRST, ids=np.arange(1, 21)), examples(), "id 0 is in the first only"),
         (epsilon_table(FIRST[:19]), examples(), "20 in the first and 19 in the second"),
-        (epsilon_table(FIRST), examples(label=[1, 1, 0, 0] * 5), "label differs between the audits for"),
-        (epsilon_table(FIRST), examples(sex=["m"] * 11 + ["f"] * 9), "sex differs between the audits for 1 examples"),
+        (
+            epsilon_table(FIRST),
+            examples(label=[1, 1, 0, 0] * 5),
+            "label differs between the audits for",
+        ),
+        (
+            epsilon_table(FIRST),
+            examples(sex=["m"] * 11 + ["f"] * 9),
+            "sex differs between the audits for 1 examples",
+        ),
     ],
 )
 def test_audits_that_cannot_be_compared(table, other, words):

@@ -22,8 +22,12 @@ def run():
 def rows(run, *, delta=1e-5, checks=(PASSED,), **recorder):
     log, examples = run
     declared = Declared(released=DECLARED)
-    evidence = Evidence(examples, declared=declared, recorder={**RECORDER, **recorder}, checks=checks)
-    summary = summarise(log, epsilon_table([1.0] * 60, delta=delta), evidence, name="x", by=["label"])
+    evidence = Evidence(
+        examples, declared=declared, recorder={**RECORDER, **recorder}, checks=checks
+    )
+    summary = summarise(
+        log, epsilon_table([1.0] * 60, delta=delta), evidence, name="x", by=["label"]
+    )
     found = disclosures(summary.run, summary.account, summary.guarantee, checks, {})
     assert summary.disclosures[0] == found[0]
     return {row.item: row for row in found}
@@ -32,7 +36,10 @@ def rows(run, *, delta=1e-5, checks=(PASSED,), **recorder):
 def test_a_supported_run_keeps_what_was_declared(run):
     found = rows(run)
     assert found["What is released"].value == DECLARED
-    assert "only the worst case and the other settings may be published" in found["Private in this document"].value
+    assert (
+        "only the worst case and the other settings may be published"
+        in found["Private in this document"].value
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,7 +63,9 @@ def test_ranks_are_named_and_their_batches_counted_together(run):
     found = rows(run, ranks=2)
     assert found["Steps"].value.endswith("each taken by 2 ranks together")
     assert found["Normalisation of the gradient"].value.endswith("over the expected batch size, 48")
-    assert rows(run)["Normalisation of the gradient"].value.endswith("over the expected batch size, 24")
+    assert rows(run)["Normalisation of the gradient"].value.endswith(
+        "over the expected batch size, 24"
+    )
 
 
 def test_brackets_of_the_tight_accountant_are_counted(run):
@@ -85,7 +94,12 @@ def test_the_sampler_is_named_where_it_was_seen(run, checks, value):
 def test_whatever_gives_n_away_is_private(run):
     found = rows(run)
     private = {item for item, row in found.items() if row.private}
-    assert private == {"Delta and n", "Number of examples", "Normalisation of the gradient", "Fingerprint of the data"}
+    assert private == {
+        "Delta and n",
+        "Number of examples",
+        "Normalisation of the gradient",
+        "Fingerprint of the data",
+    }
     open_texts = " ".join(row.value for row in found.values() if not row.private)
     for told in ("60", "24", "times n"):
         assert told not in open_texts.replace("0.1", ""), open_texts

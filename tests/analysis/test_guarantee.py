@@ -29,7 +29,9 @@ def test_no_test_beats_the_bound_and_a_gaussian_one_comes_close():
 def test_bounds_by_hand():
     assert true_positive_bound(0, 0, 0.01) == pytest.approx(0.01)
     assert true_positive_bound(3, 1e-5, 0.01) == pytest.approx(0.20086 + 1e-5, abs=1e-5)
-    assert true_positive_bound(1, 0, 0.9) == pytest.approx(1 - 0.1 / math.e)  # e^epsilon FPR is above 1 there
+    assert true_positive_bound(1, 0, 0.9) == pytest.approx(
+        1 - 0.1 / math.e
+    )  # e^epsilon FPR is above 1 there
 
 
 @given(st.floats(0, 1e4), st.floats(1e-12, 0.5), st.floats(0, 1))
@@ -44,15 +46,24 @@ def test_a_delta_of_one_over_n_is_not_publishable():
     assert (large.status, large.publishable) == ("declared", False)
     assert "is not to be published" in large.statement
     assert "is not to be published" not in fine.statement
-    assert not guarantee_of(epsilon_table(np.ones(99), delta=0.01), (), {"seeded": True}).publishable
+    assert not guarantee_of(
+        epsilon_table(np.ones(99), delta=0.01), (), {"seeded": True}
+    ).publishable
 
 
 def settings(**changes):
-    return {"total_steps": 1, "noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 1.0} | changes
+    return {
+        "total_steps": 1,
+        "noise_multiplier": 1.0,
+        "max_grad_norm": 1.0,
+        "sample_rate": 1.0,
+    } | changes
 
 
 def test_membership_of_one_gaussian_step_is_what_theory_says():
-    log = NormLog.from_arrays(np.full((1, 4), 0.1), [0], **settings())  # mu = 1; norms of the run have no part in it
+    log = NormLog.from_arrays(
+        np.full((1, 4), 0.1), [0], **settings()
+    )  # mu = 1; norms of the run have no part in it
     found = worst_case_membership(log, 1e-5)
     right = norm.sf(norm.isf(0.01) - 1.0)
     assert right <= found.true_positive_rate <= right * 1.01
@@ -62,5 +73,7 @@ def test_membership_of_one_gaussian_step_is_what_theory_says():
 
 
 def test_one_row_says_nothing_of_people_with_several():
-    rows = NormLog.from_arrays(np.full((1, 4), 0.1), [0], unit="user", unit_ids=[0, 0, 1, 2], **settings())
+    rows = NormLog.from_arrays(
+        np.full((1, 4), 0.1), [0], unit="user", unit_ids=[0, 0, 1, 2], **settings()
+    )
     assert worst_case_membership(rows, 1e-5) is None

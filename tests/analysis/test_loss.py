@@ -25,7 +25,10 @@ def test_it_is_scipys_regression():
     found = relate_to_loss(epsilon_table(epsilon), loss)
     line = stats.linregress(np.log(loss), epsilon)
     assert found.pearson_log_loss == pytest.approx(line.rvalue)
-    assert (found.slope, found.intercept) == (pytest.approx(line.slope), pytest.approx(line.intercept))
+    assert (found.slope, found.intercept) == (
+        pytest.approx(line.slope),
+        pytest.approx(line.intercept),
+    )
 
 
 def test_examples_at_the_worst_case_are_told_apart():
@@ -36,8 +39,14 @@ def test_examples_at_the_worst_case_are_told_apart():
     assert found.pearson_below_worst_case == pytest.approx(1.0)
     assert found.pearson_log_loss < 0.9
     assert found.spearman_below_worst_case == pytest.approx(1.0)
-    assert (found.median_loss_at_worst_case, found.median_loss_below_worst_case) == (2.505, pytest.approx(0.3))
-    assert (found.pearson_interval, found.pearson_below_interval) == (None, None)  # fewer than ten examples
+    assert (found.median_loss_at_worst_case, found.median_loss_below_worst_case) == (
+        2.505,
+        pytest.approx(0.3),
+    )
+    assert (found.pearson_interval, found.pearson_below_interval) == (
+        None,
+        None,
+    )  # fewer than ten examples
     capped = relate_to_loss(epsilon_table([3.0] * 4, worst_case=3.0), np.arange(1.0, 5.0))
     assert (capped.n_below_worst_case, capped.median_loss_below_worst_case) == (0, None)
 
@@ -45,12 +54,18 @@ def test_examples_at_the_worst_case_are_told_apart():
 def test_every_figure_has_an_interval():
     rng = np.random.default_rng(0)
     loss = rng.gamma(1.0, 1.0, 300)
-    found = relate_to_loss(epsilon_table(np.minimum(2.0 + 0.3 * np.log(loss) + rng.random(300), 3.0).clip(0)), loss)
+    found = relate_to_loss(
+        epsilon_table(np.minimum(2.0 + 0.3 * np.log(loss) + rng.random(300), 3.0).clip(0)), loss
+    )
     for name in ("pearson", "spearman", "intercept", "slope"):
         interval = getattr(found, f"{name}_interval")
         value = found.pearson_log_loss if name == "pearson" else getattr(found, name)
         assert interval.low < value < interval.high
-    assert found.pearson_below_interval.low < found.pearson_below_worst_case < found.pearson_below_interval.high
+    assert (
+        found.pearson_below_interval.low
+        < found.pearson_below_worst_case
+        < found.pearson_below_interval.high
+    )
 
 
 def test_odd_losses_are_counted():
@@ -98,6 +113,8 @@ def test_every_example_is_in_one_bin(pair):
         return
     counts = np.array(found.bins.counts)
     assert counts.sum() == 40
-    for row, low, middle, high in zip(counts, found.bins.p25, found.bins.median, found.bins.p75, strict=True):
+    for row, low, middle, high in zip(
+        counts, found.bins.p25, found.bins.median, found.bins.p75, strict=True
+    ):
         assert (row.sum() == 0) == (middle is None)
         assert middle is None or low <= middle <= high

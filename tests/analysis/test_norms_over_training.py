@@ -7,15 +7,24 @@ from synthetic import epsilon_table, rows
 
 
 def log_of(norms, **options):
-    settings = {"noise_multiplier": 1.0, "max_grad_norm": 2.0, "sample_rate": 0.1, "total_steps": len(norms)}
-    return NormLog.from_arrays(np.asarray(norms, float), np.arange(len(norms)), **(settings | options))
+    settings = {
+        "noise_multiplier": 1.0,
+        "max_grad_norm": 2.0,
+        "sample_rate": 0.1,
+        "total_steps": len(norms),
+    }
+    return NormLog.from_arrays(
+        np.asarray(norms, float), np.arange(len(norms)), **(settings | options)
+    )
 
 
 @pytest.mark.parametrize("rounding", [0, 0.01])
 def test_medians_and_clipped_shares_by_class(rounding):
     rng = np.random.default_rng(0)
     norms, label = rng.gamma(2.0, 1.0, (5, 41)), np.arange(41) % 3
-    found = describe_drivers(log_of(norms, rounding=rounding), epsilon_table(np.arange(41.0)), rows("train", label))
+    found = describe_drivers(
+        log_of(norms, rounding=rounding), epsilon_table(np.arange(41.0)), rows("train", label)
+    )
     assert found.steps == (0, 1, 2, 3, 4)
     assert found.classes == ("0", "1", "2")
     # A clipped norm is known up to an eighth of an octave, another up to one level.
@@ -30,7 +39,9 @@ def test_medians_and_clipped_shares_by_class(rounding):
 
 def test_both_ends_are_named():
     epsilon = np.array([3.0, 0.5, 3.0, *np.linspace(1, 2, 20), 0.1])
-    found = describe_drivers(log_of(np.ones((2, 24))), epsilon_table(epsilon, ids=[f"id{i}" for i in range(24)]), None)
+    found = describe_drivers(
+        log_of(np.ones((2, 24))), epsilon_table(epsilon, ids=[f"id{i}" for i in range(24)]), None
+    )
     assert found.most_protected[:2] == ("id23", "id1")
     assert set(found.least_protected[:2]) == {"id0", "id2"}
     assert (found.n_at_most, found.n_at_least) == (2, 1)
@@ -39,7 +50,9 @@ def test_both_ends_are_named():
 
 def test_many_records_and_many_labels():
     norms = np.ones((200, 30))
-    found = describe_drivers(log_of(norms), epsilon_table(np.ones(30)), rows("train", np.arange(30) / 7))
+    found = describe_drivers(
+        log_of(norms), epsilon_table(np.ones(30)), rows("train", np.arange(30) / 7)
+    )
     assert len(found.steps) == 60
     assert (found.steps[0], found.steps[-1]) == (0, 199)
     assert found.classes == ()

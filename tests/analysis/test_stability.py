@@ -11,7 +11,10 @@ EPSILON = np.repeat([3.0, 2.0, 1.0, 9.0], [20, 20, 20, 5]) + np.linspace(0, 0.5,
 def stability(*epsilons, **options):
     train = rows("train", [0] * 65, group=GROUP)
     return stability_of(
-        [epsilon_table(values) for values in epsilons], train, ["group"], **({"same_settings": True} | options)
+        [epsilon_table(values) for values in epsilons],
+        train,
+        ["group"],
+        **({"same_settings": True} | options),
     )
 
 
@@ -20,7 +23,11 @@ def test_the_same_run_twice_is_stable():
     assert (found.mean_spearman, found.least_spearman) == (pytest.approx(1), pytest.approx(1))
     assert (found.least_top_overlap, found.median_range, found.p95_range) == (1.0, 0.0, 0.0)
     order = found.groups[0]
-    assert (order.n_groups, order.pairs, order.pairs_kept) == (3, 3, 3)  # four of the fourth cannot be read
+    assert (order.n_groups, order.pairs, order.pairs_kept) == (
+        3,
+        3,
+        3,
+    )  # four of the fourth cannot be read
     assert (order.worst, order.best) == (("a", "a"), ("c", "c"))
 
 

@@ -32,7 +32,9 @@ def test_units_by_their_number_of_rows_and_what_a_cap_there_costs():
     worst = [row.worst_case_epsilon for row in found]
     assert worst == sorted(worst)
     assert worst[-1] == table.worst_case_epsilon
-    assert worst[0] == pytest.approx(account(log_of("example", None), delta=DELTA).worst_case_epsilon, rel=1e-5)
+    assert worst[0] == pytest.approx(
+        account(log_of("example", None), delta=DELTA).worst_case_epsilon, rel=1e-5
+    )
     assert all(row.max is None or row.max <= row.worst_case_epsilon for row in found)
 
 
@@ -41,7 +43,9 @@ def test_a_privacy_filter_caps_the_worst_case_of_many_rows():
     table = account(log, delta=DELTA)
     free = [row.worst_case_epsilon for row in unit_sizes(log, table)]
     cap = (free[0] + free[1]) / 2
-    capped = [row.worst_case_epsilon for row in unit_sizes(log, replace(table, worst_case_epsilon=cap))]
+    capped = [
+        row.worst_case_epsilon for row in unit_sizes(log, replace(table, worst_case_epsilon=cap))
+    ]
     assert capped == [free[0], cap, cap, cap]
 
 

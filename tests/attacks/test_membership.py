@@ -28,7 +28,9 @@ def test_examples_without_a_loss_are_left_out():
     assert found.groups.tolist() == ["f", "(missing)"]
 
 
-@pytest.mark.parametrize(("train", "test", "named"), [([np.nan], [1.0], "training"), ([1.0], [], "test")])
+@pytest.mark.parametrize(
+    ("train", "test", "named"), [([np.nan], [1.0], "training"), ([1.0], [], "test")]
+)
 def test_both_sides_are_needed(train, test, named):
     with pytest.raises(InputError, match=f"no {named} example has a loss"):
         loss_scores(table(train, test))

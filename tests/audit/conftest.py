@@ -15,7 +15,9 @@ def no_extras(monkeypatch):
     monkeypatch.setattr(indpriv.audit.variants, "COARSER", ())
     monkeypatch.setattr(indpriv.audit.variants, "RULES", ())
     monkeypatch.setattr(indpriv.audit.variants, "FIDELITY_EPOCHS", ())
-    monkeypatch.setattr(indpriv.audit.audit_directory, "render_html", lambda summary, _pictures: summary.name)
+    monkeypatch.setattr(
+        indpriv.audit.audit_directory, "render_html", lambda summary, _pictures: summary.name
+    )
 
 
 @pytest.fixture(scope="package")
@@ -30,7 +32,10 @@ def run_dir(artifacts, tmp_path_factory):
     examples.to_parquet(folder / "examples-non-dp.parquet")
     declared = {"config": {"audit": {"groups": ["sex", "label"]}}, "training": {"delta": DELTA}}
     declared["data"] = {"class_names": ["poor", "rich"], "preprocessing": "public constants"}
-    write_json(folder / "run.json", {"name": "tiny", **declared, "on_trust": {"duplicates": "not looked for"}})
+    write_json(
+        folder / "run.json",
+        {"name": "tiny", **declared, "on_trust": {"duplicates": "not looked for"}},
+    )
     return folder
 
 

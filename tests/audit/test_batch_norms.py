@@ -1,4 +1,4 @@
-"""What free records prove reaches audit.json, the report and the first screen."""
+"""What batch norms prove reaches audit.json, the report and the first screen."""
 
 import io
 import json
@@ -34,9 +34,13 @@ def run_dir(tmp_path_factory):
     header = LogHeader(0.01, "up", "example", "add_remove", "poisson", False, {"caveats": []}, run)
     writer = NormLogWriter(path, header, np.arange(N), None, np.zeros(0, np.int64))
     writer.record(0, norms[0], max_grad_norm=1.0, targets_fingerprint="same", seconds=0.1)
-    writer.free(0, [(batch, norms[step, batch]) for step, batch in enumerate(drawn)], np.ones(STEPS))
+    writer.free(
+        0, [(batch, norms[step, batch]) for step, batch in enumerate(drawn)], np.ones(STEPS)
+    )
     counts = evidence(STEPS, N, RATE, participations=sum(map(len, drawn)))
-    writer.steps(0, STEPS, noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=RATE, evidence=counts)
+    writer.steps(
+        0, STEPS, noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=RATE, evidence=counts
+    )
     writer.finish(counts)
     writer.close()
     return path
@@ -61,20 +65,27 @@ def test_it_reaches_every_page(run_dir, tmp_path):
 def test_nothing_is_said_where_the_account_uses_none(run_dir, tmp_path):
     summary = audit(run_dir, tmp_path / "audit", delta=1e-5, between_records="worst_case")
     assert summary.free_fidelity is None
-    assert "Free records" not in render_html(summary)
+    assert "Batch norms" not in render_html(summary)
 
 
 def test_members_and_hold_out_are_binned_by_full_records_alone(run_dir, tmp_path):
     run = shutil.copytree(run_dir, tmp_path / "run")
     log = NormLog.open(run)
-    people_of = [people(N, split, seed).drop(columns="hard") for seed, split in enumerate(("train", "test"))]
+    people_of = [
+        people(N, split, seed).drop(columns="hard") for seed, split in enumerate(("train", "test"))
+    ]
     ExampleTable(pd.concat(people_of, ignore_index=True)).to_parquet(run / "examples.parquet")
     norms = np.random.default_rng(1).gamma(2.0, 0.3, (1, N))
-    settings = {"total_steps": STEPS, "noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": RATE}
+    settings = {
+        "total_steps": STEPS,
+        "noise_multiplier": 1.0,
+        "max_grad_norm": 1.0,
+        "sample_rate": RATE,
+    }
     write_run(run / "holdout", NormLog.from_arrays(norms, [0], **settings), None)
     found = audit(run, tmp_path / "audit", delta=1e-5, between_records="closest").attack_by_epsilon
     method = Method(delta=1e-5, between_records="closest")
-    alike, free = table_for(replace(log, free=None), method), table_for(log, method)
+    alike, free = table_for(replace(log, batch_norms=None), method), table_for(log, method)
     edges = {row.high for row in found.thresholds[0].bins} - {alike.worst_case_epsilon}
     assert edges <= set(alike.epsilon.tolist())
     assert not edges <= set(free.epsilon.tolist())

@@ -90,7 +90,10 @@ def test_its_pages_speak_of_people(audited_people):
     text = (folder / "audit.md").read_text()
     assert "| Rows of one user | Users |" in text
     for row in summary.unit_sizes:
-        assert f"| {row.n_units:,} | {format_epsilon(row.worst_case_epsilon)} | {format_epsilon(row.median)} |" in text
+        assert (
+            f"| {row.n_units:,} | {format_epsilon(row.worst_case_epsilon)} | {format_epsilon(row.median)} |"
+            in text
+        )
 
 
 def test_groups_are_of_people(audited_people):
@@ -135,7 +138,12 @@ def test_a_statement_is_of_all_rows_of_a_person(audited_people):
     several = frame.index[frame["n_rows"] > 1][0]
     (owner,) = owners(folder, unit=several)
     text = " ".join(statement(owner, read_summary(folder)).split())
-    assert f"of all {frame.loc[several, 'n_rows']} records together: {frame.loc[several, 'epsilon']:.2f}"[:-1] in text
+    assert (
+        f"of all {frame.loc[several, 'n_rows']} records together: {frame.loc[several, 'epsilon']:.2f}"[
+            :-1
+        ]
+        in text
+    )
     assert len(owners(folder)) == len(frame)
     with pytest.raises(InputError, match="of people, not of rows"):
         owners(folder, example="3")
@@ -150,7 +158,8 @@ def test_a_release_takes_a_person_for_a_record(audited_people):
 
 
 @pytest.mark.parametrize(
-    ("column", "match"), [("family", "no metadata column 'family'"), ("missing", "missing lacks a value for 1 of")]
+    ("column", "match"),
+    [("family", "no metadata column 'family'"), ("missing", "missing lacks a value for 1 of")],
 )
 def test_bad_unit_columns(households, tmp_path, column, match):
     log, examples, _ = households
@@ -174,6 +183,8 @@ def test_people_behind_several_rows_are_found():
     found = undeclared_people(twice, train)
     assert any("patient_id looks like whose row it is" in text for text in found)
     assert any("2 rows repeat each other" in text and "4 = 9" in text for text in found)
-    same = NormLog.from_arrays(norms, np.arange(5), unit="user", unit_ids=np.r_[0:9, 4, 10:40], **run)
+    same = NormLog.from_arrays(
+        norms, np.arange(5), unit="user", unit_ids=np.r_[0:9, 4, 10:40], **run
+    )
     assert undeclared_people(same, train) == []
     assert undeclared_people(log, examples.train) == []

@@ -32,7 +32,9 @@ def content(summary):
 
 
 def failed(content, **limits):
-    return [condition.name for condition in judge(content, Limits(**limits)) if not condition.passed]
+    return [
+        condition.name for condition in judge(content, Limits(**limits)) if not condition.passed
+    ]
 
 
 def test_a_good_audit_passes(content):
@@ -58,7 +60,11 @@ def test_each_limit_fails_alone(content, limits, name):
 
 
 def test_limits_on_other_audits(content):
-    content["claim"], content["run"]["recorded_share"], content["guarantee"]["status"] = "estimate", 0.999, "declared"
+    content["claim"], content["run"]["recorded_share"], content["guarantee"]["status"] = (
+        "estimate",
+        0.999,
+        "declared",
+    )
     assert failed(content) == []
     assert failed(content, exact=True) == ["claim"]
     assert failed(content, min_coverage=1.0) == ["steps recorded"]
@@ -68,7 +74,9 @@ def test_limits_on_other_audits(content):
 def test_a_limit_is_inclusive_and_compares_what_was_computed(content):
     worst = content["guarantee"]["worst_case_epsilon"]
     assert failed(content, max_worst_case_epsilon=worst) == []
-    assert failed(content, max_worst_case_epsilon=math.nextafter(worst, 0)) == ["worst-case epsilon"]
+    assert failed(content, max_worst_case_epsilon=math.nextafter(worst, 0)) == [
+        "worst-case epsilon"
+    ]
 
 
 def test_group_ratios(content):
@@ -89,13 +97,17 @@ def test_without_a_guarantee_nothing_passes(content, status):
 
 
 def test_a_run_that_was_seeded(run):
-    assert "guarantee" in failed(summary_of(*run, evidence={"recorder": {"seeded": True}}).to_json())
+    assert "guarantee" in failed(
+        summary_of(*run, evidence={"recorder": {"seeded": True}}).to_json()
+    )
 
 
 def test_what_is_always_asked(content):
     content["guarantee"]["delta_times_n"] = 1.0
     content["checks"].append({"name": "records", "status": "failed", "detail": ""})
-    content["canaries"] = {"overall": {"bound": {"epsilon": content["guarantee"]["worst_case_epsilon"] * 1.01}}}
+    content["canaries"] = {
+        "overall": {"bound": {"epsilon": content["guarantee"]["worst_case_epsilon"] * 1.01}}
+    }
     content["attack_by_epsilon"] = {"findings": 1}
     assert failed(content) == [
         "delta times n", "evidence", "epsilon that canaries prove", "attacks above the worst case"
@@ -104,14 +116,21 @@ def test_what_is_always_asked(content):
 
 @pytest.mark.parametrize(
     "limits",
-    [{"max_p99_epsilon": math.nan}, {"max_epsilon": math.inf}, {"min_coverage": 100.0}, {"max_delta": -1e-5}],
+    [
+        {"max_p99_epsilon": math.nan},
+        {"max_epsilon": math.inf},
+        {"min_coverage": 100.0},
+        {"max_delta": -1e-5},
+    ],
 )
 def test_limits_that_limit_nothing_are_refused(limits):
     with pytest.raises(InputError, match=r"^--\w+-\w+.* is not a"):
         Limits(**limits)
 
 
-@pytest.mark.parametrize("path", [("guarantee", "status"), ("guarantee", "delta_times_n"), ("checks",), ("claim",)])
+@pytest.mark.parametrize(
+    "path", [("guarantee", "status"), ("guarantee", "delta_times_n"), ("checks",), ("claim",)]
+)
 def test_what_is_missing_never_passes(content, path):
     broken = copy.deepcopy(content)
     part = broken
@@ -138,7 +157,16 @@ def audit_dir(content, tmp_path):
 
 
 def test_exit_codes(audit_dir, capsys):
-    command = ["gate", audit_dir, "--max-worst-case-epsilon", "8", "--max-p99-epsilon", "6", "--min-coverage", "1.0"]
+    command = [
+        "gate",
+        audit_dir,
+        "--max-worst-case-epsilon",
+        "8",
+        "--max-p99-epsilon",
+        "6",
+        "--min-coverage",
+        "1.0",
+    ]
     assert run_command(command) == 0
     assert run_command([*command, "--max-delta", "1e-7"]) == 1
     assert "FAILED" in capsys.readouterr().out
@@ -148,7 +176,15 @@ def test_exit_codes(audit_dir, capsys):
 
 
 def test_a_log_shows_no_figure_of_the_data_unless_asked(audit_dir, content, capsys):
-    command = ["gate", audit_dir, "--max-p99-epsilon", "0.5", "--max-worst-case-epsilon", "8", "--json"]
+    command = [
+        "gate",
+        audit_dir,
+        "--max-p99-epsilon",
+        "0.5",
+        "--max-worst-case-epsilon",
+        "8",
+        "--json",
+    ]
     assert run_command(command) == 1
     quiet = json.loads(capsys.readouterr().out)
     found = {row["name"]: row for row in quiet["conditions"]}

@@ -25,10 +25,24 @@ def audited(name, folder, **changes):
     kept = [line for line in lines if line.split(" =")[0] not in changes]
     text = "\n".join(kept)
     for key, (section, value) in changes.items():
-        text = text.replace(f"[{section}]", f"[{section}]\n{key} = {value}" if value is not None else f"[{section}]")
+        text = text.replace(
+            f"[{section}]", f"[{section}]\n{key} = {value}" if value is not None else f"[{section}]"
+        )
     (folder / "audit.toml").write_text(text)
     run_dir, audit_dir = folder / "run", folder / "audit"
-    assert run(["train", str(folder / "audit.toml"), "--run-dir", str(run_dir), "--data-dir", str(SHARED)]) == 0
+    assert (
+        run(
+            [
+                "train",
+                str(folder / "audit.toml"),
+                "--run-dir",
+                str(run_dir),
+                "--data-dir",
+                str(SHARED),
+            ]
+        )
+        == 0
+    )
     assert run(["audit", str(run_dir), "--output-dir", str(audit_dir)]) == 0
     return run_dir, audit_dir, json.loads((audit_dir / "audit.json").read_text())
 
@@ -55,13 +69,17 @@ def check_against_rows(run_dir, audit_dir, most_rows):
     units = pd.Series(log.unit_ids)
     single = ~units.duplicated(keep=False)
     one_row, as_examples = frame.loc[units[single], "epsilon"], table.epsilon[single.to_numpy()]
-    np.testing.assert_allclose(one_row, as_examples, rtol=1e-14)  # other blocks of a matrix product: the last bit
+    np.testing.assert_allclose(
+        one_row, as_examples, rtol=1e-14
+    )  # other blocks of a matrix product: the last bit
     several = units[~single]
     smallest = pd.Series(table.epsilon).groupby(log.unit_ids).max()
     assert (frame.loc[several.unique(), "epsilon"] >= smallest[several.unique()]).all()
     assert (frame["epsilon"] <= frame["unit_worst_case"]).all()
     assert frame["n_rows"].max() == most_rows
-    norms = np.minimum(alone.read() if alone.levels is None else alone.levels.norms(alone.read(), 1.0), 1.0)
+    norms = np.minimum(
+        alone.read() if alone.levels is None else alone.levels.norms(alone.read(), 1.0), 1.0
+    )
     sigma, rate = log.settings.noise_multiplier[0], log.settings.sample_rate[0]
     people = account(log, delta=1e-5, orders=[ORDER])
     offset = epsilon_offsets(np.array([ORDER]), 1e-5, "canonne2020")[0]
@@ -97,7 +115,11 @@ def test_lfw_by_person(tmp_path, capsys):
 
 @pytest.mark.skipif(not (SHARED / "lfw").is_dir(), reason=f"LFW is not in {SHARED}")
 def test_lfw_by_picture_says_that_people_have_several(tmp_path):
-    changes = {"max_rows_per_unit": ("data", None), "unit_column": ("data", None), "epochs": ("training", 1)}
+    changes = {
+        "max_rows_per_unit": ("data", None),
+        "unit_column": ("data", None),
+        "epochs": ("training", 1),
+    }
     _, _, summary = audited("lfw", tmp_path, **changes)
     assert summary["account"]["unit"] == "example"
     assert summary["unit_sizes"] == []

@@ -47,7 +47,14 @@ quick = pytest.mark.usefixtures("no_extras")
 
 def test_the_directory_holds_everything_and_is_private(audited):
     folder, summary = audited
-    names = {"epsilon.parquet", "audit.json", "audit.md", "report.html", "examples.parquet", "examples-non-dp.parquet"}
+    names = {
+        "epsilon.parquet",
+        "audit.json",
+        "audit.md",
+        "report.html",
+        "examples.parquet",
+        "examples-non-dp.parquet",
+    }
     assert {path.name for path in folder.iterdir()} == names
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -69,7 +76,9 @@ def test_epsilons_are_the_accountants(audited, artifacts):
     assert frame["sex"].tolist() == examples.train["sex"].tolist()
     assert frame["age"].tolist() == examples.train["age"].tolist()
     assert frame["correct"].tolist() == examples.train["correct"].tolist()
-    assert frame["label"].tolist() == ["rich" if label else "poor" for label in examples.train["label"]]
+    assert frame["label"].tolist() == [
+        "rich" if label else "poor" for label in examples.train["label"]
+    ]
     assert frame.attrs["claim"] == summary.claim == "exact"
     assert summary.guarantee.worst_case_epsilon == table.worst_case_epsilon
     assert summary.guarantee.status == "supported"
@@ -91,7 +100,13 @@ def test_what_was_declared_is_used(audited):
 
 @quick
 def test_arguments_come_before_what_was_declared(run_dir, tmp_path):
-    summary = audit(run_dir, tmp_path / "audit", delta=1e-6, by=["age:bins=3", "age:bins=3"], conversion="mironov2017")
+    summary = audit(
+        run_dir,
+        tmp_path / "audit",
+        delta=1e-6,
+        by=["age:bins=3", "age:bins=3"],
+        conversion="mironov2017",
+    )
     assert (summary.account.delta, summary.account.conversion) == (1e-6, "mironov2017")
     assert [table.by for table in summary.groups] == ["age:bins=3"]
     assert "--delta 1e-06" in summary.command
@@ -111,7 +126,9 @@ def test_the_command_reproduces_the_audit(run_dir, tmp_path):
 @quick
 def test_any_parquet_reader_sees_what_the_epsilons_mean(run_dir, tmp_path):
     audit(run_dir, tmp_path / "audit")
-    metadata = json.loads(pq.read_schema(tmp_path / "audit" / "epsilon.parquet").metadata[b"indpriv"])
+    metadata = json.loads(
+        pq.read_schema(tmp_path / "audit" / "epsilon.parquet").metadata[b"indpriv"]
+    )
     assert (metadata["claim"], metadata["disclaimer"]) == ("exact", DISCLAIMER)
     account_of = metadata["account"]
     assert (account_of["delta"], account_of["unit"]) == (DELTA, "example")
@@ -127,7 +144,9 @@ def test_later_commands_need_the_audit_directory_only(run_dir, tmp_path, artifac
     (by_sex,) = groups_of(folder, ["sex"])
     log, examples = artifacts
     named = name_labels(examples, ["poor", "rich"])
-    expected = group_table(account(log, delta=DELTA), named.aligned(log.example_ids), named.test, "sex")
+    expected = group_table(
+        account(log, delta=DELTA), named.aligned(log.example_ids), named.test, "sex"
+    )
     assert by_sex == expected
     assert [table.by for table in groups_of(folder, [])] == ["label", "sex", "age:bins=10"]
     (plain,) = groups_json((by_sex,), read_summary(folder))
@@ -166,7 +185,7 @@ def test_policy_and_cost_of_recording_are_told(audited):
     assert text in " ".join(screen(summary).split())
     recorder = json.loads((folder / "audit.json").read_text())["run"]["recorder"]
     assert recorder["policy"] == {
-        "every": 1, "growth": 1.0, "longest": None, "free_records": False, "exact_examples": 0, "first": 0
+        "every": 1, "growth": 1.0, "longest": None, "batch_norms": False, "reference_examples": 0, "first": 0
     }  # fmt: skip
     assert (recorder["pass_seconds"], recorder["training_seconds"]) == (pytest.approx(3.0), 2.0)
 
@@ -186,7 +205,11 @@ def test_individual_clipping_is_exact_where_every_gradient_shows_it(artifacts, t
     assert told["Clip mode"][0].startswith("individual: each example at its last recorded level")
     assert told["Clip mode"][1] == ("verified" if at_levels else "failed")
     assert not any("exact values" in text for text in summary.missing)
-    assert "clipped each example" in screen(summary) if at_levels else "only 719 of 720 gradients" in screen(summary)
+    assert (
+        "clipped each example" in screen(summary)
+        if at_levels
+        else "only 719 of 720 gradients" in screen(summary)
+    )
 
 
 @quick
@@ -235,7 +258,9 @@ def test_a_seeded_run_is_void(artifacts, tmp_path):
 @quick
 def test_failed_evidence_unproves_the_guarantee(artifacts, tmp_path, changes, reason):
     log, examples = artifacts
-    summary = audit(write_run(tmp_path / "run", log, examples, changes=changes), tmp_path / "audit", delta=DELTA)
+    summary = audit(
+        write_run(tmp_path / "run", log, examples, changes=changes), tmp_path / "audit", delta=DELTA
+    )
     assert summary.guarantee.status == "unproven"
     assert any(reason in text for text in summary.guarantee.reasons)
     assert summary.claim == "estimate"
@@ -245,18 +270,24 @@ def test_failed_evidence_unproves_the_guarantee(artifacts, tmp_path, changes, re
 def test_shuffled_batches_have_no_guarantee(artifacts, tmp_path):
     log, examples = artifacts
     shuffled = replace(log, sampler="shuffled")
-    summary = audit(write_run(tmp_path / "run", shuffled, examples), tmp_path / "audit", delta=DELTA)
+    summary = audit(
+        write_run(tmp_path / "run", shuffled, examples), tmp_path / "audit", delta=DELTA
+    )
     assert (summary.guarantee.status, summary.claim) == ("unproven", "estimate")
     assert "No guarantee is proven" in summary.guarantee.statement
 
 
 @quick
 def test_a_directory_that_is_no_run_is_refused(tmp_path):
-    with pytest.raises(InputError, match="is not a directory; a run directory is what a Recorder writes"):
+    with pytest.raises(
+        InputError, match="is not a directory; a run directory is what a Recorder writes"
+    ):
         audit(tmp_path / "nowhere", tmp_path / "audit")
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "step-10.pt").write_bytes(b"")
-    with pytest.raises(InputError, match=r"holds no journal\.jsonl \(it holds step-10\.pt\); a run directory is"):
+    with pytest.raises(
+        InputError, match=r"holds no journal\.jsonl \(it holds step-10\.pt\); a run directory is"
+    ):
         audit(tmp_path / "checkpoints", tmp_path / "audit")
     assert not (tmp_path / "audit").exists()
     with pytest.raises(InputError, match=r"holds no audit\.json; make an audit first"):
@@ -367,7 +398,9 @@ def test_a_damaged_record_is_refused_or_counted_at_c(artifacts, tmp_path):
         audit(folder, tmp_path / "audit", delta=DELTA)
     counted = audit(folder, tmp_path / "audit", delta=DELTA, unreadable="worst_case")
     whole = account(artifacts[0], delta=DELTA)
-    assert np.all(read_parquet(tmp_path / "audit" / "epsilon.parquet")["epsilon"] >= whole.epsilon - 1e-12)
+    assert np.all(
+        read_parquet(tmp_path / "audit" / "epsilon.parquet")["epsilon"] >= whole.epsilon - 1e-12
+    )
     assert counted.guarantee.status == "supported"  # the worst case does not rest on a record
 
 

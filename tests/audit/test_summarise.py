@@ -9,7 +9,13 @@ from synthetic import epsilon_table, people
 def test_columns_that_test_examples_lack_are_said(artifacts):
     log, examples = artifacts
     test = examples.frame["split"] == "test"
-    whole = summarise(log, epsilon_table(np.ones(log.n_examples)), Evidence(examples=examples), name="x", by=["sex"])
+    whole = summarise(
+        log,
+        epsilon_table(np.ones(log.n_examples)),
+        Evidence(examples=examples),
+        name="x",
+        by=["sex"],
+    )
     assert not any("test_metadata" in text for text in whole.missing)
     frame = examples.frame.assign(sex=examples.frame["sex"].mask(test))
     summary = summarise(
@@ -27,9 +33,14 @@ def test_default_groups():
     train = people(200, "train", 0).assign(street=[f"street {index}" for index in range(200)])
     chosen, left_out = choose_groups(train.drop(columns="hard"), (), ())
     assert chosen == ["label", "sex", "age:bins=10"]
-    assert left_out == ["street has 200 distinct values and was not grouped by; ask with --by street."]
+    assert left_out == [
+        "street has 200 distinct values and was not grouped by; ask with --by street."
+    ]
     assert choose_groups(train, (), ("sex",)) == (["sex"], [])
-    assert choose_groups(train, ("age:bins=2", "sex", "sex"), ("label",)) == (["age:bins=2", "sex"], [])
+    assert choose_groups(train, ("age:bins=2", "sex", "sex"), ("label",)) == (
+        ["age:bins=2", "sex"],
+        [],
+    )
 
 
 def test_labels_get_their_names_only_where_they_fit(artifacts):

@@ -15,7 +15,12 @@ from .conftest import DELTA
 
 def test_fidelity_is_zero_where_norms_never_move():
     norms = np.tile(np.linspace(0.01, 1.5, 25), (20, 1))
-    settings = {"total_steps": 20, "noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 0.1}
+    settings = {
+        "total_steps": 20,
+        "noise_multiplier": 1.0,
+        "max_grad_norm": 1.0,
+        "sample_rate": 0.1,
+    }
     log = NormLog.from_arrays(norms, np.arange(20), **settings)
     method = Method(delta=DELTA)
     rows = fidelity_against_k(log, method, table_for(log, method))
@@ -77,7 +82,9 @@ def test_fidelity_by_group_adds_up(artifacts):
     groups = {"sex": partition(train, train.iloc[:0], "sex")}
     rows = fidelity_against_k(log, method, table_for(log, method), groups=groups)
     told = [row for row in rows if row.groups]
-    assert [(row.every, row.between_records) for row in told] == [(10, "last")]  # one epoch, by the rule of the account
+    assert [(row.every, row.between_records) for row in told] == [
+        (10, "last")
+    ]  # one epoch, by the rule of the account
     assert sum(group.n for group in told[0].groups) == told[0].n
     assert sum(group.n * group.signed_bias for group in told[0].groups) == pytest.approx(
         told[0].n * told[0].signed_bias
@@ -89,7 +96,12 @@ def test_sensitivity_is_the_account_of_other_choices(artifacts):
     log, _ = artifacts
     method = Method(delta=DELTA)
     norms = log.levels.norms(log.read(), 1.0)
-    settings = {"total_steps": 30, "noise_multiplier": 1.1, "max_grad_norm": 1.0, "sample_rate": 0.1}
+    settings = {
+        "total_steps": 30,
+        "noise_multiplier": 1.1,
+        "max_grad_norm": 1.0,
+        "sample_rate": 0.1,
+    }
     found = sensitivity(log, method, table_for(log, method))
     assert [(row.choice, row.instead) for row in found] == [
         ("rounding", "0.02"),
@@ -113,12 +125,19 @@ def test_sensitivity_is_the_account_of_other_choices(artifacts):
 def test_sensitivity_to_what_holds_between_records(artifacts):
     method, thinned = Method(delta=DELTA), artifacts[0].thin(10)
     table = table_for(thinned, method)
-    found = {row.instead: row for row in sensitivity(thinned, method, table) if row.choice == "between_records"}
+    found = {
+        row.instead: row
+        for row in sensitivity(thinned, method, table)
+        if row.choice == "between_records"
+    }
     assert set(found) == {"closest", "worst_case"}
     assert found["worst_case"].share_smaller == 0
     assert (
         found["worst_case"].mean_shift
-        == (table_for(thinned, replace(method, between_records="worst_case")).epsilon - table.epsilon).mean()
+        == (
+            table_for(thinned, replace(method, between_records="worst_case")).epsilon
+            - table.epsilon
+        ).mean()
         > 0
     )
 

@@ -29,7 +29,9 @@ def test_hugging_face(run, recorder, monkeypatch, tmp_path, capsys):
         for batch in run.loader:
             run.step(*batch)
             state.global_step += 1
-            if state.global_step % 4 == 0:  # as Trainer._maybe_log_save_evaluate: on_log, then on_save
+            if (
+                state.global_step % 4 == 0
+            ):  # as Trainer._maybe_log_save_evaluate: on_log, then on_save
                 callback.on_log(args, state, control, model=run.model, logs={"loss": 0.5})
                 (tmp_path / f"checkpoint-{state.global_step}").mkdir()
                 callback.on_save(args, state, control, model=run.model)

@@ -103,12 +103,16 @@ def test_a_summary_writer_of_tensorboard(run, recorder, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
 
-    with recorder.attach(run.model, run.optimizer, run.loader), SummaryWriter(tmp_path / "events") as writer:
+    with (
+        recorder.attach(run.model, run.optimizer, run.loader),
+        SummaryWriter(tmp_path / "events") as writer,
+    ):
         run.train(1)
         send(writer, metrics_of(recorder, delta=1e-5), 10)
     events = EventAccumulator(str(tmp_path / "events"))
     events.Reload()
     assert set(events.Tags()["scalars"]) == {
-        f"indpriv/{name}" for name in ("worst_case_epsilon", "coverage", "steps", "norm_pass_seconds")
+        f"indpriv/{name}"
+        for name in ("worst_case_epsilon", "coverage", "steps", "norm_pass_seconds")
     }
     assert [(event.step, event.value) for event in events.Scalars("indpriv/steps")] == [(10, 10.0)]

@@ -10,7 +10,12 @@ from indpriv.integrations.metrics import STATISTICS, metrics_of, print_epsilons,
 from indpriv.recording import Recorder
 from runs import PER_EXAMPLE, make_run
 
-PUBLIC = {"indpriv/worst_case_epsilon", "indpriv/coverage", "indpriv/steps", "indpriv/norm_pass_seconds"}
+PUBLIC = {
+    "indpriv/worst_case_epsilon",
+    "indpriv/coverage",
+    "indpriv/steps",
+    "indpriv/norm_pass_seconds",
+}
 
 
 class Tracker:
@@ -35,7 +40,11 @@ def test_a_tracker_gets_public_figures_only_unless_others_are_asked_for_by_name(
     tracker = Tracker()
 
     def after_step(recorder, step):
-        send(tracker, metrics_of(recorder, delta=1e-5, also=("epsilon_median",) if step == 10 else ()), step)
+        send(
+            tracker,
+            metrics_of(recorder, delta=1e-5, also=("epsilon_median",) if step == 10 else ()),
+            step,
+        )
 
     trained(tmp_path / "run", after_step)
     assert tracker.sent[0] == {}  # nothing before the first step
@@ -73,7 +82,9 @@ def test_every_statistic_is_one_number_of_the_table(tmp_path):
 
 def test_the_terminal_shows_what_an_epsilon_must_never_be_without(tmp_path):
     shown = io.StringIO()
-    trained(tmp_path / "run", lambda recorder, step: print_epsilons(recorder, delta=1e-5, file=shown))
+    trained(
+        tmp_path / "run", lambda recorder, step: print_epsilons(recorder, delta=1e-5, file=shown)
+    )
     lines = shown.getvalue().splitlines()
     assert len(lines) == 10
     assert lines[-1].startswith("step 10: worst case ")

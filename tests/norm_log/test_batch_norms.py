@@ -7,7 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indpriv import EvidenceError, InputError, NormLog, _files
-from indpriv.norm_log.batch_norms import ArrayFreeRecords, FileFreeRecords, FreeEntries, FreeFile, _groups, file_bytes
+from indpriv.norm_log.batch_norms import (
+    ArrayBatchNorms,
+    BatchNormEntries,
+    BatchNormFile,
+    FileBatchNorms,
+    _groups,
+    file_bytes,
+)
 from indpriv.norm_log.levels import Levels
 from indpriv.norm_log.verify import verify
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
@@ -30,7 +37,7 @@ def flat(batches):
 
 
 def write(run_dir, batches, *, flush=10, close=True, rounding=0.01):
-    """A run with one full record, whose free records are flushed every so many steps."""
+    """A run with one full record, whose batch norms are flushed every so many steps."""
     header = LogHeader(rounding, "up", "example", "add_remove", "poisson", False, {"caveats": []})
     writer = NormLogWriter(run_dir, header, np.arange(N), None, np.zeros(0, np.int64))
     writer.record(0, np.ones(N) / 2, max_grad_norm=1.0, targets_fingerprint="same", seconds=0.1)
@@ -38,7 +45,14 @@ def write(run_dir, batches, *, flush=10, close=True, rounding=0.01):
         part = batches[first : first + flush]
         writer.free(first, part, np.ones(len(part)))
         counts = evidence(first + len(part), N, 0.2)
-        writer.steps(first, len(part), noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.2, evidence=counts)
+        writer.steps(
+            first,
+            len(part),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            sample_rate=0.2,
+            evidence=counts,
+        )
     if close:
         writer.finish(counts)
     writer.close()
@@ -61,13 +75,15 @@ def expected(batches, encode=True):
 def test_what_is_written_is_read(rounding, tmp_path):
     batches = draws()
     write(tmp_path, batches, rounding=rounding)
-    free = NormLog.open(tmp_path).free
+    free = NormLog.open(tmp_path).batch_norms
     assert free.steps.tolist() == list(range(STEPS))
     entries = free.read(0, N)
     assert as_dict(entries) == expected(batches, encode=bool(rounding))
     keys = entries.position.astype(int) * STEPS + entries.step
     assert np.all(np.diff(keys) > 0)
-    assert as_dict(free.read(7, 23), 7) == {key: norm for key, norm in as_dict(entries).items() if 7 <= key[0] < 23}
+    assert as_dict(free.read(7, 23), 7) == {
+        key: norm for key, norm in as_dict(entries).items() if 7 <= key[0] < 23
+    }
     assert not [check for check in verify(tmp_path) if check.status == "failed"]
 
 
@@ -75,12 +91,14 @@ def test_blocks_read_only_the_row_groups_they_need(tmp_path, monkeypatch):
     monkeypatch.setattr(_files, "ROW_GROUP_SIZE", 16)
     rng = np.random.default_rng(0)
     position, step = np.divmod(rng.permutation(2000).astype(np.int32), np.int32(20))
-    entries = FreeEntries(position, step, rng.integers(0, 100, 2000).astype(np.uint8))
+    entries = BatchNormEntries(position, step, rng.integers(0, 100, 2000).astype(np.uint8))
     (tmp_path / "free").write_bytes(file_bytes(entries, 0))
-    found = FileFreeRecords(np.arange(20), (FreeFile(tmp_path / "free", 0, 20),), LEVELS)
+    found = FileBatchNorms(np.arange(20), (BatchNormFile(tmp_path / "free", 0, 20),), LEVELS)
     whole = as_dict(entries)
     assert as_dict(found.read(0, 100)) == whole
-    assert as_dict(found.read(33, 47), 33) == {key: norm for key, norm in whole.items() if 33 <= key[0] < 47}
+    assert as_dict(found.read(33, 47), 33) == {
+        key: norm for key, norm in whole.items() if 33 <= key[0] < 47
+    }
     with pq.ParquetFile(tmp_path / "free") as parquet:
         assert len(_groups(parquet, 0, 100)) == 125
         assert len(_groups(parquet, 33, 47)) <= 14 * 20 / 16 + 2
@@ -90,7 +108,9 @@ def test_an_entry_takes_two_bytes():
     rng = np.random.default_rng(0)
     step, position = np.nonzero(rng.random((256, 5000)) < 0.08)
     norms = rng.gamma(2, 0.2, 5000)[position] * np.exp(rng.normal(0, 0.1, len(position)))
-    entries = FreeEntries(position.astype(np.int32), step.astype(np.int32), LEVELS.encode(norms, 1.0))
+    entries = BatchNormEntries(
+        position.astype(np.int32), step.astype(np.int32), LEVELS.encode(norms, 1.0)
+    )
     assert len(file_bytes(entries, 0)) < 2.5 * len(entries)
 
 
@@ -100,20 +120,24 @@ def test_a_crash_loses_what_was_not_flushed(tmp_path):
     lines = (tmp_path / "journal.jsonl").read_bytes().splitlines(keepends=True)
     kinds = [json.loads(line)["kind"] for line in lines]
     last_free = len(kinds) - 1 - kinds[::-1].index("free")
-    (tmp_path / "journal.jsonl").write_bytes(b"".join(lines[: last_free + 1]))  # its steps were never logged
+    (tmp_path / "journal.jsonl").write_bytes(
+        b"".join(lines[: last_free + 1])
+    )  # its steps were never logged
     log = NormLog.open(tmp_path)
     assert log.total_steps == 20
-    assert log.free.steps.tolist() == list(range(20))
-    assert as_dict(log.free.read(0, N)) == expected(batches[:20])
+    assert log.batch_norms.steps.tolist() == list(range(20))
+    assert as_dict(log.batch_norms.read(0, N)) == expected(batches[:20])
 
 
 def test_a_damaged_file_leaves_its_steps_without_free_records(tmp_path):
     write(tmp_path, draws())
     path = tmp_path / "records" / "free-000000000010.parquet"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(EvidenceError, match=r"free-000000000010\.parquet: record of step 10 was changed"):
+    with pytest.raises(
+        EvidenceError, match=r"free-000000000010\.parquet: record of step 10 was changed"
+    ):
         NormLog.open(tmp_path)
-    free = NormLog.open(tmp_path, unreadable="worst_case").free
+    free = NormLog.open(tmp_path, unreadable="worst_case").batch_norms
     assert free.steps.tolist() == [*range(10), *range(20, 30)]
     assert not np.isin(free.read(0, N).step, range(10, 20)).any()
 
@@ -121,7 +145,7 @@ def test_a_damaged_file_leaves_its_steps_without_free_records(tmp_path):
 def test_steps_whose_batch_is_unknown_are_missing(tmp_path):
     batches = draws()
     write(tmp_path, [None if step in (3, 17) else batch for step, batch in enumerate(batches)])
-    free = NormLog.open(tmp_path).free
+    free = NormLog.open(tmp_path).batch_norms
     assert free.steps.tolist() == [step for step in range(STEPS) if step not in (3, 17)]
 
 
@@ -132,9 +156,16 @@ def test_resuming_voids_what_was_recorded_beyond(tmp_path):
     writer = NormLogWriter(tmp_path, header, np.arange(N), None, np.zeros(0, np.int64))
     writer.truncate(13)
     writer.free(13, again[13:20], np.ones(7))
-    writer.steps(13, 7, noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.2, evidence=evidence(20, N, 0.2))
+    writer.steps(
+        13,
+        7,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        sample_rate=0.2,
+        evidence=evidence(20, N, 0.2),
+    )
     writer.close()
-    free = NormLog.open(tmp_path).free
+    free = NormLog.open(tmp_path).batch_norms
     assert free.steps.tolist() == list(range(20))
     assert as_dict(free.read(0, N)) == expected(batches[:13] + again[13:20])
 
@@ -142,7 +173,9 @@ def test_resuming_voids_what_was_recorded_beyond(tmp_path):
 def in_memory(batches, **options):
     settings_ = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 0.2, **options}
     rows = np.ones((1, N)) / 2
-    return NormLog.from_arrays(rows, [0], total_steps=len(batches), free_records=flat(batches), **settings_)
+    return NormLog.from_arrays(
+        rows, [0], total_steps=len(batches), batch_norms=flat(batches), **settings_
+    )
 
 
 @settings(max_examples=30)
@@ -151,15 +184,18 @@ def test_taking_examples_takes_their_entries(seed, positions):
     batches = draws(seed)
     whole = expected(batches)
     taken = in_memory(batches).take(positions)
-    assert as_dict(taken.free.read(0, len(positions))) == {
-        (new, step): norm for new, old in enumerate(positions) for (i, step), norm in whole.items() if i == old
+    assert as_dict(taken.batch_norms.read(0, len(positions))) == {
+        (new, step): norm
+        for new, old in enumerate(positions)
+        for (i, step), norm in whole.items()
+        if i == old
     }
 
 
 def test_each_entry_is_rounded_under_the_clipping_norm_of_its_step():
     batches = draws()
     clip = np.linspace(0.5, 2.0, STEPS)
-    entries = in_memory(batches, max_grad_norm=clip).free.read(0, N)
+    entries = in_memory(batches, max_grad_norm=clip).batch_norms.read(0, N)
     for (position, step), code in as_dict(entries).items():
         batch, norms = batches[step]
         assert code == LEVELS.encode(norms[batch == position], clip[step])[0]
@@ -167,12 +203,12 @@ def test_each_entry_is_rounded_under_the_clipping_norm_of_its_step():
 
 def test_thinning_keeps_free_records_and_exact_examples_need_none():
     log = in_memory(draws())
-    assert log.thin(10).free is log.free
-    assert isinstance(log.free, ArrayFreeRecords)
+    assert log.thin(10).batch_norms is log.batch_norms
+    assert isinstance(log.batch_norms, ArrayBatchNorms)
 
 
 @pytest.mark.parametrize(
-    ("free_records", "message"),
+    ("batch_norms", "message"),
     [
         (([0], [0]), "2 parts"),
         (([0, 1], [0], [1.0]), "shapes"),
@@ -184,7 +220,7 @@ def test_thinning_keeps_free_records_and_exact_examples_need_none():
         (([3], [1], [-1.0]), "negative gradient norms"),
     ],
 )
-def test_bad_entries_are_refused(free_records, message):
+def test_bad_entries_are_refused(batch_norms, message):
     with pytest.raises(InputError, match=message):
         NormLog.from_arrays(
             np.ones((1, N)),
@@ -193,5 +229,5 @@ def test_bad_entries_are_refused(free_records, message):
             noise_multiplier=1.0,
             max_grad_norm=1.0,
             sample_rate=0.2,
-            free_records=free_records,
+            batch_norms=batch_norms,
         )

@@ -33,7 +33,9 @@ def write(folder, *, settings=None, parquet=False, **arrays):
     if not parquet:
         np.savez_compressed(folder / "norms.npz", **arrays)
         return folder / "norms.npz"
-    frame = pd.DataFrame({str(step): row for step, row in zip(STEPS.tolist(), arrays["norms"], strict=True)})
+    frame = pd.DataFrame(
+        {str(step): row for step, row in zip(STEPS.tolist(), arrays["norms"], strict=True)}
+    )
     for name in set(arrays) - {"norms", "recorded_steps"}:
         frame.insert(0, name.replace("_ids", "_id"), arrays[name])
     frame.to_parquet(folder / "norms.parquet", index=False)
@@ -50,17 +52,27 @@ def statuses(run_dir):
 
 
 @pytest.mark.parametrize("parquet", [False, True])
-@pytest.mark.parametrize("ids", [np.arange(50)[::-1].copy(), np.array([f"p{i}" for i in range(50)])])
+@pytest.mark.parametrize(
+    "ids", [np.arange(50)[::-1].copy(), np.array([f"p{i}" for i in range(50)])]
+)
 def test_the_log_is_the_one_from_arrays(parquet, ids, tmp_path):
     log = converted(tmp_path, parquet=parquet, example_ids=ids, unit_ids=np.arange(50) + 100)
     expected = NormLog.from_arrays(
-        norms(), STEPS, total_steps=30, noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.1, example_ids=ids
+        norms(),
+        STEPS,
+        total_steps=30,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        sample_rate=0.1,
+        example_ids=ids,
     )
     assert np.array_equal(log.read(), expected.read())
     assert log.recorded_steps.tolist() == STEPS.tolist()
     assert log.example_ids.tolist() == ids.tolist()
     assert log.unit_ids.tolist() == (np.arange(50) + 100).tolist()
-    ours, theirs = (indpriv.account(x, delta=1e-5, between_records="worst_case") for x in (log, expected))
+    ours, theirs = (
+        indpriv.account(x, delta=1e-5, between_records="worst_case") for x in (log, expected)
+    )
     assert np.array_equal(ours.epsilon, theirs.epsilon)
     assert ours.claim == "estimate"  # nobody watched
     assert "another trainer" in ours.claim_reason
@@ -76,11 +88,14 @@ def test_columns_of_a_parquet_file_may_stand_in_any_order(tmp_path):
 
 def test_settings_that_move_are_those_of_each_step(tmp_path):
     sigmas = np.linspace(1, 2, 30).tolist()
-    log = converted(tmp_path, settings={"noise_multiplier": sigmas, "max_grad_norm": [1.0] * 10 + [0.5] * 20})
+    log = converted(
+        tmp_path, settings={"noise_multiplier": sigmas, "max_grad_norm": [1.0] * 10 + [0.5] * 20}
+    )
     assert log.settings.noise_multiplier.tolist() == sigmas
     assert log.settings.max_grad_norm.tolist() == [1.0] * 10 + [0.5] * 20
     assert (
-        log.levels.relative(log.read()[2]).tolist() == log.levels.relative(log.levels.encode(norms()[2], 0.5)).tolist()
+        log.levels.relative(log.read()[2]).tolist()
+        == log.levels.relative(log.levels.encode(norms()[2], 0.5)).tolist()
     )
 
 
@@ -93,12 +108,21 @@ def test_narrow_numbers_are_never_rounded_below_what_they_stood_for(tmp_path):
 def test_what_can_be_checked_is_and_the_rest_is_not_called_checked(tmp_path):
     converted(tmp_path, participations=np.random.default_rng(1).binomial(30, 0.1, 50))
     found = statuses(tmp_path / "run")
-    assert found["participation of each example"] == found["batch sizes"] == found["records"] == "passed"
-    assert {found[name] for name in ("sampler (declared)", "training", "run.json", "norm pass")} == {"not checked"}
+    assert (
+        found["participation of each example"]
+        == found["batch sizes"]
+        == found["records"]
+        == "passed"
+    )
+    assert {
+        found[name] for name in ("sampler (declared)", "training", "run.json", "norm pass")
+    } == {"not checked"}
     assert "failed" not in found.values()
 
 
-@pytest.mark.parametrize("drawn", [np.full(300, 3), np.r_[30, np.full(299, 3)]], ids=["shuffled", "one in each batch"])
+@pytest.mark.parametrize(
+    "drawn", [np.full(300, 3), np.r_[30, np.full(299, 3)]], ids=["shuffled", "one in each batch"]
+)
 def test_draws_that_are_not_poisson_are_found(drawn, tmp_path):
     many = np.tile(norms(), 6)
     log = converted(tmp_path, norms=many, participations=drawn)
@@ -107,7 +131,9 @@ def test_draws_that_are_not_poisson_are_found(drawn, tmp_path):
 
 
 def test_a_seeded_run_says_so(tmp_path):
-    assert any("no privacy" in caveat for caveat in converted(tmp_path, settings={"seeded": True}).caveats)
+    assert any(
+        "no privacy" in caveat for caveat in converted(tmp_path, settings={"seeded": True}).caveats
+    )
 
 
 def test_an_audit_of_it_calls_its_guarantee_declared(tmp_path):
@@ -171,7 +197,10 @@ def test_bad_settings_are_refused_and_nothing_is_written(message, tmp_path):
 def test_everything_that_is_missing_is_asked_for_at_once(tmp_path):
     path = write(tmp_path)
     (tmp_path / "run.json").write_text('{"steps": 30}')
-    with pytest.raises(InputError, match="lacks noise_multiplier, max_grad_norm, sample_rate, sampler, unit, neighb"):
+    with pytest.raises(
+        InputError,
+        match="lacks noise_multiplier, max_grad_norm, sample_rate, sampler, unit, neighb",
+    ):
         convert(path, tmp_path / "run.json", tmp_path / "run")
 
 

@@ -72,11 +72,17 @@ def test_large_numbers_are_written_as_everywhere():
         (1, 2e-3, "norms in training", "failed"),  # too much for rounding
     ],
 )
-def test_a_trifle_in_few_norms_is_a_matter_of_precision_and_more_is_another_training(larger, excess, name, status):
+def test_a_trifle_in_few_norms_is_a_matter_of_precision_and_more_is_another_training(
+    larger, excess, name, status
+):
     evidence = synthetic.evidence(885, 60_000, 1 / 59)
     evidence |= {"compared_norms": 45_698, "larger_norms": larger, "largest_excess": excess}
     checks = evidence_checks([evidence], n_examples=60_000, closed=True, voided_steps=0)
-    found = [check for check in checks if check.name in ("norms in training", "norm pass, precision")]
+    found = [
+        check for check in checks if check.name in ("norms in training", "norm pass, precision")
+    ]
     assert [(check.name, check.status) for check in found] == [(name, status)]
     table = synthetic.epsilon_table(np.ones(99))
-    assert (guarantee_of(table, found, {}).status == "unproven") == (name == "norms in training" and status == "failed")
+    assert (guarantee_of(table, found, {}).status == "unproven") == (
+        name == "norms in training" and status == "failed"
+    )

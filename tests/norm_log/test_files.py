@@ -26,11 +26,20 @@ def evidence(steps):
 
 
 def write(run_dir, *, close=True, header=HEADER, ids=None):
-    writer = NormLogWriter(run_dir, header, np.arange(4) if ids is None else ids, None, np.array([1], dtype=np.int64))
+    writer = NormLogWriter(
+        run_dir, header, np.arange(4) if ids is None else ids, None, np.array([1], dtype=np.int64)
+    )
     for row, step in enumerate((0, 2, 4)):
         writer.record(step, NORMS[row], max_grad_norm=1.0, targets_fingerprint="same", seconds=0.1)
         writer.exact(step, NORMS[[row, row]][:, [1]], np.ones(2), 0.0)
-        writer.steps(step, 2, noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.5, evidence=evidence(step + 2))
+        writer.steps(
+            step,
+            2,
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            sample_rate=0.5,
+            evidence=evidence(step + 2),
+        )
     if close:
         writer.finish(evidence(6))
     writer.close()
@@ -51,7 +60,7 @@ def test_what_was_written_is_read(run_dir):
     assert np.array_equal(log.read(), log.levels.encode(NORMS, 1.0))
     assert log.recorded_steps.tolist() == [0, 2, 4]
     assert log.total_steps == 6
-    assert log.exact_examples().read()[:, 0].tolist() == [50, 50, 40, 40, 30, 30]
+    assert log.reference_examples().read()[:, 0].tolist() == [50, 50, 40, 40, 30, 30]
     assert {check.status for check in verify(run_dir)} == {"passed", "not checked"}
 
 
@@ -63,7 +72,9 @@ def test_string_ids_and_full_precision(tmp_path):
 
 
 @given(sizes=st.tuples(st.integers(1, 40), st.integers(1, 7), st.integers(1, 9)))
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_blocks_are_slices_of_the_whole_at_any_row_group_size(sizes, tmp_path, monkeypatch):
     n, block, group = sizes
     monkeypatch.setattr(_files, "ROW_GROUP_SIZE", group)
@@ -72,7 +83,9 @@ def test_blocks_are_slices_of_the_whole_at_any_row_group_size(sizes, tmp_path, m
     writer = NormLogWriter(run_dir, HEADER, np.arange(n), None, np.zeros(0, dtype=np.int64))
     norms = np.linspace(0, 1.5, n)
     writer.record(0, norms, max_grad_norm=1.0, targets_fingerprint="same", seconds=0.1)
-    writer.steps(0, 1, noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.5, evidence=evidence(1))
+    writer.steps(
+        0, 1, noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.5, evidence=evidence(1)
+    )
     writer.close()
     log = NormLog.open(run_dir)
     joined = np.concatenate([rows for _, _, rows in log.blocks(block)], axis=1)
@@ -97,7 +110,9 @@ def test_writing_on_after_a_torn_line_keeps_the_chain(run_dir):
 @pytest.mark.parametrize("seed", range(25))
 def test_a_flipped_bit_never_passes(run_dir, seed):
     rng = np.random.default_rng(seed)
-    target = rng.choice([run_dir / "journal.jsonl", run_dir / "ids.parquet", *record_files(run_dir)])
+    target = rng.choice(
+        [run_dir / "journal.jsonl", run_dir / "ids.parquet", *record_files(run_dir)]
+    )
     content = bytearray(target.read_bytes())
     bit = int(rng.integers(8 * len(content)))
     content[bit // 8] ^= 1 << (bit % 8)
@@ -124,7 +139,7 @@ def test_a_damaged_record_is_named_and_the_others_stay_usable(run_dir):
     assert np.all(log.read()[1] > log.levels.top)
     assert log.unreadable_steps == (2,)
     assert log.coverage == pytest.approx(2 / log.total_steps)
-    assert log.exact_examples() is not None  # kept in files of their own
+    assert log.reference_examples() is not None  # kept in files of their own
 
 
 def test_a_missing_record_is_never_a_zero(run_dir):
@@ -132,7 +147,9 @@ def test_a_missing_record_is_never_a_zero(run_dir):
     with pytest.raises(EvidenceError, match="record of step 2 is missing"):
         NormLog.open(run_dir)
     assert np.all(NormLog.open(run_dir, unreadable="worst_case").read()[1] > 100)
-    assert [check.name for check in verify(run_dir) if check.status == "failed"] == ["record 000000000002.parquet"]
+    assert [check.name for check in verify(run_dir) if check.status == "failed"] == [
+        "record 000000000002.parquet"
+    ]
 
 
 def test_a_lost_line_breaks_the_chain(run_dir):
@@ -155,9 +172,15 @@ def forge(run_dir, change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda lines: [{**lines[0], "schema": 99}, *lines[1:]], "log schema 99; this indpriv reads up to 1"),
+        (
+            lambda lines: [{**lines[0], "schema": 99}, *lines[1:]],
+            "log schema 99; this indpriv reads up to 1",
+        ),
         (lambda lines: lines[1:], "without a header"),
-        (lambda lines: [*lines[:2], lines[1], *lines[2:]], "record at step 0 follows one at step 0"),
+        (
+            lambda lines: [*lines[:2], lines[1], *lines[2:]],
+            "record at step 0 follows one at step 0",
+        ),
         (lambda lines: [*lines[:5], *lines[6:]], None),
         (
             lambda lines: [line for line in lines if line["kind"] != "steps" or line["first"] != 2],
@@ -166,20 +189,28 @@ def forge(run_dir, change):
         (lambda lines: [line for line in lines if line["kind"] != "steps"], "proves no step"),
         (
             lambda lines: [
-                {**line, "file": "../../etc/passwd"} if line["kind"] == "record" else line for line in lines
+                {**line, "file": "../../etc/passwd"} if line["kind"] == "record" else line
+                for line in lines
             ],
             "points outside the run directory",
         ),
         (
-            lambda lines: [{**line, "max_grad_norm": 0.5} if line["kind"] == "record" else line for line in lines],
+            lambda lines: [
+                {**line, "max_grad_norm": 0.5} if line["kind"] == "record" else line
+                for line in lines
+            ],
             "taken at max_grad_norm=0.5, but the step ran at 1.0",
         ),
         (
-            lambda lines: [{**line, "n_examples": 3} if line["kind"] == "record" else line for line in lines],
+            lambda lines: [
+                {**line, "n_examples": 3} if line["kind"] == "record" else line for line in lines
+            ],
             "has 3 examples, the log has 4",
         ),
         (
-            lambda lines: [{**line, "sample_rate": 1.5} if line["kind"] == "steps" else line for line in lines],
+            lambda lines: [
+                {**line, "sample_rate": 1.5} if line["kind"] == "steps" else line for line in lines
+            ],
             "sample_rate=1.5",
         ),
         (lambda lines: [{**lines[0], "kind": "song"}], "without a header"),
@@ -188,7 +219,7 @@ def forge(run_dir, change):
 def test_contradictions_are_refused(run_dir, change, message):
     forge(run_dir, change)
     if message is None:  # an exact record left out: the rest stands
-        assert NormLog.open(run_dir).exact_examples() is None
+        assert NormLog.open(run_dir).reference_examples() is None
         return
     with pytest.raises(InputError, match=message):
         NormLog.open(run_dir)
@@ -196,7 +227,9 @@ def test_contradictions_are_refused(run_dir, change, message):
 
 def test_a_code_above_the_scale_is_refused(run_dir):
     header = LogHeader(0.5, "up", "example", "add_remove", "poisson", False, {})
-    coarse = write(run_dir.parent / "coarse", header=header)  # two levels and the sizes of clipped norms
+    coarse = write(
+        run_dir.parent / "coarse", header=header
+    )  # two levels and the sizes of clipped norms
     fine = {entry["file"]: entry for entry in read_state(run_dir).records}
     wide = np.array([250, 0, 0, 0], dtype=np.uint8)
     content = _files.parquet_bytes(pa.table({"norm": wide}))
@@ -205,7 +238,9 @@ def test_a_code_above_the_scale_is_refused(run_dir):
     def rehash(lines):
         digest = hashlib.sha256(content).hexdigest()
         return [
-            {**line, "sha256": digest, "bytes": len(content)} if line.get("file") == next(iter(fine)) else line
+            {**line, "sha256": digest, "bytes": len(content)}
+            if line.get("file") == next(iter(fine))
+            else line
             for line in lines
         ]
 
@@ -220,7 +255,10 @@ def test_one_writer_at_a_time(run_dir):
         "writer = JournalWriter(Path(sys.argv[1])); print('held', flush=True); input()"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", code, str(run_dir)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, str(run_dir)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as other:
         assert other.stdout.readline() == "held\n"
         with pytest.raises(InputError, match=f"being written by process {other.pid}"):
@@ -259,7 +297,9 @@ def test_a_full_disk_leaves_committed_records_intact(run_dir, monkeypatch):
 
 def test_a_run_json_that_contradicts_the_optimizer_is_found(run_dir):
     for noise_multiplier, status in ((1.0, "passed"), (2.0, "failed")):
-        (run_dir / "run.json").write_text(json.dumps({"training": {"noise_multiplier": noise_multiplier}}))
+        (run_dir / "run.json").write_text(
+            json.dumps({"training": {"noise_multiplier": noise_multiplier}})
+        )
         check = next(check for check in verify(run_dir) if check.name == "run.json")
         assert check.status == status
     assert "declares noise_multiplier=2.0, the optimizer used 1 to 1" in check.detail

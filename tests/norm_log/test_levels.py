@@ -12,7 +12,9 @@ clips = st.floats(1e-3, 1e3)
 
 
 @given(norms, roundings, clips)
-def test_rounding_up_is_never_below_the_contribution_and_costs_at_most_a_level(norms, rounding, clip):
+def test_rounding_up_is_never_below_the_contribution_and_costs_at_most_a_level(
+    norms, rounding, clip
+):
     levels = Levels(rounding, "up")
     contribution = np.minimum(norms / clip, 1)
     rounded = levels.relative(levels.encode(norms, clip))

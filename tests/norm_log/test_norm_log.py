@@ -37,7 +37,9 @@ def test_take_and_blocks_agree_with_read():
 
 
 def test_infinite_norm_counts_as_clipped():
-    with pytest.warns(PrivacyWarning, match=r"1 gradient norms of 1 examples are infinite, e.g. ids \[0\]"):
+    with pytest.warns(
+        PrivacyWarning, match=r"1 gradient norms of 1 examples are infinite, e.g. ids \[0\]"
+    ):
         log = make(norms=[[np.inf]], steps=[0])
     assert log.levels.relative(log.read())[0, 0] == 1
 
@@ -45,8 +47,14 @@ def test_infinite_norm_counts_as_clipped():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"norms": [[0.1, np.nan, 0.2]], "steps": [0]}, r"NaN gradient norms for 1 examples, e.g. ids \[1\]"),
-        ({"norms": [[0.1, -0.5, 0.2]], "steps": [0]}, r"negative gradient norms for 1 examples, e.g. ids \[1\]"),
+        (
+            {"norms": [[0.1, np.nan, 0.2]], "steps": [0]},
+            r"NaN gradient norms for 1 examples, e.g. ids \[1\]",
+        ),
+        (
+            {"norms": [[0.1, -0.5, 0.2]], "steps": [0]},
+            r"negative gradient norms for 1 examples, e.g. ids \[1\]",
+        ),
         ({"norms": [0.1, 0.2], "steps": [0]}, "norms has shape"),
         ({"norms": [["a"]], "steps": [0]}, "norms has shape"),
         ({"norms": np.zeros((1, 0)), "steps": [0]}, "no examples"),

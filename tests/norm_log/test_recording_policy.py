@@ -33,13 +33,18 @@ def test_gaps_begin_at_every_never_shrink_and_stop_at_longest(policy):
     assert steps[0] == policy.first
     assert gaps[:1] in ([policy.every], [])
     assert all(gap >= policy.every for gap in gaps)
-    assert all(after >= before - 1 for before, after in pairwise(gaps))  # whole steps: a gap can be rounded off by one
+    assert all(
+        after >= before - 1 for before, after in pairwise(gaps)
+    )  # whole steps: a gap can be rounded off by one
     if policy.growth == 1:
         assert set(gaps) <= {policy.every}
     if policy.longest is not None:
         assert all(gap <= policy.longest for gap in gaps)
         if policy.longest in gaps[:-1]:
-            assert set(gaps[gaps.index(policy.longest) + 1 :]) <= {policy.longest, policy.longest - 1}
+            assert set(gaps[gaps.index(policy.longest) + 1 :]) <= {
+                policy.longest,
+                policy.longest - 1,
+            }
 
 
 @given(policies, st.integers(0, 10**12))
@@ -51,7 +56,9 @@ def test_due_is_a_function_of_the_step_alone(policy, step):
     assert due_steps(policy, 200)[::-1] == [s for s in reversed(range(200)) if again.due(s)]
 
 
-@given(st.integers(1, 50), st.sampled_from([Fraction(3, 2), Fraction(2), Fraction(5, 4), Fraction(3)]))
+@given(
+    st.integers(1, 50), st.sampled_from([Fraction(3, 2), Fraction(2), Fraction(5, 4), Fraction(3)])
+)
 def test_growing_gaps_are_the_geometric_series_in_whole_steps(every, growth):
     expected, total, gap = [], Fraction(0), Fraction(every)
     while total < STEPS:
@@ -84,7 +91,16 @@ def test_epochs_become_steps():
     grown = RecordingPolicy(5, 2.0, "epoch").in_steps(34)
     assert grown == RecordingPolicy(5, 2.0, 34)
     assert RecordingPolicy("12 epochs").in_steps(34) == RecordingPolicy(12 * 34)
-    assert due_steps(RecordingPolicy(4, 2.0, "2 epochs").in_steps(34), 270) == [0, 4, 12, 28, 60, 124, 192, 260]
+    assert due_steps(RecordingPolicy(4, 2.0, "2 epochs").in_steps(34), 270) == [
+        0,
+        4,
+        12,
+        28,
+        60,
+        124,
+        192,
+        260,
+    ]
     with pytest.raises(InputError, match="in_steps"):
         RecordingPolicy("2 epochs").due(0)
     with pytest.raises(InputError, match="in_steps"):
@@ -122,9 +138,12 @@ def test_the_default_records_often_early_whatever_an_epoch_has():
         ({"longest": 10}, "limits gaps that do not grow"),
         ({"growth": 2.0, "longest": 0}, "longest=0"),
         ({"every": 20, "growth": 2.0, "longest": 10}, "longest=10 is below every=20"),
-        ({"every": "3 epochs", "growth": 2.0, "longest": "2 epochs"}, "longest='2 epochs' is below every='3 epochs'"),
-        ({"free_records": 1}, "free_records=1"),
-        ({"exact_examples": -1}, "exact_examples=-1"),
+        (
+            {"every": "3 epochs", "growth": 2.0, "longest": "2 epochs"},
+            "longest='2 epochs' is below every='3 epochs'",
+        ),
+        ({"batch_norms": 1}, "batch_norms=1"),
+        ({"reference_examples": -1}, "reference_examples=-1"),
     ],
 )
 def test_bad_policies_are_refused(fields, message):
@@ -142,17 +161,23 @@ def test_bad_policies_are_refused(fields, message):
             "full passes after 4 steps, each gap 2 times the last, at most 2 epochs",
         ),
         (RecordingPolicy(every=1), "a full pass every step"),
-        (RecordingPolicy(every=1200, exact_examples=2000), "a full pass every 1,200 steps; 2,000 exact examples"),
+        (
+            RecordingPolicy(every=1200, reference_examples=2000),
+            "a full pass every 1,200 steps; 2,000 reference examples",
+        ),
         (RecordingPolicy("once"), "one full pass at the start"),
         (RecordingPolicy(every=34, first=4), "a full pass every 34 steps, the first before step 4"),
         (
             RecordingPolicy(8, 2.0, first=4),
             "full passes after 8 steps, each gap 2 times the last, the first before step 4",
         ),
-        (RecordingPolicy(every=1, growth=1.5), "full passes after 1 step, each gap 1.5 times the last"),
         (
-            RecordingPolicy("epoch", 2.0, "epoch", free_records=True),
-            "full passes after an epoch, each gap 2 times the last, at most an epoch; free records of sampled batches",
+            RecordingPolicy(every=1, growth=1.5),
+            "full passes after 1 step, each gap 1.5 times the last",
+        ),
+        (
+            RecordingPolicy("epoch", 2.0, "epoch", batch_norms=True),
+            "full passes after an epoch, each gap 2 times the last, at most an epoch; batch norms of sampled batches",
         ),
     ],
 )

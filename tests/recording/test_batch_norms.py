@@ -1,4 +1,4 @@
-"""Free records of real runs: the entries of each step are the batch that was drawn, with the norms that were clipped."""
+"""Batch norms of real runs: the entries of each step are the batch that was drawn, with the norms that were clipped."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ MODES = ["hooks", "functorch", "ew", "ghost"]
 
 
 def record(run, run_dir, loop=None, **options):
-    options = {"every": 1, "rounding": 0, "free_records": True, **options}
+    options = {"every": 1, "rounding": 0, "batch_norms": True, **options}
     recorder = Recorder(run_dir, dataset=run.dataset, loss_fn=PER_EXAMPLE, **options)
     with recorder.attach(run.model, run.optimizer, run.loader):
         (loop or (lambda: run.train(1)))()
@@ -25,7 +25,7 @@ def record(run, run_dir, loop=None, **options):
 
 def check_against_full_records(log):
     """Entries agree with the full records of the same steps and examples; return the drawn sizes by step."""
-    entries, full = log.free.read(0, log.n_examples), log.read()
+    entries, full = log.batch_norms.read(0, log.n_examples), log.read()
     expected = full[np.searchsorted(log.recorded_steps, entries.step), entries.position]
     np.testing.assert_allclose(entries.norm, expected, rtol=1e-4, atol=1e-8)
     assert np.all(entries.norm >= expected * (1 - 1e-5) - 1e-12)  # float32 of norm + 1e-6
@@ -52,7 +52,7 @@ def test_entries_are_those_of_the_drawn_batch(mode, workers, physical, tmp_path)
                 run.train(1, small)
 
     log = record(run, tmp_path / "run", loop)
-    assert log.free.steps.tolist() == list(range(10))
+    assert log.batch_norms.steps.tolist() == list(range(10))
     drawn = check_against_full_records(log)
     assert physical or drawn == sizes
     assert not [check for check in verify(tmp_path / "run") if check.status == "failed"]
@@ -66,7 +66,7 @@ def test_empty_batches_have_no_entries(mode, workers, tmp_path):
     log = record(run, tmp_path / "run")
     drawn = check_against_full_records(log)
     assert 0 in drawn
-    assert log.free.steps.tolist() == list(range(log.total_steps))
+    assert log.batch_norms.steps.tolist() == list(range(log.total_steps))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -81,7 +81,7 @@ def test_early_breaks_do_not_shift_entries(workers, tmp_path):
                 run.step(inputs, targets)
 
     log = record(run, tmp_path / "run", loop)
-    assert log.free.steps.tolist() == list(range(12))
+    assert log.batch_norms.steps.tolist() == list(range(12))
     check_against_full_records(log)
 
 
@@ -94,7 +94,7 @@ def test_batches_that_are_not_the_drawn_ones_have_no_free_record(tmp_path):
             run.step(*((inputs[:50], targets[:50]) if i == 3 else batch))
 
     log = record(run, tmp_path / "run", loop)
-    assert log.free.steps.tolist() == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+    assert log.batch_norms.steps.tolist() == [0, 1, 2, 4, 5, 6, 7, 8, 9]
     check_against_full_records(log)
 
 
@@ -107,23 +107,29 @@ def test_codes_are_rounded_up_under_the_clipping_norm_of_their_step(tmp_path):
             run.optimizer.max_grad_norm *= 0.9
 
     log = record(run, tmp_path / "run", loop, rounding=0.01)
-    entries, full = log.free.read(0, log.n_examples), log.read()
+    entries, full = log.batch_norms.read(0, log.n_examples), log.read()
     assert np.all(np.abs(entries.norm.astype(int) - full[entries.step, entries.position]) <= 1)
 
 
 def test_a_resumed_run_goes_on(tmp_path):
     record(make_run(), tmp_path / "run", rounding=0.01)
-    log = record(make_run(), tmp_path / "run", every=None, free_records=None, rounding=0.01, resume_at=7)
-    assert log.free.steps.tolist() == list(range(17))
-    assert log.free.read(0, log.n_examples).step.max() <= 16
+    log = record(
+        make_run(), tmp_path / "run", every=None, batch_norms=None, rounding=0.01, resume_at=7
+    )
+    assert log.batch_norms.steps.tolist() == list(range(17))
+    assert log.batch_norms.read(0, log.n_examples).step.max() <= 16
 
 
 def test_they_are_off_unless_asked_for(tmp_path):
     run = make_run()
-    assert record(run, tmp_path / "run", free_records=None).free is None
-    with pytest.raises(InputError, match="both free_records=True and a policy"):
+    assert record(run, tmp_path / "run", batch_norms=None).batch_norms is None
+    with pytest.raises(InputError, match="both batch_norms=True and a policy"):
         Recorder(
-            tmp_path / "b", dataset=run.dataset, loss_fn=PER_EXAMPLE, policy=RecordingPolicy("epoch"), free_records=True
+            tmp_path / "b",
+            dataset=run.dataset,
+            loss_fn=PER_EXAMPLE,
+            policy=RecordingPolicy("epoch"),
+            batch_norms=True,
         )
 
 
@@ -140,7 +146,9 @@ def test_a_nan_in_training_stops_with_the_example(tmp_path):
             drawn.append(inputs)
             run.step(inputs, targets)
 
-    with pytest.raises(InputError, match=r"NaN gradient norms for 1 examples, e\.g\. ids \[\d+\]") as error:
+    with pytest.raises(
+        InputError, match=r"NaN gradient norms for 1 examples, e\.g\. ids \[\d+\]"
+    ) as error:
         record(run, tmp_path / "run", loop)
     first = int(np.flatnonzero((run.dataset.tensors[0] == drawn[0][0]).all(dim=1))[0])
     assert f"[{first}]" in str(error.value)

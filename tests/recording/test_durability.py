@@ -63,7 +63,7 @@ def kill_at_a_random_moment(run_dir, seed):
 def check_what_is_left(run_dir, acknowledged):
     state = read_state(run_dir)
     assert len(state.records) - 1 >= acknowledged["record"]
-    assert len(state.free) - 1 >= acknowledged["free"]
+    assert len(state.batch_norms) - 1 >= acknowledged["free"]
     assert state.total_steps - 1 >= acknowledged["steps"]
     if state.total_steps == 0:
         return
@@ -72,9 +72,11 @@ def check_what_is_left(run_dir, acknowledged):
     norms = (np.arange(200) + steps[:, None]) % 97 / 50
     assert log.recorded_steps.tolist() == steps.tolist()
     assert np.array_equal(log.read(), log.levels.encode(norms, 1.0))
-    entries = log.free.read(0, 200)
+    entries = log.batch_norms.read(0, 200)
     assert len(entries) == log.total_steps * len(range(0, 200, 7))
-    assert np.array_equal(entries.norm, log.levels.encode(norms[entries.step, entries.position], 1.0))
+    assert np.array_equal(
+        entries.norm, log.levels.encode(norms[entries.step, entries.position], 1.0)
+    )
     assert any("not closed" in caveat for caveat in log.caveats)
 
 
@@ -116,7 +118,7 @@ def record(run, run_dir, epochs=2, **options):
 def test_a_full_disk_stops_training_and_keeps_what_was_logged(moment, tmp_path, monkeypatch):
     fail_from(monkeypatch, moment, step=6)
     with pytest.raises(OSError, match="No space left"):
-        record(make_run(), tmp_path / "run", free_records=True)
+        record(make_run(), tmp_path / "run", batch_norms=True)
     monkeypatch.undo()
     assert NormLog.open(tmp_path / "run").total_steps == 6
     assert any("not closed" in caveat for caveat in NormLog.open(tmp_path / "run").caveats)
@@ -127,13 +129,21 @@ def test_training_goes_on_with_a_full_disk_where_that_was_chosen(moment, tmp_pat
     fail_from(monkeypatch, moment, step=6)
     run = make_run()
     with pytest.warns(PrivacyWarning, match="No space left on device.*training goes on"):
-        record(run, tmp_path / "run", free_records=True, individual_clipping=True, on_write_error="continue")
+        record(
+            run,
+            tmp_path / "run",
+            batch_norms=True,
+            individual_clipping=True,
+            on_write_error="continue",
+        )
     assert run.engine.accountant.history == [(1.0, 0.1, 20)]
     monkeypatch.undo()
     log = NormLog.open(tmp_path / "run")
     assert log.total_steps == 6
     assert any("not closed" in caveat for caveat in log.caveats)
-    assert "log closed" in {check.name for check in verify(tmp_path / "run") if check.status == "failed"}
+    assert "log closed" in {
+        check.name for check in verify(tmp_path / "run") if check.status == "failed"
+    }
 
 
 def fail_from(monkeypatch, moment, step):
@@ -153,7 +163,9 @@ def test_a_line_that_did_not_fit_leaves_no_torn_line_behind(fails, tmp_path, mon
         writer.append("header", number=1)
         plain = os.write
         if fails == "write":
-            monkeypatch.setattr(journal_module.os, "write", lambda target, data: plain(target, data[:9]))
+            monkeypatch.setattr(
+                journal_module.os, "write", lambda target, data: plain(target, data[:9])
+            )
         else:
             monkeypatch.setattr(journal_module.os, "fsync", no_space)
         with pytest.raises(OSError, match=r"bytes were written|No space left"):
@@ -178,7 +190,10 @@ def test_steps_that_were_logged_before_a_failure_are_not_logged_twice(tmp_path, 
 
     monkeypatch.setattr(NormLogWriter, "steps", full_once)
     recorder = Recorder(tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, every=5)
-    with pytest.raises(OSError, match="No space"), recorder.attach(run.model, run.optimizer, run.loader):
+    with (
+        pytest.raises(OSError, match="No space"),
+        recorder.attach(run.model, run.optimizer, run.loader),
+    ):
         for batch in run.loader:
             run.step(*batch)
             run.optimizer.noise_multiplier *= 1.1
@@ -208,7 +223,9 @@ def test_a_checkpoint_carries_the_recorders_state(tmp_path):
             run.step(*batch)
             if number == 3:
                 saved = recorder.state_dict()
-                assert read_state(tmp_path / "run").total_steps == 4  # a kill right now would not undo the checkpoint
+                assert (
+                    read_state(tmp_path / "run").total_steps == 4
+                )  # a kill right now would not undo the checkpoint
             if number == 6:
                 raise KeyboardInterrupt
     assert saved["step"] == 4

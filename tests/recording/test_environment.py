@@ -15,7 +15,9 @@ needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not i
 
 def git(folder, *arguments):
     identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
-    return subprocess.run(["git", *identity, *arguments], cwd=folder, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        ["git", *identity, *arguments], cwd=folder, capture_output=True, text=True, check=True
+    ).stdout
 
 
 @pytest.fixture
@@ -52,7 +54,10 @@ def test_changes_are_told(repository):
     (repository / "data.csv").write_text("new, and no code that git follows\n")
     clean = environment.surroundings(torch.device("cpu"))["code_commit"]
     (repository / "train.py").write_text("print(1)\n")
-    assert environment.surroundings(torch.device("cpu"))["code_commit"] == f"{clean}, with uncommitted changes"
+    assert (
+        environment.surroundings(torch.device("cpu"))["code_commit"]
+        == f"{clean}, with uncommitted changes"
+    )
 
 
 @needs_git

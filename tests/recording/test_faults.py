@@ -114,7 +114,9 @@ def test_parameters_frozen_while_training_stop_it(tmp_path):
             if number == 4:
                 next(iter(run.model.parameters())).requires_grad_(False)
 
-    with pytest.raises(InputError, match=r"trainable parameters changed during recording \(0.weight\)"):
+    with pytest.raises(
+        InputError, match=r"trainable parameters changed during recording \(0.weight\)"
+    ):
         record(run, tmp_path / "run", loop)
     assert read_state(tmp_path / "run").total_steps == 6  # nothing that was recorded is lost
 
@@ -132,7 +134,9 @@ def test_a_gradient_that_freezing_keeps_from_clipping_and_noise_stops_the_update
             first.requires_grad_(False)
             run.optimizer.step()
 
-    with pytest.raises(EvidenceError, match=r"frozen after the backward pass|gradients were changed"):
+    with pytest.raises(
+        EvidenceError, match=r"frozen after the backward pass|gradients were changed"
+    ):
         record(run, tmp_path / "run", loop, every="once")
     assert torch.equal(first, before)
 
@@ -179,7 +183,9 @@ def test_parameters_that_the_optimizer_does_not_train_are_refused(tmp_path):
     run = make_run()
     group = run.optimizer.original_optimizer.param_groups[0]
     group["params"] = group["params"][2:]
-    with pytest.raises(InputError, match=r"does not train exactly the model's trainable parameters"):
+    with pytest.raises(
+        InputError, match=r"does not train exactly the model's trainable parameters"
+    ):
         record(run, tmp_path / "run")
     assert run.engine.accountant.history == []
 
@@ -206,13 +212,17 @@ def test_what_a_buffer_keeps_of_the_examples_is_refused(tmp_path):
     assert record(make_run(model=Remembers(of_data=False)), tmp_path / "counts").caveats == ()
 
 
-@pytest.mark.parametrize(("excess", "status"), [(5e-5, "passed"), (5e-4, "not checked"), (4e-3, "failed")])
+@pytest.mark.parametrize(
+    ("excess", "status"), [(5e-5, "passed"), (5e-4, "not checked"), (4e-3, "failed")]
+)
 def test_clipping_by_norms_that_sums_make_too_small_is_told(excess, status, tmp_path, monkeypatch):
     monkeypatch.setattr("indpriv.recording.opacus.run.clip_excess", lambda _: excess)
     log = record(make_run(), tmp_path / "run")
     check = next(check for check in verify(tmp_path / "run") if check.name == "clipping")
     assert check.status == status
-    assert ("norms of gradients as long as this model's" in " ".join(log.caveats)) == (status == "failed")
+    assert ("norms of gradients as long as this model's" in " ".join(log.caveats)) == (
+        status == "failed"
+    )
 
 
 @pytest.mark.parametrize("outside", [True, False])
@@ -260,20 +270,34 @@ def test_logs_of_an_earlier_version_are_read(tmp_path):
         for entry in entries:
             for added in ("policy", "privacy_filter", "seq"):
                 entry.pop(added, None)
-            for added in ("participations_variance", "participations_spread", "gradients", "training_seconds"):
+            for added in (
+                "participations_variance",
+                "participations_spread",
+                "gradients",
+                "training_seconds",
+            ):
                 entry.get("evidence", {}).pop(added, None)
             entry.get("run", {}).pop("id", None)
             writer.append(**entry)
     old = NormLog.open(tmp_path / "run")
     assert (old.read() == log.read()).all()
     assert failed(tmp_path / "run") == set()
-    assert indpriv.account(old, delta=1e-5).epsilon.max() == indpriv.account(log, delta=1e-5).epsilon.max()
+    assert (
+        indpriv.account(old, delta=1e-5).epsilon.max()
+        == indpriv.account(log, delta=1e-5).epsilon.max()
+    )
 
 
 @pytest.mark.parametrize("damage", ["bit", "missing"])
 def test_who_was_left_out_cannot_be_lost_unseen(damage, tmp_path):
     run = make_run(batch_size=30, noise_multiplier=0.7)
-    record(run, tmp_path / "run", privacy_filter=PrivacyFilter(3.0, 1.0), individual_clipping=True, clip_headroom=0.0)
+    record(
+        run,
+        tmp_path / "run",
+        privacy_filter=PrivacyFilter(3.0, 1.0),
+        individual_clipping=True,
+        clip_headroom=0.0,
+    )
     path = next((tmp_path / "run" / "records").glob("filter-*.parquet"))
     if damage == "bit":
         content = bytearray(path.read_bytes())
@@ -295,5 +319,7 @@ def test_norms_of_another_draw_of_dropout_accuse_nobody(mode, tmp_path):
     record(make_run(model=model, mode=mode, max_grad_norm=0.1), tmp_path / "run", every=1)
     found = {check.name: check for check in verify(tmp_path / "run")}
     assert found["clipping"].status == "passed"
-    assert found["norms in training"].detail == "no norms from training could be held against a record"
+    assert (
+        found["norms in training"].detail == "no norms from training could be held against a record"
+    )
     assert "dropout" in found["norm pass"].detail

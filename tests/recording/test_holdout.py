@@ -20,11 +20,18 @@ def recorded(run_dir, run, **options):
 
 def test_the_holdout_has_the_norms_it_would_have_had(tmp_path):
     """The hold-out here is the first fifty training examples, so that both logs must say the same of them."""
-    recorded(tmp_path / "run", make_run(), exact_examples=5, free_records=True)
-    log, holdout = indpriv.NormLog.open(tmp_path / "run"), indpriv.NormLog.open(tmp_path / "run" / "holdout")
+    recorded(tmp_path / "run", make_run(), reference_examples=5, batch_norms=True)
+    log, holdout = (
+        indpriv.NormLog.open(tmp_path / "run"),
+        indpriv.NormLog.open(tmp_path / "run" / "holdout"),
+    )
     assert np.array_equal(log.recorded_steps, holdout.recorded_steps)
     assert np.array_equal(log.read()[:, :50], holdout.read())
-    assert (holdout.total_steps, holdout.n_examples, holdout.exact_positions) == (log.total_steps, 50, None)
+    assert (holdout.total_steps, holdout.n_examples, holdout.reference_positions) == (
+        log.total_steps,
+        50,
+        None,
+    )
     table = indpriv.account(holdout, delta=1e-5)
     assert table.worst_case_epsilon == indpriv.account(log, delta=1e-5).worst_case_epsilon
 

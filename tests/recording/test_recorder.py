@@ -14,7 +14,10 @@ import torch
 from opacus.layers import DPGRU
 from opacus.utils.adaptive_clipping.adaptive_clipping_utils import PrivacyEngineAdaptiveClipping
 from opacus.utils.batch_memory_manager import BatchMemoryManager
-from opacus.utils.uniform_sampler import DistributedUniformWithReplacementSampler, UniformWithReplacementSampler
+from opacus.utils.uniform_sampler import (
+    DistributedUniformWithReplacementSampler,
+    UniformWithReplacementSampler,
+)
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
 
@@ -46,11 +49,15 @@ def test_norms_are_those_each_step_starts_from(mode, tmp_path):
     inputs, targets = run.dataset.tensors
     expected = []
 
-    recorder = Recorder(tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, every=1, rounding=0)
+    recorder = Recorder(
+        tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, every=1, rounding=0
+    )
     run.model.train()
     with recorder.attach(run.model, run.optimizer, run.loader):
         for batch in run.loader:
-            expected.append(per_example_gradient_norms(run.model, PER_EXAMPLE, inputs, targets, backend="hooks"))
+            expected.append(
+                per_example_gradient_norms(run.model, PER_EXAMPLE, inputs, targets, backend="hooks")
+            )
             run.step(*batch)
     log = NormLog.open(tmp_path / "run")
     assert log.total_steps == len(expected) == 10
@@ -81,7 +88,7 @@ def test_recording_does_not_change_training(tmp_path):
         torch.manual_seed(7)
         run = make_run()
         if recorded:
-            record(run, tmp_path / "run", exact_examples=4)
+            record(run, tmp_path / "run", reference_examples=4)
         else:
             run.train()
         return torch.cat([p.detach().flatten() for p in run.model.parameters()])
@@ -94,7 +101,9 @@ def test_batch_memory_manager_records_logical_steps(tmp_path):
     recorder = Recorder(tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, every=1)
     with (
         recorder.attach(run.model, run.optimizer, run.loader),
-        BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=7, optimizer=run.optimizer) as small,
+        BatchMemoryManager(
+            data_loader=run.loader, max_physical_batch_size=7, optimizer=run.optimizer
+        ) as small,
     ):
         run.train(3, small)
     log = NormLog.open(tmp_path / "run")
@@ -165,10 +174,10 @@ def test_noise_scheduler_settings_are_those_of_each_step(tmp_path):
 
 
 def test_exact_examples_have_a_row_for_every_step(tmp_path):
-    log = record(make_run(), tmp_path / "run", every=7, exact_examples=15)
-    exact = log.exact_examples()
+    log = record(make_run(), tmp_path / "run", every=7, reference_examples=15)
+    exact = log.reference_examples()
     assert exact.recorded_steps.tolist() == list(range(20))
-    assert np.array_equal(exact.read()[::7], log.take(log.exact_positions).read())
+    assert np.array_equal(exact.read()[::7], log.take(log.reference_positions).read())
 
 
 def test_example_table_holds_losses_of_the_final_model(tmp_path):
@@ -181,14 +190,16 @@ def test_example_table_holds_losses_of_the_final_model(tmp_path):
     run.model.eval()
     with torch.no_grad():
         outputs = run.model._module(run.dataset.tensors[0])
-    np.testing.assert_allclose(table.train["loss"], PER_EXAMPLE(outputs, run.dataset.tensors[1]), rtol=1e-5)
+    np.testing.assert_allclose(
+        table.train["loss"], PER_EXAMPLE(outputs, run.dataset.tensors[1]), rtol=1e-5
+    )
     assert table.train["correct"].tolist() == (outputs.argmax(1) == run.dataset.tensors[1]).tolist()
     assert table.train["site"].tolist() == metadata["site"].tolist()
     assert len(table.test) == 20
 
 
 def test_everything_sensitive_is_private(tmp_path):
-    record(make_run(), tmp_path / "run", exact_examples=2)
+    record(make_run(), tmp_path / "run", reference_examples=2)
     for path in (tmp_path / "run").rglob("*.*"):
         assert path.stat().st_mode & 0o077 == 0, path
 
@@ -236,7 +247,9 @@ def test_random_numbers_that_come_again_are_found(reseed, repeats, tmp_path):
     assert failed(tmp_path / "run") == ({"random numbers"} if repeats else set())
     log = NormLog.open(tmp_path / "run")
     assert indpriv.account(log, delta=1e-5).claim == ("estimate" if repeats else "exact")
-    assert read_state(tmp_path / "run").evidence[-1]["repeated_draws"] == (40 if repeats else 0)  # batches and noise
+    assert read_state(tmp_path / "run").evidence[-1]["repeated_draws"] == (
+        40 if repeats else 0
+    )  # batches and noise
 
 
 @pytest.mark.parametrize(("seed", "repeats"), [(2**40, True), (2**41, False)])
@@ -257,7 +270,9 @@ def test_shuffled_batches_are_an_estimate(tmp_path):
 
 def test_weighted_sampling_without_poisson_is_an_estimate(tmp_path):
     dataset = blobs()
-    weighted = DataLoader(dataset, batch_size=12, sampler=WeightedRandomSampler([1.0] * 119 + [50.0], 120))
+    weighted = DataLoader(
+        dataset, batch_size=12, sampler=WeightedRandomSampler([1.0] * 119 + [50.0], 120)
+    )
     run = make_run(dataset, data_loader=weighted, poisson_sampling=False)
     assert record(run, tmp_path / "run").sampler == "other"
 
@@ -310,7 +325,9 @@ def larger(run, run_dir, loop=None, dataset=None, every=1):
     with recorder.attach(run.model, run.optimizer, run.loader):
         (loop or run.train)()
     caveats = NormLog.open(run_dir).caveats
-    return "norms in training" in failed(run_dir) and any("larger than recorded" in caveat for caveat in caveats)
+    return "norms in training" in failed(run_dir) and any(
+        "larger than recorded" in caveat for caveat in caveats
+    )
 
 
 def test_another_loss_in_training_is_found(tmp_path):
@@ -362,7 +379,9 @@ def test_lower_precision_in_training_is_found(tmp_path):
     run = make_run(max_grad_norm=5.0)
 
     def rounded(outputs, targets):  # as autocast rounds what passes through a layer
-        return nn.functional.cross_entropy(outputs + (outputs.bfloat16() - outputs).detach(), targets)
+        return nn.functional.cross_entropy(
+            outputs + (outputs.bfloat16() - outputs).detach(), targets
+        )
 
     run.criterion = rounded
     assert larger(run, tmp_path / "run")
@@ -404,7 +423,9 @@ def test_why_norms_are_not_taken_the_fastest_way_is_told(tmp_path):
         recorder = Recorder(tmp_path / name, dataset=run.dataset, loss_fn=PER_EXAMPLE, every=10)
         with recorder.attach(run.model, run.optimizer, run.loader):
             run.train(1)
-        details[name] = next(check.detail for check in verify(tmp_path / name) if check.name == "norm pass")
+        details[name] = next(
+            check.detail for check in verify(tmp_path / name) if check.name == "norm pass"
+        )
     assert details["plain"] == "layerwise, checked against one example at a time"
     assert "not layerwise, which is faster: " in details["memory"]
     assert "DPGRU does not map a tensor to a tensor" in details["memory"]
@@ -497,7 +518,9 @@ def test_steps_before_recording_are_found(tmp_path):
     run = make_run()
     run.train(1)
     record(run, tmp_path / "run", epochs=1)
-    assert any("had counted 10 steps before" in caveat for caveat in NormLog.open(tmp_path / "run").caveats)
+    assert any(
+        "had counted 10 steps before" in caveat for caveat in NormLog.open(tmp_path / "run").caveats
+    )
 
 
 def test_a_recorder_is_attached_once(tmp_path):
@@ -505,7 +528,10 @@ def test_a_recorder_is_attached_once(tmp_path):
     recorder = Recorder(tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, every=3)
     with recorder.attach(run.model, run.optimizer, run.loader):
         run.train(1)
-    with pytest.raises(InputError, match="was attached before"), recorder.attach(run.model, run.optimizer, run.loader):
+    with (
+        pytest.raises(InputError, match="was attached before"),
+        recorder.attach(run.model, run.optimizer, run.loader),
+    ):
         run.train(1)
     assert NormLog.open(tmp_path / "run").total_steps == 10
 
@@ -634,7 +660,9 @@ def test_adaptive_clipping_is_refused_at_its_first_step(tmp_path):
 def test_the_sampler_of_a_shard_with_the_optimizer_of_one_process_is_refused(tmp_path):
     run = make_run()
     run.loader.batch_sampler.__class__ = DistributedUniformWithReplacementSampler
-    with pytest.raises(InputError, match="each draws from its own shard and gradients are added up"):
+    with pytest.raises(
+        InputError, match="each draws from its own shard and gradients are added up"
+    ):
         record(run, tmp_path / "run")
 
 
@@ -685,11 +713,14 @@ def test_a_data_set_without_length_is_refused(tmp_path):
     [
         ({"every": 0}, "every=0"),
         ({"every": "week"}, "every='week'"),
-        ({"exact_examples": 121}, "exact_examples=121 is more"),
+        ({"reference_examples": 121}, "reference_examples=121 is more"),
         ({"metadata": pd.DataFrame({"a": range(3)})}, "metadata lacks 117 of 120"),
         ({"metadata": pd.DataFrame({"loss": range(120)})}, "may not have the columns loss"),
         ({"metadata": pd.DataFrame({"a": range(120)}, index=[0] * 120)}, "duplicated index"),
-        ({"metadata": pd.DataFrame({"a": ["x", *range(119)]})}, "metadata cannot be kept in a file .*column a"),
+        (
+            {"metadata": pd.DataFrame({"a": ["x", *range(119)]})},
+            "metadata cannot be kept in a file .*column a",
+        ),
         (
             {"metadata": pd.DataFrame([[1, 2]] * 120, columns=["a", "a"])},
             "metadata cannot be kept in a file .*Duplicate",
@@ -791,11 +822,11 @@ def test_resuming_continues_the_log(tmp_path):
 
 def test_resuming_from_an_earlier_checkpoint_voids_what_came_after(tmp_path):
     run = make_run()
-    record(run, tmp_path / "run", epochs=1, exact_examples=3)
-    log = record(run, tmp_path / "run", epochs=1, resume_at=6, exact_examples=3)
+    record(run, tmp_path / "run", epochs=1, reference_examples=3)
+    log = record(run, tmp_path / "run", epochs=1, resume_at=6, reference_examples=3)
     assert log.total_steps == 16
     assert log.recorded_steps.tolist() == [0, 3, 6, 9, 12, 15]
-    assert log.exact_examples().recorded_steps.tolist() == list(range(16))
+    assert log.reference_examples().recorded_steps.tolist() == list(range(16))
 
 
 def test_voided_steps_are_told(tmp_path):
@@ -830,28 +861,34 @@ def test_resuming_with_other_examples_is_refused(tmp_path):
 
 
 def test_a_policy_is_recorded_and_told(tmp_path):
-    policy = RecordingPolicy(every=2, growth=2.0, longest="epoch", exact_examples=3)
+    policy = RecordingPolicy(every=2, growth=2.0, longest="epoch", reference_examples=3)
     run = make_run()
     recorder = Recorder(tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, policy=policy)
     with recorder.attach(run.model, run.optimizer, run.loader):
         run.train(4)
     state = read_state(tmp_path / "run")
-    assert state.policy == RecordingPolicy(every=2, growth=2.0, longest=10, exact_examples=3)
+    assert state.policy == RecordingPolicy(every=2, growth=2.0, longest=10, reference_examples=3)
     assert [entry["step"] for entry in state.records] == [0, 2, 6, 14, 24, 34]
     assert state.pass_seconds > 0
     assert state.training_seconds > 0
     coverage = next(check.detail for check in verify(tmp_path / "run") if check.name == "coverage")
     assert coverage.startswith(
         "6 of 40 steps have a record of all 120 examples (full passes after 2 steps, each gap 2 times the last, at most "
-        "10; 3 exact examples); "
+        "10; 3 reference examples); "
     )
     assert re.search(r"[\d.]+ s of norm passes beside [\d.]+ s of training \(\d+ %\)", coverage)
 
 
-@pytest.mark.parametrize("argument", [{"every": 3}, {"exact_examples": 0}])
+@pytest.mark.parametrize("argument", [{"every": 3}, {"reference_examples": 0}])
 def test_a_policy_and_what_it_says_itself_are_one_too_many(argument, tmp_path):
     with pytest.raises(InputError, match=f"both {next(iter(argument))}=. and a policy"):
-        Recorder(tmp_path / "run", dataset=blobs(), loss_fn=PER_EXAMPLE, policy=RecordingPolicy("epoch"), **argument)
+        Recorder(
+            tmp_path / "run",
+            dataset=blobs(),
+            loss_fn=PER_EXAMPLE,
+            policy=RecordingPolicy("epoch"),
+            **argument,
+        )
 
 
 def test_resuming_goes_on_with_the_logs_own_policy(tmp_path):
@@ -866,7 +903,7 @@ def test_resuming_goes_on_with_the_logs_own_policy(tmp_path):
 def test_a_late_first_pass_comes_when_the_policy_says_also_after_resuming(stopped_at, tmp_path):
     """A run that stopped before its first pass holds no record, and goes on to take it."""
     run = make_run()
-    policy = RecordingPolicy("once", free_records=True, first=4)
+    policy = RecordingPolicy("once", batch_norms=True, first=4)
     recorder = Recorder(tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, policy=policy)
     with recorder.attach(run.model, run.optimizer, run.loader):
         batches = iter(run.loader)
@@ -876,13 +913,13 @@ def test_a_late_first_pass_comes_when_the_policy_says_also_after_resuming(stoppe
     assert before.recorded_steps.tolist() == [4][: stopped_at > 4]
     assert (
         indpriv.account(before, delta=1e-5).claim == "estimate"
-    )  # free records alone prove nothing of the other steps
+    )  # batch norms alone prove nothing of the other steps
     assert indpriv.account(before, delta=1e-5, between_records="worst_case").claim == "exact"
     log = record(run, tmp_path / "run", epochs=1, every=None, resume_at=stopped_at)
     assert log.recorded_steps.tolist() == [4]
-    assert log.free.steps.tolist() == list(range(stopped_at + 10))
+    assert log.batch_norms.steps.tolist() == list(range(stopped_at + 10))
     coverage = next(check.detail for check in verify(tmp_path / "run") if check.name == "coverage")
-    assert "(one full pass before step 4; free records of sampled batches)" in coverage
+    assert "(one full pass before step 4; batch norms of sampled batches)" in coverage
 
 
 def test_resuming_under_another_policy_is_refused(tmp_path):

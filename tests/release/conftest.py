@@ -13,7 +13,13 @@ from indpriv.norm_log.evidence import Check
 from synthetic import epsilon_table, small_run
 
 WORST = 2.0
-CHECKS = (Check("sampler (UniformWithReplacementSampler)", "passed", "Opacus's Poisson sampler draws every batch"),)
+CHECKS = (
+    Check(
+        "sampler (UniformWithReplacementSampler)",
+        "passed",
+        "Opacus's Poisson sampler draws every batch",
+    ),
+)
 
 
 def write_small_audit(folder, epsilon, *, checks=CHECKS, recorder=None, declared=None, **account):
@@ -23,9 +29,13 @@ def write_small_audit(folder, epsilon, *, checks=CHECKS, recorder=None, declared
     log, examples = small_run(n=n, steps=3)
     train = examples.train.assign(sex=np.resize(["Male", "Female"], n))
     table = epsilon_table(epsilon, worst_case=WORST, **account)
-    evidence = Evidence(declared=Declared.from_run_json(declared or {}), checks=checks, recorder=recorder or {})
+    evidence = Evidence(
+        declared=Declared.from_run_json(declared or {}), checks=checks, recorder=recorder or {}
+    )
     summary = summarise(log, table, evidence, name="small")
-    table.to_parquet(folder / "epsilon.parquet", columns=train[["loss", "correct", "label", "sex", "age"]])
+    table.to_parquet(
+        folder / "epsilon.parquet", columns=train[["loss", "correct", "label", "sex", "age"]]
+    )
     examples.frame.assign(sex="Male").to_parquet(folder / "examples.parquet")
     write_json(folder / "audit.json", summary.to_json())
     return folder

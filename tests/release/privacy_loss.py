@@ -26,7 +26,10 @@ def least_loss(draw, first, second, *, draws, delta=0.0):
             hits = sum(outcome in event for outcome in halves[one][1])
             misses = sum(outcome in event for outcome in halves[other][1])
             confidence = 1 - MISTAKE / len(events)
-            low, high = clopper_pearson(hits, draws, confidence)[0], clopper_pearson(misses, draws, confidence)[1]
+            low, high = (
+                clopper_pearson(hits, draws, confidence)[0],
+                clopper_pearson(misses, draws, confidence)[1],
+            )
             if low > delta:
                 best = max(best, math.log((low - delta) / high))
     return best

@@ -12,10 +12,19 @@ def test_given_the_norms_nobody_elses_epsilon_depends_on_who_else_is_there(accou
     rng = np.random.default_rng(0)
     norms = rng.gamma(2.0, 0.3, 60) * np.exp(rng.normal(0, 0.2, (20, 60)))
     log = indpriv.NormLog.from_arrays(
-        norms, np.arange(20), total_steps=20, noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.2
+        norms,
+        np.arange(20),
+        total_steps=20,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        sample_rate=0.2,
     )
     everybody = indpriv.account(log, delta=1e-5, accountant=accountant)
-    for gone in ([int(np.argmax(everybody.epsilon))], [int(np.argmin(everybody.epsilon))], list(range(1, 60, 2))):
+    for gone in (
+        [int(np.argmax(everybody.epsilon))],
+        [int(np.argmin(everybody.epsilon))],
+        list(range(1, 60, 2)),
+    ):
         rest = np.delete(np.arange(60), gone)
         without = indpriv.account(log.take(rest), delta=1e-5, accountant=accountant)
         assert np.abs(without.epsilon - everybody.epsilon[rest]).max() <= wobble
@@ -28,11 +37,19 @@ def test_nor_do_those_of_people_depend_on_how_many_rows_others_have(rounding):
     rng = np.random.default_rng(0)
     unit = np.repeat(np.arange(22), np.append(rng.integers(1, 6, 20), [70, 9]))
     norms = rng.gamma(2.0, 0.3, len(unit)) * np.exp(rng.normal(0, 0.2, (5, len(unit))))
-    run = {"total_steps": 5, "noise_multiplier": 2.0, "max_grad_norm": 1.0, "sample_rate": 0.1, "rounding": rounding}
+    run = {
+        "total_steps": 5,
+        "noise_multiplier": 2.0,
+        "max_grad_norm": 1.0,
+        "sample_rate": 0.1,
+        "rounding": rounding,
+    }
     log = indpriv.NormLog.from_arrays(norms, np.arange(5), unit="user", unit_ids=unit, **run)
     everybody = indpriv.account(log, delta=1e-5)
     for gone in ([20], [21], [20, 21]):
         without = indpriv.account(log.take(np.flatnonzero(~np.isin(unit, gone))), delta=1e-5)
         rest = ~np.isin(everybody.example_ids, gone)
         assert np.abs(without.epsilon - everybody.epsilon[rest]).max() <= 1e-14
-    assert without.worst_case_epsilon < everybody.worst_case_epsilon  # why the most rows of one person must be public
+    assert (
+        without.worst_case_epsilon < everybody.worst_case_epsilon
+    )  # why the most rows of one person must be public

@@ -18,7 +18,17 @@ def call(capsys):
 
 
 def test_release_prints_figures_errors_costs_and_assumptions(audit_dir, call):
-    command = ("release", audit_dir, "--quantiles", "0.1,0.5", "--mean", "--epsilon", "0.5", "--budget", "1")
+    command = (
+        "release",
+        audit_dir,
+        "--quantiles",
+        "0.1,0.5",
+        "--mean",
+        "--epsilon",
+        "0.5",
+        "--budget",
+        "1",
+    )
     screen = " ".join(call(*command)[0].split())
     for words in (
         "for others", "quantile 0.5", "mean", "people", "EXPECTED ERROR", "SPENT", "of a budget of epsilon 1.00", "ASSUMED",
@@ -42,7 +52,10 @@ def test_bad_input_ends_in_one_message(audit_dir, call):
         ((audit_dir, "--epsilon", "1", "--quantiles", ""), "nothing is asked for"),
         ((audit_dir, "--epsilon", "1", "--quantiles", "a"), "--quantiles 'a'"),
         ((audit_dir, "--epsilon", "1", "--mean", "--by", "sex"), "The list must be public"),
-        ((audit_dir, "--epsilon", "1", "--mean", "--by", "height", "--group", "tall"), "no column 'height'"),
+        (
+            (audit_dir, "--epsilon", "1", "--mean", "--by", "height", "--group", "tall"),
+            "no column 'height'",
+        ),
         ((audit_dir / "no", "--epsilon", "1", "--mean"), "make an audit first"),
     ):
         _, error = call("release", *arguments, code=2)

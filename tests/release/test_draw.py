@@ -29,7 +29,9 @@ def charged(request, monkeypatch):
     return sum(charges) / limit
 
 
-@pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: f"{request.method} {request.shares}")
+@pytest.mark.parametrize(
+    "request_", REQUESTS, ids=lambda request: f"{request.method} {request.shares}"
+)
 def test_what_opendp_charges_adds_up_to_the_budget(request_, monkeypatch):
     assert 0.999 < charged(request_, monkeypatch) <= 1
 
@@ -57,7 +59,8 @@ def test_quantiles_do_not_decrease(monkeypatch):
     cells = iter([60, 20, 40])
     monkeypatch.setattr(mechanisms, "select_quantile", lambda *_: next(cells))
     assert (
-        list(draw(Request((0.1, 0.5, 0.9), epsilon=1), COUNTS, GRID).quantiles.values()) == GRID[[20, 40, 60]].tolist()
+        list(draw(Request((0.1, 0.5, 0.9), epsilon=1), COUNTS, GRID).quantiles.values())
+        == GRID[[20, 40, 60]].tolist()
     )
 
 

@@ -33,7 +33,9 @@ def test_rank_distances_are_what_they_say(people, quantile):
 def largest_move(scores, people, cell, quantile):
     """How far one person moves a score at most, over the sensitivity that selection pays for."""
     with_one, without = scores(counts([*people, cell]), quantile), scores(counts(people), quantile)
-    return np.abs(with_one - without).max() / max(quantile.numerator, quantile.denominator - quantile.numerator)
+    return np.abs(with_one - without).max() / max(
+        quantile.numerator, quantile.denominator - quantile.numerator
+    )
 
 
 @given(PEOPLE, st.integers(0, 5), QUANTILE)
@@ -63,7 +65,9 @@ def test_no_neighbours_are_told_apart_by_more_than_epsilon(people, cell, quantil
     """By the exact chances of the mechanism that OpenDP's draws follow (next test)."""
     sensitivity = max(quantile.numerator, quantile.denominator - quantile.numerator)
     one, other = (
-        permute_and_flip(mechanisms.rank_distances(counts(who), quantile).tolist(), sensitivity, 1.0)
+        permute_and_flip(
+            mechanisms.rank_distances(counts(who), quantile).tolist(), sensitivity, 1.0
+        )
         for who in ([*people, cell], people)
     )
     assert max(abs(math.log(a / b)) for a, b in zip(one, other, strict=True)) <= 1.0 + 1e-9
@@ -72,7 +76,10 @@ def test_no_neighbours_are_told_apart_by_more_than_epsilon(people, cell, quantil
 def test_opendp_selects_by_permute_and_flip():
     """And not by the exponential mechanism: at these numbers either mistake has a chance below 2e-6."""
     histogram, quantile, draws, epsilon = counts([0, 0, 2, 5, 5, 5]), Fraction("0.4"), 3000, 4.0
-    drawn = np.bincount([mechanisms.select_quantile(histogram, quantile, epsilon) for _ in range(draws)], minlength=6)
+    drawn = np.bincount(
+        [mechanisms.select_quantile(histogram, quantile, epsilon) for _ in range(draws)],
+        minlength=6,
+    )
     distances = mechanisms.rank_distances(histogram, quantile).tolist()
     chance = np.array(permute_and_flip(distances, 3, epsilon))
     assert stats.chisquare(drawn, draws * chance).pvalue > 1e-6
@@ -114,7 +121,9 @@ def test_one_person_moves_the_two_sums_by_the_number_of_cells(people, cell):
     without = mechanisms.noisy_sums(counts(people), Exact())
     assert sum(abs(a - b) for a, b in zip(with_one, without, strict=True)) == 6
     assert sum(with_one) == 6 * (len(people) + 1)
-    centred = [mechanisms.noisy_centred_sum(counts(who), Exact()) for who in ([*people, cell], people)]
+    centred = [
+        mechanisms.noisy_centred_sum(counts(who), Exact()) for who in ([*people, cell], people)
+    ]
     assert abs(centred[0] - centred[1]) <= 6
 
 
@@ -146,7 +155,9 @@ def test_few_people_are_answered_like_many(n):
     assert len(cumulative) == 6
     assert (np.diff(cumulative) >= 0).all()
     grid = np.arange(1, 7) / 6
-    value = mechanisms.descend_to_quantile(histogram, grid, Fraction("0.5"), 1, lambda sum_: sum_ + 5.0)
+    value = mechanisms.descend_to_quantile(
+        histogram, grid, Fraction("0.5"), 1, lambda sum_: sum_ + 5.0
+    )
     assert 0 < value <= 1
 
 
@@ -202,7 +213,9 @@ ONE, NOBODY = counts([4], 5), counts([], 5)
 
 
 def select(epsilon, quantile="0.5"):
-    return lambda data, n: [mechanisms.select_quantile(data, Fraction(quantile), epsilon) for _ in range(n)]
+    return lambda data, n: [
+        mechanisms.select_quantile(data, Fraction(quantile), epsilon) for _ in range(n)
+    ]
 
 
 def distribution(epsilon):
@@ -219,7 +232,9 @@ def sums(noise, sensitivity=5):
     def draw(data, n):
         exact = mechanisms.noisy_sums(data, Silent())
         drawn = noise.add([*exact] * n, sensitivity).reshape(n, 2)
-        return [tuple(pair) for pair in np.round(drawn / sensitivity).clip(-6, 6).astype(int).tolist()]
+        return [
+            tuple(pair) for pair in np.round(drawn / sensitivity).clip(-6, 6).astype(int).tolist()
+        ]
 
     return draw
 
@@ -235,10 +250,16 @@ def descent(epsilon, delta, rounds=mechanisms.ROUNDS):
         noise = iter(GaussianNoise(scale).add([0] * (n * mechanisms.ROUNDS), 1).tolist())
         grid = np.array([0.01, 0.02, 0.03, 50.0, 100.0])
         values = [
-            mechanisms.descend_to_quantile(data, grid, Fraction("0.5"), 2000.0, lambda exact: exact + next(noise))
+            mechanisms.descend_to_quantile(
+                data, grid, Fraction("0.5"), 2000.0, lambda exact: exact + next(noise)
+            )
             for _ in range(n)
         ]
-        return np.round(np.log(np.array(values) / 50) * 4000 / scale / mechanisms.ROUNDS**0.5).astype(int).tolist()
+        return (
+            np.round(np.log(np.array(values) / 50) * 4000 / scale / mechanisms.ROUNDS**0.5)
+            .astype(int)
+            .tolist()
+        )
 
     return draw
 

@@ -17,11 +17,18 @@ def card(folder):
 
 
 def test_it_states_the_guarantee_and_every_setting(tmp_path):
-    recorder = {"loss_reduction": "mean", "expected_batch_size": 24, "clipping": "flat", "secure_mode": False}
+    recorder = {
+        "loss_reduction": "mean",
+        "expected_batch_size": 24,
+        "clipping": "flat",
+        "secure_mode": False,
+    }
     text = card(write_small_audit(tmp_path / "a", epsilons(400), recorder=recorder))
     head, yaml, body = text.split("---\n", 2)
     assert head == ""
-    values = dict(line.strip().split(": ", 1) for line in yaml.splitlines() if line.startswith("  "))
+    values = dict(
+        line.strip().split(": ", 1) for line in yaml.splitlines() if line.startswith("  ")
+    )
     assert {name: json.loads(value) for name, value in values.items()} == {
         "epsilon": 2.0, "delta": 1e-5, "unit": "example", "neighbouring_relation": "add_remove", "sampling": "poisson",
         "accountant": "rdp", "covers": "every checkpoint and the final model of one training run", "assumptions": "checked",
@@ -45,10 +52,16 @@ def test_nothing_raw_is_read(tmp_path):
     read = {"name", "guarantee", "account", "run", "disclosures", "versions"}
     for name in summary.keys() - read:
         summary[name] = "RAW"
-    summary["run"] = dict.fromkeys(summary["run"], "RAW") | {"recorder": {"loss_reduction": "mean", "other": "RAW"}}
+    summary["run"] = dict.fromkeys(summary["run"], "RAW") | {
+        "recorder": {"loss_reduction": "mean", "other": "RAW"}
+    }
     summary["guarantee"] |= {"delta_times_n": 0.123, "reasons": ["RAW"]}
     for item in summary["disclosures"]:
-        if item["private"] or item["item"] in ("Source of norms", "Recording", "Number of examples"):
+        if item["private"] or item["item"] in (
+            "Source of norms",
+            "Recording",
+            "Number of examples",
+        ):
             item["value"] = "RAW"
     assert render_model_card(summary, None) == expected
     assert "RAW" not in expected
@@ -73,13 +86,19 @@ def test_a_release_is_quoted_with_its_cost_and_the_total(audit_dir):
 def test_a_release_of_another_account_is_refused(audit_dir, edit_audit):
     release(audit_dir, Request((0.5,), False, epsilon=0.25))
     edit_audit(lambda summary: summary["guarantee"].update(worst_case_epsilon=1.5))
-    with pytest.raises(InputError, match=r"adds up with a guarantee of epsilon 2.00.*make the release again"):
+    with pytest.raises(
+        InputError, match=r"adds up with a guarantee of epsilon 2.00.*make the release again"
+    ):
         card(audit_dir)
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
-    [({"status": "void"}, "void"), ({"status": "unproven"}, "unproven"), ({"delta_times_n": 1.0}, "at least 1/n")],
+    [
+        ({"status": "void"}, "void"),
+        ({"status": "unproven"}, "unproven"),
+        ({"delta_times_n": 1.0}, "at least 1/n"),
+    ],
 )
 def test_without_a_guarantee_there_is_no_card(audit_dir, edit_audit, change, why, capsys):
     edit_audit(lambda summary: summary["guarantee"].update(change))

@@ -19,7 +19,9 @@ from synthetic import small_run, write_run
 
 from .conftest import WORST, epsilons, read_epsilons, write_small_audit
 
-SCHEMA = json.loads((Path(indpriv.release.__file__).parent / "release.schema.json").read_text(encoding="utf-8"))
+SCHEMA = json.loads(
+    (Path(indpriv.release.__file__).parent / "release.schema.json").read_text(encoding="utf-8")
+)
 MEDIAN = Request((0.5,), epsilon=0.1)
 GROUPS = {"by": "sex", "groups": ("Male", "Female", "Nobody")}
 REQUESTS = {
@@ -27,7 +29,9 @@ REQUESTS = {
     "mean": Request(mean=True, epsilon=0.5),
     "mean alone": Request((), mean=True, epsilon=0.5),
     "mean of a public number": Request(mean=True, epsilon=0.5, public_n=400),
-    "distribution": Request(tuple(np.arange(1, 100) / 100), mean=True, epsilon=0.5, method="histogram"),
+    "distribution": Request(
+        tuple(np.arange(1, 100) / 100), mean=True, epsilon=0.5, method="histogram"
+    ),
     "descent": Request(mean=True, epsilon=0.5, delta=1e-6, method="descent"),
     "descent of a public number": Request(epsilon=0.5, delta=1e-6, method="descent", public_n=400),
     "groups": Request((0.5,), epsilon=0.5, **GROUPS),
@@ -48,7 +52,10 @@ def test_every_request_is_answered_as_the_schema_says(audit_dir, name):
         values = [figures["quantiles"][f"{quantile:g}"] for quantile in request.quantiles]
         assert values == sorted(values)
         assert all(0 < value <= WORST for value in values)
-    assert sorted(path.name for path in (audit_dir / "shareable").iterdir()) == ["release.html", "release.json"]
+    assert sorted(path.name for path in (audit_dir / "shareable").iterdir()) == [
+        "release.html",
+        "release.json",
+    ]
     if request.method == "exponential":
         assert content["spent"]["with_training"] == {"epsilon": 2.5, "delta": 1e-5}
 
@@ -62,16 +69,22 @@ def test_with_much_budget_figures_are_those_of_the_data(audit_dir):
     assert content["count"] == len(values)
     content = release(audit_dir, Request(mean=True, epsilon=6000.0, public_n=len(values))).content
     assert content["mean"] == pytest.approx(values.mean(), abs=WORST / 4000)
-    by_sex = release(audit_dir, Request((0.5,), mean=True, epsilon=6000.0, **GROUPS)).content["groups"]
+    by_sex = release(audit_dir, Request((0.5,), mean=True, epsilon=6000.0, **GROUPS)).content[
+        "groups"
+    ]
     sex = pd.read_parquet(audit_dir / "epsilon.parquet")["sex"]
     for name in ("Male", "Female"):
-        assert by_sex[name]["quantiles"]["0.5"] == pytest.approx(np.median(values[sex == name]), abs=0.02)
+        assert by_sex[name]["quantiles"]["0.5"] == pytest.approx(
+            np.median(values[sex == name]), abs=0.02
+        )
         assert by_sex[name]["count"] == (sex == name).sum()
     assert by_sex["Nobody"]["count"] == 0
     assert by_sex["Nobody"]["mean"] is None
 
 
-def test_nothing_that_is_written_derives_from_raw_values_but_through_a_mechanism(tmp_path, monkeypatch):
+def test_nothing_that_is_written_derives_from_raw_values_but_through_a_mechanism(
+    tmp_path, monkeypatch
+):
     """With mechanisms that answer blindly, two audits of other people, of another number, write the same files."""
     monkeypatch.setattr(mechanisms, "select_quantile", lambda *_: 1234)
     monkeypatch.setattr(mechanisms, "noisy_sums", lambda *_: (900_000, 1_100_000))
@@ -114,7 +127,9 @@ def test_a_budget_is_enforced_and_set_once(audit_dir):
     for quantile in (0.2, 0.3):
         release(audit_dir, Request((quantile,), epsilon=0.1))
     before = tree(audit_dir)
-    with pytest.raises(InputError, match=r"budget of this audit is \(epsilon 0\.30, delta 0\); .* refused"):
+    with pytest.raises(
+        InputError, match=r"budget of this audit is \(epsilon 0\.30, delta 0\); .* refused"
+    ):
         release(audit_dir, Request((0.4,), epsilon=1e-6))
     assert tree(audit_dir) == before  # nothing half-written
     assert not release(audit_dir, MEDIAN).fresh
@@ -204,9 +219,14 @@ def test_files_are_their_owners(audit_dir):
 
 def test_a_list_of_groups_is_not_held_against_the_data(audit_dir):
     """A group that nobody is in looks like any other, and one that is not listed is not missed."""
-    content = release(audit_dir, Request((0.5,), epsilon=0.1, by="sex", groups=("Nobody", "Male"))).content
+    content = release(
+        audit_dir, Request((0.5,), epsilon=0.1, by="sex", groups=("Nobody", "Male"))
+    ).content
     assert list(content["groups"]) == ["Nobody", "Male"]
-    shapes = [{name: type(value) for name, value in figures.items()} for figures in content["groups"].values()]
+    shapes = [
+        {name: type(value) for name, value in figures.items()}
+        for figures in content["groups"].values()
+    ]
     assert shapes[0] == shapes[1]
 
 
@@ -232,7 +252,12 @@ def test_a_release_says_what_it_assumes(audit_dir):
         "median norm",
     ):
         assert words in text, words
-    for words in ("not a differential-privacy guarantee", "delta 1e-5", "Poisson sampling", "exact"):
+    for words in (
+        "not a differential-privacy guarantee",
+        "delta 1e-5",
+        "Poisson sampling",
+        "exact",
+    ):
         assert words in content["meaning"], words
     assert set(content["shares"].values()) == {1 / 6}
 
@@ -265,12 +290,16 @@ def test_where_the_argument_fails_nothing_is_released(audit_dir, edit_audit, cha
 
 def test_declared_independence_is_said(audit_dir, edit_audit):
     edit_audit(lambda summary: summary["run"]["declared"].update(chosen_from_data=[]))
-    assert "According to run.json there were none" in " ".join(release(audit_dir, MEDIAN).content["assumptions"])
+    assert "According to run.json there were none" in " ".join(
+        release(audit_dir, MEDIAN).content["assumptions"]
+    )
 
 
 def test_a_clipping_norm_that_moved_is_said(audit_dir, edit_audit):
     edit_audit(lambda summary: summary["run"]["max_grad_norm"].update(max=3.0))
-    assert "clipping norm changed during training" in " ".join(release(audit_dir, MEDIAN).content["assumptions"])
+    assert "clipping norm changed during training" in " ".join(
+        release(audit_dir, MEDIAN).content["assumptions"]
+    )
 
 
 def test_a_useless_delta_is_told_to_the_curator_only(audit_dir, edit_audit):
@@ -328,5 +357,7 @@ def test_norms_kept_in_full_are_rounded_up_to_a_fine_public_grid():
 
 def tree(folder):
     return {
-        str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock"
+        str(path): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != ".lock"
     }

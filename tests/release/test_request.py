@@ -37,11 +37,24 @@ def test_what_cannot_be_released_is_refused_before_any_work(arguments, words):
 
 def test_the_budget_is_shared_equally_by_statistics():
     assert len(Request(epsilon=1).shares) == len(DEFAULT_QUANTILES)
-    assert Request((0.9, 0.1), mean=True, epsilon=1).shares == ("quantile 0.1", "quantile 0.9", "mean and count")
-    assert Request((0.1, 0.5), mean=True, epsilon=1, method="histogram").shares == ("distribution", "mean and count")
-    assert Request((0.5,), epsilon=1, by="sex", groups=("Male",)).shares == ("quantile 0.5", "count")
+    assert Request((0.9, 0.1), mean=True, epsilon=1).shares == (
+        "quantile 0.1",
+        "quantile 0.9",
+        "mean and count",
+    )
+    assert Request((0.1, 0.5), mean=True, epsilon=1, method="histogram").shares == (
+        "distribution",
+        "mean and count",
+    )
+    assert Request((0.5,), epsilon=1, by="sex", groups=("Male",)).shares == (
+        "quantile 0.5",
+        "count",
+    )
     assert Request((0.5,), mean=True, epsilon=1, public_n=9).shares == ("quantile 0.5", "mean")
-    assert Request((0.5,), epsilon=1, delta=1e-6, method="descent").shares == ("quantile 0.5", "count")
+    assert Request((0.5,), epsilon=1, delta=1e-6, method="descent").shares == (
+        "quantile 0.5",
+        "count",
+    )
     assert Request((), mean=True, epsilon=1, method="histogram").shares == ("mean and count",)
 
 
@@ -52,7 +65,9 @@ def test_costs_add_up_as_the_decimals_they_were_given_in():
     assert not Budget.of(0.3, 0.0).covers(tenth)
 
 
-@pytest.mark.parametrize("text", ["", "x", "0", "-1", "inf", "nan", "1,1", "1,-1e-6", "1,2,3", "1,"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "0", "-1", "inf", "nan", "1,1", "1,-1e-6", "1,2,3", "1,"]
+)
 def test_a_budget_that_is_none(text):
     with pytest.raises(InputError, match="--budget"):
         parse_budget(text)

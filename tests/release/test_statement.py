@@ -29,7 +29,10 @@ def test_a_statement_says_what_an_owner_must_know(audit_dir):
         "bijection", "Nobody declared whether they were",
     ):  # fmt: skip
         assert words in text, words
-    odds = re.search(r"wrongly says so 1 % of the times when it was not, rightly says so at most ([\d.]+) % of", text)
+    odds = re.search(
+        r"wrongly says so 1 % of the times when it was not, rightly says so at most ([\d.]+) % of",
+        text,
+    )
     curve = read_json(audit_dir / "audit.json")["guarantee"]["membership"]["true_positive_rate"]
     bound = 100 * min(curve, true_positive_bound(WORST, 1e-5, 0.01))
     assert bound <= float(odds[1]) <= bound + 0.1
@@ -46,7 +49,9 @@ def test_a_statement_promises_what_the_report_does(audit_dir, edit_audit):
     low = int(epsilon.argmin())
     own = true_positive_bound(epsilon[low], 1e-5, 0.01)
     assert own < 0.04
-    shown = re.search(r"would be at most ([\d.]+) % rather than 1 %", words_of(audit_dir, example=str(low)))
+    shown = re.search(
+        r"would be at most ([\d.]+) % rather than 1 %", words_of(audit_dir, example=str(low))
+    )
     assert 100 * own <= float(shown[1]) <= 100 * own + 0.1
 
 
@@ -86,12 +91,15 @@ def test_a_person_of_several_rows_is_told_nothing_by_an_audit_of_rows(audit_dir)
     frame = pd.read_parquet(examples)
     frame["unit_id"] = frame["unit_id"] // 2
     frame.to_parquet(examples)
-    with pytest.raises(InputError, match=r"unit 8 has 2 rows, and this audit counts rows.*--unit-column"):
+    with pytest.raises(
+        InputError, match=r"unit 8 has 2 rows, and this audit counts rows.*--unit-column"
+    ):
         owners(audit_dir, unit="8")
 
 
 @pytest.mark.parametrize(
-    ("status", "words"), [("void", "Nothing. The random numbers"), ("unproven", "Nothing that is proven")]
+    ("status", "words"),
+    [("void", "Nothing. The random numbers"), ("unproven", "Nothing that is proven")],
 )
 def test_without_a_guarantee_nobody_is_promised_one(audit_dir, edit_audit, status, words):
     edit_audit(lambda summary: summary["guarantee"].update(status=status))
@@ -103,11 +111,15 @@ def test_without_a_guarantee_nobody_is_promised_one(audit_dir, edit_audit, statu
 
 def test_an_estimate_is_called_one(audit_dir, edit_audit):
     edit_audit(lambda summary: summary.update(claim="estimate"))
-    assert "It is an estimate: the true value for this training can be larger" in words_of(audit_dir, example="1")
+    assert "It is an estimate: the true value for this training can be larger" in words_of(
+        audit_dir, example="1"
+    )
 
 
 def test_where_telling_one_owner_tells_of_others_nobody_is_told(audit_dir, edit_audit):
-    edit_audit(lambda summary: summary["run"]["declared"].update(chosen_from_data=["max_grad_norm"]))
+    edit_audit(
+        lambda summary: summary["run"]["declared"].update(chosen_from_data=["max_grad_norm"])
+    )
     with pytest.raises(InputError, match="max_grad_norm was chosen from the data"):
         write_statements(audit_dir, owners(audit_dir, example="1"))
     assert not (audit_dir / "statements").exists()

@@ -15,7 +15,9 @@ from indpriv.report import pdf
 from indpriv.report.renderers.html import render_html
 
 BROWSER = pdf.find_browser()
-needs_browser = pytest.mark.skipif(BROWSER is None, reason=f"none of {', '.join(pdf.BROWSERS)} is installed")
+needs_browser = pytest.mark.skipif(
+    BROWSER is None, reason=f"none of {', '.join(pdf.BROWSERS)} is installed"
+)
 READABLE = 4.5  # contrast of text and background, WCAG 2.2, level AA
 MEASURE = """<script>
 const light = ([r, g, b]) => [r, g, b].map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
@@ -73,9 +75,13 @@ def test_nothing_on_the_console_and_nothing_from_outside(page, tmp_path):
 
 
 @needs_browser
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1100), ("dark", 1100), ("light", 390), ("dark", 390)])
+@pytest.mark.parametrize(
+    ("scheme", "width"), [("light", 1100), ("dark", 1100), ("light", 390), ("dark", 390)]
+)
 def test_it_is_readable_and_never_wider_than_the_screen(page, scheme, width, tmp_path):
-    measured = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page).replace("</body>", MEASURE)
+    measured = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page).replace(
+        "</body>", MEASURE
+    )
     (tmp_path / "page.html").write_text(measured, encoding="utf-8")
     (tmp_path / "frame.html").write_text(FRAME.format(width=width), encoding="utf-8")
     shown, _ = browse(

@@ -39,4 +39,6 @@ def test_each_picture_is_its_example(channels):
 )
 def test_what_cannot_be_drawn_is_refused(ids, shape, words):
     with pytest.raises(InputError, match=words):
-        pictures_of(SimpleNamespace(least_protected=ids, most_protected=()), np.zeros(shape, np.float32))
+        pictures_of(
+            SimpleNamespace(least_protected=ids, most_protected=()), np.zeros(shape, np.float32)
+        )

@@ -10,7 +10,9 @@ from indpriv.epsilon_table import DISCLAIMER
 from indpriv.errors import InputError
 from summaries import summary_of
 
-SCHEMA = json.loads((Path(indpriv.report.__file__).parent / "audit.schema.json").read_text(encoding="utf-8"))
+SCHEMA = json.loads(
+    (Path(indpriv.report.__file__).parent / "audit.schema.json").read_text(encoding="utf-8")
+)
 
 
 def check(document):
@@ -29,7 +31,11 @@ def test_audit_json_is_what_the_schema_says(summary):
 
 def test_the_schema_refuses_what_it_does_not_know(summary):
     document = summary.to_json()
-    for change in ({"secret": 1}, {"claim": "certain"}, {"guarantee": {**document["guarantee"], "delta": None}}):
+    for change in (
+        {"secret": 1},
+        {"claim": "certain"},
+        {"guarantee": {**document["guarantee"], "delta": None}},
+    ):
         with pytest.raises(jsonschema.ValidationError):
             check({**document, **change})
     del document["disclaimer"]
@@ -39,7 +45,9 @@ def test_the_schema_refuses_what_it_does_not_know(summary):
 
 def test_a_run_without_examples_fits_too(run):
     log, examples = run
-    bare = summary_of(log, examples, evidence={"examples": None, "non_dp": None, "checks": ()}, fidelity=[])
+    bare = summary_of(
+        log, examples, evidence={"examples": None, "non_dp": None, "checks": ()}, fidelity=[]
+    )
     document = bare.to_json()
     check(document)
     assert document["loss"] is None

@@ -19,7 +19,9 @@ from .test_dp_sgd import config, toy
 def run_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("canaries") / "run"
     with dp_sgd.quiet_opacus():
-        train_with_canaries(config(recording={"rounding": 0.01, "record_holdout": True}), folder, 100, dataset=toy())
+        train_with_canaries(
+            config(recording={"rounding": 0.01, "record_holdout": True}), folder, 100, dataset=toy()
+        )
     return folder
 
 
@@ -56,7 +58,9 @@ def test_seeded_coins_repeat_and_labels_are_wrong(tmp_path):
     found = []
     for name in ("a", "b"):
         with dp_sgd.quiet_opacus():
-            run = train_with_canaries(config(batch_size=20, delta=1e-3), tmp_path / name, 30, seed=5, dataset=data)
+            run = train_with_canaries(
+                config(batch_size=20, delta=1e-3), tmp_path / name, 30, seed=5, dataset=data
+            )
         found.append(AttackScores.from_file(run.run_dir / "canaries.parquet"))
     assert np.array_equal(found[0].member, found[1].member)
     assert np.array_equal(found[0].scores, found[1].scores)

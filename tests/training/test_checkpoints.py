@@ -6,7 +6,12 @@ import torch
 from torch import nn
 
 from indpriv.errors import EvidenceError, InputError
-from indpriv.training.checkpoints import checkpoint_path, list_checkpoints, load_checkpoint, save_checkpoint
+from indpriv.training.checkpoints import (
+    checkpoint_path,
+    list_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+)
 
 HISTORY = [(1.4, 1 / 34, 9)]
 
@@ -37,7 +42,9 @@ def test_they_are_listed_by_step(tmp_path):
     for step in (1_000_000, 9, 10, 999_999):
         save_checkpoint(tmp_path, nn.Linear(1, 1), step, [])
     (tmp_path / "checkpoints" / "step-x.pt").write_text("")
-    assert list_checkpoints(tmp_path) == [checkpoint_path(tmp_path, step) for step in (9, 10, 999_999, 1_000_000)]
+    assert list_checkpoints(tmp_path) == [
+        checkpoint_path(tmp_path, step) for step in (9, 10, 999_999, 1_000_000)
+    ]
 
 
 class Bomb:

@@ -63,7 +63,14 @@ def test_the_adult_audit_is_the_demo_that_was_promised():
 
 @pytest.mark.parametrize("longest", ["epoch", "2 epochs", 34])
 def test_the_recording_section_takes_the_words_of_a_policy(longest):
-    words = {"every": 5, "growth": 1.5, "longest": longest, "free_records": True, "exact_examples": 20, "first": 4}
+    words = {
+        "every": 5,
+        "growth": 1.5,
+        "longest": longest,
+        "batch_norms": True,
+        "reference_examples": 20,
+        "first": 4,
+    }
     tables = copy.deepcopy(SMALL)
     tables["recording"] = {**words, "rounding": 0.02}
     assert AuditConfig.from_dict(tables).recording.to_policy() == RecordingPolicy(**words)
@@ -79,7 +86,12 @@ def test_whole_numbers_become_floats_where_floats_are_meant():
 @pytest.mark.parametrize(
     ("section", "key", "value", "says"),
     [
-        ("training", "epochs", 0, "epochs = 0 is not accepted; it takes a whole number of at least 1"),
+        (
+            "training",
+            "epochs",
+            0,
+            "epochs = 0 is not accepted; it takes a whole number of at least 1",
+        ),
         ("training", "epochs", 1.5, "epochs = 1.5"),
         ("training", "epochs", True, "epochs = True"),
         ("training", "epochs", "20", "epochs = '20'"),
@@ -102,8 +114,18 @@ def test_whole_numbers_become_floats_where_floats_are_meant():
         ("training", "seed", 3, "has the key 'seed', which is not known"),
         ("data", "dataset", "imagenet", "dataset = 'imagenet' .* 'adult', .*'digits'"),
         ("data", "dataset", 3, "dataset = 3"),
-        ("data", "unit_column", "family", "unit_column='family' is no column of adult, which has race, sex, age_band"),
-        ("data", "unit_column", "race", "target_epsilon is of one row, and .* unit_column makes units of several"),
+        (
+            "data",
+            "unit_column",
+            "family",
+            "unit_column='family' is no column of adult, which has race, sex, age_band",
+        ),
+        (
+            "data",
+            "unit_column",
+            "race",
+            "target_epsilon is of one row, and .* unit_column makes units of several",
+        ),
         ("data", "max_rows_per_unit", 2, "max_rows_per_unit is given without unit_column"),
         ("model", "architecture", "transformer", "architecture = 'transformer'"),
         ("model", "hidden", [], "hidden = .. .* list of at least 1"),
@@ -118,12 +140,12 @@ def test_whole_numbers_become_floats_where_floats_are_meant():
         ("recording", "rounding", 1.5, "rounding = 1.5"),
         ("recording", "rounding", 1e-6, "finer than two bytes"),
         ("recording", "rounding_mode", "down", "'up', 'nearest'"),
-        ("recording", "exact_examples", -1, "exact_examples = -1"),
+        ("recording", "reference_examples", -1, "reference_examples = -1"),
         ("recording", "growth", 0.5, "growth = 0.5 .* of at least 1"),
         ("recording", "growth", 11, r"growth=11.0 is not in \[1, 10\]"),
         ("recording", "longest", 0, "longest = 0"),
         ("recording", "longest", 50, "longest=50 limits gaps that do not grow"),
-        ("recording", "free_records", 1, "free_records = 1 .* true or false"),
+        ("recording", "batch_norms", 1, "batch_norms = 1 .* true or false"),
         ("training", "individual_clipping", "yes", "individual_clipping = 'yes' .* true or false"),
         ("training", "clip_headroom", 2, "clip_headroom = 2"),
         ("training", "clip_headroom", 0.1, "clip_headroom is given without individual clipping"),

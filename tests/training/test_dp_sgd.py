@@ -59,7 +59,9 @@ def toy(n=300, n_test=60, shape=(6,), n_classes=3):
     splits = []
     for size in (n, n_test):
         targets = np.arange(size) % n_classes
-        inputs = generator.normal(size=(size, *shape)) + 1.5 * targets.reshape(-1, *(1 for _ in shape))
+        inputs = generator.normal(size=(size, *shape)) + 1.5 * targets.reshape(
+            -1, *(1 for _ in shape)
+        )
         splits.append(Split(inputs.astype(np.float32), targets.astype(np.int64)))
     trusted = {"duplicates": "there are none"}
     return Dataset("toy", *splits, tuple("abc"[:n_classes]), "none", "made here", on_trust=trusted)
@@ -84,7 +86,9 @@ def run_dir(tmp_path_factory):
 
 
 def test_nothing_speaks_against_an_unseeded_run(run_dir):
-    assert [(check.name, check.detail) for check in verify(run_dir) if check.status != "passed"] == []
+    assert [
+        (check.name, check.detail) for check in verify(run_dir) if check.status != "passed"
+    ] == []
 
 
 def test_the_log_holds_every_step_of_the_run(run_dir):
@@ -107,9 +111,13 @@ def test_a_record_holds_the_norms_of_the_checkpoint_of_its_step(run_dir):
         for example in (0, 7, 299):
             model.zero_grad()
             inputs = torch.from_numpy(dataset.train.inputs[[example]]).double()
-            nn.functional.cross_entropy(model(inputs), torch.from_numpy(dataset.train.targets[[example]])).backward()
+            nn.functional.cross_entropy(
+                model(inputs), torch.from_numpy(dataset.train.targets[[example]])
+            ).backward()
             norm = float(sum(p.grad.square().sum() for p in model.parameters()).sqrt())
-            assert rows[checkpoint.step, example] == pytest.approx(norm, rel=1e-3)  # training computes in float32
+            assert rows[checkpoint.step, example] == pytest.approx(
+                norm, rel=1e-3
+            )  # training computes in float32
 
 
 def test_checkpoints_lie_at_the_start_every_k_steps_and_the_end(run_dir):
@@ -128,7 +136,9 @@ def test_the_guarantee_is_opacus_own_and_within_the_target(run_dir):
     with dp_sgd.quiet_opacus():
         assert guarantee["epsilon"] == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-9)
     assert 4.0 - 2e-3 <= guarantee["epsilon"] <= 4.0
-    assert {key: guarantee[key] for key in ("claim", "delta", "unit", "neighbouring", "sampler")} == {
+    assert {
+        key: guarantee[key] for key in ("claim", "delta", "unit", "neighbouring", "sampler")
+    } == {
         "claim": "worst_case",
         "delta": DELTA,
         "unit": "example",
@@ -163,17 +173,26 @@ def test_example_tables_of_the_run_and_its_twin(run_dir):
     final = build_model(config().model, (6,), 3)
     final.load_state_dict(load_checkpoint(list_checkpoints(run_dir)[-1]).model_state_dict)
     losses = nn.functional.cross_entropy(
-        final(torch.from_numpy(toy().test.inputs)), torch.from_numpy(toy().test.targets), reduction="none"
+        final(torch.from_numpy(toy().test.inputs)),
+        torch.from_numpy(toy().test.targets),
+        reduction="none",
     )
     np.testing.assert_allclose(table.test["loss"], losses.detach().numpy(), rtol=1e-4, atol=1e-6)
-    assert read_json(run_dir / "run.json")["test_accuracy"] == pytest.approx(table.test["correct"].mean())
+    assert read_json(run_dir / "run.json")["test_accuracy"] == pytest.approx(
+        table.test["correct"].mean()
+    )
     twin = indpriv.ExampleTable.from_parquet(run_dir / "examples-non-dp.parquet")
     assert (len(twin.train), len(twin.test)) == (300, 60)
     assert not np.allclose(twin.train["loss"], table.train["loss"])
 
 
 def test_what_is_sensitive_is_private(run_dir):
-    for name in ("run.json", "examples.parquet", "examples-non-dp.parquet", "checkpoints/step-000012.pt"):
+    for name in (
+        "run.json",
+        "examples.parquet",
+        "examples-non-dp.parquet",
+        "checkpoints/step-000012.pt",
+    ):
         assert stat.S_IMODE((run_dir / name).stat().st_mode) == 0o600
 
 
@@ -183,7 +202,9 @@ def final_parameters(run_dir, seed=3, **changes):
 
 
 def test_a_seeded_run_repeats_and_is_labelled_void(tmp_path):
-    one, same, other = (final_parameters(tmp_path / name, seed) for name, seed in (("a", 3), ("b", 3), ("c", 4)))
+    one, same, other = (
+        final_parameters(tmp_path / name, seed) for name, seed in (("a", 3), ("b", 3), ("c", 4))
+    )
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
     record = read_json(tmp_path / "a" / "run.json")
@@ -193,7 +214,9 @@ def test_a_seeded_run_repeats_and_is_labelled_void(tmp_path):
     assert any("no privacy" in caveat for caveat in indpriv.NormLog.open(tmp_path / "a").caveats)
     assert '"seed":' not in json.dumps(record)  # the seed itself is told to nobody
     logs = [indpriv.NormLog.open(tmp_path / name).read() for name in "ab"]
-    np.testing.assert_allclose(*logs, rtol=1e-5)  # the Recorder takes whichever norm backend is faster this time
+    np.testing.assert_allclose(
+        *logs, rtol=1e-5
+    )  # the Recorder takes whichever norm backend is faster this time
 
 
 def test_an_unseeded_run_does_not_repeat_though_torch_was_seeded(tmp_path):
@@ -213,7 +236,10 @@ def test_an_unseeded_run_does_not_repeat_though_torch_was_seeded(tmp_path):
     ],
 )
 def test_faster_and_smaller_ways_train_the_same_model(tmp_path, changes):
-    plain, other = final_parameters(tmp_path / "plain"), final_parameters(tmp_path / "other", **changes)
+    plain, other = (
+        final_parameters(tmp_path / "plain"),
+        final_parameters(tmp_path / "other", **changes),
+    )
     torch.testing.assert_close(plain, other, rtol=1e-3, atol=1e-4)
     log = indpriv.NormLog.open(tmp_path / "other")
     assert (log.total_steps, log.recorded_steps.tolist()) == (12, [0, 6])
@@ -223,9 +249,15 @@ def test_noise_has_the_stated_size(tmp_path, monkeypatch):
     """Two runs of one step that differ in their noise only: their difference is that noise, twice."""
     parameters = []
     for noise in (1, 2):
-        monkeypatch.setattr(Randomness, "from_seed", lambda seed, noise=noise: Randomness(5, 6, noise, 7, seeded=False))
+        monkeypatch.setattr(
+            Randomness,
+            "from_seed",
+            lambda seed, noise=noise: Randomness(5, 6, noise, 7, seeded=False),
+        )
         run = train(
-            config(epochs=1, batch_size=300, noise_multiplier=3.0, max_grad_norm=0.2, learning_rate=2.0),
+            config(
+                epochs=1, batch_size=300, noise_multiplier=3.0, max_grad_norm=0.2, learning_rate=2.0
+            ),
             tmp_path / str(noise),
             dataset=toy(n_test=5, shape=(60,)),
         )
@@ -253,10 +285,18 @@ def test_individual_clipping_makes_rare_records_exact(mode, tmp_path):
     assert (table.claim, table.claim_reason[:30]) == ("exact", "Training clipped each example ")
     assert table.worst_case_epsilon <= run.worst_case_epsilon * (1 + 1e-6)
     content = read_json(tmp_path / "r" / "run.json")
-    assert (content["training"]["clipping"], content["recorder"]["clip_headroom"]) == ("individual", 0.05)
+    assert (content["training"]["clipping"], content["recorder"]["clip_headroom"]) == (
+        "individual",
+        0.05,
+    )
     coverage = next(check.detail for check in verify(tmp_path / "r") if check.name == "coverage")
-    assert coverage.endswith("training clipped at the last one's levels (norms and 0.05 of max_grad_norm)")
-    nearest = config(individual_clipping=True, recording={"every": 1, "rounding": 0.25, "rounding_mode": "nearest"})
+    assert coverage.endswith(
+        "training clipped at the last one's levels (norms and 0.05 of max_grad_norm)"
+    )
+    nearest = config(
+        individual_clipping=True,
+        recording={"every": 1, "rounding": 0.25, "rounding_mode": "nearest"},
+    )
     with pytest.raises(InputError, match="rounding_mode='nearest' with individual_clipping"):
         train(nearest, tmp_path / "n", dataset=toy())
     assert not (tmp_path / "n").exists()
@@ -265,8 +305,12 @@ def test_individual_clipping_makes_rare_records_exact(mode, tmp_path):
 def test_a_unit_column_goes_into_the_log_and_a_cap_drops_the_rows_beyond_it(tmp_path):
     dataset = toy(60, 10)
     people = np.arange(60) // 4
-    dataset = replace(dataset, train=replace(dataset.train, metadata=pd.DataFrame({"person_id": people})))
-    by_person = replace(config(epochs=1), data=DataConfig("lfw", unit_column="person_id", max_rows_per_unit=3))
+    dataset = replace(
+        dataset, train=replace(dataset.train, metadata=pd.DataFrame({"person_id": people}))
+    )
+    by_person = replace(
+        config(epochs=1), data=DataConfig("lfw", unit_column="person_id", max_rows_per_unit=3)
+    )
     with dp_sgd.quiet_opacus():
         dp_sgd.train(by_person, tmp_path / "run", dataset=dataset)
     log = NormLog.open(tmp_path / "run")
@@ -292,7 +336,9 @@ def test_where_opacus_takes_a_step_less_the_target_still_holds(tmp_path):
     """int(1 / (1 / 93)) is 92: the sampler draws 92 batches at 1/93, the accountant counts them at 1/92."""
     assert int(1 / (1 / 93)) == 92
     run = train(
-        config(batch_size=1, target_epsilon=2.0, recording={"every": "epoch"}), tmp_path / "r", dataset=toy(n=93)
+        config(batch_size=1, target_epsilon=2.0, recording={"every": "epoch"}),
+        tmp_path / "r",
+        dataset=toy(n=93),
     )
     assert run.steps == 184
     assert 2.0 - 2e-3 <= run.worst_case_epsilon <= 2.0
@@ -306,7 +352,11 @@ def test_ctrl_c_leaves_a_usable_run(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(config(non_dp_twin=True), tmp_path / "r", dataset=toy(), progress=interrupt)
     record = read_json(tmp_path / "r" / "run.json")
-    assert (record["status"], record["steps"], record["training"]["planned_steps"]) == ("interrupted", 3, 12)
+    assert (record["status"], record["steps"], record["training"]["planned_steps"]) == (
+        "interrupted",
+        3,
+        12,
+    )
     log = indpriv.NormLog.open(tmp_path / "r")
     assert log.total_steps == 3
     assert [load_checkpoint(path).step for path in list_checkpoints(tmp_path / "r")] == [0, 3]
@@ -317,11 +367,14 @@ def test_ctrl_c_leaves_a_usable_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("architecture", "shape"), [("tanh_cnn", (1, 16, 16)), ("resnet20_gn", (3, 32, 32)), ("wrn16_4", (3, 8, 8))]
+    ("architecture", "shape"),
+    [("tanh_cnn", (1, 16, 16)), ("resnet20_gn", (3, 32, 32)), ("wrn16_4", (3, 8, 8))],
 )
 def test_image_models_train_and_record(tmp_path, architecture, shape):
     run = train(
-        config(architecture, epochs=1, batch_size=6, max_physical_batch_size=4, recording={"every": 2}),
+        config(
+            architecture, epochs=1, batch_size=6, max_physical_batch_size=4, recording={"every": 2}
+        ),
         tmp_path / "r",
         dataset=toy(n=12, n_test=3, shape=shape),
     )

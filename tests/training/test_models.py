@@ -10,10 +10,25 @@ from indpriv.training.models import build_model, count_parameters, describe_mode
 
 CASES = [
     (ModelConfig("mlp"), (107,), 2, 107 * 64 + 64 + 64 * 2 + 2),
-    (ModelConfig("mlp", hidden=(8, 4), activation="relu"), (1, 8, 8), 10, 64 * 8 + 8 + 8 * 4 + 4 + 4 * 10 + 10),
-    (ModelConfig("tanh_cnn"), (1, 28, 28), 10, 26010),  # the figure of Papernot et al.'s MNIST model
+    (
+        ModelConfig("mlp", hidden=(8, 4), activation="relu"),
+        (1, 8, 8),
+        10,
+        64 * 8 + 8 + 8 * 4 + 4 + 4 * 10 + 10,
+    ),
+    (
+        ModelConfig("tanh_cnn"),
+        (1, 28, 28),
+        10,
+        26010,
+    ),  # the figure of Papernot et al.'s MNIST model
     (ModelConfig("tanh_cnn"), (3, 32, 32), 10, 37274),
-    (ModelConfig("tanh_cnn"), (1, 16, 16), 3, (64 + 1) * 16 + (16 * 16 + 1) * 32 + (32 + 1) * 32 + (32 + 1) * 3),
+    (
+        ModelConfig("tanh_cnn"),
+        (1, 16, 16),
+        3,
+        (64 + 1) * 16 + (16 * 16 + 1) * 32 + (32 + 1) * 32 + (32 + 1) * 3,
+    ),
     # He et al. 2016: 0.27 million; their BatchNorm has two parameters a channel, as GroupNorm has.
     (ModelConfig("resnet20_gn"), (3, 32, 32), 10, 269722),
     # Zagoruyko and Komodakis 2016: 2.7 million, with BatchNorm.
@@ -28,7 +43,9 @@ def test_models_take_batches_of_any_size_and_fit_opacus(config, shape, n_classes
         assert model(torch.randn(batch, *shape)).shape == (batch, n_classes)
     assert count_parameters(model) == parameters
     assert ModuleValidator.validate(model, strict=False) == []
-    assert len(describe_model(model).splitlines()) == sum(1 for m in model.modules() if not list(m.children()))
+    assert len(describe_model(model).splitlines()) == sum(
+        1 for m in model.modules() if not list(m.children())
+    )
 
 
 @pytest.mark.parametrize(("config", "shape", "n_classes", "parameters"), CASES)
@@ -50,12 +67,16 @@ def test_norms_of_the_wide_resnet_are_those_of_one_example_at_a_time():
     torch.manual_seed(0)
     model = build_model(ModelConfig("wrn16_4"), (3, 8, 8), 10)
     images, targets = torch.randn(2, 3, 8, 8), torch.tensor([3, 7])
-    norms = per_example_gradient_norms(model, nn.CrossEntropyLoss(reduction="none"), images, targets)
+    norms = per_example_gradient_norms(
+        model, nn.CrossEntropyLoss(reduction="none"), images, targets
+    )
     for i in range(2):
         loss = nn.functional.cross_entropy(model(images[i : i + 1]), targets[i : i + 1])
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         alone = sum(float(gradient.double().square().sum()) for gradient in gradients) ** 0.5
-        assert norms[i] == pytest.approx(alone, rel=5e-3)  # the norms have slack for 2.7 million parameters
+        assert norms[i] == pytest.approx(
+            alone, rel=5e-3
+        )  # the norms have slack for 2.7 million parameters
 
 
 @pytest.mark.parametrize(
@@ -74,7 +95,9 @@ def test_inputs_that_do_not_fit_are_refused(architecture, shape, says):
 
 def test_first_parameters_follow_their_seed_and_leave_the_global_state_alone():
     before = torch.random.get_rng_state()
-    one, same, other = (first_parameters(ModelConfig("mlp"), (5,), 2, seed)[1].weight for seed in (1, 1, 2))
+    one, same, other = (
+        first_parameters(ModelConfig("mlp"), (5,), 2, seed)[1].weight for seed in (1, 1, 2)
+    )
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
     assert torch.equal(before, torch.random.get_rng_state())

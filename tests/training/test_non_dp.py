@@ -27,7 +27,9 @@ def test_the_twin_learns_and_says_how_every_example_fares(digits):
 
 
 def test_a_seed_makes_it_repeatable(digits):
-    one, same, other = (train_without_dp(config(epochs=1), digits, seed=seed).frame for seed in (1, 1, 2))
+    one, same, other = (
+        train_without_dp(config(epochs=1), digits, seed=seed).frame for seed in (1, 1, 2)
+    )
     assert one.equals(same)
     assert not np.allclose(one["loss"], other["loss"])
 

@@ -6,7 +6,12 @@ from indpriv.training.randomness import Randomness, generator
 
 
 def seeds(randomness):
-    return (randomness.first_parameters, randomness.sampling, randomness.noise, randomness.shuffling)
+    return (
+        randomness.first_parameters,
+        randomness.sampling,
+        randomness.noise,
+        randomness.shuffling,
+    )
 
 
 def test_a_seed_gives_the_same_independent_seeds_again():

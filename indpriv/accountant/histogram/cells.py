@@ -4,7 +4,7 @@ Four ways of laying them out, chosen by histogram.cells_of:
 
 * LevelCells: few distinct settings. Cells are levels under a setting; counts are exact.
 * CompositeCells: many settings, or many levels. A cell is a code of a row, with all the steps that the row governs.
-* SpanCells: levels under a setting, where each example has norms at steps of its own (free records); few settings.
+* SpanCells: levels under a setting, where each example has norms at steps of its own (batch norms); few settings.
 * NodeCells: norms without rounding. Cells are nodes on a grid of mechanisms; see grid.
 """
 
@@ -19,7 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv.accountant.histogram.counts import Counts
-from indpriv.accountant.histogram.governing_records import AT_CLIPPING_NORM, Participations, Segments
+from indpriv.accountant.histogram.governing_records import (
+    AT_CLIPPING_NORM,
+    Participations,
+    Segments,
+)
 from indpriv.accountant.rdp import renyi_divergences
 
 FloatArray = NDArray[np.float64]
@@ -33,7 +37,9 @@ def n_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def divergences_of(shifts: FloatArray, sample_rates: FloatArray, orders: FloatArray, k: int = 1) -> FloatArray:
+def divergences_of(
+    shifts: FloatArray, sample_rates: FloatArray, orders: FloatArray, k: int = 1
+) -> FloatArray:
     """(n_orders, n) Rényi divergences of one step, each distinct one computed once; see `renyi_divergences`."""
     pairs = np.stack([shifts, sample_rates], axis=1)
     distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
@@ -61,7 +67,9 @@ class Mechanisms:
 
     def take(self, index: IntArray) -> Mechanisms:
         """Some of the mechanisms."""
-        return Mechanisms(self.relative_norms[index], self.noise_multiplier[index], self.sample_rate[index])
+        return Mechanisms(
+            self.relative_norms[index], self.noise_multiplier[index], self.sample_rate[index]
+        )
 
     def divergences(self, orders: FloatArray) -> FloatArray:
         """(n_orders, n) Rényi divergences of one step."""
@@ -102,5 +110,7 @@ def clipped_mechanisms(segments: Segments) -> tuple[Mechanisms, FloatArray]:
     """Mechanisms of the steps in which every example counts at max_grad_norm, and their numbers of steps."""
     index = np.flatnonzero(segments.row == AT_CLIPPING_NORM)
     setting = segments.setting[index]
-    mechanisms = Mechanisms(np.ones(len(index)), segments.noise_multiplier[setting], segments.sample_rate[setting])
+    mechanisms = Mechanisms(
+        np.ones(len(index)), segments.noise_multiplier[setting], segments.sample_rate[setting]
+    )
     return mechanisms, segments.count[index].astype(np.float64)

@@ -21,8 +21,12 @@ from indpriv.accountant.histogram.grid import NodeGrid
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-_FEW_SCALES = 64  # so many distinct (noise_multiplier, clipping ratio) keep their own levels as nodes
-_UNROLLED_NODES = 8  # so many nodes a cell are cheaper to count than a table of all cells is to make
+_FEW_SCALES = (
+    64  # so many distinct (noise_multiplier, clipping ratio) keep their own levels as nodes
+)
+_UNROLLED_NODES = (
+    8  # so many nodes a cell are cheaper to count than a table of all cells is to make
+)
 _AT_ONCE = 1 << 20  # (segment, code) pairs that are located together
 
 
@@ -46,7 +50,9 @@ class CompositeCells:
     unrolled: tuple[NDArray[np.int32], FloatArray] | None
 
     @classmethod
-    def of(cls, governing: GoverningRows, codes: CodeTable, keys: FloatArray, *, between_nodes: str) -> CompositeCells:
+    def of(
+        cls, governing: GoverningRows, codes: CodeTable, keys: FloatArray, *, between_nodes: str
+    ) -> CompositeCells:
         """The cells of a run with these distinct settings (see level_cells); between_nodes: see NodeGrid."""
         segments = governing.segments
         grid = _grid(governing, codes, keys, between_nodes)
@@ -85,7 +91,9 @@ class CompositeCells:
     def divergences(self, orders: FloatArray) -> FloatArray:
         """See Cells."""
         values = self.mechanisms.divergences(orders)
-        return values if self.unrolled is not None else np.ascontiguousarray((self.steps @ values.T).T)
+        return (
+            values if self.unrolled is not None else np.ascontiguousarray((self.steps @ values.T).T)
+        )
 
     def counts(self, rows: Rows) -> Counts:
         """See Cells."""
@@ -96,7 +104,9 @@ class CompositeCells:
             return SparseCounts(cells, np.ones(cells.shape), certain)
         node, weight = self.unrolled[0][cells], self.unrolled[1][cells]
         shape = (len(cells), node[0].size)
-        counts = SparseCounts(node.reshape(shape), weight.reshape(shape), self.steps[[-1]].toarray()[0])
+        counts = SparseCounts(
+            node.reshape(shape), weight.reshape(shape), self.steps[[-1]].toarray()[0]
+        )
         return DenseCounts(counts.dense()) if self._dense else counts
 
     def participations(self, rows: Rows) -> Participations:
@@ -104,12 +114,18 @@ class CompositeCells:
         counts = self.counts(rows)
         if self.unrolled is not None:
             return self.mechanisms.participations(counts.dense())
-        met = SparseCounts((rows.T + self.first).astype(np.int32), np.ones(rows.T.shape), np.zeros(self.steps.shape[0]))
+        met = SparseCounts(
+            (rows.T + self.first).astype(np.int32),
+            np.ones(rows.T.shape),
+            np.zeros(self.steps.shape[0]),
+        )
         certain = self.steps[[-1]].toarray()
         return self.mechanisms.participations((met.matrix() @ self.steps).toarray() + certain)
 
 
-def _grid(governing: GoverningRows, codes: CodeTable, keys: FloatArray, between_nodes: str) -> NodeGrid:
+def _grid(
+    governing: GoverningRows, codes: CodeTable, keys: FloatArray, between_nodes: str
+) -> NodeGrid:
     """A grid for all levels under all settings: the levels themselves where settings are few."""
     scales = np.unique(keys[:, [0, 2, 3]], axis=0)
     levels = codes.value[scales[:, 2].astype(np.int64)]
@@ -121,7 +137,9 @@ def _grid(governing: GoverningRows, codes: CodeTable, keys: FloatArray, between_
         own = np.minimum(levels * scales[:, 1:2], 1.0) / scales[:, :1]
         own = np.unique(np.append(own.ravel(), 1 / noise))
     shifts = (min(float(first.min()), largest / 2), largest)
-    return NodeGrid.covering(shifts, governing.segments.sample_rate, own=own, between_nodes=between_nodes)
+    return NodeGrid.covering(
+        shifts, governing.segments.sample_rate, own=own, between_nodes=between_nodes
+    )
 
 
 def _kinds(governing: GoverningRows, codes: CodeTable) -> tuple[IntArray, IntArray]:
@@ -132,7 +150,12 @@ def _kinds(governing: GoverningRows, codes: CodeTable) -> tuple[IntArray, IntArr
     kind, representative = np.zeros(len(codes.value), np.int64), []
     for row, part in zip(rows, np.split(known, starts[1:]), strict=True):
         table = int(row) if codes.translate and row >= governing.n_records else -1
-        key = (table, codes.unit[row], segments.setting[part].tobytes(), segments.count[part].tobytes())
+        key = (
+            table,
+            codes.unit[row],
+            segments.setting[part].tobytes(),
+            segments.count[part].tobytes(),
+        )
         if key not in seen:
             seen[key] = len(seen)
             representative.append(row)
@@ -146,7 +169,10 @@ def _entries(
     """Cell, node and steps of each entry of these segments; like steps of a row fall together."""
     n_nodes = len(grid.mechanisms)
     chunk = max(1, _AT_ONCE // codes.n_codes)
-    parts = [_located(segments, codes, grid, index[at : at + chunk], kind) for at in range(0, len(index), chunk)]
+    parts = [
+        _located(segments, codes, grid, index[at : at + chunk], kind)
+        for at in range(0, len(index), chunk)
+    ]
     key, steps = _merged(parts)
     return key // n_nodes, key % n_nodes, steps
 
@@ -168,7 +194,9 @@ def _located(
 
 def _merged(parts: list[tuple[IntArray, FloatArray]]) -> tuple[IntArray, FloatArray]:
     keys, inverse = np.unique(np.concatenate([part[0] for part in parts]), return_inverse=True)
-    total = np.bincount(inverse.ravel(), weights=np.concatenate([part[1] for part in parts])).astype(np.float64)
+    total = np.bincount(
+        inverse.ravel(), weights=np.concatenate([part[1] for part in parts])
+    ).astype(np.float64)
     return keys[total > 0], total[total > 0]
 
 

@@ -107,7 +107,9 @@ class SparseCounts:
         totals = np.asarray((table[common] @ self.certain)[place])
         for part in _parts(len(examples), self.cell.shape[1]):
             cells = self.cell.take(examples[part], axis=0) + rows[part, None] * table.shape[1]
-            totals[part] += np.einsum("ij,ij->i", self.weight.take(examples[part], axis=0), table.take(cells))
+            totals[part] += np.einsum(
+                "ij,ij->i", self.weight.take(examples[part], axis=0), table.take(cells)
+            )
         return totals
 
     def dense(self) -> FloatArray:
@@ -124,7 +126,9 @@ class SparseCounts:
         return len(self.cell)
 
 
-def collected(entries: Iterator[tuple[IntArray, FloatArray]], n: int, n_entries: int, certain: FloatArray) -> Counts:
+def collected(
+    entries: Iterator[tuple[IntArray, FloatArray]], n: int, n_entries: int, certain: FloatArray
+) -> Counts:
     """Counts of n examples: dense ones where cells are fewer than entries.
 
     Args:
@@ -137,13 +141,18 @@ def collected(entries: Iterator[tuple[IntArray, FloatArray]], n: int, n_entries:
         counts = np.tile(certain, (n, 1))
         offsets = np.arange(n) * len(certain)
         for cell, weight in entries:
-            flat = np.bincount((cell + offsets).ravel(), weights=weight.ravel(), minlength=counts.size)
+            flat = np.bincount(
+                (cell + offsets).ravel(), weights=weight.ravel(), minlength=counts.size
+            )
             counts += flat.reshape(counts.shape)
         return DenseCounts(counts)
     cells, weights = np.empty((n, n_entries), np.int32), np.empty((n, n_entries))
     place = 0
     for cell, weight in entries:
-        cells[:, place : place + len(cell)], weights[:, place : place + len(cell)] = cell.T, weight.T
+        cells[:, place : place + len(cell)], weights[:, place : place + len(cell)] = (
+            cell.T,
+            weight.T,
+        )
         place += len(cell)
     return SparseCounts(cells, weights, certain)
 

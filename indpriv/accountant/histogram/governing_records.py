@@ -80,16 +80,24 @@ def segments_of(log: NormLog, between_records: str) -> Segments:
     if setting_of_step is None:
         row, setting, weight = rows, np.zeros(len(rows), np.int64), lengths
     else:
-        row, setting, weight = np.repeat(rows, lengths), setting_of_step, np.ones(log.total_steps, np.int64)
+        row, setting, weight = (
+            np.repeat(rows, lengths),
+            setting_of_step,
+            np.ones(log.total_steps, np.int64),
+        )
     n_settings = len(settings["noise_multiplier"])
     keys, inverse = np.unique((row + 1) * n_settings + setting, return_inverse=True)
     count = np.bincount(inverse, weights=weight, minlength=len(keys)).astype(np.int64)
     filled = count > 0
     keys, count = keys[filled], count[filled]
-    return Segments(pairs=pairs, row=keys // n_settings - 1, setting=keys % n_settings, count=count, **settings)
+    return Segments(
+        pairs=pairs, row=keys // n_settings - 1, setting=keys % n_settings, count=count, **settings
+    )
 
 
-def _governing_rows(recorded: IntArray, total_steps: int, between_records: str) -> tuple[IntArray, IntArray, IntArray]:
+def _governing_rows(
+    recorded: IntArray, total_steps: int, between_records: str
+) -> tuple[IntArray, IntArray, IntArray]:
     """Rows of consecutive runs of steps, the step at which each run starts, and the tied pairs."""
     n_records = len(recorded)
     records = np.arange(n_records)
@@ -106,7 +114,9 @@ def _governing_rows(recorded: IntArray, total_steps: int, between_records: str) 
     else:
         gaps = np.diff(recorded)
         pairs = np.flatnonzero(gaps % 2 == 0)
-        switch = recorded[:-1] + gaps // 2 + 1  # the first step that is closer to the later record, without a tie
+        switch = (
+            recorded[:-1] + gaps // 2 + 1
+        )  # the first step that is closer to the later record, without a tie
         tie_starts = recorded[pairs] + gaps[pairs] // 2
         starts = np.concatenate([recorded[:1], switch, tie_starts])
         rows = np.concatenate([records, n_records + np.arange(len(pairs))])
@@ -130,7 +140,11 @@ def _distinct_settings(settings: StepSettings) -> tuple[IntArray | None, dict[st
             continue
         values, inverse = np.unique(column, return_inverse=True)
         if len(values) > 1:
-            index = inverse if index is None else np.unique(index * len(values) + inverse, return_inverse=True)[1]
+            index = (
+                inverse
+                if index is None
+                else np.unique(index * len(values) + inverse, return_inverse=True)[1]
+            )
     if index is None:
         return None, {name: column[:1].copy() for name, column in columns.items()}
     representative = np.zeros(int(index.max()) + 1, np.int64)
@@ -140,9 +154,13 @@ def _distinct_settings(settings: StepSettings) -> tuple[IntArray | None, dict[st
 
 def worst_case_participations(segments: Segments) -> Participations:
     """The histogram of one example that is clipped in every step."""
-    steps = np.bincount(segments.setting, weights=segments.count, minlength=len(segments.noise_multiplier))
+    steps = np.bincount(
+        segments.setting, weights=segments.count, minlength=len(segments.noise_multiplier)
+    )
     mechanisms, inverse = np.unique(
-        np.stack([segments.noise_multiplier, segments.sample_rate], axis=1), axis=0, return_inverse=True
+        np.stack([segments.noise_multiplier, segments.sample_rate], axis=1),
+        axis=0,
+        return_inverse=True,
     )
     return Participations(
         relative_norms=np.ones(len(mechanisms)),

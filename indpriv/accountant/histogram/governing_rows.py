@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv.accountant.histogram.governing_records import AT_CLIPPING_NORM, Segments
-from indpriv.norm_log.batch_norms import NO_ENTRIES, FreeEntries
+from indpriv.norm_log.batch_norms import NO_ENTRIES, BatchNormEntries
 from indpriv.norm_log.levels import Levels
 from indpriv.norm_log.norm_log import NormLog
 
@@ -23,20 +23,23 @@ class Block:
     """What a log says of consecutive examples: rows (n_records, n_examples) of full records, and free entries."""
 
     rows: Rows
-    free: FreeEntries = NO_ENTRIES
+    batch_norms: BatchNormEntries = NO_ENTRIES
 
     @classmethod
     def of(cls, log: NormLog, start: int, stop: int) -> Block:
         """Read the examples at positions start to stop."""
-        return cls(log.read(start, stop), NO_ENTRIES if log.free is None else log.free.read(start, stop))
+        return cls(
+            log.read(start, stop),
+            NO_ENTRIES if log.batch_norms is None else log.batch_norms.read(start, stop),
+        )
 
     def part(self, start: int, stop: int) -> Block:
         """The examples at positions start to stop of the block."""
-        return Block(self.rows[:, start:stop], self.free.block(start, stop))
+        return Block(self.rows[:, start:stop], self.batch_norms.block(start, stop))
 
     def take(self, examples: IntArray) -> Block:
         """Some of the examples."""
-        return Block(self.rows[:, examples], self.free.take(examples, self.rows.shape[1]))
+        return Block(self.rows[:, examples], self.batch_norms.take(examples, self.rows.shape[1]))
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,9 @@ class CodeTable:
         for pair, (one, other) in enumerate(zip(first, second, strict=True)):
             joint = np.unique(np.concatenate([fractions * one, fractions * other]))
             value[len(unit) + pair, : len(joint)] = joint
-            translate.append((np.searchsorted(joint, fractions * one), np.searchsorted(joint, fractions * other)))
+            translate.append(
+                (np.searchsorted(joint, fractions * one), np.searchsorted(joint, fractions * other))
+            )
         return cls(levels.top + 1, value, np.append(unit, np.ones(len(pairs))), tuple(translate))
 
     @property
@@ -103,7 +108,9 @@ class GoverningRows:
         """The governing rows of a log."""
         codes = None
         if log.levels is not None:
-            codes = CodeTable.of(log.levels, log.settings.max_grad_norm[log.recorded_steps], segments.pairs)
+            codes = CodeTable.of(
+                log.levels, log.settings.max_grad_norm[log.recorded_steps], segments.pairs
+            )
         return cls(segments, codes, log.n_records)
 
     @property
@@ -120,10 +127,18 @@ class GoverningRows:
         """The governing rows of a block; one code for all clipped ones."""
         rows, pairs = block.rows, self.segments.pairs
         if self.codes is None:
-            return np.concatenate([rows, np.maximum(rows[pairs], rows[pairs + 1])]) if len(pairs) else rows
+            return (
+                np.concatenate([rows, np.maximum(rows[pairs], rows[pairs + 1])])
+                if len(pairs)
+                else rows
+            )
         codes = np.minimum(rows, np.asarray(self.codes.clipped, rows.dtype))
         if not self.codes.translate:
-            return np.concatenate([codes, np.maximum(codes[pairs], codes[pairs + 1])]) if len(pairs) else codes
+            return (
+                np.concatenate([codes, np.maximum(codes[pairs], codes[pairs + 1])])
+                if len(pairs)
+                else codes
+            )
         tied = [
             np.maximum(first[codes[pair]], second[codes[pair + 1]])
             for pair, (first, second) in zip(pairs, self.codes.translate, strict=True)
@@ -134,9 +149,13 @@ class GoverningRows:
         """(n_examples,) whether an example counts at max_grad_norm in every step of the run."""
         rows, segments = self.read(block), self.segments
         largest = np.zeros(len(rows))  # max_grad_norm that a row meets
-        np.maximum.at(largest, segments.row[self.known], segments.max_grad_norm[segments.setting[self.known]])
+        np.maximum.at(
+            largest, segments.row[self.known], segments.max_grad_norm[segments.setting[self.known]]
+        )
         if self.codes is None:
             return np.asarray((rows >= largest[:, None]).all(axis=0))
-        everywhere = self.codes.relative_norms(np.arange(len(rows)), np.maximum(largest, 1e-300)) >= 1.0
+        everywhere = (
+            self.codes.relative_norms(np.arange(len(rows)), np.maximum(largest, 1e-300)) >= 1.0
+        )
         first = np.where(largest > 0, np.argmax(everywhere, axis=1), 0)
         return np.asarray((rows >= first[:, None]).all(axis=0))

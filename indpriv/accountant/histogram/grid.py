@@ -28,12 +28,21 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 NODE_RATIO = 1.5e-3  # relative distance of neighbouring shifts: RDP is overstated by about 1e-6
-WHOLE_RATIO = 5e-3  # the same where steps are not shared: cells are dear to accountants of loss distributions
+WHOLE_RATIO = (
+    5e-3  # the same where steps are not shared: cells are dear to accountants of loss distributions
+)
 EXACT_RATES = 32  # so many distinct sample rates keep a grid each
-_RATE_RATIO, _RATE_NODES = 3e-3, 256  # where there are more: by under 5e-6, and more where cells are too many
+_RATE_RATIO, _RATE_NODES = (
+    3e-3,
+    256,
+)  # where there are more: by under 5e-6, and more where cells are too many
 _FEWEST_SHIFTS = 256
-_MAX_WHOLE_CELLS = 1 << 13  # of a grid where steps are not shared; tens of seconds for a block of examples
-_MAX_CELLS = 1 << 16  # of a grid; RDP is overstated by 1e-4 where rates vary by a factor 2, and by up to 1e-3 beyond
+_MAX_WHOLE_CELLS = (
+    1 << 13
+)  # of a grid where steps are not shared; tens of seconds for a block of examples
+_MAX_CELLS = (
+    1 << 16
+)  # of a grid; RDP is overstated by 1e-4 where rates vary by a factor 2, and by up to 1e-3 beyond
 
 
 @dataclass(frozen=True)
@@ -65,13 +74,21 @@ class NodeGrid:
         own: the only shifts there are, where they are few. between_nodes: see the class.
         """
         rates = np.unique(sample_rate)
-        finest, most = (NODE_RATIO, _MAX_CELLS) if between_nodes == "share" else (WHOLE_RATIO, _MAX_WHOLE_CELLS)
+        finest, most = (
+            (NODE_RATIO, _MAX_CELLS)
+            if between_nodes == "share"
+            else (WHOLE_RATIO, _MAX_WHOLE_CELLS)
+        )
         if own is not None and len(own) * min(len(rates), EXACT_RATES + 1) > most:
             own = None
         if len(rates) > EXACT_RATES:
             span = float(np.log(rates[-1] / rates[0]))
             # As fine in rates as in shifts, with as many nodes as there may be: both overstate by their ratio squared
-            ratio = span * len(own) / most if own is not None else np.sqrt(span * np.log(shifts[1] / shifts[0]) / most)
+            ratio = (
+                span * len(own) / most
+                if own is not None
+                else np.sqrt(span * np.log(shifts[1] / shifts[0]) / most)
+            )
             n_rates = min(_RATE_NODES, int(span / max(float(ratio), _RATE_RATIO)) + 2)
             rates = np.geomspace(rates[0], rates[-1], max(n_rates, EXACT_RATES + 1))
         if own is not None:
@@ -95,7 +112,9 @@ class NodeGrid:
         """Among how many nodes a step is shared."""
         return 1 if self.between_nodes != "share" else 4 if len(self.rates) > EXACT_RATES else 2
 
-    def share(self, shift: FloatArray, rate: FloatArray) -> Iterator[tuple[IntArray, FloatArray | float]]:
+    def share(
+        self, shift: FloatArray, rate: FloatArray
+    ) -> Iterator[tuple[IntArray, FloatArray | float]]:
         """Yield, for each corner, the node of each mechanism and its share; shift (n, ...), rate (n,)."""
         lower, above = self._locate_shift(shift)
         rate_index, rate_above = self._locate_rate(rate)
@@ -139,15 +158,21 @@ class NodeGrid:
             return np.searchsorted(self.rates, rate), np.zeros(len(rate))
         logs = np.log(self.rates)
         lower = np.clip(np.searchsorted(self.rates, rate, side="right") - 1, 0, len(self.rates) - 2)
-        return lower, np.clip((np.log(rate) - logs[lower]) / (logs[lower + 1] - logs[lower]), 0.0, 1.0)
+        return lower, np.clip(
+            (np.log(rate) - logs[lower]) / (logs[lower + 1] - logs[lower]), 0.0, 1.0
+        )
 
 
 def condensed(worst: Participations, *, between_nodes: str = "share") -> Participations:
     """One example's histogram over very many mechanisms, shared among the nodes of a grid."""
     shifts = worst.relative_norms / worst.noise_multiplier
     grid = NodeGrid.covering(
-        (shifts.min() * (1 - NODE_RATIO), shifts.max()), worst.sample_rate, between_nodes=between_nodes
+        (shifts.min() * (1 - NODE_RATIO), shifts.max()),
+        worst.sample_rate,
+        between_nodes=between_nodes,
     )
-    counts = grid.summed(Mechanisms(worst.relative_norms, worst.noise_multiplier, worst.sample_rate), worst.counts[0])
+    counts = grid.summed(
+        Mechanisms(worst.relative_norms, worst.noise_multiplier, worst.sample_rate), worst.counts[0]
+    )
     used = np.flatnonzero(counts)
     return grid.mechanisms.take(used).participations(counts[None, used])

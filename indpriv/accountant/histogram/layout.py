@@ -8,7 +8,12 @@ from indpriv.accountant.histogram.governing_records import segments_of
 from indpriv.accountant.histogram.governing_rows import GoverningRows
 from indpriv.accountant.histogram.level_cells import LevelCells, distinct_settings
 from indpriv.accountant.histogram.node_cells import NodeCells
-from indpriv.accountant.histogram.span_cells import CountedSpans, SpanCells, UnrolledSpans, governing_spans
+from indpriv.accountant.histogram.span_cells import (
+    CountedSpans,
+    SpanCells,
+    UnrolledSpans,
+    governing_spans,
+)
 from indpriv.norm_log.norm_log import NormLog
 
 Governing = GoverningRows | CountedSpans | UnrolledSpans
@@ -18,7 +23,7 @@ MAX_LEVEL_CELLS = 2048  # beyond so many (level, setting) cells, other layouts a
 
 def governing_of(log: NormLog, between_records: str) -> Governing:
     """What governs the steps of a log: its full records, together with its free ones where it has any."""
-    if log.free is None:
+    if log.batch_norms is None:
         return GoverningRows.of(log, segments_of(log, between_records))
     return governing_spans(log, between_records)
 

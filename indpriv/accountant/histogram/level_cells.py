@@ -42,25 +42,33 @@ class LevelCells:
     groups: tuple[Group, ...]
 
     @classmethod
-    def of(cls, governing: GoverningRows, codes: CodeTable, keys: FloatArray, key_of: IntArray) -> LevelCells:
+    def of(
+        cls, governing: GoverningRows, codes: CodeTable, keys: FloatArray, key_of: IntArray
+    ) -> LevelCells:
         """The cells of segments with these distinct settings; see `distinct_settings`."""
         segments, known = governing.segments, governing.known
         relative = np.minimum(codes.value[keys[:, 3].astype(np.int64)] * keys[:, 2:3], 1.0)
         settings = np.broadcast_to(keys[:, None, :2], (*relative.shape, 2))
         met = np.concatenate([relative[:, :, None], settings], axis=2).reshape(-1, 3)
         clipped, steps = clipped_mechanisms(segments)
-        certain = np.stack([clipped.relative_norms, clipped.noise_multiplier, clipped.sample_rate], axis=1)
+        certain = np.stack(
+            [clipped.relative_norms, clipped.noise_multiplier, clipped.sample_rate], axis=1
+        )
         cells, inverse = np.unique(np.concatenate([met, certain]), axis=0, return_inverse=True)
         inverse = inverse.ravel()
         cell_of_code = inverse[: len(met)].reshape(relative.shape)
-        kinds, kind_of = np.unique(np.stack([key_of, segments.count[known]], axis=1), axis=0, return_inverse=True)
+        kinds, kind_of = np.unique(
+            np.stack([key_of, segments.count[known]], axis=1), axis=0, return_inverse=True
+        )
         groups = (
             Group(segments.row[known[kind_of.ravel() == kind]], cell_of_code[key], float(count))
             for kind, (key, count) in enumerate(kinds)
         )
         return cls(
             Mechanisms(cells[:, 0], cells[:, 1], cells[:, 2]),
-            np.bincount(inverse[len(met) :], weights=steps, minlength=len(cells)).astype(np.float64),
+            np.bincount(inverse[len(met) :], weights=steps, minlength=len(cells)).astype(
+                np.float64
+            ),
             tuple(groups),
         )
 
@@ -93,9 +101,15 @@ def distinct_settings(governing: GoverningRows, codes: CodeTable) -> tuple[Float
     """
     segments, known = governing.segments, governing.known
     setting, row = segments.setting[known], segments.row[known]
-    table = np.where(row >= governing.n_records, row, 0) if codes.translate else np.zeros(len(row), np.int64)
+    table = (
+        np.where(row >= governing.n_records, row, 0)
+        if codes.translate
+        else np.zeros(len(row), np.int64)
+    )
     ratio = codes.unit[row] / segments.max_grad_norm[setting]
-    columns = np.stack([segments.noise_multiplier[setting], segments.sample_rate[setting], ratio, table], axis=1)
+    columns = np.stack(
+        [segments.noise_multiplier[setting], segments.sample_rate[setting], ratio, table], axis=1
+    )
     keys, inverse = np.unique(columns, axis=0, return_inverse=True)
     return keys, inverse.ravel()
 
@@ -106,7 +120,9 @@ def _add_group(counts: FloatArray, rows: Rows, group: Group) -> None:
     cells, starts = np.unique(group.cell, return_index=True)
     consecutive = cells[-1] - cells[0] == len(cells) - 1
     target: slice | IntArray = slice(cells[0], cells[-1] + 1) if consecutive else cells
-    repeated = np.setdiff1d(np.arange(n_codes), starts)  # codes that share the cell of the code before them
+    repeated = np.setdiff1d(
+        np.arange(n_codes), starts
+    )  # codes that share the cell of the code before them
     step = max(1, _TABLE_BYTES // (8 * n_codes))
     everything = len(group.rows) == len(rows)
     for start in range(0, rows.shape[1], step):

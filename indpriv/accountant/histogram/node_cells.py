@@ -18,7 +18,9 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 _SMALLEST_NORM = 1e-4  # relative; smaller ones share the chord to 0
-_SMALLEST_WHOLE = 1e-3  # the same where steps are not shared: smaller ones count as this, or as nothing
+_SMALLEST_WHOLE = (
+    1e-3  # the same where steps are not shared: smaller ones count as this, or as nothing
+)
 _AT_ONCE = 1 << 20  # norms that are located together
 
 
@@ -77,7 +79,9 @@ class NodeCells:
         for start in range(0, len(known), chunk):
             index = known[start : start + chunk]
             setting = segments.setting[index]
-            relative = np.minimum(rows[segments.row[index]] / segments.max_grad_norm[setting][:, None], 1.0)
+            relative = np.minimum(
+                rows[segments.row[index]] / segments.max_grad_norm[setting][:, None], 1.0
+            )
             shift = relative / segments.noise_multiplier[setting][:, None]
             steps = np.broadcast_to(segments.count[index].astype(np.float64)[:, None], shift.shape)
             for cell, part in self.grid.share(shift, segments.sample_rate[setting]):

@@ -1,4 +1,4 @@
-"""Accounting of full and free records together: histograms of spans where settings are few, else step by step. Sensitive."""
+"""Accounting of full and batch norms together: histograms of spans where settings are few, else step by step. Sensitive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from indpriv.norm_log.norm_log import NormLog
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-_MAX_LEVEL_CELLS = 2048  # (level, setting) cells of a histogram; beyond, steps are counted one by one
+_MAX_LEVEL_CELLS = (
+    2048  # (level, setting) cells of a histogram; beyond, steps are counted one by one
+)
 _SPAN_BYTES = 64  # that the spans of one norm take while they are made
 _UNROLLED_BYTES = 40  # that one step takes where max_grad_norm moves
 
@@ -53,7 +55,9 @@ class CountedSpans:
         """See GoverningRows."""
         spans, top = self.read(block), self.levels.top
         below = ((spans.norm < top) & (spans.length > 0)) | (spans.tie & (spans.tie_norm < top))
-        return np.asarray(np.bincount(spans.example, weights=below, minlength=spans.n_examples) == 0)
+        return np.asarray(
+            np.bincount(spans.example, weights=below, minlength=spans.n_examples) == 0
+        )
 
 
 @dataclass(frozen=True)
@@ -91,16 +95,20 @@ class UnrolledSpans:
         )
         if levels is None or max_grad_norm.min() == max_grad_norm.max():
             return replace(block, rows=spans.by_step(spans.norm, spans.tie_norm))
-        relative = spans.by_step(relative_of(levels, spans.norm), relative_of(levels, spans.tie_norm))
+        relative = spans.by_step(
+            relative_of(levels, spans.norm), relative_of(levels, spans.tie_norm)
+        )
         taken_at = spans.by_step(max_grad_norm[spans.step], max_grad_norm[spans.tie_step])
-        rows = replace(levels, rounding_mode="up").encode(relative * (taken_at / max_grad_norm[:, None]), 1.0)
+        rows = replace(levels, rounding_mode="up").encode(
+            relative * (taken_at / max_grad_norm[:, None]), 1.0
+        )
         return replace(block, rows=rows)
 
 
 def governing_spans(log: NormLog, between_records: str) -> CountedSpans | UnrolledSpans:
-    """What governs the steps of a log with free records."""
+    """What governs the steps of a log with batch norms."""
     every = np.arange(log.total_steps)
-    each = replace(log, recorded_steps=every, rows=every, free=None)
+    each = replace(log, recorded_steps=every, rows=every, batch_norms=None)
     segments = segments_of(each, "last")
     n_settings = len(segments.noise_multiplier)
     moves = segments.max_grad_norm.min() < segments.max_grad_norm.max()
@@ -125,8 +133,14 @@ def _spans(log: NormLog, between_records: str, block: Block) -> Spans:
 def known_of(log: NormLog, block: Block) -> tuple[Known, FloatArray | None]:
     """The norms known of a block, and by which values they compare where they do not compare as they are."""
     clipped = np.inf if log.levels is None else log.levels.top + 1
-    rows = block.rows if log.levels is None else np.minimum(block.rows, np.asarray(clipped, block.rows.dtype))
-    known = Known.of(rows, log.recorded_steps, block.free, clipped=clipped, total_steps=log.total_steps)
+    rows = (
+        block.rows
+        if log.levels is None
+        else np.minimum(block.rows, np.asarray(clipped, block.rows.dtype))
+    )
+    known = Known.of(
+        rows, log.recorded_steps, block.batch_norms, clipped=clipped, total_steps=log.total_steps
+    )
     max_grad_norm = log.settings.max_grad_norm
     if log.levels is None or max_grad_norm.min() == max_grad_norm.max():
         return known, None
@@ -155,7 +169,7 @@ class SpanCells:
 
     @classmethod
     def of(cls, governing: CountedSpans) -> SpanCells:
-        """The cells of a log with free records and few settings."""
+        """The cells of a log with batch norms and few settings."""
         segments, levels, n_levels = governing.segments, governing.levels, governing.levels.top + 1
         mechanisms = Mechanisms(
             np.tile(levels.fractions, len(segments.noise_multiplier)),

@@ -1,9 +1,9 @@
-"""Full and free records together: each example has norms at steps of its own, and each norm governs a span of steps.
+"""Full and batch norms together: each example has norms at steps of its own, and each norm governs a span of steps.
 
-Full records are rows of all examples; free records add entries of single examples between them. A norm governs the
+Full records are rows of all examples; batch norms add entries of single examples between them. A norm governs the
 steps until the next one ("last") or half-way to its neighbours ("closest"; of two equally close ones the larger).
 Half-way stays: it is the trapezoid rule for the divergence. Earlier boundaries (at the geometric mean of the steps, say)
-suit runs whose norms fall at once and hurt where they stay clipped at first: with free records and a pass every other epoch
+suit runs whose norms fall at once and hurt where they stay clipped at first: with batch norms and a pass every other epoch
 over 10,000 images of MNIST they take the mean error of epsilon from 2.3 to 4.1 % of the median. Passes close together at
 the start help in both (benchmarks/fidelity.py). Sensitive.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indpriv.norm_log.batch_norms import FreeEntries
+from indpriv.norm_log.batch_norms import BatchNormEntries
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -62,20 +62,26 @@ class Known:
     The first of each example stands for nothing known yet: step 0 and a clipped norm.
 
     example: position in the block. step: at which the norm was taken. norm: code or float64 norm.
-    first: (n_examples,) index of each example's first. free: (n_entries,) indices that free records have.
+    first: (n_examples,) index of each example's first. batch_norms: (n_entries,) indices that batch norms have.
     """
 
     example: NDArray[np.int32]
     step: NDArray[np.int32]
     norm: NDArray[Any]
     first: IntArray
-    free: IntArray
+    batch_norms: IntArray
 
     @classmethod
     def of(
-        cls, rows: NDArray[Any], recorded_steps: IntArray, free: FreeEntries, *, clipped: float, total_steps: int
+        cls,
+        rows: NDArray[Any],
+        recorded_steps: IntArray,
+        free: BatchNormEntries,
+        *,
+        clipped: float,
+        total_steps: int,
     ) -> Known:
-        """Merge full and free records.
+        """Merge full and batch norms.
 
         Args:
             rows: (n_records, n_examples) of full records.
@@ -85,11 +91,15 @@ class Known:
             total_steps: of the run.
         """
         n_examples, width = rows.shape[1], len(recorded_steps) + 1
-        records_until = np.searchsorted(recorded_steps, np.arange(total_steps), side="right").astype(np.int32)
+        records_until = np.searchsorted(
+            recorded_steps, np.arange(total_steps), side="right"
+        ).astype(np.int32)
         new = np.ones(total_steps, bool)
         new[recorded_steps] = False
         free = free.select(new[free.step])
-        gap = free.position.astype(np.int64) * width + records_until[free.step]  # the full record that each one follows
+        gap = (
+            free.position.astype(np.int64) * width + records_until[free.step]
+        )  # the full record that each one follows
         in_gap = np.bincount(gap, minlength=n_examples * width)
         full_at = np.cumsum(in_gap) - in_gap + np.arange(len(in_gap))
         free_at = np.arange(len(free)) + gap + 1
@@ -97,28 +107,43 @@ class Known:
         norm = np.empty(len(step), rows.dtype)
         step[full_at] = np.tile(np.append(0, recorded_steps), n_examples)
         step[free_at] = free.step
-        norm[full_at] = np.concatenate([np.full((1, n_examples), clipped, rows.dtype), rows]).T.ravel()
+        norm[full_at] = np.concatenate(
+            [np.full((1, n_examples), clipped, rows.dtype), rows]
+        ).T.ravel()
         norm[free_at] = np.minimum(free.norm, rows.dtype.type(clipped))
         first = full_at[::width]
         each = np.diff(np.append(first, len(step)))
-        return cls(np.repeat(np.arange(n_examples, dtype=np.int32), each), step, norm, first, free_at)
+        return cls(
+            np.repeat(np.arange(n_examples, dtype=np.int32), each), step, norm, first, free_at
+        )
 
-    def in_place_of_free(self, between_records: str, value: FloatArray | None = None) -> IntArray:
-        """(n_entries,) index of the norm that would govern the step of each free record if that one were not known.
+    def in_place_of_batch_norms(
+        self, between_records: str, value: FloatArray | None = None
+    ) -> IntArray:
+        """(n_entries,) index of the norm that would govern the step of each batch norm if that one were not known.
 
         value: as of `spans`.
         """
-        before, after = self.free - 1, np.minimum(self.free + 1, len(self.step) - 1)
+        before, after = self.batch_norms - 1, np.minimum(self.batch_norms + 1, len(self.step) - 1)
         if between_records == "last":
             return before
         compared = self.norm if value is None else value
-        away_before, away_after = self.step[self.free] - self.step[before], self.step[after] - self.step[self.free]
-        later = (away_after < away_before) | ((away_after == away_before) & (compared[after] > compared[before]))
-        someone = (after > self.free) & (self.example[after] == self.example[self.free])
-        known_before = before != self.first[self.example[self.free]]
+        away_before, away_after = (
+            self.step[self.batch_norms] - self.step[before],
+            self.step[after] - self.step[self.batch_norms],
+        )
+        later = (away_after < away_before) | (
+            (away_after == away_before) & (compared[after] > compared[before])
+        )
+        someone = (after > self.batch_norms) & (
+            self.example[after] == self.example[self.batch_norms]
+        )
+        known_before = before != self.first[self.example[self.batch_norms]]
         return np.where(later & someone & known_before, after, before)
 
-    def spans(self, between_records: str, total_steps: int, value: FloatArray | None = None) -> Spans:
+    def spans(
+        self, between_records: str, total_steps: int, value: FloatArray | None = None
+    ) -> Spans:
         """What governs each step, by "last" or "closest".
 
         value: (n,) by which norms taken at different steps compare, where they do not compare as they are.

@@ -20,10 +20,16 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 MOST_ROWS = 1000  # equal rows of a cell; the sums of more rows are shared among so many
-_EVERY_NUMBER, _ROWS_RATIO = 64, 1.02  # up to so many rows each number has cells; beyond, numbers in this ratio
+_EVERY_NUMBER, _ROWS_RATIO = (
+    64,
+    1.02,
+)  # up to so many rows each number has cells; beyond, numbers in this ratio
 _MAX_LEVELS = 512  # beyond so many levels of all settings together, shifts are nodes of a grid
 _MAX_RATES = 32  # distinct sample rates; more are rounded up to so many
-_NODE_RATIO, _SMALLEST = 1.02, 1e-3  # of a grid of shifts; between nodes a step is shared, which overstates RDP by 1e-4
+_NODE_RATIO, _SMALLEST = (
+    1.02,
+    1e-3,
+)  # of a grid of shifts; between nodes a step is shared, which overstates RDP by 1e-4
 _ROUNDING = 1e-12  # relative, of sums of norms: by far more than their floating-point error
 _AT_ONCE = 1 << 19  # norms that are summed together
 
@@ -37,7 +43,9 @@ class EqualRows:
     n_rows: IntArray
 
     @classmethod
-    def at_clipping_norm(cls, n_rows: IntArray, noise_multiplier: FloatArray, sample_rate: FloatArray) -> EqualRows:
+    def at_clipping_norm(
+        cls, n_rows: IntArray, noise_multiplier: FloatArray, sample_rate: FloatArray
+    ) -> EqualRows:
         """Units whose rows are all clipped; of more than MOST_ROWS rows, so many with the same sum."""
         counted = np.minimum(n_rows, MOST_ROWS)
         return cls(n_rows / counted / noise_multiplier, sample_rate, counted)
@@ -55,7 +63,9 @@ class EqualRows:
         def fill(k: int) -> None:
             chosen = np.flatnonzero(n_rows == k)
             rows, row = np.unique(cells[chosen], return_inverse=True)
-            values[chosen] = divergences_of_pairs(self.shift[rows], self.sample_rate[rows], row, orders[chosen], k)
+            values[chosen] = divergences_of_pairs(
+                self.shift[rows], self.sample_rate[rows], row, orders[chosen], k
+            )
 
         with ThreadPoolExecutor(n_cores()) as pool:
             list(pool.map(fill, np.unique(n_rows)[::-1].tolist()))  # the longest first
@@ -109,7 +119,11 @@ class UnitCells:
             and bool(np.all(segments.max_grad_norm == segments.max_grad_norm[0]))
         )
         if codes is not None and on_levels:
-            levels = np.unique(np.minimum(codes.value[0], 1.0)) if len(codes.value) else np.array([0.0, 1.0])
+            levels = (
+                np.unique(np.minimum(codes.value[0], 1.0))
+                if len(codes.value)
+                else np.array([0.0, 1.0])
+            )
             if len(settings) * len(levels) <= _MAX_LEVELS:
                 shifts = levels / settings[:, :1]
                 scale = np.ones(len(setting))
@@ -117,7 +131,9 @@ class UnitCells:
                 return cls(mechanisms, governing, numbers, levels, scale, setting.ravel(), False)
         rates, rate = _rounded_up(segments.sample_rate)
         noise = segments.noise_multiplier
-        nodes = _shift_nodes(_SMALLEST / noise.max(), max(1.0, largest_unit / MOST_ROWS) / noise.min())
+        nodes = _shift_nodes(
+            _SMALLEST / noise.max(), max(1.0, largest_unit / MOST_ROWS) / noise.min()
+        )
         mechanisms = _all_rows(np.broadcast_to(nodes, (len(rates), len(nodes))), rates, numbers)
         return cls(mechanisms, governing, numbers, nodes, 1 / noise, rate, True)
 
@@ -164,7 +180,9 @@ class UnitCells:
             for cell, share in self._located(largest * scale, total * scale):
                 yield first + cell, steps * share
 
-    def _sums(self, rows: Rows, starts: IntArray, n_rows: IntArray, index: IntArray) -> tuple[FloatArray, FloatArray]:
+    def _sums(
+        self, rows: Rows, starts: IntArray, n_rows: IntArray, index: IntArray
+    ) -> tuple[FloatArray, FloatArray]:
         """(len(index), n_units) largest relative norm of a unit's rows, and their sum."""
         segments, codes = self.governing.segments, self.governing.codes
         row, clip = segments.row[index], segments.max_grad_norm[segments.setting[index]]
@@ -183,10 +201,14 @@ class UnitCells:
         total[known] = np.add.reduceat(relative, starts, axis=1) * (1 + _ROUNDING)
         return largest, total
 
-    def _located(self, largest: FloatArray, total: FloatArray) -> Iterator[tuple[IntArray, FloatArray]]:
+    def _located(
+        self, largest: FloatArray, total: FloatArray
+    ) -> Iterator[tuple[IntArray, FloatArray]]:
         """Cells of the first setting, and shares of a step; an upper bound by majorisation and convexity."""
         nodes, n_nodes = self.nodes, len(self.nodes)
-        norm = np.maximum(largest, total / MOST_ROWS) if self.between_nodes else largest  # levels: few enough rows
+        norm = (
+            np.maximum(largest, total / MOST_ROWS) if self.between_nodes else largest
+        )  # levels: few enough rows
         above = np.minimum(np.searchsorted(nodes, norm), n_nodes - 1)
         norm = norm if self.between_nodes else nodes[above]
         rows = np.divide(total, norm, out=np.ones(norm.shape), where=norm > 0)
@@ -194,7 +216,9 @@ class UnitCells:
         place = np.clip(np.searchsorted(numbers, rows, side="right") - 1, 0, last)
         following = np.minimum(place + 1, last)
         gap = numbers[following] - numbers[place]
-        rest = np.clip(np.divide(rows - numbers[place], gap, out=np.zeros(rows.shape), where=gap > 0), 0.0, 1.0)
+        rest = np.clip(
+            np.divide(rows - numbers[place], gap, out=np.zeros(rows.shape), where=gap > 0), 0.0, 1.0
+        )
         fewer, more = place * n_nodes, following * n_nodes
         if not self.between_nodes:
             yield fewer + above, 1 - rest
@@ -202,7 +226,11 @@ class UnitCells:
             return
         below = np.maximum(above - 1, 0)
         width = nodes[above] - nodes[below]
-        up = np.clip(np.divide(norm - nodes[below], width, out=np.ones(norm.shape), where=width > 0), 0.0, 1.0)
+        up = np.clip(
+            np.divide(norm - nodes[below], width, out=np.ones(norm.shape), where=width > 0),
+            0.0,
+            1.0,
+        )
         for node, part in ((below, 1 - up), (above, up)):
             yield fewer + node, part * (1 - rest)
             yield more + node, part * rest
@@ -229,6 +257,8 @@ def _rounded_up(rates: FloatArray) -> tuple[FloatArray, IntArray]:
     distinct, index = np.unique(rates, return_inverse=True)
     if len(distinct) <= _MAX_RATES:
         return distinct, index.ravel()
-    series = np.minimum(np.geomspace(distinct[0], distinct[-1], _MAX_RATES) * (1 + _ROUNDING), distinct[-1])
+    series = np.minimum(
+        np.geomspace(distinct[0], distinct[-1], _MAX_RATES) * (1 + _ROUNDING), distinct[-1]
+    )
     series[-1] = distinct[-1]
     return series, np.searchsorted(series, rates)

@@ -58,7 +58,9 @@ class PldResult:
     bracket: NDArray[np.str_]
 
 
-def pld_epsilon(participations: Participations, *, delta: float, rdp_upper: FloatArray) -> PldResult:
+def pld_epsilon(
+    participations: Participations, *, delta: float, rdp_upper: FloatArray
+) -> PldResult:
     """Bracket the (epsilon, delta) of every example of a block.
 
     Args:
@@ -110,7 +112,10 @@ class Bounds:
 
 
 def pld_delta(
-    participations: Participations, epsilon: FloatArray, *, directions: tuple[Direction, ...] = DIRECTIONS
+    participations: Participations,
+    epsilon: FloatArray,
+    *,
+    directions: tuple[Direction, ...] = DIRECTIONS,
 ) -> Bounds:
     """Bracket delta at given epsilons for every example of a block: the curve that belongs to `pld_epsilon`.
 
@@ -140,7 +145,9 @@ def pld_delta(
     lower, upper = np.zeros(epsilon.shape), np.zeros(epsilon.shape)
     for direction in directions:
         low, high = _delta_bounds(losses, np.asarray(epsilon, np.float64), direction)
-        high = np.where(_may_exceed(losses, epsilon, direction), np.maximum(high, _LEAST_DELTA), high)
+        high = np.where(
+            _may_exceed(losses, epsilon, direction), np.maximum(high, _LEAST_DELTA), high
+        )
         lower, upper = np.maximum(lower, low), np.maximum(upper, high)
     return Bounds(np.where(lower < _LEAST_DELTA, 0.0, lower), upper)
 
@@ -156,11 +163,15 @@ def _may_exceed(losses: LossSum, epsilon: FloatArray, direction: Direction) -> N
 
 def _is_noiseless(losses: LossSum) -> NDArray[np.bool_]:
     """(n_examples,) whether a step has so little noise that only exact forms or the Renyi bound apply."""
-    result: NDArray[np.bool_] = np.greater(losses.counts[:, losses.shift > _LARGEST_SHIFT].sum(axis=1), 0)
+    result: NDArray[np.bool_] = np.greater(
+        losses.counts[:, losses.shift > _LARGEST_SHIFT].sum(axis=1), 0
+    )
     return result
 
 
-def _delta_bounds(losses: LossSum, epsilon: FloatArray, direction: Direction) -> tuple[FloatArray, FloatArray]:
+def _delta_bounds(
+    losses: LossSum, epsilon: FloatArray, direction: Direction
+) -> tuple[FloatArray, FloatArray]:
     """Bounds of delta (n, k) in one direction.
 
     Below 0 almost all of delta is 1 - exp(epsilon), whatever the loss; what remains is the other direction's delta:
@@ -176,14 +187,19 @@ def _delta_bounds(losses: LossSum, epsilon: FloatArray, direction: Direction) ->
             low, high = _delta_above_0(losses.select(rows), -epsilon[rows], _OTHER[direction])
             certain, rest = -np.expm1(epsilon[rows]), np.exp(epsilon[rows])
             low, high = certain + rest * low, np.minimum(certain + rest * high, 1.0)
-            low, high = np.clip(low - _TURNED_ERROR, 0.0, 1.0), np.minimum(high + _TURNED_ERROR, 1.0)
+            low, high = (
+                np.clip(low - _TURNED_ERROR, 0.0, 1.0),
+                np.minimum(high + _TURNED_ERROR, 1.0),
+            )
         else:
             low, high = _delta_above_0(losses.select(rows), epsilon[rows], direction)
         lower[rows], upper[rows] = low, high
     return lower, upper
 
 
-def _delta_above_0(losses: LossSum, epsilon: FloatArray, direction: Direction) -> tuple[FloatArray, FloatArray]:
+def _delta_above_0(
+    losses: LossSum, epsilon: FloatArray, direction: Direction
+) -> tuple[FloatArray, FloatArray]:
     """Bounds of delta (n, k) by the first engine that settles it; meant for a middle epsilon of at least 0."""
     lower, upper = np.zeros(epsilon.shape), np.ones(epsilon.shape)
     short = np.flatnonzero(closed_form.has_exact_form(losses))
@@ -192,7 +208,10 @@ def _delta_above_0(losses: LossSum, epsilon: FloatArray, direction: Direction) -
         error[~closed_form.is_closed_form(part)] = closed_form.QUADRATURE_ERROR
         for column in range(epsilon.shape[1]):
             found = closed_form.exact_delta(part, epsilon[short, column], direction)
-            lower[short, column], upper[short, column] = found * (1 - error), np.minimum(found * (1 + error), 1.0)
+            lower[short, column], upper[short, column] = (
+                found * (1 - error),
+                np.minimum(found * (1 + error), 1.0),
+            )
     rest = np.flatnonzero(~closed_form.has_exact_form(losses) & ~_is_noiseless(losses))
     if not len(rest):
         return lower, upper
@@ -207,10 +226,14 @@ def _delta_above_0(losses: LossSum, epsilon: FloatArray, direction: Direction) -
     return np.minimum(lower, upper), upper
 
 
-def _reported(lower: FloatArray, upper: FloatArray, bracket: NDArray[np.str_], rdp_upper: FloatArray) -> PldResult:
+def _reported(
+    lower: FloatArray, upper: FloatArray, bracket: NDArray[np.str_], rdp_upper: FloatArray
+) -> PldResult:
     """The result, after every bound has been held against the others."""
     slack = 1e-9 * (1 + rdp_upper)  # rounding of the Renyi bound itself
-    wrong = np.flatnonzero((lower > upper) | (lower > rdp_upper + slack) | np.isnan(lower) | np.isnan(upper))
+    wrong = np.flatnonzero(
+        (lower > upper) | (lower > rdp_upper + slack) | np.isnan(lower) | np.isnan(upper)
+    )
     if len(wrong):
         example = wrong[0]
         raise ArithmeticError(
@@ -233,7 +256,9 @@ def _check_counts(counts: FloatArray) -> None:
             'divergence but no loss distribution: round norms up, or use accountant="rdp"'
         )
     if values.size and values.sum(axis=1).max() > _MAX_STEPS:
-        raise InputError(f'a run of more than {_MAX_STEPS:g} steps cannot be bracketed; use accountant="rdp"')
+        raise InputError(
+            f'a run of more than {_MAX_STEPS:g} steps cannot be bracketed; use accountant="rdp"'
+        )
 
 
 def _distinct(losses: LossSum) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -243,7 +268,9 @@ def _distinct(losses: LossSum) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     return first, inverse.ravel()
 
 
-def _exact_brackets(losses: LossSum, delta: float) -> tuple[FloatArray, FloatArray, NDArray[np.bool_]]:
+def _exact_brackets(
+    losses: LossSum, delta: float
+) -> tuple[FloatArray, FloatArray, NDArray[np.bool_]]:
     """Brackets of runs that have an exact form, and whether quadratures of two step widths agreed."""
     closed = closed_form.is_closed_form(losses)
     error = np.where(closed, closed_form.CLOSED_FORM_ERROR, closed_form.QUADRATURE_ERROR)
@@ -256,7 +283,9 @@ def _exact_brackets(losses: LossSum, delta: float) -> tuple[FloatArray, FloatArr
         low, _ = closed_form.invert_delta(delta_of, delta * (1 + error))
         _, high = closed_form.invert_delta(delta_of, delta * (1 - error))
         lower, upper = np.maximum(lower, low), np.maximum(upper, high)
-        finer = closed_form.exact_delta(losses, high, direction, per_unit=3 * closed_form.PER_UNIT // 2)
+        finer = closed_form.exact_delta(
+            losses, high, direction, per_unit=3 * closed_form.PER_UNIT // 2
+        )
         agreed &= closed | (np.abs(finer - delta_of(high)) <= _DISAGREEMENT * delta)
     return lower, upper, agreed
 
@@ -270,12 +299,16 @@ def _composed_brackets(losses: LossSum, delta: float) -> tuple[FloatArray, Float
     if not len(open_):
         return lower, upper
     first, inverse = _distinct(losses.select(open_))
-    low, high = _with_grids(losses.select(open_[first]), delta, [found[d].select(open_[first]) for d in DIRECTIONS])
+    low, high = _with_grids(
+        losses.select(open_[first]), delta, [found[d].select(open_[first]) for d in DIRECTIONS]
+    )
     lower[open_], upper[open_] = low[inverse], high[inverse]
     return lower, upper
 
 
-def _with_grids(losses: LossSum, delta: float, contours: list[Bracket]) -> tuple[FloatArray, FloatArray]:
+def _with_grids(
+    losses: LossSum, delta: float, contours: list[Bracket]
+) -> tuple[FloatArray, FloatArray]:
     """Ends of epsilon, where each direction that may be the larger one and is not settled is put on a grid."""
     lower = np.maximum(*(contour.lower for contour in contours))
     upper = np.zeros_like(lower)
@@ -284,7 +317,10 @@ def _with_grids(losses: LossSum, delta: float, contours: list[Bracket]) -> tuple
         needed = np.flatnonzero((high - low > _SETTLED * high) & (high > lower))
         if len(needed):
             grid = grid_brackets(losses.select(needed), delta, direction)
-            low[needed], high[needed] = np.maximum(low[needed], grid.lower), np.minimum(high[needed], grid.upper)
+            low[needed], high[needed] = (
+                np.maximum(low[needed], grid.lower),
+                np.minimum(high[needed], grid.upper),
+            )
         if np.any(low > high * (1 + 1e-12)):
             raise ArithmeticError(
                 f"a contour and a grid bracket epsilon in the {direction} direction without overlap; this is a defect of "

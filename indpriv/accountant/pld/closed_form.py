@@ -16,8 +16,12 @@ from scipy.special import erfcx, ndtr
 
 from indpriv.accountant.pld.loss_sum import Direction, FloatArray, LossSum, log_density_ratio
 
-CLOSED_FORM_ERROR = 1e-11  # relative error of a closed form's delta, with a wide margin over rounding
-QUADRATURE_ERROR = 1e-9  # relative error granted to the two-step quadrature, after two step widths agreed
+CLOSED_FORM_ERROR = (
+    1e-11  # relative error of a closed form's delta, with a wide margin over rounding
+)
+QUADRATURE_ERROR = (
+    1e-9  # relative error granted to the two-step quadrature, after two step widths agreed
+)
 
 _GAUSS_NODES, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(8)
 _TAIL = 11.0  # beyond so many standard deviations a Gaussian holds less than 1e-27
@@ -37,20 +41,28 @@ def gaussian_delta(epsilon: FloatArray, shift: FloatArray | float) -> FloatArray
     Returns:
         delta, of the broadcast shape.
     """
-    epsilon, shift = np.broadcast_arrays(np.asarray(epsilon, np.float64), np.asarray(shift, np.float64))
-    covered = -np.expm1(np.minimum(epsilon, 0.0))  # delta(-x) = 1 - exp(-x) + exp(-x) delta(x) for this symmetric pair
+    epsilon, shift = np.broadcast_arrays(
+        np.asarray(epsilon, np.float64), np.asarray(shift, np.float64)
+    )
+    covered = -np.expm1(
+        np.minimum(epsilon, 0.0)
+    )  # delta(-x) = 1 - exp(-x) + exp(-x) delta(x) for this symmetric pair
     size = np.abs(epsilon)
     safe = np.where(shift > 0, shift, 1.0)
     centre = size / safe
     near, far = centre - safe / 2, centre + safe / 2
-    direct = ndtr(-near) - np.exp(np.minimum(size, 700.0)) * ndtr(-far)  # used only where it does not cancel
+    direct = ndtr(-near) - np.exp(np.minimum(size, 700.0)) * ndtr(
+        -far
+    )  # used only where it does not cancel
     density = np.exp(-np.square(near) / 2) / np.sqrt(2 * np.pi)
     inside, above = np.clip(near, -1.0, 1e8), np.clip(far, -1.0, 1e8)
     by_mills = density * (_mills(inside) - _mills(above))
     integral = np.zeros_like(density)
     for node, weight in zip(_GAUSS_NODES, _GAUSS_WEIGHTS, strict=True):
         point = inside + safe / 2 * (1 + node)
-        integral += weight * (1 - point * _mills(point))  # the derivative of the Mills ratio is x * mills(x) - 1
+        integral += weight * (
+            1 - point * _mills(point)
+        )  # the derivative of the Mills ratio is x * mills(x) - 1
     by_integral = density * safe / 2 * np.maximum(integral, 0.0)
     delta = np.where(near < -1.0, direct, np.where(safe < 0.5, by_integral, by_mills))
     delta = np.where(shift > 0, covered + np.exp(np.minimum(epsilon, 0.0)) * delta, covered)
@@ -64,7 +76,10 @@ def _mills(x: FloatArray) -> FloatArray:
 
 
 def one_step_delta(
-    epsilon: FloatArray, shift: FloatArray | float, sample_rate: FloatArray | float, direction: Direction
+    epsilon: FloatArray,
+    shift: FloatArray | float,
+    sample_rate: FloatArray | float,
+    direction: Direction,
 ) -> FloatArray:
     """delta(epsilon) of one Poisson-sampled step, closed form, at any real epsilon; arguments broadcast.
 
@@ -97,7 +112,12 @@ def _amplified(epsilon: FloatArray, rate: FloatArray) -> tuple[FloatArray, NDArr
 
 
 def two_step_delta(
-    epsilon: FloatArray, shifts: FloatArray, sample_rates: FloatArray, direction: Direction, *, per_unit: int = PER_UNIT
+    epsilon: FloatArray,
+    shifts: FloatArray,
+    sample_rates: FloatArray,
+    direction: Direction,
+    *,
+    per_unit: int = PER_UNIT,
 ) -> FloatArray:
     """delta(epsilon) of two steps: the second step's closed form averaged over the first step's loss.
 
@@ -132,7 +152,9 @@ def two_step_delta(
             base = (1 - rate) * base + rate * np.exp(-np.square(z - shift) / 2) / np.sqrt(2 * np.pi)
         else:
             loss = -ratio
-        curve = one_step_delta(epsilon[:, None] - loss, shifts[:, 1:], sample_rates[:, 1:], direction)
+        curve = one_step_delta(
+            epsilon[:, None] - loss, shifts[:, 1:], sample_rates[:, 1:], direction
+        )
         total += np.sum(weight * base * curve, axis=1)
     return total
 
@@ -155,7 +177,9 @@ def has_exact_form(losses: LossSum) -> NDArray[np.bool_]:
     return result
 
 
-def exact_delta(losses: LossSum, epsilon: FloatArray, direction: Direction, *, per_unit: int = PER_UNIT) -> FloatArray:
+def exact_delta(
+    losses: LossSum, epsilon: FloatArray, direction: Direction, *, per_unit: int = PER_UNIT
+) -> FloatArray:
     """(n_examples,) delta at epsilon, one per example, of runs for which `has_exact_form` holds."""
     shifts, rates = _two_parts(losses)
     sampled = losses.steps
@@ -165,14 +189,18 @@ def exact_delta(losses: LossSum, epsilon: FloatArray, direction: Direction, *, p
         delta[one] = one_step_delta(epsilon[one], shifts[one, 0], rates[one, 0], direction)
     two = np.flatnonzero((sampled == 2) | ((sampled == 1) & (losses.gaussian > 0)))
     if len(two):
-        delta[two] = two_step_delta(epsilon[two], shifts[two], rates[two], direction, per_unit=per_unit)
+        delta[two] = two_step_delta(
+            epsilon[two], shifts[two], rates[two], direction, per_unit=per_unit
+        )
     return delta
 
 
 def is_closed_form(losses: LossSum) -> NDArray[np.bool_]:
     """(n_examples,) whether no quadrature is needed: a Gaussian run or one sampled step."""
     steps = losses.steps
-    result: NDArray[np.bool_] = np.equal(steps, 0) | (np.equal(steps, 1) & np.equal(losses.gaussian, 0))
+    result: NDArray[np.bool_] = np.equal(steps, 0) | (
+        np.equal(steps, 1) & np.equal(losses.gaussian, 0)
+    )
     return result
 
 

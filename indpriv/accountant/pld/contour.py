@@ -26,7 +26,11 @@ def alias_free_period(scan: Scan, column: int, problem: Problem) -> FloatArray:
     goal = problem.log_delta + LOG_TOLERANCE
     higher = scan.tilts[column + 1 :]
     with np.errstate(invalid="ignore"):
-        chernoff = scan.transform[:, column + 1 :] - np.outer(scan.epsilon, higher) + log_largest_weight(higher)
+        chernoff = (
+            scan.transform[:, column + 1 :]
+            - np.outer(scan.epsilon, higher)
+            + log_largest_weight(higher)
+        )
     right = ((chernoff - goal[:, None]) / (higher - tilt)).min(axis=1, initial=np.inf)
     # a quarter more, because delta is needed somewhat below the Chernoff epsilon
     result: FloatArray = 1.25 * np.maximum(-goal / tilt, np.where(np.isfinite(right), right, 0.0))
@@ -48,7 +52,9 @@ class Reach:
     frequency: FloatArray
 
     @classmethod
-    def of(cls, problem: Problem, scan: Scan, column: int, period: FloatArray, max_nodes: int) -> Reach:
+    def of(
+        cls, problem: Problem, scan: Scan, column: int, period: FloatArray, max_nodes: int
+    ) -> Reach:
         """Bound the contours of examples that share a tilt and are alias-free at these periods."""
         tilt = float(scan.tilts[column])
         highest = 2 * np.pi * max_nodes / period.min()
@@ -66,7 +72,9 @@ class Reach:
         scale = scan.transform[:, column] - tilt * scan.epsilon + 1.0
         enough = np.log(tail) + scale[:, None] <= (problem.log_delta + LOG_TOLERANCE)[:, None]
         first = frequencies[enough.argmax(axis=1)]
-        return cls(frequencies, tail, np.where(enough.any(axis=1) & (first <= highest), first, np.inf))
+        return cls(
+            frequencies, tail, np.where(enough.any(axis=1) & (first <= highest), first, np.inf)
+        )
 
     def shared(self, group: NDArray[np.intp]) -> tuple[float, FloatArray]:
         """The frequency that is enough for a whole group, and the tail of each of its examples beyond it."""
@@ -77,7 +85,9 @@ class Reach:
 def _integrated(log_size: FloatArray, tilt: float, frequencies: FloatArray) -> FloatArray:
     """(n, n_frequencies) 1 / pi times the integral of exp(log_size) / (tilt^2 + omega^2) beyond each frequency."""
     pieces = np.diff(np.append(np.arctan(frequencies / tilt), np.pi / 2))
-    far = frequencies > 1e3 * tilt  # there the difference of arc tangents cancels, and 1 / omega^2 is above and close
+    far = (
+        frequencies > 1e3 * tilt
+    )  # there the difference of arc tangents cancels, and 1 / omega^2 is above and close
     pieces[far] = tilt * (1 / frequencies[far] - np.append(1 / frequencies[1:], 0.0)[far])
     terms = np.exp(np.maximum(log_size, -700.0)) * pieces / (np.pi * tilt)
     result: FloatArray = np.cumsum(terms[:, ::-1], axis=1)[:, ::-1] + 1e-300
@@ -112,7 +122,11 @@ class Axis:
         spacing = 2 * np.pi / period
         frequencies: FloatArray = spacing * np.arange(float(np.ceil(frequency / spacing)) + 1)
         kinds = problem.kinds(scan.step_cut)
-        table = transform.contour_table(kinds, tilt, problem.direction, frequencies) if len(kinds) else None
+        table = (
+            transform.contour_table(kinds, tilt, problem.direction, frequencies)
+            if len(kinds)
+            else None
+        )
         w = tilt + 1j * frequencies
         weights = np.asarray(spacing / np.pi / (w * (w + 1)), np.complex128)
         weights[0] /= 2
@@ -152,24 +166,36 @@ class Contour:
         scale, guess = scan.transform[:, column], scan.epsilon
         decay = np.outer(losses.gaussian / 2, -(frequencies**2))
         turn = np.outer(losses.gaussian * (tilt + 0.5) - guess, frequencies)
-        one_step = np.zeros((1, len(frequencies)), np.complex128) if axis.table is None else axis.table.logarithm
+        one_step = (
+            np.zeros((1, len(frequencies)), np.complex128)
+            if axis.table is None
+            else axis.table.logarithm
+        )
         if axis.table is not None:
             decay += losses.counts @ one_step.real
             turn += losses.counts @ one_step.imag
         modulus = np.exp(decay) * np.abs(axis.weights)
         turn += np.angle(axis.weights)
-        values = np.zeros((len(losses), -(-len(frequencies) // axis.fine) * axis.fine), np.complex128)
+        values = np.zeros(
+            (len(losses), -(-len(frequencies) // axis.fine) * axis.fine), np.complex128
+        )
         np.multiply(modulus, np.cos(turn), out=values.real[:, : len(frequencies)])
         np.multiply(modulus, np.sin(turn), out=values.imag[:, : len(frequencies)])
         size = modulus.sum(axis=1)
         # what rounding does to an exponent: sums over kinds, of moduli and of angles
         angle = losses.gaussian * (tilt + 0.5) + np.abs(guess)
-        relative = (np.abs(scale) + tilt * np.abs(guess) + 8) * size - np.einsum("nk,nk->n", modulus, decay)
-        relative += losses.steps * (modulus @ np.abs(one_step.imag).max(axis=0)) + angle * (modulus @ frequencies)
+        relative = (np.abs(scale) + tilt * np.abs(guess) + 8) * size - np.einsum(
+            "nk,nk->n", modulus, decay
+        )
+        relative += losses.steps * (modulus @ np.abs(one_step.imag).max(axis=0)) + angle * (
+            modulus @ frequencies
+        )
         rounding = (len(one_step) + 16) * transform.UNIT_ROUNDOFF * relative
         if axis.table is not None:
             smallest = np.maximum(np.exp(one_step.real.min(axis=0)), 1e-290)
-            rounding += (losses.counts @ axis.table.error) * (modulus @ ((1 + tilt + frequencies) / smallest))
+            rounding += (losses.counts @ axis.table.error) * (
+                modulus @ ((1 + tilt + frequencies) / smallest)
+            )
             rounding += transform.QUADRATURE_ERROR * losses.steps * (modulus @ (1 / smallest))
         return cls(
             axis=axis,
@@ -205,7 +231,8 @@ class Contour:
         sums = self.values @ np.stack([near, near * fine], axis=2)
         total = np.einsum("nk,nk->n", far, sums[:, :, 0])
         times_frequency = spacing * (
-            np.einsum("nk,nk->n", far * coarse, sums[:, :, 0]) + np.einsum("nk,nk->n", far, sums[:, :, 1])
+            np.einsum("nk,nk->n", far * coarse, sums[:, :, 0])
+            + np.einsum("nk,nk->n", far, sums[:, :, 1])
         )
         slope: FloatArray = times_frequency.imag - self.axis.tilt * total.real
         return total.real, slope
@@ -215,22 +242,34 @@ class Contour:
         value, _ = self.delta(epsilon)
         log_unit = self.scale - self.axis.tilt * epsilon
         terms = sum(self.values.shape[1:]) + 16  # that are added one after the other
-        turned = (16 * np.abs(epsilon - self.guess) * self.axis.frequencies[-1] + 4 * terms) * transform.UNIT_ROUNDOFF
+        turned = (
+            16 * np.abs(epsilon - self.guess) * self.axis.frequencies[-1] + 4 * terms
+        ) * transform.UNIT_ROUNDOFF
         noise = self.rounding + self.tail + turned * self.size
         upper = log_unit + np.log(np.maximum(value + noise, 1e-300))
-        left = -self.axis.tilt * self.axis.period - np.log1p(-np.exp(-self.axis.tilt * self.axis.period))
+        left = -self.axis.tilt * self.axis.period - np.log1p(
+            -np.exp(-self.axis.tilt * self.axis.period)
+        )
         gap = self.axis.higher - self.axis.tilt
         with np.errstate(invalid="ignore"):
-            right = self.higher_transform - np.outer(epsilon, self.axis.higher) + log_largest_weight(self.axis.higher)
+            right = (
+                self.higher_transform
+                - np.outer(epsilon, self.axis.higher)
+                + log_largest_weight(self.axis.higher)
+            )
         right = (right - gap * self.axis.period - np.log(-np.expm1(-gap * self.axis.period))).min(
             axis=1, initial=np.inf
         )
-        aliased = np.exp(np.minimum(left - log_unit, 50.0)) + np.exp(np.minimum(right - log_unit, 50.0))
+        aliased = np.exp(np.minimum(left - log_unit, 50.0)) + np.exp(
+            np.minimum(right - log_unit, 50.0)
+        )
         least = value - noise - aliased
         lower = np.where(least > 0, log_unit + np.log(np.maximum(least, 1e-300)), -np.inf)
         return lower, upper
 
-    def solve(self, lower_goal: FloatArray, upper_goal: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def solve(
+        self, lower_goal: FloatArray, upper_goal: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
         """Proven lower and upper epsilon; 0 and inf where nothing is proven."""
         zero = np.zeros_like(self.guess)
         nothing = self.log_bounds(zero)[1] <= upper_goal
@@ -238,15 +277,21 @@ class Contour:
         value, slope = self.delta(epsilon)
         low_delta, high_delta = self.log_bounds(epsilon)
         with np.errstate(invalid="ignore", divide="ignore"):
-            fall = np.where(value > 0, -slope / value, self.axis.tilt)  # of log delta, per unit of epsilon
-            spread = np.where(np.isfinite(low_delta), high_delta - low_delta, 1.0) + (lower_goal - upper_goal)
+            fall = np.where(
+                value > 0, -slope / value, self.axis.tilt
+            )  # of log delta, per unit of epsilon
+            spread = np.where(np.isfinite(low_delta), high_delta - low_delta, 1.0) + (
+                lower_goal - upper_goal
+            )
         fall = np.where(np.isfinite(fall) & (fall > 0), fall, self.axis.tilt)
         reach = 2 * spread / fall + 4e-16 * np.abs(epsilon) + 1e-300
         lower = self._proven_end(epsilon, -reach, lower_goal, 0.0)
         upper = self._proven_end(epsilon, reach, upper_goal, np.inf)
         return lower, np.where(nothing, 0.0, upper)
 
-    def _proven_end(self, epsilon: FloatArray, reach: FloatArray, goal: FloatArray, unproven: float) -> FloatArray:
+    def _proven_end(
+        self, epsilon: FloatArray, reach: FloatArray, goal: FloatArray, unproven: float
+    ) -> FloatArray:
         """The first of four points ever further to one side of epsilon whose bound meets the goal."""
         found, open_ = np.full_like(epsilon, unproven), np.arange(len(epsilon))
         for widening in (1.0, 8.0, 64.0, 512.0):

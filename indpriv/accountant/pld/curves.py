@@ -53,10 +53,14 @@ def delta_curve(participations: Participations, epsilon: FloatArray) -> Bounds:
     array([[3.82925e-01, 1.00000e-05]])
     """
     n_examples = len(participations.counts)
-    columns = [pld_delta(participations, np.full((n_examples, 1), value)) for value in np.asarray(epsilon, np.float64)]
+    columns = [
+        pld_delta(participations, np.full((n_examples, 1), value))
+        for value in np.asarray(epsilon, np.float64)
+    ]
     empty = np.zeros((n_examples, 0))
     return Bounds(
-        np.concatenate([empty, *(column.lower for column in columns)], axis=1) + 0.0,  # which makes 0 of a negative 0
+        np.concatenate([empty, *(column.lower for column in columns)], axis=1)
+        + 0.0,  # which makes 0 of a negative 0
         np.concatenate([empty, *(column.upper for column in columns)], axis=1) + 0.0,
     )
 
@@ -70,7 +74,9 @@ def membership_advantage(participations: Participations) -> Bounds:
     return Bounds(found.lower[:, 0], found.upper[:, 0])
 
 
-def true_positive_rates(participations: Participations, rates: FloatArray, advantage: Bounds) -> Bounds:
+def true_positive_rates(
+    participations: Participations, rates: FloatArray, advantage: Bounds
+) -> Bounds:
     """The largest true-positive rate of any membership test at each false-positive rate, for each example.
 
     Args:
@@ -120,7 +126,9 @@ def _true_positive_rate(participations: Participations, rate: float, advantage: 
         closer |= (upper - lower)[active] < 0.9 * width
         stale[active] = np.where(closer, 0, stale[active] + 1)
         active = active[((upper - lower > _PRECISION * upper) & (stale < _STALE))[active]]
-    return Bounds(np.minimum(lower, upper) * (1 - _ROUNDING), np.minimum(upper * (1 + _ROUNDING), 1.0))
+    return Bounds(
+        np.minimum(lower, upper) * (1 - _ROUNDING), np.minimum(upper * (1 + _ROUNDING), 1.0)
+    )
 
 
 @dataclass
@@ -162,17 +170,23 @@ class _Search:
         rows, place = np.arange(len(active)), (epsilon[:, 1:] + epsilon[:, :-1]) / 2
         first = np.clip((excess > 0).sum(axis=1) - 1, 0, place.shape[1] - 2)
         with np.errstate(divide="ignore", invalid="ignore"):
-            slope = (excess[rows, first + 1] - excess[rows, first]) / (place[rows, first + 1] - place[rows, first])
+            slope = (excess[rows, first + 1] - excess[rows, first]) / (
+                place[rows, first + 1] - place[rows, first]
+            )
             root = place[rows, first] - excess[rows, first] / slope
         root = np.where((root >= left) & (root <= right), root, (left + right) / 2)
         step, apart = self.step[active], np.abs(root - self.centre[active])
         between = (left >= epsilon[:, 0]) & (right <= epsilon[:, -1])
-        self.step[active] = np.where(between, step / _SHRINK, np.maximum(step, apart / _OFFSETS[-1]))
+        self.step[active] = np.where(
+            between, step / _SHRINK, np.maximum(step, apart / _OFFSETS[-1])
+        )
         self.centre[active], self.left[active], self.right[active] = root, left, right
         return np.asarray(right - left < 0.9 * distance)
 
 
-def _least_between(x: FloatArray, low: FloatArray, high: FloatArray, best: NDArray[np.intp]) -> FloatArray:
+def _least_between(
+    x: FloatArray, low: FloatArray, high: FloatArray, best: NDArray[np.intp]
+) -> FloatArray:
     """(n,) lower bound of a convex function of which bounds are known at the points x (n, k), near its least one.
 
     Between two points it lies above the lines through each of them and its outer neighbour.
@@ -187,16 +201,29 @@ def _least_between(x: FloatArray, low: FloatArray, high: FloatArray, best: NDArr
         rise = at(stop_at, start + 1) - at(start_at, start)
         return np.where(width > 0, rise / np.where(width > 0, width, 1.0), unknown)
 
-    falls, far_falls = slope(low, high, -1, -_STEEP), slope(low, high, -2, -_STEEP)  # below the slope to their right
-    rises, far_rises = slope(high, low, 0, _STEEP), slope(high, low, 1, _STEEP)  # above the slope to their left
+    falls, far_falls = (
+        slope(low, high, -1, -_STEEP),
+        slope(low, high, -2, -_STEEP),
+    )  # below the slope to their right
+    rises, far_rises = (
+        slope(high, low, 0, _STEEP),
+        slope(high, low, 1, _STEEP),
+    )  # above the slope to their left
     right = _crossing(at(x, 0), at(low, 0), falls, at(x, 1), at(low, 1), far_rises)
     left = _crossing(at(x, -1), at(low, -1), far_falls, at(x, 0), at(low, 0), rises)
-    turns = (at(low, 1) >= at(high, 0)) & (at(low, -1) >= at(high, 0))  # else the least point may lie further out
+    turns = (at(low, 1) >= at(high, 0)) & (
+        at(low, -1) >= at(high, 0)
+    )  # else the least point may lie further out
     return np.where(turns, np.minimum(left, right), 0.0)
 
 
 def _crossing(
-    x0: FloatArray, y0: FloatArray, slope0: FloatArray, x1: FloatArray, y1: FloatArray, slope1: FloatArray
+    x0: FloatArray,
+    y0: FloatArray,
+    slope0: FloatArray,
+    x1: FloatArray,
+    y1: FloatArray,
+    slope1: FloatArray,
 ) -> FloatArray:
     """No more than the least value on [x0, x1] of the larger of two lines, a falling and a rising one."""
     with np.errstate(invalid="ignore", divide="ignore"):

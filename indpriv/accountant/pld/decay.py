@@ -36,7 +36,9 @@ _SLACK = 1e-10  # relative, covers the quadrature of moments on panels this narr
 _CHUNK = 4_000_000
 
 
-def log_decay(kinds: Kinds, tilt: float, direction: Direction, frequencies: FloatArray) -> FloatArray:
+def log_decay(
+    kinds: Kinds, tilt: float, direction: Direction, frequencies: FloatArray
+) -> FloatArray:
     """Upper bounds of log |E[exp(i omega loss)]| for all omega at or beyond each frequency.
 
     Args:
@@ -51,13 +53,19 @@ def log_decay(kinds: Kinds, tilt: float, direction: Direction, frequencies: Floa
     if len(kinds) <= _MANY or kinds.cut is not None:
         return _own_decay(kinds, tilt, direction, frequencies)
     log_transform = transform.tilted_law(kinds, tilt, direction).log_transform
-    places = [np.log(kinds.shift) / _ALIKE, np.log(np.maximum(log_transform, 1e-300)) / _ALIKE, log_transform / _ALIKE]
+    places = [
+        np.log(kinds.shift) / _ALIKE,
+        np.log(np.maximum(log_transform, 1e-300)) / _ALIKE,
+        log_transform / _ALIKE,
+    ]
     alike = np.stack([kinds.sample_rate, *np.floor(places)], axis=1)
     groups, group = np.unique(alike, axis=0, return_inverse=True)
     group = group.ravel()
     ranking = np.lexsort((kinds.shift, group))
     smallest = ranking[np.searchsorted(group[ranking], np.arange(len(groups)))]
-    own = _own_decay(Kinds(kinds.shift[smallest], kinds.sample_rate[smallest]), tilt, direction, frequencies)
+    own = _own_decay(
+        Kinds(kinds.shift[smallest], kinds.sample_rate[smallest]), tilt, direction, frequencies
+    )
     squares, first = np.square(kinds.shift), smallest[group]
     log_share = np.log(squares[first] / squares) / 2 - (squares - squares[first]) / 8
     share = np.exp(log_share + log_transform[first] - log_transform) * (1 - _SLACK)
@@ -65,14 +73,21 @@ def log_decay(kinds: Kinds, tilt: float, direction: Direction, frequencies: Floa
     return result
 
 
-def _own_decay(kinds: Kinds, tilt: float, direction: Direction, frequencies: FloatArray) -> FloatArray:
+def _own_decay(
+    kinds: Kinds, tilt: float, direction: Direction, frequencies: FloatArray
+) -> FloatArray:
     """See `log_decay`: each kind for itself."""
     law, edges = _panels(kinds, tilt, direction)
     n_kinds, n_panels = len(edges), edges.shape[1] - 1
     bound = np.empty((n_kinds, len(frequencies)))
     at_large = _tail_bound(law, edges, kinds, transform.exponent_of(tilt, direction), frequencies)
     offset = law.losses - np.sum(law.weights * law.losses, axis=1, keepdims=True)
-    powers = np.stack([(law.weights * offset**k).reshape(n_kinds, n_panels, _PER_PANEL).sum(axis=2) for k in range(5)])
+    powers = np.stack(
+        [
+            (law.weights * offset**k).reshape(n_kinds, n_panels, _PER_PANEL).sum(axis=2)
+            for k in range(5)
+        ]
+    )
     rows = max(1, _CHUNK // (n_panels * len(frequencies)))
     for start in range(0, n_kinds, rows):
         part = slice(start, start + rows)
@@ -142,11 +157,17 @@ def _tail_bound(
     steps = np.abs(np.diff(heights, axis=1)).reshape(n_kinds, n_panels, -1).sum(axis=2)
     variation = np.cumsum(steps[:, ::-1], axis=1)[:, ::-1]
     highest = np.maximum.accumulate(heights[:, ::-1], axis=1)[:, ::-1][:, : -1 : _PER_PANEL + 1]
-    overshoot = np.expm1(np.minimum(_curvature(kinds, a) * np.square(width * _LARGEST_GAP) / 8, 50.0))[:, None]
+    overshoot = np.expm1(
+        np.minimum(_curvature(kinds, a) * np.square(width * _LARGEST_GAP) / 8, 50.0)
+    )[:, None]
     # it may rise above neighbouring points at its turns only; beyond the last edge it falls to 0
-    kappa = heights[:, : -1 : _PER_PANEL + 1] + variation + heights[:, -1:] + 6 * overshoot * highest
+    kappa = (
+        heights[:, : -1 : _PER_PANEL + 1] + variation + heights[:, -1:] + 6 * overshoot * highest
+    )
     mass = law.weights.reshape(n_kinds, n_panels, -1).sum(axis=2)
-    below = np.concatenate([np.zeros((n_kinds, 1)), np.cumsum(mass, axis=1)[:, :-1]], axis=1) * (1 + _SLACK)
+    below = np.concatenate([np.zeros((n_kinds, 1)), np.cumsum(mass, axis=1)[:, :-1]], axis=1) * (
+        1 + _SLACK
+    )
     best = np.empty((n_kinds, len(frequencies)))
     for column, omega in enumerate(frequencies):
         best[:, column] = (below + kappa / omega).min(axis=1)
@@ -157,6 +178,10 @@ def _log_height(z: FloatArray, law: transform.Tilted, kinds: Kinds, a: float) ->
     """Logarithm of g / |L'| at z: L' = shift * q exp(z shift - shift^2 / 2) / f."""
     shift, rate = kinds.shift[:, None], kinds.sample_rate[:, None]
     log_ratio = log_density_ratio(z, shift, rate)
-    log_density = -np.square(z) / 2 - np.log(2 * np.pi) / 2 + a * log_ratio - law.log_transform[:, None]
-    result: FloatArray = log_density - np.log(shift * rate) - (z * shift - np.square(shift) / 2) + log_ratio
+    log_density = (
+        -np.square(z) / 2 - np.log(2 * np.pi) / 2 + a * log_ratio - law.log_transform[:, None]
+    )
+    result: FloatArray = (
+        log_density - np.log(shift * rate) - (z * shift - np.square(shift) / 2) + log_ratio
+    )
     return result

@@ -52,7 +52,11 @@ class _Effort:
     tight: float
 
 
-_EFFORTS = (_Effort(0.0, 0, 2.0, 1024, 1e-7), _Effort(1e-7, 3, 6.0, 16384, 1e-6), _Effort(1e-4, 2, 6.0, 16384, 2e-5))
+_EFFORTS = (
+    _Effort(0.0, 0, 2.0, 1024, 1e-7),
+    _Effort(1e-7, 3, 6.0, 16384, 1e-6),
+    _Effort(1e-4, 2, 6.0, 16384, 2e-5),
+)
 # Contour nodes times quadrature nodes of all kinds that an axis is worth; about 1e9 a second. The grids that would have
 # to be made instead cost about as much for each example, and for each kind.
 _WORK_PER_EXAMPLE, _WORK_PER_KIND = 3e8, 7e7
@@ -91,7 +95,9 @@ def contour_brackets(losses: LossSum, delta: float, direction: Direction) -> Bra
         remaining = np.flatnonzero(~solved)
         if not len(remaining):
             break
-        problem = Problem(losses.select(remaining), np.full(len(remaining), np.log(delta)), direction, effort.cut)
+        problem = Problem(
+            losses.select(remaining), np.full(len(remaining), np.log(delta)), direction, effort.cut
+        )
         scan = real_axis.scan(problem)
         for refinement in range(effort.refinements + 1):
             if refinement:
@@ -107,7 +113,9 @@ def contour_brackets(losses: LossSum, delta: float, direction: Direction) -> Bra
     return Bracket(lower, upper, solved)
 
 
-def _solve_on_contours(problem: Problem, scan: Scan, effort: _Effort, budget: WorkBudget) -> Bracket:
+def _solve_on_contours(
+    problem: Problem, scan: Scan, effort: _Effort, budget: WorkBudget
+) -> Bracket:
     """Brackets of the examples for which a tilt of the scan will do."""
     upper = np.maximum(scan.epsilon, 0.0)
     lower, solved = np.zeros_like(upper), upper == 0
@@ -139,7 +147,10 @@ def _contours(
             for start in range(0, len(group), at_once):
                 rows = np.arange(start, min(start + at_once, len(group)))
                 losses = alike.losses.rows(rows)
-                yield examples[group[rows]], Contour.of(axis, losses, seen.select(group[rows]), column, tail[rows])
+                yield (
+                    examples[group[rows]],
+                    Contour.of(axis, losses, seen.select(group[rows]), column, tail[rows]),
+                )
 
 
 def _work(problem: Problem, scan: Scan, column: int, period: float, frequency: float) -> float:
@@ -147,16 +158,23 @@ def _work(problem: Problem, scan: Scan, column: int, period: float, frequency: f
     kinds = problem.kinds(scan.step_cut)
     if not len(kinds):
         return 0.0
-    nodes = int(transform.count_nodes(kinds, float(scan.tilts[column]), problem.direction, frequency).max())
+    nodes = int(
+        transform.count_nodes(kinds, float(scan.tilts[column]), problem.direction, frequency).max()
+    )
     return nodes * len(kinds) * frequency * period / (2 * np.pi)
 
 
 def _worth(problem: Problem) -> float:
     """What an axis for these examples may cost: no more than what would be tried instead."""
-    return min(_WORK_PER_EXAMPLE * len(problem.losses) + _WORK_PER_KIND * len(problem.losses.shift), _MAX_WORK)
+    return min(
+        _WORK_PER_EXAMPLE * len(problem.losses) + _WORK_PER_KIND * len(problem.losses.shift),
+        _MAX_WORK,
+    )
 
 
-def contour_deltas(losses: LossSum, epsilon: FloatArray, direction: Direction) -> tuple[FloatArray, FloatArray]:
+def contour_deltas(
+    losses: LossSum, epsilon: FloatArray, direction: Direction
+) -> tuple[FloatArray, FloatArray]:
     """Bracket delta at several epsilons of every example.
 
     Args:
@@ -179,7 +197,13 @@ def contour_deltas(losses: LossSum, epsilon: FloatArray, direction: Direction) -
             decades if effort.cut else np.zeros_like(decades)
         ):  # a cut is made for the smallest delta
             examples = remaining[decades == decade] if effort.cut else remaining
-            part = Problem(losses.select(examples), log_delta[examples], direction, effort.cut, anchor[examples])
+            part = Problem(
+                losses.select(examples),
+                log_delta[examples],
+                direction,
+                effort.cut,
+                anchor[examples],
+            )
             low, high, bound = _deltas(part, epsilon[examples], effort, budget)
             lower[examples] = np.maximum(lower[examples], low)
             upper[examples] = np.minimum(upper[examples], high)
@@ -195,7 +219,9 @@ def _deltas(
     if effort.cut:
         scan = real_axis.refine(scan, problem)
     lost = scan.step_cut * problem.losses.steps
-    bound = np.log(np.exp(np.clip(scan.exponents().min(axis=1) + real_axis.ROUNDING, -600.0, 0.0)) + lost)
+    bound = np.log(
+        np.exp(np.clip(scan.exponents().min(axis=1) + real_axis.ROUNDING, -600.0, 0.0)) + lost
+    )
     problem = replace(problem, log_delta=np.minimum(bound, problem.log_delta))
     lower, upper = np.zeros_like(epsilon), np.ones_like(epsilon)
     upper[:, epsilon.shape[1] // 2] = np.exp(bound)
@@ -203,13 +229,22 @@ def _deltas(
         for column in range(epsilon.shape[1]):
             low, high = contour.log_bounds(epsilon[rows, column])
             lower[rows, column] = np.exp(low)
-            upper[rows, column] = np.minimum(np.exp(np.minimum(high, 0.0)) + lost[rows], upper[rows, column])
-    return lower, upper, np.minimum(bound, np.log(np.maximum(upper[:, epsilon.shape[1] // 2], 1e-300)))
+            upper[rows, column] = np.minimum(
+                np.exp(np.minimum(high, 0.0)) + lost[rows], upper[rows, column]
+            )
+    return (
+        lower,
+        upper,
+        np.minimum(bound, np.log(np.maximum(upper[:, epsilon.shape[1] // 2], 1e-300))),
+    )
 
 
 def _groups(nodes: FloatArray, period: FloatArray, max_nodes: int) -> list[NDArray[np.intp]]:
     """Examples that may share one axis: alike in period and in node count; those beyond the limit in none."""
     possible = np.flatnonzero(nodes <= max_nodes)
-    key = np.stack([np.ceil(2 * np.log2(period[possible])), np.ceil(np.log2(np.maximum(nodes[possible], 16)))], axis=1)
+    key = np.stack(
+        [np.ceil(2 * np.log2(period[possible])), np.ceil(np.log2(np.maximum(nodes[possible], 16)))],
+        axis=1,
+    )
     _, inverse = np.unique(key, axis=0, return_inverse=True)
     return [possible[inverse.ravel() == group] for group in range(int(inverse.max(initial=-1)) + 1)]

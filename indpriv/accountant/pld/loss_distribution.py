@@ -36,7 +36,9 @@ _FAINT = 60.0  # nepers by which the tilt must have damped losses that are dropp
 _POINTS = tuple(2**k for k in (14, 16, 18, 20, 21))
 _TIGHT = 1e-5  # relative width at which no finer grid is tried
 _MASS_ERROR = 64.0  # units of rounding that a point's mass may be wrong by, quadrature included
-_PROGRESS = 0.8  # of the width of the last bracket, that a finer grid must reach to be refined further
+_PROGRESS = (
+    0.8  # of the width of the last bracket, that a finer grid must reach to be refined further
+)
 # Work is counted in points, weighted by what they cost (about 1e-8 s each). A call is worth so much of it, whatever the
 # number of its examples, so that none takes hours; what is left over keeps the wider bracket that is proven by then.
 _MOST_WORK = 3e9
@@ -45,7 +47,14 @@ _RECENTRINGS = 6
 _MARGIN = 1.5  # by which windows are longer than they need be at the epsilon they are chosen for
 _LARGEST_UNIT = 16.0  # nepers by which exp(K(tilt) - tilt epsilon) may exceed delta
 _TILTS_BEYOND = 1e3  # how far above the best tilt others are looked at
-_HIGHER = (1.05, 1.15, 1.4, 2.0, 4.0, 8.0)  # larger tilts, relative, that bound what leaves the window
+_HIGHER = (
+    1.05,
+    1.15,
+    1.4,
+    2.0,
+    4.0,
+    8.0,
+)  # larger tilts, relative, that bound what leaves the window
 
 
 def grid_brackets(losses: LossSum, delta: float, direction: Direction) -> Bracket:
@@ -63,7 +72,9 @@ def grid_brackets(losses: LossSum, delta: float, direction: Direction) -> Bracke
     problem = Problem(losses, np.full(len(losses), np.log(delta)), direction, _CUT)
     scan = real_axis.refine(real_axis.scan(problem, beyond=_TILTS_BEYOND), problem)
     lower, upper = np.zeros(len(losses)), np.maximum(scan.epsilon, 0.0)
-    width = np.full(len(losses), np.inf)  # of the last bracket: rounding grows with the number of points
+    width = np.full(
+        len(losses), np.inf
+    )  # of the last bracket: rounding grows with the number of points
 
     def open_examples() -> NDArray[np.intp]:
         nonlocal width
@@ -101,7 +112,10 @@ def grid_deltas(
 
     for composer, row, example in _composed_examples(problem, scan, middle, open_examples):
         low, high = composer.deltas(row, epsilon[example])
-        lower[example], upper[example] = np.maximum(lower[example], low), np.minimum(upper[example], high)
+        lower[example], upper[example] = (
+            np.maximum(lower[example], low),
+            np.minimum(upper[example], high),
+        )
     return lower, upper
 
 
@@ -119,7 +133,9 @@ def _composed_examples(
     budget = WorkBudget(_MOST_WORK)
     for n_points in _POINTS:
         open_ = open_examples()
-        for window in _windows(problem.select(open_), scan.select(open_), near[open_]) if len(open_) else ():
+        for window in (
+            _windows(problem.select(open_), scan.select(open_), near[open_]) if len(open_) else ()
+        ):
             examples = open_[window.examples]
             part = problem.select(examples)
             if budget.affords(_work(part, window, n_points)):
@@ -151,7 +167,11 @@ def _windows(problem: Problem, scan: Scan, upper: FloatArray) -> list[_Window]:
         above = scan.tilts[column + 1 :]
         usable = (above <= _HIGHER[-1] * tilt) & (above >= _HIGHER[0] * tilt)
         if usable.any():
-            bound = exponent[:, column + 1 :][:, usable] + log_largest_weight(above[usable]) - goal[:, None]
+            bound = (
+                exponent[:, column + 1 :][:, usable]
+                + log_largest_weight(above[usable])
+                - goal[:, None]
+            )
             right = (bound / (above[usable] - tilt)).min(axis=1)
             length[:, column] = _MARGIN * (-goal / tilt + np.maximum(right, -goal / tilt / 2))
     allowed = exponent <= np.maximum(problem.log_delta + _LARGEST_UNIT, 1.0)[:, None]
@@ -160,7 +180,9 @@ def _windows(problem: Problem, scan: Scan, upper: FloatArray) -> list[_Window]:
     chosen = np.take_along_axis(length, best[:, None], axis=1)[:, 0]
     with np.errstate(invalid="ignore"):
         size = np.where(np.isfinite(chosen), np.ceil(2 * np.log2(chosen)), np.inf)
-    own = np.where(problem.losses.gaussian > 0, np.arange(len(upper)), -1)  # their Gaussian part is a kind of their own
+    own = np.where(
+        problem.losses.gaussian > 0, np.arange(len(upper)), -1
+    )  # their Gaussian part is a kind of their own
     keys, place = np.unique(np.stack([best, size, own], axis=1), axis=0, return_inverse=True)
     windows = []
     for group in range(len(keys)):
@@ -243,7 +265,9 @@ class _Composer:
     def _missed(self, step: Step) -> float:
         """Bound of what the end that raises the loss can add to delta, per step."""
         if self.problem.direction == "remove":
-            beyond = (1 - step.sample_rate) * ndtr(-step.high) + step.sample_rate * ndtr(step.shift - step.high)
+            beyond = (1 - step.sample_rate) * ndtr(-step.high) + step.sample_rate * ndtr(
+                step.shift - step.high
+            )
             return float(beyond)
         return float(ndtr(step.low))
 
@@ -266,7 +290,9 @@ class _Composer:
             index = np.arange(len(grid.mass))
             with np.errstate(divide="ignore"):
                 log_mass = np.log(grid.mass)
-            log_mass += power * (grid.offset + self.spacing * index)  # masses under the law that z has
+            log_mass += power * (
+                grid.offset + self.spacing * index
+            )  # masses under the law that z has
             rise = sign * self.spacing * index
             exponent = log_mass + self.tilt * rise
             peak = exponent.max()
@@ -276,8 +302,12 @@ class _Composer:
             log_tilted[kind] = peak + np.log(total)
             for column, tilt in enumerate(self.higher):
                 exponent = log_mass + tilt * rise
-                log_higher[kind, column] = exponent.max() + np.log(np.exp(exponent - exponent.max()).sum())
-            folded = np.bincount((sign * index) % self.n_points, weights=tilted, minlength=self.n_points)
+                log_higher[kind, column] = exponent.max() + np.log(
+                    np.exp(exponent - exponent.max()).sum()
+                )
+            folded = np.bincount(
+                (sign * index) % self.n_points, weights=tilted, minlength=self.n_points
+            )
             place = int(folded.argmax())
             if folded[place] > 0.5:
                 atoms[kind], places[kind], folded[place] = folded[place], place, 0.0
@@ -302,11 +332,17 @@ class _Composer:
                 break
         below = _Composed(self, self.lower, row, high)
         gap = 1e-7 * high
-        while gap < 4 * high:  # far left of epsilon rounding drowns the bound: it is looked for from the right
+        while (
+            gap < 4 * high
+        ):  # far left of epsilon rounding drowns the bound: it is looked for from the right
             begin = max(high - gap, below.first_loss, 0.0)
             if below.delta(np.array([begin]), upper=False)[0] > target[0]:
                 low, _ = invert_delta(
-                    lambda epsilon: below.delta(epsilon, upper=False), target, begin=begin, start=high, limit=high
+                    lambda epsilon: below.delta(epsilon, upper=False),
+                    target,
+                    begin=begin,
+                    start=high,
+                    limit=high,
                 )
                 return float(low[0]), high
             gap *= 4
@@ -315,7 +351,10 @@ class _Composer:
     def deltas(self, row: int, epsilon: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Proven lower and upper delta of one example at several epsilons."""
         near = float(epsilon.min())
-        below, above = _Composed(self, self.lower, row, near), _Composed(self, self.upper, row, near)
+        below, above = (
+            _Composed(self, self.lower, row, near),
+            _Composed(self, self.upper, row, near),
+        )
         low = [below.delta(epsilon[k : k + 1], upper=False)[0] for k in range(len(epsilon))]
         high = [above.delta(epsilon[k : k + 1], upper=True)[0] for k in range(len(epsilon))]
         return np.array(low), np.minimum(np.array(high), 1.0)
@@ -326,7 +365,11 @@ class _Composed:
 
     def __init__(self, composer: _Composer, table: _Table, row: int, near: float) -> None:
         counts = composer.counts[row]
-        self.composer, self.missed, self.lost = composer, float(composer.missed[row]), float(composer.lost[row])
+        self.composer, self.missed, self.lost = (
+            composer,
+            float(composer.missed[row]),
+            float(composer.lost[row]),
+        )
         offset = float(counts @ table.offsets)
         self.scale = float(counts @ table.log_tilted) + composer.tilt * offset
         self.higher = counts @ table.log_higher + composer.higher * offset
@@ -339,7 +382,9 @@ class _Composed:
         log_n = np.log2(composer.n_points) + 1
         forward = 8 * log_n * float(counts @ table.norms)
         self.steps = float(counts.sum())
-        power = 4 * np.sqrt(np.sum((size * (self.steps + np.abs(exponent))) ** 2) * 2 / composer.n_points)
+        power = 4 * np.sqrt(
+            np.sum((size * (self.steps + np.abs(exponent))) ** 2) * 2 / composer.n_points
+        )
         backward = 8 * log_n * float(np.linalg.norm(masses)) + 8 * atom
         masses[place] += atom
         self.rounding = UNIT_ROUNDOFF * float(forward + power + backward)
@@ -350,7 +395,11 @@ class _Composed:
         """The smallest epsilon looked at, and the first from there on, up to the limit, whose delta is proven below."""
         begin = max(self.first_loss, 0.0)
         _, found = invert_delta(
-            lambda epsilon: self.delta(epsilon, upper=True), target, begin=begin, start=limit, limit=limit
+            lambda epsilon: self.delta(epsilon, upper=True),
+            target,
+            begin=begin,
+            start=limit,
+            limit=limit,
         )
         return begin, float(found[0])
 
@@ -365,8 +414,12 @@ class _Composed:
         weight = np.exp(-tilt * excess) * -np.expm1(-excess)
         unit = np.exp(min(self.scale - tilt * value, 600.0))
         found = float(weight @ self.masses[begin:])
-        relative = 4 * (abs(self.scale) + tilt * abs(value) + 8) + n_points + _MASS_ERROR * self.steps
-        noise = self.rounding * float(np.linalg.norm(weight)) + UNIT_ROUNDOFF * relative * abs(found)
+        relative = (
+            4 * (abs(self.scale) + tilt * abs(value) + 8) + n_points + _MASS_ERROR * self.steps
+        )
+        noise = self.rounding * float(np.linalg.norm(weight)) + UNIT_ROUNDOFF * relative * abs(
+            found
+        )
         end = self.first_loss + spacing * n_points
         if upper:
             missing = float(np.exp(min((self.higher - self.composer.higher * end).min(), 0.0)))
@@ -374,6 +427,8 @@ class _Composed:
         noise += LOWER_EXCESS * self.steps * abs(found)
         heaviest = float(np.exp(log_largest_weight(np.array([tilt]))[0]))
         from_left = np.exp(min(tilt * self.first_loss - self.scale, 0.0))
-        from_right = np.exp(min((self.higher - self.scale - (self.composer.higher - tilt) * end).min(), 0.0))
+        from_right = np.exp(
+            min((self.higher - self.scale - (self.composer.higher - tilt) * end).min(), 0.0)
+        )
         proven = unit * (found - noise - heaviest * float(from_left + from_right))
         return np.array([max(proven, 0.0)])

@@ -29,7 +29,9 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 _PANEL = 0.25  # width in z, over max(1, shift): 8-point Gauss-Legendre then errs by less than 1e-14 relative
 _FAR_LEFT = -38.0  # a Gaussian holds nothing below it
 _NEGLIGIBLE = 1e-22  # negative mass that is left out instead of made convex
-LOWER_EXCESS = 2e-12  # relative to the curve: rounding of sums, granted when a lower law is held against it
+LOWER_EXCESS = (
+    2e-12  # relative to the curve: rounding of sums, granted when a lower law is held against it
+)
 _NOTHING = 1e-26  # the same at the ends, where the curve itself is hardly more; no run is long enough for it to matter
 _LARGEST_EXPONENT = 600.0
 _STEEP = 0.25  # share of the curve by which it may be lowered
@@ -84,7 +86,10 @@ class Step:
         value = np.asarray(rise, np.float64)
         if self.sample_rate < 1:
             with np.errstate(divide="ignore"):
-                value = np.where(value > 30, value, np.log(np.expm1(np.minimum(value, 30.0)))) - self.logit
+                value = (
+                    np.where(value > 30, value, np.log(np.expm1(np.minimum(value, 30.0))))
+                    - self.logit
+                )
         result: FloatArray = value / self.shift + self.shift / 2
         return result
 
@@ -104,14 +109,21 @@ def upper_grid(step: Step, spacing: float) -> LossGrid:
     mass = np.append(low, 0.0)
     mass[1:] += high
     if not whole:
-        mass[0] += ndtr(first_z)  # moved up to the first point: exact where losses below it do not count
+        mass[0] += ndtr(
+            first_z
+        )  # moved up to the first point: exact where losses below it do not count
     return LossGrid(step.floor + first_rise, mass)
 
 
 def lower_grid(step: Step, spacing: float) -> LossGrid:
     """A law below the step's law: contraction on the left, polygon below the curve, nothing near or beyond `high`."""
     highest = float(step.rise(step.high))
-    for more in (0.0, 2.0, 8.0, 32.0):  # spacings by which more is contracted where a polygon does not fit
+    for more in (
+        0.0,
+        2.0,
+        8.0,
+        32.0,
+    ):  # spacings by which more is contracted where a polygon does not fit
         break_z = _contracted_end(step, spacing)
         break_rise = float(step.rise(break_z)) + more * spacing
         if break_rise >= highest:
@@ -129,7 +141,10 @@ def _lower_polygon(step: Step, spacing: float, break_z: float) -> LossGrid | Non
     mass = np.append(below, 0.0)
     mass[1:] += above
     mass[0] += ndtr(break_z)
-    up, down = np.expm1(spacing), -np.expm1(-spacing)  # widths of the buckets above and below x_k, over x_k
+    up, down = (
+        np.expm1(spacing),
+        -np.expm1(-spacing),
+    )  # widths of the buckets above and below x_k, over x_k
     call, put = _curves(mass, spacing)
     falling, rising = _steep(call, put, spread, spacing)
     rising[0] = True  # from the first point the polygon must leave along the curve's tangent
@@ -146,7 +161,9 @@ def _lower_polygon(step: Step, spacing: float, break_z: float) -> LossGrid | Non
     found_call, found_put = _curves(np.append(kinks, [0.0, 0.0]), spacing)
     allowed = lift * scale
     over_call, over_put = found_call - (call - allowed), found_put - (put - allowed)
-    fits = np.all(over_call <= LOWER_EXCESS * call + _NOTHING) and np.all(over_put <= LOWER_EXCESS * put + _NOTHING)
+    fits = np.all(over_call <= LOWER_EXCESS * call + _NOTHING) and np.all(
+        over_put <= LOWER_EXCESS * put + _NOTHING
+    )
     return LossGrid(step.floor + first_rise, kinks) if fits else None
 
 
@@ -168,7 +185,11 @@ def _contracted_end(step: Step, spacing: float) -> float:
 
     if excess(step.low) >= 0:
         return step.low
-    return step.high if excess(step.high) <= 0 else float(brentq(excess, step.low, step.high, xtol=1e-9))
+    return (
+        step.high
+        if excess(step.high) <= 0
+        else float(brentq(excess, step.low, step.high, xtol=1e-9))
+    )
 
 
 def _curves(mass: FloatArray, spacing: float) -> tuple[FloatArray, FloatArray]:

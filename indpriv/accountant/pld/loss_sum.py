@@ -64,7 +64,9 @@ class LossSum:
         kept = np.flatnonzero((counts > 0).any(axis=0))
         if len(kept) == len(self.shift):
             return LossSum(self.shift, self.sample_rate, counts, self.gaussian[examples])
-        return LossSum(self.shift[kept], self.sample_rate[kept], counts[:, kept], self.gaussian[examples])
+        return LossSum(
+            self.shift[kept], self.sample_rate[kept], counts[:, kept], self.gaussian[examples]
+        )
 
     def rows(self, examples: NDArray[np.intp]) -> LossSum:
         """The sums of some examples only, with the kinds of all."""
@@ -77,7 +79,9 @@ class LossSum:
         return bound
 
 
-def log_density_ratio(z: FloatArray, shift: FloatArray | float, sample_rate: FloatArray | float) -> FloatArray:
+def log_density_ratio(
+    z: FloatArray, shift: FloatArray | float, sample_rate: FloatArray | float
+) -> FloatArray:
     """Log f(z) to full relative precision, also where f is nearly 1 or overflows; arguments broadcast."""
     exponent = z * shift - np.square(shift) / 2
     q = np.minimum(sample_rate, 1 - 1e-16)

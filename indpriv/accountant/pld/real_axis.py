@@ -50,7 +50,9 @@ class Problem:
         indices = np.flatnonzero(examples) if examples.dtype == np.bool_ else examples
         indices = indices.astype(np.intp)
         epsilon = None if self.epsilon is None else self.epsilon[indices]
-        return Problem(self.losses.select(indices), self.log_delta[indices], self.direction, self.cut, epsilon)
+        return Problem(
+            self.losses.select(indices), self.log_delta[indices], self.direction, self.cut, epsilon
+        )
 
     def step_cut(self) -> float:
         """The probability of going beyond the cut that one step may have."""
@@ -88,12 +90,20 @@ class Scan:
 
     def select(self, examples: NDArray[np.intp] | NDArray[np.bool_]) -> Scan:
         """The scan of some examples only."""
-        return Scan(self.tilts, self.step_cut, self.transform[examples], self.best[examples], self.epsilon[examples])
+        return Scan(
+            self.tilts,
+            self.step_cut,
+            self.transform[examples],
+            self.best[examples],
+            self.epsilon[examples],
+        )
 
     def exponents(self) -> FloatArray:
         """(n_examples, n_tilts) logarithm of the Chernoff bound of delta at epsilon."""
         with np.errstate(over="ignore"):
-            bound: FloatArray = self.transform - np.outer(self.epsilon, self.tilts) + log_largest_weight(self.tilts)
+            bound: FloatArray = (
+                self.transform - np.outer(self.epsilon, self.tilts) + log_largest_weight(self.tilts)
+            )
         return bound
 
     def shared_columns(self, problem: Problem, slack: float) -> NDArray[np.int64]:
@@ -110,7 +120,9 @@ class Scan:
         remaining = rows[padded[rows, self.best] | padded[rows, self.best + 2]]
         while len(remaining):
             covers = good[remaining].sum(axis=0)
-            mean = np.where(good[remaining], excess[remaining], 0.0).sum(axis=0) / np.maximum(covers, 1)
+            mean = np.where(good[remaining], excess[remaining], 0.0).sum(axis=0) / np.maximum(
+                covers, 1
+            )
             column = int(np.where(covers == covers.max(), mean, np.inf).argmin())
             covered = good[remaining, column]
             columns[remaining[covered]] = column
@@ -126,12 +138,21 @@ def log_largest_weight(tilts: FloatArray) -> FloatArray:
 
 def scan(problem: Problem, *, beyond: float = 8.0) -> Scan:
     """K of every example on a geometric grid of tilts that holds its best Chernoff bound, and reaches beyond it."""
-    highest = _HIGHEST_TILT if problem.epsilon is not None else 100 * float(np.exp(-problem.log_delta.min()))
-    tilts = np.geomspace(_LOWEST_TILT, highest, int(np.log(highest / _LOWEST_TILT) / np.log(_TILT_RATIO) / _COARSE))
+    highest = (
+        _HIGHEST_TILT
+        if problem.epsilon is not None
+        else 100 * float(np.exp(-problem.log_delta.min()))
+    )
+    tilts = np.geomspace(
+        _LOWEST_TILT, highest, int(np.log(highest / _LOWEST_TILT) / np.log(_TILT_RATIO) / _COARSE)
+    )
     coarse = _scan_at(problem, tilts)
     low = tilts[max(int(coarse.best.min()) - 1, 0)]
     high = tilts[min(int(coarse.best.max()) + 1, len(tilts) - 1)] * beyond
-    return _scan_at(problem, low * _TILT_RATIO ** np.arange(np.ceil(np.log(high / low) / np.log(_TILT_RATIO)) + 1))
+    return _scan_at(
+        problem,
+        low * _TILT_RATIO ** np.arange(np.ceil(np.log(high / low) / np.log(_TILT_RATIO)) + 1),
+    )
 
 
 def refine(old: Scan, problem: Problem) -> Scan:
@@ -143,7 +164,9 @@ def refine(old: Scan, problem: Problem) -> Scan:
     added = (low * (high / low) ** between).ravel()
     tilts = np.concatenate([old.tilts, added])
     order = np.argsort(tilts)
-    composed = np.concatenate([old.transform, _composed(problem, added, old.step_cut)], axis=1)[:, order]
+    composed = np.concatenate([old.transform, _composed(problem, added, old.step_cut)], axis=1)[
+        :, order
+    ]
     return _bounded(problem, tilts[order], composed, old.step_cut)
 
 
@@ -163,7 +186,9 @@ def _composed(problem: Problem, tilts: FloatArray, step_cut: float) -> FloatArra
             usable = transform.is_representable(kinds, tilt, problem.direction)
             if usable.any():
                 part = kinds.select(usable)
-                table[usable, column] = transform.tilted_law(part, tilt, problem.direction).log_transform
+                table[usable, column] = transform.tilted_law(
+                    part, tilt, problem.direction
+                ).log_transform
         composed += losses.counts @ table
     composed[composed > _INFINITE / 2] = np.inf
     return composed
@@ -174,6 +199,10 @@ def _bounded(problem: Problem, tilts: FloatArray, composed: FloatArray, step_cut
     if problem.epsilon is not None:
         unbound = Scan(tilts, step_cut, composed, np.zeros(len(composed), np.intp), problem.epsilon)
         return Scan(tilts, step_cut, composed, unbound.exponents().argmin(axis=1), problem.epsilon)
-    epsilon = (composed + log_largest_weight(tilts) - problem.upper_goal[:, None] + ROUNDING) / tilts
+    epsilon = (
+        composed + log_largest_weight(tilts) - problem.upper_goal[:, None] + ROUNDING
+    ) / tilts
     best = epsilon.argmin(axis=1)
-    return Scan(tilts, step_cut, composed, best, np.take_along_axis(epsilon, best[:, None], axis=1)[:, 0])
+    return Scan(
+        tilts, step_cut, composed, best, np.take_along_axis(epsilon, best[:, None], axis=1)[:, 0]
+    )

@@ -25,13 +25,13 @@ from indpriv.accountant.pld.loss_sum import Direction, FloatArray, log_density_r
 ComplexArray = NDArray[np.complex128]
 
 UNIT_ROUNDOFF = 2.0**-53
-QUADRATURE_ERROR = 1e-16  # relative to E[exp(tilt loss)], of the quadrature and of the cut tails together
+QUADRATURE_ERROR = (
+    1e-16  # relative to E[exp(tilt loss)], of the quadrature and of the cut tails together
+)
 _HALF_WINDOW = 9.5  # a Gaussian holds 2e-21 beyond it
 _LOG_ERROR = 42.0  # -log of the error allowed to the trapezoid rule, 6e-19
 _GAUSS_NODES, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(16)
-_PANEL_VARIATION = (
-    4.0  # of the logarithm of the integrand: exp(4.3) on the ellipse of parameter 4 around a panel, 4^-32
-)
+_PANEL_VARIATION = 4.0  # of the logarithm of the integrand: exp(4.3) on the ellipse of parameter 4 around a panel, 4^-32
 _CHUNK = 1 << 18  # numbers held at a time: 4 MB
 _NODES_AT_ONCE = 1024  # summed by one matrix product; sums of sums err less than one long sum
 
@@ -55,7 +55,11 @@ class Kinds:
 
     def select(self, kinds: NDArray[np.bool_]) -> Kinds:
         """Some kinds only."""
-        return Kinds(self.shift[kinds], self.sample_rate[kinds], None if self.cut is None else self.cut[kinds])
+        return Kinds(
+            self.shift[kinds],
+            self.sample_rate[kinds],
+            None if self.cut is None else self.cut[kinds],
+        )
 
     def cut_at(self, probability: float, direction: Direction) -> Kinds:
         """The same laws, cut so that a step goes beyond with at most this probability (under P or Q, see loss_sum).
@@ -63,7 +67,9 @@ class Kinds:
         In the remove direction z has law P, which lies below N(shift, 1) in its upper tail; in the add direction Q.
         """
         if direction == "add":
-            return Kinds(self.shift, self.sample_rate, np.full_like(self.shift, -ndtri(probability)))
+            return Kinds(
+                self.shift, self.sample_rate, np.full_like(self.shift, -ndtri(probability))
+            )
         by_mixture = -ndtri(probability / 2)
         sampled = self.shift - ndtri(np.minimum(probability / 2 / self.sample_rate, 0.5))
         by_component = np.where(probability / 2 < self.sample_rate / 2, sampled, self.shift)
@@ -97,14 +103,18 @@ def is_representable(kinds: Kinds, tilt: float, direction: Direction) -> NDArray
     a = exponent_of(tilt, direction)
     rate = kinds.sample_rate
     growth = a * (a - 1) / 2 * np.square(kinds.shift)
-    growth = np.minimum(growth, a * np.log1p(-rate)) if direction == "add" else growth + np.log(rate)
+    growth = (
+        np.minimum(growth, a * np.log1p(-rate)) if direction == "add" else growth + np.log(rate)
+    )
     if kinds.cut is not None and direction == "remove":
         growth = np.minimum(growth, a * log_density_ratio(kinds.cut, kinds.shift, rate))
     result: NDArray[np.bool_] = growth < 1000.0 + 20.0 * kinds.shift
     return result
 
 
-def tilted_law(kinds: Kinds, tilt: float, direction: Direction, *, highest_frequency: float = 0.0) -> Tilted:
+def tilted_law(
+    kinds: Kinds, tilt: float, direction: Direction, *, highest_frequency: float = 0.0
+) -> Tilted:
     """Nodes and weights that integrate exp((tilt + i omega) loss) for all |omega| <= highest_frequency.
 
     Args:
@@ -131,7 +141,9 @@ def tilted_law(kinds: Kinds, tilt: float, direction: Direction, *, highest_frequ
     return law_on(z, weight, kinds, a, direction)
 
 
-def count_nodes(kinds: Kinds, tilt: float, direction: Direction, highest_frequency: float) -> NDArray[np.int64]:
+def count_nodes(
+    kinds: Kinds, tilt: float, direction: Direction, highest_frequency: float
+) -> NDArray[np.int64]:
     """(n_kinds,) nodes that `tilted_law` needs for each kind; together they take the most that one of them needs."""
     a = exponent_of(tilt, direction)
     low, high = tilted_window(kinds, tilt, direction)
@@ -150,7 +162,9 @@ def _log_variation(z: FloatArray, kinds: Kinds, size: float) -> FloatArray:
     That is |z| + shift + size |(log f)'| for a power of f of this size; all integrate in closed form.
     """
     shift, rate = kinds.shift[:, None], kinds.sample_rate[:, None]
-    result: FloatArray = z * np.abs(z) / 2 + z * (1 + shift) + 1.5 * size * log_density_ratio(z, shift, rate)
+    result: FloatArray = (
+        z * np.abs(z) / 2 + z * (1 + shift) + 1.5 * size * log_density_ratio(z, shift, rate)
+    )
     return result
 
 
@@ -167,13 +181,17 @@ def _narrow_panels(
         found = _log_variation(edges, kinds, size)
         shift = kinds.shift[:, None]
         ratio = log_density_ratio(edges, shift, kinds.sample_rate[:, None])
-        posterior = np.exp(np.log(kinds.sample_rate[:, None]) + edges * shift - np.square(shift) / 2 - ratio)
+        posterior = np.exp(
+            np.log(kinds.sample_rate[:, None]) + edges * shift - np.square(shift) / 2 - ratio
+        )
         slope = np.abs(edges) + 1 + shift + 1.5 * size * shift * posterior
         edges = np.clip(edges + (goals - found) / slope, low[:, None], high[:, None])
     return np.maximum.accumulate(edges, axis=1)
 
 
-def law_on(z: FloatArray, weight: FloatArray, kinds: Kinds, a: float, direction: Direction) -> Tilted:
+def law_on(
+    z: FloatArray, weight: FloatArray, kinds: Kinds, a: float, direction: Direction
+) -> Tilted:
     """The law tilted by f^a on given nodes z (n_kinds, n_nodes) with quadrature weights of the same shape."""
     shift, rate = kinds.shift[:, None], kinds.sample_rate[:, None]
     log_ratio = log_density_ratio(z, shift, rate)
@@ -195,10 +213,14 @@ def law_on(z: FloatArray, weight: FloatArray, kinds: Kinds, a: float, direction:
     log_transform = np.where(stable, np.log1p(np.where(stable, small, 0.0)), direct)
     losses = log_ratio if direction == "remove" else -log_ratio
     weights = mass / total
-    spread = np.sum(weights * np.abs(losses), axis=1) + 2 * rate[:, 0] * erf(shift[:, 0] / np.sqrt(8.0))
+    spread = np.sum(weights * np.abs(losses), axis=1) + 2 * rate[:, 0] * erf(
+        shift[:, 0] / np.sqrt(8.0)
+    )
     # sums of so many terms in any order, each of three products (Higham 2002, section 3.1), with a margin
     longest = min(z.shape[1], _NODES_AT_ONCE) + z.shape[1] // _NODES_AT_ONCE
-    error = (3 * longest + 64) * UNIT_ROUNDOFF * (spread + np.where(stable, 0.0, 1.0 + np.abs(direct)))
+    error = (
+        (3 * longest + 64) * UNIT_ROUNDOFF * (spread + np.where(stable, 0.0, 1.0 + np.abs(direct)))
+    )
     return Tilted(losses, weights, log_transform, error)
 
 
@@ -226,7 +248,9 @@ class ContourTable:
     error: FloatArray
 
 
-def contour_table(kinds: Kinds, tilt: float, direction: Direction, frequencies: FloatArray) -> ContourTable:
+def contour_table(
+    kinds: Kinds, tilt: float, direction: Direction, frequencies: FloatArray
+) -> ContourTable:
     """The transform of each kind at equally spaced frequencies from 0; kinds that need like many nodes go together."""
     highest = float(frequencies[-1])
     size = np.ceil(np.log2(count_nodes(kinds, tilt, direction, highest)))
@@ -256,9 +280,14 @@ def characteristic_log(law: Tilted, frequencies: FloatArray) -> ComplexArray:
         for first in range(0, n_nodes, _NODES_AT_ONCE):
             nodes = slice(first, first + _NODES_AT_ONCE)
             losses, weights = law.losses[rows, nodes], law.weights[rows, nodes]
-            near, far = _turns(spacing * losses, fine), _turns(fine * spacing * losses, coarse) * weights[:, None]
+            near, far = (
+                _turns(spacing * losses, fine),
+                _turns(fine * spacing * losses, coarse) * weights[:, None],
+            )
             sums[rows] += far @ near.transpose(0, 2, 1)
-            sums[rows] += far.sum(axis=2)[:, :, None] + (near @ weights[:, :, None]).transpose(0, 2, 1)
+            sums[rows] += far.sum(axis=2)[:, :, None] + (near @ weights[:, :, None]).transpose(
+                0, 2, 1
+            )
     return _complex_log1p(sums.reshape(n_kinds, -1)[:, : len(frequencies)])
 
 
@@ -283,7 +312,9 @@ def _complex_log1p(sums: ComplexArray) -> ComplexArray:
     modulus = np.square(1 + real) + np.square(imaginary)  # without cancellation where it is small
     near = square > -0.5
     result = np.empty(sums.shape, np.complex128)
-    result.real = np.where(near, np.log1p(np.maximum(square, -0.5)), np.log(np.maximum(modulus, 1e-300))) / 2
+    result.real = (
+        np.where(near, np.log1p(np.maximum(square, -0.5)), np.log(np.maximum(modulus, 1e-300))) / 2
+    )
     result.imag = np.arctan2(imaginary, 1 + real)
     return result
 
@@ -296,14 +327,20 @@ def tilted_window(kinds: Kinds, tilt: float, direction: Direction) -> tuple[Floa
     """
     if direction == "remove":
         high = _HALF_WINDOW + (tilt + 1.0) * kinds.shift
-        return np.full_like(high, -_HALF_WINDOW), high if kinds.cut is None else np.minimum(high, kinds.cut)
+        return np.full_like(high, -_HALF_WINDOW), high if kinds.cut is None else np.minimum(
+            high, kinds.cut
+        )
     rise = -2 * tilt * np.log1p(-kinds.sample_rate)
     low = -_HALF_WINDOW - np.minimum(tilt * kinds.shift, np.sqrt(rise))
     low = low if kinds.cut is None else np.maximum(low, -kinds.cut)
-    spent = -np.log(kinds.sample_rate) + 60.0 / tilt  # log of an upper bound of (exp(60 / tilt) - 1 + q) / q
+    spent = (
+        -np.log(kinds.sample_rate) + 60.0 / tilt
+    )  # log of an upper bound of (exp(60 / tilt) - 1 + q) / q
     if 60.0 / tilt < 30.0:
         spent = np.log1p(np.expm1(60.0 / tilt) / kinds.sample_rate)
-    return low, np.minimum(_full_window(kinds), spent / kinds.shift + kinds.shift / 2)  # there f^a is below exp(-60)
+    return low, np.minimum(
+        _full_window(kinds), spent / kinds.shift + kinds.shift / 2
+    )  # there f^a is below exp(-60)
 
 
 def _full_window(kinds: Kinds) -> FloatArray:
@@ -312,7 +349,9 @@ def _full_window(kinds: Kinds) -> FloatArray:
     return result
 
 
-def _trapezoid_step(kinds: Kinds, a: float, frequency: float, low: FloatArray, high: FloatArray) -> FloatArray:
+def _trapezoid_step(
+    kinds: Kinds, a: float, frequency: float, low: FloatArray, high: FloatArray
+) -> FloatArray:
     """(n_kinds,) spacing at which the trapezoid rule errs by less than QUADRATURE_ERROR relative to E[f^a].
 
     For an integrand g that is analytic in |Im z| < d the error is at most 2 M / (exp(2 pi d / step) - 1), where M bounds
@@ -322,7 +361,9 @@ def _trapezoid_step(kinds: Kinds, a: float, frequency: float, low: FloatArray, h
     best = np.zeros(len(kinds))
     for fraction in (0.9, 0.65, 0.4, 0.2, 0.07, 0.02):
         d = np.minimum(fraction * np.pi / kinds.shift, 9.0 * fraction / 0.9)
-        if np.all(best >= 2 * np.pi * d / (_LOG_ERROR + 2.0)):  # which neither this nor a smaller height can better
+        if np.all(
+            best >= 2 * np.pi * d / (_LOG_ERROR + 2.0)
+        ):  # which neither this nor a smaller height can better
             break
         growth = np.zeros(len(kinds))
         if a < 0 or frequency > 0:  # else |f| is largest on the real axis

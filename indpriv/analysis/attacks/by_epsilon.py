@@ -127,7 +127,9 @@ def attack_by_epsilon(
         ("non-members", len(nonmember_epsilon), int((~member).sum())),
     ):
         if count != found:
-            raise InputError(f"there are {found} scores of {side} for {count} epsilons of theirs; pass one for each")
+            raise InputError(
+                f"there are {found} scores of {side} for {count} epsilons of theirs; pass one for each"
+            )
     if min(len(members), len(nonmember_epsilon)) < _LEAST:
         return None
     mine, others = scores.scores[member], scores.scores[~member]
@@ -141,9 +143,16 @@ def attack_by_epsilon(
         threshold = float(np.sort(others[choosing])[::-1][int(rate * len(choosing))])
         accused = (mine > threshold, others[reporting] > threshold)
         epsilons = (members.epsilon, nonmember_epsilon[reporting])
-        bins = [_bin(low, high, epsilons, accused, worst, delta, tests) for low, high in itertools.pairwise(edges)]
+        bins = [
+            _bin(low, high, epsilons, accused, worst, delta, tests)
+            for low, high in itertools.pairwise(edges)
+        ]
         parts.append(
-            ThresholdBins(rate, threshold if np.isfinite(threshold) else float(np.sign(threshold)) * 1e308, tuple(bins))
+            ThresholdBins(
+                rate,
+                threshold if np.isfinite(threshold) else float(np.sign(threshold)) * 1e308,
+                tuple(bins),
+            )
         )
     return AttackByEpsilon(scores.method, worst, delta, CONFIDENCE, seed, tuple(parts))
 
@@ -151,7 +160,11 @@ def attack_by_epsilon(
 def _edges(members: EpsilonTable) -> list[float]:
     """Edges of bins of about equally many members; those at the worst case have one of their own."""
     below = members.epsilon[~members.at_worst_case]
-    inner = np.quantile(below, np.linspace(0, 1, _BINS + 1)[1:], method="higher").tolist() if len(below) else []
+    inner = (
+        np.quantile(below, np.linspace(0, 1, _BINS + 1)[1:], method="higher").tolist()
+        if len(below)
+        else []
+    )
     top = max(members.worst_case_epsilon, float(members.epsilon.max()))
     return sorted({0.0, *inner, top})
 
@@ -187,7 +200,9 @@ def _bin(
         tpr_interval=Interval(float(interval[0]), float(interval[1])) if counts[0] else None,
         fpr=hits[1] / counts[1] if counts[1] else None,
         reference=min(1.0, allowed(high, hits[1] / totals[1]) / share) if share else None,
-        worst_case_reference=min(1.0, allowed(worst, hits[1] / totals[1]) / share) if share else None,
+        worst_case_reference=min(1.0, allowed(worst, hits[1] / totals[1]) / share)
+        if share
+        else None,
         above_reference=least > allowed(high, most),
         above_worst_case=least > allowed(worst, most),
     )

@@ -77,19 +77,25 @@ def lower_bound(
         return LowerBound(0.0, 0, 0, 0, 0.0, Interval(0.0, 1.0))
     shuffled = rng.permutation(len(scores))
     ranked = member[shuffled][np.argsort(-scores[shuffled], kind="stable")]
-    cuts = np.unique([0, *(top for top, _ in plans), *(len(scores) - bottom for _, bottom in plans), len(scores)])
+    cuts = np.unique(
+        [0, *(top for top, _ in plans), *(len(scores) - bottom for _, bottom in plans), len(scores)]
+    )
     included = np.add.reduceat(ranked.astype(np.int64), cuts[:-1])
     level = (1 - confidence) / len(plans)
     least = [_least_correct(top + bottom, delta, n_coins, level) for top, bottom in plans]
     correct = _correct(included[None], cuts, plans)[0]
     bounds = [
-        _largest_refuted(top + bottom, int(right), delta, n_coins, level) if right >= enough else 0.0
+        _largest_refuted(top + bottom, int(right), delta, n_coins, level)
+        if right >= enough
+        else 0.0
         for (top, bottom), right, enough in zip(plans, correct, least, strict=True)
     ]
     best = int(np.argmax(bounds))
     sizes = np.diff(cuts)
     if balanced:
-        null = rng.multivariate_hypergeometric(sizes, int(member.sum()), size=NULL_TRIALS, method="marginals")
+        null = rng.multivariate_hypergeometric(
+            sizes, int(member.sum()), size=NULL_TRIALS, method="marginals"
+        )
     else:
         null = rng.binomial(sizes, 0.5, size=(NULL_TRIALS, len(sizes)))
     alarms = int((_correct(null, cuts, plans) >= np.array(least)).any(axis=1).sum())
@@ -133,11 +139,15 @@ def _plans(n: int) -> list[tuple[int, int]]:
 
 def _correct(included: IntArray, cuts: IntArray, plans: Sequence[tuple[int, int]]) -> IntArray:
     """Right guesses of each plan, (n_trials, n_plans), from the members between consecutive cuts."""
-    up_to = np.concatenate([np.zeros((len(included), 1), dtype=np.int64), np.cumsum(included, axis=1)], axis=1)
+    up_to = np.concatenate(
+        [np.zeros((len(included), 1), dtype=np.int64), np.cumsum(included, axis=1)], axis=1
+    )
     n = int(cuts[-1])
     return np.stack(
         [
-            up_to[:, np.searchsorted(cuts, top)] + bottom - (up_to[:, -1] - up_to[:, np.searchsorted(cuts, n - bottom)])
+            up_to[:, np.searchsorted(cuts, top)]
+            + bottom
+            - (up_to[:, -1] - up_to[:, np.searchsorted(cuts, n - bottom)])
             for top, bottom in plans
         ],
         axis=1,
@@ -166,4 +176,6 @@ def _largest_refuted(guesses: int, correct: int, delta: float, n_coins: int, lev
     if excess(_LARGEST_EPSILON) <= 0:
         return _LARGEST_EPSILON
     tolerance = 1e-6
-    return max(0.0, float(optimize.brentq(excess, 0.0, _LARGEST_EPSILON, xtol=tolerance)) - 2 * tolerance)
+    return max(
+        0.0, float(optimize.brentq(excess, 0.0, _LARGEST_EPSILON, xtol=tolerance)) - 2 * tolerance
+    )

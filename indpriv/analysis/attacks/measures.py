@@ -111,7 +111,9 @@ def group_indices(scores: AttackScores) -> tuple[list[str], list[IntArray]]:
         return [], []
     uniques, codes = np.unique(scores.groups.astype(str), return_inverse=True)
     order = np.argsort(codes, kind="stable")
-    return uniques.tolist(), np.split(order, np.searchsorted(codes[order], np.arange(1, len(uniques))))
+    return uniques.tolist(), np.split(
+        order, np.searchsorted(codes[order], np.arange(1, len(uniques)))
+    )
 
 
 def generator_of(seed: int, group: str | None) -> np.random.Generator:
@@ -122,7 +124,12 @@ def generator_of(seed: int, group: str | None) -> np.random.Generator:
 
 
 def _measure(
-    group: str | None, scores: AttackScores, index: IntArray, delta: float, seed: int, confidence: float
+    group: str | None,
+    scores: AttackScores,
+    index: IntArray,
+    delta: float,
+    seed: int,
+    confidence: float,
 ) -> AttackMeasure:
     values, member = scores.scores[index], scores.member[index]
     rng = generator_of(seed, group)

@@ -13,7 +13,10 @@ from indpriv.analysis.statistics.resampling import CONFIDENCE, Interval
 
 FloatArray = NDArray[np.float64]
 
-FALSE_POSITIVE_RATES = (0.001, 0.01)  # low ones are what counts (Carlini et al. 2022, arXiv:2112.03570)
+FALSE_POSITIVE_RATES = (
+    0.001,
+    0.01,
+)  # low ones are what counts (Carlini et al. 2022, arXiv:2112.03570)
 _ROC_POINTS = 50
 
 
@@ -42,7 +45,9 @@ class Discrimination:
     roc: tuple[tuple[float, float], ...]
 
 
-def discriminate(members: FloatArray, nonmembers: FloatArray, *, with_roc: bool = True) -> Discrimination | None:
+def discriminate(
+    members: FloatArray, nonmembers: FloatArray, *, with_roc: bool = True
+) -> Discrimination | None:
     """Measure scores of members (n_members,) and non-members (n_nonmembers,); None where a side is empty.
 
     Args:
@@ -59,14 +64,18 @@ def discriminate(members: FloatArray, nonmembers: FloatArray, *, with_roc: bool 
     auc, interval = _auc(counts)
     fpr, tpr = _roc(counts)
     advantage = float(np.max(tpr - fpr))
-    band = sum(np.sqrt(np.log(4 / (1 - CONFIDENCE)) / (2 * len(side))) for side in (members, nonmembers))
+    band = sum(
+        np.sqrt(np.log(4 / (1 - CONFIDENCE)) / (2 * len(side))) for side in (members, nonmembers)
+    )
     at_fpr, at_fpr_intervals = {}, {}
     for rate in FALSE_POSITIVE_RATES:
         found = round(tpr[np.searchsorted(fpr, rate, side="right") - 1] * len(members))
         low, high = clopper_pearson(found, len(members), CONFIDENCE)
         at_fpr[f"{rate:g}"] = found / len(members)
         at_fpr_intervals[f"{rate:g}"] = Interval(float(low), float(high))
-    shown = np.unique(np.searchsorted(fpr, np.geomspace(1 / len(nonmembers), 1.0, _ROC_POINTS), side="right") - 1)
+    shown = np.unique(
+        np.searchsorted(fpr, np.geomspace(1 / len(nonmembers), 1.0, _ROC_POINTS), side="right") - 1
+    )
     return Discrimination(
         auc=auc,
         auc_interval=interval,
@@ -74,7 +83,9 @@ def discriminate(members: FloatArray, nonmembers: FloatArray, *, with_roc: bool 
         tpr_at_fpr_intervals=at_fpr_intervals,
         advantage=advantage,
         advantage_interval=Interval(max(0.0, advantage - band), min(1.0, advantage + band)),
-        roc=() if not with_roc else tuple(zip(fpr[shown].tolist(), tpr[shown].tolist(), strict=True)),
+        roc=()
+        if not with_roc
+        else tuple(zip(fpr[shown].tolist(), tpr[shown].tolist(), strict=True)),
     )
 
 
@@ -96,7 +107,8 @@ def _count(members: FloatArray, nonmembers: FloatArray) -> _Counts:
 def _roc(counts: _Counts) -> tuple[FloatArray, FloatArray]:
     """False- and true-positive rates of every threshold, strictest first ("nobody is a member")."""
     rates = [
-        np.concatenate([[0.0], np.cumsum(side[::-1])]) / side.sum() for side in (counts.nonmembers, counts.members)
+        np.concatenate([[0.0], np.cumsum(side[::-1])]) / side.sum()
+        for side in (counts.nonmembers, counts.members)
     ]
     return rates[0], rates[1]
 
@@ -106,13 +118,17 @@ def _auc(counts: _Counts) -> tuple[float, Interval | None]:
     # Of each distinct score: the share of the other side that it beats, or that beats it, ties counting half.
     beaten = (np.cumsum(counts.nonmembers) - counts.nonmembers / 2) / n_nonmembers
     beating = 1 - (np.cumsum(counts.members) - counts.members / 2) / n_members
-    doubled = counts.members @ (2 * np.cumsum(counts.nonmembers) - counts.nonmembers)  # whole, so that 1/2 is 1/2
+    doubled = counts.members @ (
+        2 * np.cumsum(counts.nonmembers) - counts.nonmembers
+    )  # whole, so that 1/2 is 1/2
     auc = float(doubled) / (2.0 * n_members * n_nonmembers)
     if auc in (0.0, 1.0):
         pairs = min(n_members, n_nonmembers)
         low, high = clopper_pearson(pairs * auc, pairs, CONFIDENCE)
         return auc, Interval(float(low), float(high))
-    variance = _variance_of_mean(beaten, counts.members) + _variance_of_mean(beating, counts.nonmembers)
+    variance = _variance_of_mean(beaten, counts.members) + _variance_of_mean(
+        beating, counts.nonmembers
+    )
     if variance == 0:
         return auc, None
     width = stats.norm.ppf((1 + CONFIDENCE) / 2) * np.sqrt(variance) / (auc * (1 - auc))

@@ -72,7 +72,12 @@ class ThresholdAttack:
 
 
 def threshold_attack(
-    scores: AttackScores, *, model: str = "dp", by: str = "", seed: int = 0, overall: AttackRow | None = None
+    scores: AttackScores,
+    *,
+    model: str = "dp",
+    by: str = "",
+    seed: int = 0,
+    overall: AttackRow | None = None,
 ) -> ThresholdAttack:
     """Success rate of the best single threshold, chosen on one half of the scores and reported on the other.
 
@@ -89,7 +94,9 @@ def threshold_attack(
     """
     check_positive_int("seed", seed, minimum=0)
     names, indices = group_indices(scores)
-    rows = [_attack_group(name, scores, index, seed) for name, index in zip(names, indices, strict=True)]
+    rows = [
+        _attack_group(name, scores, index, seed) for name, index in zip(names, indices, strict=True)
+    ]
     return ThresholdAttack(
         method=scores.method,
         model=model,
@@ -102,7 +109,9 @@ def threshold_attack(
     )
 
 
-def _attack_group(group: str | None, scores: AttackScores, index: NDArray[np.int64], seed: int) -> AttackRow:
+def _attack_group(
+    group: str | None, scores: AttackScores, index: NDArray[np.int64], seed: int
+) -> AttackRow:
     member = scores.member[index]
     values = scores.scores[index]
     rng = generator_of(seed, group)

@@ -1,10 +1,10 @@
-"""What free records prove of an estimate, at no cost: each is an exact norm where the account had to guess. Sensitive.
+"""What batch norms prove of an estimate, at no cost: each is an exact norm where the account had to guess. Sensitive.
 
 Which steps sample an example is decided by coins that its norm does not depend on. Two things follow.
 
-* Left out, a free record is a fair test of what the account would have used in its place: its error has the
+* Left out, a batch norm is a fair test of what the account would have used in its place: its error has the
   distribution of the errors at steps that did not sample the example.
-* Weighted by 1 / sample_rate (Horvitz and Thompson 1952), the free records add up to an estimate without bias, over the
+* Weighted by 1 / sample_rate (Horvitz and Thompson 1952), the batch norms add up to an estimate without bias, over the
   coins, of the mean RDP of a group at an order fixed beforehand, for a group chosen independently of the coins. At a
   fixed order, epsilon is RDP plus a constant, so that its mean is estimated without bias too; the mean of epsilons at
   each example's own best order is not.
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv.accountant.blocks import in_blocks
-from indpriv.accountant.claims import uses_free_records
+from indpriv.accountant.claims import uses_batch_norms
 from indpriv.accountant.histogram.cells import Mechanisms
 from indpriv.accountant.histogram.counts import DenseCounts
 from indpriv.accountant.histogram.governing_rows import Block
@@ -40,12 +40,12 @@ _GRID = 200  # relative norms between which divergences are interpolated; whole 
 
 
 @dataclass(frozen=True)
-class FreeFidelity:
-    """Free records against what the account would use in their place; errors are estimate minus exact.
+class BatchNormFidelity:
+    """Batch norms against what the account would use in their place; errors are estimate minus exact.
 
     Attributes:
         between_records: what the account assumes between records.
-        n_entries: free records held against the account; those at fully recorded steps test nothing.
+        n_entries: batch norms held against the account; those at fully recorded steps test nothing.
         signed_bias, mean_absolute, p95_absolute, largest_absolute: of norms, as fractions of max_grad_norm.
         share_under: share of entries whose estimate is too small by any amount.
         share_under_1_percent: by more than 1 % of the exact norm.
@@ -74,7 +74,7 @@ class FreeFidelity:
 
 @dataclass(frozen=True)
 class _Errors:
-    """Of a block or several: figures of left-out free records. histogram: of absolute errors in bins of _BIN."""
+    """Of a block or several: figures of left-out batch norms. histogram: of absolute errors in bins of _BIN."""
 
     histogram: IntArray
     total: float
@@ -119,8 +119,8 @@ class _Found:
     variance: FloatArray
 
 
-def free_fidelity(log: NormLog, method: Method) -> FreeFidelity | None:
-    """Hold the free records of a log against its account.
+def free_fidelity(log: NormLog, method: Method) -> BatchNormFidelity | None:
+    """Hold the batch norms of a log against its account.
 
     None where the account uses none, where there are none to test, and where batches were not drawn by Poisson sampling,
     since then the coins are not what the weights assume.
@@ -129,7 +129,11 @@ def free_fidelity(log: NormLog, method: Method) -> FreeFidelity | None:
         log: the log.
         method: how it is accounted; only RDP at one order is looked at.
     """
-    if not uses_free_records(log, method.between_records) or method.preset is not None or log.sampler != "poisson":
+    if (
+        not uses_batch_norms(log, method.between_records)
+        or method.preset is not None
+        or log.sampler != "poisson"
+    ):
         return None
     order = _order(log, method)
     found = _measure(log, method.between_records, order)
@@ -143,7 +147,7 @@ def free_fidelity(log: NormLog, method: Method) -> FreeFidelity | None:
     )
     covered = _covered(log)
     p95 = np.searchsorted(np.cumsum(errors.histogram), 0.95 * n_entries)
-    return FreeFidelity(
+    return BatchNormFidelity(
         between_records=method.between_records,
         n_entries=n_entries,
         signed_bias=errors.total / n_entries,
@@ -195,8 +199,8 @@ def unbiased_rdp(log: NormLog, order: float, group_of: IntArray) -> tuple[FloatA
 def _covered(log: NormLog) -> bool:
     known = np.zeros(log.total_steps, bool)
     known[log.recorded_steps] = True
-    if log.free is not None:
-        known[log.free.steps] = True
+    if log.batch_norms is not None:
+        known[log.batch_norms.steps] = True
     return bool(known.all())
 
 
@@ -204,7 +208,9 @@ def _order(log: NormLog, method: Method) -> float:
     """The best order for the worst case: a choice that looks at no norm."""
     steps = WorstSteps.of(log).shared
     mechanisms = Mechanisms(steps.relative_norms, steps.noise_multiplier, steps.sample_rate)
-    accountant = RdpAccountant(mechanisms, delta=method.delta, conversion=method.conversion, orders=method.rdp_orders)
+    accountant = RdpAccountant(
+        mechanisms, delta=method.delta, conversion=method.conversion, orders=method.rdp_orders
+    )
     return float(accountant.epsilons(DenseCounts(steps.counts)).best_order[0])
 
 
@@ -257,11 +263,13 @@ def _measure(log: NormLog, between_records: str, order: float) -> list[_Found]:
 
 def _look(log: NormLog, between_records: str, block: Block, cost: _StepCost) -> _Found:
     known, value = known_of(log, block)
-    entry, other = known.free, known.in_place_of_free(between_records, value)
+    entry, other = known.batch_norms, known.in_place_of_batch_norms(between_records, value)
     step, example, n = known.step[entry], known.example[entry], len(known.first)
     max_grad_norm, rate = log.settings.max_grad_norm, log.settings.sample_rate[step]
     if log.levels is None:
-        exact, estimate = (np.minimum(known.norm[index] / max_grad_norm[step], 1.0) for index in (entry, other))
+        exact, estimate = (
+            np.minimum(known.norm[index] / max_grad_norm[step], 1.0) for index in (entry, other)
+        )
         rows = np.minimum(block.rows / max_grad_norm[log.recorded_steps][:, None], 1.0)
     else:
         exact, rows = (log.levels.relative(codes) for codes in (known.norm[entry], block.rows))

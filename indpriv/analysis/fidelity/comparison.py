@@ -98,7 +98,9 @@ def compare(
     for name in ("delta", "unit", "neighbouring", "accountant", "conversion", "total_steps"):
         ours, theirs = getattr(estimated.account, name), getattr(exact.account, name)
         if ours != theirs:
-            raise InputError(f"{name} is {ours!r} in the estimate and {theirs!r} in the exact table; use one for both")
+            raise InputError(
+                f"{name} is {ours!r} in the estimate and {theirs!r} in the exact table; use one for both"
+            )
     positions = _positions(estimated.example_ids, exact.example_ids)
     guess, truth = estimated.epsilon[positions], exact.epsilon
     error = guess - truth
@@ -118,7 +120,11 @@ def compare(
         largest_under=float(max(0.0, (-error).max())),
         share_under=float((error < 0).mean()),
         share_under_1_percent=float((guess < 0.99 * truth).mean()),
-        groups=tuple(row for by, found in (groups or {}).items() for row in _by_group(by, found, guess, truth)),
+        groups=tuple(
+            row
+            for by, found in (groups or {}).items()
+            for row in _by_group(by, found, guess, truth)
+        ),
     )
 
 
@@ -154,6 +160,6 @@ def _positions(ids: NDArray[np.generic], wanted: NDArray[np.generic]) -> NDArray
     missing = ids[positions] != wanted
     if missing.any():
         raise InputError(
-            f"{int(missing.sum())} exact examples have no estimate, e.g. id {wanted[missing].tolist()[0]!r}"
+            f"{int(missing.sum())} reference examples have no estimate, e.g. id {wanted[missing].tolist()[0]!r}"
         )
     return positions.astype(np.int64)

@@ -38,7 +38,9 @@ class Spacing:
     share_larger: float
 
 
-def spacing_effect(table: EpsilonTable, sparser: EpsilonTable, *, n_records: int, n_kept: int, every: int) -> Spacing:
+def spacing_effect(
+    table: EpsilonTable, sparser: EpsilonTable, *, n_records: int, n_kept: int, every: int
+) -> Spacing:
     """Compare the account of all records with that of every second one, of the same examples in the same order."""
     shift = sparser.epsilon - table.epsilon
     return Spacing(

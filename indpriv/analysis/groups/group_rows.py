@@ -88,7 +88,12 @@ class Values:
 
 
 def describe_groups(
-    values: Values, train_codes: IntArray, test_codes: IntArray, names: Sequence[str], *, min_size: int
+    values: Values,
+    train_codes: IntArray,
+    test_codes: IntArray,
+    names: Sequence[str],
+    *,
+    min_size: int,
 ) -> list[GroupRow]:
     """One row per name, in the order of names, without what is resampled; every quantity in one pass over all groups."""
     size = len(names)
@@ -103,9 +108,16 @@ def describe_groups(
     n_test = np.bincount(test_codes, minlength=size)
     train_intervals, test_intervals = (
         _binomial_intervals(correct, codes, size)
-        for correct, codes in ((values.train_correct, train_codes), (values.test_correct, test_codes))
+        for correct, codes in (
+            (values.train_correct, train_codes),
+            (values.test_correct, test_codes),
+        )
     )
-    readable = [value for value, count in zip(mean, n, strict=True) if value is not None and count >= min_size]
+    readable = [
+        value
+        for value, count in zip(mean, n, strict=True)
+        if value is not None and count >= min_size
+    ]
     smallest = min(readable, default=0.0)
     return [
         GroupRow(
@@ -114,7 +126,9 @@ def describe_groups(
             n_test=int(n_test[index]),
             mean=mean[index],
             mean_interval=None,
-            ratio_to_best=None if mean[index] is None or smallest <= 0 else (mean[index] or 0.0) / smallest,
+            ratio_to_best=None
+            if mean[index] is None or smallest <= 0
+            else (mean[index] or 0.0) / smallest,
             p_value=None,
             median=quantiles[0][index],
             p95=quantiles[1][index],
@@ -138,7 +152,9 @@ def _means(values: FloatArray, codes: IntArray, size: int) -> list[float | None]
     known = np.isfinite(values)
     counts = np.bincount(codes[known], minlength=size)
     sums = np.bincount(codes[known], weights=values[known], minlength=size)
-    return [float(total / count) if count else None for total, count in zip(sums, counts, strict=True)]
+    return [
+        float(total / count) if count else None for total, count in zip(sums, counts, strict=True)
+    ]
 
 
 def _quantiles(
@@ -155,7 +171,9 @@ def _quantiles(
         high = np.minimum(low + 1, np.maximum(ends - 1, starts))
         low, high = (np.minimum(index, len(ordered) - 1) for index in (low, high))
         quantile = ordered[low] + (position - np.floor(position)) * (ordered[high] - ordered[low])
-        found.append([float(value) if count else None for value, count in zip(quantile, counts, strict=True)])
+        found.append(
+            [float(value) if count else None for value, count in zip(quantile, counts, strict=True)]
+        )
     return found
 
 
@@ -164,4 +182,7 @@ def _binomial_intervals(correct: FloatArray, codes: IntArray, size: int) -> list
     trials = np.bincount(codes[known], minlength=size)
     successes = np.bincount(codes[known], weights=correct[known], minlength=size)
     low, high = clopper_pearson(successes, trials)
-    return [Interval(float(low[index]), float(high[index])) if trials[index] else None for index in range(size)]
+    return [
+        Interval(float(low[index]), float(high[index])) if trials[index] else None
+        for index in range(size)
+    ]

@@ -40,7 +40,9 @@ IntArray = NDArray[np.int64]
 
 _MAX_LABELS = 100  # more distinct labels than this is a regression target, not a class
 _MAX_WITHIN_ROWS = 20_000  # rows of all tables within label together; nobody reads more
-_ORDERS = 9_999  # random orders that a rank correlation is held against; every order up to seven groups
+_ORDERS = (
+    9_999  # random orders that a rank correlation is held against; every order up to seven groups
+)
 
 
 @dataclass(frozen=True)
@@ -163,14 +165,21 @@ def group_tables(
     """One table for each entry of columns, their tests corrected for the number of groupings; see `group_table`."""
     tables = [group_table(table, train, test, by, min_size=min_size, seed=seed) for by in columns]
     for name in ("spread", "spread_within_label"):
-        spreads = {index: getattr(found, name) for index, found in enumerate(tables) if getattr(found, name)}
+        spreads = {
+            index: getattr(found, name)
+            for index, found in enumerate(tables)
+            if getattr(found, name)
+        }
         corrected = holm([spread.p_value for spread in spreads.values()])
         for (index, spread), p_value in zip(spreads.items(), corrected, strict=True):
             tables[index] = replace(tables[index], **{name: replace(spread, corrected=p_value)})
     return tuple(
         replace(
             found,
-            reversals=tuple(replace(each, p_value=min(1.0, each.p_value * len(tables))) for each in found.reversals),
+            reversals=tuple(
+                replace(each, p_value=min(1.0, each.p_value * len(tables)))
+                for each in found.reversals
+            ),
         )
         for found in tables
     )
@@ -200,7 +209,9 @@ def group_table(
         InputError: no such column, or a numeric column with many values and no bins.
     """
     if len(train) != len(table):
-        raise InputError(f"train has {len(train)} rows for {len(table)} epsilons; pass the aligned training rows")
+        raise InputError(
+            f"train has {len(train)} rows for {len(table)} epsilons; pass the aligned training rows"
+        )
     check_positive_int("min_size", min_size)
     check_positive_int("seed", seed, minimum=0)
     groups = partition(train, test, by)
@@ -214,7 +225,9 @@ def group_table(
     labels, notes = _labels(train, test, groups)
     rng = np.random.default_rng([seed, zlib.crc32(by.encode("utf-8", "surrogatepass"))])
     means = _resampled(values.epsilon, groups, labels, rng)
-    rows = describe_groups(values, groups.train_codes, groups.test_codes, groups.names, min_size=min_size)
+    rows = describe_groups(
+        values, groups.train_codes, groups.test_codes, groups.names, min_size=min_size
+    )
     rows, tested, tested_within = _with_tests(rows, values.epsilon, groups, labels, rng)
     top = table.worst_case_epsilon
     rows = _with_intervals(rows, means.groups, top)
@@ -242,7 +255,9 @@ def group_table(
         accuracy_rank=_accuracy_rank(rows, rng),
         spread=_spread(tested),
         spread_within_label=_spread(tested_within),
-        reversals=_reversals(values.epsilon, groups, labels, ratios.raw, min_size, rng) if within else (),
+        reversals=_reversals(values.epsilon, groups, labels, ratios.raw, min_size, rng)
+        if within
+        else (),
         within_label=within,
         notes=notes,
         confidence=CONFIDENCE,
@@ -251,13 +266,17 @@ def group_table(
     )
 
 
-def _labels(train: pd.DataFrame, test: pd.DataFrame, groups: Partition) -> tuple[Partition | None, tuple[str, ...]]:
+def _labels(
+    train: pd.DataFrame, test: pd.DataFrame, groups: Partition
+) -> tuple[Partition | None, tuple[str, ...]]:
     """The labels to compare within, and why there are none."""
     if "label" in groups.columns:
         return None, ()
     labels = partition(train, test, "label", max_values=None)
     if len(labels.names) > _MAX_LABELS:
-        return None, (f"{len(labels.names)} distinct labels are too many for classes: no table within label",)
+        return None, (
+            f"{len(labels.names)} distinct labels are too many for classes: no table within label",
+        )
     return labels, ()
 
 
@@ -271,7 +290,8 @@ def _resampled(
         groups.train_codes,
         strata,
         n_groups=len(groups.names),
-        shares=np.bincount(strata, minlength=1 if labels is None else len(labels.names)) / len(epsilon),
+        shares=np.bincount(strata, minlength=1 if labels is None else len(labels.names))
+        / len(epsilon),
         with_cells=labels is not None and len(labels.names) * len(groups.names) <= _MAX_WITHIN_ROWS,
         rng=rng,
     )
@@ -286,18 +306,31 @@ def _with_intervals(rows: Sequence[GroupRow], means: Resampled, top: float) -> l
 
 
 def _with_tests(
-    rows: list[GroupRow], epsilon: FloatArray, groups: Partition, labels: Partition | None, rng: np.random.Generator
+    rows: list[GroupRow],
+    epsilon: FloatArray,
+    groups: Partition,
+    labels: Partition | None,
+    rng: np.random.Generator,
 ) -> tuple[list[GroupRow], SpreadTest | None, SpreadTest | None]:
     """Rows with p-values, the test of the raw means, and that of the means within label."""
     readable = np.array([not row.too_small for row in rows])
-    raw = permutation_test(epsilon, groups.train_codes, np.zeros_like(groups.train_codes), tested=readable, rng=rng)
+    raw = permutation_test(
+        epsilon, groups.train_codes, np.zeros_like(groups.train_codes), tested=readable, rng=rng
+    )
     if raw is not None:
-        rows = [replace(row, p_value=p_value) for row, p_value in zip(rows, raw.adjusted, strict=True)]
+        rows = [
+            replace(row, p_value=p_value) for row, p_value in zip(rows, raw.adjusted, strict=True)
+        ]
     if labels is None:
         return rows, raw, None
-    within = permutation_test(epsilon, groups.train_codes, labels.train_codes, tested=readable, rng=rng)
+    within = permutation_test(
+        epsilon, groups.train_codes, labels.train_codes, tested=readable, rng=rng
+    )
     if within is not None:
-        rows = [replace(row, p_value_within_label=p_value) for row, p_value in zip(rows, within.adjusted, strict=True)]
+        rows = [
+            replace(row, p_value_within_label=p_value)
+            for row, p_value in zip(rows, within.adjusted, strict=True)
+        ]
     return rows, raw, within
 
 
@@ -305,7 +338,9 @@ def _spread(test: SpreadTest | None) -> Spread | None:
     return None if test is None else Spread(test.p_value, test.p_value, test.permutations)
 
 
-def _with_interval(ratio: Ratio | None, means: Resampled, positions: dict[str, int]) -> Ratio | None:
+def _with_interval(
+    ratio: Ratio | None, means: Resampled, positions: dict[str, int]
+) -> Ratio | None:
     if ratio is None or ratio.value is None or not {ratio.worst, ratio.best} <= positions.keys():
         return ratio
     return replace(ratio, interval=means.ratio(positions[ratio.worst], positions[ratio.best]))
@@ -331,10 +366,14 @@ class _Ratios:
     lowest_accuracy: Ratio | None
 
 
-def _ratios(rows: Sequence[GroupRow], order: Sequence[int], means: ResampledMeans, *, standardised: bool) -> _Ratios:
+def _ratios(
+    rows: Sequence[GroupRow], order: Sequence[int], means: ResampledMeans, *, standardised: bool
+) -> _Ratios:
     """Ratios of rows in the order of the codes; order is that of the table."""
     positions = {rows[index].name: index for index in order}
-    resampled = {name: index for name, index in positions.items() if rows[index].standardised_interval}
+    resampled = {
+        name: index for name, index in positions.items() if rows[index].standardised_interval
+    }
     rows = [rows[index] for index in order]
     raw = _with_interval(_ratio(rows, [row.mean for row in rows]), means.groups, positions)
     pair = _standardised_pair(rows, raw) if standardised else None
@@ -366,7 +405,12 @@ def _quotient(worst: str, best: str, high: float | None, low: float | None) -> R
 
 
 def _standardised(
-    rows: Sequence[GroupRow], groups: Partition, labels: Partition, means: Resampled, min_size: int, top: float
+    rows: Sequence[GroupRow],
+    groups: Partition,
+    labels: Partition,
+    means: Resampled,
+    min_size: int,
+    top: float,
 ) -> list[GroupRow]:
     """Rows with label-standardised means, at the label shares of the whole training set."""
     n_groups, n_labels = len(groups.names), len(labels.names)
@@ -381,7 +425,9 @@ def _standardised(
             row,
             standardised_mean=float(means.estimate[index]) if smallest[index] else None,
             standardised_interval=intervals[index] if smallest[index] >= min_size else None,
-            lacks_labels=tuple(labels.names[present[j]] for j in np.flatnonzero(counts[index] == 0)),
+            lacks_labels=tuple(
+                labels.names[present[j]] for j in np.flatnonzero(counts[index] == 0)
+            ),
             smallest_label_count=int(smallest[index]),
         )
         for index, row in enumerate(rows)
@@ -431,7 +477,11 @@ def _standardised_pair(rows: Sequence[GroupRow], ratio: Ratio | None) -> Ratio |
 
 def _with_accuracy(rows: Sequence[GroupRow]) -> list[GroupRow]:
     """Groups large enough to read in training and test, by test accuracy, lowest first."""
-    readable = [row for row in rows if not row.too_small and row.test_accuracy is not None and row.n_test >= MIN_GROUP]
+    readable = [
+        row
+        for row in rows
+        if not row.too_small and row.test_accuracy is not None and row.n_test >= MIN_GROUP
+    ]
     return sorted(readable, key=lambda row: (row.test_accuracy or 0.0, row.name))
 
 

@@ -9,7 +9,9 @@ from indpriv.errors import InputError
 FloatArray = NDArray[np.float64]
 
 
-def clopper_pearson(successes: ArrayLike, trials: ArrayLike, confidence: float = 0.95) -> tuple[FloatArray, FloatArray]:
+def clopper_pearson(
+    successes: ArrayLike, trials: ArrayLike, confidence: float = 0.95
+) -> tuple[FloatArray, FloatArray]:
     """Exact two-sided confidence intervals of binomial rates (Clopper and Pearson 1934); 0 to 1 where trials is 0.
 
     Args:
@@ -20,10 +22,14 @@ def clopper_pearson(successes: ArrayLike, trials: ArrayLike, confidence: float =
     Returns:
         lower and upper ends, of the broadcast shape.
     """
-    k, n = np.broadcast_arrays(np.asarray(successes, dtype=np.float64), np.asarray(trials, dtype=np.float64))
+    k, n = np.broadcast_arrays(
+        np.asarray(successes, dtype=np.float64), np.asarray(trials, dtype=np.float64)
+    )
     if ((k < 0) | (k > n)).any():
         bad = np.argmax((k < 0) | (k > n))
-        raise InputError(f"{k.flat[bad]:g} successes of {n.flat[bad]:g} trials is no binomial outcome")
+        raise InputError(
+            f"{k.flat[bad]:g} successes of {n.flat[bad]:g} trials is no binomial outcome"
+        )
     tail = (1 - confidence) / 2
     low = np.where(k == 0, 0.0, betaincinv(np.maximum(k, 1), n - k + 1, tail))
     high = np.where(k == n, 1.0, betaincinv(k + 1, np.maximum(n - k, 1), 1 - tail))

@@ -65,7 +65,9 @@ def relation_intervals(x: FloatArray, y: FloatArray, rng: np.random.Generator) -
     draws = np.concatenate(
         [
             cells.statistics(
-                rng.poisson(cells.sizes, (min(at_once, _DRAWS - start), len(cells.sizes))).astype(np.float64)
+                rng.poisson(cells.sizes, (min(at_once, _DRAWS - start), len(cells.sizes))).astype(
+                    np.float64
+                )
             )
             for start in range(0, _DRAWS, at_once)
         ]
@@ -111,7 +113,10 @@ class _Cells:
             linear = (xy - x * y) / np.sqrt((xx - x**2) * (yy - y**2))
             ranks = [_ranks(weights, bins) for bins in self.bins]
             centred = [rank - total[:, None] / 2 for rank in ranks]
-            products = [np.einsum("ij,ij,ij->i", weights, centred[i], centred[j]) for i, j in ((0, 1), (0, 0), (1, 1))]
+            products = [
+                np.einsum("ij,ij,ij->i", weights, centred[i], centred[j])
+                for i, j in ((0, 1), (0, 0), (1, 1))
+            ]
             ranked = products[0] / np.sqrt(products[1] * products[2])
             found = np.stack([linear, ranked, y - slope * x, slope], axis=1)
         return np.where(np.isfinite(found), found, np.nan)
@@ -133,7 +138,9 @@ def _cells(x: FloatArray, y: FloatArray) -> _Cells:
     else:
         codes = np.unique(x_bins * (y_bins.max() + 1) + y_bins, return_inverse=True)[1]
     sizes = np.bincount(codes)
-    moments = np.stack([np.bincount(codes, weights=part) / sizes for part in (x, y, x * x, y * y, x * y)], axis=1)
+    moments = np.stack(
+        [np.bincount(codes, weights=part) / sizes for part in (x, y, x * x, y * y, x * y)], axis=1
+    )
     first = np.zeros(len(sizes), dtype=np.int64)
     first[codes] = np.arange(len(codes))
     return _Cells(sizes, moments, (x_bins[first], y_bins[first]))

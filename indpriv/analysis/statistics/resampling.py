@@ -21,8 +21,12 @@ _MOST_DRAWS, _LEAST_DRAWS = 1000, 200
 _WORK = 2e7  # weights that one bootstrap may draw (a second on one core); fewer resamples beyond
 _CHUNK = 2e6  # weights held at once
 _MOST_PERMUTATIONS, _LEAST_PERMUTATIONS = 999, 199
-_PERMUTED = 2e7  # examples that one test may shuffle (half a second on one core); fewer permutations beyond
-_POISSON = stats.poisson.ppf((np.arange(1 << 16) + 0.5) / (1 << 16), 1.0)  # Poisson(1) of 16 random bits, to 2e-5
+_PERMUTED = (
+    2e7  # examples that one test may shuffle (half a second on one core); fewer permutations beyond
+)
+_POISSON = stats.poisson.ppf(
+    (np.arange(1 << 16) + 0.5) / (1 << 16), 1.0
+)  # Poisson(1) of 16 random bits, to 2e-5
 _DRAW_COST = 4  # one hypergeometric variable, in shuffled examples
 _SAME = 1e-9  # relative; statistics this close are ties
 _NO_SPREAD = 1e-6  # standard deviation relative to the values; what is below may be cancellation
@@ -53,7 +57,10 @@ class Resampled:
     def intervals(self, low: float = -np.inf, high: float = np.inf) -> list[Interval | None]:
         """Studentised intervals inside [low, high], the range of the quantity; None where an estimate has no spread."""
         found = _studentised(self.estimate, self.error, self.draws, self.draw_errors)
-        return [None if pair is None else Interval(max(low, pair[0]), min(high, pair[1])) for pair in found]
+        return [
+            None if pair is None else Interval(max(low, pair[0]), min(high, pair[1]))
+            for pair in found
+        ]
 
     def ratio(self, worst: int, best: int) -> Interval | None:
         """Interval of one estimate over another, from the studentised logarithm; None unless both are positive.
@@ -73,7 +80,11 @@ class Resampled:
                 np.log(draws[:, :1] / draws[:, 1:]),
                 np.hypot(*(draw_errors / draws).T)[:, None],
             )[0]
-        return None if found is None else Interval(float(np.exp(found[0])), float(np.exp(min(found[1], 700.0))))
+        return (
+            None
+            if found is None
+            else Interval(float(np.exp(found[0])), float(np.exp(min(found[1], 700.0))))
+        )
 
 
 @dataclass(frozen=True)
@@ -142,7 +153,9 @@ def resample_means(
     made = []
     for number in range(len(kept[0])):
         mean, error = exact[number]
-        draws, draw_errors = (np.concatenate([part[number][which] for part in kept]) for which in (0, 1))
+        draws, draw_errors = (
+            np.concatenate([part[number][which] for part in kept]) for which in (0, 1)
+        )
         made.append(Resampled(mean[0] + centre, error[0], draws + centre, draw_errors))
     return ResampledMeans(made[0], made[1], made[2] if with_cells else None, n_draws)
 
@@ -280,7 +293,9 @@ def _summaries(
     return [groups, standardised, (mean.reshape(len(mean), -1), error.reshape(len(mean), -1))]
 
 
-def _mean_and_error(weight: FloatArray, total: FloatArray, square: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _mean_and_error(
+    weight: FloatArray, total: FloatArray, square: FloatArray
+) -> tuple[FloatArray, FloatArray]:
     """Weighted mean and its standard error; NaN below two examples."""
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.where(weight >= 1, total / weight, np.nan)
@@ -294,7 +309,9 @@ def _studentised(
 ) -> list[tuple[float, float] | None]:
     """Bootstrap-t intervals of each column; None without spread or with too few defined draws."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        t = (draws - estimate) / draw_errors  # without spread in a draw: infinite, which widens the interval
+        t = (
+            draws - estimate
+        ) / draw_errors  # without spread in a draw: infinite, which widens the interval
     t[draws == estimate] = 0.0
     bad = np.isnan(t)
     tail = (1 - CONFIDENCE) / 2
@@ -306,7 +323,10 @@ def _studentised(
     usable = np.isfinite(estimate) & (error > 0) & (count >= _LEAST_DRAWS // 2)
     with np.errstate(invalid="ignore"):
         low, high = estimate - high_t * error, estimate - low_t * error
-    return [(float(low[index]), float(high[index])) if usable[index] else None for index in range(len(estimate))]
+    return [
+        (float(low[index]), float(high[index])) if usable[index] else None
+        for index in range(len(estimate))
+    ]
 
 
 @dataclass(frozen=True)
@@ -370,7 +390,9 @@ def _block(values: FloatArray, groups: IntArray) -> _Block | None:
         means = np.bincount(run, weights=deviations) / sizes
         deviations = means[run]
     spread = float(deviations @ deviations) / (n - 1)
-    single = deviations.astype(np.float32)  # shuffles twice as fast; the observed sums are of the same rounded values
+    single = deviations.astype(
+        np.float32
+    )  # shuffles twice as fast; the observed sums are of the same rounded values
     return _Block(
         groups=present,
         counts=counts,

@@ -71,9 +71,13 @@ class AuditSpec:
     def __post_init__(self) -> None:
         for name in ("model", "loss_fn", *(["load"] if self.load is not None else [])):
             if not callable(getattr(self, name)):
-                raise InputError(f"AuditSpec: {name} is a {type(getattr(self, name)).__name__}; pass a function")
+                raise InputError(
+                    f"AuditSpec: {name} is a {type(getattr(self, name)).__name__}; pass a function"
+                )
         if isinstance(self.model, nn.Module):
-            raise InputError("AuditSpec: model is a module; pass the function that builds it, e.g. lambda: MyNet(64)")
+            raise InputError(
+                "AuditSpec: model is a module; pass the function that builds it, e.g. lambda: MyNet(64)"
+            )
         n = length(self.dataset, "dataset")
         check_ids(self.ids, n)
         check_unit_ids(self.unit_ids, n, _checks.check_choice("unit", self.unit, UNITS))
@@ -83,7 +87,9 @@ class AuditSpec:
                 f"AuditSpec: metadata has {len(self.metadata)} rows, the dataset {n} examples; give both as they were trained on"
             )
         if self.test_set is not None and length(self.test_set, "test_set") == 0:
-            raise InputError("AuditSpec: test_set is empty; leave it out where there are no test examples")
+            raise InputError(
+                "AuditSpec: test_set is empty; leave it out where there are no test examples"
+            )
         if self.test_metadata is not None:
             check_metadata(self.test_metadata, np.arange(length(self.test_set, "test_set")), "test")
         check_storable(self.metadata, self.test_metadata)
@@ -96,7 +102,9 @@ class AuditSpec:
     @property
     def ids(self) -> NDArray[np.generic]:
         """(n,) example ids."""
-        return np.arange(self.n_examples) if self.example_ids is None else np.asarray(self.example_ids)
+        return (
+            np.arange(self.n_examples) if self.example_ids is None else np.asarray(self.example_ids)
+        )
 
 
 def length(dataset: Any, name: str) -> int:
@@ -122,9 +130,15 @@ def load_spec(reference: str) -> AuditSpec:
     place, colon, name = reference.rpartition(":")
     if not (colon and place and name):
         raise InputError(f"--spec {reference}: expected module and name, e.g. {_EXAMPLE}")
-    module = _module_of_file(Path(place), reference) if place.endswith(".py") else _module_of_package(place, reference)
+    module = (
+        _module_of_file(Path(place), reference)
+        if place.endswith(".py")
+        else _module_of_package(place, reference)
+    )
     if not hasattr(module, name):
-        raise InputError(f"--spec {reference}: {place} has no {name!r}; define it there, e.g. {name} = AuditSpec(...)")
+        raise InputError(
+            f"--spec {reference}: {place} has no {name!r}; define it there, e.g. {name} = AuditSpec(...)"
+        )
     spec = getattr(module, name)
     if not isinstance(spec, AuditSpec):
         raise InputError(f"--spec {reference}: {name} is a {type(spec).__name__}, not an AuditSpec")
@@ -144,7 +158,9 @@ def _module_of_file(path: Path, reference: str) -> Any:
     try:
         found.loader.exec_module(module)
     except (ImportError, SyntaxError, OSError) as error:
-        raise InputError(f"--spec {reference}: {path} cannot be imported: {type(error).__name__}: {error}") from error
+        raise InputError(
+            f"--spec {reference}: {path} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     return module
 
 

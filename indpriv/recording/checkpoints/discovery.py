@@ -19,7 +19,12 @@ from indpriv.errors import InputError
 from indpriv.recording.checkpoints.safe_files import Content, is_checkpoint, read_content
 from indpriv.recording.checkpoints.weights import LoadFn, fingerprint_of, state_of
 
-_STEP_KEYS = ("step", "global_step", "steps", "iteration")  # indpriv and most scripts, Lightning, others
+_STEP_KEYS = (
+    "step",
+    "global_step",
+    "steps",
+    "iteration",
+)  # indpriv and most scripts, Lightning, others
 _OPTIMIZER_KEYS = ("optimizer_state_dict", "optimizer")
 _STEP_WORDS = ("step", "steps", "iter", "iteration", "checkpoint", "ckpt", "globalstep")
 _EPOCH_WORDS = ("epoch", "epochs", "ep", "e")
@@ -89,7 +94,9 @@ def discover(folder: str | Path, load: LoadFn | None = None) -> Discovery:
             problems.append(str(error))
     found: list[SavedModel] = []
     notes: list[str] = []
-    for saved, name_step in zip(inside, steps_in_names([saved.path.name for saved in inside]), strict=True):
+    for saved, name_step in zip(
+        inside, steps_in_names([saved.path.name for saved in inside]), strict=True
+    ):
         try:
             model, note = _identify(saved, name_step)
         except InputError as error:
@@ -99,7 +106,9 @@ def discover(folder: str | Path, load: LoadFn | None = None) -> Discovery:
         notes += note
     models, more_notes, more_problems = _one_each(found, load)
     more_problems += _contradictory_histories(models)
-    return Discovery(tuple(models), tuple(notes + more_notes + _gaps(models)), tuple(problems + more_problems))
+    return Discovery(
+        tuple(models), tuple(notes + more_notes + _gaps(models)), tuple(problems + more_problems)
+    )
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:
@@ -128,7 +137,10 @@ def steps_in_names(names: Sequence[str]) -> list[int | None]:
     numbers: list[list[tuple[str, int]]] = []
     for position, name in enumerate(names):
         numbers.append(
-            [(word.lower(), int(digits)) for word, digits in re.findall(r"([A-Za-z]*)[^A-Za-z\d]*(\d+)", name)]
+            [
+                (word.lower(), int(digits))
+                for word, digits in re.findall(r"([A-Za-z]*)[^A-Za-z\d]*(\d+)", name)
+            ]
         )
         patterns.setdefault(re.sub(r"\d+", "#", name), []).append(position)
         stepped = [number for word, number in numbers[-1] if word in _STEP_WORDS]
@@ -180,7 +192,11 @@ def _identify(saved: _Inside, name_step: int | None) -> tuple[SavedModel, list[s
             "the number of updates it has had, e.g. step_400.pt"
         )
     others = [(stored, "the step stored beside it"), (name_step, "its name")]
-    beyond = [(value, by) for value, by in others if counted is not None and value is not None and value > counted]
+    beyond = [
+        (value, by)
+        for value, by in others
+        if counted is not None and value is not None and value > counted
+    ]
     if beyond:
         value, by = beyond[0]
         raise InputError(
@@ -204,7 +220,9 @@ def _trained(values: Mapping[Any, Any]) -> int | None:
     for state in (*(values.get(key) for key in _OPTIMIZER_KEYS), first):
         groups = state.get("param_groups") if isinstance(state, Mapping) else None
         if isinstance(groups, list) and all(isinstance(group, Mapping) for group in groups):
-            return sum(len(group["params"]) for group in groups if isinstance(group.get("params"), list))
+            return sum(
+                len(group["params"]) for group in groups if isinstance(group.get("params"), list)
+            )
     return None
 
 
@@ -221,7 +239,9 @@ def _stored_step(values: Mapping[Any, Any]) -> int | None:
 def _history(path: Path, values: Mapping[Any, Any]) -> tuple[Span, ...] | None:
     """The accountant's history as Opacus's save_checkpoint or indpriv keeps it, checked; None without an accountant."""
     opacus = values.get("privacy_accountant_state_dict")
-    history = opacus.get("history") if isinstance(opacus, Mapping) else values.get("accountant_history")
+    history = (
+        opacus.get("history") if isinstance(opacus, Mapping) else values.get("accountant_history")
+    )
     if history is None:
         return None
     if not isinstance(history, list | tuple) or not all(_is_span(span) for span in history):
@@ -236,12 +256,16 @@ def _is_span(span: Any) -> bool:
     if not (isinstance(span, list | tuple) and len(span) == 3):
         return False
     noise, rate, steps = span
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (noise, rate))
+    numbers = all(
+        isinstance(value, int | float) and not isinstance(value, bool) for value in (noise, rate)
+    )
     whole = isinstance(steps, int) and not isinstance(steps, bool) and 0 < steps <= _MAX_STEP
     return numbers and whole and math.isfinite(noise) and noise > 0 and 0 < rate <= 1
 
 
-def _one_each(found: Sequence[SavedModel], load: LoadFn | None) -> tuple[list[SavedModel], list[str], list[str]]:
+def _one_each(
+    found: Sequence[SavedModel], load: LoadFn | None
+) -> tuple[list[SavedModel], list[str], list[str]]:
     """Models by step, each step once; the same model saved twice is noted, two models of one step are a problem."""
     by_step: dict[int, list[SavedModel]] = {}
     for model in found:
@@ -268,7 +292,9 @@ def _one_each(found: Sequence[SavedModel], load: LoadFn | None) -> tuple[list[Sa
 def _bare_fingerprint(path: Path, load: LoadFn | None) -> str:
     """Fingerprint of a checkpoint's parameters, whatever its wrapper calls them."""
     state = state_of(read_content(path), load)
-    return fingerprint_of({f"{position:09d}": tensor for position, tensor in enumerate(state.values())})
+    return fingerprint_of(
+        {f"{position:09d}": tensor for position, tensor in enumerate(state.values())}
+    )
 
 
 def _contradictory_histories(models: Sequence[SavedModel]) -> list[str]:
@@ -311,7 +337,9 @@ def _gaps(models: Sequence[SavedModel]) -> list[str]:
     wide = [(start, start + distance) for distance, start in distances if distance > 1.5 * usual]
     if not wide:
         return []
-    listed = ", ".join(f"{start} to {stop}" for start, stop in wide[:_NAMED]) + (", ..." if len(wide) > _NAMED else "")
+    listed = ", ".join(f"{start} to {stop}" for start, stop in wide[:_NAMED]) + (
+        ", ..." if len(wide) > _NAMED else ""
+    )
     return [f"checkpoints are usually {usual} steps apart, but there is none between {listed}"]
 
 

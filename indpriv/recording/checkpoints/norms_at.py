@@ -31,8 +31,18 @@ from indpriv.recording.norms.norm_pass import NormPass
 AUTO = "auto"
 _PROBED = 8  # examples that are read twice
 _CHECKED = 256  # examples that backends are checked and timed on
-_MODEL_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, KeyError)  # of a model on data it was not made for
-_MEMORY = ("out of memory", "allocate memory", "alloc_cpu")  # what torch says where memory does not suffice
+_MODEL_ERRORS = (
+    RuntimeError,
+    TypeError,
+    ValueError,
+    IndexError,
+    KeyError,
+)  # of a model on data it was not made for
+_MEMORY = (
+    "out of memory",
+    "allocate memory",
+    "alloc_cpu",
+)  # what torch says where memory does not suffice
 
 
 @dataclass(frozen=True)
@@ -49,7 +59,13 @@ class Measuring:
     """Model, data and norm pass of one process, moved from checkpoint to checkpoint."""
 
     def __init__(
-        self, spec: AuditSpec, first: Path, *, device: str = "cpu", batch_size: int | str = AUTO, backend: str = "auto"
+        self,
+        spec: AuditSpec,
+        first: Path,
+        *,
+        device: str = "cpu",
+        batch_size: int | str = AUTO,
+        backend: str = "auto",
     ) -> None:
         """Build the model and choose the norm pass at a first checkpoint; backends are checked on 8 real examples there.
 
@@ -69,8 +85,12 @@ class Measuring:
         except InputError:
             raise
         except _MODEL_ERRORS as error:
-            raise InputError(f"the spec's model and loss_fn do not take its dataset: {_first_line(error)}") from error
-        self._augmented = not _equal(next(self._examples.batches(_PROBED)), next(self._examples.batches(_PROBED)))
+            raise InputError(
+                f"the spec's model and loss_fn do not take its dataset: {_first_line(error)}"
+            ) from error
+        self._augmented = not _equal(
+            next(self._examples.batches(_PROBED)), next(self._examples.batches(_PROBED))
+        )
         if isinstance(batch_size, int):
             self._norm_pass.batch_size = batch_size
 
@@ -87,7 +107,9 @@ class Measuring:
     @property
     def caveats(self) -> tuple[str, ...]:
         """Reasons why these norms are not those of training, besides that they are taken again."""
-        augmented = ("the dataset gives other inputs each time (augmentation?): the norms are of another view",)
+        augmented = (
+            "the dataset gives other inputs each time (augmentation?): the norms are of another view",
+        )
         return (*self._norm_pass.caveats, *(augmented if self._augmented else ()))
 
     def move_to(self, path: Path) -> str:
@@ -117,7 +139,9 @@ class Measuring:
             except RuntimeError as error:
                 size = self._norm_pass.batch_size
                 if self._batch_size != AUTO or size == 1 or not _is_memory(error):
-                    raise InputError(f"a norm pass in batches of {size} failed: {_first_line(error)}") from error
+                    raise InputError(
+                        f"a norm pass in batches of {size} failed: {_first_line(error)}"
+                    ) from error
                 self._norm_pass.batch_size = size // 2
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -125,7 +149,11 @@ class Measuring:
     def example_table(self) -> ExampleTable:
         """Losses of training and test examples at the current checkpoint; InputError where one is not finite."""
         spec = self._spec
-        test = None if spec.test_set is None else Examples(spec.test_set, spec.collate_fn, self._device)
+        test = (
+            None
+            if spec.test_set is None
+            else Examples(spec.test_set, spec.collate_fn, self._device)
+        )
         try:
             with self._norm_pass.evaluation() as model:
                 table = example_table(
@@ -141,7 +169,9 @@ class Measuring:
         except InputError:
             raise
         except _MODEL_ERRORS as error:
-            raise InputError(f"the spec's model and loss_fn do not take its data: {_first_line(error)}") from error
+            raise InputError(
+                f"the spec's model and loss_fn do not take its data: {_first_line(error)}"
+            ) from error
         bad = table.frame[~np.isfinite(table.frame["loss"].to_numpy(np.float64))]
         if len(bad):
             raise InputError(
@@ -159,7 +189,11 @@ def _equal(first: Any, second: Any) -> bool:
     """Whether two batches hold the same tensors."""
     leaves = [torch.utils._pytree.tree_leaves(batch) for batch in (first, second)]
     pairs = zip(*leaves, strict=True)
-    return all(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in pairs if isinstance(a, torch.Tensor))
+    return all(
+        torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+        for a, b in pairs
+        if isinstance(a, torch.Tensor)
+    )
 
 
 def naming(path: Path, error: InputError) -> str:
@@ -168,7 +202,9 @@ def naming(path: Path, error: InputError) -> str:
 
 
 def _is_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in _MEMORY)
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        words in str(error) for words in _MEMORY
+    )
 
 
 def _first_line(error: BaseException) -> str:
@@ -189,7 +225,9 @@ class Workers:
     backend: str
 
 
-def norms_in_order(measuring: Measuring, paths: Sequence[Path], workers: Workers | None) -> Iterator[Measured]:
+def norms_in_order(
+    measuring: Measuring, paths: Sequence[Path], workers: Workers | None
+) -> Iterator[Measured]:
     """Norms at each checkpoint, in their order; only a few are in memory at a time."""
     if workers is None or len(paths) < 2:
         for path in paths:
@@ -204,7 +242,10 @@ def norms_in_order(measuring: Measuring, paths: Sequence[Path], workers: Workers
         rest = iter(paths)
         try:
             while True:
-                while len(waiting) <= workers.processes and (following := next(rest, None)) is not None:
+                while (
+                    len(waiting) <= workers.processes
+                    and (following := next(rest, None)) is not None
+                ):
                     waiting.append(pool.submit(_work, following, workers))
                 if not waiting:
                     return

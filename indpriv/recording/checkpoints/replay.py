@@ -25,7 +25,14 @@ from indpriv.norm_log.reader import LogState, read_state
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
 from indpriv.recording.checkpoints.audit_spec import AuditSpec, load_spec
 from indpriv.recording.checkpoints.discovery import SavedModel, discover
-from indpriv.recording.checkpoints.norms_at import AUTO, Measured, Measuring, Workers, naming, norms_in_order
+from indpriv.recording.checkpoints.norms_at import (
+    AUTO,
+    Measured,
+    Measuring,
+    Workers,
+    naming,
+    norms_in_order,
+)
 from indpriv.recording.checkpoints.run_settings import NAMES, RunSettings, StepOptions, resolve
 from indpriv.recording.checkpoints.safe_files import read_content
 from indpriv.recording.checkpoints.weights import fit, state_of
@@ -158,7 +165,9 @@ def _make_plan(folder: Path, spec: AuditSpec, options: StepOptions) -> _Plan:
             return _Plan(found.models, resolved.settings, notes, resolved.caveats)
     if len(problems) == 1:
         raise InputError(problems[0])
-    raise InputError(f"{folder} cannot be replayed yet:\n" + "\n".join(f"- {problem}" for problem in problems))
+    raise InputError(
+        f"{folder} cannot be replayed yet:\n" + "\n".join(f"- {problem}" for problem in problems)
+    )
 
 
 def _misfit(path: Path, spec: AuditSpec, model: nn.Module) -> str:
@@ -182,10 +191,16 @@ def _frozen(models: Sequence[SavedModel], model: nn.Module) -> list[str]:
 
 
 def _header(
-    settings: RunSettings, spec: AuditSpec, measuring: Measuring, rounding: float, rounding_mode: str
+    settings: RunSettings,
+    spec: AuditSpec,
+    measuring: Measuring,
+    rounding: float,
+    rounding_mode: str,
 ) -> LogHeader:
     norm_pass = measuring.norm_pass
-    trainable = {name: p.numel() for name, p in measuring.model.named_parameters() if p.requires_grad}
+    trainable = {
+        name: p.numel() for name, p in measuring.model.named_parameters() if p.requires_grad
+    }
     return LogHeader(
         rounding=_checks.check_rounding(rounding),
         rounding_mode=_checks.check_choice("rounding_mode", rounding_mode, ("up", "nearest")),
@@ -250,13 +265,20 @@ def _write_log(
 class _LogOfSteps:
     """Writes the settings of steps in order, in spans of equal ones."""
 
-    def __init__(self, writer: NormLogWriter, plan: _Plan, caveats: Sequence[str], logged: int) -> None:
+    def __init__(
+        self, writer: NormLogWriter, plan: _Plan, caveats: Sequence[str], logged: int
+    ) -> None:
         self._writer, self._plan, self._logged = writer, plan, logged
         steps = plan.settings.steps
         columns = np.stack([getattr(steps, name) for name in NAMES])
         self._changes = np.flatnonzero((np.diff(columns) != 0).any(axis=0)) + 1
         replayed = f"norms were taken again from {len(plan.to_record)} saved checkpoints, not recorded in training"
-        self._caveats = [replayed, *plan.caveats, *caveats, *([SEEDED] if plan.settings.seeded else [])]
+        self._caveats = [
+            replayed,
+            *plan.caveats,
+            *caveats,
+            *([SEEDED] if plan.settings.seeded else []),
+        ]
 
     def write_until(self, stop: int, measured: Measured | None) -> None:
         """Log the settings of the steps from where the log stands to `stop`."""
@@ -302,9 +324,14 @@ def _already_done(run_dir: Path, plan: _Plan, measuring: Measuring) -> tuple[int
     planned = [model.step for model in plan.to_record]
     recorded = [entry["step"] for entry in state.records]
     if planned[: len(recorded)] != recorded:
-        raise InputError(f"the checkpoints before step {recorded[-1]} are not those replayed into {again}")
+        raise InputError(
+            f"the checkpoints before step {recorded[-1]} are not those replayed into {again}"
+        )
     _check_settings(state, plan.settings, again)
-    fingerprints = {entry["first"]: entry["evidence"]["replayed"]["weights_fingerprint"] for entry in state.steps}
+    fingerprints = {
+        entry["first"]: entry["evidence"]["replayed"]["weights_fingerprint"]
+        for entry in state.steps
+    }
     for model in plan.to_record[: len(recorded)]:
         known = fingerprints.get(model.step)
         if known is not None and measuring.move_to(model.path) != known:
@@ -348,7 +375,11 @@ def _accuracy(examples: ExampleTable, split: str) -> float | None:
 
 
 def _shares(accuracy: Mapping[str, float | None]) -> str:
-    known = [f"{value:.1%} of the {split} examples" for split, value in accuracy.items() if value is not None]
+    known = [
+        f"{value:.1%} of the {split} examples"
+        for split, value in accuracy.items()
+        if value is not None
+    ]
     return " and ".join(known) or "an unknown share of the examples: the task has no accuracy"
 
 

@@ -127,7 +127,9 @@ def resolve(folder: Path, found: Discovery, options: StepOptions, n_examples: in
         elif not offers:
             missing.append(name)
         elif total:
-            missing.append(f"{name} of the steps from {max(len(values) for _, values in offers)} on")
+            missing.append(
+                f"{name} of the steps from {max(len(values) for _, values in offers)} on"
+            )
     problems += _moving_clip(found.models, values.get("max_grad_norm"))
     delta = _delta(declared, options, problems)
     sampler = _sampler(declared, options, problems)
@@ -165,17 +167,24 @@ def parse_schedule(name: str, value: float | str) -> list[tuple[int, float]]:
         try:
             parts.append((int(start) if at else 0, float(number)))
         except ValueError as error:
-            raise InputError(f"{name}={value!r} is no number and no schedule such as 1.1,0.9@500") from error
+            raise InputError(
+                f"{name}={value!r} is no number and no schedule such as 1.1,0.9@500"
+            ) from error
     starts = [start for start, _ in parts]
     if starts[0] != 0 or sorted(set(starts)) != starts:
-        raise InputError(f"{name}={value!r}: a schedule starts at step 0 and names each later step once, in order")
+        raise InputError(
+            f"{name}={value!r}: a schedule starts at step 0 and names each later step once, in order"
+        )
     for _, setting in parts:
         _CHECKS[name](setting)
     return parts
 
 
 def _read_declared(folder: Path, problems: list[str]) -> Mapping[str, Any]:
-    places = [folder / RUN_JSON, *([folder.parent / RUN_JSON] if folder.resolve().name == "checkpoints" else [])]
+    places = [
+        folder / RUN_JSON,
+        *([folder.parent / RUN_JSON] if folder.resolve().name == "checkpoints" else []),
+    ]
     path = next((place for place in places if place.is_file()), None)
     if path is None:
         return {}
@@ -204,11 +213,16 @@ def _total_steps(
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MAX_STEPS:
-            problems.append(f"{where}: steps={value!r} is not a whole number from 1 to {_MAX_STEPS}")
+            problems.append(
+                f"{where}: steps={value!r} is not a whole number from 1 to {_MAX_STEPS}"
+            )
         else:
             known[where] = value
     if len(set(known.values())) > 1:
-        problems.append("steps contradict: " + ", ".join(f"{value} by {where}" for where, value in known.items()))
+        problems.append(
+            "steps contradict: "
+            + ", ".join(f"{value} by {where}" for where, value in known.items())
+        )
     counted = _steps_of(history)
     if known:
         source, total = next(iter(known.items()))
@@ -302,7 +316,11 @@ def _moving_clip(models: Sequence[SavedModel], max_grad_norm: FloatArray | None)
 
 def _delta(declared: Mapping[str, Any], options: StepOptions, problems: list[str]) -> float | None:
     """The options may ask for another delta than the run declared: it is a choice of the account."""
-    said = options.delta if options.delta is not None else first_at(declared, ("delta",), ("training", "delta"))
+    said = (
+        options.delta
+        if options.delta is not None
+        else first_at(declared, ("delta",), ("training", "delta"))
+    )
     if said is None:
         return None
     try:
@@ -316,12 +334,21 @@ def _sampler(declared: Mapping[str, Any], options: StepOptions, problems: list[s
     said = first_at(declared, ("sampler",), ("training", "sampler"))
     if said is None and first_at(declared, ("recorder", "sampler_class")) in _POISSON_CLASSES:
         said = "poisson"
-    known = {where: value for where, value in ((RUN_JSON, said), (OPTIONS, options.sampler)) if value is not None}
+    known = {
+        where: value
+        for where, value in ((RUN_JSON, said), (OPTIONS, options.sampler))
+        if value is not None
+    }
     for where, value in known.items():
         if value not in SAMPLERS:
-            problems.append(f"{where}: sampler={value!r} is not known; it is one of {', '.join(SAMPLERS)}")
+            problems.append(
+                f"{where}: sampler={value!r} is not known; it is one of {', '.join(SAMPLERS)}"
+            )
     if len(set(known.values())) > 1:
-        problems.append("sampler contradicts: " + ", ".join(f"{value} by {where}" for where, value in known.items()))
+        problems.append(
+            "sampler contradicts: "
+            + ", ".join(f"{value} by {where}" for where, value in known.items())
+        )
     return next(iter(known.values()), None)
 
 
@@ -334,14 +361,24 @@ def _declared_problems(declared: Mapping[str, Any], n_examples: int) -> list[str
             f"the spec's dataset has {n_examples} examples, run.json says {n_train}: give the data that was trained on"
         )
     clipping = first_at(declared, ("clipping",), ("training", "clipping"), ("recorder", "clipping"))
-    if clipping not in (None, "flat", "individual"):  # clipping individually contributes no more than flat clipping
-        problems.append(f"run.json says clipping={clipping!r}; only a run that clipped flat can be replayed")
+    if clipping not in (
+        None,
+        "flat",
+        "individual",
+    ):  # clipping individually contributes no more than flat clipping
+        problems.append(
+            f"run.json says clipping={clipping!r}; only a run that clipped flat can be replayed"
+        )
     return problems
 
 
 def _notes(models: Sequence[SavedModel]) -> list[str]:
     first = models[0].step
-    return [f"the first checkpoint is of step {first}: the steps before it count at max_grad_norm"] if first else []
+    return (
+        [f"the first checkpoint is of step {first}: the steps before it count at max_grad_norm"]
+        if first
+        else []
+    )
 
 
 def _caveats(
@@ -360,7 +397,10 @@ def _caveats(
         )
     rate = float(sample_rate[0])
     per_epoch, batch = 1 / rate, rate * n_examples
-    if not (math.isclose(per_epoch, round(per_epoch), rel_tol=1e-6) or math.isclose(batch, round(batch), rel_tol=1e-6)):
+    if not (
+        math.isclose(per_epoch, round(per_epoch), rel_tol=1e-6)
+        or math.isclose(batch, round(batch), rel_tol=1e-6)
+    ):
         caveats.append(
             f"sample_rate={rate:.6g} is neither 1 / (whole steps an epoch), as Opacus samples, nor a whole batch size over "
             f"the {n_examples} examples of the spec's dataset: it may not be the data that was trained on"

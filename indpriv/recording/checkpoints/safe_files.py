@@ -55,7 +55,15 @@ _HARMLESS = {
     "torch._utils _rebuild_tensor_v3",
     "torch._utils _rebuild_parameter",
 }
-_UNUSUAL = ("STACK_GLOBAL", "INST", "OBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4")  # further ways to name a class
+_UNUSUAL = (
+    "STACK_GLOBAL",
+    "INST",
+    "OBJ",
+    "NEWOBJ_EX",
+    "EXT1",
+    "EXT2",
+    "EXT4",
+)  # further ways to name a class
 _READING_ERRORS = (
     RuntimeError,  # torch's reader: truncated archives, storages out of bounds, allocation
     pickle.UnpicklingError,
@@ -140,7 +148,9 @@ def read_content(path: Path) -> Content:
     for file in _weights_of(path):
         part = _read_file(file).values
         if not isinstance(part, Mapping):
-            raise InputError(f"{file} holds a {type(part).__name__}, not tensors by name; {_SAVE_AGAIN}")
+            raise InputError(
+                f"{file} holds a {type(part).__name__}, not tensors by name; {_SAVE_AGAIN}"
+            )
         values.update(part)
     return Content(path, values, _trainer_step(path / _TRAINER_STATE))
 
@@ -165,7 +175,9 @@ def _read_safetensors(path: Path) -> Content:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
             metadata = file.metadata() or {}
     except (SafetensorError, *_READING_ERRORS) as error:
-        raise InputError(f"{path} is no readable safetensors file: {_first_line(error)}; save it again") from error
+        raise InputError(
+            f"{path} is no readable safetensors file: {_first_line(error)}; save it again"
+        ) from error
     step = metadata.get("step", metadata.get("global_step", ""))
     return Content(path, tensors, int(step) if step.isdecimal() and len(step) < 19 else None)
 
@@ -177,8 +189,20 @@ def _check_archive(path: Path) -> None:
             reason = _suspicion(archive.infolist(), file, path.stat().st_size)
     except zipfile.BadZipFile:
         empty = not path.stat().st_size
-        reason = "it is empty" if empty else "it is cut off, or no archive of torch.save (since PyTorch 1.6)"
-    except (OSError, ValueError, RuntimeError, NotImplementedError, EOFError, IndexError, struct.error) as error:
+        reason = (
+            "it is empty"
+            if empty
+            else "it is cut off, or no archive of torch.save (since PyTorch 1.6)"
+        )
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        NotImplementedError,
+        EOFError,
+        IndexError,
+        struct.error,
+    ) as error:
         reason = f"it is damaged ({_first_line(error)})"
     if reason:
         raise _refusal(path, reason)
@@ -190,7 +214,9 @@ def _suspicion(entries: Sequence[zipfile.ZipInfo], file: IO[bytes], size: int) -
         return "it is a compressed archive, which torch.save never writes and which may be a bomb"
     if sum(entry.file_size for entry in entries) > size:
         return "its parts claim to be larger than the file: it may be a bomb"
-    pickles = [entry for entry in entries if entry.filename.lower().endswith(".pkl")]  # torch's reader knows no case
+    pickles = [
+        entry for entry in entries if entry.filename.lower().endswith(".pkl")
+    ]  # torch's reader knows no case
     if not pickles:
         return "it is no archive of torch.save"
     for entry in pickles:
@@ -235,12 +261,16 @@ def _weights_of(folder: Path) -> list[Path]:
 def _shards(index: Path) -> list[Path]:
     content = _read_small_json(index)
     places = content.get("weight_map") if isinstance(content, Mapping) else None
-    if not isinstance(places, Mapping) or not all(isinstance(name, str) for name in places.values()):
+    if not isinstance(places, Mapping) or not all(
+        isinstance(name, str) for name in places.values()
+    ):
         raise InputError(f"{index} has no weight_map of file names; save the checkpoint again")
     names = sorted(set(places.values()))
     for name in names:
         if name != Path(name).name or name.startswith(".") or not (index.parent / name).is_file():
-            raise InputError(f"{index} names {name!r}, which is no file beside it; save the checkpoint again")
+            raise InputError(
+                f"{index} names {name!r}, which is no file beside it; save the checkpoint again"
+            )
     return [index.parent / name for name in names]
 
 
@@ -254,7 +284,9 @@ def _read_small_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not readable JSON ({_first_line(error)}); save the checkpoint again") from error
+        raise InputError(
+            f"{path} is not readable JSON ({_first_line(error)}); save the checkpoint again"
+        ) from error
 
 
 def _refusal(path: Path, reason: str) -> InputError:
@@ -267,4 +299,8 @@ def _first_line(error: BaseException) -> str:
 
 def tensors_in(values: Mapping[Any, Any]) -> Iterator[tuple[str, Tensor]]:
     """The entries of a mapping that are tensors by name."""
-    return ((name, value) for name, value in values.items() if isinstance(name, str) and isinstance(value, Tensor))
+    return (
+        (name, value)
+        for name, value in values.items()
+        if isinstance(name, str) and isinstance(value, Tensor)
+    )

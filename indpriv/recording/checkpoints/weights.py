@@ -16,7 +16,16 @@ LoadFn = Callable[[Any], Mapping[str, Tensor]]
 """`load(state)` -> state_dict, for layouts that are not known here; state is what the file holds."""
 
 # Where trainers keep the parameters: indpriv and most scripts, Opacus, Lightning, others.
-_PLACES = ("model_state_dict", "module_state_dict", "state_dict", "model", "net", "module", "weights", "params")
+_PLACES = (
+    "model_state_dict",
+    "module_state_dict",
+    "state_dict",
+    "model",
+    "net",
+    "module",
+    "weights",
+    "params",
+)
 _SHOWN = 5
 
 
@@ -67,7 +76,9 @@ def _describe(values: Any) -> str:
         return f"a {type(values).__name__}"
     names = [str(name)[:40] for name in values]
     return (
-        f"a dict of {', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''}" if names else "an empty dict"
+        f"a dict of {', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''}"
+        if names
+        else "an empty dict"
     )
 
 
@@ -86,7 +97,11 @@ def fit(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     for name, tensor in wanted.items():
         tied.setdefault(id(tensor), []).append(name)
     prefix = _prefix(state, wanted, tied)
-    inner = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+    inner = {
+        name.removeprefix(prefix): tensor
+        for name, tensor in state.items()
+        if name.startswith(prefix)
+    }
     for names in tied.values():  # safetensors keeps one of several names of a tensor
         present = next((name for name in names if name in inner), None)
         if present is not None:
@@ -101,7 +116,9 @@ def fit(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     return inner
 
 
-def _prefix(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], tied: Mapping[int, list[str]]) -> str:
+def _prefix(
+    state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], tied: Mapping[int, list[str]]
+) -> str:
     """What stands before every name of the model; the longest where none fits whole, "" where nothing does."""
     if all(name in state for name in wanted):
         return ""
@@ -112,7 +129,9 @@ def _prefix(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], tied: Map
         for own in (groups[0] if groups else ())
         if name == own or name.endswith(f".{own}")
     }
-    whole = [c for c in candidates if all(any(c + name in state for name in names) for names in groups)]
+    whole = [
+        c for c in candidates if all(any(c + name in state for name in names) for names in groups)
+    ]
     if len(whole) > 1:
         raise InputError(
             f"it holds several models ({', '.join(repr(c) for c in sorted(whole))} before every name); choose one with "
@@ -125,7 +144,12 @@ def _common_prefix(names: set[str], wanted: Mapping[str, Tensor]) -> str:
     """The prefix under which most names are the model's, so that a message shows real differences."""
     prefixes = {
         "",
-        *(name[: name.rfind(f".{own}") + 1] for name in names for own in wanted if name.endswith(f".{own}")),
+        *(
+            name[: name.rfind(f".{own}") + 1]
+            for name in names
+            for own in wanted
+            if name.endswith(f".{own}")
+        ),
     }
     return max(sorted(prefixes), key=lambda prefix: sum(prefix + own in names for own in wanted))
 
@@ -142,7 +166,11 @@ def _differences(inner: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> l
         if name in inner and inner[name].dtype != tensor.dtype
     ]
     missing = [f"{name} is missing from the file" for name in wanted if name not in inner]
-    return shapes + missing + [f"{name} is unknown to the model" for name in inner if name not in wanted]
+    return (
+        shapes
+        + missing
+        + [f"{name} is unknown to the model" for name in inner if name not in wanted]
+    )
 
 
 def load_into(model: nn.Module, state: Mapping[str, Tensor]) -> None:

@@ -52,7 +52,11 @@ class FilteredClipping:
     """Who is still there, and what each example has spent."""
 
     def __init__(
-        self, policy: Filter, levels: ClipLevels | None, n_examples: int, units: NDArray[np.int64] | None = None
+        self,
+        policy: Filter,
+        levels: ClipLevels | None,
+        n_examples: int,
+        units: NDArray[np.int64] | None = None,
     ) -> None:
         """Everybody is there and has spent nothing.
 
@@ -107,7 +111,9 @@ class FilteredClipping:
         """Positions and steps (n,) of who was left out and is not logged yet."""
         positions = [found for _, found in self._newly]
         steps = [np.full(len(found), step) for step, found in self._newly]
-        return np.concatenate([*positions, self._everybody[:0]]), np.concatenate([*steps, self._everybody[:0]])
+        return np.concatenate([*positions, self._everybody[:0]]), np.concatenate(
+            [*steps, self._everybody[:0]]
+        )
 
     def logged(self) -> None:
         """Who was left out up to now is in the log."""
@@ -119,7 +125,10 @@ class FilteredClipping:
         if self._charges is None or self._charges[:2] != (setting, version):
             relative = np.ones(len(self._everybody))
             if self._levels is not None:
-                relative = self._levels.bounds(self._everybody, setting.max_grad_norm) / setting.max_grad_norm
+                relative = (
+                    self._levels.bounds(self._everybody, setting.max_grad_norm)
+                    / setting.max_grad_norm
+                )
             charges = self._policy.charges(
                 relative,
                 noise_multiplier=setting.noise_multiplier,

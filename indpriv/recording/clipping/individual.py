@@ -2,7 +2,7 @@
 
 An example's contribution to a step is then at most what the account of its last record says, so that the account is
 exact with between_records="last". The noise stays at noise_multiplier * max_grad_norm. Levels come from full records
-only: they are functions of the trajectory and of the example, never of who was sampled, and so never of free records.
+only: they are functions of the trajectory and of the example, never of who was sampled, and so never of batch norms.
 
 A level is the norm of its record plus a headroom, a fixed part of max_grad_norm, rounded up: norms grow until the next
 record, above all where an example that was easy no longer is, and clipping just those would hold training back. The log
@@ -23,16 +23,22 @@ from indpriv.errors import InputError
 from indpriv.norm_log.levels import Levels
 from indpriv.norm_log.norm_log import NormLog
 
-DEFAULT_HEADROOM = 0.1  # benchmarks/individual_clipping.py: with a tenth of it, levels an epoch old cost accuracy
+DEFAULT_HEADROOM = (
+    0.1  # benchmarks/individual_clipping.py: with a tenth of it, levels an epoch old cost accuracy
+)
 _FLOAT32 = 1 - 2**-23  # this part of a level is not above it once rounded to float32
 
 
-def with_headroom(norms: NDArray[np.float64], headroom: float, max_grad_norm: float) -> NDArray[np.float64]:
+def with_headroom(
+    norms: NDArray[np.float64], headroom: float, max_grad_norm: float
+) -> NDArray[np.float64]:
     """What the log records of these norms, before rounding: headroom is a fraction of max_grad_norm."""
     return norms + headroom * max_grad_norm
 
 
-def check_headroom(value: float | None, *, individually: bool, logged: float | None = None) -> float:
+def check_headroom(
+    value: float | None, *, individually: bool, logged: float | None = None
+) -> float:
     """The headroom of a run: as given; else that of the log it goes on with, else the default. 0 for ordinary clipping.
 
     Raises:
@@ -47,9 +53,13 @@ def check_headroom(value: float | None, *, individually: bool, logged: float | N
     if value is None:
         return DEFAULT_HEADROOM if logged is None else logged
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise InputError(f"clip_headroom={value!r} is not in [0, 1]; it is a fraction of max_grad_norm, e.g. 0.1")
+        raise InputError(
+            f"clip_headroom={value!r} is not in [0, 1]; it is a fraction of max_grad_norm, e.g. 0.1"
+        )
     if logged not in (None, value):
-        raise InputError(f"clip_headroom={value:g}, but the log to continue has {logged:g}; pass that, or leave it out")
+        raise InputError(
+            f"clip_headroom={value:g}, but the log to continue has {logged:g}; pass that, or leave it out"
+        )
     return float(value)
 
 
@@ -83,7 +93,9 @@ class ClipLevels:
         log = NormLog.open(run_dir)
         if log.n_records:
             last = log.records.read(log.rows[-1:], 0, log.n_examples)[0]
-            self._bounds = self._stood_for(last, float(log.settings.max_grad_norm[log.recorded_steps[-1]]))
+            self._bounds = self._stood_for(
+                last, float(log.settings.max_grad_norm[log.recorded_steps[-1]])
+            )
 
     def thresholds(self, positions: NDArray[np.int64], max_grad_norm: float) -> Tensor:
         """Clip thresholds (n,) float64 of the examples at these positions, at most max_grad_norm of the step under way."""
@@ -113,4 +125,6 @@ class ClipLevels:
         """What a row of the log says, as accounting reads it: a clipped norm counts as max_grad_norm of any step."""
         if self._levels is None:
             return kept
-        return np.where(kept > self._levels.top, np.inf, self._levels.relative(kept) * max_grad_norm)
+        return np.where(
+            kept > self._levels.top, np.inf, self._levels.relative(kept) * max_grad_norm
+        )

@@ -26,7 +26,9 @@ def free_memory(device: torch.device) -> int:
         return int(torch.cuda.mem_get_info(device)[0])
     limits = [_available_memory()]
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":  # of a container
+    if (
+        limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max"
+    ):  # of a container
         limits.append(max(0, int(text) - int(used.read_text())))
     return min(limits)
 
@@ -49,7 +51,9 @@ def best_seconds(run: Callable[[], object], device: torch.device) -> float:
     return seconds if seconds > _LONG else min(seconds, _seconds(run, device))
 
 
-def fastest(ways: Sequence[Callable[[], object]], device: torch.device, *, margin: float = 0.0) -> int:
+def fastest(
+    ways: Sequence[Callable[[], object]], device: torch.device, *, margin: float = 0.0
+) -> int:
     """The index of the fastest of several ways to compute the same, by their best runs; the first ones do not count.
 
     They run in turn, so that a slow spell of the machine meets them all. A way that is far behind is not run again.
@@ -98,7 +102,9 @@ def saved_bytes(forward: Callable[[], Tensor]) -> int:
 
 def largest_that_fits(bytes_per_example: int, device: torch.device, *, at_most: int) -> int:
     """Examples, at least one, that take no more than a quarter of the free memory."""
-    return max(1, min(at_most, int(free_memory(device) * _MEMORY_SHARE) // max(1, bytes_per_example)))
+    return max(
+        1, min(at_most, int(free_memory(device) * _MEMORY_SHARE) // max(1, bytes_per_example))
+    )
 
 
 def fastest_size(seconds_of: Callable[[int], float], largest: int) -> tuple[int, float]:

@@ -8,7 +8,9 @@ from typing import Any, Protocol
 
 import torch
 from opacus.grad_sample import AbstractGradSampleModule, GradSampleModule
-from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
+from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (
+    GradSampleModuleFastGradientClipping,
+)
 from opacus.grad_sample.gsm_exp_weights import GradSampleModuleExpandedWeights
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
@@ -58,7 +60,9 @@ class Backend(Protocol):
 def _backward(wrapped: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any) -> Tensor:
     """Losses (batch,) of a model that Opacus wrapped, after their backward pass."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Full backward hook is firing")  # of Opacus's hooks on a first layer
+        warnings.filterwarnings(
+            "ignore", "Full backward hook is firing"
+        )  # of Opacus's hooks on a first layer
         losses = check_losses(loss_fn(wrapped(inputs), targets), targets)
         losses.sum().backward()
     return losses
@@ -114,19 +118,27 @@ class _Functorch:
 
     def __init__(self, twin: nn.Module, loss_fn: LossFn) -> None:
         self._twin = twin
-        fixed = {name: p for name, p in twin.named_parameters() if not p.requires_grad} | dict(twin.named_buffers())
+        fixed = {name: p for name, p in twin.named_parameters() if not p.requires_grad} | dict(
+            twin.named_buffers()
+        )
 
         def loss_of_one(parameters: dict[str, Tensor], example: Any, target: Any) -> Tensor:
             batch, targets = (map_tensors(x, lambda t: t.unsqueeze(0)) for x in (example, target))
             losses = loss_fn(functional_call(twin, (parameters, fixed), (batch,)), targets)
             return check_losses(losses, targets)[0]
 
-        self._gradients = vmap(grad_and_value(loss_of_one), in_dims=(None, 0, 0), randomness="different")
+        self._gradients = vmap(
+            grad_and_value(loss_of_one), in_dims=(None, 0, 0), randomness="different"
+        )
 
     def __call__(self, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
-        trainable = {name: p.detach() for name, p in self._twin.named_parameters() if p.requires_grad}
+        trainable = {
+            name: p.detach() for name, p in self._twin.named_parameters() if p.requires_grad
+        }
         gradients, losses = self._gradients(trainable, inputs, targets)
-        squares = sum(g.reshape(len(losses), -1).double().square().sum(1) for g in gradients.values())
+        squares = sum(
+            g.reshape(len(losses), -1).double().square().sum(1) for g in gradients.values()
+        )
         return squares.sqrt(), losses.detach()
 
     def close(self) -> None:
@@ -171,7 +183,11 @@ def training_backend(model: AbstractGradSampleModule, twin: nn.Module, loss_fn: 
     """The norms that Opacus clips by when it trains a model, for a twin of it."""
     if isinstance(model, GradSampleModuleExpandedWeights):
         return _Hooks(twin, loss_fn, GradSampleModuleExpandedWeights)
-    options = {"batch_first": model.batch_first, "force_functorch": model.force_functorch, "strict": False}
+    options = {
+        "batch_first": model.batch_first,
+        "force_functorch": model.force_functorch,
+        "strict": False,
+    }
     if isinstance(model, GradSampleModuleFastGradientClipping):
         return _Ghost(twin, loss_fn, use_ghost_clipping=model.use_ghost_clipping, **options)
     return _Hooks(twin, loss_fn, **options)

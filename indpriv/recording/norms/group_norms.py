@@ -43,7 +43,9 @@ def group_norm(layer: Any, inputs: Tensor, add: Callable[[Tensor, Tensor], None]
 
 class _GroupNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, layer: Any, add: Callable[[Tensor, Tensor], None], _: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, inputs: Tensor, layer: Any, add: Callable[[Tensor, Tensor], None], _: Tensor
+    ) -> Tensor:
         size, channels = inputs.shape[:2]
         groups = layer.num_groups if isinstance(layer, nn.GroupNorm) else channels
         positions = inputs[0, 0].numel()

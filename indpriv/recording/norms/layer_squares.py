@@ -28,7 +28,15 @@ _HOPELESS = 4  # times the arithmetic: no speed of one form over another makes u
 _ADDED = 16  # multiplications take as long as adding up two numbers in memory
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-_KNOWN = {nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, *CONVOLUTIONS, *_INSTANCE_NORMS}
+_KNOWN = {
+    nn.Linear,
+    nn.Embedding,
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.GroupNorm,
+    *CONVOLUTIONS,
+    *_INSTANCE_NORMS,
+}
 
 Squares = Callable[[Any, frozenset[str], Tensor, Tensor], Tensor]
 """(layer, its trainable parameters among weight and bias, inputs, gradient) -> (batch,) float64."""
@@ -59,8 +67,12 @@ def gradient_of(layer: nn.Module, name: str, inputs: Tensor, gradient: Tensor) -
     if isinstance(layer, nn.Embedding):
         size, rows = len(inputs), layer.num_embeddings
         table = gradient.new_zeros(size * rows, layer.embedding_dim)
-        index = inputs.reshape(size, -1) + rows * torch.arange(size, device=inputs.device).unsqueeze(1)
-        table.index_add_(0, index.reshape(-1), _without_padding(layer, inputs, gradient).flatten(0, 1))
+        index = inputs.reshape(size, -1) + rows * torch.arange(
+            size, device=inputs.device
+        ).unsqueeze(1)
+        table.index_add_(
+            0, index.reshape(-1), _without_padding(layer, inputs, gradient).flatten(0, 1)
+        )
         return table.view(size, rows, -1)
     if isinstance(layer, CONVOLUTIONS):
         return _conv_gradient(layer, inputs, gradient)
@@ -91,7 +103,9 @@ def forms_of(layer: nn.Module, inputs: Tensor, gradient: Tensor) -> tuple[Square
     ratio = (pairs + positions**2 * d_out) / (positions * d_in * d_out)
     if ratio > _HOPELESS:
         return direct
-    return (ghost,) if ratio < 1 / _HOPELESS else ((ghost, *direct) if ratio < 1 else (*direct, ghost))
+    return (
+        (ghost,) if ratio < 1 / _HOPELESS else ((ghost, *direct) if ratio < 1 else (*direct, ghost))
+    )
 
 
 def _positions(values: Tensor) -> Tensor:
@@ -120,17 +134,25 @@ def _linear_ghost(_: nn.Linear, names: frozenset[str], inputs: Tensor, gradient:
     return _ghost(names, _positions(inputs), _positions(gradient))
 
 
-def _linear_direct(layer: nn.Linear, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Tensor:
+def _linear_direct(
+    layer: nn.Linear, names: frozenset[str], inputs: Tensor, gradient: Tensor
+) -> Tensor:
     return _direct_squares(layer, names, inputs, gradient)
 
 
 def _linear_single(_: nn.Linear, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Tensor:
     """One position: ‖g aᵀ‖² = ‖g‖² ‖a‖²."""
-    ours = sum_squares(inputs) if "weight" in names else torch.zeros((), dtype=torch.float64, device=inputs.device)
+    ours = (
+        sum_squares(inputs)
+        if "weight" in names
+        else torch.zeros((), dtype=torch.float64, device=inputs.device)
+    )
     return (ours + 1.0 if "bias" in names else ours) * sum_squares(gradient)
 
 
-def _direct_squares(layer: nn.Module, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Tensor:
+def _direct_squares(
+    layer: nn.Module, names: frozenset[str], inputs: Tensor, gradient: Tensor
+) -> Tensor:
     total = torch.zeros(len(gradient), dtype=torch.float64, device=gradient.device)
     for name in names:
         total += sum_squares(gradient_of(layer, name, inputs, gradient))
@@ -148,9 +170,13 @@ def _embedding(layer: nn.Embedding, _: frozenset[str], tokens: Tensor, gradient:
     """Positions with the same token share a row: Σ over rows of ‖sum of their gradients‖²."""
     size = len(tokens)
     gradients = _without_padding(layer, tokens, gradient)
-    rows = tokens.reshape(size, -1) + layer.num_embeddings * torch.arange(size, device=tokens.device).unsqueeze(1)
+    rows = tokens.reshape(size, -1) + layer.num_embeddings * torch.arange(
+        size, device=tokens.device
+    ).unsqueeze(1)
     unique, inverse = rows.reshape(-1).unique(return_inverse=True)
-    sums = gradients.new_zeros(len(unique), gradients.shape[2]).index_add_(0, inverse, gradients.flatten(0, 1))
+    sums = gradients.new_zeros(len(unique), gradients.shape[2]).index_add_(
+        0, inverse, gradients.flatten(0, 1)
+    )
     squares = torch.zeros(size, dtype=torch.float64, device=tokens.device)
     return squares.index_add_(0, unique // layer.num_embeddings, sum_squares(sums))
 
@@ -159,7 +185,9 @@ def _padded(layer: Any, inputs: Tensor) -> tuple[Tensor, Any]:
     """Inputs with the layer's padding applied where it is not plain zeros, and the zero padding that is left."""
     if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
         mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-        return F.pad(inputs, layer._reversed_padding_repeated_twice, mode=mode), (0,) * len(layer.kernel_size)
+        return F.pad(inputs, layer._reversed_padding_repeated_twice, mode=mode), (0,) * len(
+            layer.kernel_size
+        )
     return inputs, layer.padding
 
 
@@ -167,7 +195,9 @@ def _conv_gradient(layer: Any, inputs: Tensor, gradient: Tensor) -> Tensor:
     """The weight gradient of one convolution whose groups are the examples."""
     inputs, padding = _padded(layer, inputs)
     size = len(inputs)
-    weight = layer.weight.new_empty(1, dtype=inputs.dtype).expand(size * layer.out_channels, *layer.weight.shape[1:])
+    weight = layer.weight.new_empty(1, dtype=inputs.dtype).expand(
+        size * layer.out_channels, *layer.weight.shape[1:]
+    )
     _, weights, _ = torch.ops.aten.convolution_backward(
         gradient.reshape(1, -1, *gradient.shape[2:]),
         inputs.reshape(1, -1, *inputs.shape[2:]),
@@ -220,7 +250,9 @@ def _conv_patches(layer: Any, names: frozenset[str], inputs: Tensor, gradient: T
     total: Tensor | float = _conv_bias(layer, names, gradient)
     if "weight" in names:
         patches, gradients = _patches(layer, inputs, gradient)
-        total = total + sum_squares(torch.bmm(gradients.transpose(1, 2), patches).reshape(len(inputs), -1))
+        total = total + sum_squares(
+            torch.bmm(gradients.transpose(1, 2), patches).reshape(len(inputs), -1)
+        )
     return torch.as_tensor(total)
 
 
@@ -241,16 +273,24 @@ def _conv_pixels(layer: Any, names: frozenset[str], inputs: Tensor, gradient: Te
         return torch.as_tensor(_conv_bias(layer, names, gradient))
     inputs, padding = _padded(layer, inputs)
     size, groups, sides = len(inputs), layer.groups, inputs.shape[2:]
-    pixels, gradients = (side.reshape(size * groups, -1, side[0, 0].numel()) for side in (inputs, gradient))
+    pixels, gradients = (
+        side.reshape(size * groups, -1, side[0, 0].numel()) for side in (inputs, gradient)
+    )
     pairs = torch.bmm(pixels.transpose(1, 2), pixels).view(-1, *sides, *sides)
     for side, outputs in enumerate(gradient.shape[2:]):
-        taps = [tap * layer.dilation[side] - padding[side] for tap in range(layer.kernel_size[side])]
-        pairs = _along_a_side(pairs, 1 + side, 1 + len(sides) + side, taps, layer.stride[side], outputs)
+        taps = [
+            tap * layer.dilation[side] - padding[side] for tap in range(layer.kernel_size[side])
+        ]
+        pairs = _along_a_side(
+            pairs, 1 + side, 1 + len(sides) + side, taps, layer.stride[side], outputs
+        )
     theirs = torch.bmm(gradients.transpose(1, 2), gradients)
     return _of_pairs(names, pairs.reshape_as(theirs), theirs).reshape(size, -1).sum(1)
 
 
-def _along_a_side(pairs: Tensor, one: int, other: int, taps: list[int], stride: int, outputs: int) -> Tensor:
+def _along_a_side(
+    pairs: Tensor, one: int, other: int, taps: list[int], stride: int, outputs: int
+) -> Tensor:
     """Σ over taps of pairs[stride · p + tap, stride · q + tap] for outputs p, q; pixels outside the image are 0."""
     length = pairs.shape[one]
     shape = list(pairs.shape)
@@ -302,4 +342,6 @@ def _bias_gradient(layer: Any, gradient: Tensor) -> Tensor:
         return gradient.reshape(len(gradient), -1, *layer.normalized_shape).sum(1)
     if isinstance(layer, nn.Linear):
         return _positions(gradient).sum(1)
-    return gradient.sum(tuple(range(2, gradient.ndim))) if gradient.ndim > 2 else gradient  # channels come second
+    return (
+        gradient.sum(tuple(range(2, gradient.ndim))) if gradient.ndim > 2 else gradient
+    )  # channels come second

@@ -20,16 +20,27 @@ from torch.func import functional_call, vjp, vmap
 
 from indpriv.recording.norms import group_norms
 from indpriv.recording.norms.autotune import fastest
-from indpriv.recording.norms.layer_squares import CONVOLUTIONS, Squares, forms_of, gradient_of, is_known, sum_squares
+from indpriv.recording.norms.layer_squares import (
+    CONVOLUTIONS,
+    Squares,
+    forms_of,
+    gradient_of,
+    is_known,
+    sum_squares,
+)
 
-_SHARED_ELEMENTS = 2**24  # of per-example gradients held at once for a parameter that is used several times
+_SHARED_ELEMENTS = (
+    2**24
+)  # of per-example gradients held at once for a parameter that is used several times
 _TIMED = 128  # examples, at most, on which the forms of a layer are compared
 _HALF = (torch.float16, torch.bfloat16)
 
 Routes = dict[tuple[Any, ...], Squares]
 """The fastest form for each kind of layer, shapes and strides."""
 
-_Key = tuple[int, int]  # a parameter, or a block of its rows: its identity and where the block starts
+_Key = tuple[
+    int, int
+]  # a parameter, or a block of its rows: its identity and where the block starts
 
 
 class LayerwiseNorms:
@@ -101,7 +112,12 @@ class LayerwiseNorms:
         self._replaced.append(layer.module)
 
     def _after_forward(
-        self, layer: _Layer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+        self,
+        layer: _Layer,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
     ) -> Any:
         if self._recomputing:
             return output
@@ -112,14 +128,20 @@ class LayerwiseNorms:
             return self._tap(layer.keys, args, output, partial(self._add_known, layer, inputs[0]))
         device = output.device.type
         precision = torch.autocast(
-            device, dtype=torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device)
+            device,
+            dtype=torch.get_autocast_dtype(device),
+            enabled=torch.is_autocast_enabled(device),
         )
 
         def add(gradient: Tensor) -> None:
             if inputs[0].shape[0] != self._size or gradient.shape[0] != self._size:
-                raise RuntimeError(f"the first dimension of {type(module).__name__}'s input is not the batch")
+                raise RuntimeError(
+                    f"the first dimension of {type(module).__name__}'s input is not the batch"
+                )
             if any(self._uses[key] > 1 for key in layer.keys.values()):
-                raise NotImplementedError(f"{type(module).__name__} shares a parameter or is used several times")
+                raise NotImplementedError(
+                    f"{type(module).__name__} shares a parameter or is used several times"
+                )
             self._recomputing = True
             with precision:
                 self._add(_by_torch_func(module, list(layer.keys), inputs, kwargs, gradient))
@@ -128,17 +150,25 @@ class LayerwiseNorms:
         return self._tap(layer.keys, args, output, add)
 
     def _tap(
-        self, keys: dict[str, _Key], args: tuple[Any, ...], output: Tensor, add: Callable[[Tensor], None]
+        self,
+        keys: dict[str, _Key],
+        args: tuple[Any, ...],
+        output: Tensor,
+        add: Callable[[Tensor], None],
     ) -> Tensor:
         """Have `add` called with the gradient of a layer's output."""
         self._uses.update(keys.values())
-        if not output.requires_grad:  # the first layer with trainable parameters: the graph starts here
+        if (
+            not output.requires_grad
+        ):  # the first layer with trainable parameters: the graph starts here
             output = _Start.apply(output.detach(), torch.zeros((), requires_grad=True))
         versions = [(value, value._version) for value in args if isinstance(value, Tensor)]
 
         def after_backward(gradient: Tensor) -> None:
             if any(value._version != version for value, version in versions):
-                raise RuntimeError("the input of a layer was changed in place after its forward pass")
+                raise RuntimeError(
+                    "the input of a layer was changed in place after its forward pass"
+                )
             add(gradient)
 
         output.register_hook(after_backward)
@@ -151,9 +181,13 @@ class LayerwiseNorms:
 
     def _add_known(self, layer: _Layer, inputs: Tensor, gradient: Tensor) -> None:
         first = layer.batch_dimension(inputs, gradient, self._size)
-        self._add_linear_or_other(layer.module, layer.keys, inputs.transpose(0, first), gradient.transpose(0, first))
+        self._add_linear_or_other(
+            layer.module, layer.keys, inputs.transpose(0, first), gradient.transpose(0, first)
+        )
 
-    def _add_linear_or_other(self, module: nn.Module, keys: dict[str, _Key], inputs: Tensor, gradient: Tensor) -> None:
+    def _add_linear_or_other(
+        self, module: nn.Module, keys: dict[str, _Key], inputs: Tensor, gradient: Tensor
+    ) -> None:
         """Of inputs and gradients with the batch first, widened from half precision after training's own rounding."""
         if gradient.dtype in _HALF:
             if isinstance(module, (nn.Linear, *CONVOLUTIONS)):
@@ -168,28 +202,47 @@ class LayerwiseNorms:
         names = frozenset(keys)
         self._add(self._fastest(module, names, inputs, gradient)(module, names, inputs, gradient))
 
-    def _fastest(self, module: nn.Module, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Squares:
+    def _fastest(
+        self, module: nn.Module, names: frozenset[str], inputs: Tensor, gradient: Tensor
+    ) -> Squares:
         """The fastest form for these shapes: each is timed once. Deterministic algorithms: fewest multiplications."""
         forms = forms_of(module, inputs, gradient)
         if len(forms) == 1 or torch.are_deterministic_algorithms_enabled():
             return forms[0]
-        options = [getattr(module, name, None) for name in ("kernel_size", "stride", "padding", "dilation", "groups")]
+        options = [
+            getattr(module, name, None)
+            for name in ("kernel_size", "stride", "padding", "dilation", "groups")
+        ]
         few = slice(0, _TIMED)
-        size = len(inputs[few]).bit_length()  # what is fastest changes little while the batch does not double
-        key = (*options, names, size, inputs.shape[1:], gradient.shape[1:], inputs.stride()[1:], inputs.dtype)
+        size = len(
+            inputs[few]
+        ).bit_length()  # what is fastest changes little while the batch does not double
+        key = (
+            *options,
+            names,
+            size,
+            inputs.shape[1:],
+            gradient.shape[1:],
+            inputs.stride()[1:],
+            inputs.dtype,
+        )
         if key not in self._routes:
             ways = [partial(form, module, names, inputs[few], gradient[few]) for form in forms]
             self._routes[key] = forms[fastest(ways, gradient.device)]
         return self._routes[key]
 
-    def _group_norm(self, layer: _Layer, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _group_norm(
+        self, layer: _Layer, forward: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
         """Where PyTorch's own backward pass has each example's gradients on its way, they come from there."""
         if len(args) != 1 or not group_norms.fits(layer.module, args[0]):
             return self._after_forward(layer, layer.module, args, kwargs, forward(*args, **kwargs))
 
         def add(weights: Tensor, biases: Tensor) -> None:
             if len(weights) != self._size:
-                raise RuntimeError(f"the first dimension of {type(layer.module).__name__}'s input is not the batch")
+                raise RuntimeError(
+                    f"the first dimension of {type(layer.module).__name__}'s input is not the batch"
+                )
             for name, key in layer.keys.items():
                 gradients = weights if name == "weight" else biases
                 if self._uses[key] > 1:
@@ -200,26 +253,39 @@ class LayerwiseNorms:
         self._uses.update(layer.keys.values())
         return group_norms.group_norm(layer.module, args[0], add)
 
-    def _attention(self, layer: _Layer, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _attention(
+        self, layer: _Layer, forward: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
         """nn.MultiheadAttention uses its parameters in calls of `linear`, unseen by hooks on the modules inside."""
         if self._recomputing:
             return forward(*args, **kwargs)
         if layer.module.bias_k is not None:
-            raise NotImplementedError("MultiheadAttention with add_bias_kv has parameters outside its projections")
+            raise NotImplementedError(
+                "MultiheadAttention with add_bias_kv has parameters outside its projections"
+            )
         with _projections.tapped(partial(self._projected, layer)):
             return forward(*args, **kwargs)
 
-    def _projected(self, layer: _Layer, output: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def _projected(
+        self, layer: _Layer, output: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
         """One projection of an attention: positions come first, or are folded with the batch into the first dimension."""
         blocks = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-        keys = {name: key for name, block in blocks.items() if (key := layer.key_of_block(block)) is not None}
+        keys = {
+            name: key
+            for name, block in blocks.items()
+            if (key := layer.key_of_block(block)) is not None
+        }
         if not keys:
             return output
         shape = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
         taken = inputs.detach()
 
         def add(gradient: Tensor) -> None:
-            sides = (side.reshape(-1, self._size, side.shape[-1]).transpose(0, 1) for side in (taken, gradient))
+            sides = (
+                side.reshape(-1, self._size, side.shape[-1]).transpose(0, 1)
+                for side in (taken, gradient)
+            )
             self._add_linear_or_other(shape, keys, *sides)
 
         return self._tap(keys, (inputs,), output, add)
@@ -232,7 +298,9 @@ class _Layer:
         self.module = module
         self.known = is_known(module)
         self._trained = [p for p in module.parameters() if id(p) in trainable]
-        self.keys = {name: (id(p), 0) for name, p in module.named_parameters() if id(p) in trainable}
+        self.keys = {
+            name: (id(p), 0) for name, p in module.named_parameters() if id(p) in trainable
+        }
         self._batch_dimensions = {0, 1} if isinstance(module, _ANY_LEADING) else {0}
         self._features = {nn.Linear: 1, nn.Embedding: 0}.get(type(module), self._trained[0].ndim)
 
@@ -241,10 +309,14 @@ class _Layer:
         possible = {
             d
             for d in self._batch_dimensions
-            if (d == 0 or d < inputs.ndim - self._features) and inputs.shape[d] == size and gradient.shape[d] == size
+            if (d == 0 or d < inputs.ndim - self._features)
+            and inputs.shape[d] == size
+            and gradient.shape[d] == size
         }
         if not possible:
-            raise RuntimeError(f"the first dimension of {type(self.module).__name__}'s input is not the batch")
+            raise RuntimeError(
+                f"the first dimension of {type(self.module).__name__}'s input is not the batch"
+            )
         self._batch_dimensions = possible
         return min(possible)
 
@@ -257,7 +329,12 @@ class _Layer:
         return None
 
 
-_ANY_LEADING = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)  # work on the last dimensions, whatever comes before
+_ANY_LEADING = (
+    nn.Linear,
+    nn.Embedding,
+    nn.LayerNorm,
+    nn.RMSNorm,
+)  # work on the last dimensions, whatever comes before
 
 
 class _Start(torch.autograd.Function):
@@ -315,19 +392,25 @@ class _Projections(threading.local):
 _projections = _Projections()
 
 
-def _tapped(linear: Callable[..., Tensor], input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _tapped(
+    linear: Callable[..., Tensor], input: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
     """`linear`, its arguments named as in PyTorch."""
     output = linear(input, weight, bias)
     return output if _projections.tap is None else _projections.tap(output, input, weight, bias)
 
 
-def _layers(module: nn.Module, trainable: set[int], seen: set[int] | None = None) -> Iterator[nn.Module]:
+def _layers(
+    module: nn.Module, trainable: set[int], seen: set[int] | None = None
+) -> Iterator[nn.Module]:
     """The topmost modules with trainable parameters of their own; what is inside one of another kind belongs to it."""
     seen = set() if seen is None else seen
     if id(module) in seen:
         return
     seen.add(id(module))
-    recurse = isinstance(module, nn.MultiheadAttention)  # uses the parameters of its inner modules itself
+    recurse = isinstance(
+        module, nn.MultiheadAttention
+    )  # uses the parameters of its inner modules itself
     if any(id(p) in trainable for p in module.parameters(recurse=recurse)):
         yield module
         return
@@ -335,7 +418,9 @@ def _layers(module: nn.Module, trainable: set[int], seen: set[int] | None = None
         yield from _layers(child, trainable, seen)
 
 
-def _gradient_of_some(module: nn.Module, name: str, inputs: Tensor, gradient: Tensor, part: slice) -> Tensor:
+def _gradient_of_some(
+    module: nn.Module, name: str, inputs: Tensor, gradient: Tensor, part: slice
+) -> Tensor:
     return gradient_of(module, name, inputs[part], gradient[part])
 
 
@@ -345,15 +430,24 @@ def _squares_of_sum(gradients: list[Callable[[slice], Tensor]], size: int) -> Te
     step = max(1, _SHARED_ELEMENTS // one)
     parts = [slice(start, start + step) for start in range(0, size, step)]
     return torch.cat(
-        [sum_squares(sum(gradient(part) for gradient in gradients[1:]) + gradients[0](part)) for part in parts]
+        [
+            sum_squares(sum(gradient(part) for gradient in gradients[1:]) + gradients[0](part))
+            for part in parts
+        ]
     )
 
 
 def _by_torch_func(
-    module: nn.Module, names: list[str], inputs: tuple[Any, ...], kwargs: dict[str, Any], gradient: Tensor
+    module: nn.Module,
+    names: list[str],
+    inputs: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    gradient: Tensor,
 ) -> Tensor:
     """(batch,) squares of any other layer, recomputed one example at a time under vmap."""
-    if any(isinstance(value, Tensor) for value in kwargs.values()) or not all(isinstance(x, Tensor) for x in inputs):
+    if any(isinstance(value, Tensor) for value in kwargs.values()) or not all(
+        isinstance(x, Tensor) for x in inputs
+    ):
         raise NotImplementedError(f"{type(module).__name__} takes more than tensors of the batch")
     parameters = dict(module.named_parameters())
     trained = {name: parameters.pop(name) for name in names}

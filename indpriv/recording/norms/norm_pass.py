@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 from opacus.grad_sample import AbstractGradSampleModule
-from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
+from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (
+    GradSampleModuleFastGradientClipping,
+)
 from torch import Tensor, nn
 
 from indpriv.errors import InputError
@@ -38,7 +40,13 @@ from indpriv.recording.norms.backends import (
     training_backend,
 )
 from indpriv.recording.norms.model_checks import check_padding, validate_module
-from indpriv.recording.norms.shadow_model import follow, make_twin, standard_module, to_channels_last, trainable_names
+from indpriv.recording.norms.shadow_model import (
+    follow,
+    make_twin,
+    standard_module,
+    to_channels_last,
+    trainable_names,
+)
 from indpriv.recording.random_states import kept_random_state
 from indpriv.recording.threads import side_by_side
 
@@ -47,11 +55,22 @@ _MANY = 256  # so many examples stand for a whole data set; batches larger than 
 _LARGEST = 32_768  # examples at once: no model gains by more
 _COMPARED = 64  # examples on which both orders of images in memory are timed
 _THREADS = 8  # at once; with more cores each has several, since Python itself runs in one of them at a time
-_MARGIN = 0.15  # threads that wait for each other less often suffer less where other programs run besides
-_WORKSPACE = 3  # times what the backward pass keeps: gradients and the patches of convolutions come on top
+_MARGIN = (
+    0.15  # threads that wait for each other less often suffer less where other programs run besides
+)
+_WORKSPACE = (
+    3  # times what the backward pass keeps: gradients and the patches of convolutions come on top
+)
 # Backends and the reference run the same float32 arithmetic in another order; anything further apart is another gradient.
 _AGREEMENT = {torch.float64: 1e-9, torch.float32: 2e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
-_UNFIT = (NotImplementedError, RuntimeError, ValueError, AttributeError, TypeError, KeyError)  # of a model's kind
+_UNFIT = (
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+    AttributeError,
+    TypeError,
+    KeyError,
+)  # of a model's kind
 _KEEP_GRADIENTS = ("hooks", "functorch")  # backends that hold every example's gradient
 
 
@@ -99,7 +118,9 @@ class NormPass:
         caveats: reasons why these norms make an account an estimate.
     """
 
-    def __init__(self, model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any, *, backend: str = "auto") -> None:
+    def __init__(
+        self, model: nn.Module, loss_fn: LossFn, inputs: Any, targets: Any, *, backend: str = "auto"
+    ) -> None:
         """Choose and check a backend on some examples.
 
         Args:
@@ -121,7 +142,11 @@ class NormPass:
         autocast = torch.is_autocast_enabled(device)
         # The cast weights are not cached: they would outlive a step of training inside the user's own context.
         self._precision = partial(
-            torch.autocast, device, dtype=torch.get_autocast_dtype(device), enabled=autocast, cache_enabled=False
+            torch.autocast,
+            device,
+            dtype=torch.get_autocast_dtype(device),
+            enabled=autocast,
+            cache_enabled=False,
         )
         self._compute_dtype = torch.get_autocast_dtype(device) if autocast else dtype
         self._parameters = sum(p.numel() for p in self._source.parameters() if p.requires_grad)
@@ -151,7 +176,11 @@ class NormPass:
             pieces = -(-(size - done) // self.batch_size)
             stop = done + -(-(size - done) // pieces)  # even pieces
             try:
-                parts.append(self._at_once(self._chosen, _rows(inputs, done, stop), _rows(targets, done, stop)))
+                parts.append(
+                    self._at_once(
+                        self._chosen, _rows(inputs, done, stop), _rows(targets, done, stop)
+                    )
+                )
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -231,7 +260,9 @@ class NormPass:
             ours = self(inputs, targets)[0] / (1 + self.slack)
         tolerance = _AGREEMENT[self._compute_dtype]
         wrong = theirs < ours * (1 - tolerance) - 1e-12
-        if not isinstance(model, GradSampleModuleFastGradientClipping):  # there, too large a norm only clips too much
+        if not isinstance(
+            model, GradSampleModuleFastGradientClipping
+        ):  # there, too large a norm only clips too much
             wrong |= theirs > ours * (1 + tolerance) + 1e-12
         if bool(wrong.any()):
             i = int(wrong.int().argmax())
@@ -275,29 +306,41 @@ class NormPass:
                 with self._precision():
                     loss = check_losses(self._loss_fn(twin(example), target), target).sum()
                 gradients = torch.autograd.grad(loss, trainable, allow_unused=True)
-                norms.append(sum(g.double().square().sum() for g in gradients if g is not None) ** 0.5)
+                norms.append(
+                    sum(g.double().square().sum() for g in gradients if g is not None) ** 0.5
+                )
         return torch.stack([torch.as_tensor(norm) for norm in norms])
 
     def _stochastic_caveats(self, inputs: Any, targets: Any) -> tuple[str, ...]:
-        if torch.allclose(self._expected, self._one_by_one(inputs, targets), rtol=1e-6, equal_nan=True):
+        if torch.allclose(
+            self._expected, self._one_by_one(inputs, targets), rtol=1e-6, equal_nan=True
+        ):
             return ()
-        return ("the model's forward pass is random (dropout?): the norms are of another draw than the one trained on",)
+        return (
+            "the model's forward pass is random (dropout?): the norms are of another draw than the one trained on",
+        )
 
     def _choose(self, backend: str, inputs: Any, targets: Any) -> _Candidate:
         if backend not in ("auto", *BACKENDS):
             raise InputError(
                 f"backend={backend!r} is not known; choose one of 'auto', {', '.join(map(repr, BACKENDS))}"
             )
-        if backend == "auto":  # ours is the fastest where it fits; among Opacus's modes that depends on the model
+        if (
+            backend == "auto"
+        ):  # ours is the fastest where it fits; among Opacus's modes that depends on the model
             candidates = [self._try("layerwise", inputs, targets)]
             if candidates[0].reason:
-                candidates += [self._try(name, inputs, targets) for name in BACKENDS if name != "layerwise"]
+                candidates += [
+                    self._try(name, inputs, targets) for name in BACKENDS if name != "layerwise"
+                ]
         else:
             candidates = [self._try(backend, inputs, targets)]
         working = [candidate for candidate in candidates if not candidate.reason]
         if not working:
             reasons = "; ".join(f"{candidate.name}: {candidate.reason}" for candidate in candidates)
-            raise InputError(f"no backend takes this model's per-example gradient norms ({reasons})")
+            raise InputError(
+                f"no backend takes this model's per-example gradient norms ({reasons})"
+            )
         best = min(working, key=lambda candidate: candidate.seconds)
         for candidate in working:
             if candidate is not best:
@@ -344,7 +387,9 @@ class NormPass:
         def trial(way: _Candidate, size: int) -> Callable[[], Tensor]:
             return partial(self._trial, way, _repeated(inputs, size), _repeated(targets, size))
 
-        if device.type == "cpu" and not self.caveats:  # random numbers would come in another order each time
+        if (
+            device.type == "cpu" and not self.caveats
+        ):  # random numbers would come in another order each time
             candidate.pairs = *candidate.pairs, *self._more_threads(candidate, inputs, targets)
         few = _rows(inputs, 0, _PROBE), _rows(targets, 0, _PROBE)
         turned = replace(candidate, channels_last=True)
@@ -360,7 +405,9 @@ class NormPass:
         find_size()
         if len(candidate.pairs) > 1:
             alone = replace(candidate, pairs=candidate.pairs[:1])
-            if not self._threads_help(*(trial(way, candidate.batch_size) for way in (candidate, alone))):
+            if not self._threads_help(
+                *(trial(way, candidate.batch_size) for way in (candidate, alone))
+            ):
                 candidate.pairs = alone.pairs
                 find_size()
         # The forms of layers are chosen by the size of the batch: check those that will be used.
@@ -374,7 +421,10 @@ class NormPass:
         more: list[_Pair] = []
         try:
             for _ in range(1, min(torch.get_num_threads(), _THREADS)):
-                twin, loss_fn = make_twin(self._source), copy.deepcopy(self._loss_fn)  # either may keep something
+                twin, loss_fn = (
+                    make_twin(self._source),
+                    copy.deepcopy(self._loss_fn),
+                )  # either may keep something
                 more.append((twin, first.beside(twin, loss_fn)))
                 if self._probe(replace(candidate, pairs=more[-1:]), inputs, targets):
                     return ()
@@ -383,7 +433,9 @@ class NormPass:
             return ()
         return tuple(more)
 
-    def _threads_help(self, side_by_side: Callable[[], Tensor], alone: Callable[[], Tensor]) -> bool:
+    def _threads_help(
+        self, side_by_side: Callable[[], Tensor], alone: Callable[[], Tensor]
+    ) -> bool:
         """Whether threads are not slower, and never give other norms, as they would where something has a global state."""
         shared: list[Tensor] = []
         own: list[Tensor] = []
@@ -391,7 +443,8 @@ class NormPass:
         faster = fastest(ways, torch.device("cpu"), margin=_MARGIN) == 0
         tolerance = _AGREEMENT[self._compute_dtype]
         return faster and all(
-            torch.allclose(norms, own[0], rtol=tolerance, atol=1e-12, equal_nan=True) for norms in shared
+            torch.allclose(norms, own[0], rtol=tolerance, atol=1e-12, equal_nan=True)
+            for norms in shared
         )
 
     def _trial(self, candidate: _Candidate, inputs: Any, targets: Any) -> Tensor:
@@ -454,18 +507,26 @@ class _Candidate:
 
 def _slack(dtype: torch.dtype, compute_dtype: torch.dtype, parameters: int) -> float:
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-    half = torch.finfo(compute_dtype).eps if compute_dtype in (torch.float16, torch.bfloat16) else 0.0
+    half = (
+        torch.finfo(compute_dtype).eps if compute_dtype in (torch.float16, torch.bfloat16) else 0.0
+    )
     return torch.finfo(wide).eps * (40 + 4 * parameters**0.5) + 4 * half
 
 
 def _has_images(module: nn.Module, inputs: Any) -> bool:
     """Whether the order of (batch, channels, height, width) in memory could matter."""
-    return isinstance(inputs, Tensor) and inputs.ndim == 4 and any(isinstance(m, nn.Conv2d) for m in module.modules())
+    return (
+        isinstance(inputs, Tensor)
+        and inputs.ndim == 4
+        and any(isinstance(m, nn.Conv2d) for m in module.modules())
+    )
 
 
 def _repeated(value: Any, size: int) -> Any:
     """The first `size` rows, from the start again where there are fewer."""
-    return map_tensors(value, lambda tensor: tensor[torch.arange(size, device=tensor.device) % len(tensor)])
+    return map_tensors(
+        value, lambda tensor: tensor[torch.arange(size, device=tensor.device) % len(tensor)]
+    )
 
 
 def _rows(value: Any, start: int, stop: int) -> Any:

@@ -21,7 +21,9 @@ def standard_module(model: nn.Module) -> nn.Module:
             inner = inner._module
         elif isinstance(inner, DifferentiallyPrivateDistributedDataParallel):
             inner = inner.module
-        elif type(inner).__name__ == "OptimizedModule":  # of torch.compile, whose own module is slow to import
+        elif (
+            type(inner).__name__ == "OptimizedModule"
+        ):  # of torch.compile, whose own module is slow to import
             inner = inner._orig_mod  # type: ignore[assignment]
         else:
             return inner
@@ -34,7 +36,9 @@ def make_twin(source: nn.Module) -> nn.Module:
     return twin if twin.training else twin.train()
 
 
-def follow(twin: nn.Module, source: nn.Module, *, modes: bool = True, channels_last: bool = False) -> None:
+def follow(
+    twin: nn.Module, source: nn.Module, *, modes: bool = True, channels_last: bool = False
+) -> None:
     """Let a twin have its source's current parameters, in the same memory where they lie alike, and copies of its buffers.
 
     A forward pass may change buffers, which then are the twin's own.
@@ -56,7 +60,9 @@ def follow(twin: nn.Module, source: nn.Module, *, modes: bool = True, channels_l
 
 def trainable_names(module: nn.Module) -> frozenset[str]:
     """Names of the parameters that training changes."""
-    return frozenset(name for name, parameter in module.named_parameters() if parameter.requires_grad)
+    return frozenset(
+        name for name, parameter in module.named_parameters() if parameter.requires_grad
+    )
 
 
 def to_channels_last(value: Tensor) -> Tensor:

@@ -8,10 +8,15 @@ from typing import Any
 from opacus.accountants.accountant import IAccountant
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.grad_sample import AbstractGradSampleModule
-from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
+from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (
+    GradSampleModuleFastGradientClipping,
+)
 from opacus.optimizers import DPOptimizer
 from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
-from opacus.utils.uniform_sampler import DistributedUniformWithReplacementSampler, UniformWithReplacementSampler
+from opacus.utils.uniform_sampler import (
+    DistributedUniformWithReplacementSampler,
+    UniformWithReplacementSampler,
+)
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
@@ -91,7 +96,9 @@ def check_loader(loader: DataLoader[Any], n_examples: int) -> None:
             "the loader has no batch sampler (batch_size=None); pass the loader that make_private returned"
         )
     if not getattr(loader, "in_order", True):
-        raise InputError("the loader has in_order=False: batches would not match their draws; use in_order=True")
+        raise InputError(
+            "the loader has in_order=False: batches would not match their draws; use in_order=True"
+        )
     sizes = {
         "the loader's data set": len(loader.dataset),  # type: ignore[arg-type]
         "the loader's sampler": getattr(
@@ -130,5 +137,7 @@ def find_accountant(optimizer: DPOptimizer) -> tuple[IAccountant | None, float]:
         accountant = enclosed.get("self")
         if isinstance(accountant, IAccountant):
             return accountant, float(enclosed["sample_rate"])
-        hooks += [value for value in enclosed.values() if inspect.isfunction(value) and value not in hooks]
+        hooks += [
+            value for value in enclosed.values() if inspect.isfunction(value) and value not in hooks
+        ]
     return None, 1.0

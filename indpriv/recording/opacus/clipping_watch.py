@@ -15,14 +15,18 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
+from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (
+    GradSampleModuleFastGradientClipping,
+)
 from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 
 from indpriv.errors import EvidenceError
 
 _MANY_SQUARES = 10**6  # fewer of them fall short by less than 1e-4 in float32
-_ROUNDINGS = 3  # to the precision of norms: of a parameter's, of all parameters', and of the clip factor
+_ROUNDINGS = (
+    3  # to the precision of norms: of a parameter's, of all parameters', and of the clip factor
+)
 _STABILISER = 1e-6  # Opacus's clip factor is max_grad_norm / (norm + 1e-6)
 
 Positions = NDArray[np.int64]
@@ -39,10 +43,14 @@ def clip_excess(optimizer: DPOptimizer) -> float:
     largest = max(optimizer.params, key=lambda p: p.numel())
     if largest.numel() < _MANY_SQUARES:
         return 0.0
-    own = torch.Generator(largest.device).manual_seed(0)  # of a probe; training's generators stay where they are
+    own = torch.Generator(largest.device).manual_seed(
+        0
+    )  # of a probe; training's generators stay where they are
     with torch.no_grad():
         probe = torch.empty_like(largest).normal_(generator=own)
-        probe *= torch.empty_like(largest).normal_(generator=own)  # spread as in the gradient of a linear layer
+        probe *= torch.empty_like(largest).normal_(
+            generator=own
+        )  # spread as in the gradient of a linear layer
         taken = float(probe.reshape(1, -1).norm(2, dim=-1))
         return max(0.0, float(probe.square_().sum(dtype=torch.float64).sqrt()) / taken - 1.0)
 
@@ -125,19 +133,31 @@ def _watch_ghost(
 
     Between the two lie the sums of clipped gradients in p.grad, where training can reach them before the noise does.
     """
-    coefficients, enable_hooks, accumulate = model.get_clipping_coef, model.enable_hooks, optimizer.accumulate
+    coefficients, enable_hooks, accumulate = (
+        model.get_clipping_coef,
+        model.enable_hooks,
+        optimizer.accumulate,
+    )
     pending: list[ClippedBatch] = []
-    clipped: list[tuple[Tensor, int]] = []  # gradients as the backward pass left them, and the versions of their values
+    clipped: list[
+        tuple[Tensor, int]
+    ] = []  # gradients as the backward pass left them, and the versions of their values
 
     def get_clipping_coef() -> Tensor:
         found: list[Tensor] = []
         batch = watcher.seen_in(model, lambda: found.append(coefficients()))
-        pending[:] = [] if batch is None else [batch]  # a second backward pass replaces the first one's gradients
+        pending[:] = (
+            [] if batch is None else [batch]
+        )  # a second backward pass replaces the first one's gradients
         return found[0]
 
     def enable_hooks_again() -> None:  # the last that Opacus does in a backward pass
         enable_hooks()
-        clipped[:] = [(p.grad, p.grad._version) for p in optimizer.params if p.grad is not None] if pending else []
+        clipped[:] = (
+            [(p.grad, p.grad._version) for p in optimizer.params if p.grad is not None]
+            if pending
+            else []
+        )
 
     def accumulate_clipped() -> None:
         if pending:

@@ -31,7 +31,9 @@ def check_memory_format(model: nn.Module, module: nn.Module) -> None:
     """
     for name, layer in _convolutions(model, module):
         if not layer.weight.is_contiguous():
-            raise InputError(f"the convolution {name!r} has its weights with channels last in memory; {_REMEDY}")
+            raise InputError(
+                f"the convolution {name!r} has its weights with channels last in memory; {_REMEDY}"
+            )
 
 
 def watch_memory_format(model: nn.Module, module: nn.Module) -> Callable[[], None]:
@@ -44,7 +46,10 @@ def watch_memory_format(model: nn.Module, module: nn.Module) -> Callable[[], Non
     Returns:
         a function that takes the hooks off again.
     """
-    handles = [layer.register_forward_pre_hook(partial(_refuse, name)) for name, layer in _convolutions(model, module)]
+    handles = [
+        layer.register_forward_pre_hook(partial(_refuse, name))
+        for name, layer in _convolutions(model, module)
+    ]
 
     def unwatch() -> None:
         for handle in handles:
@@ -58,12 +63,19 @@ def _convolutions(model: nn.Module, module: nn.Module) -> list[tuple[str, nn.Con
     if getattr(model, "force_functorch", False):
         return []
     layers = [(name, layer) for name, layer in module.named_modules() if type(layer) is nn.Conv2d]
-    return [(name, layer) for name, layer in layers if any(p.requires_grad for p in layer.parameters())]
+    return [
+        (name, layer) for name, layer in layers if any(p.requires_grad for p in layer.parameters())
+    ]
 
 
 def _refuse(name: str, _layer: nn.Module, inputs: tuple[Any, ...]) -> None:
     images = inputs[0]
-    if isinstance(images, Tensor) and images.ndim == 4 and torch.is_grad_enabled() and not _row_by_row(images):
+    if (
+        isinstance(images, Tensor)
+        and images.ndim == 4
+        and torch.is_grad_enabled()
+        and not _row_by_row(images)
+    ):
         raise InputError(
             f"the convolution {name!r} is given images that do not lie row by row in memory (shape "
             f"{tuple(images.shape)}, strides {images.stride()}; channels last?); {_REMEDY}"

@@ -17,7 +17,9 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from opacus.optimizers import DistributedDPOptimizer
-from opacus.optimizers.ddpoptimizer_fast_gradient_clipping import DistributedDPOptimizerFastGradientClipping
+from opacus.optimizers.ddpoptimizer_fast_gradient_clipping import (
+    DistributedDPOptimizerFastGradientClipping,
+)
 
 from indpriv.errors import EvidenceError, InputError
 from indpriv.recording.opacus.tally import Counted
@@ -57,7 +59,9 @@ class Ranks:
         self.rank, self.size, self._group = 0, 1, None
         if isinstance(optimizer, DISTRIBUTED):
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
-            self._group = dist.new_group(backend="gloo")  # of its own: training's may be on GPUs, and busy
+            self._group = dist.new_group(
+                backend="gloo"
+            )  # of its own: training's may be on GPUs, and busy
 
     @property
     def writes(self) -> bool:
@@ -100,7 +104,9 @@ class Ranks:
             self._group = None
 
 
-def check_together(moment: str, alike: Sequence[Mapping[str, Any]], seeds: Sequence[int | None]) -> None:
+def check_together(
+    moment: str, alike: Sequence[Mapping[str, Any]], seeds: Sequence[int | None]
+) -> None:
     """Hold what every rank has against the others'.
 
     Raises:
@@ -165,5 +171,7 @@ def weights_fingerprint(module: torch.nn.Module) -> str:
     """Of parameters and buffers, bit by bit."""
     content = hashlib.sha256()
     for tensor in (*module.parameters(), *module.buffers()):
-        content.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        content.update(
+            tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        )
     return content.hexdigest()

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
+from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (
+    GradSampleModuleFastGradientClipping,
+)
 from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -25,7 +27,12 @@ from indpriv.recording.opacus.checks import (
     find_accountant,
     sampler_kind,
 )
-from indpriv.recording.opacus.clipping_watch import ClippedBatch, Thresholds, clip_excess, watch_clipping
+from indpriv.recording.opacus.clipping_watch import (
+    ClippedBatch,
+    Thresholds,
+    clip_excess,
+    watch_clipping,
+)
 from indpriv.recording.opacus.memory_format import check_memory_format, watch_memory_format
 from indpriv.recording.opacus.ranks import RankStep
 from indpriv.recording.opacus.tally import StepSetting, Tally
@@ -44,7 +51,13 @@ class OpacusRun:
     """One attached model, optimizer and loader; `InputError` at once where the run cannot be accounted."""
 
     def __init__(
-        self, model: nn.Module, optimizer: Any, loader: DataLoader[Any], n_examples: int, *, steps_before: int = 0
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        loader: DataLoader[Any],
+        n_examples: int,
+        *,
+        steps_before: int = 0,
     ) -> None:
         """Check and read a run; nothing is changed yet.
 
@@ -78,14 +91,20 @@ class OpacusRun:
         self._pieces: list[ClippedBatch] = []  # of the step under way
         self._clip_rounding = 0.0
         self._trained = {id(p) for p in optimizer.params}
-        self._clip_excess = 0.0 if self.is_ghost else clip_excess(optimizer)  # ghost norms are no such sums
+        self._clip_excess = (
+            0.0 if self.is_ghost else clip_excess(optimizer)
+        )  # ghost norms are no such sums
         self._coins, self._noise = SeenStates(), SeenStates()
         self.setting()
 
     @property
     def sample_rate(self) -> float:
         """The sampler's own rate; without Poisson sampling, the rate that the accountant assumes."""
-        return float(self._batch_sampler.sample_rate) if self.sampler == "poisson" else self._accountant_rate
+        return (
+            float(self._batch_sampler.sample_rate)
+            if self.sampler == "poisson"
+            else self._accountant_rate
+        )
 
     @property
     def is_ghost(self) -> bool:
@@ -118,12 +137,16 @@ class OpacusRun:
         """What the generator of the sampler's coins was seeded with, on the CPU; None for a secure one, which has no seed."""
         if self.optimizer.secure_mode:
             return None
-        return int(self._coin_generator.initial_seed()) % 2**32  # all that the Mersenne Twister takes in
+        return (
+            int(self._coin_generator.initial_seed()) % 2**32
+        )  # all that the Mersenne Twister takes in
 
     @property
     def guessable_seed(self) -> bool:
         """Whether noise or coins come from a generator whose seed looks chosen by a person, or is torch's default."""
-        return not self.optimizer.secure_mode and any(map(is_guessable, (self._noise_generator, self._coin_generator)))
+        return not self.optimizer.secure_mode and any(
+            map(is_guessable, (self._noise_generator, self._coin_generator))
+        )
 
     @property
     def _noise_generator(self) -> torch.Generator | None:
@@ -143,11 +166,16 @@ class OpacusRun:
         self.tally.repeated_draws += not self.optimizer.secure_mode and seen.again(generator)
 
     def told(
-        self, setting: StepSetting | None, positions: NDArray[np.int64] | None, norms: NDArray[np.float64] | None
+        self,
+        setting: StepSetting | None,
+        positions: NDArray[np.int64] | None,
+        norms: NDArray[np.float64] | None,
     ) -> RankStep:
         """What the other ranks must know of the step under way; setting is None at the end of the run."""
         settings = {} if setting is None else vars(setting)
-        return RankStep(self.tally.news(), {**settings, **self.alike}, self.sampling_seed, positions, norms)
+        return RankStep(
+            self.tally.news(), {**settings, **self.alike}, self.sampling_seed, positions, norms
+        )
 
     def setting(self, sample_rate: float | None = None) -> StepSetting:
         """Realised settings of the step under way; InputError where model and optimizer disagree.
@@ -166,11 +194,15 @@ class OpacusRun:
                 'leave out; use make_private(clipping="flat") with a fixed max_grad_norm'
             )
         if not isinstance(max_grad_norm, int | float):
-            raise InputError(f"max_grad_norm={max_grad_norm} is not one number; clipping per layer is not supported")
+            raise InputError(
+                f"max_grad_norm={max_grad_norm} is not one number; clipping per layer is not supported"
+            )
         return StepSetting(
             float(_checks.check_noise_multiplier(self.optimizer.noise_multiplier)),
             float(_checks.check_max_grad_norm(max_grad_norm)),
-            float(_checks.check_sample_rate(self.sample_rate if sample_rate is None else sample_rate)),
+            float(
+                _checks.check_sample_rate(self.sample_rate if sample_rate is None else sample_rate)
+            ),
         )
 
     def coming_setting(self, max_grad_norm: float) -> StepSetting:
@@ -215,15 +247,23 @@ class OpacusRun:
             pieces.append(piece)
 
         unwatch_clipping = watch_clipping(
-            self._model, self.optimizer, positions_of=self.tally.piece, on_batch=on_batch, thresholds=thresholds
+            self._model,
+            self.optimizer,
+            positions_of=self.tally.piece,
+            on_batch=on_batch,
+            thresholds=thresholds,
         )
 
         def add_noise() -> None:
             plain_noise()
-            noised[:] = [self.setting()]  # a step hook may set those of the next step before it calls this one
+            noised[:] = [
+                self.setting()
+            ]  # a step hook may set those of the next step before it calls this one
 
         def before_update(optimizer: DPOptimizer) -> None:
-            if accountant_hook is not None:  # Opacus has one slot: chain, or its accountant stops without a word
+            if (
+                accountant_hook is not None
+            ):  # Opacus has one slot: chain, or its accountant stops without a word
                 accountant_hook(optimizer)
             if optimizer.accumulated_iterations != 1:
                 raise InputError(
@@ -241,8 +281,12 @@ class OpacusRun:
             setting = replace(noised.pop(), sample_rate=now.sample_rate)
             self._check_trained()
             self.tally.changed_outside += self._versions() != versions
-            self._count_clipping(setting, batch[0] if batch else None, individually=thresholds is not None)
-            before_step(setting, TrainedBatch(batch[0], _joined(pieces)) if batch and batch[2] else None)
+            self._count_clipping(
+                setting, batch[0] if batch else None, individually=thresholds is not None
+            )
+            before_step(
+                setting, TrainedBatch(batch[0], _joined(pieces)) if batch and batch[2] else None
+            )
             pieces.clear()
             pending.append(setting)
 
@@ -278,7 +322,9 @@ class OpacusRun:
 
         return unwatch
 
-    def _count_clipping(self, setting: StepSetting, drawn: NDArray[np.int64] | None, *, individually: bool) -> None:
+    def _count_clipping(
+        self, setting: StepSetting, drawn: NDArray[np.int64] | None, *, individually: bool
+    ) -> None:
         """Hold how the gradients of the step under way were clipped against its setting and its batch."""
         sound = [piece for piece in self._pieces if piece.max_grad_norm == setting.max_grad_norm]
         gradients = sum(len(piece.norms) for piece in self._pieces)
@@ -286,7 +332,11 @@ class OpacusRun:
         self.tally.gradients += gradients
         self.tally.misclipped += gradients - kept
         known = [piece.positions for piece in self._pieces if piece.positions is not None]
-        if individually and drawn is not None and np.array_equal(np.concatenate([drawn[:0], *known]), drawn):
+        if (
+            individually
+            and drawn is not None
+            and np.array_equal(np.concatenate([drawn[:0], *known]), drawn)
+        ):
             self.tally.at_levels += kept
 
     def _versions(self) -> list[int]:
@@ -342,7 +392,11 @@ class OpacusRun:
         )
 
     def _check_history_grows(self) -> None:
-        if self.accountant is not None and self.tally.steps == 1 and self._history_steps() <= self._history_before:
+        if (
+            self.accountant is not None
+            and self.tally.steps == 1
+            and self._history_steps() <= self._history_before
+        ):
             raise EvidenceError(
                 "Opacus's accountant did not count the first step: its get_epsilon would report too little; make the "
                 "optimizer with make_private again"
@@ -385,12 +439,16 @@ class OpacusRun:
             "changed_outside": tally.changed_outside,
             "repeated_draws": tally.repeated_draws,
             "earlier_steps": max(0, self._history_before - self._steps_before),
-            "accountant_steps": None if self.accountant is None else self._history_steps() - self._history_before,
+            "accountant_steps": None
+            if self.accountant is None
+            else self._history_steps() - self._history_before,
             "accountant_settings_match": self._history_matches(),
         }
 
     def _history_steps(self) -> int:
-        return 0 if self.accountant is None else sum(steps for _, _, steps in self.accountant.history)
+        return (
+            0 if self.accountant is None else sum(steps for _, _, steps in self.accountant.history)
+        )
 
     def _history_matches(self) -> bool:
         """Whether the accountant's history ends with the steps counted here, at no smaller sampling rate."""
@@ -408,4 +466,8 @@ class OpacusRun:
 
 
 def _joined(pieces: list[ClippedBatch]) -> Tensor:
-    return torch.cat([piece.norms for piece in pieces]) if pieces else torch.zeros(0, dtype=torch.float64)
+    return (
+        torch.cat([piece.norms for piece in pieces])
+        if pieces
+        else torch.zeros(0, dtype=torch.float64)
+    )

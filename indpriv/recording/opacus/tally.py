@@ -11,8 +11,12 @@ from numpy.typing import NDArray
 
 # Training and the norm pass run the same arithmetic in another order; a norm beyond this share of max_grad_norm is another.
 _SAME_NORM = 1e-5
-_SAME_CLIPPED_NORM = 0.01  # the same of its own size, for norms above max_grad_norm, which contribute no more
-_SAME_GHOST_NORM = 0.01  # beyond what the pass's slack allows for, norms that are no rounding of one another
+_SAME_CLIPPED_NORM = (
+    0.01  # the same of its own size, for norms above max_grad_norm, which contribute no more
+)
+_SAME_GHOST_NORM = (
+    0.01  # beyond what the pass's slack allows for, norms that are no rounding of one another
+)
 # What the ranks of a run count each for itself; all else they count alike.
 _OF_A_RANK = (
     "undrawn_steps",
@@ -88,7 +92,9 @@ class Tally:
     _epoch_steps: int = 0
     _waiting: deque[tuple[NDArray[np.int64], float]] = field(default_factory=deque)
     _clipped: int = 0  # examples of the first batch waiting whose gradients are clipped already
-    _untold: list[NDArray[np.int64]] = field(default_factory=list)  # drawn since the other ranks were told
+    _untold: list[NDArray[np.int64]] = field(
+        default_factory=list
+    )  # drawn since the other ranks were told
     _told: Counter[str] = field(default_factory=Counter)
 
     def drew(self, indices: list[int], sample_rate: float) -> None:
@@ -166,13 +172,19 @@ class Tally:
         self.compared += len(excess)
         if ghost_slack is not None:
             left = recorded * np.minimum(1.0, max_grad_norm / np.maximum(trained, 1e-300))
-            self.underestimated += int((left > max_grad_norm * (1 + 2 * ghost_slack + _SAME_GHOST_NORM)).sum())
+            self.underestimated += int(
+                (left > max_grad_norm * (1 + 2 * ghost_slack + _SAME_GHOST_NORM)).sum()
+            )
         self.larger += int((excess > _SAME_NORM * max_grad_norm).sum())
         alike = np.minimum(recorded, trained) >= max_grad_norm
         self.larger_clipped += int((alike & (trained > (1 + _SAME_CLIPPED_NORM) * recorded)).sum())
-        self.largest_excess = max(self.largest_excess, float(excess.max(initial=0.0)) / max_grad_norm)
+        self.largest_excess = max(
+            self.largest_excess, float(excess.max(initial=0.0)) / max_grad_norm
+        )
 
-    def end_epoch(self, *, exhausted: bool, planned: int, prefetched: int, interrupted: bool) -> None:
+    def end_epoch(
+        self, *, exhausted: bool, planned: int, prefetched: int, interrupted: bool
+    ) -> None:
         """Hold the steps of an epoch against its draws.
 
         A batch that an exhausted epoch drew and no step used is one that the loop skipped or merged into another.

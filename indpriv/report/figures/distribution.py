@@ -7,7 +7,14 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+    PercentFormatter,
+)
 
 from indpriv._formatting import format_epsilon, format_number, format_share
 from indpriv.analysis.distribution import Distribution
@@ -15,7 +22,18 @@ from indpriv.analysis.fidelity.comparison import Fidelity
 from indpriv.analysis.groups.group_rows import MIN_GROUP, GroupRow
 from indpriv.analysis.groups.group_table import GroupTable
 from indpriv.analysis.loss import LossBins, LossRelation
-from indpriv.report.figures.svg import ACCENT, INK, MUTED, SECOND, WARN, bare, new_figure, placeholder, style, to_svg
+from indpriv.report.figures.svg import (
+    ACCENT,
+    INK,
+    MUTED,
+    SECOND,
+    WARN,
+    bare,
+    new_figure,
+    placeholder,
+    style,
+    to_svg,
+)
 
 MOST_GROUPS = 14  # bars that can be read; beyond, the worst and the best are drawn
 BEST_SHOWN = 4
@@ -31,7 +49,10 @@ def shown_rows(rows: Sequence[GroupRow], most: int = MOST_GROUPS) -> list[int]:
 
 
 def epsilon_histogram(
-    individual: Distribution, worst_case_epsilon: float | None, everybody: str = "examples", name: str = "histogram"
+    individual: Distribution,
+    worst_case_epsilon: float | None,
+    everybody: str = "examples",
+    name: str = "histogram",
 ) -> str:
     """Histogram of individual epsilon with the median marked, and the worst case unless it is None (far beyond)."""
     edges, counts = np.array(individual.edges), np.array(individual.counts)
@@ -40,7 +61,14 @@ def epsilon_histogram(
         axes = figure.add_axes((0.07, 0.18, 0.91, 0.66))
         centres = (edges[:-1] + edges[1:]) / 2
         sns.histplot(
-            x=centres, weights=counts, bins=edges.tolist(), ax=axes, color=ACCENT, alpha=0.85, linewidth=0, shrink=0.86
+            x=centres,
+            weights=counts,
+            bins=edges.tolist(),
+            ax=axes,
+            color=ACCENT,
+            alpha=0.85,
+            linewidth=0,
+            shrink=0.86,
         )
         top = float(counts.max()) * 1.04
         axes.set_ylim(0, top)
@@ -56,7 +84,9 @@ def epsilon_histogram(
             share = format_share(individual.share_at_worst_case)
             text = f"worst case {format_epsilon(worst_case_epsilon)}: {share} of {everybody}"
             _above(axes, worst_case_epsilon, text, WARN, align="right")
-        axes.plot([individual.median] * 2, [0, top], color=INK, linewidth=1.0, linestyle=(0, (2, 2)))
+        axes.plot(
+            [individual.median] * 2, [0, top], color=INK, linewidth=1.0, linestyle=(0, (2, 2))
+        )
         close = individual.median > 0.4 * edges[-1]
         _above(
             axes,
@@ -73,12 +103,19 @@ def epsilon_histogram(
             f"{individual.n:,} {everybody} in {len(counts)} bins from 0 to {format_epsilon(float(edges[-1]))}. Median "
             f"{format_epsilon(individual.median)}, 95th percentile {format_epsilon(individual.p95)}; "
             f"{format_share(individual.share_at_worst_case)} are at the worst case"
-            + ("." if worst_case_epsilon is None else f" of {format_epsilon(worst_case_epsilon)}, marked by a line."),
+            + (
+                "."
+                if worst_case_epsilon is None
+                else f" of {format_epsilon(worst_case_epsilon)}, marked by a line."
+            ),
         )
 
 
 def epsilon_against_loss(
-    loss: LossRelation, worst_case_epsilon: float | None, everybody: str = "examples", name: str = "loss"
+    loss: LossRelation,
+    worst_case_epsilon: float | None,
+    everybody: str = "examples",
+    name: str = "loss",
 ) -> str:
     """Binned epsilon against loss with the median, the quartiles and the fitted logarithm; "" where undefined."""
     bins = loss.bins
@@ -95,7 +132,14 @@ def epsilon_against_loss(
         inside = (fitted >= 0) & (fitted <= top)
         sign = "+" if loss.slope >= 0 else "−"
         label = f"{format_number(loss.intercept)} {sign} {format_number(abs(loss.slope))} ln(loss)"
-        axes.plot(edges[inside], fitted[inside], color=SECOND, linewidth=1.6, linestyle=(0, (4, 2)), label=label)
+        axes.plot(
+            edges[inside],
+            fitted[inside],
+            color=SECOND,
+            linewidth=1.6,
+            linestyle=(0, (4, 2)),
+            label=label,
+        )
         if worst_case_epsilon is not None:
             worst = f"worst case {format_epsilon(worst_case_epsilon)}"
             axes.axhline(worst_case_epsilon, color=WARN, linewidth=1.4, label=worst)
@@ -129,7 +173,9 @@ def _density(axes: Axes, bins: LossBins) -> None:
             Rectangle((x[i], y[j]), x[i + 1] - x[i], y[j + 1] - y[j])
             for i, j in np.argwhere((counts > 0) & (shades == shade))
         ]
-        axes.add_collection(PatchCollection(cells, facecolor=ACCENT, alpha=0.06 + 0.5 * float(shade), linewidth=0))
+        axes.add_collection(
+            PatchCollection(cells, facecolor=ACCENT, alpha=0.06 + 0.5 * float(shade), linewidth=0)
+        )
 
 
 def _quartiles(axes: Axes, bins: LossBins) -> None:
@@ -155,12 +201,20 @@ def group_bars(table: GroupTable, worst_case_epsilon: float | None, name: str) -
     if not positions:
         return ""
     rows = [table.rows[index] for index in positions]
-    panels: list[tuple[str, list[float | None], bool]] = [("epsilon, all", [row.mean for row in rows], True)]
+    panels: list[tuple[str, list[float | None], bool]] = [
+        ("epsilon, all", [row.mean for row in rows], True)
+    ]
     texts = [row.name for row in rows]
     if 0 < len(table.within_label) <= MOST_LABELS:
         for within in table.within_label:
             texts.append(within.label)
-            panels.append((placeholder(len(texts) - 1), [within.rows[index].mean for index in positions], True))
+            panels.append(
+                (
+                    placeholder(len(texts) - 1),
+                    [within.rows[index].mean for index in positions],
+                    True,
+                )
+            )
     if any(row.standardised_mean is not None for row in rows):
         panels.append(("standardised", [row.standardised_mean for row in rows], True))
     if any(row.test_accuracy is not None for row in rows):
@@ -170,16 +224,34 @@ def group_bars(table: GroupTable, worst_case_epsilon: float | None, name: str) -
         figure = new_figure(height)
         left, gap = 0.2, 0.018
         width = (0.985 - left - gap * (len(panels) - 1)) / len(panels)
-        largest = max(value for _, values, is_epsilon in panels if is_epsilon for value in values if value is not None)
+        largest = max(
+            value
+            for _, values, is_epsilon in panels
+            if is_epsilon
+            for value in values
+            if value is not None
+        )
         limit = max(worst_case_epsilon or 0.0, largest) or 1.0
         for index, (title, values, is_epsilon) in enumerate(panels):
-            axes = figure.add_axes((left + index * (width + gap), 0.1 / height, width, 1 - 0.44 / height))
-            _bars(axes, values, limit if is_epsilon else 1.0, ACCENT if is_epsilon else SECOND, is_epsilon)
-            axes.set_title(title, fontsize=8.5, color=INK if index == 0 or not is_epsilon else MUTED, pad=7)
+            axes = figure.add_axes(
+                (left + index * (width + gap), 0.1 / height, width, 1 - 0.44 / height)
+            )
+            _bars(
+                axes,
+                values,
+                limit if is_epsilon else 1.0,
+                ACCENT if is_epsilon else SECOND,
+                is_epsilon,
+            )
+            axes.set_title(
+                title, fontsize=8.5, color=INK if index == 0 or not is_epsilon else MUTED, pad=7
+            )
             if is_epsilon and worst_case_epsilon is not None:
                 axes.axvline(worst_case_epsilon, color=WARN, linewidth=1.0, alpha=0.8)
             if index == 0:
-                axes.set_yticks(range(len(rows)), [placeholder(row) for row in range(len(rows))], color=INK)
+                axes.set_yticks(
+                    range(len(rows)), [placeholder(row) for row in range(len(rows))], color=INK
+                )
         skipped = len(table.rows) - len(rows)
         return to_svg(
             figure,
@@ -196,7 +268,9 @@ def group_bars(table: GroupTable, worst_case_epsilon: float | None, name: str) -
         )
 
 
-def fidelity_against_k(rows: Sequence[Fidelity], everybody: str = "examples", name: str = "fidelity") -> str:
+def fidelity_against_k(
+    rows: Sequence[Fidelity], everybody: str = "examples", name: str = "fidelity"
+) -> str:
     """Errors and share under-reported against K, one colour for each rule; "" with fewer than two K."""
     rows = [row for row in rows if not row.is_this_log]
     if len({row.every for row in rows}) < 2:
@@ -207,22 +281,49 @@ def fidelity_against_k(rows: Sequence[Fidelity], everybody: str = "examples", na
         error = figure.add_axes((0.07, 0.17, 0.41, 0.68))
         share = figure.add_axes((0.575, 0.17, 0.41, 0.68))
         for rule in dict.fromkeys(row.between_records for row in rows):
-            line = sorted((row for row in rows if row.between_records == rule), key=lambda row: row.every)
-            epochs, colour, label = [row.epochs for row in line], colours[rule], rule.replace("_", " ")
+            line = sorted(
+                (row for row in rows if row.between_records == rule), key=lambda row: row.every
+            )
+            epochs, colour, label = (
+                [row.epochs for row in line],
+                colours[rule],
+                rule.replace("_", " "),
+            )
             for axes, solid, dashed, solid_label, dashed_label in (
                 (error, "mean_absolute", "p95_absolute", "mean", "95th percentile"),
-                (share, "share_under_1_percent", "share_under", "by more than 1 %", "by any amount"),
+                (
+                    share,
+                    "share_under_1_percent",
+                    "share_under",
+                    "by more than 1 %",
+                    "by any amount",
+                ),
             ):
                 values = [getattr(row, dashed) for row in line]
                 axes.plot(
-                    epochs, values, "o--", color=colour, label=f"{label}: {dashed_label}", markersize=3, linewidth=1.2
+                    epochs,
+                    values,
+                    "o--",
+                    color=colour,
+                    label=f"{label}: {dashed_label}",
+                    markersize=3,
+                    linewidth=1.2,
                 )
                 values = [getattr(row, solid) for row in line]
                 axes.plot(
-                    epochs, values, "o-", color=colour, label=f"{label}: {solid_label}", markersize=3, linewidth=1.6
+                    epochs,
+                    values,
+                    "o-",
+                    color=colour,
+                    label=f"{label}: {solid_label}",
+                    markersize=3,
+                    linewidth=1.6,
                 )
         ticks = sorted({row.epochs for row in rows})
-        for axes, title in ((error, "absolute error of epsilon"), (share, f"share of {everybody} under-reported")):
+        for axes, title in (
+            (error, "absolute error of epsilon"),
+            (share, f"share of {everybody} under-reported"),
+        ):
             axes.set_title(title, color=INK, pad=8)
             axes.set_xscale("log")
             axes.xaxis.set_major_locator(FixedLocator(ticks))
@@ -245,7 +346,9 @@ def fidelity_against_k(rows: Sequence[Fidelity], everybody: str = "examples", na
         )
 
 
-def _bars(axes: Axes, values: Sequence[float | None], limit: float, colour: str, is_epsilon: bool) -> None:
+def _bars(
+    axes: Axes, values: Sequence[float | None], limit: float, colour: str, is_epsilon: bool
+) -> None:
     """Horizontal bars with their values; "lacks a label" is an en dash."""
     drawn = [0.0 if value is None else value for value in values]
     sns.barplot(
@@ -263,7 +366,13 @@ def _bars(axes: Axes, values: Sequence[float | None], limit: float, colour: str,
     for row, value in enumerate(values):
         text = format_epsilon(value) if is_epsilon else format_share(value, 1)
         axes.annotate(
-            text, (limit * 1.02, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8, color=INK
+            text,
+            (limit * 1.02, row),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            color=INK,
         )
     axes.set_xticks([])
     axes.set_yticks([])

@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from indpriv.analysis.norms_over_training import Drivers
-from indpriv.report.figures.svg import ACCENT, INK, MUTED, SECOND, WARN, bare, new_figure, placeholder, style, to_svg
+from indpriv.report.figures.svg import (
+    ACCENT,
+    INK,
+    MUTED,
+    SECOND,
+    WARN,
+    bare,
+    new_figure,
+    placeholder,
+    style,
+    to_svg,
+)
 
 _MOST_LINES = 10  # classes that a figure can tell apart
 _FEW_DECADES = 2  # of a logarithmic axis, on which powers of ten alone would be too few ticks
@@ -23,18 +34,41 @@ def norms_over_training(drivers: Drivers, name: str = "drivers") -> str:
         clipped = figure.add_axes((0.485, 0.17, 0.33, 0.7))
         for index in range(len(drivers.classes)):
             colour, line = _SHADES[index % len(_SHADES)][0], "-" if index < len(_SHADES) else "--"
-            norms.plot(drivers.steps, _numbers(drivers.median_norm[index]), line, color=colour, linewidth=1.5)
+            norms.plot(
+                drivers.steps,
+                _numbers(drivers.median_norm[index]),
+                line,
+                color=colour,
+                linewidth=1.5,
+            )
             shares = _numbers(drivers.clipped_share_by_class[index])
-            clipped.plot(drivers.steps, shares, line, color=colour, linewidth=1.2, label=placeholder(index))
-        clipped.plot(drivers.steps, drivers.clipped_share, ":", color=INK, linewidth=2.0, label="all examples")
+            clipped.plot(
+                drivers.steps, shares, line, color=colour, linewidth=1.2, label=placeholder(index)
+            )
+        clipped.plot(
+            drivers.steps,
+            drivers.clipped_share,
+            ":",
+            color=INK,
+            linewidth=2.0,
+            label="all examples",
+        )
         norms.axhline(1.0, color=WARN, linewidth=1.0, alpha=0.8)
-        for axes, title in ((norms, "median norm over max_grad_norm"), (clipped, "share of examples clipped")):
+        for axes, title in (
+            (norms, "median norm over max_grad_norm"),
+            (clipped, "share of examples clipped"),
+        ):
             axes.set_title(title, color=INK, pad=8)
             axes.set_xlabel("step")
             axes.grid(axis="y")
             axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
             bare(axes)
-        figure.legend(*clipped.get_legend_handles_labels(), loc="upper left", bbox_to_anchor=(0.825, 0.9), fontsize=7.5)
+        figure.legend(
+            *clipped.get_legend_handles_labels(),
+            loc="upper left",
+            bbox_to_anchor=(0.825, 0.9),
+            fontsize=7.5,
+        )
         drawn = [value for line in drivers.median_norm for value in line if value is not None]
         if min(drawn) > 0:
             norms.set_yscale("log")

@@ -12,7 +12,9 @@ def roc_curves(attacks: Sequence[ThresholdAttack], name: str = "roc") -> str:
     """ROC of all examples on logarithmic axes, of the DP model and its twin; "" without an attack that found a curve."""
     lines = []
     for model, label, colour in (("dp", "this model", ACCENT), ("non_dp", "without DP", SECOND)):
-        found = next((attack.overall.discrimination for attack in attacks if attack.model == model), None)
+        found = next(
+            (attack.overall.discrimination for attack in attacks if attack.model == model), None
+        )
         if found is not None:
             points = [(x, y) for x, y in found.roc if x > 0 and y > 0]
             if len(points) > 1:
@@ -23,7 +25,14 @@ def roc_curves(attacks: Sequence[ThresholdAttack], name: str = "roc") -> str:
     with style():
         figure = new_figure(3.6)
         axes = figure.add_axes((0.09, 0.15, 0.5, 0.8))
-        axes.plot([lowest, 1], [lowest, 1], color=MUTED, linewidth=1.0, linestyle=(0, (4, 2)), label="chance")
+        axes.plot(
+            [lowest, 1],
+            [lowest, 1],
+            color=MUTED,
+            linewidth=1.0,
+            linestyle=(0, (4, 2)),
+            label="chance",
+        )
         for points, label, colour in lines:
             axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.6, label=label)
         axes.set_xscale("log")

@@ -18,8 +18,22 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 # Drawn in these, replaced by the page's custom properties, which change with light and dark mode.
-INK, MUTED, RULE, ACCENT, SECOND, WARN = "#01020a", "#01020b", "#01020c", "#01020d", "#01020e", "#01020f"
-_THEME = {INK: "ink", MUTED: "muted", RULE: "rule", ACCENT: "accent", SECOND: "second", WARN: "warn"}
+INK, MUTED, RULE, ACCENT, SECOND, WARN = (
+    "#01020a",
+    "#01020b",
+    "#01020c",
+    "#01020d",
+    "#01020e",
+    "#01020f",
+)
+_THEME = {
+    INK: "ink",
+    MUTED: "muted",
+    RULE: "rule",
+    ACCENT: "accent",
+    SECOND: "second",
+    WARN: "warn",
+}
 
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -48,7 +62,9 @@ STYLE: dict[Any, Any] = {
 }
 
 WIDTH = 9.0  # inches; the page scales figures to its column
-_TEXT_LENGTH = 22  # characters of a text from the data that a figure shows; the table beside it has the whole
+_TEXT_LENGTH = (
+    22  # characters of a text from the data that a figure shows; the table beside it has the whole
+)
 
 
 def new_figure(height: float) -> Figure:
@@ -86,7 +102,9 @@ def _font(match: re.Match[str]) -> str:
     return f"{weight}font-size: {match[2]}"
 
 
-def to_svg(figure: Figure, name: str, title: str, description: str, texts: Sequence[str] = ()) -> str:
+def to_svg(
+    figure: Figure, name: str, title: str, description: str, texts: Sequence[str] = ()
+) -> str:
     """A figure as an inline SVG element.
 
     Args:
@@ -105,7 +123,9 @@ def to_svg(figure: Figure, name: str, title: str, description: str, texts: Seque
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)
     svg = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', svg)
     svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", svg)
-    svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)  # its rule for * would hold for the whole page
+    svg = re.sub(
+        r"<style.*?</style>", "", svg, flags=re.DOTALL
+    )  # its rule for * would hold for the whole page
     svg = re.sub(r" font-family: [^;\"]+;?", "", svg)
     svg = re.sub(r"font: (?:(\w+) )?([0-9.]+px) [^;\"]+", _font, svg)
     for colour, variable in _THEME.items():

@@ -29,13 +29,22 @@ def attack_document(measures: AttackMeasures) -> dict[str, Any]:
         "seed": measures.seed,
         "meaning": MEANING,
         **_row(measures.overall, measures.null_trials),
-        "groups": [{"name": row.name, **_row(row, measures.null_trials)} for row in measures.groups],
+        "groups": [
+            {"name": row.name, **_row(row, measures.null_trials)} for row in measures.groups
+        ],
     }
 
 
 def _row(row: AttackMeasure, trials: int) -> dict[str, Any]:
     found, bound = row.discrimination, row.bound
-    names = ("auc", "auc_interval", "tpr_at_fpr", "tpr_at_fpr_intervals", "advantage", "advantage_interval")
+    names = (
+        "auc",
+        "auc_interval",
+        "tpr_at_fpr",
+        "tpr_at_fpr_intervals",
+        "advantage",
+        "advantage_interval",
+    )
     return {
         "n_members": row.n_members,
         "n_nonmembers": row.n_nonmembers,
@@ -58,7 +67,9 @@ def print_attack(measures: AttackMeasures, console: Console) -> None:
     """Print what the scores of one attack prove."""
     console.print(Text(SENSITIVE, style="bold red"))
     console.print(
-        Text(f"{clean(measures.attack)}; intervals and bounds at {format_share(measures.confidence)} confidence")
+        Text(
+            f"{clean(measures.attack)}; intervals and bounds at {format_share(measures.confidence)} confidence"
+        )
     )
     grid = Table(box=None, pad_edge=False, header_style="bold")
     grid.add_column("", no_wrap=True)

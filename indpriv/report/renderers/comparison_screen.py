@@ -25,7 +25,11 @@ def print_comparison(found: AuditComparison, console: Console) -> None:
     console.print(Text(f"individual epsilon, {first['meaning']}"))
     for number, summary in enumerate(found.summaries, 1):
         guarantee = summary["guarantee"]
-        none = f", no guarantee ({guarantee.get('status')})" if guarantee.get("status") in _NOT_PROVEN else ""
+        none = (
+            f", no guarantee ({guarantee.get('status')})"
+            if guarantee.get("status") in _NOT_PROVEN
+            else ""
+        )
         console.print(
             Text(
                 f"AUDIT {number}  {clean(str(summary.get('name', '')))}: {summary['claim']}; worst-case epsilon "
@@ -44,7 +48,12 @@ def print_comparison(found: AuditComparison, console: Console) -> None:
         )
     )
     if any(summary["claim"] == "estimate" for summary in found.summaries):
-        console.print(Text("! An estimate has an error of its own, which is part of these changes.", style="yellow"))
+        console.print(
+            Text(
+                "! An estimate has an error of its own, which is part of these changes.",
+                style="yellow",
+            )
+        )
     console.print(Text(DISCLAIMER, style="italic"))
 
 
@@ -69,21 +78,37 @@ def _print_stability(found: Stability, console: Console) -> None:
         else "Their settings differ, so that what differs is not chance alone."
     ]
     if found.least_spearman is not None:
-        texts.append(f"Rank correlation of epsilon at least {format_number(found.least_spearman, 3)}.")
+        texts.append(
+            f"Rank correlation of epsilon at least {format_number(found.least_spearman, 3)}."
+        )
     if found.least_top_overlap is not None:
         share = format_share(found.least_top_overlap)
-        texts.append(f"Of the {format_share(TOP_SHARE)} most exposed in one run, at least {share} are in another.")
+        texts.append(
+            f"Of the {format_share(TOP_SHARE)} most exposed in one run, at least {share} are in another."
+        )
     else:
-        texts.append(f"No {format_share(TOP_SHARE)} are the most exposed: examples share an epsilon there.")
-    texts.append(f"One example's epsilon ranges over {found.median_range:.3f} (median), {found.p95_range:.3f} (95 %).")
+        texts.append(
+            f"No {format_share(TOP_SHARE)} are the most exposed: examples share an epsilon there."
+        )
+    texts.append(
+        f"One example's epsilon ranges over {found.median_range:.3f} (median), {found.p95_range:.3f} (95 %)."
+    )
     console.print(Padding(Text(" ".join(texts)), (0, 0, 0, 2)))
     for group in found.groups:
         if group.n_groups < 2:
             continue
-        kept = f"{group.pairs_kept:,} of {group.pairs:,} pairs of groups keep their order in all runs"
-        worst = [clean(name) if name is not None else "no single one" for name in dict.fromkeys(group.worst)]
+        kept = (
+            f"{group.pairs_kept:,} of {group.pairs:,} pairs of groups keep their order in all runs"
+        )
+        worst = [
+            clean(name) if name is not None else "no single one"
+            for name in dict.fromkeys(group.worst)
+        ]
         console.print(
-            Padding(Text(f"by {clean(group.by)}: {kept}; worst off: {', '.join(worst)}{_least(group)}"), (0, 0, 0, 2))
+            Padding(
+                Text(f"by {clean(group.by)}: {kept}; worst off: {', '.join(worst)}{_least(group)}"),
+                (0, 0, 0, 2),
+            )
         )
 
 
@@ -103,7 +128,16 @@ def _print_rows(title: str, rows: Sequence[Change], console: Console) -> None:
         header_style="bold",
     )
     grid.add_column("group", no_wrap=True)
-    for column in ("n", "mean, first", "second", "median change", "better", "worse", "test acc., first", "second"):
+    for column in (
+        "n",
+        "mean, first",
+        "second",
+        "median change",
+        "better",
+        "worse",
+        "test acc., first",
+        "second",
+    ):
         grid.add_column(column, justify="right", no_wrap=True)
     for row in rows[:_MOST_ROWS]:
         grid.add_row(

@@ -107,7 +107,9 @@ def render_html(summary: AuditSummary, pictures: Pictures | None = None) -> str:
         edges=format_edges(summary.individual.edges),
         histogram=Markup(epsilon_histogram(summary.individual, worst, everybody)),
         drivers_figure=Markup(norms_over_training(summary.drivers)),
-        loss_figure=Markup(epsilon_against_loss(summary.loss, worst, everybody)) if summary.loss else "",
+        loss_figure=Markup(epsilon_against_loss(summary.loss, worst, everybody))
+        if summary.loss
+        else "",
         fidelity_figure=Markup(fidelity_against_k(summary.fidelity, everybody)),
         roc_figure=Markup(roc_curves(summary.attacks)),
         groups=[_group_section(table, worst, index) for index, table in enumerate(summary.groups)],
@@ -121,7 +123,11 @@ def _p_value(value: float | None) -> str:
 
 def _span(interval: Interval | None) -> str:
     """An interval that no line breaks; nothing where there is none."""
-    return "" if interval is None else format_interval(interval.low, interval.high).replace(" ", "\u00a0")
+    return (
+        ""
+        if interval is None
+        else format_interval(interval.low, interval.high).replace(" ", "\u00a0")
+    )
 
 
 def _indented(value: object) -> str:
@@ -156,7 +162,9 @@ def attack_sections(attacks: Sequence[ThresholdAttack]) -> list[AttackSection]:
     for attack in attacks:
         if attack.model != "dp":
             continue
-        twin = next((other for other in attacks if other.by == attack.by and other.model == "non_dp"), None)
+        twin = next(
+            (other for other in attacks if other.by == attack.by and other.model == "non_dp"), None
+        )
         others = {row.name: row for row in twin.rows} if twin else {}
         rows = [(row, others.get(row.name)) for row in attack.rows if row.trials]
         sections.append(

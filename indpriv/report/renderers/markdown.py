@@ -3,7 +3,13 @@
 import re
 from collections.abc import Sequence
 
-from indpriv._formatting import format_epsilon, format_interval, format_number, format_rows, format_share
+from indpriv._formatting import (
+    format_epsilon,
+    format_interval,
+    format_number,
+    format_rows,
+    format_share,
+)
 from indpriv.analysis.attacks.threshold_attack import ThresholdAttack
 from indpriv.analysis.groups.group_table import GroupTable
 from indpriv.analysis.summary import SENSITIVE, AuditSummary
@@ -24,7 +30,9 @@ def escape(text: str) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table; cells are Markdown already. The first column is aligned left, others right where all are numbers."""
-    numbers = [all(re.match(r"[-+\d<>–\[]", row[column]) for row in rows) for column in range(len(head))]
+    numbers = [
+        all(re.match(r"[-+\d<>–\[]", row[column]) for row in rows) for column in range(len(head))
+    ]
     rule = ["---:" if number and column else "---" for column, number in enumerate(numbers)]
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *rows))
 
@@ -48,10 +56,17 @@ def _verdict(summary: AuditSummary) -> str:
     found = verdict(summary)
     text = [f"**{part}**" if strong else part for part, strong in found.lead]
     reasons = "".join(f"\n- {escape(reason)}" for reason in summary.guarantee.reasons)
-    facts = table(["", ""], [[name, escape(value)] for name, value in (*found.figures, *found.facts)])
+    facts = table(
+        ["", ""], [[name, escape(value)] for name, value in (*found.figures, *found.facts)]
+    )
     quote = "" if summary.guarantee.publishable else " This run has none to quote."
     return "\n\n".join(
-        [" ".join(text) + reasons, facts, f"Claim: {escape(summary.claim_reason)}", f"*{DISCLAIMER}{quote}*"]
+        [
+            " ".join(text) + reasons,
+            facts,
+            f"Claim: {escape(summary.claim_reason)}",
+            f"*{DISCLAIMER}{quote}*",
+        ]
     )
 
 
@@ -69,7 +84,12 @@ def _publish(summary: AuditSummary) -> str:
 
 def _run(summary: AuditSummary) -> str:
     rows = [
-        [escape(item.item), escape(item.value or "not stated"), item.status, "no" if item.private else ""]
+        [
+            escape(item.item),
+            escape(item.value or "not stated"),
+            item.status,
+            "no" if item.private else "",
+        ]
         for item in summary.disclosures
     ]
     checks = [[escape(check.name), escape(check.detail), check.status] for check in summary.checks]
@@ -105,7 +125,9 @@ def _unit_sizes(summary: AuditSummary) -> str:
         for row in summary.unit_sizes
     ]
     head = [f"Rows of one {summary.account.unit}", summary.account.everybody.capitalize()]
-    return table([*head, "Worst case", "Median", "Largest", "Rows that a cap here would drop"], rows)
+    return table(
+        [*head, "Worst case", "Median", "Largest", "Rows that a cap here would drop"], rows
+    )
 
 
 def _groups(found: GroupTable) -> str:
@@ -114,7 +136,9 @@ def _groups(found: GroupTable) -> str:
             escape(row.name) + (" (too few)" if row.too_small else ""),
             f"{row.n:,}",
             format_epsilon(row.mean),
-            "–" if row.mean_interval is None else format_interval(row.mean_interval.low, row.mean_interval.high),
+            "–"
+            if row.mean_interval is None
+            else format_interval(row.mean_interval.low, row.mean_interval.high),
             format_epsilon(row.standardised_mean),
             format_epsilon(row.p95),
             format_epsilon(row.p99),
@@ -123,7 +147,17 @@ def _groups(found: GroupTable) -> str:
         ]
         for row in found.rows[:_ROWS]
     ]
-    head = ["Group", "n", "Mean", "95 % interval", "Label-stand.", "95 %", "99 %", "Largest", "Test accuracy"]
+    head = [
+        "Group",
+        "n",
+        "Mean",
+        "95 % interval",
+        "Label-stand.",
+        "95 %",
+        "99 %",
+        "Largest",
+        "Test accuracy",
+    ]
     notes = []
     if found.ratio is not None:
         ratio = f"{escape(found.ratio.worst)} over {escape(found.ratio.best)}: {format_number(found.ratio.value)} raw"
@@ -131,7 +165,9 @@ def _groups(found: GroupTable) -> str:
             ratio += f", {format_number(found.standardised_ratio.value)} label-standardised"
         notes.append(f"{ratio}.")
     if found.reversed_labels:
-        notes.append(f"**The order reverses** among {', '.join(map(escape, found.reversed_labels))}.")
+        notes.append(
+            f"**The order reverses** among {', '.join(map(escape, found.reversed_labels))}."
+        )
     if len(found.rows) > _ROWS:
         notes.append(f"{len(found.rows) - _ROWS:,} more groups are in audit.json.")
     return "\n\n".join([table(head, rows), *notes])
@@ -145,8 +181,16 @@ def _attacks(attacks: Sequence[ThresholdAttack]) -> str:
         model = "this model" if attack.model == "dp" else "without DP"
         overall = [attack.overall] if attack.by == attacks[0].by else []  # the same by every column
         for row in (*overall, *attack.rows[:_ROWS]):
-            limits = "–" if row.low is None else f"{format_share(row.low, 1)} to {format_share(row.high, 1)}"
-            name = escape(row.name) if row is attack.overall else f"{escape(attack.by)}: {escape(row.name)}"
+            limits = (
+                "–"
+                if row.low is None
+                else f"{format_share(row.low, 1)} to {format_share(row.high, 1)}"
+            )
+            name = (
+                escape(row.name)
+                if row is attack.overall
+                else f"{escape(attack.by)}: {escape(row.name)}"
+            )
             rows.append([name, model, format_share(row.success_rate, 1), limits])
     return f"{escape(attacks[0].protocol)} None seen is not none.\n\n" + table(
         ["Group", "Model", "Success", "95 % interval"], rows
@@ -154,5 +198,7 @@ def _attacks(attacks: Sequence[ThresholdAttack]) -> str:
 
 
 def _hazards(summary: AuditSummary) -> str:
-    rows = [[escape(hazard.hazard), hazard.status, escape(hazard.detail)] for hazard in summary.hazards]
+    rows = [
+        [escape(hazard.hazard), hazard.status, escape(hazard.detail)] for hazard in summary.hazards
+    ]
     return table(["Hazard", "Status", "Detail"], rows)

@@ -25,7 +25,7 @@ from indpriv._formatting import (
 )
 from indpriv.analysis.attacks.threshold_attack import ThresholdAttack
 from indpriv.analysis.disclosures import recording
-from indpriv.analysis.fidelity.batch_norms import FreeFidelity
+from indpriv.analysis.fidelity.batch_norms import BatchNormFidelity
 from indpriv.analysis.fidelity.comparison import Fidelity
 from indpriv.analysis.fidelity.sensitivity import Sensitivity
 from indpriv.analysis.fidelity.spacing import Spacing
@@ -59,32 +59,52 @@ def print_audit(summary: AuditSummary, console: Console) -> None:
         _print_unit_sizes(summary, console)
     for table in _first_tables(summary.groups):
         _print_worse_off(table, console)
-    _section(console, "ATTACK", [*_attack_lines(summary.attacks), *_bin_lines(summary), *_canary_lines(summary)])
+    _section(
+        console,
+        "ATTACK",
+        [*_attack_lines(summary.attacks), *_bin_lines(summary), *_canary_lines(summary)],
+    )
     if summary.fidelity:
         _section(console, "FIDELITY", _fidelity_lines(summary.fidelity))
     if summary.free_fidelity is not None:
-        _section(console, "FREE RECORDS", _free_lines(summary.free_fidelity))
+        _section(console, "BATCH NORMS", _free_lines(summary.free_fidelity))
     if summary.spacing is not None:
         _section(console, "SPACING", _spacing_lines(summary.spacing))
     if summary.sensitivity:
         _section(console, "SENSITIVITY", _sensitivity_lines(summary.sensitivity))
     passed, failed, unchecked = (
-        [check for check in summary.checks if check.status == status] for status in (PASSED, FAILED, NOT_CHECKED)
+        [check for check in summary.checks if check.status == status]
+        for status in (PASSED, FAILED, NOT_CHECKED)
     )
     _section(
-        console, "CHECKED", [", ".join(_short(check.name) for check in passed) or "nothing: the log stands on its word"]
+        console,
+        "CHECKED",
+        [
+            ", ".join(_short(check.name) for check in passed)
+            or "nothing: the log stands on its word"
+        ],
     )
     if failed:
-        _section(console, "FAILED", [Text(f"{clean(check.name)}: {clean(check.detail)}", "red") for check in failed])
+        _section(
+            console,
+            "FAILED",
+            [Text(f"{clean(check.name)}: {clean(check.detail)}", "red") for check in failed],
+        )
     if unchecked:
         _section(console, "NOT CHECKED", [", ".join(_short(check.name) for check in unchecked)])
-    trusted = [h.short for h in summary.hazards if h.kind == "assumption" and h.status not in ("verified", "failed")]
+    trusted = [
+        h.short
+        for h in summary.hazards
+        if h.kind == "assumption" and h.status not in ("verified", "failed")
+    ]
     _section(console, "ON TRUST", [", ".join(map(clean, trusted)) or "nothing"])
     if summary.missing:
         _section(console, "MISSING", [clean(text) for text in summary.missing])
 
 
-def print_groups(tables: Sequence[GroupTable], audit: Mapping[str, Any], console: Console, *, raw: bool = True) -> None:
+def print_groups(
+    tables: Sequence[GroupTable], audit: Mapping[str, Any], console: Console, *, raw: bool = True
+) -> None:
     """Print whole group tables.
 
     Args:
@@ -97,16 +117,28 @@ def print_groups(tables: Sequence[GroupTable], audit: Mapping[str, Any], console
     console.print(Text(f"individual epsilon ({audit['claim']}), {audit['meaning']}"))
     status = audit["guarantee"].get("status")
     none = f", no guarantee ({status})" if status in ("void", "unproven") else ""
-    console.print(Text(f"worst case {format_epsilon(audit['guarantee']['worst_case_epsilon'])}{none}"))
+    console.print(
+        Text(f"worst case {format_epsilon(audit['guarantee']['worst_case_epsilon'])}{none}")
+    )
     console.print(Text(DISCLAIMER, style="italic"))
     for table in tables:
         console.print()
         if raw:
-            _print_table(f"{clean(table.by)}, all labels", table.rows, console, standardised=_is_standardised(table))
+            _print_table(
+                f"{clean(table.by)}, all labels",
+                table.rows,
+                console,
+                standardised=_is_standardised(table),
+            )
         for line in [*_ratio_lines(table), *_test_lines(table)]:
             console.print(Padding(line, _INDENT))
         for within in table.within_label:
-            _print_table(f"{clean(table.by)} among {clean(within.label)}", within.rows, console, standardised=False)
+            _print_table(
+                f"{clean(table.by)} among {clean(within.label)}",
+                within.rows,
+                console,
+                standardised=False,
+            )
         for note in table.notes:
             console.print(Text(clean(note)))
 
@@ -121,7 +153,10 @@ def _section(console: Console, key: str, lines: Sequence[str | Text]) -> None:
     grid.add_column(width=max(_KEY_WIDTH, cell_len(key) + 1), no_wrap=True)
     grid.add_column(overflow="fold")
     for index, line in enumerate(lines):
-        grid.add_row(Text(key if index == 0 else "", style="bold"), line if isinstance(line, Text) else Text(line))
+        grid.add_row(
+            Text(key if index == 0 else "", style="bold"),
+            line if isinstance(line, Text) else Text(line),
+        )
     console.print(grid)
 
 
@@ -138,7 +173,9 @@ def _guarantee_lines(summary: AuditSummary) -> list[str | Text]:
             lines.append("Its assumptions are declared, not checked.")
         if not guarantee.publishable:
             times_n = f"delta times n is {guarantee.delta_times_n:.2g}"
-            lines.append(Text(f"NOT TO BE PUBLISHED: delta is at least 1/n ({times_n})", "bold red"))
+            lines.append(
+                Text(f"NOT TO BE PUBLISHED: delta is at least 1/n ({times_n})", "bold red")
+            )
         return lines
     verdict = "NONE: " if guarantee.status == "void" else "NOT PROVEN: "
     return [
@@ -152,9 +189,7 @@ def _guarantee_lines(summary: AuditSummary) -> list[str | Text]:
 
 def _run_lines(summary: AuditSummary) -> list[str | Text]:
     individual = summary.individual
-    how = (
-        f"{summary.account.accountant.upper()}; {summary.run.n_records:,} of {summary.run.total_steps:,} steps recorded"
-    )
+    how = f"{summary.account.accountant.upper()}; {summary.run.n_records:,} of {summary.run.total_steps:,} steps recorded"
     lines: list[str | Text] = [
         f"individual epsilon, {summary.claim.upper()} ({how})",
         f"median {format_epsilon(individual.median)} | 75 % at most {format_epsilon(individual.p75)} | "
@@ -168,7 +203,9 @@ def _run_lines(summary: AuditSummary) -> list[str | Text]:
         lines.append(f"recorded: {how_recorded}")
     if summary.loss is not None and summary.loss.pearson_log_loss is not None:
         accuracy = (
-            "" if summary.run.test_accuracy is None else f"; test accuracy {format_share(summary.run.test_accuracy, 1)}"
+            ""
+            if summary.run.test_accuracy is None
+            else f"; test accuracy {format_share(summary.run.test_accuracy, 1)}"
         )
         lines.append(f"Pearson's r with log loss {summary.loss.pearson_log_loss:.2f}{accuracy}")
     quote = "" if summary.guarantee.publishable else " This run has none to quote."
@@ -188,14 +225,18 @@ def _print_unit_sizes(summary: AuditSummary, console: Console) -> None:
             format_epsilon(row.worst_case_epsilon),
             format_epsilon(row.median),
             format_epsilon(row.max),
-            f"{format_share(row.rows_dropped / row.n_rows)} of rows" if row.rows_dropped else "nothing",
+            f"{format_share(row.rows_dropped / row.n_rows)} of rows"
+            if row.rows_dropped
+            else "nothing",
         )
     console.print(grid)
 
 
 def _first_tables(tables: Sequence[GroupTable]) -> list[GroupTable]:
     """The tables of the first screen: those whose order reverses first, the label's last, at most two."""
-    ordered = sorted(tables, key=lambda table: ("label" in table.columns, not table.reversed_labels))
+    ordered = sorted(
+        tables, key=lambda table: ("label" in table.columns, not table.reversed_labels)
+    )
     return ordered[:_FIRST_SCREEN_TABLES]
 
 
@@ -212,7 +253,8 @@ def _print_worse_off(table: GroupTable, console: Console) -> None:
     fixed = 2 + max(map(cell_len, [title, *names])) + 9 + 16
     labels = [_cut(within.label, 9) for within in table.within_label]
     beside = (
-        len(labels) <= _LABELS_BESIDE and fixed + sum(2 + max(5, cell_len(label)) for label in labels) <= console.width
+        len(labels) <= _LABELS_BESIDE
+        and fixed + sum(2 + max(5, cell_len(label)) for label in labels) <= console.width
     )
     standardised = bool(labels) and not beside
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
@@ -260,17 +302,26 @@ def _ratio_lines(table: GroupTable) -> list[Text]:
         if table.unsure_reversals:
             among = ", ".join(map(clean, table.unsure_reversals))
             lines.append(
-                Text(f"Among {among} the order is the reverse, by no more than chance (corrected p above 5 %).")
+                Text(
+                    f"Among {among} the order is the reverse, by no more than chance (corrected p above 5 %)."
+                )
             )
     if table.too_small:
-        lines.append(Text(f"too small to read, of fewer than {table.min_size}: {_count(table.too_small, 'group')}"))
+        lines.append(
+            Text(
+                f"too small to read, of fewer than {table.min_size}: {_count(table.too_small, 'group')}"
+            )
+        )
     return lines
 
 
 def _test_lines(table: GroupTable) -> list[Text]:
     """What the tests and the paper's headline say of a table."""
     lines = []
-    for spread, what in ((table.spread, "equal group means"), (table.spread_within_label, "equal means within label")):
+    for spread, what in (
+        (table.spread, "equal group means"),
+        (table.spread_within_label, "equal means within label"),
+    ):
         if spread is not None:
             lines.append(
                 f"permutation test of {what}: p {format_p_value(spread.corrected)} (corrected for all groups and "
@@ -308,13 +359,22 @@ def _attack_lines(attacks: Sequence[ThresholdAttack]) -> list[str | Text]:
     if not private:
         return ["none run: it needs losses of training and test examples"]
     shown = next((attack for attack in private if attack.by != "label"), private[0])
-    twin = next((attack for attack in attacks if attack.by == shown.by and attack.model == "non_dp"), None)
+    twin = next(
+        (attack for attack in attacks if attack.by == shown.by and attack.model == "non_dp"), None
+    )
     text = f"{clean(shown.method)} {_rate(shown)}"
     text += f"; without DP {_rate(twin)}." if twin is not None else "; no twin without DP."
-    beating = [row.name for row in (shown.overall, *shown.rows) if row.low is not None and row.low > _CHANCE]
+    beating = [
+        row.name
+        for row in (shown.overall, *shown.rows)
+        if row.low is not None and row.low > _CHANCE
+    ]
     if beating:
         names = ", ".join(map(_cut, beating[:4])) + (", ..." if len(beating) > 4 else "")
-        return [text, Text(f"Above chance (95 % intervals, each by itself): {names}.", style="yellow")]
+        return [
+            text,
+            Text(f"Above chance (95 % intervals, each by itself): {names}.", style="yellow"),
+        ]
     return [text, "None seen is not none."]
 
 
@@ -324,7 +384,12 @@ def _bin_lines(summary: AuditSummary) -> list[str | Text]:
     if found is None:
         return []
     if found.findings:
-        return [Text(f"{found.findings} bins of epsilon lie above what the WORST CASE allows: a finding.", "bold red")]
+        return [
+            Text(
+                f"{found.findings} bins of epsilon lie above what the WORST CASE allows: a finding.",
+                "bold red",
+            )
+        ]
     if found.places_to_look:
         text = f"{found.places_to_look} bins of epsilon lie above what their epsilon would allow: look there."
         return [Text(text, "yellow")]
@@ -342,7 +407,10 @@ def _canary_lines(summary: AuditSummary) -> list[str | Text]:
     )
     if overall.bound.epsilon > worst:
         return [
-            Text(f"{text}: ABOVE THE {format_epsilon(worst)} ACCOUNTED. The run or its account is wrong.", "bold red")
+            Text(
+                f"{text}: ABOVE THE {format_epsilon(worst)} ACCOUNTED. The run or its account is wrong.",
+                "bold red",
+            )
         ]
     return [f"{text} (accounted: {format_epsilon(worst)})"]
 
@@ -352,8 +420,14 @@ def _rate(attack: ThresholdAttack) -> str:
     if overall.success_rate is None or overall.low is None or overall.high is None:
         return "has too few scores"
     text = f"{overall.success_rate:.2f} [{overall.low:.2f}, {overall.high:.2f}]"
-    rates = [row.success_rate for row in attack.rows if row.success_rate is not None and not row.too_small]
-    return text + (f", by {clean(attack.by)} {min(rates):.2f} to {max(rates):.2f}" if len(rates) > 1 else "")
+    rates = [
+        row.success_rate
+        for row in attack.rows
+        if row.success_rate is not None and not row.too_small
+    ]
+    return text + (
+        f", by {clean(attack.by)} {min(rates):.2f} to {max(rates):.2f}" if len(rates) > 1 else ""
+    )
 
 
 def _spacing_lines(spacing: Spacing) -> list[str | Text]:
@@ -375,8 +449,8 @@ def _sensitivity_lines(rows: Sequence[Sensitivity]) -> list[str | Text]:
     ]
 
 
-def _free_lines(found: FreeFidelity) -> list[str | Text]:
-    """What left-out free records and their weighted sum say of the account."""
+def _free_lines(found: BatchNormFidelity) -> list[str | Text]:
+    """What left-out batch norms and their weighted sum say of the account."""
     lines: list[str | Text] = [
         f"{found.n_entries:,} norms, each left out in turn, against what the account would use ({found.between_records}), in "
         f"max_grad_norm: bias {found.signed_bias:+.3f}, mean {found.mean_absolute:.3f}, 95 % within "
@@ -406,13 +480,32 @@ def _fidelity_lines(rows: Sequence[Fidelity]) -> list[str | Text]:
     return lines
 
 
-def _print_table(title: str, rows: Sequence[GroupRow], console: Console, *, standardised: bool) -> None:
-    columns = ["n", "mean", "interval", "to best", "p", "median", "95 %", "99 %", "max", "at worst", "loss"]
+def _print_table(
+    title: str, rows: Sequence[GroupRow], console: Console, *, standardised: bool
+) -> None:
+    columns = [
+        "n",
+        "mean",
+        "interval",
+        "to best",
+        "p",
+        "median",
+        "95 %",
+        "99 %",
+        "max",
+        "at worst",
+        "loss",
+    ]
     columns += ["train acc.", "test acc."]
     if standardised:
         columns[3:3] = ["label-stand.", "interval"]
     grid = Table(
-        title=Text(title), title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="bold"
+        title=Text(title),
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
+        header_style="bold",
     )
     grid.add_column("group", no_wrap=True)
     for column in columns:
@@ -420,20 +513,32 @@ def _print_table(title: str, rows: Sequence[GroupRow], console: Console, *, stan
     for row in rows:
         cells = [f"{row.n:,}", format_epsilon(row.mean), _behind(row.mean_interval).strip() or "–"]
         if standardised:
-            cells += [format_epsilon(row.standardised_mean), _behind(row.standardised_interval).strip() or "–"]
-        cells += [format_number(row.ratio_to_best), "–" if row.p_value is None else format_p_value(row.p_value)]
+            cells += [
+                format_epsilon(row.standardised_mean),
+                _behind(row.standardised_interval).strip() or "–",
+            ]
+        cells += [
+            format_number(row.ratio_to_best),
+            "–" if row.p_value is None else format_p_value(row.p_value),
+        ]
         cells += [format_epsilon(value) for value in (row.median, row.p95, row.p99, row.max)]
         cells += [format_share(row.share_at_worst_case), format_number(row.mean_loss)]
         cells += [format_share(row.train_accuracy, 1), format_share(row.test_accuracy, 1)]
-        grid.add_row(Text(_cut(row.name, 2 * _NAME_WIDTH) + (" (too few)" if row.too_small else "")), *cells)
+        grid.add_row(
+            Text(_cut(row.name, 2 * _NAME_WIDTH) + (" (too few)" if row.too_small else "")), *cells
+        )
     print_whole(grid, console)
 
 
 def print_whole(grid: Table, console: Console) -> None:
     """Print a table at its full width even where the terminal is narrower: figures are never cut off."""
-    width = max(Measurement.get(console, console.options.update(width=_WIDEST), grid).maximum, console.width)
+    width = max(
+        Measurement.get(console, console.options.update(width=_WIDEST), grid).maximum, console.width
+    )
     colours: Literal["truecolor"] | None = "truecolor" if console.color_system else None
-    Console(file=console.file, width=width, force_terminal=console.is_terminal, color_system=colours).print(grid)
+    Console(
+        file=console.file, width=width, force_terminal=console.is_terminal, color_system=colours
+    ).print(grid)
 
 
 def _cut(text: str, width: int = _NAME_WIDTH) -> str:

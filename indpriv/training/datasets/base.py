@@ -40,7 +40,9 @@ class Split:
             )
         if not np.isfinite(self.inputs).all():
             bad = np.flatnonzero(~np.isfinite(self.inputs.reshape(len(self), -1)).all(axis=1))
-            raise InputError(f"{len(bad)} examples hold NaN or infinite inputs, e.g. number {bad[0]}")
+            raise InputError(
+                f"{len(bad)} examples hold NaN or infinite inputs, e.g. number {bad[0]}"
+            )
         if self.metadata is not None and not self.metadata.index.equals(pd.RangeIndex(len(self))):
             raise InputError(f"metadata must be indexed 0..{len(self) - 1}, one row per example")
 
@@ -133,7 +135,9 @@ def damaged(path: Path, what: str) -> EvidenceError:
     return EvidenceError(f"{path} is damaged or not the right file: {what}; get it again")
 
 
-def read_npz(path: Path, item_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, NDArray[np.integer]]:
+def read_npz(
+    path: Path, item_shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, NDArray[np.integer]]:
     """Arrays of whole numbers in an npz file, without unpickling.
 
     Args:
@@ -148,14 +152,27 @@ def read_npz(path: Path, item_shapes: Mapping[str, tuple[int, ...]]) -> dict[str
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            return {name: _read_member(path, archive, name, shape) for name, shape in item_shapes.items()}
+            return {
+                name: _read_member(path, archive, name, shape)
+                for name, shape in item_shapes.items()
+            }
     except InputError:  # a ValueError too, and already worded
         raise
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+    except (
+        OSError,
+        EOFError,
+        KeyError,
+        ValueError,
+        zipfile.BadZipFile,
+        zlib.error,
+        NotImplementedError,
+    ) as error:
         raise damaged(path, str(error)) from error
 
 
-def _read_member(path: Path, archive: zipfile.ZipFile, name: str, item_shape: tuple[int, ...]) -> NDArray[np.integer]:
+def _read_member(
+    path: Path, archive: zipfile.ZipFile, name: str, item_shape: tuple[int, ...]
+) -> NDArray[np.integer]:
     """One array, after its header has been checked: a header may ask for any amount of memory."""
     with archive.open(f"{name}.npy") as member:
         version = np.lib.format.read_magic(member)
@@ -164,7 +181,12 @@ def _read_member(path: Path, archive: zipfile.ZipFile, name: str, item_shape: tu
         shape, _, dtype = np.lib.format.read_array_header_1_0(member)
     accepted = [item_shape] if item_shape else [(), (1,)]
     wanted = np.uint8 if item_shape else np.integer
-    if not np.issubdtype(dtype, wanted) or shape[1:] not in accepted or not shape or shape[0] > _MAX_COUNT:
+    if (
+        not np.issubdtype(dtype, wanted)
+        or shape[1:] not in accepted
+        or not shape
+        or shape[0] > _MAX_COUNT
+    ):
         raise damaged(path, f"{name} has shape {shape} and type {dtype}")
     with archive.open(f"{name}.npy") as member:
         array: NDArray[np.integer] = np.lib.format.read_array(member, allow_pickle=False)

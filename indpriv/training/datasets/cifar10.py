@@ -39,11 +39,18 @@ def load(data_dir: Path) -> Dataset:
             return _dataset(read_npz(folder / _NPZ))
         if (folder / _BINARY["train"][0]).is_file():
             return _dataset(_read_batches(folder))
-    pickles = any((folder / "data_batch_1").is_file() for folder in [*folders, data_dir / "cifar-10-batches-py"])
+    pickles = any(
+        (folder / "data_batch_1").is_file()
+        for folder in [*folders, data_dir / "cifar-10-batches-py"]
+    )
     raise InputError(
         f"neither {_NPZ} nor {_BINARY['train'][0]} is in {', '.join(map(str, folders))}; put CIFAR-10's binary version "
         "there (cifar-10-binary.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html, unpacked)"
-        + ("; the Python version that lies there is pickles, which can run code and are never read" if pickles else "")
+        + (
+            "; the Python version that lies there is pickles, which can run code and are never read"
+            if pickles
+            else ""
+        )
     )
 
 
@@ -77,7 +84,9 @@ def read_batch(path: Path) -> Raw:
         EvidenceError: it has another size, or labels beyond 9.
     """
     if not path.is_file():
-        raise InputError(f"{path} is missing; CIFAR-10 has six binary batches: unpack cifar-10-binary.tar.gz again")
+        raise InputError(
+            f"{path} is missing; CIFAR-10 has six binary batches: unpack cifar-10-binary.tar.gz again"
+        )
     if path.stat().st_size != _BATCH * _RECORD:
         raise damaged(path, f"it has {path.stat().st_size} bytes, a batch has {_BATCH * _RECORD}")
     records = np.fromfile(path, dtype=np.uint8).reshape(_BATCH, _RECORD)
@@ -96,8 +105,17 @@ def read_npz(path: Path) -> dict[str, Raw]:
     found = base.read_npz(path, {"x_train": _SHAPE, "y_train": (), "x_test": _SHAPE, "y_test": ()})
     arrays = {}
     for split in ("train", "test"):
-        images, labels = found[f"x_{split}"].astype(np.uint8, copy=False), found[f"y_{split}"].astype(np.int64)
-        if len(images) != len(labels) or len(labels) == 0 or not 0 <= labels.min() <= labels.max() < len(_NAMES):
-            raise damaged(path, f"y_{split} needs a label of 0 to 9 for each of {len(images)} images")
+        images, labels = (
+            found[f"x_{split}"].astype(np.uint8, copy=False),
+            found[f"y_{split}"].astype(np.int64),
+        )
+        if (
+            len(images) != len(labels)
+            or len(labels) == 0
+            or not 0 <= labels.min() <= labels.max() < len(_NAMES)
+        ):
+            raise damaged(
+                path, f"y_{split} needs a label of 0 to 9 for each of {len(images)} images"
+            )
         arrays[split] = (images, labels)
     return arrays

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from indpriv.errors import InputError
 from indpriv.training.datasets.base import Dataset, Split
 
-_TEST_EVERY = 5  # positions 4, 9, 14, ... are the test split: a fixed public rule, scikit-learn defines none
+_TEST_EVERY = (
+    5  # positions 4, 9, 14, ... are the test split: a fixed public rule, scikit-learn defines none
+)
 _DIGIT_LEVELS = 16  # pixels are 0..16
 
 # Upper ends of the ten measurements, for the mean, the standard error and the worst cell: round numbers beyond what

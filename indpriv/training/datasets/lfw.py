@@ -19,7 +19,9 @@ _REMEDY = (
 )
 _SHAPE = (50, 37)
 _UNKNOWN = 255  # gender of 4 pictures, which are left out
-_EVERY = 5  # a person whose id is a multiple of it is a test person: nobody has pictures in both splits
+_EVERY = (
+    5  # a person whose id is a multiple of it is a test person: nobody has pictures in both splits
+)
 _BANDS = {1: "1", 2: "2-5", 6: "6-20", 21: "21+"}  # by the first number of pictures of each
 
 
@@ -42,14 +44,26 @@ def load(data_dir: Path) -> Dataset:
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise damaged(path, str(error)) from error
     if images.shape[1:] != _SHAPE or images.dtype != np.uint8:
-        raise damaged(path, f"X has shape {images.shape} and type {images.dtype}, pictures are (n, 50, 37) uint8")
-    if person.shape != (len(images),) or gender.shape != person.shape or not np.isin(gender, (0, 1, _UNKNOWN)).all():
-        raise damaged(path, f"{len(images)} pictures need a person_id each, and a gender of 0, 1 or {_UNKNOWN}")
+        raise damaged(
+            path,
+            f"X has shape {images.shape} and type {images.dtype}, pictures are (n, 50, 37) uint8",
+        )
+    if (
+        person.shape != (len(images),)
+        or gender.shape != person.shape
+        or not np.isin(gender, (0, 1, _UNKNOWN)).all()
+    ):
+        raise damaged(
+            path,
+            f"{len(images)} pictures need a person_id each, and a gender of 0, 1 or {_UNKNOWN}",
+        )
     splits = {}
     for name, chosen in (("train", person % _EVERY != 0), ("test", person % _EVERY == 0)):
         kept = chosen & (gender != _UNKNOWN)
         inputs = images[kept, None].astype(np.float32) / np.float32(127.5) - np.float32(1)
-        splits[name] = Split(inputs, gender[kept].astype(np.int64), _metadata(person[kept].astype(np.int64)))
+        splits[name] = Split(
+            inputs, gender[kept].astype(np.int64), _metadata(person[kept].astype(np.int64))
+        )
     return Dataset(
         name="lfw",
         train=splits["train"],

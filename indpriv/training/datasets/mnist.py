@@ -36,14 +36,22 @@ def load(data_dir: Path) -> Dataset:
     splits = {}
     for name, (images_name, labels_name) in _FILES.items():
         images_path, labels_path = (
-            find_file(file, [data_dir / "mnist", data_dir], remedy=_REMEDY) for file in (images_name, labels_name)
+            find_file(file, [data_dir / "mnist", data_dir], remedy=_REMEDY)
+            for file in (images_name, labels_name)
         )
-        images, labels = read_idx(images_path, item_shape=(_SIDE, _SIDE)), read_idx(labels_path, item_shape=())
+        images, labels = (
+            read_idx(images_path, item_shape=(_SIDE, _SIDE)),
+            read_idx(labels_path, item_shape=()),
+        )
         if len(images) != len(labels):
-            raise damaged(labels_path, f"{len(labels)} labels for {len(images)} images in {images_path.name}")
+            raise damaged(
+                labels_path, f"{len(labels)} labels for {len(images)} images in {images_path.name}"
+            )
         if len(labels) == 0 or labels.max() >= _N_CLASSES:
             raise damaged(labels_path, "it needs labels of 0 to 9")
-        splits[name] = Split(images[:, None].astype(np.float32) / np.float32(255), labels.astype(np.int64))
+        splits[name] = Split(
+            images[:, None].astype(np.float32) / np.float32(255), labels.astype(np.int64)
+        )
     return Dataset(
         name="mnist",
         train=splits["train"],
@@ -71,13 +79,22 @@ def read_idx(path: Path, *, item_shape: tuple[int, ...]) -> NDArray[np.uint8]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             magic, *shape = struct.unpack(f">{1 + ndim}I", file.read(4 * (1 + ndim)))
-            if magic != _UNSIGNED_BYTES << 8 | ndim or tuple(shape[1:]) != item_shape or shape[0] > _MAX_COUNT:
-                raise damaged(path, f"its header says magic number {magic} and shape {tuple(shape)}")
+            if (
+                magic != _UNSIGNED_BYTES << 8 | ndim
+                or tuple(shape[1:]) != item_shape
+                or shape[0] > _MAX_COUNT
+            ):
+                raise damaged(
+                    path, f"its header says magic number {magic} and shape {tuple(shape)}"
+                )
             size = int(np.prod(shape))
             content = file.read(size)
             beyond = file.read(1)
     except (OSError, EOFError, zlib.error, struct.error) as error:
         raise damaged(path, str(error) or type(error).__name__) from error
     if len(content) != size or beyond:
-        raise damaged(path, f"its header announces {size} bytes, and it holds {'more' if beyond else len(content)}")
+        raise damaged(
+            path,
+            f"its header announces {size} bytes, and it holds {'more' if beyond else len(content)}",
+        )
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)

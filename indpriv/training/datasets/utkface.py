@@ -20,18 +20,36 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from indpriv.training.datasets.base import Dataset, Split, damaged, find_file, read_npz, scaled_images
+from indpriv.training.datasets.base import (
+    Dataset,
+    Split,
+    damaged,
+    find_file,
+    read_npz,
+    scaled_images,
+)
 
 METADATA_COLUMNS = ("race", "gender", "age_band")
 ADULT_AGE = 30  # the second task: younger or not
-TRAINING = {"White": 7_000, "Black": 3_500, "Asian": 2_000, "Indian": 2_800}  # of each race, half with either label
+TRAINING = {
+    "White": 7_000,
+    "Black": 3_500,
+    "Asian": 2_000,
+    "Indian": 2_800,
+}  # of each race, half with either label
 
 _NPZ = "utkface_32.npz"
 _ITEM_SHAPES = {"X": (32, 32, 3), "age": (), "gender": (), "race": (), "image_id": ()}
 _RACES = ("White", "Black", "Asian", "Indian", "Other")
 _GENDERS = ("male", "female")
 _AGES = ("30 and over", "under 30")
-_AGE_BANDS = {0: "0-14", 15: "15-29", 30: "30-44", 45: "45-59", 60: "60+"}  # by the first year of each
+_AGE_BANDS = {
+    0: "0-14",
+    15: "15-29",
+    30: "30-44",
+    45: "45-59",
+    60: "60+",
+}  # by the first year of each
 _REMEDY = "make it of UTKFace (https://susanqq.github.io/UTKFace/): X (n, 32, 32, 3) bytes, age, gender, race, image_id"
 _ON_TRUST = {
     "duplicates": "byte-identical pictures are there once; nobody looked for others of one person or one moment",
@@ -98,7 +116,9 @@ def _people(path: Path, arrays: dict[str, NDArray[np.integer]]) -> pd.DataFrame:
             raise damaged(path, f"{column} has values beyond 0..{len(names) - 1}")
     if (frame["age"] < 0).any():
         raise damaged(path, "an age is negative")
-    return frame.assign(race=np.array(_RACES)[frame["race"]], under_30=(frame["age"] < ADULT_AGE).astype(np.int64))
+    return frame.assign(
+        race=np.array(_RACES)[frame["race"]], under_30=(frame["age"] < ADULT_AGE).astype(np.int64)
+    )
 
 
 def distinct_pictures(people: pd.DataFrame) -> pd.DataFrame:
@@ -114,14 +134,20 @@ def chosen_pictures(path: Path, people: pd.DataFrame, label: str) -> dict[str, p
     Raises:
         EvidenceError: too few pictures of a race for training and testing.
     """
-    mixed = people.assign(order=people["image_id"] * _SHUFFLE % 2**32).sort_values(["order", "image_id"])
+    mixed = people.assign(order=people["image_id"] * _SHUFFLE % 2**32).sort_values(
+        ["order", "image_id"]
+    )
     parts: dict[str, list[pd.DataFrame]] = {"train": [], "test": []}
     for race, wanted in TRAINING.items():
         of_race = [mixed[(mixed["race"] == race) & (mixed[label] == value)] for value in (0, 1)]
         trained, least = wanted // 2, min(map(len, of_race))
         if least <= trained:
-            raise damaged(path, f"{race} has {least} pictures of one {label} label, {trained + 1} are needed")
+            raise damaged(
+                path, f"{race} has {least} pictures of one {label} label, {trained + 1} are needed"
+            )
         for rows in of_race:
             parts["train"].append(rows[:trained])
             parts["test"].append(rows[trained:least])
-    return {split: pd.concat(rows).sort_values(["order", "image_id"]) for split, rows in parts.items()}
+    return {
+        split: pd.concat(rows).sort_values(["order", "image_id"]) for split, rows in parts.items()
+    }

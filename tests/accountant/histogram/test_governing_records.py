@@ -20,7 +20,9 @@ def make_log(recorded_steps, total_steps, n_examples=1, **changes):
 
 
 def steps_by_row(segments):
-    return {int(row): int(segments.count[segments.row == row].sum()) for row in np.unique(segments.row)}
+    return {
+        int(row): int(segments.count[segments.row == row].sum()) for row in np.unique(segments.row)
+    }
 
 
 def test_last_holds_each_record_until_the_next():
@@ -60,8 +62,14 @@ def test_ten_million_steps_of_one_setting_need_no_array_of_steps():
 def test_every_step_is_counted_once_under_its_own_setting(data):
     total_steps = data.draw(st.integers(1, 30))
     recorded = sorted(data.draw(st.sets(st.integers(0, total_steps - 1))))
-    noise = np.array(data.draw(st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=total_steps, max_size=total_steps)))
-    rate = np.array(data.draw(st.lists(st.sampled_from([0.1, 1.0]), min_size=total_steps, max_size=total_steps)))
+    noise = np.array(
+        data.draw(
+            st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=total_steps, max_size=total_steps)
+        )
+    )
+    rate = np.array(
+        data.draw(st.lists(st.sampled_from([0.1, 1.0]), min_size=total_steps, max_size=total_steps))
+    )
     log = make_log(recorded, total_steps, noise_multiplier=noise, sample_rate=rate)
     for between_records in BETWEEN_RECORDS:
         segments = segments_of(log, between_records)
@@ -77,7 +85,10 @@ def test_every_step_is_counted_once_under_its_own_setting(data):
 
 def test_worst_case_merges_settings_that_differ_in_the_clipping_norm_only():
     log = make_log(
-        [0], 4, max_grad_norm=np.array([1.0, 2.0, 1.0, 2.0]), noise_multiplier=np.array([1.0, 1.0, 3.0, 3.0])
+        [0],
+        4,
+        max_grad_norm=np.array([1.0, 2.0, 1.0, 2.0]),
+        noise_multiplier=np.array([1.0, 1.0, 3.0, 3.0]),
     )
     worst = worst_case_participations(segments_of(log, "last"))
     assert worst.relative_norms.tolist() == [1.0, 1.0]

@@ -40,8 +40,12 @@ def rdp_of(cells, rows):
     picked = counts.totals_at(examples, table, examples % len(ORDERS))
     np.testing.assert_allclose(picked, totals[examples, examples % len(ORDERS)], rtol=1e-12)
     histogram_ = cells.participations(rows)
-    mechanisms = np.stack([histogram_.relative_norms / histogram_.noise_multiplier, histogram_.sample_rate])
-    np.testing.assert_allclose(histogram_.counts @ renyi_divergences(*mechanisms, ORDERS), totals, rtol=1e-9)
+    mechanisms = np.stack(
+        [histogram_.relative_norms / histogram_.noise_multiplier, histogram_.sample_rate]
+    )
+    np.testing.assert_allclose(
+        histogram_.counts @ renyi_divergences(*mechanisms, ORDERS), totals, rtol=1e-9
+    )
     return totals
 
 
@@ -65,7 +69,12 @@ def draw_run(data, *, varying_norm):
     return (
         norms,
         np.array(recorded),
-        {"total_steps": total_steps, "noise_multiplier": noise, "max_grad_norm": clip, "sample_rate": rate},
+        {
+            "total_steps": total_steps,
+            "noise_multiplier": noise,
+            "max_grad_norm": clip,
+            "sample_rate": rate,
+        },
     )
 
 
@@ -77,7 +86,9 @@ def test_level_cells_equal_the_step_by_step_sum(data, between_records):
     log = NormLog.from_arrays(norms, recorded, rounding=1 / 16, **run)
     cells, rows = lay_out(log, between_records, LevelCells)
     np.testing.assert_array_equal(cells.participations(rows).counts.sum(axis=1), run["total_steps"])
-    relative = oracles.governing_norms(norms, recorded, run["total_steps"], run["max_grad_norm"], between_records)
+    relative = oracles.governing_norms(
+        norms, recorded, run["total_steps"], run["max_grad_norm"], between_records
+    )
     expected = rdp_of_trajectory(relative, run["noise_multiplier"], run["sample_rate"])
     np.testing.assert_allclose(rdp_of(cells, rows), expected, rtol=1e-9)
 
@@ -87,7 +98,9 @@ def test_level_cells_equal_the_step_by_step_sum(data, between_records):
 def test_a_moving_clipping_norm_never_lowers_a_contribution(data, between_records):
     norms, recorded, run = draw_run(data, varying_norm=True)
     log = NormLog.from_arrays(norms, recorded, rounding=0.1, **run)
-    relative = oracles.governing_norms(norms, recorded, run["total_steps"], run["max_grad_norm"], between_records)
+    relative = oracles.governing_norms(
+        norms, recorded, run["total_steps"], run["max_grad_norm"], between_records
+    )
     truth = rdp_of_trajectory(relative, run["noise_multiplier"], run["sample_rate"])
     assert np.all(rdp_of(*lay_out(log, between_records, LevelCells)) >= truth * (1 - 1e-9))
 
@@ -104,7 +117,10 @@ def test_code_of_a_moving_clipping_norm_by_hand():
     )
     cells, rows = lay_out(log, "last", LevelCells)
     histogram_ = cells.participations(rows)
-    met = [dict(zip(histogram_.relative_norms[row > 0], row[row > 0], strict=True)) for row in histogram_.counts]
+    met = [
+        dict(zip(histogram_.relative_norms[row > 0], row[row > 0], strict=True))
+        for row in histogram_.counts
+    ]
     assert met[0] == {0.30000000000000004: 1, 0.15000000000000002: 1, 0.6000000000000001: 1}
     assert met[1] == {1.0: 2, 0.5: 1}  # at max_grad_norm but not clipped: half of the doubled one
     assert met[2] == {1.0: 3}  # clipped, so that its true norm is unknown: counts as 1
@@ -115,7 +131,9 @@ def test_code_of_a_moving_clipping_norm_by_hand():
 def test_norms_without_rounding_are_a_hair_above_the_step_by_step_sum(data, between_records):
     norms, recorded, run = draw_run(data, varying_norm=True)
     log = NormLog.from_arrays(norms, recorded, rounding=0, **run)
-    relative = oracles.governing_norms(norms, recorded, run["total_steps"], run["max_grad_norm"], between_records)
+    relative = oracles.governing_norms(
+        norms, recorded, run["total_steps"], run["max_grad_norm"], between_records
+    )
     truth = rdp_of_trajectory(relative, run["noise_multiplier"], run["sample_rate"])
     ours = rdp_of(*lay_out(log, between_records, NodeCells))
     assert np.all(ours >= truth * (1 - 1e-9))
@@ -129,7 +147,11 @@ def test_composite_cells_agree_with_level_cells(data, between_records, varying_n
     norms, recorded, run = draw_run(data, varying_norm=varying_norm)
     log = NormLog.from_arrays(norms, recorded, rounding=0.05, **run)
     exact = rdp_of(*lay_out(log, between_records, LevelCells))
-    for between_nodes, below, above in (("share", 1e-9, 1e-3), ("up", 1e-9, 0.1), ("down", 0.1, 1e-9)):
+    for between_nodes, below, above in (
+        ("share", 1e-9, 1e-3),
+        ("up", 1e-9, 0.1),
+        ("down", 0.1, 1e-9),
+    ):
         cells, rows = lay_out(log, between_records, CompositeCells, between_nodes=between_nodes)
         ours = rdp_of(cells, rows)
         assert np.all(ours >= exact * (1 - below))
@@ -151,7 +173,9 @@ def test_whole_counts_enclose_the_run(rounding, n_rates):
         "max_grad_norm": 1.0,
         "sample_rate": rate,
     }
-    log = NormLog.from_arrays(rng.exponential(0.4, (10, 6)), np.arange(10) * 12, rounding=rounding, **run)
+    log = NormLog.from_arrays(
+        rng.exponential(0.4, (10, 6)), np.arange(10) * 12, rounding=rounding, **run
+    )
     governing = GoverningRows.of(log, segments_of(log, "last"))
     cells, rows = cells_of(governing), governing.read(whole(log))
     up, down = (whole.participations(rows) for whole in whole_cells_of(governing, cells))
@@ -159,7 +183,10 @@ def test_whole_counts_enclose_the_run(rounding, n_rates):
         np.testing.assert_array_equal(part.counts, np.round(part.counts))
         np.testing.assert_array_equal(part.counts.sum(axis=1), 120)
     high, low = (
-        part.counts @ renyi_divergences(part.relative_norms / part.noise_multiplier, part.sample_rate, ORDERS[:2])
+        part.counts
+        @ renyi_divergences(
+            part.relative_norms / part.noise_multiplier, part.sample_rate, ORDERS[:2]
+        )
         for part in (up, down)
     )
     middle = cells.counts(rows).totals(cells.divergences(ORDERS[:2]))
@@ -187,7 +214,9 @@ def test_hundreds_of_distinct_settings(varying, rounding, excess):
     norms = np.ceil(norms * 20) / 20 if rounding else norms
     run = {"total_steps": 300, "noise_multiplier": noise, "max_grad_norm": 1.0, "sample_rate": rate}
     log = NormLog.from_arrays(norms, recorded, rounding=rounding, **run)
-    truth = rdp_of_trajectory(oracles.governing_norms(norms, recorded, 300, 1.0, "closest"), noise, rate)
+    truth = rdp_of_trajectory(
+        oracles.governing_norms(norms, recorded, 300, 1.0, "closest"), noise, rate
+    )
     ours = rdp_of(*lay_out(log, "closest", CompositeCells if rounding else NodeCells))
     assert np.all(ours >= truth * (1 - 1e-9))
     assert np.all(ours[:, ORDERS <= 3] <= truth[:, ORDERS <= 3] * (1 + excess))
@@ -212,7 +241,10 @@ def test_always_clipped(rounding):
 @pytest.mark.parametrize("between_records", BETWEEN_RECORDS)
 def test_ten_thousand_levels_under_one_setting(between_records):
     rng = np.random.default_rng(0)
-    norms, recorded = np.ceil(rng.exponential(0.4, (6, 5)) * 8192) / 8192, np.array([2, 3, 9, 15, 16, 30])
+    norms, recorded = (
+        np.ceil(rng.exponential(0.4, (6, 5)) * 8192) / 8192,
+        np.array([2, 3, 9, 15, 16, 30]),
+    )
     run = {
         "total_steps": 40,
         "noise_multiplier": np.full(40, 1.1),
@@ -229,7 +261,12 @@ def test_ten_thousand_levels_under_one_setting(between_records):
 def test_every_step_recorded_under_its_own_noise():
     rng = np.random.default_rng(0)
     norms, noise = np.ceil(rng.exponential(0.4, (150, 5)) * 20) / 20, np.linspace(0.9, 1.3, 150)
-    run = {"total_steps": 150, "noise_multiplier": noise, "max_grad_norm": 1.0, "sample_rate": np.full(150, 0.05)}
+    run = {
+        "total_steps": 150,
+        "noise_multiplier": noise,
+        "max_grad_norm": 1.0,
+        "sample_rate": np.full(150, 0.05),
+    }
     log = NormLog.from_arrays(norms, np.arange(150), rounding=0.05, **run)
     cells, rows = lay_out(log, "last", CompositeCells)
     assert cells.unrolled is not None
@@ -241,12 +278,23 @@ def test_every_step_recorded_under_its_own_noise():
 
 def test_nothing_recorded_counts_every_step_at_the_clipping_norm():
     log = NormLog.from_arrays(
-        np.zeros((0, 3)), [], total_steps=7, noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.1
+        np.zeros((0, 3)),
+        [],
+        total_steps=7,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        sample_rate=0.1,
     )
     cells, rows = lay_out(log, "last", LevelCells)
     assert cells.participations(rows).counts.tolist() == [[7.0]] * 3
     unrounded = NormLog.from_arrays(
-        np.zeros((0, 3)), [], total_steps=7, noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.1, rounding=0
+        np.zeros((0, 3)),
+        [],
+        total_steps=7,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        sample_rate=0.1,
+        rounding=0,
     )
     cells, rows = lay_out(unrounded, "last", NodeCells)
     np.testing.assert_allclose(

@@ -1,4 +1,4 @@
-"""Full and free records together, against a twin that looks at one step of one example at a time."""
+"""Full and batch norms together, against a twin that looks at one step of one example at a time."""
 
 import numpy as np
 import pytest
@@ -22,23 +22,28 @@ def draw_run(seed, *, moving=False, n_rates=1, n_examples=5):
     rng = np.random.default_rng(seed)
     total_steps = int(rng.integers(1, 25))
     recorded = np.flatnonzero(rng.random(total_steps) < rng.choice([0.0, 0.1, 0.4]))
-    steps, positions = np.nonzero(rng.random((total_steps, n_examples)) < rng.choice([0.05, 0.3, 0.8]))
+    steps, positions = np.nonzero(
+        rng.random((total_steps, n_examples)) < rng.choice([0.05, 0.3, 0.8])
+    )
     # Norms on the levels of 1 / 16, so that rounding changes nothing where max_grad_norm stays at 0.5.
     norms, free = (
-        np.ceil(np.exp(rng.normal(-0.9, 0.8, shape)) * 32) / 32 for shape in ((len(recorded), 5), len(steps))
+        np.ceil(np.exp(rng.normal(-0.9, 0.8, shape)) * 32) / 32
+        for shape in ((len(recorded), 5), len(steps))
     )
     rate = rng.uniform(0.02, 0.3, n_rates)[rng.integers(0, n_rates, total_steps)]
     run = {
         "total_steps": total_steps,
         "noise_multiplier": rng.choice([0.7, 1.1], total_steps),
-        "max_grad_norm": rng.choice([0.3, 0.5, 0.9], total_steps) if moving else np.full(total_steps, 0.5),
+        "max_grad_norm": rng.choice([0.3, 0.5, 0.9], total_steps)
+        if moving
+        else np.full(total_steps, 0.5),
         "sample_rate": rate,
     }
     return norms, recorded, (steps, positions, free), run
 
 
-def entries_of(free_records):
-    return {(int(i), int(step)): norm for step, i, norm in zip(*free_records, strict=True)}
+def entries_of(batch_norms):
+    return {(int(i), int(step)): norm for step, i, norm in zip(*batch_norms, strict=True)}
 
 
 def rdp_of(log, between_records, kind):
@@ -54,13 +59,20 @@ def rdp_of(log, between_records, kind):
         np.testing.assert_array_equal(found, np.round(found))
     totals = counts.totals(table)
     examples = np.arange(log.n_examples)
-    np.testing.assert_allclose(counts.totals_at(examples, table, examples % 4), totals[examples, examples % 4])
+    np.testing.assert_allclose(
+        counts.totals_at(examples, table, examples % 4), totals[examples, examples % 4]
+    )
     return totals
 
 
-def truth_of(norms, recorded, free_records, run, between_records):
+def truth_of(norms, recorded, batch_norms, run, between_records):
     relative = oracles.governing_norms_with_free(
-        norms, recorded, entries_of(free_records), run["total_steps"], run["max_grad_norm"], between_records
+        norms,
+        recorded,
+        entries_of(batch_norms),
+        run["total_steps"],
+        run["max_grad_norm"],
+        between_records,
     )
     total = np.zeros((relative.shape[1], len(ORDERS)))
     for step, row in enumerate(relative):
@@ -72,22 +84,30 @@ def truth_of(norms, recorded, free_records, run, between_records):
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), between_records=st.sampled_from(RULES), unrolled=st.booleans())
 def test_few_settings_equal_the_step_by_step_sum(seed, between_records, unrolled):
-    norms, recorded, free_records, run = draw_run(seed)
-    log = NormLog.from_arrays(norms, recorded, rounding=1 / 16, free_records=free_records, **run)
+    norms, recorded, batch_norms, run = draw_run(seed)
+    log = NormLog.from_arrays(norms, recorded, rounding=1 / 16, batch_norms=batch_norms, **run)
     with pytest.MonkeyPatch.context() as patch:
         if unrolled:
             patch.setattr(span_cells, "_MAX_LEVEL_CELLS", 0)
         ours = rdp_of(log, between_records, UnrolledSpans if unrolled else CountedSpans)
-    np.testing.assert_allclose(ours, truth_of(norms, recorded, free_records, run, between_records), rtol=1e-9)
+    np.testing.assert_allclose(
+        ours, truth_of(norms, recorded, batch_norms, run, between_records), rtol=1e-9
+    )
 
 
 @settings(max_examples=25)
-@given(seed=st.integers(0, 2**32), between_records=st.sampled_from(RULES), rounding=st.sampled_from([0.0, 0.1]))
+@given(
+    seed=st.integers(0, 2**32),
+    between_records=st.sampled_from(RULES),
+    rounding=st.sampled_from([0.0, 0.1]),
+)
 def test_a_moving_clipping_norm_never_lowers_a_contribution(seed, between_records, rounding):
-    norms, recorded, free_records, run = draw_run(seed, moving=True, n_rates=3)
-    log = NormLog.from_arrays(norms, recorded, rounding=rounding, free_records=free_records, **run)
-    truth = truth_of(norms, recorded, free_records, run, between_records)
-    ours = rdp_of(log, between_records, (CountedSpans, UnrolledSpans))  # max_grad_norm may happen not to move
+    norms, recorded, batch_norms, run = draw_run(seed, moving=True, n_rates=3)
+    log = NormLog.from_arrays(norms, recorded, rounding=rounding, batch_norms=batch_norms, **run)
+    truth = truth_of(norms, recorded, batch_norms, run, between_records)
+    ours = rdp_of(
+        log, between_records, (CountedSpans, UnrolledSpans)
+    )  # max_grad_norm may happen not to move
     assert np.all(ours >= truth * (1 - 1e-9))
     if rounding == 0:
         assert np.all(ours[:, ORDERS <= 3] <= truth[:, ORDERS <= 3] * (1 + 2e-5))
@@ -96,9 +116,9 @@ def test_a_moving_clipping_norm_never_lowers_a_contribution(seed, between_record
 @settings(max_examples=15)
 @given(seed=st.integers(0, 2**32), between_records=st.sampled_from(RULES))
 def test_many_settings_are_a_hair_above_the_step_by_step_sum(seed, between_records):
-    norms, recorded, free_records, run = draw_run(seed, n_rates=25)
-    log = NormLog.from_arrays(norms, recorded, rounding=1 / 512, free_records=free_records, **run)
-    truth = truth_of(norms, recorded, free_records, run, between_records)
+    norms, recorded, batch_norms, run = draw_run(seed, n_rates=25)
+    log = NormLog.from_arrays(norms, recorded, rounding=1 / 512, batch_norms=batch_norms, **run)
+    truth = truth_of(norms, recorded, batch_norms, run, between_records)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(span_cells, "_MAX_LEVEL_CELLS", 0)
         ours = rdp_of(log, between_records, UnrolledSpans)
@@ -115,7 +135,7 @@ def test_a_moving_clipping_norm_by_hand():
         noise_multiplier=1.0,
         sample_rate=0.1,
         max_grad_norm=np.array([1.0, 2.0, 0.5, 1.0]),
-        free_records=([1, 1, 3], [0, 1, 1], [0.5, 1.0, 0.32]),
+        batch_norms=([1, 1, 3], [0, 1, 1], [0.5, 1.0, 0.32]),
     )
     # Example 0: C, then 0.6 of 2 (its code), 1, 0.6. Example 1: C, 0.5 of 2, tie of 1.0 and 0.4 under 0.5, 0.4.
     governing = governing_of(log, "closest")
@@ -132,7 +152,7 @@ def test_records_by_hand():
         noise_multiplier=1.0,
         max_grad_norm=1.0,
         sample_rate=0.1,
-        free_records=([5, 9], [0, 0], [0.4, 0.9]),
+        batch_norms=([5, 9], [0, 0], [0.4, 0.9]),
     )
     # Example 0, closest: step 0 at C; 1, 2 | tie 3 | 4 to 6 | tie 7 | 8 to 10 at the full record, not the free one.
     governing = governing_of(log, "closest")
@@ -154,15 +174,25 @@ def small_log(**changes):
     steps, positions = np.nonzero(rng.random((60, 7)) < 0.2)
     norms = rng.exponential(0.3, (3, 7))
     norms[:, 0], norms[:, 1] = 5.0, 0.0
-    free = np.where(positions == 0, 5.0, np.where(positions == 1, 0.0, rng.exponential(0.3, len(steps))))
-    options = {"total_steps": 60, "noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 0.2, **changes}
-    return NormLog.from_arrays(norms, [0, 20, 40], free_records=(steps, positions, free), **options)
+    free = np.where(
+        positions == 0, 5.0, np.where(positions == 1, 0.0, rng.exponential(0.3, len(steps)))
+    )
+    options = {
+        "total_steps": 60,
+        "noise_multiplier": 1.0,
+        "max_grad_norm": 1.0,
+        "sample_rate": 0.2,
+        **changes,
+    }
+    return NormLog.from_arrays(norms, [0, 20, 40], batch_norms=(steps, positions, free), **options)
 
 
 @pytest.mark.parametrize(("accountant", "rounding"), [("rdp", 0.01), ("pld", 0.01), ("rdp", 0.0)])
 @pytest.mark.parametrize("rule", RULES)
 def test_always_clipped_is_the_worst_case_and_never_touched_is_free(accountant, rounding, rule):
-    table = account(small_log(rounding=rounding), delta=1e-5, accountant=accountant, between_records=rule)
+    table = account(
+        small_log(rounding=rounding), delta=1e-5, accountant=accountant, between_records=rule
+    )
     assert table.epsilon[0] == table.worst_case_epsilon
     assert table.epsilon[1] == 0
     assert np.all(table.epsilon[2:] < table.worst_case_epsilon)
@@ -172,11 +202,15 @@ def test_always_clipped_is_the_worst_case_and_never_touched_is_free(accountant, 
 
 def test_one_step_below_the_clipping_norm_is_not_always_clipped():
     log = small_log()
-    steps, positions, norms = (log.free.entries.step, log.free.entries.position, log.free.entries.norm)
+    steps, positions, norms = (
+        log.batch_norms.entries.step,
+        log.batch_norms.entries.position,
+        log.batch_norms.entries.norm,
+    )
     norms = np.where((positions == 0) & (steps == steps[positions == 0][3]), 99, norms)
     changed = NormLog.from_arrays(
         np.full((1, 7), 5.0), [0], total_steps=60, noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.2,
-        free_records=(steps, positions, np.where(norms > 100, 5.0, norms / 100)),
+        batch_norms=(steps, positions, np.where(norms > 100, 5.0, norms / 100)),
     )  # fmt: skip
     table = account(changed, delta=1e-5, between_records="closest")
     assert table.epsilon[0] < table.worst_case_epsilon
@@ -190,11 +224,15 @@ def test_what_free_records_must_not_change():
     )  # fmt: skip
     counted_at_c = account(log, delta=1e-5, between_records="worst_case")
     assert counted_at_c.claim == "exact"
-    assert np.array_equal(counted_at_c.epsilon, account(bare, delta=1e-5, between_records="worst_case").epsilon)
+    assert np.array_equal(
+        counted_at_c.epsilon, account(bare, delta=1e-5, between_records="worst_case").epsilon
+    )
     clipped = small_log(individually_clipped=True)
     at_levels = account(clipped, delta=1e-5, between_records="last")
     assert at_levels.claim == "exact"
-    assert np.array_equal(at_levels.epsilon, account(bare, delta=1e-5, between_records="last").epsilon)
+    assert np.array_equal(
+        at_levels.epsilon, account(bare, delta=1e-5, between_records="last").epsilon
+    )
     assert not np.array_equal(account(log, delta=1e-5).epsilon, account(bare, delta=1e-5).epsilon)
 
 
@@ -203,4 +241,6 @@ def test_blocks_and_threads_change_nothing(monkeypatch):
     whole = account(log, delta=1e-5, between_records="closest", workers=1).epsilon
     monkeypatch.setattr("indpriv.accountant.prepared._HISTOGRAM_BYTES", 1)
     monkeypatch.setattr("indpriv.accountant.blocks._READ_BYTES", 1000)
-    assert np.array_equal(account(log, delta=1e-5, between_records="closest", workers=3).epsilon, whole)
+    assert np.array_equal(
+        account(log, delta=1e-5, between_records="closest", workers=3).epsilon, whole
+    )

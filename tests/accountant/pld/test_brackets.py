@@ -58,12 +58,18 @@ def test_delta_and_epsilon_are_inverse(run, delta):
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("epsilon", [-3.0, -0.02, 0.0, 0.4, 2.0])
-@pytest.mark.parametrize(("relative_norm", "noise", "rate"), [(1.0, 0.5, 0.01), (0.1, 1.0, 0.3), (0.5, 5.0, 0.05)])
+@pytest.mark.parametrize(
+    ("relative_norm", "noise", "rate"), [(1.0, 0.5, 0.01), (0.1, 1.0, 0.3), (0.5, 5.0, 0.05)]
+)
 def test_delta_of_one_step_is_its_closed_form(relative_norm, noise, rate, epsilon, direction):
     truth = oracles.one_step_delta(relative_norm, noise, rate, epsilon, direction)
-    lower, upper = delta_of(run_of((relative_norm, noise, rate, 1)), epsilon, directions=(direction,))
+    lower, upper = delta_of(
+        run_of((relative_norm, noise, rate, 1)), epsilon, directions=(direction,)
+    )
     assert lower * (1 - ROUNDING) <= truth <= upper * (1 + ROUNDING)
-    assert upper - lower <= 1e-9 * upper or upper == np.finfo(float).tiny  # the least upper end there is
+    assert (
+        upper - lower <= 1e-9 * upper or upper == np.finfo(float).tiny
+    )  # the least upper end there is
 
 
 @pytest.mark.parametrize("epsilon", [-1.0, 0.0, 0.7, 6.0])
@@ -95,12 +101,16 @@ def test_delta_of_composed_runs(steps, epsilon):
 
 
 def test_several_epsilons_of_several_examples_are_those_of_each_alone():
-    run = Participations(np.array([0.5, 1.0]), np.ones(2), np.full(2, 0.05), np.array([[300.0, 20.0], [5.0, 4.0]]))
+    run = Participations(
+        np.array([0.5, 1.0]), np.ones(2), np.full(2, 0.05), np.array([[300.0, 20.0], [5.0, 4.0]])
+    )
     epsilon = np.array([[1.0, 1.1, 1.2], [0.3, 0.31, 0.32]])
     together = pld_delta(run, epsilon)
     for row in range(2):
         for column in range(3):
-            alone = run_of((0.5, 1.0, 0.05, run.counts[row, 0]), (1.0, 1.0, 0.05, run.counts[row, 1]))
+            alone = run_of(
+                (0.5, 1.0, 0.05, run.counts[row, 0]), (1.0, 1.0, 0.05, run.counts[row, 1])
+            )
             lower, upper = delta_of(alone, epsilon[row, column])
             assert together.lower[row, column] <= upper
             assert lower <= together.upper[row, column]
@@ -110,7 +120,10 @@ def test_several_epsilons_of_several_examples_are_those_of_each_alone():
 @pytest.mark.parametrize("engine", ["contours", "grids"])
 def test_who_else_is_in_a_block_moves_an_end_within_the_bracket_only(engine):
     """Block mates share tilts, spacings and windows: ends move by rounding, and every bracket holds the same truth."""
-    counts = {"contours": [[900, 40, 3], [500, 500, 1], [20, 700, 100], [900, 0, 3]], "grids": [[9, 4, 0], [3, 5, 0]]}
+    counts = {
+        "contours": [[900, 40, 3], [500, 500, 1], [20, 700, 100], [900, 0, 3]],
+        "grids": [[9, 4, 0], [3, 5, 0]],
+    }
     noise, rate = {"contours": (1.0, 0.05), "grids": (0.5, 0.05)}[engine]
     law = np.array([0.2, 0.5, 1.0]), np.full(3, noise), np.full(3, rate)
     run = Participations(*law, np.array(counts[engine], float))
@@ -120,8 +133,16 @@ def test_who_else_is_in_a_block_moves_an_end_within_the_bracket_only(engine):
     for example in range(len(run.counts)):
         alone = epsilon_of(run.select(np.array([example])), 1e-5)
         place = int(order[example])
-        lowers = together.epsilon_lower[example], turned.epsilon_lower[place], alone.epsilon_lower[0]
-        uppers = together.epsilon_upper[example], turned.epsilon_upper[place], alone.epsilon_upper[0]
+        lowers = (
+            together.epsilon_lower[example],
+            turned.epsilon_lower[place],
+            alone.epsilon_lower[0],
+        )
+        uppers = (
+            together.epsilon_upper[example],
+            turned.epsilon_upper[place],
+            alone.epsilon_upper[0],
+        )
         assert 0 < max(lowers) <= min(uppers)  # there is an epsilon that all three brackets hold
         assert max(uppers) - min(lowers) <= 1e-5 * max(uppers)
 
@@ -135,7 +156,8 @@ def test_delta_falls_with_epsilon_and_is_one_far_below():
 
 
 @pytest.mark.parametrize(
-    "steps", [[(1.0, 1.0, 1.0, 1)], [(0.1, 1.0, 0.1, 1)], [(1.0, 2.0, 0.01, 2)], [(1.0, 5.0, 0.2, 40)]]
+    "steps",
+    [[(1.0, 1.0, 1.0, 1)], [(0.1, 1.0, 0.1, 1)], [(1.0, 2.0, 0.01, 2)], [(1.0, 5.0, 0.2, 40)]],
 )
 def test_a_delta_too_small_for_a_float_is_not_0(steps):
     lower, upper = delta_of(run_of(*steps), 5000.0)
@@ -151,9 +173,15 @@ def test_delta_is_0_only_beyond_all_losses():
 
 
 def test_next_to_no_noise_falls_back_at_once():
-    run = Participations(np.linspace(0.1, 1, 10), np.full(10, 1e-3), np.full(10, 0.01), np.ones((1, 10)))
+    run = Participations(
+        np.linspace(0.1, 1, 10), np.full(10, 1e-3), np.full(10, 0.01), np.ones((1, 10))
+    )
     found = pld_epsilon(run, delta=1e-5, rdp_upper=np.array([1e6]))
-    assert (found.bracket[0], found.epsilon_lower[0], found.epsilon_upper[0]) == (FALLBACK, 0.0, 1e6)
+    assert (found.bracket[0], found.epsilon_lower[0], found.epsilon_upper[0]) == (
+        FALLBACK,
+        0.0,
+        1e6,
+    )
     assert delta_of(run, 1.0) == (0.0, 1.0)
 
 
@@ -163,7 +191,11 @@ def test_brackets_stay_proven_where_no_work_may_be_done(monkeypatch):
     wide = pld_epsilon(run, delta=delta, rdp_upper=np.array([5.9]))  # by grids alone
     monkeypatch.setattr(loss_distribution, "_MOST_WORK", 0.0)
     widest = pld_epsilon(run, delta=delta, rdp_upper=np.array([5.9]))
-    assert (widest.epsilon_lower[0], widest.epsilon_upper[0], widest.bracket[0]) == (0.0, 5.9, FALLBACK)
+    assert (widest.epsilon_lower[0], widest.epsilon_upper[0], widest.bracket[0]) == (
+        0.0,
+        5.9,
+        FALLBACK,
+    )
     assert 5.0 < wide.epsilon_lower[0] <= wide.epsilon_upper[0] < 5.01
     assert delta_bounds([(1.0, 0.5, 0.001, 10)], wide.epsilon_upper[0], precision=1e-3)[0] <= delta
     assert delta_bounds([(1.0, 0.5, 0.001, 10)], wide.epsilon_lower[0], precision=1e-3)[1] >= delta

@@ -10,7 +10,12 @@ import oracles
 from delta_bounds import delta_bounds
 from indpriv.accountant.histogram.governing_records import Participations
 from indpriv.accountant.pld import curves
-from indpriv.accountant.pld.curves import delta_curve, gaussian_approximation, membership_advantage, true_positive_rates
+from indpriv.accountant.pld.curves import (
+    delta_curve,
+    gaussian_approximation,
+    membership_advantage,
+    true_positive_rates,
+)
 
 RATES = np.array([1e-6, 1e-3, 0.1, 0.95])
 ROUNDING = 1e-9  # relative, of the judges
@@ -95,7 +100,10 @@ def test_the_curve_lies_between_proven_bounds(steps):
 @given(
     steps=st.lists(
         st.tuples(
-            st.sampled_from([0.3, 1.0]), st.sampled_from([1.0, 10.0]), st.sampled_from([0.1, 1.0]), st.integers(1, 50)
+            st.sampled_from([0.3, 1.0]),
+            st.sampled_from([1.0, 10.0]),
+            st.sampled_from([0.1, 1.0]),
+            st.integers(1, 50),
         ),
         min_size=1,
         max_size=2,
@@ -106,7 +114,9 @@ def test_curves_of_any_run_are_consistent(steps):
     advantage, (lower, upper) = membership_advantage(run), rates_of(run)
     assert np.all((lower <= upper) & (upper <= 1))
     assert np.all(upper >= RATES)
-    assert np.all(lower <= (RATES + advantage.upper) * (1 + ROUNDING))  # no attack has more than the advantage
+    assert np.all(
+        lower <= (RATES + advantage.upper) * (1 + ROUNDING)
+    )  # no attack has more than the advantage
     assert np.all(np.diff(upper) >= -1e-9)  # more false positives, no fewer true ones
     from_origin = upper[:-1] / RATES[:-1]
     assert np.all(np.diff(lower) / np.diff(RATES) <= from_origin * (1 + 1e-5))  # concave
@@ -119,10 +129,14 @@ def test_the_gaussian_lies_above_the_curve_and_names_its_error():
     found = gaussian_approximation(run, run, delta=1e-5, limit=10.0)
     epsilon = np.linspace(0, 2.5, 9)
     curve = delta_curve(run, epsilon)
-    gaussian = np.array([oracles.one_step_delta(float(found.mu[0]), 1.0, 1.0, e, "remove") for e in epsilon])
+    gaussian = np.array(
+        [oracles.one_step_delta(float(found.mu[0]), 1.0, 1.0, e, "remove") for e in epsilon]
+    )
     assert np.all(gaussian >= curve.lower[0] - 1e-5)
     assert 1e-3 < found.error[0] < 0.05
-    assert np.all(gaussian - curve.lower[0] <= found.error[0] * 1.05)  # between the points that were looked at
+    assert np.all(
+        gaussian - curve.lower[0] <= found.error[0] * 1.05
+    )  # between the points that were looked at
 
 
 def test_an_example_that_cost_nothing_tells_nothing():
@@ -136,7 +150,9 @@ def test_many_examples_are_as_each_alone():
     rng = np.random.default_rng(0)
     counts = rng.integers(0, 200, (6, 3)).astype(float)
     several = Participations(np.array([0.1, 0.5, 1.0]), np.ones(3), np.full(3, 0.05), counts)
-    together = true_positive_rates(several, np.array([1e-3]), membership_advantage(several)).upper[:, 0]
+    together = true_positive_rates(several, np.array([1e-3]), membership_advantage(several)).upper[
+        :, 0
+    ]
     for example in range(6):
         lower, upper = rates_of(several.select(np.array([example])), [1e-3])
         assert lower[0] * (1 - 1e-6) <= together[example] <= upper[0] * (1 + 2e-6)

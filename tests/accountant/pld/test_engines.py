@@ -19,7 +19,9 @@ JUDGE = 1e-9  # relative
 
 def losses_of(*steps):
     columns = np.array(steps, float).T
-    return LossSum.from_participations(Participations(columns[0], columns[1], columns[2], columns[3:]))
+    return LossSum.from_participations(
+        Participations(columns[0], columns[1], columns[2], columns[3:])
+    )
 
 
 def exact_epsilon(losses, delta, direction):
@@ -43,7 +45,8 @@ def test_gaussian_runs(engine, direction, delta, mu, count):
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize(
-    "steps", [[(1.0, 1.0, 0.05, 2)], [(0.5, 0.7, 0.3, 1), (1.0, 2.0, 0.01, 1)], [(1.0, 0.5, 0.01, 1)]]
+    "steps",
+    [[(1.0, 1.0, 0.05, 2)], [(0.5, 0.7, 0.3, 1), (1.0, 2.0, 0.01, 1)], [(1.0, 0.5, 0.01, 1)]],
 )
 def test_grids_hold_runs_of_one_and_two_steps(steps, direction):
     losses = losses_of(*steps)
@@ -55,10 +58,14 @@ def test_grids_hold_runs_of_one_and_two_steps(steps, direction):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("steps", [[(1.0, 1.0, 0.05, 200)], [(0.7, 0.7, 0.02, 50), (1.0, 0.8, 0.05, 80)]])
+@pytest.mark.parametrize(
+    "steps", [[(1.0, 1.0, 0.05, 200)], [(0.7, 0.7, 0.02, 50), (1.0, 0.8, 0.05, 80)]]
+)
 def test_composed_runs(engine, steps):
     found = [ENGINES[engine](losses_of(*steps), 1e-5, direction) for direction in DIRECTIONS]
-    lower, upper = (max(getattr(bracket, end)[0] for bracket in found) for end in ("lower", "upper"))
+    lower, upper = (
+        max(getattr(bracket, end)[0] for bracket in found) for end in ("lower", "upper")
+    )
     (least, most), (_, at_lower) = (
         delta_bounds(steps, upper, precision=1e-3),
         delta_bounds(steps, lower, precision=1e-3),
@@ -83,7 +90,10 @@ steps = st.tuples(
 )
 def test_contours_and_grids_overlap(run, delta, direction):
     losses = losses_of(*run)
-    contour, grid = contour_brackets(losses, delta, direction), grid_brackets(losses, delta, direction)
+    contour, grid = (
+        contour_brackets(losses, delta, direction),
+        grid_brackets(losses, delta, direction),
+    )
     assert contour.lower[0] <= grid.upper[0] * (1 + 1e-12)
     assert grid.lower[0] <= contour.upper[0] * (1 + 1e-12)
     epsilon = np.array([[grid.upper[0]]])
@@ -109,7 +119,9 @@ def test_the_closed_form_of_one_step_is_its_slow_twin(shift, rate, epsilon, dire
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_the_quadrature_of_two_steps_is_its_slow_twin(direction):
     first, second = (0.5, 1.0, 0.2), (1.0, 0.8, 0.05)
-    found = closed_form.exact_delta(losses_of((*first, 1), (*second, 1)), np.array([0.4]), direction)
+    found = closed_form.exact_delta(
+        losses_of((*first, 1), (*second, 1)), np.array([0.4]), direction
+    )
     assert found[0] == pytest.approx(
         oracles.two_step_delta(first, second, 0.4, direction), rel=closed_form.QUADRATURE_ERROR
     )

@@ -27,8 +27,14 @@ CELLS = list(
     )
 )
 ROUNDING = 1e-8  # relative, of exact judges
-SURE, NEARLY = 1e-3, 0.1  # of delta: where the judge is within it of what it would have to say against a bracket
-RESOLUTIONS = (1 << 13, 1 << 16)  # of the judge; another step settles few more and takes ten times as long
+SURE, NEARLY = (
+    1e-3,
+    0.1,
+)  # of delta: where the judge is within it of what it would have to say against a bracket
+RESOLUTIONS = (
+    1 << 13,
+    1 << 16,
+)  # of the judge; another step settles few more and takes ten times as long
 # Shares of all cells in which the judge is sure, and nearly so, of the upper and of the lower end: what was measured, less a
 # little. One and two steps, and unsampled ones, have exact judges.
 TOLD = {
@@ -38,7 +44,11 @@ TOLD = {
     1_000: [(0.88, 0.98), (0.91, 0.96)],
     1_000_000: [(0.59, 0.88), (0.71, 0.94)],
 }
-PLAIN = [cell for cell in CELLS if (cell[0] == 1 or cell[1] == 1.0) or (cell[0] * cell[1] >= 10 and cell[0] < 1e6)]
+PLAIN = [
+    cell
+    for cell in CELLS
+    if (cell[0] == 1 or cell[1] == 1.0) or (cell[0] * cell[1] >= 10 and cell[0] < 1e6)
+]
 
 
 def bracket_of(cell):
@@ -58,9 +68,14 @@ def exact_delta(cell, epsilon):
         return oracles.one_step_delta(norm * steps**0.5, noise, 1.0, epsilon, "remove")
     step = (norm, noise, rate)
     if steps == 1:
-        return max(oracles.one_step_delta(*step, epsilon, direction) for direction in ("remove", "add"))
+        return max(
+            oracles.one_step_delta(*step, epsilon, direction) for direction in ("remove", "add")
+        )
     if steps == 2:
-        return max(oracles.two_step_delta(step, step, epsilon, direction) for direction in ("remove", "add"))
+        return max(
+            oracles.two_step_delta(step, step, epsilon, direction)
+            for direction in ("remove", "add")
+        )
     return None
 
 
@@ -85,14 +100,17 @@ def assert_right(cell):
     least, most = delta_bounds(run, upper, precision=SURE, n_points=n_points)
     assert least <= delta
     missing = [0.0 if most <= delta else min(1 - least / delta, 1 - least / most)]
-    least, most = delta_bounds(run, lower, precision=SURE, n_points=n_points) if lower > 0 else (delta, delta)
+    least, most = (
+        delta_bounds(run, lower, precision=SURE, n_points=n_points) if lower > 0 else (delta, delta)
+    )
     assert most >= delta
     return [*missing, min(most / delta - 1, 1 - least / most)]
 
 
 @pytest.mark.parametrize(
     "cell",
-    [PLAIN[k] for k in np.random.default_rng(0).permutation(len(PLAIN))[:24]] + [(1_000_000, 0.05, 5.0, 0.5, 1e-9)],
+    [PLAIN[k] for k in np.random.default_rng(0).permutation(len(PLAIN))[:24]]
+    + [(1_000_000, 0.05, 5.0, 0.5, 1e-9)],
     ids=str,
 )
 def test_some_hard_cells(cell):
@@ -112,6 +130,8 @@ def test_the_judge_holds_exact_deltas(steps, epsilon):
 @pytest.mark.parametrize("steps", TOLD)
 def test_every_hard_cell(steps):
     missing = np.array([assert_right(cell) for cell in CELLS if cell[0] == steps])
-    for end, (surely, nearly) in zip(missing.T, TOLD[steps], strict=True):  # the upper end, then the lower one
+    for end, (surely, nearly) in zip(
+        missing.T, TOLD[steps], strict=True
+    ):  # the upper end, then the lower one
         assert np.mean(end <= SURE) >= surely
         assert np.mean(end <= NEARLY) >= nearly

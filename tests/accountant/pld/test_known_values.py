@@ -54,19 +54,31 @@ def assert_contains(row, truth, rel):
 @pytest.mark.parametrize(("sigma", "steps"), [(0.5, 1), (1.0, 1), (1.0, 10), (5.0, 100)])
 @pytest.mark.parametrize("delta", [1e-5, 1e-9])
 def test_without_sampling_it_is_the_exact_gaussian(sigma, steps, delta):
-    assert_contains(tight(steps, 1.0, sigma, delta=delta), gaussian_epsilon(math.sqrt(steps) / sigma, delta), rel=1e-6)
+    assert_contains(
+        tight(steps, 1.0, sigma, delta=delta),
+        gaussian_epsilon(math.sqrt(steps) / sigma, delta),
+        rel=1e-6,
+    )
 
 
 @pytest.mark.parametrize(
-    ("rate", "sigma", "delta"), [(0.01, 1.0, 1e-5), (0.01, 0.5, 1e-6), (0.5, 0.5, 1e-9), (0.05, 5.0, 1e-5)]
+    ("rate", "sigma", "delta"),
+    [(0.01, 1.0, 1e-5), (0.01, 0.5, 1e-6), (0.5, 0.5, 1e-9), (0.05, 5.0, 1e-5)],
 )
 def test_one_step_is_its_closed_form(rate, sigma, delta):
-    assert_contains(tight(1, rate, sigma, delta=delta), one_step_epsilon(rate, sigma, delta), rel=1e-6)
+    assert_contains(
+        tight(1, rate, sigma, delta=delta), one_step_epsilon(rate, sigma, delta), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize(
     ("steps", "rate", "sigma", "truth"),
-    [(3660, 4096 / 50000, 3.0, 8.249377), (100, 0.01, 0.5, 6.4762), (1, 1, 1.0, 4.377178), (1, 0.01, 1.0, 0.19945)],
+    [
+        (3660, 4096 / 50000, 3.0, 8.249377),
+        (100, 0.01, 0.5, 6.4762),
+        (1, 1, 1.0, 4.377178),
+        (1, 0.01, 1.0, 0.19945),
+    ],
 )
 def test_values_computed_before(steps, rate, sigma, truth):
     row = tight(steps, rate, sigma)
@@ -90,7 +102,8 @@ def test_mixed_levels():
 
 
 @pytest.mark.parametrize(
-    ("steps", "rate", "sigma", "relative_norm"), [(200, 0.05, 1.0, 1.0), (200, 0.05, 1.0, 0.5), (1000, 0.01, 0.8, 1.0)]
+    ("steps", "rate", "sigma", "relative_norm"),
+    [(200, 0.05, 1.0, 1.0), (200, 0.05, 1.0, 0.5), (1000, 0.01, 0.8, 1.0)],
 )
 def test_dp_accounting_lies_above_by_its_discretisation_only(steps, rate, sigma, relative_norm):
     row = tight(steps, rate, sigma, relative_norm)

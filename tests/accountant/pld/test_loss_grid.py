@@ -43,6 +43,9 @@ def test_both_laws_close_in_with_the_square_of_the_spacing(direction):
     step = Step(0.8, 0.2, low=-FAR, high=0.8 + FAR)
     gaps = []
     for spacing in (4e-2, 2e-2, 1e-2):
-        ends = [curve(law(step, spacing), spacing, 0.1003, direction) for law in (lower_grid, upper_grid)]
+        ends = [
+            curve(law(step, spacing), spacing, 0.1003, direction)
+            for law in (lower_grid, upper_grid)
+        ]
         gaps.append(ends[1] - ends[0])
     assert gaps[0] > 2 * gaps[1] > 4 * gaps[2] > 0

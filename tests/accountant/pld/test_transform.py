@@ -8,16 +8,27 @@ from indpriv.accountant.pld import decay, transform
 from indpriv.accountant.pld.decay import log_decay
 from indpriv.accountant.pld.transform import Kinds
 
-CASES = [(0.3, 0.05, "remove", 4.0), (2.0, 0.001, "remove", 1.5), (1.0, 0.3, "add", 6.0), (0.05, 0.5, "add", 20.0)]
+CASES = [
+    (0.3, 0.05, "remove", 4.0),
+    (2.0, 0.001, "remove", 1.5),
+    (1.0, 0.3, "add", 6.0),
+    (0.05, 0.5, "add", 20.0),
+]
 
 
 def twin(shift, rate, direction, w):
     """E[f^(w + 1)] (remove) or E[f^-w] (add), z standard normal."""
     with mpmath.workdps(25):
-        shift, rate, power = mpmath.mpf(shift), mpmath.mpf(rate), w + 1 if direction == "remove" else -w
+        shift, rate, power = (
+            mpmath.mpf(shift),
+            mpmath.mpf(rate),
+            w + 1 if direction == "remove" else -w,
+        )
 
         def integrand(z):
-            return mpmath.npdf(z) * (1 - rate + rate * mpmath.exp(z * shift - shift**2 / 2)) ** power
+            return (
+                mpmath.npdf(z) * (1 - rate + rate * mpmath.exp(z * shift - shift**2 / 2)) ** power
+            )
 
         top = 12 + max(float(mpmath.re(power)), 1.0) * float(shift)
         return mpmath.quadgl(integrand, np.linspace(-12, top, 24).tolist(), maxdegree=5)
@@ -41,9 +52,13 @@ def test_a_contour_is_the_transform_to_its_stated_error(shift, rate, direction, 
 
 @pytest.mark.parametrize("n_frequencies", [1, 2, 3, 50, 1000])
 def test_any_number_of_frequencies_gives_the_same_values(n_frequencies):
-    law = transform.tilted_law(Kinds(np.array([0.7, 0.2]), np.array([0.1, 0.4])), 3.0, "remove", highest_frequency=20.0)
+    law = transform.tilted_law(
+        Kinds(np.array([0.7, 0.2]), np.array([0.1, 0.4])), 3.0, "remove", highest_frequency=20.0
+    )
     found = transform.characteristic_log(law, 0.02 * np.arange(n_frequencies))
-    plain = np.array([np.exp(1j * np.outer(0.02 * np.arange(n_frequencies), row)) for row in law.losses])
+    plain = np.array(
+        [np.exp(1j * np.outer(0.02 * np.arange(n_frequencies), row)) for row in law.losses]
+    )
     plain = np.log(np.einsum("kfn,kn->kf", plain, law.weights))
     np.testing.assert_allclose(found, plain, rtol=1e-11, atol=1e-14)
 
@@ -55,8 +70,14 @@ def test_a_cut_law_is_the_transform_of_what_is_left(shift, rate, direction, tilt
     power = tilt + 1 if direction == "remove" else -tilt
     low, high = (-12.0, kinds.cut[0]) if direction == "remove" else (-kinds.cut[0], 12.0 + shift)
     z, step = np.linspace(low, high, 400_001, retstep=True)
-    values = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi) * (1 - rate + rate * np.exp(z * shift - shift**2 / 2)) ** power
-    assert law.log_transform[0] == pytest.approx(np.log(step * (values.sum() - (values[0] + values[-1]) / 2)), abs=1e-9)
+    values = (
+        np.exp(-(z**2) / 2)
+        / np.sqrt(2 * np.pi)
+        * (1 - rate + rate * np.exp(z * shift - shift**2 / 2)) ** power
+    )
+    assert law.log_transform[0] == pytest.approx(
+        np.log(step * (values.sum() - (values[0] + values[-1]) / 2)), abs=1e-9
+    )
 
 
 @pytest.mark.parametrize(("shift", "rate", "direction", "tilt"), CASES)

@@ -55,7 +55,9 @@ def test_the_reference_line_is_the_formula():
 def test_a_leak_within_epsilon_is_no_alarm():
     alarms = 0
     for seed in range(100):
-        made = randomised_responses((0.2, 1.0, 2.0), (0.2, 1.0, 2.0), 1000, np.random.default_rng(seed))
+        made = randomised_responses(
+            (0.2, 1.0, 2.0), (0.2, 1.0, 2.0), 1000, np.random.default_rng(seed)
+        )
         found = attack(*made, worst_case=2.0, seed=seed)
         alarms += found.places_to_look > 0
     assert alarms <= 10  # 5 expected at most; more than 10 has probability 0.012
@@ -66,7 +68,9 @@ def test_a_leak_beyond_an_individual_epsilon_is_a_place_to_look_and_no_finding()
     found = attack(*made, worst_case=2.0)
     assert found.places_to_look > 0
     assert found.findings == 0
-    assert not any(row.above_reference for part in found.thresholds for row in part.bins if row.high == 2.0)
+    assert not any(
+        row.above_reference for part in found.thresholds for row in part.bins if row.high == 2.0
+    )
 
 
 def test_a_leak_beyond_the_worst_case_is_a_finding():
@@ -81,9 +85,13 @@ def test_odd_cases_are_defined():
     assert [len(part.bins) for part in same.thresholds] == [1, 1, 1]
     zero = attack(np.zeros(50), np.zeros(50), rng.random(50), rng.random(50), worst_case=0.0)
     assert zero is None or zero.findings == 0
-    lost = attack(rng.random(60), rng.random(60), np.full(60, -np.inf), np.full(60, -np.inf), worst_case=1.0)
+    lost = attack(
+        rng.random(60), rng.random(60), np.full(60, -np.inf), np.full(60, -np.inf), worst_case=1.0
+    )
     assert all(np.isfinite(part.threshold) for part in lost.thresholds)
-    far = attack(rng.random(60), np.full(60, 9.0), rng.random(60), rng.random(60), worst_case=1000.0)
+    far = attack(
+        rng.random(60), np.full(60, 9.0), rng.random(60), rng.random(60), worst_case=1000.0
+    )
     assert far.findings == 0
     with pytest.raises(InputError, match="50 scores of members for 40 epsilons"):
         attack(np.ones(40), np.ones(50), np.ones(50), np.ones(50), worst_case=1.0)

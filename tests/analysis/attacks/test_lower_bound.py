@@ -18,10 +18,14 @@ def randomised_response(epsilon, n, rng):
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.7, 6.0])
 @pytest.mark.parametrize("delta", [0.0, 1e-6, 1e-2])
-@pytest.mark.parametrize(("guesses", "correct"), [(20, 0), (20, 11), (20, 20), (300, 170), (300, 299)])
+@pytest.mark.parametrize(
+    ("guesses", "correct"), [(20, 0), (20, 11), (20, 20), (300, 170), (300, 299)]
+)
 def test_it_is_the_papers_code(guesses, correct, epsilon, delta):
     expected = one_run_p_value(400, guesses, correct, epsilon, delta)
-    assert refutation(guesses, correct, epsilon, delta, 400) == pytest.approx(expected, rel=1e-9, abs=1e-13)
+    assert refutation(guesses, correct, epsilon, delta, 400) == pytest.approx(
+        expected, rel=1e-9, abs=1e-13
+    )
 
 
 def test_every_guess_right_proves_what_it_can():
@@ -37,9 +41,13 @@ def test_a_planted_leak_is_found_and_not_overstated():
         bounds = []
         for seed in range(20):
             scores, coins = randomised_response(epsilon, 500, RNG(seed))
-            bounds.append(lower_bound(scores, coins, delta=1e-5, n_coins=500, rng=RNG(seed)).epsilon)
+            bounds.append(
+                lower_bound(scores, coins, delta=1e-5, n_coins=500, rng=RNG(seed)).epsilon
+            )
         assert np.median(bounds) >= factor * epsilon
-        assert np.mean(np.array(bounds) > epsilon) <= 0.2  # at 0.05, more than 4 of 20 have probability 0.003
+        assert (
+            np.mean(np.array(bounds) > epsilon) <= 0.2
+        )  # at 0.05, more than 4 of 20 have probability 0.003
 
 
 def test_a_large_delta_proves_nothing():
@@ -49,13 +57,18 @@ def test_a_large_delta_proves_nothing():
 
 @pytest.mark.parametrize("n", [0, 1, 15])
 def test_too_few_coins_prove_nothing(n):
-    found = lower_bound(np.arange(n, dtype=float), np.arange(n) % 2 == 0, delta=1e-5, n_coins=n, rng=RNG(0))
+    found = lower_bound(
+        np.arange(n, dtype=float), np.arange(n) % 2 == 0, delta=1e-5, n_coins=n, rng=RNG(0)
+    )
     assert (found.epsilon, found.guesses, found.tried, found.false_alarm_rate) == (0.0, 0, 0, 0.0)
 
 
 def test_ties_are_broken_without_a_look_at_the_coins():
     coins = np.arange(400) < 200  # members stand first, as in most files
-    bounds = [lower_bound(np.zeros(400), coins, delta=1e-5, n_coins=400, rng=RNG(seed)).epsilon for seed in range(60)]
+    bounds = [
+        lower_bound(np.zeros(400), coins, delta=1e-5, n_coins=400, rng=RNG(seed)).epsilon
+        for seed in range(60)
+    ]
     assert np.mean(np.array(bounds) > 0) <= 0.1
 
 
@@ -76,7 +89,10 @@ def false_alarms(trials, draw, fair_coins):
         groups = rng.choice(["a", "b", "c"], len(member))
         scores = AttackScores(rng.normal(size=len(member)), member, "noise", groups, fair_coins)
         measures = measure_attack(scores, seed=seed)
-        found += measures.overall.bound.epsilon > 0, any(row.bound.epsilon > 0 for row in measures.groups)
+        found += (
+            measures.overall.bound.epsilon > 0,
+            any(row.bound.epsilon > 0 for row in measures.groups),
+        )
         stated.append(measures.overall.bound.false_alarm_rate)
     return found / trials, float(np.mean(stated))
 

@@ -7,7 +7,9 @@ from indpriv.errors import InputError
 
 
 def scores_of(values, member, groups=None, **options):
-    return AttackScores(np.asarray(values, float), np.asarray(member, bool), "test", groups, **options)
+    return AttackScores(
+        np.asarray(values, float), np.asarray(member, bool), "test", groups, **options
+    )
 
 
 def test_groups_are_measured_alone_and_corrected_together():
@@ -36,7 +38,11 @@ def test_many_more_members_than_others_prove_nothing_by_number():
 
 def test_one_sided_scores_are_defined():
     found = measure_attack(scores_of([1.0, 2.0], [True, True], np.array(["a", "b"], dtype=object)))
-    assert (found.overall.discrimination, found.overall.bound.epsilon, found.overall.too_small) == (None, 0.0, True)
+    assert (found.overall.discrimination, found.overall.bound.epsilon, found.overall.too_small) == (
+        None,
+        0.0,
+        True,
+    )
 
 
 def test_the_same_seed_gives_the_same_bound():

@@ -24,7 +24,10 @@ def test_it_is_scikit_learns_roc(members, nonmembers):
 
 def test_low_false_positive_rates_are_where_they_should_be():
     found = discriminate(np.arange(1000.0) - 0.5, np.arange(1000.0))
-    assert found.tpr_at_fpr == {"0.001": 0.001, "0.01": 0.01}  # at or above 998.5 there is one of each
+    assert found.tpr_at_fpr == {
+        "0.001": 0.001,
+        "0.01": 0.01,
+    }  # at or above 998.5 there is one of each
 
 
 def test_separation_ties_and_infinities():
@@ -32,7 +35,12 @@ def test_separation_ties_and_infinities():
     assert (perfect.auc, perfect.advantage, perfect.tpr_at_fpr["0.001"]) == (1.0, 1.0, 1.0)
     assert 0.8 < perfect.auc_interval.low < perfect.auc_interval.high == 1.0
     tied = discriminate(np.zeros(20), np.zeros(30))
-    assert (tied.auc, tied.auc_interval, tied.advantage, tied.advantage_interval.low) == (0.5, None, 0.0, 0.0)
+    assert (tied.auc, tied.auc_interval, tied.advantage, tied.advantage_interval.low) == (
+        0.5,
+        None,
+        0.0,
+        0.0,
+    )
     assert discriminate(np.zeros(0), np.zeros(3)) is None
     assert discriminate(np.zeros(3), np.zeros(0)) is None
     assert discriminate(np.ones(1), np.zeros(1)).auc == 1.0

@@ -15,10 +15,15 @@ from indpriv.errors import InputError
 def scores(members, nonmembers, groups=None):
     values = np.array([*members, *nonmembers], dtype=np.float64)
     member = np.arange(len(values)) < len(members)
-    return AttackScores(values, member, "test", None if groups is None else np.array(groups, dtype=object))
+    return AttackScores(
+        values, member, "test", None if groups is None else np.array(groups, dtype=object)
+    )
 
 
-@given(st.lists(st.integers(0, 6), min_size=1, max_size=12), st.lists(st.integers(0, 6), min_size=1, max_size=12))
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=12),
+    st.lists(st.integers(0, 6), min_size=1, max_size=12),
+)
 def test_no_threshold_does_better(members, nonmembers):
     members, nonmembers = np.array(members, float), np.array(nonmembers, float)
 
@@ -29,10 +34,15 @@ def test_no_threshold_does_better(members, nonmembers):
     assert right(found) == max(map(right, [-np.inf, *range(8), np.inf]))
 
 
-@pytest.mark.parametrize(("successes", "trials"), [(0, 1), (1, 1), (0, 20), (7, 20), (20, 20), (5020, 10000)])
+@pytest.mark.parametrize(
+    ("successes", "trials"), [(0, 1), (1, 1), (0, 20), (7, 20), (20, 20), (5020, 10000)]
+)
 def test_the_interval_is_scipys(successes, trials):
     expected = stats.binomtest(successes, trials).proportion_ci(0.95, "exact")
-    assert clopper_pearson(successes, trials) == (pytest.approx(expected.low), pytest.approx(expected.high))
+    assert clopper_pearson(successes, trials) == (
+        pytest.approx(expected.low),
+        pytest.approx(expected.high),
+    )
 
 
 def test_an_impossible_outcome_is_refused():
@@ -51,7 +61,10 @@ def test_members_by_heart_are_found():
 
 def test_under_the_null_the_interval_holds_chance():
     rng = np.random.default_rng(0)
-    found = [threshold_attack(scores(*rng.normal(size=(2, 60))), seed=seed).overall for seed in range(200)]
+    found = [
+        threshold_attack(scores(*rng.normal(size=(2, 60))), seed=seed).overall
+        for seed in range(200)
+    ]
     covered = sum(row.low <= 0.5 <= row.high for row in found)
     assert covered >= 183  # 95 % of 200 is 190; below 183 has probability under 0.002
     # Chosen and reported on one half it would be 0.57; the mean of 200 rates of 60 guesses has deviation 0.005.
@@ -80,7 +93,8 @@ def test_a_twin_is_attacked_on_the_same_examples():
     second = threshold_attack(scores(values[:40], values[40:], groups), model="non_dp", seed=3)
     assert first.rows == second.rows
     assert any(
-        threshold_attack(scores(values[:40], values[40:], groups), seed=seed).rows != first.rows for seed in range(5)
+        threshold_attack(scores(values[:40], values[40:], groups), seed=seed).rows != first.rows
+        for seed in range(5)
     )
 
 
@@ -97,7 +111,12 @@ def test_another_group_changes_no_choice():
 @pytest.mark.parametrize(("members", "nonmembers"), [*itertools.product([0, 1], [0, 1, 5])])
 def test_too_few_scores_have_no_rate(members, nonmembers):
     overall = threshold_attack(scores([0.0] * members, [0.0] * nonmembers)).overall
-    assert (overall.trials, overall.success_rate, overall.low, overall.high) == (0, None, None, None)
+    assert (overall.trials, overall.success_rate, overall.low, overall.high) == (
+        0,
+        None,
+        None,
+        None,
+    )
     assert overall.too_small
 
 

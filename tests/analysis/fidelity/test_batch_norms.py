@@ -1,4 +1,4 @@
-"""What free records prove, on made-up runs whose every norm is known, over simulated coins."""
+"""What batch norms prove, on made-up runs whose every norm is known, over simulated coins."""
 
 import numpy as np
 import pytest
@@ -21,13 +21,15 @@ def norms_of(seed=0):
 
 def sampled(norms, rng, rounding=0.01, rows=(0,), **changes):
     options = {"noise_multiplier": NOISE, "max_grad_norm": 1.0, "sample_rate": RATE, **changes}
-    steps, positions = np.nonzero(rng.random(norms.shape) < np.reshape(options["sample_rate"], (-1, 1)))
+    steps, positions = np.nonzero(
+        rng.random(norms.shape) < np.reshape(options["sample_rate"], (-1, 1))
+    )
     return NormLog.from_arrays(
         norms[list(rows)],
         list(rows),
         total_steps=STEPS,
         rounding=rounding,
-        free_records=(steps, positions, norms[steps, positions]),
+        batch_norms=(steps, positions, norms[steps, positions]),
         **options,
     )
 
@@ -46,12 +48,19 @@ def mean_rdp(norms, order, noise=NOISE, rate=RATE):
 @pytest.mark.parametrize("rounding", [0.01, 0.0])
 def test_the_weighted_sum_is_unbiased_over_coins(rounding):
     norms, rng = norms_of(), np.random.default_rng(1)
-    noise, rate = np.where(np.arange(STEPS) % 2, 1.1, 1.4), np.where(np.arange(STEPS) < 50, 0.1, 0.2)
+    noise, rate = (
+        np.where(np.arange(STEPS) % 2, 1.1, 1.4),
+        np.where(np.arange(STEPS) < 50, 0.1, 0.2),
+    )
     group_of = np.arange(N) % 3
     truth = mean_rdp(norms, ORDER, noise, rate)
     expected = np.bincount(group_of, weights=truth) / 20
     runs = [
-        unbiased_rdp(sampled(norms, rng, rounding, (0, 40), noise_multiplier=noise, sample_rate=rate), ORDER, group_of)
+        unbiased_rdp(
+            sampled(norms, rng, rounding, (0, 40), noise_multiplier=noise, sample_rate=rate),
+            ORDER,
+            group_of,
+        )
         for _ in range(100)
     ]
     means, errors = (np.array([run[part] for run in runs]) for part in (0, 1))
@@ -91,7 +100,7 @@ def test_errors_by_hand():
         noise_multiplier=1.0,
         max_grad_norm=1.0,
         sample_rate=0.25,
-        free_records=([2, 4, 6, 9], [0, 0, 0, 0], [0.11, 0.3, 0.5, 2.0]),
+        batch_norms=([2, 4, 6, 9], [0, 0, 0, 0], [0.11, 0.3, 0.5, 2.0]),
     )
     last = free_fidelity(log, Method(delta=1e-5, between_records="last"))
     errors = np.array([0.1 - 0.3, 0.3 - 0.5, 0.5 - 1.0])
@@ -100,21 +109,32 @@ def test_errors_by_hand():
     assert last.mean_absolute == pytest.approx(np.abs(errors).mean())
     assert (last.p95_absolute, last.largest_absolute) == (pytest.approx(0.5), pytest.approx(0.5))
     closest = free_fidelity(log, Method(delta=1e-5, between_records="closest"))
-    errors = np.array([0.5 - 0.3, 0.3 - 0.5, 0.5 - 1.0])  # step 4: steps 2 and 6 tie, and the larger counts
+    errors = np.array(
+        [0.5 - 0.3, 0.3 - 0.5, 0.5 - 1.0]
+    )  # step 4: steps 2 and 6 tie, and the larger counts
     assert closest.signed_bias == pytest.approx(errors.mean())
     assert closest.share_under == pytest.approx(2 / 3)
-    cost = renyi_divergences(np.array([0.1, 0.3, 0.5, 1.0]), np.full(4, 0.25), np.array([closest.order]))[:, 0]
+    cost = renyi_divergences(
+        np.array([0.1, 0.3, 0.5, 1.0]), np.full(4, 0.25), np.array([closest.order])
+    )[:, 0]
     estimate, exact = cost[[2, 1, 2]], cost[[1, 2, 3]]
     assert closest.rdp_bias == pytest.approx(3 * (estimate - exact).sum() / 2)
     assert closest.unbiased_mean_rdp == pytest.approx((2 * cost[0] + 4 * exact.sum()) / 2)
     assert closest.standard_error == pytest.approx((12 * (exact**2).sum()) ** 0.5 / 2)
-    assert closest.rdp_bias_error == pytest.approx((12 * ((estimate - exact) ** 2).sum()) ** 0.5 / 2)
+    assert closest.rdp_bias_error == pytest.approx(
+        (12 * ((estimate - exact) ** 2).sum()) ** 0.5 / 2
+    )
 
 
 def test_a_norm_that_never_moves_has_no_error():
     log = sampled(np.full((STEPS, N), 0.25), np.random.default_rng(0))
     found = free_fidelity(log, Method(delta=1e-5))
-    assert (found.signed_bias, found.largest_absolute, found.share_under, found.rdp_bias) == (0, 0, 0, 0)
+    assert (found.signed_bias, found.largest_absolute, found.share_under, found.rdp_bias) == (
+        0,
+        0,
+        0,
+        0,
+    )
     assert found.mean_rdp == pytest.approx(mean_rdp(np.full((STEPS, N), 0.25), found.order).mean())
 
 
@@ -143,8 +163,8 @@ def test_there_is_nothing_to_tell_where_the_account_uses_no_free_records():
 
 def test_steps_without_any_record_leave_the_sum_out():
     batches = sampled(norms_of(), np.random.default_rng(0))
-    kept = batches.free.entries.select(batches.free.entries.step != 7)
-    changed = type(batches.free)(np.delete(np.arange(STEPS), 7), kept)
+    kept = batches.batch_norms.entries.select(batches.batch_norms.entries.step != 7)
+    changed = type(batches.batch_norms)(np.delete(np.arange(STEPS), 7), kept)
     log = NormLog(**{**vars(batches), "free": changed})
     found = free_fidelity(log, Method(delta=1e-5))
     assert found.unbiased_mean_rdp is None

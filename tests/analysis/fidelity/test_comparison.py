@@ -33,7 +33,9 @@ def test_under_reporting_is_counted():
 def test_rows_are_matched_by_id_in_any_order(pair, order):
     guess, truth = pair
     straight = compare(epsilon_table(guess), epsilon_table(truth), **PLAN)
-    mixed = compare(epsilon_table(guess), epsilon_table(truth[list(order)], ids=list(order)), **PLAN)
+    mixed = compare(
+        epsilon_table(guess), epsilon_table(truth[list(order)], ids=list(order)), **PLAN
+    )
     assert mixed.signed_bias == pytest.approx(straight.signed_bias, abs=1e-9)
     assert mixed.share_under == straight.share_under
     assert mixed.largest_absolute == straight.largest_absolute
@@ -46,7 +48,7 @@ def test_exact_examples_are_some_of_all():
 
 
 def test_other_examples_or_other_questions_are_refused():
-    with pytest.raises(InputError, match=r"1 exact examples have no estimate, e\.g\. id 7"):
+    with pytest.raises(InputError, match=r"1 reference examples have no estimate, e\.g\. id 7"):
         compare(epsilon_table([1.0, 2.0]), epsilon_table([1.0, 2.0], ids=[0, 7]), **PLAN)
     with pytest.raises(InputError, match="delta is 1e-05 in the estimate and 1e-06"):
         compare(epsilon_table([1.0]), epsilon_table([1.0], delta=1e-6), **PLAN)

@@ -7,7 +7,9 @@ from synthetic import epsilon_table
 
 def test_shifts_are_sparser_minus_all():
     table = epsilon_table([1.0, 2.0, 3.0, 4.0])
-    found = spacing_effect(table, epsilon_table([1.5, 2.0, 2.9, 4.2]), n_records=4, n_kept=2, every=10)
+    found = spacing_effect(
+        table, epsilon_table([1.5, 2.0, 2.9, 4.2]), n_records=4, n_kept=2, every=10
+    )
     assert found.mean_shift == pytest.approx(0.15)
     assert found.mean_absolute == pytest.approx(0.2)
     assert found.largest_absolute == pytest.approx(0.5)
@@ -18,4 +20,8 @@ def test_shifts_are_sparser_minus_all():
 def test_no_shift():
     table = epsilon_table(np.linspace(0, 1, 5))
     found = spacing_effect(table, table, n_records=4, n_kept=2, every=10)
-    assert (found.largest_absolute, found.share_larger, found.pearson) == (0.0, 0.0, pytest.approx(1.0))
+    assert (found.largest_absolute, found.share_larger, found.pearson) == (
+        0.0,
+        0.0,
+        pytest.approx(1.0),
+    )

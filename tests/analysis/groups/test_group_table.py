@@ -17,7 +17,13 @@ def table_of(epsilon, label, group, *, test=None, **columns):
     return group_table(epsilon_table(epsilon), train, NOBODY if test is None else test, "group")
 
 
-@given(st.lists(st.tuples(st.floats(0, 9), st.integers(0, 2), st.sampled_from("abc")), min_size=1, max_size=80))
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 9), st.integers(0, 2), st.sampled_from("abc")),
+        min_size=1,
+        max_size=80,
+    )
+)
 @settings(max_examples=40, deadline=None)
 def test_it_is_pandas_groupby(people):
     epsilon, label, group = (np.array(column) for column in zip(*people, strict=True))
@@ -36,12 +42,20 @@ def test_it_is_pandas_groupby(people):
     assert means == sorted(means, reverse=True)
     for within in found.within_label:
         for row in within.rows:
-            mine = frame[(frame["label"] == int(within.label)) & (frame["group"] == row.name)]["epsilon"]
+            mine = frame[(frame["label"] == int(within.label)) & (frame["group"] == row.name)][
+                "epsilon"
+            ]
             assert row.n == len(mine)
             assert row.mean == (pytest.approx(mine.mean()) if len(mine) else None)
 
 
-@given(st.lists(st.tuples(st.floats(0, 9), st.integers(0, 1), st.sampled_from("ab")), min_size=1, max_size=60))
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 9), st.integers(0, 1), st.sampled_from("ab")),
+        min_size=1,
+        max_size=60,
+    )
+)
 @settings(max_examples=40, deadline=None)
 def test_direct_standardisation(people):
     epsilon, label, group = (np.array(column) for column in zip(*people, strict=True))
@@ -104,8 +118,15 @@ def test_reversals_are_corrected_for_groupings():
 def test_accuracy_loss_and_the_papers_headline():
     epsilon, label, group = simpson()
     correct = np.where(group == "men", np.arange(200) % 2 == 0, True)
-    test = rows("test", [0] * 40, group=["men"] * 20 + ["women"] * 20, correct=[True] * 8 + [False] * 12 + [True] * 20)
-    found = table_of(epsilon, label, group, test=test, correct=correct, loss=np.where(group == "men", 2.0, 1.0))
+    test = rows(
+        "test",
+        [0] * 40,
+        group=["men"] * 20 + ["women"] * 20,
+        correct=[True] * 8 + [False] * 12 + [True] * 20,
+    )
+    found = table_of(
+        epsilon, label, group, test=test, correct=correct, loss=np.where(group == "men", 2.0, 1.0)
+    )
     men, women = found.rows
     assert (men.train_accuracy, men.test_accuracy, men.mean_loss, men.n_test) == (0.5, 0.4, 2.0, 20)
     assert (women.train_accuracy, women.test_accuracy, women.mean_loss) == (1.0, 1.0, 1.0)
@@ -119,7 +140,9 @@ def test_unknown_accuracy_and_odd_losses():
     (row,) = table_of(np.ones(12), [0] * 12, ["a"] * 12, loss=loss, correct=correct).rows
     assert (row.losses_left_out, row.train_accuracy, row.test_accuracy) == (2, 0.5, None)
     assert row.mean_loss == pytest.approx(12 / 10)
-    silent = table_of(np.ones(2), [0, 0], ["a", "a"], loss=[np.inf, np.inf], correct=[None, None]).rows[0]
+    silent = table_of(
+        np.ones(2), [0, 0], ["a", "a"], loss=[np.inf, np.inf], correct=[None, None]
+    ).rows[0]
     assert (silent.mean_loss, silent.train_accuracy) == (None, None)
 
 
@@ -129,14 +152,24 @@ def test_one_example_one_group_empty_groups():
     assert (found.ratio, found.lowest_accuracy_ratio, found.rows[0].too_small) == (None, None, True)
     test = rows("test", [0], group=["elsewhere"])
     empty = table_of([2.0], [0], ["only"], test=test).rows[-1]
-    assert (empty.name, empty.n, empty.n_test, empty.mean, empty.max) == ("elsewhere", 0, 1, None, None)
+    assert (empty.name, empty.n, empty.n_test, empty.mean, empty.max) == (
+        "elsewhere",
+        0,
+        1,
+        None,
+        None,
+    )
 
 
 def test_missing_values_are_a_group_and_small_groups_are_marked():
     group = ["a"] * MIN_GROUP + [None] * MIN_GROUP + ["b"] * (MIN_GROUP - 1)
     n = len(group)
     found = table_of(np.arange(n), [0] * n, pd.array(group, dtype="string"))
-    assert {row.name: row.too_small for row in found.rows} == {"a": False, "(missing)": False, "b": True}
+    assert {row.name: row.too_small for row in found.rows} == {
+        "a": False,
+        "(missing)": False,
+        "b": True,
+    }
     assert found.too_small == 1
     assert (found.ratio.worst, found.ratio.best) == ("(missing)", "a")
 
@@ -149,9 +182,14 @@ def test_a_ratio_over_zero_is_undefined_and_says_so():
 
 
 def test_a_group_without_a_label_has_no_standardised_ratio():
-    found = table_of([2.0] * 10 + [1.0] * 20, [1] * 10 + [0] * 10 + [1] * 10, ["a"] * 10 + ["b"] * 20)
+    found = table_of(
+        [2.0] * 10 + [1.0] * 20, [1] * 10 + [0] * 10 + [1] * 10, ["a"] * 10 + ["b"] * 20
+    )
     assert found.rows[0].lacks_labels == ("0",)
-    assert (found.standardised_ratio.value, found.standardised_ratio.reason) == (None, "a lacks a label")
+    assert (found.standardised_ratio.value, found.standardised_ratio.reason) == (
+        None,
+        "a lacks a label",
+    )
 
 
 def test_by_label_has_no_table_within_label():
@@ -203,7 +241,11 @@ def test_what_cannot_be_read_has_no_interval_and_no_p_value():
     assert (small.mean_interval, small.p_value, small.p_value_within_label) == (None, None, None)
     assert all(row.mean_interval and row.p_value for row in found.rows if row.name != "c")
     constant = table_of(np.ones(40), [0] * 40, group[:40])
-    assert (constant.spread, constant.spread_within_label, constant.rows[0].mean_interval) == (None, None, None)
+    assert (constant.spread, constant.spread_within_label, constant.rows[0].mean_interval) == (
+        None,
+        None,
+        None,
+    )
 
 
 def test_the_least_size_can_be_chosen():
@@ -229,7 +271,9 @@ def test_tests_are_corrected_for_the_number_of_groupings():
     rng = np.random.default_rng(2)
     noise = {f"noise{number}": rng.integers(0, 2, 100).astype(str) for number in range(3)}
     train = rows("train", [0] * 100, group=["a", "b"] * 50, **noise)
-    found = group_tables(epsilon_table(np.tile([1.0, 2.0], 50) + rng.random(100)), train, NOBODY, ["group", *noise])
+    found = group_tables(
+        epsilon_table(np.tile([1.0, 2.0], 50) + rng.random(100)), train, NOBODY, ["group", *noise]
+    )
     assert found[0].spread.p_value == 0.001
     assert found[0].spread.corrected == pytest.approx(0.004)
     assert all(table.spread.corrected >= table.spread.p_value for table in found)

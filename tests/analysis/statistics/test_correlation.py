@@ -54,8 +54,15 @@ def test_intervals_of_correlations_and_lines_are_covered(monkeypatch):
         rng = np.random.default_rng(seed)
         x, noise = rng.normal(2.0, 1.0, 80), rng.normal(0.0, 1.0, 80)
         found = relation_intervals(x, 1.0 + 0.75 * x + noise, rng)
-        truth = (0.6, 6 / np.pi * np.arcsin(0.3), 1.0, 0.75)  # Spearman's of a normal pair: Pearson 1907
-        for index, (name, value) in enumerate(zip(("pearson", "spearman", "intercept", "slope"), truth, strict=True)):
+        truth = (
+            0.6,
+            6 / np.pi * np.arcsin(0.3),
+            1.0,
+            0.75,
+        )  # Spearman's of a normal pair: Pearson 1907
+        for index, (name, value) in enumerate(
+            zip(("pearson", "spearman", "intercept", "slope"), truth, strict=True)
+        ):
             interval = getattr(found, name)
             inside[index] += interval.low <= value <= interval.high
     assert np.all((inside >= 176) & (inside <= 199)), inside
@@ -71,7 +78,10 @@ def test_a_grid_of_quantiles_says_the_same(monkeypatch):
     for name, estimate in (("pearson", pearson(x, y)), ("spearman", spearman(x, y))):
         mine, other = getattr(single, name), getattr(grid, name)
         assert mine.low < estimate < mine.high
-        assert (other.low, other.high) == (pytest.approx(mine.low, abs=0.004), pytest.approx(mine.high, abs=0.004))
+        assert (other.low, other.high) == (
+            pytest.approx(mine.low, abs=0.004),
+            pytest.approx(mine.high, abs=0.004),
+        )
 
 
 def test_nothing_to_resample():

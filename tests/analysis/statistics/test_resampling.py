@@ -28,8 +28,12 @@ def test_estimates_and_errors_are_the_textbooks():
         assert found.groups.estimate[group] == pytest.approx(mine.mean())
         assert found.groups.error[group] == pytest.approx(stats.sem(mine))
         parts = [values[(groups == group) & (strata == stratum)] for stratum in range(2)]
-        assert found.cells.estimate[2 * group : 2 * group + 2] == pytest.approx([part.mean() for part in parts])
-        assert found.standardised.estimate[group] == pytest.approx(0.3 * parts[0].mean() + 0.7 * parts[1].mean())
+        assert found.cells.estimate[2 * group : 2 * group + 2] == pytest.approx(
+            [part.mean() for part in parts]
+        )
+        assert found.standardised.estimate[group] == pytest.approx(
+            0.3 * parts[0].mean() + 0.7 * parts[1].mean()
+        )
         assert found.standardised.error[group] == pytest.approx(
             np.hypot(0.3 * stats.sem(parts[0]), 0.7 * stats.sem(parts[1]))
         )
@@ -38,7 +42,9 @@ def test_estimates_and_errors_are_the_textbooks():
 def coverage(draw, truth, n, trials=200, **options):
     rng, inside = RNG(n), 0
     for seed in range(trials):
-        (interval,) = means_of(draw(rng, n), np.zeros(n, int), seed=seed, **options).groups.intervals()
+        (interval,) = means_of(
+            draw(rng, n), np.zeros(n, int), seed=seed, **options
+        ).groups.intervals()
         inside += interval.low <= truth <= interval.high
     return inside / trials
 
@@ -76,19 +82,27 @@ def test_undefined_means_have_no_interval():
 def test_intervals_stay_in_range():
     (interval,) = means_of([0.0] * 19 + [1.0], [0] * 20).groups.intervals(0.0, 1.0)
     assert interval.low >= 0.0
-    assert interval.high == 1.0  # a draw without the one nonzero value has no spread: nothing bounds the mean
+    assert (
+        interval.high == 1.0
+    )  # a draw without the one nonzero value has no spread: nothing bounds the mean
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_p_values_are_those_of_every_shuffle(seed):
     rng = RNG(seed)
     n = 12
-    values, groups, strata = rng.exponential(1.0, n), rng.permutation(np.repeat([0, 1, 2], 4)), np.repeat([0, 1], 6)
+    values, groups, strata = (
+        rng.exponential(1.0, n),
+        rng.permutation(np.repeat([0, 1, 2], 4)),
+        np.repeat([0, 1], 6),
+    )
     found = permutation_test(values, groups, strata, tested=np.ones(3, bool), rng=rng)
     expected = maxt_p_values(values, groups, strata, rng, 400)
     # Two Monte Carlo estimates, of 999 and 400 permutations: four standard deviations apart at most.
     for mine, other in zip(found.adjusted, expected, strict=True):
-        assert abs(mine - other) <= 0.004 + 4 * np.sqrt(max(other * (1 - other), 0.01) * (1 / 999 + 1 / 400))
+        assert abs(mine - other) <= 0.004 + 4 * np.sqrt(
+            max(other * (1 - other), 0.01) * (1 / 999 + 1 / 400)
+        )
 
 
 @pytest.mark.parametrize("n", [60, 2200])
@@ -100,7 +114,9 @@ def test_false_alarms_are_at_their_rate(n, monkeypatch):
         rng = RNG(seed)
         groups, strata = rng.integers(0, 2 + 3 * (n < 100), n), rng.integers(0, 1 + (n < 100), n)
         tested = np.bincount(groups) >= 10
-        resampling_test = permutation_test(rng.exponential(1.0, n) + strata, groups, strata, tested=tested, rng=rng)
+        resampling_test = permutation_test(
+            rng.exponential(1.0, n) + strata, groups, strata, tested=tested, rng=rng
+        )
         alarms += resampling_test.p_value <= 0.05
     assert alarms <= 18  # 10 expected; more than 18 has probability 0.005
 
@@ -118,8 +134,13 @@ def test_runs_and_shuffles_agree(monkeypatch):
 def test_nothing_to_test():
     constant = np.full(30, 0.1)
     groups = np.arange(30) % 3
-    assert permutation_test(constant, groups, groups * 0, tested=np.ones(3, bool), rng=RNG(0)) is None
-    assert permutation_test(RNG(0).random(30), groups, groups, tested=np.ones(3, bool), rng=RNG(0)) is None
+    assert (
+        permutation_test(constant, groups, groups * 0, tested=np.ones(3, bool), rng=RNG(0)) is None
+    )
+    assert (
+        permutation_test(RNG(0).random(30), groups, groups, tested=np.ones(3, bool), rng=RNG(0))
+        is None
+    )
     one = np.array([True, False, False])
     assert permutation_test(RNG(0).random(30), groups, groups * 0, tested=one, rng=RNG(0)) is None
 
@@ -136,5 +157,9 @@ def test_holm_is_scipys_bonferroni_in_steps(p_values):
     corrected = holm(p_values)
     ordered = sorted(p_values)
     for p_value, found in zip(p_values, corrected, strict=True):
-        stepped = [min(1.0, other * (len(ordered) - rank)) for rank, other in enumerate(ordered) if other <= p_value]
+        stepped = [
+            min(1.0, other * (len(ordered) - rank))
+            for rank, other in enumerate(ordered)
+            if other <= p_value
+        ]
         assert found == pytest.approx(max(stepped))

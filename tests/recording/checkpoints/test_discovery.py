@@ -70,7 +70,8 @@ def test_the_step_inside_decides(tmp_path):
     assert found.models[0].history == ((1.0, 0.1, 500), (0.9, 0.1, 300))
     assert found.problems == ()
     assert any(
-        "step_10.pt is of step 900 by the step stored inside, not 10 as its name says" in note for note in found.notes
+        "step_10.pt is of step 900 by the step stored inside, not 10 as its name says" in note
+        for note in found.notes
     )
 
 
@@ -96,11 +97,18 @@ def test_a_run_directory_with_a_folder_of_checkpoints(tmp_path):
 
 def test_the_same_model_twice_is_noted_and_two_models_are_refused(tmp_path):
     save(tmp_path, "step_100.pt", {"model_state_dict": state(1)})
-    save(tmp_path, "last.ckpt", {"global_step": 100, "state_dict": {"net.weight": state(1)["weight"]}})
+    save(
+        tmp_path,
+        "last.ckpt",
+        {"global_step": 100, "state_dict": {"net.weight": state(1)["weight"]}},
+    )
     found = discover(tmp_path)
     assert steps(found) == [100]
     assert found.problems == ()
-    assert "last.ckpt, step_100.pt hold the same model, of step 100; it is replayed once" in found.notes
+    assert (
+        "last.ckpt, step_100.pt hold the same model, of step 100; it is replayed once"
+        in found.notes
+    )
     save(tmp_path, "best.pt", {"step": 100, "model": state(2)})
     (problem,) = discover(tmp_path).problems
     assert "all of step 100, with different parameters" in problem
@@ -146,11 +154,20 @@ def test_a_schedule_goes_on(tmp_path):
 
 @pytest.mark.parametrize(
     "history",
-    ["x", [(1.0, 0.1)], [(-1.0, 0.1, 5)], [(1.0, 2.0, 5)], [(1.0, 0.1, 0)], [(True, 0.1, 5)], [(float("nan"), 0.1, 5)]],
+    [
+        "x",
+        [(1.0, 0.1)],
+        [(-1.0, 0.1, 5)],
+        [(1.0, 2.0, 5)],
+        [(1.0, 0.1, 0)],
+        [(True, 0.1, 5)],
+        [(float("nan"), 0.1, 5)],
+    ],
 )
 def test_a_history_that_is_none(tmp_path, history):
     torch.save(
-        {"module_state_dict": state(1), "privacy_accountant_state_dict": {"history": history}}, tmp_path / "step_5.pt"
+        {"module_state_dict": state(1), "privacy_accountant_state_dict": {"history": history}},
+        tmp_path / "step_5.pt",
     )
     (problem,) = discover(tmp_path).problems
     assert "not a list of (noise_multiplier, sample_rate, steps)" in problem

@@ -34,7 +34,13 @@ def trained(tmp_path_factory):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         plain_opacus.train(
-            mlp(), SPEC.dataset, folder / "checkpoints", epochs=4, batch_size=12, save_every=10, watch=recorder.attach
+            mlp(),
+            SPEC.dataset,
+            folder / "checkpoints",
+            epochs=4,
+            batch_size=12,
+            save_every=10,
+            watch=recorder.attach,
         )
     return folder
 
@@ -68,7 +74,12 @@ def tensors(split):
 
 def digits_cnn():
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 10)
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.GroupNorm(2, 8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(128, 10),
     )
 
 
@@ -78,7 +89,13 @@ def adult_mlp():
 
 @pytest.mark.parametrize(
     ("save", "mode"),
-    [("opacus", "hooks"), ("opacus", "ghost"), ("plain", "ghost"), ("lightning", "hooks"), ("hugging_face", "hooks")],
+    [
+        ("opacus", "hooks"),
+        ("opacus", "ghost"),
+        ("plain", "ghost"),
+        ("lightning", "hooks"),
+        ("hugging_face", "hooks"),
+    ],
 )
 def test_digits_in_every_layout(tmp_path, save, mode):
     images = tensors(load_dataset("digits").train)
@@ -96,10 +113,21 @@ def test_digits_in_every_layout(tmp_path, save, mode):
 
 def test_adult(tmp_path):
     data = load_dataset("adult")
-    spec = AuditSpec(model=adult_mlp, dataset=tensors(data.train), loss_fn=PER_EXAMPLE, metadata=data.train.metadata)
+    spec = AuditSpec(
+        model=adult_mlp,
+        dataset=tensors(data.train),
+        loss_fn=PER_EXAMPLE,
+        metadata=data.train.metadata,
+    )
     recorder = Recorder(tmp_path / "live", dataset=spec.dataset, loss_fn=PER_EXAMPLE, every=6)
     plain_opacus.train(
-        adult_mlp(), spec.dataset, tmp_path / "saved", epochs=1, batch_size=2000, save_every=6, watch=recorder.attach
+        adult_mlp(),
+        spec.dataset,
+        tmp_path / "saved",
+        epochs=1,
+        batch_size=2000,
+        save_every=6,
+        watch=recorder.attach,
     )
     replay(tmp_path / "saved", spec, tmp_path / "replay", options=TOLD)
     assert_same(NormLog.open(tmp_path / "live"), NormLog.open(tmp_path / "replay"))
@@ -121,7 +149,14 @@ def test_norms_in_full_precision(trained, tmp_path):
 def test_a_noise_schedule(tmp_path):
     recorder = Recorder(tmp_path / "live", dataset=SPEC.dataset, loss_fn=PER_EXAMPLE, every=7)
     plain_opacus.train(
-        mlp(), SPEC.dataset, tmp_path / "saved", epochs=3, batch_size=12, save_every=7, gamma=0.9, watch=recorder.attach
+        mlp(),
+        SPEC.dataset,
+        tmp_path / "saved",
+        epochs=3,
+        batch_size=12,
+        save_every=7,
+        gamma=0.9,
+        watch=recorder.attach,
     )
     replay(tmp_path / "saved", SPEC, tmp_path / "replay", options=TOLD)
     live = NormLog.open(tmp_path / "live")
@@ -132,7 +167,8 @@ def test_a_noise_schedule(tmp_path):
 def test_training_that_went_on_after_the_last_checkpoint(checkpoints, tmp_path, trained):
     (checkpoints / "step_40.pt").unlink()
     with pytest.raises(
-        InputError, match="noise_multiplier of the steps from 30 on, sample_rate of the steps from 30 on"
+        InputError,
+        match="noise_multiplier of the steps from 30 on, sample_rate of the steps from 30 on",
     ):
         replay(checkpoints, SPEC, tmp_path / "replay", options=replace(TOLD, steps=40))
     replay(checkpoints, SPEC, tmp_path / "replay", options=ALL_TOLD)
@@ -141,7 +177,9 @@ def test_training_that_went_on_after_the_last_checkpoint(checkpoints, tmp_path, 
     assert any("step 30 of 40" in caveat for caveat in log.caveats)
 
 
-def test_without_a_checkpoint_of_step_0_the_first_steps_count_at_the_clipping_norm(checkpoints, tmp_path, trained):
+def test_without_a_checkpoint_of_step_0_the_first_steps_count_at_the_clipping_norm(
+    checkpoints, tmp_path, trained
+):
     (checkpoints / "step_0.pt").unlink()
     told = []
     replay(checkpoints, SPEC, tmp_path / "replay", options=TOLD, tell=told.append)
@@ -153,7 +191,9 @@ def test_without_a_checkpoint_of_step_0_the_first_steps_count_at_the_clipping_no
 
 def test_the_audit_of_a_replay_claims_what_it_may(trained, tmp_path):
     told = []
-    result = replay(trained / "checkpoints", SPEC, tmp_path / "replay", options=TOLD, tell=told.append)
+    result = replay(
+        trained / "checkpoints", SPEC, tmp_path / "replay", options=TOLD, tell=told.append
+    )
     assert (result.n_checkpoints, result.total_steps) == (5, 40)
     assert result.train_accuracy == result.test_accuracy
     assert any("step_40.pt, is right on" in text for text in told)
@@ -162,7 +202,12 @@ def test_the_audit_of_a_replay_claims_what_it_may(trained, tmp_path):
     assert summary.guarantee.status == "declared"
     assert summary.run.test_accuracy == result.test_accuracy
     statuses = {check.name: check.status for check in summary.checks}
-    assert statuses["sampler (declared)"] == statuses["training"] == statuses["run.json"] == "not checked"
+    assert (
+        statuses["sampler (declared)"]
+        == statuses["training"]
+        == statuses["run.json"]
+        == "not checked"
+    )
     assert statuses["Opacus's accountant"] == statuses["log closed"] == "passed"
     assert "no voided steps" not in statuses
     assert (summary.spacing.n_records, summary.spacing.n_kept, summary.spacing.every) == (4, 2, 10)
@@ -175,12 +220,16 @@ def test_settings_that_only_options_tell_are_not_checked(checkpoints, tmp_path):
         torch.save(torch.load(path, weights_only=True)["module_state_dict"], path)
     replay(checkpoints, SPEC, tmp_path / "replay", options=ALL_TOLD)
     summary = audit(tmp_path / "replay", tmp_path / "audit")
-    assert {check.name: check.status for check in summary.checks}["Opacus's accountant"] == "not checked"
+    assert {check.name: check.status for check in summary.checks}[
+        "Opacus's accountant"
+    ] == "not checked"
 
 
 @pytest.mark.parametrize(("sampler", "status"), [("shuffled", "unproven"), ("other", "unproven")])
 def test_another_sampler_proves_nothing(trained, tmp_path, sampler, status):
-    replay(trained / "checkpoints", SPEC, tmp_path / "replay", options=replace(TOLD, sampler=sampler))
+    replay(
+        trained / "checkpoints", SPEC, tmp_path / "replay", options=replace(TOLD, sampler=sampler)
+    )
     assert audit(tmp_path / "replay", tmp_path / "audit").guarantee.status == status
 
 
@@ -200,13 +249,21 @@ def interrupted_after(n):
 
 def test_an_interrupted_replay_goes_on_at_the_next_checkpoint(trained, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
-        replay(trained / "checkpoints", SPEC, tmp_path / "replay", options=TOLD, progress=interrupted_after(2))
+        replay(
+            trained / "checkpoints",
+            SPEC,
+            tmp_path / "replay",
+            options=TOLD,
+            progress=interrupted_after(2),
+        )
     part = NormLog.open(tmp_path / "replay")
     assert part.recorded_steps.tolist() == [0, 10]
     assert part.total_steps == 20
     assert not list((tmp_path / "replay").rglob("*.tmp"))
     taken, passes = [], norms_at.norms_of
-    monkeypatch.setattr(norms_at, "norms_of", lambda *arguments: taken.append(1) or passes(*arguments))
+    monkeypatch.setattr(
+        norms_at, "norms_of", lambda *arguments: taken.append(1) or passes(*arguments)
+    )
     replay(trained / "checkpoints", SPEC, tmp_path / "replay", options=TOLD)
     assert len(taken) == 2
     assert_same(NormLog.open(trained / "live"), NormLog.open(tmp_path / "replay"))
@@ -250,8 +307,14 @@ def test_a_run_that_has_grown_goes_on(checkpoints, tmp_path, trained):
     ("spoil", "words"),
     [
         (lambda folder: (folder / "step_10.pt").unlink(), "are not those replayed into"),
-        (lambda folder: (folder / "copy.pt").write_bytes((folder / "step_10.pt").read_bytes()), "same model"),
-        (lambda folder: changed_weights(folder / "step_10.pt"), "step_10.pt has changed since it was replayed into"),
+        (
+            lambda folder: (folder / "copy.pt").write_bytes((folder / "step_10.pt").read_bytes()),
+            "same model",
+        ),
+        (
+            lambda folder: changed_weights(folder / "step_10.pt"),
+            "step_10.pt has changed since it was replayed into",
+        ),
     ],
 )
 def test_other_checkpoints_than_before_are_refused(checkpoints, tmp_path, spoil, words):
@@ -345,8 +408,13 @@ def test_parameters_that_were_frozen_in_training_and_are_not_in_the_spec(trained
         model[0].requires_grad_(False)
         return model
 
-    with pytest.raises(InputError, match=r"trained 4 parameter tensors, the spec's model has 2 .* freeze in model\(\)"):
-        replay(trained / "checkpoints", spec_with(model=half_frozen), tmp_path / "replay", options=TOLD)
+    with pytest.raises(
+        InputError,
+        match=r"trained 4 parameter tensors, the spec's model has 2 .* freeze in model\(\)",
+    ):
+        replay(
+            trained / "checkpoints", spec_with(model=half_frozen), tmp_path / "replay", options=TOLD
+        )
 
 
 def test_batchnorm_is_refused_and_dropout_explained(tmp_path):
@@ -363,7 +431,13 @@ def test_batchnorm_is_refused_and_dropout_explained(tmp_path):
     with pytest.raises(InputError, match="BatchNorm"):
         replay(tmp_path / "normed", spec_with(model=normed), tmp_path / "a", options=ALL_TOLD)
     told = []
-    replay(tmp_path / "dropped", spec_with(model=dropped), tmp_path / "b", options=ALL_TOLD, tell=told.append)
+    replay(
+        tmp_path / "dropped",
+        spec_with(model=dropped),
+        tmp_path / "b",
+        options=ALL_TOLD,
+        tell=told.append,
+    )
     assert any("dropout" in text for text in told)
     assert "dropout" in account(NormLog.open(tmp_path / "b"), delta=1e-5).claim_reason
 
@@ -379,7 +453,13 @@ class Augmented(Dataset):
 
 def test_random_augmentation_is_a_caveat(trained, tmp_path):
     told = []
-    replay(trained / "checkpoints", spec_with(dataset=Augmented()), tmp_path / "replay", options=TOLD, tell=told.append)
+    replay(
+        trained / "checkpoints",
+        spec_with(dataset=Augmented()),
+        tmp_path / "replay",
+        options=TOLD,
+        tell=told.append,
+    )
     assert any("augmentation" in text for text in told)
     assert any("augmentation" in caveat for caveat in NormLog.open(tmp_path / "replay").caveats)
 
@@ -405,7 +485,11 @@ def test_memory_that_does_not_suffice_halves_the_batches(trained, tmp_path, monk
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [({"processes": 0}, "processes=0"), ({"processes": 2}, "by name"), ({"batch_size": "big"}, "batch_size='big'")],
+    [
+        ({"processes": 0}, "processes=0"),
+        ({"processes": 2}, "by name"),
+        ({"batch_size": "big"}, "batch_size='big'"),
+    ],
 )
 def test_bad_arguments(trained, tmp_path, arguments, words):
     with pytest.raises(InputError, match=words):
@@ -419,5 +503,11 @@ def test_two_processes_take_the_same_norms(trained, tmp_path):
         "spec = AuditSpec(model=mlp, dataset=blobs(), loss_fn=PER_EXAMPLE)\n"
     )
     with warnings.catch_warnings():
-        replay(trained / "checkpoints", f"{tmp_path}/my_spec.py:spec", tmp_path / "replay", options=TOLD, processes=2)
+        replay(
+            trained / "checkpoints",
+            f"{tmp_path}/my_spec.py:spec",
+            tmp_path / "replay",
+            options=TOLD,
+            processes=2,
+        )
     assert_same(NormLog.open(trained / "live"), NormLog.open(tmp_path / "replay"))

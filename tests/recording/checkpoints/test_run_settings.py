@@ -15,7 +15,10 @@ ALL = StepOptions(1.1, 1.0, 0.1, 100, 1e-5, "poisson")
 def found(*models, clipping_moves=False):
     models = models or ((0, ()), (50, ()), (100, ()))
     return Discovery(
-        tuple(SavedModel(Path(f"step_{step}.pt"), step, history, clipping_moves) for step, history in models)
+        tuple(
+            SavedModel(Path(f"step_{step}.pt"), step, history, clipping_moves)
+            for step, history in models
+        )
     )
 
 
@@ -63,8 +66,16 @@ def test_the_accountant_tells_noise_rate_and_steps(tmp_path):
 
 
 def test_run_json_comes_first_and_tells_the_rest(tmp_path):
-    training = {"noise_multiplier": 1.1, "max_grad_norm": 1.0, "sample_rate": 0.1, "delta": 1e-5, "sampler": "poisson"}
-    settings = settle(tmp_path, options=StepOptions(), steps=100, seeded=True, training=training).settings
+    training = {
+        "noise_multiplier": 1.1,
+        "max_grad_norm": 1.0,
+        "sample_rate": 0.1,
+        "delta": 1e-5,
+        "sampler": "poisson",
+    }
+    settings = settle(
+        tmp_path, options=StepOptions(), steps=100, seeded=True, training=training
+    ).settings
     assert set(settings.steps.noise_multiplier) == {1.1}
     assert settings.seeded
     assert settings.sources["sampler"] == "run.json"
@@ -72,19 +83,29 @@ def test_run_json_comes_first_and_tells_the_rest(tmp_path):
 
 def test_run_json_beside_a_folder_named_checkpoints(tmp_path):
     (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "run.json").write_text(json.dumps({"steps": 100, "training": {"noise_multiplier": 9.0}}))
+    (tmp_path / "run.json").write_text(
+        json.dumps({"steps": 100, "training": {"noise_multiplier": 9.0}})
+    )
     options = StepOptions(None, 1.0, 0.1, None, 1e-5, "poisson")
-    assert resolve(tmp_path / "checkpoints", found(), options, 10).settings.steps.noise_multiplier[0] == 9.0
+    assert (
+        resolve(tmp_path / "checkpoints", found(), options, 10).settings.steps.noise_multiplier[0]
+        == 9.0
+    )
     (tmp_path / "other").mkdir()
     assert resolve(tmp_path / "other", found(), options, 10).settings is None
 
 
-@pytest.mark.parametrize("sampler", ["UniformWithReplacementSampler", "DistributedUniformWithReplacementSampler"])
+@pytest.mark.parametrize(
+    "sampler", ["UniformWithReplacementSampler", "DistributedUniformWithReplacementSampler"]
+)
 def test_the_sampler_that_a_recorder_saw(sampler, tmp_path):
     options = StepOptions(1.1, 1.0, 0.1, 100, 1e-5)
     recorder = {"sampler_class": sampler}
     assert settle(tmp_path, options=options, recorder=recorder).settings.sampler == "poisson"
-    assert settle(tmp_path, options=options, recorder={"sampler_class": "BatchSampler"}).settings is None
+    assert (
+        settle(tmp_path, options=options, recorder={"sampler_class": "BatchSampler"}).settings
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,14 +143,18 @@ def test_a_run_json_that_is_none(tmp_path, content):
 
 def test_a_run_is_never_taken_for_shorter_than_its_accountant_says(tmp_path):
     longer = found((100, HISTORY), (90, ((1.5, 0.1, 60), (1.2, 0.1, 30))))
-    resolved = settle(tmp_path, longer, StepOptions(max_grad_norm=1.0, delta=1e-5, sampler="poisson"))
+    resolved = settle(
+        tmp_path, longer, StepOptions(max_grad_norm=1.0, delta=1e-5, sampler="poisson")
+    )
     assert len(resolved.settings.steps) == 100
 
 
 def test_steps_beyond_the_accountant_need_settings_of_their_own(tmp_path):
     options = StepOptions("1.5,1.2@60", 1.0, 0.1, 200, 1e-5, "poisson")
     resolved = settle(tmp_path, found((100, HISTORY)), options)
-    assert np.array_equal(resolved.settings.steps.noise_multiplier, np.repeat([1.5, 1.2], [60, 140]))
+    assert np.array_equal(
+        resolved.settings.steps.noise_multiplier, np.repeat([1.5, 1.2], [60, 140])
+    )
     assert resolved.caveats == (
         "the last checkpoint is of step 100 of 200, and its norms stand for the steps from it on",
     )
@@ -138,21 +163,29 @@ def test_steps_beyond_the_accountant_need_settings_of_their_own(tmp_path):
 def test_opacus_may_count_a_step_an_epoch_too_few(tmp_path):
     """At n = 93 the sampler draws at 1/93 and the accountant counts 1/92; the other way round is a contradiction."""
     options = StepOptions(max_grad_norm=1.0, delta=1e-5, sampler="poisson")
-    resolved = settle(tmp_path, found((10, ((1.0, 1 / 92, 10),))), options, training={"sample_rate": 1 / 93})
+    resolved = settle(
+        tmp_path, found((10, ((1.0, 1 / 92, 10),))), options, training={"sample_rate": 1 / 93}
+    )
     assert resolved.settings.steps.sample_rate[0] == 1 / 93
-    (problem,) = settle(tmp_path, found((10, ((1.0, 1 / 94, 10),))), options, training={"sample_rate": 1 / 93}).problems
+    (problem,) = settle(
+        tmp_path, found((10, ((1.0, 1 / 94, 10),))), options, training={"sample_rate": 1 / 93}
+    ).problems
     assert "sample_rate contradicts" in problem
 
 
 def test_a_clipping_schedule_satisfies_a_clipping_scheduler(tmp_path):
     options = StepOptions(**{**vars(ALL), "max_grad_norm": "1.0,0.5@50"})
-    clips = settle(tmp_path, found((100, ()), clipping_moves=True), options).settings.steps.max_grad_norm
+    clips = settle(
+        tmp_path, found((100, ()), clipping_moves=True), options
+    ).settings.steps.max_grad_norm
     assert (clips[49], clips[50]) == (1.0, 0.5)
 
 
 def test_a_rate_that_fits_neither_opacus_nor_the_data_is_a_caveat(tmp_path):
     odd = StepOptions(**{**vars(ALL), "sample_rate": 0.0123})
-    assert any("may not be the data" in caveat for caveat in settle(tmp_path, options=odd, n=999).caveats)
+    assert any(
+        "may not be the data" in caveat for caveat in settle(tmp_path, options=odd, n=999).caveats
+    )
     assert settle(tmp_path, n=999).caveats == ()
     batch = StepOptions(**{**vars(ALL), "sample_rate": 256 / 999})
     assert settle(tmp_path, options=batch, n=999).caveats == ()

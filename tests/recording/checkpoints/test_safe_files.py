@@ -68,7 +68,11 @@ def test_files_without_checksums(tmp_path):
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_a_malicious_pickle_runs_nothing(tmp_path, protocol):
     torch.save({"weight": Touch(tmp_path / "made")}, tmp_path / "zip.pt", pickle_protocol=protocol)
-    torch.save({"weight": Touch(tmp_path / "made")}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    torch.save(
+        {"weight": Touch(tmp_path / "made")},
+        tmp_path / "old.pt",
+        _use_new_zipfile_serialization=False,
+    )
     (tmp_path / "bare.bin").write_bytes(pickle.dumps(Touch(tmp_path / "made"), protocol))
     (tmp_path / "fake.safetensors").write_bytes(pickle.dumps(Touch(tmp_path / "made"), protocol))
     for name in ("zip.pt", "old.pt", "bare.bin"):
@@ -101,7 +105,8 @@ def test_constructors_that_torch_allows_but_which_can_fill_the_memory(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    "number", [np.float64(1.5), np.float32(1.5), np.int64(-3), np.uint8(7), np.bool_(True), np.float16(0.5)]
+    "number",
+    [np.float64(1.5), np.float32(1.5), np.int64(-3), np.uint8(7), np.bool_(True), np.float16(0.5)],
 )
 def test_numpy_numbers_are_read_as_numbers(tmp_path, number):
     torch.save({"loss": number, "weight": torch.ones(2)}, tmp_path / "a.pt")
@@ -111,7 +116,8 @@ def test_numpy_numbers_are_read_as_numbers(tmp_path, number):
 
 
 @pytest.mark.parametrize(
-    "value", [np.str_("x"), np.datetime64("2020-01-01"), np.ones(3), np.complex128(1j), np.void(b"xx")]
+    "value",
+    [np.str_("x"), np.datetime64("2020-01-01"), np.ones(3), np.complex128(1j), np.void(b"xx")],
 )
 def test_other_numpy_values_are_refused(tmp_path, value):
     torch.save({"value": value}, tmp_path / "a.pt")
@@ -129,7 +135,10 @@ def test_an_object_disguised_as_a_numpy_number(tmp_path):
 
 
 def test_a_zip_bomb(tmp_path, saved):
-    with zipfile.ZipFile(saved) as archive, zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as bomb:
+    with (
+        zipfile.ZipFile(saved) as archive,
+        zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as bomb,
+    ):
         for entry in archive.infolist():
             bomb.writestr(entry.filename, archive.read(entry))
         bomb.writestr("a/data/9", b"\0" * 50_000_000)
@@ -140,7 +149,9 @@ def test_a_zip_bomb(tmp_path, saved):
 def test_parts_that_overlap(tmp_path, saved):
     content = bytearray(saved.read_bytes())
     start = content.index(b"PK\x01\x02")
-    content[start + 20 : start + 28] = struct.pack("<II", 2**30, 2**30)  # compressed and real size of the first part
+    content[start + 20 : start + 28] = struct.pack(
+        "<II", 2**30, 2**30
+    )  # compressed and real size of the first part
     (tmp_path / "b.pt").write_bytes(content)
     refused(tmp_path / "b.pt", "may be a bomb")
 
@@ -171,7 +182,10 @@ def test_a_folder_in_shards(tmp_path):
     folder.mkdir()
     save_file({"weight": STATE["weight"]}, folder / "model-00001-of-00002.safetensors")
     save_file({"bias": STATE["bias"]}, folder / "model-00002-of-00002.safetensors")
-    places = {"weight": "model-00001-of-00002.safetensors", "bias": "model-00002-of-00002.safetensors"}
+    places = {
+        "weight": "model-00001-of-00002.safetensors",
+        "bias": "model-00002-of-00002.safetensors",
+    }
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     (folder / "training_args.bin").write_bytes(pickle.dumps(Touch(tmp_path / "made")))
     assert is_checkpoint(folder)
@@ -186,7 +200,9 @@ def test_an_index_that_climbs_out_of_its_folder(tmp_path, name):
     save_file(STATE, tmp_path / "outside.safetensors")
     folder = tmp_path / "checkpoint-500"
     folder.mkdir()
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"weight": name}}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"weight": name}})
+    )
     with pytest.raises(InputError, match="no file beside it"):
         read_content(folder)
 

@@ -24,18 +24,33 @@ def content(values):
 
 @pytest.mark.parametrize(
     "place",
-    ["model_state_dict", "module_state_dict", "state_dict", "model", "net", "module", "weights", "params", None],
+    [
+        "model_state_dict",
+        "module_state_dict",
+        "state_dict",
+        "model",
+        "net",
+        "module",
+        "weights",
+        "params",
+        None,
+    ],
 )
 def test_the_usual_places(place):
     state = mlp().state_dict()
-    values = state if place is None else {"step": 3, place: state, "optimizer": {"lr": torch.tensor(1.0)}}
+    values = (
+        state
+        if place is None
+        else {"step": 3, place: state, "optimizer": {"lr": torch.tensor(1.0)}}
+    )
     assert set(state_of(content(values))) == set(state)
 
 
 def test_an_unusual_place_needs_load():
     values = {"epoch": 3, "inner": {"mine": mlp().state_dict()}}
     with pytest.raises(
-        InputError, match=r"no state_dict in a usual place \(a dict of epoch, inner\).*AuditSpec\(load="
+        InputError,
+        match=r"no state_dict in a usual place \(a dict of epoch, inner\).*AuditSpec\(load=",
     ):
         state_of(content(values))
     assert len(state_of(content(values), lambda state: state["inner"]["mine"])) == 4
@@ -46,7 +61,9 @@ def test_an_unusual_place_needs_load():
             state_of(content(nothing))
 
 
-@pytest.mark.parametrize("prefix", ["", "_module.", "module.", "_orig_mod.", "module._module.", "net.", "model.net."])
+@pytest.mark.parametrize(
+    "prefix", ["", "_module.", "module.", "_orig_mod.", "module._module.", "net.", "model.net."]
+)
 def test_prefixes_of_wrappers(prefix):
     model = mlp()
     state = {prefix + name: tensor + 1 for name, tensor in model.state_dict().items()}
@@ -57,11 +74,14 @@ def test_prefixes_of_wrappers(prefix):
 def test_what_a_lightning_module_keeps_besides_is_left_out():
     model = mlp()
     state = {f"net.{name}": tensor for name, tensor in model.state_dict().items()}
-    assert set(fit({**state, "accuracy.total": torch.ones(1), "loss.weight": torch.ones(2)}, model)) == set(
-        model.state_dict()
-    )
+    assert set(
+        fit({**state, "accuracy.total": torch.ones(1), "loss.weight": torch.ones(2)}, model)
+    ) == set(model.state_dict())
     with pytest.raises(InputError, match=r"several models.*'ema\.'.*'net\.'.*AuditSpec"):
-        fit({**state, **{f"ema.{name}": tensor for name, tensor in model.state_dict().items()}}, model)
+        fit(
+            {**state, **{f"ema.{name}": tensor for name, tensor in model.state_dict().items()}},
+            model,
+        )
 
 
 @pytest.mark.parametrize(
@@ -118,4 +138,9 @@ def test_fingerprints_tell_names_shapes_types_and_values_apart():
     ]
     assert len({fingerprint_of(s) for s in (state, *others)}) == 5
     assert fingerprint_of({"a": torch.arange(8.0)[::2] / 2}) == fingerprint_of(state)
-    assert len(fingerprint_of({"half": torch.ones(3, dtype=torch.bfloat16), "scalar": torch.tensor(3)})) == 64
+    assert (
+        len(
+            fingerprint_of({"half": torch.ones(3, dtype=torch.bfloat16), "scalar": torch.tensor(3)})
+        )
+        == 64
+    )

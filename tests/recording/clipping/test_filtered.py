@@ -40,7 +40,11 @@ def record(run, run_dir, epochs=3, physical=None, loop=None, **options):
 
     def spied(self, positions, max_grad_norm):
         found = plain(self, positions, max_grad_norm)
-        seen.extend(zip([self._charged[0]] * len(positions), positions.tolist(), found.tolist(), strict=True))
+        seen.extend(
+            zip(
+                [self._charged[0]] * len(positions), positions.tolist(), found.tolist(), strict=True
+            )
+        )
         return found
 
     FilteredClipping.thresholds = spied
@@ -52,7 +56,9 @@ def record(run, run_dir, epochs=3, physical=None, loop=None, **options):
                     nullcontext(run.loader)
                     if physical is None
                     else BatchMemoryManager(
-                        data_loader=run.loader, max_physical_batch_size=physical, optimizer=run.optimizer
+                        data_loader=run.loader,
+                        max_physical_batch_size=physical,
+                        optimizer=run.optimizer,
                     )
                 )
                 with small as batches:
@@ -73,14 +79,21 @@ def spent_by_brute_force(log, left_out_at, order):
     total = np.zeros(log.n_examples)
     for step in range(log.total_steps):
         row = max(i for i, recorded in enumerate(log.recorded_steps) if recorded <= step)
-        clip, recorded_at = settings.max_grad_norm[step], settings.max_grad_norm[log.recorded_steps[row]]
+        clip, recorded_at = (
+            settings.max_grad_norm[step],
+            settings.max_grad_norm[log.recorded_steps[row]],
+        )
         for example in range(log.n_examples):
             if step >= left_out_at[example]:
                 continue
             level = 1.0
             if log.individually_clipped and codes[row, example] <= log.levels.top:
-                level = min(1.0, min(codes[row, example] * log.levels.rounding, 1.0) * recorded_at / clip)
-            total[example] += rdp(level, settings.noise_multiplier[step], settings.sample_rate[step], order)
+                level = min(
+                    1.0, min(codes[row, example] * log.levels.rounding, 1.0) * recorded_at / clip
+                )
+            total[example] += rdp(
+                level, settings.noise_multiplier[step], settings.sample_rate[step], order
+            )
     return total
 
 
@@ -115,7 +128,11 @@ def test_a_left_out_example_adds_nothing_to_the_sum(tmp_path):
         run = make_run(dataset, batch_size=30, **SETTINGS)
         run.model.train()
         recorder = Recorder(
-            tmp_path / f"run{changed}", dataset=dataset, loss_fn=PER_EXAMPLE, privacy_filter=three_steps, every=100
+            tmp_path / f"run{changed}",
+            dataset=dataset,
+            loss_fn=PER_EXAMPLE,
+            privacy_filter=three_steps,
+            every=100,
         )
         with recorder.attach(run.model, run.optimizer, run.loader):
             for number, indices in enumerate(list(run.loader.batch_sampler)):
@@ -148,16 +165,26 @@ def test_the_account_is_capped_and_says_so(tmp_path):
     assert table.epsilon.max() <= table.worst_case_epsilon
     assert table.claim == "exact"
     left = int((log.filtered.left_out_at < log.total_steps).sum())
-    assert f"The privacy filter left out {left} of 120 examples, the first at step" in table.claim_reason
+    assert (
+        f"The privacy filter left out {left} of 120 examples, the first at step"
+        in table.claim_reason
+    )
     assert "order 3 capped at 1" in table.account.guaranteed_by
-    assert np.array_equal(table.details["left_out_at"] >= 0, log.filtered.left_out_at < log.total_steps)
+    assert np.array_equal(
+        table.details["left_out_at"] >= 0, log.filtered.left_out_at < log.total_steps
+    )
     assert np.all(table.epsilon_lower <= table.epsilon)
     paper = indpriv.account(log, delta=1e-5, conversion="mironov2017")
     assert paper.worst_case_epsilon == FILTER.epsilon(delta=1e-5, conversion="mironov2017")
 
 
 def test_a_cap_that_nobody_reaches_changes_nothing(tmp_path):
-    record(make_run(**SETTINGS), tmp_path / "run", epochs=1, privacy_filter=PrivacyFilter(order=3.0, rdp_cap=1e6))
+    record(
+        make_run(**SETTINGS),
+        tmp_path / "run",
+        epochs=1,
+        privacy_filter=PrivacyFilter(order=3.0, rdp_cap=1e6),
+    )
     table = indpriv.account(NormLog.open(tmp_path / "run"), delta=1e-5)
     assert table.account.guaranteed_by == "RDP accountant"
     assert "left out 0 of 120" in table.claim_reason
@@ -165,7 +192,12 @@ def test_a_cap_that_nobody_reaches_changes_nothing(tmp_path):
 
 def test_without_individual_clipping_everybody_leaves_at_once(tmp_path):
     three_steps = PrivacyFilter(3.0, 3.5 * rdp(1.0, 0.7, 0.25, 3))
-    record(make_run(batch_size=30, **SETTINGS), tmp_path / "run", individual_clipping=False, privacy_filter=three_steps)
+    record(
+        make_run(batch_size=30, **SETTINGS),
+        tmp_path / "run",
+        individual_clipping=False,
+        privacy_filter=three_steps,
+    )
     log = NormLog.open(tmp_path / "run")
     assert set(log.filtered.left_out_at) == {3}
     assert log.total_steps == 12
@@ -216,7 +248,9 @@ def test_resuming_under_another_filter_is_refused(tmp_path):
     run = make_run(**SETTINGS)
     record(run, tmp_path / "run", epochs=1)
     with pytest.raises(EvidenceError, match="the log to continue has privacy_filter="):
-        record(run, tmp_path / "run", every=None, resume_at=10, privacy_filter=PrivacyFilter(3.0, 2.0))
+        record(
+            run, tmp_path / "run", every=None, resume_at=10, privacy_filter=PrivacyFilter(3.0, 2.0)
+        )
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
@@ -232,14 +266,18 @@ def test_noise_lowered_after_the_charge_stops_training(mode, tmp_path):
     run.optimizer.add_noise = cheat
     with pytest.raises(EvidenceError, match="the settings of step 0 moved"):
         record(run, tmp_path / "run")
-    assert all(torch.equal(old, new) for old, new in zip(before, run.model.parameters(), strict=True))
+    assert all(
+        torch.equal(old, new) for old, new in zip(before, run.model.parameters(), strict=True)
+    )
 
 
 def test_gradients_that_were_clipped_otherwise_void_the_cap(tmp_path):
     run = make_run(batch_size=30, **SETTINGS)
 
     def loop(*batch):
-        run.optimizer.clip_and_accumulate = type(run.optimizer).clip_and_accumulate.__get__(run.optimizer)
+        run.optimizer.clip_and_accumulate = type(run.optimizer).clip_and_accumulate.__get__(
+            run.optimizer
+        )
         run.step(*batch)
 
     record(run, tmp_path / "run", loop=loop)
@@ -258,7 +296,9 @@ def test_a_log_that_shows_more_than_the_cap_is_refused(tmp_path):
 
 def test_an_infinite_gradient_stops_training_before_it_reaches_the_parameters(tmp_path):
     run = make_run(batch_size=120, **SETTINGS)
-    recorder = Recorder(tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, privacy_filter=FILTER, every=100)
+    recorder = Recorder(
+        tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, privacy_filter=FILTER, every=100
+    )
     with (
         pytest.raises(EvidenceError, match="infinite or NaN"),
         recorder.attach(run.model, run.optimizer, run.loader),
@@ -287,7 +327,9 @@ def test_the_settings_of_a_step_are_charged_once():
         (lambda: PrivacyFilter(order=2.0, rdp_cap=0.0), "rdp_cap=0.0"),
         (lambda: PrivacyFilter(order=2.0, rdp_cap=float("nan")), "rdp_cap=nan"),
         (
-            lambda: PrivacyFilter.for_epsilon(0.1, delta=1e-5, noise_multiplier=1.0, sample_rate=0.1, order=2.0),
+            lambda: PrivacyFilter.for_epsilon(
+                0.1, delta=1e-5, noise_multiplier=1.0, sample_rate=0.1, order=2.0
+            ),
             "leaves no divergence to spend at order 2",
         ),
     ],
@@ -299,14 +341,22 @@ def test_bad_filters_are_refused(make, message):
 
 @pytest.mark.parametrize("conversion", ["canonne2020", "mironov2017"])
 def test_a_filter_for_an_epsilon_guarantees_it(conversion):
-    options = {"delta": 1e-5, "noise_multiplier": 1.0, "sample_rate": 0.01, "conversion": conversion}
+    options = {
+        "delta": 1e-5,
+        "noise_multiplier": 1.0,
+        "sample_rate": 0.01,
+        "conversion": conversion,
+    }
     best = PrivacyFilter.for_epsilon(3.0, **options)
     assert best.epsilon(delta=1e-5, conversion=conversion) == pytest.approx(3.0)
 
     def steps(policy):
         return policy.rdp_cap / policy.charges([1.0], noise_multiplier=1.0, sample_rate=0.01)[0]
 
-    assert all(steps(best) >= steps(PrivacyFilter.for_epsilon(3.0, order=o, **options)) for o in (8.0, 12.0, 40.0))
+    assert all(
+        steps(best) >= steps(PrivacyFilter.for_epsilon(3.0, order=o, **options))
+        for o in (8.0, 12.0, 40.0)
+    )
 
 
 def test_an_audit_quotes_the_cap_as_the_guarantee(tmp_path):
@@ -317,7 +367,10 @@ def test_an_audit_quotes_the_cap_as_the_guarantee(tmp_path):
     assert summary.guarantee.status == "supported"
     assert summary.guarantee.worst_case_epsilon == FILTER.epsilon(delta=1e-5)
     assert "privacy filter: Rényi order 3 capped at 1" in summary.guarantee.statement
-    assert "privacy filter: Rényi order 3 capped at 1" in (tmp_path / "audit" / "report.html").read_text()
+    assert (
+        "privacy filter: Rényi order 3 capped at 1"
+        in (tmp_path / "audit" / "report.html").read_text()
+    )
     assert summary.individual.max <= summary.guarantee.worst_case_epsilon
 
 
@@ -357,7 +410,9 @@ def test_nobody_with_several_rows_passes_the_cap(tmp_path):
     units = np.concatenate([np.arange(80) // 2, np.arange(40, 80)])
     policy = PrivacyFilter(order=3.0, rdp_cap=1.5)
     run = make_run(batch_size=30, **SETTINGS)
-    record(run, tmp_path / "run", unit="user", unit_ids=units, privacy_filter=policy, clip_headroom=0.0)
+    record(
+        run, tmp_path / "run", unit="user", unit_ids=units, privacy_filter=policy, clip_headroom=0.0
+    )
     assert failed(tmp_path / "run") == set()
     log, left_out_at = NormLog.open(tmp_path / "run"), read_left_out(tmp_path / "run")
     relative = np.minimum(log.read() * log.levels.rounding, 1.0)

@@ -59,12 +59,16 @@ def clipped_run(run, run_dir, epochs=1, physical=None, on_batch=lambda: None, **
     Returns, of each step, the inputs of its batch, everybody's gradients, and Opacus's clipped sum without noise.
     """
     options = {"clip_headroom": 0.0} | options
-    recorder = Recorder(run_dir, dataset=run.dataset, loss_fn=PER_EXAMPLE, individual_clipping=True, **options)
+    recorder = Recorder(
+        run_dir, dataset=run.dataset, loss_fn=PER_EXAMPLE, individual_clipping=True, **options
+    )
     steps, pieces, sums = [], [], []
     plain = run.optimizer.add_noise
 
     def add_noise():
-        sums.append(torch.cat([p.summed_grad.flatten() for p in run.optimizer.params]).double().clone())
+        sums.append(
+            torch.cat([p.summed_grad.flatten() for p in run.optimizer.params]).double().clone()
+        )
         plain()
 
     run.optimizer.add_noise = add_noise
@@ -88,7 +92,9 @@ def levels_in_the_log(log):
     records, recorded_at = log.read(), log.settings.max_grad_norm[log.recorded_steps]
     found = np.empty((log.total_steps, log.n_examples))
     for step in range(log.total_steps):
-        row = max((i for i, recorded in enumerate(log.recorded_steps) if recorded <= step), default=None)
+        row = max(
+            (i for i, recorded in enumerate(log.recorded_steps) if recorded <= step), default=None
+        )
         now = log.settings.max_grad_norm[step]
         if row is None:
             found[step] = now
@@ -139,7 +145,11 @@ def test_clipped_sums_are_those_of_an_autograd_loop(mode, physical, tmp_path):
     check_sums(steps, log, run.dataset)
     assert failed(tmp_path / "run") == set()
     counted = read_state(tmp_path / "run").evidence[-1]
-    assert counted["gradients_at_levels"] == counted["gradients"] == sum(len(inputs) for inputs, _, _ in steps)
+    assert (
+        counted["gradients_at_levels"]
+        == counted["gradients"]
+        == sum(len(inputs) for inputs, _, _ in steps)
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -156,12 +166,20 @@ def test_empty_batches_are_clipped_as_steps(mode, workers, tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [{"rounding": 0}, {"rounding": 0.25}, {"policy": RecordingPolicy(1, 2.0)}, {"policy": RecordingPolicy(5, first=1)}],
+    [
+        {"rounding": 0},
+        {"rounding": 0.25},
+        {"policy": RecordingPolicy(1, 2.0)},
+        {"policy": RecordingPolicy(5, first=1)},
+    ],
 )
 def test_any_rounding_and_policy(options, tmp_path):
     run = make_run(batch_size=30, **SETTINGS)
     steps = clipped_run(
-        run, tmp_path / "run", epochs=3, **{"every": 5} | options if "policy" not in options else options
+        run,
+        tmp_path / "run",
+        epochs=3,
+        **{"every": 5} | options if "policy" not in options else options,
     )
     check_sums(steps, NormLog.open(tmp_path / "run"), run.dataset)
     assert failed(tmp_path / "run") == set()
@@ -206,11 +224,15 @@ def test_the_noise_stays_at_max_grad_norm(mode, tmp_path, monkeypatch):
     st.sampled_from([0.0, 0.1, 0.333, 1.0]),
 )
 @example(np.full(5, 2.13527029e-40), 1.0, 1.0, 0.0, 0.0)
-def test_what_training_clips_at_is_what_accounting_charges(norms, recorded_at, now, rounding, headroom):
+def test_what_training_clips_at_is_what_accounting_charges(
+    norms, recorded_at, now, rounding, headroom
+):
     levels = Levels(rounding, "up") if rounding else None
     clip = ClipLevels(levels, headroom)
     everybody = np.arange(5)
-    np.testing.assert_allclose(clip.thresholds(everybody, now), now, rtol=2e-7)  # before the first record
+    np.testing.assert_allclose(
+        clip.thresholds(everybody, now), now, rtol=2e-7
+    )  # before the first record
     clip.take(norms)
     during = clip.thresholds(everybody, recorded_at).numpy()
     clip.settle(recorded_at)
@@ -226,7 +248,9 @@ def test_what_training_clips_at_is_what_accounting_charges(norms, recorded_at, n
         else:
             relative = rows.codes.relative_norms(np.array([0]), np.array([clip_norm]))[0]
             charged = relative[rows.read(Block(log.read()))[0]] * clip_norm
-        assert np.all(thresholds.astype(np.float32) <= charged * (1 + 1e-12)), step  # also as training holds them
+        assert np.all(thresholds.astype(np.float32) <= charged * (1 + 1e-12)), (
+            step
+        )  # also as training holds them
         np.testing.assert_allclose(thresholds, charged, rtol=3e-7, atol=STEP)
     assert np.all(during >= np.minimum(asked, recorded_at) * (1 - 2e-7) - STEP)
 
@@ -236,7 +260,9 @@ def test_what_training_clips_at_is_what_accounting_charges(norms, recorded_at, n
 def test_headroom_is_above_the_norms_at_the_record(mode, rounding, tmp_path):
     """Levels come from autograd's own norms here, not from the log."""
     run = make_run(mode=mode, batch_size=30, **SETTINGS)
-    steps = clipped_run(run, tmp_path / "run", epochs=2, every=4, rounding=rounding, clip_headroom=0.1)
+    steps = clipped_run(
+        run, tmp_path / "run", epochs=2, every=4, rounding=rounding, clip_headroom=0.1
+    )
     log, clip_norm = NormLog.open(tmp_path / "run"), SETTINGS["max_grad_norm"]
     check_sums(steps, log, run.dataset, share=0.02)
     assert failed(tmp_path / "run") == set()
@@ -249,13 +275,20 @@ def test_headroom_is_above_the_norms_at_the_record(mode, rounding, tmp_path):
         assert (levels[step] < 0.99 * clip_norm).any()
 
 
-@pytest.mark.parametrize(("given", "meant"), [({}, 0.1), ({"clip_headroom": 0.3}, 0.3), ({"clip_headroom": 0}, 0)])
+@pytest.mark.parametrize(
+    ("given", "meant"), [({}, 0.1), ({"clip_headroom": 0.3}, 0.3), ({"clip_headroom": 0}, 0)]
+)
 def test_headroom_goes_on_where_a_run_is_resumed(given, meant, tmp_path):
     run = make_run(**SETTINGS)
 
     def record(**options):
         recorder = Recorder(
-            tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, every=4, individual_clipping=True, **options
+            tmp_path / "run",
+            dataset=run.dataset,
+            loss_fn=PER_EXAMPLE,
+            every=4,
+            individual_clipping=True,
+            **options,
         )
         with recorder.attach(run.model, run.optimizer, run.loader):
             run.train(1)
@@ -285,7 +318,14 @@ def test_headroom_is_for_individual_clipping(tmp_path):
 def test_the_hold_out_has_the_same_headroom(tmp_path):
     """Otherwise members would be told from others by it."""
     run = make_run(**SETTINGS)
-    clipped_run(run, tmp_path / "run", every=4, clip_headroom=0.25, test_set=run.dataset, record_holdout=True)
+    clipped_run(
+        run,
+        tmp_path / "run",
+        every=4,
+        clip_headroom=0.25,
+        test_set=run.dataset,
+        record_holdout=True,
+    )
     members, others = (NormLog.open(tmp_path / "run" / folder) for folder in (".", "holdout"))
     assert members.read().min() >= 25
     np.testing.assert_array_equal(members.read(), others.read())
@@ -295,7 +335,9 @@ def test_the_hold_out_has_the_same_headroom(tmp_path):
 
 
 @pytest.mark.parametrize("headroom", [0.0, 0.1])
-def test_the_account_is_the_brute_force_account_of_realised_clip_levels(headroom, tmp_path, monkeypatch):
+def test_the_account_is_the_brute_force_account_of_realised_clip_levels(
+    headroom, tmp_path, monkeypatch
+):
     """Thresholds are caught on their way into Opacus, everybody's at each step."""
     realised = []
     plain = ClipLevels.thresholds
@@ -306,7 +348,11 @@ def test_the_account_is_the_brute_force_account_of_realised_clip_levels(headroom
 
     monkeypatch.setattr(ClipLevels, "thresholds", caught)
     clipped_run(
-        make_run(**SETTINGS), tmp_path / "run", epochs=2, policy=RecordingPolicy(2, 1.5, 5), clip_headroom=headroom
+        make_run(**SETTINGS),
+        tmp_path / "run",
+        epochs=2,
+        policy=RecordingPolicy(2, 1.5, 5),
+        clip_headroom=headroom,
     )
     log = NormLog.open(tmp_path / "run")
     orders = np.array([1.5, 2, 4, 8, 16, 32])
@@ -325,7 +371,10 @@ def test_the_account_is_the_brute_force_account_of_realised_clip_levels(headroom
 def test_the_claim_needs_the_last_record(tmp_path):
     clipped_run(make_run(**SETTINGS), tmp_path / "run", every=4)
     log = NormLog.open(tmp_path / "run")
-    claims = {rule: indpriv.account(log, delta=1e-5, between_records=rule).claim for rule in ("last", "closest")}
+    claims = {
+        rule: indpriv.account(log, delta=1e-5, between_records=rule).claim
+        for rule in ("last", "closest")
+    }
     assert claims == {"last": "exact", "closest": "estimate"}
     assert log.thin(8).individually_clipped is False
 
@@ -382,7 +431,13 @@ def test_batches_of_other_examples_are_found(tmp_path):
     """Same sizes as the drawn ones, so that thresholds are there, but other people's."""
     run = make_run(max_grad_norm=5.0)
     inputs, targets = run.dataset.tensors
-    recorder = Recorder(tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, every=1, individual_clipping=True)
+    recorder = Recorder(
+        tmp_path / "run",
+        dataset=run.dataset,
+        loss_fn=PER_EXAMPLE,
+        every=1,
+        individual_clipping=True,
+    )
     with recorder.attach(run.model, run.optimizer, run.loader):
         for batch, _ in run.loader:
             run.step(inputs[: len(batch)], targets[: len(batch)])
@@ -393,7 +448,13 @@ def test_batches_of_other_examples_are_found(tmp_path):
 @pytest.mark.parametrize("mode", MODES)
 def test_a_batch_that_was_not_drawn_stops_training(mode, tmp_path):
     run = make_run(mode=mode, **SETTINGS)
-    recorder = Recorder(tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, every=2, individual_clipping=True)
+    recorder = Recorder(
+        tmp_path / "run",
+        dataset=run.dataset,
+        loss_fn=PER_EXAMPLE,
+        every=2,
+        individual_clipping=True,
+    )
     with (
         pytest.raises(EvidenceError, match="a batch of 120 examples is not the one that was drawn"),
         recorder.attach(run.model, run.optimizer, run.loader),
@@ -407,7 +468,9 @@ def test_a_batch_that_was_not_drawn_stops_training(mode, tmp_path):
 def test_a_log_that_lacks_the_counts_is_an_estimate(tmp_path, monkeypatch):
     plain = OpacusRun.evidence
     monkeypatch.setattr(
-        OpacusRun, "evidence", lambda self: {k: v for k, v in plain(self).items() if not k.startswith("gradients")}
+        OpacusRun,
+        "evidence",
+        lambda self: {k: v for k, v in plain(self).items() if not k.startswith("gradients")},
     )
     clipped_run(make_run(**SETTINGS), tmp_path / "run", every=2)
     assert failed(tmp_path / "run") == {"individual clipping"}
@@ -417,7 +480,13 @@ def test_a_log_that_lacks_the_counts_is_an_estimate(tmp_path, monkeypatch):
 def test_norms_coarser_than_float32_are_refused(tmp_path):
     run = make_run(model=mlp().bfloat16(), **SETTINGS)
     run.dataset.tensors = (run.dataset.tensors[0].bfloat16(), run.dataset.tensors[1])
-    recorder = Recorder(tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, every=2, individual_clipping=True)
+    recorder = Recorder(
+        tmp_path / "run",
+        dataset=run.dataset,
+        loss_fn=PER_EXAMPLE,
+        every=2,
+        individual_clipping=True,
+    )
     with (
         pytest.raises(EvidenceError, match=r"torch.bfloat16, too coarse"),
         recorder.attach(run.model, run.optimizer, run.loader),
@@ -455,7 +524,9 @@ def test_resuming_restores_the_levels_from_the_log(resume_at, tmp_path):
     assert log.recorded_steps.tolist() == list(range(0, resume_at + 10, 4))
     check_sums(steps, log, run.dataset, first=resume_at)
     assert failed(tmp_path / "run") - {"Opacus's accountant"} == (
-        set() if resume_at == 10 else {"no voided steps"}  # the test's engine goes on counting where it was
+        set()
+        if resume_at == 10
+        else {"no voided steps"}  # the test's engine goes on counting where it was
     )
 
 
@@ -473,7 +544,13 @@ def test_a_run_is_resumed_as_it_was_clipped(tmp_path):
 def test_dropout_keeps_its_caveat(tmp_path):
     model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 2))
     run = make_run(model=model)
-    recorder = Recorder(tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, every=4, individual_clipping=True)
+    recorder = Recorder(
+        tmp_path / "run",
+        dataset=run.dataset,
+        loss_fn=PER_EXAMPLE,
+        every=4,
+        individual_clipping=True,
+    )
     with recorder.attach(run.model, run.optimizer, run.loader):
         run.train(1)
     assert "dropout" in claim_of(tmp_path / "run")[1]

@@ -33,7 +33,10 @@ class Attention(nn.Module):
     def __init__(self, kind, width, heads, *, batch_first):
         super().__init__()
         self.batch_first = batch_first
-        self.before, self.attention = nn.Linear(width, width), kind(width, heads, batch_first=batch_first)
+        self.before, self.attention = (
+            nn.Linear(width, width),
+            kind(width, heads, batch_first=batch_first),
+        )
 
     def forward(self, inputs):
         hidden = self.before(inputs)
@@ -44,15 +47,28 @@ class Attention(nn.Module):
 
 def linear(draw):
     d_in, positions = draw(st.integers(1, 9)), draw(st.lists(LENGTHS, max_size=2))
-    return nn.Linear(d_in, draw(st.integers(1, 9)), bias=draw(st.booleans())), torch.randn(SIZE, *positions, d_in)
+    return nn.Linear(d_in, draw(st.integers(1, 9)), bias=draw(st.booleans())), torch.randn(
+        SIZE, *positions, d_in
+    )
 
 
 def convolution(kind, dimensions):
     def build(draw):
         groups = draw(st.integers(1, 2))
-        options = {"stride": st.integers(1, 3), "padding": st.integers(0, 2), "dilation": st.integers(1, 2)}
+        options = {
+            "stride": st.integers(1, 3),
+            "padding": st.integers(0, 2),
+            "dilation": st.integers(1, 2),
+        }
         drawn = {name: draw(values) for name, values in options.items()}
-        layer = kind(2 * groups, 3 * groups, draw(st.integers(1, 3)), groups=groups, bias=draw(st.booleans()), **drawn)
+        layer = kind(
+            2 * groups,
+            3 * groups,
+            draw(st.integers(1, 3)),
+            groups=groups,
+            bias=draw(st.booleans()),
+            **drawn,
+        )
         sides = [draw(st.integers(5, 9)) for _ in range(dimensions)]
         return layer, torch.randn(SIZE, 2 * groups, *sides)
 
@@ -67,14 +83,19 @@ def embedding(draw):
 def last_dimensions(kind):
     def build(draw):
         width, positions = draw(st.integers(2, 6)), draw(st.lists(LENGTHS, max_size=2))
-        return nn.Sequential(nn.Linear(width, width), kind(width)), torch.randn(SIZE, *positions, width)
+        return nn.Sequential(nn.Linear(width, width), kind(width)), torch.randn(
+            SIZE, *positions, width
+        )
 
     return build
 
 
 def channels(kind, dimensions):
     def build(draw):
-        number, sides = 2 * draw(st.integers(1, 3)), [draw(st.integers(3, 7)) for _ in range(dimensions)]
+        number, sides = (
+            2 * draw(st.integers(1, 3)),
+            [draw(st.integers(3, 7)) for _ in range(dimensions)],
+        )
         return kind(number), torch.randn(SIZE, number, *sides)
 
     return build
@@ -83,7 +104,9 @@ def channels(kind, dimensions):
 def attention(kind):
     def build(draw):
         heads = draw(st.integers(1, 2))
-        batch_first = kind is DPMultiheadAttention or draw(st.booleans())  # Opacus's hooks take one order in all layers
+        batch_first = kind is DPMultiheadAttention or draw(
+            st.booleans()
+        )  # Opacus's hooks take one order in all layers
         model = Attention(kind, 4 * heads, heads, batch_first=batch_first)
         return model, torch.randn(SIZE, draw(LENGTHS), 4 * heads)
 
@@ -108,7 +131,9 @@ KINDS = {
 
 def expanded_weights(model, inputs, targets):
     """Opacus's mode "ew" is PyTorch's expanded weights."""
-    loss_fn(call_for_per_sample_grads(model, loss_reduction="sum")(inputs), targets).sum().backward()
+    loss_fn(
+        call_for_per_sample_grads(model, loss_reduction="sum")(inputs), targets
+    ).sum().backward()
     return sum(p.grad_sample.double().flatten(1).square().sum(1) for p in model.parameters()).sqrt()
 
 
@@ -151,6 +176,9 @@ def test_a_run_on_other_gradients_is_refused_before_training(tmp_path):
     tokens = TensorDataset(torch.randint(1, 10, (40, 4)), torch.randint(0, 2, (40,)))
     run = make_run(tokens, model)
     recorder = Recorder(tmp_path / "run", dataset=tokens, loss_fn=PER_EXAMPLE)
-    with pytest.raises(InputError, match="padding_idx"), recorder.attach(run.model, run.optimizer, run.loader):
+    with (
+        pytest.raises(InputError, match="padding_idx"),
+        recorder.attach(run.model, run.optimizer, run.loader),
+    ):
         pass
     assert not (tmp_path / "run").exists()

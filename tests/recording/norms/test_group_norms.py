@@ -26,7 +26,9 @@ def check(layer, inputs, gradient, rtol):
             p.copy_(torch.randn_like(p))
     found = []
     inputs = inputs.requires_grad_()
-    outputs = group_norms.group_norm(layer, inputs, lambda weights, biases: found.extend([weights, biases]))
+    outputs = group_norms.group_norm(
+        layer, inputs, lambda weights, biases: found.extend([weights, biases])
+    )
     outputs.backward(gradient)
     exact = copy.deepcopy(layer).double()
     each = [inputs.grad, *found]
@@ -35,7 +37,9 @@ def check(layer, inputs, gradient, rtol):
         batch = inputs[i : i + 1].detach().double().requires_grad_()
         expected = exact(batch)
         torch.testing.assert_close(outputs[i : i + 1].double(), expected, rtol=rtol, atol=rtol)
-        truth = torch.autograd.grad(expected, [batch, *exact.parameters()], gradient[i : i + 1].double())
+        truth = torch.autograd.grad(
+            expected, [batch, *exact.parameters()], gradient[i : i + 1].double()
+        )
         for mine, theirs, largest in zip(each, truth, scale, strict=True):
             torch.testing.assert_close(
                 mine[i].double(), theirs.reshape_as(mine[i]), rtol=rtol, atol=rtol * float(largest)
@@ -62,7 +66,9 @@ def test_a_mean_far_from_zero_costs_few_digits():
 
 def test_the_graph_starts_where_only_the_layer_is_trained():
     layer, found = nn.GroupNorm(1, 2).requires_grad_(False), []
-    outputs = group_norms.group_norm(layer, torch.randn(SIZE, 2, 3), lambda weights, biases: found.append(biases))
+    outputs = group_norms.group_norm(
+        layer, torch.randn(SIZE, 2, 3), lambda weights, biases: found.append(biases)
+    )
     nn.functional.relu(outputs, inplace=True).sum().backward()
     assert found[0].shape == (SIZE, 2)
 

@@ -22,7 +22,9 @@ def check(layer, inputs, forms=()):
     for i in range(SIZE):
         batch = inputs[i : i + 1]
         batch = batch.double() if batch.is_floating_point() else batch
-        gradients = torch.autograd.grad(exact(batch), list(exact.parameters()), gradient[i : i + 1].double())
+        gradients = torch.autograd.grad(
+            exact(batch), list(exact.parameters()), gradient[i : i + 1].double()
+        )
         for name, value in zip(truth, gradients, strict=True):
             truth[name].append(value.to_dense() if value.is_sparse else value)
     with torch.no_grad():
@@ -36,7 +38,9 @@ def check(layer, inputs, forms=()):
                 assert found.dtype == torch.float64
                 # The ghost form adds what rounding could take from a sum over pairs of positions.
                 rtol = 1e-5 + 8 * EPS * gradient[0].numel()
-                torch.testing.assert_close(found, expected, rtol=rtol, atol=100 * EPS * float(expected.max()))
+                torch.testing.assert_close(
+                    found, expected, rtol=rtol, atol=100 * EPS * float(expected.max())
+                )
 
 
 @pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d, nn.Conv3d])
@@ -66,7 +70,9 @@ def test_convolutions(kind, options, channels_last):
     if channels_last and kind is nn.Conv2d:
         inputs = inputs.contiguous(memory_format=torch.channels_last)
     layer = kind(**options)
-    few = layer(inputs)[0, 0].numel() <= 64  # of more, what the ghost forms add for rounding would show
+    few = (
+        layer(inputs)[0, 0].numel() <= 64
+    )  # of more, what the ghost forms add for rounding would show
     check(layer, inputs, (layer_squares._conv_pixels, layer_squares._conv_ghost) if few else ())
 
 
@@ -80,7 +86,11 @@ def test_convolutions(kind, options, channels_last):
 def test_linear(positions, d_in, d_out, bias):
     torch.manual_seed(1)
     inputs = torch.randn(SIZE, *positions, d_in)
-    check(nn.Linear(d_in, d_out, bias=bias), inputs, (layer_squares._linear_direct, layer_squares._linear_ghost))
+    check(
+        nn.Linear(d_in, d_out, bias=bias),
+        inputs,
+        (layer_squares._linear_direct, layer_squares._linear_ghost),
+    )
 
 
 @given(
@@ -122,7 +132,9 @@ def test_cancelling_positions_are_never_under_reported():
     gradient = torch.ones(SIZE, 2, 64)
     gradient[:, 1] = -1 + 1e-4
     exact = (inputs.double().transpose(1, 2) @ gradient.double()).square().sum((1, 2))
-    assert torch.all(layer_squares._linear_ghost(layer, frozenset({"weight"}), inputs, gradient) >= exact)
+    assert torch.all(
+        layer_squares._linear_ghost(layer, frozenset({"weight"}), inputs, gradient) >= exact
+    )
 
 
 def test_hopeless_forms_are_not_timed():
@@ -134,5 +146,9 @@ def test_hopeless_forms_are_not_timed():
     assert forms(nn.Linear(2, 2), 50, 2) == {"_linear_direct"}
     assert forms(nn.Linear(20, 20), 8, 20) == {"_linear_ghost", "_linear_direct"}
     assert forms(nn.Conv2d(1, 2, 3), 1, 12, 12) == {"_conv_grouped", "_conv_patches"}
-    assert forms(nn.Conv2d(64, 64, 3, padding=1), 64, 8, 8) == {"_conv_pixels", "_conv_grouped", "_conv_patches"}
+    assert forms(nn.Conv2d(64, 64, 3, padding=1), 64, 8, 8) == {
+        "_conv_pixels",
+        "_conv_grouped",
+        "_conv_patches",
+    }
     assert forms(nn.Conv2d(64, 64, 3, stride=2, padding=1), 64, 4, 4) == {"_conv_ghost"}

@@ -33,12 +33,16 @@ def reference(model, inputs):
         loss = loss_fn(model(inputs[i : i + 1]), torch.arange(SIZE)[i : i + 1]).sum()
         trainable = [p for p in model.parameters() if p.requires_grad]
         gradients = torch.autograd.grad(loss, trainable, allow_unused=True)
-        norms.append(sum(float(g.to_dense().square().sum()) for g in gradients if g is not None) ** 0.5)
+        norms.append(
+            sum(float(g.to_dense().square().sum()) for g in gradients if g is not None) ** 0.5
+        )
     return np.array(norms)
 
 
 def check(model, inputs):
-    norms = per_example_gradient_norms(model, loss_fn, inputs, torch.arange(SIZE), backend="layerwise").numpy()
+    norms = per_example_gradient_norms(
+        model, loss_fn, inputs, torch.arange(SIZE), backend="layerwise"
+    ).numpy()
     expected = reference(model, inputs)
     assert np.all(norms >= expected * (1 - 1e-6))
     np.testing.assert_allclose(norms, expected, rtol=2e-4)
@@ -93,7 +97,9 @@ class WithPosition(nn.Module):
 class Attention(nn.Module):
     """Keys and values of their own; positions or the batch first; torch's or Opacus's."""
 
-    def __init__(self, kind=nn.MultiheadAttention, *, freeze=(), batch_first=True, kdim=8, **options):
+    def __init__(
+        self, kind=nn.MultiheadAttention, *, freeze=(), batch_first=True, kdim=8, **options
+    ):
         super().__init__()
         self.batch_first, self.kdim = batch_first, kdim
         self.before, self.after = nn.Linear(8, 8), nn.Linear(8, 2)
@@ -125,7 +131,11 @@ class TiedHead(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.embedding, self.middle, self.head = nn.Embedding(6, 4), nn.Linear(4, 4), nn.Linear(4, 6, bias=False)
+        self.embedding, self.middle, self.head = (
+            nn.Embedding(6, 4),
+            nn.Linear(4, 4),
+            nn.Linear(4, 6, bias=False),
+        )
         self.head.weight = self.embedding.weight
 
     def forward(self, tokens):
@@ -154,19 +164,31 @@ MODELS = {
     "in place": (InPlace, torch.randn(SIZE, 4)),
     "embedding": (token_model, TOKENS),
     "embedding with padding": (lambda: token_model(padding_idx=0), TOKENS),
-    "layer norm": (lambda: nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 2)), torch.randn(SIZE, 3, 4)),
+    "layer norm": (
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 2)),
+        torch.randn(SIZE, 3, 4),
+    ),
     "layer norm of two dimensions": (lambda: nn.LayerNorm([3, 4]), torch.randn(SIZE, 2, 3, 4)),
     "rms norm": (lambda: nn.Sequential(nn.Linear(4, 6), nn.RMSNorm(6)), torch.randn(SIZE, 3, 4)),
-    "group norm": (lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4)), torch.randn(SIZE, 2, 6, 6)),
+    "group norm": (
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4)),
+        torch.randn(SIZE, 2, 6, 6),
+    ),
     "instance norm": (
         lambda: nn.Sequential(nn.Conv1d(2, 4, 3), nn.InstanceNorm1d(4, affine=True)),
         torch.randn(SIZE, 2, 8),
     ),
-    "no bias": (lambda: nn.Sequential(nn.LayerNorm(4, bias=False), nn.Linear(4, 2, bias=False)), torch.randn(SIZE, 4)),
+    "no bias": (
+        lambda: nn.Sequential(nn.LayerNorm(4, bias=False), nn.Linear(4, 2, bias=False)),
+        torch.randn(SIZE, 4),
+    ),
     "parameter of its own": (WithPosition, torch.randn(SIZE, 3, 4)),
     "attention": (Attention, torch.randn(SIZE, 4, 8)),
     "attention, positions first": (lambda: Attention(batch_first=False), torch.randn(SIZE, 4, 8)),
-    "attention, as many positions as examples": (lambda: Attention(batch_first=False), torch.randn(SIZE, SIZE, 8)),
+    "attention, as many positions as examples": (
+        lambda: Attention(batch_first=False),
+        torch.randn(SIZE, SIZE, 8),
+    ),
     "attention without bias": (lambda: Attention(bias=False), torch.randn(SIZE, 4, 8)),
     "attention to other features": (lambda: Attention(kdim=4), torch.randn(SIZE, 4, 8)),
     "attention, partly frozen": (
@@ -207,7 +229,16 @@ def test_layers(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["tied sequence", "rms norm", "layer norm", "group norm", "instance norm", "attention", "encoder", "tied head"],
+    [
+        "tied sequence",
+        "rms norm",
+        "layer norm",
+        "group norm",
+        "instance norm",
+        "attention",
+        "encoder",
+        "tied head",
+    ],
 )
 def test_layers_under_autocast(name):
     """Against autograd under autocast, one example at a time: slack covers what bfloat16 rounds otherwise in a batch."""
@@ -219,7 +250,9 @@ def test_layers_under_autocast(name):
         losses = [loss_fn(model(inputs[i : i + 1]), targets[i : i + 1]).sum() for i in range(SIZE)]
     trained = list(model.parameters())
     gradients = [torch.autograd.grad(loss, trained) for loss in losses]
-    expected = np.array([sum(float(g.double().square().sum()) for g in each) ** 0.5 for each in gradients])
+    expected = np.array(
+        [sum(float(g.double().square().sum()) for g in each) ** 0.5 for each in gradients]
+    )
     norms = norm_pass(inputs, targets)[0].numpy()
     assert np.all(norms >= expected)
     np.testing.assert_allclose(norms / (1 + norm_pass.slack), expected, rtol=2e-2)
@@ -233,7 +266,11 @@ class WeightGradients(TorchDispatchMode):
         self.seen = set()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function is torch.ops.aten.convolution_backward.default and args[-1][1] and args[-2] == 1:
+        if (
+            function is torch.ops.aten.convolution_backward.default
+            and args[-1][1]
+            and args[-2] == 1
+        ):
             self.seen.add("convolution")
         if function is torch.ops.aten.mm.default and args[0].shape == (3, SIZE):
             self.seen.add("linear")
@@ -274,7 +311,8 @@ class Memory(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("build", "said"), [(KeyBias, "add_bias_kv"), (Memory, "DPGRU does not map a tensor to a tensor")]
+    ("build", "said"),
+    [(KeyBias, "add_bias_kv"), (Memory, "DPGRU does not map a tensor to a tensor")],
 )
 def test_what_does_not_fit_is_left_to_others_and_said(build, said):
     torch.manual_seed(5)
@@ -282,7 +320,9 @@ def test_what_does_not_fit_is_left_to_others_and_said(build, said):
     with NormPass(model, loss_fn, inputs, targets) as norm_pass:
         assert norm_pass.backend != "layerwise"
         assert said in norm_pass.fallback
-        np.testing.assert_allclose(norm_pass(inputs, targets)[0].numpy(), reference(model, inputs), rtol=2e-4)
+        np.testing.assert_allclose(
+            norm_pass(inputs, targets)[0].numpy(), reference(model, inputs), rtol=2e-4
+        )
     with pytest.raises(InputError, match=said):
         per_example_gradient_norms(model, loss_fn, inputs, targets, backend="layerwise")
 

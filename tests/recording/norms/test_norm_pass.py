@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 from opacus import GradSampleModule
-from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
+from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (
+    GradSampleModuleFastGradientClipping,
+)
 from opacus.grad_sample.utils import wrap_model
 from torch import nn
 
@@ -37,13 +39,20 @@ def reference(model, loss_fn, inputs, targets):
 def cnn():
     torch.manual_seed(1)
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(64, 3)
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.GroupNorm(2, 4),
+        nn.Tanh(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64, 3),
     )
 
 
 def sequence_model():
     torch.manual_seed(2)
-    return nn.Sequential(nn.Embedding(10, 6), nn.Linear(6, 5), nn.LayerNorm(5), nn.Flatten(), nn.Linear(20, 3))
+    return nn.Sequential(
+        nn.Embedding(10, 6), nn.Linear(6, 5), nn.LayerNorm(5), nn.Flatten(), nn.Linear(20, 3)
+    )
 
 
 CASES = {
@@ -85,10 +94,16 @@ def test_norms_do_not_depend_on_the_batch_they_are_taken_in(case):
 def test_channels_last_is_used_only_where_it_changes_nothing(backend, monkeypatch):
     """Opacus 1.6's hooks give convolutions other gradients there, fast or not."""
     monkeypatch.setattr(norms_module, "best_seconds", lambda run, device: (run(), 1.0)[1])
-    monkeypatch.setattr(norms_module, "fastest", lambda ways, device: len(ways) - 1)  # channels last
-    monkeypatch.setattr(norms_module, "fastest_size", lambda seconds_of, largest: (largest, seconds_of(largest)))
+    monkeypatch.setattr(
+        norms_module, "fastest", lambda ways, device: len(ways) - 1
+    )  # channels last
+    monkeypatch.setattr(
+        norms_module, "fastest_size", lambda seconds_of, largest: (largest, seconds_of(largest))
+    )
     torch.manual_seed(6)
-    model = nn.Sequential(nn.Conv2d(2, 4, 3, stride=2), nn.Tanh(), nn.Conv2d(4, 4, 2), nn.Flatten(), nn.Linear(36, 3))
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3, stride=2), nn.Tanh(), nn.Conv2d(4, 4, 2), nn.Flatten(), nn.Linear(36, 3)
+    )
     inputs, targets = torch.randn(12, 2, 9, 9), torch.arange(12) % 3
     with NormPass(model, PER_EXAMPLE, inputs, targets, backend=backend) as norm_pass:
         norms = norm_pass(inputs, targets)[0].numpy()
@@ -112,7 +127,9 @@ def test_under_autocast_norms_are_those_of_its_arithmetic(case):
     with torch.autocast("cpu", torch.bfloat16):
         low = NormPass(model, PER_EXAMPLE, inputs, targets)
     assert low.backend == "layerwise"
-    norms = low(inputs, targets)[0].numpy()  # a step of training may end outside of autocast: the pass does not
+    norms = low(inputs, targets)[
+        0
+    ].numpy()  # a step of training may end outside of autocast: the pass does not
     assert np.all(norms >= expected)
     np.testing.assert_allclose(norms / (1 + low.slack), expected, rtol=1e-2)
     assert low.slack == pytest.approx(4 * torch.finfo(torch.bfloat16).eps, rel=0.01)
@@ -155,7 +172,9 @@ def test_a_batch_that_does_not_fit_into_memory_is_halved(monkeypatch):
 @pytest.fixture
 def three_threads(monkeypatch):
     """Three of PyTorch's threads, which take norms side by side wherever they may, fast or not."""
-    monkeypatch.setattr(norms_module, "fastest", lambda ways, device, **options: [way() for way in ways] and 0)
+    monkeypatch.setattr(
+        norms_module, "fastest", lambda ways, device, **options: [way() for way in ways] and 0
+    )
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     yield
@@ -191,14 +210,26 @@ def test_threads_take_the_norms_of_parts_of_a_batch(case):
     build, draw, classes = THREADED[case]
     generator = torch.Generator().manual_seed(3)
     model, inputs = build(), draw(generator).repeat_interleave(3, 0)
-    inputs = inputs if case == "sequence" else inputs * torch.rand(27, *(1,) * (inputs.ndim - 1), generator=generator)
+    inputs = (
+        inputs
+        if case == "sequence"
+        else inputs * torch.rand(27, *(1,) * (inputs.ndim - 1), generator=generator)
+    )
     targets = torch.randint(0, classes, (27,), generator=generator)
     norm_pass = NormPass(model, PER_EXAMPLE, inputs, targets)
     assert norm_pass.threads == 3
     expected = reference(model, PER_EXAMPLE, inputs, targets)
-    for size in (0, 1, 2, 9, 27):  # some with fewer examples than threads, some whose parts are as long as a sequence
+    for size in (
+        0,
+        1,
+        2,
+        9,
+        27,
+    ):  # some with fewer examples than threads, some whose parts are as long as a sequence
         norms, losses = norm_pass(inputs[:size], targets[:size])
-        np.testing.assert_allclose(norms.numpy() / (1 + norm_pass.slack), expected[:size], rtol=1e-5)
+        np.testing.assert_allclose(
+            norms.numpy() / (1 + norm_pass.slack), expected[:size], rtol=1e-5
+        )
         torch.testing.assert_close(losses, PER_EXAMPLE(model(inputs), targets).detach()[:size])
 
 
@@ -231,7 +262,8 @@ class CannotBeCopied(nn.Module):
 
 @pytest.mark.usefixtures("three_threads")
 @pytest.mark.parametrize(
-    "loss", [lambda kept: lambda outputs, targets: kept(outputs, targets), lambda _: CannotBeCopied()]
+    "loss",
+    [lambda kept: lambda outputs, targets: kept(outputs, targets), lambda _: CannotBeCopied()],
 )
 def test_a_loss_that_threads_would_share_or_that_cannot_be_copied_is_taken_in_one_thread(loss):
     inputs, targets = blobs(32).tensors
@@ -283,7 +315,9 @@ def test_another_error_is_not_taken_for_want_of_memory():
 
 
 def test_an_embedding_that_mixes_examples_is_refused():
-    model = nn.Sequential(nn.Embedding(10, 6, scale_grad_by_freq=True), nn.Flatten(), nn.Linear(24, 3))
+    model = nn.Sequential(
+        nn.Embedding(10, 6, scale_grad_by_freq=True), nn.Flatten(), nn.Linear(24, 3)
+    )
     tokens = torch.randint(0, 10, (8, 4))
     with pytest.raises(InputError, match="scale_grad_by_freq mixes examples"):
         per_example_gradient_norms(model, PER_EXAMPLE, tokens, torch.zeros(8, dtype=torch.long))
@@ -304,7 +338,10 @@ def test_a_wrapped_model_keeps_its_hooks_gradients_and_mode():
     run.criterion(run.model(inputs), targets).backward()
     before = [p.grad_sample.clone() for p in run.model.parameters()]
     per_example_gradient_norms(run.model, PER_EXAMPLE, inputs, targets)
-    assert all(torch.equal(p.grad_sample, kept) for p, kept in zip(run.model.parameters(), before, strict=True))
+    assert all(
+        torch.equal(p.grad_sample, kept)
+        for p, kept in zip(run.model.parameters(), before, strict=True)
+    )
     assert run.model.training
     run.optimizer.step()
     run.step(inputs, targets)  # hooks still deliver
@@ -319,7 +356,9 @@ def test_norms_follow_the_parameters_of_the_model_in_training():
             for p in model.parameters():
                 p.mul_(1.7)
         norms, _ = norm_pass(inputs, targets)
-    np.testing.assert_allclose(norms.numpy(), reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-4)
+    np.testing.assert_allclose(
+        norms.numpy(), reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-4
+    )
 
 
 def test_parts_kept_in_eval_mode_stay_so():
@@ -331,7 +370,9 @@ def test_parts_kept_in_eval_mode_stay_so():
     assert norm_pass.caveats == ()
     assert not model[0].training
     assert model[1].training
-    np.testing.assert_allclose(norms.numpy(), reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-4)
+    np.testing.assert_allclose(
+        norms.numpy(), reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-4
+    )
 
 
 def test_training_randomness_is_untouched():
@@ -355,7 +396,10 @@ def test_dropout_is_a_caveat():
 def test_warnings_of_training_are_shown_as_often_as_without_a_pass():
     """Python forgets which it has shown wherever its filters change."""
     inputs, targets = blobs(8).tensors
-    with NormPass(mlp(), PER_EXAMPLE, inputs, targets) as norm_pass, warnings.catch_warnings(record=True) as shown:
+    with (
+        NormPass(mlp(), PER_EXAMPLE, inputs, targets) as norm_pass,
+        warnings.catch_warnings(record=True) as shown,
+    ):
         warnings.simplefilter("default")
         for _ in range(3):
             norm_pass(inputs, targets)
@@ -382,7 +426,10 @@ def test_batch_norm_is_refused_with_opacus_message():
 class Complex(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layer, self.weight = nn.Linear(6, 6), nn.Parameter(torch.ones(6, 2, dtype=torch.complex64))
+        self.layer, self.weight = (
+            nn.Linear(6, 6),
+            nn.Parameter(torch.ones(6, 2, dtype=torch.complex64)),
+        )
 
     def forward(self, inputs):
         return (self.layer(inputs) @ self.weight.real) + (inputs @ self.weight.imag)
@@ -488,7 +535,11 @@ def test_padding_that_opacus_trains_is_found(mode):
     tokens, targets = torch.randint(0, 10, (9, 4)), torch.randint(0, 3, (9,))
     refused = mode in ("hooks", "ew")
     for inputs in (tokens, tokens.clamp(min=1)):
-        with pytest.raises(InputError, match="padding_idx of the Embedding '0'") if refused else nullcontext():
+        with (
+            pytest.raises(InputError, match="padding_idx of the Embedding '0'")
+            if refused
+            else nullcontext()
+        ):
             check_training(copy.deepcopy(model), inputs, targets, mode)
 
 

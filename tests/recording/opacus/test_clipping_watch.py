@@ -41,7 +41,9 @@ def gradients_of(run, parameters, positions):
 def watched(run, on_step, thresholds=None):
     """Attach as a Recorder does; on_step gets the TrainedBatch of each step."""
     opacus = OpacusRun(run.model, run.optimizer, run.loader, len(run.dataset))
-    return opacus, opacus.watch(lambda _, batch: on_step(batch), lambda _: None, thresholds=thresholds)
+    return opacus, opacus.watch(
+        lambda _, batch: on_step(batch), lambda _: None, thresholds=thresholds
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -79,7 +81,9 @@ def test_norms_and_positions_are_those_of_the_batch(mode, physical, workers):
         np.testing.assert_allclose(batch.norms, norms, rtol=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])  # ew itself fails on empty batches
+@pytest.mark.parametrize(
+    "mode", ["hooks", "functorch", "ghost"]
+)  # ew itself fails on empty batches
 @pytest.mark.parametrize("workers", [0, 2])
 def test_empty_batches_are_batches(mode, workers):
     run = make_run(blobs(30), mode=mode, batch_size=1, workers=workers)
@@ -91,7 +95,11 @@ def test_empty_batches_are_batches(mode, workers):
         run.step(inputs, targets)
     unwatch()
     assert 0 in sizes
-    assert [len(batch.norms) for batch in batches] == [len(batch.positions) for batch in batches] == sizes
+    assert (
+        [len(batch.norms) for batch in batches]
+        == [len(batch.positions) for batch in batches]
+        == sizes
+    )
     assert opacus.tally.unmatched_steps == 0
 
 
@@ -108,7 +116,9 @@ def test_each_example_is_clipped_at_its_own_threshold(mode, physical):
         sums.append(noisy.clone())
 
     _, unwatch = watched(run, on_step, lambda positions, _: levels[positions])
-    with BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=physical, optimizer=run.optimizer) as small:
+    with BatchMemoryManager(
+        data_loader=run.loader, max_physical_batch_size=physical, optimizer=run.optimizer
+    ) as small:
         expected = []
         parameters = parameters_of(run)
         for inputs, targets in small:
@@ -120,7 +130,9 @@ def test_each_example_is_clipped_at_its_own_threshold(mode, physical):
                 expected.append(factors @ gradients)
                 parameters = parameters_of(run)
     unwatch()
-    torch.testing.assert_close(torch.stack(sums).double(), torch.stack(expected), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        torch.stack(sums).double(), torch.stack(expected), rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -259,7 +271,13 @@ def _one_rank(rank, port, folder):
         nn.functional.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
         torch.save(
-            (type(optimizer).__name__, batches[0], parameters, [p.grad for p in model.parameters()]), folder / str(rank)
+            (
+                type(optimizer).__name__,
+                batches[0],
+                parameters,
+                [p.grad for p in model.parameters()],
+            ),
+            folder / str(rank),
         )
     finally:
         torch.distributed.destroy_process_group()

@@ -22,12 +22,16 @@ class Permuted(nn.Module):
 
 def network(*first):
     torch.manual_seed(0)
-    return nn.Sequential(*first, nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 4))
+    return nn.Sequential(
+        *first, nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 4)
+    )
 
 
 def images(n=40):
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(n, 3, 8, 8, generator=generator), torch.randint(0, 4, (n,), generator=generator)
+    return torch.randn(n, 3, 8, 8, generator=generator), torch.randint(
+        0, 4, (n,), generator=generator
+    )
 
 
 def trained(tmp_path, model, inputs, targets, mode, order=lambda batch: batch):
@@ -42,11 +46,15 @@ def trained(tmp_path, model, inputs, targets, mode, order=lambda batch: batch):
 def opacus_norms(model, inputs, targets, mode):
     """Per-example gradient norms as Opacus takes them itself."""
     options = {"max_grad_norm": 1.0} if mode == "ghost" else {}
-    wrapped = wrap_model(copy.deepcopy(model), grad_sample_mode=mode, loss_reduction="sum", **options)
+    wrapped = wrap_model(
+        copy.deepcopy(model), grad_sample_mode=mode, loss_reduction="sum", **options
+    )
     PER_EXAMPLE(wrapped(inputs), targets).sum().backward()
     if mode == "ghost":
         return wrapped.get_norm_sample().detach()
-    return torch.stack([p.grad_sample.flatten(1).norm(dim=1) for p in wrapped.parameters()]).norm(dim=0)
+    return torch.stack([p.grad_sample.flatten(1).norm(dim=1) for p in wrapped.parameters()]).norm(
+        dim=0
+    )
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
@@ -61,7 +69,10 @@ def test_opacus_takes_other_gradients_with_channels_last(mode):
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost", "ew"])
 def test_weights_with_channels_last_are_refused_before_training(mode, tmp_path):
-    with pytest.raises(InputError, match=r"the convolution '0' has its weights with channels last.*contiguous_format"):
+    with pytest.raises(
+        InputError,
+        match=r"the convolution '0' has its weights with channels last.*contiguous_format",
+    ):
         trained(tmp_path, network().to(memory_format=LAST), *images(), mode)
     assert not (tmp_path / "run").exists()
 
@@ -70,8 +81,17 @@ def test_weights_with_channels_last_are_refused_before_training(mode, tmp_path):
 def test_images_with_channels_last_are_refused_in_the_first_forward_pass(mode, tmp_path):
     model, (inputs, targets) = network(), images()
     start = copy.deepcopy(model.state_dict())
-    with pytest.raises(InputError, match=r"'0' is given images that do not lie row by row.*grad_sample_mode"):
-        trained(tmp_path, model, inputs, targets, mode, lambda batch: batch.contiguous(memory_format=LAST))
+    with pytest.raises(
+        InputError, match=r"'0' is given images that do not lie row by row.*grad_sample_mode"
+    ):
+        trained(
+            tmp_path,
+            model,
+            inputs,
+            targets,
+            mode,
+            lambda batch: batch.contiguous(memory_format=LAST),
+        )
     torch.testing.assert_close(dict(model.state_dict()), dict(start))
 
 
@@ -79,17 +99,23 @@ def test_images_that_the_model_itself_permutes_are_refused(tmp_path):
     inputs, targets = images()
     """On some examples already, before any training."""
     with pytest.raises(InputError, match="Opacus takes other per-example gradients"):
-        trained(tmp_path, network(Permuted()), inputs.permute(0, 2, 3, 1).contiguous(), targets, "hooks")
+        trained(
+            tmp_path, network(Permuted()), inputs.permute(0, 2, 3, 1).contiguous(), targets, "hooks"
+        )
 
 
 def test_a_window_of_wider_images_is_refused(tmp_path):
     """Opacus takes the width of the window for the distance of its rows."""
     wide = torch.randn(40, 3, 8, 11)
     with pytest.raises(InputError, match="row by row"):
-        trained(tmp_path, network(), *images(), "hooks", lambda batch: wide[: len(batch), :, :, 1:9])
+        trained(
+            tmp_path, network(), *images(), "hooks", lambda batch: wide[: len(batch), :, :, 1:9]
+        )
 
 
-@pytest.mark.parametrize("order", [lambda batch: batch, lambda batch: batch.contiguous(memory_format=LAST)])
+@pytest.mark.parametrize(
+    "order", [lambda batch: batch, lambda batch: batch.contiguous(memory_format=LAST)]
+)
 def test_functorch_may_have_channels_last(order, tmp_path):
     trained(tmp_path, network().to(memory_format=LAST), *images(), "functorch", order)
 

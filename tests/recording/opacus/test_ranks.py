@@ -40,9 +40,11 @@ def test_norms_of_all_ranks_are_those_of_autograd(mode, tmp_path):
     checks = {check.name: check.detail for check in verify(tmp_path / "run")}
     assert checks["ranks"].startswith("2 ranks")
     assert indpriv.account(log, delta=1e-5).claim == "exact"
-    assert log.free.steps.tolist() == list(range(8))
-    entries = log.free.read(0, log.n_examples)
-    np.testing.assert_allclose(entries.norm, first[entries.step, entries.position], rtol=1e-4)  # so that ids are right
+    assert log.batch_norms.steps.tolist() == list(range(8))
+    entries = log.batch_norms.read(0, log.n_examples)
+    np.testing.assert_allclose(
+        entries.norm, first[entries.step, entries.position], rtol=1e-4
+    )  # so that ids are right
     assert len(entries) == read_state(tmp_path / "run").evidence[0]["participations"] > N
 
 
@@ -61,7 +63,9 @@ def test_levels_and_filter_hold_on_all_ranks(tmp_path):
     assert (log.filtered.left_out_at == log.total_steps).any()
 
 
-@pytest.mark.parametrize(("moment", "steps", "records"), [("between steps", 5, 2), ("in a pass", 6, 2)])
+@pytest.mark.parametrize(
+    ("moment", "steps", "records"), [("between steps", 5, 2), ("in a pass", 6, 2)]
+)
 def test_a_rank_that_dies_leaves_a_log_without_its_record(moment, steps, records, tmp_path):
     error, gone = launch(one_is_killed, tmp_path, tmp_path / "run", moment)
     assert gone is None
@@ -85,9 +89,17 @@ def test_a_full_disk_of_the_first_rank_stops_all(tmp_path):
     ("what", "message", "steps"),
     [
         ("seed", "at attach two of 2 ranks draw with the same seed", None),
-        ("rounding", r"at attach the ranks differ in rounding \(0.01 on rank 0, 0.02 on rank 1\)", None),
+        (
+            "rounding",
+            r"at attach the ranks differ in rounding \(0.01 on rank 0, 0.02 on rank 1\)",
+            None,
+        ),
         ("divisor", "at attach the ranks differ in", None),
-        ("noise", r"at step 0 the ranks differ in noise_multiplier \(1.0 on rank 0, 0.5 on rank 1\)", 0),
+        (
+            "noise",
+            r"at step 0 the ranks differ in noise_multiplier \(1.0 on rank 0, 0.5 on rank 1\)",
+            0,
+        ),
         ("epoch", "at step 0 the ranks differ in shuffle_seed", 0),
         ("reseeded", "at step 4 two of 2 ranks draw with the same seed", 4),
         ("parameters", "at the pass before step 6 the ranks differ in the model's parameters", 6),
@@ -119,9 +131,17 @@ def test_ranks_resume_together_and_in_the_same_number(tmp_path):
     assert json.loads((tmp_path / "run" / "run.json").read_text())["recorder"]["ranks"] == 2
     run = make_run(blobs(N), batch_size=60)
     recorder = Recorder(
-        tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, individual_clipping=True, every=3, resume_at=8
+        tmp_path / "run",
+        dataset=run.dataset,
+        loss_fn=PER_EXAMPLE,
+        individual_clipping=True,
+        every=3,
+        resume_at=8,
     )
-    with pytest.raises(EvidenceError, match="ranks=2"), recorder.attach(run.model, run.optimizer, run.loader):
+    with (
+        pytest.raises(EvidenceError, match="ranks=2"),
+        recorder.attach(run.model, run.optimizer, run.loader),
+    ):
         run.train(1)
 
 

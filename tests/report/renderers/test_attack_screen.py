@@ -37,13 +37,22 @@ def test_the_screen_says_what_a_bound_means_and_obeys_no_name():
     text = buffer.getvalue()
     assert "\x1b" not in text
     assert "[red]x[/red]" in text
-    for words in ("SENSITIVE", "worst-case epsilon", "proves nothing", "delta 1e-5", "False alarms", "AUC"):
+    for words in (
+        "SENSITIVE",
+        "worst-case epsilon",
+        "proves nothing",
+        "delta 1e-5",
+        "False alarms",
+        "AUC",
+    ):
         assert words in " ".join(text.split()), words
 
 
 def test_many_groups_and_none_at_all():
     buffer = io.StringIO()
-    print_attack(measures(groups=np.arange(400).astype(str).astype(object)), Console(file=buffer, width=80))
+    print_attack(
+        measures(groups=np.arange(400).astype(str).astype(object)), Console(file=buffer, width=80)
+    )
     assert "360 more groups are in --json" in buffer.getvalue()
     one = measure_attack(AttackScores(np.ones(1), np.ones(1, bool), "x"))
     assert attack_document(one)["auc"] is None

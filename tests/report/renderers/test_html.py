@@ -77,7 +77,11 @@ def page(html):
 def test_it_is_one_page_that_asks_for_nothing(html, page):
     assert page.tags["script"] == 0
     assert not page.tags.keys() & {"iframe", "object", "embed", "form", "img", "base"}
-    links = [value for _, name, value in page.attributes if name in ("src", "href", "xlink:href", "action", "data")]
+    links = [
+        value
+        for _, name, value in page.attributes
+        if name in ("src", "href", "xlink:href", "action", "data")
+    ]
     assert all(link.startswith(("#", "data:")) for link in links)
     outside = re.findall(r"url\(([^)]*)\)", html)
     assert all(target.startswith("#") for target in outside)
@@ -121,8 +125,17 @@ def test_what_every_report_states(page):
 def test_ids_are_unique_and_every_reference_resolves(page):
     ids = [value for _, name, value in page.attributes if name == "id"]
     assert len(ids) == len(set(ids))
-    targets = {value[1:] for _, name, value in page.attributes if name in ("href", "xlink:href") and value[0] == "#"}
-    described = {word for _, name, value in page.attributes if name == "aria-labelledby" for word in value.split()}
+    targets = {
+        value[1:]
+        for _, name, value in page.attributes
+        if name in ("href", "xlink:href") and value[0] == "#"
+    }
+    described = {
+        word
+        for _, name, value in page.attributes
+        if name == "aria-labelledby"
+        for word in value.split()
+    }
     assert targets | described <= set(ids)
 
 
@@ -150,21 +163,27 @@ def test_a_reversal_that_may_be_chance_is_no_second_one(summary):
     found = Page(render_html(replace(summary, groups=(table,)))).text
     sentence = f"Among 0, {table.ratio.worst} has a smaller mean epsilon than {table.ratio.best}"
     assert f"{sentence}, but by no more than chance" in found
-    found = Page(render_html(replace(summary, groups=(replace(table, reversals=(chance, sure)),)))).text
+    found = Page(
+        render_html(replace(summary, groups=(replace(table, reversals=(chance, sure)),)))
+    ).text
     assert f"{sentence} too, but by no more than chance" in found
 
 
 def test_hostile_names_are_text(run):
     log, examples = run
     names = np.array(HOSTILE, dtype=object)
-    frame = examples.frame.assign(group=names[np.arange(len(examples.frame)) % len(names)], label=names[0])
+    frame = examples.frame.assign(
+        group=names[np.arange(len(examples.frame)) % len(names)], label=names[0]
+    )
     hostile = summary_of(log, ExampleTable(frame), by=["group"], name=HOSTILE[0])
     html = render_html(hostile)
     page = Page(html)
     assert page.tags["script"] == page.tags["img"] == 0
     for name in HOSTILE:
         assert name in page.text
-    ET.fromstring(re.search(r'<svg [^>]*aria-labelledby="groups0.*?</svg>', html, flags=re.DOTALL)[0])
+    ET.fromstring(
+        re.search(r'<svg [^>]*aria-labelledby="groups0.*?</svg>', html, flags=re.DOTALL)[0]
+    )
 
 
 def test_no_individual_value_is_embedded(run):
@@ -186,10 +205,17 @@ def test_a_seeded_run_promises_nothing(run):
 
 
 def test_rows_that_give_n_away_are_marked(html):
-    for item in ("Delta and n", "Number of examples", "Normalisation of the gradient", "Fingerprint of the data"):
+    for item in (
+        "Delta and n",
+        "Number of examples",
+        "Normalisation of the gradient",
+        "Fingerprint of the data",
+    ):
         row = re.search(rf"<tr><th scope=\"row\">{item}</th>.*?</tr>", html, flags=re.DOTALL)[0]
         assert "not for publication" in row
-    row = re.search(r"<tr><th scope=\"row\">noise_multiplier</th>.*?</tr>", html, flags=re.DOTALL)[0]
+    row = re.search(r"<tr><th scope=\"row\">noise_multiplier</th>.*?</tr>", html, flags=re.DOTALL)[
+        0
+    ]
     assert "not for publication" not in row
 
 
@@ -197,7 +223,9 @@ def test_no_status_but_a_good_one_invites_to_publish(run):
     failed = Check("batch sizes", "failed", "odd")
     declared = Declared(released="every checkpoint may be published under the worst-case epsilon")
     for evidence in ({"recorder": {"seeded": True}}, {"checks": (*CHECKS, failed)}):
-        text = Page(render_html(summary_of(*run, evidence={"declared": declared, **evidence}, **SHORT))).text
+        text = Page(
+            render_html(summary_of(*run, evidence={"declared": declared, **evidence}, **SHORT))
+        ).text
         assert "may be published under the worst-case" not in text
         assert "settings may be published" not in text
         assert "nothing may be published under a guarantee" in text
@@ -210,11 +238,15 @@ def test_the_verdict_says_what_the_bound_is(page, summary):
     text = page.text.replace("\u00a0", " ")
     assert "wrongly in at most 1 % of the runs without it" in text
     shown = float(re.search(r"rightly in at most ([\d.]+) % of the runs with it", text)[1]) / 100
-    limit = summary.guarantee.membership.true_positive_rate  # of the whole curve: below e^1.9 / 100 + 1e-5
+    limit = (
+        summary.guarantee.membership.true_positive_rate
+    )  # of the whole curve: below e^1.9 / 100 + 1e-5
     assert limit <= shown < limit + 0.002
     assert shown < 0.0668
     bare = replace(summary, guarantee=replace(summary.guarantee, membership=None))
-    assert "rightly in at most 6.7 % of the runs with it" in " ".join(text for text, _ in verdict(bare).lead)
+    assert "rightly in at most 6.7 % of the runs with it" in " ".join(
+        text for text, _ in verdict(bare).lead
+    )
     assert "true-positive rate is at most 6.7 times it, plus 1e-5" in text
     assert "odds" not in text
     assert "next to no promise" not in text
@@ -222,7 +254,9 @@ def test_the_verdict_says_what_the_bound_is(page, summary):
 
 def test_a_huge_epsilon_reads_well(summary):
     huge = replace(summary.guarantee, worst_case_epsilon=143.2, membership=None)
-    text = Page(render_html(replace(summary, guarantee=huge, groups=(), attacks=(), loss=None, fidelity=()))).text
+    text = Page(
+        render_html(replace(summary, guarantee=huge, groups=(), attacks=(), loss=None, fidelity=()))
+    ).text
     text = text.replace("\u00a0", " ")
     assert "the true-positive rate is at most 10^63 times it" in text
     assert "rightly in at most 100 % of the runs with it" in text
@@ -232,7 +266,11 @@ def test_a_huge_epsilon_reads_well(summary):
 
 def test_a_large_delta_withholds_the_sentence(summary):
     large = replace(summary.guarantee, delta=0.01, delta_times_n=2.4)
-    text = Page(render_html(replace(summary, guarantee=large, groups=(), attacks=(), loss=None, fidelity=()))).text
+    text = Page(
+        render_html(
+            replace(summary, guarantee=large, groups=(), attacks=(), loss=None, fidelity=())
+        )
+    ).text
     assert "Delta is too large: 0.01 is at least 1/n (delta times n is 2.4)" in text
     assert large.statement not in text
     assert "This sentence, and the settings" not in text
@@ -241,7 +279,9 @@ def test_a_large_delta_withholds_the_sentence(summary):
 
 def test_edges_of_bins_are_rounded_up(summary):
     small = replace(summary.individual, edges=(0.0, 0.00121, 0.00242), counts=(1, 2))
-    page = render_html(replace(summary, individual=small, groups=(), attacks=(), loss=None, fidelity=()))
+    page = render_html(
+        replace(summary, individual=small, groups=(), attacks=(), loss=None, fidelity=())
+    )
     assert '<td class="n">0.0013</td><td class="n">0.0025</td>' in page
 
 
@@ -262,7 +302,9 @@ def test_a_run_without_examples_has_a_page(run):
 def test_one_example_and_nothing_to_correlate(run):
     log, examples = run
     one = ExampleTable(examples.frame[examples.frame["example_id"] == 0].assign(loss=0.0))
-    summary = summarise(log.take([0]), epsilon_table([0.0], worst_case=0.0), Evidence(one, one), name="one")
+    summary = summarise(
+        log.take([0]), epsilon_table([0.0], worst_case=0.0), Evidence(one, one), name="one"
+    )
     text = Page(render_html(summary)).text
     assert "No correlation is defined: only 1 examples" in text
 
@@ -270,12 +312,23 @@ def test_one_example_and_nothing_to_correlate(run):
 def test_ten_thousand_groups_stay_small():
     n = 20_000
     log = NormLog.from_arrays(
-        np.ones((2, n)), [0, 1], total_steps=2, noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.1
+        np.ones((2, n)),
+        [0, 1],
+        total_steps=2,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        sample_rate=0.1,
     )
-    frame = pd.DataFrame({"example_id": range(n), "unit_id": range(n), "split": "train", "label": 0, "loss": 1.0})
+    frame = pd.DataFrame(
+        {"example_id": range(n), "unit_id": range(n), "split": "train", "label": 0, "loss": 1.0}
+    )
     frame = frame.assign(correct=True, street=[f"street {index // 2}" for index in range(n)])
     summary = summarise(
-        log, epsilon_table(np.linspace(0, 1, n)), Evidence(ExampleTable(frame)), name="x", by=["street"]
+        log,
+        epsilon_table(np.linspace(0, 1, n)),
+        Evidence(ExampleTable(frame)),
+        name="x",
+        by=["street"],
     )
     html = render_html(summary)
     assert "9,960 more groups are in audit.json" in html
@@ -309,7 +362,9 @@ def test_bins_of_epsilon_stand_beside_their_line(run):
     assert "which individual epsilon is not" in text
     leaky = examples.frame.assign(loss=np.where(examples.frame["split"] == "train", 0.001, 2.0))
     table = epsilon_table(np.full(log.n_examples, 0.02))
-    found = summarise(log, table, Evidence(ExampleTable(leaky)), name="x", by=["sex"], holdout=holdout)
+    found = summarise(
+        log, table, Evidence(ExampleTable(leaky)), name="x", by=["sex"], holdout=holdout
+    )
     assert found.attack_by_epsilon.findings > 0
     assert "A finding against the run" in Page(render_html(found)).text
 
@@ -317,7 +372,9 @@ def test_bins_of_epsilon_stand_beside_their_line(run):
 def test_canaries_that_prove_too_much_are_a_finding(run):
     member = np.arange(400) % 2 == 0
     canaries = AttackScores(member.astype(float), member, "canaries", fair_coins=True)
-    text = Page(render_html(summary_of(*run, evidence={"canaries": canaries}, **SHORT))).text.replace("\u00a0", " ")
+    text = Page(
+        render_html(summary_of(*run, evidence={"canaries": canaries}, **SHORT))
+    ).text.replace("\u00a0", " ")
     assert "Null calibration" in text
     assert "The canaries prove a worst-case epsilon of at least" in text
     assert "above the 1.90 accounted" in text

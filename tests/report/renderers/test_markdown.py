@@ -14,9 +14,15 @@ def text(summary):
 
 
 def test_it_says_first_what_it_is_and_then_the_verdict(text):
-    assert text.startswith("**SENSITIVE: for the curator only**\n\n# Privacy audit of tiny\n\nTake any one example")
+    assert text.startswith(
+        "**SENSITIVE: for the curator only**\n\n# Privacy audit of tiny\n\nTake any one example"
+    )
     titles = [line[3:] for line in text.splitlines() if line.startswith("## ")]
-    assert titles[:3] == ["What you may publish", "Run and assumptions", "Distribution of individual epsilon"]
+    assert titles[:3] == [
+        "What you may publish",
+        "Run and assumptions",
+        "Distribution of individual epsilon",
+    ]
     assert titles[-3:] == ["Attacks", "Hazards", "Reproduce"]
     assert sum(title.startswith("Groups by ") for title in titles) == 3
     verdict = text.split("## ")[0]
@@ -27,7 +33,9 @@ def test_it_says_first_what_it_is_and_then_the_verdict(text):
 
 def test_every_table_has_as_many_cells_in_each_row(run):
     log, examples = run
-    names = np.array(["a|b", "<script>alert(1)</script>", "*x* `y`", "[l](http://x)", "two\nlines"], dtype=object)
+    names = np.array(
+        ["a|b", "<script>alert(1)</script>", "*x* `y`", "[l](http://x)", "two\nlines"], dtype=object
+    )
     frame = examples.frame.assign(group=names[np.arange(len(examples.frame)) % 5])
     text = render_markdown(summary_of(log, ExampleTable(frame), by=["group"], name="# *x* <b>"))
     bare = text.replace("\\|", "").replace("\\<", "").replace("\\>", "")
@@ -44,7 +52,9 @@ def test_every_table_has_as_many_cells_in_each_row(run):
 def test_what_may_be_published_agrees_with_the_table(text, run):
     assert "first table below that are not marked “no”; nothing else" in text
     assert "declared and not checked" not in text
-    assert "declared and not checked" in render_markdown(summary_of(*run, evidence={"checks": ()}, fidelity=()))
+    assert "declared and not checked" in render_markdown(
+        summary_of(*run, evidence={"checks": ()}, fidelity=())
+    )
 
 
 def test_both_models_stand_among_the_attacks(text, summary):
@@ -53,7 +63,10 @@ def test_both_models_stand_among_the_attacks(text, summary):
     for model, attack in (("this model", summary.attacks[0]), ("without DP", summary.attacks[1])):
         row = attack.overall
         limits = f"{format_share(row.low, 1)} to {format_share(row.high, 1)}"
-        assert f"| all examples | {model} | {format_share(row.success_rate, 1)} | {limits} |" in attacks
+        assert (
+            f"| all examples | {model} | {format_share(row.success_rate, 1)} | {limits} |"
+            in attacks
+        )
     assert attacks.count("| all examples |") == 2
 
 
@@ -66,7 +79,9 @@ def test_no_guarantee_is_said_first_and_not_quoted(run):
 
 
 def test_without_examples(run):
-    text = render_markdown(summary_of(*run, evidence={"examples": None, "non_dp": None, "checks": CHECKS}, fidelity=()))
+    text = render_markdown(
+        summary_of(*run, evidence={"examples": None, "non_dp": None, "checks": CHECKS}, fidelity=())
+    )
     assert "No attack was run" in text
     assert "Groups by" not in text
 

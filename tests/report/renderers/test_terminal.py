@@ -63,7 +63,9 @@ def test_no_figure_is_cut_off_at_any_width(summary, width):
     text = screen(summary, width)
     table = next(table for table in summary.groups if table.by == "sex")
     for row in table.rows:
-        assert re.search(rf"^  {row.name} .* {100 * row.test_accuracy:.1f} %$", text, flags=re.MULTILINE)
+        assert re.search(
+            rf"^  {row.name} .* {100 * row.test_accuracy:.1f} %$", text, flags=re.MULTILINE
+        )
     groups = screen([table], width, print_groups, summary.to_json())
     assert all(f"{row.n:,}" in groups for row in table.rows)
     assert "…" not in groups
@@ -73,7 +75,9 @@ def test_the_reversal_is_said(run):
     log, examples = run
     train = examples.train
     women, one = train["sex"] == "Female", train["label"] == 1
-    loss = 0.04 + 0.36 * one + 0.05 * women  # epsilon is 2 * sqrt(loss): women have more within each label
+    loss = (
+        0.04 + 0.36 * one + 0.05 * women
+    )  # epsilon is 2 * sqrt(loss): women have more within each label
     summary = summary_of(log, ExampleTable(train.assign(loss=loss)), by=["sex"])
     assert "! The order reverses among 0" in words(screen(summary))
 
@@ -81,13 +85,16 @@ def test_the_reversal_is_said(run):
 def test_a_group_that_lacks_a_label_is_said(run):
     log, examples = run
     frame = examples.frame.assign(label=np.where(examples.frame["sex"] == "Male", 1, 0))
-    assert "label-standardised none" in words(screen(summary_of(log, ExampleTable(frame), by=["sex"])))
+    assert "label-standardised none" in words(
+        screen(summary_of(log, ExampleTable(frame), by=["sex"]))
+    )
 
 
 def test_markup_and_control_characters_are_text(run):
     log, examples = run
     names = np.array(
-        ["[red]loud[/red]", "[link=file:///etc]x[/link]", "\x1b[31mred\x07", "\u202eevil", "a\nb"], dtype=object
+        ["[red]loud[/red]", "[link=file:///etc]x[/link]", "\x1b[31mred\x07", "\u202eevil", "a\nb"],
+        dtype=object,
     )
     frame = examples.frame.assign(group=names[np.arange(len(examples.frame)) % 5])
     text = screen(summary_of(log, ExampleTable(frame), by=["group"], name="[bold]x[/bold]"))
@@ -101,9 +108,13 @@ def test_one_group_is_not_called_groups(run):
     log, examples = run
     rows = np.arange(len(examples.frame))
     seven = ExampleTable(examples.frame.assign(group=rows % 7))
-    assert "1 group between them is in the report" in words(screen(summary_of(log, seven, by=["group"])))
+    assert "1 group between them is in the report" in words(
+        screen(summary_of(log, seven, by=["group"]))
+    )
     few = ExampleTable(examples.frame.assign(group=np.where(rows < 3, "few", "many")))
-    assert "too small to read, of fewer than 10: 1 group" in words(screen(summary_of(log, few, by=["group"])))
+    assert "too small to read, of fewer than 10: 1 group" in words(
+        screen(summary_of(log, few, by=["group"]))
+    )
 
 
 def test_clean_keeps_what_people_read():
@@ -132,7 +143,9 @@ def test_without_a_guarantee_there_is_none_to_quote(run, summary):
 
 def test_a_large_delta_is_said(summary):
     large = replace(summary, guarantee=replace(summary.guarantee, delta=0.01, delta_times_n=2.4))
-    assert "NOT TO BE PUBLISHED: delta is at least 1/n (delta times n is 2.4)" in words(screen(large))
+    assert "NOT TO BE PUBLISHED: delta is at least 1/n (delta times n is 2.4)" in words(
+        screen(large)
+    )
     assert "NOT TO BE PUBLISHED" not in screen(summary)
 
 
@@ -144,11 +157,19 @@ def test_missing_parts_are_said(run):
 
 def test_groups_say_what_their_epsilons_mean(summary):
     text = words(screen(list(summary.groups), 120, print_groups, summary.to_json()))
-    for part in ("SENSITIVE", DISCLAIMER, "individual epsilon (exact), delta 1e-5", "worst case 1.90", "sex among 1"):
+    for part in (
+        "SENSITIVE",
+        DISCLAIMER,
+        "individual epsilon (exact), delta 1e-5",
+        "worst case 1.90",
+        "sex among 1",
+    ):
         assert part in text
 
 
 def test_colours_only_where_there_is_a_terminal(summary):
     buffer = io.StringIO()
-    print_audit(summary, Console(file=buffer, width=80, force_terminal=True, color_system="truecolor"))
+    print_audit(
+        summary, Console(file=buffer, width=80, force_terminal=True, color_system="truecolor")
+    )
     assert "\x1b[" in buffer.getvalue()

@@ -36,7 +36,9 @@ def test_the_shipped_table_gives_ucis_lines_back():
     for split, end, skipped in (("train", "", 0), ("test", ".", 1)):
         rows = frame[frame["split"] == split][columns].astype(str)
         lines = [", ".join(row) + end for row in rows.itertuples(index=False)]
-        original = uci_file("adult.data" if split == "train" else "adult.test").decode().splitlines()
+        original = (
+            uci_file("adult.data" if split == "train" else "adult.test").decode().splitlines()
+        )
         assert lines == [line for line in original[skipped:] if line]
 
 

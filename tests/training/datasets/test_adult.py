@@ -20,7 +20,10 @@ def test_has_the_published_counts(dataset):
         "Amer-Indian-Eskimo": 311,
         "Other": 271,
     }
-    assert dataset.train.metadata["sex"].value_counts().to_dict() == {"Male": 21790, "Female": 10771}
+    assert dataset.train.metadata["sex"].value_counts().to_dict() == {
+        "Male": 21790,
+        "Female": 10771,
+    }
     # adult.names: 23.93 % of all 48,842 people earn more than 50K
     positives = dataset.train.targets.sum() + dataset.test.targets.sum()
     assert positives / 48842 == pytest.approx(0.2393, abs=5e-5)
@@ -29,8 +32,14 @@ def test_has_the_published_counts(dataset):
 def test_first_person_is_encoded_as_written(dataset):
     """39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, ..., White, Male, 2174, 0, 40, US, <=50K."""
     row = dataset.train.inputs[0]
-    assert row[:5] == pytest.approx([(39 - 50) / 50, (13 - 8.5) / 7.5, 2174 / 20000, 0.0, (40 - 50) / 50])
-    names = [f"{column}={name}" for column, listed in adult.CATEGORIES.items() for name in listed.split(", ")]
+    assert row[:5] == pytest.approx(
+        [(39 - 50) / 50, (13 - 8.5) / 7.5, 2174 / 20000, 0.0, (40 - 50) / 50]
+    )
+    names = [
+        f"{column}={name}"
+        for column, listed in adult.CATEGORIES.items()
+        for name in listed.split(", ")
+    ]
     assert len(names) == 102
     chosen = [names[position] for position in np.flatnonzero(row[5:])]
     assert chosen == [
@@ -44,7 +53,11 @@ def test_first_person_is_encoded_as_written(dataset):
         "native_country=United-States",
     ]
     assert dataset.train.targets[0] == 0
-    assert dataset.train.metadata.iloc[0].to_dict() == {"race": "White", "sex": "Male", "age_band": "35-44"}
+    assert dataset.train.metadata.iloc[0].to_dict() == {
+        "race": "White",
+        "sex": "Male",
+        "age_band": "35-44",
+    }
 
 
 def test_encoding_a_row_does_not_depend_on_the_others(dataset):
@@ -52,7 +65,9 @@ def test_encoding_a_row_does_not_depend_on_the_others(dataset):
     frame = adult.read_frame()
     train = frame[frame["split"] == "train"]
     for position in (0, 1234, 32560):
-        np.testing.assert_array_equal(adult.encode(train.iloc[[position]])[0], dataset.train.inputs[position])
+        np.testing.assert_array_equal(
+            adult.encode(train.iloc[[position]])[0], dataset.train.inputs[position]
+        )
 
 
 def test_inputs_are_bounded(dataset):
@@ -64,7 +79,16 @@ def test_inputs_are_bounded(dataset):
 
 def test_age_bands_change_at_their_first_year():
     ages = pd.Series([17, 24, 25, 34, 35, 64, 65, 90])
-    assert adult.age_bands(ages).tolist() == ["17-24", "17-24", "25-34", "25-34", "35-44", "55-64", "65+", "65+"]
+    assert adult.age_bands(ages).tolist() == [
+        "17-24",
+        "17-24",
+        "25-34",
+        "25-34",
+        "35-44",
+        "55-64",
+        "65+",
+        "65+",
+    ]
 
 
 def test_unknown_category_is_refused():

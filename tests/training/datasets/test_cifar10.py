@@ -37,7 +37,10 @@ def batches(tmp_path, monkeypatch):
 def test_npz_is_read_scaled_and_channels_first(tmp_path, arrays):
     np.savez_compressed(tmp_path / "cifar10.npz", **arrays)
     dataset = cifar10.load(tmp_path)
-    assert (dataset.train.inputs.shape, dataset.test.inputs.shape) == ((6, 3, 32, 32), (2, 3, 32, 32))
+    assert (dataset.train.inputs.shape, dataset.test.inputs.shape) == (
+        (6, 3, 32, 32),
+        (2, 3, 32, 32),
+    )
     expected = arrays["x_train"][2, 5, 7, 1] / 127.5 - 1
     assert dataset.train.inputs[2, 1, 5, 7] == pytest.approx(expected, abs=1e-6)
     assert np.abs(dataset.train.inputs).max() <= 1
@@ -47,7 +50,9 @@ def test_npz_is_read_scaled_and_channels_first(tmp_path, arrays):
 def test_binary_batches_are_label_then_colour_planes(batches):
     dataset = cifar10.load(batches.parent)
     assert (len(dataset.train), len(dataset.test)) == (20, 4)
-    record = np.frombuffer((batches / "data_batch_2.bin").read_bytes(), np.uint8).reshape(4, 3073)[3]
+    record = np.frombuffer((batches / "data_batch_2.bin").read_bytes(), np.uint8).reshape(4, 3073)[
+        3
+    ]
     assert dataset.train.targets[7] == record[0] == 3
     np.testing.assert_allclose(dataset.train.inputs[7].ravel(), record[1:] / 127.5 - 1, atol=1e-6)
 
@@ -99,8 +104,13 @@ def test_a_pickle_inside_the_npz_is_refused_unread(tmp_path, arrays):
 
 def test_a_header_that_asks_for_terabytes_is_refused(tmp_path, arrays):
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (10**9, 32, 32, 3)})
-    np.savez(tmp_path / "cifar10.npz", **{name: array for name, array in arrays.items() if name != "x_train"})
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "|u1", "fortran_order": False, "shape": (10**9, 32, 32, 3)}
+    )
+    np.savez(
+        tmp_path / "cifar10.npz",
+        **{name: array for name, array in arrays.items() if name != "x_train"},
+    )
     with zipfile.ZipFile(tmp_path / "cifar10.npz", "a") as archive:
         archive.writestr("x_train.npy", header.getvalue())
     with pytest.raises(EvidenceError, match="x_train has shape"):

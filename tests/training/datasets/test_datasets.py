@@ -53,13 +53,22 @@ def test_datasets_and_configuration_need_no_torch():
     )
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.stdout.split() == ["32561", "adult"], done.stderr
 
 
 def split(n=4, **changes):
-    values = {"inputs": np.zeros((n, 3), np.float32), "targets": np.zeros(n, np.int64), "metadata": None} | changes
+    values = {
+        "inputs": np.zeros((n, 3), np.float32),
+        "targets": np.zeros(n, np.int64),
+        "metadata": None,
+    } | changes
     return Split(**values)
 
 
@@ -68,7 +77,10 @@ def split(n=4, **changes):
     [
         ({"n": 0}, "at least one example"),
         ({"targets": np.zeros(3, np.int64)}, "one target each"),
-        ({"inputs": np.array([[0.0], [np.nan], [0.0], [np.inf]], np.float32)}, "2 examples hold NaN .* number 1"),
+        (
+            {"inputs": np.array([[0.0], [np.nan], [0.0], [np.inf]], np.float32)},
+            "2 examples hold NaN .* number 1",
+        ),
         ({"metadata": pd.DataFrame({"a": [1, 2, 3]})}, r"indexed 0\.\.3"),
         ({"metadata": pd.DataFrame({"a": [1, 2, 3, 4]}, index=[0, 1, 2, 2])}, r"indexed 0\.\.3"),
     ],
@@ -88,7 +100,9 @@ def test_the_fingerprint_sees_values_targets_and_order():
     targets = np.array([0, 1, 0, 1])
 
     def fingerprint(inputs, targets):
-        return Dataset("d", split(inputs=inputs, targets=targets), split(), ("no", "yes"), "", "").fingerprint()
+        return Dataset(
+            "d", split(inputs=inputs, targets=targets), split(), ("no", "yes"), "", ""
+        ).fingerprint()
 
     first = fingerprint(inputs, targets)
     assert fingerprint(inputs.copy(order="F"), targets) == first

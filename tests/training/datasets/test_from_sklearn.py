@@ -11,7 +11,10 @@ sklearn_datasets = pytest.importorskip("sklearn.datasets")
 
 def test_digits_are_whole_scaled_and_split_by_position():
     dataset = from_sklearn.load_digits()
-    assert (dataset.train.inputs.shape, dataset.test.inputs.shape) == ((1438, 1, 8, 8), (359, 1, 8, 8))
+    assert (dataset.train.inputs.shape, dataset.test.inputs.shape) == (
+        (1438, 1, 8, 8),
+        (359, 1, 8, 8),
+    )
     assert dataset.train.inputs.min() == 0
     assert dataset.train.inputs.max() == 1
     raw = sklearn_datasets.load_digits()
@@ -29,7 +32,9 @@ def test_breast_cancer_fits_its_fixed_ranges_without_clipping():
         assert split.inputs.max() < 1  # the ranges are wider than the data, so none was clipped
     raw = sklearn_datasets.load_breast_cancer()
     radius_error = list(raw.feature_names).index("radius error")
-    np.testing.assert_allclose(dataset.train.inputs[0, radius_error], 2 * raw.data[0, radius_error] / 3 - 1, rtol=1e-6)
+    np.testing.assert_allclose(
+        dataset.train.inputs[0, radius_error], 2 * raw.data[0, radius_error] / 3 - 1, rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("load", [from_sklearn.load_digits, from_sklearn.load_breast_cancer])

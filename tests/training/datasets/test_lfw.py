@@ -14,11 +14,18 @@ def arrays(n=12):
     person = np.sort(np.arange(n) % 7).astype(np.uint16)
     gender = (person % 2).astype(np.uint8)
     gender[3] = 255
-    return {"X": np.arange(n * 1850).reshape(n, 50, 37).astype(np.uint8), "person_id": person, "gender": gender}
+    return {
+        "X": np.arange(n * 1850).reshape(n, 50, 37).astype(np.uint8),
+        "person_id": person,
+        "gender": gender,
+    }
 
 
 def write(folder, **changes):
-    np.savez(folder / FILE, **{name: value for name, value in {**arrays(), **changes}.items() if value is not None})
+    np.savez(
+        folder / FILE,
+        **{name: value for name, value in {**arrays(), **changes}.items() if value is not None},
+    )
     return folder
 
 

@@ -34,9 +34,14 @@ def folder(tmp_path):
 
 def test_reads_plain_and_gzipped_files(folder):
     dataset = mnist.load(folder)
-    assert (dataset.train.inputs.shape, dataset.test.inputs.shape) == ((7, 1, 28, 28), (3, 1, 28, 28))
+    assert (dataset.train.inputs.shape, dataset.test.inputs.shape) == (
+        (7, 1, 28, 28),
+        (3, 1, 28, 28),
+    )
     raw = (folder / "train-images-idx3-ubyte").read_bytes()
-    np.testing.assert_allclose(dataset.train.inputs.ravel() * 255, np.frombuffer(raw[16:], np.uint8), atol=1e-4)
+    np.testing.assert_allclose(
+        dataset.train.inputs.ravel() * 255, np.frombuffer(raw[16:], np.uint8), atol=1e-4
+    )
     assert dataset.test.targets.tolist() == [0, 1, 2]
 
 
@@ -44,7 +49,18 @@ def test_reads_plain_and_gzipped_files(folder):
 def test_reads_the_real_files():
     dataset = mnist.load(SHARED)
     assert (len(dataset.train), len(dataset.test)) == (60000, 10000)
-    assert np.bincount(dataset.train.targets).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert np.bincount(dataset.train.targets).tolist() == [
+        5923,
+        6742,
+        5958,
+        6131,
+        5842,
+        5421,
+        5918,
+        6265,
+        5851,
+        5949,
+    ]
 
 
 def test_a_missing_file_is_named_with_the_places_and_the_remedy(tmp_path):
@@ -61,7 +77,10 @@ def test_a_missing_file_is_named_with_the_places_and_the_remedy(tmp_path):
         (lambda content: content + b"x", "holds more"),
         (lambda content: content[:10], "unpack requires"),
         (lambda content: b"", "unpack requires"),
-        (lambda content: struct.pack(">4I", 0x0803, 0xFFFFFFFF, 28, 28) + content[16:], "header"),  # 3 TiB announced
+        (
+            lambda content: struct.pack(">4I", 0x0803, 0xFFFFFFFF, 28, 28) + content[16:],
+            "header",
+        ),  # 3 TiB announced
         (lambda content: struct.pack(">4I", 0x0803, 7, 27, 28) + content[16:], "header"),
         (lambda content: struct.pack(">4I", 0x0D03, 7, 28, 28) + content[16:], "header"),
         (lambda content: content[:16] + content[16 : 16 + 784 * 3], "announces"),

@@ -41,7 +41,11 @@ def saved(folder, arrays):
 def test_each_race_is_balanced_in_the_label_on_both_sides(tmp_path, arrays, name, label):
     dataset = load_dataset(name, saved(tmp_path, arrays))
     for split in (dataset.train, dataset.test):
-        counts = split.metadata.assign(target=split.targets).groupby("race")["target"].agg(["sum", "size"])
+        counts = (
+            split.metadata.assign(target=split.targets)
+            .groupby("race")["target"]
+            .agg(["sum", "size"])
+        )
         assert (2 * counts["sum"] == counts["size"]).all()
         assert set(counts.index) == set(SIZES)
     assert dataset.train.metadata["race"].value_counts().to_dict() == SIZES
@@ -55,15 +59,25 @@ def test_inputs_are_the_pictures_that_the_metadata_speaks_of(tmp_path, arrays):
     images = arrays["X"].transpose(0, 3, 1, 2)
     for split in (dataset.train, dataset.test):
         for i in range(5):
-            found = np.abs(images / 127.5 - 1 - split.inputs[i]).reshape(len(images), -1).max(axis=1).argmin()
+            found = (
+                np.abs(images / 127.5 - 1 - split.inputs[i])
+                .reshape(len(images), -1)
+                .max(axis=1)
+                .argmin()
+            )
             np.testing.assert_allclose(split.inputs[i], images[found] / 127.5 - 1, atol=1e-6)
-            assert split.metadata["race"][i] == ("White", "Black", "Asian", "Indian", "Other")[arrays["race"][found]]
+            assert (
+                split.metadata["race"][i]
+                == ("White", "Black", "Asian", "Indian", "Other")[arrays["race"][found]]
+            )
             assert split.targets[i] == arrays["gender"][found]
 
 
 def test_no_picture_is_there_twice(tmp_path, arrays):
     dataset = load_dataset("utkface_age", saved(tmp_path, arrays))
-    pictures = [picture.tobytes() for split in (dataset.train, dataset.test) for picture in split.inputs]
+    pictures = [
+        picture.tobytes() for split in (dataset.train, dataset.test) for picture in split.inputs
+    ]
     assert len(set(pictures)) == len(pictures)
 
 
