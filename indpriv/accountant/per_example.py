@@ -107,15 +107,6 @@ def table_for(
     return under_filter(_of_units(log, units, method, progress, workers), log, units)
 
 
-def worst_case_epsilon(log: NormLog, method: Method) -> float:
-    """What the settings of a run guarantee to everybody: to the unit with the most rows."""
-    units = Units.of(log)
-    if units is None or len(units) == log.n_examples:
-        return WorstCase.of(log, method).epsilon
-    check_method(method, log.unit)
-    return float(worst_cases(log, method, units.n_rows.max(keepdims=True))[0])
-
-
 def _of_units(
     log: NormLog, units: Units, method: Method, progress: Progress | None, workers: int | None
 ) -> EpsilonTable:

@@ -95,24 +95,6 @@ class ArrayBatchNorms:
         return self.entries.block(start, stop)
 
 
-@dataclass(frozen=True)
-class BatchNormsUntil:
-    """The batch norms of the steps before `total_steps`."""
-
-    records: BatchNorms
-    total_steps: int
-
-    @property
-    def steps(self) -> NDArray[np.int64]:
-        """See BatchNorms."""
-        return self.records.steps[self.records.steps < self.total_steps]
-
-    def read(self, start: int, stop: int) -> BatchNormEntries:
-        """See BatchNorms."""
-        entries = self.records.read(start, stop)
-        return entries.select(entries.step < self.total_steps)
-
-
 def check_entries(
     batch_norms: Sequence[ArrayLike], n_examples: int, total_steps: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from indpriv import NormLog, account, membership_risk
-from indpriv.accountant import Method, cap_rows, noise_for_worst_case
+from indpriv.accountant import Method, cap_rows
 from indpriv.accountant.divergence_tables import LazyTable
 from indpriv.accountant.histogram.governing_records import segments_of
 from indpriv.accountant.histogram.governing_rows import Block, GoverningRows
@@ -411,11 +411,3 @@ def test_what_a_cap_on_rows_costs_and_buys():
     assert three.worst_case_epsilon == table.details["unit_worst_case"][1]
     with pytest.raises(InputError, match="no units to cap"):
         cap_rows(NormLog.from_arrays([[0.3]], [0], total_steps=1, **RUN), method, [1])
-
-
-def test_the_noise_for_a_target_counts_all_rows_of_the_largest_unit():
-    log = unit_log(np.full((2, 4), 0.3), list("aaab"))
-    found = noise_for_worst_case(log, 1.0, Method(delta=DELTA))
-    assert found.epsilon <= 1.0
-    scaled = unit_log(np.full((2, 4), 0.3), list("aaab"), noise_multiplier=found.noise_multiplier)
-    assert account(scaled, delta=DELTA).worst_case_epsilon <= 1.0 + 1e-9
