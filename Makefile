@@ -13,7 +13,7 @@ export OMP_WAIT_POLICY = passive
 BIN = $(VENV)/bin
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -c constraints.txt
 
-.PHONY: demo test test-all check format figures reproduce benchmarks clean
+.PHONY: demo test test-all check format schema figures reproduce benchmarks clean
 
 demo: $(VENV)/.installed
 	$(BIN)/indpriv demo --output-dir $(DEMO_DIR)
@@ -35,6 +35,11 @@ check: test
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# indpriv/report/audit.schema.json, from the dataclasses of an audit's summary.
+schema: $(VENV)/.installed
+	$(BIN)/python -c "from indpriv.analysis.summary import audit_schema as schema; import json; print(json.dumps(schema(), indent=2, ensure_ascii=False))" > schema.tmp
+	mv schema.tmp indpriv/report/audit.schema.json
 
 benchmarks: $(VENV)/.installed-dev
 	set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done

@@ -14,7 +14,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Lower stages know nothing of higher ones. The run side (torch) and the audit side meet only in the artifacts.
 STAGES = {
-    "helpers": {"errors", "_checks", "_files", "_journal", "_formatting", "_columns"},
+    "helpers": {"errors", "_checks", "_files", "_journal", "_formatting", "_columns", "_plain"},
     "artifacts": {"norm_log", "example_table", "epsilon_table", "attack_scores"},
     "accountant": {"accountant"},
     "attacks": {"attacks"},

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from indpriv._plain import AtLeastZero, Count, Share
 from indpriv.epsilon_table import EpsilonTable
 
 _BINS = 40
@@ -20,14 +21,14 @@ class Distribution:
     edges: (n_bins + 1,) bin edges from 0 to top_of_range; counts: (n_bins,) examples a bin, right edge included.
     """
 
-    n: int
-    mean: float
-    median: float
-    p75: float
-    p95: float
-    p99: float
-    max: float
-    share_at_worst_case: float
+    n: Count
+    mean: AtLeastZero
+    median: AtLeastZero
+    p75: AtLeastZero
+    p95: AtLeastZero
+    p99: AtLeastZero
+    max: AtLeastZero
+    share_at_worst_case: Share
     edges: tuple[float, ...]
     counts: tuple[int, ...]
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from indpriv._plain import AtLeastZero, Count
 from indpriv.analysis.distribution import top_of_range
 from indpriv.analysis.statistics.correlation import (
     RelationIntervals,
@@ -65,7 +66,7 @@ class LossRelation:
         bins: for the figure; None where undefined.
     """
 
-    n: int
+    n: Count
     pearson_log_loss: float | None
     spearman: float | None
     intercept: float | None
@@ -74,16 +75,16 @@ class LossRelation:
     spearman_interval: Interval | None
     intercept_interval: Interval | None
     slope_interval: Interval | None
-    n_below_worst_case: int
+    n_below_worst_case: Count
     pearson_below_worst_case: float | None
     pearson_below_interval: Interval | None
     spearman_below_worst_case: float | None
     spearman_below_interval: Interval | None
     median_loss_at_worst_case: float | None
     median_loss_below_worst_case: float | None
-    floored: int
-    floor: float
-    left_out: int
+    floored: Count
+    floor: AtLeastZero
+    left_out: Count
     undefined_reason: str
     bins: LossBins | None
 

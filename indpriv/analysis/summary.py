@@ -1,11 +1,11 @@
 """AuditSummary: everything an audit found, as plain data; what every report shows. Sensitive."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Annotated, Any
 
-import numpy as np
-
+from indpriv._plain import AtLeastZero, Count, Limits, Share, Via, from_json, json_schema, to_json
 from indpriv.analysis.attacks.by_epsilon import AttackByEpsilon
 from indpriv.analysis.attacks.measures import AttackMeasures
 from indpriv.analysis.attacks.threshold_attack import ThresholdAttack
@@ -26,13 +26,17 @@ from indpriv.norm_log.evidence import Check
 SCHEMA_VERSION = 1
 SENSITIVE = "SENSITIVE: for the curator only"
 
+Knowledge = Annotated[
+    str, Limits(texts=("verified", "declared", "unknown", "not covered", "failed"))
+]  # how a statement is known
+
 
 @dataclass(frozen=True)
 class Range:
     """Smallest and largest realised value over all steps."""
 
-    min: float
-    max: float
+    min: AtLeastZero
+    max: AtLeastZero
 
 
 @dataclass(frozen=True)
@@ -56,15 +60,15 @@ class RunFacts:
         declared: what run.json says besides, on the word of whoever trained.
     """
 
-    n_examples: int
-    n_test_examples: int
-    n_units: int | None
-    train_accuracy: float | None
-    test_accuracy: float | None
-    total_steps: int
-    n_records: int
-    recorded_share: float
-    n_exact_examples: int
+    n_examples: Count
+    n_test_examples: Count
+    n_units: Count | None
+    train_accuracy: Share | None
+    test_accuracy: Share | None
+    total_steps: Count
+    n_records: Count
+    recorded_share: Share
+    n_exact_examples: Count
     expected_epochs: float
     noise_multiplier: Range
     max_grad_norm: Range
@@ -75,7 +79,11 @@ class RunFacts:
     example_ids_sha256: str
     caveats: tuple[str, ...]
     recorder: Mapping[str, Any]
-    declared: Declared
+    declared: Declared = field(
+        metadata={
+            "via": Via(Mapping[str, Any], attrgetter("content"), Declared.from_run_json),
+        }
+    )
 
 
 @dataclass(frozen=True)
@@ -92,9 +100,9 @@ class Membership:
     """
 
     false_positive_rate: float
-    true_positive_rate: float
-    advantage: float
-    mu: float
+    true_positive_rate: Share
+    advantage: Share
+    mu: AtLeastZero
 
 
 @dataclass(frozen=True)
@@ -112,10 +120,10 @@ class Guarantee:
             several rows.
     """
 
-    worst_case_epsilon: float
-    delta: float
-    delta_times_n: float
-    status: str
+    worst_case_epsilon: AtLeastZero
+    delta: AtLeastZero
+    delta_times_n: AtLeastZero
+    status: Annotated[str, Limits(texts=("supported", "declared", "unproven", "void"))]
     statement: str
     reasons: tuple[str, ...]
     membership: Membership | None = None
@@ -135,7 +143,7 @@ class Disclosure:
 
     item: str
     value: str
-    status: str
+    status: Knowledge
     private: bool = False
 
 
@@ -148,10 +156,10 @@ class Hazard:
     short: two words for a first screen; status as for Disclosure, or "failed".
     """
 
-    kind: str
+    kind: Annotated[str, Limits(texts=("assumption", "reading", "scope"))]
     short: str
     hazard: str
-    status: str
+    status: Knowledge
     detail: str
 
 
@@ -189,7 +197,7 @@ class AuditSummary:
     created: str
     versions: Mapping[str, str]
     account: Account
-    claim: str
+    claim: Annotated[str, Limits(texts=("exact", "estimate"))]
     claim_reason: str
     guarantee: Guarantee
     run: RunFacts
@@ -212,30 +220,45 @@ class AuditSummary:
     command: str
 
     def to_json(self) -> dict[str, Any]:
-        """The content of audit.json (see report/audit.schema.json): plain dicts, lists, texts and finite numbers."""
-        plain: dict[str, Any] = to_plain(self)
-        plain["run"]["declared"] = plain["run"]["declared"]["content"]
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "sensitive": SENSITIVE,
-            "disclaimer": DISCLAIMER,
-            "meaning": self.account.describe(),
-            **plain,
-        }
+        """The content of audit.json (see report/audit.schema.json): dicts, lists, texts and finite numbers."""
+        fixed = {key: schema["const"] for key, schema in _FIXED.items()}
+        return {**fixed, "meaning": self.account.describe(), **to_json(self)}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "AuditSummary":
+        """Read the content of audit.json.
+
+        Raises:
+            InputError: another schema version, a key is absent, or a value is of another kind.
+        """
+        version = content.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise InputError(
+                f"audit.json has schema_version={version!r}, not {SCHEMA_VERSION}; make the audit again"
+            )
+        return from_json(cls, content)
 
 
-def to_plain(value: Any) -> Any:
-    """Dataclasses, mappings, numpy scalars and tuples as JSON values; InputError on a number that is not finite."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {item.name: to_plain(getattr(value, item.name)) for item in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): to_plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_plain(item) for item in value]
-    if isinstance(value, np.generic):
-        return to_plain(value.item())
-    if isinstance(value, float) and not np.isfinite(value):
-        raise InputError(
-            f"{value} has no place in a report; the quantity it stands for should be None"
-        )
-    return value
+_FIXED: dict[str, dict[str, Any]] = {
+    "schema_version": {"const": SCHEMA_VERSION},
+    "sensitive": {"const": SENSITIVE},
+    "disclaimer": {"const": DISCLAIMER},
+}
+
+
+def audit_schema() -> dict[str, Any]:
+    """The JSON Schema of audit.json, which report/audit.schema.json holds."""
+    schema = json_schema(AuditSummary)
+    meaning = {
+        "description": "What every epsilon in this file means, in one line.",
+        "type": "string",
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:indpriv:audit:{SCHEMA_VERSION}",
+        "title": "indpriv audit summary",
+        **schema,
+        "description": f"audit.json of an audit directory. {SENSITIVE}. Every number is finite; what is undefined is null.",
+        "required": [*_FIXED, "meaning", *schema["required"]],
+        "properties": {**_FIXED, "meaning": meaning, **schema["properties"]},
+    }

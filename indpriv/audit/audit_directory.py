@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from indpriv._checks import check_choice
 from indpriv._files import read_json, read_parquet, write_atomically, write_json
+from indpriv._plain import to_json
 from indpriv.analysis.groups.group_rows import MIN_GROUP
 from indpriv.analysis.groups.group_table import GroupTable, group_tables
-from indpriv.analysis.summary import AuditSummary, to_plain
+from indpriv.analysis.summary import AuditSummary
 from indpriv.audit.run_directory import EXAMPLES, EXAMPLES_NON_DP, Evidence, in_rows_of
 from indpriv.audit.summarise import choose_groups
 from indpriv.epsilon_table import EpsilonTable
@@ -164,4 +165,4 @@ def groups_json(tables: Sequence[GroupTable], summary: Mapping[str, Any]) -> lis
     """Group tables as JSON values, each with what its epsilons mean; summary is the content of audit.json."""
     meaning = {name: summary[name] for name in ("sensitive", "disclaimer", "meaning", "claim")}
     meaning["worst_case_epsilon"] = summary["guarantee"]["worst_case_epsilon"]
-    return [{**meaning, **to_plain(table)} for table in tables]
+    return [{**meaning, **to_json(table)} for table in tables]

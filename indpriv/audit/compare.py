@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from indpriv._plain import to_json
 from indpriv.analysis.comparison import compare_tables
 from indpriv.analysis.stability import AuditComparison, stability_of
-from indpriv.analysis.summary import to_plain
 from indpriv.audit.audit_directory import read_audit, read_summary
 from indpriv.audit.summarise import choose_groups
 from indpriv.errors import InputError
@@ -69,8 +69,8 @@ def comparison_json(found: AuditComparison) -> dict[str, Any]:
         "disclaimer": first["disclaimer"],
         "meaning": first["meaning"],
         "audits": [_side(summary) for summary in found.summaries],
-        "comparisons": to_plain(found.comparisons),
-        "stability": to_plain(found.stability),
+        "comparisons": to_json(found.comparisons),
+        "stability": to_json(found.stability),
     }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from indpriv._files import write_atomically, write_json
-from indpriv.analysis.summary import to_plain
+from indpriv._plain import to_json
 from indpriv.errors import InputError
 from indpriv.release import mechanisms
 from indpriv.release.draw import draw
@@ -115,7 +115,7 @@ def _draw_all(request: Request, source: Source) -> dict[str, Any]:
     figures = {
         name: draw(request, counts, source.grid).to_json() for name, counts in source.counts.items()
     }
-    plain: dict[str, Any] = to_plain(figures)
+    plain: dict[str, Any] = to_json(figures)
     return plain
 
 

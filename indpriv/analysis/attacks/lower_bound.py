@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
+from indpriv._plain import AtLeastZero, Share
 from indpriv.analysis.statistics.binomial import clopper_pearson
 from indpriv.analysis.statistics.resampling import CONFIDENCE, Interval
 
@@ -40,11 +41,11 @@ class LowerBound:
         false_alarm_interval: exact binomial, of that rate.
     """
 
-    epsilon: float
+    epsilon: AtLeastZero
     guesses: int
     correct: int
     tried: int
-    false_alarm_rate: float
+    false_alarm_rate: Share
     false_alarm_interval: Interval
 
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import expit, logit
 
+from indpriv._plain import Share
 from indpriv.analysis.statistics.binomial import clopper_pearson
 from indpriv.analysis.statistics.resampling import CONFIDENCE, Interval
 
@@ -36,11 +37,11 @@ class Discrimination:
         roc: (false-positive rate, true-positive rate) of up to 50 thresholds, from strict to lax; empty where not asked for.
     """
 
-    auc: float
+    auc: Share
     auc_interval: Interval | None
     tpr_at_fpr: Mapping[str, float]
     tpr_at_fpr_intervals: Mapping[str, Interval]
-    advantage: float
+    advantage: Share
     advantage_interval: Interval
     roc: tuple[tuple[float, float], ...]
 

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._checks import check_positive_int
+from indpriv._plain import Count, Share
 from indpriv.analysis.attacks.measures import MIN_TRIALS, OVERALL, generator_of, group_indices
 from indpriv.analysis.attacks.roc import Discrimination, discriminate
 from indpriv.analysis.statistics.binomial import clopper_pearson
@@ -36,13 +37,13 @@ class AttackRow:
     """
 
     name: str
-    n_members: int
-    n_nonmembers: int
-    trials: int
-    successes: int
-    success_rate: float | None
-    low: float | None
-    high: float | None
+    n_members: Count
+    n_nonmembers: Count
+    trials: Count
+    successes: Count
+    success_rate: Share | None
+    low: Share | None
+    high: Share | None
     too_small: bool
     discrimination: Discrimination | None
 
@@ -66,7 +67,7 @@ class ThresholdAttack:
     by: str
     protocol: str
     seed: int
-    confidence: float
+    confidence: Share
     overall: AttackRow
     rows: tuple[AttackRow, ...]
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from indpriv._plain import AtLeastZero, Count, Share
 from indpriv.accountant.blocks import in_blocks
 from indpriv.accountant.claims import uses_batch_norms
 from indpriv.accountant.histogram.cells import Mechanisms
@@ -57,19 +58,19 @@ class BatchNormFidelity:
     """
 
     between_records: str
-    n_entries: int
+    n_entries: Count
     signed_bias: float
-    mean_absolute: float
-    p95_absolute: float
-    largest_absolute: float
-    share_under: float
-    share_under_1_percent: float
+    mean_absolute: AtLeastZero
+    p95_absolute: AtLeastZero
+    largest_absolute: AtLeastZero
+    share_under: Share
+    share_under_1_percent: Share
     order: float
-    mean_rdp: float
+    mean_rdp: AtLeastZero
     rdp_bias: float
-    rdp_bias_error: float
-    unbiased_mean_rdp: float | None
-    standard_error: float | None
+    rdp_bias_error: AtLeastZero
+    unbiased_mean_rdp: AtLeastZero | None
+    standard_error: AtLeastZero | None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._columns import Partition
+from indpriv._plain import AtLeastZero, Count, Share
 from indpriv.analysis.groups.group_rows import MIN_GROUP
 from indpriv.analysis.statistics.correlation import pearson
 from indpriv.epsilon_table import EpsilonTable
@@ -22,13 +23,13 @@ class GroupFidelity:
 
     by: str
     name: str
-    n: int
+    n: Count
     too_small: bool
-    mean_exact: float
+    mean_exact: AtLeastZero
     signed_bias: float
-    mean_absolute: float
-    largest_absolute: float
-    share_under_1_percent: float
+    mean_absolute: AtLeastZero
+    largest_absolute: AtLeastZero
+    share_under_1_percent: Share
 
 
 @dataclass(frozen=True)
@@ -54,19 +55,19 @@ class Fidelity:
 
     source: str
     is_this_log: bool
-    every: int
+    every: Count
     epochs: float
     between_records: str
-    n: int
+    n: Count
     pearson: float | None
-    median_exact: float
+    median_exact: AtLeastZero
     signed_bias: float
-    mean_absolute: float
-    p95_absolute: float
+    mean_absolute: AtLeastZero
+    p95_absolute: AtLeastZero
     largest_absolute: float
     largest_under: float
-    share_under: float
-    share_under_1_percent: float
+    share_under: Share
+    share_under_1_percent: Share
     groups: tuple[GroupFidelity, ...] = ()
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from indpriv._plain import AtLeastZero, Count, Share
 from indpriv.analysis.statistics.correlation import pearson
 from indpriv.epsilon_table import EpsilonTable
 
@@ -28,12 +29,12 @@ class Sensitivity:
     choice: str
     here: str
     instead: str
-    n: int
+    n: Count
     pearson: float | None
     mean_shift: float
-    p95_absolute: float
-    largest_absolute: float
-    share_smaller: float
+    p95_absolute: AtLeastZero
+    largest_absolute: AtLeastZero
+    share_smaller: Share
 
 
 def sensitivity_to(choice: str, here: EpsilonTable, instead: EpsilonTable) -> Sensitivity:

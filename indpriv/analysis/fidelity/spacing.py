@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from indpriv._plain import AtLeastZero, Count, Share
 from indpriv.analysis.statistics.correlation import pearson
 from indpriv.epsilon_table import EpsilonTable
 
@@ -26,16 +27,16 @@ class Spacing:
         share_larger: share of examples that get a larger epsilon from fewer records.
     """
 
-    n_records: int
-    n_kept: int
-    every: int
+    n_records: Count
+    n_kept: Count
+    every: Count
     between_records: str
     pearson: float | None
     mean_shift: float
-    mean_absolute: float
-    p95_absolute: float
-    largest_absolute: float
-    share_larger: float
+    mean_absolute: AtLeastZero
+    p95_absolute: AtLeastZero
+    largest_absolute: AtLeastZero
+    share_larger: Share
 
 
 def spacing_effect(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from indpriv._plain import AtLeastZero, Count, Share
 from indpriv.analysis.statistics.binomial import clopper_pearson
 from indpriv.analysis.statistics.resampling import Interval
 
@@ -41,22 +42,22 @@ class GroupRow:
     """
 
     name: str
-    n: int
-    n_test: int
-    mean: float | None
+    n: Count
+    n_test: Count
+    mean: AtLeastZero | None
     mean_interval: Interval | None
     ratio_to_best: float | None
     p_value: float | None
-    median: float | None
-    p95: float | None
-    p99: float | None
-    max: float | None
-    share_at_worst_case: float | None
-    mean_loss: float | None
+    median: AtLeastZero | None
+    p95: AtLeastZero | None
+    p99: AtLeastZero | None
+    max: AtLeastZero | None
+    share_at_worst_case: Share | None
+    mean_loss: AtLeastZero | None
     losses_left_out: int
-    train_accuracy: float | None
+    train_accuracy: Share | None
     train_accuracy_interval: Interval | None
-    test_accuracy: float | None
+    test_accuracy: Share | None
     test_accuracy_interval: Interval | None
     too_small: bool
     standardised_mean: float | None = None

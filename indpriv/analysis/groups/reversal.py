@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from indpriv._plain import Share
 from indpriv.analysis.statistics.resampling import CONFIDENCE, permutation_test
 
 FloatArray = NDArray[np.float64]
@@ -26,7 +27,7 @@ class Reversal:
     """
 
     label: str
-    p_value: float
+    p_value: Share
 
     @property
     def beyond_chance(self) -> bool:

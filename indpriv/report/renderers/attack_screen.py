@@ -7,8 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from indpriv._formatting import format_delta, format_interval, format_lower_bound, format_share
+from indpriv._plain import to_json
 from indpriv.analysis.attacks.measures import AttackMeasure, AttackMeasures
-from indpriv.analysis.summary import SENSITIVE, to_plain
+from indpriv.analysis.summary import SENSITIVE
 from indpriv.report.renderers.terminal import clean, print_whole
 
 MEANING = (
@@ -49,17 +50,17 @@ def _row(row: AttackMeasure, trials: int) -> dict[str, Any]:
         "n_members": row.n_members,
         "n_nonmembers": row.n_nonmembers,
         "too_small": row.too_small,
-        **{name: None if found is None else to_plain(getattr(found, name)) for name in names},
+        **{name: None if found is None else to_json(getattr(found, name)) for name in names},
         "epsilon_lower_bound": bound.epsilon,
         "guesses": bound.guesses,
         "correct": bound.correct,
         "thresholds_tried": bound.tried,
         "null_calibration": {
             "false_alarm_rate": bound.false_alarm_rate,
-            "interval": to_plain(bound.false_alarm_interval),
+            "interval": to_json(bound.false_alarm_interval),
             "trials": trials,
         },
-        **({"roc": to_plain(found.roc)} if found is not None and found.roc else {}),
+        **({"roc": to_json(found.roc)} if found is not None and found.roc else {}),
     }
 
 
