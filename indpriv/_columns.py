@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from indpriv._checks import check_positive_int
 from indpriv.errors import InputError
-from indpriv.example_table import FIXED_COLUMNS
 
+FIXED_COLUMNS = ("example_id", "unit_id", "split", "label", "loss", "correct")
+RESERVED_COLUMNS = {*FIXED_COLUMNS, "epsilon", "epsilon_lower", "epsilon_upper"}
 MISSING = "(missing)"
 _EMPTY = "(empty)"
 _AND = " × "  # between the values of an intersection
@@ -35,8 +36,7 @@ class Partition:
 
 def groupable_columns(frame: pd.DataFrame) -> list[str]:
     """Columns that examples can be grouped by: the label, and metadata (an epsilon table's own columns are not)."""
-    fixed = {*FIXED_COLUMNS, "epsilon", "epsilon_lower", "epsilon_upper"}
-    return ["label", *(name for name in frame.columns if name not in fixed)]
+    return ["label", *(name for name in frame.columns if name not in RESERVED_COLUMNS)]
 
 
 def partition(

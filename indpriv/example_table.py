@@ -9,11 +9,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from indpriv._columns import FIXED_COLUMNS, RESERVED_COLUMNS
 from indpriv._files import read_parquet, write_private_parquet
 from indpriv.errors import InputError
-
-FIXED_COLUMNS = ("example_id", "unit_id", "split", "label", "loss", "correct")
-_RESERVED = {*FIXED_COLUMNS, "epsilon", "epsilon_lower", "epsilon_upper"}
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,7 @@ def check_metadata(
     """Metadata rows in the order of example_ids; InputError on missing rows or reserved names."""
     if metadata is None:
         return pd.DataFrame(index=pd.RangeIndex(len(example_ids)))
-    clash = sorted(_RESERVED & set(metadata.columns))
+    clash = sorted(RESERVED_COLUMNS & set(metadata.columns))
     if clash:
         raise InputError(f"metadata may not have the columns {', '.join(clash)}; rename them")
     if metadata.index.has_duplicates:

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pandas as pd
 
-from indpriv.example_table import FIXED_COLUMNS
+from indpriv._columns import FIXED_COLUMNS
 from indpriv.norm_log.norm_log import NormLog
 
 # Words of a column's name that stand for whose row it is.
