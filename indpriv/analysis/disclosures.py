@@ -61,21 +61,25 @@ def _what(run: RunFacts, account: Account, guarantee: Guarantee) -> list[Disclos
     units = f"; {run.n_units:,} distinct units" if run.n_units is not None else ""
     too_large = guarantee.delta_times_n >= 1
     return [
-        Disclosure("Unit of privacy", f"one {account.one_unit}", DECLARED),
+        Disclosure("unit", "Unit of privacy", f"one {account.one_unit}", DECLARED),
         Disclosure(
+            "neighbouring",
             "Neighbouring relation",
             f"{account.neighbouring.replace('_', '/')} one {account.one_unit}",
             DECLARED,
         ),
         _released(run, guarantee),
         Disclosure(
+            "trust_model",
             "Trust model",
             run.declared.trust_model
             or "assumed central: the curator holds the data and runs the training",
             DECLARED,
+            publishable=True,
         ),
-        Disclosure("Delta", format_delta(account.delta), DECLARED),
+        Disclosure("delta", "Delta", format_delta(account.delta), DECLARED),
         Disclosure(
+            "delta_times_n",
             "Delta and n",
             f"delta times n is {guarantee.delta_times_n:.2g}"
             + (": too large, a mechanism may expose somebody outright" if too_large else ""),
@@ -83,9 +87,14 @@ def _what(run: RunFacts, account: Account, guarantee: Guarantee) -> list[Disclos
             private=True,
         ),
         Disclosure(
-            "Tuning runs", run.declared.tuning or "only this one run is accounted", NOT_COVERED
+            "tuning",
+            "Tuning runs",
+            run.declared.tuning or "only this one run is accounted",
+            NOT_COVERED,
+            publishable=True,
         ),
         Disclosure(
+            "n_examples",
             "Number of examples",
             f"{run.n_examples:,}{units}; under add/remove neighbours this number is itself private",
             VERIFIED,
@@ -106,7 +115,9 @@ def _rows_per_unit(run: RunFacts, account: Account) -> list[Disclosure]:
         if cap
         else f"{most} in this data; no cap was declared"
     )
-    return [Disclosure(f"Rows of one {account.unit}", text, VERIFIED, private=not cap)]
+    return [
+        Disclosure("rows_per_unit", f"Rows of one {account.unit}", text, VERIFIED, private=not cap)
+    ]
 
 
 def _released(run: RunFacts, guarantee: Guarantee) -> Disclosure:
@@ -114,10 +125,16 @@ def _released(run: RunFacts, guarantee: Guarantee) -> Disclosure:
     why = _withheld(guarantee)
     if why:
         return Disclosure(
-            "What is released", f"nothing may be published under a guarantee: {why}", FAILED
+            "released",
+            "What is released",
+            f"nothing may be published under a guarantee: {why}",
+            FAILED,
+            publishable=True,
         )
     assumed = "assumed: every model state of this run, checkpoints and final model"
-    return Disclosure("What is released", run.declared.released or assumed, DECLARED)
+    return Disclosure(
+        "released", "What is released", run.declared.released or assumed, DECLARED, publishable=True
+    )
 
 
 def _withheld(guarantee: Guarantee) -> str:
@@ -136,41 +153,71 @@ def _how(run: RunFacts, account: Account, checks: Sequence[Check]) -> list[Discl
     settings = status_of(checks, "Opacus's accountant")
     return [
         Disclosure(
+            "sampler",
             "Sampler",
             account.sampler
             + ("; not observed" if observed == "declared" else f"; observed: {observed}"),
             status_of(checks, "sampler", "batch sizes", "participation"),
+            publishable=True,
         ),
         Disclosure(
+            "steps",
             "Steps",
             f"{run.total_steps:,}, about {format_number(run.expected_epochs)} epochs"
             + (f", each taken by {_ranks(run)} ranks together" if _ranks(run) > 1 else ""),
             status_of(checks, "a batch for every step", "log closed"),
+            publishable=True,
         ),
-        Disclosure("sample_rate", format_range(run.sample_rate), settings),
-        Disclosure("noise_multiplier", format_range(run.noise_multiplier), settings),
         Disclosure(
+            "sample_rate", "sample_rate", format_range(run.sample_rate), settings, publishable=True
+        ),
+        Disclosure(
+            "noise_multiplier",
+            "noise_multiplier",
+            format_range(run.noise_multiplier),
+            settings,
+            publishable=True,
+        ),
+        Disclosure(
+            "max_grad_norm",
             "max_grad_norm",
             format_range(run.max_grad_norm),
             DECLARED
             if run.recorder.get("replayed") or run.recorder.get("converted")
             else _read_from(run, "clipping"),
+            publishable=True,
         ),
-        Disclosure("Clip mode", _clip_mode(run), _clip_status(run, checks)),
         Disclosure(
+            "clip_mode", "Clip mode", _clip_mode(run), _clip_status(run, checks), publishable=True
+        ),
+        Disclosure(
+            "normalisation",
             "Normalisation of the gradient",
             _normalisation(run),
             _read_from(run, "loss_reduction"),
             private=True,
         ),
         Disclosure(
-            "Accountant", f"{account.accountant.upper()}, conversion {account.conversion}", VERIFIED
+            "accountant",
+            "Accountant",
+            f"{account.accountant.upper()}, conversion {account.conversion}",
+            VERIFIED,
+            publishable=True,
         ),
         Disclosure(
-            "Source of norms", _norm_source(run, account), status_of(checks, "records", "norm pass")
+            "source_of_norms",
+            "Source of norms",
+            _norm_source(run, account),
+            status_of(checks, "records", "norm pass"),
         ),
-        Disclosure("Recording", recording(run), _read_from(run, "policy")),
-        Disclosure("Random generator", _generator(run), _read_from(run, "secure_mode")),
+        Disclosure("recording", "Recording", recording(run), _read_from(run, "policy")),
+        Disclosure(
+            "random_generator",
+            "Random generator",
+            _generator(run),
+            _read_from(run, "secure_mode"),
+            publishable=True,
+        ),
     ]
 
 
@@ -181,6 +228,7 @@ def _brackets(brackets: Mapping[str, int]) -> list[Disclosure]:
     found = ", ".join(f"{count:,} {name}" for name, count in sorted(brackets.items()))
     return [
         Disclosure(
+            "brackets",
             "Brackets of individual epsilon",
             f"{found}; fallback is the Rényi bound",
             VERIFIED,
@@ -259,14 +307,23 @@ def _provenance(
 ) -> list[Disclosure]:
     training = run.recorder.get("versions", {})
     return [
-        Disclosure("Versions of this audit", _pairs(versions), VERIFIED),
-        Disclosure("Versions in training", _pairs(training), VERIFIED if training else UNKNOWN),
+        Disclosure("audit_versions", "Versions of this audit", _pairs(versions), VERIFIED),
         Disclosure(
+            "training_versions",
+            "Versions in training",
+            _pairs(training),
+            VERIFIED if training else UNKNOWN,
+            publishable=True,
+        ),
+        Disclosure(
+            "code_commit",
             "Code commit",
             run.declared.code_commit or "",
             _said(run.declared.code_commit),
+            publishable=True,
         ),
         Disclosure(
+            "data_fingerprint",
             "Fingerprint of the data",
             f"SHA-256 of the example ids in order: {run.example_ids_sha256}"
             + (
@@ -278,9 +335,14 @@ def _provenance(
             private=True,
         ),
         Disclosure(
-            "Preprocessing", run.declared.preprocessing or "", _said(run.declared.preprocessing)
+            "preprocessing",
+            "Preprocessing",
+            run.declared.preprocessing or "",
+            _said(run.declared.preprocessing),
+            publishable=True,
         ),
         Disclosure(
+            "private_here",
             "Private in this document",
             "every individual epsilon, quantile, group mean, group size, loss and attack result, and every row marked "
             "so here; "
@@ -307,6 +369,7 @@ def hazards(
     if has_attack:
         found.append(
             Hazard(
+                "attack",
                 "reading",
                 "attack",
                 "A failed attack is taken for safety",
@@ -366,22 +429,25 @@ def _assumptions(run: RunFacts, account: Account, checks: Sequence[Check]) -> li
     if account.delta * run.n_examples >= 1:
         text = "At such a delta a mechanism may publish a random record outright and still satisfy the definition."
         table.insert(0, ("delta", "Delta is well below 1/n", FAILED, text))
-    told = run.declared.on_trust
+    told = {_key(item): (item, text) for item, text in run.declared.on_trust.items()}
     found = [
         Hazard(
+            _key(short),
             "assumption",
             short,
             hazard,
-            DECLARED if status == UNKNOWN and short in told else status,
-            f"{detail} Declared: {_sentence(told[short])}" if short in told else detail,
+            DECLARED if status == UNKNOWN and _key(short) in told else status,
+            f"{detail} Declared: {_sentence(told[_key(short)][1])}"
+            if _key(short) in told
+            else detail,
         )
         for short, hazard, status, detail in table
     ]
-    known = {hazard.short for hazard in found}
+    known = {hazard.key for hazard in found}
     return found + [
-        Hazard("assumption", item, f"{item[:1].upper()}{item[1:]}", DECLARED, _sentence(text))
-        for item, text in told.items()
-        if item not in known
+        Hazard(key, "assumption", item, f"{item[:1].upper()}{item[1:]}", DECLARED, _sentence(text))
+        for key, (item, text) in told.items()
+        if key not in known
     ]
 
 
@@ -390,6 +456,7 @@ def _readings(guarantee: Guarantee) -> list[Hazard]:
     worst = f"What everybody is promised is the worst case of {format_epsilon(guarantee.worst_case_epsilon)}."
     return [
         Hazard(
+            "individual_epsilon",
             "reading",
             "individual epsilon",
             "An individual epsilon is taken for a guarantee",
@@ -398,6 +465,7 @@ def _readings(guarantee: Guarantee) -> list[Hazard]:
             + (f"Nobody is promised anything: {withheld}." if withheld else worst),
         ),
         Hazard(
+            "disclosure",
             "reading",
             "disclosure",
             "Individual epsilons or group figures are shared",
@@ -409,6 +477,7 @@ def _readings(guarantee: Guarantee) -> list[Hazard]:
 
 _SCOPE = (
     Hazard(
+        "other_uses",
         "scope",
         "other uses",
         "The same data is used elsewhere",
@@ -416,6 +485,7 @@ _SCOPE = (
         "Other models or statistics from the same data add to everybody's epsilon.",
     ),
     Hazard(
+        "access",
         "scope",
         "access",
         "Collection, storage and access",
@@ -430,6 +500,10 @@ def format_range(values: Range) -> str:
     if values.min == values.max:
         return f"{values.min:.6g}"
     return f"{values.min:.6g} to {values.max:.6g}"
+
+
+def _key(text: str) -> str:
+    return text.lower().replace(" ", "_")
 
 
 def _said(text: str | None) -> str:

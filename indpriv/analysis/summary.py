@@ -136,29 +136,41 @@ class Guarantee:
 
 @dataclass(frozen=True)
 class Disclosure:
-    """One thing a reader must know: status is "verified", "declared", "unknown", "not covered" or "failed".
+    """One fact that a reader needs to judge the guarantee.
 
-    private: not for publication: it tells something of the data.
+    Attributes:
+        key: identifies it in code and files; never shown.
+        title, value: as shown.
+        status: "verified", "declared", "unknown", "not covered" or "failed".
+        private: the value says something about the data, so it must not be published.
+        publishable: the value may appear on a model card, if the run's guarantee may be published.
     """
 
-    item: str
+    key: str
+    title: str = field(metadata={"json": "item"})
     value: str
     status: Knowledge
     private: bool = False
+    publishable: bool = False
 
 
 @dataclass(frozen=True)
 class Hazard:
     """One way in which this account can be wrong or misread.
 
-    kind: "assumption" (the account rests on it; status says whether it holds), "reading" (how figures are misread) or
-    "scope" (what is not counted).
-    short: two words for a first screen; status as for Disclosure, or "failed".
+    Attributes:
+        key: identifies it in code and files; never shown.
+        kind: "assumption" (the account relies on it; status says whether it holds), "reading" (a way to misread the
+            figures) or "scope" (what is not counted).
+        short: two words for a first screen.
+        title, detail: as shown.
+        status: as for `Disclosure`.
     """
 
+    key: str
     kind: Annotated[str, Limits(texts=("assumption", "reading", "scope"))]
     short: str
-    hazard: str
+    title: str = field(metadata={"json": "hazard"})
     status: Knowledge
     detail: str
 

@@ -1,6 +1,6 @@
 """A block for a model card on Hugging Face: YAML front matter and Markdown. Releasable, and so it reads little.
 
-It sees what the guarantee covers (the worst case and the run's public settings, each named here) and the content of
+It sees what the guarantee covers (the worst case, and the disclosures that an audit marks as publishable) and the content of
 shareable/release.json, which a mechanism drew. Every other figure of an audit is computed from the data without noise.
 """
 
@@ -19,23 +19,6 @@ from indpriv.release.publish import RELEASE_JSON, SHAREABLE
 from indpriv.report.renderers.markdown import escape, table
 
 MODEL_CARD = "model-card.md"
-# Items of audit.json's disclosures that are settings, or declared: the only ones that are read.
-_ITEMS = (
-    "What is released",
-    "Trust model",
-    "Tuning runs",
-    "Sampler",
-    "Steps",
-    "sample_rate",
-    "noise_multiplier",
-    "max_grad_norm",
-    "Clip mode",
-    "Accountant",
-    "Random generator",
-    "Preprocessing",
-    "Versions in training",
-    "Code commit",
-)
 # The expected batch size itself gives n away beside sample_rate, and n is private.
 _NORMALISATION = {
     "mean": "sum of clipped gradients and noise over the expected, not the sampled, batch size",
@@ -88,7 +71,7 @@ def _public(summary: Mapping[str, Any]) -> dict[str, Any]:
             "settings": [
                 (item["item"], item["value"], item["status"])
                 for item in summary["disclosures"]
-                if item["item"] in _ITEMS and not item["private"]
+                if item["publishable"] and not item["private"]
             ],
             "version": summary["versions"]["indpriv"],
         }

@@ -74,6 +74,16 @@ def test_a_setting_that_is_private_is_left_out(tmp_path):
     assert "Trust model" not in render_model_card(summary, None)
 
 
+def test_what_is_published_does_not_depend_on_titles(tmp_path):
+    summary = read_json(write_small_audit(tmp_path / "a", epsilons(400)) / "audit.json")
+    before = render_model_card(summary, None)
+    for number, item in enumerate(summary["disclosures"]):
+        if item["publishable"]:
+            before = before.replace(f"| {item['item']} |", f"| title {number} |")
+        item["item"] = f"title {number}"
+    assert render_model_card(summary, None) == before
+
+
 def test_a_release_is_quoted_with_its_cost_and_the_total(audit_dir):
     assert read_release(audit_dir) is None
     release(audit_dir, Request((0.5,), False, epsilon=0.25))

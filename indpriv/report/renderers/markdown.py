@@ -85,7 +85,7 @@ def _publish(summary: AuditSummary) -> str:
 def _run(summary: AuditSummary) -> str:
     rows = [
         [
-            escape(item.item),
+            escape(item.title),
             escape(item.value or "not stated"),
             item.status,
             "no" if item.private else "",
@@ -199,6 +199,6 @@ def _attacks(attacks: Sequence[ThresholdAttack]) -> str:
 
 def _hazards(summary: AuditSummary) -> str:
     rows = [
-        [escape(hazard.hazard), hazard.status, escape(hazard.detail)] for hazard in summary.hazards
+        [escape(hazard.title), hazard.status, escape(hazard.detail)] for hazard in summary.hazards
     ]
     return table(["Hazard", "Status", "Detail"], rows)
