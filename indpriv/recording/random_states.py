@@ -54,12 +54,12 @@ class SeenStates:
         self._seen: set[bytes] = set()
         self.first = b""  # empty until something is drawn
 
-    def again(self, generator: torch.Generator | None) -> bool:
+    def repeated(self, generator: torch.Generator | None) -> bool:
         """Whether the draw just made left a generator where an earlier one had: both drew the same numbers."""
         if generator is None:
             return False
         state = hashlib.blake2b(generator.get_state().numpy().tobytes(), digest_size=8).digest()
-        repeated = state in self._seen
+        seen_before = state in self._seen
         self._seen.add(state)
         self.first = self.first or state
-        return repeated
+        return seen_before

@@ -241,7 +241,7 @@ class Recorder:
                 f"the Recorder of {self.run_dir} was attached before: a second block would begin at step 0 again; put the "
                 "whole training into one block, or make a new Recorder with resume_at=STEP"
             )
-        run = OpacusRun(model, optimizer, loader, len(self._ids), steps_before=self._resume_at or 0)
+        run = OpacusRun(model, optimizer, loader, len(self._ids))
         device = next(run.module.parameters()).device
         examples = Examples(self._dataset, loader.collate_fn, device)
         inputs, targets = next(examples.batches(256))
@@ -310,7 +310,7 @@ class Recorder:
         header = self._header(ranks, run, norm_pass)
         alike = {
             **vars(header),
-            **run.alike,
+            **run.shared_by_ranks,
             "resume_at": self._resume_at,
             "example_ids": fingerprint(self._ids),
         }

@@ -31,8 +31,9 @@ from indpriv.recording.holdout import HoldoutLog
 from indpriv.recording.interrupts import deferred_interrupts
 from indpriv.recording.opacus.clipping_watch import Thresholds
 from indpriv.recording.opacus.ranks import Batch, check_together, whole_batch
-from indpriv.recording.opacus.run import OpacusRun, TrainedBatch
+from indpriv.recording.opacus.run import OpacusRun
 from indpriv.recording.opacus.tally import StepSetting
+from indpriv.recording.opacus.watch import TrainedBatch, Watch
 from indpriv.recording.random_states import fingerprint_of_state
 
 FLUSH_STEPS = 256  # steps that a crash may lose
@@ -92,6 +93,7 @@ class Session:
             shared_pass.ranks,
             writer,
         )
+        self._watch = Watch(run, steps_before=plan.resume_at or 0)
         self._holdout = holdout
         self._from_step = self._step = plan.resume_at or 0
         self._taken: _Taken | None = None
@@ -126,15 +128,12 @@ class Session:
             if self._filtered is not None and self._step:
                 self._filtered.restore(NormLog.open(self._run_dir), read_left_out(self._run_dir))
         self._take()
-        unwatch = self._run.watch(
-            self._before_step, self._after_step, thresholds=self._thresholds()
-        )
-        self._training_since = time.perf_counter()
         try:
-            try:
+            with self._watch.watching(
+                self._before_step, self._after_step, thresholds=self._thresholds()
+            ):
+                self._training_since = time.perf_counter()
                 yield
-            finally:
-                unwatch()
             self._tell("the end of the block", None, None)  # what was drawn since the last step
         finally:  # also on Ctrl-C and errors: the steps that were taken are logged
             with deferred_interrupts():
@@ -173,7 +172,7 @@ class Session:
     def evidence(self) -> dict[str, Any]:
         """What has been counted in this session."""
         self._first_draw = self._first_draw or fingerprint_of_state(
-            self._run.first_random_state, self._plan.run_id
+            self._watch.first_random_state, self._plan.run_id
         )
         return {
             "from_step": self._from_step,
@@ -182,7 +181,7 @@ class Session:
             "training_seconds": round(self._training_seconds, 6),
             "ranks": self._ranks.size,
             "first_draw": self._first_draw,
-            **self._run.evidence(),
+            **self._watch.evidence(),
         }
 
     def _thresholds(self) -> Thresholds | None:
@@ -193,7 +192,7 @@ class Session:
 
         def charged(positions: NDArray[np.int64], max_grad_norm: float) -> Tensor:
             # Before the first batch of the step is clipped.
-            filtered.charge(self._step, self._run.coming_setting(max_grad_norm))
+            filtered.charge(self._step, self._watch.coming_setting(max_grad_norm))
             return filtered.thresholds(positions, max_grad_norm)
 
         return charged
@@ -219,7 +218,7 @@ class Session:
         if (
             recorded is not None and not self._pass.norm_pass.caveats
         ):  # of another draw of dropout they say nothing
-            self._run.tally.compare(
+            self._watch.tally.compare(
                 recorded[positions],
                 norms,
                 setting.max_grad_norm,
@@ -237,14 +236,16 @@ class Session:
     ) -> Batch | None:
         """Tell the other ranks what this one saw, and take in what they saw: the whole batch, where its norms are needed."""
         norms = trained.norms.cpu().numpy() if trained is not None and needed else None
-        mine = self._run.told(setting, None if trained is None else trained.positions, norms)
+        mine = self._watch.to_message(
+            setting, None if trained is None else trained.positions, norms
+        )
         parts = self._ranks.gather(moment, mine)
         check_together(
-            moment, [part.alike for part in parts], [part.sampling_seed for part in parts]
+            moment, [part.shared for part in parts], [part.sampling_seed for part in parts]
         )
         for rank, part in enumerate(parts):
             if rank != self._ranks.rank:
-                self._run.tally.add(part.counted)
+                self._watch.tally.add(part.counted)
         return whole_batch(moment, parts)
 
     def _after_step(self, setting: StepSetting) -> None:

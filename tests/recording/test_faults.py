@@ -216,7 +216,7 @@ def test_what_a_buffer_keeps_of_the_examples_is_refused(tmp_path):
     ("excess", "status"), [(5e-5, "passed"), (5e-4, "not checked"), (4e-3, "failed")]
 )
 def test_clipping_by_norms_that_sums_make_too_small_is_told(excess, status, tmp_path, monkeypatch):
-    monkeypatch.setattr("indpriv.recording.opacus.run.clip_excess", lambda _: excess)
+    monkeypatch.setattr("indpriv.recording.opacus.watch.clip_excess", lambda _: excess)
     log = record(make_run(), tmp_path / "run")
     check = next(check for check in verify(tmp_path / "run") if check.name == "clipping")
     assert check.status == status

@@ -38,14 +38,14 @@ class RankStep:
 
     Attributes:
         counted: since it last told them.
-        alike: name -> value of what must be the same on every rank.
+        shared: name -> value of what must be equal on all ranks.
         sampling_seed: which must not be; None where the generator has none.
         positions: (n,) of its part of the batch; None where that is not the one that was drawn.
         norms: (n,) that training clipped; None where nobody needs them.
     """
 
     counted: Counted
-    alike: Mapping[str, Any]
+    shared: Mapping[str, Any]
     sampling_seed: int | None
     positions: NDArray[np.int64] | None = None
     norms: NDArray[np.float64] | None = None

@@ -19,7 +19,7 @@ from indpriv.norm_log.reader import read_state
 from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder, RecordingPolicy
 from indpriv.recording.clipping.individual import ClipLevels
-from indpriv.recording.opacus.run import OpacusRun
+from indpriv.recording.opacus.watch import Watch
 from oracles import rdp_epsilon
 from runs import PER_EXAMPLE, blobs, make_run, mlp
 
@@ -466,9 +466,9 @@ def test_a_batch_that_was_not_drawn_stops_training(mode, tmp_path):
 
 
 def test_a_log_that_lacks_the_counts_is_an_estimate(tmp_path, monkeypatch):
-    plain = OpacusRun.evidence
+    plain = Watch.evidence
     monkeypatch.setattr(
-        OpacusRun,
+        Watch,
         "evidence",
         lambda self: {k: v for k, v in plain(self).items() if not k.startswith("gradients")},
     )

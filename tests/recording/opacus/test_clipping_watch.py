@@ -1,5 +1,6 @@
 import socket
 import warnings
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from indpriv import EvidenceError
-from indpriv.recording.opacus.clipping_watch import clip_excess, watch_clipping
+from indpriv.recording.opacus.clipping_watch import clip_excess, clipping_watched
 from indpriv.recording.opacus.run import OpacusRun
+from indpriv.recording.opacus.watch import Watch
 from runs import PER_EXAMPLE, blobs, make_run
 
 MODES = ["hooks", "functorch", "ew", "ghost"]
@@ -25,25 +27,30 @@ def parameters_of(run):
 
 
 def gradients_of(run, parameters, positions):
-    """(n, n_parameters) gradients of these examples' losses, each by autograd on a plain twin in float64."""
-    twin = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)).double()
-    for mine, value in zip(twin.parameters(), parameters, strict=True):
+    """(n, n_parameters) gradients of these examples' losses, each by autograd on a plain copy of the model in float64."""
+    copy = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)).double()
+    for mine, value in zip(copy.parameters(), parameters, strict=True):
         mine.data = value
     inputs, targets = run.dataset.tensors
     gradients = []
     for i in positions.tolist():
-        twin.zero_grad()
-        PER_EXAMPLE(twin(inputs[i : i + 1].double()), targets[i : i + 1]).sum().backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in twin.parameters()]))
+        copy.zero_grad()
+        PER_EXAMPLE(copy(inputs[i : i + 1].double()), targets[i : i + 1]).sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in copy.parameters()]))
     return torch.stack(gradients)
 
 
 def watched(run, on_step, thresholds=None):
-    """Attach as a Recorder does; on_step gets the TrainedBatch of each step."""
-    opacus = OpacusRun(run.model, run.optimizer, run.loader, len(run.dataset))
-    return opacus, opacus.watch(
-        lambda _, batch: on_step(batch), lambda _: None, thresholds=thresholds
+    """Attach as a Recorder does; on_step gets the TrainedBatch of each step.
+
+    Returns the Watch, and a function that ends it.
+    """
+    watch = Watch(OpacusRun(run.model, run.optimizer, run.loader, len(run.dataset)))
+    stack = ExitStack()
+    stack.enter_context(
+        watch.watching(lambda _, batch: on_step(batch), lambda _: None, thresholds=thresholds)
     )
+    return watch, stack.close
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -56,15 +63,15 @@ def test_norms_and_positions_are_those_of_the_batch(mode, physical, workers):
     run.model.train()
 
     def loop(loader):
-        pieces, expected = [], 0
+        micro_batches, expected = [], 0
         for inputs, targets in loader:
-            pieces.append(inputs)
+            micro_batches.append(inputs)
             before = parameters_of(run)
             run.step(inputs, targets)
             if len(batches) > expected:  # a logical step
                 expected = len(batches)
-                seen.append((torch.cat(pieces), before))
-                pieces = []
+                seen.append((torch.cat(micro_batches), before))
+                micro_batches = []
 
     if physical is None:
         loop(run.loader)
@@ -89,7 +96,7 @@ def test_empty_batches_are_batches(mode, workers):
     run = make_run(blobs(30), mode=mode, batch_size=1, workers=workers)
     torch.manual_seed(1)
     sizes, batches = [], []
-    opacus, unwatch = watched(run, batches.append)
+    watch, unwatch = watched(run, batches.append)
     for inputs, targets in run.loader:
         sizes.append(len(inputs))
         run.step(inputs, targets)
@@ -100,7 +107,7 @@ def test_empty_batches_are_batches(mode, workers):
         == [len(batch.positions) for batch in batches]
         == sizes
     )
-    assert opacus.tally.unmatched_steps == 0
+    assert watch.tally.unmatched_steps == 0
 
 
 @pytest.mark.parametrize("physical", [120, 5])
@@ -154,13 +161,13 @@ def test_watching_changes_no_bit_of_training(mode):
 def test_a_batch_of_another_size_has_no_positions_and_no_thresholds(mode):
     run = make_run(mode=mode)
     batches = []
-    opacus, unwatch = watched(run, batches.append)
+    watch, unwatch = watched(run, batches.append)
     draws = iter(run.loader)
     next(draws)
     run.step(*(tensor[:50] for tensor in run.dataset.tensors))
     unwatch()
     assert batches == [None]
-    assert opacus.tally.unmatched_steps == 1
+    assert watch.tally.unmatched_steps == 1
 
     run = make_run(mode=mode)
     _, unwatch = watched(run, batches.append, lambda positions, _: torch.ones(len(positions)))
@@ -174,8 +181,10 @@ def test_a_batch_of_another_size_has_no_positions_and_no_thresholds(mode):
 def test_an_opacus_that_clips_otherwise_is_refused():
     run = make_run()
     run.optimizer.clip_and_accumulate = lambda: None
-    watch_clipping(run.model, run.optimizer, positions_of=lambda _: None, on_batch=lambda _: None)
-    with pytest.raises(EvidenceError, match="without dividing by their norms"):
+    watching = clipping_watched(
+        run.model, run.optimizer, positions_of=lambda _: None, on_batch=lambda _: None
+    )
+    with watching, pytest.raises(EvidenceError, match="without dividing by their norms"):
         run.step(*(tensor[:5] for tensor in run.dataset.tensors))
 
 
@@ -259,17 +268,17 @@ def _one_rank(rank, port, folder):
         )  # fmt: skip
         batches, half = [], np.arange(20) + 20 * rank
         thresholds = torch.linspace(0.1, 1, 40, dtype=torch.float64)
-        watch_clipping(
+        parameters = [p.detach().clone() for p in model.parameters()]
+        inputs, targets = (tensor[half] for tensor in blobs(40).tensors)
+        with clipping_watched(
             model,
             optimizer,
             positions_of=lambda size: half[:size],
             on_batch=batches.append,
             thresholds=lambda positions, _: thresholds[positions],
-        )
-        parameters = [p.detach().clone() for p in model.parameters()]
-        inputs, targets = (tensor[half] for tensor in blobs(40).tensors)
-        nn.functional.cross_entropy(model(inputs), targets).backward()
-        optimizer.step()
+        ):
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
         torch.save(
             (
                 type(optimizer).__name__,

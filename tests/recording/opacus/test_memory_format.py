@@ -71,7 +71,7 @@ def test_opacus_takes_other_gradients_with_channels_last(mode):
 def test_weights_with_channels_last_are_refused_before_training(mode, tmp_path):
     with pytest.raises(
         InputError,
-        match=r"the convolution '0' has its weights with channels last.*contiguous_format",
+        match=r"the convolution '0' has its weights in channels-last memory format.*contiguous_format",
     ):
         trained(tmp_path, network().to(memory_format=LAST), *images(), mode)
     assert not (tmp_path / "run").exists()
@@ -82,7 +82,7 @@ def test_images_with_channels_last_are_refused_in_the_first_forward_pass(mode, t
     model, (inputs, targets) = network(), images()
     start = copy.deepcopy(model.state_dict())
     with pytest.raises(
-        InputError, match=r"'0' is given images that do not lie row by row.*grad_sample_mode"
+        InputError, match=r"'0' got images that are not stored row by row.*grad_sample_mode"
     ):
         trained(
             tmp_path,

@@ -1,0 +1,295 @@
+"""Watching a run while it trains: counts every draw, micro-batch and step, and reports each step. Sensitive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from indpriv.errors import EvidenceError, InputError
+from indpriv.recording.opacus.clipping_watch import (
+    ClippedBatch,
+    Thresholds,
+    clip_excess,
+    clipping_watched,
+)
+from indpriv.recording.opacus.memory_format import memory_format_watched
+from indpriv.recording.opacus.ranks import RankStep
+from indpriv.recording.opacus.run import OpacusRun
+from indpriv.recording.opacus.tally import StepSetting, Tally
+from indpriv.recording.random_states import SeenStates
+
+
+@dataclass(frozen=True)
+class TrainedBatch:
+    """The examples of one logical batch: positions (n,), and the norms (n,) that training clipped, on its device."""
+
+    positions: NDArray[np.int64]
+    norms: Tensor
+
+
+BeforeStep = Callable[[StepSetting, TrainedBatch | None], None]
+AfterStep = Callable[[StepSetting], None]
+
+
+class Watch:
+    """Counts of one run, taken inside the block of `watching`."""
+
+    def __init__(self, run: OpacusRun, *, steps_before: int = 0) -> None:
+        """Prepare to watch; nothing is changed yet.
+
+        Args:
+            run: to be watched.
+            steps_before: number of steps that the log already holds, if a run is resumed.
+        """
+        self._run, self._steps_before = run, steps_before
+        self.tally = Tally(np.zeros(run.n_examples, dtype=np.int64))
+        self._micro_batches: list[ClippedBatch] = []  # of the current step
+        self._clip_rounding = 0.0
+        # In ghost mode norms are not sums over a gradient.
+        self._clip_excess = 0.0 if run.is_ghost else clip_excess(run.optimizer)
+        self._sampling_states, self._noise_states = SeenStates(), SeenStates()
+        self._noised: StepSetting | None = None  # at which noise was added to the current step
+        self._updating: StepSetting | None = None  # of the update that has begun
+        self._versions: list[int] = []  # of the parameters, as the last update left them
+
+    @contextmanager
+    def watching(
+        self, before_step: BeforeStep, after_step: AfterStep, *, thresholds: Thresholds | None
+    ) -> Iterator[None]:
+        """Count every draw, micro-batch and step of the block.
+
+        Args:
+            before_step: called before each parameter update with its setting and the examples of its batch; None if the
+                batch that was clipped is not the one that was drawn.
+            after_step: called after each parameter update.
+            thresholds: clip thresholds of some examples, for individual clipping; None to clip at max_grad_norm. See
+                `clipping_watched`.
+        """
+        run, individually = self._run, thresholds is not None
+        self._versions = run.parameter_versions()
+        with ExitStack() as stack:
+            stack.enter_context(self._sampler_watched())
+            stack.enter_context(memory_format_watched(run.model, run.module))
+            clipping = clipping_watched(
+                run.model,
+                run.optimizer,
+                positions_of=self.tally.piece,
+                on_batch=self._on_micro_batch,
+                thresholds=thresholds,
+            )
+            stack.enter_context(clipping)
+            stack.enter_context(self._steps_watched(before_step, after_step, individually))
+            yield
+
+    @property
+    def first_random_state(self) -> bytes:
+        """State in which the first draw of a batch left its generator; empty if there was none, or it is not known."""
+        return self._sampling_states.first
+
+    def coming_setting(self, max_grad_norm: float) -> StepSetting:
+        """Settings, as they stand, of the step whose batch is being clipped at max_grad_norm."""
+        rate = self.tally.waiting_rate if self._run.is_poisson else None
+        return self._run.setting(sample_rate=rate, max_grad_norm=max_grad_norm)
+
+    def to_message(
+        self,
+        setting: StepSetting | None,
+        positions: NDArray[np.int64] | None,
+        norms: NDArray[np.float64] | None,
+    ) -> RankStep:
+        """What the other ranks must know of the current step; setting is None at the end of the run."""
+        settings = {} if setting is None else vars(setting)
+        shared = {**settings, **self._run.shared_by_ranks}
+        return RankStep(self.tally.news(), shared, self._run.sampling_seed, positions, norms)
+
+    def _on_micro_batch(self, batch: ClippedBatch) -> None:
+        self.tally.clipped(len(batch.norms))
+        self._clip_rounding = max(self._clip_rounding, batch.rounding)
+        self._micro_batches.append(batch)
+
+    @contextmanager
+    def _steps_watched(
+        self, before_step: BeforeStep, after_step: AfterStep, individually: bool
+    ) -> Iterator[None]:
+        optimizer = self._run.optimizer
+        accountant_hook = optimizer.step_hook
+        plain_noise, own_noise = optimizer.add_noise, vars(optimizer).get("add_noise")
+
+        def add_noise() -> None:
+            plain_noise()
+            # Now, since a step hook may set those of the next step before it calls ours.
+            self._noised = self._run.setting()
+
+        def before_update(optimizer: Any) -> None:
+            if accountant_hook is not None:
+                # Opacus has one slot: without this call its accountant would stop, with no warning.
+                accountant_hook(optimizer)
+            setting, batch = self._begin_update(individually)
+            before_step(setting, batch)
+            self._micro_batches.clear()
+            self._updating = setting
+
+        def after_update(*_: object) -> None:
+            after_step(self._end_update())
+
+        optimizer.add_noise = add_noise
+        optimizer.attach_step_hook(before_update)
+        handle = optimizer.original_optimizer.register_step_post_hook(after_update)
+        try:
+            yield
+        finally:
+            handle.remove()
+            if optimizer.step_hook is before_update:
+                optimizer.attach_step_hook(accountant_hook)
+            if own_noise is None:
+                vars(optimizer).pop("add_noise", None)
+            else:
+                optimizer.add_noise = own_noise
+
+    def _begin_update(self, individually: bool) -> tuple[StepSetting, TrainedBatch | None]:
+        """Count an update that is about to be made; return its setting and the batch that it applies."""
+        run, optimizer = self._run, self._run.optimizer
+        if optimizer.accumulated_iterations != 1:
+            raise InputError(
+                f"{optimizer.accumulated_iterations} batches were accumulated into one step; each "
+                "Poisson batch must be one step (use BatchMemoryManager if memory is short)"
+            )
+        if getattr(optimizer, "rank", 0) == 0:  # the rank that adds the noise of all
+            self._count_randomness(self._noise_states, run.noise_generator)
+        drawn = self.tally.next_batch()
+        now = run.setting(sample_rate=drawn[1] if drawn and run.is_poisson else None)
+        if self._noised is None:
+            raise EvidenceError(
+                "the optimizer's add_noise was replaced, so it is not known how much noise this "
+                "step has; leave it as Opacus made it"
+            )
+        setting, self._noised = replace(self._noised, sample_rate=now.sample_rate), None
+        run.check_trained_parameters()
+        self.tally.changed_outside += run.parameter_versions() != self._versions
+        self._count_clipping(setting, drawn[0] if drawn else None, individually)
+        if drawn is None or not drawn[2]:
+            return setting, None
+        norms = [batch.norms for batch in self._micro_batches]
+        joined = torch.cat(norms) if norms else torch.zeros(0, dtype=torch.float64)
+        return setting, TrainedBatch(drawn[0], joined)
+
+    def _end_update(self) -> StepSetting:
+        """Count an update that was made; return its setting."""
+        setting, self._updating = self._updating, None
+        if setting is None:
+            raise EvidenceError(
+                "the parameters were updated, but the optimizer's step hook did not run: another "
+                "optimizer.attach_step_hook call replaced it, and with it Opacus's accountant; "
+                "call the previous optimizer.step_hook from your hook"
+            )
+        self._versions = self._run.parameter_versions()
+        self.tally.stepped(setting)
+        counted = self._run.history.steps
+        if self.tally.steps == 1 and counted is not None and counted <= 0:
+            raise EvidenceError(
+                "Opacus's accountant did not count the first step: its get_epsilon would report "
+                "too little; make the optimizer with make_private again"
+            )
+        return setting
+
+    def _count_clipping(
+        self, setting: StepSetting, drawn: NDArray[np.int64] | None, individually: bool
+    ) -> None:
+        """Compare how the gradients of the current step were clipped with its setting and its batch."""
+        batches = self._micro_batches
+        gradients = sum(len(batch.norms) for batch in batches)
+        sound = sum(len(b.norms) for b in batches if b.max_grad_norm == setting.max_grad_norm)
+        self.tally.gradients += gradients
+        self.tally.misclipped += gradients - sound
+        if individually and drawn is not None:
+            known = [batch.positions for batch in batches if batch.positions is not None]
+            if np.array_equal(np.concatenate([drawn[:0], *known]), drawn):
+                self.tally.at_levels += sound
+
+    def _count_randomness(self, states: SeenStates, generator: torch.Generator | None) -> None:
+        """Count the draw just made if it repeats an earlier one."""
+        if not self._run.optimizer.secure_mode:
+            self.tally.repeated_draws += states.repeated(generator)
+
+    @contextmanager
+    def _sampler_watched(self) -> Iterator[None]:
+        watch, run, sampler = self, self._run, self._run.batch_sampler
+        plain = type(sampler)
+        state = {"exhausted": False}
+
+        # A DataLoader's batch_sampler cannot be reassigned, so its class is replaced.
+        class Watched(plain):  # type: ignore[misc, valid-type]
+            def __iter__(self) -> Iterator[list[int]]:
+                watch._end_epoch(exhausted=state["exhausted"])
+                state["exhausted"] = False
+                for indices in super().__iter__():
+                    watch.tally.drew(indices, run.sample_rate)
+                    watch._count_randomness(watch._sampling_states, run.sampling_generator)
+                    yield indices
+                state["exhausted"] = True
+
+        Watched.__name__, Watched.__qualname__ = plain.__name__, plain.__qualname__
+        sampler.__class__ = Watched
+        try:
+            yield
+        finally:
+            sampler.__class__ = plain
+            self._end_epoch(exhausted=state["exhausted"])
+
+    def _end_epoch(self, *, exhausted: bool) -> None:
+        optimizer, loader = self._run.optimizer, self._run.loader
+        self._micro_batches.clear()
+        self.tally.end_epoch(
+            exhausted=exhausted,
+            planned=self._run.steps_per_epoch,
+            prefetched=loader.num_workers * (loader.prefetch_factor or 0),
+            interrupted=bool(optimizer._step_skip_queue or optimizer._is_last_step_skipped),
+        )
+
+    def evidence(self) -> dict[str, Any]:
+        """Counts up to now, for the log."""
+        tally, run = self.tally, self._run
+        return {
+            "sampler": run.sampler,
+            "sampler_class": run.sampler_class,
+            "guessable_seed": run.guessable_seed,
+            "steps": tally.steps,
+            "draws": tally.draws,
+            "expected_participations": tally.expected,
+            "participations": int(tally.participations.sum()),
+            "participations_min": int(tally.participations.min()),
+            "participations_max": int(tally.participations.max()),
+            "participations_variance": tally.variance,
+            "participations_spread": float(
+                np.square(tally.participations - tally.expected / len(tally.participations)).sum()
+            ),
+            "undrawn_steps": tally.undrawn_steps,
+            "unstepped_draws": tally.unstepped_draws,
+            "peeks": tally.peeks,
+            "passes": tally.passes,
+            "dropped_batches": tally.dropped_batches,
+            "interrupted_batches": tally.interrupted_batches,
+            "unmatched_steps": tally.unmatched_steps,
+            "gradients": tally.gradients,
+            "misclipped_gradients": tally.misclipped,
+            "gradients_at_levels": tally.at_levels,
+            "compared_norms": tally.compared,
+            "larger_norms": tally.larger,
+            "largest_excess": min(tally.largest_excess, 1.0),
+            "larger_clipped_norms": tally.larger_clipped,
+            "underestimated_norms": tally.underestimated,
+            "clip_excess": self._clip_excess,
+            "clip_rounding": self._clip_rounding,
+            "changed_outside": tally.changed_outside,
+            "repeated_draws": tally.repeated_draws,
+            "earlier_steps": max(0, run.history.steps_before - self._steps_before),
+            "accountant_steps": run.history.steps,
+            "accountant_settings_match": run.history.matches(tally.settings, run.sample_rate),
+        }
