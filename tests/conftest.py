@@ -1,4 +1,5 @@
 import os
+import signal
 import warnings
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -13,6 +14,14 @@ torch.set_num_threads(1)
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+@pytest.fixture
+def hears_ctrl_c():
+    """SIGINT raises KeyboardInterrupt, here and in child processes, even if pytest was started with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)

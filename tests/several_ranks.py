@@ -48,12 +48,14 @@ def launch(
     ]
     for process in ranks:
         process.start()
-    for process in ranks:
-        process.join(timeout)
-        if process.is_alive():
-            for other in ranks:
-                other.kill()
-            raise TimeoutError(f"a rank hangs in {scenario.__name__}")
+    try:
+        for process in ranks:
+            process.join(timeout)
+            if process.is_alive():
+                raise TimeoutError(f"a rank hangs in {scenario.__name__}")
+    finally:
+        for process in ranks:
+            process.kill()
     outcomes = [place / f"outcome-{rank}" for rank in range(SIZE)]
     return [pickle.loads(path.read_bytes()) if path.exists() else None for path in outcomes]
 

@@ -17,6 +17,7 @@ import pytest
 
 from indpriv import NormLog, account
 from indpriv.cli import run
+from processes import running
 
 INDPRIV = str(Path(sys.executable).with_name("indpriv"))
 ROOT = Path(__file__).parents[1]
@@ -412,23 +413,24 @@ def test_a_seeded_run_is_labelled(tmp_path):
     )
 
 
+@pytest.mark.usefixtures("hears_ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_training_leaves_a_usable_run_and_code_130(number, tmp_path):
     (tmp_path / "long.toml").write_text(SMALL.replace("epochs = 2", "epochs = 2000"))
-    process = subprocess.Popen(
+    with running(
         [INDPRIV, "train", "long.toml", "--run-dir", "run"],
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    deadline = time.monotonic() + 90
-    while (
-        len(list((tmp_path / "run" / "records").glob("0*.parquet"))) < 10
-        and time.monotonic() < deadline
-    ):
-        time.sleep(0.02)
-    os.kill(process.pid, number)
-    _, told = process.communicate(timeout=60)
+    ) as process:
+        deadline = time.monotonic() + 90
+        while (
+            len(list((tmp_path / "run" / "records").glob("0*.parquet"))) < 10
+            and time.monotonic() < deadline
+        ):
+            time.sleep(0.02)
+        os.kill(process.pid, number)
+        _, told = process.communicate(timeout=60)
     assert process.returncode == 130
     assert re.search(r"stopped after \d+ of \d+ steps; run holds them", told)
     assert not list((tmp_path / "run").rglob("*.tmp"))

@@ -1,4 +1,8 @@
-"""Ctrl-C and SIGTERM wait while the log is being written: half a step in it would contradict the other half."""
+"""Ctrl-C and SIGTERM wait while the log is being written: a step that is half written would contradict itself.
+
+A signal that is ignored stays ignored, as is the convention: a shell starts background jobs of a script, and `nohup`,
+with SIGINT or SIGHUP ignored, so that Ctrl-C in the terminal does not reach them. Stop such a run with SIGTERM.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +15,22 @@ from types import FrameType
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+def heard_signals() -> list[signal.Signals]:
+    """SIGINT and SIGTERM, except those that this process ignores; none outside the main thread, which signals do not reach."""
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    return [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+
+
 @contextmanager
 def deferred_interrupts() -> Iterator[None]:
-    """Deliver interrupts that arrive inside the block when it ends. Signals reach the main thread only."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    """Deliver interrupts that arrive inside the block when it ends."""
     arrived: list[int] = []
 
     def keep(number: int, _: FrameType | None) -> None:
         arrived.append(number)
 
-    previous = {number: signal.signal(number, keep) for number in _SIGNALS}
+    previous = {number: signal.signal(number, keep) for number in heard_signals()}
     try:
         yield
     finally:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from indpriv.recording.interrupts import heard_signals
 
 
 @contextmanager
@@ -16,26 +15,23 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
     """Turn the first Ctrl-C or SIGTERM into a request; a second one acts at once, as usual.
 
     Yields:
-        a function that says whether a stop was asked for. Outside the main thread, which signals do not reach, it
-        never was.
+        a function that says whether a stop was requested. It always says no outside the main
+        thread, which signals do not reach; a signal that the process ignores is no request.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    asked: list[int] = []
-    previous = {number: signal.getsignal(number) for number in _SIGNALS}
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
-        restore()
+    requests: list[int] = []
+    previous = {number: signal.getsignal(number) for number in heard_signals()}
 
     def restore() -> None:
         for number, handler in previous.items():
             signal.signal(number, handler)
 
-    for number in _SIGNALS:
-        signal.signal(number, ask)
+    def request(number: int, frame: FrameType | None) -> None:
+        requests.append(number)
+        restore()
+
+    for number in previous:
+        signal.signal(number, request)
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(requests)
     finally:
         restore()

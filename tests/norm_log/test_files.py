@@ -16,6 +16,7 @@ from indpriv._journal import JournalWriter, read_journal
 from indpriv.norm_log.reader import read_state
 from indpriv.norm_log.verify import verify
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
+from processes import running
 
 HEADER = LogHeader(0.01, "up", "example", "add_remove", "poisson", False, {"backend": "none"})
 NORMS = np.array([[0.1, 0.5, 3.0, np.inf], [0.2, 0.4, 1.0, 0.0], [0.0, 0.3, 2.0, 0.7]])
@@ -254,7 +255,7 @@ def test_one_writer_at_a_time(run_dir):
         "import sys; from pathlib import Path; from indpriv._journal import JournalWriter\n"
         "writer = JournalWriter(Path(sys.argv[1])); print('held', flush=True); input()"
     )
-    with subprocess.Popen(
+    with running(
         [sys.executable, "-c", code, str(run_dir)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -19,6 +19,7 @@ from indpriv.norm_log.reader import read_state
 from indpriv.norm_log.verify import verify
 from indpriv.norm_log.writer import NormLogWriter
 from indpriv.recording import Recorder
+from processes import running
 from runs import PER_EXAMPLE, make_run
 
 WRITE_FOREVER = """
@@ -48,7 +49,7 @@ for step in range(100_000):
 def kill_at_a_random_moment(run_dir, seed):
     """Write a log in another process, kill it; what it acknowledged: the last step of each kind of line."""
     code = WRITE_FOREVER.format(tests=str(Path(__file__).parents[1]), run_dir=str(run_dir))
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+    with running([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         first = process.stdout.readline()
         time.sleep(random.Random(seed).uniform(0, 0.15))
         process.kill()

@@ -28,6 +28,7 @@ from indpriv.norm_log.reader import read_state
 from indpriv.norm_log.verify import verify
 from indpriv.norm_log.writer import NormLogWriter
 from indpriv.recording import Recorder, RecordingPolicy, per_example_gradient_norms
+from processes import running
 from runs import PER_EXAMPLE, blobs, make_run, mlp
 
 
@@ -947,18 +948,19 @@ with recorder.attach(run.model, run.optimizer, run.loader):
 def interrupt(run_dir, number, after_records):
     tests = str(Path(__file__).parents[1])
     code = TRAIN_FOREVER.format(tests=tests, run_dir=str(run_dir))
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
-    records = run_dir / "records"
-    deadline = time.monotonic() + 240  # a busy machine takes a minute to import torch
-    while time.monotonic() < deadline and process.poll() is None:
-        if records.exists() and len(list(records.glob("0*.parquet"))) >= after_records:
-            break
-        time.sleep(0.005)
-    assert process.poll() is None, "training ended before it could be interrupted"
-    os.kill(process.pid, number)
-    process.wait(30)
+    with running([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as process:
+        records = run_dir / "records"
+        deadline = time.monotonic() + 240  # a busy machine takes a minute to import torch
+        while time.monotonic() < deadline and process.poll() is None:
+            if records.exists() and len(list(records.glob("0*.parquet"))) >= after_records:
+                break
+            time.sleep(0.005)
+        assert process.poll() is None, "training ended before it could be interrupted"
+        os.kill(process.pid, number)
+        process.wait(30)
 
 
+@pytest.mark.usefixtures("hears_ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_what_was_acknowledged_survives_an_interruption(number, tmp_path):
     run_dir = tmp_path / "run"
@@ -973,6 +975,7 @@ def test_what_was_acknowledged_survives_an_interruption(number, tmp_path):
         assert not list((run_dir / "records").glob(".*"))
 
 
+@pytest.mark.usefixtures("hears_ctrl_c")
 @pytest.mark.parametrize("moment", ["record", "steps"])
 def test_an_interrupt_while_the_log_is_written_waits(moment, tmp_path, monkeypatch):
     """It arrives right after a line is on disk and before the writer knows."""

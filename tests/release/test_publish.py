@@ -15,6 +15,7 @@ from indpriv.norm_log.norm_log import NormLog
 from indpriv.release import Budget, Request, mechanisms, publish, release
 from indpriv.release.ledger import Ledger
 from indpriv.release.sources import _norm_grid
+from processes import running
 from synthetic import small_run, write_run
 
 from .conftest import WORST, epsilons, read_epsilons, write_small_audit
@@ -181,8 +182,10 @@ def test_two_processes_cannot_both_spend(audit_dir):
         "release(sys.argv[1], Request((0.5,), epsilon=0.1), budget=parse_budget('0.1'), spend=True)"
     )
     command = [sys.executable, "-W", "ignore", "-c", code, str(audit_dir)]
-    both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    errors = [process.communicate(timeout=120)[1] for process in both]
+    options = {"stderr": subprocess.PIPE, "text": True}
+    with running(command, **options) as one, running(command, **options) as other:
+        both = (one, other)
+        errors = [process.communicate(timeout=120)[1] for process in both]
     assert sorted(process.returncode for process in both) == [0, 1]
     assert "InputError" in "".join(errors)
     assert release(audit_dir, MEDIAN).content["spent"]["releases"] == 1

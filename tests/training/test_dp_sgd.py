@@ -344,6 +344,7 @@ def test_where_opacus_takes_a_step_less_the_target_still_holds(tmp_path):
     assert 2.0 - 2e-3 <= run.worst_case_epsilon <= 2.0
 
 
+@pytest.mark.usefixtures("hears_ctrl_c")
 def test_ctrl_c_leaves_a_usable_run(tmp_path):
     def interrupt(stage, done, total):
         if done == 3:

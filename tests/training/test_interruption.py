@@ -4,7 +4,10 @@ import threading
 
 import pytest
 
+from indpriv.recording.interrupts import deferred_interrupts
 from indpriv.training.interruption import stop_requests
+
+pytestmark = pytest.mark.usefixtures("hears_ctrl_c")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -23,6 +26,15 @@ def test_the_second_ctrl_c_acts_at_once():
         assert stop_asked()
         os.kill(os.getpid(), signal.SIGINT)
         pytest.fail("the second Ctrl-C was swallowed")
+
+
+def test_a_signal_that_is_ignored_stays_ignored():
+    """As in the background job of a script, which Ctrl-C in the terminal is not meant for."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with stop_requests() as stop_asked, deferred_interrupts():
+        os.kill(os.getpid(), signal.SIGINT)
+        assert not stop_asked()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_in_another_thread_nothing_is_installed():
