@@ -4,11 +4,12 @@ from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.recording.checkpoints.audit_spec import AuditSpec
 from indpriv.recording.checkpoints.replay import replay
 from indpriv.recording.checkpoints.run_settings import StepOptions
-from indpriv.recording.norms.norm_pass import per_example_gradient_norms
+from indpriv.recording.norms.norm_pass import NormPass, per_example_gradient_norms
 from indpriv.recording.recorder import Recorder
 
 __all__ = [
     "AuditSpec",
+    "NormPass",
     "Recorder",
     "RecordingPolicy",
     "StepOptions",

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, check_metadata
 from indpriv.norm_log.norm_log import check_norms
-from indpriv.recording.norms.backends import LossFn, check_losses
+from indpriv.recording.norms.batches import LossFn, check_losses
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.opacus.ranks import Ranks, check_together, weights_fingerprint
 from indpriv.recording.random_states import kept_random_state

@@ -38,7 +38,7 @@ from indpriv.recording.clipping.individual import check_headroom
 from indpriv.recording.data_passes import Examples, SharedPass, example_table
 from indpriv.recording.environment import surroundings
 from indpriv.recording.holdout import HoldoutLog
-from indpriv.recording.norms.backends import LossFn, check_losses
+from indpriv.recording.norms.batches import LossFn, check_losses
 from indpriv.recording.norms.model_checks import check_buffers
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.opacus.ranks import Ranks, check_together

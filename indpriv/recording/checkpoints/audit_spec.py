@@ -21,7 +21,7 @@ from indpriv.errors import InputError
 from indpriv.example_table import check_metadata, check_storable
 from indpriv.norm_log.norm_log import UNITS, check_ids, check_unit_ids
 from indpriv.recording.checkpoints.weights import LoadFn
-from indpriv.recording.norms.backends import LossFn
+from indpriv.recording.norms.batches import LossFn
 
 _EXAMPLE = "my_package.training:spec or path/to/file.py:spec"
 

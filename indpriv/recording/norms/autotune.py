@@ -1,136 +1,200 @@
-"""What fits into memory, and what is fastest: choices that change the cost of norms, and never the norms."""
+"""Chooses a backend that fits a model, and the variant that is fastest with it. Sensitive.
+
+A choice changes the cost of norms, never the norms: every variant is compared with autograd.
+"""
 
 from __future__ import annotations
 
-import math
-import os
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-_MEMORY_SHARE = 0.25  # of what is free: training, its loader and other programs need the rest
-_UNKNOWN_MEMORY = 2**31  # bytes taken as free where the system does not say
-_SMALLEST = 16  # examples: the first size tried; below it the overhead of calls rules
-_LONG_ENOUGH = 0.25  # seconds a batch: calls cost nothing beside the work, and larger ones only leave the cache
-_ROUNDS = 3  # of each way to compute: the best tells its speed, the others what else the machine had to do
-_BEHIND = 3  # times the seconds: no slow spell is to be blamed
-_LONG = 0.05  # seconds of a run: what follows its first is as good as any other
+from indpriv.errors import InputError
+from indpriv.recording.norms.autograd_check import N_CHECKED, AutogradCheck
+from indpriv.recording.norms.backends import BACKENDS, KEEP_GRADIENTS
+from indpriv.recording.norms.batches import Batch
+from indpriv.recording.norms.layer_choice import Fastest, fewest_multiplications
+from indpriv.recording.norms.memory import largest_that_fits, saved_bytes
+from indpriv.recording.norms.shadow_model import ModelInTraining
+from indpriv.recording.norms.timing import best_seconds, fastest, fastest_size
+from indpriv.recording.norms.variant import Variant
 
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that this process may take: free on a GPU, available (caches count as free) in the machine."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    limits = [_available_memory()]
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if (
-        limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max"
-    ):  # of a container
-        limits.append(max(0, int(text) - int(used.read_text())))
-    return min(limits)
+_MANY = 256  # examples that stand for a whole data set: larger batches are then tried as well
+_LARGEST = 32_768  # examples at once: no model gains from more
+_COMPARED = 64  # examples on which both memory orders of images are timed
+_THREADS = 8  # at most; each may use several cores, since Python itself runs in one at a time
+_MARGIN = 0.15  # keep threads unless slower by more: they cope better when other programs compete
+_WORKSPACE = 3  # times the saved bytes: gradients and patches of convolutions add to them
+# What a backend raises on a model of a kind that it does not support.
+UNFIT = (NotImplementedError, RuntimeError, ValueError, AttributeError, TypeError, KeyError)
 
 
-def _available_memory() -> int:
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    if "SC_PHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return _UNKNOWN_MEMORY
-
-
-def best_seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Of the better of two runs after a first one, or of a single one where it is long."""
-    _seconds(run, device)
-    seconds = _seconds(run, device)
-    return seconds if seconds > _LONG else min(seconds, _seconds(run, device))
-
-
-def fastest(
-    ways: Sequence[Callable[[], object]], device: torch.device, *, margin: float = 0.0
-) -> int:
-    """The index of the fastest of several ways to compute the same, by their best runs; the first ones do not count.
-
-    They run in turn, so that a slow spell of the machine meets them all. A way that is far behind is not run again.
+def choose_variant(
+    model: ModelInTraining, check: AutogradCheck, batch: Batch, backend: str, *, tune: bool
+) -> tuple[Variant, str]:
+    """Choose and check a backend, and the variant to use it in.
 
     Args:
-        ways: what to run.
-        device: where they compute.
-        margin: share of its time by which the first may be slower than another one.
-    """
-    for way in ways:
-        _seconds(way, device)
-    best = dict.fromkeys(range(len(ways)), math.inf)
-    for done in range(1, 1 + _ROUNDS):
-        best = {i: min(before, _seconds(ways[i], device)) for i, before in best.items()}
-        lead = min(best.values())
-        best = {i: seconds for i, seconds in best.items() if seconds <= _BEHIND * lead}
-        if len(best) == 1 or (done > 1 and lead > _LONG):
-            break
-    return min(best, key=lambda i: best[i] / (1.0 if i else 1.0 + margin))
-
-
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """On one core this thread's own time: the work of others does not count."""
-    one_core = device.type == "cpu" and torch.get_num_threads() == 1
-    clock = time.thread_time if one_core else time.perf_counter
-    start = clock()
-    run()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return clock() - start
-
-
-def saved_bytes(forward: Callable[[], Tensor]) -> int:
-    """Bytes that a forward pass keeps for its backward pass, parameters included."""
-    kept: dict[int, int] = {}
-
-    def note(value: Tensor) -> Tensor:
-        storage = value.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        return value
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
-        forward()
-    return sum(kept.values())
-
-
-def largest_that_fits(bytes_per_example: int, device: torch.device, *, at_most: int) -> int:
-    """Examples, at least one, that take no more than a quarter of the free memory."""
-    return max(
-        1, min(at_most, int(free_memory(device) * _MEMORY_SHARE) // max(1, bytes_per_example))
-    )
-
-
-def fastest_size(seconds_of: Callable[[int], float], largest: int) -> tuple[int, float]:
-    """Double the size for as long as that lowers the seconds per example, once by chance excepted where a batch is short.
-
-    Args:
-        seconds_of: seconds of a batch of a size.
-        largest: size not to go beyond.
+        model: the model in training.
+        check: norms to compare with.
+        batch: real examples to try variants on.
+        backend: a name, or "auto": "layerwise" if it fits, else the fastest that fits, or without
+            tuning the first that fits.
+        tune: time the variants; otherwise no time is spent on that.
 
     Returns:
-        the fastest size, and its seconds per example.
+        the variant, and why the first backend tried is not used ("" if it is).
+
+    Raises:
+        InputError: no backend of that name, or none that fits.
     """
-    size = min(_SMALLEST, largest)
-    seconds = seconds_of(size)
-    best = size, seconds / size
-    worse = 0
-    while size < largest and seconds < _LONG_ENOUGH and worse < (2 if seconds < _LONG else 1):
-        size = min(2 * size, largest)
-        seconds = seconds_of(size)
-        if seconds / size < best[1]:
-            best, worse = (size, seconds / size), 0
-        else:
-            worse += 1
-    return best
+    if backend not in ("auto", *BACKENDS):
+        known = ", ".join(map(repr, BACKENDS))
+        raise InputError(f"backend={backend!r} is not known; choose one of 'auto', {known}")
+    fitting: list[Variant] = []
+    reasons: dict[str, str] = {}
+    for name in BACKENDS if backend == "auto" else (backend,):
+        variant, reasons[name] = _try(name, model, check, batch, tune=tune)
+        if variant is not None:
+            fitting.append(variant)
+            if name == "layerwise" or not tune:
+                break
+    if not fitting:
+        listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        raise InputError(f"no backend can compute this model's per-example norms ({listed})")
+    best = min(fitting, key=lambda variant: variant.seconds)
+    for variant in fitting:
+        if variant is not best:
+            variant.close()
+    return best, next(iter(reasons.values()))
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether PyTorch failed for want of memory, on a GPU or in the machine."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+def _try(
+    name: str, model: ModelInTraining, check: AutogradCheck, batch: Batch, *, tune: bool
+) -> tuple[Variant | None, str]:
+    """A checked variant of a backend, or None and why there is none."""
+    choose = Fastest() if tune else fewest_multiplications
+    variant = Variant(model, name, ())
+    try:
+        shadow = model.shadow()
+        variant.shadows = ((shadow, BACKENDS[name](shadow, model.loss_fn, choose)),)
+        reason = _probe(variant, check)
+        if not reason:
+            largest = _largest_batch(variant, batch)
+            variant.batch_size = largest
+            if tune and largest > N_CHECKED:
+                reason = _tune(variant, check, batch, largest, choose)
+    except InputError:
+        raise
+    except UNFIT as error:
+        reason = f"{type(error).__name__}: {error}"
+    if not reason:
+        return variant, ""
+    variant.close()
+    return None, reason
+
+
+def _probe(variant: Variant, check: AutogradCheck) -> str:
+    """How a few norms differ from autograd's; "" if they do not."""
+    # Another batch size first: it tells the batch from dimensions of the same length by chance.
+    variant.updated_norms(check.few.repeated(len(check.few) + 1))
+    return check.disagreement(variant.updated_norms(check.few))
+
+
+def _largest_batch(variant: Variant, batch: Batch) -> int:
+    """The largest number of examples that fit into memory and could be worth trying."""
+    model = variant.model
+    shadow = model.shadow()
+
+    def saved(size: int) -> int:
+        with torch.enable_grad():
+            return saved_bytes(partial(model.losses, shadow, batch.repeated(size)))
+
+    per_example = max(1, (saved(2 * N_CHECKED) - saved(N_CHECKED)) // N_CHECKED)
+    needed = _WORKSPACE * per_example
+    if variant.name in KEEP_GRADIENTS:
+        needed += 2 * model.n_parameters * torch.finfo(model.compute_dtype).bits // 8
+    at_most = _LARGEST if len(batch) >= _MANY else len(batch)
+    return largest_that_fits(needed, batch.device, at_most=at_most)
+
+
+def _tune(variant: Variant, check: AutogradCheck, batch: Batch, largest: int, choose: Any) -> str:
+    """Find the fastest threads, memory order and batch size; return how norms then disagree, or ""."""
+    device = batch.device
+
+    def trial(variant: Variant, size: int) -> Callable[[], Tensor]:
+        return partial(variant.updated_norms, batch.repeated(size))
+
+    def find_size() -> None:
+        variant.batch_size, variant.seconds = fastest_size(
+            lambda size: best_seconds(trial(variant, size), device), largest
+        )
+
+    # Random numbers would be drawn in another order in each run with several threads.
+    if device.type == "cpu" and variant.name == "layerwise" and not check.is_random:
+        variant.shadows = (*variant.shadows, *_more_shadows(variant, check, choose))
+    turned = replace(variant, channels_last=True)
+    if _has_images(variant.model.module, batch.inputs) and _takes_channels_last(turned, check):
+        size = min(largest, _COMPARED)
+        variant.channels_last = bool(fastest([trial(variant, size), trial(turned, size)], device))
+    find_size()
+    if len(variant.shadows) > 1:
+        alone = replace(variant, shadows=variant.shadows[:1])
+        if not _threads_help(
+            check, *(trial(each, variant.batch_size) for each in (variant, alone))
+        ):
+            variant.shadows = alone.shadows
+            find_size()
+    # The variants of layers depend on the batch size: check those that will be used.
+    return check.disagreement(trial(variant, variant.batch_size)())
+
+
+def _more_shadows(
+    variant: Variant, check: AutogradCheck, choose: Any
+) -> tuple[tuple[nn.Module, Any], ...]:
+    """Shadow models for more threads; none if the model or the loss cannot be used in several."""
+    model = variant.model
+    more: list[tuple[nn.Module, Any]] = []
+    try:
+        for _ in range(1, min(torch.get_num_threads(), _THREADS)):
+            shadow, loss_fn = model.shadow(), copy.deepcopy(model.loss_fn)  # either may keep state
+            more.append((shadow, BACKENDS[variant.name](shadow, loss_fn, choose)))
+            if _probe(replace(variant, shadows=more[-1:]), check):
+                return ()
+        _probe(replace(variant, shadows=(*variant.shadows, *more)), check)
+    except UNFIT:
+        return ()
+    return tuple(more)
+
+
+def _threads_help(
+    check: AutogradCheck, side_by_side: Callable[[], Tensor], alone: Callable[[], Tensor]
+) -> bool:
+    """Whether threads are not slower and give the same norms, as they do without global state."""
+    shared: list[Tensor] = []
+    own: list[Tensor] = []
+    runs = [lambda: shared.append(side_by_side()), lambda: own.append(alone())]
+    faster = fastest(runs, torch.device("cpu"), margin=_MARGIN) == 0
+    return faster and all(check.agree(norms, own[0]) for norms in shared)
+
+
+def _takes_channels_last(variant: Variant, check: AutogradCheck) -> bool:
+    """Whether norms stay right: Opacus's hooks and models that view images may not allow it."""
+    try:
+        return not check.disagreement(variant.updated_norms(check.few))
+    except RuntimeError:
+        return False
+
+
+def _has_images(module: nn.Module, inputs: Any) -> bool:
+    """Whether the memory order of (batch, channels, height, width) could matter."""
+    return (
+        isinstance(inputs, Tensor)
+        and inputs.ndim == 4
+        and any(isinstance(m, nn.Conv2d) for m in module.modules())
+    )

@@ -1,7 +1,8 @@
-"""GroupNorm and InstanceNorm whose backward pass gives each example the gradients of its own scales and shifts. Sensitive.
+"""GroupNorm and InstanceNorm with per-example gradients of their scales and shifts. Sensitive.
 
-PyTorch's backward pass of a group norm sums, channel by channel, what it needs for the inputs anyway, and then adds up the
-examples of a batch. Of one example whose channels are those of all examples it gives every summand, at no cost.
+PyTorch's backward pass of a group norm computes a sum per example and channel for the gradients of
+the inputs anyway, and then adds up the examples of a batch. Given all channels of all examples as
+the channels of one example, it returns every summand at no extra cost.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ LAYERS = (nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
 def fits(layer: nn.Module, inputs: Tensor) -> bool:
-    """Whether `group_norm` can take the layer's place: on a CPU, in full precision, images row by row in memory."""
+    """Whether `group_norm` can replace the layer: on a CPU, full precision, contiguous inputs."""
     return (
         inputs.device.type == "cpu"
         and not torch.is_autocast_enabled("cpu")
@@ -29,14 +30,14 @@ def fits(layer: nn.Module, inputs: Tensor) -> bool:
 
 
 def group_norm(layer: Any, inputs: Tensor, add: Callable[[Tensor, Tensor], None]) -> Tensor:
-    """What the layer makes of inputs (batch, channels, ...).
+    """The layer's output for inputs (batch, channels, ...).
 
     Args:
         layer: a GroupNorm or InstanceNorm without running statistics that `fits`.
-        inputs: what it is given.
-        add: called in the backward pass with the gradients of weight and bias, both (batch, channels).
+        inputs: the layer's inputs.
+        add: called in the backward pass with gradients of weight and bias, both (batch, channels).
     """
-    start = torch.zeros((), requires_grad=True)  # the first layer: the graph begins here
+    start = torch.zeros((), requires_grad=True)  # in a first layer the graph starts here
     output: Tensor = _GroupNorm.apply(inputs, layer, add, start)
     return output
 

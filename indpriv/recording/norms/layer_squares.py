@@ -1,16 +1,18 @@
 """Squared norms of one layer's per-example gradients, from its inputs and output gradients. Sensitive.
 
-A layer that sees input a and output gradient g at T positions has the per-example gradient Σ_t g_t a_tᵀ. Its squared norm
-has two exact forms (Goodfellow 2015; Li et al. 2022, "ghost norms"):
+A layer with input a and output gradient g at T positions has the per-example gradient Σ_t g_t a_tᵀ.
+There are two exact ways to compute its squared norm (Goodfellow 2015; Li et al. 2022, "ghost
+norms"), with these numbers of multiplications:
 
     direct   ‖Σ_t g_t a_tᵀ‖²               T · d_in · d_out
     ghost    Σ_{t,u} (a_tᵀa_u)(g_tᵀg_u)    T² · (d_in + d_out)
 
-A convolution's a_t is the patch that its kernel meets there, and a_tᵀa_u sums products of pairs of pixels, one for each
-place in the kernel. Its ghost form takes the products of all pixels once and adds them up, where that is less work.
+In a convolution, a_t is the patch under the kernel at position t, and a_tᵀa_u is a sum of products
+of pairs of pixels, one for each place in the kernel. Where that is less work, the ghost variant
+computes the products of all pixels once and adds them up.
 
-Squares are summed in float32 over at most 1,024 terms and in float64 beyond. Inputs and gradients have the batch first and
-are float32 or float64: half precision is widened before it comes here.
+Squares are summed in float32 over at most 1,024 terms and in float64 beyond. Inputs and gradients
+have the batch first and are float32 or float64: callers widen half precision.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 _CHUNK = 1024
-_HOPELESS = 4  # times the arithmetic: no speed of one form over another makes up for it, and timing it would hurt
-_ADDED = 16  # multiplications take as long as adding up two numbers in memory
+_HOPELESS = 4  # times the multiplications: a variant that needs more is never faster, nor timed
+_ADDED = 16  # multiplications take as long as adding two numbers in memory
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _KNOWN = {
@@ -39,16 +41,19 @@ _KNOWN = {
 }
 
 Squares = Callable[[Any, frozenset[str], Tensor, Tensor], Tensor]
-"""(layer, its trainable parameters among weight and bias, inputs, gradient) -> (batch,) float64."""
+"""(layer, names of its trainable parameters, inputs, gradient) -> squared norms (batch,) float64.
+
+The names are among weight and bias.
+"""
 
 
 def is_known(layer: nn.Module) -> bool:
-    """Whether the layer's forms are here. A subclass may compute something else, and is not known."""
+    """Whether this module knows the layer. A subclass is not known: it may compute something else."""
     return type(layer) in _KNOWN and not getattr(layer, "track_running_stats", False)
 
 
 def sum_squares(values: Tensor) -> Tensor:
-    """(batch,) float64 sums of squares over all other dimensions: float32 within a chunk, float64 between chunks."""
+    """(batch,) float64 sums of squares: float32 within a chunk of 1,024, float64 between chunks."""
     flat = values.reshape(len(values), -1)
     whole = flat.shape[1] - flat.shape[1] % _CHUNK
     rest: Tensor = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
@@ -59,7 +64,7 @@ def sum_squares(values: Tensor) -> Tensor:
 
 
 def gradient_of(layer: nn.Module, name: str, inputs: Tensor, gradient: Tensor) -> Tensor:
-    """(batch, *shape of the parameter): the per-example gradient itself, for parameters that several layers share."""
+    """(batch, *shape of the parameter): the per-example gradients of weight or bias themselves."""
     if name == "bias":
         return _bias_gradient(layer, gradient)
     if isinstance(layer, nn.Linear):
@@ -67,45 +72,40 @@ def gradient_of(layer: nn.Module, name: str, inputs: Tensor, gradient: Tensor) -
     if isinstance(layer, nn.Embedding):
         size, rows = len(inputs), layer.num_embeddings
         table = gradient.new_zeros(size * rows, layer.embedding_dim)
-        index = inputs.reshape(size, -1) + rows * torch.arange(
-            size, device=inputs.device
-        ).unsqueeze(1)
-        table.index_add_(
-            0, index.reshape(-1), _without_padding(layer, inputs, gradient).flatten(0, 1)
-        )
-        return table.view(size, rows, -1)
+        gradients = _without_padding(layer, inputs, gradient).flatten(0, 1)
+        return table.index_add_(0, _table_rows(layer, inputs), gradients).view(size, rows, -1)
     if isinstance(layer, CONVOLUTIONS):
         return _conv_gradient(layer, inputs, gradient)
     return _normalised(layer, inputs, gradient)
 
 
-def forms_of(layer: nn.Module, inputs: Tensor, gradient: Tensor) -> tuple[Squares, ...]:
-    """The forms worth timing for these shapes, cheapest count of multiplications first."""
+def variants_of(layer: nn.Module, inputs: Tensor, gradient: Tensor) -> tuple[Squares, ...]:
+    """The variants worth timing for these shapes, those with the fewest multiplications first."""
     if isinstance(layer, nn.Embedding):
         return (_embedding,)
     if not isinstance(layer, (nn.Linear, *CONVOLUTIONS)):
-        return (_normalisation,)
+        return (_direct,)
     d_in, d_out = layer.weight[0].numel(), layer.weight.shape[0]
     if isinstance(layer, nn.Linear):
         positions = gradient[0].numel() // d_out
         if positions == 1:
             return (_linear_single,)
-        direct: tuple[Squares, ...] = (_linear_direct,)
+        direct: tuple[Squares, ...] = (_direct,)
         ghost: Squares = _linear_ghost
         pairs = positions**2 * d_in
     else:
         positions, d_out = gradient[0, 0].numel(), d_out // layer.groups
-        direct, ghost = (_conv_grouped, _conv_patches), _conv_ghost
+        direct, ghost = (_direct, _conv_patches), _conv_ghost
         pairs, of_pixels = positions**2 * d_in, _work_on_pixels(layer, inputs, positions)
         if of_pixels < pairs:
             ghost, pairs = _conv_pixels, of_pixels
-    # Of the ghost form's multiplications to the direct form's.
+    # multiplications of the ghost variant / those of the direct variants
     ratio = (pairs + positions**2 * d_out) / (positions * d_in * d_out)
     if ratio > _HOPELESS:
         return direct
-    return (
-        (ghost,) if ratio < 1 / _HOPELESS else ((ghost, *direct) if ratio < 1 else (*direct, ghost))
-    )
+    if ratio < 1 / _HOPELESS:
+        return (ghost,)
+    return (ghost, *direct) if ratio < 1 else (*direct, ghost)
 
 
 def _positions(values: Tensor) -> Tensor:
@@ -114,16 +114,17 @@ def _positions(values: Tensor) -> Tensor:
 
 
 def _ghost(names: frozenset[str], inputs: Tensor, gradients: Tensor) -> Tensor:
-    """Weight and bias together, of (batch, positions, d) layouts; the bias's input is 1 at every position.
-
-    Where positions cancel, rounding of the products could make the sum too small; what it can be off by is added.
-    """
+    """Squares of weight and bias together, from (batch, positions, d) inputs and gradients."""
     ours = torch.bmm(inputs, inputs.transpose(1, 2)) if "weight" in names else 0.0
     return _of_pairs(names, ours, torch.bmm(gradients, gradients.transpose(1, 2)))
 
 
 def _of_pairs(names: frozenset[str], ours: Tensor | float, theirs: Tensor) -> Tensor:
-    """(batch,) sums of the products of two (batch, positions, positions) tables."""
+    """(batch,) sums of the products of two (batch, positions, positions) tables.
+
+    The input of a bias is 1 at every position. Where positions cancel, rounding of the products
+    could make a sum too small: the largest possible error is added.
+    """
     products = (ours + 1.0 if "bias" in names else ours) * theirs
     total = products.sum(2).double().sum(1)
     rounding = 4 * torch.finfo(products.dtype).eps * products.abs_().sum(2).double().sum(1)
@@ -134,25 +135,13 @@ def _linear_ghost(_: nn.Linear, names: frozenset[str], inputs: Tensor, gradient:
     return _ghost(names, _positions(inputs), _positions(gradient))
 
 
-def _linear_direct(
-    layer: nn.Linear, names: frozenset[str], inputs: Tensor, gradient: Tensor
-) -> Tensor:
-    return _direct_squares(layer, names, inputs, gradient)
-
-
 def _linear_single(_: nn.Linear, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Tensor:
     """One position: ‖g aᵀ‖² = ‖g‖² ‖a‖²."""
-    ours = (
-        sum_squares(inputs)
-        if "weight" in names
-        else torch.zeros((), dtype=torch.float64, device=inputs.device)
-    )
+    ours = sum_squares(inputs) if "weight" in names else 0.0
     return (ours + 1.0 if "bias" in names else ours) * sum_squares(gradient)
 
 
-def _direct_squares(
-    layer: nn.Module, names: frozenset[str], inputs: Tensor, gradient: Tensor
-) -> Tensor:
+def _direct(layer: Any, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Tensor:
     total = torch.zeros(len(gradient), dtype=torch.float64, device=gradient.device)
     for name in names:
         total += sum_squares(gradient_of(layer, name, inputs, gradient))
@@ -166,14 +155,17 @@ def _without_padding(layer: nn.Embedding, tokens: Tensor, gradient: Tensor) -> T
     return gradients * (tokens.reshape(len(tokens), -1) != layer.padding_idx).unsqueeze(2)
 
 
+def _table_rows(layer: nn.Embedding, tokens: Tensor) -> Tensor:
+    """Row of each token in one long table that has all rows of the layer for each example."""
+    examples = torch.arange(len(tokens), device=tokens.device).unsqueeze(1)
+    return (tokens.reshape(len(tokens), -1) + layer.num_embeddings * examples).reshape(-1)
+
+
 def _embedding(layer: nn.Embedding, _: frozenset[str], tokens: Tensor, gradient: Tensor) -> Tensor:
-    """Positions with the same token share a row: Σ over rows of ‖sum of their gradients‖²."""
+    """Σ over rows of ‖sum of the gradients of the positions that have this row's token‖²."""
     size = len(tokens)
     gradients = _without_padding(layer, tokens, gradient)
-    rows = tokens.reshape(size, -1) + layer.num_embeddings * torch.arange(
-        size, device=tokens.device
-    ).unsqueeze(1)
-    unique, inverse = rows.reshape(-1).unique(return_inverse=True)
+    unique, inverse = _table_rows(layer, tokens).unique(return_inverse=True)
     sums = gradients.new_zeros(len(unique), gradients.shape[2]).index_add_(
         0, inverse, gradients.flatten(0, 1)
     )
@@ -182,17 +174,16 @@ def _embedding(layer: nn.Embedding, _: frozenset[str], tokens: Tensor, gradient:
 
 
 def _padded(layer: Any, inputs: Tensor) -> tuple[Tensor, Any]:
-    """Inputs with the layer's padding applied where it is not plain zeros, and the zero padding that is left."""
+    """Inputs padded as the layer does, unless with plain zeros, and the zeros left to add."""
     if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
         mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-        return F.pad(inputs, layer._reversed_padding_repeated_twice, mode=mode), (0,) * len(
-            layer.kernel_size
-        )
+        padded = F.pad(inputs, layer._reversed_padding_repeated_twice, mode=mode)
+        return padded, (0,) * len(layer.kernel_size)
     return inputs, layer.padding
 
 
 def _conv_gradient(layer: Any, inputs: Tensor, gradient: Tensor) -> Tensor:
-    """The weight gradient of one convolution whose groups are the examples."""
+    """Per-example weight gradients, as those of one convolution whose groups are the examples."""
     inputs, padding = _padded(layer, inputs)
     size = len(inputs)
     weight = layer.weight.new_empty(1, dtype=inputs.dtype).expand(
@@ -218,14 +209,11 @@ def _conv_bias(layer: Any, names: frozenset[str], gradient: Tensor) -> Tensor | 
     return sum_squares(_bias_gradient(layer, gradient)) if "bias" in names else 0.0
 
 
-def _conv_grouped(layer: Any, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Tensor:
-    return _direct_squares(layer, names, inputs, gradient)
-
-
 def _patches(layer: Any, inputs: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Patches that the kernel meets, and gradients, (batch · groups, positions, d); copies in the inputs' own order.
+    """Patches under the kernel, and gradients, both (batch · groups, positions, d).
 
-    The order of a patch's entries is not the weight's: only norms may be taken of what comes out.
+    The entries of a patch are in the order of the inputs in memory, not in that of the weight, so
+    only norms may be computed from them.
     """
     inputs, padding = _padded(layer, inputs)
     if any(padding):
@@ -262,7 +250,7 @@ def _conv_ghost(layer: Any, names: frozenset[str], inputs: Tensor, gradient: Ten
 
 
 def _work_on_pixels(layer: Any, inputs: Tensor, positions: int) -> int:
-    """What all products of pixels, and their sums along one side of the image after another, cost in multiplications."""
+    """Cost, in multiplications, of all products of pixels and of their sums along each side."""
     pixels = inputs[0, 0].numel()
     sums = pixels * positions * sum(layer.kernel_size)
     return pixels**2 * (inputs.shape[1] // layer.groups) + _ADDED * sums
@@ -291,13 +279,13 @@ def _conv_pixels(layer: Any, names: frozenset[str], inputs: Tensor, gradient: Te
 def _along_a_side(
     pairs: Tensor, one: int, other: int, taps: list[int], stride: int, outputs: int
 ) -> Tensor:
-    """Σ over taps of pairs[stride · p + tap, stride · q + tap] for outputs p, q; pixels outside the image are 0."""
+    """Σ over taps of pairs[stride · p + tap, stride · q + tap] for outputs p, q; 0 outside."""
     length = pairs.shape[one]
     shape = list(pairs.shape)
     shape[one] = shape[other] = outputs
     sums = pairs.new_zeros(shape)
     for tap in taps:
-        first = max(0, -(tap // stride))  # the first output whose pixel lies within the image
+        first = max(0, -(tap // stride))  # the first output whose pixel is inside the image
         count = min(outputs, (length - 1 - tap) // stride + 1) - first
         if count > 0:
             taken = slice(stride * first + tap, stride * (first + count - 1) + tap + 1, stride)
@@ -315,7 +303,7 @@ def _normalised(layer: Any, inputs: Tensor, gradient: Tensor) -> Tensor:
         else:
             unit = F.rms_norm(inputs, list(layer.normalized_shape), None, layer.eps)
         return _bias_gradient(layer, unit.mul_(gradient))
-    # Σ g·x̂ = rstd · Σ g·(x − mean): centred first, so that a mean far from zero cancels nothing; no x̂ is kept.
+    # Σ g·x̂ = rstd · Σ g·(x − mean): centred first, so that no digits cancel if the mean is large.
     size, channels = inputs.shape[:2]
     groups = layer.num_groups if isinstance(layer, nn.GroupNorm) else channels
     sides = tuple(range(2, inputs.ndim))
@@ -332,16 +320,11 @@ def _normalised(layer: Any, inputs: Tensor, gradient: Tensor) -> Tensor:
     return centred.mul_(gradient).sum(sides) * (variance + layer.eps).rsqrt()
 
 
-def _normalisation(layer: Any, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Tensor:
-    return _direct_squares(layer, names, inputs, gradient)
-
-
 def _bias_gradient(layer: Any, gradient: Tensor) -> Tensor:
     """(batch, *bias): the gradient summed over positions."""
     if isinstance(layer, nn.LayerNorm | nn.RMSNorm):
         return gradient.reshape(len(gradient), -1, *layer.normalized_shape).sum(1)
     if isinstance(layer, nn.Linear):
         return _positions(gradient).sum(1)
-    return (
-        gradient.sum(tuple(range(2, gradient.ndim))) if gradient.ndim > 2 else gradient
-    )  # channels come second
+    # Channels come second in all other layers.
+    return gradient.sum(tuple(range(2, gradient.ndim))) if gradient.ndim > 2 else gradient

@@ -1,16 +1,15 @@
-"""Per-example gradient norms layer by layer: one backward pass, no weight gradients, none kept per example. Sensitive.
+"""Per-example gradient norms layer by layer, in one backward pass without weight gradients. Sensitive.
 
-Each layer's inputs and output gradients give its squared norm in the fastest exact form (`layer_squares`). Layers of other
-kinds, with all that is inside them, are differentiated by torch.func, example by example. Of a parameter that is used
-several times the gradients are formed and added up before the square is taken.
+The squared norm of each layer is computed from its inputs and output gradients, exactly
+(`layer_squares`). Layers of other kinds, with all modules inside them, are differentiated example by
+example with torch.func. The gradients of a parameter that is used several times are added up before
+they are squared.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,46 +18,44 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from indpriv.recording.norms import group_norms
-from indpriv.recording.norms.autotune import fastest
+from indpriv.recording.norms.attention import observed_projections
+from indpriv.recording.norms.batches import Batch, LossFn, check_losses
+from indpriv.recording.norms.layer_choice import Choose
 from indpriv.recording.norms.layer_squares import (
     CONVOLUTIONS,
-    Squares,
-    forms_of,
     gradient_of,
     is_known,
     sum_squares,
 )
 
-_SHARED_ELEMENTS = (
-    2**24
-)  # of per-example gradients held at once for a parameter that is used several times
-_TIMED = 128  # examples, at most, on which the forms of a layer are compared
+_SHARED_ELEMENTS = 2**24  # of gradients held at once for a parameter that is used several times
 _HALF = (torch.float16, torch.bfloat16)
+# These work on the last dimensions, whatever comes before.
+_ANY_LEADING = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
 
-Routes = dict[tuple[Any, ...], Squares]
-"""The fastest form for each kind of layer, shapes and strides."""
-
-_Key = tuple[
-    int, int
-]  # a parameter, or a block of its rows: its identity and where the block starts
+_Key = tuple[int, int]
+"""A parameter, or a block of its rows: the identity of the parameter, and where the block starts."""
 
 
 class LayerwiseNorms:
-    """Squared gradient norms of one twin of a model.
+    """Gradient norms of a batch on one shadow model.
 
-    Its parameters no longer ask for gradients: the backward pass starts at the first layer that has trainable ones.
+    Its parameters no longer require gradients: the backward pass starts at the first layer that has
+    trainable ones.
     """
 
-    def __init__(self, twin: nn.Module, routes: Routes) -> None:
-        """Take over a twin.
+    def __init__(self, shadow: nn.Module, loss_fn: LossFn, choose: Choose) -> None:
+        """Attach to a shadow model.
 
         Args:
-            twin: of the model; no other thread uses it.
-            routes: the forms that were found fastest so far, which twins may share; added to.
+            shadow: shadow model of the model in training; no other thread may use it.
+            loss_fn: per-example losses.
+            choose: chooses among the variants of a layer.
         """
-        trainable = {id(p) for p in twin.parameters() if p.requires_grad}
-        layers = [_Layer(module, trainable) for module in _layers(twin, trainable)]
-        for p in twin.parameters():
+        self._shadow, self._loss_fn, self._choose = shadow, loss_fn, choose
+        trainable = {id(p) for p in shadow.parameters() if p.requires_grad}
+        layers = [_Layer(module, trainable) for module in _layers(shadow, trainable)]
+        for p in shadow.parameters():
             p.requires_grad_(False)
         self._hooks = []
         self._replaced: list[nn.Module] = []  # modules whose forward is ours
@@ -72,33 +69,26 @@ class LayerwiseNorms:
                 self._hooks.append(layer.module.register_forward_hook(hook, with_kwargs=True))
         self._uses: Counter[_Key] = Counter()
         self._shared: defaultdict[_Key, list[Callable[[slice], Tensor]]] = defaultdict(list)
-        self._routes = routes
         self._squares: Tensor | None = None
         self._size = 0
         self._recomputing = False
 
-    def __call__(self, loss_of: Callable[[], Tensor], size: int) -> tuple[Tensor, Tensor]:
-        """Run `loss_of` (twin forward and per-example losses) and its backward pass.
-
-        Args:
-            loss_of: returns losses (size,); where the call is under autocast, this alone runs under it.
-            size: number of examples in the batch.
-
-        Returns:
-            squared norms (size,) float64, and the losses.
-        """
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(norms float64, losses) of a batch; under autocast, the forward pass alone runs so."""
         self._uses.clear()
         self._shared.clear()
-        self._squares, self._size, self._recomputing = None, size, False
-        losses = loss_of()
-        self._squares = torch.zeros(size, dtype=torch.float64, device=losses.device)
+        self._squares, self._size, self._recomputing = None, len(batch), False
+        losses = check_losses(
+            self._loss_fn(self._shadow(batch.inputs), batch.targets), batch.targets
+        )
+        self._squares = torch.zeros(self._size, dtype=torch.float64, device=losses.device)
         with torch.autocast(losses.device.type, enabled=False):
             if self._uses:
                 losses.sum().backward()
             for gradients in self._shared.values():
-                self._squares += _squares_of_sum(gradients, size)
+                self._squares += _squares_of_sum(gradients, self._size)
         self._shared.clear()
-        return self._squares, losses.detach()
+        return self._squares.sqrt(), losses.detach()
 
     def close(self) -> None:
         """Take the hooks off."""
@@ -125,7 +115,9 @@ class LayerwiseNorms:
             raise NotImplementedError(f"{type(module).__name__} does not map a tensor to a tensor")
         inputs = tuple(value.detach() if isinstance(value, Tensor) else value for value in args)
         if layer.known:
-            return self._tap(layer.keys, args, output, partial(self._add_known, layer, inputs[0]))
+            return self._on_gradient(
+                layer.keys, args, output, partial(self._add_known, layer, inputs[0])
+            )
         device = output.device.type
         precision = torch.autocast(
             device,
@@ -134,10 +126,7 @@ class LayerwiseNorms:
         )
 
         def add(gradient: Tensor) -> None:
-            if inputs[0].shape[0] != self._size or gradient.shape[0] != self._size:
-                raise RuntimeError(
-                    f"the first dimension of {type(module).__name__}'s input is not the batch"
-                )
+            layer.check_batch(self._size, inputs[0], gradient)
             if any(self._uses[key] > 1 for key in layer.keys.values()):
                 raise NotImplementedError(
                     f"{type(module).__name__} shares a parameter or is used several times"
@@ -147,20 +136,18 @@ class LayerwiseNorms:
                 self._add(_by_torch_func(module, list(layer.keys), inputs, kwargs, gradient))
             self._recomputing = False
 
-        return self._tap(layer.keys, args, output, add)
+        return self._on_gradient(layer.keys, args, output, add)
 
-    def _tap(
+    def _on_gradient(
         self,
         keys: dict[str, _Key],
         args: tuple[Any, ...],
         output: Tensor,
         add: Callable[[Tensor], None],
     ) -> Tensor:
-        """Have `add` called with the gradient of a layer's output."""
+        """Call `add` with the gradient of a layer's output in the backward pass."""
         self._uses.update(keys.values())
-        if (
-            not output.requires_grad
-        ):  # the first layer with trainable parameters: the graph starts here
+        if not output.requires_grad:  # the first layer with trainable parameters starts the graph
             output = _Start.apply(output.detach(), torch.zeros((), requires_grad=True))
         versions = [(value, value._version) for value in args if isinstance(value, Tensor)]
 
@@ -181,14 +168,13 @@ class LayerwiseNorms:
 
     def _add_known(self, layer: _Layer, inputs: Tensor, gradient: Tensor) -> None:
         first = layer.batch_dimension(inputs, gradient, self._size)
-        self._add_linear_or_other(
-            layer.module, layer.keys, inputs.transpose(0, first), gradient.transpose(0, first)
-        )
+        sides = inputs.transpose(0, first), gradient.transpose(0, first)
+        self._add_batch_first(layer.module, layer.keys, *sides)
 
-    def _add_linear_or_other(
+    def _add_batch_first(
         self, module: nn.Module, keys: dict[str, _Key], inputs: Tensor, gradient: Tensor
     ) -> None:
-        """Of inputs and gradients with the batch first, widened from half precision after training's own rounding."""
+        """Half precision is widened after the rounding that training does too."""
         if gradient.dtype in _HALF:
             if isinstance(module, (nn.Linear, *CONVOLUTIONS)):
                 inputs = inputs.to(gradient.dtype)  # as autocast does
@@ -200,49 +186,18 @@ class LayerwiseNorms:
                 self._shared[key].append(partial(_gradient_of_some, module, name, inputs, gradient))
             return
         names = frozenset(keys)
-        self._add(self._fastest(module, names, inputs, gradient)(module, names, inputs, gradient))
-
-    def _fastest(
-        self, module: nn.Module, names: frozenset[str], inputs: Tensor, gradient: Tensor
-    ) -> Squares:
-        """The fastest form for these shapes: each is timed once. Deterministic algorithms: fewest multiplications."""
-        forms = forms_of(module, inputs, gradient)
-        if len(forms) == 1 or torch.are_deterministic_algorithms_enabled():
-            return forms[0]
-        options = [
-            getattr(module, name, None)
-            for name in ("kernel_size", "stride", "padding", "dilation", "groups")
-        ]
-        few = slice(0, _TIMED)
-        size = len(
-            inputs[few]
-        ).bit_length()  # what is fastest changes little while the batch does not double
-        key = (
-            *options,
-            names,
-            size,
-            inputs.shape[1:],
-            gradient.shape[1:],
-            inputs.stride()[1:],
-            inputs.dtype,
-        )
-        if key not in self._routes:
-            ways = [partial(form, module, names, inputs[few], gradient[few]) for form in forms]
-            self._routes[key] = forms[fastest(ways, gradient.device)]
-        return self._routes[key]
+        squares = self._choose(module, names, inputs, gradient)
+        self._add(squares(module, names, inputs, gradient))
 
     def _group_norm(
         self, layer: _Layer, forward: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Where PyTorch's own backward pass has each example's gradients on its way, they come from there."""
+        """Take per-example gradients from PyTorch's own backward pass if it can provide them."""
         if len(args) != 1 or not group_norms.fits(layer.module, args[0]):
             return self._after_forward(layer, layer.module, args, kwargs, forward(*args, **kwargs))
 
         def add(weights: Tensor, biases: Tensor) -> None:
-            if len(weights) != self._size:
-                raise RuntimeError(
-                    f"the first dimension of {type(layer.module).__name__}'s input is not the batch"
-                )
+            layer.check_batch(self._size, weights)
             for name, key in layer.keys.items():
                 gradients = weights if name == "weight" else biases
                 if self._uses[key] > 1:
@@ -256,20 +211,20 @@ class LayerwiseNorms:
     def _attention(
         self, layer: _Layer, forward: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """nn.MultiheadAttention uses its parameters in calls of `linear`, unseen by hooks on the modules inside."""
+        """nn.MultiheadAttention uses its parameters in calls of `linear`."""
         if self._recomputing:
             return forward(*args, **kwargs)
         if layer.module.bias_k is not None:
             raise NotImplementedError(
                 "MultiheadAttention with add_bias_kv has parameters outside its projections"
             )
-        with _projections.tapped(partial(self._projected, layer)):
+        with observed_projections(partial(self._projected, layer)):
             return forward(*args, **kwargs)
 
     def _projected(
         self, layer: _Layer, output: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None
     ) -> Tensor:
-        """One projection of an attention: positions come first, or are folded with the batch into the first dimension."""
+        """One projection; its first dimensions are positions, then the batch, or both folded."""
         blocks = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
         keys = {
             name: key
@@ -286,9 +241,9 @@ class LayerwiseNorms:
                 side.reshape(-1, self._size, side.shape[-1]).transpose(0, 1)
                 for side in (taken, gradient)
             )
-            self._add_linear_or_other(shape, keys, *sides)
+            self._add_batch_first(shape, keys, *sides)
 
-        return self._tap(keys, (inputs,), output, add)
+        return self._on_gradient(keys, (inputs,), output, add)
 
 
 class _Layer:
@@ -304,8 +259,18 @@ class _Layer:
         self._batch_dimensions = {0, 1} if isinstance(module, _ANY_LEADING) else {0}
         self._features = {nn.Linear: 1, nn.Embedding: 0}.get(type(module), self._trained[0].ndim)
 
+    def check_batch(self, size: int, *values: Tensor) -> None:
+        """Raise RuntimeError unless the first dimension of all values is the batch."""
+        if any(value.shape[0] != size for value in values):
+            raise self._no_batch()
+
+    def _no_batch(self) -> RuntimeError:
+        return RuntimeError(
+            f"the first dimension of {type(self.module).__name__}'s input is not the batch"
+        )
+
     def batch_dimension(self, inputs: Tensor, gradient: Tensor, size: int) -> int:
-        """Which dimension is the batch: the one that has followed the batch's size in all calls so far."""
+        """The dimension whose length was the batch size in all calls so far."""
         possible = {
             d
             for d in self._batch_dimensions
@@ -314,9 +279,7 @@ class _Layer:
             and gradient.shape[d] == size
         }
         if not possible:
-            raise RuntimeError(
-                f"the first dimension of {type(self.module).__name__}'s input is not the batch"
-            )
+            raise self._no_batch()
         self._batch_dimensions = possible
         return min(possible)
 
@@ -329,16 +292,11 @@ class _Layer:
         return None
 
 
-_ANY_LEADING = (
-    nn.Linear,
-    nn.Embedding,
-    nn.LayerNorm,
-    nn.RMSNorm,
-)  # work on the last dimensions, whatever comes before
-
-
 class _Start(torch.autograd.Function):
-    """Make an output ask for gradients, in its own memory and as no leaf, so that the next layer may work in place."""
+    """Make an output require gradients in its own memory, but not as a leaf.
+
+    The next layer may then work on it in place.
+    """
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, _: Tensor) -> Tensor:
@@ -350,67 +308,16 @@ class _Start(torch.autograd.Function):
         return None, None
 
 
-_Tap = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
-
-
-class _Projections(threading.local):
-    """Passes every output of `linear` in this thread through a function: an attention calls it by its global name.
-
-    The global one is replaced while any thread needs that, and the fast path, which computes all in one call, is closed.
-    """
-
-    tap: _Tap | None = None
-    _lock = threading.Lock()
-    _threads = 0
-    _before: tuple[Any, bool] | None = None
-
-    @contextmanager
-    def tapped(self, tap: _Tap) -> Iterator[None]:
-        """Within it, `tap` is called with the output, the inputs, the weight and the bias."""
-        outer = self.tap
-        self._count(+1)
-        self.tap = tap
-        try:
-            yield
-        finally:
-            self.tap = outer
-            self._count(-1)
-
-    @classmethod
-    def _count(cls, change: int) -> None:
-        with cls._lock:
-            if not cls._threads:
-                cls._before = nn.functional.linear, torch.backends.mha.get_fastpath_enabled()
-                nn.functional.linear = partial(_tapped, cls._before[0])
-                torch.backends.mha.set_fastpath_enabled(False)
-            cls._threads += change
-            if not cls._threads and cls._before is not None:
-                nn.functional.linear, fast = cls._before
-                torch.backends.mha.set_fastpath_enabled(fast)
-
-
-_projections = _Projections()
-
-
-def _tapped(
-    linear: Callable[..., Tensor], input: Tensor, weight: Tensor, bias: Tensor | None = None
-) -> Tensor:
-    """`linear`, its arguments named as in PyTorch."""
-    output = linear(input, weight, bias)
-    return output if _projections.tap is None else _projections.tap(output, input, weight, bias)
-
-
 def _layers(
     module: nn.Module, trainable: set[int], seen: set[int] | None = None
 ) -> Iterator[nn.Module]:
-    """The topmost modules with trainable parameters of their own; what is inside one of another kind belongs to it."""
+    """The topmost modules with trainable parameters of their own; all modules inside belong to them."""
     seen = set() if seen is None else seen
     if id(module) in seen:
         return
     seen.add(id(module))
-    recurse = isinstance(
-        module, nn.MultiheadAttention
-    )  # uses the parameters of its inner modules itself
+    # An attention itself uses the parameters of the modules inside it.
+    recurse = isinstance(module, nn.MultiheadAttention)
     if any(id(p) in trainable for p in module.parameters(recurse=recurse)):
         yield module
         return
@@ -425,7 +332,7 @@ def _gradient_of_some(
 
 
 def _squares_of_sum(gradients: list[Callable[[slice], Tensor]], size: int) -> Tensor:
-    """(size,) squared norms of the sum of a parameter's gradients, in parts that fit into memory."""
+    """(size,) squared norms of the sum of a parameter's gradients, computed in parts."""
     one = gradients[0](slice(0, 1)).numel()
     step = max(1, _SHARED_ELEMENTS // one)
     parts = [slice(start, start + step) for start in range(0, size, step)]
@@ -444,7 +351,7 @@ def _by_torch_func(
     kwargs: dict[str, Any],
     gradient: Tensor,
 ) -> Tensor:
-    """(batch,) squares of any other layer, recomputed one example at a time under vmap."""
+    """(batch,) squared norms of any other layer, recomputed one example at a time under vmap."""
     if any(isinstance(value, Tensor) for value in kwargs.values()) or not all(
         isinstance(x, Tensor) for x in inputs
     ):

@@ -1,16 +1,26 @@
-"""Twins of a model in training: copies that share its parameters, so that norms can be taken beside it. Sensitive."""
+"""Shadow models: copies of a model in training that share its parameters. Sensitive.
+
+Norms are computed on a shadow model, so that the model in training keeps its hooks, gradients and
+modes.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.grad_sample import AbstractGradSampleModule
 from torch import Tensor, nn
+
+from indpriv.errors import InputError
+from indpriv.recording.norms.batches import Batch, LossFn, check_losses
+
+_HALF = (torch.float16, torch.bfloat16)
 
 
 def standard_module(model: nn.Module) -> nn.Module:
@@ -21,71 +31,137 @@ def standard_module(model: nn.Module) -> nn.Module:
             inner = inner._module
         elif isinstance(inner, DifferentiallyPrivateDistributedDataParallel):
             inner = inner.module
-        elif (
-            type(inner).__name__ == "OptimizedModule"
-        ):  # of torch.compile, whose own module is slow to import
+        elif type(inner).__name__ == "OptimizedModule":  # torch.compile; slow to import
             inner = inner._orig_mod  # type: ignore[assignment]
         else:
             return inner
 
 
-def make_twin(source: nn.Module) -> nn.Module:
-    """A copy without Opacus's hooks, in the modes that training uses: the model's own, or train() where it is in eval()."""
-    with _without_hooks(source):
-        twin = copy.deepcopy(source)
-    return twin if twin.training else twin.train()
+class ModelInTraining:
+    """A user's model with its loss and arithmetic, from which shadow models are made.
 
+    If constructed under `torch.autocast`, all computations use the same autocast settings.
 
-def follow(
-    twin: nn.Module, source: nn.Module, *, modes: bool = True, channels_last: bool = False
-) -> None:
-    """Let a twin have its source's current parameters, in the same memory where they lie alike, and copies of its buffers.
-
-    A forward pass may change buffers, which then are the twin's own.
-
-    Args:
-        twin: of `make_twin`.
-        source: it was made of.
-        modes: whether its modules also train or evaluate as the source's do, where the source is in training.
-        channels_last: whether the twin's parameters of four dimensions have channels last in memory.
+    Attributes:
+        module: the user's own module; it is never changed.
+        loss_fn: per-example losses.
+        precision: makes the context in which forward passes run.
+        compute_dtype: type that matrix products are computed in.
+        n_parameters: number of trainable parameters.
     """
-    for mine, theirs in zip(twin.parameters(), source.parameters(), strict=True):
-        mine.data = to_channels_last(theirs.data) if channels_last else theirs.data
-    for copied, buffer in zip(twin.buffers(), source.buffers(), strict=True):
-        copied.data = buffer.data.clone()
-    if modes and source.training:
-        for module, original in zip(twin.modules(), source.modules(), strict=False):
-            module.training = original.training
+
+    def __init__(self, model: nn.Module, loss_fn: LossFn) -> None:
+        """Unwrap a model; InputError if no parameter is trainable."""
+        self.module, self.loss_fn = standard_module(model), loss_fn
+        trainable = [p for p in self.module.parameters() if p.requires_grad]
+        if not trainable:
+            raise InputError("the model has no trainable parameter; there is no gradient to record")
+        self._trainable = _trainable_names(self.module)
+        self.n_parameters = sum(p.numel() for p in trainable)
+        self._dtype = trainable[0].dtype
+        device = next(self.module.parameters()).device.type
+        autocast = torch.is_autocast_enabled(device)
+        # Weights cast under autocast are not cached: the cache would outlive a training step if
+        # the user's own autocast context does.
+        self.precision = partial(
+            torch.autocast,
+            device,
+            dtype=torch.get_autocast_dtype(device),
+            enabled=autocast,
+            cache_enabled=False,
+        )
+        self.compute_dtype = torch.get_autocast_dtype(device) if autocast else self._dtype
+
+    @property
+    def slack(self) -> float:
+        """Relative error that rounding may cause in a norm; see `NormPass`."""
+        wide = torch.float32 if self._dtype in _HALF else self._dtype
+        half = torch.finfo(self.compute_dtype).eps if self.compute_dtype in _HALF else 0.0
+        return torch.finfo(wide).eps * (40 + 4 * self.n_parameters**0.5) + 4 * half
+
+    def shadow(self) -> nn.Module:
+        """A new shadow model at the current parameters."""
+        shadow = make_shadow(self.module)
+        self.update(shadow)
+        return shadow
+
+    def update(self, shadow: nn.Module, *, modes: bool = True, channels_last: bool = False) -> None:
+        """Give a shadow model the current parameters, in shared memory, and copies of the buffers.
+
+        Args:
+            shadow: a shadow model of this model. A forward pass may change its buffers.
+            modes: also train or evaluate each part as the model does, if that is in training.
+            channels_last: store parameters of four dimensions with channels last (not shared).
+
+        Raises:
+            InputError: other parameters are trainable than before.
+        """
+        if changed := sorted(_trainable_names(self.module) ^ self._trainable):
+            raise InputError(
+                f"the trainable parameters changed during recording ({', '.join(changed[:5])}), "
+                "so norms before and after belong to different gradients; freeze or add "
+                "parameters before attaching the Recorder"
+            )
+        for mine, theirs in zip(shadow.parameters(), self.module.parameters(), strict=True):
+            mine.data = to_channels_last(theirs.data) if channels_last else theirs.data
+        for copied, buffer in zip(shadow.buffers(), self.module.buffers(), strict=True):
+            copied.data = buffer.data.clone()
+        if modes and self.module.training:
+            for part, original in zip(shadow.modules(), self.module.modules(), strict=False):
+                part.training = original.training
+
+    def norms_one_by_one(self, batch: Batch) -> Tensor:
+        """Norms (batch,) float64 by autograd on one example at a time: slow and obvious."""
+        shadow = self.shadow()
+        trainable = [p for p in shadow.parameters() if p.requires_grad]
+        norms = []
+        with torch.enable_grad():
+            self.losses(shadow, batch)  # a reduced loss passes as per-example on one example
+            for i in range(len(batch)):
+                loss = self.losses(shadow, batch.rows(i, i + 1)).sum()
+                gradients = torch.autograd.grad(loss, trainable, allow_unused=True)
+                squares = [g.double().square().sum() for g in gradients if g is not None]
+                norms.append(torch.as_tensor(sum(squares) ** 0.5))
+        return torch.stack(norms)
+
+    def losses(self, shadow: nn.Module, batch: Batch) -> Tensor:
+        """Checked losses (batch,) of a shadow model, in training's arithmetic."""
+        with self.precision():
+            return check_losses(self.loss_fn(shadow(batch.inputs), batch.targets), batch.targets)
 
 
-def trainable_names(module: nn.Module) -> frozenset[str]:
-    """Names of the parameters that training changes."""
-    return frozenset(
-        name for name, parameter in module.named_parameters() if parameter.requires_grad
-    )
+def make_shadow(module: nn.Module) -> nn.Module:
+    """A copy without Opacus's hooks, in the module's own modes, or in train() if it is in eval()."""
+    with _without_hooks(module):
+        shadow = copy.deepcopy(module)
+    return shadow if shadow.training else shadow.train()
 
 
 def to_channels_last(value: Tensor) -> Tensor:
-    """The same values with channels last in memory, where there are four dimensions."""
+    """The same values with channels last in memory, if there are four dimensions."""
     if value.ndim != 4:
         return value
     channels, height, width = value.shape[1:]
-    if channels == 1:  # the values lie in both orders; only the strides say which
+    if channels == 1:  # both orders are the same in memory; only the strides differ
         return value.contiguous().as_strided(value.shape, (height * width, 1, width, 1))
     return value.contiguous(memory_format=torch.channels_last)
 
 
+def _trainable_names(module: nn.Module) -> frozenset[str]:
+    return frozenset(name for name, p in module.named_parameters() if p.requires_grad)
+
+
 @contextmanager
 def _without_hooks(module: nn.Module) -> Iterator[None]:
-    """Run with Opacus's per-example hooks taken off a module, and put them back."""
+    """Take Opacus's per-example hooks off a module, and put them back on leaving."""
     hooked = [m for m in module.modules() if m._forward_hooks or m._backward_hooks]
     kept = [(m, m._forward_hooks, m._backward_hooks, m._backward_pre_hooks) for m in hooked]
     handles = module.__dict__.pop("autograd_grad_sample_hooks", None)
     try:
         for m, forward, backward, pre in kept:
-            m._forward_hooks = _plain_hooks(forward)
-            m._backward_hooks = _plain_hooks(backward)
-            m._backward_pre_hooks = _plain_hooks(pre)
+            m._forward_hooks = _without_opacus(forward)
+            m._backward_hooks = _without_opacus(backward)
+            m._backward_pre_hooks = _without_opacus(pre)
         yield
     finally:
         for m, forward, backward, pre in kept:
@@ -94,7 +170,7 @@ def _without_hooks(module: nn.Module) -> Iterator[None]:
             module.autograd_grad_sample_hooks = handles
 
 
-def _plain_hooks(hooks: Any) -> Any:
+def _without_opacus(hooks: Any) -> Any:
     return type(hooks)((key, hook) for key, hook in hooks.items() if not _is_opacus(hook))
 
 

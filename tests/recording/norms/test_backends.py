@@ -15,6 +15,8 @@ from torch.utils.data import TensorDataset
 from indpriv import InputError
 from indpriv.recording import Recorder
 from indpriv.recording.norms.backends import BACKENDS
+from indpriv.recording.norms.batches import Batch
+from indpriv.recording.norms.layer_choice import Fastest
 from runs import PER_EXAMPLE, make_run
 
 SIZE = 4
@@ -160,12 +162,12 @@ def test_all_agree(kind, data):
     for name in backends:
         if name == "ghost" and inputs.ndim > 3 and kind in ("Linear", "LayerNorm", "RMSNorm"):
             continue  # Opacus has no ghost norm for these
-        twin = copy.deepcopy(model)
+        shadow = copy.deepcopy(model)
         if name == "ew":
-            norms = expanded_weights(twin, inputs, targets)
+            norms = expanded_weights(shadow, inputs, targets)
         else:
-            backend = BACKENDS[name](twin, loss_fn)
-            norms = backend(inputs, targets)[0]
+            backend = BACKENDS[name](shadow, loss_fn, Fastest())
+            norms = backend(Batch(inputs, targets))[0]
             backend.close()
         np.testing.assert_allclose(norms.numpy(), expected, rtol=1e-4, err_msg=name)
 

@@ -1,4 +1,4 @@
-"""Every form of every layer against autograd in float64, one example at a time."""
+"""Every variant of every layer against autograd in float64, one example at a time."""
 
 import copy
 
@@ -14,8 +14,8 @@ SIZE = 4
 EPS = torch.finfo(torch.float32).eps
 
 
-def check(layer, inputs, forms=()):
-    """Weight, bias and both, in every form worth timing and these: the truth; and the gradients themselves."""
+def check(layer, inputs, variants=()):
+    """Weight, bias and both, in every variant worth timing and in these, are exact; so are the gradients themselves."""
     gradient = torch.randn_like(layer(inputs))
     truth = {name: [] for name, _ in layer.named_parameters()}
     exact = copy.deepcopy(layer).double()
@@ -33,10 +33,10 @@ def check(layer, inputs, forms=()):
             torch.testing.assert_close(found.double(), torch.stack(values), rtol=1e-4, atol=1e-4)
         for names in [{name} for name in truth] + [set(truth)]:
             expected = sum(torch.stack(truth[name]).square().flatten(1).sum(1) for name in names)
-            for form in {*forms, *layer_squares.forms_of(layer, inputs, gradient)}:
-                found = form(layer, frozenset(names), inputs, gradient)
+            for variant in {*variants, *layer_squares.variants_of(layer, inputs, gradient)}:
+                found = variant(layer, frozenset(names), inputs, gradient)
                 assert found.dtype == torch.float64
-                # The ghost form adds what rounding could take from a sum over pairs of positions.
+                # The ghost variant adds what rounding could take from a sum over pairs of positions.
                 rtol = 1e-5 + 8 * EPS * gradient[0].numel()
                 torch.testing.assert_close(
                     found, expected, rtol=rtol, atol=100 * EPS * float(expected.max())
@@ -72,7 +72,7 @@ def test_convolutions(kind, options, channels_last):
     layer = kind(**options)
     few = (
         layer(inputs)[0, 0].numel() <= 64
-    )  # of more, what the ghost forms add for rounding would show
+    )  # of more, what the ghost variants add for rounding would show
     check(layer, inputs, (layer_squares._conv_pixels, layer_squares._conv_ghost) if few else ())
 
 
@@ -89,7 +89,7 @@ def test_linear(positions, d_in, d_out, bias):
     check(
         nn.Linear(d_in, d_out, bias=bias),
         inputs,
-        (layer_squares._linear_direct, layer_squares._linear_ghost),
+        (layer_squares._direct, layer_squares._linear_ghost),
     )
 
 
@@ -126,7 +126,7 @@ def test_normalisation(layer, shape, offset):
 
 
 def test_cancelling_positions_are_never_under_reported():
-    """The ghost form subtracts large products here; what rounding can take away is added back."""
+    """The ghost variant subtracts large products here; the possible rounding error is added back."""
     layer = nn.Linear(64, 64, bias=False)
     inputs = torch.ones(SIZE, 2, 64)
     gradient = torch.ones(SIZE, 2, 64)
@@ -137,18 +137,20 @@ def test_cancelling_positions_are_never_under_reported():
     )
 
 
-def test_hopeless_forms_are_not_timed():
-    def forms(layer, *shape):
+def test_hopeless_variants_are_not_timed():
+    def variants(layer, *shape):
         inputs = torch.randn(1, *shape)
-        return {form.__name__ for form in layer_squares.forms_of(layer, inputs, layer(inputs))}
+        return {
+            variant.__name__ for variant in layer_squares.variants_of(layer, inputs, layer(inputs))
+        }
 
-    assert forms(nn.Linear(200, 200), 2, 200) == {"_linear_ghost"}
-    assert forms(nn.Linear(2, 2), 50, 2) == {"_linear_direct"}
-    assert forms(nn.Linear(20, 20), 8, 20) == {"_linear_ghost", "_linear_direct"}
-    assert forms(nn.Conv2d(1, 2, 3), 1, 12, 12) == {"_conv_grouped", "_conv_patches"}
-    assert forms(nn.Conv2d(64, 64, 3, padding=1), 64, 8, 8) == {
+    assert variants(nn.Linear(200, 200), 2, 200) == {"_linear_ghost"}
+    assert variants(nn.Linear(2, 2), 50, 2) == {"_direct"}
+    assert variants(nn.Linear(20, 20), 8, 20) == {"_linear_ghost", "_direct"}
+    assert variants(nn.Conv2d(1, 2, 3), 1, 12, 12) == {"_direct", "_conv_patches"}
+    assert variants(nn.Conv2d(64, 64, 3, padding=1), 64, 8, 8) == {
         "_conv_pixels",
-        "_conv_grouped",
+        "_direct",
         "_conv_patches",
     }
-    assert forms(nn.Conv2d(64, 64, 3, stride=2, padding=1), 64, 4, 4) == {"_conv_ghost"}
+    assert variants(nn.Conv2d(64, 64, 3, stride=2, padding=1), 64, 4, 4) == {"_conv_ghost"}

@@ -1,4 +1,4 @@
-"""Every layer, in every form, against autograd in float64, one example at a time."""
+"""Every layer, in every variant, against autograd in float64, one example at a time."""
 
 import copy
 
@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from indpriv import InputError
 from indpriv.recording import per_example_gradient_norms
 from indpriv.recording.norms import layerwise
+from indpriv.recording.norms.batches import Batch
+from indpriv.recording.norms.layer_choice import Fastest
 from indpriv.recording.norms.norm_pass import NormPass
 
 SIZE = 5
@@ -285,11 +287,11 @@ def test_no_sum_of_weight_gradients_is_computed():
     with WeightGradients() as plain:
         loss_fn(model(inputs), targets).sum().backward()
     assert plain.seen == {"convolution", "linear"}
-    norms = layerwise.LayerwiseNorms(model, {})
+    backend = layerwise.LayerwiseNorms(model, loss_fn, Fastest())
     with WeightGradients() as ours:
-        squares, _ = norms(lambda: loss_fn(model(inputs), targets), SIZE)
+        norms, _ = backend(Batch(inputs, targets))
     assert ours.seen == set()
-    assert torch.all(squares > 0)
+    assert torch.all(norms > 0)
 
 
 class KeyBias(nn.Module):
@@ -338,16 +340,15 @@ def test_frozen_layers_cost_and_count_nothing():
 
 def test_an_input_changed_in_place_is_found():
     model = nn.Linear(4, 4)
-    twin = layerwise.LayerwiseNorms(model, {})
     inputs = torch.randn(SIZE, 4)
 
-    def losses():
-        outputs = model(inputs)
+    def changing_loss(outputs, targets):
         inputs.mul_(0.0)
         return outputs.sum(1)
 
+    backend = layerwise.LayerwiseNorms(model, changing_loss, Fastest())
     with pytest.raises(RuntimeError, match="changed in place after its forward pass"):
-        twin(losses, SIZE)
+        backend(Batch(inputs, torch.arange(SIZE)))
 
 
 def test_a_layer_over_a_folded_batch_is_left_to_others():

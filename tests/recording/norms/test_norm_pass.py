@@ -15,9 +15,9 @@ from opacus.grad_sample.utils import wrap_model
 from torch import nn
 
 from indpriv import InputError
-from indpriv.recording import per_example_gradient_norms
-from indpriv.recording.norms import norm_pass as norms_module
-from indpriv.recording.norms.norm_pass import NormPass
+from indpriv.recording import NormPass, per_example_gradient_norms
+from indpriv.recording.norms import autotune, layer_choice
+from indpriv.recording.norms.layerwise import LayerwiseNorms
 from runs import PER_EXAMPLE, blobs, make_run, mlp
 
 BACKENDS = ["layerwise", "ghost", "hooks", "functorch"]
@@ -84,7 +84,7 @@ def test_norms_do_not_depend_on_the_batch_they_are_taken_in(case):
     norm_pass = NormPass(model, PER_EXAMPLE, inputs, targets)
     expected = reference(model, PER_EXAMPLE, inputs, targets)
     for size, channels_last in product([1, 4, 9], [False, True]):
-        norm_pass.batch_size, norm_pass._chosen.channels_last = size, channels_last
+        norm_pass.batch_size, norm_pass._variant.channels_last = size, channels_last
         norms, losses = norm_pass(inputs, targets)
         np.testing.assert_allclose(norms.numpy() / (1 + norm_pass.slack), expected, rtol=1e-5)
         torch.testing.assert_close(losses, PER_EXAMPLE(model(inputs), targets).detach())
@@ -93,12 +93,12 @@ def test_norms_do_not_depend_on_the_batch_they_are_taken_in(case):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_channels_last_is_used_only_where_it_changes_nothing(backend, monkeypatch):
     """Opacus 1.6's hooks give convolutions other gradients there, fast or not."""
-    monkeypatch.setattr(norms_module, "best_seconds", lambda run, device: (run(), 1.0)[1])
+    monkeypatch.setattr(autotune, "best_seconds", lambda run, device: (run(), 1.0)[1])
     monkeypatch.setattr(
-        norms_module, "fastest", lambda ways, device: len(ways) - 1
+        autotune, "fastest", lambda variants, device: len(variants) - 1
     )  # channels last
     monkeypatch.setattr(
-        norms_module, "fastest_size", lambda seconds_of, largest: (largest, seconds_of(largest))
+        autotune, "fastest_size", lambda seconds_of, largest: (largest, seconds_of(largest))
     )
     torch.manual_seed(6)
     model = nn.Sequential(
@@ -108,7 +108,7 @@ def test_channels_last_is_used_only_where_it_changes_nothing(backend, monkeypatc
     with NormPass(model, PER_EXAMPLE, inputs, targets, backend=backend) as norm_pass:
         norms = norm_pass(inputs, targets)[0].numpy()
         if backend == "layerwise":
-            assert norm_pass._chosen.channels_last
+            assert norm_pass._variant.channels_last
     np.testing.assert_allclose(norms, reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-4)
 
 
@@ -148,24 +148,26 @@ def test_a_batch_that_does_not_fit_into_memory_is_halved(monkeypatch):
     inputs, targets = blobs(32).tensors
     model = mlp()
     norm_pass = NormPass(model, PER_EXAMPLE, inputs, targets)
-    norm_pass.batch_size, run, sizes = 32, norm_pass._at_once, []
+    norm_pass.batch_size, run, sizes = 32, norm_pass._variant._run, []
 
-    def limited(candidate, some, labels):
-        sizes.append(len(labels))
-        if len(labels) > 9:
+    def limited(backend, batch):
+        sizes.append(len(batch))
+        if len(batch) > 9:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return run(candidate, some, labels)
+        return run(backend, batch)
 
-    monkeypatch.setattr(norm_pass, "_at_once", limited)
+    norm_pass._variant.shadows = norm_pass._variant.shadows[:1]
+    monkeypatch.setattr(norm_pass._variant, "_run", limited)
     norms = norm_pass(inputs, targets)[0].numpy()
     assert sizes == [32, 16, 8, 8, 8, 8]
+    assert norm_pass.batch_size == 8
     np.testing.assert_allclose(norms, reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-4)
 
-    def never(candidate, some, labels):
+    def never(backend, batch):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr(norm_pass, "_at_once", never)
-    with pytest.raises(InputError, match="one example does not fit into memory"):
+    monkeypatch.setattr(norm_pass._variant, "_run", never)
+    with pytest.raises(InputError, match="not enough memory for the gradient norm of one example"):
         norm_pass(inputs, targets)
 
 
@@ -173,7 +175,9 @@ def test_a_batch_that_does_not_fit_into_memory_is_halved(monkeypatch):
 def three_threads(monkeypatch):
     """Three of PyTorch's threads, which take norms side by side wherever they may, fast or not."""
     monkeypatch.setattr(
-        norms_module, "fastest", lambda ways, device, **options: [way() for way in ways] and 0
+        autotune,
+        "fastest",
+        lambda variants, device, **options: [variant() for variant in variants] and 0,
     )
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
@@ -474,6 +478,46 @@ def test_microbatches_have_no_individual_gradient():
         per_example_gradient_norms(mlp(), loss_of_pairs, inputs, targets)
 
 
+def test_one_batch_is_taken_without_timing(monkeypatch):
+    def timed(*arguments, **options):
+        raise AssertionError("a variant was timed")
+
+    for module, name in [
+        (autotune, "fastest"),
+        (autotune, "best_seconds"),
+        (autotune, "fastest_size"),
+        (layer_choice, "fastest"),
+    ]:
+        monkeypatch.setattr(module, name, timed)
+    inputs, targets = blobs(64).tensors
+    model = mlp()
+    norms = per_example_gradient_norms(model, PER_EXAMPLE, inputs, targets)
+    np.testing.assert_allclose(norms, reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-4)
+    with pytest.raises(AssertionError, match="timed"):
+        NormPass(model, PER_EXAMPLE, inputs, targets)
+
+
+@pytest.mark.parametrize("tune", [True, False])
+def test_a_backend_that_fails_the_check_is_passed_over(tune, monkeypatch):
+    """Not even a backend that comes first is trusted."""
+
+    class TooSmall(LayerwiseNorms):
+        def __call__(self, batch):
+            norms, losses = super().__call__(batch)
+            return 0.9 * norms, losses
+
+    monkeypatch.setitem(autotune.BACKENDS, "layerwise", TooSmall)
+    model, inputs, targets = a_batch_of("cnn")
+    with NormPass(model, PER_EXAMPLE, inputs, targets, tune=tune) as norm_pass:
+        assert norm_pass.backend != "layerwise"
+        assert "within its batch" in norm_pass.fallback
+        norms = norm_pass(inputs, targets)[0].numpy()
+    np.testing.assert_allclose(norms, reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-3)
+    if not tune:
+        norms = per_example_gradient_norms(model, PER_EXAMPLE, inputs, targets).numpy()
+        np.testing.assert_allclose(norms, reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-3)
+
+
 def test_no_examples_have_no_norms():
     inputs, targets = blobs(8).tensors
     assert per_example_gradient_norms(mlp(), PER_EXAMPLE, inputs[:0], targets[:0]).shape == (0,)
@@ -523,7 +567,7 @@ def test_a_wrong_formula_of_opacus_is_found(mode, samplers, factor, refused, mon
         return {parameter: value * factor for parameter, value in right(*args).items()}
 
     monkeypatch.setitem(table, nn.Linear, wrong)
-    with pytest.raises(InputError, match="Opacus takes other") if refused else nullcontext():
+    with pytest.raises(InputError, match="Opacus computes other") if refused else nullcontext():
         check_training(model, inputs, targets, mode)
 
 
@@ -547,5 +591,5 @@ def test_what_opacus_cannot_train_is_said():
     model = nn.Sequential(nn.Linear(4, 4), nn.Flatten(), nn.Linear(24, 3))
     inputs, targets = torch.randn(9, 2, 3, 4), torch.randint(0, 3, (9,))
     check_training(copy.deepcopy(model), inputs, targets, "hooks")
-    with pytest.raises(InputError, match=r"Opacus cannot take per-example gradients.*functorch"):
+    with pytest.raises(InputError, match=r"Opacus cannot compute per-example gradients.*functorch"):
         check_training(model, inputs, targets, "ghost")

@@ -1,0 +1,70 @@
+"""Batches of inputs and targets, and the losses of their examples. Sensitive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from indpriv.errors import InputError
+
+LossFn = Callable[[Any, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs and targets, each a tensor or nested containers of tensors with the batch first."""
+
+    inputs: Any
+    targets: Any
+
+    def __len__(self) -> int:
+        return len(first_tensor(self.targets))
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the targets are on."""
+        return first_tensor(self.targets).device
+
+    def rows(self, start: int, stop: int) -> Batch:
+        """Examples start to stop - 1."""
+        return self._each(lambda tensor: tensor[start:stop])
+
+    def repeated(self, size: int) -> Batch:
+        """The first `size` examples; where there are fewer, they start again from the first."""
+        return self._each(
+            lambda tensor: tensor[torch.arange(size, device=tensor.device) % len(tensor)]
+        )
+
+    def _each(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        return Batch(map_tensors(self.inputs, function), map_tensors(self.targets, function))
+
+
+def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Apply a function to every tensor in nested containers."""
+    return torch.utils._pytree.tree_map_only(Tensor, function, value)
+
+
+def first_tensor(value: Any) -> Tensor:
+    """The first tensor in nested containers; its length is the batch size."""
+    for leaf in torch.utils._pytree.tree_leaves(value):
+        if isinstance(leaf, Tensor):
+            return leaf
+    raise InputError(
+        f"a batch of type {type(value).__name__} contains no tensor; "
+        "the data set must return (inputs, targets)"
+    )
+
+
+def check_losses(losses: Tensor, targets: Any) -> Tensor:
+    """Return losses (batch,), or raise InputError: a reduced loss has no per-example gradient."""
+    expected = len(first_tensor(targets))
+    if losses.ndim != 1 or len(losses) != expected:
+        raise InputError(
+            f"loss_fn returned shape {tuple(losses.shape)} for {expected} examples; it must "
+            'return one loss per example, e.g. nn.CrossEntropyLoss(reduction="none")'
+        )
+    return losses
