@@ -1,0 +1,129 @@
+"""Figures of stored runs are those that an earlier version of the code gave: see make_baseline.py.
+
+A difference here is a changed account of people's privacy. Texts may change; numbers, claims and
+statuses may not, except where a case says how much larger its epsilons may become ("looser").
+"""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from baseline import figures
+from baseline.figures import EXPECTED
+
+EXACTLY = 1e-6  # relative
+NEARLY_ZERO = 1e-9  # differences of this size count as none
+CASES = {path.stem: json.loads(path.read_text()) for path in sorted(EXPECTED.glob("*-*.json"))}
+RUNS = [name for name, case in CASES.items() if "run" in case]
+ARRAYS = [name for name in CASES if name.startswith("arrays-")]
+RISKS = [name for name in CASES if name.startswith("risk-")]
+# The command line takes seconds for each run, most of them for the report: others are marked slow.
+QUICKLY_AUDITED = {"run-digits", "run-filter_units"}
+# So are the longest accounts, of hundreds of settings or by PLD, which similar cases stand for.
+LONG = (
+    *("hundreds_of_noises", "hundreds_of_rates", "clipping_norms-pld", "thousands_of_settings"),
+    *("arrays-unrounded-closest", "pld-closest", "run-unrounded-pld", "run-converted-pld"),
+)
+
+
+def is_long(name):
+    """Whether accounting a case takes some seconds."""
+    return any(part in name for part in LONG)
+
+
+def slow_where(names, is_slow):
+    """The names for parametrize, slow ones marked."""
+    return [pytest.param(name, marks=pytest.mark.slow) if is_slow(name) else name for name in names]
+
+
+ACCOUNTED = [name for name in RUNS if "unit_column" not in CASES[name]["options"]]
+STATUSES = {case["run"]: case["statuses"] for case in CASES.values() if "run" in case}
+
+
+def assert_number(found, expected, where, *, larger=0.0, smaller=0.0, near_zero=NEARLY_ZERO):
+    """Numbers are equal, or the found ones larger or smaller by at most these shares of them."""
+    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    low = expected * (1 - max(smaller, EXACTLY)) - near_zero
+    high = expected * (1 + max(larger, EXACTLY)) + near_zero
+    wrong = np.flatnonzero(~((low <= found) & (found <= high)))
+    if len(wrong):
+        first, was = found.flat[wrong[0]], expected.flat[wrong[0]]
+        pytest.fail(f"{where}: {first}, expected {was}; {len(wrong)} of {found.size} are wrong")
+
+
+def assert_figures(found, expected, where="", *, larger=0.0, near_zero=NEARLY_ZERO):
+    """Nested figures are equal: numbers as in `assert_number`, words and the rest to the letter."""
+    if isinstance(expected, dict):
+        assert sorted(found) == sorted(expected), where
+        for key, value in expected.items():
+            # the worst case follows from the settings alone: nothing of it is rounded
+            more = 0.0 if key == "worst_case_epsilon" else larger
+            assert_figures(found[key], value, f"{where}/{key}", larger=more, near_zero=near_zero)
+    elif isinstance(expected, list):
+        assert len(found) == len(expected), where
+        for row, value in enumerate(expected):
+            assert_figures(found[row], value, f"{where}/{row}", larger=larger, near_zero=near_zero)
+    elif isinstance(expected, float):
+        assert isinstance(found, int | float), where
+        assert_number(found, expected, where, larger=larger, near_zero=near_zero)
+    else:
+        assert found == expected, where
+
+
+def assert_columns(found, name):
+    """The figures of each example are those of a case; lower ends may only become smaller."""
+    expected, looser = pd.read_parquet(EXPECTED / f"{name}.parquet"), CASES[name]["looser"]
+    assert list(found) == list(expected)
+    assert found.iloc[:, 0].tolist() == expected.iloc[:, 0].tolist()
+    for column in expected.columns[1:]:
+        end = "smaller" if column.endswith("_lower") else "larger"
+        assert_number(found[column], expected[column], column, **{end: looser})
+
+
+def test_every_case_is_there():
+    assert (len(RUNS), len(ARRAYS), len(RISKS)) == (36, 35, 1)
+
+
+@pytest.mark.parametrize("name", slow_where(RUNS, lambda name: name not in QUICKLY_AUDITED))
+def test_a_run_is_audited_as_before(name, tmp_path):
+    case = CASES[name]
+    copy = figures.private_copy(case["run"], tmp_path)
+    summary, frame = figures.audit_run(copy, case["options"])
+    assert_figures(figures.figures_of_audit(summary), case["figures"], larger=case["looser"])
+    if case["errors"] is not None:
+        assert_figures(figures.errors_of_audit(summary), case["errors"], near_zero=EXACTLY)
+    assert_columns(figures.each_example(frame), name)
+
+
+@pytest.mark.parametrize("name", STATUSES)
+def test_a_run_is_verified_as_before(name, tmp_path):
+    assert figures.statuses(figures.private_copy(name, tmp_path)) == STATUSES[name]
+
+
+@pytest.mark.parametrize("name", slow_where(ACCOUNTED, is_long))
+def test_a_run_is_accounted_as_before(name):
+    table = figures.account_of(CASES[name])
+    found = figures.figures_of_table(table)
+    expected = {key: CASES[name]["figures"][key] for key in found}
+    assert_figures(found, expected)
+    assert_columns(figures.each_example(table.to_frame()), name)
+
+
+@pytest.mark.parametrize("name", slow_where(ARRAYS, is_long))
+def test_arrays_are_accounted_as_before(name):
+    table = figures.account_of(CASES[name])
+    assert_figures(figures.figures_of_table(table), CASES[name]["figures"])
+    assert_columns(figures.each_example(table.to_frame()), name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RISKS)
+def test_the_risk_of_membership_is_as_before(name):
+    assert_columns(figures.risk_of(CASES[name]), name)
+
+
+@pytest.mark.parametrize("case", json.loads((EXPECTED / "filters.json").read_text()))
+def test_a_privacy_filter_caps_as_before(case):
+    assert_figures(figures.filter_of(case["planned"]), case["figures"])
