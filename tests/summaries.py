@@ -3,17 +3,13 @@
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.fidelity.comparison import compare
 from indpriv.audit import Evidence, summarise
-from indpriv.norm_log.evidence import Check
+from indpriv.norm_log.evidence import COVERAGE, HASH_CHAIN, SAMPLER
 from synthetic import epsilon_table
 
 CHECKS = (
-    Check("journal", "passed", "every line continues the hash chain"),
-    Check(
-        "sampler (UniformWithReplacementSampler)",
-        "passed",
-        "Opacus's Poisson sampler draws every batch",
-    ),
-    Check("coverage", "not checked", "10 of 30 steps have a record"),
+    HASH_CHAIN.passed("every line continues the hash chain"),
+    SAMPLER.passed("Opacus's Poisson sampler draws every batch"),
+    COVERAGE.not_checked("10 of 30 steps have a record"),
 )
 
 

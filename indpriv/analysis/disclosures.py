@@ -17,15 +17,31 @@ from indpriv._formatting import (
 )
 from indpriv.analysis.summary import Disclosure, Guarantee, Hazard, Range, RunFacts
 from indpriv.epsilon_table import Account
-from indpriv.norm_log.evidence import FAILED, PASSED, Check
+from indpriv.norm_log.evidence import (
+    BATCH_FOR_EVERY_STEP,
+    BATCH_SIZES,
+    CLOSED,
+    FAILED,
+    INDIVIDUAL_CLIPPING,
+    NORM_PASS,
+    NORM_PRECISION,
+    OPACUS_ACCOUNTANT,
+    PARTICIPATION,
+    PASSED,
+    RECORDS,
+    SAMPLER,
+    Assumption,
+    Check,
+)
 from indpriv.norm_log.recording_policy import RecordingPolicy
 
 VERIFIED, DECLARED, UNKNOWN, NOT_COVERED = "verified", "declared", "unknown", "not covered"
 
 
-def status_of(checks: Sequence[Check], *names: str) -> str:
-    """Verified if the checks whose name starts with one of names all passed, failed if one did, else declared."""
-    states = {check.status for check in checks if check.name.startswith(names)}
+def status_of(checks: Sequence[Check], *assumptions: Assumption) -> str:
+    """Verified if all checks of these assumptions passed, failed if one failed, else declared."""
+    keys = {assumption.key for assumption in assumptions}
+    states = {check.status for check in checks if check.key in keys}
     if FAILED in states:
         return FAILED
     return VERIFIED if states == {PASSED} else DECLARED
@@ -148,16 +164,14 @@ def _withheld(guarantee: Guarantee) -> str:
 
 
 def _how(run: RunFacts, account: Account, checks: Sequence[Check]) -> list[Disclosure]:
-    names = (check.name for check in checks if check.name.startswith("sampler ("))
-    observed = next(names, "sampler (declared)").removeprefix("sampler (").removesuffix(")")
-    settings = status_of(checks, "Opacus's accountant")
+    observed = run.recorder.get("sampler_class")
+    settings = status_of(checks, OPACUS_ACCOUNTANT)
     return [
         Disclosure(
             "sampler",
             "Sampler",
-            account.sampler
-            + ("; not observed" if observed == "declared" else f"; observed: {observed}"),
-            status_of(checks, "sampler", "batch sizes", "participation"),
+            account.sampler + (f"; observed: {observed}" if observed else "; not observed"),
+            status_of(checks, SAMPLER, BATCH_SIZES, PARTICIPATION),
             publishable=True,
         ),
         Disclosure(
@@ -165,7 +179,7 @@ def _how(run: RunFacts, account: Account, checks: Sequence[Check]) -> list[Discl
             "Steps",
             f"{run.total_steps:,}, about {format_number(run.expected_epochs)} epochs"
             + (f", each taken by {_ranks(run)} ranks together" if _ranks(run) > 1 else ""),
-            status_of(checks, "a batch for every step", "log closed"),
+            status_of(checks, BATCH_FOR_EVERY_STEP, CLOSED),
             publishable=True,
         ),
         Disclosure(
@@ -208,7 +222,7 @@ def _how(run: RunFacts, account: Account, checks: Sequence[Check]) -> list[Discl
             "source_of_norms",
             "Source of norms",
             _norm_source(run, account),
-            status_of(checks, "records", "norm pass"),
+            status_of(checks, RECORDS, NORM_PASS, NORM_PRECISION),
         ),
         Disclosure("recording", "Recording", recording(run), _read_from(run, "policy")),
         Disclosure(
@@ -276,7 +290,7 @@ def _clip_mode(run: RunFacts) -> str:
 
 def _clip_status(run: RunFacts, checks: Sequence[Check]) -> str:
     return (
-        status_of(checks, "individual clipping")
+        status_of(checks, INDIVIDUAL_CLIPPING)
         if run.individually_clipped
         else _read_from(run, "clipping")
     )
@@ -331,7 +345,7 @@ def _provenance(
                 if run.declared.data_fingerprint
                 else ""
             ),
-            status_of(checks, "records"),
+            status_of(checks, RECORDS),
             private=True,
         ),
         Disclosure(
@@ -386,13 +400,13 @@ def _assumptions(run: RunFacts, account: Account, checks: Sequence[Check]) -> li
         (
             "sampler",
             "Batches are Poisson-sampled",
-            status_of(checks, "sampler", "a batch", "batch sizes", "participation"),
+            status_of(checks, SAMPLER, BATCH_FOR_EVERY_STEP, BATCH_SIZES, PARTICIPATION),
             "Shuffled or weighted batches break the amplification by sampling that the account relies on.",
         ),
         (
             "norms",
             "The norm pass takes the norms that training clips",
-            status_of(checks, "norm pass"),
+            status_of(checks, NORM_PASS, NORM_PRECISION),
             "Reduced precision or non-determinism can make a recorded norm smaller than the one that was clipped.",
         ),
         (

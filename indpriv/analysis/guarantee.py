@@ -10,11 +10,8 @@ from indpriv._formatting import format_delta, format_epsilon
 from indpriv.accountant.risk import worst_case_risk
 from indpriv.analysis.summary import Guarantee, Membership
 from indpriv.epsilon_table import EpsilonTable
-from indpriv.norm_log.evidence import FAILED, Check
+from indpriv.norm_log.evidence import FAILED, WORST_CASE, Check
 from indpriv.norm_log.norm_log import NormLog
-
-# Checks about individual norms or file permissions: the worst case does not rest on them.
-_ABOUT_INDIVIDUALS = ("record", "coverage", "norm pass", "individual clipping", "permissions")
 
 SUPPORTED, DECLARED, UNPROVEN, VOID = "supported", "declared", "unproven", "void"
 
@@ -38,7 +35,7 @@ def guarantee_of(
     """
     account = table.account
     failed = [
-        check.detail for check in checks if check.status == FAILED and not _about_individuals(check)
+        check.detail for check in checks if check.status == FAILED and check.bears_on == WORST_CASE
     ]
     if recorder.get("seeded"):
         status, reasons = (
@@ -116,10 +113,6 @@ def true_positive_bound(epsilon: float, delta: float, false_positive_rate: float
     )  # e^700 is near the largest float
     below = 1.0 - math.exp(-epsilon) * (1.0 - delta - false_positive_rate)
     return min(1.0, above, below)
-
-
-def _about_individuals(check: Check) -> bool:
-    return check.name.startswith(_ABOUT_INDIVIDUALS)
 
 
 def _statement(table: EpsilonTable, status: str) -> str:

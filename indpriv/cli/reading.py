@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from indpriv._journal import NAME as JOURNAL
+from indpriv._plain import to_json
 from indpriv.analysis.attacks.measures import measure_attack
 from indpriv.attack_scores import AttackScores
 from indpriv.audit import compare_audits, comparison_json, groups_json, groups_of, read_summary
@@ -154,7 +155,7 @@ def verify(
         )
     checks = verify_run(run_dir)
     if as_json:
-        typer.echo(json.dumps([vars(check) for check in checks], indent=2))
+        typer.echo(json.dumps(to_json(checks), indent=2))
     else:
         table = Table(title=f"Evidence in {escape(str(run_dir))}", title_justify="left")
         for column in ("check", "status", "detail"):
@@ -164,7 +165,7 @@ def verify(
         colours = {PASSED: "green", FAILED: "bold red", NOT_CHECKED: "yellow"}
         for check in checks:
             status = f"[{colours[check.status]}]{check.status}[/]"
-            table.add_row(escape(check.name), status, escape(check.detail))
+            table.add_row(escape(check.title), status, escape(check.detail))
         Console().print(table)
     if any(check.status == FAILED for check in checks):
         raise typer.Exit(1)

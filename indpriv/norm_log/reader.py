@@ -20,9 +20,10 @@ from indpriv._checks import check_choice
 from indpriv._journal import read_journal
 from indpriv.errors import EvidenceError
 from indpriv.norm_log.batch_norms import BatchNormFile, FileBatchNorms
-from indpriv.norm_log.evidence import FAILED, NORM_PRECISION, TRAINED_NORMS, Check, evidence_checks
+from indpriv.norm_log.evidence import FAILED, NORM_PRECISION, NORMS_IN_TRAINING, Check
 from indpriv.norm_log.levels import Levels
 from indpriv.norm_log.recording_policy import RecordingPolicy
+from indpriv.norm_log.session_checks import session_checks
 from indpriv.norm_log.writer import IDS, RECORDS, SCHEMA
 
 _KINDS = ("record", "exact", "free", "filter", "steps", "truncate", "close")
@@ -65,7 +66,7 @@ class LogState:
 
     def checks(self) -> list[Check]:
         """Assumptions held against the last counts of every recording session (a resumed run has several)."""
-        return evidence_checks(
+        return session_checks(
             self.evidence,
             n_examples=self.header["n_examples"],
             closed=self.closed,
@@ -378,10 +379,8 @@ def _left_out_at(
         entry["file"] in faults for entry in state.left_out
     ):
         return None
-    if any(
-        check.status == FAILED and check.name not in (TRAINED_NORMS, NORM_PRECISION)
-        for check in state.checks()
-    ):
+    about_norms = (NORMS_IN_TRAINING.key, NORM_PRECISION.key)
+    if any(check.status == FAILED and check.key not in about_norms for check in state.checks()):
         return None
     return _read_left_out(run_dir, state)
 

@@ -6,12 +6,12 @@ import pytest
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.disclosures import disclosures
 from indpriv.audit import Evidence, summarise
-from indpriv.norm_log.evidence import Check
+from indpriv.norm_log.evidence import BATCH_SIZES, SAMPLER
 from synthetic import epsilon_table, small_run
 
 DECLARED = "every checkpoint may be published under the worst-case epsilon"
 RECORDER = {"loss_reduction": "mean", "expected_batch_size": 24}
-PASSED = Check("sampler (x)", "passed", "fine")
+PASSED = SAMPLER.passed("fine")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_a_supported_run_keeps_what_was_declared(run):
     ("changes", "why"),
     [
         ({"seeded": True}, "the run was seeded (reproducible: no privacy)"),
-        ({"checks": (Check("batch sizes", "failed", "odd"),)}, "a check of its assumptions failed"),
+        ({"checks": (BATCH_SIZES.failed("odd"),)}, "a check of its assumptions failed"),
         ({"delta": 0.02}, "delta is at least 1/n"),
     ],
 )
@@ -80,15 +80,11 @@ def test_brackets_of_the_tight_accountant_are_counted(run):
 
 
 @pytest.mark.parametrize(
-    ("checks", "value"),
-    [
-        ((PASSED,), "poisson; observed: x"),
-        ((Check("sampler (declared)", "not checked", "so it says"),), "poisson; not observed"),
-        ((), "poisson; not observed"),
-    ],
+    ("recorder", "value"),
+    [({"sampler_class": "x"}, "poisson; observed: x"), ({}, "poisson; not observed")],
 )
-def test_the_sampler_is_named_where_it_was_seen(run, checks, value):
-    assert rows(run, checks=checks)["Sampler"].value == value
+def test_the_sampler_is_named_where_it_was_seen(run, recorder, value):
+    assert rows(run, **recorder)["Sampler"].value == value
 
 
 def test_whatever_gives_n_away_is_private(run):

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,6 +8,8 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from indpriv.analysis.guarantee import guarantee_of, true_positive_bound, worst_case_membership
+from indpriv.norm_log import evidence
+from indpriv.norm_log.evidence import Assumption
 from indpriv.norm_log.norm_log import NormLog
 from synthetic import epsilon_table
 
@@ -37,6 +40,26 @@ def test_bounds_by_hand():
 @given(st.floats(0, 1e4), st.floats(1e-12, 0.5), st.floats(0, 1))
 def test_a_bound_is_a_rate_and_no_less_than_a_guess(epsilon, delta, false_positive):
     assert false_positive * (1 - 1e-9) <= true_positive_bound(epsilon, delta, false_positive) <= 1
+
+
+def assumptions():
+    return [item for item in vars(evidence).values() if isinstance(item, Assumption)]
+
+
+def test_assumptions_have_keys_of_their_own():
+    assert len({assumption.key for assumption in assumptions()}) == len(assumptions())
+
+
+@pytest.mark.parametrize("assumption", assumptions(), ids=lambda assumption: assumption.key)
+@pytest.mark.parametrize("status", [evidence.PASSED, evidence.FAILED, evidence.NOT_CHECKED])
+def test_a_guarantee_does_not_depend_on_titles(assumption, status):
+    check = assumption.check(status, "detail")
+    table = epsilon_table(np.ones(99))
+    found = guarantee_of(table, [check], {})
+    unproven = status == evidence.FAILED and assumption.bears_on == evidence.WORST_CASE
+    assert (found.status == "unproven") == unproven
+    for title in ("record", "coverage", "norm pass", "permissions", "sampler (x)", ""):
+        assert guarantee_of(table, [replace(check, title=title)], {}) == found
 
 
 def test_a_delta_of_one_over_n_is_not_publishable():

@@ -20,7 +20,7 @@ def check_log(run_dir, steps):
     log = NormLog.open(run_dir)
     assert log.total_steps == steps
     assert log.caveats == ()
-    assert [check.name for check in verify(run_dir) if check.status == "failed"] == []
+    assert [check.title for check in verify(run_dir) if check.status == "failed"] == []
 
 
 def test_the_trainer_of_hugging_face(run, recorder, tmp_path, capsys):

@@ -48,7 +48,7 @@ def converted(folder, rounding=0.01, **options):
 
 
 def statuses(run_dir):
-    return {check.name: check.status for check in verify(run_dir)}
+    return {check.title: check.status for check in verify(run_dir)}
 
 
 @pytest.mark.parametrize("parquet", [False, True])

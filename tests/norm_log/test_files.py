@@ -148,7 +148,7 @@ def test_a_missing_record_is_never_a_zero(run_dir):
     with pytest.raises(EvidenceError, match="record of step 2 is missing"):
         NormLog.open(run_dir)
     assert np.all(NormLog.open(run_dir, unreadable="worst_case").read()[1] > 100)
-    assert [check.name for check in verify(run_dir) if check.status == "failed"] == [
+    assert [check.title for check in verify(run_dir) if check.status == "failed"] == [
         "record 000000000002.parquet"
     ]
 
@@ -275,7 +275,7 @@ def test_a_directory_without_a_log_is_refused(tmp_path):
 
 def test_a_file_readable_by_others_fails_verification(run_dir):
     record_files(run_dir)[0].chmod(0o644)
-    check = next(check for check in verify(run_dir) if check.name == "permissions")
+    check = next(check for check in verify(run_dir) if check.title == "permissions")
     assert check.status == "failed"
     assert "chmod" in check.detail
 
@@ -301,7 +301,7 @@ def test_a_run_json_that_contradicts_the_optimizer_is_found(run_dir):
         (run_dir / "run.json").write_text(
             json.dumps({"training": {"noise_multiplier": noise_multiplier}})
         )
-        check = next(check for check in verify(run_dir) if check.name == "run.json")
+        check = next(check for check in verify(run_dir) if check.title == "run.json")
         assert check.status == status
     assert "declares noise_multiplier=2.0, the optimizer used 1 to 1" in check.detail
 

@@ -143,7 +143,7 @@ def test_training_goes_on_with_a_full_disk_where_that_was_chosen(moment, tmp_pat
     assert log.total_steps == 6
     assert any("not closed" in caveat for caveat in log.caveats)
     assert "log closed" in {
-        check.name for check in verify(tmp_path / "run") if check.status == "failed"
+        check.title for check in verify(tmp_path / "run") if check.status == "failed"
     }
 
 

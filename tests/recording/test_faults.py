@@ -21,7 +21,7 @@ def record(run, run_dir, loop=None, **options):
 
 
 def failed(run_dir):
-    return {check.name for check in verify(run_dir) if check.status == "failed"}
+    return {check.title for check in verify(run_dir) if check.status == "failed"}
 
 
 def test_gradients_scaled_for_mixed_precision_are_found(tmp_path):
@@ -85,7 +85,7 @@ def test_examples_mixed_in_training_are_told_also_where_all_are_clipped(mixed, t
             run.step((inputs + inputs[partners]) / 2, targets)
 
     record(run, tmp_path / "run", loop, every=1)
-    check = next(check for check in verify(tmp_path / "run") if check.name == "norms in training")
+    check = next(check for check in verify(tmp_path / "run") if check.title == "norms in training")
     assert check.status == ("not checked" if mixed else "passed")
     assert ("mixup" in check.detail) == mixed
 
@@ -218,7 +218,7 @@ def test_what_a_buffer_keeps_of_the_examples_is_refused(tmp_path):
 def test_clipping_by_norms_that_sums_make_too_small_is_told(excess, status, tmp_path, monkeypatch):
     monkeypatch.setattr("indpriv.recording.opacus.watch.clip_excess", lambda _: excess)
     log = record(make_run(), tmp_path / "run")
-    check = next(check for check in verify(tmp_path / "run") if check.name == "clipping")
+    check = next(check for check in verify(tmp_path / "run") if check.title == "clipping")
     assert check.status == status
     assert ("norms of gradients as long as this model's" in " ".join(log.caveats)) == (
         status == "failed"
@@ -237,7 +237,7 @@ def test_parameters_that_change_outside_the_optimizer_are_told(outside, tmp_path
                     next(iter(run.model.parameters())).sub_(inputs.sum(0))
 
     record(run, tmp_path / "run", loop, every="once", individual_clipping=True)
-    told = [check.detail for check in verify(tmp_path / "run") if check.name == "parameters"]
+    told = [check.detail for check in verify(tmp_path / "run") if check.title == "parameters"]
     assert [detail.split(" had")[0] for detail in told] == (
         ["before 9 of 10 steps something else than the optimizer"] if outside else []
     )
@@ -256,7 +256,7 @@ def test_clipping_by_norms_in_half_precision_is_told(half, tmp_path):
             run.optimizer.step()
 
     record(run, tmp_path / "run", loop)
-    told = [check for check in verify(tmp_path / "run") if check.name == "clipping, precision"]
+    told = [check for check in verify(tmp_path / "run") if check.title == "clipping, precision"]
     assert [check.status for check in told] == ["not checked"] * half
     assert all("by up to 1.2 %" in check.detail for check in told)
 
@@ -317,9 +317,10 @@ def test_norms_of_another_draw_of_dropout_accuse_nobody(mode, tmp_path):
     """They differ from training's without end; the account is an estimate for that, and the clipping is right."""
     model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 2))
     record(make_run(model=model, mode=mode, max_grad_norm=0.1), tmp_path / "run", every=1)
-    found = {check.name: check for check in verify(tmp_path / "run")}
+    found = {check.title: check for check in verify(tmp_path / "run")}
     assert found["clipping"].status == "passed"
     assert (
-        found["norms in training"].detail == "no norms from training could be held against a record"
+        found["norms in training"].detail
+        == "no norms from training could be compared with a record"
     )
     assert "dropout" in found["norm pass"].detail

@@ -41,7 +41,7 @@ def record(run, run_dir, epochs=2, loader=None, **options):
 
 
 def failed(run_dir):
-    return {check.name for check in verify(run_dir) if check.status == "failed"}
+    return {check.title for check in verify(run_dir) if check.status == "failed"}
 
 
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "ghost"])
@@ -227,7 +227,7 @@ def test_a_seed_that_can_be_guessed_is_told(reseed, generator, told, tmp_path):
     run = make_run(noise_generator=generator)
     reseed()
     record(run, tmp_path / "run", epochs=1)
-    seeds = [check for check in verify(tmp_path / "run") if check.name == "seeds"]
+    seeds = [check for check in verify(tmp_path / "run") if check.title == "seeds"]
     assert [check.status for check in seeds] == ["not checked"] * told
 
 
@@ -315,7 +315,7 @@ def test_a_subclass_of_the_poisson_sampler_may_draw_otherwise(tmp_path):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_norms_in_training_are_the_recorded_ones(mode, workers, tmp_path):
     record(make_run(mode=mode, workers=workers), tmp_path / "run", every=1)
-    check = next(check for check in verify(tmp_path / "run") if check.name == "norms in training")
+    check = next(check for check in verify(tmp_path / "run") if check.title == "norms in training")
     assert check.status == "passed"
     assert int(check.detail.split()[0]) > 50
 
@@ -425,7 +425,7 @@ def test_why_norms_are_not_taken_the_fastest_way_is_told(tmp_path):
         with recorder.attach(run.model, run.optimizer, run.loader):
             run.train(1)
         details[name] = next(
-            check.detail for check in verify(tmp_path / name) if check.name == "norm pass"
+            check.detail for check in verify(tmp_path / name) if check.title == "norm pass"
         )
     assert details["plain"] == "layerwise, checked against one example at a time"
     assert "not layerwise, which is faster: " in details["memory"]
@@ -817,7 +817,7 @@ def test_resuming_continues_the_log(tmp_path):
     assert log.total_steps == 20
     assert log.recorded_steps.tolist() == [0, 3, 6, 9, 12, 15, 18]
     assert failed(tmp_path / "run") == set()
-    voided = next(check for check in verify(tmp_path / "run") if check.name == "no voided steps")
+    voided = next(check for check in verify(tmp_path / "run") if check.title == "no voided steps")
     assert "a process that was killed may have run up to 256 more" in voided.detail
 
 
@@ -872,7 +872,7 @@ def test_a_policy_is_recorded_and_told(tmp_path):
     assert [entry["step"] for entry in state.records] == [0, 2, 6, 14, 24, 34]
     assert state.pass_seconds > 0
     assert state.training_seconds > 0
-    coverage = next(check.detail for check in verify(tmp_path / "run") if check.name == "coverage")
+    coverage = next(check.detail for check in verify(tmp_path / "run") if check.title == "coverage")
     assert coverage.startswith(
         "6 of 40 steps have a record of all 120 examples (full passes after 2 steps, each gap 2 times the last, at most "
         "10; 3 reference examples); "
@@ -919,7 +919,7 @@ def test_a_late_first_pass_comes_when_the_policy_says_also_after_resuming(stoppe
     log = record(run, tmp_path / "run", epochs=1, every=None, resume_at=stopped_at)
     assert log.recorded_steps.tolist() == [4]
     assert log.batch_norms.steps.tolist() == list(range(stopped_at + 10))
-    coverage = next(check.detail for check in verify(tmp_path / "run") if check.name == "coverage")
+    coverage = next(check.detail for check in verify(tmp_path / "run") if check.title == "coverage")
     assert "(one full pass before step 4; batch norms of sampled batches)" in coverage
 
 

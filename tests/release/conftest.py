@@ -9,17 +9,11 @@ import pytest
 from indpriv._files import read_json, write_json
 from indpriv.analysis.declared import Declared
 from indpriv.audit import Evidence, summarise
-from indpriv.norm_log.evidence import Check
+from indpriv.norm_log.evidence import SAMPLER
 from synthetic import epsilon_table, small_run
 
 WORST = 2.0
-CHECKS = (
-    Check(
-        "sampler (UniformWithReplacementSampler)",
-        "passed",
-        "Opacus's Poisson sampler draws every batch",
-    ),
-)
+CHECKS = (SAMPLER.passed("Opacus's Poisson sampler draws every batch"),)
 
 
 def write_small_audit(folder, epsilon, *, checks=CHECKS, recorder=None, declared=None, **account):

@@ -87,7 +87,7 @@ def run_dir(tmp_path_factory):
 
 def test_nothing_speaks_against_an_unseeded_run(run_dir):
     assert [
-        (check.name, check.detail) for check in verify(run_dir) if check.status != "passed"
+        (check.title, check.detail) for check in verify(run_dir) if check.status != "passed"
     ] == []
 
 
@@ -289,7 +289,7 @@ def test_individual_clipping_makes_rare_records_exact(mode, tmp_path):
         "individual",
         0.05,
     )
-    coverage = next(check.detail for check in verify(tmp_path / "r") if check.name == "coverage")
+    coverage = next(check.detail for check in verify(tmp_path / "r") if check.title == "coverage")
     assert coverage.endswith(
         "training clipped at the last one's levels (norms and 0.05 of max_grad_norm)"
     )

@@ -92,7 +92,7 @@ def _run(summary: AuditSummary) -> str:
         ]
         for item in summary.disclosures
     ]
-    checks = [[escape(check.name), escape(check.detail), check.status] for check in summary.checks]
+    checks = [[escape(check.title), escape(check.detail), check.status] for check in summary.checks]
     found = table(["Item", "Value", "Status", "For publication"], rows)
     return found + ("\n\n" + table(["Check", "Finding", "Status"], checks) if checks else "")
 

@@ -80,7 +80,7 @@ def print_audit(summary: AuditSummary, console: Console) -> None:
         console,
         "CHECKED",
         [
-            ", ".join(_short(check.name) for check in passed)
+            ", ".join(_short(check.title) for check in passed)
             or "nothing: the log stands on its word"
         ],
     )
@@ -88,10 +88,10 @@ def print_audit(summary: AuditSummary, console: Console) -> None:
         _section(
             console,
             "FAILED",
-            [Text(f"{clean(check.name)}: {clean(check.detail)}", "red") for check in failed],
+            [Text(f"{clean(check.title)}: {clean(check.detail)}", "red") for check in failed],
         )
     if unchecked:
-        _section(console, "NOT CHECKED", [", ".join(_short(check.name) for check in unchecked)])
+        _section(console, "NOT CHECKED", [", ".join(_short(check.title) for check in unchecked)])
     trusted = [
         h.short
         for h in summary.hazards

@@ -201,7 +201,7 @@ def test_the_audit_of_a_replay_claims_what_it_may(trained, tmp_path):
     assert summary.claim == "estimate"
     assert summary.guarantee.status == "declared"
     assert summary.run.test_accuracy == result.test_accuracy
-    statuses = {check.name: check.status for check in summary.checks}
+    statuses = {check.title: check.status for check in summary.checks}
     assert (
         statuses["sampler (declared)"]
         == statuses["training"]
@@ -220,7 +220,7 @@ def test_settings_that_only_options_tell_are_not_checked(checkpoints, tmp_path):
         torch.save(torch.load(path, weights_only=True)["module_state_dict"], path)
     replay(checkpoints, SPEC, tmp_path / "replay", options=ALL_TOLD)
     summary = audit(tmp_path / "replay", tmp_path / "audit")
-    assert {check.name: check.status for check in summary.checks}[
+    assert {check.title: check.status for check in summary.checks}[
         "Opacus's accountant"
     ] == "not checked"
 

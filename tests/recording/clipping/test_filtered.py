@@ -70,7 +70,7 @@ def record(run, run_dir, epochs=3, physical=None, loop=None, **options):
 
 
 def failed(run_dir):
-    return {check.name for check in verify(run_dir) if check.status == "failed"}
+    return {check.title for check in verify(run_dir) if check.status == "failed"}
 
 
 def spent_by_brute_force(log, left_out_at, order):

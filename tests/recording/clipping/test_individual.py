@@ -128,7 +128,7 @@ def check_sums(steps, log, dataset, first=0, share=0.1):
 
 
 def failed(run_dir):
-    return {check.name for check in verify(run_dir) if check.status == "failed"}
+    return {check.title for check in verify(run_dir) if check.status == "failed"}
 
 
 # What is clipped.
@@ -387,7 +387,7 @@ def test_ordinary_runs_are_not_individually_clipped(tmp_path):
     log = NormLog.open(tmp_path / "run")
     assert not log.individually_clipped
     assert indpriv.account(log, delta=1e-5).claim == "estimate"
-    assert "individual clipping" not in {check.name for check in verify(tmp_path / "run")}
+    assert "individual clipping" not in {check.title for check in verify(tmp_path / "run")}
 
 
 # What breaks the claim.

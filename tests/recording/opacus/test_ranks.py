@@ -26,7 +26,7 @@ from several_ranks import (
 
 
 def failed(run_dir):
-    return {check.name for check in verify(run_dir) if check.status == "failed"}
+    return {check.title for check in verify(run_dir) if check.status == "failed"}
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
@@ -37,7 +37,7 @@ def test_norms_of_all_ranks_are_those_of_autograd(mode, tmp_path):
     np.testing.assert_allclose(log.read(), first, rtol=1e-4)
     assert log.caveats == ()
     assert failed(tmp_path / "run") == set()
-    checks = {check.name: check.detail for check in verify(tmp_path / "run")}
+    checks = {check.title: check.detail for check in verify(tmp_path / "run")}
     assert checks["ranks"].startswith("2 ranks")
     assert indpriv.account(log, delta=1e-5).claim == "exact"
     assert log.batch_norms.steps.tolist() == list(range(8))

@@ -14,7 +14,7 @@ from indpriv.attack_scores import AttackScores
 from indpriv.audit import Evidence, summarise
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.example_table import ExampleTable
-from indpriv.norm_log.evidence import Check
+from indpriv.norm_log.evidence import BATCH_SIZES, SAMPLER
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.report.renderers.html import render_html
 from indpriv.report.verdict import verdict
@@ -220,7 +220,7 @@ def test_rows_that_give_n_away_are_marked(html):
 
 
 def test_no_status_but_a_good_one_invites_to_publish(run):
-    failed = Check("batch sizes", "failed", "odd")
+    failed = BATCH_SIZES.failed("odd")
     declared = Declared(released="every checkpoint may be published under the worst-case epsilon")
     for evidence in ({"recorder": {"seeded": True}}, {"checks": (*CHECKS, failed)}):
         text = Page(
@@ -286,7 +286,7 @@ def test_edges_of_bins_are_rounded_up(summary):
 
 
 def test_a_failed_check_unproves_the_guarantee(run):
-    failed = Check("sampler (RandomSampler)", "failed", "batches come from RandomSampler")
+    failed = SAMPLER.failed("batches come from RandomSampler")
     text = Page(render_html(summary_of(*run, evidence={"checks": (*CHECKS, failed)}, **SHORT))).text
     assert "No guarantee is proven" in text
     assert "Batches come from RandomSampler." in text

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.example_table import ExampleTable
-from indpriv.norm_log.evidence import Check
+from indpriv.norm_log.evidence import BATCH_SIZES
 from indpriv.report.renderers.terminal import clean, print_audit, print_groups
 from summaries import CHECKS, summary_of
 
@@ -125,7 +125,7 @@ def test_clean_keeps_what_people_read():
 def test_void_unproven_and_declared(run):
     void = words(screen(summary_of(*run, evidence={"recorder": {"seeded": True}})))
     assert "NONE: the run was seeded (reproducible: no privacy)" in void
-    failed = Check("batch sizes", "failed", "too many")
+    failed = BATCH_SIZES.failed("too many")
     unproven = words(screen(summary_of(*run, evidence={"checks": (*CHECKS, failed)})))
     assert "NOT PROVEN: too many" in unproven
     assert "FAILED batch sizes: too many" in unproven

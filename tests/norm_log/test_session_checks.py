@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import synthetic
 from indpriv.analysis.guarantee import guarantee_of
-from indpriv.norm_log.evidence import FALSE_ALARM, evidence_checks
+from indpriv.norm_log.session_checks import FALSE_ALARM, session_checks
 
 
 def participation(counts, rates):
@@ -23,8 +23,8 @@ def participation(counts, rates):
         participations_variance=float((rates * (1 - rates)).sum()),
         participations_spread=float(np.square(counts - rates.sum()).sum()),
     )
-    checks = evidence_checks([evidence], n_examples=n, closed=True, voided_steps=0)
-    return next(check for check in checks if check.name == "participation of each example")
+    checks = session_checks([evidence], n_examples=n, closed=True, voided_steps=0)
+    return next(check for check in checks if check.title == "participation of each example")
 
 
 @pytest.mark.parametrize("rates", [[0.1] * 30, [0.02] * 200, np.linspace(0.01, 0.5, 40)])
@@ -51,7 +51,7 @@ def test_sound_runs_of_any_size_pass(steps, rate, seed):
 
 
 def test_large_numbers_are_written_as_everywhere():
-    checks = evidence_checks(
+    checks = session_checks(
         [synthetic.evidence(8850, 60_000, 1 / 59, participations_min=110, participations_max=200)],
         n_examples=60_000,
         closed=True,
@@ -77,11 +77,11 @@ def test_a_trifle_in_few_norms_is_a_matter_of_precision_and_more_is_another_trai
 ):
     evidence = synthetic.evidence(885, 60_000, 1 / 59)
     evidence |= {"compared_norms": 45_698, "larger_norms": larger, "largest_excess": excess}
-    checks = evidence_checks([evidence], n_examples=60_000, closed=True, voided_steps=0)
+    checks = session_checks([evidence], n_examples=60_000, closed=True, voided_steps=0)
     found = [
-        check for check in checks if check.name in ("norms in training", "norm pass, precision")
+        check for check in checks if check.title in ("norms in training", "norm pass, precision")
     ]
-    assert [(check.name, check.status) for check in found] == [(name, status)]
+    assert [(check.title, check.status) for check in found] == [(name, status)]
     table = synthetic.epsilon_table(np.ones(99))
     assert (guarantee_of(table, found, {}).status == "unproven") == (
         name == "norms in training" and status == "failed"

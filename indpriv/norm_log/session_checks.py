@@ -1,0 +1,441 @@
+"""Compare the counts of each recording session with what an account of the run assumes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from scipy import stats
+
+from indpriv.norm_log.evidence import (
+    BATCH_FOR_EVERY_STEP,
+    BATCH_SIZES,
+    CLIPPING,
+    CLIPPING_PRECISION,
+    CLOSED,
+    FAILED,
+    INDIVIDUAL_CLIPPING,
+    NO_VOIDED_STEPS,
+    NORM_PRECISION,
+    NORMS_IN_TRAINING,
+    NOT_CHECKED,
+    OPACUS_ACCOUNTANT,
+    PARAMETERS,
+    PARTICIPATION,
+    PASSED,
+    PRIVACY_FILTER,
+    RANDOM_NUMBERS,
+    RANKS,
+    SAMPLER,
+    SEEDS,
+    TRAINING_WATCHED,
+    WHOLE_BATCHES,
+    Assumption,
+    Check,
+)
+
+# The chance that a sound run fails a test of its sampling. Small, since a failure costs the claim "exact".
+FALSE_ALARM = 1e-6
+_FEW_NORMS = 1e-3  # of the norms compared
+_SMALL_EXCESS = 1e-3  # of max_grad_norm
+_NEGLIGIBLE_EXCESS = 1e-4  # of max_grad_norm: less than what rounding epsilons up for display adds
+# Iterations over a loader that drew a batch and took no step, beyond one an epoch: looks at the data.
+_MAX_LOOKS = 2
+
+
+def session_checks(
+    sessions: Sequence[Mapping[str, Any]],
+    *,
+    n_examples: int,
+    closed: bool,
+    voided_steps: int,
+    individually_clipped: bool = False,
+    filtered: bool = False,
+) -> list[Check]:
+    """Compare the counts that a Recorder took with what its account assumes.
+
+    Args:
+        sessions: the last counts of every recording session.
+        n_examples: number of examples in the log.
+        closed: whether the recorder closed the log.
+        voided_steps: number of steps that were run and declared void on resuming.
+        individually_clipped: whether training clipped each example at its recorded level.
+        filtered: whether a privacy filter charged each example before each step.
+    """
+    converted = next((counts for counts in sessions if "converted" in counts), None)
+    if converted is not None:
+        return [_closed(closed), *_conversion_checks(n_examples, converted)]
+    replayed = next((counts for counts in sessions if "replayed" in counts), None)
+    if replayed is not None:
+        return [_closed(closed), *_replay_checks(replayed)]
+    checks = [
+        _closed(closed),
+        _no_voided_steps(voided_steps, resumed=len(sessions) > 1),
+        *_different_random_states(sessions),
+    ]
+    for counts in sessions:
+        checks += [
+            _sampler(counts),
+            *_random_numbers(counts),
+            *_parameters(counts),
+            *_ranks(counts),
+            _batch_for_every_step(counts),
+            _whole_batches(counts),
+            _clipping(counts),
+            *_clipping_precision(counts),
+        ]
+        if individually_clipped:
+            level = (
+                "the recorded level of their example, which the account takes for its contribution"
+            )
+            checks.append(_clipped_at(INDIVIDUAL_CLIPPING, counts, level))
+        if filtered:
+            level = "what the privacy filter had charged their example for"
+            checks.append(_clipped_at(PRIVACY_FILTER, counts, level))
+        checks += [
+            _batch_sizes(n_examples, counts),
+            _participation(n_examples, counts),
+            _norms_in_training(counts),
+            _opacus_accountant(counts),
+        ]
+    return checks
+
+
+def _closed(closed: bool) -> Check:
+    if closed:
+        return CLOSED.passed("its writer saw the end of the run")
+    return CLOSED.failed(
+        "the log was not closed (the run crashed or was interrupted): it proves the steps that it "
+        "holds, but any later step is missing"
+    )
+
+
+def _no_voided_steps(voided_steps: int, *, resumed: bool) -> Check:
+    if voided_steps:
+        return NO_VOIDED_STEPS.failed(
+            f"{voided_steps} steps were run and declared void on resuming: no account covers them, "
+            "so anyone who saw their checkpoints saw more than the account covers"
+        )
+    if not resumed:
+        return NO_VOIDED_STEPS.passed("the account covers every step that was run")
+    return NO_VOIDED_STEPS.passed(
+        "the account covers every step that was logged; a process that was killed may have run up "
+        "to 256 more, which no account covers, so no checkpoint of those may have been seen "
+        "(Recorder.state_dict() logs all steps of its checkpoint)"
+    )
+
+
+def _different_random_states(sessions: Sequence[Mapping[str, Any]]) -> list[Check]:
+    first = [counts["first_draw"] for counts in sessions if counts.get("first_draw")]
+    if len(set(first)) == len(first):
+        return []
+    return [
+        RANDOM_NUMBERS.failed(
+            "a resumed session drew its first batch from the same random state as an earlier "
+            "session (was the same seed set before both?): its steps repeat the batches and the "
+            "noise of that session, and anyone who compares their updates can subtract the noise; "
+            "seed each session differently, e.g. with torch.seed()"
+        )
+    ]
+
+
+def _sampler(counts: Mapping[str, Any]) -> Check:
+    sampler = replace(SAMPLER, title=f"sampler ({counts['sampler_class']})")
+    if counts["sampler"] == "poisson":
+        return sampler.passed("Opacus's Poisson sampler draws every batch")
+    return sampler.failed(
+        f"batches come from {counts['sampler_class']}, not from Poisson sampling, which the "
+        "analysis assumes"
+    )
+
+
+def _random_numbers(counts: Mapping[str, Any]) -> list[Check]:
+    found = []
+    if counts.get("guessable_seed") and not counts["seeded"]:
+        found.append(
+            SEEDS.not_checked(
+                "noise or batches come from a generator with a chosen seed, such as "
+                "torch.manual_seed(0) gives, or from torch's default one: anyone who guesses the "
+                "seed can regenerate them, and then no epsilon holds; call torch.seed() before "
+                "training, or pass seeded=True"
+            )
+        )
+    if repeated := counts.get("repeated_draws"):
+        found.append(
+            RANDOM_NUMBERS.failed(
+                f"{repeated} times noise or a batch was drawn from a generator in a state that had "
+                "been drawn from before (torch.manual_seed during training?): anyone who compares "
+                "two updates with the same noise can subtract it; seed only before training, and "
+                "give everything else that needs a seed its own torch.Generator"
+            )
+        )
+    return found
+
+
+def _parameters(counts: Mapping[str, Any]) -> list[Check]:
+    if not (changed := counts.get("changed_outside")):
+        return []
+    return [
+        PARAMETERS.not_checked(
+            f"before {changed} of {counts['steps']} steps something other than the optimizer had "
+            "changed parameters: projecting or loading them does no harm, but a gradient of these "
+            "data that reached them this way was neither clipped nor noised, and then no epsilon "
+            "holds"
+        )
+    ]
+
+
+def _ranks(counts: Mapping[str, Any]) -> list[Check]:
+    """Ranks that differ stop the run before the step, so what is in the log has passed."""
+    if (ranks := counts.get("ranks", 1)) == 1:
+        return []
+    return [
+        RANKS.passed(
+            f"{ranks} ranks trained one model: before each step their settings and shards agreed, "
+            "no example was drawn by two of them, and their sampling seeds differed"
+        )
+    ]
+
+
+def _batch_for_every_step(counts: Mapping[str, Any]) -> Check:
+    steps, draws = counts["steps"], counts["draws"]
+    if undrawn := max(counts["undrawn_steps"], steps - draws):
+        fault = (
+            f"{undrawn:,} of {steps:,} steps used no batch of their own from the attached loader"
+        )
+    elif unused := counts["unstepped_draws"]:
+        fault = (
+            f"{unused} of {draws:,} drawn batches never became a step (skipped empty batches or "
+            "accumulated gradients); the account assumes one Poisson batch for each step"
+        )
+    elif (looks := counts.get("peeks", 0)) > _MAX_LOOKS + counts.get("passes", 0):
+        fault = (
+            f"{looks} times the loop over the loader drew a batch and ended without a step: if it "
+            "looks at batches and chooses among them, they are not Poisson samples; step on every "
+            "batch"
+        )
+    elif dropped := counts.get("dropped_batches", 0):
+        fault = (
+            f"the sampler of a rank left out {dropped} local batches that were empty: the batches "
+            "of the ranks no longer belong together; use larger batches or fewer ranks"
+        )
+    elif unmatched := counts.get("unmatched_steps", 0):
+        fault = (
+            f"{unmatched} of {steps:,} steps clipped a number of gradients that differs from the "
+            "size of their batch: draw every batch from the attached loader and take one step on "
+            "each"
+        )
+    else:
+        return BATCH_FOR_EVERY_STEP.passed(f"{steps:,} steps, {draws:,} batches drawn")
+    return BATCH_FOR_EVERY_STEP.failed(fault)
+
+
+def _whole_batches(counts: Mapping[str, Any]) -> Check:
+    if interrupted := counts["interrupted_batches"]:
+        return WHOLE_BATCHES.failed(
+            f"{interrupted} times the loop left a batch unfinished (a break inside "
+            "BatchMemoryManager): the next step included its gradients, and an example can count "
+            "twice"
+        )
+    return WHOLE_BATCHES.passed("no epoch ended inside a batch")
+
+
+def _clipping(counts: Mapping[str, Any]) -> Check:
+    gradients = counts.get("gradients")
+    if gradients is None:
+        return CLIPPING.not_checked("the log does not say how many gradients were clipped")
+    if misclipped := counts["misclipped_gradients"]:
+        return CLIPPING.failed(
+            f"{misclipped} of {gradients:,} gradients were clipped at a max_grad_norm other than "
+            "the one that the noise of their step was made for: change it only between steps"
+        )
+    if underestimated := counts.get("underestimated_norms", 0):
+        return CLIPPING.failed(
+            f"ghost mode clipped {underestimated} of {counts['compared_norms']} gradients by norms "
+            "smaller than recorded, which leaves them above max_grad_norm: either the recorder's "
+            "loss is not that of training, or Opacus computes wrong norms for a layer; train in "
+            "hooks mode to find out which"
+        )
+    excess = counts.get("clip_excess", 0.0)
+    if excess > _NEGLIGIBLE_EXCESS:
+        return CLIPPING.check(
+            FAILED if excess > _SMALL_EXCESS else NOT_CHECKED,
+            "for gradients as long as this model's, Opacus on this machine computes norms that are "
+            f"{100 * excess:.2g} % too small, because sums in float32 fall short, and clipped "
+            "gradients stay longer than max_grad_norm by as much: all epsilons, the worst case "
+            "included, are too small by about as much; train on a GPU, in ghost mode, or in float64",
+        )
+    return CLIPPING.passed(
+        f"{gradients:,} gradients, all clipped at no more than the max_grad_norm of their step"
+    )
+
+
+def _clipping_precision(counts: Mapping[str, Any]) -> list[Check]:
+    if not (rounding := counts.get("clip_rounding")):
+        return []
+    return [
+        CLIPPING_PRECISION.not_checked(
+            "Opacus clipped by norms in half precision: rounding may leave a clipped gradient "
+            f"longer than max_grad_norm by up to {100 * rounding:.2g} %, and all epsilons, the "
+            "worst case included, too small by about as much; add that much more noise, or clip in "
+            "float32"
+        )
+    ]
+
+
+def _clipped_at(assumption: Assumption, counts: Mapping[str, Any], level: str) -> Check:
+    """Whether every gradient was clipped at the threshold of its own example."""
+    gradients, at_levels = counts.get("gradients", 0), counts.get("gradients_at_levels", 0)
+    if at_levels != gradients or counts.get("gradients") is None:
+        return assumption.failed(
+            f"only {at_levels:,} of {gradients:,} gradients were clipped at {level}"
+        )
+    return assumption.passed(f"{gradients:,} gradients, each clipped at {level}")
+
+
+def _batch_sizes(n_examples: int, counts: Mapping[str, Any]) -> Check:
+    if counts["sampler"] != "poisson" or not counts["draws"]:
+        return BATCH_SIZES.not_checked("only Poisson sampling has an expected number of examples")
+    trials = n_examples * counts["draws"]
+    rate = counts["expected_participations"] / trials
+    seen = counts["participations"]
+    below, above = stats.binom.cdf(seen, trials, rate), stats.binom.sf(seen - 1, trials, rate)
+    chance = 2 * float(min(below, above))
+    detail = f"{seen:,} examples drawn where {rate * trials:,.0f} are expected"
+    if chance < FALSE_ALARM:
+        return BATCH_SIZES.failed(
+            f"{detail}: under Poisson sampling a deviation this large has probability {chance:.1g}"
+        )
+    return BATCH_SIZES.passed(detail)
+
+
+def _participation(n_examples: int, counts: Mapping[str, Any]) -> Check:
+    n, draws = n_examples, counts["draws"]
+    if counts["sampler"] != "poisson" or not draws:
+        return PARTICIPATION.not_checked("only Poisson sampling has an expected participation")
+    rate = counts["expected_participations"] / (n * draws)
+    least, most = counts["participations_min"], counts["participations_max"]
+    detail = (
+        f"each example was drawn {least:,} to {most:,} times in {draws:,} draws at rate {rate:.4g}"
+    )
+    if (evenness := _chance_of_evenness(n, counts)) < FALSE_ALARM:
+        return PARTICIPATION.failed(
+            f"{detail}: the probability that independent draws are as even as this is at most "
+            f"{evenness:.1g} (shuffled batches?)"
+        )
+    low = n * float(stats.binom.cdf(least, draws, rate))
+    high = n * float(stats.binom.sf(most - 1, draws, rate))
+    if min(low, high) < FALSE_ALARM:
+        return PARTICIPATION.failed(f"{detail}: Binomial({draws}, {rate:.4g}) does not give that")
+    return PARTICIPATION.passed(detail)
+
+
+def _chance_of_evenness(n_examples: int, counts: Mapping[str, Any]) -> float:
+    """An upper bound of the chance that independent draws give participations with so little spread.
+
+    Spread is the sum over examples of Y = (participations - expected)**2 >= 0, so that
+    P(sum <= E[sum] - t) <= exp(-t**2 / (2 n E[Y**2])) (Maurer 2003, A bound on the deviation
+    probability for sums of non-negative random variables, Theorem 2.1), and
+    E[Y**2] <= variance + 3 variance**2 for a sum of independent draws.
+    """
+    variance = counts.get("participations_variance", 0.0)
+    if not variance:
+        return 1.0
+    missing = max(0.0, n_examples * variance - counts["participations_spread"])
+    return math.exp(-(missing**2) / (2 * n_examples * (variance + 3 * variance**2)))
+
+
+def _norms_in_training(counts: Mapping[str, Any]) -> Check:
+    compared, larger = counts["compared_norms"], counts["larger_norms"]
+    if not compared:
+        return NORMS_IN_TRAINING.not_checked(
+            "no norms from training could be compared with a record"
+        )
+    if larger:
+        found = (
+            f"{larger:,} of {compared:,} gradient norms that training clipped were larger than "
+            f"recorded, by up to {counts['largest_excess']:.2g} of max_grad_norm: "
+        )
+        if larger <= _FEW_NORMS * compared and counts["largest_excess"] <= _SMALL_EXCESS:
+            return NORM_PRECISION.failed(
+                f"{found}this is too few and too little for other data or another loss, but more "
+                "than the rounding errors allowed for"
+            )
+        return NORMS_IN_TRAINING.failed(
+            f"{found}the recorder's data, loss, mode or precision are not those of training"
+        )
+    clipped = counts.get("larger_clipped_norms", 0)
+    if clipped > _FEW_NORMS * compared:
+        return NORMS_IN_TRAINING.not_checked(
+            f"{clipped:,} of {compared:,} gradient norms were larger in training than recorded, "
+            "but are clipped in both: training saw other inputs or another loss than the recorder. "
+            "Augmentation changes nothing; but where examples are mixed with each other (mixup, "
+            "contrastive losses), one contributes to several gradients and no epsilon holds"
+        )
+    return NORMS_IN_TRAINING.passed(
+        f"{compared:,} gradient norms that training clipped, none larger than recorded"
+    )
+
+
+def _opacus_accountant(counts: Mapping[str, Any]) -> Check:
+    counted, steps = counts["accountant_steps"], counts["steps"]
+    if counted is None:
+        return OPACUS_ACCOUNTANT.failed(
+            "the optimizer's step hook does not lead to an Opacus accountant: if another hook "
+            "replaced it, Opacus's own epsilon is too small"
+        )
+    if earlier := counts["earlier_steps"]:
+        return OPACUS_ACCOUNTANT.failed(
+            f"Opacus's accountant had counted {earlier} steps before recording began: no account "
+            "here covers them"
+        )
+    if counted != steps or not counts["accountant_settings_match"]:
+        return OPACUS_ACCOUNTANT.failed(
+            f"Opacus's accountant counted {counted:,} steps where {steps:,} were taken, or other "
+            "settings"
+        )
+    return OPACUS_ACCOUNTANT.passed(f"its history holds the same {steps:,} steps and settings")
+
+
+def _conversion_checks(n_examples: int, counts: Mapping[str, Any]) -> list[Check]:
+    """Of norms that another trainer recorded, only their own counts of draws can be checked."""
+    source = counts["converted"]["source"]
+    checks = [
+        _declared_sampler(counts["sampler"], "run.json"),
+        OPACUS_ACCOUNTANT.not_checked("there was none; run.json declares the settings"),
+        TRAINING_WATCHED.not_checked(
+            f"indpriv did not watch the training: nothing confirms that the norms in {source} are "
+            "what training clipped"
+        ),
+    ]
+    if "participations" in counts:
+        checks += [_batch_sizes(n_examples, counts), _participation(n_examples, counts)]
+    return checks
+
+
+def _declared_sampler(sampler: str, source: str) -> Check:
+    declared = replace(SAMPLER, title="sampler (declared)")
+    if sampler == "poisson":
+        return declared.not_checked(f"{source} declares Poisson sampling")
+    return declared.failed(f"batches were {sampler}, which the analysis does not cover")
+
+
+def _replay_checks(counts: Mapping[str, Any]) -> list[Check]:
+    """Of a log replayed from checkpoints: no recorder saw the training, so little can be checked."""
+    sources = counts["replayed"]["sources"]
+    settings = ", ".join(
+        f"{name} by {source}"
+        for name, source in sources.items()
+        if name not in ("delta", "sampler")
+    )
+    counted = PASSED if counts["replayed"]["accountant_counted_all"] else NOT_CHECKED
+    return [
+        _declared_sampler(counts["sampler"], sources["sampler"]),
+        OPACUS_ACCOUNTANT.check(counted, f"settings: {settings}"),
+        TRAINING_WATCHED.not_checked(
+            "indpriv did not watch the training: nothing confirms that each step used one batch, "
+            "that clipping was flat, and that the norms replayed here are those of training"
+        ),
+    ]
