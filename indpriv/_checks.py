@@ -10,9 +10,9 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from indpriv._arrays import FloatArray
 from indpriv.errors import InputError, PrivacyWarning
 
-FloatArray = NDArray[np.float64]
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
 

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from indpriv._arrays import IntArray
 from indpriv._checks import check_positive_int
 from indpriv.errors import InputError
 
@@ -20,8 +21,6 @@ _EMPTY = "(empty)"
 _AND = " × "  # between the values of an intersection
 MAX_NUMERIC_VALUES = 50
 _MAX_BINS = 1000
-
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from indpriv._arrays import FloatArray
 from indpriv._files import write_private_parquet
 from indpriv._formatting import format_delta
 from indpriv.errors import InputError
@@ -20,7 +21,6 @@ DISCLAIMER = (
     "quote the worst-case epsilon as the guarantee."
 )
 
-FloatArray = NDArray[np.float64]
 
 _UNIT_DETAILS = ("n_rows", "unit_worst_case")
 

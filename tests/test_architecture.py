@@ -14,7 +14,17 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Lower stages know nothing of higher ones. The run side (torch) and the audit side meet only in the artifacts.
 STAGES = {
-    "helpers": {"errors", "_checks", "_files", "_journal", "_formatting", "_columns", "_plain"},
+    "helpers": {
+        "errors",
+        "_arrays",
+        "_checks",
+        "_columns",
+        "_files",
+        "_formatting",
+        "_journal",
+        "_plain",
+        "_progress",
+    },
     "artifacts": {"norm_log", "example_table", "epsilon_table", "attack_scores"},
     "accountant": {"accountant"},
     "attacks": {"attacks"},

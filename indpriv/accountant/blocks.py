@@ -18,7 +18,6 @@ _READ_BYTES = 1 << 26  # of codes and free entries read together
 _ENTRY_BYTES = 16  # of a free entry, at most
 
 Result = TypeVar("Result")
-Progress = Callable[[int, int], None]
 
 
 def threads(workers: int | None) -> int:

@@ -12,15 +12,14 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from indpriv import _checks
+from indpriv._arrays import FloatArray
 from indpriv.accountant.histogram.cells import Mechanisms
 from indpriv.accountant.histogram.counts import DenseCounts
 from indpriv.accountant.rdp_orders import RdpAccountant
 from indpriv.errors import InputError
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,9 @@ import threading
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.histogram.counts import Counts
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 _CACHED_VALUES = 1 << 24  # divergences kept for further blocks: 128 MB
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from indpriv.accountant.blocks import Progress
+from indpriv._arrays import FloatArray
+from indpriv._progress import Progress
 from indpriv.accountant.claims import ESTIMATE, claim_of
 from indpriv.accountant.method import Method
 from indpriv.accountant.prepared import PreparedAccount, PreparedLog, WorstCase, account_of
@@ -18,8 +19,6 @@ from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.levels import Levels
 from indpriv.norm_log.norm_log import NormLog, Records
-
-FloatArray = NDArray[np.float64]
 
 
 def account(

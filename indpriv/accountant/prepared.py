@@ -10,6 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from indpriv import _checks
+from indpriv._arrays import FloatArray
 from indpriv.accountant.blocks import in_blocks
 from indpriv.accountant.claims import claim_of, uses_batch_norms
 from indpriv.accountant.histogram.cells import Cells, Mechanisms
@@ -28,8 +29,6 @@ from indpriv.accountant.rdp_orders import RdpAccountant
 from indpriv.epsilon_table import Account
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
-
-FloatArray = NDArray[np.float64]
 
 _HISTOGRAM_BYTES = 1 << 26  # of one block of examples: constant memory whatever their number
 _SEARCH_BYTES = 4096  # that the search for the best order takes for one example

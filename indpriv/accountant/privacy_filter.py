@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks
+from indpriv._arrays import FloatArray
 from indpriv.accountant.histogram.unit_cells import MOST_ROWS, EqualRows
 from indpriv.accountant.rdp import FLOAT_SLACK, check_orders, compute_rdp
 from indpriv.accountant.rdp_orders import epsilon_offsets
@@ -30,8 +31,6 @@ from indpriv.accountant.units import Units
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.norm_log import NormLog
-
-FloatArray = NDArray[np.float64]
 
 _ORDERS = 1 + np.exp(np.linspace(np.log(0.05), np.log(1000), 200))  # that for_epsilon chooses from
 _SUMMED = 1 + 1e-9  # sums of the same charges in another order differ by less

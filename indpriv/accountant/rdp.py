@@ -25,14 +25,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.errors import InputError
 
 FLOAT_SLACK = (
     1e-10  # relative; the largest error seen against 50-digit arithmetic is far below (tests)
 )
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 _LOG_PRECISION = 36.0  # quadrature and truncation errors are below exp(-36) = 2e-16 of the result
 _REACH = 9.0  # standard deviations beyond the outer peaks, 0 and order * u: 81 * exp(-81 / 2) = 2e-16 of the result

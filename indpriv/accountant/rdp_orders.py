@@ -15,13 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv import _checks
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.divergence_tables import Divergences, LazyTable, WholeTable
 from indpriv.accountant.histogram.counts import Counts
 
 CONVERSIONS = ("canonne2020", "mironov2017")
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 # Orders are 1 + exp(_LOWEST + position * _STEP); the search starts at every _COARSE-th position.
 _LOWEST, _HIGHEST = math.log(1e-4), math.log(1e5)

@@ -16,7 +16,9 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks
-from indpriv.accountant.blocks import Progress, in_blocks
+from indpriv._arrays import FloatArray
+from indpriv._progress import Progress
+from indpriv.accountant.blocks import in_blocks
 from indpriv.accountant.histogram.governing_records import Participations
 from indpriv.accountant.histogram.governing_rows import Block
 from indpriv.accountant.method import Method
@@ -25,8 +27,6 @@ from indpriv.accountant.pld.brackets import Bounds
 from indpriv.accountant.prepared import PreparedLog, WorstSteps
 from indpriv.epsilon_table import DISCLAIMER, Account
 from indpriv.norm_log.norm_log import NormLog
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from indpriv.accountant.blocks import Progress, in_order, threads
+from indpriv._arrays import FloatArray, IntArray
+from indpriv._progress import Progress
+from indpriv.accountant.blocks import in_order, threads
 from indpriv.accountant.divergence_tables import LazyTable
 from indpriv.accountant.histogram.counts import DenseCounts
 from indpriv.accountant.histogram.governing_records import segments_of, worst_case_participations
@@ -63,9 +65,6 @@ from indpriv.accountant.method import Method
 from indpriv.accountant.rdp_orders import RdpAccountant, RdpEpsilons
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 _BLOCK_BYTES = 1 << 26  # of codes and counts of a block of units
 _MOST_ROWS_AT_ONCE = 1 << 14  # of a block

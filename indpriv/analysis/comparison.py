@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from indpriv._arrays import FloatArray, IntArray
 from indpriv._columns import Partition, partition, to_floats
 from indpriv.analysis.groups.group_rows import MIN_GROUP
 from indpriv.analysis.statistics.correlation import pearson, spearman
@@ -19,9 +20,6 @@ from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 
 SAME = 0.01  # a relative change of epsilon below this is none
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

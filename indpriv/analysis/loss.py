@@ -7,8 +7,8 @@ Gradient Descent" (arXiv 2206.02617v7), who correlate epsilon with the log of th
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from indpriv._arrays import FloatArray
 from indpriv._plain import AtLeastZero, Count
 from indpriv.analysis.distribution import top_of_range
 from indpriv.analysis.statistics.correlation import (
@@ -20,8 +20,6 @@ from indpriv.analysis.statistics.correlation import (
 )
 from indpriv.analysis.statistics.resampling import Interval
 from indpriv.epsilon_table import EpsilonTable
-
-FloatArray = NDArray[np.float64]
 
 _SMALLEST_LOSS = (
     1e-12  # nats; nothing below it is told apart, so that ln(loss) is not ruled by one denormal

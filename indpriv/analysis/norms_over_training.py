@@ -10,13 +10,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from indpriv._arrays import FloatArray, IntArray
 from indpriv._columns import partition
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.norm_log.levels import Codes
 from indpriv.norm_log.norm_log import NormLog
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 _MOST_RECORDS = 60  # points that a line shows; of more records, evenly spaced ones are read
 _MOST_CLASSES = 20  # beyond, labels are no classes, or no figure could tell them apart

@@ -13,13 +13,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from indpriv._arrays import FloatArray
 from indpriv._columns import partition
 from indpriv.analysis.comparison import Comparison
 from indpriv.analysis.groups.group_rows import MIN_GROUP
 from indpriv.analysis.statistics.correlation import spearman
 from indpriv.epsilon_table import EpsilonTable
-
-FloatArray = NDArray[np.float64]
 
 TOP_SHARE = 0.05  # the most exposed examples, whose overlap is told
 

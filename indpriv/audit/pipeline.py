@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._columns import Partition, partition
+from indpriv._progress import StageProgress, silent
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
 from indpriv.analysis.declared import Declared
@@ -18,11 +19,9 @@ from indpriv.audit.audit_directory import write_audit
 from indpriv.audit.run_directory import EXAMPLES, Evidence, open_run
 from indpriv.audit.summarise import choose_groups, summarise
 from indpriv.audit.variants import (
-    Progress,
     effect_of_spacing,
     fidelity_against_k,
     sensitivity,
-    silent,
 )
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
@@ -47,7 +46,7 @@ def audit(
     unreadable: str = "refuse",
     seed: int = 0,
     images: NDArray[np.float32] | None = None,
-    progress: Progress | None = None,
+    progress: StageProgress | None = None,
 ) -> AuditSummary:
     """Account, analyse and attack a recorded run, and write an audit directory.
 

@@ -1,12 +1,13 @@
 """How an audit accounts a log, and what other accounts of the same run would have said. Sensitive."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._columns import Partition
+from indpriv._progress import StageProgress, silent
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
 from indpriv.analysis.fidelity.comparison import Fidelity, compare
@@ -30,19 +31,12 @@ _MOST_COMPARED = 20_000  # examples of which accounts under other choices are ma
 CHOOSING = "accounting under other choices"
 SPACING = "leaving out every second record"
 
-Progress = Callable[[str, int, int], None]
-"""Called as progress(stage, done, total)."""
-
-
-def silent(_stage: str, _done: int, _total: int) -> None:
-    """No progress."""
-
 
 def fidelity_against_k(
     log: NormLog,
     method: Method,
     table: EpsilonTable,
-    progress: Progress | None = None,
+    progress: StageProgress | None = None,
     groups: Mapping[str, Partition] | None = None,
 ) -> tuple[Fidelity, ...]:
     """What larger K would have said, against epsilons of norms known at every step.
@@ -111,7 +105,7 @@ def fidelity_against_k(
 
 
 def effect_of_spacing(
-    log: NormLog, method: Method, table: EpsilonTable, progress: Progress | None = None
+    log: NormLog, method: Method, table: EpsilonTable, progress: StageProgress | None = None
 ) -> Spacing | None:
     """How far the estimate of a log moves when every second record is left out; None where nothing is carried between records.
 
@@ -136,7 +130,7 @@ def effect_of_spacing(
 
 
 def sensitivity(
-    log: NormLog, method: Method, table: EpsilonTable, progress: Progress | None = None
+    log: NormLog, method: Method, table: EpsilonTable, progress: StageProgress | None = None
 ) -> tuple[Sensitivity, ...]:
     """How far epsilons move with coarser rounding and with other rules between records.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from indpriv._progress import StageProgress
 from indpriv.errors import InputError
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for machines.")]
@@ -58,7 +59,7 @@ def check_device(device: str) -> None:
 
 
 @contextmanager
-def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+def progress_bar() -> Iterator[StageProgress]:
     """A progress bar on standard error, one line per stage."""
     columns = (
         TextColumn("{task.description}"),

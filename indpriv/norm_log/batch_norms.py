@@ -20,7 +20,7 @@ from indpriv import _files
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.levels import Levels
 
-IntArray = NDArray[np.int32]
+Int32Array = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class BatchNormEntries:
     norm: a code, or a float64 norm where rounding is 0, as in the rows of full records.
     """
 
-    position: IntArray
-    step: IntArray
+    position: Int32Array
+    step: Int32Array
     norm: NDArray[np.generic]
 
     def __len__(self) -> int:

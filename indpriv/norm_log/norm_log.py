@@ -16,6 +16,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks
+from indpriv._arrays import FloatArray
 from indpriv.errors import InputError, PrivacyWarning
 from indpriv.norm_log.batch_norms import (
     ArrayBatchNorms,
@@ -29,8 +30,6 @@ from indpriv.norm_log.reader import read_log
 SAMPLERS = ("poisson", "shuffled", "other")
 NEIGHBOURING = ("add_remove",)
 UNITS = ("example", "user", "client")
-
-FloatArray = NDArray[np.float64]
 
 
 class Records(Protocol):

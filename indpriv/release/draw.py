@@ -5,14 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.release import mechanisms
 from indpriv.release.mechanisms import GaussianNoise, LaplaceNoise, Noise
 from indpriv.release.request import DESCENT, HISTOGRAM, Request, as_fraction
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

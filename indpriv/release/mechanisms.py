@@ -13,14 +13,12 @@ from typing import Any, Protocol
 
 import numpy as np
 import opendp.prelude as dp
-from numpy.typing import NDArray
 
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.errors import InputError
 
 dp.enable_features("contrib")
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 ROUNDS = 20  # of quantile descent, as in Yu et al. 2023
 STEP_SIZE = (

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from indpriv._arrays import FloatArray, IntArray
 from indpriv._columns import partition
 from indpriv._files import read_parquet
 from indpriv._journal import NAME as JOURNAL
@@ -29,9 +30,6 @@ _NORM_RANGE = (
     1e-4,
     1e6,
 )  # of the clipping norm: the values that a norm kept in full can take; neighbours differ by 0.5 %
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from indpriv._checks import check_positive_int
+from indpriv._progress import StageProgress
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 from indpriv.training.config import AuditConfig
@@ -23,7 +24,6 @@ from indpriv.training.datasets import Dataset, load_dataset
 from indpriv.training.datasets.base import Split
 from indpriv.training.dp_sgd import TrainedRun, train
 from indpriv.training.non_dp import example_table
-from indpriv.training.progress import Progress
 
 CANARIES = "canaries.parquet"
 LEAST_CANARIES = 16  # fewer prove nothing
@@ -37,7 +37,7 @@ def train_with_canaries(
     n_canaries: int,
     *,
     seed: int | None = None,
-    progress: Progress | None = None,
+    progress: StageProgress | None = None,
     device: str = "cpu",
     data_dir: str | Path | None = None,
     dataset: Dataset | None = None,

@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from indpriv._files import read_json, write_json
+from indpriv._progress import StageProgress, silent
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.recording import Recorder
@@ -30,7 +31,6 @@ from indpriv.training.datasets import Dataset, load_dataset
 from indpriv.training.interruption import stop_requests
 from indpriv.training.models import first_parameters
 from indpriv.training.non_dp import train_without_dp
-from indpriv.training.progress import Progress, no_progress
 from indpriv.training.randomness import Randomness, generator
 from indpriv.training.run_record import first_record, last_record
 from indpriv.training.tensors import BatchedTensorDataset, tensor_set, whole_batch
@@ -82,7 +82,7 @@ def train(
     run_dir: str | Path,
     *,
     seed: int | None = None,
-    progress: Progress | None = None,
+    progress: StageProgress | None = None,
     device: str = "cpu",
     data_dir: str | Path | None = None,
     dataset: Dataset | None = None,
@@ -112,7 +112,7 @@ def train(
         KeyboardInterrupt: the run was stopped; RUN is usable.
     """
     started = time.monotonic()
-    run_dir, progress = Path(run_dir), progress or no_progress
+    run_dir, progress = Path(run_dir), progress or silent
     if config.training.filter_epsilon is not None and privacy_filter is None:
         raise InputError(
             f"the audit has filter_epsilon={config.training.filter_epsilon:g}, but no privacy_filter was passed; make one with "

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from indpriv._progress import StageProgress, silent
 from indpriv.example_table import ExampleTable
 from indpriv.recording.data_passes import Examples, final_rows
 from indpriv.training.config import AuditConfig
 from indpriv.training.datasets import Dataset
 from indpriv.training.models import first_parameters
-from indpriv.training.progress import Progress, no_progress
 from indpriv.training.randomness import Randomness, generator
 from indpriv.training.tensors import tensor_set, whole_batch
 
@@ -23,7 +23,7 @@ def train_without_dp(
     dataset: Dataset,
     *,
     seed: int | None = None,
-    progress: Progress = no_progress,
+    progress: StageProgress = silent,
     device: str = "cpu",
 ) -> ExampleTable:
     """Train an audit's model by plain SGD on shuffled batches, with its optimizer settings and neither clip nor noise.

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.histogram.counts import Counts
 from indpriv.accountant.histogram.governing_records import (
     AT_CLIPPING_NORM,
@@ -25,9 +25,6 @@ from indpriv.accountant.histogram.governing_records import (
     Segments,
 )
 from indpriv.accountant.rdp import renyi_divergences
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 _WORTH_THREADS = 20_000  # divergences that take longer than starting a thread
 

@@ -12,14 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.histogram.cells import Mechanisms, clipped_mechanisms
 from indpriv.accountant.histogram.counts import Counts, DenseCounts, SparseCounts
 from indpriv.accountant.histogram.governing_records import Participations, Segments
 from indpriv.accountant.histogram.governing_rows import CodeTable, GoverningRows, Rows
 from indpriv.accountant.histogram.grid import NodeGrid
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 _FEW_SCALES = (
     64  # so many distinct (noise_multiplier, clipping ratio) keep their own levels as nodes

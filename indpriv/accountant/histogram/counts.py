@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-_AT_ONCE = 1 << 15  # numbers that are gathered together: 256 KB, which stay in cache
+from indpriv._arrays import FloatArray, IntArray
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+_AT_ONCE = 1 << 15  # numbers that are gathered together: 256 KB, which stay in cache
 
 
 def _parts(n: int, width: int) -> Iterator[slice]:

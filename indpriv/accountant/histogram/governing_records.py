@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv import _checks
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.norm_log.norm_log import NormLog, StepSettings
 
 BETWEEN_RECORDS = ("last", "closest", "worst_case")
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 AT_CLIPPING_NORM = -1  # stands for a row of a log in which every example is clipped
 

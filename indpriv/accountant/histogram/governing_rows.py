@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.histogram.governing_records import AT_CLIPPING_NORM, Segments
 from indpriv.norm_log.batch_norms import NO_ENTRIES, BatchNormEntries
 from indpriv.norm_log.levels import Levels
 from indpriv.norm_log.norm_log import NormLog
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 Rows = NDArray[Any]  # (n_rows, n_examples): codes of one or two bytes, or float64 norms
 
 

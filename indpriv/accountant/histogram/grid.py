@@ -19,13 +19,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.histogram.cells import Mechanisms
 from indpriv.accountant.histogram.governing_records import Participations
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 NODE_RATIO = 1.5e-3  # relative distance of neighbouring shifts: RDP is overstated by about 1e-6
 WHOLE_RATIO = (

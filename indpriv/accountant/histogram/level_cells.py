@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.histogram.cells import Mechanisms, clipped_mechanisms
 from indpriv.accountant.histogram.counts import DenseCounts
 from indpriv.accountant.histogram.governing_records import Participations
 from indpriv.accountant.histogram.governing_rows import CodeTable, GoverningRows, Rows
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 _TABLE_BYTES = 1 << 18  # of one histogram in the making: it stays in cache
 

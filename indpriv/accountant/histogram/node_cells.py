@@ -6,16 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.histogram.cells import Mechanisms, clipped_mechanisms
 from indpriv.accountant.histogram.counts import Counts, bytes_of, collected
 from indpriv.accountant.histogram.governing_records import Participations
 from indpriv.accountant.histogram.governing_rows import GoverningRows, Rows
 from indpriv.accountant.histogram.grid import NodeGrid
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 _SMALLEST_NORM = 1e-4  # relative; smaller ones share the chord to 0
 _SMALLEST_WHOLE = (

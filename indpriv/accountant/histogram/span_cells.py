@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.histogram.cells import Mechanisms
 from indpriv.accountant.histogram.counts import DenseCounts
 from indpriv.accountant.histogram.governing_records import Participations, Segments, segments_of
@@ -15,9 +16,6 @@ from indpriv.accountant.histogram.governing_rows import Block, GoverningRows, Ro
 from indpriv.accountant.histogram.spans import Known, Spans
 from indpriv.norm_log.levels import Levels
 from indpriv.norm_log.norm_log import NormLog
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 _MAX_LEVEL_CELLS = (
     2048  # (level, setting) cells of a histogram; beyond, steps are counted one by one

@@ -8,16 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.histogram.cells import n_cores
 from indpriv.accountant.histogram.counts import Counts, bytes_of, collected
 from indpriv.accountant.histogram.governing_records import AT_CLIPPING_NORM
 from indpriv.accountant.histogram.governing_rows import GoverningRows, Rows
 from indpriv.accountant.rdp import divergences_of_pairs
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 MOST_ROWS = 1000  # equal rows of a cell; the sums of more rows are shared among so many
 _EVERY_NUMBER, _ROWS_RATIO = (

@@ -21,11 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv import _checks
+from indpriv._arrays import FloatArray
 from indpriv.accountant.histogram.governing_records import Participations
 from indpriv.accountant.pld import closed_form
 from indpriv.accountant.pld.laplace import Bracket, contour_brackets, contour_deltas
 from indpriv.accountant.pld.loss_distribution import grid_brackets, grid_deltas
-from indpriv.accountant.pld.loss_sum import DIRECTIONS, Direction, FloatArray, LossSum
+from indpriv.accountant.pld.loss_sum import DIRECTIONS, Direction, LossSum
 from indpriv.errors import InputError
 
 CERTIFIED, CHECKED, FALLBACK = "certified", "checked", "fallback"

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erfcx, ndtr
 
-from indpriv.accountant.pld.loss_sum import Direction, FloatArray, LossSum, log_density_ratio
+from indpriv._arrays import FloatArray
+from indpriv.accountant.pld.loss_sum import Direction, LossSum, log_density_ratio
 
 CLOSED_FORM_ERROR = (
     1e-11  # relative error of a closed form's delta, with a wide margin over rounding

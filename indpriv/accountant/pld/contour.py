@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from indpriv._arrays import FloatArray
 from indpriv.accountant.pld import transform
 from indpriv.accountant.pld.decay import log_decay
-from indpriv.accountant.pld.loss_sum import FloatArray, LossSum
+from indpriv.accountant.pld.loss_sum import LossSum
 from indpriv.accountant.pld.real_axis import Problem, Scan, log_largest_weight
 
 LOG_TOLERANCE = float(np.log(1e-10))  # aliasing and truncation each, relative to delta

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from indpriv._arrays import FloatArray
 from indpriv.accountant.histogram.governing_records import Participations
 from indpriv.accountant.pld import closed_form
 from indpriv.accountant.pld.brackets import Bounds, pld_delta, pld_epsilon
-from indpriv.accountant.pld.loss_sum import FloatArray
 
 _OFFSETS = np.arange(-3.0, 4.0)  # of a stencil of epsilons, in units of its step
 _SHRINK = 24.0  # of the step, once a stencil holds the threshold that is looked for

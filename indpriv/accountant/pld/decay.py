@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from indpriv._arrays import FloatArray
 from indpriv.accountant.pld import transform
-from indpriv.accountant.pld.loss_sum import Direction, FloatArray, log_density_ratio
+from indpriv.accountant.pld.loss_sum import Direction, log_density_ratio
 from indpriv.accountant.pld.transform import Kinds
 
 _PER_PANEL = 6

@@ -23,9 +23,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from indpriv._arrays import FloatArray
 from indpriv.accountant.pld import real_axis, transform
 from indpriv.accountant.pld.contour import Axis, Contour, Reach, alias_free_period
-from indpriv.accountant.pld.loss_sum import Direction, FloatArray, LossSum
+from indpriv.accountant.pld.loss_sum import Direction, LossSum
 from indpriv.accountant.pld.real_axis import Problem, Scan
 from indpriv.accountant.pld.work_budget import WorkBudget
 

@@ -20,11 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
 
+from indpriv._arrays import FloatArray
 from indpriv.accountant.pld import real_axis
 from indpriv.accountant.pld.closed_form import invert_delta
 from indpriv.accountant.pld.laplace import Bracket
 from indpriv.accountant.pld.loss_grid import LOWER_EXCESS, LossGrid, Step, lower_grid, upper_grid
-from indpriv.accountant.pld.loss_sum import Direction, FloatArray, LossSum
+from indpriv.accountant.pld.loss_sum import Direction, LossSum
 from indpriv.accountant.pld.real_axis import Problem, Scan, log_largest_weight
 from indpriv.accountant.pld.transform import UNIT_ROUNDOFF, ComplexArray, Kinds
 from indpriv.accountant.pld.work_budget import WorkBudget

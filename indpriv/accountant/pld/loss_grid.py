@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq, isotonic_regression
 from scipy.special import log_ndtr, ndtr
 
-from indpriv.accountant.pld.loss_sum import FloatArray
+from indpriv._arrays import FloatArray
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 _PANEL = 0.25  # width in z, over max(1, shift): 8-point Gauss-Legendre then errs by less than 1e-14 relative

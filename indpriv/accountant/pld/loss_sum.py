@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erf
 
+from indpriv._arrays import FloatArray
 from indpriv.accountant.histogram.governing_records import Participations
 
-FloatArray = NDArray[np.float64]
 Direction = Literal["remove", "add"]
 DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
 

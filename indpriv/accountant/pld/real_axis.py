@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from indpriv._arrays import FloatArray
 from indpriv.accountant.pld import transform
-from indpriv.accountant.pld.loss_sum import Direction, FloatArray, LossSum
+from indpriv.accountant.pld.loss_sum import Direction, LossSum
 from indpriv.accountant.pld.transform import Kinds
 
 _TILT_RATIO = 1.25  # of neighbouring tilts in a first scan

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erf, ndtr, ndtri
 
-from indpriv.accountant.pld.loss_sum import Direction, FloatArray, log_density_ratio
+from indpriv._arrays import FloatArray
+from indpriv.accountant.pld.loss_sum import Direction, log_density_ratio
 
 ComplexArray = NDArray[np.complex128]
 

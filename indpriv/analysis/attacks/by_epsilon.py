@@ -15,17 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from indpriv._arrays import BoolArray, FloatArray
 from indpriv._checks import check_positive_int
 from indpriv.analysis.statistics.binomial import clopper_pearson
 from indpriv.analysis.statistics.resampling import CONFIDENCE, Interval
 from indpriv.attack_scores import AttackScores
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
-
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
 
 TARGET_RATES = (0.01, 0.1, 0.5)  # false-positive rates that the thresholds aim at, fixed beforehand
 _BINS = 10

@@ -15,12 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
+from indpriv._arrays import FloatArray, IntArray
 from indpriv._plain import AtLeastZero, Share
 from indpriv.analysis.statistics.binomial import clopper_pearson
 from indpriv.analysis.statistics.resampling import CONFIDENCE, Interval
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 LEAST_GUESSES = 8  # fewer cannot refute anything at 95 % once several numbers of guesses are tried
 _FEWER = 4  # from one number of guesses to the next

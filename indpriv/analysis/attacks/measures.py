@@ -9,13 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from indpriv._arrays import IntArray
 from indpriv._checks import check_delta, check_positive_int
 from indpriv.analysis.attacks.lower_bound import LEAST_GUESSES, NULL_TRIALS, LowerBound, lower_bound
 from indpriv.analysis.attacks.roc import Discrimination, discriminate
 from indpriv.analysis.statistics.resampling import CONFIDENCE
 from indpriv.attack_scores import AttackScores
-
-IntArray = NDArray[np.int64]
 
 MIN_TRIALS = 10  # as for groups: fewer guesses say more about these examples than about the group
 OVERALL = "all examples"

@@ -4,15 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import expit, logit
 
+from indpriv._arrays import FloatArray
 from indpriv._plain import Share
 from indpriv.analysis.statistics.binomial import clopper_pearson
 from indpriv.analysis.statistics.resampling import CONFIDENCE, Interval
-
-FloatArray = NDArray[np.float64]
 
 FALSE_POSITIVE_RATES = (
     0.001,

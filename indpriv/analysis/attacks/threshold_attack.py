@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from indpriv._arrays import FloatArray
 from indpriv._checks import check_positive_int
 from indpriv._plain import Count, Share
 from indpriv.analysis.attacks.measures import MIN_TRIALS, OVERALL, generator_of, group_indices
@@ -12,8 +13,6 @@ from indpriv.analysis.attacks.roc import Discrimination, discriminate
 from indpriv.analysis.statistics.binomial import clopper_pearson
 from indpriv.analysis.statistics.resampling import CONFIDENCE
 from indpriv.attack_scores import AttackScores
-
-FloatArray = NDArray[np.float64]
 
 PROTOCOL = (
     "In each group: as many random members as non-members; a random half of each chooses the threshold, the other "

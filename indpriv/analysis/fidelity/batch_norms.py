@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from indpriv._arrays import FloatArray, IntArray
 from indpriv._plain import AtLeastZero, Count, Share
 from indpriv.accountant.blocks import in_blocks
 from indpriv.accountant.claims import uses_batch_norms
@@ -30,9 +31,6 @@ from indpriv.accountant.rdp import renyi_divergences
 from indpriv.accountant.rdp_orders import RdpAccountant
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 _BIN = 1e-3  # of relative norms: the 95th percentile is rounded up to a multiple
 _NORM_BYTES = 200  # that one norm takes while it is looked at

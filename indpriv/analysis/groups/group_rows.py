@@ -6,12 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from indpriv._arrays import FloatArray, IntArray
 from indpriv._plain import AtLeastZero, Count, Share
 from indpriv.analysis.statistics.binomial import clopper_pearson
 from indpriv.analysis.statistics.resampling import Interval
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 MIN_GROUP = 10  # a mean over fewer examples says more about them than about the group
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy import stats
 
+from indpriv._arrays import FloatArray
 from indpriv._checks import check_positive_int
 from indpriv._columns import Partition, partition, to_floats
 from indpriv.analysis.groups.group_rows import MIN_GROUP, GroupRow, Values, describe_groups
@@ -34,9 +34,6 @@ from indpriv.analysis.statistics.resampling import (
 )
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 _MAX_LABELS = 100  # more distinct labels than this is a regression target, not a class
 _MAX_WITHIN_ROWS = 20_000  # rows of all tables within label together; nobody reads more

@@ -7,13 +7,10 @@ in the raw order within each label too, so that a test of the reverse order errs
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from indpriv._arrays import FloatArray, IntArray
 from indpriv._plain import Share
 from indpriv.analysis.statistics.resampling import CONFIDENCE, permutation_test
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

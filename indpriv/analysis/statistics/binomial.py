@@ -1,12 +1,11 @@
 """Exact confidence intervals of rates."""
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import betaincinv
 
+from indpriv._arrays import FloatArray
 from indpriv.errors import InputError
-
-FloatArray = NDArray[np.float64]
 
 
 def clopper_pearson(

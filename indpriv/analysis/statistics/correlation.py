@@ -3,13 +3,10 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import rankdata
 
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.analysis.statistics.resampling import CONFIDENCE, Interval
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 _MIN_PAIRS = 3  # two points always lie on a line
 _LEAST_PAIRS = 10  # below, resampling says nothing

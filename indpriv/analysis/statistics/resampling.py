@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+from indpriv._arrays import FloatArray, IntArray
 
 CONFIDENCE = 0.95
 RUNS = 256  # a larger cell is resampled as so many runs of neighbouring values: their means keep all but ~1e-4 of its variance

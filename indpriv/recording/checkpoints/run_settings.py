@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv import _checks
+from indpriv._arrays import FloatArray
 from indpriv._files import first_at, read_json
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import SAMPLERS, StepSettings
 from indpriv.recording.checkpoints.discovery import Discovery, SavedModel
-
-FloatArray = NDArray[np.float64]
 
 RUN_JSON, ACCOUNTANT, OPTIONS = "run.json", "the accountant in the checkpoints", "the options"
 # What a Recorder writes of Opacus's own samplers.
