@@ -2,8 +2,8 @@
 
     python benchmarks/house.py
 
-Everything is measured from the source; "before" is what the same measures gave before the redesign
-(lines formatted at 120 columns; formatted at 100 columns they were 33,169).
+Everything is measured from the source; "before" is what this script printed before the redesign,
+when lines were formatted at 120 columns. The same source formatted at 100 columns had 33,169 lines.
 """
 
 from __future__ import annotations
@@ -100,20 +100,20 @@ def measures() -> list[Measure]:
     widest, _ = wide.most_common(1)[0]
     files, classes = default_path()
     return [
-        Measure("lines of Python", sum(lines.values()), f"{len(texts)} modules", "29,400", 24_000),
-        Measure("files in the largest folder", n_files, str(folder), "32", 17),
+        Measure("lines of Python", sum(lines.values()), f"{len(texts)} modules", "29,414", 24_000),
+        Measure("files in the largest folder", n_files, str(folder), "31", 17),
         Measure("lines of the longest file", lines[longest], str(longest), "488", 350),
-        Measure("lines of the longest class", class_lines, class_where, "356", 200),
-        Measure("lines of the longest function", function_lines, function_where, "110", 60),
-        Measure(f"lines over {WIDE} characters", wide.total(), str(widest), "1,851 over 110", 0),
+        Measure("lines of the longest class", class_lines, class_where, "365", 200),
+        Measure("lines of the longest function", function_lines, function_where, "112", 60),
+        Measure(f"lines over {WIDE} characters", wide.total(), str(widest), "3,111", 0),
         Measure(
-            "files that run in a default account", len(files), ", ".join(sorted(files)), "0", None
+            "files that run in a default account", len(files), ", ".join(sorted(files)), "21", None
         ),
         Measure(
             "classes that run in a default account",
             len(classes),
             ", ".join(sorted(classes)),
-            "0",
+            "22",
             14,
         ),
     ]
