@@ -103,7 +103,7 @@ def test_what_is_missing_is_asked_for_at_once(indpriv):
         (["audit", "saved", "--steps", "40"], ["--steps: only for a folder of checkpoints, and those need --spec"]),
         (["audit", "saved", "--spec", "my_spec.py:spec", *TOLD, "--device", "foo"], ["--device foo cannot be used"]),
         (["audit", "saved", "--spec", "my_spec.py:spec", *TOLD, "--batch-size", "x"], ["batch_size='x'"]),
-        (["audit", "saved", "--spec", "my_spec.py:spec", *TOLD, "--noise-multiplier", "2"], ["noise_multiplier contradicts"]),
+        (["audit", "saved", "--spec", "my_spec.py:spec", *TOLD, "--noise-multiplier", "2"], ["values of noise_multiplier contradict each other"]),
         (["compare", "empty", "saved"], ["holds no audit.json"]),
     ],
 )  # fmt: skip

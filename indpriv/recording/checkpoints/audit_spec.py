@@ -1,4 +1,4 @@
-"""AuditSpec: how to build again what a run trained, so that its checkpoints can be audited. Written once by the user."""
+"""AuditSpec: how to rebuild the model and data of a run, so that its checkpoints can be audited."""
 
 from __future__ import annotations
 
@@ -28,20 +28,27 @@ _EXAMPLE = "my_package.training:spec or path/to/file.py:spec"
 
 @dataclass(frozen=True)
 class AuditSpec:
-    """What a run trained, to be written in the training code's own words.
+    """The model, data and loss of a run, which the user writes once, like the training code.
 
     Attributes:
-        model: `model()` -> the module that was trained, without Opacus's wrapper: same parameters frozen, same mode.
-        dataset: the training set, map-style, of (inputs, targets), in its order then; no random augmentation.
+        model: `model()` -> the module that was trained, without Opacus's wrapper, with the same
+            parameters frozen and in the same mode.
+        dataset: the training set: map-style, of (inputs, targets), in the order used in training,
+            without random augmentation.
         loss_fn: `loss_fn(outputs, targets)` -> per-example losses (batch,).
-        test_set: of (inputs, targets); its losses serve attacks and group accuracy.
-        metadata: one row per training example, indexed by example id: columns to compare groups by.
-        unit_ids: (n,) the person or client each row belongs to.
-        load: `load(state)` -> state_dict, for checkpoints of an unusual layout; state is what the file holds.
-        test_metadata: as metadata, for the test set, indexed 0..n_test-1.
+        test_set: test examples (inputs, targets); their losses are used by attacks and for the
+            accuracy of groups.
+        metadata: one row per training example, indexed by example id; its columns define groups.
+        unit_ids: (n,) the person or client that each example belongs to.
+        load: `load(state)` -> state_dict, for checkpoints of an unusual layout; state is the saved
+            object.
+        test_metadata: the same for the test set, indexed 0..n_test-1.
         example_ids: (n,) unique ids in the order of the dataset; default 0..n-1.
         unit: "example", "user" or "client".
-        collate_fn: of the loader that was trained with; default torch's.
+        collate_fn: collate function of the data loader used in training; default torch's.
+
+    Raises:
+        InputError: a value has the wrong type, or does not fit the dataset.
 
     >>> import torch
     >>> from torch import nn
@@ -51,7 +58,8 @@ class AuditSpec:
     >>> train_set = TensorDataset(inputs, (inputs[:, 0] > 0.5).long())
     >>> def build_model():
     ...     return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
-    >>> spec = AuditSpec(model=build_model, dataset=train_set, loss_fn=nn.CrossEntropyLoss(reduction="none"))
+    >>> loss_fn = nn.CrossEntropyLoss(reduction="none")
+    >>> spec = AuditSpec(model=build_model, dataset=train_set, loss_fn=loss_fn)
     >>> spec.n_examples
     20
     """
@@ -76,7 +84,8 @@ class AuditSpec:
                 )
         if isinstance(self.model, nn.Module):
             raise InputError(
-                "AuditSpec: model is a module; pass the function that builds it, e.g. lambda: MyNet(64)"
+                "AuditSpec: model is a module; pass the function that builds it, "
+                "e.g. lambda: MyNet(64)"
             )
         n = length(self.dataset, "dataset")
         check_ids(self.ids, n)
@@ -84,19 +93,18 @@ class AuditSpec:
         check_metadata(self.metadata, self.ids, "train")
         if self.metadata is not None and len(self.metadata) != n:
             raise InputError(
-                f"AuditSpec: metadata has {len(self.metadata)} rows, the dataset {n} examples; give both as they were trained on"
+                f"AuditSpec: metadata has {len(self.metadata)} rows, the dataset {n} examples; "
+                "pass both as they were in training"
             )
         if self.test_set is not None and length(self.test_set, "test_set") == 0:
-            raise InputError(
-                "AuditSpec: test_set is empty; leave it out where there are no test examples"
-            )
+            raise InputError("AuditSpec: test_set is empty; leave it out")
         if self.test_metadata is not None:
             check_metadata(self.test_metadata, np.arange(length(self.test_set, "test_set")), "test")
         check_storable(self.metadata, self.test_metadata)
 
     @property
     def n_examples(self) -> int:
-        """Length of the training set."""
+        """Number of training examples."""
         return length(self.dataset, "dataset")
 
     @property
@@ -108,24 +116,25 @@ class AuditSpec:
 
 
 def length(dataset: Any, name: str) -> int:
-    """Length of a map-style data set; InputError where it has none."""
+    """Length of a map-style data set; InputError if it has none."""
     try:
         return len(dataset)
     except TypeError as error:
         raise InputError(
-            f"AuditSpec: {name} is a {type(dataset).__name__} without a length; pass a map-style data set, as Poisson "
-            "sampling needs one"
+            f"AuditSpec: {name} is a {type(dataset).__name__} without a length; pass a map-style "
+            "data set, which Poisson sampling needs"
         ) from error
 
 
 def load_spec(reference: str) -> AuditSpec:
-    """Import an AuditSpec. This runs the code of that module, as importing always does.
+    """Import an AuditSpec. As always when importing, this runs the code of the module.
 
     Args:
-        reference: "package.module:spec", or "path/to/file.py:spec"; the current directory is searched too.
+        reference: "package.module:spec", or "path/to/file.py:spec". Modules are also looked for in
+            the current directory.
 
     Raises:
-        InputError: no such module, file or name there, or it is no AuditSpec.
+        InputError: the module, file or name does not exist, or is not an AuditSpec.
     """
     place, colon, name = reference.rpartition(":")
     if not (colon and place and name):
@@ -137,7 +146,8 @@ def load_spec(reference: str) -> AuditSpec:
     )
     if not hasattr(module, name):
         raise InputError(
-            f"--spec {reference}: {place} has no {name!r}; define it there, e.g. {name} = AuditSpec(...)"
+            f"--spec {reference}: {place} has no {name!r}; define it there, "
+            f"e.g. {name} = AuditSpec(...)"
         )
     spec = getattr(module, name)
     if not isinstance(spec, AuditSpec):
@@ -151,10 +161,10 @@ def _module_of_file(path: Path, reference: str) -> Any:
     name = f"_indpriv_spec_{path.stem}"
     found = importlib.util.spec_from_file_location(name, path)
     if found is None or found.loader is None:
-        raise InputError(f"--spec {reference}: {path} is no Python file")
+        raise InputError(f"--spec {reference}: {path} is not a Python file")
     module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module  # data classes and pickles look a class's module up there
-    _search(path.resolve().parent)  # for the modules beside it, as when it is run as a script
+    sys.modules[name] = module  # dataclasses and pickle look up modules there
+    _search(path.resolve().parent)  # for modules beside it, as in a script
     try:
         found.loader.exec_module(module)
     except (ImportError, SyntaxError, OSError) as error:
@@ -170,11 +180,12 @@ def _module_of_package(name: str, reference: str) -> Any:
         return importlib.import_module(name)
     except (ImportError, SyntaxError, ValueError) as error:
         raise InputError(
-            f"--spec {reference}: {name} cannot be imported: {type(error).__name__}: {error}; expected e.g. {_EXAMPLE}"
+            f"--spec {reference}: {name} cannot be imported: {type(error).__name__}: {error}; "
+            f"expected e.g. {_EXAMPLE}"
         ) from error
 
 
 def _search(folder: Path) -> None:
-    """Import from a folder too, also later: a model may be imported when it is built."""
+    """Import from a folder too, and keep doing so: building a model may import more."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))

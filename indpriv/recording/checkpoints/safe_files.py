@@ -1,7 +1,8 @@
-"""Checkpoint files as people leave them: read without running anything in them. What they hold is sensitive.
+"""Reads checkpoint files without running anything in them. What they contain is sensitive.
 
-A pickle is a program. Only zip archives of torch.save whose pickle names nothing but tensors and plain containers, and
-safetensors, are read; everything else is refused with what to do.
+A pickle is a program. Only two kinds of file are read: safetensors, and zip archives of torch.save
+whose pickle names nothing but tensors, numbers and plain containers. Everything else is refused,
+with a message that says what to do.
 """
 
 from __future__ import annotations
@@ -25,19 +26,17 @@ from torch import Tensor
 from indpriv.errors import InputError
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".tar")
-_WEIGHTS = (
-    "model.safetensors",
-    "pytorch_model.bin",
-    "adapter_model.safetensors",
-)  # of a Hugging Face checkpoint folder
+# In a Hugging Face checkpoint folder:
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors")
 _TRAINER_STATE = "trainer_state.json"
 _SAVE_AGAIN = (
-    "load it where you trust it and save the tensors alone: torch.save(model.state_dict(), path), or "
-    "safetensors.torch.save_file(model.state_dict(), path)"
+    "load it where you trust it, and save only the tensors: torch.save(model.state_dict(), path), "
+    "or safetensors.torch.save_file(model.state_dict(), path)"
 )
 
-# What a pickle of tensors, containers and numbers names. torch's own safe loader also allows constructors that take a
-# size (bytearray, torch.FloatTensor, ...), with which a file of a hundred bytes fills the memory.
+# Names in a pickle of tensors, containers and numbers. torch's own safe loader also allows
+# constructors that take a size (bytearray, torch.FloatTensor, ...), with which a file of a hundred
+# bytes could fill the memory.
 _HARMLESS = {
     "collections OrderedDict",
     "collections Counter",
@@ -55,15 +54,8 @@ _HARMLESS = {
     "torch._utils _rebuild_tensor_v3",
     "torch._utils _rebuild_parameter",
 }
-_UNUSUAL = (
-    "STACK_GLOBAL",
-    "INST",
-    "OBJ",
-    "NEWOBJ_EX",
-    "EXT1",
-    "EXT2",
-    "EXT4",
-)  # further ways to name a class
+# Opcodes that name a class in other ways, and that torch.save does not write.
+_UNUSUAL = ("STACK_GLOBAL", "INST", "OBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4")
 _READING_ERRORS = (
     RuntimeError,  # torch's reader: truncated archives, storages out of bounds, allocation
     pickle.UnpicklingError,
@@ -79,10 +71,19 @@ _READING_ERRORS = (
     MemoryError,
     struct.error,
 )
+_ARCHIVE_ERRORS = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    NotImplementedError,
+    EOFError,
+    IndexError,
+    struct.error,
+)
 
 
 class _NumpyType:
-    """Stands in for numpy.dtype while a file is read: the type of one plain number, and nothing else."""
+    """Replaces numpy.dtype while a file is read: the type of a single number only."""
 
     def __init__(self, code: str, *_: object) -> None:
         if code not in _NUMBERS:
@@ -94,16 +95,16 @@ class _NumpyType:
 
 
 def _numpy_number(kind: _NumpyType, content: bytes) -> int | float | bool:
-    """Stands in for numpy's own reconstruction of a scalar, which would take any object."""
+    """Replaces numpy's own reconstruction of a scalar, which would accept any object."""
     if not isinstance(kind, _NumpyType) or not isinstance(content, bytes):
-        raise ValueError("a numpy value that is no plain number")
+        raise ValueError("a numpy value that is not a single number")
     number: int | float | bool = np.frombuffer(content, kind.order + kind.code, count=1)[0].item()
     return number
 
 
 _NUMBERS = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1")
-# Losses and noise multipliers are often numpy scalars: they are read as numbers by functions of our own.
-_STAND_INS = (
+# Losses and noise multipliers are often numpy scalars; these functions of ours read them.
+_REPLACEMENTS = (
     (_NumpyType, "numpy.dtype"),
     (_numpy_number, "numpy._core.multiarray.scalar"),
     (_numpy_number, "numpy.core.multiarray.scalar"),
@@ -112,12 +113,12 @@ _STAND_INS = (
 
 @dataclass(frozen=True)
 class Content:
-    """What one checkpoint holds.
+    """The content of one checkpoint.
 
     Attributes:
         path: the file, or the folder of a Hugging Face checkpoint.
-        values: the object that was saved; tensors are mapped from the file, not read into memory.
-        step: what a trainer's own record beside the weights says, None without one.
+        values: the saved object; tensors are mapped from the file, not read into memory.
+        step: the step in safetensors metadata or in a trainer's file beside the weights, or None.
     """
 
     path: Path
@@ -136,11 +137,12 @@ def read_content(path: Path) -> Content:
     """Read a checkpoint without running anything in it; tensors stay in the file until they are used.
 
     Args:
-        path: a file of torch.save or safetensors, or a folder with `model.safetensors` or `pytorch_model.bin`, whole or
-            in shards.
+        path: a file of torch.save or safetensors, or a folder with `model.safetensors` or
+            `pytorch_model.bin`, whole or in shards.
 
     Raises:
-        InputError: damaged, too large for its size, or of a kind whose reading would run code; says what to do.
+        InputError: the file is damaged, claims more content than its size, or could run code when
+            read.
     """
     if not path.is_dir():
         return _read_file(path)
@@ -149,7 +151,7 @@ def read_content(path: Path) -> Content:
         part = _read_file(file).values
         if not isinstance(part, Mapping):
             raise InputError(
-                f"{file} holds a {type(part).__name__}, not tensors by name; {_SAVE_AGAIN}"
+                f"{file} contains a {type(part).__name__}, not tensors by name; {_SAVE_AGAIN}"
             )
         values.update(part)
     return Content(path, values, _trainer_step(path / _TRAINER_STATE))
@@ -162,75 +164,63 @@ def _read_file(path: Path) -> Content:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with torch.serialization.safe_globals(list(_STAND_INS)):
+            with torch.serialization.safe_globals(list(_REPLACEMENTS)):
                 values = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except _READING_ERRORS as error:
-        raise _refusal(path, _first_line(error)) from error
+        raise _refusal(path, first_line(error)) from error
     return Content(path, values)
 
 
 def _read_safetensors(path: Path) -> Content:
     try:
         with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            names = file.keys()  # file is not a mapping
+            tensors = {name: file.get_tensor(name) for name in names}
             metadata = file.metadata() or {}
     except (SafetensorError, *_READING_ERRORS) as error:
         raise InputError(
-            f"{path} is no readable safetensors file: {_first_line(error)}; save it again"
+            f"{path} is not a readable safetensors file: {first_line(error)}; save it again"
         ) from error
     step = metadata.get("step", metadata.get("global_step", ""))
     return Content(path, tensors, int(step) if step.isdecimal() and len(step) < 19 else None)
 
 
 def _check_archive(path: Path) -> None:
-    """Refuse what is no plain archive of torch.save, before torch reads any of it."""
+    """Refuse anything but a plain archive of torch.save, before torch reads any of it."""
     try:
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
             reason = _suspicion(archive.infolist(), file, path.stat().st_size)
     except zipfile.BadZipFile:
-        empty = not path.stat().st_size
-        reason = (
-            "it is empty"
-            if empty
-            else "it is cut off, or no archive of torch.save (since PyTorch 1.6)"
-        )
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-        NotImplementedError,
-        EOFError,
-        IndexError,
-        struct.error,
-    ) as error:
-        reason = f"it is damaged ({_first_line(error)})"
+        reason = "it is cut off, or not an archive of torch.save (PyTorch 1.6 or later)"
+        reason = reason if path.stat().st_size else "it is empty"
+    except _ARCHIVE_ERRORS as error:
+        reason = f"it is damaged ({first_line(error)})"
     if reason:
         raise _refusal(path, reason)
 
 
 def _suspicion(entries: Sequence[zipfile.ZipInfo], file: IO[bytes], size: int) -> str:
-    """Why an archive is not to be read; "" where nothing speaks against it."""
+    """Why an archive must not be read; "" if nothing is suspicious."""
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         return "it is a compressed archive, which torch.save never writes and which may be a bomb"
     if sum(entry.file_size for entry in entries) > size:
         return "its parts claim to be larger than the file: it may be a bomb"
-    pickles = [
-        entry for entry in entries if entry.filename.lower().endswith(".pkl")
-    ]  # torch's reader knows no case
+    # torch's reader ignores upper and lower case.
+    pickles = [entry for entry in entries if entry.filename.lower().endswith(".pkl")]
     if not pickles:
-        return "it is no archive of torch.save"
+        return "it is not an archive of torch.save"
     for entry in pickles:
         for opcode, argument, _ in pickletools.genops(_stored(file, entry)):
             if opcode.name in _UNUSUAL:
                 return f"its pickle uses {opcode.name}, which torch.save does not write"
             if opcode.name == "GLOBAL" and not _is_harmless(str(argument)):
                 name = str(argument).replace(" ", ".")
-                return f"reading it would need {name[:80]}, which is more than tensors and numbers"
+                return f"reading it would need {name[:80]}, which could run code or fill the memory"
     return ""
 
 
 def _stored(file: IO[bytes], entry: zipfile.ZipInfo) -> bytes:
-    """One part as it stands in the file: torch can be told to leave out the checksums that zipfile insists on."""
+    """One part, without the checksum test of zipfile: torch can write files without checksums."""
     file.seek(entry.header_offset + 26)
     name_length, extra_length = struct.unpack("<HH", file.read(4))
     file.seek(name_length + extra_length, 1)
@@ -238,8 +228,8 @@ def _stored(file: IO[bytes], entry: zipfile.ZipInfo) -> bytes:
 
 
 def _is_harmless(name: str) -> bool:
-    """A name on the list, a torch dtype, or a storage class."""
-    if name in _HARMLESS or name.replace(" ", ".") in {stands_for for _, stands_for in _STAND_INS}:
+    """Whether a name is on the list, a torch dtype, or a storage class."""
+    if name in _HARMLESS or name.replace(" ", ".") in {replaced for _, replaced in _REPLACEMENTS}:
         return True
     module, _, attribute = name.partition(" ")
     if module == "torch" and isinstance(getattr(torch, attribute, None), torch.dtype):
@@ -248,7 +238,7 @@ def _is_harmless(name: str) -> bool:
 
 
 def _weights_of(folder: Path) -> list[Path]:
-    """The weight files of a Hugging Face checkpoint folder, [] where it is none."""
+    """The weight files of a Hugging Face checkpoint folder; [] for any other folder."""
     for name in _WEIGHTS:
         if (folder / name).is_file():
             return [folder / name]
@@ -269,7 +259,8 @@ def _shards(index: Path) -> list[Path]:
     for name in names:
         if name != Path(name).name or name.startswith(".") or not (index.parent / name).is_file():
             raise InputError(
-                f"{index} names {name!r}, which is no file beside it; save the checkpoint again"
+                f"{index} names {name!r}, but there is no such file beside it; "
+                "save the checkpoint again"
             )
     return [index.parent / name for name in names]
 
@@ -285,7 +276,7 @@ def _read_small_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise InputError(
-            f"{path} is not readable JSON ({_first_line(error)}); save the checkpoint again"
+            f"{path} is not readable JSON ({first_line(error)}); save the checkpoint again"
         ) from error
 
 
@@ -293,12 +284,13 @@ def _refusal(path: Path, reason: str) -> InputError:
     return InputError(f"{path} cannot be read safely: {reason}; {_SAVE_AGAIN}")
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, shortened."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def tensors_in(values: Mapping[Any, Any]) -> Iterator[tuple[str, Tensor]]:
-    """The entries of a mapping that are tensors by name."""
+    """The entries of a mapping that are tensors with a name."""
     return (
         (name, value)
         for name, value in values.items()

@@ -1,4 +1,4 @@
-"""From what a checkpoint holds to the parameters of a model: layouts, prefixes, shapes. Sensitive."""
+"""From the content of a checkpoint to the parameters of a model. Sensitive."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from indpriv.errors import InputError
 from indpriv.recording.checkpoints.safe_files import Content, tensors_in
 
 LoadFn = Callable[[Any], Mapping[str, Tensor]]
-"""`load(state)` -> state_dict, for layouts that are not known here; state is what the file holds."""
+"""`load(state)` -> state_dict, for unusual layouts; state is the object saved in the file."""
 
-# Where trainers keep the parameters: indpriv and most scripts, Opacus, Lightning, others.
+# Where trainers store the parameters: indpriv and most scripts, Opacus, Lightning, others.
 _PLACES = (
     "model_state_dict",
     "module_state_dict",
@@ -30,14 +30,14 @@ _SHOWN = 5
 
 
 def state_of(content: Content, load: LoadFn | None = None) -> dict[str, Tensor]:
-    """The state_dict inside a checkpoint, with the names that it was saved with.
+    """The state_dict inside a checkpoint, with the names that it was saved under.
 
     Args:
         content: from `read_content`.
-        load: the user's own way to it; None looks in the usual places.
+        load: the user's function that finds it; None looks in the usual places.
 
     Raises:
-        InputError: no tensors by name there.
+        InputError: there are no tensors by name.
     """
     values = content.values
     if load is not None:
@@ -45,16 +45,17 @@ def state_of(content: Content, load: LoadFn | None = None) -> dict[str, Tensor]:
             state = load(values)
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
             raise InputError(
-                f"{content.path}: the spec's load failed on it: {type(error).__name__}: {error}; it gets what the file "
-                f"holds ({_describe(values)}) and must return a state_dict"
+                f"{content.path}: the spec's load failed on it: {type(error).__name__}: {error}; "
+                f"load is called with the saved object ({_describe(values)}) and must return a "
+                "state_dict"
             ) from error
         found = dict(tensors_in(state)) if isinstance(state, Mapping) else {}
     else:
         found = _usual_place(values)
     if not found:
         raise InputError(
-            f"{content.path} holds no state_dict in a usual place ({_describe(values)}); say where it is with "
-            "AuditSpec(load=lambda state: state[...])"
+            f"{content.path} has no state_dict in a usual place ({_describe(values)}); "
+            "pass AuditSpec(load=lambda state: state[...]), which returns it"
         )
     return found
 
@@ -74,23 +75,24 @@ def _usual_place(values: Any) -> dict[str, Tensor]:
 def _describe(values: Any) -> str:
     if not isinstance(values, Mapping):
         return f"a {type(values).__name__}"
+    if not values:
+        return "an empty dict"
     names = [str(name)[:40] for name in values]
-    return (
-        f"a dict of {', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''}"
-        if names
-        else "an empty dict"
-    )
+    return f"a dict of {', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''}"
 
 
 def fit(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """The parameters and buffers of a model, by its own names: wrappers' prefixes are taken off, ties filled in.
+    """Match a saved state to a model: prefixes of wrappers are removed, tied parameters filled in.
 
-    Wrappers put a prefix before every name (`_module.` of Opacus, `module.` of DataParallel, `_orig_mod.` of
-    torch.compile, an attribute's name in a LightningModule), which is found by comparison. What a LightningModule keeps
-    besides, outside that prefix, is left out; under it names must match exactly.
+    Wrappers put a prefix before every name (Opacus `_module.`, DataParallel `module.`,
+    torch.compile `_orig_mod.`, a LightningModule the name of an attribute), which is found by
+    comparison. Tensors outside that prefix are ignored; under it, names must match exactly.
+
+    Returns:
+        the parameters and buffers under the model's own names.
 
     Raises:
-        InputError: names or shapes differ; the message lists them.
+        InputError: names, shapes or types differ; the message lists them.
     """
     wanted = model.state_dict(keep_vars=True)
     tied: dict[int, list[str]] = {}
@@ -102,7 +104,7 @@ def fit(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
         for name, tensor in state.items()
         if name.startswith(prefix)
     }
-    for names in tied.values():  # safetensors keeps one of several names of a tensor
+    for names in tied.values():  # safetensors stores a tensor under one of its names only
         present = next((name for name in names if name in inner), None)
         if present is not None:
             inner.update({name: inner[present] for name in names if name not in inner})
@@ -110,8 +112,9 @@ def fit(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     if differences:
         more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
         raise InputError(
-            f"its parameters are not those of the spec's model: {'; '.join(differences[:_SHOWN])}{more}. Build the model "
-            "that was trained, or leave this checkpoint out"
+            "its parameters are not those of the spec's model: "
+            f"{'; '.join(differences[:_SHOWN])}{more}. Build the model that was trained, or remove "
+            "this checkpoint"
         )
     return inner
 
@@ -119,7 +122,7 @@ def fit(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
 def _prefix(
     state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], tied: Mapping[int, list[str]]
 ) -> str:
-    """What stands before every name of the model; the longest where none fits whole, "" where nothing does."""
+    """The prefix of all of the model's names; if there is none, that of most of them."""
     if all(name in state for name in wanted):
         return ""
     groups = list(tied.values())
@@ -134,14 +137,14 @@ def _prefix(
     ]
     if len(whole) > 1:
         raise InputError(
-            f"it holds several models ({', '.join(repr(c) for c in sorted(whole))} before every name); choose one with "
-            "AuditSpec(load=...)"
+            f"it contains several models (prefixes {', '.join(repr(c) for c in sorted(whole))}); "
+            "choose one with AuditSpec(load=...)"
         )
     return whole[0] if whole else _common_prefix(set(state), wanted)
 
 
 def _common_prefix(names: set[str], wanted: Mapping[str, Tensor]) -> str:
-    """The prefix under which most names are the model's, so that a message shows real differences."""
+    """The prefix that fits most names, so that the error message lists real differences."""
     prefixes = {
         "",
         *(
@@ -155,41 +158,42 @@ def _common_prefix(names: set[str], wanted: Mapping[str, Tensor]) -> str:
 
 
 def _differences(inner: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
-    shapes = [
-        f"{name} is {tuple(inner[name].shape)} in the file and {tuple(tensor.shape)} in the model"
-        for name, tensor in wanted.items()
-        if name in inner and inner[name].shape != tensor.shape
-    ]
-    shapes += [
-        f"{name} is {inner[name].dtype} in the file and {tensor.dtype} in the model"
-        for name, tensor in wanted.items()
-        if name in inner and inner[name].dtype != tensor.dtype
-    ]
+    differences = []
+    for name, tensor in wanted.items():
+        if name not in inner:
+            continue
+        for what in ("shape", "dtype"):
+            theirs, ours = getattr(inner[name], what), getattr(tensor, what)
+            if theirs != ours:
+                differences.append(
+                    f"{name} is {_shown(theirs)} in the file and {_shown(ours)} in the model"
+                )
     missing = [f"{name} is missing from the file" for name in wanted if name not in inner]
-    return (
-        shapes
-        + missing
-        + [f"{name} is unknown to the model" for name in inner if name not in wanted]
-    )
+    unknown = [f"{name} is unknown to the model" for name in inner if name not in wanted]
+    return differences + missing + unknown
+
+
+def _shown(value: torch.Size | torch.dtype) -> str:
+    return str(tuple(value)) if isinstance(value, torch.Size) else str(value)
 
 
 def load_into(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copy a fitted state into a model.
+    """Copy a matched state into a model.
 
     Raises:
-        InputError: NaN or infinite values; the model is unchanged.
+        InputError: the state has NaN or infinite values; the model is then unchanged.
     """
     for name, tensor in state.items():
         if (tensor.is_floating_point() or tensor.is_complex()) and not torch.isfinite(tensor).all():
             raise InputError(
-                f"its {name} holds NaN or infinite values: training had diverged by then, or the file is damaged; leave "
-                "this checkpoint out"
+                f"its {name} has NaN or infinite values: training had diverged, or the file is "
+                "damaged; remove this checkpoint"
             )
     model.load_state_dict(dict(state))
 
 
 def fingerprint_of(state: Mapping[str, Tensor]) -> str:
-    """Hash of all tensors of a state, by name."""
+    """Hash of the names, shapes, types and values of a state."""
     digest = hashlib.sha256()
     for name in sorted(state):
         tensor = state[name].detach()

@@ -106,8 +106,7 @@ def test_the_same_model_twice_is_noted_and_two_models_are_refused(tmp_path):
     assert steps(found) == [100]
     assert found.problems == ()
     assert (
-        "last.ckpt, step_100.pt hold the same model, of step 100; it is replayed once"
-        in found.notes
+        "last.ckpt, step_100.pt are the same model, of step 100; it is replayed once" in found.notes
     )
     save(tmp_path, "best.pt", {"step": 100, "model": state(2)})
     (problem,) = discover(tmp_path).problems
@@ -118,14 +117,14 @@ def test_gaps_are_reported(tmp_path):
     for step in (0, 100, 200, 500, 600):
         save(tmp_path, f"step_{step}.pt", state(step))
     assert discover(tmp_path).notes == (
-        "checkpoints are usually 100 steps apart, but there is none between 200 to 500",
+        "checkpoints are usually 100 steps apart, but there is none between 200 and 500",
     )
 
 
 def test_nothing_tells_the_step(tmp_path):
     save(tmp_path, "epoch_3.pt", state(1))
     (problem,) = discover(tmp_path).problems
-    assert "epoch_3.pt tells no step" in problem
+    assert "epoch_3.pt is not known, neither from the file" in problem
     assert "step_400.pt" in problem
 
 
@@ -141,7 +140,7 @@ def test_checkpoints_of_two_runs(tmp_path):
     save(tmp_path, "a.pt", opacus(1, (1.0, 0.1, 100)))
     save(tmp_path, "b.pt", opacus(2, (1.1, 0.1, 200)))
     (problem,) = discover(tmp_path).problems
-    assert "in b.pt does not go on from that in a.pt" in problem
+    assert "in b.pt does not continue that in a.pt" in problem
 
 
 def test_a_schedule_goes_on(tmp_path):

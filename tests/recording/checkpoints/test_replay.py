@@ -3,6 +3,7 @@
 import json
 import warnings
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -16,8 +17,9 @@ from indpriv import InputError, NormLog, account
 from indpriv.audit import audit
 from indpriv.norm_log.reader import read_state
 from indpriv.norm_log.writer import NormLogWriter
-from indpriv.recording import AuditSpec, Recorder, StepOptions, replay
+from indpriv.recording import AuditSpec, NormPass, Recorder, StepOptions, replay
 from indpriv.recording.checkpoints import norms_at
+from indpriv.recording.norms.variant import Variant
 from indpriv.training.datasets import load_dataset
 from runs import PER_EXAMPLE, blobs, mlp
 
@@ -186,7 +188,7 @@ def test_without_a_checkpoint_of_step_0_the_first_steps_count_at_the_clipping_no
     log, live = NormLog.open(tmp_path / "replay"), NormLog.open(trained / "live")
     assert log.recorded_steps.tolist() == [10, 20, 30]
     assert np.all(account(log, delta=1e-5).epsilon >= account(live, delta=1e-5).epsilon)
-    assert any("the steps before it count at max_grad_norm" in text for text in told)
+    assert any("steps before it count at max_grad_norm" in text for text in told)
 
 
 def test_the_audit_of_a_replay_claims_what_it_may(trained, tmp_path):
@@ -336,8 +338,8 @@ def changed_weights(path, value=None):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (replace(TOLD, max_grad_norm=2.0), "max_grad_norm is not that of the replay"),
-        (replace(TOLD, sampler="other"), "sampler or number of steps"),
+        (replace(TOLD, max_grad_norm=2.0), "max_grad_norm differs from the replay"),
+        (replace(TOLD, sampler="other"), "the sampler or the number of steps differs"),
     ],
 )
 def test_other_settings_than_before_are_refused(trained, tmp_path, options, words):
@@ -347,7 +349,7 @@ def test_other_settings_than_before_are_refused(trained, tmp_path, options, word
 
 
 def test_a_recorded_run_is_not_written_over(trained):
-    with pytest.raises(InputError, match="holds the log of a recorded run"):
+    with pytest.raises(InputError, match="there is the log of a recorded run in"):
         replay(trained / "checkpoints", SPEC, trained / "live", options=TOLD)
 
 
@@ -360,7 +362,7 @@ def test_other_data_than_before_is_refused(trained, tmp_path):
 
 def test_a_model_that_diverged_on_the_way_keeps_what_was_done(checkpoints, tmp_path):
     changed_weights(checkpoints / "step_20.pt", float("nan"))
-    with pytest.raises(InputError, match=r"step_20\.pt: its 0\.bias holds NaN"):
+    with pytest.raises(InputError, match=r"step_20\.pt: its 0\.bias has NaN"):
         replay(checkpoints, SPEC, tmp_path / "replay", options=TOLD)
     assert NormLog.open(tmp_path / "replay").recorded_steps.tolist() == [0, 10]
     (checkpoints / "step_20.pt").unlink()
@@ -389,8 +391,8 @@ def spec_with(**changes):
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        (spec_with(dataset=TensorDataset(torch.ones(120, 5), torch.zeros(120).long())), "do not take its dataset"),
-        (spec_with(test_set=TensorDataset(torch.ones(9, 5), torch.zeros(9).long())), "do not take its data"),
+        (spec_with(dataset=TensorDataset(torch.ones(120, 5), torch.zeros(120).long())), "do not accept its dataset"),
+        (spec_with(test_set=TensorDataset(torch.ones(9, 5), torch.zeros(9).long())), "do not accept its data"),
         (spec_with(loss_fn=nn.CrossEntropyLoss()), "one loss per example"),
         (spec_with(loss_fn=lambda out, y: PER_EXAMPLE(out, y) * float("nan")), "NaN"),
         (spec_with(model=lambda: nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 2))), "0.weight is (8, 6) in the file"),
@@ -465,22 +467,35 @@ def test_random_augmentation_is_a_caveat(trained, tmp_path):
 
 
 def test_memory_that_does_not_suffice_halves_the_batches(trained, tmp_path, monkeypatch):
-    sizes, passes = [], norms_at.norms_of
+    """Whether the user chose a size or not: norms do not depend on it."""
+    sizes, run = [], Variant.__call__
 
-    def small_memory(norm_pass, *arguments):
-        sizes.append(norm_pass.batch_size)
-        if norm_pass.batch_size > 50:
+    def small_memory(variant, batch):
+        sizes.append(len(batch))
+        if len(batch) > 50:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return passes(norm_pass, *arguments)
+        return run(variant, batch)
 
-    monkeypatch.setattr(norms_at, "norms_of", small_memory)
-    replay(trained / "checkpoints", SPEC, tmp_path / "replay", options=TOLD)
-    first = next(position for position, size in enumerate(sizes) if size <= 50)
-    assert first > 0
-    assert sizes == [sizes[0] // 2**halved for halved in range(first)] + [sizes[first]] * 4
-    assert sizes[first] == sizes[first - 1] // 2
-    with pytest.raises(InputError, match="in batches of 64 failed: CUDA out of memory"):
-        replay(trained / "checkpoints", SPEC, tmp_path / "chosen", options=TOLD, batch_size=64)
+    for name, batch_size in (("auto", "auto"), ("chosen", 64)):
+        with monkeypatch.context() as patched:
+            patched.setattr(norms_at, "NormPass", partial(NormPass, tune=False))
+            patched.setattr(Variant, "__call__", small_memory)
+            options = {"options": TOLD, "batch_size": batch_size}
+            replay(trained / "checkpoints", SPEC, tmp_path / name, **options)
+        assert max(sizes) > 50
+        assert max(sizes[-4:]) <= 50
+        assert_same(NormLog.open(trained / "live"), NormLog.open(tmp_path / name))
+
+
+def test_a_model_that_fails_at_a_checkpoint_is_named(trained, tmp_path, monkeypatch):
+    def failing(*arguments):
+        raise RuntimeError("no kernel image\nmore lines")
+
+    monkeypatch.setattr(norms_at, "norms_of", failing)
+    with pytest.raises(
+        InputError, match=r"step_0\.pt: its norms cannot be computed: no kernel image$"
+    ):
+        replay(trained / "checkpoints", SPEC, tmp_path / "replay", options=TOLD)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import pytest
 
 from indpriv.errors import InputError
 from indpriv.recording.checkpoints.discovery import Discovery, SavedModel
-from indpriv.recording.checkpoints.run_settings import StepOptions, parse_schedule, resolve
+from indpriv.recording.checkpoints.run_settings import StepOptions, resolve
+from indpriv.recording.checkpoints.step_values import parse_schedule
 
 HISTORY = ((1.5, 0.1, 60), (1.2, 0.1, 40))
 ALL = StepOptions(1.1, 1.0, 0.1, 100, 1e-5, "poisson")
@@ -62,7 +63,7 @@ def test_the_accountant_tells_noise_rate_and_steps(tmp_path):
     assert settings.accountant_counted_all
     assert settings.sources["noise_multiplier"] == "the accountant in the checkpoints"
     assert any("first checkpoint is of step 40" in note for note in resolved.notes)
-    assert any("if training went on, give --steps" in caveat for caveat in resolved.caveats)
+    assert any("if training went on, pass --steps" in caveat for caveat in resolved.caveats)
 
 
 def test_run_json_comes_first_and_tells_the_rest(tmp_path):
@@ -111,17 +112,17 @@ def test_the_sampler_that_a_recorder_saw(sampler, tmp_path):
 @pytest.mark.parametrize(
     ("declared", "discovery", "options", "words"),
     [
-        ({"training": {"noise_multiplier": 2.0}}, None, {}, "noise_multiplier contradicts: at step 0 it is 2 by run.json and 1.1 by"),
+        ({"training": {"noise_multiplier": 2.0}}, None, {}, "values of noise_multiplier contradict each other: at step 0 it is 2 by run.json and 1.1 by"),
         ({}, found((100, HISTORY)), {}, "at step 0 it is 1.5 by the accountant in the checkpoints and 1.1 by the options"),
-        ({"steps": 90}, None, {}, "steps contradict: 90 by run.json, 100 by the options"),
+        ({"steps": 90}, None, {}, "the values of steps contradict each other: 90 by run.json, 100 by the options"),
         ({}, None, {"steps": 90}, "steps is 90 by the options, but a checkpoint has had 100 updates"),
-        ({"training": {"sampler": "shuffled"}}, None, {}, "sampler contradicts"),
+        ({"training": {"sampler": "shuffled"}}, None, {}, "sampler contradict each other: shuffled by run.json, poisson by the options"),
         ({"data": {"n_train": 1001}}, None, {}, "1000 examples, run.json says 1001"),
         ({"training": {"clipping": "per_layer"}}, None, {}, "clipping='per_layer'"),
         ({}, None, {"sampler": "magic"}, "sampler='magic' is not known"),
         ({}, None, {"delta": 2.0}, "delta=2.0 is not in (0, 1)"),
         ({}, None, {"steps": 0}, "steps=0 is not a whole number"),
-        ({}, None, {"noise_multiplier": "x"}, "noise_multiplier='x' is no number"),
+        ({}, None, {"noise_multiplier": "x"}, "noise_multiplier='x' is neither a number"),
         ({}, None, {"noise_multiplier": 0.0}, "noise_multiplier=0.0 is not a finite number above 0"),
         ({}, None, {"sample_rate": 1.5}, "sample_rate=1.5 is not in (0, 1]"),
         ({"training": {"max_grad_norm": [1.0, 2.0]}}, None, {"max_grad_norm": None}, "has 2 values"),
@@ -156,7 +157,7 @@ def test_steps_beyond_the_accountant_need_settings_of_their_own(tmp_path):
         resolved.settings.steps.noise_multiplier, np.repeat([1.5, 1.2], [60, 140])
     )
     assert resolved.caveats == (
-        "the last checkpoint is of step 100 of 200, and its norms stand for the steps from it on",
+        "the last checkpoint is of step 100 of 200, and its norms are used for the steps from it on",
     )
 
 
@@ -170,7 +171,7 @@ def test_opacus_may_count_a_step_an_epoch_too_few(tmp_path):
     (problem,) = settle(
         tmp_path, found((10, ((1.0, 1 / 94, 10),))), options, training={"sample_rate": 1 / 93}
     ).problems
-    assert "sample_rate contradicts" in problem
+    assert "values of sample_rate contradict each other" in problem
 
 
 def test_a_clipping_schedule_satisfies_a_clipping_scheduler(tmp_path):

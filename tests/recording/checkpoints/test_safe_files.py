@@ -167,7 +167,7 @@ def test_a_truncated_safetensors_file(tmp_path):
     save_file(STATE, tmp_path / "a.safetensors")
     content = (tmp_path / "a.safetensors").read_bytes()
     (tmp_path / "a.safetensors").write_bytes(content[:-4])
-    refused(tmp_path / "a.safetensors", "no readable safetensors file")
+    refused(tmp_path / "a.safetensors", "not a readable safetensors file")
 
 
 def test_safetensors_with_a_step(tmp_path):
@@ -203,7 +203,7 @@ def test_an_index_that_climbs_out_of_its_folder(tmp_path, name):
     (folder / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"weight": name}})
     )
-    with pytest.raises(InputError, match="no file beside it"):
+    with pytest.raises(InputError, match="no such file beside it"):
         read_content(folder)
 
 

@@ -50,14 +50,14 @@ def test_an_unusual_place_needs_load():
     values = {"epoch": 3, "inner": {"mine": mlp().state_dict()}}
     with pytest.raises(
         InputError,
-        match=r"no state_dict in a usual place \(a dict of epoch, inner\).*AuditSpec\(load=",
+        match=r"has no state_dict in a usual place \(a dict of epoch, inner\).*AuditSpec\(load=",
     ):
         state_of(content(values))
     assert len(state_of(content(values), lambda state: state["inner"]["mine"])) == 4
     with pytest.raises(InputError, match="the spec's load failed on it: KeyError"):
         state_of(content(values), lambda state: state["other"])
     for nothing in ([1, 2], {}, {"lr": 0.1}, 5):
-        with pytest.raises(InputError, match="holds no state_dict"):
+        with pytest.raises(InputError, match="has no state_dict"):
             state_of(content(nothing))
 
 
@@ -123,7 +123,7 @@ def test_a_model_that_diverged_is_refused_and_not_loaded(bad):
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state["2.bias"][1] = bad
     state["0.bias"] += 1
-    with pytest.raises(InputError, match=r"its 2\.bias holds NaN or infinite values"):
+    with pytest.raises(InputError, match=r"its 2\.bias has NaN or infinite values"):
         load_into(model, fit(state, model))
     assert torch.equal(model[0].bias, before)
 
