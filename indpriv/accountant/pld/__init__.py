@@ -1,1 +1,1 @@
-"""Engines of the tight accountant: exact forms, contours of the loss's transform, grids of losses. Entry: pld.py."""
+"""The tight accountant: exact forms, contours of the loss's transform, grids of losses."""

@@ -1,36 +1,40 @@
 """The privacy loss of an example as a sum of independent one-step losses. Sensitive.
 
-One step of DP-SGD, seen along the direction of an example's gradient, outputs z with law Q = N(0, 1) without the example
-and P = (1 - q) N(0, 1) + q N(shift, 1) with it, where shift = relative_norm / noise_multiplier and q is the Poisson
-sampling rate. Their density ratio is f(z) = 1 - q + q exp(z shift - shift^2 / 2). The two neighbouring directions are
-"remove" (loss log f, z from P) and "add" (loss -log f, z from Q).
+Along the direction of an example's gradient, one step of DP-SGD outputs z with law Q = N(0, 1)
+without the example and P = (1 - q) N(0, 1) + q N(shift, 1) with it, where
+shift = relative_norm / noise_multiplier and q is the Poisson sampling rate. Their density ratio is
+f(z) = 1 - q + q exp(z shift - shift^2 / 2). The two neighbouring directions are "remove" (loss
+log f, z from P) and "add" (loss -log f, z from Q).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import erf
+from scipy.special import erf, ndtri
 
 from indpriv._arrays import FloatArray
 from indpriv.accountant.histogram.governing_records import Participations
 
+ComplexArray = NDArray[np.complex128]
+UNIT_ROUNDOFF = 2.0**-53
 Direction = Literal["remove", "add"]
 DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
 
 
 @dataclass(frozen=True)
 class LossSum:
-    """Which one-step losses add up for each example; steps that cost nothing are left out.
+    """The number of one-step losses of each law that add up for each example; free steps left out.
 
     Attributes:
-        shift: (n_kinds,) relative_norm / noise_multiplier, above 0.
-        sample_rate: (n_kinds,) in (0, 1).
-        counts: (n_examples, n_kinds) steps of each kind, float64.
-        gaussian: (n_examples,) sum of shift^2 over the unsampled steps (sample_rate 1), which compose to one Gaussian.
+        shift: (n_laws,) relative_norm / noise_multiplier, above 0.
+        sample_rate: (n_laws,) in (0, 1).
+        counts: (n_examples, n_laws) number of steps under each law, float64.
+        gaussian: (n_examples,) sum of shift^2 over the unsampled steps (sample_rate 1), which
+            compose to one Gaussian.
     """
 
     shift: FloatArray
@@ -40,7 +44,7 @@ class LossSum:
 
     @classmethod
     def from_participations(cls, participations: Participations) -> LossSum:
-        """Leave out free steps and compose unsampled steps: their squared shifts add (exact for Gaussians)."""
+        """Leave out free steps and compose unsampled ones: their squared shifts add exactly."""
         shift = participations.relative_norms / participations.noise_multiplier
         counts = np.asarray(participations.counts, dtype=np.float64)
         whole = participations.sample_rate >= 1.0
@@ -54,35 +58,78 @@ class LossSum:
 
     @property
     def steps(self) -> FloatArray:
-        """(n_examples,) number of sampled steps that cost something."""
-        steps: FloatArray = self.counts.sum(axis=1)
-        return steps
+        """(n_examples,) number of sampled steps that are not free."""
+        return np.asarray(self.counts.sum(axis=1))
 
     def select(self, examples: NDArray[np.intp]) -> LossSum:
-        """The sums of some examples only, without the kinds that none of them meets."""
-        counts = self.counts[examples]
-        kept = np.flatnonzero((counts > 0).any(axis=0))
+        """The sums of some examples, without the laws that none of them has a step under."""
+        part = self.rows(examples)
+        kept = np.flatnonzero((part.counts > 0).any(axis=0))
         if len(kept) == len(self.shift):
-            return LossSum(self.shift, self.sample_rate, counts, self.gaussian[examples])
+            return part
         return LossSum(
-            self.shift[kept], self.sample_rate[kept], counts[:, kept], self.gaussian[examples]
+            self.shift[kept], self.sample_rate[kept], part.counts[:, kept], part.gaussian
         )
 
     def rows(self, examples: NDArray[np.intp]) -> LossSum:
-        """The sums of some examples only, with the kinds of all."""
-        return LossSum(self.shift, self.sample_rate, self.counts[examples], self.gaussian[examples])
+        """The sums of some examples, with all laws."""
+        return replace(self, counts=self.counts[examples], gaussian=self.gaussian[examples])
 
     def total_variation_bound(self) -> FloatArray:
         """(n_examples,) sum of the total variations of the steps: never below delta at epsilon 0."""
         one_step = self.sample_rate * erf(self.shift / np.sqrt(8.0))
-        bound: FloatArray = self.counts @ one_step + erf(np.sqrt(self.gaussian / 8.0))
-        return bound
+        return np.asarray(self.counts @ one_step + erf(np.sqrt(self.gaussian / 8.0)))
+
+
+@dataclass(frozen=True)
+class StepLaws:
+    """Laws of the loss of one step.
+
+    Attributes:
+        shift: (n_laws,) above 0.
+        sample_rate: (n_laws,) in (0, 1).
+        cut: (n_laws,) the law is cut off where z is above cut (remove) or below -cut (add); None
+            for whole laws.
+    """
+
+    shift: FloatArray
+    sample_rate: FloatArray
+    cut: FloatArray | None = None
+
+    def __len__(self) -> int:
+        return len(self.shift)
+
+    def select(self, laws: NDArray[np.bool_]) -> StepLaws:
+        """Some of the laws."""
+        cut = None if self.cut is None else self.cut[laws]
+        return StepLaws(self.shift[laws], self.sample_rate[laws], cut)
+
+    def cut_at(self, probability: float, direction: Direction) -> StepLaws:
+        """The same laws, cut so that a step goes beyond with at most this probability.
+
+        In the remove direction z has law P, which lies below N(shift, 1) in its upper tail; in the
+        add direction it has law Q.
+        """
+        if direction == "add":
+            return replace(self, cut=np.full_like(self.shift, -ndtri(probability)))
+        by_mixture = -ndtri(probability / 2)
+        sampled = self.shift - ndtri(np.minimum(probability / 2 / self.sample_rate, 0.5))
+        by_component = np.where(probability < self.sample_rate, sampled, self.shift)
+        return replace(self, cut=np.maximum(by_mixture, by_component))
+
+
+def exponent_of(tilt: float, direction: Direction) -> float:
+    """The power a with E[exp(tilt loss)] = E[f(z)^a] for z from N(0, 1)."""
+    return tilt + 1.0 if direction == "remove" else -tilt
 
 
 def log_density_ratio(
     z: FloatArray, shift: FloatArray | float, sample_rate: FloatArray | float
 ) -> FloatArray:
-    """Log f(z) to full relative precision, also where f is nearly 1 or overflows; arguments broadcast."""
+    """Log f(z) to full relative precision, also where f is nearly 1 or overflows.
+
+    Arguments broadcast.
+    """
     exponent = z * shift - np.square(shift) / 2
     q = np.minimum(sample_rate, 1 - 1e-16)
     near: FloatArray = np.log1p(q * np.expm1(np.minimum(exponent, 30.0)))
@@ -91,5 +138,4 @@ def log_density_ratio(
     large = np.maximum(exponent, 30.0)
     far = np.log(q) + large + np.log1p((1 - q) / q * np.exp(-large))
     sampled = np.where(exponent <= 30.0, near, far)
-    result: FloatArray = np.where(np.asarray(sample_rate) < 1.0, sampled, exponent)
-    return result
+    return np.where(np.asarray(sample_rate) < 1.0, sampled, exponent)

@@ -26,7 +26,7 @@ def losses_of(*steps):
 
 def exact_epsilon(losses, delta, direction):
     return closed_form.invert_delta(
-        lambda epsilon: closed_form.exact_delta(losses, epsilon, direction), np.array([delta])
+        lambda epsilon, _: closed_form.exact_delta(losses, epsilon, direction), np.array([delta])
     )[1][0]
 
 

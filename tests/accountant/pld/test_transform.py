@@ -6,7 +6,8 @@ import pytest
 
 from indpriv.accountant.pld import decay, transform
 from indpriv.accountant.pld.decay import log_decay
-from indpriv.accountant.pld.transform import Kinds
+from indpriv.accountant.pld.loss_sum import StepLaws
+from indpriv.accountant.pld.quadrature import QUADRATURE_ERROR
 
 CASES = [
     (0.3, 0.05, "remove", 4.0),
@@ -36,7 +37,7 @@ def twin(shift, rate, direction, w):
 
 @pytest.mark.parametrize(("shift", "rate", "direction", "tilt"), CASES)
 def test_a_contour_is_the_transform_to_its_stated_error(shift, rate, direction, tilt):
-    kinds, frequencies = Kinds(np.array([shift]), np.array([rate])), 0.37 * np.arange(40)
+    kinds, frequencies = StepLaws(np.array([shift]), np.array([rate])), 0.37 * np.arange(40)
     table = transform.contour_table(kinds, tilt, direction, frequencies)
     at_rest = twin(shift, rate, direction, mpmath.mpf(tilt))
     law = transform.tilted_law(kinds, tilt, direction)
@@ -45,7 +46,7 @@ def test_a_contour_is_the_transform_to_its_stated_error(shift, rate, direction, 
         w = mpmath.mpc(tilt, frequencies[column])
         truth = mpmath.log(twin(shift, rate, direction, w) / at_rest)
         off = abs(complex(table.logarithm[0, column]) - complex(truth))
-        allowed = table.error[0] * (1 + abs(complex(w))) + transform.QUADRATURE_ERROR
+        allowed = table.error[0] * (1 + abs(complex(w))) + QUADRATURE_ERROR
         assert off <= allowed / abs(complex(mpmath.exp(truth)))
         assert off <= 1e-12
 
@@ -53,7 +54,7 @@ def test_a_contour_is_the_transform_to_its_stated_error(shift, rate, direction, 
 @pytest.mark.parametrize("n_frequencies", [1, 2, 3, 50, 1000])
 def test_any_number_of_frequencies_gives_the_same_values(n_frequencies):
     law = transform.tilted_law(
-        Kinds(np.array([0.7, 0.2]), np.array([0.1, 0.4])), 3.0, "remove", highest_frequency=20.0
+        StepLaws(np.array([0.7, 0.2]), np.array([0.1, 0.4])), 3.0, "remove", highest_frequency=20.0
     )
     found = transform.characteristic_log(law, 0.02 * np.arange(n_frequencies))
     plain = np.array(
@@ -65,7 +66,7 @@ def test_any_number_of_frequencies_gives_the_same_values(n_frequencies):
 
 @pytest.mark.parametrize(("shift", "rate", "direction", "tilt"), CASES)
 def test_a_cut_law_is_the_transform_of_what_is_left(shift, rate, direction, tilt):
-    kinds = Kinds(np.array([shift]), np.array([rate])).cut_at(1e-3, direction)
+    kinds = StepLaws(np.array([shift]), np.array([rate])).cut_at(1e-3, direction)
     law = transform.tilted_law(kinds, tilt, direction)
     power = tilt + 1 if direction == "remove" else -tilt
     low, high = (-12.0, kinds.cut[0]) if direction == "remove" else (-kinds.cut[0], 12.0 + shift)
@@ -82,7 +83,7 @@ def test_a_cut_law_is_the_transform_of_what_is_left(shift, rate, direction, tilt
 
 @pytest.mark.parametrize(("shift", "rate", "direction", "tilt"), CASES)
 def test_decay_lies_above_the_transform_at_and_beyond_each_frequency(shift, rate, direction, tilt):
-    kinds = Kinds(np.array([shift]), np.array([rate]))
+    kinds = StepLaws(np.array([shift]), np.array([rate]))
     frequencies = np.geomspace(0.1, 200.0, 25)
     bound = log_decay(kinds, tilt, direction, frequencies)[0]
     fine = 0.05 * np.arange(5000)
@@ -96,7 +97,7 @@ def test_decay_lies_above_the_transform_at_and_beyond_each_frequency(shift, rate
 def test_shared_decay_lies_above_each_transform(monkeypatch, direction, tilt):
     monkeypatch.setattr(decay, "_MANY", 0)
     shift, rate = np.meshgrid(np.geomspace(0.3, 2.0, 12), [0.01, 0.3])
-    kinds, frequencies = Kinds(shift.ravel(), rate.ravel()), np.geomspace(0.1, 100.0, 20)
+    kinds, frequencies = StepLaws(shift.ravel(), rate.ravel()), np.geomspace(0.1, 100.0, 20)
     bound = log_decay(kinds, tilt, direction, frequencies)
     fine = 0.05 * np.arange(2500)
     truth = transform.contour_table(kinds, tilt, direction, fine).logarithm.real
