@@ -1,6 +1,6 @@
 """Analysis, report and attack measures at size: python benchmarks/analysis.py [NAME ...] [--full] [--list].
 
-Limits are those the project promises; the attack is held against scikit-learn's AUC in the same run. In the style of
+Limits are those the project promises; the attack is compared with scikit-learn's AUC in the same run. In the style of
 accountant.py, whose helpers it shares. Exit code 1 where a target is missed.
 """
 

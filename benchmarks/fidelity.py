@@ -6,7 +6,7 @@ Each run has the settings of its audit file and is recorded before every step, w
 sparser policies are then picked from that log, so that all rows describe the same run. MNIST is its first 10,000 images
 for 4 epochs at the sample rate of its audit, clipped at 0.1 and with the noise of epsilon 3. Errors are estimate minus
 exact epsilon, in per cent of the median exact epsilon; "under" is the share of examples whose epsilon is too small by more
-than 1 % of itself. Rows of `closest` with batch norms are held against their target: bias below 1 % either way, and the
+than 1 % of itself. Rows of `closest` with batch norms are compared with their target: bias below 1 % either way, and the
 mean absolute error below what is printed. The last lines tell which policies reached theirs in every run.
 
 --second-half accounts the second half of each run as a run of its own instead: norms then start where training has
@@ -68,7 +68,7 @@ def prepare(name: str, data_dir: str | None) -> tuple[AuditConfig, Dataset]:
 
 
 def policies_of(epoch: int) -> tuple[tuple[str, RecordingPolicy, float | None], ...]:
-    """Name, policy and target of the mean absolute error, if it has one, where an epoch has so many steps."""
+    """Name, policy and target (if any) of the mean absolute error, for this number of steps per epoch."""
     return (
         ("one pass, before step 0", RecordingPolicy("once"), ONE_PASS),
         ("one pass, before step 4", RecordingPolicy("once", first=4), ONE_PASS),

@@ -3,7 +3,7 @@
 python benchmarks/log.py
 
 A pass is timed on some examples and scaled to the data set, since its time is proportional to them; records are written
-whole, fsync included. Times are those of this process on one thread; waiting for the disk is told beside them. The small
+whole, fsync included. Times are those of this process on one thread; the time spent waiting for the disk is printed beside them. The small
 network is the hardest case here: the cheaper the pass, the larger the share of writing.
 """
 

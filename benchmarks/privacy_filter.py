@@ -1,11 +1,11 @@
-"""Accuracy under a privacy filter against ordinary DP-SGD with the same guarantee for everybody.
+"""Accuracy under a privacy filter against ordinary DP-SGD with the same guarantee for every example.
 
 python benchmarks/privacy_filter.py [adult] [mnist] [--data-dir DIR] [--epochs N] [--full]
 
 Ordinary DP-SGD has the noise that its worst case needs. Under a filter most examples spend less than the worst case, so
 that less noise (a share of the ordinary one) may be added: whoever reaches the cap of the same epsilon is left out from
 then on. Examples are clipped individually there, at quarters of max_grad_norm after 1, 2, 4, ... steps up to an epoch.
-Every run is checked: the evidence holds, and by the log nobody spent more than the cap. Data and epochs are those of
+Every run is checked: its checks pass, and according to the log no example spent more than the cap. Data and epochs are those of
 benchmarks/individual_clipping.py, which says how MNIST is shortened; seeds are known: reproducible, no privacy.
 """
 
@@ -73,13 +73,13 @@ def filtered(
     return 100 * run.test_accuracy, table.worst_case_epsilon, run.worst_case_epsilon, left
 
 
-def compare(name: str, config: AuditConfig, dataset: Dataset, told: str) -> None:
+def compare(name: str, config: AuditConfig, dataset: Dataset, setting: str) -> None:
     """Print the arms."""
     target, delta = config.training.target_epsilon, config.training.delta
     if target is None:
         raise SystemExit(f"{name}: its audit has no target_epsilon")
     print(
-        f"{name}: {told}; everybody at most epsilon {target:g} at delta {delta:g} (add/remove, Poisson)",
+        f"{name}: {setting}; every example at most epsilon {target:g} at delta {delta:g} (add/remove, Poisson)",
         flush=True,
     )
     plain = [ordinary(config, dataset, seed) for seed in SEEDS]
@@ -129,8 +129,8 @@ def main() -> None:
         if name == "mnist" and data_dir is None:
             print("mnist: its files are not here; pass --data-dir")
             continue
-        config, dataset, told = prepare(name, data_dir, options.epochs, full=options.full)
-        compare(name, config, dataset, told)
+        config, dataset, setting = prepare(name, data_dir, options.epochs, full=options.full)
+        compare(name, config, dataset, setting)
 
 
 if __name__ == "__main__":

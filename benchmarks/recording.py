@@ -45,7 +45,7 @@ LARGEST_PASS, LARGEST_FREE, LARGEST_EPOCH = (
     0.05,
     0.6,
 )  # targets: ratio of a pass, shares of Opacus's own time
-CHECKED = 16  # examples of each model that are held against float64
+CHECKED = 16  # examples of each model that are compared with float64
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
 
@@ -122,8 +122,8 @@ def in_pieces(models: list[nn.Module], inputs: Tensor, targets: Tensor, size: in
 
 def verdict(value: float, limit: float, *, share: bool = False) -> str:
     """Whether a target is reached."""
-    told = f"{limit:.0%}" if share else f"{limit:g}"
-    return f"target at most {told}: {'ok' if value <= limit else 'MISSED'}"
+    shown = f"{limit:.0%}" if share else f"{limit:g}"
+    return f"target at most {shown}: {'ok' if value <= limit else 'MISSED'}"
 
 
 def compare(name: str, device: torch.device, clock: Callable[[], float]) -> None:

@@ -10,7 +10,7 @@ from hypothesis import settings
 
 torch.set_num_threads(1)
 
-# A slow machine is no failure. CI draws the same examples each time; everybody else draws new ones.
+# A slow machine is not a failure. CI draws the same examples each time; other runs draw new ones.
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")

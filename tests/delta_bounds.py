@@ -110,7 +110,7 @@ def _share_above(step, direction, high):
 
 
 def _laws(step, direction, low, high, window, many):
-    """What a run's equal steps add up to, as laws of one step, of ten, of a hundred... where there are so many.
+    """What a run's equal steps add up to, as laws of one step, of ten, of a hundred... where there are that many.
 
     Returns:
         the loss of the run at place 0 of the rounded laws, and a list of (rounded, the same without or with, spread); None

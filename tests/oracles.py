@@ -1,4 +1,4 @@
-"""Slow, obvious twins of fast formulas: written for reading, not for speed. Append your own; change nobody else's."""
+"""Reference implementations of fast formulas: slow and obvious, written for reading."""
 
 import itertools
 import math

@@ -411,8 +411,8 @@ def figure_11(known: Known) -> Section:
         names=[
             run.name for run in paper.RUNS if run.attack is not None or run.name in known.audits
         ],
-        note="Groups in the paper's order of mean epsilon. Chance is 50 %. The attack does not depend on the account. None seen is "
-        "not none: a weak attack that fails shows little. The paper shows CIFAR-10 and UTKFace-Gender.",
+        note="Groups in the paper's order of mean epsilon. Chance is 50 %. The attack does not depend on the account. An attack "
+        "that fails is no evidence of privacy, least of all a weak one. The paper shows CIFAR-10 and UTKFace-Gender.",
     )
 
 

@@ -136,7 +136,7 @@ def table_1() -> dict[str, float]:
 def table_3(data_dir: Path, tell: Callable[[str], None]) -> dict[str, Any]:
     """The same seeded runs with ordinary and with individual clipping; see benchmarks/individual_clipping.py."""
     clipping = _benchmark("individual_clipping")
-    config, dataset, told = clipping.prepare("mnist", str(data_dir), None, full=False)
+    config, dataset, setting = clipping.prepare("mnist", str(data_dir), None, full=False)
     seeds = clipping.SEEDS[:INDIVIDUAL_CLIPPING_SEEDS]
     results: dict[str, list[dict[str, Any]]] = {arm.name: [] for arm in clipping.COMPARED}
     for seed in seeds:
@@ -146,7 +146,7 @@ def table_3(data_dir: Path, tell: Callable[[str], None]) -> dict[str, Any]:
     ordinary, individual = results.values()
     return {
         "name": "mnist",
-        "setting": told,
+        "setting": setting,
         "headroom": clipping.COMPARED[1].headroom,
         "seeds": list(seeds),
         "ordinary": ordinary,

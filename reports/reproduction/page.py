@@ -39,7 +39,7 @@ def render_page(known: Known, audits_dir: Path) -> str:
     found = (*figures(known), *tables(known))
     parts = [
         "# The figures and tables of Yu et al. 2023, one by one",
-        f"Written by `{COMMAND}`; not to be edited by hand. The paper: Yu, Kamath, Kulkarni, Liu, Yin, Zhang, *Individual Privacy "
+        f"Written by `{COMMAND}`; do not edit it by hand. The paper: Yu, Kamath, Kulkarni, Liu, Yin, Zhang, *Individual Privacy "
         f"Accounting for Differentially Private Stochastic Gradient Descent*, TMLR 09/2023, {SOURCE}; its numbers are quoted from "
         "that version (`reports/reproduction/paper.py`). Ours come from the audits in this folder, each of one run on a small "
         "machine, accounted twice: as the paper did (preset yu2023: norms rounded to the nearest 0.01 C, carried from the last "
@@ -57,8 +57,8 @@ def render_page(known: Known, audits_dir: Path) -> str:
             ["finding", "when it counts as reproduced"],
             [[name, escape(rule)] for name, rule in rules.RULES.items()],
         )
-        + "\n\nEverything else is **not reproduced**; **not run** is what has no run. Figures follow one run each: they say "
-        "nothing about how another training of the same model would come out.",
+        + "\n\nEverything else is **not reproduced**; what has no run is **not run**. Each figure is of one run: it says "
+        "nothing about the outcome of another training of the same model.",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -102,7 +102,8 @@ def _setting(summary: Summary) -> str:
     model, config = declared["model"], declared["config"]["training"]
     batch = run["recorder"]["expected_batch_size"]
     passes = run["n_records"] / run["expected_epochs"]
-    twin = "with a twin trained without DP" if config.get("non_dp_twin") else "without a twin"
+    kept = config.get("non_private_baseline", config.get("non_dp_twin"))
+    baseline = "with a non-private baseline" if kept else "without a non-private baseline"
     rounding = (
         "norms not rounded"
         if run["rounding"] == 0
@@ -112,7 +113,7 @@ def _setting(summary: Summary) -> str:
         f"{run['n_examples']:,}; {model['architecture']}, {model['parameters']:,} parameters, not pre-trained; "
         f"C = {_range(run['max_grad_norm'])}, noise multiplier {_range(run['noise_multiplier'])}, batch {batch:,}, "
         f"{run['expected_epochs']:.0f} epochs ({run['total_steps']:,} steps); {passes:.3g} full passes an epoch, {rounding}, "
-        f"{run['n_exact_examples']:,} reference examples; {twin}"
+        f"{run['n_exact_examples']:,} reference examples; {baseline}"
     )
 
 
@@ -150,8 +151,8 @@ def meanings(known: Known) -> str:
     ]
     head = ["audit", "account", "worst case", "individual epsilon", "at", "conversion"]
     return (
-        "The worst case is the guarantee of its run; individual epsilons are estimates wherever the table says so, and belong to "
-        "people who are in public data sets.\n\n" + table(head, rows)
+        "The worst case is the guarantee of its run; individual epsilons are estimates where the table says so. The data sets are "
+        "public.\n\n" + table(head, rows)
     )
 
 
@@ -210,15 +211,15 @@ def render_results(known: Known) -> str:
         claims.setdefault(f"{audit.default['claim']} at {audit.default['meaning']}", []).append(
             name
         )
-    told = "; ".join(f"{claim} ({', '.join(names)})" for claim, names in claims.items())
+    claimed = "; ".join(f"{claim} ({', '.join(names)})" for claim, names in claims.items())
     note = (
-        f"Individual epsilon: {told}. {DISCLAIMER} These data sets are public, so their figures may stand here. Groups: "
+        f"Individual epsilon: {claimed}. {DISCLAIMER} These data sets are public, so their figures may stand here. Groups: "
         "labels, or races of people. Attack: success of a loss threshold on all examples, with its 95 % interval; chance is 50 %. "
-        f"One run each. Made again by `{COMMAND}`, which trains what has no finished run under `reports/runs`."
+        f"One run each. `{COMMAND}` makes the table again; it trains what has no finished run under `reports/runs`."
     )
     beside = (
-        "The same runs beside every figure and table of the paper, one by one, with what differs, what did not reproduce and what "
-        "was not run: [reports/yu2023.md](reports/yu2023.md)."
+        "The same runs compared with every figure and table of the paper, with what differs, what did not reproduce and what was "
+        "not run: [reports/yu2023.md](reports/yu2023.md)."
     )
     return (
         "\n\n".join(

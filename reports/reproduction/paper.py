@@ -205,5 +205,5 @@ NOT_RUN = (  # figure, what it shows, the paper's figures; all of CIFAR-10, max 
 
 
 def run_named(name: str) -> PaperRun | None:
-    """The paper's run that an audit of this name is held against, or None."""
+    """The run of the paper that an audit of this name is compared with, or None."""
     return next((run for run in RUNS if run.name == name), None)

@@ -17,6 +17,7 @@ _CLIPPING = (
     "individual_clipping",
     "clip_headroom",
     "non_dp_twin",
+    "non_private_baseline",
     "non_dp_learning_rate",
 )  # what the two runs are to differ in
 WHOLE, FEW = (
