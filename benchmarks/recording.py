@@ -1,14 +1,21 @@
 """What recording costs: ratios to plain passes and to Opacus's training steps, measured in the same run.
 
-python benchmarks/recording.py [--sections norms training] [--models cnn resnet transformer] [--one-core]
+python benchmarks/recording.py [--sections norms once training] [--models cnn resnet transformer]
+    [--one-core]
 
-norms: a pass over one batch, against a plain forward and backward pass of it. A norm pass divides the batch as it finds
-best, and so may every backend here; the plain pass is timed whole, as in training, and once more in our own pieces and
-threads, which training does not do (its gradients would still have to be added up).
+norms: a pass over one batch, compared with a plain forward and backward pass of it. A norm pass
+divides the batch as it finds best, and so may every backend here; the plain pass is timed whole, as
+in training, and once more with the micro-batches and threads of our own pass, which training does
+not do (its gradients would still have to be added up).
 
-training: what batch norms, and what a full pass every epoch with batch norms, add to Opacus's training steps.
+once: per_example_gradient_norms of one batch, which chooses and checks a backend on each call, and a
+NormPass in a loop, compared with plain passes. A few seconds.
 
-About four minutes for everything on two idle cores. A busy machine distorts the ratios of several threads: --one-core then.
+training: what batch norms, and a full pass every epoch with batch norms, add to Opacus's training
+steps.
+
+About four minutes for everything on two idle cores. On a busy machine the ratios of several threads
+are distorted: use --one-core then.
 """
 
 import argparse
@@ -29,23 +36,20 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from indpriv.norm_log.recording_policy import RecordingPolicy
-from indpriv.recording import Recorder, session
-from indpriv.recording.norms.norm_pass import NormPass
+from indpriv.recording import NormPass, Recorder, per_example_gradient_norms, session
 from indpriv.recording.threads import side_by_side
 from indpriv.training.config import ModelConfig
 from indpriv.training.models import build_model
 
-SECTIONS = ("norms", "training")
+SECTIONS = ("norms", "once", "training")
 BACKENDS = ("layerwise", "ghost", "hooks", "functorch")
 ROUNDS = 9
 TRAINED, EPOCHS, TRAINING_ROUNDS = "cnn", 4, 3
 BATCHES = 4  # an epoch, of the size of the model's batch
-LARGEST_PASS, LARGEST_FREE, LARGEST_EPOCH = (
-    1.2,
-    0.05,
-    0.6,
-)  # targets: ratio of a pass, shares of Opacus's own time
+# Targets: ratios to a plain pass, shares of Opacus's own time.
+LARGEST_PASS, LARGEST_ONCE, LARGEST_BATCH_NORMS, LARGEST_EPOCH = 1.2, 5.0, 0.05, 0.6
 CHECKED = 16  # examples of each model that are compared with float64
+ONCE = 512  # examples of the section once
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
 
@@ -107,8 +111,8 @@ def float64_norms(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     return torch.stack(norms)
 
 
-def in_pieces(models: list[nn.Module], inputs: Tensor, targets: Tensor, size: int) -> None:
-    """A plain forward and backward pass, `size` examples at once, divided among a thread for each model."""
+def in_micro_batches(models: list[nn.Module], inputs: Tensor, targets: Tensor, size: int) -> None:
+    """A plain forward and backward pass, `size` examples at once, with a thread for each model."""
 
     def run(model: nn.Module, inputs: Tensor, labels: Tensor) -> None:
         (LOSS(model(inputs), labels).sum() / len(targets)).backward()
@@ -126,8 +130,23 @@ def verdict(value: float, limit: float, *, share: bool = False) -> str:
     return f"target at most {shown}: {'ok' if value <= limit else 'MISSED'}"
 
 
+def best_seconds(
+    runs: dict[str, Callable[[], object]], rounds: int, clock: Callable[[], float]
+) -> dict[str, float]:
+    """The best of several runs after a first one; they alternate, so that a slow spell affects all."""
+    seconds: dict[str, list[float]] = {kind: [] for kind in runs}
+    for _ in range(rounds + 1):
+        for kind, run in runs.items():
+            start = clock()
+            run()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            seconds[kind].append(clock() - start)
+    return {kind: min(values[1:]) for kind, values in seconds.items()}
+
+
 def compare(name: str, device: torch.device, clock: Callable[[], float]) -> None:
-    """Print the ratio of each backend, rounds interleaved so that a slow spell of the machine meets them all."""
+    """Print the ratio of each backend to a plain pass."""
     title, build, inputs = CASES[name]
     model, inputs = build().to(device), inputs.to(device)
     targets = torch.randint(0, 10, (len(inputs),), device=device)
@@ -137,21 +156,13 @@ def compare(name: str, device: torch.device, clock: Callable[[], float]) -> None
     ours = passes["layerwise"]
     copies = [copy.deepcopy(model) for _ in range(ours.threads)]
     runs: dict[str, Callable[[], object]] = {
-        "plain": lambda: in_pieces([model], inputs, targets, len(inputs)),
-        "plain in layerwise's pieces and threads": lambda: in_pieces(
+        "plain": lambda: in_micro_batches([model], inputs, targets, len(inputs)),
+        "plain in layerwise's micro-batches and threads": lambda: in_micro_batches(
             copies, inputs, targets, ours.batch_size
         ),
     }
     runs |= {backend: partial(norm_pass, inputs, targets) for backend, norm_pass in passes.items()}
-    seconds: dict[str, list[float]] = {kind: [] for kind in runs}
-    for _ in range(ROUNDS + 1):
-        for kind, run in runs.items():
-            start = clock()
-            run()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            seconds[kind].append(clock() - start)
-    best = {kind: min(values[1:]) for kind, values in seconds.items()}
+    best = best_seconds(runs, ROUNDS, clock)
     ratios = {kind: value / best["plain"] for kind, value in best.items()}
     others = min(ratios[backend] for backend in BACKENDS[1:])
     print(f"{title}, batch {len(inputs)}: plain {best['plain'] * 1e3:.0f} ms = 1.00")
@@ -166,18 +177,38 @@ def compare(name: str, device: torch.device, clock: Callable[[], float]) -> None
         relative = norm_pass(inputs, targets)[0][:CHECKED].double() / exact - 1
         bare = (relative + 1) / (1 + norm_pass.slack) - 1
         print(
-            f"  {backend}, {norm_pass.batch_size} at once, threads of its own: {norm_pass.threads}; off float64 by at most "
-            f"{bare.abs().max():.1e} before its slack of {norm_pass.slack:.1e}, by {relative.min():+.1e} at the least after it"
+            f"  {backend}, {norm_pass.batch_size} at once, {norm_pass.threads} threads of its own: "
+            f"differs from float64 by at most {bare.abs().max():.1e} before its slack of "
+            f"{norm_pass.slack:.1e}, and by at least {relative.min():+.1e} after it"
         )
+
+
+def compare_once(device: torch.device, clock: Callable[[], float]) -> None:
+    """Print the ratios of one call for one batch, and of a NormPass in a loop, to a plain pass."""
+    title, build, example = CASES["cnn"]
+    model = build().to(device)
+    inputs = torch.randn(ONCE, *example.shape[1:], device=device)
+    targets = torch.randint(0, 10, (ONCE,), device=device)
+    with NormPass(model, LOSS, inputs, targets) as norm_pass:
+        runs: dict[str, Callable[[], object]] = {
+            "plain": lambda: in_micro_batches([model], inputs, targets, ONCE),
+            "once": lambda: per_example_gradient_norms(model, LOSS, inputs, targets),
+            "loop": lambda: norm_pass(inputs, targets),
+        }
+        best = best_seconds(runs, ROUNDS, clock)
+    once, loop = best["once"] / best["plain"], best["loop"] / best["plain"]
+    print(f"{title}, {ONCE} images: plain {best['plain'] * 1e3:.0f} ms = 1.00")
+    print(f"  per_example_gradient_norms {once:.2f}, {verdict(once, LARGEST_ONCE)}")
+    print(f"  NormPass in a loop {loop:.2f}", flush=True)
 
 
 def opacus_run(
     mode: str, folder: str, policy: RecordingPolicy | None, clock: Callable[[], float]
 ) -> float:
-    """Seconds of some epochs of Opacus's training, recorded under a policy (None: not recorded at all).
+    """Seconds of a few epochs of Opacus's training under a recording policy (None: no Recorder).
 
-    The first full pass, before step 0, is not among them; the last, after the last epoch, is. What is recorded between
-    full passes is written once at least: oftener than in a real run.
+    They include the full pass after the last epoch, but not the one before step 0. Batch norms are
+    written to a file at least once, which is more often than in a real run.
     """
     _, build, example = CASES[TRAINED]
     inputs = example.repeat(BATCHES, *(1,) * (example.ndim - 1))
@@ -212,13 +243,13 @@ def opacus_run(
 
 
 def training_cost(mode: str, clock: Callable[[], float]) -> None:
-    """Print what recording adds to Opacus's steps, the writing of files included; rounds interleaved."""
+    """Print what recording, with the writing of files, adds to Opacus's steps."""
     steps = EPOCHS * BATCHES
     session.FLUSH_STEPS = steps
     policies = {
         "none": None,
         "watched": RecordingPolicy("once"),
-        "free": RecordingPolicy("once", batch_norms=True),
+        "batch": RecordingPolicy("once", batch_norms=True),
         "epoch": RecordingPolicy("epoch", batch_norms=True),
     }
     seconds: dict[str, list[float]] = {kind: [] for kind in policies}
@@ -227,26 +258,25 @@ def training_cost(mode: str, clock: Callable[[], float]) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 seconds[kind].append(opacus_run(mode, f"{folder}/run", policy, clock))
     best = {kind: min(values) for kind, values in seconds.items()}
-    free, watched, epoch = (
+    batch_norms, watched, epoch = (
         (best[one] - best[other]) / best["none"]
-        for one, other in (("free", "watched"), ("watched", "none"), ("epoch", "none"))
+        for one, other in (("batch", "watched"), ("watched", "none"), ("epoch", "none"))
     )
     print(
         f"{CASES[TRAINED][0]}, {mode}, {steps} Opacus steps of {best['none'] / steps * 1e3:.0f} ms"
     )
     print(f"  recording without full passes adds {watched:+.1%}")
-    print(f"  batch norms add {free:+.1%} to that, {verdict(free, LARGEST_FREE, share=True)}")
-    print(
-        f"  full pass every epoch plus batch norms: {epoch:+.1%}, {verdict(epoch, LARGEST_EPOCH, share=True)}",
-        flush=True,
-    )
+    shown = verdict(batch_norms, LARGEST_BATCH_NORMS, share=True)
+    print(f"  batch norms add {batch_norms:+.1%} to that, {shown}")
+    shown = verdict(epoch, LARGEST_EPOCH, share=True)
+    print(f"  full pass every epoch plus batch norms: {epoch:+.1%}, {shown}", flush=True)
 
 
 def main() -> None:
     """Compare on every device there is."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--sections", nargs="+", choices=SECTIONS, default=SECTIONS, help="default: both"
+        "--sections", nargs="+", choices=SECTIONS, default=SECTIONS, help="default: all"
     )
     parser.add_argument(
         "--models", nargs="+", choices=list(CASES), default=list(CASES), help="of the section norms"
@@ -261,15 +291,17 @@ def main() -> None:
         torch.set_num_threads(1)
     clock = time.process_time if options.one_core else time.perf_counter
     devices = ["cpu", "cuda"] if torch.cuda.is_available() and not options.one_core else ["cpu"]
-    for device in devices if "norms" in options.sections else []:
+    for device in devices if {"norms", "once"} & set(options.sections) else []:
         where = (
             torch.cuda.get_device_name()
             if device == "cuda"
             else f"{torch.get_num_threads()} threads"
         )
         print(f"{where}, load {os.getloadavg()[0]:.1f} at the start")
-        for case in options.models:
+        for case in options.models if "norms" in options.sections else []:
             compare(case, torch.device(device), clock)
+        if "once" in options.sections:
+            compare_once(torch.device(device), clock)
     for mode in ("hooks", "ghost") if "training" in options.sections else ():
         training_cost(mode, clock)
     print(f"load {os.getloadavg()[0]:.1f} at the end")
