@@ -159,7 +159,7 @@ def train_arm(config: AuditConfig, dataset: Dataset, seed: int, arm: Arm) -> Res
             level=float(levels.mean(axis=1) @ share_of_steps(log)),
             epsilon=float(np.median(table.epsilon)),
             claim="exact but for the seed" if arm.individually else "estimate",
-            pearson=relate_to_loss(table, to_floats(rows["loss"])).pearson_log_loss,
+            pearson=relate_to_loss(table, to_floats(rows["loss"])).every.pearson,
             order=tuple(map(str, means.sort_values().index)),
         )
 

@@ -1,7 +1,8 @@
 """Summaries of small hand-made audits, for tests of reports and gates."""
 
 from indpriv.analysis.declared import Declared
-from indpriv.analysis.fidelity.comparison import compare
+from indpriv.analysis.fidelity.comparison import compare_with_exact
+from indpriv.analysis.summary import FidelityFindings
 from indpriv.audit import Evidence, summarise
 from indpriv.norm_log.evidence import COVERAGE, HASH_CHAIN, SAMPLER
 from synthetic import epsilon_table
@@ -18,7 +19,7 @@ def summary_of(log, examples, **options):
     scale = examples.train["loss"].to_numpy() ** 0.5
     table = epsilon_table((2 * scale).clip(max=1.9), worst_case=1.9)
     fidelity = [
-        compare(
+        compare_with_exact(
             epsilon_table(table.epsilon * factor, between_records=rule),
             table,
             source="norms at every step of this log",
@@ -33,7 +34,12 @@ def summary_of(log, examples, **options):
         "non_dp": examples,
         "checks": CHECKS,
         "declared": Declared(name="tiny"),
+        "recorder": {"sampler_class": "UniformWithReplacementSampler"},
     }
     evidence |= options.pop("evidence", {})
-    settings = {"name": "tiny", "fidelity": fidelity, "command": "indpriv audit run"} | options
+    settings = {
+        "name": "tiny",
+        "fidelity": FidelityFindings(tuple(fidelity)),
+        "command": "indpriv audit run",
+    } | options
     return summarise(log, table, Evidence(**evidence), **settings)

@@ -4,7 +4,7 @@ After NIST SP 800-226 (2025), "How to DP-fy ML" (Ponomareva et al. 2023, section
 registry. The texts here hold no individual value.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from indpriv._files import first_at
@@ -177,25 +177,29 @@ def _how(run: RunFacts, account: Account, checks: Sequence[Check]) -> list[Discl
         Disclosure(
             "steps",
             "Steps",
-            f"{run.total_steps:,}, about {format_number(run.expected_epochs)} epochs"
+            f"{run.settings.total_steps:,}, about {format_number(run.settings.expected_epochs)} epochs"
             + (f", each taken by {_ranks(run)} ranks together" if _ranks(run) > 1 else ""),
             status_of(checks, BATCH_FOR_EVERY_STEP, CLOSED),
             publishable=True,
         ),
         Disclosure(
-            "sample_rate", "sample_rate", format_range(run.sample_rate), settings, publishable=True
+            "sample_rate",
+            "sample_rate",
+            format_range(run.settings.sample_rate),
+            settings,
+            publishable=True,
         ),
         Disclosure(
             "noise_multiplier",
             "noise_multiplier",
-            format_range(run.noise_multiplier),
+            format_range(run.settings.noise_multiplier),
             settings,
             publishable=True,
         ),
         Disclosure(
             "max_grad_norm",
             "max_grad_norm",
-            format_range(run.max_grad_norm),
+            format_range(run.settings.max_grad_norm),
             DECLARED
             if run.recorder.get("replayed") or run.recorder.get("converted")
             else _read_from(run, "clipping"),
@@ -265,21 +269,21 @@ def _ranks(run: RunFacts) -> int:
 
 def _norm_source(run: RunFacts, account: Account) -> str:
     norms = (
-        f"rounded {run.rounding_mode} to {run.rounding:g} of max_grad_norm"
-        if run.rounding
+        f"rounded {run.records.rounding_mode} to {run.records.rounding:g} of max_grad_norm"
+        if run.records.rounding
         else "in full precision"
     )
     between = (
         ""
-        if run.recorded_share == 1
+        if run.records.recorded_share == 1
         else f"; between records: {account.between_records.replace('_', ' ')}"
     )
-    share = format_share(run.recorded_share)
-    return f"{run.n_records:,} of {run.total_steps:,} steps recorded ({share}), {norms}{between}"
+    share = format_share(run.records.recorded_share)
+    return f"{run.records.n_records:,} of {run.settings.total_steps:,} steps recorded ({share}), {norms}{between}"
 
 
 def _clip_mode(run: RunFacts) -> str:
-    if run.individually_clipped:
+    if run.settings.individually_clipped:
         headroom = run.recorder.get("clip_headroom") or 0.0
         above = f" ({headroom:g} of max_grad_norm above its norm)" if headroom else ""
         return (
@@ -291,7 +295,7 @@ def _clip_mode(run: RunFacts) -> str:
 def _clip_status(run: RunFacts, checks: Sequence[Check]) -> str:
     return (
         status_of(checks, INDIVIDUAL_CLIPPING)
-        if run.individually_clipped
+        if run.settings.individually_clipped
         else _read_from(run, "clipping")
     )
 
@@ -376,11 +380,11 @@ def hazards(
     guarantee: Guarantee,
     checks: Sequence[Check],
     *,
-    has_attack: bool,
+    caveats: Iterable[str],
 ) -> tuple[Hazard, ...]:
     """How this account can be wrong or misread: assumptions, misreadings, and what is not counted."""
     found = [*_assumptions(run, account, checks), *_readings(guarantee)]
-    if has_attack:
+    if text := " ".join(caveats):
         found.append(
             Hazard(
                 "attack",
@@ -388,7 +392,7 @@ def hazards(
                 "attack",
                 "A failed attack is taken for safety",
                 NOT_COVERED,
-                "A loss threshold is a weak attack. Its failure bounds nothing; a stronger one may succeed.",
+                text,
             )
         )
     return (*found, *_SCOPE)

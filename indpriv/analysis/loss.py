@@ -4,16 +4,17 @@ After Yu, Kamath, Kulkarni, Liu, Yin and Zhang, "Individual Privacy Accounting f
 Gradient Descent" (arXiv 2206.02617v7), who correlate epsilon with the log of the final training loss.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from indpriv._arrays import FloatArray
-from indpriv._plain import AtLeastZero, Count
+from indpriv._plain import Count
 from indpriv.analysis.distribution import top_of_range
 from indpriv.analysis.statistics.correlation import (
     RelationIntervals,
     is_constant,
+    line,
     pearson,
     relation_intervals,
     spearman,
@@ -45,53 +46,74 @@ class LossBins:
 
 
 @dataclass(frozen=True)
-class LossRelation:
-    """How epsilon goes with the loss of the final model on the training examples.
+class LossCorrelation:
+    """Correlation of epsilon and loss over some examples; None where undefined.
 
     Attributes:
-        n: examples used.
-        pearson_log_loss: Pearson's r of epsilon and ln(loss); None where undefined (undefined_reason says why).
+        n: number of examples.
+        pearson: Pearson's r of epsilon and ln(loss).
         spearman: rank correlation of epsilon and loss.
-        intercept, slope: least squares of epsilon on a + b * ln(loss), loss in nats.
-        pearson_interval, spearman_interval, intercept_interval, slope_interval: bootstrap intervals; see
-            `indpriv.analysis.statistics.correlation.relation_intervals`.
-        n_below_worst_case, pearson_below_worst_case, spearman_below_worst_case and intervals: the same without the
-            examples at the worst case, whose epsilon can grow no further.
-        median_loss_at_worst_case, median_loss_below_worst_case: of the two kinds of examples; None without any.
-        floored: losses of (nearly) zero that were raised to floor, because ln(0) is minus infinity.
-        floor: nats.
-        left_out: examples whose loss is infinite, negative or missing.
-        bins: for the figure; None where undefined.
+        pearson_interval, spearman_interval: see `indpriv.analysis.statistics.correlation.relation_intervals`.
     """
 
     n: Count
-    pearson_log_loss: float | None
+    pearson: float | None
     spearman: float | None
-    intercept: float | None
-    slope: float | None
     pearson_interval: Interval | None
     spearman_interval: Interval | None
-    intercept_interval: Interval | None
-    slope_interval: Interval | None
-    n_below_worst_case: Count
-    pearson_below_worst_case: float | None
-    pearson_below_interval: Interval | None
-    spearman_below_worst_case: float | None
-    spearman_below_interval: Interval | None
+
+
+@dataclass(frozen=True)
+class LossLine:
+    """Least squares of epsilon on intercept + slope * ln(loss), loss in nats; None where undefined."""
+
+    intercept: float | None = None
+    slope: float | None = None
+    intercept_interval: Interval | None = None
+    slope_interval: Interval | None = None
+
+
+_BELOW = {
+    "n": "n_below_worst_case",
+    "pearson": "pearson_below_worst_case",
+    "spearman": "spearman_below_worst_case",
+    "pearson_interval": "pearson_below_interval",
+    "spearman_interval": "spearman_below_interval",
+}
+
+
+@dataclass(frozen=True)
+class LossRelation:
+    """How epsilon depends on the loss of the final model on the training examples.
+
+    Attributes:
+        every: over all examples with a usable loss.
+        below: over the examples below the worst case; the epsilon of the others can grow no further.
+        median_loss_at_worst_case, median_loss_below_worst_case: of the two kinds of examples; None without any.
+        floored: number of losses of (nearly) zero that were raised to floor, because ln(0) is minus infinity.
+        floor: nats.
+        left_out: number of examples whose loss is infinite, negative or missing.
+        undefined_reason: why there is no correlation.
+        bins: for the figure; None where undefined.
+    """
+
+    every: LossCorrelation = field(metadata={"flatten": {"pearson": "pearson_log_loss"}})
+    below: LossCorrelation = field(metadata={"flatten": _BELOW})
+    line: LossLine = field(metadata={"flatten": True})
     median_loss_at_worst_case: float | None
     median_loss_below_worst_case: float | None
     floored: Count
-    floor: AtLeastZero
+    floor: float
     left_out: Count
     undefined_reason: str
     bins: LossBins | None
 
 
-def relate_to_loss(table: EpsilonTable, loss: FloatArray, *, seed: int = 0) -> LossRelation:
+def relate_to_loss(table: EpsilonTable, loss: FloatArray) -> LossRelation:
     """Relate the epsilons of a table to the losses (n_examples,) of the final model, in the table's order.
 
     Zero losses are raised to the smallest positive loss of the data (at least 1e-12 nats), infinite, negative and
-    missing ones are left out; both are counted. seed is of the bootstrap, not of training.
+    missing ones are left out; both are counted.
     """
     usable = np.isfinite(loss) & (loss >= 0)
     epsilon, kept = table.epsilon[usable], loss[usable]
@@ -103,47 +125,31 @@ def relate_to_loss(table: EpsilonTable, loss: FloatArray, *, seed: int = 0) -> L
     same_loss = len(kept) > 0 and is_constant(
         floored
     )  # near 1, ln(loss) makes a signal of float noise
-    relation = None if same_loss else pearson(epsilon, log_loss)
-    intercept, slope = (None, None) if relation is None else _fit(epsilon, log_loss)
-    rng = np.random.default_rng(seed)
-    intervals = (
-        RelationIntervals() if relation is None else relation_intervals(log_loss, epsilon, rng)
-    )
-    relation_below = pearson(epsilon[below], log_loss[below])
-    below_intervals = (
-        RelationIntervals()
-        if relation_below is None
-        else relation_intervals(log_loss[below], epsilon[below], rng)
-    )
+    every = _correlation(epsilon, kept, log_loss, constant_loss=same_loss)
     return LossRelation(
-        n=len(kept),
-        pearson_log_loss=relation,
-        spearman=spearman(epsilon, kept) if len(kept) else None,
-        intercept=intercept,
-        slope=slope,
-        pearson_interval=intervals.pearson,
-        spearman_interval=intervals.spearman,
-        intercept_interval=intervals.intercept,
-        slope_interval=intervals.slope,
-        n_below_worst_case=int(below.sum()),
-        pearson_below_worst_case=relation_below,
-        pearson_below_interval=below_intervals.pearson,
-        spearman_below_worst_case=spearman(epsilon[below], kept[below]) if below.any() else None,
-        spearman_below_interval=below_intervals.spearman,
+        every=every[0],
+        below=_correlation(epsilon[below], kept[below], log_loss[below])[0],
+        line=every[1],
         median_loss_at_worst_case=float(np.median(kept[~below])) if not below.all() else None,
         median_loss_below_worst_case=float(np.median(kept[below])) if below.any() else None,
         floored=int((kept < floor).sum()),
         floor=floor,
         left_out=int((~usable).sum()),
-        undefined_reason=_why_undefined(epsilon, floored) if relation is None else "",
-        bins=None if relation is None else _bins(epsilon, floored, top_of_range(table)),
+        undefined_reason=_why_undefined(epsilon, floored) if every[0].pearson is None else "",
+        bins=None if every[0].pearson is None else _bins(epsilon, floored, top_of_range(table)),
     )
 
 
-def _fit(epsilon: FloatArray, log_loss: FloatArray) -> tuple[float, float]:
-    deviations = log_loss - log_loss.mean()
-    slope = float(np.dot(deviations, epsilon) / np.dot(deviations, deviations))
-    return float(epsilon.mean() - slope * log_loss.mean()), slope
+def _correlation(
+    epsilon: FloatArray, loss: FloatArray, log_loss: FloatArray, *, constant_loss: bool = False
+) -> tuple[LossCorrelation, LossLine]:
+    r = None if constant_loss else pearson(epsilon, log_loss)
+    found = RelationIntervals() if r is None else relation_intervals(log_loss, epsilon)
+    rank = spearman(epsilon, loss) if len(loss) else None
+    correlation = LossCorrelation(len(loss), r, rank, found.pearson, found.spearman)
+    if r is None:
+        return correlation, LossLine()
+    return correlation, LossLine(*line(log_loss, epsilon), found.intercept, found.slope)
 
 
 def _why_undefined(epsilon: FloatArray, loss: FloatArray) -> str:

@@ -12,9 +12,7 @@ from indpriv.analysis.attacks.threshold_attack import ThresholdAttack
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.distribution import Distribution
 from indpriv.analysis.fidelity.batch_norms import BatchNormFidelity
-from indpriv.analysis.fidelity.comparison import Fidelity
-from indpriv.analysis.fidelity.sensitivity import Sensitivity
-from indpriv.analysis.fidelity.spacing import Spacing
+from indpriv.analysis.fidelity.comparison import Fidelity, Sensitivity, Spacing
 from indpriv.analysis.groups.group_table import GroupTable
 from indpriv.analysis.loss import LossRelation
 from indpriv.analysis.norms_over_training import Drivers
@@ -40,24 +38,55 @@ class Range:
 
 
 @dataclass(frozen=True)
+class Settings:
+    """Settings of training, as the log recorded them at each step.
+
+    Attributes:
+        total_steps: number of steps of the run.
+        expected_epochs: sum of sample_rate over the steps.
+        noise_multiplier, max_grad_norm, sample_rate: realised values.
+        individually_clipped: whether training clipped each example at its recorded level.
+    """
+
+    total_steps: Count
+    expected_epochs: float
+    noise_multiplier: Range
+    max_grad_norm: Range
+    sample_rate: Range
+    individually_clipped: bool
+
+
+@dataclass(frozen=True)
+class Records:
+    """Which norms were recorded.
+
+    Attributes:
+        n_records: number of steps with a record of every example.
+        recorded_share: n_records over the number of steps.
+        n_exact_examples: number of examples whose norm was recorded at every step.
+        rounding: of norms, as a fraction of max_grad_norm; 0 if they were not rounded.
+        rounding_mode: "up", "nearest" or "none".
+    """
+
+    n_records: Count
+    recorded_share: Share
+    n_exact_examples: Count
+    rounding: AtLeastZero
+    rounding_mode: str
+
+
+@dataclass(frozen=True)
 class RunFacts:
     """What was run, as the log recorded it.
 
     Attributes:
-        n_examples, n_test_examples: rows.
-        n_units: distinct privacy units, None where each row is its own.
-        train_accuracy, test_accuracy: of the final model, None where unknown.
-        total_steps, n_records: steps of the run, and those with a record of every example.
-        recorded_share: n_records over total_steps.
-        n_exact_examples: examples recorded at every step besides.
-        expected_epochs: sum of sample_rate over the steps.
-        noise_multiplier, max_grad_norm, sample_rate: realised.
-        rounding, rounding_mode: of norms, as a fraction of max_grad_norm; 0 is none.
-        individually_clipped: training clipped each example at its recorded level.
+        n_examples, n_test_examples: number of training and test examples.
+        n_units: number of distinct privacy units; None where each example is its own.
+        train_accuracy, test_accuracy: of the final model; None where unknown.
         example_ids_sha256: fingerprint of the ids in order.
         caveats: reasons, found while recording, why individual epsilons are estimates.
-        recorder: what the recorder read from the optimizer and the loader, inside the log's hash chain.
-        declared: what run.json says besides, on the word of whoever trained.
+        recorder: what the recorder read from the optimizer and the loader; part of the log's hash chain.
+        declared: what run.json says in addition; not verified.
     """
 
     n_examples: Count
@@ -65,17 +94,8 @@ class RunFacts:
     n_units: Count | None
     train_accuracy: Share | None
     test_accuracy: Share | None
-    total_steps: Count
-    n_records: Count
-    recorded_share: Share
-    n_exact_examples: Count
-    expected_epochs: float
-    noise_multiplier: Range
-    max_grad_norm: Range
-    sample_rate: Range
-    rounding: float
-    rounding_mode: str
-    individually_clipped: bool
+    settings: Settings = field(metadata={"flatten": True})
+    records: Records = field(metadata={"flatten": True})
     example_ids_sha256: str
     caveats: tuple[str, ...]
     recorder: Mapping[str, Any]
@@ -176,38 +196,88 @@ class Hazard:
 
 
 @dataclass(frozen=True)
+class Provenance:
+    """Where an audit comes from.
+
+    Attributes:
+        created: ISO 8601, UTC.
+        versions: of the tool and its libraries.
+        command: reproduces the audit.
+    """
+
+    created: str
+    versions: Mapping[str, str]
+    command: str
+
+
+@dataclass(frozen=True)
+class AttackFindings:
+    """What attacks on the run achieved.
+
+    Attributes:
+        by_group: success of each attack by column, on the DP model and on the non-private baseline.
+        by_epsilon: the attack in bins of epsilon; None where the norms of the hold-out were not recorded.
+        canaries: what canaries prove about the worst case; None where the run had none.
+    """
+
+    by_group: tuple[ThresholdAttack, ...] = field(default=(), metadata={"json": "attacks"})
+    by_epsilon: AttackByEpsilon | None = field(default=None, metadata={"json": "attack_by_epsilon"})
+    canaries: AttackMeasures | None = None
+
+
+@dataclass(frozen=True)
+class FidelityFindings:
+    """How far the epsilons can lie from exact ones.
+
+    Attributes:
+        against_k: what larger K would have given, where exact values exist.
+        batch_norms: what batch norms prove about the estimate; None where the account uses none.
+        sensitivity: how far epsilons move with the rounding of norms and with what is assumed between records.
+        spacing: how far the estimate still moves with the spacing of records, where no exact values exist.
+    """
+
+    against_k: tuple[Fidelity, ...] = field(default=(), metadata={"json": "fidelity"})
+    batch_norms: BatchNormFidelity | None = field(default=None, metadata={"json": "free_fidelity"})
+    sensitivity: tuple[Sensitivity, ...] = ()
+    spacing: Spacing | None = None
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What a reader must know beside the figures.
+
+    Attributes:
+        checks: what the session counts and the files prove about the assumptions.
+        disclosures: facts about the run, each with how it is known.
+        hazards: how this account can be wrong or misread.
+        missing: what this audit lacks, and why.
+    """
+
+    checks: tuple[Check, ...]
+    disclosures: tuple[Disclosure, ...]
+    hazards: tuple[Hazard, ...]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class AuditSummary:
     """What an audit found.
 
     Attributes:
         name: of the run.
-        created: ISO 8601, UTC.
-        versions: of the tool and its libraries.
         account: what every epsilon here means.
         claim, claim_reason: of the individual epsilons: "exact" or "estimate", and why.
         guarantee: the worst case, the only figure that is a guarantee.
         run: what was run.
         individual: distribution of individual epsilon.
         unit_sizes: units by their number of rows, and what a cap on it would cost; empty where each has one row.
-        drivers: norms over training by class, and who is at the ends.
-        loss: epsilon against loss; None without an example table.
+        drivers: norms over training by class, and the examples at both ends.
+        loss: epsilon and loss; None without an example table.
         groups: one table per column asked for.
-        attacks: loss-threshold membership inference by column, on the DP model and on its twin without DP.
-        attack_by_epsilon: the attack in bins of epsilon; None where the hold-out's norms were not recorded.
-        canaries: what canaries prove of the worst case; None where the run had none.
-        fidelity: what larger K would have said, where exact values exist.
-        free_fidelity: what batch norms prove of the estimate; None where the account uses none.
-        sensitivity: how far epsilons move with the rounding of norms and with what is assumed between records.
-        spacing: how far the estimate still moves with the spacing of records, where none do.
-        checks: evidence held against the assumptions.
-        disclosures, hazards: what a reader must know.
-        missing: what this audit lacks, and why.
-        command: reproduces this audit.
     """
 
     name: str
-    created: str
-    versions: Mapping[str, str]
+    provenance: Provenance = field(metadata={"flatten": True})
     account: Account
     claim: Annotated[str, Limits(texts=("exact", "estimate"))]
     claim_reason: str
@@ -218,18 +288,9 @@ class AuditSummary:
     drivers: Drivers
     loss: LossRelation | None
     groups: tuple[GroupTable, ...]
-    attacks: tuple[ThresholdAttack, ...]
-    attack_by_epsilon: AttackByEpsilon | None
-    canaries: AttackMeasures | None
-    fidelity: tuple[Fidelity, ...]
-    free_fidelity: BatchNormFidelity | None
-    sensitivity: tuple[Sensitivity, ...]
-    spacing: Spacing | None
-    checks: tuple[Check, ...]
-    disclosures: tuple[Disclosure, ...]
-    hazards: tuple[Hazard, ...]
-    missing: tuple[str, ...]
-    command: str
+    attacks: AttackFindings = field(metadata={"flatten": True})
+    fidelity: FidelityFindings = field(metadata={"flatten": True})
+    notes: Notes = field(metadata={"flatten": True})
 
     def to_json(self) -> dict[str, Any]:
         """The content of audit.json (see report/audit.schema.json): dicts, lists, texts and finite numbers."""

@@ -1,1 +1,6 @@
-"""Attacks on a trained model, each of which ends in AttackScores. Sensitive."""
+"""Attacks on a trained model: from what is known about the model to AttackScores. Sensitive."""
+
+from indpriv.attacks.material import Material
+from indpriv.attacks.registry import ATTACKS, Attack
+
+__all__ = ["ATTACKS", "Attack", "Material"]

@@ -14,7 +14,7 @@ from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.fidelity.batch_norms import free_fidelity
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.summary import AuditSummary, FidelityFindings
 from indpriv.audit.audit_directory import write_audit
 from indpriv.audit.run_directory import EXAMPLES, Evidence, open_run
 from indpriv.audit.summarise import choose_groups, summarise
@@ -120,10 +120,7 @@ def audit(
         evidence,
         name=evidence.declared.name or path.resolve().name,
         by=by,
-        fidelity=fidelity,
-        batch_norms=free,
-        sensitivity=choices,
-        spacing=spacing,
+        fidelity=FidelityFindings(fidelity, free, choices, spacing),
         holdout=holdout,
         members=members,
         seed=seed,

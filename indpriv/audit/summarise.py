@@ -19,23 +19,32 @@ from indpriv.analysis.attacks.threshold_attack import AttackRow, ThresholdAttack
 from indpriv.analysis.disclosures import disclosures, hazards
 from indpriv.analysis.distribution import describe
 from indpriv.analysis.duplicates import undeclared_people
-from indpriv.analysis.fidelity.batch_norms import BatchNormFidelity
-from indpriv.analysis.fidelity.comparison import Fidelity
-from indpriv.analysis.fidelity.sensitivity import Sensitivity
-from indpriv.analysis.fidelity.spacing import Spacing
 from indpriv.analysis.groups.group_table import GroupTable, group_tables
 from indpriv.analysis.guarantee import guarantee_of, worst_case_membership
 from indpriv.analysis.loss import LossRelation, relate_to_loss
 from indpriv.analysis.norms_over_training import describe_drivers
-from indpriv.analysis.summary import AuditSummary, Range, RunFacts
+from indpriv.analysis.summary import (
+    AttackFindings,
+    AuditSummary,
+    FidelityFindings,
+    Notes,
+    Provenance,
+    Range,
+    Records,
+    RunFacts,
+    Settings,
+)
 from indpriv.analysis.units import unit_sizes
 from indpriv.attack_scores import AttackScores
-from indpriv.attacks.membership import LOSS_THRESHOLD, loss_scores
+from indpriv.attacks import ATTACKS, Material
+from indpriv.attacks.loss_threshold import LOSS_THRESHOLD
 from indpriv.audit.run_directory import EXAMPLES, EXAMPLES_NON_DP, Evidence, in_rows_of
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.norm_log import NormLog
+
+_NO_FIDELITY = FidelityFindings()
 
 
 def summarise(
@@ -45,10 +54,7 @@ def summarise(
     *,
     name: str,
     by: Sequence[str] = (),
-    fidelity: Sequence[Fidelity] = (),
-    batch_norms: BatchNormFidelity | None = None,
-    sensitivity: Sequence[Sensitivity] = (),
-    spacing: Spacing | None = None,
+    fidelity: FidelityFindings = _NO_FIDELITY,
     holdout: EpsilonTable | None = None,
     members: EpsilonTable | None = None,
     seed: int = 0,
@@ -62,17 +68,16 @@ def summarise(
         evidence: what else is known.
         name: of the run.
         by: columns to group by; see `audit`.
-        fidelity: see `fidelity_against_k`.
-        batch_norms: see `free_fidelity`.
-        sensitivity: see `indpriv.audit.variants.sensitivity`.
-        spacing: see `effect_of_spacing`.
+        fidelity: how far the epsilons can lie from exact ones.
         holdout: epsilons that the test examples would have had on the same trajectory.
         members: what the hold-out is compared with: the table, or, where that rests on batch norms, which no test example
             has, the account of full records alone.
         seed: of the attack's random choices.
         command: reproduces the audit.
     """
-    missing = _missing(evidence, log, known=bool(fidelity) or batch_norms is not None)
+    missing = _missing(
+        evidence, log, known=bool(fidelity.against_k) or fidelity.batch_norms is not None
+    )
     run = _run_facts(log, evidence)
     found, rows = _Examined(), None
     if evidence.examples is not None:
@@ -110,8 +115,7 @@ def summarise(
     canaries = evidence.canaries
     return AuditSummary(
         name=name,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions=versions,
+        provenance=Provenance(datetime.now(UTC).isoformat(timespec="seconds"), versions, command),
         account=table.account,
         claim=table.claim,
         claim_reason=table.claim_reason,
@@ -122,22 +126,28 @@ def summarise(
         drivers=describe_drivers(log, table, rows),
         loss=found.loss,
         groups=found.groups,
-        attacks=found.attacks,
-        attack_by_epsilon=found.by_epsilon,
-        canaries=None
-        if canaries is None
-        else measure_attack(canaries, delta=table.account.delta, seed=seed),
-        fidelity=tuple(fidelity),
-        free_fidelity=batch_norms,
-        sensitivity=tuple(sensitivity),
-        spacing=spacing,
-        checks=tuple(evidence.checks),
-        disclosures=disclosures(run, table.account, guarantee, evidence.checks, versions, brackets),
-        hazards=hazards(
-            run, table.account, guarantee, evidence.checks, has_attack=bool(found.attacks)
+        attacks=AttackFindings(
+            by_group=found.attacks,
+            by_epsilon=found.by_epsilon,
+            canaries=None
+            if canaries is None
+            else measure_attack(canaries, delta=table.account.delta, seed=seed),
         ),
-        missing=tuple(missing),
-        command=command,
+        fidelity=fidelity,
+        notes=Notes(
+            checks=tuple(evidence.checks),
+            disclosures=disclosures(
+                run, table.account, guarantee, evidence.checks, versions, brackets
+            ),
+            hazards=hazards(
+                run,
+                table.account,
+                guarantee,
+                evidence.checks,
+                caveats=dict.fromkeys(attack.caveat for attack in found.attacks),
+            ),
+            missing=tuple(missing),
+        ),
     )
 
 
@@ -161,7 +171,7 @@ def _examined(
     seed: int,
 ) -> _Examined:
     return _Examined(
-        loss=relate_to_loss(table, to_floats(train["loss"]), seed=seed),
+        loss=relate_to_loss(table, to_floats(train["loss"])),
         groups=group_tables(table, train, examples.test, columns, seed=seed),
         attacks=_attacks(evidence, columns, seed),
         by_epsilon=_by_epsilon(*compared, examples, seed),
@@ -219,17 +229,21 @@ def _run_facts(log: NormLog, evidence: Evidence) -> RunFacts:
         n_units=None if log.unit_ids is None else len(np.unique(log.unit_ids)),
         train_accuracy=_accuracy(evidence.examples, "train"),
         test_accuracy=_accuracy(evidence.examples, "test"),
-        total_steps=log.total_steps,
-        n_records=log.n_records,
-        recorded_share=log.coverage,
-        n_exact_examples=0 if log.reference_positions is None else len(log.reference_positions),
-        expected_epochs=float(settings.sample_rate.sum()),
-        noise_multiplier=_range(settings.noise_multiplier),
-        max_grad_norm=_range(settings.max_grad_norm),
-        sample_rate=_range(settings.sample_rate),
-        rounding=0.0 if log.levels is None else log.levels.rounding,
-        rounding_mode="none" if log.levels is None else log.levels.rounding_mode,
-        individually_clipped=log.individually_clipped,
+        settings=Settings(
+            total_steps=log.total_steps,
+            expected_epochs=float(settings.sample_rate.sum()),
+            noise_multiplier=_range(settings.noise_multiplier),
+            max_grad_norm=_range(settings.max_grad_norm),
+            sample_rate=_range(settings.sample_rate),
+            individually_clipped=log.individually_clipped,
+        ),
+        records=Records(
+            n_records=log.n_records,
+            recorded_share=log.coverage,
+            n_exact_examples=0 if log.reference_positions is None else len(log.reference_positions),
+            rounding=0.0 if log.levels is None else log.levels.rounding,
+            rounding_mode="none" if log.levels is None else log.levels.rounding_mode,
+        ),
         example_ids_sha256=hashlib.sha256(ids).hexdigest(),
         caveats=log.caveats,
         recorder=evidence.recorder,
@@ -298,16 +312,28 @@ def _by_epsilon(
 
 
 def _attacks(evidence: Evidence, columns: Sequence[str], seed: int) -> tuple[ThresholdAttack, ...]:
-    """Loss threshold by column, DP model first, then its twin."""
+    """Every attack whose needs are met, by column, on the DP model and then on the non-private baseline."""
+    models = (("dp", _material(evidence.examples)), ("non_dp", _material(evidence.non_dp)))
     found = []
-    overall: dict[str, AttackRow] = {}
-    for column in columns:
-        for model, examples in (("dp", evidence.examples), ("non_dp", evidence.non_dp)):
-            if examples is not None and not examples.test.empty:
-                scores = loss_scores(examples, by=column)
-                attack = threshold_attack(
-                    scores, model=model, by=column, seed=seed, overall=overall.get(model)
-                )
-                overall[model] = attack.overall
-                found.append(attack)
+    for attack in ATTACKS.values():
+        overall: dict[str, AttackRow] = {}
+        for column in columns:
+            for model, material in models:
+                if attack.can_use(material):
+                    scores = attack.scores(material, column)
+                    result = threshold_attack(
+                        scores,
+                        model=model,
+                        by=column,
+                        caveat=attack.caveat,
+                        seed=seed,
+                        overall=overall.get(model),
+                    )
+                    overall[model] = result.overall
+                    found.append(result)
     return tuple(found)
+
+
+def _material(examples: ExampleTable | None) -> Material:
+    known = examples is not None and not examples.test.empty
+    return Material(final_losses=examples if known else None)

@@ -10,9 +10,12 @@ from indpriv._columns import Partition
 from indpriv._progress import StageProgress, silent
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
-from indpriv.analysis.fidelity.comparison import Fidelity, compare
-from indpriv.analysis.fidelity.sensitivity import Sensitivity, sensitivity_to
-from indpriv.analysis.fidelity.spacing import Spacing, spacing_effect
+from indpriv.analysis.fidelity.comparison import (
+    Fidelity,
+    Sensitivity,
+    Spacing,
+    compare_with_exact,
+)
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.norm_log.batch_norms import ArrayBatchNorms
 from indpriv.norm_log.levels import Codes, Levels
@@ -74,7 +77,7 @@ def fidelity_against_k(
         every = round(float(gaps.mean())) if len(gaps) else log.total_steps
         own = every * float(log.settings.sample_rate.mean())
         comparisons = [
-            compare(
+            compare_with_exact(
                 table,
                 exact,
                 source=source,
@@ -98,7 +101,9 @@ def fidelity_against_k(
         guess = table_for(exact_log.thin(every), replace(method, between_records=rule))
         shown = groups if case == by_group else None
         comparisons.append(
-            compare(guess, exact, source=source, every=every, epochs=every * rate, groups=shown)
+            compare_with_exact(
+                guess, exact, source=source, every=every, epochs=every * rate, groups=shown
+            )
         )
         (progress or silent)(COMPARING, number, len(cases))
     return tuple(comparisons)
@@ -120,9 +125,10 @@ def effect_of_spacing(
         return None
     tell = progress or silent
     sparser = replace(log, recorded_steps=log.recorded_steps[::2], rows=log.rows[::2])
-    return spacing_effect(
+    kept = table_for(sparser, method, progress=lambda done, total: tell(SPACING, done, total))
+    return Spacing.of(
         table,
-        table_for(sparser, method, progress=lambda done, total: tell(SPACING, done, total)),
+        kept,
         n_records=log.n_records,
         n_kept=sparser.n_records,
         every=int(np.median(np.diff(log.recorded_steps))),
@@ -163,7 +169,7 @@ def sensitivity(
     ]
     found = []
     for number, (choice, log_then, method_then) in enumerate(cases, 1):
-        found.append(sensitivity_to(choice, table, table_for(log_then, method_then)))
+        found.append(Sensitivity.to(choice, table, table_for(log_then, method_then)))
         (progress or silent)(CHOOSING, number, len(cases))
     return tuple(found)
 

@@ -84,7 +84,7 @@ def _figures(summary: AuditSummary) -> list[tuple[str, str]]:
 
 def _facts(summary: AuditSummary) -> list[tuple[str, str]]:
     account = summary.account
-    sampler = next((item for item in summary.disclosures if item.key == "sampler"), None)
+    sampler = next((item for item in summary.notes.disclosures if item.key == "sampler"), None)
     return [
         ("Unit of privacy", f"one {account.one_unit}"),
         (

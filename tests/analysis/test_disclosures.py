@@ -29,7 +29,7 @@ def rows(run, *, delta=1e-5, checks=(PASSED,), **recorder):
         log, epsilon_table([1.0] * 60, delta=delta), evidence, name="x", by=["label"]
     )
     found = disclosures(summary.run, summary.account, summary.guarantee, checks, {})
-    assert summary.disclosures[0] == found[0]
+    assert summary.notes.disclosures[0] == found[0]
     return {row.title: row for row in found}
 
 
@@ -73,7 +73,7 @@ def test_brackets_of_the_tight_accountant_are_counted(run):
     table = epsilon_table([1.0] * 60, accountant="pld")
     table = replace(table, details={"bracket": np.array(["certified"] * 58 + ["fallback"] * 2)})
     summary = summarise(log, table, Evidence(examples), name="x", by=["label"])
-    row = next(row for row in summary.disclosures if row.key == "brackets")
+    row = next(row for row in summary.notes.disclosures if row.key == "brackets")
     assert row.value.startswith("58 certified, 2 fallback")
     assert row.private
     assert "Brackets of individual epsilon" not in rows(run)

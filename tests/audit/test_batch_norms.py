@@ -49,8 +49,8 @@ def run_dir(tmp_path_factory):
 def test_it_reaches_every_page(run_dir, tmp_path):
     summary = audit(run_dir, tmp_path / "audit", delta=1e-5, between_records="closest")
     expected = free_fidelity(NormLog.open(run_dir), Method(delta=1e-5, between_records="closest"))
-    assert summary.free_fidelity == expected
-    assert not any("No exact values" in text for text in summary.missing)
+    assert summary.fidelity.batch_norms == expected
+    assert not any("No exact values" in text for text in summary.notes.missing)
     document = json.loads((tmp_path / "audit" / "audit.json").read_text())
     assert document["free_fidelity"]["n_entries"] == expected.n_entries
     console = Console(file=io.StringIO(), width=200)
@@ -64,7 +64,7 @@ def test_it_reaches_every_page(run_dir, tmp_path):
 
 def test_nothing_is_said_where_the_account_uses_none(run_dir, tmp_path):
     summary = audit(run_dir, tmp_path / "audit", delta=1e-5, between_records="worst_case")
-    assert summary.free_fidelity is None
+    assert summary.fidelity.batch_norms is None
     assert "Batch norms" not in render_html(summary)
 
 

@@ -89,10 +89,10 @@ def test_what_was_declared_is_used(audited):
     assert summary.name == "tiny"
     assert summary.account.delta == DELTA
     assert [table.by for table in summary.groups] == ["sex", "label"]
-    assert {(attack.by, attack.model) for attack in summary.attacks} == {
+    assert {(attack.by, attack.model) for attack in summary.attacks.by_group} == {
         ("sex", "dp"), ("sex", "non_dp"), ("label", "dp"), ("label", "non_dp")
     }  # fmt: skip
-    statuses = {hazard.short: hazard.status for hazard in summary.hazards}
+    statuses = {hazard.short: hazard.status for hazard in summary.notes.hazards}
     assert statuses["duplicates"] == "declared"
     assert statuses["preprocessing"] == "declared"
     assert statuses["tuning"] == "not covered"
@@ -109,15 +109,15 @@ def test_arguments_come_before_what_was_declared(run_dir, tmp_path):
     )
     assert (summary.account.delta, summary.account.conversion) == (1e-6, "mironov2017")
     assert [table.by for table in summary.groups] == ["age:bins=3"]
-    assert "--delta 1e-06" in summary.command
-    assert "--by age:bins=3" in summary.command
+    assert "--delta 1e-06" in summary.provenance.command
+    assert "--by age:bins=3" in summary.provenance.command
 
 
 @quick
 def test_the_command_reproduces_the_audit(run_dir, tmp_path):
     delta = 1 / 60_001
     summary = audit(run_dir, tmp_path / "audit", delta=delta, by=["sex"], unreadable="worst_case")
-    words = shlex.split(summary.command)
+    words = shlex.split(summary.provenance.command)
     options = dict(zip(words[3::2], words[4::2], strict=True))
     assert float(options["--delta"]) == delta
     assert options["--unreadable"] == "worst_case"
@@ -158,11 +158,11 @@ def test_later_commands_need_the_audit_directory_only(run_dir, tmp_path, artifac
 
 def test_fidelity_from_a_log_with_every_step(audited):
     _, summary = audited
-    assert {(row.every, row.between_records) for row in summary.fidelity} == {
+    assert {(row.every, row.between_records) for row in summary.fidelity.against_k} == {
         (every, rule) for every in (3, 10, 20) for rule in ("last", "closest")
     }
-    assert all(row.n == 240 and not row.is_this_log for row in summary.fidelity)
-    assert all(row.largest_absolute > 0 for row in summary.fidelity)
+    assert all(row.errors.n == 240 and not row.is_this_log for row in summary.fidelity.against_k)
+    assert all(row.errors.largest_absolute > 0 for row in summary.fidelity.against_k)
 
 
 def test_fidelity_from_exact_examples(artifacts, tmp_path):
@@ -170,16 +170,18 @@ def test_fidelity_from_exact_examples(artifacts, tmp_path):
     folder = write_run(tmp_path / "run", log.thin(10), examples, exact=7)
     summary = audit(folder, tmp_path / "audit", delta=DELTA)
     assert summary.claim == "estimate"
-    own = [row for row in summary.fidelity if row.is_this_log]
+    own = [row for row in summary.fidelity.against_k if row.is_this_log]
     assert [(row.n, row.every) for row in own] == [(7, 10)]
-    assert {row.source for row in summary.fidelity} == {"norms at every step of 7 examples"}
-    assert summary.run.n_exact_examples == 7
+    assert {row.source for row in summary.fidelity.against_k} == {
+        "norms at every step of 7 examples"
+    }
+    assert summary.run.records.n_exact_examples == 7
 
 
 def test_policy_and_cost_of_recording_are_told(audited):
     folder, summary = audited
     text = "a full pass every step; 3.0 s of norm passes beside 2.0 s of training (150 %)"
-    told = {item.title: (item.value, item.status) for item in summary.disclosures}
+    told = {item.title: (item.value, item.status) for item in summary.notes.disclosures}
     assert told["Recording"] == (text, "verified")
     assert text in (folder / "report.html").read_text()
     assert text in " ".join(screen(summary).split())
@@ -201,10 +203,10 @@ def test_individual_clipping_is_exact_where_every_gradient_shows_it(artifacts, t
     summary = audit(folder, tmp_path / "audit", delta=DELTA)
     assert summary.claim == ("exact" if at_levels else "estimate")
     assert summary.guarantee.status == "supported"  # the worst case does not rest on levels
-    told = {item.title: (item.value, item.status) for item in summary.disclosures}
+    told = {item.title: (item.value, item.status) for item in summary.notes.disclosures}
     assert told["Clip mode"][0].startswith("individual: each example at its last recorded level")
     assert told["Clip mode"][1] == ("verified" if at_levels else "failed")
-    assert not any("exact values" in text for text in summary.missing)
+    assert not any("exact values" in text for text in summary.notes.missing)
     assert (
         "clipped each example" in screen(summary)
         if at_levels
@@ -219,8 +221,8 @@ def test_a_run_that_was_killed_before_the_end(artifacts, tmp_path):
     output = tmp_path / "audit"
     summary = audit(folder, output, delta=DELTA)
     assert summary.individual.n == 240
-    assert (summary.loss, summary.groups, summary.attacks) == (None, (), ())
-    assert any("examples.parquet is absent" in text for text in summary.missing)
+    assert (summary.loss, summary.groups, summary.attacks.by_group) == (None, (), ())
+    assert any("examples.parquet is absent" in text for text in summary.notes.missing)
     assert summary.guarantee.status == "unproven"
     assert list(read_parquet(output / "epsilon.parquet").columns[:2]) == ["example_id", "epsilon"]
     with pytest.raises(InputError, match="--by sex: this run has no"):

@@ -8,6 +8,7 @@ from indpriv import NormLog
 from indpriv._columns import partition
 from indpriv.accountant import Method
 from indpriv.accountant.per_example import table_for
+from indpriv.analysis.summary import FidelityFindings
 from indpriv.audit import Evidence, effect_of_spacing, fidelity_against_k, sensitivity, summarise
 
 from .conftest import DELTA
@@ -25,8 +26,8 @@ def test_fidelity_is_zero_where_norms_never_move():
     method = Method(delta=DELTA)
     rows = fidelity_against_k(log, method, table_for(log, method))
     assert len(rows) == 4
-    assert max(row.largest_absolute for row in rows) == 0
-    assert max(row.share_under for row in rows) == 0
+    assert max(row.errors.largest_absolute for row in rows) == 0
+    assert max(row.errors.share_under for row in rows) == 0
 
 
 def test_no_fidelity_without_exact_values(artifacts):
@@ -50,7 +51,9 @@ def test_the_papers_preset(artifacts, tmp_path):
     rows = fidelity_against_k(full, method, table)
     assert {row.between_records for row in rows} == {"last"}
     assert sensitivity(full, method, table) == ()  # it makes those choices itself
-    summary = summarise(full, table, Evidence(examples), name="paper", fidelity=rows)
+    summary = summarise(
+        full, table, Evidence(examples), name="paper", fidelity=FidelityFindings(rows)
+    )
     assert summary.claim == "estimate"
 
 
@@ -85,11 +88,13 @@ def test_fidelity_by_group_adds_up(artifacts):
     assert [(row.every, row.between_records) for row in told] == [
         (10, "last")
     ]  # one epoch, by the rule of the account
-    assert sum(group.n for group in told[0].groups) == told[0].n
+    assert sum(group.n for group in told[0].groups) == told[0].errors.n
     assert sum(group.n * group.signed_bias for group in told[0].groups) == pytest.approx(
-        told[0].n * told[0].signed_bias
+        told[0].errors.n * told[0].errors.bias
     )
-    assert max(group.largest_absolute for group in told[0].groups) == told[0].largest_absolute
+    assert (
+        max(group.largest_absolute for group in told[0].groups) == told[0].errors.largest_absolute
+    )
 
 
 def test_sensitivity_is_the_account_of_other_choices(artifacts):

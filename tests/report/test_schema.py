@@ -5,7 +5,7 @@ import jsonschema
 import pytest
 
 import indpriv.report
-from indpriv.analysis.summary import AuditSummary, audit_schema
+from indpriv.analysis.summary import AuditSummary, FidelityFindings, audit_schema
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.errors import InputError
 from summaries import summary_of
@@ -74,7 +74,10 @@ def test_the_schema_refuses_what_it_does_not_know(summary):
 def test_a_run_without_examples_fits_too(run):
     log, examples = run
     bare = summary_of(
-        log, examples, evidence={"examples": None, "non_dp": None, "checks": ()}, fidelity=[]
+        log,
+        examples,
+        evidence={"examples": None, "non_dp": None, "checks": ()},
+        fidelity=FidelityFindings(),
     )
     document = bare.to_json()
     check(document)

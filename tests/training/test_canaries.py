@@ -46,10 +46,13 @@ def test_a_cap_on_rows_would_drop_canaries(tmp_path):
 
 def test_the_audit_of_the_run_has_them(run_dir, tmp_path):
     summary = audit(run_dir, tmp_path / "audit", by=["canary"])
-    assert summary.canaries.overall.n_members + summary.canaries.overall.n_nonmembers == 100
-    assert summary.attack_by_epsilon.findings == 0
-    assert summary.canaries.delta == summary.account.delta
-    assert summary.canaries.overall.bound.epsilon < summary.guarantee.worst_case_epsilon
+    assert (
+        summary.attacks.canaries.overall.n_members + summary.attacks.canaries.overall.n_nonmembers
+        == 100
+    )
+    assert summary.attacks.by_epsilon.findings == 0
+    assert summary.attacks.canaries.delta == summary.account.delta
+    assert summary.attacks.canaries.overall.bound.epsilon < summary.guarantee.worst_case_epsilon
     assert {row.name for row in summary.groups[0].rows} == {"True", "False"}
 
 

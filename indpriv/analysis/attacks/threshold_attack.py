@@ -1,6 +1,6 @@
-"""The paper's membership test: success rate of a loss threshold, by group. Sees only AttackScores. Sensitive."""
+"""The paper's membership test: the success rate of one threshold on an attack's scores, by group. Sensitive."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,27 +11,27 @@ from indpriv._plain import Count, Share
 from indpriv.analysis.attacks.measures import MIN_TRIALS, OVERALL, generator_of, group_indices
 from indpriv.analysis.attacks.roc import Discrimination, discriminate
 from indpriv.analysis.statistics.binomial import clopper_pearson
-from indpriv.analysis.statistics.resampling import CONFIDENCE
+from indpriv.analysis.statistics.resampling import CONFIDENCE, Interval
 from indpriv.attack_scores import AttackScores
 
 PROTOCOL = (
-    "In each group: as many random members as non-members; a random half of each chooses the threshold, the other "
-    "half reports the success rate. Chance is 50 %."
+    "In each group, as many random members as non-members are taken. A random half of each chooses the threshold; the "
+    "success rate is measured on the other half. Chance is 50 %."
 )
 
 
 @dataclass(frozen=True)
 class AttackRow:
-    """Success of a threshold attack on one group.
+    """Success of a threshold on one group.
 
     Attributes:
         name: the group.
-        n_members, n_nonmembers: scores there are; pairs of them are used in equal numbers.
-        trials: guesses reported on, half members and half non-members; 0 where there are too few scores.
-        successes: guesses that were right.
-        success_rate: None where trials is 0.
-        low, high: Clopper-Pearson interval of the success rate (exact binomial), each None where trials is 0.
-        too_small: fewer than ten trials: too few to read.
+        n_members, n_nonmembers: number of scores; equal numbers of both are used.
+        trials: number of guesses, half on members and half on non-members; 0 where there are too few scores.
+        successes: number of guesses that were right.
+        success_rate: None without trials.
+        interval: exact binomial (Clopper and Pearson 1934), of the success rate; None without trials.
+        too_small: fewer than ten trials, too few to read.
         discrimination: over all thresholds and all scores; the curve itself for all examples only.
     """
 
@@ -41,8 +41,7 @@ class AttackRow:
     trials: Count
     successes: Count
     success_rate: Share | None
-    low: Share | None
-    high: Share | None
+    interval: Interval | None = field(metadata={"flatten": True})
     too_small: bool
     discrimination: Discrimination | None
 
@@ -53,8 +52,10 @@ class ThresholdAttack:
 
     Attributes:
         method: what produced the scores.
-        model: "dp", or "non_dp" for the same model trained without DP.
-        by: the column of the groups, "" where only all examples together were attacked.
+        model: "dp", or "non_dp" for the non-private baseline.
+        by: the column of the groups; "" where only all examples together were attacked.
+        protocol: how the success rate is measured.
+        caveat: what a reader must know about this attack.
         seed: of the random choice of members and halves: an analysis seed, not one of training.
         confidence: of each interval by itself.
         overall: all examples together.
@@ -65,6 +66,7 @@ class ThresholdAttack:
     model: str
     by: str
     protocol: str
+    caveat: str
     seed: int
     confidence: Share
     overall: AttackRow
@@ -76,21 +78,23 @@ def threshold_attack(
     *,
     model: str = "dp",
     by: str = "",
+    caveat: str = "",
     seed: int = 0,
     overall: AttackRow | None = None,
 ) -> ThresholdAttack:
-    """Success rate of the best single threshold, chosen on one half of the scores and reported on the other.
+    """Success rate of the best single threshold, chosen on one half of the scores and measured on the other.
 
     After Yu et al., "Individual Privacy Accounting for Differentially Private Stochastic Gradient Descent"
     (arXiv 2206.02617v7): all non-members and as many random members.
 
     Args:
-        scores: higher means more likely a member. Where groups are of unlike size the smaller side is used whole.
-        model: whose losses these are, "dp" or "non_dp".
-        by: the column that the groups of scores come from.
-        seed: of the random choices. A group's choices depend on the seed, its name and its size only, so that the
-            same examples are drawn for a model and its twin.
-        overall: the row of all examples, where another grouping of the same scores has found it already.
+        scores: higher means more likely a member. Of two groups of different size the smaller is used whole.
+        model: which model the scores are of, "dp" or "non_dp".
+        by: the column that the groups of the scores come from.
+        caveat: what a reader must know about this attack.
+        seed: of the random choices. A group's choices depend only on the seed, its name and its size, so the same
+            examples are drawn for a model and its non-private baseline.
+        overall: the row of all examples, if another grouping of the same scores has computed it.
     """
     check_positive_int("seed", seed, minimum=0)
     names, indices = group_indices(scores)
@@ -102,6 +106,7 @@ def threshold_attack(
         model=model,
         by=by,
         protocol=PROTOCOL,
+        caveat=caveat,
         seed=seed,
         confidence=CONFIDENCE,
         overall=overall or _attack_group(None, scores, np.arange(len(scores.scores)), seed),
@@ -112,8 +117,8 @@ def threshold_attack(
 def _attack_group(
     group: str | None, scores: AttackScores, index: NDArray[np.int64], seed: int
 ) -> AttackRow:
-    member = scores.member[index]
-    values = scores.scores[index]
+    """The row of one group, or of all examples where group is None."""
+    member, values = scores.member[index], scores.scores[index]
     rng = generator_of(seed, group)
     members, nonmembers = (rng.permutation(values[member == side]) for side in (True, False))
     pairs = min(len(members), len(nonmembers))
@@ -121,9 +126,9 @@ def _attack_group(
     trials = successes = 0
     if half:
         threshold = best_threshold(members[:half], nonmembers[:half])
-        reported = members[half:pairs], nonmembers[half:pairs]
         trials = 2 * (pairs - half)
-        successes = int((reported[0] >= threshold).sum() + (reported[1] < threshold).sum())
+        successes = int((members[half:pairs] >= threshold).sum())
+        successes += int((nonmembers[half:pairs] < threshold).sum())
     low, high = clopper_pearson(successes, trials, CONFIDENCE)
     return AttackRow(
         name=OVERALL if group is None else group,
@@ -132,17 +137,16 @@ def _attack_group(
         trials=trials,
         successes=successes,
         success_rate=successes / trials if trials else None,
-        low=float(low) if trials else None,
-        high=float(high) if trials else None,
+        interval=Interval(float(low), float(high)) if trials else None,
         too_small=trials < MIN_TRIALS,
         discrimination=discriminate(members, nonmembers, with_roc=group is None),
     )
 
 
 def best_threshold(members: FloatArray, nonmembers: FloatArray) -> float:
-    """The threshold that guesses most of these right, "member" at or above it; infinity is "nobody is a member".
+    """The threshold with the most right guesses, "member" at or above it; infinity accuses no example.
 
-    Of equally good thresholds the highest, that is the one that accuses fewest.
+    Among equally good thresholds the highest, which accuses the fewest examples.
 
     >>> best_threshold(np.array([3.0, 2.0]), np.array([1.0, 0.0]))
     2.0

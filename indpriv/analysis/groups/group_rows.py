@@ -1,7 +1,7 @@
 """One row of a group table: epsilon, worst case, loss and accuracy of a group, described without models. Sensitive."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,54 +15,91 @@ MIN_GROUP = 10  # a mean over fewer examples says more about them than about the
 
 
 @dataclass(frozen=True)
-class GroupRow:
-    """One group of training examples.
+class GroupEpsilon:
+    """The epsilons of one group; None where the group has no training examples.
 
     Attributes:
-        name: the group; "(missing)" where the column has no value.
-        n, n_test: training and test examples.
-        mean, median, p95, p99, max: of epsilon; None in a group without training examples.
+        mean, median, p95, p99, max: of epsilon.
         mean_interval: bootstrap interval of the mean; None where the group is too small or has no spread.
         ratio_to_best: mean over the smallest mean of a readable group; None where that is 0 or unknown.
-        p_value: of the group's distance from the mean of all, by permutation, corrected for all groups of the table;
-            None where the group is too small or nothing varies.
+        p_value: of the distance between the group's mean and the mean of all examples, by permutation, corrected for
+            all groups of the table; None where the group is too small or nothing varies.
         share_at_worst_case: share of its examples at the worst-case epsilon.
-        mean_loss: nats, over finite losses; losses_left_out counts the others.
-        train_accuracy, test_accuracy: share correct where known, else None.
-        train_accuracy_interval, test_accuracy_interval: exact binomial (Clopper and Pearson 1934).
-        too_small: fewer training examples than the least size: too few to read.
-        standardised_mean: mean epsilon at the label shares of the whole training set; None where the group lacks a
-            label, or where labels are not classes.
-        standardised_interval: bootstrap interval of it; None also where a label has too few examples of the group.
-        p_value_within_label: as p_value, of the distance from the means within label.
-        lacks_labels: labels that no training example of the group has.
-        smallest_label_count: fewest training examples of the group with one label: what standardised_mean rests on.
     """
 
-    name: str
-    n: Count
-    n_test: Count
     mean: AtLeastZero | None
     mean_interval: Interval | None
-    ratio_to_best: float | None
-    p_value: float | None
+    ratio_to_best: AtLeastZero | None
+    p_value: Share | None
     median: AtLeastZero | None
     p95: AtLeastZero | None
     p99: AtLeastZero | None
     max: AtLeastZero | None
     share_at_worst_case: Share | None
-    mean_loss: AtLeastZero | None
-    losses_left_out: int
-    train_accuracy: Share | None
-    train_accuracy_interval: Interval | None
-    test_accuracy: Share | None
-    test_accuracy_interval: Interval | None
-    too_small: bool
-    standardised_mean: float | None = None
-    standardised_interval: Interval | None = None
-    p_value_within_label: float | None = None
+
+
+@dataclass(frozen=True)
+class GroupAccuracy:
+    """Share of a group's examples that the final model classifies correctly.
+
+    Attributes:
+        share: None where unknown.
+        interval: exact binomial (Clopper and Pearson 1934).
+    """
+
+    share: Share | None = None
+    interval: Interval | None = None
+
+
+@dataclass(frozen=True)
+class Standardised:
+    """A group's mean epsilon at the label shares of the whole training set.
+
+    Attributes:
+        mean: None where the group lacks a label, or where labels are not classes.
+        interval: bootstrap interval of the mean; None also where the group has too few examples of a label.
+        p_value: as for the raw mean, of the distance from the means within label.
+        lacks_labels: labels that no training example of the group has.
+        smallest_label_count: the fewest training examples that the group has of any label, on which the mean depends most.
+    """
+
+    mean: AtLeastZero | None = None
+    interval: Interval | None = None
+    p_value: Share | None = None
     lacks_labels: tuple[str, ...] = ()
-    smallest_label_count: int | None = None
+    smallest_label_count: Count | None = None
+
+
+_TRAIN = {"share": "train_accuracy", "interval": "train_accuracy_interval"}
+_TEST = {"share": "test_accuracy", "interval": "test_accuracy_interval"}
+_STANDARDISED = {
+    "mean": "standardised_mean",
+    "interval": "standardised_interval",
+    "p_value": "p_value_within_label",
+}
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """One group of training examples.
+
+    Attributes:
+        name: the group; "(missing)" where the column has no value.
+        n, n_test: number of training and of test examples.
+        too_small: the group has fewer training examples than the minimum, too few to read.
+        mean_loss: nats, over finite losses; losses_left_out counts the others.
+    """
+
+    name: str
+    n: Count
+    n_test: Count
+    too_small: bool
+    epsilon: GroupEpsilon = field(metadata={"flatten": True})
+    mean_loss: float | None
+    losses_left_out: Count
+    train_accuracy: GroupAccuracy = field(metadata={"flatten": _TRAIN})
+    test_accuracy: GroupAccuracy = field(metadata={"flatten": _TEST})
+    standardised: Standardised = field(default=Standardised(), metadata={"flatten": _STANDARDISED})
 
 
 @dataclass(frozen=True)
@@ -123,24 +160,24 @@ def describe_groups(
             name=name,
             n=int(n[index]),
             n_test=int(n_test[index]),
-            mean=mean[index],
-            mean_interval=None,
-            ratio_to_best=None
-            if mean[index] is None or smallest <= 0
-            else (mean[index] or 0.0) / smallest,
-            p_value=None,
-            median=quantiles[0][index],
-            p95=quantiles[1][index],
-            p99=quantiles[2][index],
-            max=quantiles[3][index],
-            share_at_worst_case=worst[index],
+            too_small=bool(n[index] < min_size),
+            epsilon=GroupEpsilon(
+                mean=mean[index],
+                mean_interval=None,
+                ratio_to_best=None
+                if mean[index] is None or smallest <= 0
+                else (mean[index] or 0.0) / smallest,
+                p_value=None,
+                median=quantiles[0][index],
+                p95=quantiles[1][index],
+                p99=quantiles[2][index],
+                max=quantiles[3][index],
+                share_at_worst_case=worst[index],
+            ),
             mean_loss=loss[index],
             losses_left_out=int(odd_losses[index]),
-            train_accuracy=train_accuracy[index],
-            train_accuracy_interval=train_intervals[index],
-            test_accuracy=test_accuracy[index],
-            test_accuracy_interval=test_intervals[index],
-            too_small=bool(n[index] < min_size),
+            train_accuracy=GroupAccuracy(train_accuracy[index], train_intervals[index]),
+            test_accuracy=GroupAccuracy(test_accuracy[index], test_intervals[index]),
         )
         for index, name in enumerate(names)
     ]

@@ -10,7 +10,8 @@ how another training run of the same model would come out.
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,7 @@ from scipy import stats
 from indpriv._arrays import FloatArray
 from indpriv._checks import check_positive_int
 from indpriv._columns import Partition, partition, to_floats
+from indpriv._plain import Count, Share
 from indpriv.analysis.groups.group_rows import MIN_GROUP, GroupRow, Values, describe_groups
 from indpriv.analysis.groups.reversal import Reversal, find_reversals
 from indpriv.analysis.statistics.correlation import spearman
@@ -96,6 +98,47 @@ class WithinLabel:
 
 
 @dataclass(frozen=True)
+class Ratios:
+    """Ratios of mean epsilons between groups that are large enough to read.
+
+    Attributes:
+        raw: of the group with the largest mean to the one with the smallest.
+        standardised: label-standardised, of the same two groups; below 1 the order reverses.
+        standardised_spread: the largest label-standardised ratio of any two groups.
+        lowest_accuracy: of the group with the lowest test accuracy to the one with the highest.
+    """
+
+    raw: Ratio | None
+    standardised: Ratio | None
+    standardised_spread: Ratio | None
+    lowest_accuracy: Ratio | None
+
+
+@dataclass(frozen=True)
+class GroupTests:
+    """Do the groups differ by more than chance?
+
+    Attributes:
+        accuracy_rank: do groups with worse accuracy have larger epsilon; None with fewer than three readable groups.
+        spread: test of the raw means; None where nothing can be tested.
+        spread_within_label: of the means within label; None where nothing can be tested.
+        reversals: labels within which the order of the worst and the best group reverses, by chance or not.
+    """
+
+    accuracy_rank: RankCorrelation | None
+    spread: Spread | None
+    spread_within_label: Spread | None
+    reversals: tuple[Reversal, ...]
+
+
+_RATIOS = {
+    "raw": "ratio",
+    "standardised": "standardised_ratio",
+    "lowest_accuracy": "lowest_accuracy_ratio",
+}
+
+
+@dataclass(frozen=True)
 class GroupTable:
     """Groups of one column, or of the combinations of several.
 
@@ -103,14 +146,7 @@ class GroupTable:
         by: what was asked for, e.g. "race", "age:bins=10" or "race,sex".
         columns: the columns themselves.
         min_size: training examples below which a group is too small to read.
-        rows: sorted by mean epsilon, worst first; groups without training examples last.
-        ratio: raw ratio of the worst to the best readable group.
-        standardised_ratio: the label-standardised ratio of the same two groups; below 1 the order reverses.
-        standardised_spread: the largest label-standardised ratio of any two readable groups.
-        lowest_accuracy_ratio: mean epsilon of the group with the lowest test accuracy over that with the highest.
-        accuracy_rank: do groups with worse accuracy have larger epsilon; None with fewer than three readable groups.
-        spread: test of the raw means; spread_within_label: of the means within label. None where nothing can be tested.
-        reversals: labels within which the order of the worst and the best group reverses, by chance or not.
+        rows: sorted by mean epsilon, largest first; groups without training examples last.
         within_label: tables within each label; empty where by is the label, or labels are not classes.
         notes: what was left out, and why.
         confidence: of every interval by itself; resamples: of the bootstrap; seed: of the resampling.
@@ -118,20 +154,14 @@ class GroupTable:
 
     by: str
     columns: tuple[str, ...]
-    min_size: int
+    min_size: Count
     rows: tuple[GroupRow, ...]
-    ratio: Ratio | None
-    standardised_ratio: Ratio | None
-    standardised_spread: Ratio | None
-    lowest_accuracy_ratio: Ratio | None
-    accuracy_rank: RankCorrelation | None
-    spread: Spread | None
-    spread_within_label: Spread | None
-    reversals: tuple[Reversal, ...]
+    ratios: Ratios = field(metadata={"flatten": _RATIOS})
+    tests: GroupTests = field(metadata={"flatten": True})
     within_label: tuple[WithinLabel, ...]
     notes: tuple[str, ...]
-    confidence: float
-    resamples: int
+    confidence: Share
+    resamples: Count
     seed: int
 
     @property
@@ -142,12 +172,12 @@ class GroupTable:
     @property
     def reversed_labels(self) -> tuple[str, ...]:
         """Labels within which the order reverses by more than chance."""
-        return tuple(found.label for found in self.reversals if found.beyond_chance)
+        return tuple(found.label for found in self.tests.reversals if found.beyond_chance)
 
     @property
     def unsure_reversals(self) -> tuple[str, ...]:
         """Labels within which the order reverses, but not by more than chance."""
-        return tuple(found.label for found in self.reversals if not found.beyond_chance)
+        return tuple(found.label for found in self.tests.reversals if not found.beyond_chance)
 
 
 def group_tables(
@@ -161,25 +191,21 @@ def group_tables(
 ) -> tuple[GroupTable, ...]:
     """One table for each entry of columns, their tests corrected for the number of groupings; see `group_table`."""
     tables = [group_table(table, train, test, by, min_size=min_size, seed=seed) for by in columns]
+    tests = [found.tests for found in tables]
     for name in ("spread", "spread_within_label"):
-        spreads = {
-            index: getattr(found, name)
-            for index, found in enumerate(tables)
-            if getattr(found, name)
-        }
+        spreads = {index: getattr(found, name) for index, found in enumerate(tests)}
+        spreads = {index: spread for index, spread in spreads.items() if spread is not None}
         corrected = holm([spread.p_value for spread in spreads.values()])
         for (index, spread), p_value in zip(spreads.items(), corrected, strict=True):
-            tables[index] = replace(tables[index], **{name: replace(spread, corrected=p_value)})
+            tests[index] = replace(tests[index], **{name: replace(spread, corrected=p_value)})
     return tuple(
-        replace(
-            found,
-            reversals=tuple(
-                replace(each, p_value=min(1.0, each.p_value * len(tables)))
-                for each in found.reversals
-            ),
-        )
-        for found in tables
+        replace(found, tests=replace(each, reversals=_corrected(each.reversals, len(tables))))
+        for found, each in zip(tables, tests, strict=True)
     )
+
+
+def _corrected(reversals: Sequence[Reversal], n_tables: int) -> tuple[Reversal, ...]:
+    return tuple(replace(each, p_value=min(1.0, each.p_value * n_tables)) for each in reversals)
 
 
 def group_table(
@@ -245,16 +271,15 @@ def group_table(
         columns=groups.columns,
         min_size=min_size,
         rows=tuple(rows),
-        ratio=ratios.raw,
-        standardised_ratio=ratios.standardised,
-        standardised_spread=ratios.spread,
-        lowest_accuracy_ratio=ratios.lowest_accuracy,
-        accuracy_rank=_accuracy_rank(rows, rng),
-        spread=_spread(tested),
-        spread_within_label=_spread(tested_within),
-        reversals=_reversals(values.epsilon, groups, labels, ratios.raw, min_size, rng)
-        if within
-        else (),
+        ratios=ratios,
+        tests=GroupTests(
+            accuracy_rank=_accuracy_rank(rows, rng),
+            spread=_spread(tested),
+            spread_within_label=_spread(tested_within),
+            reversals=_reversals(values.epsilon, groups, labels, ratios.raw, min_size, rng)
+            if within
+            else (),
+        ),
         within_label=within,
         notes=notes,
         confidence=CONFIDENCE,
@@ -294,10 +319,14 @@ def _resampled(
     )
 
 
+def _with_epsilon(row: GroupRow, **changes: Any) -> GroupRow:
+    return replace(row, epsilon=replace(row.epsilon, **changes))
+
+
 def _with_intervals(rows: Sequence[GroupRow], means: Resampled, top: float) -> list[GroupRow]:
     """Rows with bootstrap intervals of their means, which lie between 0 and the worst case; none where too small."""
     return [
-        row if row.too_small else replace(row, mean_interval=interval)
+        row if row.too_small else _with_epsilon(row, mean_interval=interval)
         for row, interval in zip(rows, means.intervals(0.0, top), strict=True)
     ]
 
@@ -316,7 +345,8 @@ def _with_tests(
     )
     if raw is not None:
         rows = [
-            replace(row, p_value=p_value) for row, p_value in zip(rows, raw.adjusted, strict=True)
+            _with_epsilon(row, p_value=p_value)
+            for row, p_value in zip(rows, raw.adjusted, strict=True)
         ]
     if labels is None:
         return rows, raw, None
@@ -325,7 +355,7 @@ def _with_tests(
     )
     if within is not None:
         rows = [
-            replace(row, p_value_within_label=p_value)
+            replace(row, standardised=replace(row.standardised, p_value=p_value))
             for row, p_value in zip(rows, within.adjusted, strict=True)
         ]
     return rows, raw, within
@@ -347,38 +377,28 @@ def _order(rows: Sequence[GroupRow]) -> list[int]:
     """Positions by mean epsilon, worst first, ties by name; groups without training examples last."""
 
     def key(index: int) -> tuple[float, str]:
-        mean = rows[index].mean
+        mean = rows[index].epsilon.mean
         return (1.0 if mean is None else -mean, rows[index].name)
 
     return sorted(range(len(rows)), key=key)
 
 
-@dataclass(frozen=True)
-class _Ratios:
-    """The four ratios of a table, with intervals."""
-
-    raw: Ratio | None
-    standardised: Ratio | None
-    spread: Ratio | None
-    lowest_accuracy: Ratio | None
-
-
 def _ratios(
     rows: Sequence[GroupRow], order: Sequence[int], means: ResampledMeans, *, standardised: bool
-) -> _Ratios:
+) -> Ratios:
     """Ratios of rows in the order of the codes; order is that of the table."""
     positions = {rows[index].name: index for index in order}
     resampled = {
-        name: index for name, index in positions.items() if rows[index].standardised_interval
+        name: index for name, index in positions.items() if rows[index].standardised.interval
     }
     rows = [rows[index] for index in order]
-    raw = _with_interval(_ratio(rows, [row.mean for row in rows]), means.groups, positions)
+    raw = _with_interval(_ratio(rows, [row.epsilon.mean for row in rows]), means.groups, positions)
     pair = _standardised_pair(rows, raw) if standardised else None
-    spread = _ratio(rows, [row.standardised_mean for row in rows]) if standardised else None
-    return _Ratios(
+    spread = _ratio(rows, [row.standardised.mean for row in rows]) if standardised else None
+    return Ratios(
         raw=raw,
         standardised=_with_interval(pair, means.standardised, resampled),
-        spread=_with_interval(spread, means.standardised, resampled),
+        standardised_spread=_with_interval(spread, means.standardised, resampled),
         lowest_accuracy=_with_interval(_lowest_accuracy_ratio(rows), means.groups, positions),
     )
 
@@ -420,12 +440,15 @@ def _standardised(
     return [
         replace(
             row,
-            standardised_mean=float(means.estimate[index]) if smallest[index] else None,
-            standardised_interval=intervals[index] if smallest[index] >= min_size else None,
-            lacks_labels=tuple(
-                labels.names[present[j]] for j in np.flatnonzero(counts[index] == 0)
+            standardised=replace(
+                row.standardised,
+                mean=float(means.estimate[index]) if smallest[index] else None,
+                interval=intervals[index] if smallest[index] >= min_size else None,
+                lacks_labels=tuple(
+                    labels.names[present[j]] for j in np.flatnonzero(counts[index] == 0)
+                ),
+                smallest_label_count=int(smallest[index]),
             ),
-            smallest_label_count=int(smallest[index]),
         )
         for index, row in enumerate(rows)
     ]
@@ -460,7 +483,9 @@ def _within_labels(
         rows = _with_intervals(rows, own, top)
         positions = {row.name: index for index, row in enumerate(rows)}
         ordered = tuple(rows[index] for index in order)
-        ratio = _with_interval(_ratio(ordered, [row.mean for row in ordered]), own, positions)
+        ratio = _with_interval(
+            _ratio(ordered, [row.epsilon.mean for row in ordered]), own, positions
+        )
         tables.append(WithinLabel(label, ordered, ratio))
     return tuple(tables)
 
@@ -468,7 +493,7 @@ def _within_labels(
 def _standardised_pair(rows: Sequence[GroupRow], ratio: Ratio | None) -> Ratio | None:
     if ratio is None:
         return None
-    means = {row.name: row.standardised_mean for row in rows}
+    means = {row.name: row.standardised.mean for row in rows}
     return _quotient(ratio.worst, ratio.best, means[ratio.worst], means[ratio.best])
 
 
@@ -477,9 +502,9 @@ def _with_accuracy(rows: Sequence[GroupRow]) -> list[GroupRow]:
     readable = [
         row
         for row in rows
-        if not row.too_small and row.test_accuracy is not None and row.n_test >= MIN_GROUP
+        if not row.too_small and row.test_accuracy.share is not None and row.n_test >= MIN_GROUP
     ]
-    return sorted(readable, key=lambda row: (row.test_accuracy or 0.0, row.name))
+    return sorted(readable, key=lambda row: (row.test_accuracy.share or 0.0, row.name))
 
 
 def _lowest_accuracy_ratio(rows: Sequence[GroupRow]) -> Ratio | None:
@@ -488,13 +513,13 @@ def _lowest_accuracy_ratio(rows: Sequence[GroupRow]) -> Ratio | None:
     if len(ordered) < 2:
         return None
     low, high = ordered[0], ordered[-1]
-    return _quotient(low.name, high.name, low.mean, high.mean)
+    return _quotient(low.name, high.name, low.epsilon.mean, high.epsilon.mean)
 
 
 def _accuracy_rank(rows: Sequence[GroupRow], rng: np.random.Generator) -> RankCorrelation | None:
     ordered = _with_accuracy(rows)
-    accuracy = np.array([row.test_accuracy for row in ordered], dtype=np.float64)
-    epsilon = np.array([row.mean for row in ordered], dtype=np.float64)
+    accuracy = np.array([row.test_accuracy.share for row in ordered], dtype=np.float64)
+    epsilon = np.array([row.epsilon.mean for row in ordered], dtype=np.float64)
     value = spearman(accuracy, epsilon) if len(ordered) else None
     if value is None:
         return None

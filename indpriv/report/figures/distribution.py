@@ -42,7 +42,7 @@ MOST_LABELS = 3  # panels within label that fit beside each other
 
 def shown_rows(rows: Sequence[GroupRow], most: int = MOST_GROUPS) -> list[int]:
     """Positions of the rows to show: all, or the worst and a few of the best, of groups that have examples."""
-    present = [index for index, row in enumerate(rows) if row.mean is not None]
+    present = [index for index, row in enumerate(rows) if row.epsilon.mean is not None]
     if len(present) <= most:
         return present
     return present[: most - BEST_SHOWN] + present[-BEST_SHOWN:]
@@ -119,7 +119,7 @@ def epsilon_against_loss(
 ) -> str:
     """Binned epsilon against loss with the median, the quartiles and the fitted logarithm; "" where undefined."""
     bins = loss.bins
-    if bins is None or loss.slope is None or loss.intercept is None:
+    if bins is None or loss.line.slope is None or loss.line.intercept is None:
         return ""
     edges, top = np.array(bins.loss_edges), bins.epsilon_edges[-1]
     with style():
@@ -128,10 +128,10 @@ def epsilon_against_loss(
         axes.set_xscale("log")
         _density(axes, bins)
         _quartiles(axes, bins)
-        fitted = loss.intercept + loss.slope * np.log(edges)
+        fitted = loss.line.intercept + loss.line.slope * np.log(edges)
         inside = (fitted >= 0) & (fitted <= top)
-        sign = "+" if loss.slope >= 0 else "−"
-        label = f"{format_number(loss.intercept)} {sign} {format_number(abs(loss.slope))} ln(loss)"
+        sign = "+" if loss.line.slope >= 0 else "−"
+        label = f"{format_number(loss.line.intercept)} {sign} {format_number(abs(loss.line.slope))} ln(loss)"
         axes.plot(
             edges[inside],
             fitted[inside],
@@ -158,9 +158,9 @@ def epsilon_against_loss(
             figure,
             name,
             "Individual epsilon against loss",
-            f"Density of {loss.n:,} {everybody} in {len(bins.counts)} bins of loss, with the median and quartiles of epsilon "
+            f"Density of {loss.every.n:,} {everybody} in {len(bins.counts)} bins of loss, with the median and quartiles of epsilon "
             f"per bin and the fitted logarithm. Pearson's r of epsilon and log loss is "
-            f"{format_number(loss.pearson_log_loss)}.",
+            f"{format_number(loss.every.pearson)}.",
         )
 
 
@@ -202,7 +202,7 @@ def group_bars(table: GroupTable, worst_case_epsilon: float | None, name: str) -
         return ""
     rows = [table.rows[index] for index in positions]
     panels: list[tuple[str, list[float | None], bool]] = [
-        ("epsilon, all", [row.mean for row in rows], True)
+        ("epsilon, all", [row.epsilon.mean for row in rows], True)
     ]
     texts = [row.name for row in rows]
     if 0 < len(table.within_label) <= MOST_LABELS:
@@ -211,14 +211,14 @@ def group_bars(table: GroupTable, worst_case_epsilon: float | None, name: str) -
             panels.append(
                 (
                     placeholder(len(texts) - 1),
-                    [within.rows[index].mean for index in positions],
+                    [within.rows[index].epsilon.mean for index in positions],
                     True,
                 )
             )
-    if any(row.standardised_mean is not None for row in rows):
-        panels.append(("standardised", [row.standardised_mean for row in rows], True))
-    if any(row.test_accuracy is not None for row in rows):
-        panels.append(("test accuracy", [row.test_accuracy for row in rows], False))
+    if any(row.standardised.mean is not None for row in rows):
+        panels.append(("standardised", [row.standardised.mean for row in rows], True))
+    if any(row.test_accuracy.share is not None for row in rows):
+        panels.append(("test accuracy", [row.test_accuracy.share for row in rows], False))
     with style():
         height = 0.62 + 0.3 * len(rows)
         figure = new_figure(height)
@@ -299,7 +299,7 @@ def fidelity_against_k(
                     "by any amount",
                 ),
             ):
-                values = [getattr(row, dashed) for row in line]
+                values = [getattr(row.errors, dashed) for row in line]
                 axes.plot(
                     epochs,
                     values,
@@ -309,7 +309,7 @@ def fidelity_against_k(
                     markersize=3,
                     linewidth=1.2,
                 )
-                values = [getattr(row, solid) for row in line]
+                values = [getattr(row.errors, solid) for row in line]
                 axes.plot(
                     epochs,
                     values,

@@ -62,6 +62,7 @@ class AttackSection:
 
     by: str
     protocol: str
+    caveat: str
     seed: int
     has_twin: bool
     overall: tuple[AttackRow, AttackRow | None]
@@ -110,10 +111,10 @@ def render_html(summary: AuditSummary, pictures: Pictures | None = None) -> str:
         loss_figure=Markup(epsilon_against_loss(summary.loss, worst, everybody))
         if summary.loss
         else "",
-        fidelity_figure=Markup(fidelity_against_k(summary.fidelity, everybody)),
-        roc_figure=Markup(roc_curves(summary.attacks)),
+        fidelity_figure=Markup(fidelity_against_k(summary.fidelity.against_k, everybody)),
+        roc_figure=Markup(roc_curves(summary.attacks.by_group)),
         groups=[_group_section(table, worst, index) for index, table in enumerate(summary.groups)],
-        attacks=attack_sections(summary.attacks),
+        attacks=attack_sections(summary.attacks.by_group),
     )
 
 
@@ -171,6 +172,7 @@ def attack_sections(attacks: Sequence[ThresholdAttack]) -> list[AttackSection]:
             AttackSection(
                 by=attack.by,
                 protocol=attack.protocol,
+                caveat=attack.caveat,
                 seed=attack.seed,
                 has_twin=twin is not None,
                 overall=(attack.overall, twin.overall if twin else None),

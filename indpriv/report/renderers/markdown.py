@@ -45,9 +45,9 @@ def render_markdown(summary: AuditSummary) -> str:
         f"## Run and assumptions\n\n{_run(summary)}",
         f"## Distribution of individual epsilon\n\n{_distribution(summary)}",
         *(f"## Groups by {escape(found.by)}\n\n{_groups(found)}" for found in summary.groups),
-        f"## Attacks\n\n{_attacks(summary.attacks)}",
+        f"## Attacks\n\n{_attacks(summary.attacks.by_group)}",
         f"## Hazards\n\n{_hazards(summary)}",
-        f"## Reproduce\n\n```text\n{summary.command.replace('`', ' ')}\n```",
+        f"## Reproduce\n\n```text\n{summary.provenance.command.replace('`', ' ')}\n```",
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -90,9 +90,11 @@ def _run(summary: AuditSummary) -> str:
             item.status,
             "no" if item.private else "",
         ]
-        for item in summary.disclosures
+        for item in summary.notes.disclosures
     ]
-    checks = [[escape(check.title), escape(check.detail), check.status] for check in summary.checks]
+    checks = [
+        [escape(check.title), escape(check.detail), check.status] for check in summary.notes.checks
+    ]
     found = table(["Item", "Value", "Status", "For publication"], rows)
     return found + ("\n\n" + table(["Check", "Finding", "Status"], checks) if checks else "")
 
@@ -108,8 +110,8 @@ def _distribution(summary: AuditSummary) -> str:
     ]
     if summary.unit_sizes:
         lines.append(_unit_sizes(summary))
-    if summary.loss is not None and summary.loss.pearson_log_loss is not None:
-        lines.append(f"Pearson's r of epsilon and log loss: {summary.loss.pearson_log_loss:.2f}.")
+    if summary.loss is not None and summary.loss.every.pearson is not None:
+        lines.append(f"Pearson's r of epsilon and log loss: {summary.loss.every.pearson:.2f}.")
     return "\n\n".join(lines)
 
 
@@ -135,15 +137,15 @@ def _groups(found: GroupTable) -> str:
         [
             escape(row.name) + (" (too few)" if row.too_small else ""),
             f"{row.n:,}",
-            format_epsilon(row.mean),
+            format_epsilon(row.epsilon.mean),
             "–"
-            if row.mean_interval is None
-            else format_interval(row.mean_interval.low, row.mean_interval.high),
-            format_epsilon(row.standardised_mean),
-            format_epsilon(row.p95),
-            format_epsilon(row.p99),
-            format_epsilon(row.max),
-            format_share(row.test_accuracy, 1),
+            if row.epsilon.mean_interval is None
+            else format_interval(row.epsilon.mean_interval.low, row.epsilon.mean_interval.high),
+            format_epsilon(row.standardised.mean),
+            format_epsilon(row.epsilon.p95),
+            format_epsilon(row.epsilon.p99),
+            format_epsilon(row.epsilon.max),
+            format_share(row.test_accuracy.share, 1),
         ]
         for row in found.rows[:_ROWS]
     ]
@@ -159,10 +161,10 @@ def _groups(found: GroupTable) -> str:
         "Test accuracy",
     ]
     notes = []
-    if found.ratio is not None:
-        ratio = f"{escape(found.ratio.worst)} over {escape(found.ratio.best)}: {format_number(found.ratio.value)} raw"
-        if found.standardised_ratio is not None:
-            ratio += f", {format_number(found.standardised_ratio.value)} label-standardised"
+    if found.ratios.raw is not None:
+        ratio = f"{escape(found.ratios.raw.worst)} over {escape(found.ratios.raw.best)}: {format_number(found.ratios.raw.value)} raw"
+        if found.ratios.standardised is not None:
+            ratio += f", {format_number(found.ratios.standardised.value)} label-standardised"
         notes.append(f"{ratio}.")
     if found.reversed_labels:
         notes.append(
@@ -183,8 +185,8 @@ def _attacks(attacks: Sequence[ThresholdAttack]) -> str:
         for row in (*overall, *attack.rows[:_ROWS]):
             limits = (
                 "–"
-                if row.low is None
-                else f"{format_share(row.low, 1)} to {format_share(row.high, 1)}"
+                if row.interval is None
+                else f"{format_share(row.interval.low, 1)} to {format_share(row.interval.high, 1)}"
             )
             name = (
                 escape(row.name)
@@ -192,13 +194,14 @@ def _attacks(attacks: Sequence[ThresholdAttack]) -> str:
                 else f"{escape(attack.by)}: {escape(row.name)}"
             )
             rows.append([name, model, format_share(row.success_rate, 1), limits])
-    return f"{escape(attacks[0].protocol)} None seen is not none.\n\n" + table(
-        ["Group", "Model", "Success", "95 % interval"], rows
-    )
+    protocol, caveat = escape(attacks[0].protocol), escape(attacks[0].caveat)
+    text = f"{protocol} An attack that fails is no evidence of privacy. {caveat}"
+    return f"{text}\n\n{table(['Group', 'Model', 'Success', '95 % interval'], rows)}"
 
 
 def _hazards(summary: AuditSummary) -> str:
     rows = [
-        [escape(hazard.title), hazard.status, escape(hazard.detail)] for hazard in summary.hazards
+        [escape(hazard.title), hazard.status, escape(hazard.detail)]
+        for hazard in summary.notes.hazards
     ]
     return table(["Hazard", "Status", "Detail"], rows)

@@ -26,9 +26,7 @@ from indpriv._formatting import (
 from indpriv.analysis.attacks.threshold_attack import ThresholdAttack
 from indpriv.analysis.disclosures import recording
 from indpriv.analysis.fidelity.batch_norms import BatchNormFidelity
-from indpriv.analysis.fidelity.comparison import Fidelity
-from indpriv.analysis.fidelity.sensitivity import Sensitivity
-from indpriv.analysis.fidelity.spacing import Spacing
+from indpriv.analysis.fidelity.comparison import Fidelity, Sensitivity, Spacing
 from indpriv.analysis.groups.group_rows import GroupRow
 from indpriv.analysis.groups.group_table import GroupTable
 from indpriv.analysis.statistics.resampling import Interval
@@ -62,18 +60,18 @@ def print_audit(summary: AuditSummary, console: Console) -> None:
     _section(
         console,
         "ATTACK",
-        [*_attack_lines(summary.attacks), *_bin_lines(summary), *_canary_lines(summary)],
+        [*_attack_lines(summary.attacks.by_group), *_bin_lines(summary), *_canary_lines(summary)],
     )
-    if summary.fidelity:
-        _section(console, "FIDELITY", _fidelity_lines(summary.fidelity))
-    if summary.free_fidelity is not None:
-        _section(console, "BATCH NORMS", _free_lines(summary.free_fidelity))
-    if summary.spacing is not None:
-        _section(console, "SPACING", _spacing_lines(summary.spacing))
-    if summary.sensitivity:
-        _section(console, "SENSITIVITY", _sensitivity_lines(summary.sensitivity))
+    if summary.fidelity.against_k:
+        _section(console, "FIDELITY", _fidelity_lines(summary.fidelity.against_k))
+    if summary.fidelity.batch_norms is not None:
+        _section(console, "BATCH NORMS", _free_lines(summary.fidelity.batch_norms))
+    if summary.fidelity.spacing is not None:
+        _section(console, "SPACING", _spacing_lines(summary.fidelity.spacing))
+    if summary.fidelity.sensitivity:
+        _section(console, "SENSITIVITY", _sensitivity_lines(summary.fidelity.sensitivity))
     passed, failed, unchecked = (
-        [check for check in summary.checks if check.status == status]
+        [check for check in summary.notes.checks if check.status == status]
         for status in (PASSED, FAILED, NOT_CHECKED)
     )
     _section(
@@ -94,12 +92,12 @@ def print_audit(summary: AuditSummary, console: Console) -> None:
         _section(console, "NOT CHECKED", [", ".join(_short(check.title) for check in unchecked)])
     trusted = [
         h.short
-        for h in summary.hazards
+        for h in summary.notes.hazards
         if h.kind == "assumption" and h.status not in ("verified", "failed")
     ]
     _section(console, "ON TRUST", [", ".join(map(clean, trusted)) or "nothing"])
-    if summary.missing:
-        _section(console, "MISSING", [clean(text) for text in summary.missing])
+    if summary.notes.missing:
+        _section(console, "MISSING", [clean(text) for text in summary.notes.missing])
 
 
 def print_groups(
@@ -189,7 +187,7 @@ def _guarantee_lines(summary: AuditSummary) -> list[str | Text]:
 
 def _run_lines(summary: AuditSummary) -> list[str | Text]:
     individual = summary.individual
-    how = f"{summary.account.accountant.upper()}; {summary.run.n_records:,} of {summary.run.total_steps:,} steps recorded"
+    how = f"{summary.account.accountant.upper()}; {summary.run.records.n_records:,} of {summary.run.settings.total_steps:,} steps recorded"
     lines: list[str | Text] = [
         f"individual epsilon, {summary.claim.upper()} ({how})",
         f"median {format_epsilon(individual.median)} | 75 % at most {format_epsilon(individual.p75)} | "
@@ -197,17 +195,17 @@ def _run_lines(summary: AuditSummary) -> list[str | Text]:
         f"95 % at most {format_epsilon(individual.p95)} | 99 % at most {format_epsilon(individual.p99)} | "
         f"largest {format_epsilon(individual.max)}",
     ]
-    if summary.claim != "exact" or summary.run.individually_clipped:
+    if summary.claim != "exact" or summary.run.settings.individually_clipped:
         lines.append(clean(summary.claim_reason))
     if how_recorded := recording(summary.run):
         lines.append(f"recorded: {how_recorded}")
-    if summary.loss is not None and summary.loss.pearson_log_loss is not None:
+    if summary.loss is not None and summary.loss.every.pearson is not None:
         accuracy = (
             ""
             if summary.run.test_accuracy is None
             else f"; test accuracy {format_share(summary.run.test_accuracy, 1)}"
         )
-        lines.append(f"Pearson's r with log loss {summary.loss.pearson_log_loss:.2f}{accuracy}")
+        lines.append(f"Pearson's r with log loss {summary.loss.every.pearson:.2f}{accuracy}")
     quote = "" if summary.guarantee.publishable else " This run has none to quote."
     return [*lines, Text(DISCLAIMER + quote, style="italic")]
 
@@ -242,8 +240,8 @@ def _first_tables(tables: Sequence[GroupTable]) -> list[GroupTable]:
 
 def _print_worse_off(table: GroupTable, console: Console) -> None:
     """Mean epsilon by group: all, within label where that fits, and test accuracy."""
-    rows = [row for row in table.rows if row.mean is not None]
-    positions = [index for index, row in enumerate(table.rows) if row.mean is not None]
+    rows = [row for row in table.rows if row.epsilon.mean is not None]
+    positions = [index for index, row in enumerate(table.rows) if row.epsilon.mean is not None]
     skipped = max(0, len(rows) - _FIRST_SCREEN_ROWS)
     if skipped:
         half = _FIRST_SCREEN_ROWS // 2
@@ -267,13 +265,15 @@ def _print_worse_off(table: GroupTable, console: Console) -> None:
     grid.add_column("test accuracy", justify="right", no_wrap=True)
     for index, name in zip(positions, names, strict=True):
         row = table.rows[index]
-        cells = [format_epsilon(row.mean)]
+        cells = [format_epsilon(row.epsilon.mean)]
         if beside:
-            cells += [format_epsilon(within.rows[index].mean) for within in table.within_label]
+            cells += [
+                format_epsilon(within.rows[index].epsilon.mean) for within in table.within_label
+            ]
         if standardised:
-            cells.append(format_epsilon(row.standardised_mean))
+            cells.append(format_epsilon(row.standardised.mean))
         mark = " (too few)" if row.too_small else ""
-        grid.add_row(Text(f"  {name}{mark}"), *cells, format_share(row.test_accuracy, 1))
+        grid.add_row(Text(f"  {name}{mark}"), *cells, format_share(row.test_accuracy.share, 1))
     print_whole(grid, console)
     if skipped:
         verb = "is" if skipped == 1 else "are"
@@ -284,7 +284,7 @@ def _print_worse_off(table: GroupTable, console: Console) -> None:
 
 def _ratio_lines(table: GroupTable) -> list[Text]:
     lines = []
-    ratio, standardised = table.ratio, table.standardised_ratio
+    ratio, standardised = table.ratios.raw, table.ratios.standardised
     if ratio is not None and ratio.value is not None:
         text = f"{clean(ratio.worst)}/{clean(ratio.best)}: raw {ratio.value:.2f}{_behind(ratio.interval)}"
         if standardised is not None:
@@ -319,15 +319,15 @@ def _test_lines(table: GroupTable) -> list[Text]:
     """What the tests and the paper's headline say of a table."""
     lines = []
     for spread, what in (
-        (table.spread, "equal group means"),
-        (table.spread_within_label, "equal means within label"),
+        (table.tests.spread, "equal group means"),
+        (table.tests.spread_within_label, "equal means within label"),
     ):
         if spread is not None:
             lines.append(
                 f"permutation test of {what}: p {format_p_value(spread.corrected)} (corrected for all groups and "
                 "groupings)"
             )
-    headline, rank = table.lowest_accuracy_ratio, table.accuracy_rank
+    headline, rank = table.ratios.lowest_accuracy, table.tests.accuracy_rank
     if headline is not None and headline.value is not None:
         lines.append(
             f"lowest over highest test accuracy, {clean(headline.worst)}/{clean(headline.best)}: mean epsilon "
@@ -351,7 +351,7 @@ def _behind(interval: Interval | None) -> str:
 
 
 def _is_standardised(table: GroupTable) -> bool:
-    return any(row.smallest_label_count is not None for row in table.rows)
+    return any(row.standardised.smallest_label_count is not None for row in table.rows)
 
 
 def _attack_lines(attacks: Sequence[ThresholdAttack]) -> list[str | Text]:
@@ -367,7 +367,7 @@ def _attack_lines(attacks: Sequence[ThresholdAttack]) -> list[str | Text]:
     beating = [
         row.name
         for row in (shown.overall, *shown.rows)
-        if row.low is not None and row.low > _CHANCE
+        if row.interval is not None and row.interval.low > _CHANCE
     ]
     if beating:
         names = ", ".join(map(_cut, beating[:4])) + (", ..." if len(beating) > 4 else "")
@@ -375,12 +375,12 @@ def _attack_lines(attacks: Sequence[ThresholdAttack]) -> list[str | Text]:
             text,
             Text(f"Above chance (95 % intervals, each by itself): {names}.", style="yellow"),
         ]
-    return [text, "None seen is not none."]
+    return [text, "An attack that fails is no evidence of privacy."]
 
 
 def _bin_lines(summary: AuditSummary) -> list[str | Text]:
     """What the attack by epsilon calls for."""
-    found = summary.attack_by_epsilon
+    found = summary.attacks.by_epsilon
     if found is None:
         return []
     if found.findings:
@@ -398,12 +398,12 @@ def _bin_lines(summary: AuditSummary) -> list[str | Text]:
 
 def _canary_lines(summary: AuditSummary) -> list[str | Text]:
     """What canaries prove of the worst case; more than the guarantee allows is a finding against the run."""
-    if summary.canaries is None:
+    if summary.attacks.canaries is None:
         return []
-    overall, worst = summary.canaries.overall, summary.guarantee.worst_case_epsilon
+    overall, worst = summary.attacks.canaries.overall, summary.guarantee.worst_case_epsilon
     text = (
         f"{overall.n_members + overall.n_nonmembers:,} canaries: worst-case epsilon at least "
-        f"{format_lower_bound(overall.bound.epsilon)} with {format_share(summary.canaries.confidence)} confidence"
+        f"{format_lower_bound(overall.bound.epsilon)} with {format_share(summary.attacks.canaries.confidence)} confidence"
     )
     if overall.bound.epsilon > worst:
         return [
@@ -417,9 +417,9 @@ def _canary_lines(summary: AuditSummary) -> list[str | Text]:
 
 def _rate(attack: ThresholdAttack) -> str:
     overall = attack.overall
-    if overall.success_rate is None or overall.low is None or overall.high is None:
+    if overall.success_rate is None or overall.interval is None:
         return "has too few scores"
-    text = f"{overall.success_rate:.2f} [{overall.low:.2f}, {overall.high:.2f}]"
+    text = f"{overall.success_rate:.2f} [{overall.interval.low:.2f}, {overall.interval.high:.2f}]"
     rates = [
         row.success_rate
         for row in attack.rows
@@ -474,8 +474,8 @@ def _fidelity_lines(rows: Sequence[Fidelity]) -> list[str | Text]:
             continue
         what = "this log" if row.is_this_log else f"K = {row.every} steps"
         lines.append(
-            f"{what}: r {format_number(row.pearson, 4)}, bias {row.signed_bias:+.3f}, "
-            f"largest {row.largest_absolute:.3f}, too small {format_share(row.share_under)}"
+            f"{what}: r {format_number(row.errors.pearson, 4)}, bias {row.errors.bias:+.3f}, "
+            f"largest {row.errors.largest_absolute:.3f}, too small {format_share(row.errors.share_under)}"
         )
     return lines
 
@@ -511,19 +511,29 @@ def _print_table(
     for column in columns:
         grid.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        cells = [f"{row.n:,}", format_epsilon(row.mean), _behind(row.mean_interval).strip() or "–"]
+        cells = [
+            f"{row.n:,}",
+            format_epsilon(row.epsilon.mean),
+            _behind(row.epsilon.mean_interval).strip() or "–",
+        ]
         if standardised:
             cells += [
-                format_epsilon(row.standardised_mean),
-                _behind(row.standardised_interval).strip() or "–",
+                format_epsilon(row.standardised.mean),
+                _behind(row.standardised.interval).strip() or "–",
             ]
         cells += [
-            format_number(row.ratio_to_best),
-            "–" if row.p_value is None else format_p_value(row.p_value),
+            format_number(row.epsilon.ratio_to_best),
+            "–" if row.epsilon.p_value is None else format_p_value(row.epsilon.p_value),
         ]
-        cells += [format_epsilon(value) for value in (row.median, row.p95, row.p99, row.max)]
-        cells += [format_share(row.share_at_worst_case), format_number(row.mean_loss)]
-        cells += [format_share(row.train_accuracy, 1), format_share(row.test_accuracy, 1)]
+        cells += [
+            format_epsilon(value)
+            for value in (row.epsilon.median, row.epsilon.p95, row.epsilon.p99, row.epsilon.max)
+        ]
+        cells += [format_share(row.epsilon.share_at_worst_case), format_number(row.mean_loss)]
+        cells += [
+            format_share(row.train_accuracy.share, 1),
+            format_share(row.test_accuracy.share, 1),
+        ]
         grid.add_row(
             Text(_cut(row.name, 2 * _NAME_WIDTH) + (" (too few)" if row.too_small else "")), *cells
         )

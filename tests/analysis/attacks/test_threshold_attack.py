@@ -55,7 +55,7 @@ def test_members_by_heart_are_found():
     attack = threshold_attack(scores(np.full(50, -0.01), np.full(50, -2.0)))
     assert attack.overall.success_rate == 1.0
     assert attack.overall.trials == 50
-    assert attack.overall.low > 0.9
+    assert attack.overall.interval.low > 0.9
     assert attack.rows == ()
 
 
@@ -65,7 +65,7 @@ def test_under_the_null_the_interval_holds_chance():
         threshold_attack(scores(*rng.normal(size=(2, 60))), seed=seed).overall
         for seed in range(200)
     ]
-    covered = sum(row.low <= 0.5 <= row.high for row in found)
+    covered = sum(row.interval.low <= 0.5 <= row.interval.high for row in found)
     assert covered >= 183  # 95 % of 200 is 190; below 183 has probability under 0.002
     # Chosen and reported on one half it would be 0.57; the mean of 200 rates of 60 guesses has deviation 0.005.
     assert abs(np.mean([row.success_rate for row in found]) - 0.5) < 0.02
@@ -111,12 +111,7 @@ def test_another_group_changes_no_choice():
 @pytest.mark.parametrize(("members", "nonmembers"), [*itertools.product([0, 1], [0, 1, 5])])
 def test_too_few_scores_have_no_rate(members, nonmembers):
     overall = threshold_attack(scores([0.0] * members, [0.0] * nonmembers)).overall
-    assert (overall.trials, overall.success_rate, overall.low, overall.high) == (
-        0,
-        None,
-        None,
-        None,
-    )
+    assert (overall.trials, overall.success_rate, overall.interval) == (0, None, None)
     assert overall.too_small
 
 

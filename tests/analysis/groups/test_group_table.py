@@ -34,11 +34,11 @@ def test_it_is_pandas_groupby(people):
     for row in found.rows:
         mine = expected.get_group(row.name)
         assert row.n == len(mine)
-        assert row.mean == pytest.approx(mine.mean())
-        assert row.max == mine.max()
+        assert row.epsilon.mean == pytest.approx(mine.mean())
+        assert row.epsilon.max == mine.max()
         for name, probability in (("median", 0.5), ("p95", 0.95), ("p99", 0.99)):
-            assert getattr(row, name) == pytest.approx(mine.quantile(probability))
-    means = [row.mean for row in found.rows]
+            assert getattr(row.epsilon, name) == pytest.approx(mine.quantile(probability))
+    means = [row.epsilon.mean for row in found.rows]
     assert means == sorted(means, reverse=True)
     for within in found.within_label:
         for row in within.rows:
@@ -46,7 +46,7 @@ def test_it_is_pandas_groupby(people):
                 "epsilon"
             ]
             assert row.n == len(mine)
-            assert row.mean == (pytest.approx(mine.mean()) if len(mine) else None)
+            assert row.epsilon.mean == (pytest.approx(mine.mean()) if len(mine) else None)
 
 
 @given(
@@ -65,8 +65,8 @@ def test_direct_standardisation(people):
             cell = (group == row.name) & (label == value)
             lacking += [] if cell.any() else [str(value)]
             total += (label == value).mean() * (epsilon[cell].mean() if cell.any() else 0.0)
-        assert list(row.lacks_labels) == lacking
-        assert row.standardised_mean == (None if lacking else pytest.approx(total))
+        assert list(row.standardised.lacks_labels) == lacking
+        assert row.standardised.mean == (None if lacking else pytest.approx(total))
 
 
 def simpson():
@@ -80,10 +80,13 @@ def simpson():
 def test_simpsons_paradox_is_shown():
     found = table_of(*simpson())
     assert [row.name for row in found.rows] == ["men", "women"]
-    assert (found.ratio.worst, found.ratio.best) == ("men", "women")
-    assert found.ratio.value == pytest.approx(2.2 / 1.6)
-    assert found.standardised_ratio.value == pytest.approx(1.8 / 2.0)
-    assert (found.standardised_spread.worst, found.standardised_spread.best) == ("women", "men")
+    assert (found.ratios.raw.worst, found.ratios.raw.best) == ("men", "women")
+    assert found.ratios.raw.value == pytest.approx(2.2 / 1.6)
+    assert found.ratios.standardised.value == pytest.approx(1.8 / 2.0)
+    assert (found.ratios.standardised_spread.worst, found.ratios.standardised_spread.best) == (
+        "women",
+        "men",
+    )
     assert found.reversed_labels == ("0", "1")
     assert [table.ratio.worst for table in found.within_label] == ["women", "women"]
 
@@ -98,20 +101,20 @@ def test_a_reversal_by_chance_is_marked_as_such():
     noise = np.where(np.arange(200) % 2, 0.5, -0.5)  # sums to 0 in every cell
     few = np.where(label == 1, 3.0, 1.0) + noise + np.where(group == "women", 0.02, 0.0)
     found = table_of(few, label, group)
-    assert found.ratio.worst == "men"
+    assert found.ratios.raw.worst == "men"
     assert found.unsure_reversals == ("0", "1")
     assert found.reversed_labels == ()
     certain = table_of(epsilon + noise / 20, label, group)
     assert certain.reversed_labels == ("0", "1")
-    assert all(each.p_value <= 0.05 for each in certain.reversals)
+    assert all(each.p_value <= 0.05 for each in certain.tests.reversals)
 
 
 def test_reversals_are_corrected_for_groupings():
     epsilon, label, group = simpson()
     train = rows("train", label, group=group, twin=group)
     test = rows("test", [])
-    one = group_tables(epsilon_table(epsilon), train, test, ["group"])[0].reversals
-    two = group_tables(epsilon_table(epsilon), train, test, ["group", "twin"])[0].reversals
+    one = group_tables(epsilon_table(epsilon), train, test, ["group"])[0].tests.reversals
+    two = group_tables(epsilon_table(epsilon), train, test, ["group", "twin"])[0].tests.reversals
     assert [each.p_value for each in two] == [2 * each.p_value for each in one]
 
 
@@ -128,31 +131,51 @@ def test_accuracy_loss_and_the_papers_headline():
         epsilon, label, group, test=test, correct=correct, loss=np.where(group == "men", 2.0, 1.0)
     )
     men, women = found.rows
-    assert (men.train_accuracy, men.test_accuracy, men.mean_loss, men.n_test) == (0.5, 0.4, 2.0, 20)
-    assert (women.train_accuracy, women.test_accuracy, women.mean_loss) == (1.0, 1.0, 1.0)
-    assert (found.lowest_accuracy_ratio.worst, found.lowest_accuracy_ratio.best) == ("men", "women")
-    assert found.lowest_accuracy_ratio.value == pytest.approx(2.2 / 1.6)
+    assert (men.train_accuracy.share, men.test_accuracy.share, men.mean_loss, men.n_test) == (
+        0.5,
+        0.4,
+        2.0,
+        20,
+    )
+    assert (women.train_accuracy.share, women.test_accuracy.share, women.mean_loss) == (
+        1.0,
+        1.0,
+        1.0,
+    )
+    assert (found.ratios.lowest_accuracy.worst, found.ratios.lowest_accuracy.best) == (
+        "men",
+        "women",
+    )
+    assert found.ratios.lowest_accuracy.value == pytest.approx(2.2 / 1.6)
 
 
 def test_unknown_accuracy_and_odd_losses():
     loss = np.array([1.0, np.inf, np.nan, 3.0] + [1.0] * 8)
     correct = pd.array([None, True, None, False] + [None] * 8, dtype="boolean")
     (row,) = table_of(np.ones(12), [0] * 12, ["a"] * 12, loss=loss, correct=correct).rows
-    assert (row.losses_left_out, row.train_accuracy, row.test_accuracy) == (2, 0.5, None)
+    assert (row.losses_left_out, row.train_accuracy.share, row.test_accuracy.share) == (
+        2,
+        0.5,
+        None,
+    )
     assert row.mean_loss == pytest.approx(12 / 10)
     silent = table_of(
         np.ones(2), [0, 0], ["a", "a"], loss=[np.inf, np.inf], correct=[None, None]
     ).rows[0]
-    assert (silent.mean_loss, silent.train_accuracy) == (None, None)
+    assert (silent.mean_loss, silent.train_accuracy.share) == (None, None)
 
 
 def test_one_example_one_group_empty_groups():
     found = table_of([2.0], [0], ["only"])
     assert [row.name for row in found.rows] == ["only"]
-    assert (found.ratio, found.lowest_accuracy_ratio, found.rows[0].too_small) == (None, None, True)
+    assert (found.ratios.raw, found.ratios.lowest_accuracy, found.rows[0].too_small) == (
+        None,
+        None,
+        True,
+    )
     test = rows("test", [0], group=["elsewhere"])
     empty = table_of([2.0], [0], ["only"], test=test).rows[-1]
-    assert (empty.name, empty.n, empty.n_test, empty.mean, empty.max) == (
+    assert (empty.name, empty.n, empty.n_test, empty.epsilon.mean, empty.epsilon.max) == (
         "elsewhere",
         0,
         1,
@@ -171,22 +194,22 @@ def test_missing_values_are_a_group_and_small_groups_are_marked():
         "b": True,
     }
     assert found.too_small == 1
-    assert (found.ratio.worst, found.ratio.best) == ("(missing)", "a")
+    assert (found.ratios.raw.worst, found.ratios.raw.best) == ("(missing)", "a")
 
 
 def test_a_ratio_over_zero_is_undefined_and_says_so():
     found = table_of([1.0] * 10 + [0.0] * 10, [0] * 20, ["a"] * 10 + ["b"] * 10)
-    assert found.ratio.value is None
-    assert found.ratio.reason == "the mean epsilon of b is 0"
-    assert found.lowest_accuracy_ratio is None
+    assert found.ratios.raw.value is None
+    assert found.ratios.raw.reason == "the mean epsilon of b is 0"
+    assert found.ratios.lowest_accuracy is None
 
 
 def test_a_group_without_a_label_has_no_standardised_ratio():
     found = table_of(
         [2.0] * 10 + [1.0] * 20, [1] * 10 + [0] * 10 + [1] * 10, ["a"] * 10 + ["b"] * 20
     )
-    assert found.rows[0].lacks_labels == ("0",)
-    assert (found.standardised_ratio.value, found.standardised_ratio.reason) == (
+    assert found.rows[0].standardised.lacks_labels == ("0",)
+    assert (found.ratios.standardised.value, found.ratios.standardised.reason) == (
         None,
         "a lacks a label",
     )
@@ -196,8 +219,8 @@ def test_by_label_has_no_table_within_label():
     train = rows("train", ["x"] * 12 + ["y"] * 12)
     found = group_table(epsilon_table([1.0] * 12 + [2.0] * 12), train, NOBODY, "label")
     assert [row.name for row in found.rows] == ["y", "x"]
-    assert (found.within_label, found.standardised_ratio, found.reversals) == ((), None, ())
-    assert found.ratio.value == 2.0
+    assert (found.within_label, found.ratios.standardised, found.tests.reversals) == ((), None, ())
+    assert found.ratios.raw.value == 2.0
 
 
 def test_a_regression_target_is_no_class():
@@ -214,7 +237,7 @@ def test_ten_thousand_groups_get_one_table():
     found = table_of(rng.random(n), rng.integers(0, 10, n), group)
     assert len(found.rows) == 10_000
     assert "too many for tables within label" in found.notes[0]
-    assert found.standardised_ratio is not None
+    assert found.ratios.standardised is not None
 
 
 def test_rows_must_be_aligned():
@@ -225,11 +248,11 @@ def test_rows_must_be_aligned():
 def test_every_mean_and_ratio_has_an_interval():
     found = table_of(*simpson())
     for row in found.rows:
-        assert row.mean_interval.low < row.mean < row.mean_interval.high
+        assert row.epsilon.mean_interval.low < row.epsilon.mean < row.epsilon.mean_interval.high
         # Within a label nothing varies, so that nothing is left to resample once the label shares are fixed.
-        assert row.standardised_interval is None
-    assert found.ratio.interval.low < found.ratio.value < found.ratio.interval.high
-    assert [row.ratio_to_best for row in found.rows] == [pytest.approx(2.2 / 1.6), 1.0]
+        assert row.standardised.interval is None
+    assert found.ratios.raw.interval.low < found.ratios.raw.value < found.ratios.raw.interval.high
+    assert [row.epsilon.ratio_to_best for row in found.rows] == [pytest.approx(2.2 / 1.6), 1.0]
     assert found.confidence == 0.95
 
 
@@ -238,10 +261,20 @@ def test_what_cannot_be_read_has_no_interval_and_no_p_value():
     group = ["a"] * 20 + ["b"] * 20 + ["c"] * (MIN_GROUP - 1)
     found = table_of(rng.random(49), [0] * 49, group)
     small = next(row for row in found.rows if row.name == "c")
-    assert (small.mean_interval, small.p_value, small.p_value_within_label) == (None, None, None)
-    assert all(row.mean_interval and row.p_value for row in found.rows if row.name != "c")
+    assert (small.epsilon.mean_interval, small.epsilon.p_value, small.standardised.p_value) == (
+        None,
+        None,
+        None,
+    )
+    assert all(
+        row.epsilon.mean_interval and row.epsilon.p_value for row in found.rows if row.name != "c"
+    )
     constant = table_of(np.ones(40), [0] * 40, group[:40])
-    assert (constant.spread, constant.spread_within_label, constant.rows[0].mean_interval) == (
+    assert (
+        constant.tests.spread,
+        constant.tests.spread_within_label,
+        constant.rows[0].epsilon.mean_interval,
+    ) == (
         None,
         None,
         None,
@@ -252,7 +285,7 @@ def test_the_least_size_can_be_chosen():
     train = rows("train", [0] * 8, group=["a"] * 4 + ["b"] * 4)
     found = group_table(epsilon_table(np.arange(8.0)), train, NOBODY, "group", min_size=3)
     assert found.too_small == 0
-    assert found.ratio.worst == "b"
+    assert found.ratios.raw.worst == "b"
     with pytest.raises(InputError, match="min_size=0"):
         group_table(epsilon_table(np.arange(8.0)), train, NOBODY, "group", min_size=0)
 
@@ -262,9 +295,9 @@ def test_a_difference_that_labels_explain_is_gone_within_them():
     group = np.repeat(["a", "b"], 200)
     label = rng.random(400) < np.where(group == "a", 0.8, 0.2)
     found = table_of(label + rng.exponential(0.3, 400), label, group)
-    assert found.spread.p_value == found.spread.corrected <= 0.001
-    assert found.spread_within_label.p_value > 0.05
-    assert found.rows[0].p_value <= 0.001 < 0.05 < found.rows[0].p_value_within_label
+    assert found.tests.spread.p_value == found.tests.spread.corrected <= 0.001
+    assert found.tests.spread_within_label.p_value > 0.05
+    assert found.rows[0].epsilon.p_value <= 0.001 < 0.05 < found.rows[0].standardised.p_value
 
 
 def test_tests_are_corrected_for_the_number_of_groupings():
@@ -274,9 +307,9 @@ def test_tests_are_corrected_for_the_number_of_groupings():
     found = group_tables(
         epsilon_table(np.tile([1.0, 2.0], 50) + rng.random(100)), train, NOBODY, ["group", *noise]
     )
-    assert found[0].spread.p_value == 0.001
-    assert found[0].spread.corrected == pytest.approx(0.004)
-    assert all(table.spread.corrected >= table.spread.p_value for table in found)
+    assert found[0].tests.spread.p_value == 0.001
+    assert found[0].tests.spread.corrected == pytest.approx(0.004)
+    assert all(table.tests.spread.corrected >= table.tests.spread.p_value for table in found)
     assert group_tables(epsilon_table(np.ones(100)), train, NOBODY, []) == ()
 
 
@@ -289,7 +322,7 @@ def test_combinations_of_columns():
         "f × < 99": 50, "m × < 99": 49, "f × >= 99": 50, "m × >= 99": 51
     }  # fmt: skip
     by_label = group_table(epsilon_table(np.arange(200.0)), train, NOBODY, "sex,label")
-    assert (by_label.within_label, by_label.spread_within_label) == ((), None)
+    assert (by_label.within_label, by_label.tests.spread_within_label) == ((), None)
 
 
 def test_worse_accuracy_and_worse_epsilon_go_together():
@@ -297,7 +330,7 @@ def test_worse_accuracy_and_worse_epsilon_go_together():
     epsilon = np.repeat(np.arange(6.0), 20) + np.tile([0.0, 0.5], 60)
     correct = [index % 20 >= 2 * "abcdef".index(name) for index, name in enumerate(group)]
     test = rows("test", [0] * 120, group=group, correct=correct)
-    rank = table_of(epsilon, [0] * 120, group, test=test).accuracy_rank
+    rank = table_of(epsilon, [0] * 120, group, test=test).tests.accuracy_rank
     assert (rank.value, rank.n_groups) == (pytest.approx(-1.0), 6)
     assert rank.p_value == pytest.approx(2 / 720)  # two of the 6! orders are as extreme
-    assert table_of(epsilon[:40], [0] * 40, group[:40], test=test).accuracy_rank is None
+    assert table_of(epsilon[:40], [0] * 40, group[:40], test=test).tests.accuracy_rank is None

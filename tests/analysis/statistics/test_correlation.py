@@ -5,14 +5,15 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
-from indpriv.analysis.statistics import correlation
 from indpriv.analysis.statistics.correlation import (
     RelationIntervals,
     is_constant,
+    line,
     pearson,
     relation_intervals,
     spearman,
 )
+from indpriv.analysis.statistics.resampling import Interval
 
 VALUES = st.floats(-1e6, 1e6, width=32)
 
@@ -46,45 +47,51 @@ def test_huge_values_do_not_overflow():
     assert pearson(x, x) == pytest.approx(1.0)
 
 
-def test_intervals_of_correlations_and_lines_are_covered(monkeypatch):
-    """95 % of 200 is 190; a percentile interval of 80 pairs is a little short: fewer than 176 would be another matter."""
-    monkeypatch.setattr(correlation, "_DRAWS", 400)
-    inside = np.zeros(4)
-    for seed in range(200):
+@pytest.mark.parametrize("n", [12, 80])
+def test_intervals_of_correlations_and_lines_are_covered(n):
+    """95 % of 400 is 380; fewer than 360 would be under 90 %."""
+    inside = dict.fromkeys(("pearson", "spearman", "intercept", "slope"), 0)
+    truth = {
+        "pearson": 0.6,
+        "spearman": 6 / np.pi * np.arcsin(0.3),  # of a normal pair: Pearson 1907
+        "intercept": 1.0,
+        "slope": 0.75,
+    }
+    for seed in range(400):
         rng = np.random.default_rng(seed)
-        x, noise = rng.normal(2.0, 1.0, 80), rng.normal(0.0, 1.0, 80)
-        found = relation_intervals(x, 1.0 + 0.75 * x + noise, rng)
-        truth = (
-            0.6,
-            6 / np.pi * np.arcsin(0.3),
-            1.0,
-            0.75,
-        )  # Spearman's of a normal pair: Pearson 1907
-        for index, (name, value) in enumerate(
-            zip(("pearson", "spearman", "intercept", "slope"), truth, strict=True)
-        ):
+        x, noise = rng.normal(2.0, 1.0, n), rng.normal(0.0, 1.0, n)
+        found = relation_intervals(x, 1.0 + 0.75 * x + noise)
+        for name, value in truth.items():
             interval = getattr(found, name)
-            inside[index] += interval.low <= value <= interval.high
-    assert np.all((inside >= 176) & (inside <= 199)), inside
+            inside[name] += interval.low <= value <= interval.high
+    assert all(360 <= count <= 397 for count in inside.values()), inside
 
 
-def test_a_grid_of_quantiles_says_the_same(monkeypatch):
+def test_intervals_agree_with_a_bootstrap_of_skewed_and_tied_pairs():
     rng = np.random.default_rng(0)
-    x = rng.exponential(1.0, 4000)
-    y = np.minimum(x + rng.normal(0, 1, 4000), 2.0)
-    single = relation_intervals(x, y, np.random.default_rng(1))
-    monkeypatch.setattr(correlation, "_EXACT", 0)
-    grid = relation_intervals(x, y, np.random.default_rng(1))
-    for name, estimate in (("pearson", pearson(x, y)), ("spearman", spearman(x, y))):
-        mine, other = getattr(single, name), getattr(grid, name)
-        assert mine.low < estimate < mine.high
-        assert (other.low, other.high) == (
-            pytest.approx(mine.low, abs=0.004),
-            pytest.approx(mine.high, abs=0.004),
-        )
+    x = rng.exponential(1.0, 1000).round(1)
+    y = np.minimum(x + rng.normal(0, 1, 1000), 2.0)
+    found = relation_intervals(x, y)
+    draws = []
+    for _ in range(1000):
+        drawn = rng.integers(0, 1000, 1000)
+        intercept, slope = line(x[drawn], y[drawn])
+        draws.append((pearson(x[drawn], y[drawn]), spearman(x[drawn], y[drawn]), intercept, slope))
+    columns = np.transpose(draws)
+    for name, column in zip(("pearson", "spearman", "intercept", "slope"), columns, strict=True):
+        low, high = np.quantile(column, (0.025, 0.975))
+        interval = getattr(found, name)
+        assert interval.low == pytest.approx(low, abs=0.2 * (high - low))
+        assert interval.high == pytest.approx(high, abs=0.2 * (high - low))
 
 
-def test_nothing_to_resample():
+def test_a_perfect_correlation_has_no_width():
     x = np.arange(20.0)
-    assert relation_intervals(x[:9], x[:9], np.random.default_rng(0)) == RelationIntervals()
-    assert relation_intervals(x, np.ones(20), np.random.default_rng(0)) == RelationIntervals()
+    assert relation_intervals(x, 2 * x).spearman == Interval(1.0, 1.0)
+    assert relation_intervals(x, -(x**3)).spearman == Interval(-1.0, -1.0)
+
+
+def test_too_few_or_constant_values_have_no_interval():
+    x = np.arange(20.0)
+    assert relation_intervals(x[:9], x[:9]) == RelationIntervals()
+    assert relation_intervals(x, np.ones(20)) == RelationIntervals()

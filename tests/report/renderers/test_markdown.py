@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from indpriv._formatting import format_share
+from indpriv.analysis.summary import FidelityFindings
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.example_table import ExampleTable
 from indpriv.report.renderers.markdown import escape, render_markdown
@@ -53,16 +54,19 @@ def test_what_may_be_published_agrees_with_the_table(text, run):
     assert "first table below that are not marked “no”; nothing else" in text
     assert "declared and not checked" not in text
     assert "declared and not checked" in render_markdown(
-        summary_of(*run, evidence={"checks": ()}, fidelity=())
+        summary_of(*run, evidence={"checks": ()}, fidelity=FidelityFindings())
     )
 
 
 def test_both_models_stand_among_the_attacks(text, summary):
     attacks = text.split("## Attacks")[1].split("## ")[0]
     assert attacks.count("Chance is 50 %") == 1
-    for model, attack in (("this model", summary.attacks[0]), ("without DP", summary.attacks[1])):
+    for model, attack in (
+        ("this model", summary.attacks.by_group[0]),
+        ("without DP", summary.attacks.by_group[1]),
+    ):
         row = attack.overall
-        limits = f"{format_share(row.low, 1)} to {format_share(row.high, 1)}"
+        limits = f"{format_share(row.interval.low, 1)} to {format_share(row.interval.high, 1)}"
         assert (
             f"| all examples | {model} | {format_share(row.success_rate, 1)} | {limits} |"
             in attacks
@@ -80,7 +84,11 @@ def test_no_guarantee_is_said_first_and_not_quoted(run):
 
 def test_without_examples(run):
     text = render_markdown(
-        summary_of(*run, evidence={"examples": None, "non_dp": None, "checks": CHECKS}, fidelity=())
+        summary_of(
+            *run,
+            evidence={"examples": None, "non_dp": None, "checks": CHECKS},
+            fidelity=FidelityFindings(),
+        )
     )
     assert "No attack was run" in text
     assert "Groups by" not in text

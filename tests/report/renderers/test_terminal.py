@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from indpriv.analysis.summary import FidelityFindings
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.evidence import BATCH_SIZES
@@ -44,7 +45,7 @@ def test_the_first_screen_has_its_parts_in_order(summary):
         "75 % at most",
     ):
         assert part in words(text)
-    assert "None seen is not none." in text or "Above chance" in text
+    assert "An attack that fails is no evidence of privacy." in text or "Above chance" in text
     assert len(text.splitlines()) <= 40
     assert "\x1b" not in text
 
@@ -54,8 +55,8 @@ def test_the_table_has_the_figures_of_the_summary(summary):
     text = screen(summary)
     for row in table.rows:
         line = next(line for line in text.splitlines() if line.startswith(f"  {row.name} "))
-        assert line.split()[1] == f"{np.ceil(row.mean * 100 - 1e-6) / 100:.2f}"
-        assert line.endswith(f"{100 * row.test_accuracy:.1f} %")
+        assert line.split()[1] == f"{np.ceil(row.epsilon.mean * 100 - 1e-6) / 100:.2f}"
+        assert line.endswith(f"{100 * row.test_accuracy.share:.1f} %")
 
 
 @pytest.mark.parametrize("width", [30, 50, 60, 80, 200])
@@ -64,7 +65,7 @@ def test_no_figure_is_cut_off_at_any_width(summary, width):
     table = next(table for table in summary.groups if table.by == "sex")
     for row in table.rows:
         assert re.search(
-            rf"^  {row.name} .* {100 * row.test_accuracy:.1f} %$", text, flags=re.MULTILINE
+            rf"^  {row.name} .* {100 * row.test_accuracy.share:.1f} %$", text, flags=re.MULTILINE
         )
     groups = screen([table], width, print_groups, summary.to_json())
     assert all(f"{row.n:,}" in groups for row in table.rows)
@@ -150,7 +151,13 @@ def test_a_large_delta_is_said(summary):
 
 
 def test_missing_parts_are_said(run):
-    text = words(screen(summary_of(*run, evidence={"examples": None, "non_dp": None}, fidelity=[])))
+    text = words(
+        screen(
+            summary_of(
+                *run, evidence={"examples": None, "non_dp": None}, fidelity=FidelityFindings()
+            )
+        )
+    )
     assert "MISSING examples.parquet is absent" in text
     assert "ATTACK none run" in text
 
