@@ -1,4 +1,4 @@
-"""Recording, the run side: sees the model and the data, and writes a NormLog and an ExampleTable. Imports torch."""
+"""Recording: sees model and data, writes a NormLog and an ExampleTable. Imports torch."""
 
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.recording.checkpoints.audit_spec import AuditSpec

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +48,7 @@ class Examples:
     def batches(
         self, batch_size: int, positions: NDArray[np.int64] | None = None
     ) -> Iterator[tuple[Any, Any]]:
-        """Yield (inputs, targets) on the model's device, in order, of all examples or those at these positions."""
+        """Yield (inputs, targets) of all examples or some positions, in order, on the device."""
         if isinstance(self._dataset, TensorDataset) and len(self._dataset.tensors) == 2:
             tensors: tuple[Tensor, ...] = self._dataset.tensors
             if positions is not None:
@@ -65,7 +63,8 @@ class Examples:
         for batch in DataLoader(dataset, batch_size=batch_size, collate_fn=self._collate_fn):
             if not (isinstance(batch, list | tuple) and len(batch) == 2):
                 raise InputError(
-                    f"the data set gives batches of type {type(batch).__name__}; a Recorder needs (inputs, targets) pairs"
+                    f"the data set yields batches of type {type(batch).__name__}; a Recorder needs "
+                    "(inputs, targets) pairs"
                 )
             yield self._move(batch[0]), self._move(batch[1])
 
@@ -75,28 +74,16 @@ class Examples:
         )
 
 
-@contextmanager
-def kept_all_random_states() -> Iterator[None]:
-    """Leave the generators of torch, numpy and Python as they were: a pass must not change training."""
-    python_state, numpy_state = random.getstate(), np.random.get_state()  # transforms may use them
-    with kept_random_state():
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)
-
-
 def norms_of(
     norm_pass: NormPass,
     examples: Examples,
     ids: NDArray[np.generic],
     positions: NDArray[np.int64] | None = None,
 ) -> tuple[NDArray[np.float64], str]:
-    """Gradient norms of all examples, or those at these positions, and a fingerprint of their targets.
+    """Gradient norms of all examples or those at some positions, and a fingerprint of the targets.
 
     Raises:
-        InputError: a NaN norm (names example ids), or a data set that changed its length.
+        InputError: a NaN norm (the message names example ids), or a data set whose length changed.
     """
     norms, targets_fingerprint = _taken(norm_pass, examples, positions)
     _check_taken(norms, ids if positions is None else ids[positions])
@@ -105,14 +92,14 @@ def norms_of(
 
 @dataclass(frozen=True)
 class SharedPass:
-    """Passes over the training set, of which every rank of a run takes a part and gets the whole.
+    """Passes over the training set: each rank of a run takes a part, and all get the whole.
 
     Attributes:
         ranks: of the run.
         module: the model in training.
-        norm_pass: of it.
+        norm_pass: of that model.
         examples: of the training set.
-        ids: (n,) theirs.
+        ids: (n,) of the examples.
     """
 
     ranks: Ranks
@@ -124,10 +111,10 @@ class SharedPass:
     def norms(
         self, moment: str, positions: NDArray[np.int64] | None = None
     ) -> tuple[NDArray[np.float64], str]:
-        """As `norms_of`; the fingerprint depends on the number of ranks.
+        """Like `norms_of`; the fingerprint depends on the number of ranks.
 
         Raises:
-            EvidenceError: a rank is gone or elsewhere, or does not hold the same parameters.
+            EvidenceError: a rank is gone, is at another place, or has other parameters.
         """
         if self.ranks.size == 1:
             return norms_of(self.norm_pass, self.examples, self.ids, positions)
@@ -145,7 +132,7 @@ def _taken(
 ) -> tuple[NDArray[np.float64], str]:
     norms: list[NDArray[np.float64]] = []
     targets_hash = hashlib.sha256()
-    with kept_all_random_states():
+    with kept_random_state():
         for inputs, targets in examples.batches(norm_pass.batch_size, positions):
             batch, _ = norm_pass(inputs, targets)
             norms.append(batch.detach().cpu().numpy().astype(np.float64))
@@ -157,8 +144,8 @@ def _taken(
 def _check_taken(norms: NDArray[np.float64], ids: NDArray[np.generic]) -> None:
     if len(norms) != len(ids):
         raise InputError(
-            f"the data set has {len(norms)} examples now and had {len(ids)} at the start; it may not grow or shrink during "
-            "a run"
+            f"the data set has {len(norms)} examples now and had {len(ids)} at the start; it may "
+            "not grow or shrink during a run"
         )
     check_norms(norms, ids)
 
@@ -174,7 +161,10 @@ def example_table(
     metadata: pd.DataFrame | None,
     test_metadata: pd.DataFrame | None,
 ) -> ExampleTable:
-    """The ExampleTable of a final model in eval mode; test examples are numbered from 0, as texts where training ids are."""
+    """The ExampleTable of a final model in eval mode.
+
+    Test examples are numbered from 0, as strings if the training ids are strings.
+    """
     rows = [
         final_rows(
             model, loss_fn, train, split="train", ids=ids, unit_ids=unit_ids, metadata=metadata
@@ -182,22 +172,11 @@ def example_table(
     ]
     if test is not None:
         numbers = np.arange(len(test))
-        rows.append(
-            final_rows(
-                model,
-                loss_fn,
-                test,
-                split="test",
-                ids=numbers,
-                unit_ids=None,
-                metadata=test_metadata,
-            )
-        )
+        about: dict[str, Any] = {"ids": numbers, "unit_ids": None, "metadata": test_metadata}
+        rows.append(final_rows(model, loss_fn, test, split="test", **about))
     frame = pd.concat(rows, ignore_index=True)
     for name in ("example_id", "unit_id"):
-        if (
-            frame[name].dtype == object
-        ):  # texts, and the numbers of test examples: a file cannot hold both
+        if frame[name].dtype == object:  # a file cannot hold strings and numbers in one column
             frame[name] = frame[name].astype(str)
     return ExampleTable(frame)
 
@@ -214,7 +193,7 @@ def final_rows(
 ) -> pd.DataFrame:
     """ExampleTable rows of one split: label, loss and correctness under a model in eval mode."""
     losses, labels, correct = [], [], []
-    with torch.no_grad(), kept_all_random_states():
+    with torch.no_grad(), kept_random_state():
         for inputs, targets in examples.batches(4096):
             outputs = model(inputs)
             losses.append(check_losses(loss_fn(outputs, targets), targets).double().cpu().numpy())
@@ -225,32 +204,33 @@ def final_rows(
             "example_id": ids,
             "unit_id": ids if unit_ids is None else unit_ids,
             "split": split,
-            "label": pd.array(np.concatenate(labels))
-            if labels[0] is not None
-            else pd.array([pd.NA] * len(ids), "Int64"),
+            "label": _joined(labels, "Int64", len(ids)),
             "loss": np.concatenate(losses),
-            "correct": pd.array(np.concatenate(correct), "boolean")
-            if correct[0] is not None
-            else pd.array([pd.NA] * len(ids), "boolean"),
+            "correct": _joined(correct, "boolean", len(ids)),
         }
     )
     return pd.concat([frame, check_metadata(metadata, ids, split)], axis=1)
 
 
-def _is_class_label(targets: Any) -> bool:
-    return isinstance(targets, Tensor) and targets.ndim == 1 and not targets.is_complex()
+def _joined(batches: list[Any], dtype: Any, n: int) -> Any:
+    """One column of n values; all missing if the task has none."""
+    if batches[0] is None:
+        return pd.array([pd.NA] * n, dtype)
+    return pd.array(np.concatenate(batches), dtype)
 
 
 def _labels(targets: Any) -> Any:
-    if not _is_class_label(targets):
+    """(batch,) int64 class labels; None if the targets are none."""
+    if not isinstance(targets, Tensor) or targets.ndim != 1 or targets.is_complex():
         return None
     values = targets.cpu().numpy()
-    if np.issubdtype(values.dtype, np.floating):  # binary targets are often floats
-        return values.astype(np.int64) if np.isin(values, (0.0, 1.0)).all() else None
+    if np.issubdtype(values.dtype, np.floating) and not np.isin(values, (0.0, 1.0)).all():
+        return None  # binary targets are often floats; other floats are no classes
     return values.astype(np.int64)
 
 
 def _correct(outputs: Any, targets: Any) -> Any:
+    """(batch,) bool; None if the task has no accuracy."""
     if _labels(targets) is None or not isinstance(outputs, Tensor):
         return None
     if outputs.ndim == 2 and outputs.shape[1] > 1:

@@ -1,6 +1,6 @@
-"""What a run was made with besides its settings, for whoever makes it again: processor, threads, commit of the code.
+"""What a run was made with: processor, number of threads, commit of the code.
 
-Neither names of machines or people nor paths are in it.
+It contains no names of machines or people, and no paths.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _CPUINFO = Path("/proc/cpuinfo")
 _SECONDS = 5.0  # for git, which can be slow on large or remote folders
 
 
-def surroundings(device: torch.device) -> dict[str, Any]:
-    """What run.json tells: the machine, and code_commit where the working folder is in a git repository."""
+def environment_of(device: torch.device) -> dict[str, Any]:
+    """For run.json: the machine, and code_commit if the working folder is in a git repository."""
     commit = _code_commit()
     return {
         "machine": {
@@ -30,7 +30,7 @@ def surroundings(device: torch.device) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """Its name, or at least its kind."""
+    """Name of the processor, or at least its architecture."""
     try:
         lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -40,7 +40,7 @@ def processor() -> str:
 
 
 def _code_commit() -> str | None:
-    """The commit, and what is known of changes to the files that git follows; None without git or a commit."""
+    """The commit, and whether tracked files have changed since; None without git or a commit."""
     commit = _git("rev-parse", "HEAD")
     if not commit:
         return None
@@ -51,7 +51,7 @@ def _code_commit() -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git prints in the working folder; None where it fails."""
+    """What git prints in the working folder; None if it fails."""
     try:
         done = subprocess.run(
             ["git", *arguments], capture_output=True, text=True, timeout=_SECONDS, check=True

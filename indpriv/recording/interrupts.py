@@ -1,7 +1,8 @@
-"""Ctrl-C and SIGTERM wait while the log is being written: a step that is half written would contradict itself.
+"""Ctrl-C and SIGTERM wait while the log is written: half a step would contradict itself.
 
-A signal that is ignored stays ignored, as is the convention: a shell starts background jobs of a script, and `nohup`,
-with SIGINT or SIGHUP ignored, so that Ctrl-C in the terminal does not reach them. Stop such a run with SIGTERM.
+A signal that is ignored stays ignored, as is the convention: a shell starts background jobs of a
+script, and `nohup`, with SIGINT or SIGHUP ignored, so that Ctrl-C in the terminal does not reach
+them. Stop such a run with SIGTERM.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def heard_signals() -> list[signal.Signals]:
-    """SIGINT and SIGTERM, except those that this process ignores; none outside the main thread, which signals do not reach."""
+    """SIGINT and SIGTERM unless they are ignored; none outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return []
     return [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]

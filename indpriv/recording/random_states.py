@@ -1,28 +1,35 @@
-"""Generators of noise and coins: left as they are, told where they can be guessed or draw the same again."""
+"""Random generators: kept as they are, and checked for guessable seeds and repeated draws."""
 
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
-# torch draws its own seeds from 53 bits or more; people, and libraries on their behalf, choose from 32.
+# torch draws its own seeds from 53 bits or more; people and libraries choose seeds of 32 bits.
 _CHOSEN_SEEDS = 2**32
 _DEFAULT_SEED = 67280421310721  # of an unseeded torch.Generator()
 
 
 @contextmanager
 def kept_random_state() -> Iterator[None]:
-    """Leave torch's random generators as they were, so that recording does not change training."""
+    """Leave the generators of torch, numpy and Python as they were, for training's sake."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    python_state, numpy_state = random.getstate(), np.random.get_state()  # transforms may use them
     with torch.random.fork_rng(devices=devices):
-        yield
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
 
 
 def generator_of(given: torch.Generator | None, device: torch.device) -> torch.Generator | None:
-    """The generator that torch draws from on a device: the one that is given, else the device's own; None if not known."""
+    """The given generator, else the one that torch uses on the device; None if not known."""
     if given is not None or device.type not in ("cpu", "cuda"):
         return given
     if device.type == "cpu":
@@ -33,13 +40,16 @@ def generator_of(given: torch.Generator | None, device: torch.device) -> torch.G
 
 
 def is_guessable(generator: torch.Generator | None) -> bool:
-    """Whether the seed of a generator looks chosen by a person, or is torch's default; torch seeds all devices alike."""
+    """Whether a generator's seed seems to be chosen by a person, or is torch's default.
+
+    torch seeds all devices with the same number, so None stands for the CPU's generator.
+    """
     seed = (torch.default_generator if generator is None else generator).initial_seed()
     return seed < _CHOSEN_SEEDS or seed == _DEFAULT_SEED
 
 
 def fingerprint_of_state(state: bytes, run_id: str) -> str:
-    """What a log may hold of a state, so that the sessions of one run can be compared: dear to guess a seed from."""
+    """A hash to compare the sessions of one run by; expensive to guess a seed from."""
     return (
         hashlib.scrypt(state, salt=run_id.encode(), n=2**14, r=8, p=1, dklen=8).hex()
         if state
@@ -48,14 +58,17 @@ def fingerprint_of_state(state: bytes, run_id: str) -> str:
 
 
 class SeenStates:
-    """The states in which one generator has left its draws; about 100 bytes of memory each."""
+    """The states in which draws have left one generator; about 100 bytes of memory each."""
 
     def __init__(self) -> None:
         self._seen: set[bytes] = set()
         self.first = b""  # empty until something is drawn
 
     def repeated(self, generator: torch.Generator | None) -> bool:
-        """Whether the draw just made left a generator where an earlier one had: both drew the same numbers."""
+        """Whether the last draw left the generator in the same state as an earlier one.
+
+        Both then drew the same numbers.
+        """
         if generator is None:
             return False
         state = hashlib.blake2b(generator.get_state().numpy().tobytes(), digest_size=8).digest()

@@ -14,8 +14,9 @@ Result = TypeVar("Result")
 def side_by_side(tasks: Sequence[Callable[[], Result]]) -> list[Result]:
     """Run each task in a thread of its own, one task alone in this one.
 
-    PyTorch's own threads meet after every operation, and wait for each other; whole tasks need not. While they run,
-    `torch.set_num_threads` is set to each task's share of the threads, in the whole process.
+    PyTorch's own threads meet after every operation, and wait for each other; whole tasks need not.
+    While they run, `torch.set_num_threads` is set to each task's share of the threads, in the whole
+    process.
 
     Returns:
         their results, in order; the first error is raised once all have ended.

@@ -39,7 +39,7 @@ def recorded(folder, **options):
 
 
 @needs_git
-def test_run_json_tells_machine_and_commit_and_no_name(repository):
+def test_run_json_holds_machine_and_commit_and_no_name(repository):
     text, content = recorded(repository)
     assert content["machine"]["threads"] == torch.get_num_threads()
     assert content["machine"]["device"] == "cpu"
@@ -50,18 +50,18 @@ def test_run_json_tells_machine_and_commit_and_no_name(repository):
 
 
 @needs_git
-def test_changes_are_told(repository):
+def test_uncommitted_changes_are_reported(repository):
     (repository / "data.csv").write_text("new, and no code that git follows\n")
-    clean = environment.surroundings(torch.device("cpu"))["code_commit"]
+    clean = environment.environment_of(torch.device("cpu"))["code_commit"]
     (repository / "train.py").write_text("print(1)\n")
     assert (
-        environment.surroundings(torch.device("cpu"))["code_commit"]
+        environment.environment_of(torch.device("cpu"))["code_commit"]
         == f"{clean}, with uncommitted changes"
     )
 
 
 @needs_git
-def test_what_the_user_says_of_the_code_stands(repository):
+def test_a_commit_passed_by_the_user_is_kept(repository):
     _, content = recorded(repository, run_info={"code_commit": "v1.2"})
     assert content["code_commit"] == "v1.2"
 
@@ -69,14 +69,14 @@ def test_what_the_user_says_of_the_code_stands(repository):
 def test_no_commit_outside_a_repository(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert "code_commit" not in environment.surroundings(torch.device("cpu"))
+    assert "code_commit" not in environment.environment_of(torch.device("cpu"))
     monkeypatch.setenv("PATH", "")  # no git at all
-    assert "code_commit" not in environment.surroundings(torch.device("cpu"))
+    assert "code_commit" not in environment.environment_of(torch.device("cpu"))
 
 
 def test_a_processor_without_a_name_has_a_kind(monkeypatch, tmp_path):
     monkeypatch.setattr(environment, "_CPUINFO", tmp_path / "absent")
-    assert environment.surroundings(torch.device("cpu"))["machine"]["processor"]
+    assert environment.environment_of(torch.device("cpu"))["machine"]["processor"]
     (tmp_path / "info").write_text("processor\t: 0\nmodel name\t: A Chip 3000\n")
     monkeypatch.setattr(environment, "_CPUINFO", tmp_path / "info")
-    assert environment.surroundings(torch.device("cpu"))["machine"]["processor"] == "A Chip 3000"
+    assert environment.environment_of(torch.device("cpu"))["machine"]["processor"] == "A Chip 3000"

@@ -539,9 +539,9 @@ def test_a_recorder_is_attached_once(tmp_path):
 
 def test_a_test_set_that_does_not_fit_is_refused_before_training(tmp_path):
     run = make_run()
-    with pytest.raises(InputError, match="do not take the test set"):
+    with pytest.raises(InputError, match="do not accept the test set"):
         record(run, tmp_path / "run", test_set=blobs(10, features=3))
-    with pytest.raises(InputError, match="int has no length"):
+    with pytest.raises(InputError, match="test_set is of type int, which has no length"):
         Recorder(tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, test_set=5)
 
 
@@ -676,7 +676,7 @@ def test_no_noise_is_refused(tmp_path):
 def test_different_clipping_norms_of_model_and_optimizer_are_refused(tmp_path):
     run = make_run(mode="ghost")
     run.optimizer.max_grad_norm = 0.5
-    with pytest.raises(InputError, match="ghost mode set both"):
+    with pytest.raises(InputError, match="in ghost mode set both"):
         record(run, tmp_path / "run")
 
 

@@ -1,7 +1,9 @@
-"""Clipping under a privacy filter: an example that would pass the cap is clipped at 0 from then on. Sensitive.
+"""Clipping under a privacy filter: examples that would exceed its cap are left out. Sensitive.
 
-Before each step, whoever is drawn, every example still there is charged for its clip threshold of that step: a function
-of the trajectory and of the example, never of a batch. Rows of one unit are charged together, and leave together. `indpriv.PrivacyFilter` says what that guarantees.
+An example is left out by clipping it at 0 from then on. Before each step, every example that is not
+yet left out is charged for its clip threshold of that step, whether it is drawn or not: the
+threshold depends on the trajectory and on the example, never on a batch. Rows of one unit are
+charged, and left out, together. `indpriv.PrivacyFilter` says what this guarantees.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ class Filter(Protocol):
 
     @property
     def rdp_cap(self) -> float:
-        """What nobody passes."""
+        """Divergence at that order that no example may exceed."""
         ...
 
     def charges(
@@ -40,16 +42,19 @@ class Filter(Protocol):
         sample_rate: float,
         units: NDArray[np.int64] | None = None,
     ) -> NDArray[np.float64]:
-        """(n,) divergence of one step at clip thresholds (n,), as fractions of max_grad_norm; of units where rows have some."""
+        """(n,) divergence of one step at clip thresholds (n,), given as fractions of max_grad_norm.
+
+        With units (n,), each row is charged what all rows of its unit cost together.
+        """
         ...
 
     def spent(self, log: NormLog, left_out_at: NDArray[np.int64]) -> NDArray[np.float64]:
-        """(n_examples,) what the log of a run says each example spent before the step that left it out."""
+        """(n_examples,) what each example of a log spent before the step that left it out."""
         ...
 
 
 class FilteredClipping:
-    """Who is still there, and what each example has spent."""
+    """What each example has spent, and which examples are still present."""
 
     def __init__(
         self,
@@ -58,77 +63,84 @@ class FilteredClipping:
         n_examples: int,
         units: NDArray[np.int64] | None = None,
     ) -> None:
-        """Everybody is there and has spent nothing.
+        """Begin with all examples present and nothing spent.
 
         Args:
             policy: what is charged, and the cap.
-            levels: of individual clipping; None where everybody is clipped at max_grad_norm.
+            levels: of individual clipping; None if all examples are clipped at max_grad_norm.
             n_examples: of the data set.
-            units: (n_examples,) number of the unit each row belongs to, from 0 on; None where a row is a unit.
+            units: (n_examples,) number of the unit each row belongs to, from 0 on; None if each row
+                is a unit.
         """
         self._policy, self._levels, self._units = policy, levels, units
-        self._everybody = np.arange(n_examples)
+        self._positions = np.arange(n_examples)
         self.spent = np.zeros(n_examples)
         self.present = np.ones(n_examples, dtype=bool)
         self._charged: tuple[int, StepSetting] | None = None  # the step that was charged last
+        # Of one step, and what they depend on: its setting and the version of the levels.
         self._charges: tuple[StepSetting, int, NDArray[np.float64]] | None = None
-        self._newly: list[tuple[int, NDArray[np.int64]]] = []
+        self._unlogged: list[tuple[int, NDArray[np.int64]]] = []  # steps, and positions left out
 
     def restore(self, log: NormLog, left_out_at: NDArray[np.int64]) -> None:
-        """Go on where the log of a run ends; left_out_at (n_examples,) as it says, total_steps where an example stayed."""
+        """Continue where the log of a run ends.
+
+        Args:
+            log: of the run.
+            left_out_at: (n_examples,) the step that left each example out; total_steps if none did.
+        """
         self.spent = self._policy.spent(log, left_out_at)
         self.present = left_out_at >= log.total_steps
 
     def charge(self, step: int, setting: StepSetting) -> None:
-        """Charge everybody who is there for the step about to be taken, once, and leave out who would pass the cap.
+        """Charge present examples for the coming step; leave out those that would exceed the cap.
+
+        A step is charged once, however many micro-batches it has.
 
         Raises:
-            EvidenceError: the step was charged under other settings, before its first batch was clipped.
+            EvidenceError: the step was already charged, under other settings.
         """
         if self._charged is not None and self._charged[0] == step:
             if self._charged[1] != setting:
                 raise EvidenceError(
-                    f"the settings of step {step} moved from {self._charged[1]} to {setting} after the privacy filter had "
-                    "charged for it; change noise, clipping and sampling between steps only"
+                    f"the settings of step {step} changed from {self._charged[1]} to {setting} "
+                    "after the privacy filter had charged for it; change noise, clipping and "
+                    "sampling between steps only"
                 )
             return
         charges = self._charges_of(setting)
         beyond = self.present & (self.spent + charges > self._policy.rdp_cap)
         if beyond.any():
             self.present = self.present & ~beyond
-            self._newly.append((step, np.flatnonzero(beyond)))
+            self._unlogged.append((step, np.flatnonzero(beyond)))
         self.spent += np.where(self.present, charges, 0.0)
         self._charged = step, setting
 
     def thresholds(self, positions: NDArray[np.int64], max_grad_norm: float) -> Tensor:
-        """Clip thresholds (n,) float64 of the examples at these positions, for the step that was charged last."""
+        """Clip thresholds (n,) float64 at these positions, for the step that was charged last."""
         present = torch.as_tensor(self.present[positions])
         if self._levels is None:
             return present * max_grad_norm
         return present * self._levels.thresholds(positions, max_grad_norm)
 
     def newly_left_out(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Positions and steps (n,) of who was left out and is not logged yet."""
-        positions = [found for _, found in self._newly]
-        steps = [np.full(len(found), step) for step, found in self._newly]
-        return np.concatenate([*positions, self._everybody[:0]]), np.concatenate(
-            [*steps, self._everybody[:0]]
-        )
+        """Positions (n,) of unlogged examples that were left out, and the steps (n,) that did so."""
+        none = self._positions[:0]
+        positions = [found for _, found in self._unlogged]
+        steps = [np.full(len(found), step) for step, found in self._unlogged]
+        return np.concatenate([*positions, none]), np.concatenate([*steps, none])
 
     def logged(self) -> None:
-        """Who was left out up to now is in the log."""
-        self._newly = []
+        """All examples that were left out so far are in the log."""
+        self._unlogged = []
 
     def _charges_of(self, setting: StepSetting) -> NDArray[np.float64]:
-        """(n_examples,) of one step; computed anew where the setting or the levels have changed."""
+        """(n_examples,) of one step; computed again only if setting or levels have changed."""
         version = 0 if self._levels is None else self._levels.version
         if self._charges is None or self._charges[:2] != (setting, version):
-            relative = np.ones(len(self._everybody))
+            clip = setting.max_grad_norm
+            relative = np.ones(len(self._positions))
             if self._levels is not None:
-                relative = (
-                    self._levels.bounds(self._everybody, setting.max_grad_norm)
-                    / setting.max_grad_norm
-                )
+                relative = self._levels.bounds(self._positions, clip) / clip
             charges = self._policy.charges(
                 relative,
                 noise_multiplier=setting.noise_multiplier,

@@ -1,4 +1,4 @@
-"""What an attached model, optimizer and loader must be: checked once at the border, before anything is changed."""
+"""Requirements on model, optimizer and loader: checked once, before anything is changed."""
 
 from __future__ import annotations
 
@@ -27,57 +27,64 @@ _FLAT_CLIPPING = (DPOptimizer, DPOptimizerFastGradientClipping, *DISTRIBUTED)
 
 
 def check_optimizer(optimizer: Any, model: nn.Module) -> None:
-    """Raise InputError where an optimizer is none that is accounted, or does not belong to the model."""
+    """Raise InputError if the optimizer cannot be accounted, or does not belong to the model."""
     if not isinstance(optimizer, DPOptimizer):
         raise InputError(
-            f"the optimizer is a {type(optimizer).__name__}, not an Opacus DPOptimizer; attach what "
-            "PrivacyEngine.make_private returned"
+            f"the optimizer is a {type(optimizer).__name__}, not an Opacus DPOptimizer; attach the "
+            "one that PrivacyEngine.make_private returned"
         )
     if type(optimizer) not in _FLAT_CLIPPING:
         raise InputError(
-            f"{type(optimizer).__name__} is not supported: only flat clipping is accounted (not per-layer, adaptive, "
-            'automatic or sharded); use make_private(clipping="flat")'
+            f"{type(optimizer).__name__} is not supported: only flat clipping is accounted (not "
+            'per-layer, adaptive, automatic or sharded); use make_private(clipping="flat")'
         )
     if isinstance(optimizer, DISTRIBUTED) and not isinstance(
         _wrapped(model), DifferentiallyPrivateDistributedDataParallel
     ):
         raise InputError(
-            f"the optimizer adds up the gradients of several ranks, but the model is a {type(_wrapped(model)).__name__}; "
-            "make_private takes opacus.distributed.DifferentiallyPrivateDistributedDataParallel(model)"
+            "the optimizer adds up the gradients of several ranks, but the model is a "
+            f"{type(_wrapped(model)).__name__}; pass "
+            "opacus.distributed.DifferentiallyPrivateDistributedDataParallel(model) to make_private"
         )
     if not isinstance(model, nn.Module):
         raise InputError(
-            f"the model is a {type(model).__name__}, what make_private(wrap_model=False) returns; attach the module that it hangs on"
+            f"the model is a {type(model).__name__}, as make_private(wrap_model=False) returns; "
+            "attach the module that it was made for"
         )
     if optimizer.step_hook is None:
         raise InputError(
-            "the optimizer has no step hook: Opacus's accountant is not attached and would report epsilon 0; attach what "
-            "PrivacyEngine.make_private returned"
+            "the optimizer has no step hook: Opacus's accountant is not attached and would report "
+            "epsilon 0; attach the optimizer that PrivacyEngine.make_private returned"
         )
     if isinstance(optimizer, DPOptimizerFastGradientClipping) and not isinstance(
         model, GradSampleModuleFastGradientClipping
     ):
         raise InputError(
-            f"the optimizer clips in ghost mode, but the model is a plain {type(model).__name__}: its clipping norm cannot "
-            "be read; attach the model that make_private returned"
+            f"the optimizer clips in ghost mode, but the model is a plain {type(model).__name__}, "
+            "whose clipping norm cannot be read; attach the model that make_private returned"
         )
     if optimizer.loss_reduction not in ("mean", "sum"):
         raise InputError(f"loss_reduction={optimizer.loss_reduction!r} is not known")
 
 
 def _wrapped(model: nn.Module) -> nn.Module:
-    """What make_private was given."""
+    """The module that was passed to make_private."""
     return model._module if isinstance(model, AbstractGradSampleModule) else model
 
 
 def sampler_kind(batch_sampler: Any, optimizer: Any) -> str:
-    """How batches are drawn: "poisson", "shuffled" or "other"; InputError where several ranks do not fit together."""
+    """How batches are drawn: "poisson", "shuffled" or "other".
+
+    Raises:
+        InputError: several ranks do not fit together.
+    """
     shards = type(batch_sampler) is DistributedUniformWithReplacementSampler
     if shards != isinstance(optimizer, DISTRIBUTED):
         raise InputError(
-            f"the optimizer is a {type(optimizer).__name__}, the batch sampler a {type(batch_sampler).__name__}: several "
-            "ranks are accounted only where each draws from its own shard and gradients are added up; make model, "
-            "optimizer and loader with one make_private call, with Poisson sampling"
+            f"the optimizer is a {type(optimizer).__name__}, the batch sampler a "
+            f"{type(batch_sampler).__name__}: several ranks can be accounted only if each draws "
+            "from its own shard and gradients are added up; make model, optimizer and loader with "
+            "one make_private call, with Poisson sampling"
         )
     if shards:
         check_distributed_sampler(batch_sampler, optimizer)
@@ -90,49 +97,52 @@ def sampler_kind(batch_sampler: Any, optimizer: Any) -> str:
 
 
 def check_loader(loader: DataLoader[Any], n_examples: int) -> None:
-    """Raise InputError where batches would not match their draws, or the loader is over another data set."""
+    """Raise InputError if batches would not match their draws, or the data set is another one."""
     if loader.batch_sampler is None:
         raise InputError(
-            "the loader has no batch sampler (batch_size=None); pass the loader that make_private returned"
+            "the loader has no batch sampler (batch_size=None); pass the loader that make_private "
+            "returned"
         )
     if not getattr(loader, "in_order", True):
         raise InputError(
-            "the loader has in_order=False: batches would not match their draws; use in_order=True"
+            "the loader has in_order=False, so batches would not match their draws; use "
+            "in_order=True"
         )
     sizes = {
         "the loader's data set": len(loader.dataset),  # type: ignore[arg-type]
-        "the loader's sampler": getattr(
-            loader.batch_sampler, "total_size", None
-        )  # of all ranks; num_samples is a shard
+        # With several ranks, num_samples is the size of a shard.
+        "the loader's sampler": getattr(loader.batch_sampler, "total_size", None)
         or getattr(loader.batch_sampler, "num_samples", n_examples),
     }
     for name, size in sizes.items():
         if size != n_examples:
             raise InputError(
-                f"the Recorder's dataset has {n_examples} examples, {name} has {size}; give the Recorder the training set"
+                f"the Recorder's dataset has {n_examples} examples, {name} has {size}; pass the "
+                "training set to the Recorder"
             )
 
 
 def check_parameters(module: nn.Module, optimizer: DPOptimizer) -> None:
-    """Raise InputError unless the optimizer trains exactly the trainable parameters of the model."""
+    """Raise InputError unless the optimizer trains exactly the model's trainable parameters."""
     trained = {id(p) for p in optimizer.params}
     trainable = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
     missing = [name for key, name in trainable.items() if key not in trained]
-    if missing or len(trained - set(trainable)):
+    foreign = len(trained - set(trainable))
+    if missing or foreign:
         raise InputError(
-            f"the optimizer does not train exactly the model's trainable parameters (not trained: {missing[:5]}, trained "
-            f"from elsewhere: {len(trained - set(trainable))}); norms would be of another gradient: freeze the rest with "
-            "requires_grad_(False)"
+            "the optimizer does not train exactly the model's trainable parameters (not trained: "
+            f"{missing[:5]}; not in the model, or frozen: {foreign}), so norms would be those of "
+            "another gradient; freeze the rest with requires_grad_(False)"
         )
 
 
 def find_accountant(optimizer: DPOptimizer) -> tuple[IAccountant | None, float]:
-    """The accountant behind the step hook, also inside a hook that chains Opacus's, and the rate it counts.
+    """The accountant behind the step hook, perhaps called by another hook, and the rate it counts.
 
-    (None, 1) where there is none.
+    (None, 1) if there is none.
     """
     hooks = [optimizer.step_hook]
-    for hook in hooks:  # grows while it is searched
+    for hook in hooks:  # the list grows while it is searched
         enclosed = inspect.getclosurevars(hook).nonlocals if inspect.isfunction(hook) else {}
         accountant = enclosed.get("self")
         if isinstance(accountant, IAccountant):

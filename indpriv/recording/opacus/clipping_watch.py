@@ -1,9 +1,10 @@
-"""What Opacus clips: the gradient norms of each micro-batch, observed as Opacus computes them. Sensitive.
+"""What Opacus clips: gradient norms of each micro-batch, as Opacus computes them. Sensitive.
 
-Opacus divides max_grad_norm by the norms to get its clip factors: in `optimizer.clip_and_accumulate`, or in ghost mode
-in `model.get_clipping_coef`, inside `loss.backward()`. During that call max_grad_norm is replaced by an object that
-records the norms and can use a threshold of its own for each example. Opacus's arithmetic runs unchanged, and the noise,
-which is added later, stays at max_grad_norm.
+Opacus divides max_grad_norm by the norms to get its clip factors: in
+`optimizer.clip_and_accumulate`, or in ghost mode in `model.get_clipping_coef`, inside
+`loss.backward()`. During that call max_grad_norm is replaced by an object that records the norms
+and can use a threshold of its own for each example. Opacus's arithmetic runs unchanged, and the
+noise, which is added later, stays at max_grad_norm.
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ _STABILISER = 1e-6  # Opacus's clip factor is max_grad_norm / (norm + 1e-6)
 
 Positions = NDArray[np.int64]
 Thresholds = Callable[[Positions, float], Tensor]
-"""Clip thresholds (n,) of the examples at some positions under some max_grad_norm, in units of gradient norm."""
+"""(positions (n,), max_grad_norm) -> clip thresholds (n,), in units of gradient norm."""
 
 
 def clip_excess(optimizer: DPOptimizer) -> float:
-    """How much longer than max_grad_norm Opacus's clipped gradients are, as a fraction, because its norms are too small.
+    """How much longer than max_grad_norm clipped gradients are, as a fraction.
 
-    Opacus squares and sums each parameter's gradient in the parameter's own precision. On a CPU, float32 norms of 10^7
-    numbers are 0.0008 too small, those of 4 * 10^7 are 0.004; on a GPU, which sums in a tree, they are not. This is
-    measured on random numbers distributed like gradients.
+    Opacus squares and sums each parameter's gradient in the parameter's own precision, so its norms
+    can be too small. On a CPU,
+    float32 norms of 10^7 numbers are 0.0008 too small, those of 4 * 10^7 are 0.004; on a GPU, which
+    sums in a tree, they are not. This is measured on random numbers distributed like gradients.
     """
     largest = max(optimizer.params, key=lambda p: p.numel())
     if largest.numel() < _MANY_SQUARES:
@@ -58,12 +60,11 @@ def clip_excess(optimizer: DPOptimizer) -> float:
 class ClippedBatch:
     """One micro-batch as Opacus clipped it.
 
-    Attributes:
-        norms: (n,) float64 gradient norms before clipping, on the model's device, in Opacus's own precision.
-        positions: (n,) of its examples in the data set; None if it is not part of the batch drawn for this step.
-        max_grad_norm: at the time.
-        rounding: how much longer than max_grad_norm a clipped gradient can be, as a fraction, because norms in half
-            precision are rounded.
+    Attributes: norms: (n,) float64 gradient norms before clipping, on the model's device, in
+        Opacus's own precision. positions: (n,) of its examples in the data set; None if it is not
+        part of the batch drawn for this step. max_grad_norm: at the time. rounding: how much longer
+        than max_grad_norm a clipped gradient can be, as a fraction, because norms in half precision
+        are rounded.
     """
 
     norms: Tensor
@@ -81,20 +82,19 @@ def clipping_watched(
     on_batch: Callable[[ClippedBatch], None],
     thresholds: Thresholds | None = None,
 ) -> Iterator[None]:
-    """Report each micro-batch that is clipped in the block, also empty ones; optionally clip each example at its own threshold.
+    """Report each micro-batch that is clipped in the block, also empty ones.
 
-    Args:
-        model: as returned by PrivacyEngine.make_private, as is optimizer. Both are instrumented in place.
-        optimizer: of the run.
-        positions_of: positions of the next micro-batch, given its size; None if no batch of that size is expected. It
-            may be called several times for one batch.
-        on_batch: called once for each micro-batch whose gradients enter a step, in order.
+    Optionally clip each example at its own threshold.
+
+    Args: model: as returned by PrivacyEngine.make_private, as is optimizer. Both are instrumented
+        in place. optimizer: of the run. positions_of: positions of the next micro-batch, given its
+        size; None if no batch of that size is expected. It may be called several times for one
+        batch. on_batch: called once for each micro-batch whose gradients enter a step, in order.
         thresholds: each at most max_grad_norm; default max_grad_norm for all examples.
 
-    Raises:
-        EvidenceError: while training: the norms cannot be observed (another version of Opacus); there are thresholds, but
-            the examples of a batch are not known or its norms are less precise than float32; or gradients were changed
-            after clipping.
+    Raises: EvidenceError: while training: the norms cannot be observed (another version of Opacus);
+        there are thresholds, but the examples of a batch are not known or its norms are less
+        precise than float32; or gradients were changed after clipping.
     """
     observer = _Observer(positions_of, thresholds)
     if isinstance(model, GradSampleModuleFastGradientClipping):
@@ -131,7 +131,8 @@ def _ghost_clipping_watched(
 ) -> Iterator[None]:
     """Norms appear in the backward pass; they count once the optimizer takes the gradients in.
 
-    In between, p.grad holds sums of clipped gradients, which training can change before the noise is added.
+    In between, p.grad holds sums of clipped gradients, which training can change before the noise
+    is added.
     """
     plain_coefficients, plain_enable_hooks = model.get_clipping_coef, model.enable_hooks
     plain_accumulate = optimizer.accumulate
@@ -188,7 +189,7 @@ class _Observer:
         return ClippedBatch(norms, self.positions_of(len(norms)), max_grad_norm)
 
     def clip(self, owner: Any, clip: Callable[[], None]) -> ClippedBatch | None:
-        """Run Opacus's clipping; return the batch whose norms it divided by, None if it divided by none."""
+        """Run Opacus's clipping; return the batch whose norms it divided by, if it did so."""
         stand_in = _StandIn(owner.max_grad_norm, self)
         owner.max_grad_norm = stand_in
         try:

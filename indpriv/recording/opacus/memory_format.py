@@ -1,8 +1,9 @@
-"""Memory layout of images: Opacus's convolutions compute wrong per-example gradients if rows are not stored in order.
+"""Memory format of images: for some, Opacus's convolutions compute wrong per-example gradients.
 
-Opacus 1.6 cuts patches out of an image by the strides that a contiguous image would have (`unfold2d`). From images in
-channels-last format it therefore reads the wrong numbers, without a warning: hooks mode trains on wrong gradients, and
-ghost mode clips the right gradients by wrong norms, so that not even the worst-case epsilon holds. functorch mode is right.
+Opacus 1.6 cuts patches out of an image by the strides that a contiguous image would have
+(`unfold2d`). From images in channels-last format it therefore reads the wrong numbers, without a
+warning: hooks mode trains on wrong gradients, and ghost mode clips the right gradients by wrong
+norms, so that not even the worst-case epsilon holds. functorch mode is right.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _REMEDY = (
 
 
 def check_memory_format(model: nn.Module, module: nn.Module) -> None:
-    """Raise InputError if a trained convolution has channels-last weights, since its output then has that format too.
+    """Raise InputError if a trained convolution has channels-last weights.
+
+    Its output then has that format too.
 
     Args:
         model: as returned by PrivacyEngine.make_private.
@@ -41,7 +44,7 @@ def check_memory_format(model: nn.Module, module: nn.Module) -> None:
 
 @contextmanager
 def memory_format_watched(model: nn.Module, module: nn.Module) -> Iterator[None]:
-    """In the block, refuse images whose gradients Opacus would compute wrongly; arguments as above."""
+    """In the block, refuse images whose gradients Opacus would get wrong; arguments as above."""
     handles = [
         layer.register_forward_pre_hook(partial(_refuse, name))
         for name, layer in _convolutions(model, module)
@@ -54,7 +57,7 @@ def memory_format_watched(model: nn.Module, module: nn.Module) -> Iterator[None]
 
 
 def _convolutions(model: nn.Module, module: nn.Module) -> list[tuple[str, nn.Conv2d]]:
-    """Trained convolutions whose patches Opacus cuts out itself; it uses functorch for subclasses of Conv2d."""
+    """Trained convolutions that Opacus handles itself; it uses functorch for subclasses."""
     if getattr(model, "force_functorch", False):
         return []
     return [

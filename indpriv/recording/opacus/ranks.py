@@ -1,8 +1,9 @@
-"""The processes (ranks) that train one model together, and what each must know of the others. Sensitive.
+"""The processes (ranks) that train one model together, and what they exchange. Sensitive.
 
-Opacus divides a run between them: each rank draws from a shard of its own, clips its own gradients and sums them; the
-first adds the noise to its sum, and all sums are added. Here every rank tells all others what it saw, before each step
-and after each pass, so that all come to the same verdict and stop together. The first alone writes the log.
+Opacus divides a run between them: each rank draws from its own shard, clips its own gradients and
+sums them; the first rank adds the noise to its sum, and all sums are added. Here all ranks exchange
+what they saw, before each step and after each pass, so that they all come to the same verdict and
+stop together. Only the first rank writes the log.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from indpriv.errors import EvidenceError, InputError
 from indpriv.recording.opacus.tally import Counted
 
 DISTRIBUTED = (DistributedDPOptimizer, DistributedDPOptimizerFastGradientClipping)
-# Opacus's sampler drops a local batch that is empty; a run where that is likelier than this is refused.
+# Opacus's sampler drops an empty local batch. A run in which this is likelier is refused.
 DROPPED_BATCH = 1e-9
 
 Batch = tuple[NDArray[np.int64], NDArray[np.float64]]  # positions and norms
@@ -37,11 +38,11 @@ class RankStep:
     """What one rank tells the others before a step.
 
     Attributes:
-        counted: since it last told them.
+        counted: since its last message.
         shared: name -> value of what must be equal on all ranks.
-        sampling_seed: which must not be; None where the generator has none.
-        positions: (n,) of its part of the batch; None where that is not the one that was drawn.
-        norms: (n,) that training clipped; None where nobody needs them.
+        sampling_seed: must differ between ranks; None if the generator has none.
+        positions: (n,) of its part of the batch; None if that is not the one that was drawn.
+        norms: (n,) that training clipped; None if no rank needs them.
     """
 
     counted: Counted
@@ -52,16 +53,15 @@ class RankStep:
 
 
 class Ranks:
-    """The ranks of one run; of a run in one process there is one, which has nobody to tell."""
+    """The ranks of one run; a run in one process has one rank, which exchanges nothing."""
 
     def __init__(self, optimizer: Any) -> None:
-        """Find the ranks that an optimizer works with. Where there are several, all must come here together."""
+        """Find the ranks that an optimizer works with; all of them must call this together."""
         self.rank, self.size, self._group = 0, 1, None
         if isinstance(optimizer, DISTRIBUTED):
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
-            self._group = dist.new_group(
-                backend="gloo"
-            )  # of its own: training's may be on GPUs, and busy
+            # A group of its own: training's may use GPUs, and be busy.
+            self._group = dist.new_group(backend="gloo")
 
     @property
     def writes(self) -> bool:
@@ -69,10 +69,10 @@ class Ranks:
         return self.rank == 0
 
     def gather(self, moment: str, value: T) -> list[T]:
-        """Values of all ranks, in their order. All must come here, at the same moment.
+        """Values of all ranks, in their order. All must call this at the same moment.
 
         Raises:
-            EvidenceError: a rank is gone, or somewhere else.
+            EvidenceError: a rank is gone, or is at another moment.
         """
         if self._group is None:
             return [value]
@@ -81,72 +81,74 @@ class Ranks:
             dist.all_gather_object(found, (moment, value), group=self._group)
         except RuntimeError as error:
             raise EvidenceError(
-                f"another of the {self.size} ranks is gone at {moment}, and its part is missing, so that this is not recorded; "
-                "what was logged before stays: start all ranks again from a checkpoint, with resume_at="
+                f"another of the {self.size} ranks is gone at {moment}; its part is missing, so "
+                "this is not recorded. What was logged before stays: start all ranks again from a "
+                "checkpoint, with resume_at="
             ) from error
         moments = [where for where, _ in found]
         if len(set(moments)) > 1:
             places = ", ".join(f"rank {rank} at {where}" for rank, where in enumerate(moments))
             raise EvidenceError(
-                f"the ranks are not at the same place ({places}): every rank takes the same steps, one for each batch that "
-                "it draws"
+                f"the ranks are not at the same place ({places}): every rank must take the same "
+                "steps, one for each batch that it draws"
             )
         return [part for _, part in found]
 
     def part(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The positions that fall to this rank where a pass is divided evenly, in order."""
+        """The positions that this rank takes, in order, if a pass is divided evenly."""
         return np.array_split(positions, self.size)[self.rank]
 
     def close(self) -> None:
-        """Let go of the others."""
+        """Leave the group."""
         if self._group is not None:
             dist.destroy_process_group(self._group)
             self._group = None
 
 
 def check_together(
-    moment: str, alike: Sequence[Mapping[str, Any]], seeds: Sequence[int | None]
+    moment: str, shared: Sequence[Mapping[str, Any]], seeds: Sequence[int | None]
 ) -> None:
-    """Hold what every rank has against the others'.
+    """Compare the ranks with each other.
 
     Raises:
-        EvidenceError: something differs that must be the same, or two ranks draw with the same seed.
+        EvidenceError: something differs that must be equal, or two ranks draw with the same seed.
     """
-    for name in alike[0]:
-        values = [one[name] for one in alike]
+    for name in shared[0]:
+        values = [part[name] for part in shared]
         if any(value != values[0] for value in values):
             listed = ", ".join(f"{value!r} on rank {rank}" for rank, value in enumerate(values))
             raise EvidenceError(
-                f"at {moment} the ranks differ in {name} ({listed}): they do not train one model in one way, and no account "
-                "covers that; give every rank the same"
+                f"at {moment} the ranks differ in {name} ({listed}): they do not train one model "
+                "in one way, and no account covers that; give every rank the same value"
             )
     known = [seed for seed in seeds if seed is not None]
     if len(set(known)) < len(known):
         raise EvidenceError(
-            f"at {moment} two of {len(seeds)} ranks draw with the same seed, so that their coins are not independent, which "
-            "the account assumes; after seeding the model alike, seed each rank otherwise: torch.seed()"
+            f"at {moment} two of {len(seeds)} ranks draw with the same seed, so their samples are "
+            "not independent, as the account assumes; after initialising the model alike on all "
+            "ranks, give each another seed: torch.seed()"
         )
 
 
 def whole_batch(moment: str, parts: Sequence[RankStep]) -> Batch | None:
-    """Positions and norms of the logical batch that the ranks drew together; None where a part is not known.
+    """Positions and norms of the logical batch that the ranks drew; None if a part is not known.
 
     Raises:
-        EvidenceError: an example is in it twice.
+        EvidenceError: two ranks drew the same example.
     """
     known = [part.positions for part in parts if part.positions is not None]
     positions = np.concatenate([*known, np.zeros(0, dtype=np.int64)])
     if len(parts) > 1 and len(np.unique(positions)) < len(positions):
         raise EvidenceError(
-            f"at {moment} an example was drawn by two ranks: it would contribute twice what the account assumes; give "
-            "every rank the loader that make_private returned there"
+            f"at {moment} an example was drawn by two ranks: it would contribute twice what the "
+            "account assumes; on every rank use the loader that make_private returned there"
         )
     norms = [part.norms for part in parts if part.positions is not None and part.norms is not None]
     return (positions, np.concatenate(norms)) if len(norms) == len(parts) else None
 
 
 def check_distributed_sampler(sampler: Any, optimizer: Any) -> None:
-    """Raise InputError where the shards of the ranks, or the batches from them, are not what the account assumes."""
+    """Raise InputError unless the ranks' shards and batches are as the account assumes."""
     size = dist.get_world_size()
     for owner, (rank, ranks) in {
         "sampler": (sampler.rank, sampler.num_replicas),
@@ -154,21 +156,22 @@ def check_distributed_sampler(sampler: Any, optimizer: Any) -> None:
     }.items():
         if (rank, ranks) != (dist.get_rank(), size):
             raise InputError(
-                f"the {owner} is for rank {rank} of {ranks}, this is rank {dist.get_rank()} of {size}; make it here with "
-                "make_private"
+                f"the {owner} is for rank {rank} of {ranks}, but this is rank {dist.get_rank()} of "
+                f"{size}; make it on this rank with make_private"
             )
     smallest = sampler.total_size // size
     dropped = (1 - sampler.sample_rate) ** smallest * len(sampler) * size
     if dropped >= DROPPED_BATCH:
         raise InputError(
-            f"a local batch of a rank is {sampler.sample_rate * smallest:.3g} examples on average, and in an epoch one is "
-            f"empty with probability {dropped:.1g}; Opacus's distributed sampler drops empty ones, and the ranks fall out of "
-            f"step: take larger batches or fewer ranks, below {DROPPED_BATCH:g}"
+            f"a rank's local batch has {sampler.sample_rate * smallest:.3g} examples on average, "
+            f"and in an epoch one is empty with probability {dropped:.1g}; Opacus's distributed "
+            "sampler drops empty batches, and the ranks would get out of step: take larger batches "
+            f"or fewer ranks, until this probability is below {DROPPED_BATCH:g}"
         )
 
 
 def weights_fingerprint(module: torch.nn.Module) -> str:
-    """Of parameters and buffers, bit by bit."""
+    """Hash of all parameters and buffers, bit by bit."""
     content = hashlib.sha256()
     for tensor in (*module.parameters(), *module.buffers()):
         content.update(

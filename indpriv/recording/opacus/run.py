@@ -1,4 +1,4 @@
-"""An Opacus run as its own objects describe it: settings, sampler, generators and accountant, checked once at the border."""
+"""An Opacus run as its own objects describe it: settings, sampler, generators, accountant."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SAME_RATE = 1 - 1e-9  # sampling rates that differ by less are the same number,
 
 
 class OpacusRun:
-    """One attached model, optimizer and loader; `InputError` at once if the run cannot be accounted."""
+    """One attached model, optimizer and loader; InputError at once if it cannot be accounted."""
 
     def __init__(
         self, model: nn.Module, optimizer: Any, loader: DataLoader[Any], n_examples: int
@@ -78,7 +78,7 @@ class OpacusRun:
 
     @property
     def sample_rate(self) -> float:
-        """The sampler's own rate; without Poisson sampling, the rate that the accountant assumes."""
+        """The sampler's rate; without Poisson sampling, the rate that the accountant assumes."""
         return (
             float(self.batch_sampler.sample_rate) if self.is_poisson else self.history.sample_rate
         )
@@ -107,7 +107,7 @@ class OpacusRun:
 
     @property
     def sampling_seed(self) -> int | None:
-        """Seed of the generator that draws the batches; None for a secure generator, which has none."""
+        """Seed of the generator that draws the batches; a secure generator has none."""
         if self.optimizer.secure_mode:
             return None
         # The Mersenne Twister uses the low 32 bits only.
@@ -125,7 +125,7 @@ class OpacusRun:
 
     @property
     def guessable_seed(self) -> bool:
-        """Whether noise or batches come from a seed that a person seems to have chosen, or from torch's default."""
+        """Whether the seed of noise or batches seems chosen by a person, or is torch's default."""
         return not self.optimizer.secure_mode and any(
             map(is_guessable, (self.noise_generator, self.sampling_generator))
         )
@@ -135,10 +135,9 @@ class OpacusRun:
     ) -> StepSetting:
         """Realised settings of the current step.
 
-        Args:
-            sample_rate: rate at which its batch was drawn; default the sampler's rate now.
-            max_grad_norm: default the optimizer's. Needed while Opacus clips, since the optimizer then has a stand-in for
-                it; nothing else is checked in that case.
+        Args: sample_rate: rate at which its batch was drawn; default the sampler's rate now.
+            max_grad_norm: default the optimizer's. Needed while Opacus clips, since the optimizer
+            then has a stand-in for it; nothing else is checked in that case.
 
         Raises:
             InputError: model and optimizer disagree, or the settings cannot be accounted.
@@ -179,7 +178,7 @@ class OpacusRun:
         return [p._version for p in self.module.parameters()]
 
     def check_trained_parameters(self) -> None:
-        """Raise if this update would apply an unclipped gradient, or train a parameter added after attaching."""
+        """Raise if this update would apply an unclipped gradient, or train an added parameter."""
         for p in (p for group in self.optimizer.param_groups for p in group["params"]):
             if p.requires_grad and id(p) not in self._trained:
                 raise EvidenceError(

@@ -1,4 +1,4 @@
-"""Watching a run while it trains: counts every draw, micro-batch and step, and reports each step. Sensitive."""
+"""Watching a run: counts each draw, micro-batch and step, and reports each step. Sensitive."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from indpriv.recording.random_states import SeenStates
 
 @dataclass(frozen=True)
 class TrainedBatch:
-    """The examples of one logical batch: positions (n,), and the norms (n,) that training clipped, on its device."""
+    """Examples of one logical batch: positions (n,), and the norms (n,) that training clipped."""
 
     positions: NDArray[np.int64]
     norms: Tensor
@@ -65,12 +65,10 @@ class Watch:
     ) -> Iterator[None]:
         """Count every draw, micro-batch and step of the block.
 
-        Args:
-            before_step: called before each parameter update with its setting and the examples of its batch; None if the
-                batch that was clipped is not the one that was drawn.
-            after_step: called after each parameter update.
-            thresholds: clip thresholds of some examples, for individual clipping; None to clip at max_grad_norm. See
-                `clipping_watched`.
+        Args: before_step: called before each parameter update with its setting and the examples of
+            its batch; None if the batch that was clipped is not the one that was drawn. after_step:
+            called after each parameter update. thresholds: clip thresholds of some examples, for
+            individual clipping; None to clip at max_grad_norm. See `clipping_watched`.
         """
         run, individually = self._run, thresholds is not None
         self._versions = run.parameter_versions()
@@ -90,7 +88,7 @@ class Watch:
 
     @property
     def first_random_state(self) -> bytes:
-        """State in which the first draw of a batch left its generator; empty if there was none, or it is not known."""
+        """State in which the first draw of a batch left its generator; empty if not known."""
         return self._sampling_states.first
 
     def coming_setting(self, max_grad_norm: float) -> StepSetting:
@@ -104,7 +102,7 @@ class Watch:
         positions: NDArray[np.int64] | None,
         norms: NDArray[np.float64] | None,
     ) -> RankStep:
-        """What the other ranks must know of the current step; setting is None at the end of the run."""
+        """What the other ranks must know of this step; setting is None at the end of the run."""
         settings = {} if setting is None else vars(setting)
         shared = {**settings, **self._run.shared_by_ranks}
         return RankStep(self.tally.news(), shared, self._run.sampling_seed, positions, norms)
@@ -154,7 +152,7 @@ class Watch:
                 optimizer.add_noise = own_noise
 
     def _begin_update(self, individually: bool) -> tuple[StepSetting, TrainedBatch | None]:
-        """Count an update that is about to be made; return its setting and the batch that it applies."""
+        """Count an update that is about to be made; return its setting and its batch."""
         run, optimizer = self._run, self._run.optimizer
         if optimizer.accumulated_iterations != 1:
             raise InputError(
@@ -202,7 +200,7 @@ class Watch:
     def _count_clipping(
         self, setting: StepSetting, drawn: NDArray[np.int64] | None, individually: bool
     ) -> None:
-        """Compare how the gradients of the current step were clipped with its setting and its batch."""
+        """Compare how gradients of this step were clipped with its setting and its batch."""
         batches = self._micro_batches
         gradients = sum(len(batch.norms) for batch in batches)
         sound = sum(len(b.norms) for b in batches if b.max_grad_norm == setting.max_grad_norm)

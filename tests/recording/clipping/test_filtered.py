@@ -264,7 +264,7 @@ def test_noise_lowered_after_the_charge_stops_training(mode, tmp_path):
         plain()
 
     run.optimizer.add_noise = cheat
-    with pytest.raises(EvidenceError, match="the settings of step 0 moved"):
+    with pytest.raises(EvidenceError, match="the settings of step 0 changed"):
         record(run, tmp_path / "run")
     assert all(
         torch.equal(old, new) for old, new in zip(before, run.model.parameters(), strict=True)
@@ -316,7 +316,7 @@ def test_the_settings_of_a_step_are_charged_once():
     once = clipping.spent.copy()
     clipping.charge(1, setting)
     np.testing.assert_allclose(clipping.spent, 2 * once)
-    with pytest.raises(EvidenceError, match="the settings of step 1 moved"):
+    with pytest.raises(EvidenceError, match="the settings of step 1 changed"):
         clipping.charge(1, StepSetting(0.5, 1.0, 0.1))
 
 

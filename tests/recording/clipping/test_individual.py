@@ -233,9 +233,9 @@ def test_what_training_clips_at_is_what_accounting_charges(
     np.testing.assert_allclose(
         clip.thresholds(everybody, now), now, rtol=2e-7
     )  # before the first record
-    clip.take(norms)
+    clip.begin_record(norms)
     during = clip.thresholds(everybody, recorded_at).numpy()
-    clip.settle(recorded_at)
+    clip.end_record(recorded_at)
     after = clip.thresholds(everybody, now).numpy()
 
     settings = {"noise_multiplier": 1.0, "max_grad_norm": [recorded_at, now], "sample_rate": 0.1}

@@ -1,0 +1,263 @@
+"""Plan: what a Recorder was asked to do, checked, in one object."""
+
+from __future__ import annotations
+
+import platform
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import opacus
+import torch
+from numpy.typing import NDArray
+
+from indpriv import _checks
+from indpriv.errors import InputError
+from indpriv.norm_log.evidence import SEEDED
+from indpriv.norm_log.levels import Levels
+from indpriv.norm_log.reader import LogState, read_reference_positions, read_state
+from indpriv.norm_log.recording_policy import DEFAULT_POLICY, RecordingPolicy
+from indpriv.norm_log.writer import LogHeader, fingerprint
+from indpriv.recording.clipping.filtered import Filter
+from indpriv.recording.clipping.individual import check_headroom
+from indpriv.recording.norms.norm_pass import NormPass
+from indpriv.recording.opacus.ranks import Ranks, check_together
+from indpriv.recording.opacus.run import OpacusRun
+from indpriv.recording.training_data import TrainingData
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a Recorder was asked to do; see `Recorder` for the options.
+
+    Attributes:
+        run_dir: directory of the run.
+        data: what is trained on.
+        policy: when norms are taken.
+        run_id: names the run, also when it is resumed.
+        reference_positions: (n_reference,) positions of the examples recorded at every step.
+        rounding: of norms, as a fraction of max_grad_norm.
+        rounding_mode: "up" or "nearest".
+        individual_clipping: clip each example at its last recorded level.
+        clip_headroom: how far above its norm that level is, as a fraction of max_grad_norm.
+        privacy_filter: or None.
+        record_holdout: also record the norms of the test set.
+        seeded: the run gives no privacy, and is labelled so.
+        on_write_error: "stop" or "continue".
+        resume_at: the step to continue at; None for a new log.
+
+    Raises:
+        InputError: an option out of range, or options that contradict each other.
+    """
+
+    run_dir: Path
+    data: TrainingData
+    policy: RecordingPolicy
+    run_id: str
+    reference_positions: NDArray[np.int64]
+    rounding: float
+    rounding_mode: str
+    individual_clipping: bool
+    clip_headroom: float
+    privacy_filter: Filter | None
+    record_holdout: bool
+    seeded: bool
+    on_write_error: str
+    resume_at: int | None
+
+    def __post_init__(self) -> None:
+        _checks.check_rounding(self.rounding)
+        _checks.check_choice("rounding_mode", self.rounding_mode, ("up", "nearest"))
+        _checks.check_choice("on_write_error", self.on_write_error, ("stop", "continue"))
+        if self.individual_clipping and self.rounding_mode != "up":
+            raise InputError(
+                f"rounding_mode={self.rounding_mode!r} with individual_clipping would clip "
+                'examples below their recorded norms; pass rounding_mode="up"'
+            )
+        if self.record_holdout and self.data.test_set is None:
+            raise InputError(
+                "record_holdout=True without a test_set; pass the data set whose norms are to be "
+                "recorded as test_set="
+            )
+
+    @property
+    def levels(self) -> Levels | None:
+        """Rounding of the log; None if it keeps norms in full."""
+        return Levels(self.rounding, self.rounding_mode) if self.rounding else None
+
+    def agreed(self, ranks: Ranks, run: OpacusRun, norm_pass: NormPass) -> tuple[Plan, LogHeader]:
+        """The plan and the log's header, once all ranks agree; the first makes the random choices.
+
+        Raises:
+            InputError: the ranks cannot be recorded together.
+        """
+        if ranks.size > 1 and self.on_write_error != "stop":
+            raise InputError(
+                f"on_write_error={self.on_write_error!r} with several ranks: the others would go "
+                "on taking norms for a log that only the first rank knows to be lost; pass "
+                'on_write_error="stop"'
+            )
+        run_id, positions = ranks.gather("attach", (self.run_id, self.reference_positions))[0]
+        plan = replace(self, run_id=run_id, reference_positions=positions)
+        header = plan._header(ranks, run, norm_pass)
+        shared = {
+            **vars(header),
+            **run.shared_by_ranks,
+            "resume_at": self.resume_at,
+            "example_ids": fingerprint(self.data.ids),
+        }
+        caveats = shared.pop("norm_pass")["caveats"]  # each rank chooses its own fastest backend
+        found = ranks.gather("attach", (shared, run.sampling_seed, caveats))
+        check_together("attach", [part for part, _, _ in found], [seed for _, seed, _ in found])
+        all_caveats = list(dict.fromkeys(caveat for *_, caveats in found for caveat in caveats))
+        return plan, replace(header, norm_pass={**header.norm_pass, "caveats": all_caveats})
+
+    def _header(self, ranks: Ranks, run: OpacusRun, norm_pass: NormPass) -> LogHeader:
+        policed = self.privacy_filter
+        return LogHeader(
+            rounding=self.rounding,
+            rounding_mode=self.rounding_mode,
+            unit=self.data.unit,
+            neighbouring="add_remove",
+            sampler=run.sampler,
+            individually_clipped=self.individual_clipping,
+            norm_pass={
+                "backend": norm_pass.backend,
+                "fallback": norm_pass.fallback,
+                "slack": norm_pass.slack,
+                "caveats": [*norm_pass.caveats, *([SEEDED] if self.seeded else [])],
+            },
+            policy=self.policy.in_steps(run.steps_per_epoch).to_dict(),
+            privacy_filter={}
+            if policed is None
+            else {"order": policed.order, "rdp_cap": policed.rdp_cap},
+            run={
+                "id": self.run_id,
+                "clipping": "individual" if self.individual_clipping else "flat",
+                "clip_headroom": self.clip_headroom,
+                "seeded": self.seeded,
+                "ranks": ranks.size,
+                **_described(run),
+            },
+        )
+
+
+def _described(run: OpacusRun) -> dict[str, Any]:
+    """What the header of a log says about the optimizer, the sampler and the model."""
+    optimizer = run.optimizer
+    trained = {name: p.numel() for name, p in run.module.named_parameters() if p.requires_grad}
+    return {
+        "optimizer": type(optimizer.original_optimizer).__name__,
+        "loss_reduction": optimizer.loss_reduction,
+        "expected_batch_size": optimizer.expected_batch_size,
+        "secure_mode": bool(optimizer.secure_mode),
+        "sampler_class": run.sampler_class,
+        "steps_per_epoch": run.steps_per_epoch,
+        "n_parameters": sum(trained.values()),
+        "trainable": sorted(trained),
+        "versions": {
+            "torch": torch.__version__,
+            "opacus": opacus.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """Where recording begins: in a new log, or at a step of one that is resumed.
+
+    Attributes:
+        resume_at: the step; None for a new log.
+        state: of the log that is resumed; None for a new one.
+    """
+
+    resume_at: int | None
+    state: LogState | None
+
+    @classmethod
+    def of(cls, run_dir: Path, resume_at: int | Mapping[str, Any] | None) -> Beginning:
+        """Look at a run directory; resume_at as of `Recorder`.
+
+        Raises: InputError: it already holds a run; or the log to resume is that of another run, or
+            too short.
+        """
+        if resume_at is None:
+            if (run_dir / "journal.jsonl").exists():
+                raise InputError(
+                    f"{run_dir} already holds a recorded run; choose another directory, remove it, "
+                    "or continue it with resume_at=STEP"
+                )
+            return cls(None, None)
+        step, run_id = _checked_step(resume_at)
+        state = read_state(run_dir)
+        if run_id is not None and run_id != state.header["run"].get("id", ""):
+            raise InputError(
+                f"the checkpoint was saved while another run was recorded than that in {run_dir}; "
+                "pass the run directory that belongs to it"
+            )
+        if step > state.total_steps:
+            raise InputError(
+                f"resume_at={step}, but the log in {run_dir} proves only {state.total_steps} "
+                "steps; the steps between would be missing: resume from a checkpoint at step "
+                f"{state.total_steps} or before"
+            )
+        return cls(step, state)
+
+    @property
+    def run_id(self) -> str:
+        """Of the run that is resumed, or a new one."""
+        if self.state is None:
+            return secrets.token_hex(8)
+        return str(self.state.header["run"].get("id", ""))
+
+    def policy(self, given: RecordingPolicy | None, **choices: Any) -> RecordingPolicy:
+        """The given policy; else that of the log; else the default one with the choices made.
+
+        Raises:
+            InputError: both a policy and a choice.
+        """
+        made = {name: value for name, value in choices.items() if value is not None}
+        if given is not None:
+            for name, value in made.items():
+                raise InputError(
+                    f"the Recorder has both {name}={value!r} and a policy, which already says this "
+                    f"({given.describe()}); pass one of them"
+                )
+            return given
+        if self.state is not None and not made and self.state.header.get("policy"):
+            return RecordingPolicy.from_header(self.state.header)
+        return RecordingPolicy(**made) if "every" in made else replace(DEFAULT_POLICY, **made)
+
+    def headroom(self, given: float | None, *, individually: bool) -> float:
+        """The given clip headroom; else that of the log, or the default; see `check_headroom`."""
+        logged = None if self.state is None else self.state.header["run"].get("clip_headroom", 0.0)
+        return check_headroom(given, individually=individually, logged=logged)
+
+    def reference_positions(
+        self, run_dir: Path, policy: RecordingPolicy, n_examples: int
+    ) -> NDArray[np.int64]:
+        """Positions of the reference examples: those of the log, or new random ones."""
+        if self.state is not None and self.state.header["n_exact"]:
+            return read_reference_positions(run_dir)
+        wanted = policy.reference_examples
+        if wanted > n_examples:
+            raise InputError(
+                f"reference_examples={wanted} is more than the {n_examples} training examples"
+            )
+        return np.sort(np.random.default_rng().choice(n_examples, wanted, replace=False))
+
+
+def _checked_step(resume_at: int | Mapping[str, Any]) -> tuple[int, str | None]:
+    """The step to resume at, and the run that it is a step of, if the caller said which."""
+    if not isinstance(resume_at, Mapping):
+        return _checks.check_positive_int("resume_at", resume_at, minimum=0), None
+    if set(resume_at) != {"step", "run"} or not isinstance(resume_at["run"], str):
+        raise InputError(
+            f"resume_at has {sorted(map(str, resume_at))}; pass a step, or what "
+            "Recorder.state_dict() returned"
+        )
+    return _checks.check_positive_int("resume_at", resume_at["step"], minimum=0), resume_at["run"]
