@@ -37,7 +37,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.recording import NormPass, Recorder, per_example_gradient_norms, session
-from indpriv.recording.threads import side_by_side
+from indpriv.recording.norms.variant import side_by_side
 from indpriv.training.config import ModelConfig
 from indpriv.training.models import build_model
 

@@ -683,7 +683,7 @@ def test_different_clipping_norms_of_model_and_optimizer_are_refused(tmp_path):
 def test_an_accountant_that_counts_too_small_a_rate_is_refused(tmp_path):
     run = make_run()
     run.loader.batch_sampler.sample_rate = 0.2
-    with pytest.raises(InputError, match="its epsilon is too small"):
+    with pytest.raises(InputError, match="the accountant's epsilon is too small"):
         record(run, tmp_path / "run")
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +14,8 @@ from torch import Tensor, nn
 from indpriv.recording.norms.backends import Backend
 from indpriv.recording.norms.batches import Batch, map_tensors
 from indpriv.recording.norms.shadow_model import ModelInTraining, to_channels_last
-from indpriv.recording.threads import side_by_side
+
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -67,3 +70,26 @@ class Variant:
         for _, backend in self.shadows:
             backend.close()
         self.shadows = ()
+
+
+def side_by_side(tasks: Sequence[Callable[[], Result]]) -> list[Result]:
+    """Run each task in a thread of its own; a single task runs in this thread.
+
+    PyTorch's own threads wait for each other after every operation; whole tasks do not. Meanwhile
+    `torch.set_num_threads` is set to each task's share of the threads, in the whole process.
+
+    Returns:
+        their results, in order. The first error is raised once all tasks have ended.
+    """
+    if len(tasks) == 1:
+        return [tasks[0]()]
+    threads = torch.get_num_threads()
+    share = max(1, threads // len(tasks))
+    torch.set_num_threads(share)
+    try:
+        with ThreadPoolExecutor(
+            len(tasks), initializer=torch.set_num_threads, initargs=(share,)
+        ) as pool:
+            return [future.result() for future in [pool.submit(task) for task in tasks]]
+    finally:
+        torch.set_num_threads(threads)

@@ -3,7 +3,7 @@ import threading
 import pytest
 import torch
 
-from indpriv.recording.threads import side_by_side
+from indpriv.recording.norms.variant import side_by_side
 
 
 @pytest.fixture(autouse=True)
