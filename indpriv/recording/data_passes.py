@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from indpriv.errors import InputError
-from indpriv.example_table import ExampleTable, check_metadata
+from indpriv.example_table import check_metadata
 from indpriv.norm_log.norm_log import check_norms
 from indpriv.recording.norms.batches import LossFn, check_losses
 from indpriv.recording.norms.norm_pass import NormPass
@@ -148,37 +148,6 @@ def _check_taken(norms: NDArray[np.float64], ids: NDArray[np.generic]) -> None:
             "not grow or shrink during a run"
         )
     check_norms(norms, ids)
-
-
-def example_table(
-    model: nn.Module,
-    loss_fn: LossFn,
-    train: Examples,
-    test: Examples | None,
-    *,
-    ids: NDArray[np.generic],
-    unit_ids: NDArray[np.generic] | None,
-    metadata: pd.DataFrame | None,
-    test_metadata: pd.DataFrame | None,
-) -> ExampleTable:
-    """The ExampleTable of a final model in eval mode.
-
-    Test examples are numbered from 0, as strings if the training ids are strings.
-    """
-    rows = [
-        final_rows(
-            model, loss_fn, train, split="train", ids=ids, unit_ids=unit_ids, metadata=metadata
-        )
-    ]
-    if test is not None:
-        numbers = np.arange(len(test))
-        about: dict[str, Any] = {"ids": numbers, "unit_ids": None, "metadata": test_metadata}
-        rows.append(final_rows(model, loss_fn, test, split="test", **about))
-    frame = pd.concat(rows, ignore_index=True)
-    for name in ("example_id", "unit_id"):
-        if frame[name].dtype == object:  # a file cannot hold strings and numbers in one column
-            frame[name] = frame[name].astype(str)
-    return ExampleTable(frame)
 
 
 def final_rows(

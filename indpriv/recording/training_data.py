@@ -16,7 +16,7 @@ from indpriv import _checks
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, check_metadata, check_storable
 from indpriv.norm_log.norm_log import UNITS, check_ids, check_unit_ids
-from indpriv.recording.data_passes import Examples, example_table
+from indpriv.recording.data_passes import Examples, final_rows
 from indpriv.recording.norms.batches import LossFn, check_losses
 
 
@@ -92,17 +92,32 @@ class TrainingData:
     def example_table(
         self, model: nn.Module, train: Examples, test: Examples | None
     ) -> ExampleTable:
-        """The ExampleTable of a final model in eval mode."""
-        return example_table(
-            model,
-            self.loss_fn,
-            train,
-            test,
-            ids=self.ids,
-            unit_ids=self.ids_of_units,
-            metadata=self.metadata,
-            test_metadata=self.test_metadata,
-        )
+        """The ExampleTable of a final model in eval mode.
+
+        Test examples are numbered from 0, as strings if the training ids are strings.
+        """
+        sets: list[tuple[str, Examples, Any, Any, pd.DataFrame | None]] = [
+            ("train", train, self.ids, self.ids_of_units, self.metadata)
+        ]
+        if test is not None:
+            sets.append(("test", test, np.arange(len(test)), None, self.test_metadata))
+        rows = [
+            final_rows(
+                model,
+                self.loss_fn,
+                examples,
+                split=split,
+                ids=ids,
+                unit_ids=unit_ids,
+                metadata=metadata,
+            )
+            for split, examples, ids, unit_ids, metadata in sets
+        ]
+        frame = pd.concat(rows, ignore_index=True)
+        for name in ("example_id", "unit_id"):
+            if frame[name].dtype == object:  # a file cannot hold strings and numbers in one column
+                frame[name] = frame[name].astype(str)
+        return ExampleTable(frame)
 
 
 def length(dataset: Any, name: str) -> int:

@@ -246,7 +246,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
             states.append(recorder.state_dict())
     with pytest.raises(InputError, match="while another run was recorded"):
         record(make_run(), tmp_path / "one", every=None, resume_at=states[1])
-    with pytest.raises(InputError, match=r"pass a step, or what Recorder.state_dict\(\) gave"):
+    with pytest.raises(InputError, match=r"pass a step, or what Recorder.state_dict\(\) returned"):
         record(make_run(), tmp_path / "one", every=None, resume_at={"step": 3})
     with pytest.raises(InputError, match="is not attached"):
         Recorder(tmp_path / "new", dataset=run.dataset, loss_fn=PER_EXAMPLE).state_dict()

@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,10 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 from torch.utils.data import Dataset
 
-from indpriv import _checks
 from indpriv.errors import InputError
-from indpriv.example_table import check_metadata, check_storable
-from indpriv.norm_log.norm_log import UNITS, check_ids, check_unit_ids
 from indpriv.recording.checkpoints.weights import LoadFn
 from indpriv.recording.norms.batches import LossFn
+from indpriv.recording.training_data import TrainingData, length
 
 _EXAMPLE = "my_package.training:spec or path/to/file.py:spec"
 
@@ -87,43 +86,38 @@ class AuditSpec:
                 "AuditSpec: model is a module; pass the function that builds it, "
                 "e.g. lambda: MyNet(64)"
             )
-        n = length(self.dataset, "dataset")
-        check_ids(self.ids, n)
-        check_unit_ids(self.unit_ids, n, _checks.check_choice("unit", self.unit, UNITS))
-        check_metadata(self.metadata, self.ids, "train")
-        if self.metadata is not None and len(self.metadata) != n:
+        n = self.n_examples
+        if self.metadata is not None and len(self.metadata) > n:
             raise InputError(
                 f"AuditSpec: metadata has {len(self.metadata)} rows, the dataset {n} examples; "
                 "pass both as they were in training"
             )
         if self.test_set is not None and length(self.test_set, "test_set") == 0:
             raise InputError("AuditSpec: test_set is empty; leave it out")
-        if self.test_metadata is not None:
-            check_metadata(self.test_metadata, np.arange(length(self.test_set, "test_set")), "test")
-        check_storable(self.metadata, self.test_metadata)
+
+    @cached_property
+    def data(self) -> TrainingData:
+        """The data sets, and what is known of each example."""
+        return TrainingData(
+            self.dataset,
+            self.loss_fn,
+            self.example_ids,
+            self.unit,
+            self.unit_ids,
+            self.metadata,
+            self.test_set,
+            self.test_metadata,
+        )
 
     @property
     def n_examples(self) -> int:
         """Number of training examples."""
-        return length(self.dataset, "dataset")
+        return len(self.ids)
 
     @property
     def ids(self) -> NDArray[np.generic]:
         """(n,) example ids."""
-        return (
-            np.arange(self.n_examples) if self.example_ids is None else np.asarray(self.example_ids)
-        )
-
-
-def length(dataset: Any, name: str) -> int:
-    """Length of a map-style data set; InputError if it has none."""
-    try:
-        return len(dataset)
-    except TypeError as error:
-        raise InputError(
-            f"AuditSpec: {name} is a {type(dataset).__name__} without a length; pass a map-style "
-            "data set, which Poisson sampling needs"
-        ) from error
+        return self.data.ids
 
 
 def load_spec(reference: str) -> AuditSpec:

@@ -24,7 +24,7 @@ from indpriv.example_table import ExampleTable
 from indpriv.recording.checkpoints.audit_spec import AuditSpec, load_spec
 from indpriv.recording.checkpoints.safe_files import first_line, read_content
 from indpriv.recording.checkpoints.weights import fingerprint_of, fit, load_into, state_of
-from indpriv.recording.data_passes import Examples, example_table, norms_of
+from indpriv.recording.data_passes import Examples, norms_of
 from indpriv.recording.norms.model_checks import check_buffers
 from indpriv.recording.norms.norm_pass import NormPass
 
@@ -111,16 +111,7 @@ class CheckpointPass:
         if spec.test_set is not None:
             test = Examples(spec.test_set, spec.collate_fn, self._device)
         with _explained("data"), self.norm_pass.evaluation() as model:
-            table = example_table(
-                model,
-                spec.loss_fn,
-                self._examples,
-                test,
-                ids=spec.ids,
-                unit_ids=None if spec.unit_ids is None else np.asarray(spec.unit_ids),
-                metadata=spec.metadata,
-                test_metadata=spec.test_metadata,
-            )
+            table = spec.data.example_table(model, self._examples, test)
         bad = table.frame[~np.isfinite(table.frame["loss"].to_numpy(np.float64))]
         if len(bad):
             raise InputError(

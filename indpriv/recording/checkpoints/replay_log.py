@@ -60,9 +60,8 @@ def write_log(
     total, n_records = len(plan.settings.steps), len(plan.to_record)
     to_do = plan.to_record[done:]
     ends = [*(model.step for model in plan.to_record[1:]), total]
-    unit_ids = None if spec.unit_ids is None else np.asarray(spec.unit_ids)
     no_positions = np.zeros(0, dtype=np.int64)
-    writer = NormLogWriter(run_dir, header, spec.ids, unit_ids, no_positions)
+    writer = NormLogWriter(run_dir, header, spec.ids, spec.data.ids_of_units, no_positions)
     steps = _StepWriter(writer, plan, header.norm_pass["caveats"], logged)
     try:
         progress(REPLAYING, done, n_records)

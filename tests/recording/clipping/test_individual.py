@@ -488,7 +488,7 @@ def test_norms_coarser_than_float32_are_refused(tmp_path):
         individual_clipping=True,
     )
     with (
-        pytest.raises(EvidenceError, match=r"torch.bfloat16, too coarse"),
+        pytest.raises(EvidenceError, match=r"torch.bfloat16, which is too coarse"),
         recorder.attach(run.model, run.optimizer, run.loader),
     ):
         run.train(1)
