@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from indpriv.norm_log.recording_policy import RecordingPolicy
-from indpriv.recording import NormPass, Recorder, per_example_gradient_norms, session
+from indpriv.recording import NormPass, Recorder, per_example_gradient_norms, run_log
 from indpriv.recording.norms.variant import side_by_side
 from indpriv.training.config import ModelConfig
 from indpriv.training.models import build_model
@@ -245,7 +245,7 @@ def opacus_run(
 def training_cost(mode: str, clock: Callable[[], float]) -> None:
     """Print what recording, with the writing of files, adds to Opacus's steps."""
     steps = EPOCHS * BATCHES
-    session.FLUSH_STEPS = steps
+    run_log.FLUSH_STEPS = steps
     policies = {
         "none": None,
         "watched": RecordingPolicy("once"),

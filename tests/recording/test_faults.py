@@ -207,7 +207,7 @@ class Remembers(nn.Module):
 def test_what_a_buffer_keeps_of_the_examples_is_refused(tmp_path):
     """Nothing clips it or adds noise to it, and it is in every checkpoint."""
     run = make_run(model=Remembers(of_data=True))
-    with pytest.raises(InputError, match="changes the buffer 'seen' by what its examples are"):
+    with pytest.raises(InputError, match="changes the buffer 'seen' depending on its examples"):
         record(run, tmp_path / "run")
     assert record(make_run(model=Remembers(of_data=False)), tmp_path / "counts").caveats == ()
 
@@ -220,7 +220,7 @@ def test_clipping_by_norms_that_sums_make_too_small_is_told(excess, status, tmp_
     log = record(make_run(), tmp_path / "run")
     check = next(check for check in verify(tmp_path / "run") if check.title == "clipping")
     assert check.status == status
-    assert ("norms of gradients as long as this model's" in " ".join(log.caveats)) == (
+    assert ("for gradients as long as this model's" in " ".join(log.caveats)) == (
         status == "failed"
     )
 
@@ -239,7 +239,7 @@ def test_parameters_that_change_outside_the_optimizer_are_told(outside, tmp_path
     record(run, tmp_path / "run", loop, every="once", individual_clipping=True)
     told = [check.detail for check in verify(tmp_path / "run") if check.title == "parameters"]
     assert [detail.split(" had")[0] for detail in told] == (
-        ["before 9 of 10 steps something else than the optimizer"] if outside else []
+        ["before 9 of 10 steps something other than the optimizer"] if outside else []
     )
 
 
