@@ -169,14 +169,12 @@ class Workers:
         processes: number of processes.
         reference: reference of the spec, see `load_spec`; every process imports it.
         device, batch_size: as in `CheckpointPass`.
-        backend: the backend that the first process has chosen.
     """
 
     processes: int
     reference: str
     device: str
     batch_size: int | str
-    backend: str
 
 
 def norms_in_order(
@@ -194,7 +192,8 @@ def norms_in_order(
         waiting: deque[Future[CheckpointNorms]] = deque()
         try:
             for path in paths:
-                waiting.append(pool.submit(_work, path, workers))
+                backend = checkpoint_pass.norm_pass.backend
+                waiting.append(pool.submit(_work, path, workers, backend))
                 if len(waiting) > workers.processes:
                     yield waiting.popleft().result()
             while waiting:
@@ -217,7 +216,7 @@ def _start_worker(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def _work(path: Path, workers: Workers) -> CheckpointNorms:
+def _work(path: Path, workers: Workers, backend: str) -> CheckpointNorms:
     global _worker_pass
     if _worker_pass is None:
         _worker_pass = CheckpointPass(
@@ -225,6 +224,6 @@ def _work(path: Path, workers: Workers) -> CheckpointNorms:
             path,
             device=workers.device,
             batch_size=workers.batch_size,
-            backend=workers.backend,
+            backend=backend,
         )
     return _worker_pass.norms_at(path)

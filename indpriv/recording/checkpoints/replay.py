@@ -73,15 +73,13 @@ def replay(
 
     Args:
         checkpoints: folder of the checkpoints, in any order and with any names.
-        spec: how to rebuild model and data; "package.module:spec" or "file.py:spec" if processes is
-            above 1.
+        spec: how to rebuild model and data; "module:spec" or "file.py:spec" for several processes.
         run_dir: directory of the log; created (0700).
-        options: step settings that neither run.json nor an accountant in the checkpoints contains.
+        options: step settings that neither run.json nor the checkpoints contain.
         device: device to compute on, e.g. "cpu" or "cuda".
-        batch_size: number of examples at once, or "auto" for the fastest; halved if memory runs
-            out.
-        processes: number of processes, each working on one checkpoint at a time (a script then
-            needs `if __name__ == "__main__":`).
+        batch_size: examples at once, or "auto" for the fastest; halved if memory runs out.
+        processes: number of processes, each of which works on one checkpoint at a time (a script
+            then needs `if __name__ == "__main__":`).
         rounding: rounding of norms, as a fraction of max_grad_norm; 0 keeps float64.
         rounding_mode: "up" (never under-reports) or "nearest" (as in the paper).
         progress: called as progress(stage, done, total) after each checkpoint.
@@ -92,7 +90,7 @@ def replay(
         InputError: everything that is missing, contradictory, unsafe or does not fit, in one
             message. Checkpoints that were replayed before stay in the log.
     """
-    workers_of = _check_processes(spec, batch_size, processes, device)
+    workers = _make_workers(spec, batch_size, processes, device)
     audit_spec = load_spec(spec) if isinstance(spec, str) else spec
     plan = _make_plan(Path(checkpoints), audit_spec, options or StepOptions())
     _tell_each(tell, plan.notes)
@@ -106,7 +104,6 @@ def replay(
         header = _header(plan.settings, audit_spec, checkpoint_pass, rounding, rounding_mode)
         run_dir = Path(run_dir)
         run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        workers = workers_of(checkpoint_pass.norm_pass.backend)
         write_log(run_dir, plan, audit_spec, header, checkpoint_pass, workers, progress or silent)
     finally:
         checkpoint_pass.close()
@@ -116,23 +113,23 @@ def replay(
     return Replay(run_dir, len(plan.models), total, accuracy["train"], accuracy["test"], plan.notes)
 
 
-def _check_processes(
+def _make_workers(
     spec: AuditSpec | str, batch_size: int | str, processes: int, device: str
-) -> Callable[[str], Workers | None]:
-    """Check batch_size and processes; return what makes the workers for a backend."""
+) -> Workers | None:
+    """Check batch_size and processes; None stands for this process alone."""
     _checks.check_positive_int("processes", processes)
     if isinstance(batch_size, int):
         _checks.check_positive_int("batch_size", batch_size)
     else:
         _checks.check_choice("batch_size", batch_size, (AUTO,))
     if processes == 1:
-        return lambda _: None
+        return None
     if not isinstance(spec, str):
         raise InputError(
             f"processes={processes}: pass the spec by name, e.g. 'train.py:spec', so that each "
             "process can import it"
         )
-    return lambda backend: Workers(processes, spec, device, batch_size, backend)
+    return Workers(processes, spec, device, batch_size)
 
 
 def _make_plan(folder: Path, spec: AuditSpec, options: StepOptions) -> ReplayPlan:

@@ -71,15 +71,6 @@ _READING_ERRORS = (
     MemoryError,
     struct.error,
 )
-_ARCHIVE_ERRORS = (
-    OSError,
-    ValueError,
-    RuntimeError,
-    NotImplementedError,
-    EOFError,
-    IndexError,
-    struct.error,
-)
 
 
 class _NumpyType:
@@ -193,7 +184,7 @@ def _check_archive(path: Path) -> None:
     except zipfile.BadZipFile:
         reason = "it is cut off, or not an archive of torch.save (PyTorch 1.6 or later)"
         reason = reason if path.stat().st_size else "it is empty"
-    except _ARCHIVE_ERRORS as error:
+    except _READING_ERRORS as error:
         reason = f"it is damaged ({first_line(error)})"
     if reason:
         raise _refusal(path, reason)

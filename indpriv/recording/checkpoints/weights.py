@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -126,35 +126,29 @@ def _prefix(
     if all(name in state for name in wanted):
         return ""
     groups = list(tied.values())
-    candidates = {
-        name[: -len(own)]
-        for name in state
-        for own in (groups[0] if groups else ())
-        if name == own or name.endswith(f".{own}")
-    }
     whole = [
-        c for c in candidates if all(any(c + name in state for name in names) for names in groups)
+        prefix
+        for prefix in _prefixes(state, groups[0] if groups else ())
+        if all(any(prefix + name in state for name in names) for names in groups)
     ]
     if len(whole) > 1:
         raise InputError(
-            f"it contains several models (prefixes {', '.join(repr(c) for c in sorted(whole))}); "
+            f"it contains several models (prefixes {', '.join(map(repr, sorted(whole)))}); "
             "choose one with AuditSpec(load=...)"
         )
-    return whole[0] if whole else _common_prefix(set(state), wanted)
+    candidates = whole or sorted({"", *_prefixes(state, wanted)})
+    return max(candidates, key=lambda prefix: sum(prefix + own in state for own in wanted))
 
 
-def _common_prefix(names: set[str], wanted: Mapping[str, Tensor]) -> str:
-    """The prefix that fits most names, so that the error message lists real differences."""
-    prefixes = {
-        "",
-        *(
-            name[: name.rfind(f".{own}") + 1]
-            for name in names
-            for own in wanted
-            if name.endswith(f".{own}")
-        ),
+def _prefixes(names: Iterable[str], owns: Iterable[str]) -> set[str]:
+    """What precedes any of the model's own names in the names of a file."""
+    owns = set(owns)
+    return {
+        name[: -len(own)]
+        for name in names
+        for own in owns
+        if name == own or name.endswith(f".{own}")
     }
-    return max(sorted(prefixes), key=lambda prefix: sum(prefix + own in names for own in wanted))
 
 
 def _differences(inner: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:

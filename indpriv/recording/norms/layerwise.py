@@ -9,7 +9,7 @@ they are squared.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,17 +24,12 @@ from indpriv.recording.norms.layer_choice import Choose
 from indpriv.recording.norms.layer_squares import (
     CONVOLUTIONS,
     gradient_of,
-    is_known,
     sum_squares,
 )
+from indpriv.recording.norms.layers import Key, Layer, layers_of
 
 _SHARED_ELEMENTS = 2**24  # of gradients held at once for a parameter that is used several times
 _HALF = (torch.float16, torch.bfloat16)
-# These work on the last dimensions, whatever comes before.
-_ANY_LEADING = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
-
-_Key = tuple[int, int]
-"""A parameter, or a block of its rows: the identity of the parameter, and where the block starts."""
 
 
 class LayerwiseNorms:
@@ -53,8 +48,7 @@ class LayerwiseNorms:
             choose: chooses among the variants of a layer.
         """
         self._shadow, self._loss_fn, self._choose = shadow, loss_fn, choose
-        trainable = {id(p) for p in shadow.parameters() if p.requires_grad}
-        layers = [_Layer(module, trainable) for module in _layers(shadow, trainable)]
+        layers = layers_of(shadow)
         for p in shadow.parameters():
             p.requires_grad_(False)
         self._hooks = []
@@ -67,8 +61,8 @@ class LayerwiseNorms:
             else:
                 hook = partial(self._after_forward, layer)
                 self._hooks.append(layer.module.register_forward_hook(hook, with_kwargs=True))
-        self._uses: Counter[_Key] = Counter()
-        self._shared: defaultdict[_Key, list[Callable[[slice], Tensor]]] = defaultdict(list)
+        self._uses: Counter[Key] = Counter()
+        self._shared: defaultdict[Key, list[Callable[[slice], Tensor]]] = defaultdict(list)
         self._squares: Tensor | None = None
         self._size = 0
         self._recomputing = False
@@ -97,13 +91,13 @@ class LayerwiseNorms:
         for module in self._replaced:
             module.__dict__.pop("forward", None)
 
-    def _replace(self, layer: _Layer, forward: Callable[..., Any]) -> None:
+    def _replace(self, layer: Layer, forward: Callable[..., Any]) -> None:
         layer.module.__dict__["forward"] = partial(forward, layer, layer.module.forward)
         self._replaced.append(layer.module)
 
     def _after_forward(
         self,
-        layer: _Layer,
+        layer: Layer,
         module: nn.Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -140,7 +134,7 @@ class LayerwiseNorms:
 
     def _on_gradient(
         self,
-        keys: dict[str, _Key],
+        keys: dict[str, Key],
         args: tuple[Any, ...],
         output: Tensor,
         add: Callable[[Tensor], None],
@@ -166,15 +160,15 @@ class LayerwiseNorms:
             raise RuntimeError("a backward pass ran before the forward pass was complete")
         self._squares += squares
 
-    def _add_known(self, layer: _Layer, inputs: Tensor, gradient: Tensor) -> None:
+    def _add_known(self, layer: Layer, inputs: Tensor, gradient: Tensor) -> None:
         first = layer.batch_dimension(inputs, gradient, self._size)
         sides = inputs.transpose(0, first), gradient.transpose(0, first)
         self._add_batch_first(layer.module, layer.keys, *sides)
 
     def _add_batch_first(
-        self, module: nn.Module, keys: dict[str, _Key], inputs: Tensor, gradient: Tensor
+        self, module: nn.Module, keys: dict[str, Key], inputs: Tensor, gradient: Tensor
     ) -> None:
-        """Half precision is widened after the rounding that training does too."""
+        """Add squared norms; half precision is widened after the rounding that training does too."""
         if gradient.dtype in _HALF:
             if isinstance(module, (nn.Linear, *CONVOLUTIONS)):
                 inputs = inputs.to(gradient.dtype)  # as autocast does
@@ -190,7 +184,7 @@ class LayerwiseNorms:
         self._add(squares(module, names, inputs, gradient))
 
     def _group_norm(
-        self, layer: _Layer, forward: Callable[..., Any], *args: Any, **kwargs: Any
+        self, layer: Layer, forward: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
         """Take per-example gradients from PyTorch's own backward pass if it can provide them."""
         if len(args) != 1 or not group_norms.fits(layer.module, args[0]):
@@ -209,7 +203,7 @@ class LayerwiseNorms:
         return group_norms.group_norm(layer.module, args[0], add)
 
     def _attention(
-        self, layer: _Layer, forward: Callable[..., Any], *args: Any, **kwargs: Any
+        self, layer: Layer, forward: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
         """nn.MultiheadAttention uses its parameters in calls of `linear`."""
         if self._recomputing:
@@ -222,15 +216,12 @@ class LayerwiseNorms:
             return forward(*args, **kwargs)
 
     def _projected(
-        self, layer: _Layer, output: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None
+        self, layer: Layer, output: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None
     ) -> Tensor:
         """One projection; its first dimensions are positions, then the batch, or both folded."""
         blocks = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-        keys = {
-            name: key
-            for name, block in blocks.items()
-            if (key := layer.key_of_block(block)) is not None
-        }
+        found = {name: layer.key_of_block(block) for name, block in blocks.items()}
+        keys = {name: key for name, key in found.items() if key is not None}
         if not keys:
             return output
         shape = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
@@ -244,52 +235,6 @@ class LayerwiseNorms:
             self._add_batch_first(shape, keys, *sides)
 
         return self._on_gradient(keys, (inputs,), output, add)
-
-
-class _Layer:
-    """A module whose own trainable parameters are differentiated together."""
-
-    def __init__(self, module: nn.Module, trainable: set[int]) -> None:
-        self.module = module
-        self.known = is_known(module)
-        self._trained = [p for p in module.parameters() if id(p) in trainable]
-        self.keys = {
-            name: (id(p), 0) for name, p in module.named_parameters() if id(p) in trainable
-        }
-        self._batch_dimensions = {0, 1} if isinstance(module, _ANY_LEADING) else {0}
-        self._features = {nn.Linear: 1, nn.Embedding: 0}.get(type(module), self._trained[0].ndim)
-
-    def check_batch(self, size: int, *values: Tensor) -> None:
-        """Raise RuntimeError unless the first dimension of all values is the batch."""
-        if any(value.shape[0] != size for value in values):
-            raise self._no_batch()
-
-    def _no_batch(self) -> RuntimeError:
-        return RuntimeError(
-            f"the first dimension of {type(self.module).__name__}'s input is not the batch"
-        )
-
-    def batch_dimension(self, inputs: Tensor, gradient: Tensor, size: int) -> int:
-        """The dimension whose length was the batch size in all calls so far."""
-        possible = {
-            d
-            for d in self._batch_dimensions
-            if (d == 0 or d < inputs.ndim - self._features)
-            and inputs.shape[d] == size
-            and gradient.shape[d] == size
-        }
-        if not possible:
-            raise self._no_batch()
-        self._batch_dimensions = possible
-        return min(possible)
-
-    def key_of_block(self, block: Tensor) -> _Key | None:
-        """The trainable parameter that a block of rows belongs to; None where it is frozen."""
-        for p in self._trained:
-            start = block.data_ptr() - p.data_ptr()
-            if 0 <= start < p.numel() * p.element_size():
-                return id(p), start
-        return None
 
 
 class _Start(torch.autograd.Function):
@@ -306,23 +251,6 @@ class _Start(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> tuple[None, None]:
         return None, None
-
-
-def _layers(
-    module: nn.Module, trainable: set[int], seen: set[int] | None = None
-) -> Iterator[nn.Module]:
-    """The topmost modules with trainable parameters of their own; all modules inside belong to them."""
-    seen = set() if seen is None else seen
-    if id(module) in seen:
-        return
-    seen.add(id(module))
-    # An attention itself uses the parameters of the modules inside it.
-    recurse = isinstance(module, nn.MultiheadAttention)
-    if any(id(p) in trainable for p in module.parameters(recurse=recurse)):
-        yield module
-        return
-    for child in module.children():
-        yield from _layers(child, trainable, seen)
 
 
 def _gradient_of_some(
