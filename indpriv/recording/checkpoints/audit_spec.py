@@ -121,14 +121,9 @@ class AuditSpec:
 
 
 def load_spec(reference: str) -> AuditSpec:
-    """Import an AuditSpec. As always when importing, this runs the code of the module.
+    """Import an AuditSpec from "package.module:spec" or "path/to/file.py:spec".
 
-    Args:
-        reference: "package.module:spec", or "path/to/file.py:spec". Modules are also looked for in
-            the current directory.
-
-    Raises:
-        InputError: the module, file or name does not exist, or is not an AuditSpec.
+    This runs the code of the module, which is also looked for in the current directory.
     """
     place, colon, name = reference.rpartition(":")
     if not (colon and place and name):

@@ -68,12 +68,9 @@ class Discovery:
 
 
 def discover(folder: str | Path, load: LoadFn | None = None) -> Discovery:
-    """Find, read and order the checkpoints in a folder.
+    """Find, read and order the checkpoints in a folder, or in its subfolder `checkpoints`.
 
-    Args:
-        folder: folder of the checkpoints, or one with a subfolder `checkpoints`. Subfolders that
-            look like Hugging Face checkpoints are included.
-        load: see `state_of`; it is called only if two files have the same step.
+    The user's function `load` is called only if two files have the same step, see `state_of`.
 
     Raises:
         InputError: the folder does not exist, or contains nothing that looks like a checkpoint.

@@ -163,13 +163,7 @@ def _equal(first: Any, second: Any) -> bool:
 
 @dataclass(frozen=True)
 class Workers:
-    """How many processes work on checkpoints, and how each makes its own `CheckpointPass`.
-
-    Attributes:
-        processes: number of processes.
-        reference: reference of the spec, see `load_spec`; every process imports it.
-        device, batch_size: as in `CheckpointPass`.
-    """
+    """Number of processes, and how each makes its own `CheckpointPass`, from a spec's reference."""
 
     processes: int
     reference: str

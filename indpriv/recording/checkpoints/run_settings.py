@@ -101,14 +101,8 @@ class Resolved:
 def resolve(folder: Path, found: Discovery, options: StepOptions, n_examples: int) -> Resolved:
     """Find every setting: first in run.json, then in Opacus's accountant, then in the options.
 
-    Args:
-        folder: folder of the checkpoints. run.json is in it, or beside a folder named checkpoints.
-        found: the checkpoints.
-        options: what the user states.
-        n_examples: length of the training set, which is compared with run.json.
-
-    Returns:
-        settings, or everything that is missing or contradictory.
+    run.json is in the folder of the checkpoints, or beside it if that is named checkpoints. The
+    number of examples in the training set is compared with run.json.
     """
     sources = _Sources(folder, found.models, options)
     total, said_by = sources.total_steps()

@@ -127,13 +127,11 @@ def is_checkpoint(path: Path) -> bool:
 def read_content(path: Path) -> Content:
     """Read a checkpoint without running anything in it; tensors stay in the file until they are used.
 
-    Args:
-        path: a file of torch.save or safetensors, or a folder with `model.safetensors` or
-            `pytorch_model.bin`, whole or in shards.
+    The path is a file of torch.save or safetensors, or a folder with `model.safetensors` or
+    `pytorch_model.bin`, whole or in shards.
 
     Raises:
-        InputError: the file is damaged, claims more content than its size, or could run code when
-            read.
+        InputError: it is damaged, claims more content than its size, or could run code when read.
     """
     if not path.is_dir():
         return _read_file(path)

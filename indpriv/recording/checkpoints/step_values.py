@@ -28,11 +28,7 @@ Known = tuple[str, FloatArray]
 
 
 def parse_schedule(name: str, value: float | str) -> list[tuple[int, float]]:
-    """[(first step, value), ...] from one value or a schedule such as "1.1,0.9@500".
-
-    Raises:
-        InputError: the text is not a schedule, or a value is out of range.
-    """
+    """[(first step, value), ...] from one value or a schedule such as "1.1,0.9@500"."""
     parts: list[tuple[int, float]] = []
     for part in str(value).split(","):
         number, at, start = part.strip().partition("@")
@@ -59,17 +55,9 @@ def known_values(
     option: float | str | None,
     total: int | None,
 ) -> list[Known]:
-    """What each source says about a setting, the most trusted first.
+    """What run.json, the accountant and the user say about a setting, the most trusted first.
 
-    Args:
-        name: the setting.
-        declared: content of run.json.
-        history: spans that Opacus's accountant counted.
-        option: the user's value or schedule.
-        total: number of steps; None if not known.
-
-    Raises:
-        InputError: a value is out of range, or there are too many or too few.
+    Raises InputError if a value is out of range, or if there are too many or too few.
     """
     known: list[Known] = []
     steps = total or 1
@@ -95,11 +83,7 @@ def known_values(
 
 
 def combined(name: str, known: Sequence[Known], total: int) -> FloatArray:
-    """(total,) values, each from the first source that has it; NaN where none has.
-
-    Raises:
-        InputError: two sources contradict each other.
-    """
+    """(total,) values, each from the first source that has it, or NaN; InputError if they differ."""
     for (source, values), (other, others) in combinations(known, 2):
         shared = min(len(values), len(others))
         differs = ~np.isclose(values[:shared], others[:shared], rtol=_SAME, atol=0)

@@ -30,14 +30,9 @@ _SHOWN = 5
 
 
 def state_of(content: Content, load: LoadFn | None = None) -> dict[str, Tensor]:
-    """The state_dict inside a checkpoint, with the names that it was saved under.
+    """The state_dict inside a checkpoint; InputError if there is none.
 
-    Args:
-        content: from `read_content`.
-        load: the user's function that finds it; None looks in the usual places.
-
-    Raises:
-        InputError: there are no tensors by name.
+    The user's function `load` finds it; without one, it is looked for in the usual places.
     """
     values = content.values
     if load is not None:
@@ -86,13 +81,8 @@ def fit(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
 
     Wrappers put a prefix before every name (Opacus `_module.`, DataParallel `module.`,
     torch.compile `_orig_mod.`, a LightningModule the name of an attribute), which is found by
-    comparison. Tensors outside that prefix are ignored; under it, names must match exactly.
-
-    Returns:
-        the parameters and buffers under the model's own names.
-
-    Raises:
-        InputError: names, shapes or types differ; the message lists them.
+    comparison. Tensors outside that prefix are ignored; under it, names, shapes and types must
+    match exactly, otherwise InputError lists the differences.
     """
     wanted = model.state_dict(keep_vars=True)
     tied: dict[int, list[str]] = {}
@@ -152,31 +142,23 @@ def _prefixes(names: Iterable[str], owns: Iterable[str]) -> set[str]:
 
 
 def _differences(inner: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
-    differences = []
-    for name, tensor in wanted.items():
-        if name not in inner:
-            continue
-        for what in ("shape", "dtype"):
-            theirs, ours = getattr(inner[name], what), getattr(tensor, what)
-            if theirs != ours:
-                differences.append(
-                    f"{name} is {_shown(theirs)} in the file and {_shown(ours)} in the model"
-                )
+    present = [(name, inner[name], tensor) for name, tensor in wanted.items() if name in inner]
+    pairs: list[tuple[str, object, object]] = [
+        (name, tuple(theirs.shape), tuple(ours.shape)) for name, theirs, ours in present
+    ]
+    pairs += [(name, theirs.dtype, ours.dtype) for name, theirs, ours in present]
+    differences = [
+        f"{name} is {theirs} in the file and {ours} in the model"
+        for name, theirs, ours in pairs
+        if theirs != ours
+    ]
     missing = [f"{name} is missing from the file" for name in wanted if name not in inner]
     unknown = [f"{name} is unknown to the model" for name in inner if name not in wanted]
     return differences + missing + unknown
 
 
-def _shown(value: torch.Size | torch.dtype) -> str:
-    return str(tuple(value)) if isinstance(value, torch.Size) else str(value)
-
-
 def load_into(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copy a matched state into a model.
-
-    Raises:
-        InputError: the state has NaN or infinite values; the model is then unchanged.
-    """
+    """Copy a matched state into a model; InputError, before any change, if a value is not finite."""
     for name, tensor in state.items():
         if (tensor.is_floating_point() or tensor.is_complex()) and not torch.isfinite(tensor).all():
             raise InputError(

@@ -37,21 +37,12 @@ UNFIT = (NotImplementedError, RuntimeError, ValueError, AttributeError, TypeErro
 def choose_variant(
     model: ModelInTraining, check: AutogradCheck, batch: Batch, backend: str, *, tune: bool
 ) -> tuple[Variant, str]:
-    """Choose and check a backend, and the variant to use it in.
+    """A variant that agrees with autograd, and why it is not the first backend ("" if it is).
 
-    Args:
-        model: the model in training.
-        check: norms to compare with.
-        batch: real examples to try variants on.
-        backend: a name, or "auto": "layerwise" if it fits, else the fastest that fits, or without
-            tuning the first that fits.
-        tune: time the variants; otherwise no time is spent on that.
-
-    Returns:
-        the variant, and why the first backend tried is not used ("" if it is).
+    "auto" is "layerwise" if it fits, else the fastest backend that fits, or without tuning the first.
 
     Raises:
-        InputError: no backend of that name, or none that fits.
+        InputError: there is no backend of that name, or none fits.
     """
     if backend not in ("auto", *BACKENDS):
         known = ", ".join(map(repr, BACKENDS))
@@ -67,11 +58,7 @@ def choose_variant(
     if not fitting:
         listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         raise InputError(f"no backend can compute this model's per-example norms ({listed})")
-    best = min(fitting, key=lambda variant: variant.seconds)
-    for variant in fitting:
-        if variant is not best:
-            variant.close()
-    return best, next(iter(reasons.values()))
+    return min(fitting, key=lambda variant: variant.seconds), next(iter(reasons.values()))
 
 
 def _try(
@@ -93,10 +80,7 @@ def _try(
         raise
     except UNFIT as error:
         reason = f"{type(error).__name__}: {error}"
-    if not reason:
-        return variant, ""
-    variant.close()
-    return None, reason
+    return (None, reason) if reason else (variant, "")
 
 
 def _probe(variant: Variant, check: AutogradCheck) -> str:

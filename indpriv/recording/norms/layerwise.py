@@ -33,34 +33,26 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class LayerwiseNorms:
-    """Gradient norms of a batch on one shadow model.
+    """Gradient norms of batches on one shadow model, which no other thread may use.
 
     Its parameters no longer require gradients: the backward pass starts at the first layer that has
     trainable ones.
     """
 
     def __init__(self, shadow: nn.Module, loss_fn: LossFn, choose: Choose) -> None:
-        """Attach to a shadow model.
-
-        Args:
-            shadow: shadow model of the model in training; no other thread may use it.
-            loss_fn: per-example losses.
-            choose: chooses among the variants of a layer.
-        """
+        """Attach to a shadow model; `choose` chooses among the variants of a layer."""
         self._shadow, self._loss_fn, self._choose = shadow, loss_fn, choose
         layers = layers_of(shadow)
         for p in shadow.parameters():
             p.requires_grad_(False)
-        self._hooks = []
-        self._replaced: list[nn.Module] = []  # modules whose forward is ours
         for layer in layers:
             if isinstance(layer.module, nn.MultiheadAttention):
-                self._replace(layer, self._attention)
+                _replace_forward(layer, self._attention)
             elif layer.known and isinstance(layer.module, group_norms.LAYERS):
-                self._replace(layer, self._group_norm)
+                _replace_forward(layer, self._group_norm)
             else:
                 hook = partial(self._after_forward, layer)
-                self._hooks.append(layer.module.register_forward_hook(hook, with_kwargs=True))
+                layer.module.register_forward_hook(hook, with_kwargs=True)
         self._uses: Counter[Key] = Counter()
         self._shared: defaultdict[Key, list[Callable[[slice], Tensor]]] = defaultdict(list)
         self._squares: Tensor | None = None
@@ -83,17 +75,6 @@ class LayerwiseNorms:
                 self._squares += _squares_of_sum(gradients, self._size)
         self._shared.clear()
         return self._squares.sqrt(), losses.detach()
-
-    def close(self) -> None:
-        """Take the hooks off."""
-        for hook in self._hooks:
-            hook.remove()
-        for module in self._replaced:
-            module.__dict__.pop("forward", None)
-
-    def _replace(self, layer: Layer, forward: Callable[..., Any]) -> None:
-        layer.module.__dict__["forward"] = partial(forward, layer, layer.module.forward)
-        self._replaced.append(layer.module)
 
     def _after_forward(
         self,
@@ -235,6 +216,10 @@ class LayerwiseNorms:
             self._add_batch_first(shape, keys, *sides)
 
         return self._on_gradient(keys, (inputs,), output, add)
+
+
+def _replace_forward(layer: Layer, forward: Callable[..., Any]) -> None:
+    layer.module.__dict__["forward"] = partial(forward, layer, layer.module.forward)
 
 
 class _Start(torch.autograd.Function):

@@ -66,16 +66,8 @@ def in_micro_batches(
 ) -> tuple[list[Result], int]:
     """Call `run(start, stop)` on even micro-batches, halving them whenever memory runs out.
 
-    Args:
-        run: works on examples start to stop - 1.
-        total: number of examples.
-        size: largest number of examples to try at once.
-
-    Returns:
-        the results in order, and the largest size that is left to try next time.
-
-    Raises:
-        InputError: not even one example fits into memory.
+    Returns the results in order, and the largest size to try next time. Raises InputError if not
+    even one example fits into memory.
     """
     results: list[Result] = []
     done = 0

@@ -68,9 +68,7 @@ def _opacus_errors(module: nn.Module) -> list[str]:
 def check_buffers(module: nn.Module, inputs: Any) -> None:
     """Raise InputError if a forward pass stores anything about its examples in a buffer.
 
-    Args:
-        module: the user's own; it is not changed.
-        inputs: some real examples; the buffers after two parts of them are compared.
+    Compares the buffers after passes over two parts of some real inputs, on copies of the module.
     """
     size = min(_PROBED, len(first_tensor(inputs)) // 2)
     if not size or next(module.buffers(), None) is None:
@@ -104,12 +102,7 @@ def check_opacus_norms(
 ) -> None:
     """Raise InputError if training with Opacus uses other gradients than autograd.
 
-    Args:
-        wrapped: the model as Opacus trains it.
-        model: the same model, for shadow models.
-        batch: a few real examples.
-        ours: (batch,) their norms, which agree with autograd.
-        tolerance: relative difference that rounding may cause.
+    Compares the norms of a few examples with `ours`, which agree with autograd.
     """
     _check_padding(wrapped, model.module)
     shadow = model.shadow()

@@ -182,9 +182,9 @@ class NormPass:
             check_opacus_norms(model, self._model, few, ours, self._check.tolerance)
 
     def close(self) -> None:
-        """Take all hooks off the shadow models; no norms can be computed afterwards."""
+        """Release the shadow models; no norms can be computed afterwards."""
         self._closed = True
-        self._variant.close()
+        self._variant.shadows = ()
 
     def __enter__(self) -> NormPass:
         return self

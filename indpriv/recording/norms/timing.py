@@ -28,12 +28,7 @@ def fastest(
     """Index of the fastest variant by its best run, after one warm-up run each.
 
     Variants run in turn, so that a slow spell of the machine affects all of them; one that is far
-    behind is not run again.
-
-    Args:
-        variants: what to run.
-        device: device that they compute on.
-        margin: share of another variant's time by which the first may be slower and still win.
+    behind is not run again. The first may be slower by a share `margin` and still win.
     """
     for variant in variants:
         _seconds(variant, device)
@@ -59,16 +54,10 @@ def _seconds(run: Callable[[], object], device: torch.device) -> float:
 
 
 def fastest_size(seconds_of: Callable[[int], float], largest: int) -> tuple[int, float]:
-    """Double the batch size for as long as that lowers the seconds per example.
+    """The fastest batch size, and its seconds per example, from the seconds of a batch.
 
-    One failure to do so is taken for chance where a batch takes little time.
-
-    Args:
-        seconds_of: seconds of a batch of a given size.
-        largest: largest size to try.
-
-    Returns:
-        the fastest size, and its seconds per example.
+    Sizes are doubled for as long as that lowers the seconds per example; one failure to do so is
+    taken for chance where a batch takes little time.
     """
     size = min(_SMALLEST, largest)
     seconds = seconds_of(size)

@@ -65,12 +65,6 @@ class Variant:
         self.update()
         return self(batch)[0]
 
-    def close(self) -> None:
-        """Take all hooks off the shadow models."""
-        for _, backend in self.shadows:
-            backend.close()
-        self.shadows = ()
-
 
 def side_by_side(tasks: Sequence[Callable[[], Result]]) -> list[Result]:
     """Run each task in a thread of its own; a single task runs in this thread.

@@ -168,7 +168,6 @@ def test_all_agree(kind, data):
         else:
             backend = BACKENDS[name](shadow, loss_fn, Fastest())
             norms = backend(Batch(inputs, targets))[0]
-            backend.close()
         np.testing.assert_allclose(norms.numpy(), expected, rtol=1e-4, err_msg=name)
 
 
