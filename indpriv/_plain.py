@@ -1,6 +1,7 @@
 """Frozen dataclasses as JSON: written, read back, and described by a JSON Schema.
 
-What a field holds follows from its annotation: a dataclass, a tuple, a mapping from texts, a plain value, or one of them
+What a field holds follows from its annotation: a dataclass, a tuple, a mapping from texts, a plain
+    value, or one of them
 or None. A field's metadata changes how it is written:
 
     {"json": "other_key"}             another key
@@ -9,8 +10,9 @@ or None. A field's metadata changes how it is written:
     {"flatten": {"inner": "outer"}}   the same, with these keys renamed
     {"via": Via(kind, write, read)}   converted to `kind` before it is written, and back
 
-A key whose field has a default may be absent where JSON is read. A flattened field that may be None is None where all its
-keys are null. `Annotated[float, Limits(0)]` narrows the schema; reading does not check it.
+A key whose field has a default may be absent where JSON is read. A flattened field that may be None
+is None where all its keys are null. `Annotated[float, Limits(0)]` narrows the schema; reading does
+not check it.
 """
 
 import dataclasses
@@ -188,7 +190,8 @@ def _expect(content: Any, kind: Any, where: str, path: str) -> Any:
     if not isinstance(content, kind) or (isinstance(content, bool) and kind is not bool):
         name = getattr(kind, "__name__", str(kind))
         raise InputError(
-            f"{where}: {path or 'the content'}={content!r:.60} is not a {name}; make the audit again"
+            f"{where}: {path or 'the content'}={content!r:.60} is not a {name}; make the audit "
+            "again"
         )
     return content
 
@@ -196,7 +199,8 @@ def _expect(content: Any, kind: Any, where: str, path: str) -> Any:
 def json_schema(kind: type) -> dict[str, Any]:
     """The JSON Schema of a dataclass: types from annotations, descriptions from docstrings.
 
-    The first line of a class's docstring describes the class; its Attributes section describes the fields.
+    The first line of a class's docstring describes the class; its Attributes section describes the
+    fields.
     """
     definitions: dict[str, Any] = {}
     top = _object(kind, definitions)

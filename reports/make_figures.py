@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from indpriv.audit import audit
-from indpriv.report.figures.distribution import epsilon_histogram
+from indpriv.report.figures.histogram import epsilon_histogram
 from indpriv.report.renderers.terminal import print_audit
 
 REPORTS = Path(__file__).parent

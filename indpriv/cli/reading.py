@@ -23,9 +23,9 @@ from indpriv.norm_log.convert import convert as convert_norms
 from indpriv.norm_log.evidence import FAILED, NOT_CHECKED, PASSED
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.verify import verify as verify_run
-from indpriv.report.renderers.attack_screen import attack_document, print_attack
-from indpriv.report.renderers.comparison_screen import print_comparison
-from indpriv.report.renderers.terminal import print_groups
+from indpriv.report.screens.attack import attack_document, print_attack
+from indpriv.report.screens.comparison import print_comparison
+from indpriv.report.screens.groups import print_groups
 
 
 def groups(

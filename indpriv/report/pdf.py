@@ -50,13 +50,14 @@ def print_pdf(page: Path, target: Path) -> None:
     """
     if not page.is_file():
         raise InputError(
-            f"{page} does not exist; make an audit first: indpriv audit RUN --output-dir {page.parent}"
+            f"{page} does not exist; make an audit first: indpriv audit RUN --output-dir "
+            f"{page.parent}"
         )
     browser = find_browser()
     if browser is None:
         raise InputError(
-            f"no browser was found to print with (looked for {', '.join(BROWSERS)}); install one, e.g. apt-get install "
-            f"chromium, or print {page} from any browser"
+            f"no browser was found to print with (looked for {', '.join(BROWSERS)}); install one, "
+            f"e.g. apt-get install chromium, or print {page} from any browser"
         )
     with tempfile.TemporaryDirectory() as folder:  # readable by its owner only
         printed = Path(folder) / "report.pdf"

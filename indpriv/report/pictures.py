@@ -1,9 +1,7 @@
-"""Pictures of the most and the least protected examples, only where somebody asks for them. They are people's data: sensitive."""
+"""Pictures of the most and the least protected examples, drawn on request only. They are people's data: sensitive."""
 
 import base64
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,54 +12,37 @@ from indpriv.analysis.norms_over_training import Drivers
 from indpriv.errors import InputError
 
 
-@dataclass(frozen=True)
-class Picture:
-    """One example: its id, and a PNG as a data URI, which can stand inside a page."""
-
-    example_id: Any
-    uri: str
-
-
-@dataclass(frozen=True)
-class Pictures:
-    """Examples with the largest and with the smallest epsilon, in order."""
-
-    least_protected: tuple[Picture, ...]
-    most_protected: tuple[Picture, ...]
-
-
 def check_images(inputs: NDArray[np.float32]) -> None:
     """Raise InputError unless inputs is (n_examples, channels, height, width) with one or three channels."""
     if inputs.ndim != 4 or inputs.shape[1] not in (1, 3):
         raise InputError(
-            f"examples of shape {inputs.shape[1:]} are no images of one or three channels; leave out --show-examples"
+            f"examples of shape {inputs.shape[1:]} are not images with one or three channels; "
+            "leave out --show-examples"
         )
 
 
-def pictures_of(drivers: Drivers, images: NDArray[np.float32]) -> Pictures:
-    """Draw the examples at both ends.
+def pictures_of(drivers: Drivers, images: NDArray[np.float32]) -> dict[Any, str]:
+    """PNGs as data URIs, by example id, of the examples at both ends.
 
     Args:
         drivers: whose ids are positions in images.
-        images: (n_examples, channels, height, width); all are drawn on one scale, the range of those shown.
+        images: (n_examples, channels, height, width); all are drawn on one scale, the range of
+            those shown.
 
     Raises:
-        InputError: no images, or ids that are no positions.
+        InputError: not images, or ids that are not positions.
     """
     check_images(images)
     ids = [*drivers.least_protected, *drivers.most_protected]
-    strangers = [each for each in ids if not isinstance(each, int) or not 0 <= each < len(images)]
-    if strangers:
+    others = [each for each in ids if not isinstance(each, int) or not 0 <= each < len(images)]
+    if others:
         raise InputError(
-            f"example id {strangers[0]!r} is no position in the {len(images)} images of the data set; leave out --show-examples"
+            f"example id {others[0]!r} is not a position in the {len(images)} images of the data "
+            "set; leave out --show-examples"
         )
     shown = images[np.array(ids, dtype=np.int64)]
     low, high = float(shown.min(initial=0.0)), float(shown.max(initial=1.0))
-
-    def drawn(chosen: Sequence[Any]) -> tuple[Picture, ...]:
-        return tuple(Picture(each, _png((images[each] - low) / (high - low))) for each in chosen)
-
-    return Pictures(drawn(drivers.least_protected), drawn(drivers.most_protected))
+    return {each: _png((images[each] - low) / (high - low)) for each in ids}
 
 
 def _png(image: NDArray[np.float32]) -> str:

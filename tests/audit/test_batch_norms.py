@@ -83,7 +83,7 @@ def test_members_and_hold_out_are_binned_by_full_records_alone(run_dir, tmp_path
         "sample_rate": RATE,
     }
     write_run(run / "holdout", NormLog.from_arrays(norms, [0], **settings), None)
-    found = audit(run, tmp_path / "audit", delta=1e-5, between_records="closest").attack_by_epsilon
+    found = audit(run, tmp_path / "audit", delta=1e-5, between_records="closest").attacks.by_epsilon
     method = Method(delta=1e-5, between_records="closest")
     alike, free = table_for(replace(log, batch_norms=None), method), table_for(log, method)
     edges = {row.high for row in found.thresholds[0].bins} - {alike.worst_case_epsilon}

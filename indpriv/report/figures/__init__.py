@@ -1,1 +1,20 @@
-"""Figures as inline SVG, drawn from bins and group means: no single example is in them."""
+"""Figures as inline SVG, drawn from bins and group means: no single example is in them. Sensitive."""
+
+from collections.abc import Callable, Mapping
+
+from indpriv.report.figures.fidelity import fidelity_against_k
+from indpriv.report.figures.groups import group_bars
+from indpriv.report.figures.histogram import epsilon_histogram
+from indpriv.report.figures.loss import epsilon_against_loss
+from indpriv.report.figures.norms_over_training import norms_over_training
+from indpriv.report.figures.roc import roc_curves
+
+# By the name that a section calls them; each returns an SVG element, or "" where there is nothing to draw.
+FIGURES: Mapping[str, Callable[..., str]] = {
+    "histogram": epsilon_histogram,
+    "norms over training": norms_over_training,
+    "groups": group_bars,
+    "loss": epsilon_against_loss,
+    "roc": roc_curves,
+    "fidelity": fidelity_against_k,
+}

@@ -82,8 +82,9 @@ def norms_over_training(drivers: Drivers, name: str = "drivers") -> str:
             figure,
             name,
             "Gradient norms over training by class",
-            f"Left: median gradient norm of each of {len(drivers.classes)} classes over the clipping norm at "
-            f"{len(drivers.steps)} records. Right: share of examples whose norm was clipped.",
+            f"Left: median gradient norm of each of {len(drivers.classes)} classes over the "
+            f"clipping norm at {len(drivers.steps)} records. Right: share of examples whose norm "
+            "was clipped.",
             drivers.classes,
         )
 

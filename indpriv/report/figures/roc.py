@@ -51,6 +51,7 @@ def roc_curves(attacks: Sequence[ThresholdAttack], name: str = "roc") -> str:
             figure,
             name,
             "ROC of the loss-threshold attack",
-            f"True-positive against false-positive rates on logarithmic axes, for {' and '.join(line[1] for line in lines)}; "
-            "the dashed diagonal is an attack that knows nothing.",
+            "True-positive against false-positive rates on logarithmic axes, for "
+            f"{' and '.join(line[1] for line in lines)}; the dashed diagonal is an attack that "
+            "knows nothing.",
         )

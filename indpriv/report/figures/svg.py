@@ -1,7 +1,7 @@
 """SVG that can stand inside a page: no clashing ids, colours of the page's theme, texts of others escaped.
 
-Texts from the data never reach matplotlib (where `$` is mathematics and an unknown glyph a warning): figures are drawn
-with placeholders, which are replaced here by escaped texts.
+Texts from the data never reach matplotlib (where `$` is mathematics and an unknown glyph a
+warning): figures are drawn with placeholders, which are replaced here by escaped texts.
 """
 
 import io

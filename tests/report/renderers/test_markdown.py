@@ -16,7 +16,7 @@ def text(summary):
 
 def test_it_says_first_what_it_is_and_then_the_verdict(text):
     assert text.startswith(
-        "**SENSITIVE: for the curator only**\n\n# Privacy audit of tiny\n\nTake any one example"
+        "**SENSITIVE: for the curator only**\n\n# Privacy audit of tiny\n\nAn attacker who sees"
     )
     titles = [line[3:] for line in text.splitlines() if line.startswith("## ")]
     assert titles[:3] == [
@@ -24,10 +24,10 @@ def test_it_says_first_what_it_is_and_then_the_verdict(text):
         "Run and assumptions",
         "Distribution of individual epsilon",
     ]
-    assert titles[-3:] == ["Attacks", "Hazards", "Reproduce"]
-    assert sum(title.startswith("Groups by ") for title in titles) == 3
+    assert titles[-4:] == ["Attacks", "Fidelity", "Hazards", "Reproduce"]
+    assert sum(line.startswith("### By ") for line in text.splitlines()) == 3
     verdict = text.split("## ")[0]
-    for words in ("1.90 at delta 1e-5", "exact; median", "99 %", "add/remove one example", "declared poisson; observed",
+    for words in ("| 1.90 | delta 1e-5, add/remove one example", "exact; not a guarantee", "99 %", "declared poisson; observed",
                   "RDP accountant", "Delta times n", "Best test for membership", DISCLAIMER):  # fmt: skip
         assert words in verdict, words
 
@@ -51,7 +51,7 @@ def test_every_table_has_as_many_cells_in_each_row(run):
 
 
 def test_what_may_be_published_agrees_with_the_table(text, run):
-    assert "first table below that are not marked “no”; nothing else" in text
+    assert "first table of the next section that are not marked “not for publication”" in text
     assert "declared and not checked" not in text
     assert "declared and not checked" in render_markdown(
         summary_of(*run, evidence={"checks": ()}, fidelity=FidelityFindings())
@@ -61,25 +61,22 @@ def test_what_may_be_published_agrees_with_the_table(text, run):
 def test_both_models_stand_among_the_attacks(text, summary):
     attacks = text.split("## Attacks")[1].split("## ")[0]
     assert attacks.count("Chance is 50 %") == 1
-    for model, attack in (
-        ("this model", summary.attacks.by_group[0]),
-        ("without DP", summary.attacks.by_group[1]),
-    ):
+    cells = ["all examples", f"{summary.attacks.by_group[0].overall.trials:,}"]
+    for attack in summary.attacks.by_group[:2]:
         row = attack.overall
-        limits = f"{format_share(row.interval.low, 1)} to {format_share(row.interval.high, 1)}"
-        assert (
-            f"| all examples | {model} | {format_share(row.success_rate, 1)} | {limits} |"
-            in attacks
-        )
-    assert attacks.count("| all examples |") == 2
+        cells += [
+            format_share(row.success_rate, 1),
+            f"{100 * row.interval.low:.1f} to {100 * row.interval.high:.1f} %",
+        ]
+    assert f"| {' | '.join(cells)} |" in attacks
 
 
 def test_no_guarantee_is_said_first_and_not_quoted(run):
     void = render_markdown(summary_of(*run, evidence={"recorder": {"seeded": True}}))
-    assert "**This run gives nobody a guarantee.**" in void.split("## ")[0]
-    assert "This run has none to quote." in void
+    assert "**This run gives no privacy guarantee.**" in void.split("## ")[0]
+    assert "This run has no guarantee to quote." in void
     assert "Best test for membership" not in void
-    assert "Nothing that speaks of a guarantee." in void
+    assert "Do not publish any privacy guarantee for this run." in void
 
 
 def test_without_examples(run):
@@ -91,7 +88,7 @@ def test_without_examples(run):
         )
     )
     assert "No attack was run" in text
-    assert "Groups by" not in text
+    assert "Who is worse off" not in text
 
 
 def test_escape_is_one_line_of_text():

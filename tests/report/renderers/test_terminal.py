@@ -10,7 +10,8 @@ from indpriv.analysis.summary import FidelityFindings
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.evidence import BATCH_SIZES
-from indpriv.report.renderers.terminal import clean, print_audit, print_groups
+from indpriv.report.renderers.terminal import clean, print_audit
+from indpriv.report.screens.groups import print_groups
 from summaries import CHECKS, summary_of
 
 
@@ -86,7 +87,7 @@ def test_the_reversal_is_said(run):
 def test_a_group_that_lacks_a_label_is_said(run):
     log, examples = run
     frame = examples.frame.assign(label=np.where(examples.frame["sex"] == "Male", 1, 0))
-    assert "label-standardised none" in words(
+    assert "label-standardised undefined" in words(
         screen(summary_of(log, ExampleTable(frame), by=["sex"]))
     )
 
@@ -113,7 +114,7 @@ def test_one_group_is_not_called_groups(run):
         screen(summary_of(log, seven, by=["group"]))
     )
     few = ExampleTable(examples.frame.assign(group=np.where(rows < 3, "few", "many")))
-    assert "too small to read, of fewer than 10: 1 group" in words(
+    assert "too small to read (fewer than 10): 1 group" in words(
         screen(summary_of(log, few, by=["group"]))
     )
 
@@ -136,18 +137,16 @@ def test_void_unproven_and_declared(run):
 
 def test_without_a_guarantee_there_is_none_to_quote(run, summary):
     void = summary_of(*run, evidence={"recorder": {"seeded": True}})
-    assert "This run has none to quote." in words(screen(void))
+    assert "This run has no guarantee to quote." in words(screen(void))
     assert "worst case 1.90, no guarantee (void)" in screen([], 80, print_groups, void.to_json())
-    assert "none to quote" not in words(screen(summary))
+    assert "no guarantee to quote" not in words(screen(summary))
     assert "no guarantee" not in screen([], 80, print_groups, summary.to_json())
 
 
 def test_a_large_delta_is_said(summary):
     large = replace(summary, guarantee=replace(summary.guarantee, delta=0.01, delta_times_n=2.4))
-    assert "NOT TO BE PUBLISHED: delta is at least 1/n (delta times n is 2.4)" in words(
-        screen(large)
-    )
-    assert "NOT TO BE PUBLISHED" not in screen(summary)
+    assert "DO NOT PUBLISH: delta is at least 1/n (delta times n is 2.4)" in words(screen(large))
+    assert "DO NOT PUBLISH" not in screen(summary)
 
 
 def test_missing_parts_are_said(run):
@@ -159,7 +158,7 @@ def test_missing_parts_are_said(run):
         )
     )
     assert "MISSING examples.parquet is absent" in text
-    assert "ATTACK none run" in text
+    assert "ATTACK No attack was run" in text
 
 
 def test_groups_say_what_their_epsilons_mean(summary):

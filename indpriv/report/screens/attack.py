@@ -1,22 +1,33 @@
-"""What `indpriv attack` prints of an attack's scores: a screen for people, a document for machines. Sensitive."""
+"""What `indpriv attack` reports of an attack's scores: a screen, and a JSON document. Sensitive."""
 
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from indpriv._formatting import format_delta, format_interval, format_lower_bound, format_share
+from indpriv._formatting import format_delta, format_lower_bound, format_share
 from indpriv._plain import to_json
 from indpriv.analysis.attacks.measures import AttackMeasure, AttackMeasures
 from indpriv.analysis.summary import SENSITIVE
-from indpriv.report.renderers.terminal import clean, print_whole
+from indpriv.report.document import Paragraph, Table, paragraph, table
+from indpriv.report.renderers.terminal import print_blocks
+from indpriv.report.wording import MOST_ROWS, NO_EVIDENCE, after
 
 MEANING = (
-    "The lower bound is on the worst-case epsilon that differential privacy promises to everybody (add/remove one "
-    "example), not on anybody's output-specific epsilon. A bound of 0 proves nothing: none seen is not none."
+    "The lower bound is on the worst-case epsilon that differential privacy promises for every "
+    "example (add/remove one example), not on the output-specific epsilon of any one. A bound of "
+    "0 proves nothing. " + NO_EVIDENCE
 )
-_MOST_ROWS = 40
+_HEAD = (
+    "",
+    "members",
+    "others",
+    "AUC",
+    "TPR at 0.1 % FPR",
+    "at 1 %",
+    "advantage",
+    "epsilon at least",
+    "false alarms",
+)
 
 
 def attack_document(measures: AttackMeasures) -> dict[str, Any]:
@@ -66,39 +77,27 @@ def _row(row: AttackMeasure, trials: int) -> dict[str, Any]:
 
 def print_attack(measures: AttackMeasures, console: Console) -> None:
     """Print what the scores of one attack prove."""
-    console.print(Text(SENSITIVE, style="bold red"))
-    console.print(
-        Text(
-            f"{clean(measures.attack)}; intervals and bounds at {format_share(measures.confidence)} confidence"
-        )
-    )
-    grid = Table(box=None, pad_edge=False, header_style="bold")
-    grid.add_column("", no_wrap=True)
-    columns = (
-        "members",
-        "others",
-        "AUC",
-        "TPR at 0.1 % FPR",
-        "at 1 %",
-        "advantage",
-        "epsilon at least",
-        "false alarms",
-    )
-    for column in columns:
-        grid.add_column(column, justify="right", no_wrap=True)
-    for row in (measures.overall, *measures.groups[:_MOST_ROWS]):
-        grid.add_row(Text(clean(row.name) + (" (too few)" if row.too_small else "")), *_cells(row))
-    print_whole(grid, console)
-    if len(measures.groups) > _MOST_ROWS:
-        console.print(Text(f"{len(measures.groups) - _MOST_ROWS:,} more groups are in --json"))
-    console.print(
-        Text(
-            f"Lower bound at delta {format_delta(measures.delta)}: {measures.method}; corrected for the thresholds tried, "
-            "and over groups. False alarms: how often it is above 0 for memberships drawn at random "
-            f"({measures.null_trials:,} trials)."
-        )
-    )
-    console.print(Text(MEANING))
+    rows = (measures.overall, *measures.groups[:MOST_ROWS])
+    blocks: list[Paragraph | Table] = [
+        paragraph(SENSITIVE, style="alarm"),
+        paragraph(
+            f"{measures.attack}; intervals and bounds at {format_share(measures.confidence)} "
+            "confidence"
+        ),
+        table(_HEAD, [(row.name + " (too few)" * row.too_small, *_cells(row)) for row in rows]),
+    ]
+    if len(measures.groups) > MOST_ROWS:
+        text = f"{len(measures.groups) - MOST_ROWS:,} more groups are in --json"
+        blocks.append(paragraph(text))
+    blocks += [
+        paragraph(
+            f"Lower bound at delta {format_delta(measures.delta)}: {measures.method}; corrected "
+            "for the thresholds tried, and over groups. False alarms: how often the bound is "
+            f"above 0 for memberships drawn at random ({measures.null_trials:,} trials)."
+        ),
+        paragraph(MEANING),
+    ]
+    print_blocks(blocks, console)
 
 
 def _cells(row: AttackMeasure) -> list[str]:
@@ -107,10 +106,7 @@ def _cells(row: AttackMeasure) -> list[str]:
     if found is None:
         cells += ["–"] * 4
     else:
-        interval = found.auc_interval
-        behind = "" if interval is None else f" {format_interval(interval.low, interval.high)}"
-        advantage = format_interval(found.advantage_interval.low, found.advantage_interval.high)
-        cells += [f"{found.auc:.3f}{behind}"]
+        cells += [f"{found.auc:.3f}{after(found.auc_interval)}"]
         cells += [format_share(rate, 1) for rate in found.tpr_at_fpr.values()]
-        cells += [f"{found.advantage:.2f} {advantage}"]
+        cells += [f"{found.advantage:.2f}{after(found.advantage_interval)}"]
     return [*cells, format_lower_bound(bound.epsilon), format_share(bound.false_alarm_rate, 1)]

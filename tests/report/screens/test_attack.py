@@ -6,7 +6,7 @@ from rich.console import Console
 
 from indpriv.analysis.attacks.measures import measure_attack
 from indpriv.attack_scores import AttackScores
-from indpriv.report.renderers.attack_screen import attack_document, print_attack
+from indpriv.report.screens.attack import attack_document, print_attack
 
 NAMES = {"auc", "tpr_at_fpr", "advantage", "epsilon_lower_bound"}
 
@@ -17,7 +17,7 @@ def measures(n=400, groups=None):
     return measure_attack(AttackScores(member + rng.normal(size=n), member, "a threshold", groups))
 
 
-def test_the_document_has_the_named_keys_of_everybody_and_of_each_group():
+def test_the_document_has_the_named_keys_of_all_examples_and_of_each_group():
     groups = np.array(["<b>", "=a", "a,b", "\x1b[31m"], dtype=object)[np.arange(400) % 4]
     document = json.loads(json.dumps(attack_document(measures(groups=groups)), allow_nan=False))
     assert {*NAMES, "method", "confidence"} <= set(document)
@@ -27,7 +27,7 @@ def test_the_document_has_the_named_keys_of_everybody_and_of_each_group():
         assert set(row) >= NAMES
         assert row["null_calibration"]["false_alarm_rate"] <= 0.05
     assert document["epsilon_lower_bound"] > 0
-    assert "not on anybody's output-specific epsilon" in document["meaning"]
+    assert "not on the output-specific epsilon of any one" in document["meaning"]
 
 
 def test_the_screen_says_what_a_bound_means_and_obeys_no_name():

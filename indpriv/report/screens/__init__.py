@@ -1,0 +1,1 @@
+"""What commands print of what they read: blocks for a terminal. Sensitive."""

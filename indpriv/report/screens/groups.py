@@ -1,0 +1,56 @@
+"""What `indpriv groups` prints: whole group tables. Sensitive."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from indpriv._formatting import format_epsilon
+from indpriv.analysis.groups.group_table import GroupTable
+from indpriv.analysis.summary import SENSITIVE
+from indpriv.epsilon_table import DISCLAIMER
+from indpriv.report.document import Entry, Paragraph, Table, paragraph
+from indpriv.report.renderers.terminal import print_blocks
+from indpriv.report.sections.groups import group_table, ratios, tests
+from indpriv.report.wording import sentence
+
+
+def worst_case_of(audit: Mapping[str, Any]) -> str:
+    """The worst case of an audit (the content of audit.json), and that it is no guarantee where it is none."""
+    guarantee = audit["guarantee"]
+    status = guarantee.get("status")
+    none = f", no guarantee ({status})" if status in ("void", "unproven") else ""
+    return f"{format_epsilon(guarantee['worst_case_epsilon'])}{none}"
+
+
+def print_groups(
+    tables: Sequence[GroupTable], audit: Mapping[str, Any], console: Console, *, raw: bool = True
+) -> None:
+    """Print whole group tables.
+
+    Args:
+        tables: from `indpriv.audit.groups_of`.
+        audit: the content of audit.json: what the epsilons mean.
+        console: to print on.
+        raw: also the tables over all labels, not only those within label.
+    """
+    blocks: list[Entry | Paragraph | Table] = [
+        paragraph(SENSITIVE, style="alarm"),
+        paragraph(f"individual epsilon ({audit['claim']}), {audit['meaning']}"),
+        paragraph(f"worst case {worst_case_of(audit)}"),
+        paragraph(DISCLAIMER, style="disclaimer"),
+    ]
+    for found in tables:
+        blocks.append(paragraph())
+        if raw:
+            standardised = any(
+                row.standardised.smallest_label_count is not None for row in found.rows
+            )
+            caption = f"{found.by}, all labels"
+            blocks.append(group_table(found, found.rows, caption, standardised=standardised))
+        blocks.append(Entry("", (*ratios(found), *map(paragraph, tests(found)))))
+        for within in found.within_label:
+            caption = f"{found.by} among {within.label}"
+            blocks.append(group_table(found, within.rows, caption, standardised=False))
+        blocks += [paragraph(sentence(note)) for note in found.notes]
+    print_blocks(blocks, console)

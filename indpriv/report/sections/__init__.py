@@ -1,0 +1,47 @@
+"""The sections of a report, one file each: functions from the summary of an audit to blocks. Sensitive."""
+
+from collections.abc import Callable
+
+from indpriv.analysis.summary import AuditSummary
+from indpriv.report.document import Section
+from indpriv.report.sections.attack_by_epsilon import attack_by_epsilon
+from indpriv.report.sections.attacks import attacks
+from indpriv.report.sections.batch_norms import batch_norms
+from indpriv.report.sections.canaries import canaries
+from indpriv.report.sections.distribution import distribution
+from indpriv.report.sections.fidelity import fidelity
+from indpriv.report.sections.groups import groups
+from indpriv.report.sections.hazards import hazards
+from indpriv.report.sections.loss import loss
+from indpriv.report.sections.norms_over_training import norms_over_training
+from indpriv.report.sections.publish import publish
+from indpriv.report.sections.reproduce import reproduce
+from indpriv.report.sections.run import run
+from indpriv.report.sections.sensitivity import sensitivity
+from indpriv.report.sections.units import units
+from indpriv.report.sections.verdict import verdict
+
+# In the order of the report. A nested section belongs to the one before it.
+SECTIONS: tuple[Callable[[AuditSummary], Section | None], ...] = (
+    verdict,
+    publish,
+    run,
+    distribution,
+    units,
+    norms_over_training,
+    groups,
+    loss,
+    attacks,
+    attack_by_epsilon,
+    canaries,
+    fidelity,
+    sensitivity,
+    batch_norms,
+    hazards,
+    reproduce,
+)
+
+
+def sections_of(summary: AuditSummary) -> tuple[Section, ...]:
+    """The sections that this audit has something for."""
+    return tuple(found for section in SECTIONS if (found := section(summary)) is not None)

@@ -1,0 +1,93 @@
+"""The attack in bins of individual epsilon, beside what epsilon would allow."""
+
+from indpriv._formatting import format_epsilon, format_share
+from indpriv.analysis.attacks.by_epsilon import AttackByEpsilon, EpsilonBin, ThresholdBins
+from indpriv.analysis.summary import AuditSummary
+from indpriv.report.document import (
+    Block,
+    Callout,
+    Entry,
+    Paragraph,
+    Section,
+    Span,
+    Table,
+    paragraph,
+    table,
+)
+from indpriv.report.wording import counted
+
+
+def attack_by_epsilon(summary: AuditSummary) -> Section | None:
+    """None where the norms of the hold-out were not recorded."""
+    found = summary.attacks.by_epsilon
+    if found is None:
+        return None
+    blocks: list[Block] = []
+    if found.findings:
+        text = (
+            f" In {counted(found.findings, 'bin')} below, the attack succeeds more often than the "
+            "worst-case epsilon allows: the run or its account is wrong."
+        )
+        blocks.append(Callout((paragraph(Span("A finding against the run."), text),), warn=True))
+    blocks.append(
+        paragraph(
+            "Members are binned by their epsilon, non-members by the epsilon they would have had "
+            "on the same trajectory. The line says how often members of a bin could be accused "
+            "if the bin’s upper edge were a guarantee for them. Individual epsilon is no "
+            f"guarantee, so a bin above the line is a place to look ({found.places_to_look} here, "
+            f"corrected for all bins and thresholds at {format_share(found.confidence)} "
+            "confidence). The interval of each bin is taken alone."
+        )
+    )
+    blocks += map(_bins, found.thresholds)
+    entry = Entry("BY EPSILON", (_line(found),))
+    return Section(
+        "attack-by-epsilon", "The attack by epsilon", tuple(blocks), (entry,), nested=True
+    )
+
+
+def _bins(part: ThresholdBins) -> Table:
+    head = (
+        "Epsilon to",
+        "Members",
+        "Non-members",
+        "True positives",
+        "95 % interval",
+        "False positives",
+        "Line",
+    )
+    return table(
+        (*head, "Worst-case line", "Remark"),
+        [
+            (
+                format_epsilon(row.high),
+                f"{row.n_members:,}",
+                f"{row.n_nonmembers:,}",
+                format_share(row.tpr, 1),
+                _interval(row),
+                *(
+                    format_share(rate, 1)
+                    for rate in (row.fpr, row.reference, row.worst_case_reference)
+                ),
+                "finding" if row.above_worst_case else "look here" if row.above_reference else "",
+            )
+            for row in part.bins
+        ],
+        caption=f"Threshold for a false-positive rate of {format_share(part.target_fpr)}",
+        row_names=False,
+    )
+
+
+def _interval(row: EpsilonBin) -> str:
+    found = row.tpr_interval
+    return "–" if found is None else f"{100 * found.low:.1f} to {100 * found.high:.1f} %"
+
+
+def _line(found: AttackByEpsilon) -> Paragraph:
+    if found.findings:
+        text = f"{counted(found.findings, 'bin')} of epsilon above what the WORST CASE allows: a finding."
+        return paragraph(text, style="alarm")
+    if found.places_to_look:
+        text = f"{counted(found.places_to_look, 'bin')} of epsilon above what their epsilon would allow: look there."
+        return paragraph(text, style="warn")
+    return paragraph("No bin of epsilon is above what its epsilon would allow.")

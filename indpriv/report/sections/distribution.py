@@ -1,0 +1,62 @@
+"""The distribution of individual epsilon."""
+
+from indpriv._formatting import format_edges, format_epsilon, format_share
+from indpriv.analysis.summary import AuditSummary
+from indpriv.report.document import Details, Figure, Section, paragraph, table
+from indpriv.report.wording import capitalised
+
+
+def drawn_worst_case(summary: AuditSummary) -> float | None:
+    """The worst case as figures show it; None where that of the largest unit lies far beyond what they show."""
+    worst = summary.guarantee.worst_case_epsilon
+    beyond = summary.unit_sizes and worst > summary.individual.edges[-1]
+    return None if beyond else worst
+
+
+def distribution(summary: AuditSummary) -> Section:
+    """Quantiles and histogram; the tail is always part of it."""
+    individual, account = summary.individual, summary.account
+    everybody, share = account.everybody, individual.share_at_worst_case
+    values = (
+        individual.mean,
+        individual.median,
+        individual.p75,
+        individual.p95,
+        individual.p99,
+        individual.max,
+        summary.guarantee.worst_case_epsilon,
+    )
+    head = ("Mean", "Median", "75 %", "95 %", "99 %", "Largest", "Worst case", "At worst case")
+    edges = format_edges(individual.edges)
+    bins = zip(edges, edges[1:], (f"{count:,}" for count in individual.counts), strict=False)
+    return Section(
+        "distribution",
+        "Distribution of individual epsilon",
+        (
+            paragraph(
+                f"How much this training run depended on each {everybody[:-1]}. "
+                f"{format_share(share)} of the {everybody} are {account.at_worst_case}; three "
+                f"quarters have an epsilon of at most {format_epsilon(individual.p75)}."
+            ),
+            Figure(
+                "histogram",
+                (individual, drawn_worst_case(summary), everybody),
+                f"Each bar counts {everybody}; epsilon at {account.describe()}. "
+                f"{capitalised(summary.claim)}.",
+            ),
+            table(
+                head,
+                [(*map(format_epsilon, values), format_share(share, 1))],
+                row_names=False,
+            ),
+            paragraph(
+                f"{capitalised(summary.claim)}; {account.describe()}; {individual.n:,} "
+                f"{everybody}. Every epsilon in this report is rounded up at the last digit shown.",
+                style="note",
+            ),
+            Details(
+                "Table behind the figure",
+                (table(("From", "To", capitalised(everybody)), bins, row_names=False),),
+            ),
+        ),
+    )

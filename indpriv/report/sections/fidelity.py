@@ -1,0 +1,153 @@
+"""How far an estimate lies from exact values, or how far it moves with the spacing of records."""
+
+from indpriv._formatting import format_epsilon, format_number, format_share
+from indpriv.analysis.fidelity.comparison import Fidelity, Spacing
+from indpriv.analysis.groups.group_rows import MIN_GROUP
+from indpriv.analysis.summary import AuditSummary
+from indpriv.report.document import Block, Details, Entry, Figure, Row, Section, paragraph, table
+from indpriv.report.wording import capitalised, correlation, spaced
+
+_MOST_GROUPS = 60  # of one table; audit.json has all
+
+
+def fidelity(summary: AuditSummary) -> Section:
+    """Errors where exact values exist; otherwise the effect of the spacing, or that nothing is known."""
+    blocks: list[Block] = []
+    screen = []
+    if summary.fidelity.against_k:
+        blocks += _errors(summary)
+        screen.append(Entry("FIDELITY", tuple(map(paragraph, _lines(summary)))))
+    elif summary.fidelity.spacing is None:
+        known = (
+            "These epsilons are exact for this trajectory."
+            if summary.claim == "exact"
+            else "How far these estimates lie from the exact values is unknown."
+        )
+        why = [text for text in summary.notes.missing if "exact values" in text]
+        blocks.append(paragraph(" ".join([known, *why])))
+    if summary.fidelity.spacing is not None:
+        blocks.append(paragraph(_spacing(summary.fidelity.spacing, summary.account.everybody)))
+        screen.append(
+            Entry("SPACING", tuple(map(paragraph, _spacing_lines(summary.fidelity.spacing))))
+        )
+    blocks += [_by_group(row) for row in summary.fidelity.against_k if row.groups]
+    return Section("fidelity", "Fidelity", tuple(blocks), tuple(screen))
+
+
+def _errors(summary: AuditSummary) -> list[Block]:
+    found, everybody = summary.fidelity.against_k, summary.account.everybody
+    head = (
+        "K, steps",
+        "Epochs",
+        "Between records",
+        capitalised(everybody),
+        "Pearson’s r",
+        "Signed bias",
+    )
+    return [
+        paragraph(
+            "Recording norms only every K steps is cheaper, and makes epsilon an estimate. The "
+            f"table compares what larger K would have said about this run with {found[0].source}. "
+            "Pearson’s r alone proves nothing: a constant error leaves it at 1."
+        ),
+        Figure(
+            "fidelity",
+            (found, everybody),
+            "“last” holds the last known norm until the next record; “closest” takes the record "
+            f"closest in time. Median exact epsilon: {format_epsilon(found[0].median_exact)}.",
+        ),
+        table(
+            (*head, "Mean error", "95 % error", "Largest", "Too small", "by over 1 %"),
+            [
+                (
+                    f"{row.every:,}",
+                    f"{row.epochs:.2f}",
+                    spaced(row.between_records) + (" (this log)" if row.is_this_log else ""),
+                    f"{row.errors.n:,}",
+                    correlation(row.errors.pearson),
+                    f"{row.errors.bias:+.3f}",
+                    *(
+                        f"{e:.3f}"
+                        for e in (
+                            row.errors.mean_absolute,
+                            row.errors.p95_absolute,
+                            row.errors.largest_absolute,
+                        )
+                    ),
+                    format_share(row.errors.share_under),
+                    format_share(row.errors.share_under_1_percent),
+                )
+                for row in found
+            ],
+            row_names=False,
+        ),
+        paragraph(
+            "Errors are estimate minus exact, in epsilon; “too small” is the share of "
+            f"{everybody} whose epsilon would have been under-reported.",
+            style="note",
+        ),
+    ]
+
+
+def _by_group(row: Fidelity) -> Details:
+    more = f" These are the first {_MOST_GROUPS} of {len(row.groups):,}; audit.json has all."
+    head = ("Group", "By", "Examples", "Mean exact", "Signed bias", "Mean error", "Largest")
+    groups = [
+        Row(
+            (
+                group.name,
+                group.by,
+                f"{group.n:,}",
+                format_epsilon(group.mean_exact),
+                f"{group.signed_bias:+.3f}",
+                f"{group.mean_absolute:.3f}",
+                f"{group.largest_absolute:.3f}",
+                format_share(group.share_under_1_percent),
+            ),
+            "small" if group.too_small else "",
+        )
+        for group in row.groups[:_MOST_GROUPS]
+    ]
+    note = f"Groups of fewer than {MIN_GROUP} compared examples are in italics: they are too small to read."
+    return Details(
+        f"By group, at K = {row.every:,} steps ({spaced(row.between_records)})",
+        (
+            paragraph(note + more * (len(row.groups) > _MOST_GROUPS), style="note"),
+            table((*head, "Too small by over 1 %"), groups),
+        ),
+    )
+
+
+def _lines(summary: AuditSummary) -> list[str]:
+    """Errors under the rule between records that the account uses by default."""
+    return [
+        f"{'this log' if row.is_this_log else f'K = {row.every} steps'}: r "
+        f"{format_number(row.errors.pearson, 4)}, bias {row.errors.bias:+.3f}, largest "
+        f"{row.errors.largest_absolute:.3f}, too small {format_share(row.errors.share_under)}"
+        for row in summary.fidelity.against_k
+        if row.between_records == summary.fidelity.against_k[0].between_records
+    ]
+
+
+_NO_BOUND = "The error of these epsilons is of that order and may be larger: this is no bound."
+
+
+def _spacing(found: Spacing, everybody: str) -> str:
+    return (
+        f"No exact values exist. With every second record left out ({found.n_kept:,} of "
+        f"{found.n_records:,} kept; records of this run are {found.every:,} steps apart), "
+        f"epsilons move by {found.mean_shift:+.3f} on average, by at most "
+        f"{found.p95_absolute:.3f} for 95 % of {everybody} and by at most "
+        f"{found.largest_absolute:.3f} for all (Pearson’s r {correlation(found.pearson)}). "
+        f"{_NO_BOUND}"
+    )
+
+
+def _spacing_lines(found: Spacing) -> list[str]:
+    return [
+        f"with every second record ({found.n_kept:,} of {found.n_records:,}; records are "
+        f"{found.every:,} steps apart): r {format_number(found.pearson, 4)}, mean shift "
+        f"{found.mean_shift:+.3f}, 95 % within {found.p95_absolute:.3f}, largest "
+        f"{found.largest_absolute:.3f}",
+        _NO_BOUND,
+    ]

@@ -1,0 +1,282 @@
+"""Who is worse off: epsilon and accuracy by group, raw and within label."""
+
+from collections.abc import Sequence
+
+from indpriv._formatting import format_epsilon, format_number, format_share
+from indpriv.analysis.groups.group_rows import MIN_GROUP, GroupRow
+from indpriv.analysis.groups.group_table import GroupTable, Ratio
+from indpriv.analysis.summary import AuditSummary
+from indpriv.report.document import (
+    Block,
+    Callout,
+    Details,
+    Entry,
+    Figure,
+    Heading,
+    Paragraph,
+    Row,
+    Section,
+    Span,
+    Table,
+    Text,
+    paragraph,
+    table,
+)
+from indpriv.report.sections.distribution import drawn_worst_case
+from indpriv.report.wording import after, counted, p_value, sentence, shorten, shown_rows, span
+
+_SCREEN_TABLES = 2
+_SCREEN_ROWS = 6
+_SCREEN_LABELS = 3  # labels that fit beside each other on 80 columns
+_NAME, _LABEL = 24, 9  # characters of a group's and a label's name on the first screen
+
+
+def groups(summary: AuditSummary) -> Section | None:
+    """None without an example table."""
+    if not summary.groups:
+        return None
+    everybody = summary.account.everybody
+    intro = paragraph(
+        "Groups by mean epsilon, worst first, raw and within each label. Where groups differ in "
+        "their labels, a raw table alone misleads; the label-standardised mean says what a "
+        "group’s mean would be if it had the label shares of the whole training set. Groups of "
+        f"fewer than {MIN_GROUP} {everybody} are in italics: they are too small to read. "
+        "Intervals are 95 % bootstrap intervals, each taken alone; the interval of a ratio does "
+        "not account for how its two groups were picked. p tests a group’s distance from the "
+        "mean of all, by permutation, corrected for the groups of its table. All of this treats "
+        f"the {everybody} of this run as a sample: another training run would differ by more."
+    )
+    blocks = [block for found in summary.groups for block in _grouping(summary, found)]
+    screen = tuple(Entry("", _first_screen(found)) for found in _first_tables(summary.groups))
+    return Section("groups", "Who is worse off", (intro, *blocks), screen)
+
+
+def group_table(
+    found: GroupTable, rows: Sequence[GroupRow], caption: str, *, standardised: bool
+) -> Table:
+    """Rows of a grouping, raw or within a label."""
+    head = ["n", "Mean epsilon", "95 % interval", "To best", "p"]
+    head += ["Label-stand. mean", "95 % interval"] if standardised else []
+    head += [
+        "Median",
+        "95 %",
+        "99 %",
+        "Largest",
+        "At worst case",
+        "Mean loss",
+        "Train acc.",
+        "Test acc.",
+    ]
+    return table(
+        (found.by, *head), [_row(row, standardised=standardised) for row in rows], caption=caption
+    )
+
+
+def _row(row: GroupRow, *, standardised: bool) -> Row:
+    cells = [
+        row.name + (" (too few)" if row.too_small else ""),
+        f"{row.n:,}",
+        format_epsilon(row.epsilon.mean),
+        span(row.epsilon.mean_interval),
+        format_number(row.epsilon.ratio_to_best),
+        p_value(row.epsilon.p_value),
+    ]
+    if standardised:
+        cells += [format_epsilon(row.standardised.mean), span(row.standardised.interval)]
+    cells += [
+        *map(
+            format_epsilon, (row.epsilon.median, row.epsilon.p95, row.epsilon.p99, row.epsilon.max)
+        ),
+        format_share(row.epsilon.share_at_worst_case),
+        format_number(row.mean_loss) + "*" * (row.losses_left_out > 0),
+        format_share(row.train_accuracy.share, 1),
+        format_share(row.test_accuracy.share, 1),
+    ]
+    return Row(tuple(cells), "small" if row.too_small else "")
+
+
+def tests(found: GroupTable) -> list[str]:
+    """What the tests and the paper's headline say of a grouping, in sentences."""
+    texts = []
+    if found.tests.spread is not None:
+        within = found.tests.spread_within_label
+        also = (
+            "" if within is None else f"; of the means within label: p {p_value(within.corrected)}"
+        )
+        texts.append(
+            f"Permutation test of the means: p {p_value(found.tests.spread.corrected)}{also} (each "
+            "corrected for all groups and groupings; a small p says that the groups differ by "
+            "more than chance)."
+        )
+    headline, rank = found.ratios.lowest_accuracy, found.tests.accuracy_rank
+    if headline is not None and headline.value is not None:
+        texts.append(
+            f"The group with the lowest test accuracy, {headline.worst}, has "
+            f"{headline.value:.2f}{after(headline.interval)} times the mean epsilon of the one "
+            f"with the highest, {headline.best}."
+        )
+    if rank is not None:
+        texts.append(
+            f"Over {rank.n_groups} groups, the rank correlation of test accuracy and mean epsilon "
+            f"is {rank.value:.2f} (p {p_value(rank.p_value)})."
+        )
+    return texts
+
+
+def ratios(found: GroupTable) -> tuple[Paragraph, ...]:
+    """The ratio of the worst to the best group, and whether their order reverses, for a screen."""
+    lines = []
+    raw, standardised = found.ratios.raw, found.ratios.standardised
+    if raw is not None and raw.value is not None:
+        text = f"{raw.worst}/{raw.best}: raw {raw.value:.2f}{after(raw.interval)}"
+        if standardised is not None:
+            text += f", label-standardised {_value(standardised)}"
+        if found.reversed_labels:
+            among = ", ".join(found.reversed_labels)
+            lines.append(paragraph(f"! The order reverses among {among}. {text}", style="warn"))
+        else:
+            lines.append(paragraph(text))
+        if found.unsure_reversals:
+            among = ", ".join(found.unsure_reversals)
+            lines.append(
+                paragraph(
+                    f"Among {among} the order is reversed too, but by no more than chance "
+                    "(corrected p above 5 %)."
+                    if found.reversed_labels
+                    else f"Among {among} the order is reversed, but by no more than chance (corrected p above 5 %)."
+                )
+            )
+    if found.too_small:
+        lines.append(
+            paragraph(
+                f"too small to read (fewer than {found.min_size}): "
+                f"{counted(found.too_small, 'group')}"
+            )
+        )
+    return tuple(lines)
+
+
+def _value(ratio: Ratio) -> str:
+    if ratio.value is None:
+        return f"undefined ({ratio.reason})"
+    return f"{ratio.value:.2f}{after(ratio.interval)}"
+
+
+def _grouping(summary: AuditSummary, found: GroupTable) -> list[Block]:
+    """One grouping on the page: findings, figure, table, and tables within label."""
+    positions = shown_rows(found.rows)
+    skipped = len(found.rows) - len(positions)
+    beside = (
+        f", over all {summary.account.everybody} and within label" if found.within_label else ""
+    )
+    worst = "" if summary.unit_sizes else "; the thin line is the worst case"
+    blocks: list[Block] = [
+        Heading(f"By {found.by}"),
+        *_reversals(found),
+        *_findings(found),
+        Figure(
+            "groups",
+            (found, drawn_worst_case(summary), f"groups{summary.groups.index(found)}"),
+            f"Mean epsilon by group{beside}, beside test accuracy{worst}.",
+        ),
+        group_table(
+            found,
+            [found.rows[index] for index in positions],
+            f"{found.by}, all labels",
+            standardised=bool(found.within_label),
+        ),
+    ]
+    notes = [f"{skipped:,} more groups are in audit.json."] if skipped else []
+    lacking = [
+        found.rows[index] for index in positions if found.rows[index].standardised.lacks_labels
+    ]
+    if lacking:
+        names = ", ".join(
+            f"{row.name} ({', '.join(row.standardised.lacks_labels)})" for row in lacking
+        )
+        notes.append(f"Not label-standardised, because the group lacks a label: {names}.")
+    blocks += [paragraph(note, style="note") for note in (*notes, *map(sentence, found.notes))]
+    if found.within_label:
+        tables = []
+        for within in found.within_label:
+            caption = f"{found.by} among {within.label}"
+            if within.ratio is not None and within.ratio.value is not None:
+                caption += (
+                    f": {within.ratio.worst} over {within.ratio.best} is {within.ratio.value:.2f}"
+                )
+            rows = [within.rows[index] for index in positions]
+            tables.append(group_table(found, rows, caption, standardised=False))
+        blocks.append(Details("Within each label", tuple(tables)))
+    return blocks
+
+
+def _reversals(found: GroupTable) -> list[Block]:
+    blocks: list[Block] = []
+    if found.ratios.raw is None:
+        return blocks
+    smaller = f"{found.ratios.raw.worst} has a smaller mean epsilon than {found.ratios.raw.best}"
+    if found.reversed_labels:
+        text = (
+            f" among {', '.join(found.reversed_labels)}: there, {smaller}, by more than chance "
+            "(permutation within label, corrected p at most 5 %)."
+        )
+        blocks.append(Callout((paragraph(Span("The order reverses"), text),), warn=True))
+    if found.unsure_reversals:
+        too = " too" if found.reversed_labels else ""
+        text = f"Among {', '.join(found.unsure_reversals)}, {smaller}{too}, but by no more than chance (corrected p above 5 %)."
+        blocks.append(paragraph(text, style="note"))
+    return blocks
+
+
+def _findings(found: GroupTable) -> list[Block]:
+    ratio, standardised = found.ratios.raw, found.ratios.standardised
+    if ratio is None:
+        return [paragraph("Fewer than two groups are large enough to compare.")]
+    parts: list[Text] = [f"Mean epsilon of {ratio.worst} over {ratio.best}: "]
+    parts += [Span(_value(ratio)), " raw" if ratio.value is not None else ""]
+    if standardised is not None:
+        parts += ["; label-standardised ", Span(_value(standardised))]
+    return [paragraph(*parts, "."), *([paragraph(" ".join(tests(found)))] if tests(found) else [])]
+
+
+def _first_tables(tables: Sequence[GroupTable]) -> list[GroupTable]:
+    """The tables of the first screen: those whose order reverses first, the label's last, at most two."""
+    ordered = sorted(
+        tables, key=lambda found: ("label" in found.columns, not found.reversed_labels)
+    )
+    return ordered[:_SCREEN_TABLES]
+
+
+def _first_screen(found: GroupTable) -> tuple[Paragraph | Table, ...]:
+    """Mean epsilon by group: all, within label where that fits, and test accuracy."""
+    positions = [index for index, row in enumerate(found.rows) if row.epsilon.mean is not None]
+    skipped = max(0, len(positions) - _SCREEN_ROWS)
+    if skipped:
+        positions = positions[: _SCREEN_ROWS // 2] + positions[-_SCREEN_ROWS // 2 :]
+    few = len(found.within_label) <= _SCREEN_LABELS
+    beside = found.within_label if few else ()
+    standardised = bool(found.within_label)
+    head = [f"WHO IS WORSE OFF by {found.by}", "all"]
+    head += [shorten(within.label, _LABEL) for within in beside]
+    head += [*(["label-stand."] if standardised else []), "test accuracy"]
+    rows = []
+    for index in positions:
+        row = found.rows[index]
+        name = f"  {shorten(row.name, _NAME)}{' (too few)' if row.too_small else ''}"
+        means = [row.epsilon.mean, *(within.rows[index].epsilon.mean for within in beside)]
+        means += [row.standardised.mean] if standardised else []
+        rows.append((name, *map(format_epsilon, means), format_share(row.test_accuracy.share, 1)))
+    wide = frozenset(range(2, 2 + len(beside)))
+    made = table(
+        head,
+        rows,
+        wide=wide,
+        narrow=frozenset({2 + len(beside)} if beside else ()),
+    )
+    verb = "is" if skipped == 1 else "are"
+    rest = (
+        [paragraph(f"{counted(skipped, 'group')} between them {verb} in the report")]
+        if skipped
+        else []
+    )
+    return (made, *rest, *ratios(found))

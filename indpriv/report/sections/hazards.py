@@ -1,0 +1,53 @@
+"""How the account can be wrong, be misread, or leave something out; what was checked, and what was not."""
+
+from indpriv.analysis.summary import AuditSummary
+from indpriv.norm_log.evidence import FAILED, NOT_CHECKED, PASSED
+from indpriv.report.document import Block, Entry, Heading, Section, Span, paragraph, table
+
+_KINDS = {
+    "assumption": "What the account rests on",
+    "reading": "How figures are misread",
+    "scope": "What is not counted",
+}
+
+
+def hazards(summary: AuditSummary) -> Section:
+    """Every hazard by kind, with the status of assumptions."""
+    blocks: list[Block] = [
+        paragraph("How this account can be wrong, be misread, or leave something out.")
+    ]
+    for kind, title in _KINDS.items():
+        found = [hazard for hazard in summary.notes.hazards if hazard.kind == kind]
+        rows = [(each.title, each.detail, Span(each.status, "status")) for each in found]
+        made = table(("Hazard", "Detail", "Status"), rows)
+        blocks += [
+            Heading(title, 4),
+            made if kind == "assumption" else made.without(frozenset({2})),
+        ]
+    return Section("hazards", "Hazards", tuple(blocks), _screen(summary))
+
+
+def _screen(summary: AuditSummary) -> tuple[Entry, ...]:
+    names = {
+        status: ", ".join(check.title for check in summary.notes.checks if check.status == status)
+        for status in (PASSED, NOT_CHECKED)
+    }
+    failed = [check for check in summary.notes.checks if check.status == FAILED]
+    trusted = ", ".join(
+        hazard.short
+        for hazard in summary.notes.hazards
+        if hazard.kind == "assumption" and hazard.status not in ("verified", "failed")
+    )
+    entries = [
+        Entry(
+            "CHECKED", (paragraph(names[PASSED] or "nothing: nothing confirms what the log says"),)
+        ),
+        Entry(
+            "FAILED",
+            tuple(paragraph(f"{check.title}: {check.detail}", style="alarm") for check in failed),
+        ),
+        Entry("NOT CHECKED", (paragraph(names[NOT_CHECKED]),) if names[NOT_CHECKED] else ()),
+        Entry("ON TRUST", (paragraph(trusted or "nothing"),)),
+        Entry("MISSING", tuple(map(paragraph, summary.notes.missing))),
+    ]
+    return tuple(entry for entry in entries if entry.blocks)

@@ -1,0 +1,93 @@
+"""Individual epsilon against the loss of the final model."""
+
+from indpriv._formatting import format_epsilon, format_number
+from indpriv.analysis.loss import LossRelation
+from indpriv.analysis.summary import AuditSummary
+from indpriv.report.document import (
+    Block,
+    Details,
+    Figure,
+    Paragraph,
+    Section,
+    Span,
+    paragraph,
+    table,
+)
+from indpriv.report.sections.distribution import drawn_worst_case
+from indpriv.report.wording import after, capitalised
+
+
+def loss(summary: AuditSummary) -> Section | None:
+    """None without an example table."""
+    found = summary.loss
+    if found is None:
+        return None
+    blocks: list[Block] = []
+    if found.every.pearson is None:
+        blocks.append(paragraph(f"No correlation is defined: {found.undefined_reason}."))
+    else:
+        blocks += [_correlations(summary, found), *_figure(summary, found)]
+    notes = []
+    if found.floored:
+        notes.append(
+            f"{found.floored:,} losses of zero were raised to {found.floor:.3g}, because the "
+            "logarithm of zero is infinite."
+        )
+    if found.left_out:
+        notes.append(f"{found.left_out:,} infinite, negative or missing losses were left out.")
+    if notes:
+        blocks.append(paragraph(" ".join(notes), style="note"))
+    return Section("loss", "Epsilon against loss", tuple(blocks))
+
+
+def _correlations(summary: AuditSummary, found: LossRelation) -> Paragraph:
+    account, everybody = summary.account, capitalised(summary.account.everybody)
+    whose = "whose rows, by their mean loss, the" if summary.unit_sizes else "that the"
+    had = "had" if (found.every.pearson or 0) > 0 else "did not have"
+    text = ""
+    if found.below.pearson is not None:
+        text += (
+            f" Without the {account.everybody} {account.at_worst_case}, whose epsilon can grow no "
+            "further, r is "
+            f"{found.below.pearson:.2f}{after(found.below.pearson_interval)} "
+            f"({found.below.n:,} {account.everybody})."
+        )
+    at_worst, below = found.median_loss_at_worst_case, found.median_loss_below_worst_case
+    if at_worst is not None and below is not None:
+        text += f" The median loss is {format_number(at_worst)} at the worst case and {format_number(below)} below it."
+    rank = "undefined" if found.every.spearman is None else f"{found.every.spearman:.2f}"
+    return paragraph(
+        f"{everybody} {whose} final model learned poorly {had} less privacy: Pearson’s r of "
+        "epsilon and log loss is ",
+        Span(f"{found.every.pearson:.2f}"),
+        f"{after(found.every.pearson_interval)}, Spearman’s rank correlation "
+        f"{rank}{after(found.every.spearman_interval)}.{text} In brackets: 95 % intervals.",
+    )
+
+
+def _figure(summary: AuditSummary, found: LossRelation) -> tuple[Block, ...]:
+    bins = found.bins
+    if bins is None or found.line.slope is None or found.line.intercept is None:
+        return ()
+    everybody = summary.account.everybody
+    slope, intercept = format_number(found.line.slope), format_number(found.line.intercept)
+    sign = "+" if found.line.slope >= 0 else "−"
+    edges = [f"{edge:.3g}" for edge in bins.loss_edges]
+    rows = [
+        (edges[i], edges[i + 1], f"{sum(counts):,}", *map(format_epsilon, quartiles))
+        for i, (counts, *quartiles) in enumerate(
+            zip(bins.counts, bins.p25, bins.median, bins.p75, strict=True)
+        )
+    ]
+    head = ("Loss from", "To", capitalised(everybody), "25 %", "Median epsilon", "75 %")
+    return (
+        Figure(
+            "loss",
+            (found, drawn_worst_case(summary), everybody),
+            f"Darker cells hold more {everybody}. Fitted: epsilon ≈ {intercept} {sign} "
+            f"{format_number(abs(found.line.slope))} · ln(loss), loss in nats; slope "
+            f"{slope}{after(found.line.slope_interval)}, intercept "
+            f"{intercept}{after(found.line.intercept_interval)}.",
+        ),
+        Details("Table behind the figure", (table(head, rows, row_names=False),)),
+    )

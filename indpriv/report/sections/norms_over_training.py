@@ -1,0 +1,66 @@
+"""What drives individual epsilon: gradient norms over training, and the examples at both ends."""
+
+from indpriv._formatting import format_number, format_share
+from indpriv.analysis.summary import AuditSummary
+from indpriv.report.document import Block, Details, Examples, Figure, Section, paragraph, table
+
+
+def norms_over_training(summary: AuditSummary) -> Section:
+    """Norms by class, and the ids at both ends."""
+    blocks = (*_by_class(summary), *_ends(summary))
+    title = "Norms over training" if summary.drivers.classes else "The examples at both ends"
+    return Section("norms", title, blocks, nested=True)
+
+
+def _by_class(summary: AuditSummary) -> tuple[Block, ...]:
+    found = summary.drivers
+    if not found.classes or not found.steps:
+        return ()
+    epsilon = "The epsilon of an example adds up its norms."
+    if summary.unit_sizes:
+        epsilon = f"The epsilon of a {summary.account.unit} adds up the norms of all its rows."
+    if summary.run.settings.individually_clipped:
+        epsilon += (
+            " Training clipped each example individually: the figure shows the levels at which "
+            "it was clipped, headroom included."
+        )
+    first, last = (f"step {found.steps[index]:,}" for index in (0, -1))
+    return (
+        Figure(
+            "norms over training",
+            (found,),
+            f"Gradient norms before clipping, by class; a norm above 1 is clipped. {epsilon}",
+        ),
+        table(
+            ("Class", f"Median norm at {first}", f"at {last}", f"Clipped at {first}", f"at {last}"),
+            [
+                (
+                    label,
+                    *(format_number(norms[index]) for index in (0, -1)),
+                    *(format_share(shares[index]) for index in (0, -1)),
+                )
+                for label, norms, shares in zip(
+                    found.classes, found.median_norm, found.clipped_share_by_class, strict=True
+                )
+            ],
+        ),
+    )
+
+
+def _ends(summary: AuditSummary) -> tuple[Block, ...]:
+    found, everybody = summary.drivers, summary.account.everybody
+    ends = (
+        ("Least protected", "Largest", found.least_protected, found.n_at_most),
+        ("Most protected", "Smallest", found.most_protected, found.n_at_least),
+    )
+    texts = (
+        paragraph(
+            f"{which} epsilon ({n:,} {everybody} share the {which.lower()}): "
+            f"{', '.join(map(str, ids))}."
+        )
+        for _, which, ids, n in ends
+    )
+    return (
+        Details(f"Ids of the least and the most protected {everybody}", tuple(texts)),
+        *(Examples(title, ids) for title, _, ids, _ in ends),
+    )

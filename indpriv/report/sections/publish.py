@@ -1,0 +1,39 @@
+"""What may be published of an audit."""
+
+from indpriv.analysis.summary import AuditSummary
+from indpriv.report.document import Section, paragraph
+
+
+def publish(summary: AuditSummary) -> Section:
+    """The sentence that may be published, or that there is none."""
+    guarantee = summary.guarantee
+    if not guarantee.publishable:
+        stands = guarantee.status in ("supported", "declared")
+        why = ": delta is at least 1/n" if stands else ""
+        blocks = [paragraph(f"Do not publish any privacy guarantee for this run{why}.")]
+        if not stands:
+            blocks.append(paragraph(guarantee.statement, style="statement"))
+        return Section("publish", "What you may publish", tuple(blocks))
+    declared = " The assumptions of this statement were declared and not checked."
+    rows = " So is the number of rows in the sentence above, unless it is a cap that was set without looking at the data."
+    return Section(
+        "publish",
+        "What you may publish",
+        (
+            paragraph(
+                "You may publish this sentence, and those settings in the first table of the "
+                "next section that are not marked “not for publication”:"
+            ),
+            paragraph(
+                guarantee.statement + declared * (guarantee.status == "declared"), style="statement"
+            ),
+            paragraph(
+                "Publish nothing else from this report. Individual epsilons, their quantiles, "
+                "group figures, group sizes, losses and attack results are computed from the "
+                "data without noise; share them only through a private release. The number of "
+                "examples is private too, and a batch size together with sample_rate reveals "
+                f"it.{rows if summary.unit_sizes else ''} Judge for yourself whether the declared "
+                "texts reveal anything about the data."
+            ),
+        ),
+    )

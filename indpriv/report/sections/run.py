@@ -1,0 +1,38 @@
+"""What was run, what the account assumes, and what was checked."""
+
+from indpriv.analysis.summary import AuditSummary
+from indpriv.report.document import Block, Heading, Section, Span, paragraph, table
+
+
+def run(summary: AuditSummary) -> Section:
+    """Every disclosure and every check with its status."""
+    blocks: list[Block] = [
+        paragraph(
+            "“Verified”: this tool read it from the optimizer, the loader or the files. "
+            "“Declared”: someone stated it, and nothing confirms it. “Unknown”: nothing says. "
+            "What is marked “not for publication” reveals something about the data."
+        ),
+        table(
+            ("Item", "Value", "Status", "Publication"),
+            [
+                (
+                    item.title,
+                    item.value or "not stated",
+                    Span(item.status, "status"),
+                    "not for publication" if item.private else "",
+                )
+                for item in summary.notes.disclosures
+            ],
+        ),
+    ]
+    if summary.notes.checks:
+        checks = [
+            (check.title, check.detail, Span(check.status, "status"))
+            for check in summary.notes.checks
+        ]
+        blocks += [
+            Heading("Checks of the assumptions"),
+            paragraph("Not for publication: the counts come from the data."),
+            table(("Check", "Finding", "Status"), checks),
+        ]
+    return Section("run", "Run and assumptions", tuple(blocks))

@@ -1,0 +1,42 @@
+"""How far epsilons move under another rounding of norms, or another rule between records."""
+
+from indpriv._formatting import format_share
+from indpriv.analysis.summary import AuditSummary
+from indpriv.report.document import Entry, Section, Span, paragraph, table
+from indpriv.report.wording import capitalised, correlation, spaced
+
+
+def sensitivity(summary: AuditSummary) -> Section | None:
+    """None where no other choice was tried."""
+    if not summary.fidelity.sensitivity:
+        return None
+    head = ("Choice", "Here", "Instead", capitalised(summary.account.everybody), "Pearson’s r")
+    rows, lines = [], []
+    for row in summary.fidelity.sensitivity:
+        choice, here, instead = map(spaced, (row.choice, row.here, row.instead))
+        shift, p95, largest = (
+            f"{row.mean_shift:+.3f}",
+            f"{row.p95_absolute:.3f}",
+            f"{row.largest_absolute:.3f}",
+        )
+        tail = (shift, p95, largest, format_share(row.share_smaller))
+        rows.append((choice, here, instead, f"{row.n:,}", correlation(row.pearson), *tail))
+        lines.append(
+            f"{choice} {instead} instead of {here}: mean shift {shift}, 95 % within {p95}, "
+            f"largest {largest}"
+        )
+    return Section(
+        "sensitivity",
+        "Sensitivity to choices",
+        (
+            paragraph(
+                "The same log, accounted under another choice. A shift is no error: it says how "
+                "much of a figure the choice decides. Stability over training runs needs several "
+                "audits: ",
+                Span("indpriv compare AUDIT_DIR AUDIT_DIR ...", "code"),
+            ),
+            table((*head, "Mean shift", "95 % within", "Largest", "Smaller"), rows),
+        ),
+        (Entry("SENSITIVITY", tuple(map(paragraph, lines))),),
+        nested=True,
+    )

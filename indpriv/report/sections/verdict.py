@@ -1,0 +1,222 @@
+"""The verdict in plain words: what the guarantee means, what it rests on, and what this run's epsilons are."""
+
+import math
+
+from indpriv._formatting import format_delta, format_epsilon, format_share, format_share_up
+from indpriv.analysis.disclosures import recording
+from indpriv.analysis.guarantee import FALSE_POSITIVE_RATE, true_positive_bound
+from indpriv.analysis.summary import AuditSummary, Guarantee
+from indpriv.report.document import (
+    Block,
+    Callout,
+    Entry,
+    Listing,
+    Paragraph,
+    Section,
+    Span,
+    Table,
+    Text,
+    paragraph,
+    table,
+)
+from indpriv.report.wording import capitalised, disclaimer, joined, relation, sentence
+
+_VACUOUS = (
+    0.9  # from this true-positive rate, the report says that the guarantee protects hardly at all
+)
+_STANDS = ("supported", "declared")
+
+
+def verdict(summary: AuditSummary) -> Section:
+    """The guarantee and the epsilons of this run, each with what it means."""
+    guarantee = summary.guarantee
+    title = "Exact for this trajectory." if summary.claim == "exact" else "An estimate."
+    blocks: list[Block] = [
+        Paragraph(joined(lead(summary)), "lead"),
+        _key_figures(summary),
+        _facts(summary),
+    ]
+    if guarantee.reasons:
+        reasons = tuple(paragraph(sentence(reason)) for reason in guarantee.reasons)
+        blocks.append(Callout(reasons, warn=guarantee.status != "declared"))
+    claim = paragraph(Span(title), f" {capitalised(summary.claim_reason)}")
+    blocks.append(Callout((claim, disclaimer(summary))))
+    if summary.notes.missing:
+        blocks += [paragraph("Not in this audit:", style="note"), Listing(summary.notes.missing)]
+    screen = (
+        Entry("GUARANTEE", _guarantee_lines(summary)),
+        Entry("THIS RUN", _run_lines(summary)),
+    )
+    return Section("verdict", "Verdict", tuple(blocks), screen)
+
+
+def lead(summary: AuditSummary) -> list[Text]:
+    """The verdict in sentences; every epsilon and every bound in it is rounded up."""
+    guarantee = summary.guarantee
+    if guarantee.status == "void":
+        return [
+            Span("This run gives no privacy guarantee."),
+            "Its random numbers are reproducible: anyone who has the seed can regenerate the "
+            "noise.",
+        ]
+    if guarantee.status == "unproven":
+        return [
+            Span("No guarantee is proven for this run."),
+            "A check of its assumptions failed. The figures below show what the run would "
+            "guarantee if every assumption held.",
+        ]
+    found: list[Text] = []
+    delta = format_delta(guarantee.delta)
+    if not guarantee.publishable:
+        found += [
+            Span("Delta is too large:"),
+            f"{delta} is at least 1/n (delta times n is {guarantee.delta_times_n:.2g}). At such a "
+            "delta a mechanism may publish one person’s data outright and still keep this "
+            "guarantee, so it is worth almost nothing.",
+        ]
+    true_positive = true_positive_bound(
+        guarantee.worst_case_epsilon, guarantee.delta, FALSE_POSITIVE_RATE
+    )
+    if guarantee.membership is not None:
+        true_positive = min(true_positive, guarantee.membership.true_positive_rate)
+    found.append(
+        "An attacker who sees every checkpoint and knows all the other data can identify a "
+        f"training {summary.account.unit} in at most {format_share_up(true_positive)} of cases, "
+        f"if at most {format_share(FALSE_POSITIVE_RATE)} of accusations against non-members are "
+        "tolerated. At any false-positive rate, the attacker’s true-positive rate is at most "
+        f"{odds(guarantee.worst_case_epsilon)} times that rate, plus {delta}."
+    )
+    if true_positive >= _VACUOUS:
+        found.append(Span("This is hardly any protection."))
+    if summary.claim == "exact":
+        found.append(
+            f"In the training that happened, half of the {summary.account.everybody} had an "
+            f"individual epsilon of at most {format_epsilon(summary.individual.median)}."
+        )
+    return found
+
+
+def _key_figures(summary: AuditSummary) -> Table:
+    guarantee, individual, account = summary.guarantee, summary.individual, summary.account
+    name = "Guarantee: worst-case epsilon"
+    if not guarantee.publishable:
+        useful = "useful " if guarantee.status in _STANDS else ""
+        name = f"Worst-case epsilon, no {useful}guarantee"
+    meaning = f"delta {format_delta(guarantee.delta)}, {relation(summary)}, Poisson sampling"
+    tail = f"99 %: {format_epsilon(individual.p99)}; largest: {format_epsilon(individual.max)}"
+    return table(
+        ("Figure", "Value", "Meaning"),
+        [
+            (name, format_epsilon(guarantee.worst_case_epsilon), meaning),
+            (
+                "Median individual epsilon",
+                format_epsilon(individual.median),
+                f"{summary.claim}; not a guarantee",
+            ),
+            (f"95 % of {account.everybody} have at most", format_epsilon(individual.p95), tail),
+            (
+                f"{capitalised(account.everybody)} {account.at_worst_case}",
+                format_share(individual.share_at_worst_case),
+                "clipped in every step",
+            ),
+        ],
+        style="key",
+    )
+
+
+def _facts(summary: AuditSummary) -> Table:
+    account = summary.account
+    sampler = next((item for item in summary.notes.disclosures if item.key == "sampler"), None)
+    return table(
+        ("Fact", "Value"),
+        [
+            ("Status of the guarantee", summary.guarantee.status),
+            ("Unit of privacy", f"one {account.one_unit}"),
+            ("Neighbouring relation", relation(summary)),
+            (
+                "Sampler",
+                account.sampler
+                if sampler is None
+                else f"declared {sampler.value} ({sampler.status})",
+            ),
+            ("Accountant", account.guaranteed_by),
+            ("Delta times n", f"{summary.guarantee.delta_times_n:.2g}"),
+            *_membership(summary.guarantee),
+        ],
+        style="facts",
+    )
+
+
+def _membership(guarantee: Guarantee) -> list[tuple[str, str]]:
+    """What a test for membership can achieve; nothing without a guarantee that limits it."""
+    found = guarantee.membership
+    if found is None or guarantee.status not in _STANDS:
+        return []
+    text = (
+        "advantage (true-positive less false-positive rate) at most "
+        f"{format_share_up(found.advantage)}; comparable to a Gaussian mechanism with mu "
+        f"{format_epsilon(found.mu)}"
+    )
+    return [("Best test for membership", text)]
+
+
+def _guarantee_lines(summary: AuditSummary) -> tuple[Paragraph, ...]:
+    guarantee, account = summary.guarantee, summary.account
+    value = (
+        f"worst-case epsilon {format_epsilon(guarantee.worst_case_epsilon)} (delta "
+        f"{format_delta(guarantee.delta)}, {relation(summary)}, Poisson sampling, "
+        f"{account.guaranteed_by}; covers all checkpoints)"
+    )
+    if guarantee.status in _STANDS:
+        lines = [paragraph(value)]
+        if guarantee.status == "declared":
+            lines.append(paragraph("Its assumptions are declared, not checked."))
+        if not guarantee.publishable:
+            text = f"DO NOT PUBLISH: delta is at least 1/n (delta times n is {guarantee.delta_times_n:.2g})"
+            lines.append(paragraph(text, style="alarm"))
+        return tuple(lines)
+    word = "NONE" if guarantee.status == "void" else "NOT PROVEN"
+    reasons = [f"{word}: {guarantee.reasons[0]}", *guarantee.reasons[1:]]
+    return (
+        *(paragraph(reason, style="alarm") for reason in reasons),
+        paragraph(f"If every assumption held: {value}"),
+    )
+
+
+def _run_lines(summary: AuditSummary) -> tuple[Paragraph, ...]:
+    individual, run, account = summary.individual, summary.run, summary.account
+    median, p75, p95, p99, largest = map(
+        format_epsilon,
+        (individual.median, individual.p75, individual.p95, individual.p99, individual.max),
+    )
+    worst = f"{format_share(individual.share_at_worst_case)} {account.at_worst_case}"
+    lines = [
+        f"individual epsilon, {summary.claim.upper()} ({account.accountant.upper()}; "
+        f"{run.records.n_records:,} of {run.settings.total_steps:,} steps recorded)",
+        f"median {median} | 75 % at most {p75} | {worst}",
+        f"95 % at most {p95} | 99 % at most {p99} | largest {largest}",
+    ]
+    if summary.claim != "exact" or run.settings.individually_clipped:
+        lines.append(summary.claim_reason)
+    if how_recorded := recording(run):
+        lines.append(f"recorded: {how_recorded}")
+    if summary.loss is not None and summary.loss.every.pearson is not None:
+        accuracy = (
+            ""
+            if run.test_accuracy is None
+            else f"; test accuracy {format_share(run.test_accuracy, 1)}"
+        )
+        lines.append(f"Pearson's r with log loss {summary.loss.every.pearson:.2f}{accuracy}")
+    return (*map(paragraph, lines), disclaimer(summary))
+
+
+def odds(epsilon: float) -> str:
+    """E to the epsilon, rounded up.
+
+    >>> odds(1.0), odds(8.0), odds(40.0)
+    ('2.8', '2,981', '10^18')
+    """
+    if epsilon > 30:
+        return f"10^{math.ceil(epsilon / math.log(10))}"
+    factor = math.exp(epsilon)
+    return f"{math.ceil(factor * 10) / 10:.1f}" if factor < 100 else f"{math.ceil(factor):,}"

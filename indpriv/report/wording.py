@@ -1,0 +1,84 @@
+"""Phrases and figures that several sections share."""
+
+from collections.abc import Sequence
+
+from indpriv._formatting import format_interval, format_p_value
+from indpriv.analysis.groups.group_rows import GroupRow
+from indpriv.analysis.statistics.resampling import Interval
+from indpriv.analysis.summary import AuditSummary
+from indpriv.epsilon_table import DISCLAIMER
+from indpriv.report.document import Paragraph, Text, paragraph
+
+NO_EVIDENCE = "An attack that fails is no evidence of privacy."
+MOST_ROWS = 40  # of one table; audit.json has all
+_BEST_SHOWN = 4
+
+
+def shown_rows(rows: Sequence[GroupRow], most: int = MOST_ROWS) -> list[int]:
+    """Positions of the rows to show: all, or the worst and a few of the best, of groups that have examples."""
+    present = [index for index, row in enumerate(rows) if row.epsilon.mean is not None]
+    if len(present) <= most:
+        return present
+    return present[: most - _BEST_SHOWN] + present[-_BEST_SHOWN:]
+
+
+def disclaimer(summary: AuditSummary) -> Paragraph:
+    """What individual epsilon is not, and whether there is a guarantee to quote instead."""
+    quote = "" if summary.guarantee.publishable else " This run has no guarantee to quote."
+    return paragraph(DISCLAIMER + quote, style="disclaimer")
+
+
+def relation(summary: AuditSummary) -> str:
+    """The neighbouring relation, e.g. "add/remove one example"."""
+    account = summary.account
+    return f"{account.neighbouring.replace('_', '/')} one {account.one_unit}"
+
+
+def span(interval: Interval | None) -> str:
+    """An interval, or a dash where there is none."""
+    return "–" if interval is None else format_interval(interval.low, interval.high)
+
+
+def after(interval: Interval | None) -> str:
+    """An interval as it stands after its figure; nothing where there is none."""
+    return "" if interval is None else f" {span(interval)}"
+
+
+def p_value(value: float | None) -> str:
+    """A p-value, or a dash where there is none."""
+    return "–" if value is None else format_p_value(value)
+
+
+def correlation(value: float | None) -> str:
+    """A correlation near 1 to four decimals, or a dash where there is none."""
+    return "–" if value is None else f"{value:.4f}"
+
+
+def counted(n: int, what: str) -> str:
+    """A number with its noun: "1 group", "2 groups"."""
+    return f"{n:,} {what}" + "s" * (n != 1)
+
+
+def capitalised(text: str) -> str:
+    """The text with a capital first letter."""
+    return text[:1].upper() + text[1:]
+
+
+def sentence(text: str) -> str:
+    """The text as a sentence of its own."""
+    return capitalised(text).rstrip(".") + "."
+
+
+def spaced(name: str) -> str:
+    """The name of a choice as words."""
+    return name.replace("_", " ")
+
+
+def shorten(text: str, length: int) -> str:
+    """A text of at most this many characters."""
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def joined(texts: Sequence[Text]) -> tuple[Text, ...]:
+    """Parts of a paragraph with spaces between them."""
+    return tuple(part for text in texts for part in (" ", text))[1:]
