@@ -2,21 +2,27 @@
 
     training run or saved checkpoints -> recording -> NormLog + ExampleTable
     NormLog -> accountant -> EpsilonTable
-    EpsilonTable + ExampleTable (+ AttackScores <- attacks) -> analysis -> report     (for the curator: sensitive)
-    EpsilonTable -> release                                                           (for others)
+    EpsilonTable + ExampleTable (+ AttackScores <- attacks) -> analysis -> report
+    EpsilonTable -> release
+
+Reports are sensitive and for the curator of the data; releases are for others.
 
 The names here are the audit side: they never import torch. The run side is `indpriv.recording`.
+Each name is imported when it is first used, so that `import indpriv` and `indpriv --help` are quick.
 """
 
-# In the order of the data flow.
-# isort: off
-from indpriv.norm_log.norm_log import NormLog
-from indpriv.example_table import ExampleTable
-from indpriv.accountant import PrivacyFilter, RiskTable, account, membership_risk
-from indpriv.epsilon_table import EpsilonTable
-from indpriv.attack_scores import AttackScores
-from indpriv.errors import EvidenceError, InputError
-# isort: on
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # in the order of the data flow
+    # isort: off
+    from indpriv.norm_log.norm_log import NormLog
+    from indpriv.example_table import ExampleTable
+    from indpriv.accountant import PrivacyFilter, RiskTable, account, membership_risk
+    from indpriv.epsilon_table import EpsilonTable
+    from indpriv.attack_scores import AttackScores
+    from indpriv.errors import EvidenceError, InputError
+    # isort: on
 
 __all__ = [
     "AttackScores",
@@ -30,3 +36,28 @@ __all__ = [
     "account",
     "membership_risk",
 ]
+
+_MODULES = {  # public name -> the module that defines it
+    "AttackScores": "indpriv.attack_scores",
+    "EpsilonTable": "indpriv.epsilon_table",
+    "EvidenceError": "indpriv.errors",
+    "ExampleTable": "indpriv.example_table",
+    "InputError": "indpriv.errors",
+    "NormLog": "indpriv.norm_log.norm_log",
+    "PrivacyFilter": "indpriv.accountant",
+    "RiskTable": "indpriv.accountant",
+    "account": "indpriv.accountant",
+    "membership_risk": "indpriv.accountant",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -127,11 +127,28 @@ def test_every_module_is_imported_by_another():
 
 
 def test_the_names_of_the_audit_side():
-    assert set(indpriv.__all__) == {
-        name
-        for name, value in vars(indpriv).items()
-        if not name.startswith("_") and getattr(value, "__module__", "").startswith("indpriv")
-    }
+    assert set(indpriv.__all__) == set(indpriv._MODULES)
+    for name, module in indpriv._MODULES.items():
+        found = getattr(indpriv, name)
+        assert found.__name__ == name
+        assert found.__module__.startswith(module)
+    with pytest.raises(AttributeError, match="no attribute 'recorder'"):
+        indpriv.recorder  # noqa: B018
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["audit", "--help"]])
+def test_help_imports_nothing_slow(arguments):
+    code = (
+        "import sys\n"
+        "from indpriv.cli import run\n"
+        f"assert run({arguments!r}) == 0\n"
+        "print({name.split('.')[0] for name in sys.modules}, file=sys.stderr)\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], check=True, timeout=120, capture_output=True, text=True
+    )
+    slow = {"torch", "opacus", "numpy", "pandas", "scipy", "pyarrow", "jinja2"}
+    assert not slow & ast.literal_eval(found.stderr.splitlines()[-1])
 
 
 AUDIT_WITHOUT_TORCH = """

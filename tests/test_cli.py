@@ -258,7 +258,7 @@ def test_a_privacy_filter_from_the_audit_file(in_process, tmp_path):
     assert_bad_input(in_process(*with_canaries, code=2), "filter_epsilon=3")
 
 
-def test_a_twin_without_dp_on_request(in_process, tmp_path):
+def test_a_non_private_baseline_on_request(in_process, tmp_path):
     (tmp_path / "plain.toml").write_text(
         SMALL.replace("non_dp_twin = true", "").replace("epochs = 2", "epochs = 1")
     )

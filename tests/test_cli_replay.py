@@ -100,7 +100,7 @@ def test_what_is_missing_is_asked_for_at_once(indpriv):
         (["audit", "empty", "--spec", "my_spec.py:spec"], ["empty holds no checkpoints", "step_10.pt"]),
         (["audit", "nowhere", "--spec", "my_spec.py:spec"], ["nowhere is not a directory"]),
         (["audit", "saved", "--spec", "nowhere.py:spec"], ["nowhere.py does not exist"]),
-        (["audit", "saved", "--steps", "40"], ["--steps: only for a folder of checkpoints, and those need --spec"]),
+        (["audit", "saved", "--steps", "40"], ["--steps: only for a folder of checkpoints, which also needs --spec"]),
         (["audit", "saved", "--spec", "my_spec.py:spec", *TOLD, "--device", "foo"], ["--device foo cannot be used"]),
         (["audit", "saved", "--spec", "my_spec.py:spec", *TOLD, "--batch-size", "x"], ["batch_size='x'"]),
         (["audit", "saved", "--spec", "my_spec.py:spec", *TOLD, "--noise-multiplier", "2"], ["values of noise_multiplier contradict each other"]),

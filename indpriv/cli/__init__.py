@@ -1,6 +1,9 @@
-"""The command line: one short command per arrow of the flow. What it prints is for the curator: sensitive.
+"""The command line: one short command per arrow of the data flow. What it prints is sensitive.
 
-Exit codes: 0 done, 1 a verification or a gate failed, 2 bad input (one message, no traceback), 130 interrupted.
+Exit codes: 0 done, 1 a verification or a gate failed, 2 bad input (one message, no traceback),
+130 interrupted.
+
+Commands import what they need when they run, so that `--help` and `--version` answer at once.
 """
 
 from __future__ import annotations
@@ -18,15 +21,17 @@ from rich.console import Console
 from rich.markup import escape
 
 from indpriv.cli.audit import audit
-from indpriv.cli.hand_on import gate, model_card, pdf
-from indpriv.cli.publish import create_statement, release
+from indpriv.cli.publish import create_statement, gate, model_card, pdf, release
 from indpriv.cli.reading import attack, compare, convert, groups, verify
 from indpriv.cli.run import demo, train
 from indpriv.errors import InputError
 
 app = typer.Typer(
     name="indpriv",
-    help="How much privacy did each training example get in this DP-SGD run, and which groups are worse off?",
+    help=(
+        "How much privacy did each training example get in this DP-SGD run, and which groups are "
+        "worse off?"
+    ),
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -34,7 +39,9 @@ app = typer.Typer(
 )
 
 statement_app = typer.Typer(
-    name="statement", help="What one owner may be told.", no_args_is_help=True
+    name="statement",
+    help="Write pages that tell the owner of an example its epsilon.",
+    no_args_is_help=True,
 )
 app.add_typer(statement_app)
 
@@ -42,7 +49,7 @@ app.add_typer(statement_app)
 @app.callback(invoke_without_command=True)
 def _options(
     show_version: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.")
+        bool, typer.Option("--version", help="Print the version and exit.")
     ] = False,
 ) -> None:
     if show_version:
@@ -61,7 +68,7 @@ def _interrupted(*_: object) -> NoReturn:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line on arguments (default sys.argv) and return its exit code."""
+    """Run the command line on `arguments` (default: sys.argv) and return its exit code."""
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         app(arguments)
@@ -71,15 +78,17 @@ def run(arguments: Sequence[str] | None = None) -> int:
         errors.print(f"[bold red]error:[/] {escape(str(error))}")
     except OSError as error:
         errors.print(
-            f"[bold red]error:[/] {escape(str(error))}; check the path, its permissions and the free space"
+            f"[bold red]error:[/] {escape(str(error))}; check the path, its permissions and the "
+            "free space"
         )
     return 2
 
 
 def main() -> NoReturn:
-    """Run the command line as a process of its own; the entry point `indpriv`."""
+    """Run the command line as its own process; the entry point `indpriv`."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch starts its threads
-    signal.signal(signal.SIGTERM, _interrupted)  # as Ctrl-C: temporary files go, exit code 130
+    # Like Ctrl-C: temporary files are removed, and the exit code is 130.
+    signal.signal(signal.SIGTERM, _interrupted)
     warnings.filterwarnings("ignore", module=r"(torch|opacus)(\.|$)")
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     warnings.showwarning = lambda message, *_, **__: errors.print(

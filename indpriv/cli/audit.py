@@ -2,169 +2,211 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
 
-from indpriv._files import read_json
-from indpriv._journal import NAME as JOURNAL
-from indpriv.audit import audit as audit_run
-from indpriv.cli.options import By, Json, check_device, check_folder, progress_bar
+from indpriv.cli.options import (
+    By,
+    DataDir,
+    Json,
+    check_device,
+    check_folder,
+    print_json,
+    progress_bar,
+)
 from indpriv.errors import InputError
-from indpriv.report.renderers.terminal import print_audit
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from indpriv.analysis.summary import AuditSummary
 
 REPLAY = "For a folder of checkpoints"  # heading in --help
 
+Run = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN", help="Run directory of a Recorder, or a folder of checkpoints with --spec."
+    ),
+]
+OutputDir = Annotated[
+    Path | None,
+    typer.Option(help="Audit directory to write.", show_default="RUN/audit"),
+]
+Delta = Annotated[
+    float | None, typer.Option(help="Delta of the guarantee.", show_default="the run's own")
+]
+Accountant = Annotated[
+    str, typer.Option(help="Accountant: rdp, or pld for tighter epsilons that take longer.")
+]
+Conversion = Annotated[
+    str,
+    typer.Option(help="How RDP becomes epsilon and delta: canonne2020 or mironov2017."),
+]
+BetweenRecords = Annotated[
+    str, typer.Option(help="Norms assumed between records: last, closest or worst-case.")
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        help="yu2023: account as in that paper (needs a log with norms rounded to nearest)."
+    ),
+]
+UnitColumn = Annotated[
+    str | None,
+    typer.Option(
+        help="Metadata column that names the person behind each row. Epsilons are then of people."
+    ),
+]
+Unreadable = Annotated[
+    str,
+    typer.Option(
+        help="What to do if records are damaged or missing: refuse the run, or count them at the "
+        "clipping norm (worst-case)."
+    ),
+]
+AttackSeed = Annotated[
+    int, typer.Option(help="Seed of the attack's random choices. It has no effect on training.")
+]
+ShowExamples = Annotated[
+    bool,
+    typer.Option(
+        "--show-examples",
+        help="Show the most and the least protected images in the report.",
+    ),
+]
+Spec = Annotated[
+    str | None,
+    typer.Option(
+        help="AuditSpec that rebuilds model and data: package.module:spec or path/to/file.py:spec.",
+        rich_help_panel=REPLAY,
+    ),
+]
+NoiseMultiplier = Annotated[
+    str | None,
+    typer.Option(
+        help="Noise multiplier used in training; 1.1,0.9@500 is 1.1, and 0.9 from step 500 on.",
+        rich_help_panel=REPLAY,
+    ),
+]
+MaxGradNorm = Annotated[
+    str | None,
+    typer.Option(
+        help="Clipping norm used in training; may change with the step, like the noise.",
+        rich_help_panel=REPLAY,
+    ),
+]
+SampleRate = Annotated[
+    str | None,
+    typer.Option(
+        help="Poisson sampling rate used in training; may change with the step, like the noise.",
+        rich_help_panel=REPLAY,
+    ),
+]
+Steps = Annotated[
+    int | None,
+    typer.Option(help="Number of optimizer steps of the whole run.", rich_help_panel=REPLAY),
+]
+Sampler = Annotated[
+    str | None,
+    typer.Option(
+        help="How training drew its batches: poisson, shuffled or other.", rich_help_panel=REPLAY
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(help="Device to compute gradient norms on, e.g. cuda.", rich_help_panel=REPLAY),
+]
+BatchSize = Annotated[
+    str,
+    typer.Option(
+        help="Number of examples whose norms are computed at once, or auto.",
+        rich_help_panel=REPLAY,
+    ),
+]
+Processes = Annotated[
+    int,
+    typer.Option(
+        help="Number of processes, each working on one checkpoint at a time.",
+        rich_help_panel=REPLAY,
+    ),
+]
+
 
 def audit(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN", help="Run directory that a Recorder wrote, or a folder of checkpoints."
-        ),
-    ],
-    output_dir: Annotated[
-        Path | None, typer.Option(help="Audit directory to write.", show_default="RUN/audit")
-    ] = None,
-    delta: Annotated[
-        float | None, typer.Option(help="Delta of the guarantee.", show_default="the run's own")
-    ] = None,
-    accountant: Annotated[str, typer.Option(help="rdp or pld.")] = "rdp",
-    conversion: Annotated[
-        str, typer.Option(help="From RDP to epsilon and delta: canonne2020 or mironov2017.")
-    ] = "canonne2020",
-    between_records: Annotated[
-        str, typer.Option(help="Norms assumed between records: last, closest or worst-case.")
-    ] = "last",
-    preset: Annotated[
-        str | None,
-        typer.Option(help="yu2023: account as the paper did (needs a log rounded to nearest)."),
-    ] = None,
+    path: Run,
+    output_dir: OutputDir = None,
+    delta: Delta = None,
+    accountant: Accountant = "rdp",
+    conversion: Conversion = "canonne2020",
+    between_records: BetweenRecords = "last",
+    preset: Preset = None,
     by: By = None,
-    unit_column: Annotated[
-        str | None,
-        typer.Option(
-            help="Metadata column that says whose row each is: epsilon of people, not of rows."
-        ),
-    ] = None,
-    unreadable: Annotated[
-        str, typer.Option(help="Damaged or missing records: refuse, or count them at worst-case.")
-    ] = "refuse",
-    seed: Annotated[int, typer.Option(help="Of the attack's random choices; not of training.")] = 0,
-    show_examples: Annotated[
-        bool,
-        typer.Option(
-            "--show-examples",
-            help="Put pictures of the most and least protected images in the report.",
-        ),
-    ] = False,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="INDPRIV_DATA", help="For --show-examples: folder of the run's data set."
-        ),
-    ] = None,
-    spec: Annotated[
-        str | None,
-        typer.Option(
-            help="For checkpoints: the AuditSpec, package.module:spec or path/to/file.py:spec."
-        ),
-    ] = None,
-    noise_multiplier: Annotated[
-        str | None,
-        typer.Option(
-            help="Of the run; 1.1,0.9@500 is 1.1, from step 500 on 0.9.", rich_help_panel=REPLAY
-        ),
-    ] = None,
-    max_grad_norm: Annotated[
-        str | None, typer.Option(help="Likewise.", rich_help_panel=REPLAY)
-    ] = None,
-    sample_rate: Annotated[
-        str | None, typer.Option(help="Likewise; the Poisson rate.", rich_help_panel=REPLAY)
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(help="Of the whole run.", rich_help_panel=REPLAY)
-    ] = None,
-    sampler: Annotated[
-        str | None, typer.Option(help="poisson, shuffled or other.", rich_help_panel=REPLAY)
-    ] = None,
-    device: Annotated[
-        str, typer.Option(help="Where to take norms, e.g. cuda.", rich_help_panel=REPLAY)
-    ] = "cpu",
-    batch_size: Annotated[
-        str, typer.Option(help="Of the norm pass, or auto.", rich_help_panel=REPLAY)
-    ] = "auto",
-    processes: Annotated[
-        int, typer.Option(help="Checkpoints to work on at a time.", rich_help_panel=REPLAY)
-    ] = 1,
+    unit_column: UnitColumn = None,
+    unreadable: Unreadable = "refuse",
+    seed: AttackSeed = 0,
+    show_examples: ShowExamples = False,
+    data_dir: DataDir = None,
+    spec: Spec = None,
+    noise_multiplier: NoiseMultiplier = None,
+    max_grad_norm: MaxGradNorm = None,
+    sample_rate: SampleRate = None,
+    steps: Steps = None,
+    sampler: Sampler = None,
+    device: Device = "cpu",
+    batch_size: BatchSize = "auto",
+    processes: Processes = 1,
     as_json: Json = False,
 ) -> None:
-    """Account, analyse and attack a run, recorded or replayed; write epsilon.parquet, audit.json, audit.md and report.html.
+    """Account, analyse and attack a run; write epsilon.parquet, audit.json, audit.md, report.html.
 
     Example: indpriv audit runs/adult --output-dir reports/adult --by race --by sex
 
-    A run that was never recorded is replayed from its checkpoints: indpriv audit checkpoints --spec train.py:spec
-    --max-grad-norm 1.0 --sampler poisson --delta 1e-5. An interrupted replay continues at the next checkpoint.
+    A run that was never recorded is replayed from its checkpoints: indpriv audit checkpoints
+    --spec train.py:spec --max-grad-norm 1.0 --sampler poisson --delta 1e-5. If a replay is
+    interrupted, the same command continues with the next checkpoint.
     """
+    from indpriv.audit import audit as audit_run
+
     output_dir = output_dir or path / "audit"
-    settings: dict[str, Any] = {
-        "noise_multiplier": noise_multiplier,
-        "max_grad_norm": max_grad_norm,
-        "sample_rate": sample_rate,
-        "steps": steps,
-        "sampler": sampler,
-    }
-    if show_examples and spec is not None:
-        raise InputError(
-            "--show-examples is for runs of `indpriv train`, whose data set is known; leave it out with --spec"
-        )
-    if spec is not None:
-        settings["delta"] = delta
-        path = _replay(
-            path,
-            spec,
-            output_dir,
-            settings,
-            device=device,
-            batch_size=batch_size,
-            processes=processes,
-        )
-    elif given := [
-        f"--{name.replace('_', '-')}" for name, value in settings.items() if value is not None
-    ]:
-        raise InputError(
-            f"{', '.join(given)}: only for a folder of checkpoints, and those need --spec"
-        )
-    audit_into(
-        path,
-        output_dir,
-        quiet=as_json,
-        delta=delta,
-        accountant=accountant,
-        conversion=conversion,
-        between_records=between_records.replace("-", "_"),
-        preset=preset,
-        by=by or [],
-        unit_column=unit_column,
-        unreadable=unreadable.replace("-", "_"),
-        seed=seed,
-        images=_images(path, data_dir) if show_examples else None,
-    )
-
-
-def audit_into(path: Path, output_dir: Path, *, quiet: bool, **options: Any) -> None:
-    """Audit a run directory and show the first screen; JSON alone where quiet."""
+    settings = _Settings(noise_multiplier, max_grad_norm, sample_rate, steps, delta, sampler)
+    if spec is None:
+        settings.refuse()
+    elif show_examples:
+        raise InputError("--show-examples needs a run of `indpriv train`; leave it out with --spec")
+    else:
+        path = _replay(path, spec, output_dir, settings, device, batch_size, processes)
     check_folder("--output-dir", output_dir)
     with progress_bar() as progress:
-        summary = audit_run(path, output_dir, progress=progress, **options)
-    if quiet:
-        typer.echo(json.dumps(summary.to_json(), indent=2, allow_nan=False))
+        summary = audit_run(
+            path,
+            output_dir,
+            delta=delta,
+            accountant=accountant,
+            conversion=conversion,
+            between_records=between_records.replace("-", "_"),
+            preset=preset,
+            by=by or [],
+            unit_column=unit_column,
+            unreadable=unreadable.replace("-", "_"),
+            seed=seed,
+            images=_images(path, data_dir) if show_examples else None,
+            progress=progress,
+        )
+    show_audit(summary, output_dir, as_json=as_json)
+
+
+def show_audit(summary: AuditSummary, output_dir: Path, *, as_json: bool) -> None:
+    """Print the first screen of an audit, or its JSON alone."""
+    from indpriv.report.renderers.terminal import print_audit
+
+    if as_json:
+        print_json(summary.to_json())
         return
     console = Console()
     print_audit(summary, console)
@@ -173,57 +215,83 @@ def audit_into(path: Path, output_dir: Path, *, quiet: bool, **options: Any) -> 
     )
 
 
-def _images(run_dir: Path, data_dir: Path | None) -> NDArray[np.float32]:
-    """Training inputs of a reference run, from the data set that its run.json names, and only where they are the same."""
-    from indpriv.training.datasets import load_dataset
+class _Settings(NamedTuple):
+    """Settings of an unrecorded run as given on the command line: the arguments of StepOptions."""
 
-    content = read_json(run_dir / "run.json") if (run_dir / "run.json").is_file() else {}
-    data = content.get("data") if isinstance(content, dict) else None
-    if not isinstance(data, dict) or not isinstance(data.get("dataset"), str):
-        raise InputError(
-            f"--show-examples: {run_dir / 'run.json'} names no data set (data.dataset), and a run holds no examples of its own; "
-            "leave it out, and look examples up by the ids in the report"
-        )
-    dataset = load_dataset(data["dataset"], data_dir)
-    if dataset.fingerprint() != data.get("fingerprint"):
-        raise InputError(
-            f"--show-examples: {data['dataset']} as loaded is not what the run was trained on (another fingerprint: canaries, a "
-            "subset, or another version), so that ids would name other examples; leave it out"
-        )
-    return dataset.train.inputs
+    noise_multiplier: str | None
+    max_grad_norm: str | None
+    sample_rate: str | None
+    steps: int | None
+    delta: float | None
+    sampler: str | None
+
+    def refuse(self) -> None:
+        """Raise InputError if a setting was given for a recorded run; --delta is always allowed."""
+        given = [
+            f"--{name.replace('_', '-')}"
+            for name, value in self._asdict().items()
+            if value is not None and name != "delta"
+        ]
+        if given:
+            raise InputError(
+                f"{', '.join(given)}: only for a folder of checkpoints, which also needs --spec"
+            )
 
 
 def _replay(
-    path: Path,
+    checkpoints: Path,
     spec: str,
     output_dir: Path,
-    settings: dict[str, Any],
-    *,
+    settings: _Settings,
     device: str,
     batch_size: str,
     processes: int,
 ) -> Path:
-    """Replay the checkpoints in a folder into OUTPUT_DIR/replay, a run directory, and return that."""
+    """Replay checkpoints into OUTPUT_DIR/replay, a run directory, and return its path."""
+    from indpriv._journal import NAME as JOURNAL
     from indpriv.recording import StepOptions, replay
 
-    if (path / JOURNAL).is_file():
+    if (checkpoints / JOURNAL).is_file():
         raise InputError(
-            f"{path} is a recorded run: audit it without --spec, or pass its checkpoints"
+            f"{checkpoints} is a recorded run: audit it without --spec, or pass its checkpoints"
         )
     check_folder("--output-dir", output_dir)
     check_device(device)
     output_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    told = Console(stderr=True, highlight=False, soft_wrap=True)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
     with progress_bar() as progress:
         replay(
-            path,
+            checkpoints,
             spec,
             output_dir / "replay",
-            options=StepOptions(**settings),
+            options=StepOptions(*settings),
             device=device,
             batch_size=int(batch_size) if batch_size.isdecimal() else batch_size,
             processes=processes,
             progress=progress,
-            tell=lambda text: told.print(escape(text)),
+            tell=lambda text: errors.print(escape(text)),
         )
     return output_dir / "replay"
+
+
+def _images(run_dir: Path, data_dir: Path | None) -> NDArray[np.float32]:
+    """Training images of a run of `indpriv train`, if its data set is still the same."""
+    from indpriv._files import read_json
+    from indpriv.training.datasets import load_dataset
+
+    record = run_dir / "run.json"
+    content = read_json(record) if record.is_file() else {}
+    data = content.get("data") if isinstance(content, dict) else None
+    if not isinstance(data, dict) or not isinstance(data.get("dataset"), str):
+        raise InputError(
+            f"--show-examples: {record} names no data set (data.dataset), and a run directory holds "
+            "no examples; leave the option out and look examples up by the ids in the report"
+        )
+    dataset = load_dataset(data["dataset"], data_dir)
+    if dataset.fingerprint() != data.get("fingerprint"):
+        raise InputError(
+            f"--show-examples: the run was trained on other data than {data['dataset']} as loaded "
+            "(another fingerprint: canaries, a subset or another version), so the ids would name "
+            "other examples; leave the option out"
+        )
+    return dataset.train.inputs

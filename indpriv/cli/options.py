@@ -1,67 +1,90 @@
-"""What commands share: options, the progress bar, and checks of folders and devices."""
+"""What several commands share: options, output, the progress bar, checks of folders and devices."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from indpriv._progress import StageProgress
 from indpriv.errors import InputError
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for machines.")]
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+    from indpriv._progress import StageProgress
+
+AuditDir = Annotated[
+    Path, typer.Argument(metavar="AUDIT_DIR", help="Audit directory: holds audit.json.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 By = Annotated[
     list[str] | None,
     typer.Option(
         "--by",
-        help="Column to compare groups by, e.g. race, age:bins=10, or race,sex for combinations. May be given several times.",
+        help="Column to compare groups by, e.g. race; age:bins=10 for ranges; race,sex for "
+        "combinations. Can be given several times.",
     ),
 ]
 Seed = Annotated[
     int | None,
     typer.Option(
-        help="Repeatable sampling and noise. Such a run has no privacy, and is labelled so everywhere."
+        help="Make sampling and noise reproducible. Such a run has no privacy and is labelled so."
+    ),
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="INDPRIV_DATA", help="Folder of the data sets that do not ship with indpriv."
     ),
 ]
 
 
+def print_json(content: object) -> None:
+    """Print a result as JSON and nothing else."""
+    typer.echo(json.dumps(content, indent=2, allow_nan=False))
+
+
 def check_folder(option: str, folder: Path) -> None:
-    """InputError where a folder cannot be made because a file stands in its way."""
-    for part in (folder, *folder.parents):
-        if part.exists():
-            if not part.is_dir():
-                raise InputError(
-                    f"{option} {folder}: {part} is a file, and a directory is needed; choose another path"
-                )
-            return
+    """Raise InputError if a file stands where the folder or one of its parents is needed."""
+    existing = next((part for part in (folder, *folder.parents) if part.exists()), None)
+    if existing is not None and not existing.is_dir():
+        raise InputError(
+            f"{option} {folder}: {existing} is a file, and a directory is needed; choose another "
+            "path"
+        )
 
 
 def check_device(device: str) -> None:
-    """InputError where PyTorch cannot compute on the device."""
+    """Raise InputError if PyTorch cannot compute on the device."""
     import torch
 
     try:
         torch.zeros(1, device=device).item()
-    except (
-        RuntimeError,
-        AssertionError,
-        ImportError,
-    ) as error:  # which of them depends on how PyTorch was built
+    except (RuntimeError, AssertionError, ImportError) as error:  # depends on the PyTorch build
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"--device {device} cannot be used: {reason}; pass cpu, or a device that this build of PyTorch has"
+            f"--device {device} cannot be used: {reason}; pass cpu, or a device that this build of "
+            "PyTorch supports"
         ) from error
 
 
 @contextmanager
 def progress_bar() -> Iterator[StageProgress]:
     """A progress bar on standard error, one line per stage."""
-    columns = (
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns: tuple[Any, ...] = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
@@ -71,11 +94,11 @@ def progress_bar() -> Iterator[StageProgress]:
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
-        tasks: dict[str, Any] = {}
+        tasks: dict[str, TaskID] = {}
 
-        def tell(stage: str, done: int, total: int) -> None:
+        def show(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
                 tasks[stage] = bar.add_task(stage, total=total)
             bar.update(tasks[stage], completed=done)
 
-        yield tell
+        yield show

@@ -1,65 +1,139 @@
-"""Commands whose output is for others: release and statement."""
+"""Commands that use a finished audit: release, statement, model-card, gate and pdf."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
-from indpriv.cli.options import Json, progress_bar
+from indpriv.cli.options import AuditDir, Json, print_json, progress_bar
 from indpriv.errors import InputError
+
+Epsilon = Annotated[
+    float,
+    typer.Option(
+        help="Epsilon that this release may spend, e.g. 0.1, in addition to the run's guarantee."
+    ),
+]
+Quantiles = Annotated[
+    str, typer.Option(help='Quantiles to release, each between 0 and 1; "" for none.')
+]
+Mean = Annotated[
+    bool, typer.Option("--mean", help="Release the mean, and a noisy number of people.")
+]
+ReleaseDelta = Annotated[float, typer.Option(help="Delta of this release, for --method descent.")]
+ReleaseMethod = Annotated[
+    str,
+    typer.Option(
+        help="exponential; histogram (the cost does not grow with the number of quantiles); or "
+        "descent (Andrew et al. 2021)."
+    ),
+]
+GroupColumn = Annotated[
+    str, typer.Option(help="Column of groups; name each group to release with --group.")
+]
+Group = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Name of a group in --by. Can be given several times. The list must be public."
+    ),
+]
+PublicN = Annotated[int | None, typer.Option(help="Number of people, if it is already public.")]
+BudgetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--budget",
+        help="Limit on all releases of this audit together, set once: EPSILON or EPSILON,DELTA.",
+    ),
+]
+Spend = Annotated[
+    bool,
+    typer.Option("--spend", help="Draw again and pay again, even if the answer is stored."),
+]
+
+MaxWorstCaseEpsilon = Annotated[
+    float | None,
+    typer.Option(help="Largest worst-case epsilon: that of the guarantee."),
+]
+MaxDelta = Annotated[
+    float | None,
+    typer.Option(help="Largest delta of the guarantee."),
+]
+MaxMedianEpsilon = Annotated[
+    float | None,
+    typer.Option(help="Largest median of the individual epsilons."),
+]
+MaxP95Epsilon = Annotated[
+    float | None,
+    typer.Option(help="Largest 95th percentile of the individual epsilons."),
+]
+MaxP99Epsilon = Annotated[
+    float | None,
+    typer.Option(help="Largest 99th percentile of the individual epsilons."),
+]
+MaxEpsilon = Annotated[
+    float | None,
+    typer.Option(help="Largest individual epsilon."),
+]
+MaxGroupRatio = Annotated[
+    float | None,
+    typer.Option(
+        help="Largest mean epsilon of the worst-off group over the best-off, in any table."
+    ),
+]
+MinCoverage = Annotated[
+    float | None,
+    typer.Option(help="Smallest share of steps with a record, 0 to 1."),
+]
+MinTestAccuracy = Annotated[
+    float | None,
+    typer.Option(help="Smallest test accuracy of the final model, 0 to 1."),
+]
+RequiredUnit = Annotated[str | None, typer.Option(help="Required unit of privacy, e.g. user.")]
+Exact = Annotated[
+    bool, typer.Option("--exact", help="Require exact individual epsilons, not estimates.")
+]
+Verified = Annotated[
+    bool,
+    typer.Option("--verified", help="Require that the guarantee was checked, not only declared."),
+]
+Figures = Annotated[
+    bool,
+    typer.Option(
+        "--figures",
+        help="Also show figures computed from the data. They are sensitive: not for a public log.",
+    ),
+]
+_GATE_COLUMNS = ("condition", "", "found", "required")
 
 
 def release(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="AUDIT_DIR", help="An audit; or a RUN, for norms before its first step."
+            metavar="AUDIT_DIR",
+            help="Audit directory; or a RUN, to release gradient norms before its first step.",
         ),
     ],
-    epsilon: Annotated[
-        float,
-        typer.Option(help="What this release may cost, e.g. 0.1, on top of the run's guarantee."),
-    ],
-    quantiles: Annotated[
-        str, typer.Option(help='Each in (0, 1); "" for none.')
-    ] = "0.1,0.3,0.5,0.7,0.9",
-    mean: Annotated[
-        bool, typer.Option("--mean", help="Release the mean, and a noisy number of people.")
-    ] = False,
-    delta: Annotated[float, typer.Option(help="For method descent only.")] = 0.0,
-    method: Annotated[
-        str,
-        typer.Option(
-            help="exponential, histogram (many quantiles at the price of one) or descent (Andrew et al. 2021)."
-        ),
-    ] = "exponential",
-    by: Annotated[str, typer.Option(help="Column of groups, each named by --group.")] = "",
-    group: Annotated[
-        list[str] | None, typer.Option(help="A group to show; the list must be public.")
-    ] = None,
-    public_n: Annotated[
-        int | None, typer.Option(help="Number of people, if that is public anyway.")
-    ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            help="Limit on all releases of this audit, set once: EPSILON or EPSILON,DELTA."
-        ),
-    ] = None,
-    spend: Annotated[
-        bool,
-        typer.Option("--spend", help="Draw afresh and pay again, though the answer is stored."),
-    ] = False,
+    epsilon: Epsilon,
+    quantiles: Quantiles = "0.1,0.3,0.5,0.7,0.9",
+    mean: Mean = False,
+    delta: ReleaseDelta = 0.0,
+    method: ReleaseMethod = "exponential",
+    by: GroupColumn = "",
+    group: Group = None,
+    public_n: PublicN = None,
+    budget: BudgetOption = None,
+    spend: Spend = False,
     as_json: Json = False,
 ) -> None:
-    """Release quantiles and the mean of individual epsilon with differential privacy, for others to see.
+    """Release quantiles and the mean of individual epsilon with differential privacy, for others.
 
-    Example: indpriv release reports/adult --quantiles 0.1,0.3,0.5,0.7,0.9 --mean --epsilon 0.1 --budget 0.5
+    Example: indpriv release reports/adult --mean --epsilon 0.1 --budget 0.5
     """
     from indpriv.release import Request, parse_budget, parse_quantiles
     from indpriv.release import release as release_figures
@@ -75,55 +149,153 @@ def release(
         groups=tuple(group or ()),
         public_n=public_n,
     )
-    published = release_figures(
-        path, request, budget=parse_budget(budget) if budget else None, spend=spend
-    )
+    limit = parse_budget(budget) if budget else None
+    published = release_figures(path, request, budget=limit, spend=spend)
     if as_json:
-        typer.echo(json.dumps(published.content, indent=2, allow_nan=False))
+        print_json(published.content)
         return
     console = Console()
     print_release(published.content, console)
-    drawn = (
+    source = (
         "drawn now and paid for"
         if published.fresh
-        else "stored: shown again at no cost; --spend draws afresh"
+        else "stored answer, shown at no further cost; --spend draws again"
     )
     console.print(
-        f"\n[bold]{escape(str(published.folder))}[/] ({drawn})", soft_wrap=True, highlight=False
+        f"\n[bold]{escape(str(published.folder))}[/] ({source})", soft_wrap=True, highlight=False
     )
 
 
 def create_statement(
-    audit_dir: Annotated[
-        Path, typer.Argument(metavar="AUDIT_DIR", help="A directory with an audit.json.")
-    ],
+    audit_dir: AuditDir,
     example: Annotated[
-        str | None, typer.Option(help="Id of the example whose owner is told.")
+        str | None, typer.Option(help="Id of the example whose owner gets the statement.")
     ] = None,
     unit: Annotated[
-        str | None, typer.Option(help="Id of the person, where rows belong to people.")
+        str | None, typer.Option(help="Id of the person, if the audit's units are people.")
     ] = None,
-    everybody: Annotated[bool, typer.Option("--all", help="One file for every owner.")] = False,
+    every_owner: Annotated[
+        bool, typer.Option("--all", help="Write one file for each owner.")
+    ] = False,
     output_dir: Annotated[
-        Path | None, typer.Option(help="Folder of statements.", show_default="AUDIT_DIR/statements")
+        Path | None,
+        typer.Option(help="Directory to write statements to.", show_default="AUDIT_DIR/statements"),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Tell one owner, or each, their own epsilon, on a page in plain language. It is for that owner only.
+    """Write a page in plain language that tells one owner, or each, their own epsilon.
+
+    A statement is for that owner only.
 
     Example: indpriv statement create reports/adult --example 17
     """
     from indpriv.release.statement import owners, write_statements
 
-    if (example is not None) + (unit is not None) + everybody != 1:
+    if (example is not None) + (unit is not None) + every_owner != 1:
         raise InputError("pass one of --example ID, --unit ID and --all")
     chosen = owners(audit_dir, example=example, unit=unit)
     with progress_bar() as progress:
         paths = write_statements(audit_dir, chosen, output_dir, progress)
     if as_json:
-        typer.echo(json.dumps([str(path) for path in paths], indent=2))
-    elif everybody:
+        print_json([str(path) for path in paths])
+    elif every_owner:
         typer.echo(f"{len(paths)} statements in {paths[0].parent}, each for one owner only")
     else:
         typer.echo(paths[0].read_text(encoding="utf-8"))
         typer.echo(f"{paths[0]}: for this owner only")
+
+
+def model_card(audit_dir: AuditDir) -> None:
+    """Write the guarantee as a model-card block (YAML and Markdown, as on Hugging Face).
+
+    It is for others. It contains the worst case, the public settings and shareable/release.json,
+    and no figure computed from the data.
+
+    Example: indpriv model-card reports/adult
+    """
+    from indpriv._files import write_atomically
+    from indpriv.audit import read_summary
+    from indpriv.release.model_card import MODEL_CARD, read_release, render_model_card
+    from indpriv.release.publish import SHAREABLE
+
+    text = render_model_card(read_summary(audit_dir), read_release(audit_dir))
+    folder = audit_dir / SHAREABLE
+    folder.mkdir(mode=0o700, exist_ok=True)
+    write_atomically(folder / MODEL_CARD, text.encode("utf-8"))
+    typer.echo(text)
+    typer.echo(f"{folder / MODEL_CARD}: for others")
+
+
+def pdf(
+    audit_dir: Annotated[
+        Path, typer.Argument(metavar="AUDIT_DIR", help="Audit directory: holds report.html.")
+    ],
+) -> None:
+    """Print the report of an audit to report.pdf with an installed Chromium. The file is sensitive.
+
+    Example: indpriv pdf reports/adult
+    """
+    from indpriv.analysis.summary import SENSITIVE
+    from indpriv.audit.audit_directory import REPORT
+    from indpriv.report.pdf import print_pdf
+
+    target = audit_dir / "report.pdf"
+    print_pdf(audit_dir / REPORT, target)
+    typer.echo(f"{target}: {SENSITIVE}")
+
+
+def gate(
+    audit_dir: AuditDir,
+    max_worst_case_epsilon: MaxWorstCaseEpsilon = None,
+    max_delta: MaxDelta = None,
+    max_median_epsilon: MaxMedianEpsilon = None,
+    max_p95_epsilon: MaxP95Epsilon = None,
+    max_p99_epsilon: MaxP99Epsilon = None,
+    max_epsilon: MaxEpsilon = None,
+    max_group_ratio: MaxGroupRatio = None,
+    min_coverage: MinCoverage = None,
+    min_test_accuracy: MinTestAccuracy = None,
+    unit: RequiredUnit = None,
+    exact: Exact = False,
+    verified: Verified = False,
+    figures: Figures = False,
+    as_json: Json = False,
+) -> None:
+    """Compare an audit with limits, for pipelines: exit code 1 with the reason if one fails.
+
+    Always required: a guarantee that no check contradicts, delta below 1/n, no failed check, no
+    attack above the worst case.
+
+    Example: indpriv gate reports/adult --max-worst-case-epsilon 8 --min-coverage 1.0
+    """
+    from indpriv.audit import read_summary
+    from indpriv.audit.gate import Limits, judge
+
+    limits = Limits(
+        max_worst_case_epsilon=max_worst_case_epsilon,
+        max_delta=max_delta,
+        max_median_epsilon=max_median_epsilon,
+        max_p95_epsilon=max_p95_epsilon,
+        max_p99_epsilon=max_p99_epsilon,
+        max_epsilon=max_epsilon,
+        max_group_ratio=max_group_ratio,
+        min_coverage=min_coverage,
+        min_test_accuracy=min_test_accuracy,
+        unit=unit,
+        exact=exact,
+        verified=verified,
+    )
+    conditions = judge(read_summary(audit_dir), limits)
+    shown = [condition.shown(figures=figures) for condition in conditions]
+    passed = all(condition.passed for condition in conditions)
+    if as_json:
+        print_json({"passed": passed, "conditions": shown})
+    else:
+        title = "PASSED" if passed else "FAILED"
+        table = Table(*_GATE_COLUMNS, title=title, title_justify="left")
+        for row in shown:
+            mark = "[green]passed[/]" if row["passed"] else "[bold red]failed[/]"
+            table.add_row(escape(row["name"]), mark, escape(row["found"]), escape(row["asked"]))
+        Console().print(table)
+    if not passed:
+        raise typer.Exit(1)

@@ -1,9 +1,7 @@
-"""Commands that read what stands: groups, attack, compare, verify; and convert, which makes a run of norms."""
+"""Commands that read what exists: groups, attack, compare, verify; and convert, for norms."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,43 +10,33 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from indpriv._journal import NAME as JOURNAL
-from indpriv._plain import to_json
-from indpriv.analysis.attacks.measures import measure_attack
-from indpriv.attack_scores import AttackScores
-from indpriv.audit import compare_audits, comparison_json, groups_json, groups_of, read_summary
-from indpriv.cli.options import By, Json, check_folder, progress_bar
+from indpriv.cli.options import AuditDir, By, Json, check_folder, print_json, progress_bar
 from indpriv.errors import InputError
-from indpriv.norm_log.convert import convert as convert_norms
-from indpriv.norm_log.evidence import FAILED, NOT_CHECKED, PASSED
-from indpriv.norm_log.norm_log import NormLog
-from indpriv.norm_log.verify import verify as verify_run
-from indpriv.report.screens.attack import attack_document, print_attack
-from indpriv.report.screens.comparison import print_comparison
-from indpriv.report.screens.groups import print_groups
 
 
 def groups(
-    audit_dir: Annotated[
-        Path, typer.Argument(metavar="AUDIT_DIR", help="A directory with an audit.json.")
-    ],
+    audit_dir: AuditDir,
     by: By = None,
     within: Annotated[
         str | None, typer.Option(help="label: show only the tables within each label.")
     ] = None,
     min_size: Annotated[
-        int, typer.Option(help="Groups with fewer training examples are too small to read.")
+        int,
+        typer.Option(help="Mark groups with fewer training examples than this as too small."),
     ] = 10,
     as_json: Json = False,
 ) -> None:
-    """Compare groups of an audit: epsilon and accuracy, raw, within each label and label-standardised.
+    """Compare epsilon and accuracy of groups: raw, within each label, and label-standardised.
 
     Example: indpriv groups reports/adult --by race --by sex --by race,sex --by age:bins=10
     """
+    from indpriv.audit import groups_json, groups_of, read_summary
+    from indpriv.report.screens.groups import print_groups
+
     tables = groups_of(audit_dir, by or [], within=within, min_size=min_size)
     summary = read_summary(audit_dir)
     if as_json:
-        typer.echo(json.dumps(groups_json(tables, summary), indent=2, allow_nan=False))
+        print_json(groups_json(tables, summary))
     else:
         print_groups(tables, summary, Console(), raw=within is None)
 
@@ -56,29 +44,41 @@ def groups(
 def attack(
     scores: Annotated[
         Path,
-        typer.Option(help="CSV or Parquet: score (higher = member), member, optionally group."),
+        typer.Option(
+            help="CSV or Parquet file with the columns score (higher means member), member and, "
+            "optionally, group."
+        ),
     ],
     delta: Annotated[
-        float, typer.Option(help="Delta of the (epsilon, delta) that is bounded from below.")
+        float, typer.Option(help="Delta of the epsilon for which a lower bound is computed.")
     ] = 1e-5,
     fair_coins: Annotated[
-        bool, typer.Option("--fair-coins", help="An independent fair coin decided each membership.")
+        bool,
+        typer.Option("--fair-coins", help="An independent fair coin decided each membership."),
     ] = False,
     seed: Annotated[
-        int, typer.Option(help="Of the order of ties and of what is left out; not of training.")
+        int,
+        typer.Option(
+            help="Seed that orders ties and chooses scores to leave out. No effect on training."
+        ),
     ] = 0,
     as_json: Json = False,
 ) -> None:
-    """Measure any attack's scores: AUC, low false-positive rates, and a lower bound on the worst-case epsilon.
+    """Measure the scores of an attack: AUC, low false-positive rates, lower bound on epsilon.
 
     Example: indpriv attack --scores runs/adult/canaries.parquet
     """
+    from dataclasses import replace
+
+    from indpriv.analysis.attacks.measures import measure_attack
+    from indpriv.attack_scores import AttackScores
+    from indpriv.report.screens.attack import attack_document, print_attack
+
     found = AttackScores.from_file(scores)
-    measures = measure_attack(
-        replace(found, fair_coins=fair_coins or found.fair_coins), delta=delta, seed=seed
-    )
+    found = replace(found, fair_coins=fair_coins or found.fair_coins)
+    measures = measure_attack(found, delta=delta, seed=seed)
     if as_json:
-        typer.echo(json.dumps(attack_document(measures), indent=2, allow_nan=False))
+        print_json(attack_document(measures))
     else:
         print_attack(measures, Console())
 
@@ -91,47 +91,60 @@ def compare(
     by: By = None,
     as_json: Json = False,
 ) -> None:
-    """Compare audits of the same data: who is better or worse off than in the first, and what is stable over all.
+    """Compare audits of the same data: which examples are better or worse off than in the first.
 
     Example: indpriv compare reports/adult reports/adult-clipped --by race
 
-    Runs that differ in their randomness alone show how stable ranks and the order of groups are.
+    Runs that differ only in their randomness show how stable ranks and the order of groups are.
     """
+    from indpriv.audit import compare_audits, comparison_json
+    from indpriv.report.screens.comparison import print_comparison
+
     found = compare_audits(audit_dirs, by or [])
     if as_json:
-        typer.echo(json.dumps(comparison_json(found), indent=2, allow_nan=False))
+        print_json(comparison_json(found))
     else:
         print_comparison(found, Console())
 
 
 def convert(
     norms: Annotated[
-        Path, typer.Argument(metavar="NORMS", help="norms.parquet or norms.npz of any trainer.")
+        Path,
+        typer.Argument(metavar="NORMS", help="norms.parquet or norms.npz, from any trainer."),
     ],
     run_json: Annotated[
         Path,
-        typer.Option("--run", help="run.json: steps, noise, clipping and sampling of that run."),
+        typer.Option(
+            "--run", help="run.json with the steps, noise, clipping and sampling of that run."
+        ),
     ],
-    output_dir: Annotated[Path, typer.Option(help="New run directory.")],
+    output_dir: Annotated[Path, typer.Option(help="New run directory to write.")],
     rounding: Annotated[
-        float, typer.Option(help="Of norms, upwards, as a fraction of max_grad_norm; 0 is none.")
+        float,
+        typer.Option(
+            help="Round norms up to multiples of this fraction of max_grad_norm; 0 does not round."
+        ),
     ] = 0.01,
     as_json: Json = False,
 ) -> None:
-    """Turn norms that another trainer wrote (JAX, TF, ...) into a run directory, wholly checked.
+    """Check gradient norms that another trainer (JAX, TF, ...) wrote; make a run directory of them.
 
     Example: indpriv convert norms.npz --run run.json --output-dir runs/jax
     """
+    from indpriv.norm_log.convert import convert as convert_norms
+    from indpriv.norm_log.norm_log import NormLog
+
     check_folder("--output-dir", output_dir)
     with progress_bar() as progress:
         convert_norms(norms, run_json, output_dir, rounding=rounding, progress=progress)
     log = NormLog.open(output_dir)
     if as_json:
         facts = {"run_dir": str(output_dir), "examples": log.n_examples, "records": log.n_records}
-        typer.echo(json.dumps({**facts, "steps": log.total_steps}, indent=2))
+        print_json({**facts, "steps": log.total_steps})
     else:
         typer.echo(
-            f"{output_dir}: {log.n_records} records of {log.n_examples} examples, {log.total_steps} steps"
+            f"{output_dir}: {log.n_records} records of {log.n_examples} examples, "
+            f"{log.total_steps} steps"
         )
 
 
@@ -141,27 +154,27 @@ def verify(
     ],
     as_json: Json = False,
 ) -> None:
-    """Check a run's log: hashes, coverage, sampling, Opacus's accountant. Exit code 1 where a check fails.
+    """Check a run's log: hashes, coverage, sampling, Opacus's accountant; exit code 1 on failure.
 
     Example: indpriv verify runs/adult
     """
-    if not run_dir.is_dir():
-        raise InputError(
-            f"{run_dir} is not a directory; pass the run directory of a Recorder, e.g. runs/adult"
-        )
+    from indpriv._journal import NAME as JOURNAL
+    from indpriv._plain import to_json
+    from indpriv.norm_log.evidence import FAILED, NOT_CHECKED, PASSED
+    from indpriv.norm_log.verify import verify as verify_run
+
     if not (run_dir / JOURNAL).is_file():
+        problem = f"holds no {JOURNAL}" if run_dir.is_dir() else "is not a directory"
         raise InputError(
-            f"{run_dir} holds no {JOURNAL}; pass the run directory of a Recorder, e.g. runs/adult"
+            f"{run_dir} {problem}; pass the run directory of a Recorder, e.g. runs/adult"
         )
     checks = verify_run(run_dir)
     if as_json:
-        typer.echo(json.dumps(to_json(checks), indent=2))
+        print_json(to_json(checks))
     else:
-        table = Table(title=f"Evidence in {escape(str(run_dir))}", title_justify="left")
+        table = Table(title=f"Checks of {escape(str(run_dir))}", title_justify="left")
         for column in ("check", "status", "detail"):
-            table.add_column(
-                column, overflow="fold"
-            )  # names of classes can be longer than a column
+            table.add_column(column, overflow="fold")  # class names can be wider than a column
         colours = {PASSED: "green", FAILED: "bold red", NOT_CHECKED: "yellow"}
         for check in checks:
             status = f"[{colours[check.status]}]{check.status}[/]"
