@@ -31,27 +31,7 @@ from indpriv.recording.training_data import TrainingData
 
 @dataclass(frozen=True)
 class Plan:
-    """What a Recorder was asked to do; see `Recorder` for the options.
-
-    Attributes:
-        run_dir: directory of the run.
-        data: what is trained on.
-        policy: when norms are taken.
-        run_id: names the run, also when it is resumed.
-        reference_positions: (n_reference,) positions of the examples recorded at every step.
-        rounding: of norms, as a fraction of max_grad_norm.
-        rounding_mode: "up" or "nearest".
-        individual_clipping: clip each example at its last recorded level.
-        clip_headroom: how far above its norm that level is, as a fraction of max_grad_norm.
-        privacy_filter: or None.
-        record_holdout: also record the norms of the test set.
-        seeded: the run gives no privacy, and is labelled so.
-        on_write_error: "stop" or "continue".
-        resume_at: the step to continue at; None for a new log.
-
-    Raises:
-        InputError: an option out of range, or options that contradict each other.
-    """
+    """What a Recorder was asked to do, with every choice made; see `Recorder` for the options."""
 
     run_dir: Path
     data: TrainingData
@@ -85,15 +65,11 @@ class Plan:
 
     @property
     def levels(self) -> Levels | None:
-        """Rounding of the log; None if it keeps norms in full."""
+        """The log's rounding; None if it keeps norms in full."""
         return Levels(self.rounding, self.rounding_mode) if self.rounding else None
 
     def agreed(self, ranks: Ranks, run: OpacusRun, norm_pass: NormPass) -> tuple[Plan, LogHeader]:
-        """The plan and the log's header, once all ranks agree; the first makes the random choices.
-
-        Raises:
-            InputError: the ranks cannot be recorded together.
-        """
+        """The plan and the log's header, once all ranks agree; the first one's choices hold."""
         if ranks.size > 1 and self.on_write_error != "stop":
             raise InputError(
                 f"on_write_error={self.on_write_error!r} with several ranks: the others would go "
@@ -116,7 +92,7 @@ class Plan:
         return plan, replace(header, norm_pass={**header.norm_pass, "caveats": all_caveats})
 
     def _header(self, ranks: Ranks, run: OpacusRun, norm_pass: NormPass) -> LogHeader:
-        policed = self.privacy_filter
+        limit = self.privacy_filter
         return LogHeader(
             rounding=self.rounding,
             rounding_mode=self.rounding_mode,
@@ -132,8 +108,8 @@ class Plan:
             },
             policy=self.policy.in_steps(run.steps_per_epoch).to_dict(),
             privacy_filter={}
-            if policed is None
-            else {"order": policed.order, "rdp_cap": policed.rdp_cap},
+            if limit is None
+            else {"order": limit.order, "rdp_cap": limit.rdp_cap},
             run={
                 "id": self.run_id,
                 "clipping": "individual" if self.individual_clipping else "flat",
@@ -168,23 +144,14 @@ def _described(run: OpacusRun) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where recording begins: in a new log, or at a step of one that is resumed.
-
-    Attributes:
-        resume_at: the step; None for a new log.
-        state: of the log that is resumed; None for a new one.
-    """
+    """Where recording begins: in a new log, or at a step of one that is resumed."""
 
     resume_at: int | None
     state: LogState | None
 
     @classmethod
     def of(cls, run_dir: Path, resume_at: int | Mapping[str, Any] | None) -> Beginning:
-        """Look at a run directory; resume_at as of `Recorder`.
-
-        Raises: InputError: it already holds a run; or the log to resume is that of another run, or
-            too short.
-        """
+        """Look at a run directory; InputError unless recording can begin there."""
         if resume_at is None:
             if (run_dir / "journal.jsonl").exists():
                 raise InputError(
@@ -215,11 +182,7 @@ class Beginning:
         return str(self.state.header["run"].get("id", ""))
 
     def policy(self, given: RecordingPolicy | None, **choices: Any) -> RecordingPolicy:
-        """The given policy; else that of the log; else the default one with the choices made.
-
-        Raises:
-            InputError: both a policy and a choice.
-        """
+        """The given policy; else that of the log; else the default one with the choices made."""
         made = {name: value for name, value in choices.items() if value is not None}
         if given is not None:
             for name, value in made.items():

@@ -41,30 +41,17 @@ class Measured:
 
 @dataclass(frozen=True)
 class TakenNorms:
-    """Norms at the parameters that the coming step starts from.
+    """Norms at the parameters that the coming step starts from."""
 
-    Attributes:
-        reference: (n_reference,) of the reference examples.
-        full: of all training examples; None if the step has no full record.
-        holdout: of all test examples; None if they are not recorded at this step.
-        seconds: that taking the first two took.
-    """
-
-    reference: NDArray[np.float64]
-    full: Measured | None
-    holdout: Measured | None
-    seconds: float
+    reference: NDArray[np.float64]  # (n_reference,) of the reference examples
+    full: Measured | None  # of all training examples, if a full record is due
+    holdout: Measured | None  # of all test examples, if they are recorded at this step
+    seconds: float  # of the pass over training examples
 
 
 @contextmanager
 def opened_log(plan: Plan, header: LogHeader, *, writes: bool) -> Iterator[RunLog]:
-    """Start or continue the logs of a run, and close them at the end; errors as NormLogWriter's.
-
-    Args:
-        plan: of the run.
-        header: of the log.
-        writes: whether this rank writes; on the other ranks, nothing below does anything.
-    """
+    """Start or continue the logs of a run, on the rank that writes, and close them at the end."""
     with ExitStack() as files:
         writers: list[NormLogWriter] = []
 
@@ -91,11 +78,7 @@ class RunLog:
     """What was seen since the last line of the log, and the writing of it."""
 
     def __init__(self, plan: Plan, writers: Sequence[NormLogWriter]) -> None:
-        """Begin to collect.
-
-        Args: plan: of the run. writers: of the training examples' log, then of the test examples';
-            none on ranks that do not write.
-        """
+        """Begin; writers: of training, then test examples; none on ranks that do not write."""
         self._plan = plan
         self._writers = list(writers)
         self._first = plan.resume_at or 0  # the first step that is not logged yet
@@ -167,12 +150,7 @@ class RunLog:
     def flush(
         self, evidence: Callable[[], Mapping[str, Any]], filtered: FilteredClipping | None
     ) -> None:
-        """Log what was seen since the last flush.
-
-        Args:
-            evidence: returns what has been counted in this session.
-            filtered: of a run under a privacy filter.
-        """
+        """Log what was seen since the last flush; evidence: what has been counted so far."""
         if self._writers:
             with self.disk_errors_handled():
                 self._write_details(self._writers[0], filtered)

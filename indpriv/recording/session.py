@@ -49,10 +49,10 @@ class Session:
 
         Args:
             plan: what to record.
-            run: that is to be watched.
+            run: which is watched.
             shared_pass: over the training set.
-            log: that is written.
-            caveats: why an account of this session is an estimate, known before it begins.
+            log: which is written.
+            caveats: why an account of this session is an estimate, as far as known now.
             holdout: the test examples, if this rank records their norms.
         """
         self._plan, self._run, self._pass, self._log = plan, run, shared_pass, log

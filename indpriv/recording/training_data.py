@@ -22,17 +22,7 @@ from indpriv.recording.norms.batches import LossFn, check_losses
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The training set, the test set, and who and what their examples are.
-
-    Attributes:
-        dataset: the training set, map-style, of (inputs, targets).
-        loss_fn: `loss_fn(outputs, targets)` -> per-example losses (batch,).
-        example_ids: (n,) unique ids in the order of the data set; default 0..n-1.
-        unit: "example", "user" or "client".
-        unit_ids: (n,) the person or client each row belongs to; None if each row is a unit.
-        metadata: one row per training example, indexed by example id.
-        test_set: of (inputs, targets), or None.
-        test_metadata: one row per test example, indexed 0..n_test-1.
+    """The training set, the test set, and what is known of their examples; see `Recorder`.
 
     Raises:
         InputError: an empty data set or one without a length, or ids or metadata that do not fit.

@@ -123,7 +123,7 @@ class FilteredClipping:
         return present * self._levels.thresholds(positions, max_grad_norm)
 
     def newly_left_out(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Positions (n,) of unlogged examples that were left out, and the steps (n,) that did so."""
+        """Positions (n,) left out but not logged yet, and the steps (n,) that left them out."""
         none = self._positions[:0]
         positions = [found for _, found in self._unlogged]
         steps = [np.full(len(found), step) for step, found in self._unlogged]

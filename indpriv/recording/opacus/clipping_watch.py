@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -60,11 +60,14 @@ def clip_excess(optimizer: DPOptimizer) -> float:
 class ClippedBatch:
     """One micro-batch as Opacus clipped it.
 
-    Attributes: norms: (n,) float64 gradient norms before clipping, on the model's device, in
-        Opacus's own precision. positions: (n,) of its examples in the data set; None if it is not
-        part of the batch drawn for this step. max_grad_norm: at the time. rounding: how much longer
-        than max_grad_norm a clipped gradient can be, as a fraction, because norms in half precision
-        are rounded.
+    Attributes:
+        norms: (n,) float64 gradient norms before clipping, on the model's device, in Opacus's own
+            precision.
+        positions: (n,) of its examples in the data set; None if it is not part of the batch drawn
+            for this step.
+        max_grad_norm: at the time.
+        rounding: how much longer than max_grad_norm a clipped gradient can be, as a fraction,
+            because norms in half precision are rounded.
     """
 
     norms: Tensor
@@ -84,17 +87,19 @@ def clipping_watched(
 ) -> Iterator[None]:
     """Report each micro-batch that is clipped in the block, also empty ones.
 
-    Optionally clip each example at its own threshold.
+    Args:
+        model: as returned by PrivacyEngine.make_private, as is optimizer. Both are instrumented in
+            place.
+        optimizer: of the run.
+        positions_of: positions of the next micro-batch, given its size; None if no batch of that
+            size is expected. It may be called several times for one batch.
+        on_batch: called once for each micro-batch whose gradients enter a step, in order.
+        thresholds: to clip each example at its own, at most max_grad_norm.
 
-    Args: model: as returned by PrivacyEngine.make_private, as is optimizer. Both are instrumented
-        in place. optimizer: of the run. positions_of: positions of the next micro-batch, given its
-        size; None if no batch of that size is expected. It may be called several times for one
-        batch. on_batch: called once for each micro-batch whose gradients enter a step, in order.
-        thresholds: each at most max_grad_norm; default max_grad_norm for all examples.
-
-    Raises: EvidenceError: while training: the norms cannot be observed (another version of Opacus);
-        there are thresholds, but the examples of a batch are not known or its norms are less
-        precise than float32; or gradients were changed after clipping.
+    Raises:
+        EvidenceError: while training: norms cannot be observed (another version of Opacus) or are
+            less precise than individual thresholds need, the examples of a batch are not known, or
+            gradients were changed after clipping.
     """
     observer = _Observer(positions_of, thresholds)
     if isinstance(model, GradSampleModuleFastGradientClipping):
@@ -185,50 +190,47 @@ class _Observer:
     positions_of: Callable[[int], Positions | None]
     thresholds: Thresholds | None
 
-    def batch(self, norms: Tensor, max_grad_norm: float) -> ClippedBatch:
-        return ClippedBatch(norms, self.positions_of(len(norms)), max_grad_norm)
+    def batch(self, norms: Tensor, max_grad_norm: float, rounding: float = 0.0) -> ClippedBatch:
+        return ClippedBatch(norms, self.positions_of(len(norms)), max_grad_norm, rounding)
 
     def clip(self, owner: Any, clip: Callable[[], None]) -> ClippedBatch | None:
         """Run Opacus's clipping; return the batch whose norms it divided by, if it did so."""
-        stand_in = _StandIn(owner.max_grad_norm, self)
+        max_grad_norm = owner.max_grad_norm
+        stand_in = _StandIn(max_grad_norm, self)
         owner.max_grad_norm = stand_in
         try:
             clip()
         finally:
-            owner.max_grad_norm = stand_in.max_grad_norm
-        if stand_in.norms is None:
-            return None
-        batch = self.batch(stand_in.norms, stand_in.max_grad_norm)
-        return replace(batch, rounding=stand_in.rounding)
+            owner.max_grad_norm = max_grad_norm
+        return stand_in.seen
 
 
 class _StandIn:
     """Stands for max_grad_norm while Opacus clips; anything but a division by the norms fails."""
 
     def __init__(self, max_grad_norm: float, observer: _Observer) -> None:
-        self.max_grad_norm = max_grad_norm
-        self.norms: Tensor | None = None
-        self.rounding = 0.0
-        self._observer = observer
+        self._max_grad_norm, self._observer = max_grad_norm, observer
+        self.seen: ClippedBatch | None = None
 
     def __truediv__(self, stabilised: Tensor) -> Tensor:
-        self.norms = (stabilised.detach().double() - _STABILISER).clamp_(min=0)
+        norms = (stabilised.detach().double() - _STABILISER).clamp_(min=0)
         precision = torch.finfo(stabilised.dtype)
-        if precision.bits < 32:
-            self.rounding = _ROUNDINGS * precision.eps / 2
+        is_coarse = precision.bits < 32
+        rounding = _ROUNDINGS * precision.eps / 2 if is_coarse else 0.0
+        self.seen = self._observer.batch(norms, self._max_grad_norm, rounding)
         if self._observer.thresholds is None:
-            return self.max_grad_norm / stabilised
-        positions = self._observer.positions_of(len(stabilised))
-        if positions is None:
+            return self._max_grad_norm / stabilised
+        if self.seen.positions is None:
             raise EvidenceError(
-                f"a batch of {len(stabilised)} examples is not the one that was drawn for this "
-                "step, so the clip thresholds of its examples are not known; take every batch from "
-                "the attached loader and skip none"
+                f"a batch of {len(norms)} examples is not the one that was drawn for this step, so "
+                "the clip thresholds of its examples are not known; take every batch from the "
+                "attached loader and skip none"
             )
-        if precision.bits < 32:
+        if is_coarse:
             raise EvidenceError(
                 f"Opacus computes the norms that it clips by in {stabilised.dtype}, which is too "
                 "coarse for individual thresholds; train in float32, without autocast, to clip "
                 "individually"
             )
-        return self._observer.thresholds(positions, self.max_grad_norm).to(stabilised) / stabilised
+        limits = self._observer.thresholds(self.seen.positions, self._max_grad_norm)
+        return limits.to(stabilised) / stabilised

@@ -37,14 +37,7 @@ class OpacusRun:
     def __init__(
         self, model: nn.Module, optimizer: Any, loader: DataLoader[Any], n_examples: int
     ) -> None:
-        """Check and read a run; nothing is changed yet.
-
-        Args:
-            model: as returned by PrivacyEngine.make_private, as are optimizer and loader.
-            optimizer: an Opacus DPOptimizer with flat clipping.
-            loader: the loader that training draws from.
-            n_examples: length of the data set that the Recorder was given.
-        """
+        """Check and read what make_private returned; n_examples: of the Recorder's data set."""
         check_optimizer(optimizer, model)
         self.model: Any = model
         self.module = standard_module(model)
@@ -133,14 +126,11 @@ class OpacusRun:
     def setting(
         self, *, sample_rate: float | None = None, max_grad_norm: float | None = None
     ) -> StepSetting:
-        """Realised settings of the current step.
+        """Realised settings of the current step; InputError if they cannot be accounted.
 
-        Args: sample_rate: rate at which its batch was drawn; default the sampler's rate now.
-            max_grad_norm: default the optimizer's. Needed while Opacus clips, since the optimizer
-            then has a stand-in for it; nothing else is checked in that case.
-
-        Raises:
-            InputError: model and optimizer disagree, or the settings cannot be accounted.
+        Args:
+            sample_rate: rate at which its batch was drawn; default the sampler's rate now.
+            max_grad_norm: needed while Opacus clips, when the optimizer has a stand-in for it.
         """
         if max_grad_norm is None:
             max_grad_norm = self._checked_max_grad_norm()
@@ -199,12 +189,7 @@ class AccountantHistory:
     """What Opacus's accountant has counted since the Recorder was attached."""
 
     def __init__(self, accountant: IAccountant | None, sample_rate: float) -> None:
-        """Begin to compare.
-
-        Args:
-            accountant: None if none was found behind the optimizer's step hook.
-            sample_rate: the rate that it counts steps at.
-        """
+        """Begin; sample_rate: the rate at which the accountant, if there is one, counts steps."""
         self._accountant, self.sample_rate = accountant, sample_rate
         self.steps_before = self._all_steps()
 
@@ -214,11 +199,9 @@ class AccountantHistory:
         return None if self._accountant is None else self._all_steps() - self.steps_before
 
     def matches(self, counted: Counter[float], sample_rate: float) -> bool:
-        """Whether the history agrees with the steps counted here.
+        """Whether the history agrees with the number of steps counted at each noise multiplier.
 
-        Args:
-            counted: number of steps at each noise multiplier.
-            sample_rate: the history may not have a smaller one.
+        The history may not have a smaller sample_rate than the sampler.
         """
         if self._accountant is None:
             return True

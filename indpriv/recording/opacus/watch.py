@@ -42,12 +42,7 @@ class Watch:
     """Counts of one run, taken inside the block of `watching`."""
 
     def __init__(self, run: OpacusRun, *, steps_before: int = 0) -> None:
-        """Prepare to watch; nothing is changed yet.
-
-        Args:
-            run: to be watched.
-            steps_before: number of steps that the log already holds, if a run is resumed.
-        """
+        """Prepare to watch; steps_before: number of steps in the log, if a run is resumed."""
         self._run, self._steps_before = run, steps_before
         self.tally = Tally(np.zeros(run.n_examples, dtype=np.int64))
         self._micro_batches: list[ClippedBatch] = []  # of the current step
@@ -65,10 +60,11 @@ class Watch:
     ) -> Iterator[None]:
         """Count every draw, micro-batch and step of the block.
 
-        Args: before_step: called before each parameter update with its setting and the examples of
-            its batch; None if the batch that was clipped is not the one that was drawn. after_step:
-            called after each parameter update. thresholds: clip thresholds of some examples, for
-            individual clipping; None to clip at max_grad_norm. See `clipping_watched`.
+        Args:
+            before_step: called before each parameter update with its setting and the examples of
+                its batch; None if the batch that was clipped is not the one that was drawn.
+            after_step: called after each parameter update.
+            thresholds: for individual clipping; None to clip at max_grad_norm.
         """
         run, individually = self._run, thresholds is not None
         self._versions = run.parameter_versions()
