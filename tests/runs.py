@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+from indpriv import NormLog
+from indpriv.norm_log.verify import verify
+from indpriv.recording import Recorder
 
 PER_EXAMPLE = nn.CrossEntropyLoss(reduction="none")
 
@@ -60,7 +65,7 @@ def make_run(
     learning_rate: float = 0.5,
     **options: Any,
 ) -> Run:
-    """A run as a user makes it: PrivacyEngine.make_private on a plain model, optimizer and loader."""
+    """A run as users make it: PrivacyEngine.make_private on a plain model and loader."""
     dataset = blobs() if dataset is None else dataset
     model = mlp() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
@@ -86,3 +91,16 @@ def make_run(
     else:
         model, optimizer, loader = made
     return Run(model, optimizer, loader, criterion, engine, dataset)
+
+
+def record(run: Run, run_dir: Path, epochs: int = 2, loader: Any = None, **options: Any) -> NormLog:
+    """Train a run with a Recorder attached."""
+    recorder = Recorder(run_dir, dataset=run.dataset, loss_fn=PER_EXAMPLE, **{"every": 3} | options)
+    with recorder.attach(run.model, run.optimizer, run.loader):
+        run.train(epochs, loader)
+    return NormLog.open(run_dir)
+
+
+def failed(run_dir: Path) -> set[str]:
+    """Titles of the checks that a recorded run does not pass."""
+    return {check.title for check in verify(run_dir) if check.status == "failed"}

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 from opacus.data_loader import CollateFnWithEmpty
@@ -16,12 +15,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from indpriv.errors import InputError
-from indpriv.example_table import check_metadata
 from indpriv.norm_log.norm_log import check_norms
-from indpriv.recording.norms.batches import LossFn, check_losses
+from indpriv.recording.checkpoints.weights import fingerprint_of
 from indpriv.recording.norms.norm_pass import NormPass
-from indpriv.recording.opacus.ranks import Ranks, check_together, weights_fingerprint
+from indpriv.recording.opacus.ranks import Ranks, check_together
 from indpriv.recording.random_states import kept_random_state
+
+CollateFn = Callable[[list[Any]], Any]
 
 
 class Examples:
@@ -30,7 +30,7 @@ class Examples:
     def __init__(
         self,
         dataset: Dataset[Any],
-        collate_fn: Callable[[list[Any]], Any] | None,
+        collate_fn: CollateFn | None,
         device: torch.device,
     ) -> None:
         self._dataset = dataset
@@ -120,7 +120,10 @@ class SharedPass:
             return norms_of(self.norm_pass, self.examples, self.ids, positions)
         wanted = np.arange(len(self.ids)) if positions is None else positions
         taken = _taken(self.norm_pass, self.examples, self.ranks.part(wanted))
-        parts = self.ranks.gather(moment, (weights_fingerprint(self.module), *taken))
+        weights = fingerprint_of(
+            {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        )
+        parts = self.ranks.gather(moment, (weights, *taken))
         check_together(moment, [{"the model's parameters": part[0]} for part in parts], [])
         norms = np.concatenate([part[1] for part in parts])
         _check_taken(norms, self.ids[wanted])
@@ -148,62 +151,3 @@ def _check_taken(norms: NDArray[np.float64], ids: NDArray[np.generic]) -> None:
             "not grow or shrink during a run"
         )
     check_norms(norms, ids)
-
-
-def final_rows(
-    model: nn.Module,
-    loss_fn: LossFn,
-    examples: Examples,
-    *,
-    split: str,
-    ids: NDArray[np.generic],
-    unit_ids: NDArray[np.generic] | None,
-    metadata: pd.DataFrame | None,
-) -> pd.DataFrame:
-    """ExampleTable rows of one split: label, loss and correctness under a model in eval mode."""
-    losses, labels, correct = [], [], []
-    with torch.no_grad(), kept_random_state():
-        for inputs, targets in examples.batches(4096):
-            outputs = model(inputs)
-            losses.append(check_losses(loss_fn(outputs, targets), targets).double().cpu().numpy())
-            labels.append(_labels(targets))
-            correct.append(_correct(outputs, targets))
-    frame = pd.DataFrame(
-        {
-            "example_id": ids,
-            "unit_id": ids if unit_ids is None else unit_ids,
-            "split": split,
-            "label": _joined(labels, "Int64", len(ids)),
-            "loss": np.concatenate(losses),
-            "correct": _joined(correct, "boolean", len(ids)),
-        }
-    )
-    return pd.concat([frame, check_metadata(metadata, ids, split)], axis=1)
-
-
-def _joined(batches: list[Any], dtype: Any, n: int) -> Any:
-    """One column of n values; all missing if the task has none."""
-    if batches[0] is None:
-        return pd.array([pd.NA] * n, dtype)
-    return pd.array(np.concatenate(batches), dtype)
-
-
-def _labels(targets: Any) -> Any:
-    """(batch,) int64 class labels; None if the targets are none."""
-    if not isinstance(targets, Tensor) or targets.ndim != 1 or targets.is_complex():
-        return None
-    values = targets.cpu().numpy()
-    if np.issubdtype(values.dtype, np.floating) and not np.isin(values, (0.0, 1.0)).all():
-        return None  # binary targets are often floats; other floats are no classes
-    return values.astype(np.int64)
-
-
-def _correct(outputs: Any, targets: Any) -> Any:
-    """(batch,) bool; None if the task has no accuracy."""
-    if _labels(targets) is None or not isinstance(outputs, Tensor):
-        return None
-    if outputs.ndim == 2 and outputs.shape[1] > 1:
-        return (outputs.argmax(1) == targets).cpu().numpy()
-    if outputs.numel() == len(targets):
-        return ((outputs.reshape(-1) > 0) == (targets > 0.5)).cpu().numpy()
-    return None

@@ -49,7 +49,6 @@ class Plan:
     resume_at: int | None
 
     def __post_init__(self) -> None:
-        _checks.check_rounding(self.rounding)
         _checks.check_choice("rounding_mode", self.rounding_mode, ("up", "nearest"))
         _checks.check_choice("on_write_error", self.on_write_error, ("stop", "continue"))
         if self.individual_clipping and self.rounding_mode != "up":

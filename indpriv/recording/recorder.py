@@ -144,7 +144,7 @@ class Recorder:
             policy,
             run_id=beginning.run_id,
             reference_positions=beginning.reference_positions(self.run_dir, policy, len(data.ids)),
-            rounding=rounding,
+            rounding=_checks.check_rounding(rounding),
             rounding_mode=rounding_mode,
             individual_clipping=individual_clipping,
             clip_headroom=beginning.headroom(clip_headroom, individually=individual_clipping),
@@ -188,10 +188,7 @@ class Recorder:
         data = self._plan.data
         run = OpacusRun(model, optimizer, loader, len(data.ids))
         device = next(run.module.parameters()).device
-        train = Examples(data.dataset, loader.collate_fn, device)
-        test = None
-        if data.test_set is not None:
-            test = Examples(data.test_set, loader.collate_fn, device)
+        train, test = data.examples(loader.collate_fn, device)
         inputs, targets = next(train.batches(_CHECKED))
         with (
             NormPass(model, data.loss_fn, inputs, targets) as norm_pass,

@@ -8,16 +8,18 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from indpriv import _checks
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, check_metadata, check_storable
 from indpriv.norm_log.norm_log import UNITS, check_ids, check_unit_ids
-from indpriv.recording.data_passes import Examples, final_rows
+from indpriv.recording.data_passes import CollateFn, Examples
 from indpriv.recording.norms.batches import LossFn, check_losses
+from indpriv.recording.random_states import kept_random_state
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,15 @@ class TrainingData:
                 f"the model and loss_fn do not accept the test set: {error}"
             ) from error
 
+    def examples(
+        self, collate_fn: CollateFn | None, device: torch.device
+    ) -> tuple[Examples, Examples | None]:
+        """The training examples and the test examples, if there are any, as passes read them."""
+        train = Examples(self.dataset, collate_fn, device)
+        if self.test_set is None:
+            return train, None
+        return train, Examples(self.test_set, collate_fn, device)
+
     def example_table(
         self, model: nn.Module, train: Examples, test: Examples | None
     ) -> ExampleTable:
@@ -86,28 +97,45 @@ class TrainingData:
 
         Test examples are numbered from 0, as strings if the training ids are strings.
         """
-        sets: list[tuple[str, Examples, Any, Any, pd.DataFrame | None]] = [
-            ("train", train, self.ids, self.ids_of_units, self.metadata)
-        ]
+        rows = [self._rows(model, train, "train", self.ids, self.ids_of_units, self.metadata)]
         if test is not None:
-            sets.append(("test", test, np.arange(len(test)), None, self.test_metadata))
-        rows = [
-            final_rows(
-                model,
-                self.loss_fn,
-                examples,
-                split=split,
-                ids=ids,
-                unit_ids=unit_ids,
-                metadata=metadata,
-            )
-            for split, examples, ids, unit_ids, metadata in sets
-        ]
+            numbers = np.arange(len(test))
+            rows.append(self._rows(model, test, "test", numbers, None, self.test_metadata))
         frame = pd.concat(rows, ignore_index=True)
         for name in ("example_id", "unit_id"):
             if frame[name].dtype == object:  # a file cannot hold strings and numbers in one column
                 frame[name] = frame[name].astype(str)
         return ExampleTable(frame)
+
+    def _rows(
+        self,
+        model: nn.Module,
+        examples: Examples,
+        split: str,
+        ids: NDArray[np.generic],
+        unit_ids: NDArray[np.generic] | None,
+        metadata: pd.DataFrame | None,
+    ) -> pd.DataFrame:
+        """Rows of one split: label, loss and correctness of each example."""
+        losses, labels, correct = [], [], []
+        with torch.no_grad(), kept_random_state():
+            for inputs, targets in examples.batches(4096):
+                outputs = model(inputs)
+                batch = check_losses(self.loss_fn(outputs, targets), targets)
+                losses.append(batch.double().cpu().numpy())
+                labels.append(_labels(targets))
+                correct.append(_correct(outputs, targets))
+        frame = pd.DataFrame(
+            {
+                "example_id": ids,
+                "unit_id": ids if unit_ids is None else unit_ids,
+                "split": split,
+                "label": _joined(labels, "Int64", len(ids)),
+                "loss": np.concatenate(losses),
+                "correct": _joined(correct, "boolean", len(ids)),
+            }
+        )
+        return pd.concat([frame, check_metadata(metadata, ids, split)], axis=1)
 
 
 def length(dataset: Any, name: str) -> int:
@@ -119,3 +147,31 @@ def length(dataset: Any, name: str) -> int:
             f"{name} is of type {type(dataset).__name__}, which has no length; pass a map-style "
             "data set, since Poisson sampling needs one"
         ) from error
+
+
+def _joined(batches: list[Any], dtype: Any, n: int) -> Any:
+    """One column of n values; all missing if the task has none."""
+    if batches[0] is None:
+        return pd.array([pd.NA] * n, dtype)
+    return pd.array(np.concatenate(batches), dtype)
+
+
+def _labels(targets: Any) -> Any:
+    """(batch,) int64 class labels; None if the targets are none."""
+    if not isinstance(targets, Tensor) or targets.ndim != 1 or targets.is_complex():
+        return None
+    values = targets.cpu().numpy()
+    if np.issubdtype(values.dtype, np.floating) and not np.isin(values, (0.0, 1.0)).all():
+        return None  # binary targets are often floats; other floats are no classes
+    return values.astype(np.int64)
+
+
+def _correct(outputs: Any, targets: Any) -> Any:
+    """(batch,) bool; None if the task has no accuracy."""
+    if _labels(targets) is None or not isinstance(outputs, Tensor):
+        return None
+    if outputs.ndim == 2 and outputs.shape[1] > 1:
+        return (outputs.argmax(1) == targets).cpu().numpy()
+    if outputs.numel() == len(targets):
+        return ((outputs.reshape(-1) > 0) == (targets > 0.5)).cpu().numpy()
+    return None

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pandas as pd
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
 from indpriv._progress import StageProgress, silent
 from indpriv.example_table import ExampleTable
-from indpriv.recording.data_passes import Examples, final_rows
+from indpriv.recording.training_data import TrainingData
 from indpriv.training.config import AuditConfig
 from indpriv.training.datasets import Dataset
 from indpriv.training.models import first_parameters
@@ -71,16 +69,11 @@ def train_without_dp(
 def example_table(module: nn.Module, dataset: Dataset, device: str = "cpu") -> ExampleTable:
     """Loss and correctness of a model on every training and test example; ids are positions."""
     module.eval()
-    rows = [
-        final_rows(
-            module,
-            nn.CrossEntropyLoss(reduction="none"),
-            Examples(tensor_set(split), None, torch.device(device)),
-            split=name,
-            ids=np.arange(len(split)),
-            unit_ids=None,
-            metadata=split.metadata,
-        )
-        for name, split in (("train", dataset.train), ("test", dataset.test))
-    ]
-    return ExampleTable(pd.concat(rows, ignore_index=True))
+    data = TrainingData(
+        tensor_set(dataset.train),
+        nn.CrossEntropyLoss(reduction="none"),
+        metadata=dataset.train.metadata,
+        test_set=tensor_set(dataset.test),
+        test_metadata=dataset.test.metadata,
+    )
+    return data.example_table(module, *data.examples(None, torch.device(device)))

@@ -20,7 +20,7 @@ from indpriv.norm_log.verify import verify
 from indpriv.norm_log.writer import NormLogWriter
 from indpriv.recording import Recorder
 from processes import running
-from runs import PER_EXAMPLE, make_run
+from runs import PER_EXAMPLE, make_run, record
 
 WRITE_FOREVER = """
 import os, sys
@@ -107,12 +107,6 @@ def test_a_killed_log_is_continued(tmp_path):
 
 def no_space(*_, **__):
     raise OSError(28, "No space left on device")
-
-
-def record(run, run_dir, epochs=2, **options):
-    recorder = Recorder(run_dir, dataset=run.dataset, loss_fn=PER_EXAMPLE, **{"every": 3} | options)
-    with recorder.attach(run.model, run.optimizer, run.loader):
-        run.train(epochs)
 
 
 @pytest.mark.parametrize("moment", ["record", "steps", "free"])

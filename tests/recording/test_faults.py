@@ -10,7 +10,7 @@ from indpriv._journal import JournalWriter, read_journal
 from indpriv.norm_log.reader import read_state
 from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder
-from runs import PER_EXAMPLE, make_run
+from runs import PER_EXAMPLE, failed, make_run
 
 
 def record(run, run_dir, loop=None, **options):
@@ -18,10 +18,6 @@ def record(run, run_dir, loop=None, **options):
     with recorder.attach(run.model, run.optimizer, run.loader):
         (loop or run.train)()
     return NormLog.open(run_dir)
-
-
-def failed(run_dir):
-    return {check.title for check in verify(run_dir) if check.status == "failed"}
 
 
 def test_gradients_scaled_for_mixed_precision_are_found(tmp_path):

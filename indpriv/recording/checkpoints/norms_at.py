@@ -24,7 +24,7 @@ from indpriv.example_table import ExampleTable
 from indpriv.recording.checkpoints.audit_spec import AuditSpec, load_spec
 from indpriv.recording.checkpoints.safe_files import first_line, read_content
 from indpriv.recording.checkpoints.weights import fingerprint_of, fit, load_into, state_of
-from indpriv.recording.data_passes import Examples, norms_of
+from indpriv.recording.data_passes import norms_of
 from indpriv.recording.norms.model_checks import check_buffers
 from indpriv.recording.norms.norm_pass import NormPass
 
@@ -76,7 +76,7 @@ class CheckpointPass:
         self._spec = spec
         self._device = torch.device(device)
         self.model = spec.model().to(self._device)
-        self._examples = Examples(spec.dataset, spec.collate_fn, self._device)
+        self._examples, self._test = spec.data.examples(spec.collate_fn, self._device)
         self.move_to(first)
         with _explained("dataset"):
             inputs, targets = next(self._examples.batches(_CHECKED))
@@ -107,11 +107,8 @@ class CheckpointPass:
 
     def example_table(self) -> ExampleTable:
         """Losses of training and test examples; InputError if one is not finite."""
-        spec, test = self._spec, None
-        if spec.test_set is not None:
-            test = Examples(spec.test_set, spec.collate_fn, self._device)
         with _explained("data"), self.norm_pass.evaluation() as model:
-            table = spec.data.example_table(model, self._examples, test)
+            table = self._spec.data.example_table(model, self._examples, self._test)
         bad = table.frame[~np.isfinite(table.frame["loss"].to_numpy(np.float64))]
         if len(bad):
             raise InputError(

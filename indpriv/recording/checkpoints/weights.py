@@ -172,7 +172,7 @@ def fingerprint_of(state: Mapping[str, Tensor]) -> str:
     """Hash of the names, shapes, types and values of a state."""
     digest = hashlib.sha256()
     for name in sorted(state):
-        tensor = state[name].detach()
+        tensor = state[name].detach().cpu()
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
         digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -8,13 +8,11 @@ stop together. Only the first rank writes the log.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from opacus.optimizers import DistributedDPOptimizer
@@ -168,13 +166,3 @@ def check_distributed_sampler(sampler: Any, optimizer: Any) -> None:
             "sampler drops empty batches, and the ranks would get out of step: take larger batches "
             f"or fewer ranks, until this probability is below {DROPPED_BATCH:g}"
         )
-
-
-def weights_fingerprint(module: torch.nn.Module) -> str:
-    """Hash of all parameters and buffers, bit by bit."""
-    content = hashlib.sha256()
-    for tensor in (*module.parameters(), *module.buffers()):
-        content.update(
-            tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        )
-    return content.hexdigest()

@@ -69,7 +69,9 @@ class Watch:
         run, individually = self._run, thresholds is not None
         self._versions = run.parameter_versions()
         with ExitStack() as stack:
-            stack.enter_context(self._sampler_watched())
+            stack.enter_context(
+                _sampler_watched(run.batch_sampler, self._on_draw, self._on_epoch_end)
+            )
             stack.enter_context(memory_format_watched(run.model, run.module))
             clipping = clipping_watched(
                 run.model,
@@ -212,32 +214,11 @@ class Watch:
         if not self._run.optimizer.secure_mode:
             self.tally.repeated_draws += states.repeated(generator)
 
-    @contextmanager
-    def _sampler_watched(self) -> Iterator[None]:
-        watch, run, sampler = self, self._run, self._run.batch_sampler
-        plain = type(sampler)
-        state = {"exhausted": False}
+    def _on_draw(self, indices: list[int]) -> None:
+        self.tally.drew(indices, self._run.sample_rate)
+        self._count_randomness(self._sampling_states, self._run.sampling_generator)
 
-        # A DataLoader's batch_sampler cannot be reassigned, so its class is replaced.
-        class Watched(plain):  # type: ignore[misc, valid-type]
-            def __iter__(self) -> Iterator[list[int]]:
-                watch._end_epoch(exhausted=state["exhausted"])
-                state["exhausted"] = False
-                for indices in super().__iter__():
-                    watch.tally.drew(indices, run.sample_rate)
-                    watch._count_randomness(watch._sampling_states, run.sampling_generator)
-                    yield indices
-                state["exhausted"] = True
-
-        Watched.__name__, Watched.__qualname__ = plain.__name__, plain.__qualname__
-        sampler.__class__ = Watched
-        try:
-            yield
-        finally:
-            sampler.__class__ = plain
-            self._end_epoch(exhausted=state["exhausted"])
-
-    def _end_epoch(self, *, exhausted: bool) -> None:
+    def _on_epoch_end(self, exhausted: bool) -> None:
         optimizer, loader = self._run.optimizer, self._run.loader
         self._micro_batches.clear()
         self.tally.end_epoch(
@@ -287,3 +268,31 @@ class Watch:
             "accountant_steps": run.history.steps,
             "accountant_settings_match": run.history.matches(tally.settings, run.sample_rate),
         }
+
+
+@contextmanager
+def _sampler_watched(
+    sampler: Any, on_draw: Callable[[list[int]], None], on_epoch_end: Callable[[bool], None]
+) -> Iterator[None]:
+    """Report each batch that is drawn, and each epoch's end: whether its sampler was exhausted."""
+    plain = type(sampler)
+    exhausted = False
+
+    # A DataLoader's batch_sampler cannot be reassigned, so its class is replaced.
+    class Watched(plain):  # type: ignore[misc, valid-type]
+        def __iter__(self) -> Iterator[list[int]]:
+            nonlocal exhausted
+            on_epoch_end(exhausted)
+            exhausted = False
+            for indices in super().__iter__():
+                on_draw(indices)
+                yield indices
+            exhausted = True
+
+    Watched.__name__, Watched.__qualname__ = plain.__name__, plain.__qualname__
+    sampler.__class__ = Watched
+    try:
+        yield
+    finally:
+        sampler.__class__ = plain
+        on_epoch_end(exhausted)

@@ -11,11 +11,10 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 import indpriv
 from indpriv import EvidenceError, InputError, NormLog, PrivacyFilter
 from indpriv.norm_log.reader import read_left_out
-from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder
 from indpriv.recording.clipping.filtered import FilteredClipping
 from indpriv.recording.opacus.tally import StepSetting
-from runs import PER_EXAMPLE, blobs, make_run
+from runs import PER_EXAMPLE, blobs, failed, make_run
 
 SETTINGS = {"max_grad_norm": 2.0, "learning_rate": 0.5, "noise_multiplier": 0.7}
 FILTER = PrivacyFilter(order=3.0, rdp_cap=1.0)
@@ -67,10 +66,6 @@ def record(run, run_dir, epochs=3, physical=None, loop=None, **options):
     finally:
         FilteredClipping.thresholds = plain
     return seen
-
-
-def failed(run_dir):
-    return {check.title for check in verify(run_dir) if check.status == "failed"}
 
 
 def spent_by_brute_force(log, left_out_at, order):

@@ -21,7 +21,7 @@ from indpriv.recording import Recorder, RecordingPolicy
 from indpriv.recording.clipping.individual import ClipLevels
 from indpriv.recording.opacus.watch import Watch
 from oracles import rdp_epsilon
-from runs import PER_EXAMPLE, blobs, make_run, mlp
+from runs import PER_EXAMPLE, blobs, failed, make_run, mlp
 
 STEP = 2**-148  # two of float32 where it is finest, below its normal range
 MODES = ["hooks", "functorch", "ew", "ghost"]
@@ -125,10 +125,6 @@ def check_sums(steps, log, dataset, first=0, share=0.1):
         expected = expected_sum(inputs, gradients, levels[step], dataset)
         torch.testing.assert_close(clipped, expected, rtol=2e-4, atol=2e-6)
     assert binding > len(dataset) * len(steps) * share  # levels below max_grad_norm did clip
-
-
-def failed(run_dir):
-    return {check.title for check in verify(run_dir) if check.status == "failed"}
 
 
 # What is clipped.

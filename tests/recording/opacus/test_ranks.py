@@ -8,7 +8,7 @@ from indpriv import EvidenceError, InputError, NormLog
 from indpriv.norm_log.reader import read_state
 from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder
-from runs import PER_EXAMPLE, blobs, make_run
+from runs import PER_EXAMPLE, blobs, failed, make_run
 from several_ranks import (
     N,
     a_batch_is_dropped,
@@ -23,10 +23,6 @@ from several_ranks import (
     with_expected_norms,
     without_shards,
 )
-
-
-def failed(run_dir):
-    return {check.title for check in verify(run_dir) if check.status == "failed"}
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
