@@ -162,7 +162,12 @@ def _read(kind: Any, content: Any, where: str, path: str) -> Any:
     if kind is Any:
         return content
     if kind is float:
-        return float(_expect(content, int | float, where, path))
+        value = float(_expect(content, int | float, where, path))
+        if not math.isfinite(value):
+            raise InputError(
+                f"{where}: {path}={value} is not a finite number; make the audit again"
+            )
+        return value
     return _expect(content, kind, where, path)
 
 

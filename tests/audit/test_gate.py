@@ -1,12 +1,18 @@
 import copy
 import json
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from indpriv.analysis.attacks.by_epsilon import AttackByEpsilon, EpsilonBin, ThresholdBins
+from indpriv.analysis.summary import FidelityFindings
+from indpriv.attack_scores import AttackScores
 from indpriv.audit.gate import Limits, judge
 from indpriv.cli import run as run_command
 from indpriv.errors import InputError
+from indpriv.norm_log.evidence import RECORDS
 from summaries import summary_of
 from synthetic import small_run
 
@@ -102,16 +108,27 @@ def test_a_run_that_was_seeded(run):
     )
 
 
-def test_what_is_always_asked(content):
-    content["guarantee"]["delta_times_n"] = 1.0
-    content["checks"].append({"name": "records", "status": "failed", "detail": ""})
-    content["canaries"] = {
-        "overall": {"bound": {"epsilon": content["guarantee"]["worst_case_epsilon"] * 1.01}}
-    }
-    content["attack_by_epsilon"] = {"findings": 1}
-    assert failed(content) == [
+def test_what_is_always_asked(run, summary):
+    member = np.arange(400) % 2 == 0
+    canaries = AttackScores(member.astype(float), member, "canaries", fair_coins=True)
+    proven = summary_of(*run, evidence={"canaries": canaries}, fidelity=FidelityFindings())
+    assert proven.attacks.canaries.overall.bound.epsilon > proven.guarantee.worst_case_epsilon
+    bin_above = EpsilonBin(0.0, 1.0, 9, 9, 1.0, None, 0.0, 0.1, 0.1, True, True)
+    bins = (ThresholdBins(0.01, 0.0, (bin_above,)),)
+    by_epsilon = AttackByEpsilon("a threshold", 1.9, 1e-5, 0.95, 0, bins)
+    found = replace(
+        summary,
+        guarantee=replace(summary.guarantee, delta_times_n=1.0),
+        attacks=replace(proven.attacks, by_epsilon=by_epsilon),
+        notes=replace(summary.notes, checks=(*summary.notes.checks, RECORDS.failed("odd"))),
+    )
+    assert failed(found.to_json()) == [
         "delta times n", "evidence", "epsilon that canaries prove", "attacks above the worst case"
     ]  # fmt: skip
+    harmless = replace(bin_above, above_worst_case=False)
+    harmless = replace(by_epsilon, thresholds=(ThresholdBins(0.01, 0.0, (harmless,)),))
+    quiet = replace(summary, attacks=replace(summary.attacks, by_epsilon=harmless))
+    assert failed(quiet.to_json()) == []
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""What the scores of attacks prove, overall, by group and by epsilon."""
+"""What the scores of an attack prove: overall, by group and by epsilon."""

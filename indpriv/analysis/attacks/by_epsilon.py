@@ -1,13 +1,13 @@
-"""Does the attack succeed where individual epsilon is large? True-positive rates by epsilon, and what would refute it. Sensitive.
+"""Does an attack succeed where individual epsilon is large? True-positive rates in bins of epsilon. Sensitive.
 
-Members are binned by their individual epsilon, non-members by the epsilon they would have had on the same trajectory. Over
-a random member and a random non-member, (epsilon, delta)-indistinguishability at the bin's upper edge would mean
+Members are binned by their individual epsilon, non-members by the epsilon they would have had on the same trajectory. For
+a random member and a random non-member, (epsilon, delta)-indistinguishability at the bin's upper edge would imply
 
     P[in the bin and accused | member] <= e^epsilon P[in the bin and accused | non-member] + delta,
 
-that is TPR <= e^epsilon FPR Q(bin) / P(bin) + delta / P(bin) with the shares P and Q of members and non-members in the bin.
-An individual epsilon is output-specific and promises no such thing: a bin above its own line is a place to look. The
-worst case does promise it: a bin above that line is a finding against the run.
+that is, TPR <= e^epsilon FPR Q(bin) / P(bin) + delta / P(bin), where P and Q are the shares of members and of non-members in
+the bin. Individual epsilon is output-specific and does not guarantee this: a bin above its own limit is a place to look.
+The worst case does guarantee it: a bin above that limit shows that the run or its account is wrong.
 """
 
 import itertools
@@ -26,7 +26,7 @@ from indpriv.errors import InputError
 
 TARGET_RATES = (0.01, 0.1, 0.5)  # false-positive rates that the thresholds aim at, fixed beforehand
 _BINS = 10
-_LEAST = 40  # members and non-members below which no bin could say anything
+_LEAST = 40  # with fewer members or non-members, no bin could show anything
 _LARGEST_EXPONENT = 700.0  # e^700 is near the largest float
 
 
@@ -36,16 +36,16 @@ class EpsilonBin:
 
     Attributes:
         low, high: epsilon above low (or at 0) and at most high.
-        n_members, n_nonmembers: in the bin; non-members are those not used to choose the threshold.
+        n_members, n_nonmembers: number in the bin; non-members that chose the threshold are not counted.
         tpr: share of its members accused; None without members.
-        tpr_interval: exact binomial, of this bin by itself.
+        tpr_interval: exact binomial, for this bin by itself.
         fpr: share of its non-members accused; None without non-members.
-        reference: largest true-positive rate that an epsilon of high would allow at these rates, at most 1; None without
-            members.
+        reference: largest true-positive rate that an epsilon of `high` would allow at these rates, at most 1; None
+            without members.
         worst_case_reference: the same for the worst-case epsilon.
-        above_reference: the lower end of what members show lies above the upper end of what the line allows, corrected for
-            all bins and thresholds: look here.
-        above_worst_case: the same against the worst case: a finding against the run.
+        above_reference: the true-positive rate is above the limit by more than chance, corrected for all bins and
+            thresholds: look here.
+        above_worst_case: the same for the limit of the worst case: the run or its account is wrong.
     """
 
     low: float
@@ -63,7 +63,7 @@ class EpsilonBin:
 
 @dataclass(frozen=True)
 class ThresholdBins:
-    """The bins under one threshold, above which examples are accused; at most target_fpr of half of the non-members are."""
+    """The bins under one threshold. Examples above it are accused, at most target_fpr of half of the non-members."""
 
     target_fpr: float
     threshold: float
@@ -77,9 +77,9 @@ class AttackByEpsilon:
     Attributes:
         method: what produced the scores.
         worst_case_epsilon, delta: of the guarantee.
-        confidence: that no bin under any threshold is called above a line that holds.
-        seed: of the split of the non-members; no seed of training.
-        thresholds: one entry for each false-positive rate aimed at.
+        confidence: that no bin under any threshold is called above a limit that holds.
+        seed: of the split of the non-members; not a seed of training.
+        thresholds: one entry for each intended false-positive rate.
     """
 
     method: str
@@ -91,28 +91,28 @@ class AttackByEpsilon:
 
     @property
     def findings(self) -> int:
-        """Bins above the worst-case line, over all thresholds."""
+        """Number of bins above the limit of the worst case, over all thresholds."""
         return sum(found.above_worst_case for part in self.thresholds for found in part.bins)
 
     @property
     def places_to_look(self) -> int:
-        """Bins above their own line, over all thresholds."""
+        """Number of bins above their own limit, over all thresholds."""
         return sum(found.above_reference for part in self.thresholds for found in part.bins)
 
 
 def attack_by_epsilon(
     scores: AttackScores, members: EpsilonTable, nonmember_epsilon: FloatArray, *, seed: int = 0
 ) -> AttackByEpsilon | None:
-    """Hold an attack's success in bins of epsilon against what epsilon allows.
+    """Compare an attack's success in bins of epsilon with what epsilon allows.
 
     Args:
-        scores: of any attack, members in the order of their table, non-members in the order of nonmember_epsilon.
+        scores: of any attack; members in the order of their table, non-members in the order of nonmember_epsilon.
         members: epsilons of the members.
-        nonmember_epsilon: (n_nonmembers,) what non-members would have had on the same trajectory.
+        nonmember_epsilon: (n_nonmembers,) the epsilons that they would have had on the same trajectory.
         seed: of the random half of the non-members that chooses the thresholds.
 
     Returns:
-        None with fewer than forty of either.
+        None with fewer than forty members or non-members.
 
     Raises:
         InputError: numbers that do not match.
@@ -125,7 +125,7 @@ def attack_by_epsilon(
     ):
         if count != found:
             raise InputError(
-                f"there are {found} scores of {side} for {count} epsilons of theirs; pass one for each"
+                f"there are {found} scores of {side} and {count} epsilons; pass one epsilon for each score"
             )
     if min(len(members), len(nonmember_epsilon)) < _LEAST:
         return None
@@ -155,7 +155,7 @@ def attack_by_epsilon(
 
 
 def _edges(members: EpsilonTable) -> list[float]:
-    """Edges of bins of about equally many members; those at the worst case have one of their own."""
+    """Edges of bins with about equal numbers of members; members at the worst case have a bin of their own."""
     below = members.epsilon[~members.at_worst_case]
     inner = (
         np.quantile(below, np.linspace(0, 1, _BINS + 1)[1:], method="higher").tolist()

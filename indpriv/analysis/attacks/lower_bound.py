@@ -1,10 +1,10 @@
 """A lower bound on the worst-case epsilon of a run from one run, with its confidence. Output is sensitive.
 
 After Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run" (NeurIPS 2023, arXiv:2305.08846): each
-of m examples is included by an independent fair coin; from the scores, "included" is guessed for the highest, "left
-out" for the lowest, and nothing for the rest. Under (epsilon, delta)-DP the number of right guesses is all but bounded
-by a binomial with success rate e^epsilon / (1 + e^epsilon), so that more of them refute that epsilon. The bound is on the
-worst case that DP promises to everybody; it says nothing of anybody's output-specific epsilon.
+of m examples is included by an independent fair coin; the highest scores are guessed "included", the lowest "left out",
+and no guess is made for the rest. Under (epsilon, delta)-DP the number of right guesses is bounded, up to a small
+probability, by a binomial with success rate e^epsilon / (1 + e^epsilon); more right guesses refute that epsilon. The bound
+is on the worst case, which DP guarantees for every example; it says nothing about output-specific epsilons.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from indpriv._plain import AtLeastZero, Share
 from indpriv.analysis.statistics.binomial import clopper_pearson
 from indpriv.analysis.statistics.resampling import CONFIDENCE, Interval
 
-LEAST_GUESSES = 8  # fewer cannot refute anything at 95 % once several numbers of guesses are tried
-_FEWER = 4  # from one number of guesses to the next
+LEAST_GUESSES = 8  # fewer cannot refute any epsilon at 95 % once several numbers of guesses are tried
+_FEWER = 4  # ratio of one number of guesses to the next
 _LARGEST_EPSILON = 100.0
 _WINDOW = 12.0  # standard deviations beyond which a binomial has no mass that matters (1e-32)
 NULL_TRIALS = 1000
@@ -29,14 +29,14 @@ NULL_TRIALS = 1000
 
 @dataclass(frozen=True)
 class LowerBound:
-    """What the guesses prove.
+    """What the guesses prove about the worst-case epsilon.
 
     Attributes:
-        epsilon: lower bound on the worst-case epsilon at the delta given; 0 proves nothing.
-        guesses, correct: of the number of guesses that proves most; 0 where nothing could be guessed.
-        tried: numbers of guesses tried, which the bound is corrected for (Bonferroni).
-        false_alarm_rate: measured: share of random memberships that give a bound above 0, of `NULL_TRIALS` of them.
-        false_alarm_interval: exact binomial, of that rate.
+        epsilon: lower bound on the worst-case epsilon at the given delta; a bound of 0 proves nothing.
+        guesses, correct: for the number of guesses that gives the largest bound; 0 if there were too few scores.
+        tried: how many numbers of guesses were tried; the bound is corrected for this (Bonferroni).
+        false_alarm_rate: share of `NULL_TRIALS` random memberships that give a bound above 0.
+        false_alarm_interval: exact binomial, for that rate.
     """
 
     epsilon: AtLeastZero
@@ -57,18 +57,19 @@ def lower_bound(
     balanced: bool = False,
     confidence: float = CONFIDENCE,
 ) -> LowerBound:
-    """Bound the worst-case epsilon from scores of examples that fair coins included or left out.
+    """Bound the worst-case epsilon from the scores of examples that fair coins included or left out.
 
-    The numbers of guesses are a function of the number of scores alone, fixed before any score is seen: the upper and
-    lower half, eighth, thirty-second and so on, guessed on both sides or on the upper side only.
+    The numbers of guesses depend only on the number of scores and are fixed before any score is seen: the upper and lower
+    half, eighth, thirty-second and so on, guessed on both sides or on the upper side only.
 
     Args:
         scores: (n,) higher = more likely included.
-        member: (n,) how each coin fell.
+        member: (n,) whether the coin included the example.
         delta: of the (epsilon, delta) that is bounded.
-        n_coins: coins flipped in all, of which these scores may be a part.
-        rng: breaks ties among scores, and calibrates.
-        balanced: instead of by fair coins, members were chosen at random as so many: false alarms are of such choices.
+        n_coins: number of coins flipped in all; these scores may be a part of them.
+        rng: breaks ties between scores, and draws the random memberships.
+        balanced: members were chosen at random in a fixed number instead of by fair coins; false alarms are measured for
+            such choices.
         confidence: of the bound.
     """
     plans = _plans(len(scores))
@@ -110,7 +111,7 @@ def lower_bound(
 
 
 def refutation(guesses: int, correct: int, epsilon: float, delta: float, n_coins: int) -> float:
-    """Largest probability of at least so many right guesses under (epsilon, delta)-DP.
+    """Largest probability of at least `correct` right guesses under (epsilon, delta)-DP.
 
     Steinke, Nasr and Jagielski 2023, Theorem 5.2 in the form of the code in their appendix D: with W binomial of success
     rate e^epsilon / (1 + e^epsilon), P[W >= v] + 2 m delta max_i P[v > W >= v - i] / i.
@@ -127,7 +128,7 @@ def refutation(guesses: int, correct: int, epsilon: float, delta: float, n_coins
 
 
 def _plans(n: int) -> list[tuple[int, int]]:
-    """Guesses "included" and "left out" of every plan."""
+    """Number of guesses "included" and of guesses "left out", for every plan."""
     sides = []
     side = n // 2
     while side >= LEAST_GUESSES:
@@ -137,7 +138,7 @@ def _plans(n: int) -> list[tuple[int, int]]:
 
 
 def _correct(included: IntArray, cuts: IntArray, plans: Sequence[tuple[int, int]]) -> IntArray:
-    """Right guesses of each plan, (n_trials, n_plans), from the members between consecutive cuts."""
+    """Number of right guesses of each plan, (n_trials, n_plans), from the members between consecutive cuts."""
     up_to = np.concatenate(
         [np.zeros((len(included), 1), dtype=np.int64), np.cumsum(included, axis=1)], axis=1
     )
@@ -155,7 +156,7 @@ def _correct(included: IntArray, cuts: IntArray, plans: Sequence[tuple[int, int]
 
 @lru_cache(maxsize=4096)
 def _least_correct(guesses: int, delta: float, n_coins: int, level: float) -> int:
-    """Fewest right guesses that refute epsilon 0; more than there are guesses where nothing can."""
+    """Smallest number of right guesses that refutes epsilon 0; above the number of guesses if none does."""
     low, high = guesses // 2, guesses + 1
     while high - low > 1:
         middle = (low + high) // 2

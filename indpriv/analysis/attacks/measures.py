@@ -1,6 +1,6 @@
-"""What any attack's scores prove: discrimination and a lower bound on epsilon, overall and by group. Sensitive.
+"""What an attack's scores prove: discrimination and a lower bound on epsilon, overall and by group. Sensitive.
 
-Sees only AttackScores, whoever made them.
+Reads only AttackScores, from any source.
 """
 
 import zlib
@@ -16,12 +16,12 @@ from indpriv.analysis.attacks.roc import Discrimination, discriminate
 from indpriv.analysis.statistics.resampling import CONFIDENCE
 from indpriv.attack_scores import AttackScores
 
-MIN_TRIALS = 10  # as for groups: fewer guesses say more about these examples than about the group
+MIN_TRIALS = 10  # with fewer guesses the result says more about these examples than about the group
 OVERALL = "all examples"
 ONE_RUN = "one run with independent fair coins (Steinke, Nasr and Jagielski 2023)"
 BALANCED = (
-    "one run (Steinke, Nasr and Jagielski 2023), on as many random members as non-members, as if fair coins had chosen "
-    "them: valid where members were chosen at random"
+    "one run (Steinke, Nasr and Jagielski 2023), on equal numbers of random members and non-members, as if fair coins had "
+    "chosen them: valid if members were chosen at random"
 )
 
 
@@ -31,10 +31,10 @@ class AttackMeasure:
 
     Attributes:
         name: the group, or "all examples".
-        n_members, n_nonmembers: scores there are.
-        too_small: fewer than ten of either: too few to read.
-        discrimination: None where a side is empty.
-        bound: lower bound on the worst-case epsilon; of a group, corrected for the number of groups.
+        n_members, n_nonmembers: number of scores.
+        too_small: fewer than ten members or non-members, too few to read.
+        discrimination: None without members or without non-members.
+        bound: lower bound on the worst-case epsilon; for a group, corrected for the number of groups.
     """
 
     name: str
@@ -51,11 +51,11 @@ class AttackMeasures:
 
     Attributes:
         attack: what produced the scores.
-        method: of the lower bound, and what it assumes.
+        method: how the lower bound is found, and what it assumes.
         confidence: of every interval by itself, of the overall bound, and of the bounds of all groups together.
         delta: of the (epsilon, delta) that is bounded.
         seed: of the analysis, not of training.
-        null_trials: random memberships that each false-alarm rate was measured on.
+        null_trials: number of random memberships on which each false-alarm rate was measured.
         overall: all examples.
         groups: by name; empty where the scores have no groups.
     """
@@ -73,13 +73,13 @@ class AttackMeasures:
 def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) -> AttackMeasures:
     """Measure an attack.
 
-    The lower bound needs members that were chosen by fair coins. Scores that do not say so are cut down to as many
-    random members as non-members first, so that they prove nothing by their numbers.
+    The lower bound needs members that were chosen by fair coins. From other scores, equal numbers of random members and
+    non-members are taken, so that unequal numbers cannot prove anything.
 
     Args:
         scores: of any attack; higher means more likely a member.
         delta: of the (epsilon, delta)-DP that is tested.
-        seed: of random choices: which scores are left out, and the order of ties.
+        seed: of the random choices: which scores are left out, and the order of ties.
 
     Raises:
         InputError: a delta outside (0, 1), or a negative seed.
@@ -88,7 +88,7 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
     check_positive_int("seed", seed, minimum=0)
     names, indices = group_indices(scores)
     n_tested = sum(len(index) >= 2 * LEAST_GUESSES for index in indices)
-    everybody = np.arange(len(scores.scores))
+    every = np.arange(len(scores.scores))
     return AttackMeasures(
         attack=scores.method,
         method=ONE_RUN if scores.fair_coins else BALANCED,
@@ -96,7 +96,7 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
         delta=delta,
         seed=seed,
         null_trials=NULL_TRIALS,
-        overall=_measure(None, scores, everybody, delta, seed, CONFIDENCE),
+        overall=_measure(None, scores, every, delta, seed, CONFIDENCE),
         groups=tuple(
             _measure(name, scores, index, delta, seed, 1 - (1 - CONFIDENCE) / max(1, n_tested))
             for name, index in zip(names, indices, strict=True)
@@ -105,7 +105,7 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
 
 
 def group_indices(scores: AttackScores) -> tuple[list[str], list[IntArray]]:
-    """Names of the groups, sorted, and the positions of their scores; both empty without groups."""
+    """Sorted names of the groups and the positions of their scores; both empty without groups."""
     if scores.groups is None:
         return [], []
     uniques, codes = np.unique(scores.groups.astype(str), return_inverse=True)
@@ -116,7 +116,7 @@ def group_indices(scores: AttackScores) -> tuple[list[str], list[IntArray]]:
 
 
 def generator_of(seed: int, group: str | None) -> np.random.Generator:
-    """Random choices for one group (None: everybody): a function of seed and name only, alike for a model and its twin."""
+    """Random choices for one group, or for all examples (None). They depend only on seed and name, not on the model."""
     return np.random.default_rng(
         [seed] if group is None else [seed, zlib.crc32(group.encode("utf-8", "surrogatepass"))]
     )
@@ -153,7 +153,7 @@ def _measure(
 
 
 def _balanced(member: NDArray[np.bool_], rng: np.random.Generator) -> IntArray:
-    """Positions of as many random members as non-members."""
+    """Positions of equal numbers of random members and non-members."""
     sides = [rng.permutation(np.flatnonzero(member == side)) for side in (True, False)]
     pairs = min(map(len, sides))
     return np.concatenate([side[:pairs] for side in sides])

@@ -1,4 +1,4 @@
-"""How well scores tell members from non-members: ROC, AUC, true-positive rates, advantage, with intervals. Sensitive."""
+"""How well scores separate members from non-members: ROC, AUC, true-positive rates and advantage. Sensitive."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,24 +15,24 @@ from indpriv.analysis.statistics.resampling import CONFIDENCE, Interval
 FALSE_POSITIVE_RATES = (
     0.001,
     0.01,
-)  # low ones are what counts (Carlini et al. 2022, arXiv:2112.03570)
+)  # what matters is the rate at few false positives (Carlini et al. 2022, arXiv:2112.03570)
 _ROC_POINTS = 50
 
 
 @dataclass(frozen=True)
 class Discrimination:
-    """What thresholds on one score achieve, each "member" at or above the threshold.
+    """What thresholds on a score achieve; "member" is guessed at or above the threshold.
 
     Attributes:
-        auc: chance that a member scores above a non-member, ties counting half.
-        auc_interval: DeLong, DeLong and Clarke-Pearson 1988, on the logit scale; at 0 or 1 the exact binomial one of as
-            many pairs as there are independent ones; None where all scores are equal.
+        auc: probability that a member scores above a non-member; ties count half.
+        auc_interval: DeLong, DeLong and Clarke-Pearson 1988, on the logit scale; for an AUC of 0 or 1 the exact binomial
+            interval over as many pairs as are independent; None where all scores are equal.
         tpr_at_fpr: true-positive rate of the lowest threshold whose false-positive rate is at most "0.001" and "0.01".
-        tpr_at_fpr_intervals: exact binomial, the threshold taken as given.
-        advantage: largest true-positive less false-positive rate over all thresholds, picked on these very scores: above
-            0 by chance alone.
-        advantage_interval: holds for all thresholds together (Dvoretzky, Kiefer and Wolfowitz; Massart 1990).
-        roc: (false-positive rate, true-positive rate) of up to 50 thresholds, from strict to lax; empty where not asked for.
+        tpr_at_fpr_intervals: exact binomial, treating the threshold as fixed.
+        advantage: largest difference of true- and false-positive rate over all thresholds. It is chosen on these scores,
+            so it is above 0 even by chance.
+        advantage_interval: valid for all thresholds together (Dvoretzky, Kiefer and Wolfowitz; Massart 1990).
+        roc: (false-positive rate, true-positive rate) of up to 50 thresholds, strictest first; empty if not requested.
     """
 
     auc: Share
@@ -47,12 +47,12 @@ class Discrimination:
 def discriminate(
     members: FloatArray, nonmembers: FloatArray, *, with_roc: bool = True
 ) -> Discrimination | None:
-    """Measure scores of members (n_members,) and non-members (n_nonmembers,); None where a side is empty.
+    """Measure how well scores separate members from non-members; None without members or without non-members.
 
     Args:
-        members: scores of members.
-        nonmembers: scores of the others.
-        with_roc: also the points of the curve.
+        members: (n_members,) their scores.
+        nonmembers: (n_nonmembers,) their scores.
+        with_roc: whether to include the points of the curve.
 
     >>> discriminate(np.array([3.0, 2.0]), np.array([1.0, 0.0])).auc
     1.0
@@ -104,7 +104,7 @@ def _count(members: FloatArray, nonmembers: FloatArray) -> _Counts:
 
 
 def _roc(counts: _Counts) -> tuple[FloatArray, FloatArray]:
-    """False- and true-positive rates of every threshold, strictest first ("nobody is a member")."""
+    """False- and true-positive rates of every threshold; the first accuses no example."""
     rates = [
         np.concatenate([[0.0], np.cumsum(side[::-1])]) / side.sum()
         for side in (counts.nonmembers, counts.members)
@@ -114,12 +114,12 @@ def _roc(counts: _Counts) -> tuple[FloatArray, FloatArray]:
 
 def _auc(counts: _Counts) -> tuple[float, Interval | None]:
     n_members, n_nonmembers = int(counts.members.sum()), int(counts.nonmembers.sum())
-    # Of each distinct score: the share of the other side that it beats, or that beats it, ties counting half.
+    # For each distinct score: the share of the other side below it (or above it); ties count half.
     beaten = (np.cumsum(counts.nonmembers) - counts.nonmembers / 2) / n_nonmembers
     beating = 1 - (np.cumsum(counts.members) - counts.members / 2) / n_members
     doubled = counts.members @ (
         2 * np.cumsum(counts.nonmembers) - counts.nonmembers
-    )  # whole, so that 1/2 is 1/2
+    )  # a whole number, so that an AUC of 1/2 is exact
     auc = float(doubled) / (2.0 * n_members * n_nonmembers)
     if auc in (0.0, 1.0):
         pairs = min(n_members, n_nonmembers)
@@ -135,7 +135,7 @@ def _auc(counts: _Counts) -> tuple[float, Interval | None]:
 
 
 def _variance_of_mean(values: FloatArray, counts: FloatArray) -> float:
-    """Of the mean of values in [0, 1], each as often as counted; the largest possible of a single one."""
+    """Variance of the mean of values in [0, 1] with these counts; the largest possible for a single value."""
     n = float(counts.sum())
     if n < 2:
         return 0.25

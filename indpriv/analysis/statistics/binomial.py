@@ -11,7 +11,7 @@ from indpriv.errors import InputError
 def clopper_pearson(
     successes: ArrayLike, trials: ArrayLike, confidence: float = 0.95
 ) -> tuple[FloatArray, FloatArray]:
-    """Exact two-sided confidence intervals of binomial rates (Clopper and Pearson 1934); 0 to 1 where trials is 0.
+    """Exact two-sided confidence intervals of binomial rates (Clopper and Pearson 1934); [0, 1] where trials is 0.
 
     Args:
         successes: whole numbers.
@@ -27,7 +27,7 @@ def clopper_pearson(
     if ((k < 0) | (k > n)).any():
         bad = np.argmax((k < 0) | (k > n))
         raise InputError(
-            f"{k.flat[bad]:g} successes of {n.flat[bad]:g} trials is no binomial outcome"
+            f"{k.flat[bad]:g} successes in {n.flat[bad]:g} trials is not a possible outcome"
         )
     tail = (1 - confidence) / 2
     low = np.where(k == 0, 0.0, betaincinv(np.maximum(k, 1), n - k + 1, tail))

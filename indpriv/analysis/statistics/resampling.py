@@ -15,20 +15,21 @@ from scipy import stats
 from indpriv._arrays import FloatArray, IntArray
 
 CONFIDENCE = 0.95
-RUNS = 256  # a larger cell is resampled as so many runs of neighbouring values: their means keep all but ~1e-4 of its variance
+# A larger cell is resampled as this many runs of neighbouring values, whose means keep all but ~1e-4 of its variance.
+RUNS = 256
 _MOST_DRAWS, _LEAST_DRAWS = 1000, 200
-_WORK = 2e7  # weights that one bootstrap may draw (a second on one core); fewer resamples beyond
+_WORK = 2e7  # weights that one bootstrap may draw (a second on one core); more data get fewer resamples
 _CHUNK = 2e6  # weights held at once
 _MOST_PERMUTATIONS, _LEAST_PERMUTATIONS = 999, 199
 _PERMUTED = (
-    2e7  # examples that one test may shuffle (half a second on one core); fewer permutations beyond
+    2e7  # examples that one test may shuffle (half a second on one core); more data get fewer permutations
 )
 _POISSON = stats.poisson.ppf(
     (np.arange(1 << 16) + 0.5) / (1 << 16), 1.0
 )  # Poisson(1) of 16 random bits, to 2e-5
 _DRAW_COST = 4  # one hypergeometric variable, in shuffled examples
 _SAME = 1e-9  # relative; statistics this close are ties
-_NO_SPREAD = 1e-6  # standard deviation relative to the values; what is below may be cancellation
+_NO_SPREAD = 1e-6  # standard deviation relative to the values; a smaller one may be rounding error
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Resampled:
-    """Estimates with standard errors, and the same of every resample.
+    """Estimates with standard errors, for the data and for every resample.
 
     Attributes:
         estimate, error: (n,); NaN where undefined.
@@ -64,8 +65,7 @@ class Resampled:
     def ratio(self, worst: int, best: int) -> Interval | None:
         """Interval of one estimate over another, from the studentised logarithm; None unless both are positive.
 
-        It is of the two named groups: that they were picked as the extremes is not in it (the permutation test is for
-        that).
+        It does not account for choosing these two groups as the extremes; the permutation test does.
         """
         pair = [worst, best]
         means, errors = self.estimate[pair], self.error[pair]
@@ -88,7 +88,7 @@ class Resampled:
 
 @dataclass(frozen=True)
 class ResampledMeans:
-    """Means of one bootstrap: of each group, of each group at the given stratum shares, and of each cell.
+    """Means from one bootstrap: of each group, of each group at the given stratum shares, and of each cell.
 
     groups, standardised: n_groups estimates; cells: n_groups * n_strata estimates, group by group, or None.
     """
@@ -104,10 +104,10 @@ class SpreadTest:
     """Permutation test of the hypothesis that groups are exchangeable within strata.
 
     Attributes:
-        p_value: of the whole table: how often a permutation has a group that lies as far out as the farthest here.
+        p_value: for the whole table: how often the most extreme group of a permutation is at least as extreme as here.
         adjusted: (n_groups,) the same for each group, corrected for all groups tested (single-step maxT); None where
             the group was not tested.
-        permutations: drawn.
+        permutations: number of permutations drawn.
     """
 
     p_value: float
@@ -132,9 +132,9 @@ def resample_means(
         groups: (n,) codes.
         strata: (n,) codes.
         n_groups: number of group codes.
-        shares: (n_strata,) weights of the standardised means, summing to 1; strata of weight 0 do not matter.
-        with_cells: also the mean of every cell.
-        rng: an analysis generator, not one of training.
+        shares: (n_strata,) weights of the standardised means, summing to 1; strata with weight 0 are ignored.
+        with_cells: whether to include the mean of every cell.
+        rng: a generator of the analysis, not of training.
     """
     n_strata = len(shares)
     centre = float(values.mean())
@@ -177,11 +177,11 @@ def permutation_test(
         values: (n,) finite.
         groups: (n,) codes.
         strata: (n,) codes.
-        tested: (n_groups,) groups with a p-value of their own; the others are part of the pool only.
-        rng: an analysis generator.
+        tested: (n_groups,) which groups get a p-value; the others only belong to the pool.
+        rng: a generator of the analysis, not of training.
 
     Returns:
-        None where fewer than two groups are tested, or where nothing varies within strata.
+        None if fewer than two groups are tested, or if nothing varies within strata.
     """
     if tested.sum() < 2:
         return None
@@ -215,7 +215,7 @@ def permutation_test(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values corrected for their number (Holm 1979).
+    """P-values corrected for the number of tests (Holm 1979).
 
     >>> holm([0.01, 0.04, 0.5])
     [0.03, 0.08, 0.5]
@@ -230,7 +230,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class _Runs:
-    """Neighbouring values of one cell taken together: their number, mean and mean square; starts of present cells."""
+    """Runs of neighbouring values of one cell: size, mean and mean square of each; the first run of each present cell."""
 
     size: IntArray
     mean: FloatArray
@@ -269,7 +269,7 @@ def _runs(values: FloatArray, cells: IntArray) -> _Runs:
 
 
 def _poisson_weights(sizes: IntArray, n_draws: int, rng: np.random.Generator) -> FloatArray:
-    """Sums of as many Poisson(1) weights as each run has examples, (n_draws, n_runs); single examples by a table."""
+    """For each run the sum of one Poisson(1) weight per example, (n_draws, n_runs)."""
     shape = (n_draws, len(sizes))
     if (sizes == 1).all():
         looked_up: FloatArray = _POISSON[rng.integers(0, len(_POISSON), shape, dtype=np.uint16)]
@@ -295,7 +295,7 @@ def _summaries(
 def _mean_and_error(
     weight: FloatArray, total: FloatArray, square: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Weighted mean and its standard error; NaN below two examples."""
+    """Weighted mean and its standard error; NaN with fewer than two examples."""
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.where(weight >= 1, total / weight, np.nan)
         variance = square / weight - mean**2
@@ -306,7 +306,7 @@ def _mean_and_error(
 def _studentised(
     estimate: FloatArray, error: FloatArray, draws: FloatArray, draw_errors: FloatArray
 ) -> list[tuple[float, float] | None]:
-    """Bootstrap-t intervals of each column; None without spread or with too few defined draws."""
+    """Bootstrap-t interval of each column; None without spread or with too few defined draws."""
     with np.errstate(invalid="ignore", divide="ignore"):
         t = (
             draws - estimate
@@ -330,10 +330,10 @@ def _studentised(
 
 @dataclass(frozen=True)
 class _Block:
-    """One stratum of a permutation test: its groups and their deviations from the stratum's mean.
+    """One stratum of a permutation test: its groups and the deviations of their values from the stratum's mean.
 
-    Where it holds many examples in few groups, values are runs of neighbours (of the given sizes, each at its mean),
-    so that a permutation is one draw from the multivariate hypergeometric distribution instead of a shuffle.
+    If it holds many examples in few groups, values are runs of neighbours (of the given sizes, each at its mean); a
+    permutation is then one draw from the multivariate hypergeometric distribution instead of a shuffle.
     """
 
     groups: IntArray  # (n_present,)
@@ -349,7 +349,7 @@ class _Block:
         return len(self.values) if self.sizes is None else _DRAW_COST * len(self.groups) * RUNS
 
     def permuted(self, rng: np.random.Generator) -> FloatArray:
-        """Sums of deviations of each present group after one permutation."""
+        """Sum of deviations of each present group after one permutation."""
         if self.sizes is None:
             rng.shuffle(self.values)
             return _group_sums(self.values, self.counts)
@@ -374,7 +374,7 @@ def _blocks(values: FloatArray, groups: IntArray, strata: IntArray) -> list[_Blo
 
 
 def _block(values: FloatArray, groups: IntArray) -> _Block | None:
-    """The block of one stratum, its values in the order of its groups; None where it has one group or no spread."""
+    """The block of one stratum, its values ordered by group; None if it has one group or no spread."""
     present, counts = np.unique(groups, return_counts=True)
     n = len(values)
     deviations = values - values.mean()

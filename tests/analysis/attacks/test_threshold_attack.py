@@ -47,7 +47,7 @@ def test_the_interval_is_scipys(successes, trials):
 
 def test_an_impossible_outcome_is_refused():
     for successes, trials in ((3, 2), (-1, 4)):
-        with pytest.raises(InputError, match="no binomial outcome"):
+        with pytest.raises(InputError, match="not a possible outcome"):
             clopper_pearson(successes, trials)
 
 
