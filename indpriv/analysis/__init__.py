@@ -1,1 +1,4 @@
-"""Analysis: from EpsilonTable, ExampleTable and AttackScores to findings, as plain data. Sensitive."""
+"""Analysis: from EpsilonTable, ExampleTable and AttackScores to findings, as plain data.
+
+Sensitive.
+"""

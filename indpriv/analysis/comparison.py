@@ -1,7 +1,8 @@
 """Two audits of the same data side by side: who is better off in the second, by group. Sensitive.
 
-Two runs differ by chance as well: other noise and other batches give other individual epsilons. What one example gains or
-loses between two runs is no property of the settings; what a large group does is.
+Two runs differ by chance as well: other noise and other batches give other individual epsilons.
+What one example gains or loses between two runs is no property of the settings; what a large group
+does is.
 """
 
 from collections.abc import Sequence
@@ -32,8 +33,10 @@ class Change:
         too_small: fewer than ten.
         mean_first, mean_second: mean epsilon.
         median_change: of the examples' own changes.
-        share_better, share_worse: whose epsilon is smaller, or larger, by more than 1 % in the second.
-        accuracy_first, accuracy_second: share of the group's test examples that are classified right; None where unknown.
+        share_better, share_worse: whose epsilon is smaller, or larger, by more than 1 % in the
+            second.
+        accuracy_first, accuracy_second: share of the group's test examples that are classified
+            right; None where unknown.
     """
 
     name: str
@@ -171,7 +174,8 @@ def _check_meaning(first: EpsilonTable, second: EpsilonTable) -> None:
         ours, theirs = getattr(first.account, name), getattr(second.account, name)
         if ours != theirs:
             raise InputError(
-                f"{name} is {ours!r} in the first audit and {theirs!r} in the second; audit both with one"
+                f"{name} is {ours!r} in the first audit and {theirs!r} in the second; audit both "
+                "with one"
             )
 
 
@@ -187,7 +191,8 @@ def _same_people(
         only = ids[~ids.isin(others)]
         example = f", e.g. id {only.tolist()[0]!r} is in the first only" if len(only) else ""
         raise InputError(
-            f"the audits are of other examples: {len(ids)} in the first and {len(others)} in the second{example}; compare "
+            f"the audits are of other examples: {len(ids)} in the first and {len(others)} in the "
+            f"second{example}; compare "
             "audits of one data set"
         )
     train, other_train = (
@@ -203,7 +208,8 @@ def _same_people(
         )  # by group, not by name: one audit may know the names of the labels
         if different:
             raise InputError(
-                f"{column} differs between the audits for {different} examples of the same id; compare audits of one data "
+                f"{column} differs between the audits for {different} examples of the same id; "
+                "compare audits of one data "
                 "set in one order"
             )
     return train, other_train

@@ -1,4 +1,7 @@
-"""What run.json says about a run, on the word of whoever trained it. Sensitive where its texts are."""
+"""What run.json says about a run, on the word of whoever trained it.
+
+Sensitive where its texts are.
+"""
 
 from __future__ import annotations
 

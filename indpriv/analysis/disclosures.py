@@ -1,21 +1,18 @@
-"""What a reader must be told: what was verified, what was declared, what is unknown, and how the account can be wrong.
+"""Facts that a reader needs to judge a guarantee, each verified, declared, unknown or failed.
 
-After NIST SP 800-226 (2025), "How to DP-fy ML" (Ponomareva et al. 2023, section 5.3.3) and the OpenDP deployments
-registry. The texts here hold no individual value.
+After NIST SP 800-226 (2025), "How to DP-fy ML" (Ponomareva et al. 2023, section 5.3.3) and the
+OpenDP deployments registry. The texts here hold no individual value.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 from indpriv._files import first_at
-from indpriv._formatting import (
-    format_cost,
-    format_delta,
-    format_epsilon,
-    format_number,
-    format_share,
-)
-from indpriv.analysis.summary import Disclosure, Guarantee, Hazard, Range, RunFacts
+from indpriv._formatting import format_cost, format_delta, format_number, format_share
+from indpriv._plain import Limits
+from indpriv.analysis.guarantee import Guarantee
+from indpriv.analysis.run_facts import RunFacts
 from indpriv.epsilon_table import Account
 from indpriv.norm_log.evidence import (
     BATCH_FOR_EVERY_STEP,
@@ -36,6 +33,49 @@ from indpriv.norm_log.evidence import (
 from indpriv.norm_log.recording_policy import RecordingPolicy
 
 VERIFIED, DECLARED, UNKNOWN, NOT_COVERED = "verified", "declared", "unknown", "not covered"
+# How a statement is known.
+Knowledge = Annotated[str, Limits(texts=(VERIFIED, DECLARED, UNKNOWN, NOT_COVERED, FAILED))]
+
+# Keys of the settings and declarations that a model card shows. None of them says anything about
+# the data.
+_PUBLISHABLE = frozenset(
+    [
+        "released",
+        "trust_model",
+        "tuning",
+        "sampler",
+        "steps",
+        "sample_rate",
+        "noise_multiplier",
+        "max_grad_norm",
+        "clip_mode",
+        "accountant",
+        "random_generator",
+        "preprocessing",
+        "training_versions",
+        "code_commit",
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Disclosure:
+    """One fact that a reader needs to judge the guarantee.
+
+    Attributes:
+        key: identifies it in code and files; never shown.
+        title, value: as shown.
+        status: "verified", "declared", "unknown", "not covered" or "failed".
+        private: the value says something about the data, so it must not be published.
+        publishable: the value may appear on a model card, if the run's guarantee may be published.
+    """
+
+    key: str
+    title: str = field(metadata={"json": "item"})
+    value: str
+    status: Knowledge
+    private: bool = False
+    publishable: bool = False
 
 
 def status_of(checks: Sequence[Check], *assumptions: Assumption) -> str:
@@ -47,6 +87,11 @@ def status_of(checks: Sequence[Check], *assumptions: Assumption) -> str:
     return VERIFIED if states == {PASSED} else DECLARED
 
 
+def declared_or_unknown(text: str | None) -> str:
+    """The status of what run.json may say."""
+    return DECLARED if text else UNKNOWN
+
+
 def disclosures(
     run: RunFacts,
     account: Account,
@@ -55,75 +100,62 @@ def disclosures(
     versions: Mapping[str, str],
     brackets: Mapping[str, int] | None = None,
 ) -> tuple[Disclosure, ...]:
-    """Every item that a reader needs to judge the guarantee, in the order of the report.
+    """Every fact that a reader needs to judge the guarantee, in the order of the report.
 
     Args:
         run: what was run.
         account: what its epsilons mean.
-        guarantee: its worst case, and whether the evidence supports it.
-        checks: evidence held against the assumptions.
+        guarantee: its worst case, and whether checks support it.
+        checks: of the assumptions.
         versions: of this audit.
-        brackets: how many examples the tight accountant bracketed in which way; None for another accountant.
+        brackets: number of examples by the way in which the tight accountant bracketed them; None
+            for another accountant.
     """
-    return (
-        *_what(run, account, guarantee),
-        *_how(run, account, checks),
-        *_brackets(brackets or {}),
+    found = (
+        *_guaranteed(run, account, guarantee),
+        *_training(run, account, checks),
+        *_norms(run, account, checks, brackets or {}),
         *_provenance(run, guarantee, checks, versions),
     )
+    return tuple(replace(item, publishable=item.key in _PUBLISHABLE) for item in found)
 
 
-def _what(run: RunFacts, account: Account, guarantee: Guarantee) -> list[Disclosure]:
+def _guaranteed(run: RunFacts, account: Account, guarantee: Guarantee) -> list[Disclosure]:
+    """What is protected, and what is released."""
     units = f"; {run.n_units:,} distinct units" if run.n_units is not None else ""
     too_large = guarantee.delta_times_n >= 1
-    return [
+    relation = f"{account.neighbouring.replace('_', '/')} one {account.one_unit}"
+    trust = run.declared.trust_model or (
+        "assumed central: the curator holds the data and runs the training"
+    )
+    times_n = f"delta times n is {guarantee.delta_times_n:.2g}" + (
+        ": too large, since a mechanism may expose someone outright" if too_large else ""
+    )
+    n = f"{run.n_examples:,}{units}; under add/remove neighbours this number is itself private"
+    tuning = run.declared.tuning or "only this one run is accounted"
+    found = [
         Disclosure("unit", "Unit of privacy", f"one {account.one_unit}", DECLARED),
-        Disclosure(
-            "neighbouring",
-            "Neighbouring relation",
-            f"{account.neighbouring.replace('_', '/')} one {account.one_unit}",
-            DECLARED,
-        ),
+        Disclosure("neighbouring", "Neighbouring relation", relation, DECLARED),
         _released(run, guarantee),
-        Disclosure(
-            "trust_model",
-            "Trust model",
-            run.declared.trust_model
-            or "assumed central: the curator holds the data and runs the training",
-            DECLARED,
-            publishable=True,
-        ),
+        Disclosure("trust_model", "Trust model", trust, DECLARED),
         Disclosure("delta", "Delta", format_delta(account.delta), DECLARED),
         Disclosure(
             "delta_times_n",
             "Delta and n",
-            f"delta times n is {guarantee.delta_times_n:.2g}"
-            + (": too large, a mechanism may expose somebody outright" if too_large else ""),
+            times_n,
             FAILED if too_large else VERIFIED,
             private=True,
         ),
-        Disclosure(
-            "tuning",
-            "Tuning runs",
-            run.declared.tuning or "only this one run is accounted",
-            NOT_COVERED,
-            publishable=True,
-        ),
-        Disclosure(
-            "n_examples",
-            "Number of examples",
-            f"{run.n_examples:,}{units}; under add/remove neighbours this number is itself private",
-            VERIFIED,
-            private=True,
-        ),
-        *_rows_per_unit(run, account),
+        Disclosure("tuning", "Tuning runs", tuning, NOT_COVERED),
+        Disclosure("n_examples", "Number of examples", n, VERIFIED, private=True),
     ]
+    if (account.rows_per_unit or 1) > 1:
+        found.append(_rows_per_unit(run, account))
+    return found
 
 
-def _rows_per_unit(run: RunFacts, account: Account) -> list[Disclosure]:
-    """The most rows of one unit: public where a cap was set before training, else a fact of the data."""
-    if (account.rows_per_unit or 1) == 1:
-        return []
+def _rows_per_unit(run: RunFacts, account: Account) -> Disclosure:
+    """The largest number of rows of a unit: public if a cap was set before training."""
     cap = first_at(run.declared.content, ("config", "data", "max_rows_per_unit"))
     most = f"at most {account.rows_per_unit:,}"
     text = (
@@ -131,83 +163,45 @@ def _rows_per_unit(run: RunFacts, account: Account) -> list[Disclosure]:
         if cap
         else f"{most} in this data; no cap was declared"
     )
-    return [
-        Disclosure("rows_per_unit", f"Rows of one {account.unit}", text, VERIFIED, private=not cap)
-    ]
+    title = f"Rows of one {account.unit}"
+    return Disclosure("rows_per_unit", title, text, VERIFIED, private=not cap)
 
 
 def _released(run: RunFacts, guarantee: Guarantee) -> Disclosure:
-    """What whoever trained declares as released, unless no guarantee covers it."""
-    why = _withheld(guarantee)
-    if why:
-        return Disclosure(
-            "released",
-            "What is released",
-            f"nothing may be published under a guarantee: {why}",
-            FAILED,
-            publishable=True,
-        )
+    """What is declared as released, unless no guarantee covers it."""
+    key, title = "released", "What is released"
+    if not guarantee.publishable:
+        text = f"nothing may be published under a guarantee: {guarantee.withheld}"
+        return Disclosure(key, title, text, FAILED)
     assumed = "assumed: every model state of this run, checkpoints and final model"
-    return Disclosure(
-        "released", "What is released", run.declared.released or assumed, DECLARED, publishable=True
-    )
+    return Disclosure(key, title, run.declared.released or assumed, DECLARED)
 
 
-def _withheld(guarantee: Guarantee) -> str:
-    """Why nothing may be published under the guarantee; "" where it may."""
-    if guarantee.publishable:
-        return ""
-    return {
-        "void": "the run was seeded (reproducible: no privacy)",
-        "unproven": "a check of its assumptions failed",
-    }.get(guarantee.status, "delta is at least 1/n")
-
-
-def _how(run: RunFacts, account: Account, checks: Sequence[Check]) -> list[Disclosure]:
+def _training(run: RunFacts, account: Account, checks: Sequence[Check]) -> list[Disclosure]:
     observed = run.recorder.get("sampler_class")
+    sampler = account.sampler + (f"; observed: {observed}" if observed else "; not observed")
+    steps = (
+        f"{run.settings.total_steps:,}, about {format_number(run.settings.expected_epochs)} epochs"
+    )
+    if _ranks(run) > 1:
+        steps += f", each taken by {_ranks(run)} ranks together"
     settings = status_of(checks, OPACUS_ACCOUNTANT)
+    later = run.recorder.get("replayed") or run.recorder.get("converted")
+    clipping = DECLARED if later else _read_from(run, "clipping")
     return [
         Disclosure(
             "sampler",
             "Sampler",
-            account.sampler + (f"; observed: {observed}" if observed else "; not observed"),
+            sampler,
             status_of(checks, SAMPLER, BATCH_SIZES, PARTICIPATION),
-            publishable=True,
         ),
+        Disclosure("steps", "Steps", steps, status_of(checks, BATCH_FOR_EVERY_STEP, CLOSED)),
+        Disclosure("sample_rate", "sample_rate", str(run.settings.sample_rate), settings),
         Disclosure(
-            "steps",
-            "Steps",
-            f"{run.settings.total_steps:,}, about {format_number(run.settings.expected_epochs)} epochs"
-            + (f", each taken by {_ranks(run)} ranks together" if _ranks(run) > 1 else ""),
-            status_of(checks, BATCH_FOR_EVERY_STEP, CLOSED),
-            publishable=True,
+            "noise_multiplier", "noise_multiplier", str(run.settings.noise_multiplier), settings
         ),
-        Disclosure(
-            "sample_rate",
-            "sample_rate",
-            format_range(run.settings.sample_rate),
-            settings,
-            publishable=True,
-        ),
-        Disclosure(
-            "noise_multiplier",
-            "noise_multiplier",
-            format_range(run.settings.noise_multiplier),
-            settings,
-            publishable=True,
-        ),
-        Disclosure(
-            "max_grad_norm",
-            "max_grad_norm",
-            format_range(run.settings.max_grad_norm),
-            DECLARED
-            if run.recorder.get("replayed") or run.recorder.get("converted")
-            else _read_from(run, "clipping"),
-            publishable=True,
-        ),
-        Disclosure(
-            "clip_mode", "Clip mode", _clip_mode(run), _clip_status(run, checks), publishable=True
-        ),
+        Disclosure("max_grad_norm", "max_grad_norm", str(run.settings.max_grad_norm), clipping),
+        _clip_mode(run, checks),
         Disclosure(
             "normalisation",
             "Normalisation of the gradient",
@@ -220,84 +214,77 @@ def _how(run: RunFacts, account: Account, checks: Sequence[Check]) -> list[Discl
             "Accountant",
             f"{account.accountant.upper()}, conversion {account.conversion}",
             VERIFIED,
-            publishable=True,
-        ),
-        Disclosure(
-            "source_of_norms",
-            "Source of norms",
-            _norm_source(run, account),
-            status_of(checks, RECORDS, NORM_PASS, NORM_PRECISION),
-        ),
-        Disclosure("recording", "Recording", recording(run), _read_from(run, "policy")),
-        Disclosure(
-            "random_generator",
-            "Random generator",
-            _generator(run),
-            _read_from(run, "secure_mode"),
-            publishable=True,
         ),
     ]
 
 
-def _brackets(brackets: Mapping[str, int]) -> list[Disclosure]:
-    """Of the tight accountant: proven ends, ends on which two quadratures agree, and Renyi above with 0 below."""
-    if not brackets:
-        return []
-    found = ", ".join(f"{count:,} {name}" for name, count in sorted(brackets.items()))
-    return [
-        Disclosure(
-            "brackets",
-            "Brackets of individual epsilon",
-            f"{found}; fallback is the Rényi bound",
-            VERIFIED,
-            private=True,
-        )
-    ]
+def _clip_mode(run: RunFacts, checks: Sequence[Check]) -> Disclosure:
+    key, title = "clip_mode", "Clip mode"
+    if not run.settings.individually_clipped:
+        text = str(run.recorder.get("clipping") or "")
+        return Disclosure(key, title, text, _read_from(run, "clipping"))
+    headroom = run.recorder.get("clip_headroom") or 0.0
+    above = f" ({headroom:g} of max_grad_norm above its norm)" if headroom else ""
+    text = f"individual: each example at its last recorded level{above}, noise for max_grad_norm"
+    return Disclosure(key, title, text, status_of(checks, INDIVIDUAL_CLIPPING))
 
 
 def _normalisation(run: RunFacts) -> str:
     reduction, batch = run.recorder.get("loss_reduction"), run.recorder.get("expected_batch_size")
     if reduction == "mean" and batch is not None:
-        return f"sum of clipped gradients and noise over the expected batch size, {round(batch * _ranks(run))}"
+        return (
+            "sum of clipped gradients and noise over the expected batch size, "
+            f"{round(batch * _ranks(run))}"
+        )
     return "sum of clipped gradients and noise, not divided" if reduction == "sum" else ""
 
 
 def _ranks(run: RunFacts) -> int:
-    """Processes that trained together; Opacus's expected batch size is that of one."""
+    """Number of processes that trained together; Opacus's expected batch size is for one of them."""
     return int(run.recorder.get("ranks", 1))
 
 
-def _norm_source(run: RunFacts, account: Account) -> str:
+def _norms(
+    run: RunFacts, account: Account, checks: Sequence[Check], brackets: Mapping[str, int]
+) -> list[Disclosure]:
+    """Where the recorded norms come from, and how tightly individual epsilon is bracketed."""
+    records, total = run.records, run.settings.total_steps
     norms = (
-        f"rounded {run.records.rounding_mode} to {run.records.rounding:g} of max_grad_norm"
-        if run.records.rounding
+        f"rounded {records.rounding_mode} to {records.rounding:g} of max_grad_norm"
+        if records.rounding
         else "in full precision"
     )
-    between = (
+    source = (
+        f"{records.n_records:,} of {total:,} steps recorded "
+        f"({format_share(records.recorded_share)}), {norms}"
+    )
+    if records.recorded_share < 1:
+        source += f"; between records: {account.between_records.replace('_', ' ')}"
+    secure = run.recorder.get("secure_mode")
+    generator = (
         ""
-        if run.records.recorded_share == 1
-        else f"; between records: {account.between_records.replace('_', ' ')}"
+        if secure is None
+        else "cryptographically secure (secure_mode)"
+        if secure
+        else "not cryptographically secure"
     )
-    share = format_share(run.records.recorded_share)
-    return f"{run.records.n_records:,} of {run.settings.total_steps:,} steps recorded ({share}), {norms}{between}"
-
-
-def _clip_mode(run: RunFacts) -> str:
-    if run.settings.individually_clipped:
-        headroom = run.recorder.get("clip_headroom") or 0.0
-        above = f" ({headroom:g} of max_grad_norm above its norm)" if headroom else ""
-        return (
-            f"individual: each example at its last recorded level{above}, noise for max_grad_norm"
-        )
-    return _text(run.recorder, "clipping") or ""
-
-
-def _clip_status(run: RunFacts, checks: Sequence[Check]) -> str:
-    return (
-        status_of(checks, INDIVIDUAL_CLIPPING)
-        if run.settings.individually_clipped
-        else _read_from(run, "clipping")
-    )
+    found = [
+        Disclosure(
+            "source_of_norms",
+            "Source of norms",
+            source,
+            status_of(checks, RECORDS, NORM_PASS, NORM_PRECISION),
+        ),
+        Disclosure("recording", "Recording", recording(run), _read_from(run, "policy")),
+        Disclosure(
+            "random_generator", "Random generator", generator, _read_from(run, "secure_mode")
+        ),
+    ]
+    if brackets:
+        counts = ", ".join(f"{count:,} {name}" for name, count in sorted(brackets.items()))
+        text, title = f"{counts}; fallback is the Rényi bound", "Brackets of individual epsilon"
+        found.append(Disclosure("brackets", title, text, VERIFIED, private=True))
+    return found
 
 
 def recording(run: RunFacts) -> str:
@@ -305,25 +292,28 @@ def recording(run: RunFacts) -> str:
     policy, seconds = run.recorder.get("policy"), run.recorder.get("pass_seconds")
     if not policy or seconds is None:
         return ""
-    return f"{RecordingPolicy.from_header({'policy': policy}).describe()}; {format_cost(seconds, run.recorder.get('training_seconds'))}"
-
-
-def _generator(run: RunFacts) -> str:
-    secure = run.recorder.get("secure_mode")
-    if secure is None:
-        return ""
-    return "cryptographically secure (secure_mode)" if secure else "not cryptographically secure"
+    cost = format_cost(seconds, run.recorder.get("training_seconds"))
+    return f"{RecordingPolicy.from_header({'policy': policy}).describe()}; {cost}"
 
 
 def _read_from(run: RunFacts, name: str) -> str:
-    """The recorder reads this from the optimizer itself; a log made elsewhere may not say."""
+    """Verified if the recorder read this from the optimizer; a log made elsewhere may lack it."""
     return UNKNOWN if run.recorder.get(name) is None else VERIFIED
 
 
 def _provenance(
     run: RunFacts, guarantee: Guarantee, checks: Sequence[Check], versions: Mapping[str, str]
 ) -> list[Disclosure]:
-    training = run.recorder.get("versions", {})
+    training, declared = run.recorder.get("versions", {}), run.declared
+    fingerprint = f"SHA-256 of the example ids in order: {run.example_ids_sha256}"
+    if declared.data_fingerprint:
+        fingerprint += f"; declared for the data: {declared.data_fingerprint}"
+    publish = (
+        "only the worst case and the other settings may be published"
+        if guarantee.publishable
+        else f"nothing may be published under a guarantee: {guarantee.withheld}"
+    )
+    commit, preprocessing = declared.code_commit or "", declared.preprocessing or ""
     return [
         Disclosure("audit_versions", "Versions of this audit", _pairs(versions), VERIFIED),
         Disclosure(
@@ -331,210 +321,27 @@ def _provenance(
             "Versions in training",
             _pairs(training),
             VERIFIED if training else UNKNOWN,
-            publishable=True,
         ),
-        Disclosure(
-            "code_commit",
-            "Code commit",
-            run.declared.code_commit or "",
-            _said(run.declared.code_commit),
-            publishable=True,
-        ),
+        Disclosure("code_commit", "Code commit", commit, declared_or_unknown(commit)),
         Disclosure(
             "data_fingerprint",
             "Fingerprint of the data",
-            f"SHA-256 of the example ids in order: {run.example_ids_sha256}"
-            + (
-                f"; declared for the data: {run.declared.data_fingerprint}"
-                if run.declared.data_fingerprint
-                else ""
-            ),
+            fingerprint,
             status_of(checks, RECORDS),
             private=True,
         ),
         Disclosure(
-            "preprocessing",
-            "Preprocessing",
-            run.declared.preprocessing or "",
-            _said(run.declared.preprocessing),
-            publishable=True,
+            "preprocessing", "Preprocessing", preprocessing, declared_or_unknown(preprocessing)
         ),
         Disclosure(
             "private_here",
             "Private in this document",
-            "every individual epsilon, quantile, group mean, group size, loss and attack result, and every row marked "
-            "so here; "
-            + (
-                "only the worst case and the other settings may be published"
-                if guarantee.publishable
-                else f"nothing may be published under a guarantee: {_withheld(guarantee)}"
-            ),
+            "every individual epsilon, quantile, group mean, group size, loss and attack result, "
+            "and "
+            f"every row marked as private; {publish}",
             DECLARED,
         ),
     ]
-
-
-def hazards(
-    run: RunFacts,
-    account: Account,
-    guarantee: Guarantee,
-    checks: Sequence[Check],
-    *,
-    caveats: Iterable[str],
-) -> tuple[Hazard, ...]:
-    """How this account can be wrong or misread: assumptions, misreadings, and what is not counted."""
-    found = [*_assumptions(run, account, checks), *_readings(guarantee)]
-    if text := " ".join(caveats):
-        found.append(
-            Hazard(
-                "attack",
-                "reading",
-                "attack",
-                "A failed attack is taken for safety",
-                NOT_COVERED,
-                text,
-            )
-        )
-    return (*found, *_SCOPE)
-
-
-def _assumptions(run: RunFacts, account: Account, checks: Sequence[Check]) -> list[Hazard]:
-    seeded, secure = run.recorder.get("seeded"), run.recorder.get("secure_mode")
-    table = [
-        (
-            "sampler",
-            "Batches are Poisson-sampled",
-            status_of(checks, SAMPLER, BATCH_FOR_EVERY_STEP, BATCH_SIZES, PARTICIPATION),
-            "Shuffled or weighted batches break the amplification by sampling that the account relies on.",
-        ),
-        (
-            "norms",
-            "The norm pass takes the norms that training clips",
-            status_of(checks, NORM_PASS, NORM_PRECISION),
-            "Reduced precision or non-determinism can make a recorded norm smaller than the one that was clipped.",
-        ),
-        (
-            "seeds",
-            "Noise and sampling come from no known seed",
-            UNKNOWN if seeded is None else FAILED if seeded else DECLARED,
-            "Anyone with the seed can subtract the noise. The recorder notes what it was told.",
-        ),
-        (
-            "random generator",
-            "The random generator cannot be predicted",
-            VERIFIED if secure else UNKNOWN if secure is None else NOT_COVERED,
-            "The account assumes perfect randomness; Opacus uses a cryptographic generator only with secure_mode=True.",
-        ),
-        (
-            "duplicates",
-            "No person stands behind several units",
-            UNKNOWN if run.n_units is None else DECLARED,
-            "Where rows repeat a person under different ids, that person's epsilon is larger than each row's.",
-        ),
-        (
-            "tuning",
-            "The data did not choose the settings",
-            NOT_COVERED,
-            "Tuning, early stopping and picking the best of several runs or checkpoints spend privacy not counted here.",
-        ),
-        (
-            "preprocessing",
-            "Preprocessing was not fitted on the data",
-            _said(run.declared.preprocessing),
-            "Standardisation, vocabularies or a clipping norm taken from the data are outside the account.",
-        ),
-    ]
-    if account.delta * run.n_examples >= 1:
-        text = "At such a delta a mechanism may publish a random record outright and still satisfy the definition."
-        table.insert(0, ("delta", "Delta is well below 1/n", FAILED, text))
-    told = {_key(item): (item, text) for item, text in run.declared.on_trust.items()}
-    found = [
-        Hazard(
-            _key(short),
-            "assumption",
-            short,
-            hazard,
-            DECLARED if status == UNKNOWN and _key(short) in told else status,
-            f"{detail} Declared: {_sentence(told[_key(short)][1])}"
-            if _key(short) in told
-            else detail,
-        )
-        for short, hazard, status, detail in table
-    ]
-    known = {hazard.key for hazard in found}
-    return found + [
-        Hazard(key, "assumption", item, f"{item[:1].upper()}{item[1:]}", DECLARED, _sentence(text))
-        for key, (item, text) in told.items()
-        if key not in known
-    ]
-
-
-def _readings(guarantee: Guarantee) -> list[Hazard]:
-    withheld = _withheld(guarantee)
-    worst = f"What everybody is promised is the worst case of {format_epsilon(guarantee.worst_case_epsilon)}."
-    return [
-        Hazard(
-            "individual_epsilon",
-            "reading",
-            "individual epsilon",
-            "An individual epsilon is taken for a guarantee",
-            NOT_COVERED,
-            "It describes the run that happened. "
-            + (f"Nobody is promised anything: {withheld}." if withheld else worst),
-        ),
-        Hazard(
-            "disclosure",
-            "reading",
-            "disclosure",
-            "Individual epsilons or group figures are shared",
-            NOT_COVERED,
-            "They are computed from the data without noise. Share only a private release of them.",
-        ),
-    ]
-
-
-_SCOPE = (
-    Hazard(
-        "other_uses",
-        "scope",
-        "other uses",
-        "The same data is used elsewhere",
-        NOT_COVERED,
-        "Other models or statistics from the same data add to everybody's epsilon.",
-    ),
-    Hazard(
-        "access",
-        "scope",
-        "access",
-        "Collection, storage and access",
-        NOT_COVERED,
-        "Differential privacy of a model says nothing about who can read the data, the logs or this page.",
-    ),
-)
-
-
-def format_range(values: Range) -> str:
-    """One value, or the smallest and the largest."""
-    if values.min == values.max:
-        return f"{values.min:.6g}"
-    return f"{values.min:.6g} to {values.max:.6g}"
-
-
-def _key(text: str) -> str:
-    return text.lower().replace(" ", "_")
-
-
-def _said(text: str | None) -> str:
-    return DECLARED if text else UNKNOWN
-
-
-def _text(source: Mapping[str, Any], name: str) -> str | None:
-    value = source.get(name)
-    return str(value) if value else None
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}".rstrip(".") + "."
 
 
 def _pairs(versions: Mapping[str, str]) -> str:

@@ -1,4 +1,7 @@
-"""How individual epsilons are distributed: quantiles up to the maximum, and bins for a figure. Sensitive."""
+"""How individual epsilons are distributed: quantiles up to the maximum, and bins for a figure.
+
+Sensitive.
+"""
 
 from dataclasses import dataclass
 
@@ -17,8 +20,9 @@ _SMALLEST_RANGE = (
 class Distribution:
     """Quantiles and a histogram of individual epsilon; the tail is always part of it.
 
-    share_at_worst_case: share of examples whose epsilon is the worst-case epsilon; of units, that of as many rows.
-    edges: (n_bins + 1,) bin edges from 0 to top_of_range; counts: (n_bins,) examples a bin, right edge included.
+    share_at_worst_case: share of examples whose epsilon is the worst-case epsilon; of units, that
+    of as many rows. edges: (n_bins + 1,) bin edges from 0 to top_of_range; counts: (n_bins,)
+    examples a bin, right edge included.
     """
 
     n: Count
@@ -36,7 +40,8 @@ class Distribution:
 def top_of_range(table: EpsilonTable) -> float:
     """Upper edge of bins of epsilon: the worst case, or 1 where every epsilon is all but 0.
 
-    Of units of several rows the largest epsilon: the worst case is that of the most rows, often far beyond everybody.
+    Of units of several rows the largest epsilon: the worst case is that of the most rows, often far
+    beyond everybody.
     """
     several = (table.account.rows_per_unit or 1) > 1
     top = max(0.0 if several else table.worst_case_epsilon, float(table.epsilon.max()))

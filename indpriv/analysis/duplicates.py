@@ -37,7 +37,8 @@ def _likely_columns(log: NormLog, train: pd.DataFrame) -> list[str]:
         n_known, n_distinct = int(train[column].notna().sum()), int(train[column].nunique())
         if 1 < n_distinct < n_known:
             found.append(
-                f"{column} looks like whose row it is, and has {n_distinct:,} values for {n_known:,} rows. If it is, each epsilon "
+                f"{column} looks like whose row it is, and has {n_distinct:,} values for "
+                f"{n_known:,} rows. If it is, each epsilon "
                 f"is of one row and a person has more: audit with --unit-column {column}."
             )
     return found
@@ -63,8 +64,10 @@ def _repeated_rows(log: NormLog, train: pd.DataFrame) -> list[str]:
         " = ".join(map(str, log.example_ids[rows].tolist())) for rows in groups[:_NAMED]
     )
     return [
-        f"{sum(map(len, groups)):,} rows repeat each other in label, loss, metadata and every recorded norm ({named}"
-        f"{'; ...' if len(groups) > _NAMED else ''}). If they are one person's, that person's epsilon is larger than each row's: give "
+        f"{sum(map(len, groups)):,} rows repeat each other in label, loss, metadata and every "
+        f"recorded norm ({named}"
+        f"{'; ...' if len(groups) > _NAMED else ''}). If they are one person's, that person's "
+        "epsilon is larger than each row's: give "
         "them one unit id, or drop the repeats before training."
     ]
 

@@ -1,22 +1,87 @@
-"""The run's guarantee, what it means to an attacker, and whether the evidence supports what it assumes. Releasable where its status says so."""
+"""The run's guarantee, what it means to an attacker, and whether checks support it.
+
+Releasable where its status says so.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 
 from indpriv._formatting import format_delta, format_epsilon
+from indpriv._plain import AtLeastZero, Limits, Share
 from indpriv.accountant.risk import worst_case_risk
-from indpriv.analysis.summary import Guarantee, Membership
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.norm_log.evidence import FAILED, WORST_CASE, Check
 from indpriv.norm_log.norm_log import NormLog
 
 SUPPORTED, DECLARED, UNPROVEN, VOID = "supported", "declared", "unproven", "void"
 
+FALSE_POSITIVE_RATE = 0.01  # at which reports state the limit on membership tests
 
-FALSE_POSITIVE_RATE = 0.01  # at which reports say what the guarantee leaves a test for membership
+
+@dataclass(frozen=True)
+class Membership:
+    """What the best membership test can achieve if it sees every model state and all other data.
+
+    For an example at max_grad_norm in every step, read off the whole privacy curve and rounded up:
+    a limit that holds for every example.
+
+    Attributes:
+        false_positive_rate: how often the test accuses an example that was not in the data.
+        true_positive_rate: how often it can then identify one that was, at most.
+        advantage: the largest difference of the two rates, at any false-positive rate.
+        mu: of a Gaussian mechanism like this run (mu-GDP); an approximation.
+    """
+
+    false_positive_rate: Share
+    true_positive_rate: Share
+    advantage: Share
+    mu: AtLeastZero
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """The run's differential-privacy guarantee.
+
+    Attributes:
+        worst_case_epsilon: of an example at max_grad_norm in every step.
+        delta: of the guarantee.
+        delta_times_n: expected number of people whom a delta failure could expose.
+        status: "supported" (every check of its assumptions passed), "declared" (assumptions were
+            not checked), "unproven" (a check of an assumption failed) or "void" (no privacy at
+            all).
+        statement: one sentence with the unit, the neighbouring relation, the sampler and what is
+            covered.
+        reasons: why it is not "supported".
+        membership: the limit for a membership test, tighter than (epsilon, delta) alone gives; None
+            where a unit has several rows.
+    """
+
+    worst_case_epsilon: AtLeastZero
+    delta: AtLeastZero
+    delta_times_n: AtLeastZero
+    status: Annotated[str, Limits(texts=(SUPPORTED, DECLARED, UNPROVEN, VOID))]
+    statement: str
+    reasons: tuple[str, ...]
+    membership: Membership | None = None
+
+    @property
+    def publishable(self) -> bool:
+        """Whether the statement may be published as a guarantee: no check failed and delta < 1/n."""
+        return self.status in (SUPPORTED, DECLARED) and self.delta_times_n < 1
+
+    @property
+    def withheld(self) -> str:
+        """Why the statement may not be published; "" if it may."""
+        if self.publishable:
+            return ""
+        return {
+            VOID: "the run was seeded (reproducible: no privacy)",
+            UNPROVEN: "a check of its assumptions failed",
+        }.get(self.status, "delta is at least 1/n")
 
 
 def guarantee_of(
@@ -29,58 +94,58 @@ def guarantee_of(
 
     Args:
         table: its account.
-        checks: evidence held against the assumptions; empty where none was.
-        recorder: what the recorder noted about the run; "seeded" voids every claim.
+        checks: of the assumptions; empty if there were none. Those that bear on the worst case
+            decide.
+        recorder: what the recorder noted about the run; "seeded" voids the guarantee.
         membership: see `worst_case_membership`.
     """
     account = table.account
-    failed = [
-        check.detail for check in checks if check.status == FAILED and check.bears_on == WORST_CASE
-    ]
-    if recorder.get("seeded"):
-        status, reasons = (
-            VOID,
-            [
-                "the run was seeded (reproducible: no privacy): whoever has the seed can regenerate noise and sampling"
-            ],
+    status, reasons = _status(table, checks, recorder)
+    statement, delta_times_n = _statement(table, status), account.delta * len(table)
+    if status in (SUPPORTED, DECLARED) and delta_times_n >= 1:
+        statement += (
+            " Delta is not below 1/n, so this guarantee promises almost nothing and is not to be "
+            "published."
         )
-    elif account.sampler != "poisson" or failed:
-        sampling = (
-            []
-            if account.sampler == "poisson"
-            else [f"batches were {account.sampler}, not Poisson-sampled"]
-        )
-        status, reasons = UNPROVEN, [*sampling, *failed]
-    elif not checks:
-        status, reasons = (
-            DECLARED,
-            ["no evidence was checked: sampler, steps and settings stand on the log's word"],
-        )
-    elif recorder.get("replayed") or recorder.get("converted"):
-        status, reasons = (
-            DECLARED,
-            ["nobody watched the training: sampler, steps and settings are as declared"],
-        )
-    else:
-        status, reasons = SUPPORTED, []
     return Guarantee(
         worst_case_epsilon=table.worst_case_epsilon,
         delta=account.delta,
-        delta_times_n=account.delta * len(table),
+        delta_times_n=delta_times_n,
         status=status,
-        statement=_statement(table, status)
-        + (
-            " Delta is not below 1/n, so that this promises next to nothing and is not to be published."
-            if status in (SUPPORTED, DECLARED) and account.delta * len(table) >= 1
-            else ""
-        ),
+        statement=statement,
         reasons=tuple(reasons),
         membership=membership,
     )
 
 
+def _status(
+    table: EpsilonTable, checks: Sequence[Check], recorder: Mapping[str, Any]
+) -> tuple[str, list[str]]:
+    """The status of the guarantee, and why it is not "supported"."""
+    if recorder.get("seeded"):
+        return VOID, [
+            "the run was seeded (reproducible: no privacy): anyone with the seed can regenerate "
+            "noise "
+            "and sampling"
+        ]
+    reasons = [
+        check.detail for check in checks if check.status == FAILED and check.bears_on == WORST_CASE
+    ]
+    if table.account.sampler != "poisson":
+        reasons.insert(0, f"batches were {table.account.sampler}, not Poisson-sampled")
+    if reasons:
+        return UNPROVEN, reasons
+    if not checks:
+        return DECLARED, ["nothing was checked: sampler, steps and settings are as the log says"]
+    if recorder.get("replayed") or recorder.get("converted"):
+        return DECLARED, [
+            "the training was not recorded as it ran: sampler, steps and settings are as declared"
+        ]
+    return SUPPORTED, []
+
+
 def worst_case_membership(log: NormLog, delta: float) -> Membership | None:
-    """What the worst case leaves the best test for membership; None where a unit has several rows, so that one row is too little."""
+    """The worst case's limit for the best membership test; None where a unit has several rows."""
     if (
         log.unit != "example"
         and log.unit_ids is not None
@@ -97,38 +162,44 @@ def worst_case_membership(log: NormLog, delta: float) -> Membership | None:
 
 
 def true_positive_bound(epsilon: float, delta: float, false_positive_rate: float) -> float:
-    """How often a test for membership can be right about an example that was in, at this false-positive rate.
+    """Largest true-positive rate of a membership test at this false-positive rate.
 
     Args:
         epsilon: of the guarantee, in both directions of the neighbouring relation.
         delta: of the guarantee.
-        false_positive_rate: how often the test says "in" of an example that was not.
+        false_positive_rate: how often the test accuses an example that was not in the data.
 
     Returns:
-        the smaller of e^epsilon FPR + delta and 1 - e^-epsilon (1 - delta - FPR), at most 1: the privacy region of
-        Kairouz, Oh and Viswanath 2015 (arXiv:1311.0776), after Wasserman and Zhou 2010 (arXiv:0811.2501).
+        the smaller of e^epsilon FPR + delta and 1 - e^-epsilon (1 - delta - FPR), at most 1: the
+        privacy region of Kairouz, Oh and Viswanath 2015 (arXiv:1311.0776), after Wasserman and Zhou
+        2010 (arXiv:0811.2501).
     """
-    above = (
-        math.exp(min(epsilon, 700.0)) * false_positive_rate + delta
-    )  # e^700 is near the largest float
+    factor = math.exp(min(epsilon, 700.0))  # e^700 is near the largest float
+    above = factor * false_positive_rate + delta
     below = 1.0 - math.exp(-epsilon) * (1.0 - delta - false_positive_rate)
     return min(1.0, above, below)
 
 
 def _statement(table: EpsilonTable, status: str) -> str:
     account = table.account
-    relation = account.neighbouring.replace("_", "/")
-    bound = f"epsilon {format_epsilon(table.worst_case_epsilon)} and delta {format_delta(account.delta)}"
     if status == VOID:
-        return "This run has no differential-privacy guarantee: its random numbers are reproducible from a seed."
+        return (
+            "This run has no differential-privacy guarantee: its random numbers are reproducible "
+            "from "
+            "a seed."
+        )
+    bound = (
+        f"epsilon {format_epsilon(table.worst_case_epsilon)} and delta "
+        f"{format_delta(account.delta)} "
+        f"({account.neighbouring.replace('_', '/')} one {account.one_unit}, Poisson sampling, "
+        f"{account.guaranteed_by})"
+    )
     if status == UNPROVEN:
         return (
-            "No guarantee is proven for this run. Had every assumption held, all its model states together would satisfy "
-            f"differential privacy with {bound} ({relation} one {account.one_unit}, Poisson sampling, "
-            f"{account.guaranteed_by})."
+            "No guarantee is proven for this run. Had every assumption held, all its model states "
+            f"together would satisfy differential privacy with {bound}."
         )
     return (
-        "All model states of this training run together, every checkpoint and the final model, satisfy differential "
-        f"privacy with {bound} ({relation} one {account.one_unit}, Poisson sampling, "
-        f"{account.guaranteed_by})."
+        "All model states of this training run together, every checkpoint and the final model, "
+        f"satisfy differential privacy with {bound}."
     )

@@ -1,7 +1,8 @@
 """Individual epsilon against the loss of the final model: do the poorly learned have less privacy? Sensitive.
 
-After Yu, Kamath, Kulkarni, Liu, Yin and Zhang, "Individual Privacy Accounting for Differentially Private Stochastic
-Gradient Descent" (arXiv 2206.02617v7), who correlate epsilon with the log of the final training loss.
+After Yu, Kamath, Kulkarni, Liu, Yin and Zhang, "Individual Privacy Accounting for Differentially
+Private Stochastic Gradient Descent" (arXiv 2206.02617v7), who correlate epsilon with the log of the
+final training loss.
 """
 
 from dataclasses import dataclass, field
@@ -33,8 +34,8 @@ _EPSILON_BINS = 20
 class LossBins:
     """Counts and quartiles of epsilon per bin of loss, for a figure that holds no single example.
 
-    loss_edges: (n_loss + 1,) nats, geometric; epsilon_edges: (n_epsilon + 1,); counts: (n_loss, n_epsilon);
-    p25, median, p75: (n_loss,) of epsilon, None in an empty bin.
+    loss_edges: (n_loss + 1,) nats, geometric; epsilon_edges: (n_epsilon + 1,); counts: (n_loss,
+    n_epsilon); p25, median, p75: (n_loss,) of epsilon, None in an empty bin.
     """
 
     loss_edges: tuple[float, ...]
@@ -53,7 +54,8 @@ class LossCorrelation:
         n: number of examples.
         pearson: Pearson's r of epsilon and ln(loss).
         spearman: rank correlation of epsilon and loss.
-        pearson_interval, spearman_interval: see `indpriv.analysis.statistics.correlation.relation_intervals`.
+        pearson_interval, spearman_interval: see
+            `indpriv.analysis.statistics.correlation.relation_intervals`.
     """
 
     n: Count
@@ -88,9 +90,12 @@ class LossRelation:
 
     Attributes:
         every: over all examples with a usable loss.
-        below: over the examples below the worst case; the epsilon of the others can grow no further.
-        median_loss_at_worst_case, median_loss_below_worst_case: of the two kinds of examples; None without any.
-        floored: number of losses of (nearly) zero that were raised to floor, because ln(0) is minus infinity.
+        below: over the examples below the worst case; the epsilon of the others can grow no
+            further.
+        median_loss_at_worst_case, median_loss_below_worst_case: of the two kinds of examples; None
+            without any.
+        floored: number of losses of (nearly) zero that were raised to floor, because ln(0) is minus
+            infinity.
         floor: nats.
         left_out: number of examples whose loss is infinite, negative or missing.
         undefined_reason: why there is no correlation.
@@ -112,8 +117,8 @@ class LossRelation:
 def relate_to_loss(table: EpsilonTable, loss: FloatArray) -> LossRelation:
     """Relate the epsilons of a table to the losses (n_examples,) of the final model, in the table's order.
 
-    Zero losses are raised to the smallest positive loss of the data (at least 1e-12 nats), infinite, negative and
-    missing ones are left out; both are counted.
+    Zero losses are raised to the smallest positive loss of the data (at least 1e-12 nats),
+    infinite, negative and missing ones are left out; both are counted.
     """
     usable = np.isfinite(loss) & (loss >= 0)
     epsilon, kept = table.epsilon[usable], loss[usable]

@@ -1,6 +1,7 @@
 """What drives individual epsilon: gradient norms over training by class, clipping, and who is at the ends. Sensitive.
 
-After the paper's Figure 3: an example's epsilon is its norms added up, and norms fall where the model learns.
+After the paper's Figure 3: an example's epsilon is its norms added up, and norms fall where the
+model learns.
 """
 
 from dataclasses import dataclass
@@ -25,17 +26,20 @@ _AT_EACH_END = 10  # examples named
 class Drivers:
     """Norms over training, and the examples at both ends.
 
-    Where training clipped individually, the log has each example's clip level for its norm, headroom included.
+    Where training clipped individually, the log has each example's clip level for its norm,
+    headroom included.
 
     Attributes:
         steps: (n_steps,) of the records shown.
         classes: names; empty where labels are unknown or too many to be classes.
-        median_norm: (n_classes, n_steps) median gradient norm of each class over max_grad_norm, before clipping; clipped
-            norms are known up to the log's scale. None without examples.
+        median_norm: (n_classes, n_steps) median gradient norm of each class over max_grad_norm,
+            before clipping; clipped norms are known up to the log's scale. None without examples.
         clipped_share: (n_steps,) share of all examples whose norm is above max_grad_norm.
         clipped_share_by_class: (n_classes, n_steps).
-        most_protected, least_protected: ids of the examples with the smallest and the largest epsilon.
-        n_at_most, n_at_least: examples that share the largest and the smallest of these epsilons, named or not.
+        most_protected, least_protected: ids of the examples with the smallest and the largest
+            epsilon.
+        n_at_most, n_at_least: examples that share the largest and the smallest of these epsilons,
+            named or not.
     """
 
     steps: tuple[int, ...]

@@ -1,7 +1,7 @@
 """Do ranks of examples and the order of groups hold from one training run to the next? Sensitive.
 
-Individual epsilon describes one run. Runs of the same settings differ by noise and batches; what stays the same over them
-is a property of the data and the settings, and what does not is chance.
+Individual epsilon describes one run. Runs of the same settings differ by noise and batches; what
+stays the same over them is a property of the data and the settings, and what does not is chance.
 """
 
 import itertools
@@ -30,9 +30,11 @@ class GroupOrder:
     Attributes:
         by: the column.
         n_groups: readable groups.
-        worst, best: the group with the largest, and the smallest, mean epsilon in each run; None where two share it.
+        worst, best: the group with the largest, and the smallest, mean epsilon in each run; None
+            where two share it.
         pairs, pairs_kept: pairs of groups, and those in the same order in every run.
-        least_spearman: smallest rank correlation of the groups' means between two runs; None where undefined.
+        least_spearman: smallest rank correlation of the groups' means between two runs; None where
+            undefined.
     """
 
     by: str
@@ -50,12 +52,16 @@ class Stability:
 
     Attributes:
         n_audits: runs.
-        same_settings: their noise, clipping, sampling, steps, records and rounding are equal, so that they differ by
-            chance alone; otherwise what follows is also the effect of the settings.
-        mean_spearman, least_spearman: rank correlation of epsilon, over all pairs of runs; None where undefined.
-        least_top_overlap: share of the 5 % most exposed examples of one run that are among those of another; the smallest
-            of all pairs; None where examples within and beyond these 5 % share an epsilon, e.g. the worst case.
-        median_range: median over examples of the largest less the smallest epsilon; p95_range: 95th percentile.
+        same_settings: their noise, clipping, sampling, steps, records and rounding are equal, so
+            that they differ by chance alone; otherwise what follows is also the effect of the
+            settings.
+        mean_spearman, least_spearman: rank correlation of epsilon, over all pairs of runs; None
+            where undefined.
+        least_top_overlap: share of the 5 % most exposed examples of one run that are among those of
+            another; the smallest of all pairs; None where examples within and beyond these 5 %
+            share an epsilon, e.g. the worst case.
+        median_range: median over examples of the largest less the smallest epsilon; p95_range: 95th
+            percentile.
         groups: by column.
     """
 

@@ -33,8 +33,9 @@ class UnitSizes:
         least, most: rows of a unit.
         n_units: units of so many rows.
         median, max: of their individual epsilon; None where there are none.
-        worst_case_epsilon: of `most` rows, all clipped in every step, or at the cap of the run's privacy filter where that is
-            less: what the run would guarantee everybody under that cap on rows.
+        worst_case_epsilon: of `most` rows, all clipped in every step, or at the cap of the run's
+            privacy filter where that is less: what the run would guarantee everybody under that cap
+            on rows.
         rows_dropped: rows that the cap would leave out, of n_rows in all.
         n_rows: rows of all units.
     """

@@ -22,7 +22,8 @@ def loss_scores(material: Material, by: str | None = None) -> AttackScores:
         by: group the scores by "label" or a metadata column; see `indpriv._columns`.
 
     Returns:
-        one score for each example with a loss, training examples first. An infinite loss counts as never a member.
+        one score for each example with a loss, training examples first. An infinite loss counts as
+        never a member.
 
     Raises:
         InputError: no training example or no test example has a loss.

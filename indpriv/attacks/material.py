@@ -10,7 +10,8 @@ class Material:
     """What is known about one model; a field is None where it is not known.
 
     Attributes:
-        final_losses: losses of the final model on its training examples (members) and on test examples (non-members).
+        final_losses: losses of the final model on its training examples (members) and on test
+            examples (non-members).
     """
 
     final_losses: ExampleTable | None = None

@@ -1,4 +1,7 @@
-"""Every attack that an audit can run. To add one, write a module beside this one and list it in ATTACKS."""
+"""Every attack that an audit can run.
+
+To add one, write a module beside this one and list it in ATTACKS.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,8 +1,10 @@
 """The audit of a run: from a run directory to an audit directory. Everything it writes is sensitive.
 
-    run directory -> NormLog -> EpsilonTable;  + ExampleTable -> findings -> epsilon.parquet, audit.json, report.html
+    run directory -> NormLog -> EpsilonTable;  + ExampleTable -> findings -> epsilon.parquet,
+    audit.json, report.html
 
-An audit directory holds copies of what later commands need, so that they need neither the run nor its data.
+An audit directory holds copies of what later commands need, so that they need neither the run nor
+its data.
 """
 
 from indpriv.audit.audit_directory import (

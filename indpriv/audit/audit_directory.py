@@ -1,4 +1,7 @@
-"""The audit directory: what later commands read. It holds individual epsilons: sensitive, files are 0600."""
+"""The audit directory: what later commands read.
+
+It holds individual epsilons: sensitive, files are 0600.
+"""
 
 import stat
 import warnings
@@ -42,13 +45,15 @@ def write_audit(
         table: epsilons.
         evidence: of the run.
         summary: what was found.
-        images: (n_examples, channels, height, width) training inputs, where the report shows those at both ends.
+        images: (n_examples, channels, height, width) training inputs, where the report shows those
+            at both ends.
     """
     pictures = None if images is None else pictures_of(summary.drivers, images)
     output_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     if output_dir.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         warnings.warn(
-            f"{output_dir} can be entered by others; the files of this audit are readable by their owner only, but "
+            f"{output_dir} can be entered by others; the files of this audit are readable by "
+            "their owner only, but "
             f"keep it that way: chmod go= {output_dir}",
             PrivacyWarning,
             stacklevel=3,
@@ -100,7 +105,8 @@ def read_audit(audit_dir: Path) -> tuple[EpsilonTable, ExampleTable]:
 def _check_is_audit(audit_dir: Path) -> None:
     if not (audit_dir / SUMMARY).is_file():
         raise InputError(
-            f"{audit_dir} holds no {SUMMARY}; make an audit first: indpriv audit RUN --output-dir {audit_dir}"
+            f"{audit_dir} holds no {SUMMARY}; make an audit first: indpriv audit RUN --output-dir "
+            f"{audit_dir}"
         )
 
 
@@ -118,7 +124,8 @@ def read_summary(audit_dir: Path) -> dict[str, Any]:
         and all(isinstance(summary.get(name), str) for name in texts)
     ):
         raise InputError(
-            f"{path} lacks {', '.join(texts)} or guarantee.worst_case_epsilon, without which an epsilon means nothing; "
+            f"{path} lacks {', '.join(texts)} or guarantee.worst_case_epsilon, without which an "
+            "epsilon means nothing; "
             "make the audit again"
         )
     return dict(summary)
@@ -132,7 +139,8 @@ def groups_of(
     Args:
         audit_dir: what `audit` wrote.
         by: see `indpriv.analysis.groups.group_table.group_table`.
-        within: "label" where only tables within label are wanted: groupings that have none are then refused.
+        within: "label" where only tables within label are wanted: groupings that have none are then
+            refused.
         min_size: training examples below which a group is too small to read.
     """
     table, examples = read_audit(Path(audit_dir))
@@ -143,14 +151,16 @@ def groups_of(
         columns = list(by) or [column for column in columns if column != "label"]
         if not columns:
             raise InputError(
-                "--within label: there is no column to group by but the label itself; leave out --within"
+                "--within label: there is no column to group by but the label itself; leave out "
+                "--within"
             )
     tables = group_tables(table, train, examples.test, columns, min_size=min_size)
     if within is not None:
         for found in tables:
             if not found.within_label:
                 raise InputError(
-                    f"--by {found.by} has no table within label{_because(found)}; leave out --within"
+                    f"--by {found.by} has no table within label{_because(found)}; leave out "
+                    "--within"
                 )
     return tables
 

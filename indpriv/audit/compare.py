@@ -31,12 +31,14 @@ def compare_audits(audit_dirs: Sequence[Path], by: Sequence[str] = ()) -> AuditC
         by: columns to group by; default the label and every metadata column.
 
     Raises:
-        InputError: fewer than two directories, one of them twice, or audits that cannot be compared.
+        InputError: fewer than two directories, one of them twice, or audits that cannot be
+            compared.
     """
     folders = [Path(folder).resolve() for folder in audit_dirs]
     if len(folders) < 2 or len(set(folders)) < len(folders):
         raise InputError(
-            f"there are {len(set(folders))} different audit directories; pass two or more, each once: indpriv compare "
+            f"there are {len(set(folders))} different audit directories; pass two or more, each "
+            "once: indpriv compare "
             "reports/one reports/two"
         )
     summaries = tuple(read_summary(folder) for folder in folders)

@@ -1,8 +1,9 @@
 """Gates for pipelines: is an audit good enough to go on? Judged from the content of audit.json alone.
 
-Some conditions are always checked: a limit on epsilon means nothing for a run whose guarantee failed. Many people read the
-logs of pipelines, so figures computed from the data are withheld unless they are asked for. Even then, whether a condition
-on such a figure passed or failed says something about the data.
+Some conditions are always checked: a limit on epsilon means nothing for a run whose guarantee
+failed. Many people read the logs of pipelines, so figures computed from the data are withheld
+unless they are asked for. Even then, whether a condition on such a figure passed or failed says
+something about the data.
 """
 
 import math
@@ -34,7 +35,8 @@ class Limits:
     Attributes:
         max_worst_case_epsilon, max_delta: of the guarantee.
         max_median_epsilon, max_p95_epsilon, max_p99_epsilon, max_epsilon: of individual epsilon.
-        max_group_ratio: largest over smallest mean epsilon of two groups, raw, of every table of the audit.
+        max_group_ratio: largest over smallest mean epsilon of two groups, raw, of every table of
+            the audit.
         min_coverage: share of steps with a record.
         min_test_accuracy: of the final model.
         unit: of privacy, e.g. "user".
@@ -161,7 +163,8 @@ def _individual(summary: AuditSummary, limits: Limits) -> list[Condition]:
         accuracy = summary.run.test_accuracy
         if accuracy is None:
             raise InputError(
-                "--min-test-accuracy: this audit has no test accuracy; pass test_set to the Recorder"
+                "--min-test-accuracy: this audit has no test accuracy; pass test_set to the "
+                "Recorder"
             )
         found.append(_at_least("test accuracy", accuracy, limit, private=True))
     return found

@@ -52,19 +52,22 @@ def audit(
 
     Args:
         path: a run directory.
-        output_dir: where epsilon.parquet, audit.json, report.html and copies of the example tables go (0600 each).
+        output_dir: where epsilon.parquet, audit.json, report.html and copies of the example tables
+            go (0600 each).
         delta: of the guarantee; default the one in run.json.
         accountant: "rdp" or "pld".
         conversion: from RDP, "canonne2020" or "mironov2017".
         between_records: norms assumed between records: "last", "closest" or "worst_case".
-        preset: "yu2023" for the paper's accounting; it overrides accountant, conversion and between_records.
-        by: columns to group by, e.g. ("race", "age:bins=10"); default those in run.json, else the label and every
-            metadata column.
-        unit_column: metadata column that says whose row each is: epsilons are then of people, unit "user".
+        preset: "yu2023" for the paper's accounting; it overrides accountant, conversion and
+            between_records.
+        by: columns to group by, e.g. ("race", "age:bins=10"); default those in run.json, else the
+            label and every metadata column.
+        unit_column: metadata column that says whose row each is: epsilons are then of people, unit
+            "user".
         unreadable: "refuse" a log with damaged or missing records, or count those at "worst_case".
         seed: of the attack's random choices. It is no seed of training.
-        images: (n_examples, channels, height, width) inputs of the training examples, whose ids are positions: the report
-            then shows the most and the least protected ones.
+        images: (n_examples, channels, height, width) inputs of the training examples, whose ids are
+            positions: the report then shows the most and the least protected ones.
         progress: called as progress(stage, done, total).
 
     Returns:
@@ -78,7 +81,8 @@ def audit(
     tell = progress or silent
     if output_dir.resolve() == path.resolve():
         raise InputError(
-            f"output_dir={output_dir} is the run itself, whose {EXAMPLES} the audit's own would replace; choose another "
+            f"output_dir={output_dir} is the run itself, whose {EXAMPLES} the audit's own would "
+            "replace; choose another "
             f"directory, e.g. {path / 'audit'}"
         )
     if images is not None:
@@ -158,7 +162,8 @@ def _delta(delta: float | None, declared: Declared) -> float:
     found = declared.delta if delta is None else delta
     if found is None:
         raise InputError(
-            "delta is not given, and run.json names none; pass a value well below 1/n, e.g. --delta 1e-5"
+            "delta is not given, and run.json names none; pass a value well below 1/n, e.g. "
+            "--delta 1e-5"
         )
     return found
 

@@ -39,8 +39,10 @@ class Evidence:
         declared: run.json, on the word of whoever trained.
         recorder: what the recorder read from the optimizer and the loader.
         checks: assumptions held against the evidence.
-        holdout: norms of the test examples on the same trajectory; None where they were not recorded.
-        canaries: scores of examples that fair coins included or left out; None where the run had none.
+        holdout: norms of the test examples on the same trajectory; None where they were not
+            recorded.
+        canaries: scores of examples that fair coins included or left out; None where the run had
+            none.
     """
 
     examples: ExampleTable | None = None
@@ -60,7 +62,8 @@ def open_run(path: Path, unreadable: str = "refuse") -> tuple[NormLog, Evidence]
         found = sorted(item.name for item in path.iterdir())[:5]
         holds = f"it holds {', '.join(found)}" if found else "it is empty"
         raise InputError(
-            f"{path} holds no {JOURNAL} ({holds}); {_RUN_DIRECTORY}. A folder of checkpoints is replayed with an AuditSpec, "
+            f"{path} holds no {JOURNAL} ({holds}); {_RUN_DIRECTORY}. A folder of checkpoints is "
+            "replayed with an AuditSpec, "
             f"which builds model and data again: indpriv audit {path} --spec train.py:spec"
         )
     log = NormLog.open(path, unreadable=unreadable)

@@ -1,13 +1,14 @@
-"""Analysing the artifacts of one run, all in memory: from its epsilons and examples to a summary. Sensitive."""
+"""Analysing the artifacts of one run, all in memory: from its epsilons and examples to a summary.
 
-import hashlib
+Sensitive.
+"""
+
 import platform
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,23 +17,21 @@ from indpriv._columns import MAX_NUMERIC_VALUES, MISSING, groupable_columns, to_
 from indpriv.analysis.attacks.by_epsilon import AttackByEpsilon, attack_by_epsilon
 from indpriv.analysis.attacks.measures import measure_attack
 from indpriv.analysis.attacks.threshold_attack import AttackRow, ThresholdAttack, threshold_attack
-from indpriv.analysis.disclosures import disclosures, hazards
+from indpriv.analysis.disclosures import disclosures
 from indpriv.analysis.distribution import describe
 from indpriv.analysis.duplicates import undeclared_people
 from indpriv.analysis.groups.group_table import GroupTable, group_tables
 from indpriv.analysis.guarantee import guarantee_of, worst_case_membership
+from indpriv.analysis.hazards import hazards
 from indpriv.analysis.loss import LossRelation, relate_to_loss
 from indpriv.analysis.norms_over_training import describe_drivers
+from indpriv.analysis.run_facts import run_facts
 from indpriv.analysis.summary import (
     AttackFindings,
     AuditSummary,
     FidelityFindings,
     Notes,
     Provenance,
-    Range,
-    Records,
-    RunFacts,
-    Settings,
 )
 from indpriv.analysis.units import unit_sizes
 from indpriv.attack_scores import AttackScores
@@ -70,15 +69,15 @@ def summarise(
         by: columns to group by; see `audit`.
         fidelity: how far the epsilons can lie from exact ones.
         holdout: epsilons that the test examples would have had on the same trajectory.
-        members: what the hold-out is compared with: the table, or, where that rests on batch norms, which no test example
-            has, the account of full records alone.
+        members: what the hold-out is compared with: the table, or, where that rests on batch norms,
+            which no test example has, the account of full records alone.
         seed: of the attack's random choices.
         command: reproduces the audit.
     """
     missing = _missing(
         evidence, log, known=bool(fidelity.against_k) or fidelity.batch_norms is not None
     )
-    run = _run_facts(log, evidence)
+    run = run_facts(log, evidence.examples, evidence.recorder, evidence.declared)
     found, rows = _Examined(), None
     if evidence.examples is not None:
         rows = evidence.examples.aligned(log.example_ids)
@@ -102,7 +101,8 @@ def summarise(
         missing += _groups_without_test(found.groups, evidence.examples.test)
     elif by:
         raise InputError(
-            f"--by {by[0]}: this run has no {EXAMPLES}, which holds the groups; audit it without --by"
+            f"--by {by[0]}: this run has no {EXAMPLES}, which holds the groups; audit it without "
+            "--by"
         )
     versions = {
         library: _version(library) for library in ("indpriv", "numpy", "scipy", "pandas", "pyarrow")
@@ -190,20 +190,24 @@ def _missing(evidence: Evidence, log: NormLog, *, known: bool) -> list[str]:
     found = []
     if evidence.examples is None:
         found.append(
-            f"{EXAMPLES} is absent: the run ended before the final model's losses were taken. Epsilons are complete for "
+            f"{EXAMPLES} is absent: the run ended before the final model's losses were taken. "
+            "Epsilons are complete for "
             "the steps logged; loss, groups and attack are not shown."
         )
     elif evidence.examples.test.empty:
         found.append(
-            "No test examples: test accuracy and the attack are not shown. Pass test_set to the Recorder."
+            "No test examples: test accuracy and the attack are not shown. Pass test_set to the "
+            "Recorder."
         )
     elif evidence.non_dp is None:
         found.append(
-            f"No twin trained without DP ({EXAMPLES_NON_DP}): the attack has nothing to be compared with."
+            f"No twin trained without DP ({EXAMPLES_NON_DP}): the attack has nothing to be "
+            "compared with."
         )
     if not known and not log.individually_clipped:
         found.append(
-            "No exact values to hold an estimate against: record every step, some reference examples, or batch norms."
+            "No exact values to hold an estimate against: record every step, some reference "
+            "examples, or batch norms."
         )
     return found
 
@@ -215,52 +219,10 @@ def _groups_without_test(groups: Sequence[GroupTable], test: pd.DataFrame) -> li
     if test.empty or not lacking:
         return []
     return [
-        f"Test examples have no {', '.join(lacking)}: test accuracy and the attack are not shown by that. Pass test_metadata "
+        f"Test examples have no {', '.join(lacking)}: test accuracy and the attack are not shown "
+        "by that. Pass test_metadata "
         "beside metadata."
     ]
-
-
-def _run_facts(log: NormLog, evidence: Evidence) -> RunFacts:
-    settings = log.settings
-    ids = "\0".join(map(str, log.example_ids.tolist())).encode("utf-8", "surrogatepass")
-    return RunFacts(
-        n_examples=log.n_examples,
-        n_test_examples=0 if evidence.examples is None else len(evidence.examples.test),
-        n_units=None if log.unit_ids is None else len(np.unique(log.unit_ids)),
-        train_accuracy=_accuracy(evidence.examples, "train"),
-        test_accuracy=_accuracy(evidence.examples, "test"),
-        settings=Settings(
-            total_steps=log.total_steps,
-            expected_epochs=float(settings.sample_rate.sum()),
-            noise_multiplier=_range(settings.noise_multiplier),
-            max_grad_norm=_range(settings.max_grad_norm),
-            sample_rate=_range(settings.sample_rate),
-            individually_clipped=log.individually_clipped,
-        ),
-        records=Records(
-            n_records=log.n_records,
-            recorded_share=log.coverage,
-            n_exact_examples=0 if log.reference_positions is None else len(log.reference_positions),
-            rounding=0.0 if log.levels is None else log.levels.rounding,
-            rounding_mode="none" if log.levels is None else log.levels.rounding_mode,
-        ),
-        example_ids_sha256=hashlib.sha256(ids).hexdigest(),
-        caveats=log.caveats,
-        recorder=evidence.recorder,
-        declared=evidence.declared,
-    )
-
-
-def _accuracy(examples: ExampleTable | None, split: str) -> float | None:
-    if examples is None:
-        return None
-    correct = to_floats(examples.frame.loc[examples.frame["split"] == split, "correct"])
-    known = correct[~np.isnan(correct)]
-    return float(known.mean()) if len(known) else None
-
-
-def _range(values: np.ndarray[Any, np.dtype[np.float64]]) -> Range:
-    return Range(float(values.min()), float(values.max()))
 
 
 def choose_groups(
@@ -268,8 +230,9 @@ def choose_groups(
 ) -> tuple[list[str], list[str]]:
     """Columns to group by, and what was left out and why.
 
-    What was asked for comes first, then those declared beforehand, then the label and every metadata column that reads as
-    groups: numeric ones with many values in ten bins, others with many values left out.
+    What was asked for comes first, then those declared beforehand, then the label and every
+    metadata column that reads as groups: numeric ones with many values in ten bins, others with
+    many values left out.
     """
     if by:
         return list(dict.fromkeys(by)), []
@@ -284,7 +247,8 @@ def choose_groups(
             chosen.append(f"{column}:bins=10")
         elif many:
             left_out.append(
-                f"{column} has {distinct:,} distinct values and was not grouped by; ask with --by {column}."
+                f"{column} has {distinct:,} distinct values and was not grouped by; ask with --by "
+                f"{column}."
             )
         else:
             chosen.append(column)

@@ -1,4 +1,7 @@
-"""How an audit accounts a log, and what other accounts of the same run would have said. Sensitive."""
+"""How an audit accounts a log, and what other accounts of the same run would have said.
+
+Sensitive.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -30,7 +33,8 @@ COMPARING = "comparing with larger K"
 BY_GROUP_EPOCHS = 1.0  # the K, among those, whose fidelity is also told by group: the paper's own
 COARSER = (0.02, 0.05, 0.1)  # roundings to account again with, where the log's is finer
 RULES = ("last", "closest", "worst_case")
-_MOST_COMPARED = 20_000  # examples of which accounts under other choices are made; random ones where there are more
+# Examples of which accounts under other choices are made; random ones where there are more.
+_MOST_COMPARED = 20_000
 CHOOSING = "accounting under other choices"
 SPACING = "leaving out every second record"
 
@@ -44,16 +48,17 @@ def fidelity_against_k(
 ) -> tuple[Fidelity, ...]:
     """What larger K would have said, against epsilons of norms known at every step.
 
-    Exact values come from the whole log where it has every step, else from the examples recorded exactly; there the
-    log's own K is compared too. Empty where neither exists, and where training clipped individually (any K is exact).
+    Exact values come from the whole log where it has every step, else from the examples recorded
+    exactly; there the log's own K is compared too. Empty where neither exists, and where training
+    clipped individually (any K is exact).
 
     Args:
         log: the log.
         method: how the table was made.
         table: its account.
         progress: called as progress(stage, done, total).
-        groups: partitions of the log's examples, by column: fidelity by group is told of the log's own K, else of K = one
-            epoch.
+        groups: partitions of the log's examples, by column: fidelity by group is told of the log's
+            own K, else of K = one epoch.
     """
     if log.individually_clipped or (log.coverage < 1 and table.account.rows_per_unit is not None):
         return ()  # of people, rows recorded exactly are not whole
@@ -147,7 +152,8 @@ def sensitivity(
         progress: called as progress(stage, done, total).
     """
     if log.filtered is not None or method.preset is not None:
-        return ()  # a filter's account is its cap, whatever the choices; a preset makes both choices itself
+        # A filter's account is its cap, whatever the choices; a preset makes both choices itself.
+        return ()
     if len(table) > _MOST_COMPARED and log.unit_ids is None:
         chosen = np.zeros(len(table), dtype=bool)
         chosen[np.random.default_rng(0).choice(len(table), _MOST_COMPARED, replace=False)] = True

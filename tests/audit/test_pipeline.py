@@ -150,7 +150,7 @@ def test_later_commands_need_the_audit_directory_only(run_dir, tmp_path, artifac
     assert by_sex == expected
     assert [table.by for table in groups_of(folder, [])] == ["label", "sex", "age:bins=10"]
     (plain,) = groups_json((by_sex,), read_summary(folder))
-    assert plain["rows"][0]["mean"] == expected.rows[0].mean
+    assert plain["rows"][0]["mean"] == expected.rows[0].epsilon.mean
     assert plain["claim"] == "exact"
     assert "delta 1e-5" in plain["meaning"]
     json.dumps(plain, allow_nan=False)
@@ -171,7 +171,7 @@ def test_fidelity_from_exact_examples(artifacts, tmp_path):
     summary = audit(folder, tmp_path / "audit", delta=DELTA)
     assert summary.claim == "estimate"
     own = [row for row in summary.fidelity.against_k if row.is_this_log]
-    assert [(row.n, row.every) for row in own] == [(7, 10)]
+    assert [(row.errors.n, row.every) for row in own] == [(7, 10)]
     assert {row.source for row in summary.fidelity.against_k} == {
         "norms at every step of 7 examples"
     }
@@ -429,9 +429,9 @@ def test_a_run_is_not_written_over(artifacts, tmp_path):
 def test_a_run_with_a_recorded_holdout(artifacts, tmp_path):
     log, examples = artifacts
     run = write_run(tmp_path / "run", log, examples)
-    assert audit(run, tmp_path / "without", delta=DELTA).attack_by_epsilon is None
+    assert audit(run, tmp_path / "without", delta=DELTA).attacks.by_epsilon is None
     write_run(run / "holdout", log.take(range(len(examples.test))), None)
-    found = audit(run, tmp_path / "audit", delta=DELTA).attack_by_epsilon
+    found = audit(run, tmp_path / "audit", delta=DELTA).attacks.by_epsilon
     assert [sum(row.n_members for row in part.bins) for part in found.thresholds] == [240] * 3
     assert [sum(row.n_nonmembers for row in part.bins) for part in found.thresholds] == [60] * 3
     document = json.loads((tmp_path / "audit" / "audit.json").read_text())

@@ -16,7 +16,7 @@ def test_columns_that_test_examples_lack_are_said(artifacts):
         name="x",
         by=["sex"],
     )
-    assert not any("test_metadata" in text for text in whole.missing)
+    assert not any("test_metadata" in text for text in whole.notes.missing)
     frame = examples.frame.assign(sex=examples.frame["sex"].mask(test))
     summary = summarise(
         log,

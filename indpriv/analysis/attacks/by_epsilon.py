@@ -1,13 +1,15 @@
 """Does an attack succeed where individual epsilon is large? True-positive rates in bins of epsilon. Sensitive.
 
-Members are binned by their individual epsilon, non-members by the epsilon they would have had on the same trajectory. For
-a random member and a random non-member, (epsilon, delta)-indistinguishability at the bin's upper edge would imply
+Members are binned by their individual epsilon, non-members by the epsilon they would have had on
+the same trajectory. For a random member and a random non-member, (epsilon,
+delta)-indistinguishability at the bin's upper edge would imply
 
     P[in the bin and accused | member] <= e^epsilon P[in the bin and accused | non-member] + delta,
 
-that is, TPR <= e^epsilon FPR Q(bin) / P(bin) + delta / P(bin), where P and Q are the shares of members and of non-members in
-the bin. Individual epsilon is output-specific and does not guarantee this: a bin above its own limit is a place to look.
-The worst case does guarantee it: a bin above that limit shows that the run or its account is wrong.
+that is, TPR <= e^epsilon FPR Q(bin) / P(bin) + delta / P(bin), where P and Q are the shares of
+members and of non-members in the bin. Individual epsilon is output-specific and does not guarantee
+this: a bin above its own limit is a place to look. The worst case does guarantee it: a bin above
+that limit shows that the run or its account is wrong.
 """
 
 import itertools
@@ -36,15 +38,16 @@ class EpsilonBin:
 
     Attributes:
         low, high: epsilon above low (or at 0) and at most high.
-        n_members, n_nonmembers: number in the bin; non-members that chose the threshold are not counted.
+        n_members, n_nonmembers: number in the bin; non-members that chose the threshold are not
+            counted.
         tpr: share of its members accused; None without members.
         tpr_interval: exact binomial, for this bin by itself.
         fpr: share of its non-members accused; None without non-members.
-        reference: largest true-positive rate that an epsilon of `high` would allow at these rates, at most 1; None
-            without members.
+        reference: largest true-positive rate that an epsilon of `high` would allow at these rates,
+            at most 1; None without members.
         worst_case_reference: the same for the worst-case epsilon.
-        above_reference: the true-positive rate is above the limit by more than chance, corrected for all bins and
-            thresholds: look here.
+        above_reference: the true-positive rate is above the limit by more than chance, corrected
+            for all bins and thresholds: look here.
         above_worst_case: the same for the limit of the worst case: the run or its account is wrong.
     """
 
@@ -63,7 +66,10 @@ class EpsilonBin:
 
 @dataclass(frozen=True)
 class ThresholdBins:
-    """The bins under one threshold. Examples above it are accused, at most target_fpr of half of the non-members."""
+    """The bins under one threshold.
+
+    Examples above it are accused, at most target_fpr of half of the non-members.
+    """
 
     target_fpr: float
     threshold: float
@@ -106,9 +112,11 @@ def attack_by_epsilon(
     """Compare an attack's success in bins of epsilon with what epsilon allows.
 
     Args:
-        scores: of any attack; members in the order of their table, non-members in the order of nonmember_epsilon.
+        scores: of any attack; members in the order of their table, non-members in the order of
+            nonmember_epsilon.
         members: epsilons of the members.
-        nonmember_epsilon: (n_nonmembers,) the epsilons that they would have had on the same trajectory.
+        nonmember_epsilon: (n_nonmembers,) the epsilons that they would have had on the same
+            trajectory.
         seed: of the random half of the non-members that chooses the thresholds.
 
     Returns:
@@ -125,7 +133,8 @@ def attack_by_epsilon(
     ):
         if count != found:
             raise InputError(
-                f"there are {found} scores of {side} and {count} epsilons; pass one epsilon for each score"
+                f"there are {found} scores of {side} and {count} epsilons; pass one epsilon for "
+                "each score"
             )
     if min(len(members), len(nonmember_epsilon)) < _LEAST:
         return None

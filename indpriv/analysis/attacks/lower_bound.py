@@ -1,10 +1,12 @@
 """A lower bound on the worst-case epsilon of a run from one run, with its confidence. Output is sensitive.
 
-After Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run" (NeurIPS 2023, arXiv:2305.08846): each
-of m examples is included by an independent fair coin; the highest scores are guessed "included", the lowest "left out",
-and no guess is made for the rest. Under (epsilon, delta)-DP the number of right guesses is bounded, up to a small
-probability, by a binomial with success rate e^epsilon / (1 + e^epsilon); more right guesses refute that epsilon. The bound
-is on the worst case, which DP guarantees for every example; it says nothing about output-specific epsilons.
+After Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run" (NeurIPS 2023,
+arXiv:2305.08846): each of m examples is included by an independent fair coin; the highest scores
+are guessed "included", the lowest "left out", and no guess is made for the rest. Under (epsilon,
+delta)-DP the number of right guesses is bounded, up to a small probability, by a binomial with
+success rate e^epsilon / (1 + e^epsilon); more right guesses refute that epsilon. The bound is on
+the worst case, which DP guarantees for every example; it says nothing about output-specific
+epsilons.
 """
 
 from collections.abc import Sequence
@@ -20,7 +22,9 @@ from indpriv._plain import AtLeastZero, Share
 from indpriv.analysis.statistics.binomial import clopper_pearson
 from indpriv.analysis.statistics.resampling import CONFIDENCE, Interval
 
-LEAST_GUESSES = 8  # fewer cannot refute any epsilon at 95 % once several numbers of guesses are tried
+LEAST_GUESSES = (
+    8  # fewer cannot refute any epsilon at 95 % once several numbers of guesses are tried
+)
 _FEWER = 4  # ratio of one number of guesses to the next
 _LARGEST_EPSILON = 100.0
 _WINDOW = 12.0  # standard deviations beyond which a binomial has no mass that matters (1e-32)
@@ -32,8 +36,10 @@ class LowerBound:
     """What the guesses prove about the worst-case epsilon.
 
     Attributes:
-        epsilon: lower bound on the worst-case epsilon at the given delta; a bound of 0 proves nothing.
-        guesses, correct: for the number of guesses that gives the largest bound; 0 if there were too few scores.
+        epsilon: lower bound on the worst-case epsilon at the given delta; a bound of 0 proves
+            nothing.
+        guesses, correct: for the number of guesses that gives the largest bound; 0 if there were
+            too few scores.
         tried: how many numbers of guesses were tried; the bound is corrected for this (Bonferroni).
         false_alarm_rate: share of `NULL_TRIALS` random memberships that give a bound above 0.
         false_alarm_interval: exact binomial, for that rate.
@@ -59,8 +65,9 @@ def lower_bound(
 ) -> LowerBound:
     """Bound the worst-case epsilon from the scores of examples that fair coins included or left out.
 
-    The numbers of guesses depend only on the number of scores and are fixed before any score is seen: the upper and lower
-    half, eighth, thirty-second and so on, guessed on both sides or on the upper side only.
+    The numbers of guesses depend only on the number of scores and are fixed before any score is
+    seen: the upper and lower half, eighth, thirty-second and so on, guessed on both sides or on the
+    upper side only.
 
     Args:
         scores: (n,) higher = more likely included.
@@ -68,8 +75,8 @@ def lower_bound(
         delta: of the (epsilon, delta) that is bounded.
         n_coins: number of coins flipped in all; these scores may be a part of them.
         rng: breaks ties between scores, and draws the random memberships.
-        balanced: members were chosen at random in a fixed number instead of by fair coins; false alarms are measured for
-            such choices.
+        balanced: members were chosen at random in a fixed number instead of by fair coins; false
+            alarms are measured for such choices.
         confidence: of the bound.
     """
     plans = _plans(len(scores))
@@ -113,8 +120,9 @@ def lower_bound(
 def refutation(guesses: int, correct: int, epsilon: float, delta: float, n_coins: int) -> float:
     """Largest probability of at least `correct` right guesses under (epsilon, delta)-DP.
 
-    Steinke, Nasr and Jagielski 2023, Theorem 5.2 in the form of the code in their appendix D: with W binomial of success
-    rate e^epsilon / (1 + e^epsilon), P[W >= v] + 2 m delta max_i P[v > W >= v - i] / i.
+    Steinke, Nasr and Jagielski 2023, Theorem 5.2 in the form of the code in their appendix D: with
+    W binomial of success rate e^epsilon / (1 + e^epsilon), P[W >= v] + 2 m delta max_i P[v > W >= v
+    - i] / i.
     """
     rate = 1 / (1 + np.exp(-epsilon))
     tail = float(stats.binom.sf(correct - 1, guesses, rate))

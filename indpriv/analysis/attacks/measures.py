@@ -20,7 +20,8 @@ MIN_TRIALS = 10  # with fewer guesses the result says more about these examples 
 OVERALL = "all examples"
 ONE_RUN = "one run with independent fair coins (Steinke, Nasr and Jagielski 2023)"
 BALANCED = (
-    "one run (Steinke, Nasr and Jagielski 2023), on equal numbers of random members and non-members, as if fair coins had "
+    "one run (Steinke, Nasr and Jagielski 2023), on equal numbers of random members and "
+    "non-members, as if fair coins had "
     "chosen them: valid if members were chosen at random"
 )
 
@@ -34,7 +35,8 @@ class AttackMeasure:
         n_members, n_nonmembers: number of scores.
         too_small: fewer than ten members or non-members, too few to read.
         discrimination: None without members or without non-members.
-        bound: lower bound on the worst-case epsilon; for a group, corrected for the number of groups.
+        bound: lower bound on the worst-case epsilon; for a group, corrected for the number of
+            groups.
     """
 
     name: str
@@ -52,7 +54,8 @@ class AttackMeasures:
     Attributes:
         attack: what produced the scores.
         method: how the lower bound is found, and what it assumes.
-        confidence: of every interval by itself, of the overall bound, and of the bounds of all groups together.
+        confidence: of every interval by itself, of the overall bound, and of the bounds of all
+            groups together.
         delta: of the (epsilon, delta) that is bounded.
         seed: of the analysis, not of training.
         null_trials: number of random memberships on which each false-alarm rate was measured.
@@ -73,8 +76,8 @@ class AttackMeasures:
 def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) -> AttackMeasures:
     """Measure an attack.
 
-    The lower bound needs members that were chosen by fair coins. From other scores, equal numbers of random members and
-    non-members are taken, so that unequal numbers cannot prove anything.
+    The lower bound needs members that were chosen by fair coins. From other scores, equal numbers
+    of random members and non-members are taken, so that unequal numbers cannot prove anything.
 
     Args:
         scores: of any attack; higher means more likely a member.
@@ -116,7 +119,10 @@ def group_indices(scores: AttackScores) -> tuple[list[str], list[IntArray]]:
 
 
 def generator_of(seed: int, group: str | None) -> np.random.Generator:
-    """Random choices for one group, or for all examples (None). They depend only on seed and name, not on the model."""
+    """Random choices for one group, or for all examples (None).
+
+    They depend only on seed and name, not on the model.
+    """
     return np.random.default_rng(
         [seed] if group is None else [seed, zlib.crc32(group.encode("utf-8", "surrogatepass"))]
     )

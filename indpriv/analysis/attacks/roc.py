@@ -1,4 +1,7 @@
-"""How well scores separate members from non-members: ROC, AUC, true-positive rates and advantage. Sensitive."""
+"""How well scores separate members from non-members: ROC, AUC, true-positive rates and advantage.
+
+Sensitive.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,14 +28,18 @@ class Discrimination:
 
     Attributes:
         auc: probability that a member scores above a non-member; ties count half.
-        auc_interval: DeLong, DeLong and Clarke-Pearson 1988, on the logit scale; for an AUC of 0 or 1 the exact binomial
-            interval over as many pairs as are independent; None where all scores are equal.
-        tpr_at_fpr: true-positive rate of the lowest threshold whose false-positive rate is at most "0.001" and "0.01".
+        auc_interval: DeLong, DeLong and Clarke-Pearson 1988, on the logit scale; for an AUC of 0 or
+            1 the exact binomial interval over as many pairs as are independent; None where all
+            scores are equal.
+        tpr_at_fpr: true-positive rate of the lowest threshold whose false-positive rate is at most
+            "0.001" and "0.01".
         tpr_at_fpr_intervals: exact binomial, treating the threshold as fixed.
-        advantage: largest difference of true- and false-positive rate over all thresholds. It is chosen on these scores,
-            so it is above 0 even by chance.
-        advantage_interval: valid for all thresholds together (Dvoretzky, Kiefer and Wolfowitz; Massart 1990).
-        roc: (false-positive rate, true-positive rate) of up to 50 thresholds, strictest first; empty if not requested.
+        advantage: largest difference of true- and false-positive rate over all thresholds. It is
+            chosen on these scores, so it is above 0 even by chance.
+        advantage_interval: valid for all thresholds together (Dvoretzky, Kiefer and Wolfowitz;
+            Massart 1990).
+        roc: (false-positive rate, true-positive rate) of up to 50 thresholds, strictest first;
+            empty if not requested.
     """
 
     auc: Share

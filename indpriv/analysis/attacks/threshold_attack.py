@@ -1,4 +1,7 @@
-"""The paper's membership test: the success rate of one threshold on an attack's scores, by group. Sensitive."""
+"""The paper's membership test: the success rate of one threshold on an attack's scores, by group.
+
+Sensitive.
+"""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +18,8 @@ from indpriv.analysis.statistics.resampling import CONFIDENCE, Interval
 from indpriv.attack_scores import AttackScores
 
 PROTOCOL = (
-    "In each group, as many random members as non-members are taken. A random half of each chooses the threshold; the "
+    "In each group, as many random members as non-members are taken. A random half of each "
+    "chooses the threshold; the "
     "success rate is measured on the other half. Chance is 50 %."
 )
 
@@ -27,10 +31,12 @@ class AttackRow:
     Attributes:
         name: the group.
         n_members, n_nonmembers: number of scores; equal numbers of both are used.
-        trials: number of guesses, half on members and half on non-members; 0 where there are too few scores.
+        trials: number of guesses, half on members and half on non-members; 0 where there are too
+            few scores.
         successes: number of guesses that were right.
         success_rate: None without trials.
-        interval: exact binomial (Clopper and Pearson 1934), of the success rate; None without trials.
+        interval: exact binomial (Clopper and Pearson 1934), of the success rate; None without
+            trials.
         too_small: fewer than ten trials, too few to read.
         discrimination: over all thresholds and all scores; the curve itself for all examples only.
     """
@@ -84,16 +90,17 @@ def threshold_attack(
 ) -> ThresholdAttack:
     """Success rate of the best single threshold, chosen on one half of the scores and measured on the other.
 
-    After Yu et al., "Individual Privacy Accounting for Differentially Private Stochastic Gradient Descent"
-    (arXiv 2206.02617v7): all non-members and as many random members.
+    After Yu et al., "Individual Privacy Accounting for Differentially Private Stochastic Gradient
+    Descent" (arXiv 2206.02617v7): all non-members and as many random members.
 
     Args:
-        scores: higher means more likely a member. Of two groups of different size the smaller is used whole.
+        scores: higher means more likely a member. Of two groups of different size the smaller is
+            used whole.
         model: which model the scores are of, "dp" or "non_dp".
         by: the column that the groups of the scores come from.
         caveat: what a reader must know about this attack.
-        seed: of the random choices. A group's choices depend only on the seed, its name and its size, so the same
-            examples are drawn for a model and its non-private baseline.
+        seed: of the random choices. A group's choices depend only on the seed, its name and its
+            size, so the same examples are drawn for a model and its non-private baseline.
         overall: the row of all examples, if another grouping of the same scores has computed it.
     """
     check_positive_int("seed", seed, minimum=0)

@@ -1,13 +1,14 @@
 """What batch norms prove of an estimate, at no cost: each is an exact norm where the account had to guess. Sensitive.
 
-Which steps sample an example is decided by coins that its norm does not depend on. Two things follow.
+Which steps sample an example is decided by coins that its norm does not depend on. Two things
+follow.
 
-* Left out, a batch norm is a fair test of what the account would have used in its place: its error has the
-  distribution of the errors at steps that did not sample the example.
-* Weighted by 1 / sample_rate (Horvitz and Thompson 1952), the batch norms add up to an estimate without bias, over the
-  coins, of the mean RDP of a group at an order fixed beforehand, for a group chosen independently of the coins. At a
-  fixed order, epsilon is RDP plus a constant, so that its mean is estimated without bias too; the mean of epsilons at
-  each example's own best order is not.
+* Left out, a batch norm is a fair test of what the account would have used in its place: its error
+  has the distribution of the errors at steps that did not sample the example.
+* Weighted by 1 / sample_rate (Horvitz and Thompson 1952), the batch norms add up to an estimate
+  without bias, over the coins, of the mean RDP of a group at an order fixed beforehand, for a group
+  chosen independently of the coins. At a fixed order, epsilon is RDP plus a constant, so that its
+  mean is estimated without bias too; the mean of epsilons at each example's own best order is not.
 """
 
 from __future__ import annotations
@@ -45,14 +46,17 @@ class BatchNormFidelity:
     Attributes:
         between_records: what the account assumes between records.
         n_entries: batch norms held against the account; those at fully recorded steps test nothing.
-        signed_bias, mean_absolute, p95_absolute, largest_absolute: of norms, as fractions of max_grad_norm.
+        signed_bias, mean_absolute, p95_absolute, largest_absolute: of norms, as fractions of
+            max_grad_norm.
         share_under: share of entries whose estimate is too small by any amount.
         share_under_1_percent: by more than 1 % of the exact norm.
-        order: the Rényi order, the best one for the worst case; it depends on the settings of the run alone.
+        order: the Rényi order, the best one for the worst case; it depends on the settings of the
+            run alone.
         mean_rdp: mean over all examples of the account's RDP at this order.
-        rdp_bias, rdp_bias_error: of mean_rdp, from the errors of left-out records, and its standard error.
-        unbiased_mean_rdp, standard_error: the Horvitz-Thompson estimate of what mean_rdp should be; None where some step
-            has neither a full record nor free ones.
+        rdp_bias, rdp_bias_error: of mean_rdp, from the errors of left-out records, and its standard
+            error.
+        unbiased_mean_rdp, standard_error: the Horvitz-Thompson estimate of what mean_rdp should be;
+            None where some step has neither a full record nor free ones.
     """
 
     between_records: str
@@ -121,8 +125,8 @@ class _Found:
 def free_fidelity(log: NormLog, method: Method) -> BatchNormFidelity | None:
     """Hold the batch norms of a log against its account.
 
-    None where the account uses none, where there are none to test, and where batches were not drawn by Poisson sampling,
-    since then the coins are not what the weights assume.
+    None where the account uses none, where there are none to test, and where batches were not drawn
+    by Poisson sampling, since then the coins are not what the weights assume.
 
     Args:
         log: the log.
@@ -173,18 +177,21 @@ def unbiased_rdp(log: NormLog, order: float, group_of: IntArray) -> tuple[FloatA
         group_of: (n_examples,) group of each example, from 0 on; chosen independently of the coins.
 
     Returns:
-        (n_groups,) means and (n_groups,) standard errors, over the coins; they need no account of the steps in between.
+        (n_groups,) means and (n_groups,) standard errors, over the coins; they need no account of
+        the steps in between.
 
     Raises:
         InputError: a step without any record, or batches that were not drawn by Poisson sampling.
     """
     if log.sampler != "poisson":
         raise InputError(
-            f"batches were drawn by a {log.sampler} sampler: weights of 1 / sample_rate need Poisson sampling"
+            f"batches were drawn by a {log.sampler} sampler: weights of 1 / sample_rate need "
+            "Poisson sampling"
         )
     if not _covered(log):
         raise InputError(
-            "some steps have neither a full record nor free ones; their RDP cannot be estimated without bias"
+            "some steps have neither a full record nor free ones; their RDP cannot be estimated "
+            "without bias"
         )
     found = _measure(log, "last", order)
     size = np.bincount(group_of)

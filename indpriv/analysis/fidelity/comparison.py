@@ -3,8 +3,10 @@
 Three questions are answered by such a comparison:
 
 * fidelity: how far are estimated epsilons from exact ones?
-* sensitivity: how far do epsilons move with a choice that somebody made, such as the rounding of norms?
-* spacing: how far does an estimate still move with the spacing of its records, where no exact values exist?
+* sensitivity: how far do epsilons move with a choice that somebody made, such as the rounding of
+  norms?
+* spacing: how far does an estimate still move with the spacing of its records, where no exact
+  values exist?
 """
 
 from collections.abc import Mapping
@@ -28,7 +30,8 @@ class Differences:
 
     Attributes:
         n: number of examples.
-        pearson: Pearson's r; None where undefined. A high r proves little: a constant bias leaves it at 1.
+        pearson: Pearson's r; None where undefined. A high r proves little: a constant bias leaves
+            it at 1.
         bias: mean difference; above 0, the estimate is too large.
         mean_absolute, p95_absolute, largest_absolute: of the absolute difference.
         largest_under: the most by which an estimate is too small, at least 0.
@@ -97,7 +100,8 @@ class Fidelity:
         between_records: what the estimate assumed between records.
         median_exact: median exact epsilon, to compare the errors with.
         errors: estimate minus exact.
-        groups: the same by group, largest exact mean first within each column; empty where not asked for.
+        groups: the same by group, largest exact mean first within each column; empty where not
+            asked for.
     """
 
     source: str
@@ -156,8 +160,9 @@ class Sensitivity:
 class Spacing:
     """The account of every second record compared with the account of all.
 
-    A shift is no bound: the error of the estimate is of the same order, and may be larger. In the Adult demo with 40
-    checkpoints, half an epoch apart, the mean shift was +0.05 and the mean error +0.09.
+    A shift is no bound: the error of the estimate is of the same order, and may be larger. In the
+    Adult demo with 40 checkpoints, half an epoch apart, the mean shift was +0.05 and the mean error
+    +0.09.
 
     Attributes:
         n_records: number of records of the log.
@@ -229,8 +234,8 @@ def compare_with_exact(
         groups: partitions of the exact table's examples, in its order, by column.
 
     Raises:
-        InputError: an example is missing from the estimate, or the tables answer different questions (delta, unit,
-            neighbouring relation, accountant or conversion).
+        InputError: an example is missing from the estimate, or the tables answer different
+            questions (delta, unit, neighbouring relation, accountant or conversion).
     """
     for name in ("delta", "unit", "neighbouring", "accountant", "conversion", "total_steps"):
         ours, theirs = getattr(estimated.account, name), getattr(exact.account, name)

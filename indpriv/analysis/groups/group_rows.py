@@ -20,10 +20,13 @@ class GroupEpsilon:
 
     Attributes:
         mean, median, p95, p99, max: of epsilon.
-        mean_interval: bootstrap interval of the mean; None where the group is too small or has no spread.
-        ratio_to_best: mean over the smallest mean of a readable group; None where that is 0 or unknown.
-        p_value: of the distance between the group's mean and the mean of all examples, by permutation, corrected for
-            all groups of the table; None where the group is too small or nothing varies.
+        mean_interval: bootstrap interval of the mean; None where the group is too small or has no
+            spread.
+        ratio_to_best: mean over the smallest mean of a readable group; None where that is 0 or
+            unknown.
+        p_value: of the distance between the group's mean and the mean of all examples, by
+            permutation, corrected for all groups of the table; None where the group is too small or
+            nothing varies.
         share_at_worst_case: share of its examples at the worst-case epsilon.
     """
 
@@ -57,10 +60,12 @@ class Standardised:
 
     Attributes:
         mean: None where the group lacks a label, or where labels are not classes.
-        interval: bootstrap interval of the mean; None also where the group has too few examples of a label.
+        interval: bootstrap interval of the mean; None also where the group has too few examples of
+            a label.
         p_value: as for the raw mean, of the distance from the means within label.
         lacks_labels: labels that no training example of the group has.
-        smallest_label_count: the fewest training examples that the group has of any label, on which the mean depends most.
+        smallest_label_count: the fewest training examples that the group has of any label, on which
+            the mean depends most.
     """
 
     mean: AtLeastZero | None = None

@@ -1,11 +1,12 @@
 """Who is worse off: epsilon, loss and accuracy by group, raw, within label and label-standardised. Sensitive.
 
-A raw table alone misleads: where groups differ in their labels and labels differ in epsilon, the order of the groups
-can reverse within a label (Simpson's paradox). Label-standardised means ask what a group's mean epsilon would be if it
-had the label shares of the whole training set (direct standardisation).
+A raw table alone misleads: where groups differ in their labels and labels differ in epsilon, the
+order of the groups can reverse within a label (Simpson's paradox). Label-standardised means ask
+what a group's mean epsilon would be if it had the label shares of the whole training set (direct
+standardisation).
 
-Intervals and tests take the examples of the run as a sample: they say how much the composition of a group matters, not
-how another training run of the same model would come out.
+Intervals and tests take the examples of the run as a sample: they say how much the composition of a
+group matters, not how another training run of the same model would come out.
 """
 
 import zlib
@@ -51,7 +52,8 @@ class Ratio:
     Attributes:
         worst, best: the two groups.
         value: None where undefined; reason says why.
-        interval: bootstrap interval for these two groups; that they were picked as the extremes is not in it.
+        interval: bootstrap interval for these two groups; that they were picked as the extremes is
+            not in it.
     """
 
     worst: str
@@ -119,10 +121,12 @@ class GroupTests:
     """Do the groups differ by more than chance?
 
     Attributes:
-        accuracy_rank: do groups with worse accuracy have larger epsilon; None with fewer than three readable groups.
+        accuracy_rank: do groups with worse accuracy have larger epsilon; None with fewer than three
+            readable groups.
         spread: test of the raw means; None where nothing can be tested.
         spread_within_label: of the means within label; None where nothing can be tested.
-        reversals: labels within which the order of the worst and the best group reverses, by chance or not.
+        reversals: labels within which the order of the worst and the best group reverses, by chance
+            or not.
     """
 
     accuracy_rank: RankCorrelation | None
@@ -147,9 +151,11 @@ class GroupTable:
         columns: the columns themselves.
         min_size: training examples below which a group is too small to read.
         rows: sorted by mean epsilon, largest first; groups without training examples last.
-        within_label: tables within each label; empty where by is the label, or labels are not classes.
+        within_label: tables within each label; empty where by is the label, or labels are not
+            classes.
         notes: what was left out, and why.
-        confidence: of every interval by itself; resamples: of the bootstrap; seed: of the resampling.
+        confidence: of every interval by itself; resamples: of the bootstrap; seed: of the
+            resampling.
     """
 
     by: str
@@ -221,11 +227,13 @@ def group_table(
 
     Args:
         table: epsilons of the training examples.
-        train: rows of the training examples in the table's order, as `ExampleTable.aligned` gives them.
+        train: rows of the training examples in the table's order, as `ExampleTable.aligned` gives
+            them.
         test: rows of the test examples; may be empty.
-        by: "label" or a metadata column; "column:bins=10" cuts a numeric column at its deciles; "race,sex" takes every
-            combination.
-        min_size: groups with fewer training examples are marked as too small to read, and left out of ratios and tests.
+        by: "label" or a metadata column; "column:bins=10" cuts a numeric column at its deciles;
+            "race,sex" takes every combination.
+        min_size: groups with fewer training examples are marked as too small to read, and left out
+            of ratios and tests.
         seed: of the resampling: an analysis seed, not one of training.
 
     Raises:
@@ -262,7 +270,8 @@ def group_table(
             within = _within_labels(values, groups, labels, order, means.cells, min_size, top)
         else:
             notes += (
-                f"{len(groups.names)} groups and {len(labels.names)} labels are too many for tables within label",
+                f"{len(groups.names)} groups and {len(labels.names)} labels are too many for "
+                "tables within label",
             )
     ratios = _ratios(rows, order, means, standardised=labels is not None)
     rows = [rows[index] for index in order]

@@ -1,7 +1,8 @@
 """Does the order of two groups reverse within a label, and by more than chance? Sensitive.
 
-In a small group any order comes up by chance. Two groups that were picked as the ends of the raw table lie, if anything,
-in the raw order within each label too, so that a test of the reverse order errs on the side of saying nothing.
+In a small group any order comes up by chance. Two groups that were picked as the ends of the raw
+table lie, if anything, in the raw order within each label too, so that a test of the reverse order
+errs on the side of saying nothing.
 """
 
 from dataclasses import dataclass
@@ -19,8 +20,8 @@ class Reversal:
 
     Attributes:
         label: the label.
-        p_value: two-sided, by permutation within labels, corrected for all labels tested (maxT) and for the number of
-            groupings looked at (Bonferroni).
+        p_value: two-sided, by permutation within labels, corrected for all labels tested (maxT) and
+            for the number of groupings looked at (Bonferroni).
     """
 
     label: str
@@ -47,7 +48,8 @@ def find_reversals(
 
     Args:
         epsilon: (n,) of all examples.
-        groups: (n,) codes; worst and best are those of the two groups, worst having the larger mean over all labels.
+        groups: (n,) codes; worst and best are those of the two groups, worst having the larger mean
+            over all labels.
         labels: (n,) codes into names.
         names: of the labels.
         worst: see groups.

@@ -55,9 +55,10 @@ class RelationIntervals:
 def relation_intervals(x: FloatArray, y: FloatArray) -> RelationIntervals:
     """95 % intervals of the correlations of two finite arrays (n,) and of the least-squares line of y on x.
 
-    Standard errors are those of the influence function (the infinitesimal jackknife, Efron 1982): they assume neither
-    normal values nor a constant spread. Intervals of correlations are symmetric on Fisher's scale, atanh(r). Coverage
-    was 92 to 97 % on samples of 12 to 400 normal and skewed pairs.
+    Standard errors are those of the influence function (the infinitesimal jackknife, Efron 1982):
+    they assume neither normal values nor a constant spread. Intervals of correlations are symmetric
+    on Fisher's scale, atanh(r). Coverage was 92 to 97 % on samples of 12 to 400 normal and skewed
+    pairs.
     """
     n = len(x)
     if n < _MIN_PAIRS_FOR_INTERVAL or is_constant(x) or is_constant(y):
@@ -104,8 +105,8 @@ def _influence(
 ) -> tuple[float, float]:
     """Correlation of centred arrays and the standard deviation of its influence function.
 
-    extra: what each pair adds to the influence on the variances of x and y and on their covariance, because the other
-    values (ranks) depend on it.
+    extra: what each pair adds to the influence on the variances of x and y and on their covariance,
+    because the other values (ranks) depend on it.
     """
     xx, yy, xy = np.mean(x**2), np.mean(y**2), np.mean(x * y)
     r = xy / np.sqrt(xx * yy)

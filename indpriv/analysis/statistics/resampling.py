@@ -1,8 +1,9 @@
 """Bootstrap intervals of means and permutation tests of their spread, for many groups at once. Output is sensitive.
 
-Examples lie in cells, one for each group and stratum (a stratum is a label). The bootstrap weights every example by an
-independent Poisson(1) variable (Hanley and MacGibbon 2006); intervals are studentised ("bootstrap-t", Efron and
-Tibshirani 1993, section 12.5), which keeps its level for the small and skewed groups where percentiles do not.
+Examples lie in cells, one for each group and stratum (a stratum is a label). The bootstrap weights
+every example by an independent Poisson(1) variable (Hanley and MacGibbon 2006); intervals are
+studentised ("bootstrap-t", Efron and Tibshirani 1993, section 12.5), which keeps its level for the
+small and skewed groups where percentiles do not.
 """
 
 from collections.abc import Sequence
@@ -15,15 +16,17 @@ from scipy import stats
 from indpriv._arrays import FloatArray, IntArray
 
 CONFIDENCE = 0.95
-# A larger cell is resampled as this many runs of neighbouring values, whose means keep all but ~1e-4 of its variance.
+# A larger cell is resampled as this many runs of neighbouring values, whose means keep all but
+# ~1e-4 of its variance.
 RUNS = 256
 _MOST_DRAWS, _LEAST_DRAWS = 1000, 200
-_WORK = 2e7  # weights that one bootstrap may draw (a second on one core); more data get fewer resamples
+_WORK = (
+    2e7  # weights that one bootstrap may draw (a second on one core); more data get fewer resamples
+)
 _CHUNK = 2e6  # weights held at once
 _MOST_PERMUTATIONS, _LEAST_PERMUTATIONS = 999, 199
-_PERMUTED = (
-    2e7  # examples that one test may shuffle (half a second on one core); more data get fewer permutations
-)
+# Examples that one test may shuffle (half a second on one core); more data get fewer permutations.
+_PERMUTED = 2e7
 _POISSON = stats.poisson.ppf(
     (np.arange(1 << 16) + 0.5) / (1 << 16), 1.0
 )  # Poisson(1) of 16 random bits, to 2e-5
@@ -65,7 +68,8 @@ class Resampled:
     def ratio(self, worst: int, best: int) -> Interval | None:
         """Interval of one estimate over another, from the studentised logarithm; None unless both are positive.
 
-        It does not account for choosing these two groups as the extremes; the permutation test does.
+        It does not account for choosing these two groups as the extremes; the permutation test
+        does.
         """
         pair = [worst, best]
         means, errors = self.estimate[pair], self.error[pair]
@@ -90,7 +94,8 @@ class Resampled:
 class ResampledMeans:
     """Means from one bootstrap: of each group, of each group at the given stratum shares, and of each cell.
 
-    groups, standardised: n_groups estimates; cells: n_groups * n_strata estimates, group by group, or None.
+    groups, standardised: n_groups estimates; cells: n_groups * n_strata estimates, group by group,
+    or None.
     """
 
     groups: Resampled
@@ -104,9 +109,10 @@ class SpreadTest:
     """Permutation test of the hypothesis that groups are exchangeable within strata.
 
     Attributes:
-        p_value: for the whole table: how often the most extreme group of a permutation is at least as extreme as here.
-        adjusted: (n_groups,) the same for each group, corrected for all groups tested (single-step maxT); None where
-            the group was not tested.
+        p_value: for the whole table: how often the most extreme group of a permutation is at least
+            as extreme as here.
+        adjusted: (n_groups,) the same for each group, corrected for all groups tested (single-step
+            maxT); None where the group was not tested.
         permutations: number of permutations drawn.
     """
 
@@ -132,7 +138,8 @@ def resample_means(
         groups: (n,) codes.
         strata: (n,) codes.
         n_groups: number of group codes.
-        shares: (n_strata,) weights of the standardised means, summing to 1; strata with weight 0 are ignored.
+        shares: (n_strata,) weights of the standardised means, summing to 1; strata with weight 0
+            are ignored.
         with_cells: whether to include the mean of every cell.
         rng: a generator of the analysis, not of training.
     """
@@ -169,9 +176,10 @@ def permutation_test(
 ) -> SpreadTest | None:
     """Test whether group means differ by more than chance, permuting values among the examples of each stratum.
 
-    A group's statistic is its sum of deviations from the stratum means over the standard deviation of that sum under
-    permutation; the table's is the largest in absolute value, whose permutation distribution corrects for the number
-    of groups (Westfall and Young 1993, single-step maxT). Valid for any number of permutations (Phipson and Smyth 2010).
+    A group's statistic is its sum of deviations from the stratum means over the standard deviation
+    of that sum under permutation; the table's is the largest in absolute value, whose permutation
+    distribution corrects for the number of groups (Westfall and Young 1993, single-step maxT).
+    Valid for any number of permutations (Phipson and Smyth 2010).
 
     Args:
         values: (n,) finite.
@@ -332,8 +340,9 @@ def _studentised(
 class _Block:
     """One stratum of a permutation test: its groups and the deviations of their values from the stratum's mean.
 
-    If it holds many examples in few groups, values are runs of neighbours (of the given sizes, each at its mean); a
-    permutation is then one draw from the multivariate hypergeometric distribution instead of a shuffle.
+    If it holds many examples in few groups, values are runs of neighbours (of the given sizes, each
+    at its mean); a permutation is then one draw from the multivariate hypergeometric distribution
+    instead of a shuffle.
     """
 
     groups: IntArray  # (n_present,)

@@ -4,8 +4,8 @@ import math
 
 from indpriv._formatting import format_delta, format_epsilon, format_share, format_share_up
 from indpriv.analysis.disclosures import recording
-from indpriv.analysis.guarantee import FALSE_POSITIVE_RATE, true_positive_bound
-from indpriv.analysis.summary import AuditSummary, Guarantee
+from indpriv.analysis.guarantee import FALSE_POSITIVE_RATE, Guarantee, true_positive_bound
+from indpriv.analysis.summary import AuditSummary
 from indpriv.report.document import (
     Block,
     Callout,

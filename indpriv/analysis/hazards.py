@@ -1,0 +1,206 @@
+"""How an account can be wrong or misread. The texts here hold no individual value."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from indpriv._formatting import format_epsilon
+from indpriv._plain import Limits
+from indpriv.analysis.disclosures import (
+    DECLARED,
+    NOT_COVERED,
+    UNKNOWN,
+    VERIFIED,
+    Knowledge,
+    declared_or_unknown,
+    status_of,
+)
+from indpriv.analysis.guarantee import Guarantee
+from indpriv.analysis.run_facts import RunFacts
+from indpriv.epsilon_table import Account
+from indpriv.norm_log.evidence import (
+    BATCH_FOR_EVERY_STEP,
+    BATCH_SIZES,
+    FAILED,
+    NORM_PASS,
+    NORM_PRECISION,
+    PARTICIPATION,
+    SAMPLER,
+    Check,
+)
+
+ASSUMPTION, READING, SCOPE = "assumption", "reading", "scope"
+
+
+@dataclass(frozen=True)
+class Hazard:
+    """One way in which an account can be wrong or misread.
+
+    Attributes:
+        key: identifies it in code and files; never shown.
+        kind: "assumption" (the account relies on it; status says whether it holds), "reading" (a way to
+            misread the figures) or "scope" (what is not counted).
+        short: two words for a first screen.
+        title, detail: as shown.
+        status: as for `Disclosure`.
+    """
+
+    key: str
+    kind: Annotated[str, Limits(texts=(ASSUMPTION, READING, SCOPE))]
+    short: str
+    title: str = field(metadata={"json": "hazard"})
+    status: Knowledge
+    detail: str
+
+
+def hazards(
+    run: RunFacts,
+    account: Account,
+    guarantee: Guarantee,
+    checks: Sequence[Check],
+    *,
+    caveats: Iterable[str],
+) -> tuple[Hazard, ...]:
+    """How this account can be wrong or misread; caveats are those of the attacks that were run."""
+    return (
+        *_assumptions(run, account, checks),
+        *_readings(guarantee, " ".join(caveats)),
+        *_SCOPE,
+    )
+
+
+def _assumptions(run: RunFacts, account: Account, checks: Sequence[Check]) -> list[Hazard]:
+    """What the account assumes; run.json may declare more, or say something about these."""
+    declared = {_key(item): (item, text) for item, text in run.declared.on_trust.items()}
+    found = []
+    for short, title, status, detail in _assumed(run, account, checks):
+        if text := declared.pop(_key(short), ("", ""))[1]:
+            status = DECLARED if status == UNKNOWN else status
+            detail = f"{detail} Declared: {_sentence(text)}"
+        found.append(Hazard(_key(short), ASSUMPTION, short, title, status, detail))
+    return found + [
+        Hazard(key, ASSUMPTION, item, item[:1].upper() + item[1:], DECLARED, _sentence(text))
+        for key, (item, text) in declared.items()
+    ]
+
+
+def _assumed(
+    run: RunFacts, account: Account, checks: Sequence[Check]
+) -> list[tuple[str, str, str, str]]:
+    """(short, title, status, detail) of each assumption."""
+    seeded, secure = run.recorder.get("seeded"), run.recorder.get("secure_mode")
+    found = [
+        (
+            "sampler",
+            "Batches are Poisson-sampled",
+            status_of(checks, SAMPLER, BATCH_FOR_EVERY_STEP, BATCH_SIZES, PARTICIPATION),
+            "The account relies on amplification by Poisson sampling. Shuffled or weighted batches do "
+            "not have it.",
+        ),
+        (
+            "norms",
+            "The norm pass takes the norms that training clips",
+            status_of(checks, NORM_PASS, NORM_PRECISION),
+            "Reduced precision or non-determinism can make a recorded norm smaller than the one that "
+            "was clipped.",
+        ),
+        (
+            "seeds",
+            "Noise and sampling come from no known seed",
+            UNKNOWN if seeded is None else FAILED if seeded else DECLARED,
+            "Anyone with the seed can subtract the noise. The recorder relies on what it was given.",
+        ),
+        (
+            "random generator",
+            "The random generator cannot be predicted",
+            VERIFIED if secure else UNKNOWN if secure is None else NOT_COVERED,
+            "The account assumes perfect randomness. Opacus uses a cryptographic generator only with "
+            "secure_mode=True.",
+        ),
+        (
+            "duplicates",
+            "No person has several units",
+            UNKNOWN if run.n_units is None else DECLARED,
+            "If a person's rows have different ids, the person's epsilon is larger than each row's.",
+        ),
+        (
+            "tuning",
+            "The settings were not chosen on these data",
+            NOT_COVERED,
+            "Tuning, early stopping and choosing the best of several runs or checkpoints spend privacy "
+            "that is not counted here.",
+        ),
+        (
+            "preprocessing",
+            "Preprocessing was not fitted on the data",
+            declared_or_unknown(run.declared.preprocessing),
+            "Standardisation, vocabularies or a clipping norm computed from the data are not covered "
+            "by the account.",
+        ),
+    ]
+    if account.delta * run.n_examples >= 1:
+        text = (
+            "With a delta of 1/n or more, a mechanism may publish a random record outright and still "
+            "satisfy the definition."
+        )
+        found.insert(0, ("delta", "Delta is well below 1/n", FAILED, text))
+    return found
+
+
+def _readings(guarantee: Guarantee, caveats: str) -> list[Hazard]:
+    worst = format_epsilon(guarantee.worst_case_epsilon)
+    promise = (
+        f"The guarantee for every example is the worst case of {worst}."
+        if guarantee.publishable
+        else f"There is no guarantee: {guarantee.withheld}."
+    )
+    found = [
+        Hazard(
+            "individual_epsilon",
+            READING,
+            "individual epsilon",
+            "An individual epsilon is taken for a guarantee",
+            NOT_COVERED,
+            f"It describes the run that happened. {promise}",
+        ),
+        Hazard(
+            "disclosure",
+            READING,
+            "disclosure",
+            "Individual epsilons or group figures are shared",
+            NOT_COVERED,
+            "They are computed from the data without noise. Share only a private release of them.",
+        ),
+    ]
+    if caveats:
+        title = "A failed attack is taken for safety"
+        found.append(Hazard("attack", READING, "attack", title, NOT_COVERED, caveats))
+    return found
+
+
+_SCOPE = (
+    Hazard(
+        "other_uses",
+        SCOPE,
+        "other uses",
+        "The same data are used elsewhere",
+        NOT_COVERED,
+        "Other models or statistics from the same data add to every example's epsilon.",
+    ),
+    Hazard(
+        "access",
+        SCOPE,
+        "access",
+        "Collection, storage and access",
+        NOT_COVERED,
+        "Differential privacy of a model does not limit who can read the data, the logs or this page.",
+    ),
+)
+
+
+def _key(text: str) -> str:
+    return text.lower().replace(" ", "_")
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}".rstrip(".") + "."

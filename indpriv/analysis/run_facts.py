@@ -1,0 +1,144 @@
+"""What was run, as the log recorded it. Sensitive."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from indpriv._arrays import FloatArray
+from indpriv._columns import to_floats
+from indpriv._plain import AtLeastZero, Count, Share, Via
+from indpriv.analysis.declared import Declared
+from indpriv.example_table import ExampleTable
+from indpriv.norm_log.norm_log import NormLog
+
+
+@dataclass(frozen=True)
+class Range:
+    """Smallest and largest realised value over all steps."""
+
+    min: AtLeastZero
+    max: AtLeastZero
+
+    @classmethod
+    def of(cls, values: FloatArray) -> "Range":
+        """The range of a value at each step."""
+        return cls(float(values.min()), float(values.max()))
+
+    def __str__(self) -> str:
+        if self.min == self.max:
+            return f"{self.min:.6g}"
+        return f"{self.min:.6g} to {self.max:.6g}"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of training, as the log recorded them at each step.
+
+    Attributes:
+        total_steps: number of steps of the run.
+        expected_epochs: sum of sample_rate over the steps.
+        noise_multiplier, max_grad_norm, sample_rate: realised values.
+        individually_clipped: whether training clipped each example at its recorded level.
+    """
+
+    total_steps: Count
+    expected_epochs: float
+    noise_multiplier: Range
+    max_grad_norm: Range
+    sample_rate: Range
+    individually_clipped: bool
+
+
+@dataclass(frozen=True)
+class Records:
+    """Which norms were recorded.
+
+    Attributes:
+        n_records: number of steps with a record of every example.
+        recorded_share: n_records over the number of steps.
+        n_exact_examples: number of examples whose norm was recorded at every step.
+        rounding: of norms, as a fraction of max_grad_norm; 0 if they were not rounded.
+        rounding_mode: "up", "nearest" or "none".
+    """
+
+    n_records: Count
+    recorded_share: Share
+    n_exact_examples: Count
+    rounding: AtLeastZero
+    rounding_mode: str
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What was run, as the log recorded it.
+
+    Attributes:
+        n_examples, n_test_examples: number of training and test examples.
+        n_units: number of distinct privacy units; None where each example is its own.
+        train_accuracy, test_accuracy: of the final model; None where unknown.
+        example_ids_sha256: fingerprint of the ids in order.
+        caveats: reasons, found while recording, why individual epsilons are estimates.
+        recorder: what the recorder read from the optimizer and the loader; part of the log's hash
+            chain.
+        declared: what run.json says in addition; not verified.
+    """
+
+    n_examples: Count
+    n_test_examples: Count
+    n_units: Count | None
+    train_accuracy: Share | None
+    test_accuracy: Share | None
+    settings: Settings = field(metadata={"flatten": True})
+    records: Records = field(metadata={"flatten": True})
+    example_ids_sha256: str
+    caveats: tuple[str, ...]
+    recorder: Mapping[str, Any]
+    declared: Declared = field(
+        metadata={"via": Via(Mapping[str, Any], attrgetter("content"), Declared.from_run_json)}
+    )
+
+
+def run_facts(
+    log: NormLog, examples: ExampleTable | None, recorder: Mapping[str, Any], declared: Declared
+) -> RunFacts:
+    """Collect what is known about a run; see `RunFacts`."""
+    ids = "\0".join(map(str, log.example_ids.tolist())).encode("utf-8", "surrogatepass")
+    settings, levels, references = log.settings, log.levels, log.reference_positions
+    return RunFacts(
+        n_examples=log.n_examples,
+        n_test_examples=0 if examples is None else len(examples.test),
+        n_units=None if log.unit_ids is None else len(np.unique(log.unit_ids)),
+        train_accuracy=_accuracy(examples, "train"),
+        test_accuracy=_accuracy(examples, "test"),
+        settings=Settings(
+            total_steps=log.total_steps,
+            expected_epochs=float(settings.sample_rate.sum()),
+            noise_multiplier=Range.of(settings.noise_multiplier),
+            max_grad_norm=Range.of(settings.max_grad_norm),
+            sample_rate=Range.of(settings.sample_rate),
+            individually_clipped=log.individually_clipped,
+        ),
+        records=Records(
+            n_records=log.n_records,
+            recorded_share=log.coverage,
+            n_exact_examples=0 if references is None else len(references),
+            rounding=0.0 if levels is None else levels.rounding,
+            rounding_mode="none" if levels is None else levels.rounding_mode,
+        ),
+        example_ids_sha256=hashlib.sha256(ids).hexdigest(),
+        caveats=log.caveats,
+        recorder=recorder,
+        declared=declared,
+    )
+
+
+def _accuracy(examples: ExampleTable | None, split: str) -> float | None:
+    if examples is None:
+        return None
+    correct = to_floats(examples.frame.loc[examples.frame["split"] == split, "correct"])
+    known = correct[~np.isnan(correct)]
+    return float(known.mean()) if len(known) else None
