@@ -97,7 +97,7 @@ def test_what_is_missing_is_asked_for_at_once(indpriv):
     ("arguments", "words"),
     [
         (["audit", "saved"], ["holds no journal.jsonl", "--spec train.py:spec"]),
-        (["audit", "empty", "--spec", "my_spec.py:spec"], ["empty holds no checkpoints", "step_10.pt"]),
+        (["audit", "empty", "--spec", "my_spec.py:spec"], ["empty contains no checkpoints", "step_10.pt"]),
         (["audit", "nowhere", "--spec", "my_spec.py:spec"], ["nowhere is not a directory"]),
         (["audit", "saved", "--spec", "nowhere.py:spec"], ["nowhere.py does not exist"]),
         (["audit", "saved", "--steps", "40"], ["--steps: only for a folder of checkpoints, which also needs --spec"]),

@@ -101,9 +101,9 @@ def checkpoint_paths(folder: Path) -> list[Path]:
         if paths:
             return sorted(paths, key=lambda path: natural_key(path.name))
     names = sorted(item.name for item in folder.iterdir())[:_NAMED]
-    content = f"it holds {', '.join(names)}" if names else "it is empty"
+    content = f"it contains {', '.join(names)}" if names else "it is empty"
     raise InputError(
-        f"{folder} holds no checkpoints ({content}); expected are files such as step_10.pt, "
+        f"{folder} contains no checkpoints ({content}); expected are files such as step_10.pt, "
         "epoch=3-step=400.ckpt or model.safetensors, or folders such as checkpoint-500"
     )
 

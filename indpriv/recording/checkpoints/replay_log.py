@@ -114,7 +114,7 @@ class _StepWriter:
         return ((start, end) for start, end in pairwise(edges) if end > start)
 
     def evidence(self, norms: CheckpointNorms | None) -> dict[str, Any]:
-        """Where these steps come from: nobody watched the training, so nothing was counted."""
+        """Where these steps come from. Nothing was counted, since no Recorder watched the training."""
         return {
             "from_step": 0,
             "seeded": self._settings.seeded,

@@ -85,7 +85,7 @@ def _try(
 
 def _probe(variant: Variant, check: AutogradCheck) -> str:
     """How a few norms differ from autograd's; "" if they do not."""
-    # Another batch size first: it tells the batch from dimensions of the same length by chance.
+    # Another batch size first: a dimension whose length follows it is the batch.
     variant.updated_norms(check.few.repeated(len(check.few) + 1))
     return check.disagreement(variant.updated_norms(check.few))
 

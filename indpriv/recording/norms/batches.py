@@ -34,7 +34,7 @@ class Batch:
         return self._each(lambda tensor: tensor[start:stop])
 
     def repeated(self, size: int) -> Batch:
-        """The first `size` examples; where there are fewer, they start again from the first."""
+        """The first `size` examples; if there are fewer, they are repeated from the first."""
         return self._each(
             lambda tensor: tensor[torch.arange(size, device=tensor.device) % len(tensor)]
         )

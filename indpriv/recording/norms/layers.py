@@ -64,7 +64,7 @@ class Layer:
         return min(possible)
 
     def key_of_block(self, block: Tensor) -> Key | None:
-        """The trainable parameter that a block of rows belongs to; None where it is frozen."""
+        """The trainable parameter that a block of rows belongs to, or None if it is frozen."""
         for p in self._trained:
             start = block.data_ptr() - p.data_ptr()
             if 0 <= start < p.numel() * p.element_size():

@@ -1,4 +1,4 @@
-"""How many examples fit into memory at once, and smaller micro-batches where too many were tried."""
+"""How many examples fit into memory at once, and smaller micro-batches if memory runs out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from indpriv.errors import InputError
 Result = TypeVar("Result")
 
 _MEMORY_SHARE = 0.25  # of the free memory: training, data loading and other programs need the rest
-_UNKNOWN_MEMORY = 2**31  # bytes assumed to be free where the system does not report it
+_UNKNOWN_MEMORY = 2**31  # bytes assumed to be free if the system does not report it
 _OUT_OF_MEMORY = ("out of memory", "allocate memory", "alloc_cpu")  # in PyTorch's messages
 
 

@@ -51,7 +51,10 @@ def per_example_gradient_norms(
     if not len(first_tensor(inputs)):
         return torch.zeros(0, dtype=torch.float64)
     with NormPass(model, loss_fn, inputs, targets, backend=backend, tune=False) as norm_pass:
-        return norm_pass(inputs, targets)[0]
+        norms = norm_pass(inputs, targets)[0]
+        if difference := norm_pass._check.disagreement(norms / (1 + norm_pass.slack)):
+            raise InputError(difference)  # in a larger batch than those checked so far
+        return norms
 
 
 class NormPass:

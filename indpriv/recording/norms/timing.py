@@ -57,7 +57,7 @@ def fastest_size(seconds_of: Callable[[int], float], largest: int) -> tuple[int,
     """The fastest batch size, and its seconds per example, from the seconds of a batch.
 
     Sizes are doubled for as long as that lowers the seconds per example; one failure to do so is
-    taken for chance where a batch takes little time.
+    ignored as chance if a batch takes little time.
     """
     size = min(_SMALLEST, largest)
     seconds = seconds_of(size)

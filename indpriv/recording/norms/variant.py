@@ -28,7 +28,7 @@ class Variant:
         shadows: for each thread, a shadow model and the backend attached to it.
         batch_size: largest number of examples to work on at once.
         channels_last: whether images and kernels have channels last in memory.
-        seconds: per example; 0 where nothing was timed.
+        seconds: per example; 0 if nothing was timed.
     """
 
     model: ModelInTraining
@@ -44,7 +44,7 @@ class Variant:
             self.model.update(shadow, channels_last=self.channels_last)
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(norms, losses) of examples that memory holds at once, divided evenly among threads."""
+        """(norms, losses) of examples that fit into memory at once, divided evenly among threads."""
         if self.channels_last:
             batch = Batch(map_tensors(batch.inputs, to_channels_last), batch.targets)
         shadows = self.shadows[: len(batch)]

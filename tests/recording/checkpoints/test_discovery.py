@@ -178,7 +178,7 @@ def test_no_folder_an_empty_one_and_one_of_other_things(tmp_path):
     with pytest.raises(InputError, match="it is empty"):
         discover(tmp_path)
     (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(InputError, match=r"it holds notes\.txt"):
+    with pytest.raises(InputError, match=r"it contains notes\.txt"):
         discover(tmp_path)
 
 

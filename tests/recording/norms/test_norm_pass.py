@@ -462,6 +462,22 @@ def test_a_model_that_mixes_examples_is_refused():
         per_example_gradient_norms(MixesExamples(), PER_EXAMPLE, inputs, targets, backend="hooks")
 
 
+class MixesLargeBatches(MixesExamples):
+    def forward(self, inputs):
+        return super().forward(inputs) if len(inputs) > 20 else self.layer(inputs)
+
+
+@pytest.mark.parametrize("backend", ["auto", "hooks"])
+def test_a_model_that_mixes_examples_in_large_batches_only_is_refused(backend):
+    inputs, targets = blobs(32).tensors
+    with pytest.raises(InputError, match="does the model or the loss mix examples"):
+        per_example_gradient_norms(
+            MixesLargeBatches(), PER_EXAMPLE, inputs, targets, backend=backend
+        )
+    with pytest.raises(InputError, match="does the model or the loss mix examples"):
+        NormPass(MixesLargeBatches(), PER_EXAMPLE, inputs, targets, backend="hooks")
+
+
 def test_a_reduced_loss_is_refused():
     inputs, targets = blobs(8).tensors
     with pytest.raises(InputError, match="one loss per example"):
