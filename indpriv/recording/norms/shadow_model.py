@@ -58,7 +58,9 @@ class ModelInTraining:
             raise InputError("the model has no trainable parameter; there is no gradient to record")
         self._trainable = _trainable_names(self.module)
         self.n_parameters = sum(p.numel() for p in trainable)
-        self._dtype = trainable[0].dtype
+        # In a model of several types, frozen parts included, rounding is that of the coarsest.
+        types = {p.dtype for p in self.module.parameters() if p.dtype.is_floating_point}
+        self._dtype = max(types, key=lambda t: torch.finfo(t).eps, default=torch.float32)
         device = next(self.module.parameters()).device.type
         autocast = torch.is_autocast_enabled(device)
         # Weights cast under autocast are not cached: the cache would outlive a training step if
@@ -85,16 +87,11 @@ class ModelInTraining:
         self.update(shadow)
         return shadow
 
-    def update(self, shadow: nn.Module, *, modes: bool = True, channels_last: bool = False) -> None:
-        """Give a shadow model the current parameters, in shared memory, and copies of the buffers.
+    def update(self, shadow: nn.Module, *, channels_last: bool = False) -> None:
+        """Give a shadow model the current parameters, modes, and copies of the buffers.
 
-        Args:
-            shadow: a shadow model of this model. A forward pass may change its buffers.
-            modes: also train or evaluate each part as the model does, if that is in training.
-            channels_last: store parameters of four dimensions with channels last (not shared).
-
-        Raises:
-            InputError: other parameters are trainable than before.
+        Parameters share memory, unless those of four dimensions get channels last. Raises
+        InputError if other parameters are trainable than before.
         """
         if changed := sorted(_trainable_names(self.module) ^ self._trainable):
             raise InputError(
@@ -106,7 +103,7 @@ class ModelInTraining:
             mine.data = to_channels_last(theirs.data) if channels_last else theirs.data
         for copied, buffer in zip(shadow.buffers(), self.module.buffers(), strict=True):
             copied.data = buffer.data.clone()
-        if modes and self.module.training:
+        if self.module.training:
             for part, original in zip(shadow.modules(), self.module.modules(), strict=False):
                 part.training = original.training
 

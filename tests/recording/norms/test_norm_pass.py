@@ -17,6 +17,7 @@ from torch import nn
 from indpriv import InputError
 from indpriv.recording import NormPass, per_example_gradient_norms
 from indpriv.recording.norms import autotune, layer_choice
+from indpriv.recording.norms.batches import Batch
 from indpriv.recording.norms.layerwise import LayerwiseNorms
 from runs import PER_EXAMPLE, blobs, make_run, mlp
 
@@ -142,6 +143,29 @@ def test_a_model_in_half_precision_has_its_own_slack():
     expected = reference(model, PER_EXAMPLE, inputs.bfloat16(), targets)
     assert np.all(norms >= expected)
     np.testing.assert_allclose(norms, expected, rtol=0.06)
+
+
+class TwoTypes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(9)
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 2).bfloat16()
+
+    def forward(self, inputs):
+        return self.last(self.first(inputs).tanh().bfloat16())
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_model_of_two_types_has_the_slack_of_the_coarser_one(frozen):
+    """Whichever comes first, and even if the coarser part is frozen: training rounds there."""
+    inputs, targets = blobs(16).tensors
+    model = TwoTypes()
+    model.last.requires_grad_(not frozen)
+    with NormPass(model, PER_EXAMPLE, inputs, targets, tune=False) as norm_pass:
+        norms = norm_pass(inputs, targets)[0].numpy()
+    assert norm_pass.slack >= 4 * torch.finfo(torch.bfloat16).eps
+    expected = norm_pass._model.norms_one_by_one(Batch(inputs, targets)).numpy()
+    assert np.all(norms >= expected)
 
 
 def test_a_batch_that_does_not_fit_into_memory_is_halved(monkeypatch):
