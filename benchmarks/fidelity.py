@@ -29,8 +29,8 @@ import numpy as np
 from indpriv import NormLog, account
 from indpriv.analysis.fidelity.comparison import compare_with_exact
 from indpriv.norm_log.batch_norms import ArrayBatchNorms
-from indpriv.norm_log.norm_log import StepSettings
 from indpriv.norm_log.recording_policy import DEFAULT_POLICY, RecordingPolicy
+from indpriv.norm_log.step_settings import StepSettings
 from indpriv.training.config import AuditConfig
 from indpriv.training.datasets import DATA_DIR_VARIABLE, load_dataset
 from indpriv.training.datasets.base import Dataset, Split

@@ -36,8 +36,9 @@ import indpriv
 from indpriv import NormLog
 from indpriv._columns import to_floats
 from indpriv.analysis.loss import relate_to_loss
-from indpriv.audit.run_directory import open_run
+from indpriv.audit.run_directory import evidence_of
 from indpriv.norm_log.evidence import PASSED
+from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 from indpriv.training.config import AuditConfig, RecordingConfig
 from indpriv.training.datasets import DATA_DIR_VARIABLE, load_dataset
@@ -141,13 +142,14 @@ def train_arm(config: AuditConfig, dataset: Dataset, seed: int, arm: Arm) -> Res
     with tempfile.TemporaryDirectory() as folder:
         run = train(config, Path(folder) / "run", seed=seed, dataset=dataset)
         clipped = [
-            check.status for check in verify(run.run_dir) if check.name == "individual clipping"
+            check.status for check in verify(run.run_dir) if check.title == "individual clipping"
         ]
         if clipped != [PASSED] * arm.individually:
             raise SystemExit(
                 f"seed {seed}: the run was not clipped as it should have been: {clipped}"
             )
-        log, evidence = open_run(run.run_dir)
+        opened = open_run(run.run_dir)
+        log, evidence = opened.log, evidence_of(opened)
         levels = levels_of(log)
         table = indpriv.account(log, delta=config.training.delta)
         rows = evidence.examples.aligned(table.example_ids)

@@ -21,7 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from indpriv.norm_log.writer import RECORDS, LogHeader, NormLogWriter
+from indpriv.norm_log.run_files import RECORDS
+from indpriv.norm_log.writer import LogHeader, NormLogWriter
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.training.config import ModelConfig
 from indpriv.training.models import build_model

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from indpriv.errors import EvidenceError, InputError
 
 PRIVATE = 0o600
+BINARY = getattr(os, "O_BINARY", 0)  # without it Windows changes line ends
 METADATA_KEY = "indpriv"
 ROW_GROUP_SIZE = 1 << 18
 
@@ -25,7 +26,9 @@ def sha256(path: Path) -> str:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make renames in a folder durable."""
+    """Make renames in a folder durable (Windows has no way to ask for it)."""
+    if os.name == "nt":
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -37,7 +40,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Write a private file that is either whole or absent, and durable once this returns."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY, PRIVATE)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()

@@ -1,7 +1,6 @@
 """An append-only journal of JSON lines in a hash chain: a line that was changed, lost or reordered is found."""
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -9,25 +8,36 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from indpriv._files import PRIVATE, fsync_folder
+from filelock import FileLock, Timeout
+
+from indpriv._files import BINARY, PRIVATE, fsync_folder
 from indpriv.errors import EvidenceError, InputError
 
 NAME = "journal.jsonl"
-_LOCK = ".lock"
+_LOCK, _WRITER = ".lock", ".writer"  # the latter holds the process id of the writer
 _START = "indpriv"
 
 
+def _to_line(body: dict[str, Any]) -> str:
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
 def _link(previous: str, body: dict[str, Any]) -> str:
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(f"{previous}\n{text}".encode()).hexdigest()
+    return hashlib.sha256(f"{previous}\n{_to_line(body)}".encode()).hexdigest()
 
 
 def read_journal(run_dir: Path) -> tuple[list[dict[str, Any]], bool]:
-    """Entries of the journal of a run, and whether a torn last line (a crash while appending) was dropped.
+    """Entries of a journal, and whether a torn last line (a crash while appending) was dropped.
 
     Raises:
         EvidenceError: no journal, or a whole line that is broken, changed or out of order.
     """
+    entries, _, torn = _read(run_dir)
+    return entries, torn
+
+
+def _read(run_dir: Path) -> tuple[list[dict[str, Any]], str, bool]:
+    """Entries, the hash that the next line continues, and whether a torn last line was dropped."""
     path = run_dir / NAME
     try:
         content = path.read_bytes()
@@ -49,60 +59,64 @@ def read_journal(run_dir: Path) -> tuple[list[dict[str, Any]], bool]:
             ) from error
         if claimed != chain or entry.get("seq") != number - 1:
             raise EvidenceError(
-                f"{path} line {number} was changed, or a line before it is lost: its hash does not continue the chain; "
-                "restore the file from a copy"
+                f"{path} line {number} was changed, or a line before it is lost: its hash does not "
+                "continue the chain; restore the file from a copy"
             )
         entries.append(entry)
-    return entries, bool(rest)
+    return entries, chain, bool(rest)
 
 
 class JournalWriter:
-    """The one writer of a journal. Holds a lock; every appended line is on disk when `append` returns."""
+    """The one writer of a journal. It holds a lock, and an appended line is on disk when `append` returns.
+
+    Attributes:
+        entries: what the journal held when it was opened.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        lock = os.open(run_dir / _LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE)
-        self._lock = os.fdopen(lock, "a+", encoding="utf-8")
+        self._descriptor: int | None = None
+        # On some systems a locked file cannot be read, so the process id has a file of its own.
+        self._lock = FileLock(run_dir / _LOCK, timeout=0, mode=PRIVATE, thread_local=False)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._lock.seek(0)
-            owner = self._lock.read().strip() or "unknown"
-            self._lock.close()
+            self._lock.acquire()
+        except Timeout as error:
+            writer = run_dir / _WRITER
+            owner = writer.read_text(encoding="utf-8") if writer.is_file() else ""
             raise InputError(
-                f"{run_dir} is being written by process {owner}; it has one writer at a time: wait for it, stop it, "
-                "or choose another directory"
+                f"{run_dir} is being written by process {owner or 'unknown'}; it has one writer at "
+                "a time: wait for it, stop it, or choose another directory"
             ) from error
         try:
-            self._continue(run_dir / NAME)
+            self.entries = self._continue(run_dir / NAME)
         except BaseException:
-            self._lock.close()
+            self.close()
             raise
 
-    def _continue(self, path: Path) -> None:
-        self._lock.truncate(0)
-        self._lock.write(str(os.getpid()))
-        self._lock.flush()
-        self._chain, self._seq = _START, 0
+    def _continue(self, path: Path) -> list[dict[str, Any]]:
+        owner = os.open(
+            self._run_dir / _WRITER, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY, PRIVATE
+        )
+        with os.fdopen(owner, "w", encoding="utf-8") as file:
+            file.write(str(os.getpid()))
+        entries: list[dict[str, Any]] = []
+        self._chain = _START
         if path.exists():
-            entries, torn = read_journal(self._run_dir)
-            for entry in entries:
-                self._chain = _link(self._chain, entry)
-            self._seq = len(entries)
+            entries, self._chain, torn = _read(self._run_dir)
             if torn:  # never acknowledged: cut it off, so that the next line starts on its own
-                whole = path.read_bytes().rfind(b"\n") + 1
-                os.truncate(path, whole)
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE)
+                os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+        self._next = len(entries)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | BINARY, PRIVATE)
         fsync_folder(self._run_dir)
+        return entries
 
     def append(self, kind: str, **values: Any) -> None:
         """Append one line and wait until it is on disk."""
-        body = {"seq": self._seq, "kind": kind, **values}
+        if self._descriptor is None:
+            raise InputError(f"{self._run_dir / NAME} is closed; open it again to append")
+        body = {"seq": self._next, "kind": kind, **values}
         chain = _link(self._chain, body)
-        line = json.dumps(
-            {**body, "chain": chain}, sort_keys=True, separators=(",", ":"), allow_nan=False
-        )
-        data = f"{line}\n".encode()
+        data = f"{_to_line({**body, 'chain': chain})}\n".encode()
         end = os.fstat(self._descriptor).st_size
         try:
             written = os.write(self._descriptor, data)
@@ -114,17 +128,16 @@ class JournalWriter:
                 )
             os.fsync(self._descriptor)
         except OSError:
-            os.ftruncate(
-                self._descriptor, end
-            )  # a torn line in the middle would spoil all that follows
+            os.ftruncate(self._descriptor, end)  # a torn line in the middle would spoil the rest
             raise
-        self._chain, self._seq = chain, self._seq + 1
+        self._chain, self._next = chain, self._next + 1
 
     def close(self) -> None:
         """Release the lock."""
-        if not self._lock.closed:
+        if self._descriptor is not None:
             os.close(self._descriptor)
-            self._lock.close()
+            self._descriptor = None
+        self._lock.release()
 
     def __enter__(self) -> "JournalWriter":
         return self

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from indpriv._plain import to_json
 from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.recording_policy import RecordingPolicy
+from indpriv.norm_log.session_counts import SessionCounts, TrainingCounts
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
 
 
@@ -93,36 +95,29 @@ def small_run(n: int = 240, steps: int = 30, seed: int = 0) -> tuple[NormLog, Ex
     return log, ExampleTable(pd.concat([train, test], ignore_index=True).drop(columns="hard"))
 
 
-def evidence(steps: int, n: int, rate: float, **changes: Any) -> dict[str, Any]:
-    """Counts of a sound Poisson run."""
+def session_counts(steps: int, n: int, rate: float, **changes: Any) -> SessionCounts:
+    """Counts of a sound Poisson run; changes by the names of the fields or of their parts."""
     expected = steps * n * rate
-    return {
+    content: dict[str, Any] = {
         "from_step": 0,
         "seeded": False,
         "caveats": [],
-        "training_seconds": 2.0,
         "sampler": "poisson",
-        "sampler_class": "UniformWithReplacementSampler",
-        "steps": steps,
         "draws": steps,
-        "undrawn_steps": 0,
-        "unstepped_draws": 0,
-        "interrupted_batches": 0,
-        "gradients": round(expected),
-        "misclipped_gradients": 0,
-        "gradients_at_levels": 0,
-        "compared_norms": 0,
-        "larger_norms": 0,
-        "largest_excess": 0.0,
-        "earlier_steps": 0,
         "expected_participations": expected,
         "participations": round(expected),
         "participations_min": 0,
         "participations_max": steps // 2,
+        "participations_variance": 0.0,
+        "participations_spread": 0.0,
+        **to_json(TrainingCounts()),
+        "sampler_class": "UniformWithReplacementSampler",
+        "training_seconds": 2.0,
+        "steps": steps,
+        "gradients": round(expected),
         "accountant_steps": steps,
-        "accountant_settings_match": True,
-        **changes,
     }
+    return SessionCounts.from_json(content | changes)
 
 
 def write_run(
@@ -164,13 +159,13 @@ def write_run(
     settings = {
         name: float(getattr(log.settings, name)[0]) for name in ("noise_multiplier", "sample_rate")
     }
-    counts = evidence(
+    counts = session_counts(
         everything,
         log.n_examples,
         settings["sample_rate"],
         **{"sampler": log.sampler, **(changes or {})},
     )
-    writer.steps(0, everything, max_grad_norm=1.0, evidence=counts, **settings)
+    writer.steps(0, everything, max_grad_norm=1.0, counts=counts, **settings)
     if close:
         writer.finish(counts)
     writer.close()

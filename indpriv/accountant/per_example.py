@@ -18,7 +18,8 @@ from indpriv.accountant.units import Units, check_method, several_rows, worst_ca
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.levels import Levels
-from indpriv.norm_log.norm_log import NormLog, Records
+from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.records import Records
 
 
 def account(

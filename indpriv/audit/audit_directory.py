@@ -19,11 +19,12 @@ from indpriv._plain import to_json
 from indpriv.analysis.groups.group_rows import MIN_GROUP
 from indpriv.analysis.groups.group_table import GroupTable, group_tables
 from indpriv.analysis.summary import AuditSummary
-from indpriv.audit.run_directory import EXAMPLES, EXAMPLES_NON_DP, Evidence, in_rows_of
+from indpriv.audit.run_directory import Evidence, in_rows_of
 from indpriv.audit.summarise import choose_groups
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError, PrivacyWarning
 from indpriv.example_table import ExampleTable
+from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP
 from indpriv.report.pictures import pictures_of
 from indpriv.report.renderers.html import render_html
 from indpriv.report.renderers.markdown import render_markdown

@@ -16,7 +16,7 @@ from indpriv.analysis.declared import Declared
 from indpriv.analysis.fidelity.batch_norms import free_fidelity
 from indpriv.analysis.summary import AuditSummary, FidelityFindings
 from indpriv.audit.audit_directory import write_audit
-from indpriv.audit.run_directory import EXAMPLES, Evidence, open_run
+from indpriv.audit.run_directory import Evidence, evidence_of
 from indpriv.audit.summarise import choose_groups, summarise
 from indpriv.audit.variants import (
     effect_of_spacing,
@@ -24,8 +24,8 @@ from indpriv.audit.variants import (
     sensitivity,
 )
 from indpriv.errors import InputError
-from indpriv.norm_log.norm_log import NormLog
-from indpriv.norm_log.verify import verify
+from indpriv.norm_log.norm_log import NormLog, open_run
+from indpriv.norm_log.run_files import EXAMPLES, check_holds_log
 from indpriv.report.pictures import check_images
 
 READING, CHECKING, ACCOUNTING = "reading the log", "checking the evidence", "accounting"
@@ -88,7 +88,16 @@ def audit(
     if images is not None:
         check_images(images)
     tell(READING, 0, 1)
-    log, evidence = open_run(path, unreadable)
+    hint = (
+        ". A folder of checkpoints is replayed with an AuditSpec, which builds model and data "
+        f"again: indpriv audit {path} --spec train.py:spec"
+    )
+    check_holds_log(path, hint=hint)
+    run = open_run(path, unreadable=unreadable)
+    tell(READING, 1, 1)
+    tell(CHECKING, 0, 1)
+    log, evidence = run.log, evidence_of(run, unreadable)
+    tell(CHECKING, 1, 1)
     if unit_column is not None:
         log, evidence = _of_people(log, evidence, unit_column)
     method = Method(
@@ -98,10 +107,6 @@ def audit(
         between_records=between_records,
         preset=preset,
     )
-    tell(READING, 1, 1)
-    tell(CHECKING, 0, 1)
-    evidence = replace(evidence, checks=tuple(verify(path)))
-    tell(CHECKING, 1, 1)
     table = table_for(log, method, progress=lambda done, total: tell(ACCOUNTING, done, total))
     in_rows = table.account.rows_per_unit is None
     holdout = (

@@ -9,24 +9,21 @@ import numpy as np
 import pandas as pd
 
 from indpriv._files import read_json
-from indpriv._journal import NAME as JOURNAL
 from indpriv.analysis.declared import Declared
 from indpriv.attack_scores import AttackScores
 from indpriv.epsilon_table import EpsilonTable
-from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.evidence import Check
-from indpriv.norm_log.norm_log import NormLog
-from indpriv.norm_log.reader import read_state
-
-EXAMPLES, EXAMPLES_NON_DP, CANARIES = (
-    "examples.parquet",
-    "examples-non-dp.parquet",
-    "canaries.parquet",
+from indpriv.norm_log.norm_log import NormLog, OpenedRun
+from indpriv.norm_log.run_files import (
+    CANARIES,
+    EXAMPLES,
+    EXAMPLES_NON_DP,
+    HOLDOUT,
+    RUN_JSON,
+    holds_log,
 )
-HOLDOUT = "holdout"
-
-_RUN_DIRECTORY = f"a run directory is what a Recorder writes: {JOURNAL}, ids.parquet, records/, run.json, and at the end {EXAMPLES}"
+from indpriv.norm_log.verify import verify_opened
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class Evidence:
         non_dp: the same of the same model trained without DP.
         declared: run.json, on the word of whoever trained.
         recorder: what the recorder read from the optimizer and the loader.
-        checks: assumptions held against the evidence.
+        checks: assumptions, compared with what the run recorded.
         holdout: norms of the test examples on the same trajectory; None where they were not
             recorded.
         canaries: scores of examples that fair coins included or left out; None where the run had
@@ -54,40 +51,25 @@ class Evidence:
     holdout: NormLog | None = None
 
 
-def open_run(path: Path, unreadable: str = "refuse") -> tuple[NormLog, Evidence]:
-    """The log of a run directory and the evidence beside it, checks not yet taken; see `NormLog.open`."""
-    if not path.is_dir():
-        raise InputError(f"{path} is not a directory; {_RUN_DIRECTORY}")
-    if not (path / JOURNAL).is_file():
-        found = sorted(item.name for item in path.iterdir())[:5]
-        holds = f"it holds {', '.join(found)}" if found else "it is empty"
-        raise InputError(
-            f"{path} holds no {JOURNAL} ({holds}); {_RUN_DIRECTORY}. A folder of checkpoints is "
-            "replayed with an AuditSpec, "
-            f"which builds model and data again: indpriv audit {path} --spec train.py:spec"
-        )
-    log = NormLog.open(path, unreadable=unreadable)
-    state = read_state(path)
-    header = state.header
-    declared = (
-        Declared.from_run_json(read_json(path / "run.json"))
-        if (path / "run.json").is_file()
-        else Declared()
-    )
-    return log, Evidence(
+def evidence_of(run: OpenedRun, unreadable: str = "refuse") -> Evidence:
+    """What a run directory holds besides its log, and what its log proves."""
+    path, state = run.state.run_dir, run.state
+    declared = Declared()
+    if (path / RUN_JSON).is_file():
+        declared = Declared.from_run_json(read_json(path / RUN_JSON))
+    canaries, holdout = path / CANARIES, path / HOLDOUT
+    return Evidence(
         examples=_table(path / EXAMPLES, declared),
         non_dp=_table(path / EXAMPLES_NON_DP, declared),
         declared=declared,
-        canaries=AttackScores.from_file(path / CANARIES) if (path / CANARIES).is_file() else None,
-        holdout=NormLog.open(path / HOLDOUT, unreadable=unreadable)
-        if (path / HOLDOUT / JOURNAL).is_file()
-        else None,
+        checks=tuple(verify_opened(run)),
+        canaries=AttackScores.from_file(canaries) if canaries.is_file() else None,
+        holdout=NormLog.open(holdout, unreadable=unreadable) if holds_log(holdout) else None,
         recorder={
-            **header["run"],
-            "seeded": header["run"].get("seeded", False)
-            or any(session["seeded"] for session in state.evidence),
-            **{key: header["norm_pass"].get(key) for key in ("backend", "slack")},
-            "policy": header.get("policy") or None,
+            **state.header["run"],
+            "seeded": state.seeded,
+            **{key: state.header["norm_pass"].get(key) for key in ("backend", "slack")},
+            "policy": state.header["policy"] or None,
             "pass_seconds": state.pass_seconds,
             "training_seconds": state.training_seconds,
         },

@@ -37,11 +37,12 @@ from indpriv.analysis.units import unit_sizes
 from indpriv.attack_scores import AttackScores
 from indpriv.attacks import ATTACKS, Material
 from indpriv.attacks.loss_threshold import LOSS_THRESHOLD
-from indpriv.audit.run_directory import EXAMPLES, EXAMPLES_NON_DP, Evidence, in_rows_of
+from indpriv.audit.run_directory import Evidence, in_rows_of
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP
 
 _NO_FIDELITY = FidelityFindings()
 

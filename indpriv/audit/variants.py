@@ -22,7 +22,8 @@ from indpriv.analysis.fidelity.comparison import (
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.norm_log.batch_norms import ArrayBatchNorms
 from indpriv.norm_log.levels import Codes, Levels
-from indpriv.norm_log.norm_log import NormLog, Records
+from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.records import Records
 
 FIDELITY_EPOCHS = (
     1 / 3,

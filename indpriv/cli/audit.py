@@ -248,10 +248,10 @@ def _replay(
     processes: int,
 ) -> Path:
     """Replay checkpoints into OUTPUT_DIR/replay, a run directory, and return its path."""
-    from indpriv._journal import NAME as JOURNAL
+    from indpriv.norm_log.run_files import holds_log
     from indpriv.recording import StepOptions, replay
 
-    if (checkpoints / JOURNAL).is_file():
+    if holds_log(checkpoints):
         raise InputError(
             f"{checkpoints} is a recorded run: audit it without --spec, or pass its checkpoints"
         )

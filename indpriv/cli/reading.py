@@ -11,7 +11,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from indpriv.cli.options import AuditDir, By, Json, check_folder, print_json, progress_bar
-from indpriv.errors import InputError
 
 
 def groups(
@@ -158,16 +157,12 @@ def verify(
 
     Example: indpriv verify runs/adult
     """
-    from indpriv._journal import NAME as JOURNAL
     from indpriv._plain import to_json
     from indpriv.norm_log.evidence import FAILED, NOT_CHECKED, PASSED
+    from indpriv.norm_log.run_files import check_holds_log
     from indpriv.norm_log.verify import verify as verify_run
 
-    if not (run_dir / JOURNAL).is_file():
-        problem = f"holds no {JOURNAL}" if run_dir.is_dir() else "is not a directory"
-        raise InputError(
-            f"{run_dir} {problem}; pass the run directory of a Recorder, e.g. runs/adult"
-        )
+    check_holds_log(run_dir)
     checks = verify_run(run_dir)
     if as_json:
         print_json(to_json(checks))

@@ -18,8 +18,8 @@ from indpriv._formatting import format_epsilon
 from indpriv.accountant import account
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
+from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.norm_log import NormLog
-from indpriv.norm_log.reader import read_state
 
 PREFIX = "indpriv/"
 # Of individual epsilons: sensitive.

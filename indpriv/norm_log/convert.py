@@ -9,9 +9,8 @@ settings that accounting needs. Nobody watched that training, so that an account
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,15 @@ from numpy.typing import NDArray
 
 from indpriv import _checks
 from indpriv._files import read_json, write_json
-from indpriv._journal import NAME as JOURNAL
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import SEEDED
-from indpriv.norm_log.norm_log import (
+from indpriv.norm_log.run_files import RUN_JSON, holds_log
+from indpriv.norm_log.session_counts import Conversion, DrawCounts, SessionCounts
+from indpriv.norm_log.step_settings import StepSettings
+from indpriv.norm_log.validation import (
     NEIGHBOURING,
     SAMPLERS,
     UNITS,
-    StepSettings,
     check_ids,
     check_norms,
     check_recorded_steps,
@@ -125,7 +125,7 @@ def convert(
     norms = _read_norms(norms_file)
     total_steps = len(settings.steps)
     _check_norms_file(norms, total_steps, unit=settings.unit)
-    if (run_dir / JOURNAL).exists():
+    if holds_log(run_dir):
         raise InputError(
             f"{run_dir} already holds the log of a run; choose another directory, or remove it"
         )
@@ -148,12 +148,11 @@ def convert(
     writer = NormLogWriter(run_dir, header, norms.example_ids, norms.unit_ids, no_positions)
     try:
         dtypes = _write_records(writer, norms, settings.steps, progress)
-        evidence = _evidence(norms, settings, dtypes)
-        for start, stop in _spans(settings.steps):
-            values = {name: float(column[start]) for name, column in vars(settings.steps).items()}
-            writer.steps(start, stop - start, evidence=evidence, **values)
-        write_json(run_dir / "run.json", {"name": run_dir.name, **settings.content})
-        writer.finish(evidence)
+        counts = _counts(norms, settings, dtypes)
+        for start, stop in settings.steps.spans():
+            writer.steps(start, stop - start, **vars(settings.steps.at(start)), counts=counts)
+        write_json(run_dir / RUN_JSON, {"name": run_dir.name, **settings.content})
+        writer.finish(counts)
     finally:
         writer.close()
 
@@ -186,36 +185,25 @@ def _write_records(
     return narrow
 
 
-def _evidence(norms: _Norms, settings: _Settings, narrow: set[str]) -> dict[str, Any]:
-    """Nothing was observed, except where the trainer counted how often it drew each example."""
+def _counts(norms: _Norms, settings: _Settings, narrow: set[str]) -> SessionCounts:
+    """Nothing was watched, except if the trainer counted how often it drew each example."""
     caveats = [DECLARED, *(_NARROW.format(dtype=dtype) for dtype in sorted(narrow))]
-    evidence: dict[str, Any] = {
-        "from_step": 0,
-        "seeded": settings.seeded,
-        "caveats": [*caveats, SEEDED] if settings.seeded else caveats,
-        "sampler": settings.sampler,
-        "converted": {"source": norms.path.name},
-    }
+    draws, rates = None, settings.steps.sample_rate
     if norms.participations is not None:
-        drawn, rates = norms.participations.astype(np.int64), settings.steps.sample_rate
-        expected = float(rates.sum())
-        evidence |= {
-            "draws": len(rates),
-            "expected_participations": expected * len(drawn),
-            "participations": int(drawn.sum()),
-            "participations_min": int(drawn.min()),
-            "participations_max": int(drawn.max()),
-            "participations_variance": float((rates * (1 - rates)).sum()),
-            "participations_spread": float(np.square(drawn - expected).sum()),
-        }
-    return evidence
-
-
-def _spans(steps: StepSettings) -> Iterator[tuple[int, int]]:
-    """Stretches of steps with equal settings."""
-    columns = np.stack(list(vars(steps).values()))
-    changes = np.flatnonzero((np.diff(columns) != 0).any(axis=0)) + 1
-    return pairwise([0, *changes.tolist(), len(steps)])
+        draws = DrawCounts.of(
+            norms.participations.astype(np.int64),
+            draws=len(rates),
+            expected=float(rates.sum()),
+            variance=float((rates * (1 - rates)).sum()),
+        )
+    return SessionCounts(
+        from_step=0,
+        seeded=settings.seeded,
+        caveats=(*caveats, SEEDED) if settings.seeded else tuple(caveats),
+        sampler=settings.sampler,
+        conversion=Conversion(norms.path.name),
+        draws=draws,
+    )
 
 
 def _check_norms_file(norms: _Norms, total_steps: int, *, unit: str) -> None:

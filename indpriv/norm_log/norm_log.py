@@ -5,88 +5,43 @@ Records are read in blocks of examples, so that a log may be larger than memory.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks
-from indpriv._arrays import FloatArray
-from indpriv.errors import InputError, PrivacyWarning
+from indpriv._arrays import IntArray
+from indpriv.errors import InputError
 from indpriv.norm_log.batch_norms import (
     ArrayBatchNorms,
     BatchNormEntries,
     BatchNorms,
     check_entries,
 )
+from indpriv.norm_log.journal_state import LogState, read_state
 from indpriv.norm_log.levels import Levels
-from indpriv.norm_log.reader import read_log
-
-SAMPLERS = ("poisson", "shuffled", "other")
-NEIGHBOURING = ("add_remove",)
-UNITS = ("example", "user", "client")
-
-
-class Records(Protocol):
-    """Where the rows of a log live: in memory or in files."""
-
-    def read(self, rows: NDArray[np.int64], start: int, stop: int) -> NDArray[np.generic]:
-        """(len(rows), stop - start) codes, or float64 norms where rounding is 0."""
-        ...
-
-
-@dataclass(frozen=True)
-class StepSettings:
-    """Realised settings of every step; each array has shape (total_steps,).
-
-    noise_multiplier: noise standard deviation over max_grad_norm. max_grad_norm: the clipping norm.
-    sample_rate: probability of Poisson sampling.
-    """
-
-    noise_multiplier: FloatArray
-    max_grad_norm: FloatArray
-    sample_rate: FloatArray
-
-    @classmethod
-    def from_values(
-        cls,
-        total_steps: int,
-        noise_multiplier: ArrayLike,
-        max_grad_norm: ArrayLike,
-        sample_rate: ArrayLike,
-    ) -> StepSettings:
-        """Check and broadcast scalars or (total_steps,) arrays; InputError on any other shape or bad value."""
-        columns = {
-            "noise_multiplier": _checks.check_noise_multiplier(noise_multiplier),
-            "max_grad_norm": _checks.check_max_grad_norm(max_grad_norm),
-            "sample_rate": _checks.check_sample_rate(sample_rate),
-        }
-        for name, column in columns.items():
-            if column.shape not in ((), (total_steps,)):
-                raise InputError(
-                    f"{name} has shape {column.shape}; pass one value, or the realised value of each of the "
-                    f"{total_steps} steps"
-                )
-        return cls(
-            **{name: np.broadcast_to(column, (total_steps,)) for name, column in columns.items()}
-        )
-
-    def __len__(self) -> int:
-        return len(self.noise_multiplier)
-
-
-class _ArrayRecords:
-    def __init__(self, rows: NDArray[np.generic]) -> None:
-        self._rows = rows
-
-    def read(self, rows: NDArray[np.int64], start: int, stop: int) -> NDArray[np.generic]:
-        block = self._rows[:, start:stop]
-        return block if len(rows) == len(self._rows) else block[rows]
+from indpriv.norm_log.reader import (
+    Faults,
+    check_readable,
+    filter_is_proven,
+    log_fields,
+    read_left_out,
+    record_faults,
+)
+from indpriv.norm_log.records import ArrayRecords, Records
+from indpriv.norm_log.step_settings import StepSettings
+from indpriv.norm_log.validation import (
+    NEIGHBOURING,
+    SAMPLERS,
+    UNITS,
+    check_ids,
+    check_norms,
+    check_recorded_steps,
+    check_unit_ids,
+)
 
 
 @dataclass(frozen=True)
@@ -99,7 +54,7 @@ class Filtered:
 
     order: float
     rdp_cap: float
-    left_out_at: NDArray[np.int64]
+    left_out_at: IntArray
 
 
 @dataclass(frozen=True)
@@ -128,19 +83,19 @@ class NormLog:
     """
 
     example_ids: NDArray[np.generic]
-    recorded_steps: NDArray[np.int64]
+    recorded_steps: IntArray
     settings: StepSettings
     levels: Levels | None
     sampler: str
     unit: str
     neighbouring: str
     records: Records
-    rows: NDArray[np.int64]
+    rows: IntArray
     unit_ids: NDArray[np.generic] | None = None
     individually_clipped: bool = False
     caveats: tuple[str, ...] = ()
     unreadable_steps: tuple[int, ...] = ()
-    reference_positions: NDArray[np.int64] | None = None
+    reference_positions: IntArray | None = None
     reference_records: Records | None = None
     batch_norms: BatchNorms | None = None
     filtered: Filtered | None = None
@@ -236,7 +191,7 @@ class NormLog:
             sampler=_checks.check_choice("sampler", sampler, SAMPLERS),
             unit=_checks.check_choice("unit", unit, UNITS),
             neighbouring=_checks.check_choice("neighbouring", neighbouring, NEIGHBOURING),
-            records=_ArrayRecords(kept),
+            records=ArrayRecords(kept),
             rows=np.arange(len(rows)),
             unit_ids=check_unit_ids(unit_ids, len(ids), unit),
             individually_clipped=bool(individually_clipped),
@@ -255,32 +210,17 @@ class NormLog:
         Raises:
             EvidenceError: no log there, a damaged or missing record, a newer schema, or contradictions in it.
         """
-        stored = read_log(Path(path), unreadable=unreadable)
-        return cls(
-            example_ids=stored.example_ids,
-            recorded_steps=stored.recorded_steps,
-            unreadable_steps=stored.unreadable_steps,
-            settings=StepSettings.from_values(stored.total_steps, **stored.settings),
-            levels=stored.levels,
-            sampler=_checks.check_choice("sampler", stored.sampler, SAMPLERS),
-            unit=_checks.check_choice("unit", stored.header["unit"], UNITS),
-            neighbouring=_checks.check_choice(
-                "neighbouring", stored.header["neighbouring"], NEIGHBOURING
-            ),
-            records=stored.records,
-            rows=np.arange(len(stored.recorded_steps)),
-            unit_ids=check_unit_ids(
-                stored.unit_ids, len(stored.example_ids), stored.header["unit"]
-            ),
-            individually_clipped=stored.header["individually_clipped"],
-            caveats=stored.caveats,
-            reference_positions=stored.reference_positions,
-            reference_records=stored.reference_records,
-            batch_norms=stored.batch_norms,
-            filtered=None
-            if stored.left_out_at is None
-            else Filtered(**stored.filter, left_out_at=stored.left_out_at),
-        )
+        return open_run(path, unreadable=unreadable).log
+
+    @classmethod
+    def _of(cls, state: LogState, faults: Faults, unreadable: str) -> NormLog:
+        """Of a journal that was replayed and files whose hashes were compared."""
+        check_readable(faults, state, unreadable)
+        filtered = None
+        if filter_is_proven(state, faults):
+            settings = state.header["privacy_filter"]
+            filtered = Filtered(**settings, left_out_at=read_left_out(state))
+        return cls(**log_fields(state, faults), filtered=filtered)
 
     @property
     def n_examples(self) -> int:
@@ -345,7 +285,7 @@ class NormLog:
             self,
             example_ids=self.example_ids[index],
             unit_ids=None if self.unit_ids is None else self.unit_ids[index],
-            records=_ArrayRecords(self.read()[:, index]),
+            records=ArrayRecords(self.read()[:, index]),
             rows=np.arange(self.n_records),
             reference_positions=None,
             reference_records=None,
@@ -376,7 +316,7 @@ class NormLog:
             filtered=None,  # levels of every step are not those that the filter charged
         )
 
-    def _filtered_of(self, positions: NDArray[np.int64]) -> Filtered | None:
+    def _filtered_of(self, positions: IntArray) -> Filtered | None:
         found = self.filtered
         return None if found is None else replace(found, left_out_at=found.left_out_at[positions])
 
@@ -395,93 +335,29 @@ def _batch_norms_in_memory(
     return ArrayBatchNorms.of(np.arange(len(settings)), entries)
 
 
-def _taken(
-    batch_norms: BatchNorms, positions: NDArray[np.int64], n_examples: int
-) -> ArrayBatchNorms:
+def _taken(batch_norms: BatchNorms, positions: IntArray, n_examples: int) -> ArrayBatchNorms:
     return ArrayBatchNorms(
         batch_norms.steps, batch_norms.read(0, n_examples).take(positions, n_examples)
     )
 
 
-def check_recorded_steps(steps: NDArray[np.generic], n_records: int, total_steps: int) -> None:
-    """Raise InputError unless steps is (n_records,), strictly increasing and in [0, total_steps)."""
-    if steps.shape != (n_records,) or (n_records and not np.issubdtype(steps.dtype, np.integer)):
-        raise InputError(
-            f"recorded_steps has shape {steps.shape} for {n_records} records; pass one whole number a record"
-        )
-    if n_records == 0:
-        return
-    if steps[0] < 0 or np.any(np.diff(steps.astype(np.int64)) <= 0):
-        raise InputError(
-            f"recorded_steps={steps.tolist()[:10]} must be at least 0 and strictly increasing"
-        )
-    if steps[-1] >= total_steps:
-        raise InputError(
-            f"recorded_steps ends at {steps[-1]}, but a run of total_steps={total_steps} ends at {total_steps - 1}"
-        )
+@dataclass(frozen=True)
+class OpenedRun:
+    """A run directory that was read once.
 
-
-def check_ids(ids: NDArray[np.generic], n_examples: int) -> None:
-    """Raise InputError unless ids is (n_examples,), not empty, and unique."""
-    if n_examples == 0:
-        raise InputError("the log has no examples; an empty data set has nothing to audit")
-    if ids.shape != (n_examples,):
-        raise InputError(
-            f"example_ids has shape {ids.shape} for {n_examples} examples; pass one id an example"
-        )
-    unique, counts = np.unique(ids, return_counts=True)
-    if len(unique) < n_examples:
-        raise InputError(
-            f"example_ids has {n_examples - len(unique)} duplicates, e.g. {unique[counts > 1].tolist()[0]!r}; "
-            "give every row its own id, and say whose rows belong together with unit_ids"
-        )
-
-
-def check_unit_ids(
-    unit_ids: ArrayLike | None, n_examples: int, unit: str
-) -> NDArray[np.generic] | None:
-    """Return unit ids as an array of shape (n_examples,), or None, which only a unit that is one example may have."""
-    if unit_ids is None:
-        if unit != "example":
-            raise InputError(
-                f'unit="{unit}" needs unit ids, which say whose row each is: without them an epsilon of one row would be called '
-                f"that of a {unit}; pass them (the example ids, where everybody has one row)"
-            )
-        return None
-    units = np.asarray(unit_ids)
-    if units.shape != (n_examples,):
-        raise InputError(
-            f"unit_ids has shape {units.shape} for {n_examples} examples; pass one unit an example"
-        )
-    missing = int(pd.isna(units).sum())
-    if missing:
-        raise InputError(
-            f"unit_ids lacks a value for {missing} of {n_examples} rows; say whose each row is, with an id of its own where it "
-            "is nobody else's"
-        )
-    return units
-
-
-def check_norms(rows: NDArray[np.generic], ids: NDArray[np.generic]) -> None:
-    """Hold norms (..., n_examples) against what a norm can be, naming example ids.
-
-    Raises:
-        InputError: NaN or negative norms. Infinite ones are warned about and count as clipped, which they are.
+    Attributes:
+        log: its norms and settings.
+        state: what its journal says.
+        faults: file name -> what is wrong, of damaged or missing records; they count at max_grad_norm.
     """
-    values = np.asarray(rows)
-    for what, bad in (("NaN", np.isnan(values)), ("negative", values < 0)):
-        if bad.any():
-            columns = np.unique(np.nonzero(bad)[-1])
-            raise InputError(
-                f"{what} gradient norms for {len(columns)} examples, e.g. ids {ids[columns[:5]].tolist()}; a norm is a "
-                "number of at least 0: look at these examples and at the loss before you train on"
-            )
-    infinite = np.isinf(values)
-    if infinite.any():
-        columns = np.unique(np.nonzero(infinite)[-1])
-        warnings.warn(
-            f"{int(infinite.sum())} gradient norms of {len(columns)} examples are infinite, e.g. ids "
-            f"{ids[columns[:5]].tolist()}; they count as clipped",
-            PrivacyWarning,
-            stacklevel=3,
-        )
+
+    log: NormLog
+    state: LogState
+    faults: Faults
+
+
+def open_run(path: str | Path, *, unreadable: str = "refuse") -> OpenedRun:
+    """Replay the journal of a run directory and compare every file with its hash, once; see `NormLog.open`."""
+    state = read_state(Path(path))
+    faults = record_faults(state)
+    return OpenedRun(NormLog._of(state, faults, unreadable), state, faults)

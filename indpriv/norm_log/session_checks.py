@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from scipy import stats
 
+from indpriv.errors import EvidenceError
 from indpriv.norm_log.evidence import (
     BATCH_FOR_EVERY_STEP,
     BATCH_SIZES,
@@ -35,6 +35,8 @@ from indpriv.norm_log.evidence import (
     Assumption,
     Check,
 )
+from indpriv.norm_log.run_files import RUN_JSON
+from indpriv.norm_log.session_counts import DrawCounts, Replay, SessionCounts, TrainingCounts
 
 # The chance that a sound run fails a test of its sampling. Small, since a failure costs the claim "exact".
 FALSE_ALARM = 1e-6
@@ -46,7 +48,7 @@ _MAX_LOOKS = 2
 
 
 def session_checks(
-    sessions: Sequence[Mapping[str, Any]],
+    sessions: Sequence[SessionCounts],
     *,
     n_examples: int,
     closed: bool,
@@ -64,41 +66,46 @@ def session_checks(
         individually_clipped: whether training clipped each example at its recorded level.
         filtered: whether a privacy filter charged each example before each step.
     """
-    converted = next((counts for counts in sessions if "converted" in counts), None)
-    if converted is not None:
-        return [_closed(closed), *_conversion_checks(n_examples, converted)]
-    replayed = next((counts for counts in sessions if "replayed" in counts), None)
-    if replayed is not None:
-        return [_closed(closed), *_replay_checks(replayed)]
-    checks = [
-        _closed(closed),
+    checks = [_closed(closed)]
+    for session in sessions:
+        if session.conversion is not None:
+            return [*checks, *_conversion_checks(n_examples, session, session.conversion.source)]
+        if session.replay is not None:
+            return [*checks, *_replay_checks(session.sampler, session.replay)]
+    checks += [
         _no_voided_steps(voided_steps, resumed=len(sessions) > 1),
         *_different_random_states(sessions),
     ]
-    for counts in sessions:
+    for session in sessions:
+        training, draws = session.training, session.draws
+        if training is None or draws is None:
+            raise EvidenceError(
+                f"the session from step {session.from_step} has no counts of its training or of "
+                "its draws; restore the journal from a copy"
+            )
         checks += [
-            _sampler(counts),
-            *_random_numbers(counts),
-            *_parameters(counts),
-            *_ranks(counts),
-            _batch_for_every_step(counts),
-            _whole_batches(counts),
-            _clipping(counts),
-            *_clipping_precision(counts),
+            _sampler(session.sampler, training.sampler_class),
+            *_random_numbers(training, seeded=session.seeded),
+            *_parameters(training),
+            *_ranks(training),
+            _batch_for_every_step(training, draws.draws),
+            _whole_batches(training),
+            _clipping(training),
+            *_clipping_precision(training),
         ]
         if individually_clipped:
             level = (
                 "the recorded level of their example, which the account takes for its contribution"
             )
-            checks.append(_clipped_at(INDIVIDUAL_CLIPPING, counts, level))
+            checks.append(_clipped_at(INDIVIDUAL_CLIPPING, training, level))
         if filtered:
             level = "what the privacy filter had charged their example for"
-            checks.append(_clipped_at(PRIVACY_FILTER, counts, level))
+            checks.append(_clipped_at(PRIVACY_FILTER, training, level))
         checks += [
-            _batch_sizes(n_examples, counts),
-            _participation(n_examples, counts),
-            _norms_in_training(counts),
-            _opacus_accountant(counts),
+            _batch_sizes(n_examples, session.sampler, draws),
+            _participation(n_examples, session.sampler, draws),
+            _norms_in_training(training),
+            _opacus_accountant(training),
         ]
     return checks
 
@@ -127,8 +134,9 @@ def _no_voided_steps(voided_steps: int, *, resumed: bool) -> Check:
     )
 
 
-def _different_random_states(sessions: Sequence[Mapping[str, Any]]) -> list[Check]:
-    first = [counts["first_draw"] for counts in sessions if counts.get("first_draw")]
+def _different_random_states(sessions: Sequence[SessionCounts]) -> list[Check]:
+    found = [session.training.first_draw for session in sessions if session.training]
+    first = [state for state in found if state]
     if len(set(first)) == len(first):
         return []
     return [
@@ -141,19 +149,18 @@ def _different_random_states(sessions: Sequence[Mapping[str, Any]]) -> list[Chec
     ]
 
 
-def _sampler(counts: Mapping[str, Any]) -> Check:
-    sampler = replace(SAMPLER, title=f"sampler ({counts['sampler_class']})")
-    if counts["sampler"] == "poisson":
+def _sampler(sampler_name: str, sampler_class: str) -> Check:
+    sampler = replace(SAMPLER, title=f"sampler ({sampler_class})")
+    if sampler_name == "poisson":
         return sampler.passed("Opacus's Poisson sampler draws every batch")
     return sampler.failed(
-        f"batches come from {counts['sampler_class']}, not from Poisson sampling, which the "
-        "analysis assumes"
+        f"batches come from {sampler_class}, not from Poisson sampling, which the analysis assumes"
     )
 
 
-def _random_numbers(counts: Mapping[str, Any]) -> list[Check]:
+def _random_numbers(counts: TrainingCounts, *, seeded: bool) -> list[Check]:
     found = []
-    if counts.get("guessable_seed") and not counts["seeded"]:
+    if counts.guessable_seed and not seeded:
         found.append(
             SEEDS.not_checked(
                 "noise or batches come from a generator with a chosen seed, such as "
@@ -162,7 +169,7 @@ def _random_numbers(counts: Mapping[str, Any]) -> list[Check]:
                 "training, or pass seeded=True"
             )
         )
-    if repeated := counts.get("repeated_draws"):
+    if repeated := counts.repeated_draws:
         found.append(
             RANDOM_NUMBERS.failed(
                 f"{repeated} times noise or a batch was drawn from a generator in a state that had "
@@ -174,12 +181,12 @@ def _random_numbers(counts: Mapping[str, Any]) -> list[Check]:
     return found
 
 
-def _parameters(counts: Mapping[str, Any]) -> list[Check]:
-    if not (changed := counts.get("changed_outside")):
+def _parameters(counts: TrainingCounts) -> list[Check]:
+    if not (changed := counts.changed_outside):
         return []
     return [
         PARAMETERS.not_checked(
-            f"before {changed} of {counts['steps']} steps something other than the optimizer had "
+            f"before {changed} of {counts.steps} steps something other than the optimizer had "
             "changed parameters: projecting or loading them does no harm, but a gradient of these "
             "data that reached them this way was neither clipped nor noised, and then no epsilon "
             "holds"
@@ -187,9 +194,9 @@ def _parameters(counts: Mapping[str, Any]) -> list[Check]:
     ]
 
 
-def _ranks(counts: Mapping[str, Any]) -> list[Check]:
+def _ranks(counts: TrainingCounts) -> list[Check]:
     """Ranks that differ stop the run before the step, so what is in the log has passed."""
-    if (ranks := counts.get("ranks", 1)) == 1:
+    if (ranks := counts.ranks) == 1:
         return []
     return [
         RANKS.passed(
@@ -199,29 +206,29 @@ def _ranks(counts: Mapping[str, Any]) -> list[Check]:
     ]
 
 
-def _batch_for_every_step(counts: Mapping[str, Any]) -> Check:
-    steps, draws = counts["steps"], counts["draws"]
-    if undrawn := max(counts["undrawn_steps"], steps - draws):
+def _batch_for_every_step(counts: TrainingCounts, draws: int) -> Check:
+    steps = counts.steps
+    if undrawn := max(counts.undrawn_steps, steps - draws):
         fault = (
             f"{undrawn:,} of {steps:,} steps used no batch of their own from the attached loader"
         )
-    elif unused := counts["unstepped_draws"]:
+    elif unused := counts.unstepped_draws:
         fault = (
             f"{unused} of {draws:,} drawn batches never became a step (skipped empty batches or "
             "accumulated gradients); the account assumes one Poisson batch for each step"
         )
-    elif (looks := counts.get("peeks", 0)) > _MAX_LOOKS + counts.get("passes", 0):
+    elif (looks := counts.looks) > _MAX_LOOKS + counts.passes:
         fault = (
             f"{looks} times the loop over the loader drew a batch and ended without a step: if it "
             "looks at batches and chooses among them, they are not Poisson samples; step on every "
             "batch"
         )
-    elif dropped := counts.get("dropped_batches", 0):
+    elif dropped := counts.dropped_batches:
         fault = (
             f"the sampler of a rank left out {dropped} local batches that were empty: the batches "
             "of the ranks no longer belong together; use larger batches or fewer ranks"
         )
-    elif unmatched := counts.get("unmatched_steps", 0):
+    elif unmatched := counts.unmatched_steps:
         fault = (
             f"{unmatched} of {steps:,} steps clipped a number of gradients that differs from the "
             "size of their batch: draw every batch from the attached loader and take one step on "
@@ -232,8 +239,8 @@ def _batch_for_every_step(counts: Mapping[str, Any]) -> Check:
     return BATCH_FOR_EVERY_STEP.failed(fault)
 
 
-def _whole_batches(counts: Mapping[str, Any]) -> Check:
-    if interrupted := counts["interrupted_batches"]:
+def _whole_batches(counts: TrainingCounts) -> Check:
+    if interrupted := counts.interrupted_batches:
         return WHOLE_BATCHES.failed(
             f"{interrupted} times the loop left a batch unfinished (a break inside "
             "BatchMemoryManager): the next step included its gradients, and an example can count "
@@ -242,23 +249,21 @@ def _whole_batches(counts: Mapping[str, Any]) -> Check:
     return WHOLE_BATCHES.passed("no epoch ended inside a batch")
 
 
-def _clipping(counts: Mapping[str, Any]) -> Check:
-    gradients = counts.get("gradients")
-    if gradients is None:
-        return CLIPPING.not_checked("the log does not say how many gradients were clipped")
-    if misclipped := counts["misclipped_gradients"]:
+def _clipping(counts: TrainingCounts) -> Check:
+    gradients = counts.gradients
+    if misclipped := counts.misclipped_gradients:
         return CLIPPING.failed(
             f"{misclipped} of {gradients:,} gradients were clipped at a max_grad_norm other than "
             "the one that the noise of their step was made for: change it only between steps"
         )
-    if underestimated := counts.get("underestimated_norms", 0):
+    if underestimated := counts.underestimated_norms:
         return CLIPPING.failed(
-            f"ghost mode clipped {underestimated} of {counts['compared_norms']} gradients by norms "
+            f"ghost mode clipped {underestimated} of {counts.compared_norms} gradients by norms "
             "smaller than recorded, which leaves them above max_grad_norm: either the recorder's "
             "loss is not that of training, or Opacus computes wrong norms for a layer; train in "
             "hooks mode to find out which"
         )
-    excess = counts.get("clip_excess", 0.0)
+    excess = counts.clip_excess
     if excess > _NEGLIGIBLE_EXCESS:
         return CLIPPING.check(
             FAILED if excess > _SMALL_EXCESS else NOT_CHECKED,
@@ -272,8 +277,8 @@ def _clipping(counts: Mapping[str, Any]) -> Check:
     )
 
 
-def _clipping_precision(counts: Mapping[str, Any]) -> list[Check]:
-    if not (rounding := counts.get("clip_rounding")):
+def _clipping_precision(counts: TrainingCounts) -> list[Check]:
+    if not (rounding := counts.clip_rounding):
         return []
     return [
         CLIPPING_PRECISION.not_checked(
@@ -285,22 +290,22 @@ def _clipping_precision(counts: Mapping[str, Any]) -> list[Check]:
     ]
 
 
-def _clipped_at(assumption: Assumption, counts: Mapping[str, Any], level: str) -> Check:
+def _clipped_at(assumption: Assumption, counts: TrainingCounts, level: str) -> Check:
     """Whether every gradient was clipped at the threshold of its own example."""
-    gradients, at_levels = counts.get("gradients", 0), counts.get("gradients_at_levels", 0)
-    if at_levels != gradients or counts.get("gradients") is None:
+    gradients, at_levels = counts.gradients, counts.gradients_at_levels
+    if at_levels != gradients:
         return assumption.failed(
             f"only {at_levels:,} of {gradients:,} gradients were clipped at {level}"
         )
     return assumption.passed(f"{gradients:,} gradients, each clipped at {level}")
 
 
-def _batch_sizes(n_examples: int, counts: Mapping[str, Any]) -> Check:
-    if counts["sampler"] != "poisson" or not counts["draws"]:
+def _batch_sizes(n_examples: int, sampler: str, counts: DrawCounts) -> Check:
+    if sampler != "poisson" or not counts.draws:
         return BATCH_SIZES.not_checked("only Poisson sampling has an expected number of examples")
-    trials = n_examples * counts["draws"]
-    rate = counts["expected_participations"] / trials
-    seen = counts["participations"]
+    trials = n_examples * counts.draws
+    rate = counts.expected_participations / trials
+    seen = counts.participations
     below, above = stats.binom.cdf(seen, trials, rate), stats.binom.sf(seen - 1, trials, rate)
     chance = 2 * float(min(below, above))
     detail = f"{seen:,} examples drawn where {rate * trials:,.0f} are expected"
@@ -311,12 +316,12 @@ def _batch_sizes(n_examples: int, counts: Mapping[str, Any]) -> Check:
     return BATCH_SIZES.passed(detail)
 
 
-def _participation(n_examples: int, counts: Mapping[str, Any]) -> Check:
-    n, draws = n_examples, counts["draws"]
-    if counts["sampler"] != "poisson" or not draws:
+def _participation(n_examples: int, sampler: str, counts: DrawCounts) -> Check:
+    n, draws = n_examples, counts.draws
+    if sampler != "poisson" or not draws:
         return PARTICIPATION.not_checked("only Poisson sampling has an expected participation")
-    rate = counts["expected_participations"] / (n * draws)
-    least, most = counts["participations_min"], counts["participations_max"]
+    rate = counts.expected_participations / (n * draws)
+    least, most = counts.participations_min, counts.participations_max
     detail = (
         f"each example was drawn {least:,} to {most:,} times in {draws:,} draws at rate {rate:.4g}"
     )
@@ -332,7 +337,7 @@ def _participation(n_examples: int, counts: Mapping[str, Any]) -> Check:
     return PARTICIPATION.passed(detail)
 
 
-def _chance_of_evenness(n_examples: int, counts: Mapping[str, Any]) -> float:
+def _chance_of_evenness(n_examples: int, counts: DrawCounts) -> float:
     """An upper bound of the chance that independent draws give participations with so little spread.
 
     Spread is the sum over examples of Y = (participations - expected)**2 >= 0, so that
@@ -340,15 +345,15 @@ def _chance_of_evenness(n_examples: int, counts: Mapping[str, Any]) -> float:
     probability for sums of non-negative random variables, Theorem 2.1), and
     E[Y**2] <= variance + 3 variance**2 for a sum of independent draws.
     """
-    variance = counts.get("participations_variance", 0.0)
+    variance = counts.participations_variance
     if not variance:
         return 1.0
-    missing = max(0.0, n_examples * variance - counts["participations_spread"])
+    missing = max(0.0, n_examples * variance - counts.participations_spread)
     return math.exp(-(missing**2) / (2 * n_examples * (variance + 3 * variance**2)))
 
 
-def _norms_in_training(counts: Mapping[str, Any]) -> Check:
-    compared, larger = counts["compared_norms"], counts["larger_norms"]
+def _norms_in_training(counts: TrainingCounts) -> Check:
+    compared, larger = counts.compared_norms, counts.larger_norms
     if not compared:
         return NORMS_IN_TRAINING.not_checked(
             "no norms from training could be compared with a record"
@@ -356,9 +361,9 @@ def _norms_in_training(counts: Mapping[str, Any]) -> Check:
     if larger:
         found = (
             f"{larger:,} of {compared:,} gradient norms that training clipped were larger than "
-            f"recorded, by up to {counts['largest_excess']:.2g} of max_grad_norm: "
+            f"recorded, by up to {counts.largest_excess:.2g} of max_grad_norm: "
         )
-        if larger <= _FEW_NORMS * compared and counts["largest_excess"] <= _SMALL_EXCESS:
+        if larger <= _FEW_NORMS * compared and counts.largest_excess <= _SMALL_EXCESS:
             return NORM_PRECISION.failed(
                 f"{found}this is too few and too little for other data or another loss, but more "
                 "than the rounding errors allowed for"
@@ -366,7 +371,7 @@ def _norms_in_training(counts: Mapping[str, Any]) -> Check:
         return NORMS_IN_TRAINING.failed(
             f"{found}the recorder's data, loss, mode or precision are not those of training"
         )
-    clipped = counts.get("larger_clipped_norms", 0)
+    clipped = counts.larger_clipped_norms
     if clipped > _FEW_NORMS * compared:
         return NORMS_IN_TRAINING.not_checked(
             f"{clipped:,} of {compared:,} gradient norms were larger in training than recorded, "
@@ -379,19 +384,19 @@ def _norms_in_training(counts: Mapping[str, Any]) -> Check:
     )
 
 
-def _opacus_accountant(counts: Mapping[str, Any]) -> Check:
-    counted, steps = counts["accountant_steps"], counts["steps"]
+def _opacus_accountant(counts: TrainingCounts) -> Check:
+    counted, steps = counts.accountant_steps, counts.steps
     if counted is None:
         return OPACUS_ACCOUNTANT.failed(
             "the optimizer's step hook does not lead to an Opacus accountant: if another hook "
             "replaced it, Opacus's own epsilon is too small"
         )
-    if earlier := counts["earlier_steps"]:
+    if earlier := counts.earlier_steps:
         return OPACUS_ACCOUNTANT.failed(
             f"Opacus's accountant had counted {earlier} steps before recording began: no account "
             "here covers them"
         )
-    if counted != steps or not counts["accountant_settings_match"]:
+    if counted != steps or not counts.accountant_settings_match:
         return OPACUS_ACCOUNTANT.failed(
             f"Opacus's accountant counted {counted:,} steps where {steps:,} were taken, or other "
             "settings"
@@ -399,19 +404,21 @@ def _opacus_accountant(counts: Mapping[str, Any]) -> Check:
     return OPACUS_ACCOUNTANT.passed(f"its history holds the same {steps:,} steps and settings")
 
 
-def _conversion_checks(n_examples: int, counts: Mapping[str, Any]) -> list[Check]:
+def _conversion_checks(n_examples: int, session: SessionCounts, source: str) -> list[Check]:
     """Of norms that another trainer recorded, only their own counts of draws can be checked."""
-    source = counts["converted"]["source"]
     checks = [
-        _declared_sampler(counts["sampler"], "run.json"),
+        _declared_sampler(session.sampler, RUN_JSON),
         OPACUS_ACCOUNTANT.not_checked("there was none; run.json declares the settings"),
         TRAINING_WATCHED.not_checked(
             f"indpriv did not watch the training: nothing confirms that the norms in {source} are "
             "what training clipped"
         ),
     ]
-    if "participations" in counts:
-        checks += [_batch_sizes(n_examples, counts), _participation(n_examples, counts)]
+    if session.draws is not None:
+        checks += [
+            _batch_sizes(n_examples, session.sampler, session.draws),
+            _participation(n_examples, session.sampler, session.draws),
+        ]
     return checks
 
 
@@ -422,17 +429,16 @@ def _declared_sampler(sampler: str, source: str) -> Check:
     return declared.failed(f"batches were {sampler}, which the analysis does not cover")
 
 
-def _replay_checks(counts: Mapping[str, Any]) -> list[Check]:
+def _replay_checks(sampler: str, replay: Replay) -> list[Check]:
     """Of a log replayed from checkpoints: no recorder saw the training, so little can be checked."""
-    sources = counts["replayed"]["sources"]
     settings = ", ".join(
         f"{name} by {source}"
-        for name, source in sources.items()
+        for name, source in replay.sources.items()
         if name not in ("delta", "sampler")
     )
-    counted = PASSED if counts["replayed"]["accountant_counted_all"] else NOT_CHECKED
+    counted = PASSED if replay.accountant_counted_all else NOT_CHECKED
     return [
-        _declared_sampler(counts["sampler"], sources["sampler"]),
+        _declared_sampler(sampler, replay.sources["sampler"]),
         OPACUS_ACCOUNTANT.check(counted, f"settings: {settings}"),
         TRAINING_WATCHED.not_checked(
             "indpriv did not watch the training: nothing confirms that each step used one batch, "

@@ -25,14 +25,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from indpriv import _files
-from indpriv._journal import NAME, JournalWriter, read_journal
+from indpriv._journal import JournalWriter
 from indpriv.errors import EvidenceError
 from indpriv.norm_log.batch_norms import BatchNormEntries, file_bytes
 from indpriv.norm_log.levels import Levels
+from indpriv.norm_log.run_files import IDS, RECORDS
+from indpriv.norm_log.session_counts import SessionCounts
 
 SCHEMA = 1
-RECORDS = "records"
-IDS = "ids.parquet"
 
 
 def fingerprint(values: NDArray[np.generic]) -> str:
@@ -88,10 +88,9 @@ class NormLogWriter:
         self._levels = Levels(header.rounding, header.rounding_mode) if header.rounding else None
         self._ids_fingerprint = fingerprint(example_ids)
         self._n = len(example_ids)
-        entries, _ = read_journal(run_dir) if (run_dir / NAME).stat().st_size else ([], False)
         try:
-            if entries:
-                self._check_continues(entries[0], header)
+            if self._journal.entries:
+                self._check_continues(self._journal.entries[0], header)
             else:
                 self._start(run_dir, header, example_ids, unit_ids, reference_positions)
         except BaseException:
@@ -231,7 +230,7 @@ class NormLogWriter:
         noise_multiplier: float,
         max_grad_norm: float,
         sample_rate: float,
-        evidence: Mapping[str, Any],
+        counts: SessionCounts,
     ) -> None:
         """Append the realised settings that `count` consecutive steps from `first` shared."""
         self._journal.append(
@@ -241,16 +240,16 @@ class NormLogWriter:
             noise_multiplier=noise_multiplier,
             max_grad_norm=max_grad_norm,
             sample_rate=sample_rate,
-            evidence=dict(evidence),
+            evidence=counts.to_json(),
         )
 
     def truncate(self, step: int) -> None:
         """Declare void what was logged beyond `step`: training was resumed from a checkpoint there."""
         self._journal.append("truncate", step=step)
 
-    def finish(self, evidence: Mapping[str, Any]) -> None:
+    def finish(self, counts: SessionCounts) -> None:
         """Append the line that says the run ended as meant, with the last counts."""
-        self._journal.append("close", evidence=dict(evidence))
+        self._journal.append("close", evidence=counts.to_json())
 
     def close(self) -> None:
         """Release the directory."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from indpriv.errors import InputError
-from indpriv.norm_log.norm_log import check_norms
+from indpriv.norm_log.validation import check_norms
 from indpriv.recording.checkpoints.weights import fingerprint_of
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.opacus.ranks import Ranks, check_together

@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from indpriv import _checks
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import SEEDED
+from indpriv.norm_log.journal_state import LogState, read_state
 from indpriv.norm_log.levels import Levels
-from indpriv.norm_log.reader import LogState, read_reference_positions, read_state
+from indpriv.norm_log.reader import read_reference_positions
 from indpriv.norm_log.recording_policy import DEFAULT_POLICY, RecordingPolicy
+from indpriv.norm_log.run_files import holds_log
 from indpriv.norm_log.writer import LogHeader, fingerprint
 from indpriv.recording.clipping.filtered import Filter
 from indpriv.recording.clipping.individual import check_headroom
@@ -152,7 +154,7 @@ class Beginning:
     def of(cls, run_dir: Path, resume_at: int | Mapping[str, Any] | None) -> Beginning:
         """Look at a run directory; InputError unless recording can begin there."""
         if resume_at is None:
-            if (run_dir / "journal.jsonl").exists():
+            if holds_log(run_dir):
                 raise InputError(
                     f"{run_dir} already holds a recorded run; choose another directory, remove it, "
                     "or continue it with resume_at=STEP"

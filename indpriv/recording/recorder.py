@@ -22,6 +22,7 @@ from indpriv import _checks
 from indpriv._files import write_json
 from indpriv.errors import InputError
 from indpriv.norm_log.recording_policy import RecordingPolicy
+from indpriv.norm_log.run_files import EXAMPLES, RUN_JSON
 from indpriv.norm_log.writer import LogHeader
 from indpriv.recording.clipping.filtered import Filter
 from indpriv.recording.data_passes import Examples, SharedPass
@@ -238,14 +239,14 @@ def _recording(
     ranks, norm_pass = shared_pass.ranks, shared_pass.norm_pass
     with opened_log(plan, header, writes=ranks.writes) as log:
         if log.writes:
-            write_json(plan.run_dir / "run.json", about)
+            write_json(plan.run_dir / RUN_JSON, about)
         holdout = test if plan.record_holdout and log.writes else None
         caveats = header.norm_pass["caveats"]
         session = Session(plan, run, shared_pass, log, caveats=caveats, holdout=holdout)
         with session.recording():
             yield session
-        log.finish(session.evidence())  # the run is complete, whatever fails from here on
+        log.finish(session.counts())  # the run is complete, whatever fails from here on
         if log.writes:
             with log.disk_errors_handled(), norm_pass.evaluation() as model:
                 table = plan.data.example_table(model, shared_pass.examples, test)
-                table.to_parquet(plan.run_dir / "examples.parquet")
+                table.to_parquet(plan.run_dir / EXAMPLES)

@@ -8,7 +8,7 @@ judged by epsilon.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -18,15 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv.errors import PrivacyWarning
+from indpriv.norm_log.run_files import HOLDOUT
+from indpriv.norm_log.session_counts import SessionCounts
+from indpriv.norm_log.step_settings import StepSetting
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
 from indpriv.recording.clipping.filtered import FilteredClipping
 from indpriv.recording.clipping.individual import with_headroom
 from indpriv.recording.opacus.ranks import Batch
-from indpriv.recording.opacus.tally import StepSetting
 from indpriv.recording.plan import Plan
 from indpriv.recording.training_data import length
 
-HOLDOUT = "holdout"  # folder of the test examples' log, inside the run directory
 FLUSH_STEPS = 256  # number of steps that a crash may lose
 
 
@@ -147,14 +148,12 @@ class RunLog:
             if self._plan.policy.batch_norms:
                 self._batches.append(batch)
 
-    def flush(
-        self, evidence: Callable[[], Mapping[str, Any]], filtered: FilteredClipping | None
-    ) -> None:
-        """Log what was seen since the last flush; evidence: what has been counted so far."""
+    def flush(self, counts: Callable[[], SessionCounts], filtered: FilteredClipping | None) -> None:
+        """Log what was seen since the last flush; counts: what has been counted so far."""
         if self._writers:
             with self.disk_errors_handled():
                 self._write_details(self._writers[0], filtered)
-                self._write_steps(evidence())
+                self._write_steps(counts())
 
     def _write_details(self, writer: NormLogWriter, filtered: FilteredClipping | None) -> None:
         """Batch norms, rows of the reference examples, and which examples the filter left out."""
@@ -172,17 +171,17 @@ class RunLog:
                 writer.left_out(self._first, len(self._settings), positions, steps)
                 filtered.logged()
 
-    def _write_steps(self, evidence: Mapping[str, Any]) -> None:
+    def _write_steps(self, counts: SessionCounts) -> None:
         """One line for each run of equal settings."""
         for setting, equal in [(one, list(same)) for one, same in groupby(self._settings)]:
             for writer in self._writers:
-                writer.steps(self._first, len(equal), **vars(setting), evidence=evidence)
+                writer.steps(self._first, len(equal), **vars(setting), counts=counts)
             # Now, since a later line may fail, and this one must not be logged twice.
             self._first += len(equal)
             del self._settings[: len(equal)]
 
-    def finish(self, evidence: Mapping[str, Any]) -> None:
+    def finish(self, counts: SessionCounts) -> None:
         """Say that the run ended as its loop meant it to."""
         with self.disk_errors_handled():
             for writer in self._writers:
-                writer.finish(evidence)
+                writer.finish(counts)

@@ -9,15 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from indpriv.errors import EvidenceError
-from indpriv.norm_log.norm_log import NormLog, check_norms
+from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.reader import read_left_out
+from indpriv.norm_log.session_counts import SessionCounts
+from indpriv.norm_log.step_settings import StepSetting
+from indpriv.norm_log.validation import check_norms
 from indpriv.recording.clipping.filtered import FilteredClipping
 from indpriv.recording.clipping.individual import ClipLevels
 from indpriv.recording.data_passes import Examples, SharedPass, norms_of
@@ -25,7 +27,6 @@ from indpriv.recording.interrupts import deferred_interrupts
 from indpriv.recording.opacus.clipping_watch import Thresholds
 from indpriv.recording.opacus.ranks import Batch, check_together, whole_batch
 from indpriv.recording.opacus.run import OpacusRun
-from indpriv.recording.opacus.tally import StepSetting
 from indpriv.recording.opacus.watch import TrainedBatch, Watch
 from indpriv.recording.plan import Plan
 from indpriv.recording.random_states import fingerprint_of_state
@@ -97,28 +98,31 @@ class Session:
             self._clip_levels.restore(self._plan.run_dir)
         if self._filtered is not None and self._step:
             run_dir = self._plan.run_dir
-            self._filtered.restore(NormLog.open(run_dir), read_left_out(run_dir))
+            resumed = open_run(run_dir)
+            self._filtered.restore(resumed.log, read_left_out(resumed.state))
 
     def bring_up_to_date(self) -> int:
         """Log every step that was taken, and return their number."""
         with deferred_interrupts():
-            self._log.flush(self.evidence, self._filtered)
+            self._log.flush(self.counts, self._filtered)
         return self._step
 
-    def evidence(self) -> dict[str, Any]:
+    def counts(self) -> SessionCounts:
         """What has been counted in this session."""
         self._first_draw = self._first_draw or fingerprint_of_state(
             self._watch.first_random_state, self._plan.run_id
         )
-        return {
-            "from_step": self._plan.resume_at or 0,
-            "seeded": self._plan.seeded,
-            "caveats": self._caveats,
-            "training_seconds": round(self._training_seconds, 6),
-            "ranks": self._pass.ranks.size,
-            "first_draw": self._first_draw,
-            **self._watch.evidence(),
-        }
+        draws, training = self._watch.counts()
+        training.training_seconds = round(self._training_seconds, 6)
+        training.ranks, training.first_draw = self._pass.ranks.size, self._first_draw
+        return SessionCounts(
+            from_step=self._plan.resume_at or 0,
+            seeded=self._plan.seeded,
+            caveats=tuple(self._caveats),
+            sampler=self._run.sampler,
+            draws=draws,
+            training=training,
+        )
 
     def _thresholds(self) -> Thresholds | None:
         """What examples are clipped at, if it is not max_grad_norm."""
@@ -195,7 +199,7 @@ class Session:
             self._log.add_step(setting, self._batch)
             self._step += 1
             if self._policy.due(self._step) or self._log.is_due:
-                self._log.flush(self.evidence, self._filtered)
+                self._log.flush(self.counts, self._filtered)
         if not self._log.is_lost:
             self._take()
         self._training_since = time.perf_counter()

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from indpriv import _checks
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, check_metadata, check_storable
-from indpriv.norm_log.norm_log import UNITS, check_ids, check_unit_ids
+from indpriv.norm_log.validation import UNITS, check_ids, check_unit_ids
 from indpriv.recording.data_passes import CollateFn, Examples
 from indpriv.recording.norms.batches import LossFn, check_losses
 from indpriv.recording.random_states import kept_random_state

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from indpriv._journal import JournalWriter, read_journal
+from indpriv._journal import JournalWriter
 from indpriv.errors import EvidenceError, InputError
 from indpriv.release.assumptions import describe
 from indpriv.release.request import Budget, Request
@@ -41,7 +41,7 @@ class Ledger:
         folder.mkdir(mode=0o700, exist_ok=True)
         self._journal = JournalWriter(folder)
         try:
-            self._entries, _ = read_journal(folder)
+            self._entries = self._journal.entries
             self._check_values(folder, fingerprint)
         except BaseException:
             self._journal.close()

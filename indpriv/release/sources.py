@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._columns import partition
 from indpriv._files import read_parquet
-from indpriv._journal import NAME as JOURNAL
 from indpriv.audit import read_summary
 from indpriv.audit.audit_directory import EPSILON, SUMMARY
 from indpriv.epsilon_table import DISCLAIMER, EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.levels import Levels
 from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.run_files import holds_log
 from indpriv.norm_log.writer import fingerprint
 from indpriv.release.assumptions import check_releasable, epsilon_assumptions, norm_assumptions
 from indpriv.release.request import Budget, Request
@@ -69,7 +69,7 @@ def open_source(path: Path, request: Request) -> Source:
     """
     if (path / SUMMARY).is_file():
         return _epsilons(path, request)
-    if (path / JOURNAL).is_file():
+    if holds_log(path):
         return _norms(path, request)
     raise InputError(
         f"{path} holds no {SUMMARY}; make an audit first: indpriv audit RUN --output-dir {path} (or pass a run directory, "

@@ -27,10 +27,10 @@ from indpriv.analysis.guarantee import (
 )
 from indpriv.audit import read_summary
 from indpriv.audit.audit_directory import EPSILON
-from indpriv.audit.run_directory import EXAMPLES
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
+from indpriv.norm_log.run_files import EXAMPLES
 from indpriv.release.assumptions import check_one_record, declared_choices
 from indpriv.report.renderers.terminal import clean
 

@@ -19,13 +19,13 @@ from indpriv._checks import check_positive_int
 from indpriv._progress import StageProgress
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
+from indpriv.norm_log.run_files import CANARIES
 from indpriv.training.config import AuditConfig
 from indpriv.training.datasets import Dataset, load_dataset
 from indpriv.training.datasets.base import Split
 from indpriv.training.dp_sgd import TrainedRun, train
 from indpriv.training.non_dp import example_table
 
-CANARIES = "canaries.parquet"
 LEAST_CANARIES = 16  # fewer prove nothing
 METHOD = "final loss of mislabelled canaries"
 _COINS = 1  # stream of random numbers, apart from those of training

@@ -23,6 +23,7 @@ from indpriv._files import read_json, write_json
 from indpriv._progress import StageProgress, silent
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
+from indpriv.norm_log.run_files import EXAMPLES, RUN_JSON
 from indpriv.recording import Recorder
 from indpriv.recording.clipping.filtered import Filter
 from indpriv.training.checkpoints import save_checkpoint
@@ -165,9 +166,7 @@ def train(
         module=module,
         steps=private.steps_taken,
         worst_case_epsilon=epsilon,
-        test_accuracy=float(
-            ExampleTable.from_parquet(run_dir / "examples.parquet").test["correct"].mean()
-        ),
+        test_accuracy=float(ExampleTable.from_parquet(run_dir / EXAMPLES).test["correct"].mean()),
     )
     record = last_record(
         status="interrupted" if stopped else "finished",
@@ -178,7 +177,7 @@ def train(
         test_accuracy=run.test_accuracy,
         wall_seconds=time.monotonic() - started,
     )
-    write_json(run_dir / "run.json", {**read_json(run_dir / "run.json"), **record})
+    write_json(run_dir / RUN_JSON, {**read_json(run_dir / RUN_JSON), **record})
     if stopped:
         raise KeyboardInterrupt(
             f"stopped after {run.steps} of {total_steps} steps; {run_dir} holds them, and can be verified and audited"

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 from indpriv._files import read_parquet
-from indpriv._journal import NAME as JOURNAL
 from indpriv.audit.audit_directory import EPSILON
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.run_files import JOURNAL
 from indpriv.release import Request, release
 from indpriv.release.mechanisms import ROUNDS, STEP_SIZE
 from indpriv.release.request import DEFAULT_QUANTILES, DESCENT, EXPONENTIAL, HISTOGRAM

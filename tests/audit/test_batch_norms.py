@@ -19,7 +19,7 @@ from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
 from indpriv.report.renderers.html import render_html
 from indpriv.report.renderers.terminal import print_audit
-from synthetic import evidence, people, write_run
+from synthetic import people, session_counts, write_run
 
 N, STEPS, RATE = 80, 60, 0.2
 
@@ -37,10 +37,8 @@ def run_dir(tmp_path_factory):
     writer.free(
         0, [(batch, norms[step, batch]) for step, batch in enumerate(drawn)], np.ones(STEPS)
     )
-    counts = evidence(STEPS, N, RATE, participations=sum(map(len, drawn)))
-    writer.steps(
-        0, STEPS, noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=RATE, evidence=counts
-    )
+    counts = session_counts(STEPS, N, RATE, participations=sum(map(len, drawn)))
+    writer.steps(0, STEPS, noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=RATE, counts=counts)
     writer.finish(counts)
     writer.close()
     return path

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import indpriv
-from indpriv import EvidenceError, ExampleTable, InputError, account
+from indpriv import EvidenceError, ExampleTable, InputError, _files, _journal, account
 from indpriv._files import read_parquet
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.groups.group_table import group_table
@@ -29,6 +29,7 @@ from indpriv.audit import (
 )
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.errors import PrivacyWarning
+from indpriv.norm_log import journal_state
 from indpriv.report.renderers.terminal import print_audit
 from synthetic import small_run, write_run
 
@@ -266,6 +267,24 @@ def test_failed_evidence_unproves_the_guarantee(artifacts, tmp_path, changes, re
     assert summary.guarantee.status == "unproven"
     assert any(reason in text for text in summary.guarantee.reasons)
     assert summary.claim == "estimate"
+
+
+@quick
+def test_one_audit_reads_the_journal_and_each_record_once(artifacts, tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "run", *artifacts)
+    read: list[str] = []
+    for module, name in ((_journal, "read_journal"), (_files, "sha256")):
+        plain = getattr(module, name)
+
+        def counted(path, plain=plain):
+            read.append(path.name)
+            return plain(path)
+
+        monkeypatch.setattr(module, name, counted)
+    monkeypatch.setattr(journal_state, "read_journal", _journal.read_journal)
+    audit(folder, tmp_path / "audit", delta=DELTA)
+    records = [path.name for path in (folder / "records").iterdir()]
+    assert sorted(read) == sorted(["run", "ids.parquet", *records])
 
 
 @quick

@@ -18,7 +18,7 @@ from indpriv.norm_log.batch_norms import (
 from indpriv.norm_log.levels import Levels
 from indpriv.norm_log.verify import verify
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
-from synthetic import evidence
+from synthetic import session_counts
 
 N, STEPS = 40, 30
 LEVELS = Levels(0.01, "up")
@@ -44,14 +44,14 @@ def write(run_dir, batches, *, flush=10, close=True, rounding=0.01):
     for first in range(0, len(batches), flush):
         part = batches[first : first + flush]
         writer.free(first, part, np.ones(len(part)))
-        counts = evidence(first + len(part), N, 0.2)
+        counts = session_counts(first + len(part), N, 0.2)
         writer.steps(
             first,
             len(part),
             noise_multiplier=1.0,
             max_grad_norm=1.0,
             sample_rate=0.2,
-            evidence=counts,
+            counts=counts,
         )
     if close:
         writer.finish(counts)
@@ -162,7 +162,7 @@ def test_resuming_voids_what_was_recorded_beyond(tmp_path):
         noise_multiplier=1.0,
         max_grad_norm=1.0,
         sample_rate=0.2,
-        evidence=evidence(20, N, 0.2),
+        counts=session_counts(20, N, 0.2),
     )
     writer.close()
     free = NormLog.open(tmp_path).batch_norms

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import synthetic
 from indpriv import EvidenceError, InputError, NormLog, _files
 from indpriv._journal import JournalWriter, read_journal
-from indpriv.norm_log.reader import read_state
+from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.verify import verify
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
 from processes import running
@@ -22,8 +22,8 @@ HEADER = LogHeader(0.01, "up", "example", "add_remove", "poisson", False, {"back
 NORMS = np.array([[0.1, 0.5, 3.0, np.inf], [0.2, 0.4, 1.0, 0.0], [0.0, 0.3, 2.0, 0.7]])
 
 
-def evidence(steps):
-    return synthetic.evidence(steps, n=4, rate=0.5)
+def counts(steps):
+    return synthetic.session_counts(steps, n=4, rate=0.5)
 
 
 def write(run_dir, *, close=True, header=HEADER, ids=None):
@@ -39,10 +39,10 @@ def write(run_dir, *, close=True, header=HEADER, ids=None):
             noise_multiplier=1.0,
             max_grad_norm=1.0,
             sample_rate=0.5,
-            evidence=evidence(step + 2),
+            counts=counts(step + 2),
         )
     if close:
-        writer.finish(evidence(6))
+        writer.finish(counts(6))
     writer.close()
     return run_dir
 
@@ -84,9 +84,7 @@ def test_blocks_are_slices_of_the_whole_at_any_row_group_size(sizes, tmp_path, m
     writer = NormLogWriter(run_dir, HEADER, np.arange(n), None, np.zeros(0, dtype=np.int64))
     norms = np.linspace(0, 1.5, n)
     writer.record(0, norms, max_grad_norm=1.0, targets_fingerprint="same", seconds=0.1)
-    writer.steps(
-        0, 1, noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.5, evidence=evidence(1)
-    )
+    writer.steps(0, 1, noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.5, counts=counts(1))
     writer.close()
     log = NormLog.open(run_dir)
     joined = np.concatenate([rows for _, _, rows in log.blocks(block)], axis=1)
@@ -104,7 +102,7 @@ def test_writing_on_after_a_torn_line_keeps_the_chain(run_dir):
     journal = run_dir / "journal.jsonl"
     journal.write_bytes(journal.read_bytes()[:-20])
     with JournalWriter(run_dir) as writer:
-        writer.append("close", evidence=evidence(6))
+        writer.append("close", evidence=counts(6).to_json())
     assert read_state(run_dir).closed
 
 

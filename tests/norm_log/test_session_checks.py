@@ -13,7 +13,7 @@ from indpriv.norm_log.session_checks import FALSE_ALARM, session_checks
 def participation(counts, rates):
     """The check of how often each example was drawn, for counts (n,) in steps at some rates."""
     n, steps, rates = len(counts), len(rates), np.asarray(rates)
-    evidence = synthetic.evidence(
+    found = synthetic.session_counts(
         steps,
         n,
         float(rates.mean()),
@@ -23,7 +23,7 @@ def participation(counts, rates):
         participations_variance=float((rates * (1 - rates)).sum()),
         participations_spread=float(np.square(counts - rates.sum()).sum()),
     )
-    checks = session_checks([evidence], n_examples=n, closed=True, voided_steps=0)
+    checks = session_checks([found], n_examples=n, closed=True, voided_steps=0)
     return next(check for check in checks if check.title == "participation of each example")
 
 
@@ -52,7 +52,11 @@ def test_sound_runs_of_any_size_pass(steps, rate, seed):
 
 def test_large_numbers_are_written_as_everywhere():
     checks = session_checks(
-        [synthetic.evidence(8850, 60_000, 1 / 59, participations_min=110, participations_max=200)],
+        [
+            synthetic.session_counts(
+                8850, 60_000, 1 / 59, participations_min=110, participations_max=200
+            )
+        ],
         n_examples=60_000,
         closed=True,
         voided_steps=0,
@@ -75,9 +79,15 @@ def test_large_numbers_are_written_as_everywhere():
 def test_a_trifle_in_few_norms_is_a_matter_of_precision_and_more_is_another_training(
     larger, excess, name, status
 ):
-    evidence = synthetic.evidence(885, 60_000, 1 / 59)
-    evidence |= {"compared_norms": 45_698, "larger_norms": larger, "largest_excess": excess}
-    checks = session_checks([evidence], n_examples=60_000, closed=True, voided_steps=0)
+    counts = synthetic.session_counts(
+        885,
+        60_000,
+        1 / 59,
+        compared_norms=45_698,
+        larger_norms=larger,
+        largest_excess=excess,
+    )
+    checks = session_checks([counts], n_examples=60_000, closed=True, voided_steps=0)
     found = [
         check for check in checks if check.title in ("norms in training", "norm pass, precision")
     ]

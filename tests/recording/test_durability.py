@@ -15,7 +15,7 @@ from indpriv import InputError, NormLog
 from indpriv import _journal as journal_module
 from indpriv._journal import JournalWriter, read_journal
 from indpriv.errors import PrivacyWarning
-from indpriv.norm_log.reader import read_state
+from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.verify import verify
 from indpriv.norm_log.writer import NormLogWriter
 from indpriv.recording import Recorder
@@ -40,8 +40,8 @@ for step in range(100_000):
     os.write(1, b"record %d\\n" % step)
     writer.free(step, [(batch, norms[batch])], np.ones(1))
     os.write(1, b"free %d\\n" % step)
-    counts = synthetic.evidence(step + 1, N, 0.1)
-    writer.steps(step, 1, noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.1, evidence=counts)
+    counts = synthetic.session_counts(step + 1, N, 0.1)
+    writer.steps(step, 1, noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.1, counts=counts)
     os.write(1, b"steps %d\\n" % step)
 """
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, WeightedRandomSampler
 import indpriv
 from indpriv import ExampleTable, NormLog
 from indpriv.norm_log.evidence import SEEDED
-from indpriv.norm_log.reader import read_state
+from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder, per_example_gradient_norms
 from runs import PER_EXAMPLE, blobs, failed, make_run, record
@@ -221,7 +221,7 @@ def test_random_numbers_that_come_again_are_found(reseed, repeats, tmp_path):
     assert failed(tmp_path / "run") == ({"random numbers"} if repeats else set())
     log = NormLog.open(tmp_path / "run")
     assert indpriv.account(log, delta=1e-5).claim == ("estimate" if repeats else "exact")
-    assert read_state(tmp_path / "run").evidence[-1]["repeated_draws"] == (
+    assert read_state(tmp_path / "run").sessions[-1].training.repeated_draws == (
         40 if repeats else 0
     )  # batches and noise
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from indpriv import EvidenceError, ExampleTable, InputError, NormLog
-from indpriv.norm_log.reader import read_state
+from indpriv.norm_log.journal_state import read_state
 from indpriv.recording import Recorder
 from runs import PER_EXAMPLE, blobs, make_run, mlp, record
 

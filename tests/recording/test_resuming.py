@@ -13,7 +13,7 @@ import pytest
 import indpriv
 from indpriv import EvidenceError, InputError, NormLog
 from indpriv.norm_log.evidence import SEEDED
-from indpriv.norm_log.reader import read_state
+from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.verify import verify
 from indpriv.norm_log.writer import NormLogWriter
 from indpriv.recording import Recorder, RecordingPolicy

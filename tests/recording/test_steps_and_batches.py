@@ -5,7 +5,7 @@ import torch
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 
 from indpriv import InputError, NormLog
-from indpriv.norm_log.reader import read_state
+from indpriv.norm_log.journal_state import read_state
 from indpriv.recording import Recorder, per_example_gradient_norms
 from runs import PER_EXAMPLE, blobs, failed, make_run, record
 

@@ -362,5 +362,5 @@ def tree(folder):
     return {
         str(path): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != ".lock"
+        if path.is_file() and path.name not in (".lock", ".writer")
     }

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
-from indpriv.norm_log.norm_log import NormLog, StepSettings
+from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.step_settings import StepSettings
 
 BETWEEN_RECORDS = ("last", "closest", "worst_case")
 

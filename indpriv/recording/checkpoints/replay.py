@@ -20,6 +20,7 @@ from indpriv._files import write_json
 from indpriv._progress import StageProgress, silent
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
+from indpriv.norm_log.run_files import EXAMPLES, RUN_JSON
 from indpriv.norm_log.writer import LogHeader
 from indpriv.recording.checkpoints.audit_spec import AuditSpec, load_spec
 from indpriv.recording.checkpoints.discovery import SavedModel, discover
@@ -107,8 +108,8 @@ def replay(
         write_log(run_dir, plan, audit_spec, header, checkpoint_pass, workers, progress or silent)
     finally:
         checkpoint_pass.close()
-    write_json(run_dir / "run.json", _run_json(Path(checkpoints), plan.settings))
-    examples.to_parquet(run_dir / "examples.parquet")
+    write_json(run_dir / RUN_JSON, _run_json(Path(checkpoints), plan.settings))
+    examples.to_parquet(run_dir / EXAMPLES)
     total = len(plan.settings.steps)
     return Replay(run_dir, len(plan.models), total, accuracy["train"], accuracy["test"], plan.notes)
 

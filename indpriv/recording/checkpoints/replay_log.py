@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from indpriv._journal import NAME as JOURNAL
 from indpriv._progress import StageProgress
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import SEEDED
-from indpriv.norm_log.reader import read_state
+from indpriv.norm_log.journal_state import read_state
+from indpriv.norm_log.run_files import JOURNAL
+from indpriv.norm_log.session_counts import Replay, SessionCounts
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
 from indpriv.recording.checkpoints.audit_spec import AuditSpec
 from indpriv.recording.checkpoints.discovery import SavedModel
@@ -79,7 +78,7 @@ def write_log(
                 steps.write_until(ends[number], result)
             progress(REPLAYING, number + 1, n_records)
         if to_do or logged < total:
-            writer.finish(steps.evidence(None))
+            writer.finish(steps.counts(None))
     finally:
         writer.close()
 
@@ -91,41 +90,35 @@ class _StepWriter:
         self, writer: NormLogWriter, plan: ReplayPlan, caveats: Sequence[str], logged: int
     ) -> None:
         self._writer, self._settings, self._logged = writer, plan.settings, logged
-        columns = np.stack([getattr(plan.settings.steps, name) for name in NAMES])
-        self._changes = np.flatnonzero((np.diff(columns) != 0).any(axis=0)) + 1
-        self._caveats = [
+        self._caveats = (
             f"norms were computed from {len(plan.to_record)} saved checkpoints, not recorded in "
             "training",
             *plan.caveats,
             *caveats,
             *([SEEDED] if plan.settings.seeded else []),
-        ]
+        )
 
     def write_until(self, stop: int, norms: CheckpointNorms | None) -> None:
         """Write the settings of all steps before `stop` that are not in the log yet."""
-        for start, end in self._spans(stop):
-            values = {name: float(getattr(self._settings.steps, name)[start]) for name in NAMES}
-            self._writer.steps(start, end - start, **values, evidence=self.evidence(norms))
+        steps = self._settings.steps
+        for start, end in steps.spans(self._logged, stop):
+            setting = vars(steps.at(start))
+            self._writer.steps(start, end - start, **setting, counts=self.counts(norms))
         self._logged = max(self._logged, stop)
 
-    def _spans(self, stop: int) -> Iterator[tuple[int, int]]:
-        inside = self._changes[(self._changes > self._logged) & (self._changes < stop)].tolist()
-        edges = [self._logged, *inside, stop]
-        return ((start, end) for start, end in pairwise(edges) if end > start)
-
-    def evidence(self, norms: CheckpointNorms | None) -> dict[str, Any]:
+    def counts(self, norms: CheckpointNorms | None) -> SessionCounts:
         """Where these steps come from. Nothing was counted, since no Recorder watched the training."""
-        return {
-            "from_step": 0,
-            "seeded": self._settings.seeded,
-            "caveats": self._caveats,
-            "sampler": self._settings.sampler,
-            "replayed": {
-                "sources": dict(self._settings.sources),
-                "accountant_counted_all": self._settings.accountant_counted_all,
-                "weights_fingerprint": None if norms is None else norms.weights_fingerprint,
-            },
-        }
+        return SessionCounts(
+            from_step=0,
+            seeded=self._settings.seeded,
+            caveats=self._caveats,
+            sampler=self._settings.sampler,
+            replay=Replay(
+                sources=self._settings.sources,
+                accountant_counted_all=self._settings.accountant_counted_all,
+                weights_fingerprint=None if norms is None else norms.weights_fingerprint,
+            ),
+        )
 
 
 def _already_done(
@@ -154,7 +147,7 @@ def _already_done(
         raise InputError(f"the sampler or the number of steps differs from the replay in {again}")
     logged = state.settings()
     for name in NAMES:
-        if not np.array_equal(logged[name], getattr(steps, name)[: state.total_steps]):
+        if not np.array_equal(getattr(logged, name), getattr(steps, name)[: state.total_steps]):
             raise InputError(f"{name} differs from the replay in {again}")
     fingerprints = {
         entry["first"]: entry["evidence"]["replayed"]["weights_fingerprint"]

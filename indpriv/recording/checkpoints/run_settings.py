@@ -18,13 +18,14 @@ from indpriv import _checks
 from indpriv._arrays import FloatArray
 from indpriv._files import first_at, read_json
 from indpriv.errors import InputError
-from indpriv.norm_log.norm_log import SAMPLERS, StepSettings
+from indpriv.norm_log.run_files import RUN_JSON
+from indpriv.norm_log.step_settings import StepSettings
+from indpriv.norm_log.validation import SAMPLERS
 from indpriv.recording.checkpoints.discovery import Discovery, SavedModel, Span
 from indpriv.recording.checkpoints.step_values import (
     ACCOUNTANT,
     NAMES,
     OPTIONS,
-    RUN_JSON,
     combined,
     known_values,
 )

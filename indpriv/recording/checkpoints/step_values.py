@@ -12,9 +12,10 @@ from indpriv import _checks
 from indpriv._arrays import BoolArray, FloatArray
 from indpriv._files import first_at
 from indpriv.errors import InputError
+from indpriv.norm_log.run_files import RUN_JSON
 from indpriv.recording.checkpoints.discovery import Span
 
-RUN_JSON, ACCOUNTANT, OPTIONS = "run.json", "the accountant in the checkpoints", "the options"
+ACCOUNTANT, OPTIONS = "the accountant in the checkpoints", "the options"
 _SAME = 1e-9  # relative difference of one number that was written and read again
 _CHECKS = {
     "noise_multiplier": _checks.check_noise_multiplier,

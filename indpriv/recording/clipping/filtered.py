@@ -17,8 +17,8 @@ from torch import Tensor
 
 from indpriv.errors import EvidenceError
 from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.step_settings import StepSetting
 from indpriv.recording.clipping.individual import ClipLevels
-from indpriv.recording.opacus.tally import StepSetting
 
 
 class Filter(Protocol):

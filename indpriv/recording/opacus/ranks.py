@@ -21,7 +21,7 @@ from opacus.optimizers.ddpoptimizer_fast_gradient_clipping import (
 )
 
 from indpriv.errors import EvidenceError, InputError
-from indpriv.recording.opacus.tally import Counted
+from indpriv.recording.opacus.tally import RankCounts
 
 DISTRIBUTED = (DistributedDPOptimizer, DistributedDPOptimizerFastGradientClipping)
 # Opacus's sampler drops an empty local batch. A run in which this is likelier is refused.
@@ -43,7 +43,7 @@ class RankStep:
         norms: (n,) that training clipped; None if no rank needs them.
     """
 
-    counted: Counted
+    counted: RankCounts
     shared: Mapping[str, Any]
     sampling_seed: int | None
     positions: NDArray[np.int64] | None = None

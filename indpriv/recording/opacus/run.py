@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from indpriv import _checks
 from indpriv.errors import EvidenceError, InputError
+from indpriv.norm_log.step_settings import StepSetting
 from indpriv.recording.norms.shadow_model import standard_module
 from indpriv.recording.opacus.checks import (
     check_loader,
@@ -25,7 +26,6 @@ from indpriv.recording.opacus.checks import (
     sampler_kind,
 )
 from indpriv.recording.opacus.memory_format import check_memory_format
-from indpriv.recording.opacus.tally import StepSetting
 from indpriv.recording.random_states import generator_of, is_guessable
 
 _SAME_RATE = 1 - 1e-9  # sampling rates that differ by less are the same number, rounded

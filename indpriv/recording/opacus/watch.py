@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from indpriv.errors import EvidenceError, InputError
+from indpriv.norm_log.session_counts import DrawCounts, TrainingCounts
+from indpriv.norm_log.step_settings import StepSetting
 from indpriv.recording.opacus.clipping_watch import (
     ClippedBatch,
     Thresholds,
@@ -22,7 +24,7 @@ from indpriv.recording.opacus.clipping_watch import (
 from indpriv.recording.opacus.memory_format import memory_format_watched
 from indpriv.recording.opacus.ranks import RankStep
 from indpriv.recording.opacus.run import OpacusRun
-from indpriv.recording.opacus.tally import StepSetting, Tally
+from indpriv.recording.opacus.tally import Tally
 from indpriv.recording.random_states import SeenStates
 
 
@@ -44,7 +46,7 @@ class Watch:
     def __init__(self, run: OpacusRun, *, steps_before: int = 0) -> None:
         """Prepare to watch; steps_before: number of steps in the log, if a run is resumed."""
         self._run, self._steps_before = run, steps_before
-        self.tally = Tally(np.zeros(run.n_examples, dtype=np.int64))
+        self.tally = Tally(run.n_examples)
         self._micro_batches: list[ClippedBatch] = []  # of the current step
         self._clip_rounding = 0.0
         # In ghost mode norms are not sums over a gradient.
@@ -76,7 +78,7 @@ class Watch:
             clipping = clipping_watched(
                 run.model,
                 run.optimizer,
-                positions_of=self.tally.piece,
+                positions_of=self.tally.micro_batch,
                 on_batch=self._on_micro_batch,
                 thresholds=thresholds,
             )
@@ -103,7 +105,9 @@ class Watch:
         """What the other ranks must know of this step; setting is None at the end of the run."""
         settings = {} if setting is None else vars(setting)
         shared = {**settings, **self._run.shared_by_ranks}
-        return RankStep(self.tally.news(), shared, self._run.sampling_seed, positions, norms)
+        return RankStep(
+            self.tally.since_last_message(), shared, self._run.sampling_seed, positions, norms
+        )
 
     def _on_micro_batch(self, batch: ClippedBatch) -> None:
         self.tally.clipped(len(batch.norms))
@@ -168,7 +172,7 @@ class Watch:
             )
         setting, self._noised = replace(self._noised, sample_rate=now.sample_rate), None
         run.check_trained_parameters()
-        self.tally.changed_outside += run.parameter_versions() != self._versions
+        self.tally.counts.changed_outside += run.parameter_versions() != self._versions
         self._count_clipping(setting, drawn[0] if drawn else None, individually)
         if drawn is None or not drawn[2]:
             return setting, None
@@ -188,7 +192,7 @@ class Watch:
         self._versions = self._run.parameter_versions()
         self.tally.stepped(setting)
         counted = self._run.history.steps
-        if self.tally.steps == 1 and counted is not None and counted <= 0:
+        if self.tally.counts.steps == 1 and counted is not None and counted <= 0:
             raise EvidenceError(
                 "Opacus's accountant did not count the first step: its get_epsilon would report "
                 "too little; make the optimizer with make_private again"
@@ -202,17 +206,17 @@ class Watch:
         batches = self._micro_batches
         gradients = sum(len(batch.norms) for batch in batches)
         sound = sum(len(b.norms) for b in batches if b.max_grad_norm == setting.max_grad_norm)
-        self.tally.gradients += gradients
-        self.tally.misclipped += gradients - sound
+        self.tally.counts.gradients += gradients
+        self.tally.counts.misclipped_gradients += gradients - sound
         if individually and drawn is not None:
             known = [batch.positions for batch in batches if batch.positions is not None]
             if np.array_equal(np.concatenate([drawn[:0], *known]), drawn):
-                self.tally.at_levels += sound
+                self.tally.counts.gradients_at_levels += sound
 
     def _count_randomness(self, states: SeenStates, generator: torch.Generator | None) -> None:
         """Count the draw just made if it repeats an earlier one."""
         if not self._run.optimizer.secure_mode:
-            self.tally.repeated_draws += states.repeated(generator)
+            self.tally.counts.repeated_draws += states.repeated(generator)
 
     def _on_draw(self, indices: list[int]) -> None:
         self.tally.drew(indices, self._run.sample_rate)
@@ -228,46 +232,20 @@ class Watch:
             interrupted=bool(optimizer._step_skip_queue or optimizer._is_last_step_skipped),
         )
 
-    def evidence(self) -> dict[str, Any]:
-        """Counts up to now, for the log."""
+    def counts(self) -> tuple[DrawCounts, TrainingCounts]:
+        """Counts up to now."""
         tally, run = self.tally, self._run
-        return {
-            "sampler": run.sampler,
-            "sampler_class": run.sampler_class,
-            "guessable_seed": run.guessable_seed,
-            "steps": tally.steps,
-            "draws": tally.draws,
-            "expected_participations": tally.expected,
-            "participations": int(tally.participations.sum()),
-            "participations_min": int(tally.participations.min()),
-            "participations_max": int(tally.participations.max()),
-            "participations_variance": tally.variance,
-            "participations_spread": float(
-                np.square(tally.participations - tally.expected / len(tally.participations)).sum()
-            ),
-            "undrawn_steps": tally.undrawn_steps,
-            "unstepped_draws": tally.unstepped_draws,
-            "peeks": tally.peeks,
-            "passes": tally.passes,
-            "dropped_batches": tally.dropped_batches,
-            "interrupted_batches": tally.interrupted_batches,
-            "unmatched_steps": tally.unmatched_steps,
-            "gradients": tally.gradients,
-            "misclipped_gradients": tally.misclipped,
-            "gradients_at_levels": tally.at_levels,
-            "compared_norms": tally.compared,
-            "larger_norms": tally.larger,
-            "largest_excess": min(tally.largest_excess, 1.0),
-            "larger_clipped_norms": tally.larger_clipped,
-            "underestimated_norms": tally.underestimated,
-            "clip_excess": self._clip_excess,
-            "clip_rounding": self._clip_rounding,
-            "changed_outside": tally.changed_outside,
-            "repeated_draws": tally.repeated_draws,
-            "earlier_steps": max(0, run.history.steps_before - self._steps_before),
-            "accountant_steps": run.history.steps,
-            "accountant_settings_match": run.history.matches(tally.settings, run.sample_rate),
-        }
+        training = replace(
+            tally.counts,
+            sampler_class=run.sampler_class,
+            guessable_seed=run.guessable_seed,
+            clip_excess=self._clip_excess,
+            clip_rounding=self._clip_rounding,
+            earlier_steps=max(0, run.history.steps_before - self._steps_before),
+            accountant_steps=run.history.steps,
+            accountant_settings_match=run.history.matches(tally.noise_multipliers, run.sample_rate),
+        )
+        return tally.draw_counts(), training
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 import plain_opacus
 from indpriv import InputError, NormLog, account
 from indpriv.audit import audit
-from indpriv.norm_log.reader import read_state
+from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.writer import NormLogWriter
 from indpriv.recording import AuditSpec, NormPass, Recorder, StepOptions, replay
 from indpriv.recording.checkpoints import norms_at

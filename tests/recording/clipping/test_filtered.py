@@ -10,10 +10,11 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 
 import indpriv
 from indpriv import EvidenceError, InputError, NormLog, PrivacyFilter
+from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.reader import read_left_out
+from indpriv.norm_log.step_settings import StepSetting
 from indpriv.recording import Recorder
 from indpriv.recording.clipping.filtered import FilteredClipping
-from indpriv.recording.opacus.tally import StepSetting
 from runs import PER_EXAMPLE, blobs, failed, make_run
 
 SETTINGS = {"max_grad_norm": 2.0, "learning_rate": 0.5, "noise_multiplier": 0.7}
@@ -97,7 +98,8 @@ def spent_by_brute_force(log, left_out_at, order):
 def test_nobody_ever_passes_the_cap(mode, physical, tmp_path):
     run = make_run(mode=mode, batch_size=30, **SETTINGS)
     seen = record(run, tmp_path / "run", epochs=4, physical=physical)
-    log, left_out_at = NormLog.open(tmp_path / "run"), read_left_out(tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    log, left_out_at = run.log, read_left_out(run.state)
     spent = spent_by_brute_force(log, left_out_at, FILTER.order)
     assert spent.max() <= FILTER.rdp_cap
     left = left_out_at < log.total_steps
@@ -229,7 +231,8 @@ def test_resuming_goes_on_with_what_was_spent(resume_at, tmp_path):
     run = make_run(batch_size=30, **SETTINGS)
     record(run, tmp_path / "run", epochs=3)
     record(run, tmp_path / "run", epochs=3, every=None, resume_at=resume_at)
-    log, left_out_at = NormLog.open(tmp_path / "run"), read_left_out(tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    log, left_out_at = run.log, read_left_out(run.state)
     assert log.total_steps == resume_at + 12
     assert spent_by_brute_force(log, left_out_at, FILTER.order).max() <= FILTER.rdp_cap
     assert (left_out_at < resume_at).any()
@@ -409,7 +412,8 @@ def test_nobody_with_several_rows_passes_the_cap(tmp_path):
         run, tmp_path / "run", unit="user", unit_ids=units, privacy_filter=policy, clip_headroom=0.0
     )
     assert failed(tmp_path / "run") == set()
-    log, left_out_at = NormLog.open(tmp_path / "run"), read_left_out(tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    log, left_out_at = run.log, read_left_out(run.state)
     relative = np.minimum(log.read() * log.levels.rounding, 1.0)
     spent = np.zeros(80)
     for step in range(log.total_steps):

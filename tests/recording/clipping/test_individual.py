@@ -1,4 +1,5 @@
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,8 +15,8 @@ import indpriv
 from indpriv import EvidenceError, InputError, NormLog
 from indpriv.accountant.histogram.governing_records import segments_of
 from indpriv.accountant.histogram.governing_rows import Block, GoverningRows
+from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.levels import Levels
-from indpriv.norm_log.reader import read_state
 from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder, RecordingPolicy
 from indpriv.recording.clipping.individual import ClipLevels
@@ -140,10 +141,10 @@ def test_clipped_sums_are_those_of_an_autograd_loop(mode, physical, tmp_path):
     assert log.recorded_steps.tolist() == [0, 3, 6]
     check_sums(steps, log, run.dataset)
     assert failed(tmp_path / "run") == set()
-    counted = read_state(tmp_path / "run").evidence[-1]
+    counted = read_state(tmp_path / "run").sessions[-1].training
     assert (
-        counted["gradients_at_levels"]
-        == counted["gradients"]
+        counted.gradients_at_levels
+        == counted.gradients
         == sum(len(inputs) for inputs, _, _ in steps)
     )
 
@@ -461,13 +462,14 @@ def test_a_batch_that_was_not_drawn_stops_training(mode, tmp_path):
     assert claim_of(tmp_path / "run")[0] == "estimate"
 
 
-def test_a_log_that_lacks_the_counts_is_an_estimate(tmp_path, monkeypatch):
-    plain = Watch.evidence
-    monkeypatch.setattr(
-        Watch,
-        "evidence",
-        lambda self: {k: v for k, v in plain(self).items() if not k.startswith("gradients")},
-    )
+def test_gradients_clipped_at_other_levels_make_an_estimate(tmp_path, monkeypatch):
+    plain = Watch.counts
+
+    def counts(self):
+        draws, training = plain(self)
+        return draws, replace(training, gradients_at_levels=training.gradients_at_levels // 2)
+
+    monkeypatch.setattr(Watch, "counts", counts)
     clipped_run(make_run(**SETTINGS), tmp_path / "run", every=2)
     assert failed(tmp_path / "run") == {"individual clipping"}
     assert claim_of(tmp_path / "run")[0] == "estimate"

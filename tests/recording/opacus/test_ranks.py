@@ -5,7 +5,7 @@ import pytest
 
 import indpriv
 from indpriv import EvidenceError, InputError, NormLog
-from indpriv.norm_log.reader import read_state
+from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder
 from runs import PER_EXAMPLE, blobs, failed, make_run
@@ -41,7 +41,7 @@ def test_norms_of_all_ranks_are_those_of_autograd(mode, tmp_path):
     np.testing.assert_allclose(
         entries.norm, first[entries.step, entries.position], rtol=1e-4
     )  # so that ids are right
-    assert len(entries) == read_state(tmp_path / "run").evidence[0]["participations"] > N
+    assert len(entries) == read_state(tmp_path / "run").sessions[0].draws.participations > N
 
 
 def test_physical_batches_of_all_ranks_are_one_step(tmp_path):
@@ -159,5 +159,7 @@ def test_what_several_ranks_cannot_be_accounted_in_is_refused(what, message, tmp
 
 def test_empty_local_batches_that_the_sampler_leaves_out_are_found(tmp_path):
     assert launch(a_batch_is_dropped, tmp_path, tmp_path / "run") == [None, None]
-    assert read_state(tmp_path / "run").evidence[0]["dropped_batches"] == 2 * 2  # ranks, epochs
+    assert (
+        read_state(tmp_path / "run").sessions[0].training.dropped_batches == 2 * 2
+    )  # ranks, epochs
     assert failed(tmp_path / "run") == {"a batch for every step"}

@@ -1,0 +1,201 @@
+"""LogState: what the journal of a run says once its lines are replayed. Sensitive only in its counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from indpriv._journal import read_journal
+from indpriv.errors import EvidenceError
+from indpriv.norm_log.evidence import FAILED, Check
+from indpriv.norm_log.recording_policy import RecordingPolicy
+from indpriv.norm_log.session_checks import session_checks
+from indpriv.norm_log.session_counts import SessionCounts
+from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
+from indpriv.norm_log.writer import SCHEMA
+
+Line = dict[str, Any]
+
+
+@dataclass
+class LogState:
+    """What the journal of a run says, without lines that were declared void.
+
+    Attributes:
+        run_dir: the run directory.
+        header: the first line.
+        torn: a torn last line was dropped.
+        records, exact, batch_norms, left_out: the lines of record files of each kind.
+        steps: the lines of steps.
+        sessions: the last counts of every recording session; a resumed run has several.
+        closed: the recorder closed the log.
+        voided_steps: number of steps that were run and declared void on resuming.
+    """
+
+    run_dir: Path
+    header: Line
+    torn: bool = False
+    records: list[Line] = field(default_factory=list)
+    exact: list[Line] = field(default_factory=list)
+    batch_norms: list[Line] = field(default_factory=list)
+    left_out: list[Line] = field(default_factory=list)
+    steps: list[Line] = field(default_factory=list)
+    sessions: list[SessionCounts] = field(default_factory=list)
+    closed: bool = False
+    voided_steps: int = 0
+
+    @property
+    def total_steps(self) -> int:
+        """Number of steps that the log proves."""
+        return self.steps[-1]["first"] + self.steps[-1]["count"] if self.steps else 0
+
+    @property
+    def files(self) -> list[Line]:
+        """Lines of all record files."""
+        return [*self.records, *self.exact, *self.batch_norms, *self.left_out]
+
+    @property
+    def unwatched(self) -> bool:
+        """No recorder saw the training: norms come from checkpoints or from another trainer."""
+        return any(session.training is None for session in self.sessions)
+
+    def checks(self) -> list[Check]:
+        """What the counts of all sessions say about the assumptions of an account."""
+        return session_checks(
+            self.sessions,
+            n_examples=self.header["n_examples"],
+            closed=self.closed,
+            voided_steps=self.voided_steps,
+            individually_clipped=self.header["individually_clipped"],
+            filtered=bool(self.header["privacy_filter"]),
+        )
+
+    @property
+    def norm_caveats(self) -> tuple[str, ...]:
+        """Reasons, found while norms were taken, why an account of this log is an estimate."""
+        found = [caveat for session in self.sessions for caveat in session.caveats]
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """The same, and the details of every check that failed."""
+        failed = [check.detail for check in self.checks() if check.status == FAILED]
+        return tuple(dict.fromkeys([*self.norm_caveats, *failed]))
+
+    @property
+    def sampler(self) -> str:
+        """What drew the batches: "poisson" if it did so in every session, else the first other."""
+        samplers = (session.sampler for session in self.sessions)
+        return next((sampler for sampler in samplers if sampler != "poisson"), "poisson")
+
+    @property
+    def seeded(self) -> bool:
+        """Random numbers come from a known seed, in the header's word or a session's."""
+        return bool(self.header["run"].get("seeded")) or any(
+            session.seeded for session in self.sessions
+        )
+
+    @property
+    def policy(self) -> RecordingPolicy | None:
+        """When norms were taken, in steps; None if no policy chose the records."""
+        return RecordingPolicy.from_header(self.header) if self.header["policy"] else None
+
+    @property
+    def pass_seconds(self) -> float:
+        """Wall time of the passes that took norms."""
+        return float(sum(line["seconds"] for line in (*self.records, *self.exact)))
+
+    @property
+    def training_seconds(self) -> float | None:
+        """Wall time between them, in all sessions; None if it was not measured."""
+        if self.unwatched:
+            return None
+        return float(sum(s.training.training_seconds for s in self.sessions if s.training))
+
+    def settings(self) -> StepSettings:
+        """Realised settings of these steps."""
+        counts = [line["count"] for line in self.steps]
+        columns = {
+            name: np.repeat([float(line[name]) for line in self.steps], counts)
+            for name in SETTING_NAMES
+        }
+        return StepSettings.from_values(self.total_steps, **columns)
+
+
+def read_state(run_dir: Path) -> LogState:
+    """Replay the journal of a run.
+
+    Raises:
+        EvidenceError: a damaged line, a newer schema, steps that go back or leave a gap, a repeated
+            record, or counts that cannot be read.
+    """
+    lines, torn = read_journal(run_dir)
+    if not lines or lines[0]["kind"] != "header":
+        raise EvidenceError(
+            f"{run_dir} has a journal without a header: recording stopped before its first record"
+        )
+    header = lines[0]
+    if header["schema"] > SCHEMA:
+        raise EvidenceError(
+            f"{run_dir} was written with log schema {header['schema']}; this indpriv reads up to "
+            f"{SCHEMA}: upgrade indpriv"
+        )
+    state = LogState(run_dir, header, torn)
+    counts: dict[int, Mapping[str, Any]] = {}
+    for line in lines[1:]:
+        state.closed = line["kind"] == "close"
+        if "evidence" in line:
+            counts[line["evidence"]["from_step"]] = line["evidence"]
+        if line["kind"] == "truncate":
+            _truncate(state, line["step"])
+            counts = {start: found for start, found in counts.items() if start < line["step"]}
+        else:
+            _add(state, line)
+    state.sessions = [SessionCounts.from_json(found) for found in counts.values()]
+    return state
+
+
+def _add(state: LogState, line: Line) -> None:
+    kind = line["kind"]
+    if kind == "record":
+        if state.records and line["step"] <= state.records[-1]["step"]:
+            raise EvidenceError(
+                f"{state.run_dir}: a record at step {line['step']} follows one at step "
+                f"{state.records[-1]['step']}; resume with resume_at=STEP, so that the log says "
+                "which steps are void"
+            )
+        state.records.append(line)
+    elif kind == "exact":
+        state.exact.append(line)
+    elif kind == "free":
+        state.batch_norms.append(line)
+    elif kind == "filter":
+        state.left_out.append(line)
+    elif kind == "steps":
+        if line["first"] != state.total_steps:
+            raise EvidenceError(
+                f"{state.run_dir}: steps from {line['first']} follow {state.total_steps} steps; "
+                "the log has lost lines"
+            )
+        state.steps.append(line)
+    elif kind != "close":
+        raise EvidenceError(
+            f"{state.run_dir}: a line of the journal is of kind {kind!r}, which this indpriv does "
+            "not know: upgrade indpriv"
+        )
+
+
+def _truncate(state: LogState, step: int) -> None:
+    """Drop what was logged from this step on: training was resumed there."""
+    state.voided_steps += state.total_steps - step
+    state.records = [line for line in state.records if line["step"] < step]
+    for lines in (state.exact, state.batch_norms, state.left_out, state.steps):
+        lines[:] = [
+            {**line, "count": min(line["count"], step - line["first"])}
+            for line in lines
+            if line["first"] < step
+        ]

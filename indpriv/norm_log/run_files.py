@@ -1,0 +1,33 @@
+"""The names of the files in a run directory, each once."""
+
+from pathlib import Path
+
+from indpriv import _journal
+from indpriv.errors import InputError
+
+JOURNAL = _journal.NAME
+IDS = "ids.parquet"
+RECORDS = "records"  # a folder: one Parquet file per record
+RUN_JSON = "run.json"
+EXAMPLES, EXAMPLES_NON_DP = "examples.parquet", "examples-non-dp.parquet"
+CANARIES = "canaries.parquet"
+HOLDOUT = "holdout"  # a folder: the log of the test examples
+RUN_DIRECTORY = (
+    f"a run directory is what a Recorder writes: {JOURNAL}, {IDS}, {RECORDS}/, {RUN_JSON}, and at "
+    f"the end {EXAMPLES}"
+)
+
+
+def holds_log(path: Path) -> bool:
+    """Whether a folder holds the log of a run."""
+    return (path / JOURNAL).is_file()
+
+
+def check_holds_log(path: Path, *, hint: str = "") -> None:
+    """Raise InputError unless a path is a folder with the log of a run; hint ends the message."""
+    if not path.is_dir():
+        raise InputError(f"{path} is not a directory; {RUN_DIRECTORY}")
+    if not holds_log(path):
+        found = sorted(item.name for item in path.iterdir())[:5]
+        holds = f"it holds {', '.join(found)}" if found else "it is empty"
+        raise InputError(f"{path} holds no {JOURNAL} ({holds}); {RUN_DIRECTORY}{hint}")

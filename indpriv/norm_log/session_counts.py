@@ -1,0 +1,193 @@
+"""SessionCounts: what one recording session counted while a model trained. Sensitive.
+
+The journal holds them as JSON; the keys are the fields' names. A session that watched training has all counts, a replay
+of checkpoints none, and norms from another trainer at most those of draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from indpriv import _plain
+from indpriv._arrays import IntArray
+from indpriv.errors import EvidenceError, InputError
+
+
+@dataclass(frozen=True)
+class DrawCounts:
+    """How often each example was drawn.
+
+    Attributes:
+        draws: number of logical batches drawn.
+        expected_participations: sum over draws of sample_rate times the number of examples.
+        participations: number of examples drawn, summed over all batches.
+        participations_min, participations_max: of one example.
+        participations_variance: of one example, as independent draws at these rates have it.
+        participations_spread: sum over examples of the squared deviation from the expected number.
+    """
+
+    draws: int
+    expected_participations: float
+    participations: int
+    participations_min: int
+    participations_max: int
+    participations_variance: float
+    participations_spread: float
+
+    @classmethod
+    def of(
+        cls, participations: IntArray, *, draws: int, expected: float, variance: float
+    ) -> DrawCounts:
+        """Of participations (n_examples,); expected and variance are those of one example."""
+        return cls(
+            draws=draws,
+            expected_participations=expected * len(participations),
+            participations=int(participations.sum()),
+            participations_min=int(participations.min()),
+            participations_max=int(participations.max()),
+            participations_variance=variance,
+            participations_spread=float(np.square(participations - expected).sum()),
+        )
+
+
+@dataclass
+class TrainingCounts:
+    """What was seen of training itself. Steps are those of logical batches.
+
+    Attributes:
+        sampler_class: name of the class that drew the batches.
+        guessable_seed: noise or batches come from a generator with a chosen or default seed.
+        training_seconds: wall time of the steps, without the passes that take norms.
+        ranks: number of processes that trained together.
+        first_draw: fingerprint of the random state of the first draw; empty if it is not known.
+        steps: number of parameter updates.
+        undrawn_steps: steps for which no batch was drawn.
+        unstepped_draws: batches that were drawn and never became a step.
+        looks: iterations over the loader that drew a batch and ended without a step.
+        passes: iterations over the loader with several steps.
+        dropped_batches: local batches that the sampler of a rank left out of an epoch.
+        interrupted_batches: times the loop left a logical batch unfinished.
+        unmatched_steps: steps that clipped a number of gradients other than the size of their batch.
+        gradients: number of gradients that entered steps.
+        misclipped_gradients: of these, clipped at another max_grad_norm than that of their step.
+        gradients_at_levels: of these, clipped at the level of their own example.
+        compared_norms: gradient norms in training that were compared with recorded ones.
+        larger_norms: of these, contributions larger than recorded.
+        largest_excess: the largest difference, as a fraction of max_grad_norm.
+        larger_clipped_norms: of these, larger than recorded, but clipped in both.
+        underestimated_norms: gradients that ghost mode clipped by too small a norm, so that they
+            stay above max_grad_norm.
+        clip_excess: by how much clipped gradients are longer than max_grad_norm on this machine,
+            as a fraction of it.
+        clip_rounding: the same from rounding norms to half precision.
+        changed_outside: steps before which something other than the optimizer changed parameters.
+        repeated_draws: draws of noise or of a batch from a random state that was drawn from before.
+        earlier_steps: steps that Opacus's accountant had counted before recording began.
+        accountant_steps: steps that it counted since; None if there is no accountant.
+        accountant_settings_match: its settings are those of the steps.
+    """
+
+    sampler_class: str = ""
+    guessable_seed: bool = False
+    training_seconds: float = 0.0
+    ranks: int = 1
+    first_draw: str = ""
+    steps: int = 0
+    undrawn_steps: int = 0
+    unstepped_draws: int = 0
+    looks: int = field(default=0, metadata={"json": "peeks"})
+    passes: int = 0
+    dropped_batches: int = 0
+    interrupted_batches: int = 0
+    unmatched_steps: int = 0
+    gradients: int = 0
+    misclipped_gradients: int = 0
+    gradients_at_levels: int = 0
+    compared_norms: int = 0
+    larger_norms: int = 0
+    largest_excess: float = 0.0
+    larger_clipped_norms: int = 0
+    underestimated_norms: int = 0
+    clip_excess: float = 0.0
+    clip_rounding: float = 0.0
+    changed_outside: int = 0
+    repeated_draws: int = 0
+    earlier_steps: int = 0
+    accountant_steps: int | None = 0
+    accountant_settings_match: bool = True
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A log made of norms that another trainer wrote; source: the name of their file."""
+
+    source: str
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A log of norms taken from saved checkpoints.
+
+    Attributes:
+        sources: name of each setting, and where it was found.
+        accountant_counted_all: the accountant in the checkpoints counted every step.
+        weights_fingerprint: hash of the weights of the last checkpoint; None at the end of the log.
+    """
+
+    sources: Mapping[str, str]
+    accountant_counted_all: bool
+    weights_fingerprint: str | None
+
+
+@dataclass(frozen=True)
+class SessionCounts:
+    """What one session says about the steps that it logged.
+
+    Attributes:
+        from_step: the first of its steps.
+        seeded: the user said that random numbers come from a known seed.
+        caveats: reasons why an account of its norms is an estimate.
+        sampler: "poisson", "shuffled" or "other".
+        conversion, replay: where its norms come from; both None if a recorder watched training.
+        draws: how often examples were drawn; None if it is not known.
+        training: counts of a recorder that watched training; None if none did.
+    """
+
+    from_step: int
+    seeded: bool
+    caveats: tuple[str, ...]
+    sampler: str
+    conversion: Conversion | None = field(default=None, metadata={"json": "converted"})
+    replay: Replay | None = field(default=None, metadata={"json": "replayed"})
+    draws: DrawCounts | None = field(default=None, metadata={"flatten": True})
+    training: TrainingCounts | None = field(default=None, metadata={"flatten": True})
+
+    def to_json(self) -> dict[str, Any]:
+        """As the journal holds them: what is not known is left out."""
+        content = {key: value for key, value in _plain.to_json(self).items() if value is not None}
+        if self.training is not None:
+            content["accountant_steps"] = self.training.accountant_steps
+        return content
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> SessionCounts:
+        """Read what `to_json` wrote.
+
+        Raises:
+            EvidenceError: a count is absent, or it is of another kind.
+        """
+        try:
+            counts = _plain.from_json(cls, content, "the journal")
+        except InputError as error:
+            raise EvidenceError(f"the counts of a session cannot be read: {error}") from error
+        missing = counts.to_json().keys() - content.keys()
+        if missing:
+            raise EvidenceError(
+                f"the counts of a session lack {', '.join(sorted(missing))}: another version of "
+                "indpriv wrote them"
+            )
+        return counts

@@ -1,0 +1,109 @@
+"""What ids, units, recorded steps and norms must be, and the words that a log uses."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from indpriv.errors import InputError, PrivacyWarning
+
+SAMPLERS = ("poisson", "shuffled", "other")
+NEIGHBOURING = ("add_remove",)
+UNITS = ("example", "user", "client")
+
+
+def check_recorded_steps(steps: NDArray[np.generic], n_records: int, total_steps: int) -> None:
+    """Raise InputError unless steps is (n_records,), strictly increasing and in [0, total_steps)."""
+    if steps.shape != (n_records,) or (n_records and not np.issubdtype(steps.dtype, np.integer)):
+        raise InputError(
+            f"recorded_steps has shape {steps.shape} for {n_records} records; pass one whole "
+            "number per record"
+        )
+    if n_records == 0:
+        return
+    if steps[0] < 0 or np.any(np.diff(steps.astype(np.int64)) <= 0):
+        raise InputError(
+            f"recorded_steps={steps.tolist()[:10]} must be at least 0 and strictly increasing"
+        )
+    if steps[-1] >= total_steps:
+        raise InputError(
+            f"recorded_steps ends at {steps[-1]}, but a run of total_steps={total_steps} ends at "
+            f"{total_steps - 1}"
+        )
+
+
+def check_ids(ids: NDArray[np.generic], n_examples: int) -> None:
+    """Raise InputError unless ids is (n_examples,), not empty, and unique."""
+    if n_examples == 0:
+        raise InputError("the log has no examples; an empty data set has nothing to audit")
+    if ids.shape != (n_examples,):
+        raise InputError(
+            f"example_ids has shape {ids.shape} for {n_examples} examples; pass one id per example"
+        )
+    unique, counts = np.unique(ids, return_counts=True)
+    if len(unique) < n_examples:
+        raise InputError(
+            f"example_ids has {n_examples - len(unique)} duplicates, e.g. "
+            f"{unique[counts > 1].tolist()[0]!r}; give every row its own id, and use unit_ids for "
+            "rows that belong together"
+        )
+
+
+def check_unit_ids(
+    unit_ids: ArrayLike | None, n_examples: int, unit: str
+) -> NDArray[np.generic] | None:
+    """Unit ids as an array (n_examples,). None is allowed only if the unit is the example.
+
+    Raises:
+        InputError: units other than examples without ids, another shape, or missing ids.
+    """
+    if unit_ids is None:
+        if unit != "example":
+            raise InputError(
+                f'unit="{unit}" needs unit ids, which say whose row each is: without them, the '
+                f"epsilon of one row would be reported as that of a {unit}; pass them (the example "
+                f"ids, if every {unit} has one row)"
+            )
+        return None
+    units = np.asarray(unit_ids)
+    if units.shape != (n_examples,):
+        raise InputError(
+            f"unit_ids has shape {units.shape} for {n_examples} examples; pass one unit per example"
+        )
+    missing = int(pd.isna(units).sum())
+    if missing:
+        raise InputError(
+            f"unit_ids lacks a value for {missing} of {n_examples} rows; give each row the id of "
+            "its unit, or a new id if it shares a unit with no other row"
+        )
+    return units
+
+
+def check_norms(rows: NDArray[np.generic], ids: NDArray[np.generic]) -> None:
+    """Check that values (..., n_examples) can be norms; messages name example ids.
+
+    Raises:
+        InputError: NaN or negative norms. Infinite norms only cause a warning: they count as
+            clipped, which they are.
+    """
+    values = np.asarray(rows)
+    for what, bad in (("NaN", np.isnan(values)), ("negative", values < 0)):
+        if bad.any():
+            columns = np.unique(np.nonzero(bad)[-1])
+            raise InputError(
+                f"{what} gradient norms for {len(columns)} examples, e.g. ids "
+                f"{ids[columns[:5]].tolist()}; a norm is a number of at least 0: look at these "
+                "examples and at the loss before you continue training"
+            )
+    infinite = np.isinf(values)
+    if infinite.any():
+        columns = np.unique(np.nonzero(infinite)[-1])
+        warnings.warn(
+            f"{int(infinite.sum())} gradient norms of {len(columns)} examples are infinite, e.g. "
+            f"ids {ids[columns[:5]].tolist()}; they count as clipped",
+            PrivacyWarning,
+            stacklevel=3,
+        )
