@@ -1,9 +1,10 @@
 """The five composition rules of the dynamic-parameter papers, to reproduce their tables.
 
-These are historical formulas, not bounds, and are never used for a claim: sqrt(2 ln(1.25 / delta)) / noise_multiplier is
-proven only up to 1, "zcdp" ignores subsampling (0.149 at one step of q = 0.01, noise 0.5, delta 1e-6, where the truth
-is 4.285), and the total delta of the first three is total_steps * q * delta and more. Formulas from the design notes of
-this project, which recomputed the published tables within 0.11 percent.
+These are historical formulas, not bounds, and are never used for a claim:
+sqrt(2 ln(1.25 / delta)) / noise_multiplier is proven only up to 1, "zcdp" ignores subsampling
+(0.149 at one step of q = 0.01, noise 0.5, delta 1e-6, where the truth is 4.285), and the total
+delta of the first three is total_steps * q * delta and more. The formulas agree with the published
+tables within 0.11 percent.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from indpriv.errors import InputError
 
 @dataclass(frozen=True)
 class ComposedEpsilons:
-    """What each rule says of a run, for an example at max_grad_norm in every step.
+    """Epsilon by each rule, for an example at max_grad_norm in every step.
 
     Attributes:
         basic: BaseC, the sum of the steps' epsilons.
         advanced: AdvC, the classic advanced composition.
         optimal: OptC, the optimal composition of Kairouz, Oh and Viswanath as the papers use it.
-        zcdp: zero-concentrated differential privacy with q^2 / noise_multiplier^2 a step.
-        moments: MA, the moments accountant: RDP with the 2017 conversion. The only one that is a bound.
+        zcdp: zero-concentrated differential privacy with q^2 / noise_multiplier^2 for each step.
+        moments: MA, the moments accountant: RDP with the 2017 conversion. Only this is a bound.
     """
 
     basic: float
@@ -47,16 +48,16 @@ def composed_epsilons(
     """Compose a run of sampled Gaussian steps by each of the five rules.
 
     Args:
-        noise_multiplier: of each step, or one for all.
-        sample_rate: of each step, or one for all.
+        noise_multiplier: one for all steps, or (total_steps,).
+        sample_rate: one for all steps, or (total_steps,).
         total_steps: number of steps.
-        delta: of each step where a rule needs one, and of the whole for zcdp and moments.
+        delta: of each step where a rule needs one, and of the whole run for zcdp and moments.
 
     Returns:
         epsilons in nats; infinity where a formula overflows.
 
     Raises:
-        InputError: a bad value, or arrays that are not one value a step.
+        InputError: a value out of range, or an array of another shape.
 
     >>> published = composed_epsilons(6.0, 0.01, total_steps=10_000, delta=1e-5)
     >>> round(published.basic, 3), round(published.zcdp, 3), round(published.moments, 3)
@@ -64,34 +65,30 @@ def composed_epsilons(
     """
     steps = _checks.check_positive_int("total_steps", total_steps)
     delta = _checks.check_delta(delta)
-    noise, rate = (
-        _checks.check_noise_multiplier(noise_multiplier),
-        _checks.check_sample_rate(sample_rate),
-    )
+    noise = _checks.check_noise_multiplier(noise_multiplier)
+    rate = _checks.check_sample_rate(sample_rate)
     for name, column in (("noise_multiplier", noise), ("sample_rate", rate)):
         if column.shape not in ((), (steps,)):
             raise InputError(
-                f"{name} has shape {column.shape}; pass one value, or one for each of the {steps} steps"
+                f"{name} has shape {column.shape}; pass one value, or one for each of the "
+                f"{steps} steps"
             )
-    settings, count = np.unique(
-        np.stack(np.broadcast_arrays(noise, rate, np.zeros(steps))[:2], axis=1),
-        axis=0,
-        return_counts=True,
-    )
+    by_step = np.stack([np.broadcast_to(column, steps) for column in (noise, rate)], axis=1)
+    settings, count = np.unique(by_step, axis=0, return_counts=True)
     epsilon = _step_epsilons(settings[:, 0], settings[:, 1], delta)
     squares = float(count @ np.square(epsilon))
     zcdp = float(count @ np.square(settings[:, 1] / settings[:, 0]))
     mechanisms = Mechanisms(np.ones(len(settings)), settings[:, 0], settings[:, 1])
     moments = RdpAccountant(mechanisms, delta=delta, conversion="mironov2017")
     with np.errstate(over="ignore"):
-        advanced = float(count @ (epsilon * np.expm1(epsilon))) + math.sqrt(
-            2 * math.log(1 / delta) * squares
-        )
+        advanced = float(count @ (epsilon * np.expm1(epsilon)))
+    advanced += math.sqrt(2 * math.log(1 / delta) * squares)
+    optimal = float(count @ (epsilon * np.tanh(epsilon / 2)))
+    optimal += math.sqrt(2 * squares * math.log(math.e + math.sqrt(squares) / delta))
     return ComposedEpsilons(
         basic=float(count @ epsilon),
         advanced=advanced,
-        optimal=float(count @ (epsilon * np.tanh(epsilon / 2)))
-        + math.sqrt(2 * squares * math.log(math.e + math.sqrt(squares) / delta)),
+        optimal=optimal,
         zcdp=zcdp + 2 * math.sqrt(math.log(1 / delta) * zcdp),
         moments=float(moments.epsilons(DenseCounts(count[None, :].astype(np.float64))).epsilon[0]),
     )
@@ -100,7 +97,7 @@ def composed_epsilons(
 def _step_epsilons(
     noise_multiplier: FloatArray, sample_rate: FloatArray, delta: float
 ) -> FloatArray:
-    """log(1 + q (e^e0 - 1)) with e0 = sqrt(2 ln(1.25 / delta)) / noise_multiplier, the amplified Gaussian mechanism."""
+    """log(1 + q (e^e0 - 1)), e0 = sqrt(2 ln(1.25 / delta)) / noise_multiplier, for each step."""
     plain = math.sqrt(2 * math.log(1.25 / delta)) / noise_multiplier
     with np.errstate(divide="ignore"):
         return np.asarray(np.logaddexp(np.log1p(-sample_rate), np.log(sample_rate) + plain))

@@ -1,18 +1,21 @@
-"""A privacy filter: an ex-ante guarantee for everybody from Rényi divergence at one order fixed before training.
+"""A privacy filter: a guarantee set before training, from Rényi divergence at one fixed order.
 
-Feldman and Zrnic 2021 (arXiv:2008.11193), Theorem 4.3: let every example's individual divergence of the coming step be
-known before the step, from the trajectory and the example alone, and let an example take part only while its sum,
-the coming step included, stays within a cap. Then the whole run satisfies Rényi differential privacy of that order with
-the cap. Here the coming step is charged at the example's clip threshold: its last recorded level under individual
-clipping, else max_grad_norm.
+Feldman and Zrnic 2021 (arXiv:2008.11193), Theorem 4.3: let every example's individual divergence of
+the next step be known before the step, from the trajectory and the example alone, and let an
+example take part only while its sum, including the next step, stays within a cap. Then the whole
+run satisfies Rényi differential privacy of that order with the cap. Here the next step is charged
+at the example's clip threshold: its last recorded level under individual clipping, else
+max_grad_norm.
 
-The theorem leaves an example out of the data set. Here its clip threshold becomes 0: it may still be drawn, and its
-gradient is multiplied by 0. That is the same mechanism: each example's coin is its own, the noise and the divisor (the
-expected batch size) do not depend on who was drawn, and no layer mixes examples, so that the law of the step is the
-same with the example and without it. What is sensitive: who was left out, and when.
+The theorem leaves an example out of the data set. Here its clip threshold becomes 0: it may still
+be sampled, and its gradient is multiplied by 0. That is the same mechanism: each example is sampled
+independently, the noise and the divisor (the expected batch size) do not depend on the sample, and
+no layer mixes examples, so that the law of the step is the same with the example and without it.
+Which examples were left out, and when, is sensitive.
 
-Where people have several rows, the theorem is applied to people: all rows of one together are charged what units.py proves a
-step to be worth at most, and left out together. Adding up what the rows would be charged is no bound.
+If a unit has several rows, the theorem is applied to units: all rows of a unit together are charged
+the most that units.py proves a step to cost them, and are left out together. Adding up what the
+rows would be charged is no bound.
 """
 
 from __future__ import annotations
@@ -32,17 +35,17 @@ from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.norm_log import NormLog
 
-_ORDERS = 1 + np.exp(np.linspace(np.log(0.05), np.log(1000), 200))  # that for_epsilon chooses from
+_ORDERS = 1 + np.exp(np.linspace(np.log(0.05), np.log(1000), 200))  # choices of for_epsilon
 _SUMMED = 1 + 1e-9  # sums of the same charges in another order differ by less
 
 
 @dataclass(frozen=True)
 class PrivacyFilter:
-    """No example's Rényi divergence at `order`, summed over the run, passes `rdp_cap`. Public choices.
+    """A cap on each example's Rényi divergence at one order, summed over the run.
 
     Attributes:
-        order: fixed before training, above 1.
-        rdp_cap: in nats, above 0.
+        order: fixed before training, above 1; public.
+        rdp_cap: in nats, above 0; public.
 
     Raises:
         InputError: a value out of range.
@@ -59,7 +62,8 @@ class PrivacyFilter:
         check_orders([self.order])
         if not (np.isfinite(self.rdp_cap) and self.rdp_cap > 0):
             raise InputError(
-                f"rdp_cap={self.rdp_cap} is not a finite number above 0; see PrivacyFilter.for_epsilon"
+                f"rdp_cap={self.rdp_cap} is not a finite number above 0; "
+                "see PrivacyFilter.for_epsilon"
             )
 
     @classmethod
@@ -76,11 +80,12 @@ class PrivacyFilter:
         """The filter that guarantees (epsilon, delta).
 
         Args:
-            epsilon: of everybody, above 0; likewise delta, in (0, 1).
-            delta: of the guarantee.
-            noise_multiplier: planned; like sample_rate it serves to choose the order only.
-            sample_rate: planned.
-            order: of the divergence; default the one at which most steps at max_grad_norm fit under the cap.
+            epsilon: to guarantee to every example, above 0.
+            delta: of the guarantee, in (0, 1).
+            noise_multiplier: planned for training; used only to choose the order.
+            sample_rate: planned for training; used only to choose the order.
+            order: of the divergence; by default the one at which the largest number of steps at
+                max_grad_norm fits under the cap.
             conversion: see `indpriv.account`.
 
         Raises:
@@ -99,12 +104,12 @@ class PrivacyFilter:
         if caps[best] <= 0:
             raise InputError(
                 f"epsilon={epsilon} at delta={delta:g} leaves no divergence to spend at "
-                f"{'any order' if order is None else f'order {order:g}'}; ask for a larger epsilon"
+                f"{'any order' if order is None else f'order {order:g}'}; pass a larger epsilon"
             )
         return cls(float(orders[best]), float(caps[best]))
 
     def epsilon(self, *, delta: float, conversion: str = "canonne2020") -> float:
-        """What the cap guarantees everybody, by the conversion at this one order."""
+        """The epsilon that the cap guarantees, by the conversion at this one order."""
         offset = epsilon_offsets(np.array([self.order]), _checks.check_delta(delta), conversion)
         return max(0.0, self.rdp_cap + float(offset[0]))
 
@@ -116,10 +121,14 @@ class PrivacyFilter:
         sample_rate: float,
         units: NDArray[np.int64] | None = None,
     ) -> FloatArray:
-        """(n,) divergence of one step at clip thresholds (n,), as fractions of max_grad_norm; rounded up.
+        """(n,) divergence of one step, rounded up.
 
-        units: (n,) number of the unit that each row belongs to, from 0 on: each row is then charged for all rows of its unit
-            together; None where a row is a unit.
+        Args:
+            relative_norms: (n,) clip thresholds as fractions of max_grad_norm.
+            noise_multiplier: of the step.
+            sample_rate: of the step.
+            units: (n,) number, from 0, of the unit that each row belongs to: each row is then
+                charged for all rows of its unit together. None if each row is a unit.
         """
         if units is not None:
             norms = np.asarray(relative_norms, dtype=np.float64)
@@ -142,7 +151,10 @@ class PrivacyFilter:
         noise_multiplier: float,
         sample_rate: float,
     ) -> FloatArray:
-        """(n_units,) of all rows of each; a step is shared between two numbers of equal rows, by units.py."""
+        """(n_units,) charge for all rows of each unit.
+
+        By units.py a step is interpolated between two whole numbers of equal rows.
+        """
         total = np.bincount(units, norms) * _SUMMED
         largest = np.zeros(len(total))
         np.maximum.at(largest, units, norms)
@@ -165,9 +177,10 @@ class PrivacyFilter:
         )
 
     def spent(self, log: NormLog, left_out_at: NDArray[np.int64]) -> FloatArray:
-        """(n_examples,) divergence that the log says each example, or its unit, spent before the step that left it out.
+        """(n_examples,) divergence that each example, or its unit, spent according to the log.
 
-        left_out_at: (n_examples,); total_steps or more where an example stayed.
+        left_out_at: (n_examples,) the first step without the example; total_steps or more if it
+            stayed to the end.
         """
         total = np.zeros(log.n_examples)
         units = Units.of(log)
@@ -199,7 +212,7 @@ class PrivacyFilter:
 
 
 def _relative(log: NormLog, row: int, max_grad_norm: float) -> FloatArray:
-    """(n_examples,) what a record clips each example at, as fractions of the max_grad_norm of a step."""
+    """(n_examples,) clip thresholds by one record, as fractions of the max_grad_norm of a step."""
     kept = log.records.read(log.rows[row : row + 1], 0, log.n_examples)[0]
     recorded_at = float(log.settings.max_grad_norm[log.recorded_steps[row]])
     if log.levels is None:
@@ -209,12 +222,12 @@ def _relative(log: NormLog, row: int, max_grad_norm: float) -> FloatArray:
 
 
 def under_filter(table: EpsilonTable, log: NormLog, units: Units | None = None) -> EpsilonTable:
-    """The account of a run that a privacy filter watched: the cap bounds everybody, and what each spent bounds each.
+    """The account of a filtered run: bounded by the cap, and for each example by what it spent.
 
-    units: of the rows of the table; None where those are examples.
+    units: of the rows of the table; None if its rows are examples.
 
     Raises:
-        EvidenceError: the log itself says that somebody spent more than the cap.
+        EvidenceError: by the log itself an example spent more than the cap.
     """
     if log.filtered is None:
         return table
@@ -228,8 +241,9 @@ def under_filter(table: EpsilonTable, log: NormLog, units: Units | None = None) 
     beyond = np.flatnonzero(spent > policy.rdp_cap * _SUMMED)
     if len(beyond):
         raise EvidenceError(
-            f"by the log {len(beyond)} {who}, e.g. {table.example_ids[beyond[0]]!r}, spent more than the cap of the privacy "
-            f"filter ({spent.max():.6g} of {policy.rdp_cap:.6g}): the filter did not hold; record the run again"
+            f"by the log {len(beyond)} {who}, e.g. {table.example_ids[beyond[0]]!r}, spent more "
+            f"than the cap of the privacy filter ({spent.max():.6g} of {policy.rdp_cap:.6g}): the "
+            "filter did not hold; record the run again"
         )
     delta, conversion = table.account.delta, table.account.conversion
     offset = float(epsilon_offsets(np.array([policy.order]), delta, conversion)[0])
@@ -237,24 +251,18 @@ def under_filter(table: EpsilonTable, log: NormLog, units: Units | None = None) 
     epsilon = np.minimum(np.minimum(table.epsilon, np.maximum(spent + offset, 0.0)), worst)
     left = left_out_at < log.total_steps
     when = f", the first at step {int(left_out_at.min())}" if left.any() else ""
+    count = f"{int(left.sum())} of {len(left)} {who}{when}"
+    details = {**table.details, "left_out_at": np.where(left, left_out_at, -1)}
+    if units is not None:
+        details["unit_worst_case"] = np.minimum(table.details["unit_worst_case"], worst)
+    filtered = policy.describe() if worst < table.worst_case_epsilon else ""
     return replace(
         table,
         epsilon=epsilon,
         epsilon_lower=np.where(left, 0.0, np.minimum(table.epsilon_lower, epsilon)),
         epsilon_upper=epsilon,
         worst_case_epsilon=worst,
-        claim_reason=f"{table.claim_reason} The privacy filter left out {int(left.sum())} of {len(left)} {who}{when}.",
-        account=replace(
-            table.account,
-            privacy_filter=policy.describe() if worst < table.worst_case_epsilon else "",
-        ),
-        details={
-            **table.details,
-            **(
-                {}
-                if units is None
-                else {"unit_worst_case": np.minimum(table.details["unit_worst_case"], worst)}
-            ),
-            "left_out_at": np.where(left, left_out_at, -1),
-        },
+        claim_reason=f"{table.claim_reason} The privacy filter left out {count}.",
+        account=replace(table.account, privacy_filter=filtered),
+        details=details,
     )

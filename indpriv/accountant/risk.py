@@ -1,9 +1,10 @@
-"""`membership_risk`: epsilon's curve of every example of a log in plain figures, in blocks of examples. Sensitive.
+"""`membership_risk`: the privacy curve of every example as attack success rates. Sensitive.
 
-An attacker sees the whole trajectory and must say whether an example was in the training set. "Absent" is the null
-hypothesis: the false-positive rate is that of saying "present" of a run without the example, the true-positive rate
-that of saying it of a run with it. Individual figures describe attacks on this run's trajectory as it happened; only
-those of the worst case limit attacks in general.
+An attacker sees the whole trajectory and must decide whether an example was in the training set.
+"Absent" is the null hypothesis: the false-positive rate is how often the attack says "present" of a
+run without the example, the true-positive rate how often it says so of a run with it. Individual
+figures describe attacks on this run's trajectory as it happened; only those of the worst case limit
+attacks in general.
 """
 
 from __future__ import annotations
@@ -31,16 +32,17 @@ from indpriv.norm_log.norm_log import NormLog
 
 @dataclass(frozen=True)
 class Risk:
-    """What the privacy curve of each of n examples says; upper figures are never below the truth, lower ones never above.
+    """What the privacy curve of each of n examples says.
+
+    Figures named `_lower` are never above the truth, the others never below it.
 
     Attributes:
-        advantage, advantage_lower: (n,) largest true-positive minus false-positive rate of any attack: delta at
+        advantage: (n,) largest true-positive minus false-positive rate of any attack: delta at
             epsilon 0.
-        true_positive_rate, true_positive_rate_lower: (n, n_rates) largest one of any attack at each false-positive
-            rate.
-        delta, delta_lower: (n, n_epsilons) at each epsilon, the larger neighbouring direction.
-        mu: (n,) of a Gaussian mechanism like this run: the smallest whose delta is nowhere below the run's, at some
-            epsilons from 0 to epsilon(delta). An approximation.
+        true_positive_rate: (n, n_rates) largest one of any attack at each false-positive rate.
+        delta: (n, n_epsilons) at each epsilon, the larger neighbouring direction.
+        mu: (n,) of a Gaussian mechanism like this run: the smallest whose delta is nowhere below
+            the run's, at some epsilons from 0 to epsilon(delta). An approximation.
         mu_error: (n,) by how much its delta exceeds the run's there, at most.
     """
 
@@ -60,25 +62,23 @@ class Risk:
     @classmethod
     def concatenated(cls, parts: list[Risk]) -> Risk:
         """The risk of the examples of all parts."""
-        return cls(
-            **{
-                f.name: np.concatenate([getattr(part, f.name) for part in parts])
-                for f in fields(cls)
-            }
-        )
+        names = [field.name for field in fields(cls)]
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 @dataclass(frozen=True)
 class RiskTable:
-    """Risk of every example beside that of the worst case.
+    """Risk of every example, and that of the worst case.
 
     Attributes:
         example_ids: (n_examples,).
         individual: of each example along this trajectory. It limits no attack in general.
-        worst_case: of one example at max_grad_norm in every step: what the run guarantees to everybody.
-        false_positive_rate: (n_rates,) columns of true_positive_rate. epsilon: (n_epsilons,) columns of delta.
-        claim: "exact" (never too small for this trajectory) or "estimate"; claim_reason says why.
-        account: unit, neighbouring relation, sampler and method; its delta is where mu's fit ends.
+        worst_case: of one example at max_grad_norm in every step: the guarantee of the run.
+        false_positive_rate: (n_rates,) of the columns of true_positive_rate.
+        epsilon: (n_epsilons,) of the columns of delta.
+        claim: "exact" (never too small for this trajectory) or "estimate".
+        claim_reason: why.
+        account: unit, neighbouring relation, sampler and method; mu is fitted up to its delta.
     """
 
     example_ids: NDArray[np.generic]
@@ -94,10 +94,10 @@ class RiskTable:
         return len(self.example_ids)
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per example: example_id, then each figure of `Risk`, rates and epsilons named in the column.
+        """One row per example: example_id and the figures of `Risk`, one column for each.
 
-        What the numbers mean stands in `.attrs` (claim, unit, neighbouring relation, sampler, disclaimer), and so does
-        the worst case.
+        Names of columns contain the rate or epsilon. `.attrs` has the worst case and what the
+        numbers mean: claim, unit, neighbouring relation, sampler, disclaimer.
         """
         frame = pd.DataFrame({"example_id": self.example_ids, **self._columns(self.individual)})
         frame.attrs = {
@@ -117,10 +117,8 @@ class RiskTable:
         columns = {"advantage": risk.advantage, "advantage_lower": risk.advantage_lower}
         for k, rate in enumerate(self.false_positive_rate):
             name = f"true_positive_rate_at_{rate:g}"
-            columns[name], columns[f"{name}_lower"] = (
-                risk.true_positive_rate[:, k],
-                risk.true_positive_rate_lower[:, k],
-            )
+            columns[name] = risk.true_positive_rate[:, k]
+            columns[f"{name}_lower"] = risk.true_positive_rate_lower[:, k]
         for k, epsilon in enumerate(self.epsilon):
             name = f"delta_at_{epsilon:g}"
             columns[name], columns[f"{name}_lower"] = risk.delta[:, k], risk.delta_lower[:, k]
@@ -137,20 +135,22 @@ def membership_risk(
     progress: Progress | None = None,
     workers: int | None = None,
 ) -> RiskTable:
-    """How well the best attack could tell, from the whole trajectory, whether each example was in the training set.
+    """How well the best attack can tell whether each example was in the training set.
 
     Args:
         log: the norm log of the run.
-        delta: in (0, 1), well below 1 / n_examples; the Gaussian approximation is fitted up to epsilon(delta).
-        false_positive_rate: one or (n_rates,), each in (0, 1), at which true-positive rates are wanted.
+        delta: in (0, 1), well below 1 / n_examples; mu is fitted up to epsilon(delta).
+        false_positive_rate: one or (n_rates,), each in (0, 1), at which true-positive rates are
+            wanted.
         epsilon: one or (n_epsilons,) of at least 0, at which delta is wanted.
         between_records: as of `indpriv.account`.
         progress: called with (examples done, examples in all) after each block.
-        workers: threads; default one for each core. It changes nothing but the time.
+        workers: threads; by default one for each core. They do not change the figures.
 
     Returns:
-        the table; no example exceeds the worst case. Norms without rounding, and steps under thousands of settings, are
-        rounded up as `indpriv.account(accountant="pld")` rounds them (lower figures: down).
+        the table; no example exceeds the worst case. Norms without rounding, and steps under
+        thousands of settings, are rounded up as `indpriv.account(accountant="pld")` rounds them
+        (down for lower figures).
 
     Raises:
         InputError: a bad argument, or units of several rows.
@@ -158,8 +158,8 @@ def membership_risk(
     Warns:
         PrivacyWarning: delta is at least 1 / n_examples.
 
-    >>> log = NormLog.from_arrays([[0.1, 2.0]], [0], total_steps=3660, noise_multiplier=3.0, max_grad_norm=1.0,
-    ...                           sample_rate=4096 / 50000)
+    >>> log = NormLog.from_arrays([[0.1, 2.0]], [0], total_steps=3660, noise_multiplier=3.0,
+    ...                           max_grad_norm=1.0, sample_rate=4096 / 50000)
     >>> table = membership_risk(log, delta=1e-5, false_positive_rate=0.01, epsilon=8.2493771074)
     >>> table.individual.advantage.round(3), table.individual.true_positive_rate[:, 0].round(3)
     (array([0.066, 0.601]), array([0.015, 0.264]))
@@ -193,7 +193,10 @@ def membership_risk(
 
 @dataclass(frozen=True)
 class Readings:
-    """Which figures to read off a privacy curve: see `membership_risk`; largest_epsilon bounds everybody's."""
+    """Which figures to read off a privacy curve (see `membership_risk`).
+
+    largest_epsilon bounds the epsilon of every example.
+    """
 
     false_positive_rate: FloatArray
     epsilon: FloatArray
@@ -209,7 +212,7 @@ class Readings:
         delta: float,
         largest_epsilon: float,
     ) -> Readings:
-        """Check what is asked for."""
+        """Check the arguments."""
         rates = _checks.check_row(
             "false_positive_rate",
             false_positive_rate,
@@ -225,7 +228,10 @@ class Readings:
         return cls(rates, epsilons, delta, largest_epsilon)
 
     def off(self, up: Participations, down: Participations) -> Risk:
-        """Read the curves of some examples: upper figures off steps never better than theirs, lower ones off the other."""
+        """Read the curves of some examples.
+
+        up, down: steps never better, and never worse, than theirs.
+        """
         high = self._bounds(up)
         low = high if down is up else self._bounds(down)
         gaussian = curves.gaussian_approximation(
@@ -253,7 +259,7 @@ class Readings:
 
 @dataclass(frozen=True)
 class PreparedRisk:
-    """Everything about the risk of a log's examples that does not depend on the example; see `prepare_risk`."""
+    """What all examples of a log share in `membership_risk`."""
 
     prepared: PreparedLog
     readings: Readings
@@ -264,7 +270,7 @@ class PreparedRisk:
     ) -> Iterator[Risk]:
         """Yield the risk of consecutive blocks of the examples at positions start to stop.
 
-        Memory does not grow with their number. workers: threads, default one for each core.
+        Memory does not grow with their number. workers: threads, by default one for each core.
         """
         size = self.prepared.block_size
         yield from in_blocks(
@@ -302,9 +308,9 @@ def prepare_risk(
 
 
 def worst_case_risk(log: NormLog, *, delta: float, false_positive_rate: ArrayLike) -> Risk:
-    """The risk of one row at max_grad_norm in every step: `RiskTable.worst_case`, without reading the log's rows.
+    """`RiskTable.worst_case` of a log, without reading its rows.
 
-    Of one row: where a unit has several, the unit has more.
+    It is the risk of one row at max_grad_norm in every step; a unit of several rows has more.
     """
     worst, method = WorstSteps.of(log), Method(delta=delta, accountant="pld")
     readings = Readings.of(
@@ -314,7 +320,10 @@ def worst_case_risk(log: NormLog, *, delta: float, false_positive_rate: ArrayLik
 
 
 def _at_most(risk: Risk, worst: Risk, clipped: NDArray[np.bool_]) -> Risk:
-    """Upper figures are at most the worst case's, since curves rise with the norm; clipped examples are at it."""
+    """The risk with upper figures of at most the worst case's, since curves rise with the norm.
+
+    clipped: (n,) examples that were clipped in every step: they have the worst case's figures.
+    """
     found = {}
     for field in fields(Risk):
         values, limit = getattr(risk, field.name), getattr(worst, field.name)
