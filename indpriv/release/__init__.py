@@ -1,7 +1,8 @@
 """EpsilonTable -> release: private statistics for others, and statements for owners.
 
-release: quantiles and mean of individual epsilon with differential privacy, counted in a ledger. statements: what one owner may
-be told. Why one person is one record of {epsilon_i}, and where that fails: `indpriv.release.assumptions`.
+release: quantiles and mean of individual epsilon with differential privacy, counted in a ledger.
+statements: what one owner may be told. `indpriv.release.assumptions` says why one person is one
+record of {epsilon_i}, and where that fails.
 """
 
 from indpriv.release.publish import Published, parse_budget, parse_quantiles, release

@@ -1,9 +1,10 @@
-"""The ledger of an audit's releases: what was spent, on what, with which answer. For the curator (0600).
+"""The ledger of an audit's releases: requests, costs and answers. For the curator (0600).
 
-An append-only hash-chained journal in AUDIT_DIR/ledger, with one writer: a second process is refused while a release is
-being drawn, so that two cannot both spend what is left. A release exists once its line is on disk, and is shown only then; a
-crash before that has spent nothing, since nobody saw the draw. It counts releases from this directory; whoever deletes it,
-or copies the audit elsewhere, goes beyond what it can see.
+An append-only hash-chained journal in AUDIT_DIR/ledger, with one writer: while a release is being
+drawn, a second process is refused, so that two cannot both spend what is left. A release exists
+once its line is on disk, and is shown only then; a crash before that has spent nothing, since
+nobody saw the draw. The ledger counts releases from this directory only: deleting it, or copying
+the audit elsewhere, evades it.
 """
 
 from __future__ import annotations
@@ -55,19 +56,20 @@ class Ledger:
         first = self._entries[0]
         if first.get("kind") != "open" or first.get("schema") != _SCHEMA:
             raise EvidenceError(
-                f"{folder} is not a ledger of schema {_SCHEMA} but {first.get('kind')!r} of schema {first.get('schema')!r}; "
-                "use the version of indpriv that wrote it"
+                f"{folder} is not a ledger of schema {_SCHEMA} but {first.get('kind')!r} of schema "
+                f"{first.get('schema')!r}; use the version of indpriv that wrote it"
             )
         if first["fingerprint"] != fingerprint:
             raise InputError(
-                f"{folder} counts releases of other values: this directory was audited again, from another run or with "
-                "another accounting. Both spend on the same people, and adding that up is not done here: audit into a new "
-                "directory, and add the spending of this one to it yourself"
+                f"{folder} counts releases of other values: this directory was audited again, from "
+                "another run or with another accounting. Releases of both cost the same people "
+                "privacy, and indpriv does not add them up: audit into a new directory, and add "
+                "the cost of the releases from this one yourself"
             )
 
     @property
     def budget(self) -> Budget | None:
-        """The limit on all releases together, None where none was set."""
+        """The limit on all releases together, None if none was set."""
         return next((_cost(entry) for entry in self._entries if entry["kind"] == "budget"), None)
 
     @property
@@ -77,7 +79,7 @@ class Ledger:
 
     @property
     def n_releases(self) -> int:
-        """How many releases there were."""
+        """The number of releases."""
         return len(self._releases)
 
     @property
@@ -85,17 +87,18 @@ class Ledger:
         return [entry for entry in self._entries if entry["kind"] == "release"]
 
     def set_budget(self, budget: Budget) -> None:
-        """Limit all releases together, once and for all.
+        """Limit all releases together; the limit cannot be changed.
 
         Raises:
-            InputError: another limit stands already, or more is spent.
+            InputError: another limit is set already, or more is spent.
         """
         standing = self.budget
         if standing == budget:
             return
         if standing is not None:
             raise InputError(
-                f"the budget of this audit was set to {describe(standing)}, and a budget is set once; leave --budget out"
+                f"the budget of this audit was set to {describe(standing)}, and a budget is set "
+                "once; leave --budget out"
             )
         if not budget.covers(self.spent):
             raise InputError(
@@ -104,21 +107,18 @@ class Ledger:
         self._append("budget", **budget.to_json())
 
     def stored(self, request: Request) -> dict[str, Any] | None:
-        """Figures of the last release that answered the same request, None where there was none."""
+        """Figures of the last release that answered the same request, None if there was none."""
         wanted = request.to_json()
         same = [entry["figures"] for entry in self._releases if entry["request"] == wanted]
         return same[-1] if same else None
 
     def check_affordable(self, cost: Budget) -> None:
-        """Refuse what the budget does not cover.
-
-        Raises:
-            InputError: naming the budget, what is spent, and the cost.
-        """
+        """Raise InputError if the budget does not cover a cost."""
         if self.budget is not None and not self.budget.covers(self.spent + cost):
             raise InputError(
-                f"the budget of this audit is {describe(self.budget)}; {describe(self.spent)} is spent, and this release "
-                f"would cost {describe(cost)}: refused, nothing was drawn. Releases made before can be shown again"
+                f"the budget of this audit is {describe(self.budget)}; {describe(self.spent)} is "
+                f"spent, and this release would cost {describe(cost)}: refused, nothing was drawn. "
+                "Earlier releases can be shown again"
             )
 
     def record(self, request: Request, figures: Mapping[str, Any]) -> None:

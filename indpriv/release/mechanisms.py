@@ -1,8 +1,9 @@
-"""Differentially private mechanisms over a public grid, with OpenDP's noise. What they return is releasable.
+"""Differentially private mechanisms over a public grid, with OpenDP's noise.
 
-Data enter as counts: how many people have each value of a public, increasing grid. Adding or removing one person changes
-one count by one; nothing else of the data is seen here. Noise and selection are OpenDP's: exact integer arithmetic on
-randomness of the operating system, without the floating-point leaks of textbook samplers. There is no seed.
+What they return is releasable. Data enter as counts: the number of people at each value of a
+public, increasing grid. Adding or removing one person changes one count by one; nothing else of the
+data is seen here. Noise and selection are OpenDP's: exact integer arithmetic on randomness of the
+operating system, without the floating-point leaks of textbook samplers. There is no seed.
 """
 
 import math
@@ -19,17 +20,15 @@ from indpriv.errors import InputError
 
 dp.enable_features("contrib")
 
-
-ROUNDS = 20  # of quantile descent, as in Yu et al. 2023
-STEP_SIZE = (
-    0.5  # of quantile descent: the logarithm of the guess moves by so much times the error in share
-)
+# Of quantile descent: its rounds, as in Yu et al. 2023, and by how much the logarithm of the guess
+# moves per error in share
+ROUNDS, STEP_SIZE = 20, 0.5
 _BRANCHES, _LEAVES = 16, 256  # of the tree of counts: a root and two layers
 _SLACK = 1 + 2.0**-40  # on noise scales: OpenDP rounds its privacy maps up
 
 
 class Noise(Protocol):
-    """Noise that one share of the budget pays for."""
+    """Noise that costs one share of the budget."""
 
     @property
     def unit_error(self) -> float:
@@ -37,7 +36,7 @@ class Noise(Protocol):
         ...
 
     def add(self, values: Sequence[int], sensitivity: int) -> IntArray:
-        """Values plus noise; one person changes them by `sensitivity` at most (L1 for Laplace, L2 for Gaussian)."""
+        """Values plus noise; one person changes their L1 or L2 norm by `sensitivity` at most."""
         ...
 
 
@@ -53,7 +52,7 @@ class LaplaceNoise:
         return 1 / self.epsilon
 
     def add(self, values: Sequence[int], sensitivity: int) -> IntArray:
-        """Values plus noise; one person changes their sum of absolute values by `sensitivity` at most."""
+        """Values plus noise; one person changes their L1 norm by `sensitivity` at most."""
         space = dp.vector_domain(dp.atom_domain(T="i64")), dp.l1_distance(T="i64")
         laplace = dp.m.make_laplace(*space, scale=sensitivity / self.epsilon * _SLACK)
         _check_cost(laplace.map(sensitivity), self.epsilon)
@@ -62,7 +61,7 @@ class LaplaceNoise:
 
 @dataclass(frozen=True)
 class GaussianNoise:
-    """Discrete Gaussian noise: adding it to values costs 1 / (2 scale^2) of zero-concentrated privacy."""
+    """Discrete Gaussian noise; adding it costs 1 / (2 scale^2) of zero-concentrated privacy."""
 
     scale: float
 
@@ -80,9 +79,10 @@ class GaussianNoise:
 
 
 def gaussian_scale(epsilon: float, delta: float) -> float:
-    """Smallest scale at which one answer of sensitivity 1 is (epsilon, delta)-private, by OpenDP's conversion of zCDP.
+    """Smallest scale at which one answer of sensitivity 1 is (epsilon, delta)-private.
 
-    k answers at sqrt(k) times that scale together cost the same.
+    The conversion of zCDP is OpenDP's. k answers at sqrt(k) times that scale together cost the
+    same.
     """
 
     def private(scale: float) -> Any:
@@ -97,13 +97,14 @@ def gaussian_scale(epsilon: float, delta: float) -> float:
 def rank_distances(counts: IntArray, quantile: Fraction) -> IntArray:
     """How far each cell is from the quantile in rank, in people times the quantile's denominator.
 
-    With `below` people below a cell and `within` at or below it, the distance to quantile * n being between the two:
+    With `below` people below a cell and `within` at or below it, the distance is
 
         max(0, below - quantile * n, quantile * n - within).
 
-    One person more or less moves below - quantile * n and quantile * n - within, and so the maximum, by at most
-    max(quantile, 1 - quantile). OpenDP's own score of a candidate differs where many people share a value, as all do who
-    were clipped in every step: it avoids the very value at which the quantile lies.
+    One person more or less moves below - quantile * n and quantile * n - within, and so the
+    maximum, by at most max(quantile, 1 - quantile). OpenDP's own score of a candidate differs where
+    many people share a value, as all do who were clipped in every step: it avoids the very value
+    that is the quantile.
 
     Args:
         counts: (n_cells,) people at each value of the grid.
@@ -121,8 +122,9 @@ def rank_distances(counts: IntArray, quantile: Fraction) -> IntArray:
 def select_quantile(counts: IntArray, quantile: Fraction, epsilon: float) -> int:
     """Index of a cell at about this quantile, by private selection: costs (epsilon, 0).
 
-    The exponential mechanism for quantiles (Smith 2011) in its better form, permute-and-flip (McKenna and Sheldon 2020,
-    arXiv:2010.12603), through OpenDP's noisy maximum, on `rank_distances`.
+    The exponential mechanism for quantiles (Smith 2011) in its better form, permute-and-flip
+    (McKenna and Sheldon 2020, arXiv:2010.12603), through OpenDP's noisy maximum, on
+    `rank_distances`.
 
     Args:
         counts: (n_cells,) people at each value of the grid.
@@ -138,17 +140,20 @@ def select_quantile(counts: IntArray, quantile: Fraction, epsilon: float) -> int
 
 
 def selection_errors(quantile: Fraction, n_cells: int, epsilon: float) -> tuple[float, float]:
-    """Expected error of `select_quantile` in people: where values lie close together, and a bound for any data.
+    """Expected error of `select_quantile` in people: for values close together, and for any data.
 
-    The exponential mechanism's, which permute-and-flip never exceeds (McKenna and Sheldon 2020, Theorem 2). Where every
-    cell holds few people its error has a Laplace law of scale 2 * sensitivity / epsilon.
+    It is that of the exponential mechanism, which permute-and-flip never exceeds (McKenna and
+    Sheldon 2020, Theorem 2). Where every cell holds few people, it has a Laplace law of scale
+    2 * sensitivity / epsilon.
     """
     scale = 2 * float(max(quantile, 1 - quantile)) / epsilon
     return scale, scale * math.log(n_cells)
 
 
 def noisy_distribution(counts: IntArray, noise: LaplaceNoise) -> tuple[FloatArray, IntArray]:
-    """A noisy cumulative count of people, from a tree of counts made consistent (Hay et al. 2010, arXiv:0904.0942).
+    """A noisy cumulative count of people, from a tree of counts made consistent.
+
+    Hay et al. 2010 (arXiv:0904.0942).
 
     Args:
         counts: (n_cells,).
@@ -161,26 +166,25 @@ def noisy_distribution(counts: IntArray, noise: LaplaceNoise) -> tuple[FloatArra
     leaves = np.add.reduceat(counts, starts)
     space = dp.vector_domain(dp.atom_domain(T="i64")), dp.l1_distance(T="i64")
     tree = dp.t.make_b_ary_tree(*space, leaf_count=len(leaves), branching_factor=_BRANCHES)
-    consistent = dp.t.make_consistent_b_ary_tree(
-        branching_factor=_BRANCHES, TIA="i32", TOA="f64"
-    )  # OpenDP hands it 32 bits
+    # OpenDP passes it 32 bits
+    consistent = dp.t.make_consistent_b_ary_tree(branching_factor=_BRANCHES, TIA="i32", TOA="f64")
     noisy = consistent(noise.add(tree(leaves.tolist()), tree.map(1)).tolist())
     cumulative = np.maximum.accumulate(np.maximum(np.cumsum(noisy[: len(leaves)]), 0.0))
     return cumulative, np.append(starts[1:], len(counts)) - 1
 
 
 def merged_cells(n_cells: int) -> int:
-    """How many cells of the grid make one leaf of the tree of counts."""
+    """The number of grid cells in one leaf of the tree of counts."""
     return math.ceil(n_cells / _LEAVES)
 
 
 def distribution_errors(n_cells: int, noise: LaplaceNoise) -> tuple[float, float]:
-    """Expected error in people of a quantile read off `noisy_distribution`: a typical one, and a bound for any data.
+    """Expected error in people of a quantile of `noisy_distribution`: typical, and for any data.
 
-    A cumulative count sums at most (branches - 1) nodes of each layer below the root, each with Laplace noise of scale b,
-    and making the tree consistent lowers its variance. Laplace noise has a log moment generating function of at most
-    2 b^2 t^2 for t up to 1 / (sqrt(2) b); the bound is the usual one for the largest of them, twice, since the quantile is of
-    a noisy total.
+    A cumulative count sums at most (branches - 1) nodes of each layer below the root, each with
+    Laplace noise of scale b, and making the tree consistent lowers its variance. Laplace noise has
+    a log moment generating function of at most 2 b^2 t^2 for t up to 1 / (sqrt(2) b); the bound is
+    twice the usual one for the largest of them, since the quantile is of a noisy total.
     """
     leaves = math.ceil(n_cells / merged_cells(n_cells))
     layers = 1 + max(1, math.ceil(math.log(leaves, _BRANCHES) - 1e-9))
@@ -189,9 +193,7 @@ def distribution_errors(n_cells: int, noise: LaplaceNoise) -> tuple[float, float
     logarithm = math.log(2 * leaves)
     slope = min(math.sqrt(logarithm / (2 * nodes)), 1 / math.sqrt(2)) / scale
     largest = logarithm / slope + 2 * nodes * scale**2 * slope
-    typical = (
-        math.sqrt(2 / math.pi) * math.sqrt(nodes) * scale
-    )  # half of the nodes, each of variance 2 scale^2
+    typical = math.sqrt(2 / math.pi * nodes) * scale  # half the nodes, each of variance 2 scale^2
     return typical, 2 * largest
 
 
@@ -202,9 +204,10 @@ def descend_to_quantile(
     size: float,
     answer: Callable[[int], float],
 ) -> float:
-    """A value at about this quantile, by noisy gradient descent in its logarithm (Andrew et al. 2021, arXiv:1905.03871).
+    """A value at about this quantile, by noisy gradient descent in its logarithm.
 
-    Starts in the middle of the range; ROUNDS times asks how many more people lie at or below the guess than above it, and
+    Andrew et al. 2021 (arXiv:1905.03871). The first guess is the middle of the range. Each of
+    ROUNDS rounds counts how many more people are at or below the guess than above it, and
     multiplies the guess by exp(-STEP_SIZE * (noisy share below - quantile)).
 
     Args:
@@ -226,10 +229,11 @@ def descend_to_quantile(
 
 
 def noisy_sums(counts: IntArray, noise: Noise) -> tuple[int, int]:
-    """Noisy sums of x and of n_cells - x over people, x their cell counted from 1: together of sensitivity n_cells.
+    """Noisy sums of x and of n_cells - x over people, where x is their cell counted from 1.
 
-    Their sum is n_cells times the number of people, their ratio the mean: both from one share, with less noise than a sum
-    and a count of half a share each.
+    Together they have sensitivity n_cells. Their sum is n_cells times the number of people, their
+    ratio the mean: both from one share, with less noise than a sum and a count of half a share
+    each.
     """
     cells = np.arange(1, len(counts) + 1)
     sums = [int(counts @ cells), int(counts @ (len(counts) - cells))]
@@ -238,7 +242,7 @@ def noisy_sums(counts: IntArray, noise: Noise) -> tuple[int, int]:
 
 
 def noisy_centred_sum(counts: IntArray, noise: Noise) -> int:
-    """Noisy sum of 2x - n_cells over people, x their cell counted from 1: of sensitivity n_cells."""
+    """Noisy sum of 2x - n_cells over people, x their cell from 1; its sensitivity is n_cells."""
     cells = np.arange(1, len(counts) + 1)
     return int(noise.add([int(counts @ (2 * cells - len(counts)))], len(counts))[0])
 
@@ -249,8 +253,9 @@ def noisy_count(counts: IntArray, noise: Noise) -> int:
 
 
 def _check_cost(charged: float, share: float) -> None:
-    """OpenDP's own privacy map must not charge more than the share; it would be a fault here, not of the user's."""
+    """Check that OpenDP's own privacy map charges no more than the share: else a defect."""
     if not charged <= share:
         raise InputError(
-            f"OpenDP charges {charged} where {share} was to be spent; nothing was released: report this"
+            f"OpenDP charges {charged}, and {share} was to be spent; nothing was released. This is "
+            "a defect of indpriv: please report it"
         )

@@ -1,7 +1,8 @@
-"""A block for a model card on Hugging Face: YAML front matter and Markdown. Releasable, and so it reads little.
+"""A block for a model card on Hugging Face: YAML front matter and Markdown. Releasable.
 
-It sees what the guarantee covers (the worst case, and the disclosures that an audit marks as publishable) and the content of
-shareable/release.json, which a mechanism drew. Every other figure of an audit is computed from the data without noise.
+It sees what the guarantee covers (the worst case, and the disclosures that an audit marks as
+publishable) and the content of shareable/release.json, which a mechanism drew. All other figures of
+an audit are computed from the data without noise, and are not read.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from indpriv.release.publish import RELEASE_JSON, SHAREABLE
 from indpriv.report.renderers.markdown import escape, table
 
 MODEL_CARD = "model-card.md"
-# The expected batch size itself gives n away beside sample_rate, and n is private.
+# With sample_rate, the expected batch size itself would give n away, and n is private
 _NORMALISATION = {
     "mean": "sum of clipped gradients and noise over the expected, not the sampled, batch size",
     "sum": "sum of clipped gradients and noise, not divided",
@@ -31,10 +32,11 @@ def render_model_card(summary: Mapping[str, Any], release: Mapping[str, Any] | N
 
     Args:
         summary: the content of audit.json, of which only the names in this module are read.
-        release: the content of release.json, None where nothing was released.
+        release: the content of release.json, None if nothing was released.
 
     Raises:
-        InputError: a run without a guarantee that may be published, or a release that composes with another guarantee.
+        InputError: a run without a guarantee that may be published, or a release that composes
+            with another guarantee.
     """
     public = _public(summary)
     if release is not None:
@@ -43,7 +45,7 @@ def render_model_card(summary: Mapping[str, Any], release: Mapping[str, Any] | N
 
 
 def read_release(audit_dir: Path) -> dict[str, Any] | None:
-    """The content of shareable/release.json, None where nothing was released."""
+    """The content of shareable/release.json, None if nothing was released."""
     path = audit_dir / SHAREABLE / RELEASE_JSON
     if not path.is_file():
         return None
@@ -54,7 +56,7 @@ def read_release(audit_dir: Path) -> dict[str, Any] | None:
 
 
 def _public(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What may be published of an audit, and nothing else: all that the rest of this module sees of it."""
+    """What may be published of an audit; the rest of this module sees nothing else of it."""
     try:
         guarantee, account, run = summary["guarantee"], summary["account"], summary["run"]
         status, times_n = guarantee["status"], guarantee["delta_times_n"]
@@ -76,31 +78,30 @@ def _public(summary: Mapping[str, Any]) -> dict[str, Any]:
             "version": summary["versions"]["indpriv"],
         }
     except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"audit.json is not whole ({error}); make the audit again") from error
-    if status not in ("supported", "declared") or times_n >= 1:
-        why = (
-            f"its guarantee is {status}"
-            if status not in ("supported", "declared")
-            else "delta is at least 1/n"
-        )
-        raise InputError(f"a model card may not speak of a guarantee here: {why}; see report.html")
+        raise InputError(f"audit.json is incomplete ({error}); make the audit again") from error
+    why = "delta is at least 1/n" if times_n >= 1 else ""
+    if status not in ("supported", "declared"):
+        why = f"its guarantee is {status}"
+    if why:
+        raise InputError(f"a model card may state no guarantee of this run: {why}; see report.html")
     return public
 
 
 def _check_same_training(public: Mapping[str, Any], release: Mapping[str, Any]) -> None:
-    """Refuse a total that was added up with another audit's guarantee."""
+    """Refuse a release whose total contains another audit's guarantee."""
     training = release["spent"]["training"]
-    if training is None:  # of norms before the first step: they do not depend on training
+    if training is None:  # norms before the first step do not depend on training
         return
     if (training["epsilon"], training["delta"]) != (public["worst_case_epsilon"], public["delta"]):
         raise InputError(
-            f"{SHAREABLE}/{RELEASE_JSON} adds up with a guarantee of epsilon {format_epsilon(training['epsilon'])}, delta "
-            f"{format_delta(training['delta'])}, and this audit's is another; make the release again"
+            f"{SHAREABLE}/{RELEASE_JSON} composes with a guarantee of epsilon "
+            f"{format_epsilon(training['epsilon'])}, delta {format_delta(training['delta'])}, "
+            "which is not this audit's; make the release again"
         )
 
 
 def _front_matter(public: Mapping[str, Any]) -> str:
-    """YAML; its texts are written as JSON, which YAML contains."""
+    """YAML; its texts are written as JSON, which is valid YAML."""
     values: dict[str, Any] = {
         "epsilon": float(format_epsilon(public["worst_case_epsilon"])),
         "delta": float(format_delta(public["delta"])),
@@ -131,8 +132,9 @@ def _body(public: Mapping[str, Any], release: Mapping[str, Any] | None) -> str:
         "## Differential privacy",
         f"{escape(public['statement'])}{declared}",
         table(["Setting", "Value", "Status"], settings),
-        "“Verified” was read from the optimizer, the loader or the log; “declared” stands on somebody's word. The guarantee "
-        "covers one training run: not its tuning, nor other uses of the same data.",
+        "“Verified” was read from the optimizer, the loader or the log; “declared” was stated and "
+        "not checked. The guarantee covers one training run: neither its tuning nor other uses of "
+        "the same data.",
     ]
     if release is not None:
         parts += _released(release)

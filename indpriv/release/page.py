@@ -1,4 +1,7 @@
-"""A private release as an HTML page and for a terminal. Releasable: it sees the content of release.json only."""
+"""A private release as an HTML page and for a terminal.
+
+Releasable: it sees only the content of release.json.
+"""
 
 import math
 from collections.abc import Mapping
@@ -16,9 +19,7 @@ from indpriv._formatting import format_delta, format_epsilon, format_number
 from indpriv.report.renderers.terminal import clean
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_STYLE = (
-    Path(indpriv.report.__file__).parent / "renderers" / "templates"
-)  # style.css is the report's
+_STYLE = Path(indpriv.report.__file__).parent / "renderers" / "templates"  # of the report's CSS
 
 
 def render_release(content: Mapping[str, Any]) -> str:
@@ -41,92 +42,89 @@ def render_release(content: Mapping[str, Any]) -> str:
 
 
 def table_rows(content: Mapping[str, Any]) -> list[list[str]]:
-    """Head and rows of the table of figures: one row, or one a group; each figure with its error where it has one."""
+    """Head and rows of the table of figures, one row for each group; errors where there are any."""
     groups = content["groups"] or {"": content}
     names = sorted(next(iter(groups.values()))["quantiles"], key=float)
     show = _epsilon if content["quantity"] == "individual epsilon" else format_number
-    with_mean = any(
-        figures["expected_error"]["mean"] is not None or figures["mean"] is not None
-        for figures in groups.values()
-    )
-    with_count = any(figures["count"] is not None for figures in groups.values())
+    shown = [
+        name
+        for name in ("mean", "count")
+        if any(figures[name] is not None for figures in groups.values())
+    ]
+    titles = {"mean": "mean", "count": "people"}
     head = [content["by"] or "", *(f"quantile {name}" for name in names)]
-    head += ["mean"] * with_mean + ["people"] * with_count
-    rows = []
+    rows = [[*head, *(titles[name] for name in shown)]]
     for group, figures in groups.items():
-        errors = figures["expected_error"]
         row = [group, *(show(figures["quantiles"][name]) for name in names)]
-        if with_mean:
-            error = errors["mean"]
+        for name in shown:
+            value, error = figures[name], figures["expected_error"][name]
+            form = show if name == "mean" else format_number
             row.append(
-                "all noise"
-                if figures["mean"] is None
-                else f"{show(figures['mean'])} ± {format_number(error, 2)}"
+                "all noise" if value is None else f"{form(value)} ± {format_number(error, 2)}"
             )
-        if with_count:
-            row.append(f"{format_number(figures['count'])} ± {format_number(errors['count'], 2)}")
         rows.append(row)
-    return [head, *rows]
+    return rows
 
 
 def error_notes(content: Mapping[str, Any]) -> list[str]:
-    """How far off the figures are to be expected, by the mechanism alone."""
-    figures = next(iter((content["groups"] or {"": content}).values()))
+    """How wrong the figures are expected to be, by the mechanism alone."""
+    expected = next(iter((content["groups"] or {"": content}).values()))["expected_error"]
+    each = " of each group" if content["groups"] else ""
     notes = []
-    errors = figures["expected_error"]["quantiles"]
-    if errors:
+    if expected["quantiles"]:
         ranks = "; ".join(
-            f"{name}: {_people(error['rank'])}"
-            + (
-                f", at most {_people(error['rank_at_most'])}"
-                if error["rank_at_most"] is not None
-                else ""
+            f"{name}: {_rank_error(error)}" for name, error in expected["quantiles"].items()
+        )
+        if content["method"] == "descent":
+            notes.append(
+                f"Noise of one comparison{each}, in people: {ranks}. How close descent comes to "
+                "the quantile in its rounds is not bounded."
             )
-            for name, error in errors.items()
-        )
-        each = " of each group" if content["groups"] else ""
+        else:
+            notes.append(
+                f"Expected error of a quantile{each}, in people by rank, where values are close "
+                f"together, and its bound for any data: {ranks}. What that means in value depends "
+                "on the data, and is not released."
+            )
+    if expected["count"] is not None or expected["mean"] is not None:
         notes.append(
-            f"Expected error of a quantile{each}, in people by rank where values lie close together, and its bound for any "
-            f"data: {ranks}. What that means in value depends on the data, and is not released."
-            if content["method"] != "descent"
-            else f"Noise of one comparison{each}, in people: {ranks}. How close descent comes in its rounds is not bounded."
-        )
-    if (
-        figures["expected_error"]["count"] is not None
-        or figures["expected_error"]["mean"] is not None
-    ):
-        notes.append(
-            "Behind ± stands the expected size of the noise; the mean's rests on the noisy or declared number of people."
+            "The number after ± is the expected size of the noise; that of the mean depends on the "
+            "noisy or declared number of people."
         )
     notes.append(
-        "Everybody is in these figures at the same noise: where people are few, they are mostly noise. Differences of the "
-        "size of the noise mean nothing."
+        "All people count in these figures with the same noise, so that figures of few people are "
+        "mostly noise. Differences of the size of the noise mean nothing."
     )
     return notes
 
 
+def _rank_error(error: Mapping[str, Any]) -> str:
+    most = error["rank_at_most"]
+    return _people(error["rank"]) + ("" if most is None else f", at most {_people(most)}")
+
+
 def spending(content: Mapping[str, Any]) -> list[str]:
-    """What this release cost, what all did, and with training."""
+    """The cost of this release, of all releases, and of these with training."""
     spent = content["spent"]
+    relation = content["neighbouring"].replace("_", "/")
+    number = f"{spent['releases']} release{'s' * (spent['releases'] != 1)}"
+    budget = "; no budget is set."
+    if spent["budget"]:
+        budget = f", of a budget of {_cost(spent['budget'])}."
     lines = [
-        f"This release: {_cost(content)}, {content['neighbouring'].replace('_', '/')} one {content['unit']}.",
-        f"{spent['releases']} release{'s' * (spent['releases'] != 1)} from this audit so far: {_cost(spent)}"
-        + (
-            f", of a budget of {_cost(spent['budget'])}."
-            if spent["budget"]
-            else "; no budget is set."
-        ),
+        f"This release: {_cost(content)}, {relation} one {content['unit']}.",
+        f"{number} from this audit so far: {_cost(spent)}{budget}",
     ]
     if spent["training"]:
         lines.append(
-            f"The training run's own guarantee: {_cost(spent['training'])}. Training and all releases together: "
-            f"{_cost(spent['with_training'])}."
+            f"The training run's own guarantee: {_cost(spent['training'])}. Training and all "
+            f"releases together: {_cost(spent['with_training'])}."
         )
     return lines
 
 
 def print_release(content: Mapping[str, Any], console: Console) -> None:
-    """Print the figures, how far off they are, what was spent and what is assumed."""
+    """Print the figures, their expected errors, what was spent and what is assumed."""
     console.print(
         Text("PRIVATE RELEASE: for others", style="bold green"),
         Text(clean(content["name"]), style="bold"),

@@ -1,6 +1,6 @@
 """The release of an audit: request -> ledger -> draw -> shareable/release.json and release.html.
 
-What it writes is for others, and the only output of indpriv that is, besides the run's guarantee.
+Besides the run's guarantee, what it writes is the only output of indpriv that is for others.
 """
 
 from __future__ import annotations
@@ -25,17 +25,25 @@ RELEASE_JSON, RELEASE_HTML = "release.json", "release.html"
 SCHEMA_VERSION = 1
 
 _METHOD_TEXTS = {
-    EXPONENTIAL: "private selection among the values, by distance in rank (permute-and-flip, a better form of the "
-    "exponential mechanism; OpenDP)",
-    HISTOGRAM: "one noisy cumulative distribution from a tree of counts with discrete Laplace noise (OpenDP)",
-    DESCENT: f"quantile descent (Andrew et al. 2021): {mechanisms.ROUNDS} rounds, step size {mechanisms.STEP_SIZE:g} in the "
-    "logarithm, from the middle of the range, discrete Gaussian noise (OpenDP)",
+    EXPONENTIAL: "private selection among the values, by distance in rank (permute-and-flip, a "
+    "better form of the exponential mechanism; OpenDP)",
+    HISTOGRAM: "one noisy cumulative distribution from a tree of counts with discrete Laplace "
+    "noise (OpenDP)",
+    DESCENT: f"quantile descent (Andrew et al. 2021): {mechanisms.ROUNDS} rounds, step size "
+    f"{mechanisms.STEP_SIZE:g} in the logarithm, from the middle of the range, discrete Gaussian "
+    "noise (OpenDP)",
 }
 
 
 @dataclass(frozen=True)
 class Published:
-    """A release as it was written: the content of release.json, whether it was drawn now, and where it lies."""
+    """A release as it was written.
+
+    Attributes:
+        content: of release.json.
+        fresh: whether it was drawn now.
+        folder: that it was written to.
+    """
 
     content: dict[str, Any]
     fresh: bool
@@ -45,19 +53,19 @@ class Published:
 def release(
     path: str | Path, request: Request, *, budget: Budget | None = None, spend: bool = False
 ) -> Published:
-    """Release statistics of individual epsilon (or, of a run directory, of gradient norms before the first step).
+    """Release statistics of individual epsilon, or of gradient norms before the first step.
 
-    The same request again gives the stored answer, at no further cost.
+    Repeating a request returns the stored answer, at no further cost.
 
     Args:
-        path: an audit directory, or a run directory.
+        path: an audit directory, or a run directory for gradient norms.
         request: what to release, and what it may cost.
         budget: limit on all releases of this directory together; set once, then enforced.
-        spend: draw afresh, and pay again, although the same request was answered before.
+        spend: draw again, and pay again, even if the same request was answered before.
 
     Raises:
-        InputError: values that cannot be released (see `assumptions`), a budget that does not cover it, or another
-            process that is releasing. Then nothing is drawn, spent or written.
+        InputError: values that cannot be released (see `assumptions`), a budget that does not cover
+            the cost, or another process that is releasing. Nothing is drawn, spent or written then.
     """
     directory = Path(path)
     source = open_source(directory, request)
@@ -91,7 +99,8 @@ def parse_budget(text: str) -> Budget:
         epsilon, delta = -1.0, -1.0
     if len(parts) > 2 or not (0 < epsilon < float("inf") and 0 <= delta < 1):
         raise InputError(
-            f"--budget {text!r} is not an epsilon above 0, or one and a delta; pass e.g. 0.5 or 0.5,1e-6"
+            f"--budget {text!r} is not an epsilon above 0, optionally with a delta; pass e.g. 0.5 "
+            "or 0.5,1e-6"
         )
     return Budget.of(epsilon, delta)
 
@@ -111,18 +120,17 @@ def parse_quantiles(text: str) -> tuple[float, ...]:
 
 
 def _draw_all(request: Request, source: Source) -> dict[str, Any]:
-    """Figures of every group; a person is in one group at most, so that all groups together cost what one does."""
-    figures = {
-        name: draw(request, counts, source.grid).to_json() for name, counts in source.counts.items()
-    }
-    plain: dict[str, Any] = to_json(figures)
+    """Figures of every group; all together cost what one does, as a person is in one at most."""
+    plain: dict[str, Any] = to_json(
+        {name: draw(request, counts, source.grid) for name, counts in source.counts.items()}
+    )
     return plain
 
 
 def _content(
     request: Request, source: Source, figures: dict[str, Any], ledger: Ledger
 ) -> dict[str, Any]:
-    """The content of release.json: figures from the mechanism, and texts and settings that are public."""
+    """The content of release.json: figures from mechanisms, public texts and public settings."""
     nothing: dict[str, Any] = {"quantiles": {}, "mean": None, "count": None, "expected_error": None}
     overall = figures.get("", nothing)
     shares = request.shares

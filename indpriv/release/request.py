@@ -1,4 +1,7 @@
-"""What a private release is asked for, checked, and how its budget is shared. All of it is public: nothing is read off the data."""
+"""What a private release is to contain, checked, and how its budget is shared.
+
+All of it is public: nothing is read off the data.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ _QUANTILE_DIGITS = 4  # decimals; quantiles enter integer arithmetic as fraction
 
 @dataclass(frozen=True)
 class Budget:
-    """A cost or a limit: (epsilon, delta), summed exactly in the decimals they were given in."""
+    """A cost or a limit: (epsilon, delta), summed exactly as the decimals that were passed."""
 
     epsilon: Fraction = Fraction(0)
     delta: Fraction = Fraction(0)
 
     @classmethod
     def of(cls, epsilon: float, delta: float) -> Budget:
-        """From floats, read as the decimals that they print as: 0.1 is a tenth."""
+        """From floats, read as the decimals that they are printed as: 0.1 is a tenth."""
         return cls(Fraction(repr(float(epsilon))), Fraction(repr(float(delta))))
 
     def __add__(self, other: Budget) -> Budget:
@@ -46,14 +49,20 @@ class Request:
     """Statistics to release, and what they may cost together.
 
     Attributes:
-        quantiles: increasing, each in (0, 1), of at most four decimals.
+        quantiles: increasing, each in (0, 1), with at most four decimals.
         mean: whether the mean is released.
-        epsilon, delta: cost of all of it together, on top of the training run's own guarantee.
-        method: of the quantiles: "exponential" (private selection, pure), "histogram" (one noisy cumulative distribution for
-            any number of quantiles, pure) or "descent" (Andrew et al. 2021, Gaussian noise, needs a delta).
+        epsilon, delta: cost of all statistics together, in addition to the training run's own
+            guarantee.
+        method: of the quantiles: "exponential" (private selection, pure), "histogram" (one noisy
+            cumulative distribution for any number of quantiles, pure) or "descent" (Andrew et al.
+            2021, Gaussian noise, needs a delta).
         by: column of a partition; "" for all people together.
         groups: names of its groups, declared public. People in none of them are in no figure.
-        public_n: number of people, declared public; None: it is private, and estimated with noise where needed.
+        public_n: number of people, declared public; None: it is private, and estimated with noise
+            where needed.
+
+    Raises:
+        InputError: a value out of range, or values that do not fit together.
     """
 
     quantiles: tuple[float, ...] = DEFAULT_QUANTILES
@@ -69,12 +78,13 @@ class Request:
         object.__setattr__(self, "quantiles", tuple(sorted(map(float, self.quantiles))))
         object.__setattr__(self, "groups", tuple(self.groups))
         if not (self.quantiles or self.mean):
-            raise InputError("nothing is asked for; pass --quantiles 0.1,0.5,0.9, --mean, or both")
+            raise InputError("nothing to release; pass --quantiles 0.1,0.5,0.9, --mean, or both")
         _check_quantiles(self.quantiles)
         check_choice("method", self.method, METHODS)
         if not (_is_number(self.epsilon) and 0 < self.epsilon < math.inf):
             raise InputError(
-                f"epsilon={self.epsilon} is not a finite number above 0; pass what may be spent, e.g. 0.1"
+                f"epsilon={self.epsilon} is not a finite number above 0; pass what this release "
+                "may cost, e.g. 0.1"
             )
         self._check_delta()
         self._check_groups()
@@ -98,44 +108,42 @@ class Request:
     def _check_groups(self) -> None:
         if ":bins=" in self.by:
             raise InputError(
-                f"--by {self.by}: bins are cut at quantiles of the data, so that their edges are private; make a column of "
-                "groups with public edges"
+                f"--by {self.by}: bins are cut at quantiles of the data, so their edges are "
+                "private; make a column of groups with public edges"
             )
         if bool(self.by) != bool(self.groups):
             raise InputError(
-                f"--by {self.by or '(none)'} with groups {', '.join(self.groups) or '(none)'}: name a column and every group of it "
-                "that is to be shown, e.g. --by sex --group Male --group Female. The list must be public: not taken from "
-                "the data"
+                f"--by {self.by or '(none)'} with groups {', '.join(self.groups) or '(none)'}: "
+                "name a column and every group of it to show, e.g. --by sex --group Male --group "
+                "Female. The list must be public: not taken from the data"
             )
         if len(set(self.groups)) < len(self.groups):
             raise InputError(
-                f"groups {', '.join(self.groups)} name one twice; name each group once"
+                f"a group is listed twice in {', '.join(self.groups)}; name each group once"
             )
         if self.groups and self.public_n is not None:
             raise InputError(
-                "public_n says how many people there are in all, not in each group; leave it out"
+                "public_n is the number of people in all, not in each group; leave it out"
             )
 
     @property
     def cost(self) -> Budget:
-        """What the release costs, by group or not: a person is in one group at most (parallel composition)."""
+        """What the release costs. Groups add nothing: a person is in at most one of them."""
         return Budget.of(self.epsilon, self.delta)
 
     @property
     def counts_people(self) -> bool:
-        """Whether the number of people is estimated without the mean: beside groups, and as the scale of descent."""
-        return (
-            not self.mean
-            and self.public_n is None
-            and (bool(self.groups) or self.method == DESCENT)
-        )
+        """Whether the number of people is estimated on its own, for groups or for descent."""
+        needed = bool(self.groups) or self.method == DESCENT
+        return needed and not self.mean and self.public_n is None
 
     @property
     def shares(self) -> tuple[str, ...]:
-        """Statistics that share the budget, each an equal part.
+        """Statistics that share the budget equally.
 
-        Each quantile is one, but the histogram is one for all of them. The mean and the count of people are one. Under
-        descent the parts are of zero-concentrated privacy, and the rounds of a quantile share its part equally.
+        Each quantile is one, but a histogram is one for all quantiles. The mean and the count of
+        people are one. Under descent the parts are of zero-concentrated privacy, and the rounds of
+        a quantile share its part equally.
         """
         names = ["distribution"] if self.method == HISTOGRAM and self.quantiles else []
         names = names or [f"quantile {quantile:g}" for quantile in self.quantiles]
@@ -146,7 +154,7 @@ class Request:
         return tuple(names)
 
     def to_json(self) -> dict[str, Any]:
-        """What makes two requests the same."""
+        """Values that are equal for equal requests."""
         return {
             "quantiles": list(self.quantiles),
             "mean": self.mean,
@@ -160,7 +168,7 @@ class Request:
 
 
 def as_fraction(quantile: float) -> Fraction:
-    """A quantile as the decimal that it prints as."""
+    """A quantile as the decimal that it is printed as."""
     return Fraction(repr(quantile))
 
 
@@ -169,7 +177,8 @@ def _check_quantiles(quantiles: Iterable[float]) -> None:
     for quantile in quantiles:
         if not 0 < quantile < 1:
             raise InputError(
-                f"quantile {quantile} is not in (0, 1); pass e.g. 0.1,0.5,0.9 (0 and 1 would be single people)"
+                f"quantile {quantile} is not in (0, 1); pass e.g. 0.1,0.5,0.9 (0 and 1 would be "
+                "single people)"
             )
         if round(quantile, _QUANTILE_DIGITS) != quantile:
             raise InputError(
@@ -177,7 +186,7 @@ def _check_quantiles(quantiles: Iterable[float]) -> None:
             )
         if quantile in seen:
             raise InputError(
-                f"quantile {quantile} is asked for twice, and would be paid for twice; ask once"
+                f"quantile {quantile} is listed twice and would be paid for twice; list it once"
             )
         seen.add(quantile)
 

@@ -1,7 +1,9 @@
-"""What a release is about: one value a person on a public grid. Sensitive, except for the grid and the texts.
+"""What a release is about: one value for each person on a public grid.
 
-EpsilonTable -> individual epsilons in [0, worst case];  NormLog -> gradient norms before the first step, to choose a
-clipping norm by.
+Everything but the grid and the texts is sensitive.
+
+    EpsilonTable -> individual epsilons in [0, worst case]
+    NormLog -> gradient norms before the first step, to choose a clipping norm by
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,27 +27,29 @@ from indpriv.norm_log.writer import fingerprint
 from indpriv.release.assumptions import check_releasable, epsilon_assumptions, norm_assumptions
 from indpriv.release.request import Budget, Request
 
-N_CELLS = 5000  # values an answer can take; more cost time and little accuracy (the logarithm of their number)
-_NORM_RANGE = (
-    1e-4,
-    1e6,
-)  # of the clipping norm: the values that a norm kept in full can take; neighbours differ by 0.5 %
+# Values that an answer can take; more cost time and, by the logarithm of their number, accuracy
+N_CELLS = 5000
+# Values of a norm kept in full, relative to the clipping norm; neighbours differ by 0.5 %
+_NORM_RANGE = (1e-4, 1e6)
 
 
 @dataclass(frozen=True)
 class Source:
-    """One value a person, and what may be said about them.
+    """One value for each person, and what may be said about them.
 
     Attributes:
-        counts: group -> (n_cells,) people at each value of the grid; the one group "" where there is no partition. Sensitive.
+        counts: group -> (n_cells,) number of people at each value of the grid; one group "" if
+            there is no partition. Sensitive.
         fingerprint: of the values. Sensitive.
-        grid: (n_cells,) values an answer can take, increasing; public.
+        grid: (n_cells,) values that an answer can take, increasing; public.
         grid_text: the grid in words.
         name: of the run.
-        quantity: what one value is, in a few words; meaning: what it means, its claim too.
+        quantity: what one value is, in a few words.
+        meaning: what it means, and its claim.
         unit, neighbouring: what one record is, and what neighbours are.
-        training: the guarantee that the release composes with; None where the values do not depend on training.
-        assumptions: what the release rests on.
+        training: the guarantee that the release composes with; None if the values do not depend on
+            training.
+        assumptions: of the release.
     """
 
     counts: Mapping[str, IntArray]
@@ -62,23 +66,25 @@ class Source:
 
 
 def open_source(path: Path, request: Request) -> Source:
-    """The values of an audit directory (individual epsilons) or a run directory (norms before the first step).
+    """The individual epsilons of an audit directory, or the first norms of a run directory.
 
     Raises:
-        InputError: neither is there, or its values cannot be released under the stated argument.
+        InputError: neither is there, or its values cannot be released (see `assumptions`).
     """
     if (path / SUMMARY).is_file():
         return _epsilons(path, request)
     if holds_log(path):
         return _norms(path, request)
     raise InputError(
-        f"{path} holds no {SUMMARY}; make an audit first: indpriv audit RUN --output-dir {path} (or pass a run directory, "
-        "for norms before the first step)"
+        f"{path} holds no {SUMMARY}; make an audit first: indpriv audit RUN --output-dir {path} "
+        "(or pass a run directory, for norms before the first step)"
     )
 
 
 def to_cells(values: FloatArray, upper: float, n_cells: int = N_CELLS) -> IntArray:
-    """Cell of each value on the grid upper * (1, 2, ..., n_cells) / n_cells: rounded up, clamped to [0, upper].
+    """Cell of each value on the grid upper * (1, 2, ..., n_cells) / n_cells, rounded up.
+
+    Values are clamped to [0, upper].
 
     Raises:
         InputError: NaN or infinite values, which no mechanism may see; a range without width.
@@ -86,15 +92,14 @@ def to_cells(values: FloatArray, upper: float, n_cells: int = N_CELLS) -> IntArr
     odd = ~np.isfinite(values)
     if odd.any():
         raise InputError(
-            f"{int(odd.sum())} of the values are NaN or infinite; nothing is released of them: audit again"
+            f"{int(odd.sum())} of the values are NaN or infinite, so nothing is released; make the "
+            "audit again"
         )
     if not (np.isfinite(upper) and upper > 0):
         raise InputError(
             f"the worst case is {upper}; a release needs a finite range of values above 0"
         )
-    cells = np.ceil(
-        values / upper * n_cells - 1e-9
-    )  # a value on the grid stays there in spite of its last bit
+    cells = np.ceil(values / upper * n_cells - 1e-9)  # a value on the grid stays there
     clamped: IntArray = (np.clip(cells, 1, n_cells) - 1).astype(np.int64)
     return clamped
 
@@ -122,11 +127,12 @@ def _epsilons(audit_dir: Path, request: Request) -> Source:
         counts=counts,
         fingerprint=fingerprint(table.example_ids) + fingerprint(table.epsilon),
         grid=upper * np.arange(1, N_CELLS + 1) / N_CELLS,
-        grid_text=f"{N_CELLS:,} equally spaced values from {upper / N_CELLS:.3g} to the worst case, {upper:.6g}; "
-        "epsilons are rounded up to them",
+        grid_text=f"{N_CELLS:,} equally spaced values from {upper / N_CELLS:.3g} to the worst "
+        f"case, {upper:.6g}; epsilons are rounded up to them",
         name=str(summary["name"]),
         quantity="individual epsilon",
-        meaning=f"Individual epsilon ({summary['claim']}) at {table.account.describe()}. {DISCLAIMER}",
+        meaning=f"Individual epsilon ({summary['claim']}) at {table.account.describe()}. "
+        f"{DISCLAIMER}",
         unit=table.account.unit,
         neighbouring=table.account.neighbouring,
         training=Budget.of(upper, table.account.delta),
@@ -137,25 +143,28 @@ def _epsilons(audit_dir: Path, request: Request) -> Source:
 def _count_groups(
     cells: IntArray, names: Sequence[str], codes: IntArray, wanted: Sequence[str]
 ) -> dict[str, IntArray]:
-    """Counts of the groups that were asked for. One that nobody is in is counted like any other: it may not show."""
+    """Counts of the requested groups; an empty one is counted like any other, so as not to show."""
     found = {name: cells[codes == code] for code, name in enumerate(names)}
-    nobody = np.array([], dtype=np.int64)
-    return {name: np.bincount(found.get(name, nobody), minlength=N_CELLS) for name in wanted}
+    empty = np.array([], dtype=np.int64)
+    return {name: np.bincount(found.get(name, empty), minlength=N_CELLS) for name in wanted}
 
 
 def _norms(run_dir: Path, request: Request) -> Source:
     if request.by or request.mean:
         raise InputError(
-            "of gradient norms only quantiles of all people can be released; leave --by and --mean out"
+            "of gradient norms only quantiles of all people can be released; leave --by and --mean "
+            "out"
         )
     log = NormLog.open(run_dir)
     if log.n_records == 0 or log.recorded_steps[0] != 0:
         raise InputError(
-            f"{run_dir} has no record before the first step; a clipping norm is chosen by norms at the initial parameters"
+            f"{run_dir} has no record before the first step, and a clipping norm is chosen by "
+            "norms at the initial parameters; record norms at step 0"
         )
     if log.unit_ids is not None and len(np.unique(log.unit_ids)) != log.n_examples:
         raise InputError(
-            f"{run_dir}: several rows belong to one person; a release takes each row for one person"
+            f"{run_dir}: several rows belong to one person, and a release of norms needs one row "
+            "for each person; release individual epsilons of an audit by people instead"
         )
     row = log.records.read(log.rows[:1], 0, log.n_examples)[0]
     grid, codes, grid_text = _norm_grid(row, log.levels, float(log.settings.max_grad_norm[0]))
@@ -178,20 +187,23 @@ def _norms(run_dir: Path, request: Request) -> Source:
 def _norm_grid(
     row: NDArray[np.generic], levels: Levels | None, max_grad_norm: float
 ) -> tuple[FloatArray, IntArray, str]:
-    """A public grid of norms, the cell of each norm of a record (rounded up), and the grid in words.
+    """A public grid of norms, the cell of each norm (rounded up), and the grid in words.
 
-    Norms in full are put on values in equal ratios, so that the median of norms far above the clipping norm is as fine as
-    one below; those of a log with levels are known up to its levels only.
+    Norms kept in full are put on values in equal ratios, so that a median far above the clipping
+    norm is as precise as one below; norms of a log with levels are known up to its levels only.
     """
     if levels is None:
         grid = max_grad_norm * np.geomspace(*_NORM_RANGE, N_CELLS)
         codes = np.minimum(np.searchsorted(grid, row.astype(np.float64)), N_CELLS - 1)
-        text = f"{N_CELLS:,} values in equal ratios from {grid[0]:.4g} to {grid[-1]:.4g}; norms are rounded up to them"
+        text = (
+            f"{N_CELLS:,} values in equal ratios from {grid[0]:.4g} to {grid[-1]:.4g}; norms are "
+            "rounded up to them"
+        )
         return grid, codes.astype(np.int64), text
     every_code = np.arange(levels.max_code + 1, dtype=np.int64)
     grid = levels.norms(every_code.astype(levels.dtype), max_grad_norm)
     text = (
-        f"{len(grid):,} values: steps of {levels.rounding:g} of the clipping norm {max_grad_norm:g} up to it, then eighths of an "
-        f"octave up to {grid[-1]:.4g}"
+        f"{len(grid):,} values: steps of {levels.rounding:g} of the clipping norm "
+        f"{max_grad_norm:g} up to it, then eighths of an octave up to {grid[-1]:.4g}"
     )
     return grid, row.astype(np.int64), text

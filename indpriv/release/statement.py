@@ -1,9 +1,11 @@
-"""Statements for owners: what one person may be told about their own records. Sensitive: for that owner only.
+"""Statements for owners: what one person may be told about their own records.
 
-Telling owner i their own epsilon costs nobody else anything: given all states of the trained model, which count as released,
-it is a function of their example (and of its own sampling) alone, so that outcome -> (value, outcome) is a bijection, the
-condition of Theorem 3.2 of Yu et al. 2023 (section 3.4; arXiv:2206.02617v7). Nothing else of the data may enter a statement:
-no claim in the audit's own words, which can count other examples, and no number of examples.
+Sensitive: for that owner only. Telling owner i their own epsilon costs nobody else any privacy:
+given all states of the trained model, which count as released, it is a function of their example
+(and of its own sampling) alone, so that outcome -> (value, outcome) is a bijection, the condition
+of Theorem 3.2 of Yu et al. 2023 (section 3.4; arXiv:2206.02617v7). Nothing else of the data may
+enter a statement: not the audit's reason for its claim, which can count other examples, and no
+number of examples.
 """
 
 import hashlib
@@ -45,7 +47,15 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 @dataclass(frozen=True)
 class Owner:
-    """A person: how many rows are theirs, their epsilon for all of them together, and what so many rows have at most."""
+    """A person who owns records.
+
+    Attributes:
+        kind: "example" or "unit".
+        name: id of the example or unit.
+        n_rows: number of their rows.
+        epsilon: for all of their rows together.
+        worst_case_epsilon: of this number of rows.
+    """
 
     kind: str
     name: str
@@ -55,48 +65,53 @@ class Owner:
 
 
 def owners(audit_dir: Path, *, example: str | None = None, unit: str | None = None) -> list[Owner]:
-    """The owner of one example or of one unit, or every owner of an audit.
+    """The owner of one example or of one unit, or all owners of an audit.
 
     Args:
         audit_dir: the audit.
         example: id of an example.
-        unit: id of a unit: a person with one row or several. Where neither is given: everybody, one owner a unit.
+        unit: id of a unit: a person with one row or several. If neither is passed, all units.
 
     Raises:
-        InputError: no such example or unit, or both asked for.
+        InputError: no such example or unit, or both were passed.
     """
     if example is not None and unit is not None:
-        raise InputError("both --example and --unit were given; pass one of them")
+        raise InputError("both --example and --unit were passed; pass one of them")
     table = EpsilonTable.from_frame(read_parquet(audit_dir / EPSILON))
     by_unit = table.account.rows_per_unit is not None
-    n_rows = table.details["n_rows"].tolist() if "n_rows" in table.details else [1] * len(table)
-    worst = table.details.get(
-        "unit_worst_case", pd.Series(table.worst_case_epsilon, range(len(table)))
-    ).tolist()
+    worst = pd.Series(table.worst_case_epsilon, range(len(table)))
     names = [str(item) for item in table.example_ids.tolist()]
-    figures = dict(zip(names, zip(n_rows, table.epsilon.tolist(), worst, strict=True), strict=True))
+    figures = zip(
+        table.details.get("n_rows", pd.Series(1, range(len(table)))).tolist(),
+        table.epsilon.tolist(),
+        table.details.get("unit_worst_case", worst).tolist(),
+        strict=True,
+    )
+    figures_of = dict(zip(names, figures, strict=True))
     if example is not None:
         if by_unit:
             raise InputError(
-                f"--example {example}: this audit is of people, not of rows; pass --unit ID of the person"
+                f"--example {example}: this audit counts people, not rows; pass --unit with the id "
+                "of the person"
             )
-        if example not in figures:
+        if example not in figures_of:
             raise InputError(f"--example {example}: the audit has no training example of that id")
-        return [Owner("example", example, *figures[example])]
-    unit_ids = names if by_unit else _unit_ids(audit_dir, table)
+        return [Owner("example", example, *figures_of[example])]
     rows_of: dict[str, list[str]] = {}
+    unit_ids = names if by_unit else _unit_ids(audit_dir, table)
     for name, owner in zip(names, unit_ids, strict=True):
         rows_of.setdefault(owner, []).append(name)
     if unit is not None and unit not in rows_of:
-        raise InputError(f"--unit {unit}: the audit has no training example of such a unit")
+        raise InputError(f"--unit {unit}: the audit has no training example of that unit")
     chosen = rows_of if unit is None else {unit: rows_of[unit]}
     for owner, rows in chosen.items():
         if len(rows) > 1:
             raise InputError(
-                f"unit {owner} has {len(rows)} rows, and this audit counts rows: their epsilons do not add up to a figure for the "
-                'person. Audit by people (a run recorded with unit="user", or indpriv audit RUN --unit-column NAME)'
+                f"unit {owner} has {len(rows)} rows, and this audit counts rows: their epsilons do "
+                "not add up to a figure for the person. Audit by people (a run recorded with "
+                'unit="user", or indpriv audit RUN --unit-column NAME)'
             )
-    return [Owner("unit", owner, *figures[rows[0]]) for owner, rows in chosen.items()]
+    return [Owner("unit", owner, *figures_of[rows[0]]) for owner, rows in chosen.items()]
 
 
 def statement(owner: Owner, summary: Mapping[str, Any]) -> str:
@@ -106,13 +121,11 @@ def statement(owner: Owner, summary: Mapping[str, Any]) -> str:
         owner: whose rows they are.
         summary: the content of audit.json.
     """
+    own_title = f"What this training did with your record{'s' * (owner.n_rows > 1)}"
     sections = [
         ("", _opening(owner, summary)),
-        ("What everybody is promised", _promise(owner, summary)),
-        (
-            "What this training did with your record" + "s" * (owner.n_rows > 1),
-            _own(owner, summary),
-        ),
+        ("What everyone in the data is promised", _promise(owner, summary)),
+        (own_title, _own(owner, summary)),
         ("What your number does not mean", _NOT_MEANT),
         ("Keep this page to yourself", _keep(summary)),
     ]
@@ -129,10 +142,13 @@ def write_statements(
     output_dir: Path | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[Path]:
-    """Write one file an owner (0600), by default in AUDIT_DIR/statements; the paths in the order of `chosen`.
+    """Write one file (0600) for each owner, by default in AUDIT_DIR/statements.
+
+    Returns:
+        the paths, in the order of `chosen`.
 
     Raises:
-        InputError: a run whose values may not be told: see `assumptions.check_one_record`.
+        InputError: a run whose owners may not be told; see `assumptions.check_one_record`.
     """
     summary = read_summary(audit_dir)
     check_one_record(summary)
@@ -149,7 +165,7 @@ def write_statements(
 
 
 def _unit_ids(audit_dir: Path, table: EpsilonTable) -> list[str]:
-    """The unit of each row as text; its own example id where the audit holds no example table."""
+    """The unit of each row as text; its own example id if the audit has no example table."""
     if not (audit_dir / EXAMPLES).is_file():
         return [str(item) for item in table.example_ids.tolist()]
     examples = ExampleTable.from_parquet(audit_dir / EXAMPLES)
@@ -157,7 +173,7 @@ def _unit_ids(audit_dir: Path, table: EpsilonTable) -> list[str]:
 
 
 def _file_name(name: str) -> str:
-    """The id itself where it is harmless as a file name, else a hash of it."""
+    """The id itself if it is harmless as a file name, else a hash of it."""
     if _SAFE_NAME.fullmatch(name):
         return name
     return "sha256-" + hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
@@ -168,9 +184,10 @@ def _opening(owner: Owner, summary: Mapping[str, Any]) -> list[str]:
     return [
         f"CONFIDENTIAL: for the owner of {owner.kind} {clean(owner.name)}{rows}",
         "",
-        f"A model, {clean(str(summary['name']))}, was trained on data in which you are. Noise was added in training, so that "
-        "what can be learned from the model about any one person stays limited: differential privacy. A number called "
-        "epsilon says how limited. Smaller is more private; at 0 next to nothing can be learned.",
+        f"A model, {clean(str(summary['name']))}, was trained on data that include yours. Noise "
+        "was added during training, to limit what anyone can learn from the model about any one "
+        "person. This is called differential privacy. A number called epsilon says how strict the "
+        "limit is. A smaller epsilon is more private; at 0 next to nothing can be learned.",
     ]
 
 
@@ -180,41 +197,42 @@ def _promise(owner: Owner, summary: Mapping[str, Any]) -> list[str]:
     meaning = f"epsilon {format_epsilon(epsilon)} ({summary['meaning']})"
     if guarantee["status"] == VOID:
         return [
-            "Nothing. The random numbers of this training can be made again from a seed, which undoes the noise."
+            "Nothing. The random numbers of this training can be generated again from a seed, "
+            "which undoes the noise."
         ]
     if guarantee["status"] == UNPROVEN:
         return [
-            "Nothing that is proven: a check of what the promise rests on failed. Had all of it held, it would be "
-            f"{meaning}."
+            "Nothing that is proven: a check of the assumptions behind the promise failed. If all "
+            f"of them had held, it would be {meaning}."
         ]
-    checked = (
-        ""
-        if guarantee["status"] == SUPPORTED
-        else " Its assumptions were declared, and not checked."
-    )
+    checked = " Its assumptions were declared, and not checked."
+    if guarantee["status"] == SUPPORTED:
+        checked = ""
     odds = format_share_up(_true_positive_rate(epsilon, summary))
-    which, pronoun, verb = (
-        ("one record of yours", "it", "was")
-        if owner.n_rows == 1
-        else ("your records", "they", "were")
-    )
+    usual = format_share_up(FALSE_POSITIVE_RATE)
+    which, pronoun, verb = "your records", "they", "were"
+    if owner.n_rows == 1:
+        which, pronoun, verb = "one record of yours", "it", "was"
     lines = [
-        f"All states of the model during training together: {meaning}. This is the guarantee. It holds whatever your record "
-        f"is, and whatever else somebody knows.{checked}",
-        f"In odds: somebody sees every state of the model, knows all data but yours, and tests whether {which} "
-        f"{verb} used. A test that wrongly says so {format_share_up(FALSE_POSITIVE_RATE)} of the times when {pronoun} {verb} not, "
-        f"rightly says so at most {odds} of the times when {pronoun} {verb}.",
+        f"All states of the model during training together: {meaning}. This is the guarantee. It "
+        "holds whatever your record is, and whatever else an attacker knows."
+        f"{checked}",
+        "In odds: suppose that an attacker sees every state of the model, knows all data but "
+        f"yours, and tests whether {which} {verb} used. A test that says so {usual} of the times "
+        f"when {pronoun} {verb} not used says so at most {odds} of the times when {pronoun} "
+        f"{verb}.",
     ]
     if owner.worst_case_epsilon < epsilon:
         lines.append(
-            f"That counts people with more records than your {owner.n_rows}. To all of yours together it is epsilon "
-            f"{format_epsilon(owner.worst_case_epsilon)} at the same delta."
+            f"This guarantee covers people with more records than your {owner.n_rows}. For all of "
+            f"your records together it is epsilon {format_epsilon(owner.worst_case_epsilon)} at "
+            "the same delta."
         )
     return lines
 
 
 def _true_positive_rate(epsilon: float, summary: Mapping[str, Any]) -> float:
-    """Of a test at FALSE_POSITIVE_RATE: what an epsilon allows, and at most what the run's whole privacy curve does."""
+    """Bound for a test at FALSE_POSITIVE_RATE: by an epsilon, and by the run's privacy curve."""
     guarantee = summary["guarantee"]
     bound = true_positive_bound(epsilon, guarantee["delta"], FALSE_POSITIVE_RATE)
     membership = guarantee.get("membership")
@@ -223,40 +241,42 @@ def _true_positive_rate(epsilon: float, summary: Mapping[str, Any]) -> float:
 
 def _own(owner: Owner, summary: Mapping[str, Any]) -> list[str]:
     worst, usual = format_epsilon(owner.worst_case_epsilon), format_share_up(FALSE_POSITIVE_RATE)
-    odds = format_share_up(_true_positive_rate(owner.epsilon, summary))
-    whose = (
-        f"Your epsilon for this run, of all {owner.n_rows} records together:"
-        if owner.n_rows > 1
-        else "Your epsilon for this run:"
-    )
-    told = f" In the odds of the test above that would be at most {odds} rather than {usual}, if it were a guarantee."
-    promised = summary["guarantee"]["status"] not in (VOID, UNPROVEN)  # or there is no test above
+    whose = f", for all {owner.n_rows} records together" if owner.n_rows > 1 else ""
+    in_odds = ""
+    if summary["guarantee"]["status"] not in (VOID, UNPROVEN):  # else there is no test above
+        odds = format_share_up(_true_positive_rate(owner.epsilon, summary))
+        in_odds = (
+            f" In the odds of the test above that would be at most {odds} rather than {usual}, if "
+            "it were a guarantee."
+        )
     return [
-        f"{whose} {format_epsilon(owner.epsilon)}, of at most {worst}.{told if promised else ''}",
+        f"Your epsilon for this run{whose}: {format_epsilon(owner.epsilon)}, of at most {worst}."
+        f"{in_odds}",
         f"It is {_CLAIMS[summary['claim']]} (stated at {summary['meaning']}).",
     ]
 
 
 _NOT_MEANT = (
-    "It is not a guarantee. It describes the one training that happened; another would have given another number. Rely on "
-    "what everybody is promised.",
-    "A small number is no reason to skip asking for your consent, and no limit on every attack.",
-    "It says nothing of other models or statistics made from your data: each adds to what can be learned.",
+    "It is not a guarantee. It describes the one training that happened; another would have given "
+    "another number. Rely on what everyone in the data is promised.",
+    "A small number is no reason to skip asking for your consent, and it does not limit every "
+    "attack.",
+    "It says nothing about other models or statistics made from your data: each of them adds to "
+    "what can be learned.",
 )
 
 
 def _keep(summary: Mapping[str, Any]) -> list[str]:
-    silent = declared_choices(summary) is None
+    declared = "It was declared that they were not."
+    if declared_choices(summary) is None:
+        declared = "It was not declared whether they were."
     return [
-        "The number was computed from your record without noise, and is sensitive itself: whoever sees it learns something "
-        "about your record, for instance that it is an unusual one.",
-        "Telling you costs nobody else any privacy. All states of the model count as published; given them, your number "
-        "follows from your own record and from when it was drawn. That is the condition of Theorem 3.2 (section 3.4) of Yu et "
-        "al. 2023, arXiv:2206.02617v7: the map from the states to the states together with your number is a bijection. It would fail if settings of the training "
-        "had been chosen by looking at everybody's data. "
-        + (
-            "Nobody declared whether they were."
-            if silent
-            else "It was declared that they were not."
-        ),
+        "The number was computed from your record without noise, and is sensitive itself: anyone "
+        "who sees it learns something about your record, for instance that it is an unusual one.",
+        "Telling you takes no privacy from anyone else. All states of the model count as "
+        "published; given them, your number follows from your own record and from when it was "
+        "sampled. That is the condition of Theorem 3.2 (section 3.4) of Yu et al. 2023, "
+        "arXiv:2206.02617v7: the map from the states to the states together with your number is a "
+        "bijection. It would fail if settings of the training had been chosen by looking at the "
+        f"data of all people. {declared}",
     ]

@@ -49,7 +49,7 @@ def test_release_by_group(audit_dir, call):
 
 def test_bad_input_ends_in_one_message(audit_dir, call):
     for arguments, words in (
-        ((audit_dir, "--epsilon", "1", "--quantiles", ""), "nothing is asked for"),
+        ((audit_dir, "--epsilon", "1", "--quantiles", ""), "nothing to release"),
         ((audit_dir, "--epsilon", "1", "--quantiles", "a"), "--quantiles 'a'"),
         ((audit_dir, "--epsilon", "1", "--mean", "--by", "sex"), "The list must be public"),
         (

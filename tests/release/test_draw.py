@@ -67,4 +67,4 @@ def test_quantiles_do_not_decrease(monkeypatch):
 def test_a_mean_that_is_all_noise_is_not_given(monkeypatch):
     monkeypatch.setattr(mechanisms, "noisy_sums", lambda *_: (-3000, 2000))
     figures = draw(Request((), mean=True, epsilon=1), COUNTS, GRID)
-    assert (figures.mean, figures.mean_error, figures.count) == (None, None, -10)
+    assert (figures.mean, figures.expected_error.mean, figures.count) == (None, None, -10)

@@ -278,7 +278,7 @@ def test_a_release_says_what_it_assumes(audit_dir):
             "void: it was seeded; too few",
         ),
         (lambda s: s["guarantee"].update(status="unproven"), "unproven"),
-        (lambda s: s["run"].update(n_units=100), "100 people stand behind 400 rows"),
+        (lambda s: s["run"].update(n_units=100), "400 rows belong to 100 people"),
         (lambda s: s["guarantee"].update(worst_case_epsilon=1.0), "different audits"),
         (lambda s: s.pop("run"), "audit.json lacks run"),
     ],

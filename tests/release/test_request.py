@@ -10,11 +10,11 @@ from indpriv.release.request import DEFAULT_QUANTILES
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"quantiles": (), "epsilon": 1}, "nothing is asked for"),
+        ({"quantiles": (), "epsilon": 1}, "nothing to release"),
         ({"quantiles": (0.5, 1.0), "epsilon": 1}, r"quantile 1\.0 is not in \(0, 1\)"),
         ({"quantiles": (float("nan"),), "epsilon": 1}, "quantile nan"),
         ({"quantiles": (0.12345,), "epsilon": 1}, "more than 4 decimals"),
-        ({"quantiles": (0.5, 0.5), "epsilon": 1}, "asked for twice"),
+        ({"quantiles": (0.5, 0.5), "epsilon": 1}, "listed twice"),
         ({"epsilon": 0}, "epsilon=0 is not"),
         ({"epsilon": float("inf")}, "epsilon=inf is not"),
         ({"epsilon": float("nan")}, "epsilon=nan is not"),
@@ -25,7 +25,7 @@ from indpriv.release.request import DEFAULT_QUANTILES
         ({"epsilon": 1, "by": "sex"}, "The list must be public"),
         ({"epsilon": 1, "groups": ("Male",)}, "name a column"),
         ({"epsilon": 1, "by": "age:bins=10", "groups": ("<20",)}, "edges are private"),
-        ({"epsilon": 1, "by": "sex", "groups": ("Male", "Male")}, "name one twice"),
+        ({"epsilon": 1, "by": "sex", "groups": ("Male", "Male")}, "listed twice in"),
         ({"epsilon": 1, "by": "sex", "groups": ("Male",), "public_n": 10}, "not in each group"),
         ({"epsilon": 1, "public_n": 0}, "public_n=0"),
     ],

@@ -26,11 +26,11 @@ def test_a_statement_says_what_an_owner_must_know(audit_dir):
     for words in (
         "for the owner of example 17", "This is the guarantee", "epsilon 2.00 (delta 1e-5, add/remove one example, Poisson sampling",
         "It is exact", "It is not a guarantee", "no reason to skip asking for your consent", "sensitive itself", "Theorem 3.2",
-        "bijection", "Nobody declared whether they were",
+        "bijection", "It was not declared whether they were",
     ):  # fmt: skip
         assert words in text, words
     odds = re.search(
-        r"wrongly says so 1 % of the times when it was not, rightly says so at most ([\d.]+) % of",
+        r"says so 1 % of the times when it was not used says so at most ([\d.]+) % of the times",
         text,
     )
     curve = read_json(audit_dir / "audit.json")["guarantee"]["membership"]["true_positive_rate"]
@@ -44,7 +44,7 @@ def test_a_statement_promises_what_the_report_does(audit_dir, edit_audit):
     edit_audit(lambda summary: summary["guarantee"].update(membership=rate))
     epsilon = read_epsilons(audit_dir)
     text = words_of(audit_dir, example=str(int(epsilon.argmax())))
-    assert "rightly says so at most 4.1 % of the times when it was." in text
+    assert "says so at most 4.1 % of the times when it was." in text
     assert "would be at most 4.1 % rather than 1 %" in text
     low = int(epsilon.argmin())
     own = true_positive_bound(epsilon[low], 1e-5, 0.01)

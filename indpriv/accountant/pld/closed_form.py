@@ -3,8 +3,8 @@
 Every function accepts any real epsilon, because delta(epsilon) = E[(1 - exp(epsilon - loss))_+] is
 also needed below 0 when two steps are composed. Sources: the Gaussian mechanism after Balle and
 Wang 2018 (arXiv:1805.06530v2, Theorem 8); one Poisson-sampled step by amplification (Balle, Barthe,
-Gaboardi 2018, arXiv:1807.01647v2, Theorem 2, which is tight for this pair); two steps by integrating
-the curve of the second over the loss of the first.
+Gaboardi 2018, arXiv:1807.01647v2, Theorem 2, which is tight for this pair); two steps by
+integrating the curve of the second over the loss of the first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Contours: the inversion integral of some examples as a finite sum, each of whose errors is bounded.
+"""Contours: the inversion integral of some examples as a finite sum with bounded errors.
 
 laplace.py states the formula and the errors. Sensitive.
 """

@@ -274,7 +274,7 @@ def gaussian_approximation(
 
 
 def _gaussian_mu(epsilon: FloatArray, delta: FloatArray) -> FloatArray:
-    """(n,) the mu at which the Gaussian mechanism has this delta, from above; 0 where delta is 0."""
+    """(n,) mu at which the Gaussian mechanism has this delta, from above; 0 where delta is 0."""
     reachable = np.clip(delta, 1e-300, 1 - 1e-15)
 
     def delta_of(inverse: FloatArray, examples: NDArray[np.intp]) -> FloatArray:

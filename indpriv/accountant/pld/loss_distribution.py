@@ -26,9 +26,9 @@ _TIGHT = 1e-5  # relative width at which no finer grid is tried
 # A finer grid must narrow the bracket to this share of its width, or none finer is tried: rounding
 # grows with the number of points
 _PROGRESS = 0.8
-# Work is counted in points, weighted by what they cost (about 1e-8 s each). A call may do this much,
-# whatever the number of its examples, so that none takes hours; examples that are left over keep
-# the wider bracket that is proven by then
+# Work is counted in points, weighted by what they cost (about 1e-8 s each). A call may do this
+# much, whatever the number of its examples, so that none takes hours; examples that are left over
+# keep the wider bracket that is proven by then
 _MOST_WORK = 3e9
 _PER_BUCKET, _PER_LAW, _PER_EXAMPLE, _PER_SOLUTION = 150.0, 40.0, 2.0, 200.0
 _MARGIN = 1.5  # factor by which windows are longer than needed at the epsilon they are chosen for

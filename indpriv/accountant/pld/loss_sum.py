@@ -76,7 +76,7 @@ class LossSum:
         return replace(self, counts=self.counts[examples], gaussian=self.gaussian[examples])
 
     def total_variation_bound(self) -> FloatArray:
-        """(n_examples,) sum of the total variations of the steps: never below delta at epsilon 0."""
+        """(n_examples,) sum of the steps' total variations: never below delta at epsilon 0."""
         one_step = self.sample_rate * erf(self.shift / np.sqrt(8.0))
         return np.asarray(self.counts @ one_step + erf(np.sqrt(self.gaussian / 8.0)))
 

@@ -35,10 +35,9 @@ class Tilted:
     """The loss of each step under its law tilted by exp(tilt * loss), on quadrature nodes in z.
 
     Attributes:
-        losses: (n_laws, n_nodes) loss at each node.
-        weights: (n_laws, n_nodes) probabilities; each row sums to 1.
-        log_transform: (n_laws,) K(tilt).
-        error: (n_laws,) bound of the relative rounding error of E[exp(w loss)], per unit of |w| + 1.
+        losses: (n_laws, n_nodes) loss at each node. weights: (n_laws, n_nodes) probabilities; each
+        row sums to 1. log_transform: (n_laws,) K(tilt). error: (n_laws,) bound of the relative
+        rounding error of E[exp(w loss)], per unit of |w| + 1.
     """
 
     losses: FloatArray
