@@ -141,13 +141,13 @@ def test_a_statement_is_of_all_rows_of_a_person(audited_people):
     (owner,) = owners(folder, unit=several)
     text = " ".join(statement(owner, read_summary(folder)).split())
     assert (
-        f"of all {frame.loc[several, 'n_rows']} records together: {frame.loc[several, 'epsilon']:.2f}"[
+        f"for all {frame.loc[several, 'n_rows']} records together: {frame.loc[several, 'epsilon']:.2f}"[
             :-1
         ]
         in text
     )
     assert len(owners(folder)) == len(frame)
-    with pytest.raises(InputError, match="of people, not of rows"):
+    with pytest.raises(InputError, match="counts people, not rows"):
         owners(folder, example="3")
 
 

@@ -35,7 +35,7 @@ def test_release_prints_figures_errors_costs_and_assumptions(audit_dir, call):
         "Theorem 3.2", "5,000 equally spaced values", "drawn now and paid for",
     ):  # fmt: skip
         assert words in screen, words
-    assert "stored: shown again at no cost" in call(*command)[0]
+    assert "stored answer, shown at no further cost" in call(*command)[0]
     content = json.loads(call(*command, "--json")[0])
     assert content["spent"]["releases"] == 1
 

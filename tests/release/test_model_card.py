@@ -97,7 +97,7 @@ def test_a_release_of_another_account_is_refused(audit_dir, edit_audit):
     release(audit_dir, Request((0.5,), False, epsilon=0.25))
     edit_audit(lambda summary: summary["guarantee"].update(worst_case_epsilon=1.5))
     with pytest.raises(
-        InputError, match=r"adds up with a guarantee of epsilon 2.00.*make the release again"
+        InputError, match=r"composes with a guarantee of epsilon 2.00.*make the release again"
     ):
         card(audit_dir)
 
@@ -119,7 +119,7 @@ def test_without_a_guarantee_there_is_no_card(audit_dir, edit_audit, change, why
 
 def test_a_broken_audit_is_one_message(audit_dir, edit_audit):
     edit_audit(lambda summary: summary.pop("disclosures"))
-    with pytest.raises(InputError, match="not whole"):
+    with pytest.raises(InputError, match="is incomplete"):
         card(audit_dir)
 
 

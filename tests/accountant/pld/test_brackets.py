@@ -1,4 +1,4 @@
-"""Brackets of epsilon and delta by the tight accountant: inverse of each other, and around values known otherwise."""
+"""Brackets of epsilon and delta: inverse of each other, and around values known otherwise."""
 
 import itertools
 
@@ -15,7 +15,7 @@ from indpriv.accountant.pld.brackets import FALLBACK, pld_delta, pld_epsilon
 from indpriv.errors import InputError
 
 DIRECTIONS = ["remove", "add"]
-ROUNDING = 1e-9  # relative, of the judges
+ROUNDING = 1e-9  # relative, of the references
 
 
 def run_of(*steps):
@@ -96,7 +96,7 @@ def test_delta_of_composed_runs(steps, epsilon):
     lower, upper = delta_of(run_of(*steps), epsilon)
     assert lower <= most
     assert least <= upper
-    assert most - least <= 1e-3 * most  # else it would judge nothing
+    assert most - least <= 1e-3 * most  # else the reference would show nothing
     assert upper - lower <= 1e-5 * upper
 
 
@@ -117,16 +117,16 @@ def test_several_epsilons_of_several_examples_are_those_of_each_alone():
             assert together.upper[row, column] == pytest.approx(upper, rel=1e-5)
 
 
-@pytest.mark.parametrize("engine", ["contours", "grids"])
-def test_who_else_is_in_a_block_moves_an_end_within_the_bracket_only(engine):
-    """Block mates share tilts, spacings and windows: ends move by rounding, and every bracket holds the same truth."""
+@pytest.mark.parametrize("method", ["contours", "grids"])
+def test_the_rest_of_a_block_moves_an_end_within_the_bracket_only(method):
+    """Examples of a block share tilts, spacings and windows: ends move by rounding only."""
     counts = {
         "contours": [[900, 40, 3], [500, 500, 1], [20, 700, 100], [900, 0, 3]],
         "grids": [[9, 4, 0], [3, 5, 0]],
     }
-    noise, rate = {"contours": (1.0, 0.05), "grids": (0.5, 0.05)}[engine]
+    noise, rate = {"contours": (1.0, 0.05), "grids": (0.5, 0.05)}[method]
     law = np.array([0.2, 0.5, 1.0]), np.full(3, noise), np.full(3, rate)
-    run = Participations(*law, np.array(counts[engine], float))
+    run = Participations(*law, np.array(counts[method], float))
     together = epsilon_of(run, 1e-5)
     order = np.arange(len(run.counts))[::-1]
     turned = epsilon_of(run.select(order), 1e-5)
@@ -143,7 +143,7 @@ def test_who_else_is_in_a_block_moves_an_end_within_the_bracket_only(engine):
             turned.epsilon_upper[place],
             alone.epsilon_upper[0],
         )
-        assert 0 < max(lowers) <= min(uppers)  # there is an epsilon that all three brackets hold
+        assert 0 < max(lowers) <= min(uppers)  # some epsilon is in all three brackets
         assert max(uppers) - min(lowers) <= 1e-5 * max(uppers)
 
 
@@ -188,7 +188,7 @@ def test_next_to_no_noise_falls_back_at_once():
 def test_brackets_stay_proven_where_no_work_may_be_done(monkeypatch):
     run, delta = run_of((1.0, 0.5, 0.001, 10)), 1e-9
     monkeypatch.setattr(laplace, "_MOST_WORK", 0.0)
-    wide = pld_epsilon(run, delta=delta, rdp_upper=np.array([5.9]))  # by grids alone
+    wide = pld_epsilon(run, delta=delta, rdp_upper=np.array([5.9]))  # by grids only
     monkeypatch.setattr(loss_distribution, "_MOST_WORK", 0.0)
     widest = pld_epsilon(run, delta=delta, rdp_upper=np.array([5.9]))
     assert (widest.epsilon_lower[0], widest.epsilon_upper[0], widest.bracket[0]) == (
@@ -201,20 +201,20 @@ def test_brackets_stay_proven_where_no_work_may_be_done(monkeypatch):
     assert delta_bounds([(1.0, 0.5, 0.001, 10)], wide.epsilon_lower[0], precision=1e-3)[1] >= delta
 
 
-def test_counts_that_are_no_numbers_of_steps_and_endless_epsilons_are_refused():
+def test_fractional_counts_and_infinite_epsilons_are_refused():
     with pytest.raises(InputError, match="whole numbers"):
         epsilon_of(run_of((1.0, 1.0, 0.1, 2.5)), 1e-5)
     with pytest.raises(InputError, match="not finite"):
         pld_delta(run_of((1.0, 1.0, 0.1, 2)), np.array([[np.inf]]))
 
 
-def test_bounds_that_contradict_each_other_are_no_result():
+def test_bounds_that_contradict_each_other_are_an_error():
     with pytest.raises(ArithmeticError, match="report it"):
         pld_epsilon(run_of((1.0, 1.0, 0.1, 50)), delta=1e-5, rdp_upper=np.array([0.01]))
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_the_slow_twin_knows_the_gaussian(direction):
+def test_the_reference_agrees_with_the_gaussian(direction):
     assert oracles.one_step_delta(1.0, 0.7, 1.0, 1.3, direction) == pytest.approx(
         float(closed_form.gaussian_delta(np.array(1.3), 1 / 0.7)), rel=1e-12
     )

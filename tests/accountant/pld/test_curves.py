@@ -1,4 +1,4 @@
-"""Advantage, true-positive rates and mu against closed forms, a brute-force attacker and proven bounds."""
+"""Advantage, true-positive rates and mu, compared with closed forms, brute force and bounds."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from indpriv.accountant.pld.curves import (
 )
 
 RATES = np.array([1e-6, 1e-3, 0.1, 0.95])
-ROUNDING = 1e-9  # relative, of the judges
+ROUNDING = 1e-9  # relative, of the references
 COMPOSED = [
     [(1.0, 1.0, 0.2, 12)],
     [(0.5, 0.7, 0.05, 20), (1.0, 1.5, 0.3, 6)],
@@ -57,7 +57,7 @@ def test_a_run_without_sampling_is_the_gaussian_trade_off(mu):
 
 
 @pytest.mark.parametrize(("shift", "rate"), [(1.0, 0.01), (0.2, 0.5), (3.0, 0.1)])
-def test_one_sampled_step_is_the_attack_that_looks_at_it(shift, rate):
+def test_one_sampled_step_is_the_attack_on_its_outcome(shift, rate):
     """The best attack says "present" of large outcomes: without the example it sees N(0, 1), with it the mixture."""
     run = run_of((1.0, 1 / shift, rate, 1))
     truth = (1 - rate) * RATES + rate * norm.cdf(norm.ppf(RATES) + shift)
@@ -90,7 +90,7 @@ def test_the_curve_lies_between_proven_bounds(steps):
     found = delta_curve(run_of(*steps), epsilons)
     for k, epsilon in enumerate(epsilons):
         least, most = delta_bounds(steps, epsilon, precision=1e-4)
-        assert most - least <= 1e-4 * most  # else it would judge nothing
+        assert most - least <= 1e-4 * most  # else the reference would show nothing
         assert found.lower[0, k] <= most
         assert least <= found.upper[0, k]
 
@@ -139,7 +139,7 @@ def test_the_gaussian_lies_above_the_curve_and_names_its_error():
     )  # between the points that were looked at
 
 
-def test_an_example_that_cost_nothing_tells_nothing():
+def test_a_free_example_has_no_advantage():
     run = run_of((0.0, 1.0, 0.1, 30))
     assert membership_advantage(run).upper[0] == 0
     np.testing.assert_allclose(rates_of(run)[1], RATES, rtol=1e-13)

@@ -1,7 +1,7 @@
-"""Hard cells: few steps, rare participation, next to no noise or very much, up to a million steps, each with a judge.
+"""Hard runs: few steps, rare participation, very little noise or very much, up to a million steps.
 
-Runs that have an exact delta are judged by it at both ends of their bracket, in 30 digits or more; others by the proven
-bounds of delta_bounds, which share no code with the accountant.
+If a run has an exact delta, both ends of its bracket are compared with it, in 30 digits or more;
+others are compared with the proven bounds of delta_bounds, which share no code with the accountant.
 """
 
 import itertools
@@ -26,18 +26,14 @@ CELLS = list(
         (1e-5, 1e-9),
     )
 )
-ROUNDING = 1e-8  # relative, of exact judges
-SURE, NEARLY = (
-    1e-3,
-    0.1,
-)  # of delta: where the judge is within it of what it would have to say against a bracket
-RESOLUTIONS = (
-    1 << 13,
-    1 << 16,
-)  # of the judge; another step settles few more and takes ten times as long
-# Shares of all cells in which the judge is sure, and nearly so, of the upper and of the lower end: what was measured, less a
-# little. One and two steps, and unsampled ones, have exact judges.
-TOLD = {
+ROUNDING = 1e-8  # relative, of exact values
+# Shares of delta: how undecided the reference may be to count as sure, and as nearly sure
+SURE, NEARLY = 1e-3, 0.1
+# Of the reference; a finer one decides few more runs and takes ten times as long
+RESOLUTIONS = (1 << 13, 1 << 16)
+# Shares of all cells in which the reference is sure, and nearly sure, of the upper and of the lower
+# end: slightly less than was measured. One and two steps, and unsampled ones, have exact values
+DECIDED = {
     1: [(1.0, 1.0), (1.0, 1.0)],
     2: [(1.0, 1.0), (1.0, 1.0)],
     10: [(0.95, 0.98), (0.96, 0.98)],
@@ -80,7 +76,7 @@ def exact_delta(cell, epsilon):
 
 
 def assert_right(cell):
-    """Contained, as tight as promised; returns by how much of delta the judge fails to tell of the upper and lower end."""
+    """Check one bracket; returns by how much of delta the reference is undecided at each end."""
     steps, rate, noise, norm, delta = cell
     lower, upper, bracket = bracket_of(cell)
     assert 0 <= lower <= upper < np.inf
@@ -119,7 +115,7 @@ def test_some_hard_cells(cell):
 
 @pytest.mark.parametrize("steps", [(1.0, 1.0, 0.01, 1), (0.5, 0.7, 0.3, 2), (1.0, 1.0, 1.0, 25)])
 @pytest.mark.parametrize("epsilon", [0.0, 0.3])
-def test_the_judge_holds_exact_deltas(steps, epsilon):
+def test_the_reference_bounds_contain_exact_deltas(steps, epsilon):
     lower, upper = delta_bounds([steps], epsilon, precision=1e-4)
     truth = exact_delta((steps[3], steps[2], steps[1], steps[0], None), epsilon)
     assert lower <= truth <= upper
@@ -127,11 +123,11 @@ def test_the_judge_holds_exact_deltas(steps, epsilon):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", TOLD)
+@pytest.mark.parametrize("steps", DECIDED)
 def test_every_hard_cell(steps):
     missing = np.array([assert_right(cell) for cell in CELLS if cell[0] == steps])
     for end, (surely, nearly) in zip(
-        missing.T, TOLD[steps], strict=True
+        missing.T, DECIDED[steps], strict=True
     ):  # the upper end, then the lower one
         assert np.mean(end <= SURE) >= surely
         assert np.mean(end <= NEARLY) >= nearly

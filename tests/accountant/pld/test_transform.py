@@ -1,4 +1,4 @@
-"""One step's transform on a contour, and the proven bound of its decay, against 25-digit quadrature of its definition."""
+"""One step's transform and the bound of its decay, compared with 25-digit quadrature."""
 
 import mpmath
 import numpy as np
@@ -17,7 +17,7 @@ CASES = [
 ]
 
 
-def twin(shift, rate, direction, w):
+def reference(shift, rate, direction, w):
     """E[f^(w + 1)] (remove) or E[f^-w] (add), z standard normal."""
     with mpmath.workdps(25):
         shift, rate, power = (
@@ -39,12 +39,12 @@ def twin(shift, rate, direction, w):
 def test_a_contour_is_the_transform_to_its_stated_error(shift, rate, direction, tilt):
     kinds, frequencies = StepLaws(np.array([shift]), np.array([rate])), 0.37 * np.arange(40)
     table = transform.contour_table(kinds, tilt, direction, frequencies)
-    at_rest = twin(shift, rate, direction, mpmath.mpf(tilt))
+    at_rest = reference(shift, rate, direction, mpmath.mpf(tilt))
     law = transform.tilted_law(kinds, tilt, direction)
     assert law.log_transform[0] == pytest.approx(float(mpmath.log(at_rest)), rel=1e-12, abs=1e-18)
     for column in (1, 39):
         w = mpmath.mpc(tilt, frequencies[column])
-        truth = mpmath.log(twin(shift, rate, direction, w) / at_rest)
+        truth = mpmath.log(reference(shift, rate, direction, w) / at_rest)
         off = abs(complex(table.logarithm[0, column]) - complex(truth))
         allowed = table.error[0] * (1 + abs(complex(w))) + QUADRATURE_ERROR
         assert off <= allowed / abs(complex(mpmath.exp(truth)))

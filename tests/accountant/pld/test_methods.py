@@ -1,4 +1,4 @@
-"""Each engine of the tight accountant alone: its bracket holds the truth, and where two apply they overlap."""
+"""Each method of bracketing alone: its bracket contains the truth, and brackets of two overlap."""
 
 import numpy as np
 import pytest
@@ -13,8 +13,8 @@ from indpriv.accountant.pld.laplace import contour_brackets, contour_deltas
 from indpriv.accountant.pld.loss_distribution import grid_brackets, grid_deltas
 from indpriv.accountant.pld.loss_sum import DIRECTIONS, LossSum
 
-ENGINES = {"contours": contour_brackets, "grids": grid_brackets}
-JUDGE = 1e-9  # relative
+METHODS = {"contours": contour_brackets, "grids": grid_brackets}
+ROUNDING = 1e-9  # relative, of exact values
 
 
 def losses_of(*steps):
@@ -31,15 +31,15 @@ def exact_epsilon(losses, delta, direction):
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("delta", [1e-3, 1e-9])
 @pytest.mark.parametrize(("mu", "count"), [(0.02, 9), (0.5, 4), (1.0, 25)])
-def test_gaussian_runs(engine, direction, delta, mu, count):
-    found = ENGINES[engine](losses_of((1.0, 1 / mu, 1.0, count)), delta, direction)
+def test_gaussian_runs(method, direction, delta, mu, count):
+    found = METHODS[method](losses_of((1.0, 1 / mu, 1.0, count)), delta, direction)
     truth = oracles.gaussian_epsilon(mu * count**0.5, delta)
-    assert found.lower[0] <= truth * (1 + JUDGE)
-    assert found.upper[0] >= truth * (1 - JUDGE)
-    if engine == "contours":  # which settle Gaussians; grids are for rare participation
+    assert found.lower[0] <= truth * (1 + ROUNDING)
+    assert found.upper[0] >= truth * (1 - ROUNDING)
+    if method == "contours":  # grids are for rare participation
         assert found.upper[0] - found.lower[0] <= 1e-6 * found.upper[0]
 
 
@@ -48,21 +48,21 @@ def test_gaussian_runs(engine, direction, delta, mu, count):
     "steps",
     [[(1.0, 1.0, 0.05, 2)], [(0.5, 0.7, 0.3, 1), (1.0, 2.0, 0.01, 1)], [(1.0, 0.5, 0.01, 1)]],
 )
-def test_grids_hold_runs_of_one_and_two_steps(steps, direction):
+def test_grids_contain_runs_of_one_and_two_steps(steps, direction):
     losses = losses_of(*steps)
     truth = exact_epsilon(losses, 1e-5, direction)
     found = grid_brackets(losses, 1e-5, direction)
-    assert found.lower[0] <= truth * (1 + JUDGE)
-    assert found.upper[0] >= truth * (1 - JUDGE)
+    assert found.lower[0] <= truth * (1 + ROUNDING)
+    assert found.upper[0] >= truth * (1 - ROUNDING)
     assert found.upper[0] - found.lower[0] <= 1e-4 * found.upper[0]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     "steps", [[(1.0, 1.0, 0.05, 200)], [(0.7, 0.7, 0.02, 50), (1.0, 0.8, 0.05, 80)]]
 )
-def test_composed_runs(engine, steps):
-    found = [ENGINES[engine](losses_of(*steps), 1e-5, direction) for direction in DIRECTIONS]
+def test_composed_runs(method, steps):
+    found = [METHODS[method](losses_of(*steps), 1e-5, direction) for direction in DIRECTIONS]
     lower, upper = (
         max(getattr(bracket, end)[0] for bracket in found) for end in ("lower", "upper")
     )
@@ -110,14 +110,14 @@ def test_contours_and_grids_overlap(run, delta, direction):
     epsilon=st.floats(-5.0, 5.0),
     direction=st.sampled_from(DIRECTIONS),
 )
-def test_the_closed_form_of_one_step_is_its_slow_twin(shift, rate, epsilon, direction):
+def test_the_closed_form_of_one_step_is_the_reference(shift, rate, epsilon, direction):
     found = closed_form.one_step_delta(np.array(epsilon), shift, rate, direction)
-    twin = oracles.one_step_delta(shift, 1.0, rate, epsilon, direction)
-    assert found == pytest.approx(twin, rel=closed_form.CLOSED_FORM_ERROR, abs=1e-290)
+    reference = oracles.one_step_delta(shift, 1.0, rate, epsilon, direction)
+    assert found == pytest.approx(reference, rel=closed_form.CLOSED_FORM_ERROR, abs=1e-290)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_the_quadrature_of_two_steps_is_its_slow_twin(direction):
+def test_the_quadrature_of_two_steps_is_the_reference(direction):
     first, second = (0.5, 1.0, 0.2), (1.0, 0.8, 0.05)
     found = closed_form.exact_delta(
         losses_of((*first, 1), (*second, 1)), np.array([0.4]), direction
