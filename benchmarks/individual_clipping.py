@@ -114,8 +114,8 @@ def prepare(
     tables = AuditConfig.from_toml(AUDITS / f"{name}.toml").to_dict()
     dataset = load_dataset(name, data_dir)
     short = {} if full else SHORT.get(name, {})
-    tables["training"]["non_dp_twin"] = False
-    tables["training"].pop("non_dp_learning_rate", None)
+    tables["training"]["non_private_baseline"] = False
+    tables["training"].pop("non_private_learning_rate", None)
     tables["training"] |= {key: value for key, value in short.items() if key != "images"}
     tables["training"]["epochs"] = epochs or tables["training"]["epochs"]
     tables["checkpoints"] = {"every": "epoch"}

@@ -17,7 +17,12 @@ Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
 
 # Arguments and keys that had another name before 0.2; accepted until 1.0, and still written in run directories.
-FORMER_NAMES = {"free_records": "batch_norms", "exact_examples": "reference_examples"}
+FORMER_NAMES = {
+    "free_records": "batch_norms",
+    "exact_examples": "reference_examples",
+    "non_dp_twin": "non_private_baseline",
+    "non_dp_learning_rate": "non_private_learning_rate",
+}
 
 
 def check_delta(delta: float) -> float:

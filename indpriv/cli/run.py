@@ -121,7 +121,7 @@ def _train(
 
     config = AuditConfig.from_toml(audit_file)
     if baseline:
-        config = replace(config, training=replace(config.training, non_dp_twin=True))
+        config = replace(config, training=replace(config.training, non_private_baseline=True))
     run_dir = run_dir or Path("runs") / config.name
     check_folder("--run-dir", run_dir)
     check_device(device)

@@ -1,198 +1,197 @@
-"""AuditConfig: what an audit trains and records, read from a TOML file. No torch here, and nothing sensitive.
+"""AuditConfig: what an audit trains and records, read from a TOML file. Not sensitive.
 
-A configuration holds public choices only; the data, the run directory and a seed are arguments of whoever runs it.
+A configuration holds public choices only; data, run directory and seed are arguments of `train`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from indpriv._checks import check_rounding, with_current_names
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from indpriv._checks import check_choice, check_rounding, with_current_names
 from indpriv.errors import InputError
-from indpriv.norm_log.recording_policy import RecordingPolicy, epochs_of
+from indpriv.norm_log.recording_policy import RecordingPolicy
+from indpriv.training.config_errors import explain
 from indpriv.training.datasets import DATASETS
-from indpriv.training.values import (
-    Check,
-    check_keys,
-    flag,
-    identifier,
-    list_of,
-    number,
-    one_of,
-    optional,
-    steps_or,
-    whole,
-)
 
-ARCHITECTURES = ("mlp", "tanh_cnn", "resnet20_gn", "wrn16_4")
-ACTIVATIONS = ("tanh", "relu")
-GRAD_SAMPLE_MODES = ("hooks", "ghost")
+_KNOWN_KEYS_ONLY = ConfigDict(extra="forbid")
+
+Flag = Annotated[bool, Field(strict=True)]
+Count = Annotated[int, Field(strict=True, ge=1)]
+CountOrZero = Annotated[int, Field(strict=True, ge=0)]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(strict=True, ge=0, le=1)]
+Name = Annotated[
+    str,
+    Field(
+        strict=True,
+        pattern="^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$",
+        description="a name of at most 64 letters, digits, - and _",
+    ),
+]
+Epochs = Annotated[
+    str,
+    Field(
+        strict=True,
+        pattern="^([2-9]|[1-9][0-9]{1,5}) epochs$",
+        description="a number of epochs such as '2 epochs'",
+    ),
+]
+DatasetName = Annotated[
+    str,
+    Field(strict=True, json_schema_extra={"enum": list(DATASETS)}),
+    AfterValidator(lambda name: check_choice("dataset", name, DATASETS)),
+]
 
 
-class _Section:
-    """A part of a configuration: every field is checked when it is made, by the check in its metadata."""
-
-    def __post_init__(self) -> None:
-        for item in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = item.metadata["check"](item.name, getattr(self, item.name))
-            object.__setattr__(self, item.name, value)
-
-
-@dataclass(frozen=True)
-class DataConfig(_Section):
-    """[data]: which rows are trained on, and whose they are.
+@dataclass(frozen=True, config=_KNOWN_KEYS_ONLY)
+class DataConfig:
+    """[data]: the rows to train on, and whose they are.
 
     Attributes:
         dataset: one of `indpriv.training.datasets.DATASETS`.
-        unit_column: metadata column that says whose row each is: the run's unit is then "user"; None where a row is a unit.
-        max_rows_per_unit: the first so many rows of each unit are trained on; None for all.
+        unit_column: metadata column that names the person behind each row; the run's unit is then
+            "user". None if each row is its own unit.
+        max_rows_per_unit: train on at most this number of rows of each unit, the first ones; None
+            for all.
     """
 
-    dataset: str = field(metadata={"check": one_of(DATASETS)})
-    unit_column: str | None = field(default=None, metadata={"check": optional(identifier)})
-    max_rows_per_unit: int | None = field(default=None, metadata={"check": optional(whole(1))})
+    dataset: DatasetName
+    unit_column: Name | None = None
+    max_rows_per_unit: Count | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         known = DATASETS[self.dataset].metadata_columns
         if self.unit_column is not None and self.unit_column not in known:
             raise InputError(
-                f"unit_column={self.unit_column!r} is no column of {self.dataset}, which has {', '.join(known) or 'none'}"
+                f"unit_column={self.unit_column!r} is no column of {self.dataset}, which has "
+                f"{', '.join(known) or 'none'}"
             )
         if self.max_rows_per_unit is not None and self.unit_column is None:
             raise InputError(
-                "max_rows_per_unit is given without unit_column; say whose rows are whose, or leave it out"
+                "max_rows_per_unit is given without unit_column; name the column that says whose "
+                "rows they are, or leave it out"
             )
 
 
-@dataclass(frozen=True)
-class ModelConfig(_Section):
-    """[model]: architecture; for "mlp" also hidden (units of each hidden layer) and activation."""
+@dataclass(frozen=True, config=_KNOWN_KEYS_ONLY)
+class ModelConfig:
+    """[model]: the architecture.
 
-    architecture: str = field(metadata={"check": one_of(ARCHITECTURES)})
-    hidden: tuple[int, ...] | None = field(
-        default=None, metadata={"check": optional(list_of(whole(1), minimum=1))}
-    )
-    activation: str | None = field(default=None, metadata={"check": optional(one_of(ACTIVATIONS))})
+    Attributes:
+        architecture: see `indpriv.training.models`.
+        hidden: units of each hidden layer; for "mlp" only.
+        activation: for "mlp" only.
+    """
+
+    architecture: Literal["mlp", "tanh_cnn", "resnet20_gn", "wrn16_4"]
+    hidden: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None
+    activation: Literal["tanh", "relu"] | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.architecture != "mlp":
             for name in ("hidden", "activation"):
                 if getattr(self, name) is not None:
                     raise InputError(
-                        f'{name} is for architecture = "mlp" only; leave it out of a {self.architecture}'
+                        f'{name} is for architecture = "mlp" only; leave it out of a '
+                        f"{self.architecture}"
                     )
 
 
-@dataclass(frozen=True)
-class TrainingConfig(_Section):
+@dataclass(frozen=True, config=_KNOWN_KEYS_ONLY)
+class TrainingConfig:
     """[training]: DP-SGD in Opacus's words.
 
     Attributes:
         epochs: passes over the data, in expectation.
-        batch_size: expected size of a Poisson batch; the sampling rate is 1 / ceil(n / batch_size), as in Opacus.
-        learning_rate: of plain SGD with momentum.
-        max_grad_norm: the clipping norm.
-        delta: of every epsilon of the run.
-        target_epsilon: worst-case epsilon (of one row) that the noise is chosen for; or noise_multiplier: the noise itself.
-        noise_multiplier: noise standard deviation over max_grad_norm.
-        momentum: of SGD.
-        individual_clipping: clip each example at its last recorded level, which makes the account exact at any K.
-        clip_headroom: how far that level is above the norm, as a fraction of max_grad_norm; None for the Recorder's default.
-        filter_epsilon: of a privacy filter: nobody passes it at delta, whatever the noise; None for no filter.
-        grad_sample_mode: Opacus's way to per-example gradients: "hooks", or "ghost" (less memory, often faster).
-        max_physical_batch_size: examples that are worked on at once; None for whole batches.
-        non_dp_twin: also train the same model without privacy, to compare attacks.
-        non_dp_learning_rate: of the twin; None for learning_rate.
+        batch_size: expected size of a Poisson batch; the sampling rate is
+            1 / ceil(n / batch_size), as in Opacus.
+        learning_rate: learning rate of SGD with momentum.
+        max_grad_norm: clipping norm.
+        delta: delta of every epsilon of the run.
+        target_epsilon: worst-case epsilon of one row; the noise is chosen to reach it. Pass either
+            this or noise_multiplier.
+        noise_multiplier: noise standard deviation divided by max_grad_norm.
+        momentum: momentum of SGD.
+        individual_clipping: clip each example at its last recorded level, which makes the account
+            exact however rarely norms are recorded.
+        clip_headroom: how far that level is above the norm, as a fraction of max_grad_norm; None
+            for the Recorder's default.
+        filter_epsilon: limit of a privacy filter: no example's epsilon exceeds it at delta,
+            whatever the noise; None for no filter.
+        grad_sample_mode: how Opacus computes per-example gradients: "hooks", or "ghost" (less
+            memory, often faster).
+        max_physical_batch_size: number of examples that are computed at once; None for whole
+            batches.
+        non_private_baseline: also train the same model without privacy, to compare attacks.
+        non_private_learning_rate: learning rate of the baseline; None for learning_rate.
     """
 
-    epochs: int = field(metadata={"check": whole(1)})
-    batch_size: int = field(metadata={"check": whole(1)})
-    learning_rate: float = field(metadata={"check": number(above=0)})
-    max_grad_norm: float = field(metadata={"check": number(above=0)})
-    delta: float = field(metadata={"check": number(above=0, below=1)})
-    target_epsilon: float | None = field(
-        default=None, metadata={"check": optional(number(above=0))}
-    )
-    noise_multiplier: float | None = field(
-        default=None, metadata={"check": optional(number(above=0))}
-    )
-    momentum: float = field(default=0.0, metadata={"check": number(at_least=0, below=1)})
-    individual_clipping: bool = field(default=False, metadata={"check": flag})
-    clip_headroom: float | None = field(
-        default=None, metadata={"check": optional(number(at_least=0, at_most=1))}
-    )
-    filter_epsilon: float | None = field(
-        default=None, metadata={"check": optional(number(above=0))}
-    )
-    grad_sample_mode: str = field(default="hooks", metadata={"check": one_of(GRAD_SAMPLE_MODES)})
-    max_physical_batch_size: int | None = field(
-        default=None, metadata={"check": optional(whole(1))}
-    )
-    non_dp_twin: bool = field(default=False, metadata={"check": flag})
-    non_dp_learning_rate: float | None = field(
-        default=None, metadata={"check": optional(number(above=0))}
-    )
+    epochs: Count
+    batch_size: Count
+    learning_rate: Positive
+    max_grad_norm: Positive
+    delta: Annotated[float, Field(strict=True, gt=0, lt=1)]
+    target_epsilon: Positive | None = None
+    noise_multiplier: Positive | None = None
+    momentum: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
+    individual_clipping: Flag = False
+    clip_headroom: Share | None = None
+    filter_epsilon: Positive | None = None
+    grad_sample_mode: Literal["hooks", "ghost"] = "hooks"
+    max_physical_batch_size: Count | None = None
+    non_private_baseline: Flag = False
+    non_private_learning_rate: Positive | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.target_epsilon is None) == (self.noise_multiplier is None):
-            given = self.target_epsilon is not None
-            both = f"it has {'both' if given else 'neither'} target_epsilon {'and' if given else 'nor'} noise_multiplier"
-            raise InputError(f"{both}; give exactly one of the two")
+        if self.target_epsilon is None and self.noise_multiplier is None:
+            raise InputError("it has neither target_epsilon nor noise_multiplier; give one of them")
+        if self.target_epsilon is not None and self.noise_multiplier is not None:
+            raise InputError("it has both target_epsilon and noise_multiplier; give one of them")
         if self.clip_headroom is not None and not self.individual_clipping:
             raise InputError(
-                "clip_headroom is given without individual clipping; set individual_clipping = true or leave it out"
+                "clip_headroom is given without individual clipping; set individual_clipping = "
+                "true or leave it out"
             )
-        if self.non_dp_learning_rate is not None and not self.non_dp_twin:
+        if self.non_private_learning_rate is not None and not self.non_private_baseline:
             raise InputError(
-                "non_dp_learning_rate is given without a twin; set non_dp_twin = true or leave it out"
+                "non_private_learning_rate is given without a baseline; set non_private_baseline = "
+                "true or leave it out"
             )
 
 
-def _gap_or(*words: str) -> Check:
-    """A gap between full passes: as `steps_or`, or so many epochs."""
-
-    def check(key: str, value: Any) -> int | str:
-        return steps_or(*words)(key, value) if epochs_of(value) is None else str(value)
-
-    return check
-
-
-@dataclass(frozen=True)
-class RecordingConfig(_Section):
-    """[recording]: what the Recorder is told.
+@dataclass(frozen=True, config=_KNOWN_KEYS_ONLY)
+class RecordingConfig:
+    """[recording]: what the Recorder records, and how.
 
     Attributes:
-        every, growth, longest, batch_norms, reference_examples, first: as of `RecordingPolicy`.
-        record_holdout: also record the test examples' norms, for attacks judged by epsilon.
-        rounding: of norms, as a fraction of max_grad_norm; 0 keeps full precision.
-        rounding_mode: "up" (never under-reports) or "nearest" (the paper's).
+        every, growth, longest, batch_norms, reference_examples, first: see `RecordingPolicy`.
+        record_holdout: also record the norms of the test examples, for attacks that use epsilon.
+        rounding: rounding of norms, as a fraction of max_grad_norm; 0 keeps full precision.
+        rounding_mode: "up" (never under-reports) or "nearest" (as in the paper).
     """
 
-    every: int | str = field(metadata={"check": _gap_or("epoch", "once")})
-    growth: float = field(default=1.0, metadata={"check": number(at_least=1)})
-    longest: int | str | None = field(default=None, metadata={"check": optional(_gap_or("epoch"))})
-    batch_norms: bool = field(default=False, metadata={"check": flag})
-    rounding: float = field(default=0.01, metadata={"check": number(at_least=0, at_most=1)})
-    rounding_mode: str = field(default="up", metadata={"check": one_of(("up", "nearest"))})
-    reference_examples: int = field(default=0, metadata={"check": whole(0)})
-    first: int = field(default=0, metadata={"check": whole(0)})
-    record_holdout: bool = field(default=False, metadata={"check": flag})
+    every: Count | Literal["epoch", "once"] | Epochs
+    growth: Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)] = 1.0
+    longest: Count | Literal["epoch"] | Epochs | None = None
+    batch_norms: Flag = False
+    rounding: Share = 0.01
+    rounding_mode: Literal["up", "nearest"] = "up"
+    reference_examples: CountOrZero = 0
+    first: CountOrZero = 0
+    record_holdout: Flag = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_rounding(self.rounding)
         self.to_policy()
 
     def to_policy(self) -> RecordingPolicy:
-        """The same in the Recorder's words; InputError where gaps, growth and longest do not fit together."""
+        """The Recorder's policy; InputError if gaps, growth and longest do not fit together."""
         return RecordingPolicy(
             self.every,
             self.growth,
@@ -203,25 +202,30 @@ class RecordingConfig(_Section):
         )
 
 
-@dataclass(frozen=True)
-class CheckpointConfig(_Section):
-    """[checkpoints]: every so many steps, or "epoch"; the first and the last model are always saved."""
+@dataclass(frozen=True, config=_KNOWN_KEYS_ONLY)
+class CheckpointConfig:
+    """[checkpoints]: number of steps between checkpoints, or "epoch".
 
-    every: int | str = field(metadata={"check": steps_or("epoch")})
+    The first and the last model are always saved.
+    """
 
-
-@dataclass(frozen=True)
-class GroupConfig(_Section):
-    """[audit]: groups, the columns that examples are compared by: "label" or metadata columns. Chosen beforehand."""
-
-    groups: tuple[str, ...] = field(
-        default=("label",), metadata={"check": list_of(identifier, minimum=0)}
-    )
+    every: Count | Literal["epoch"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_KNOWN_KEYS_ONLY)
+class GroupConfig:
+    """[audit]: the columns whose groups are compared, "label" or metadata; chosen beforehand."""
+
+    groups: tuple[Name, ...] = ("label",)
+
+    def __post_init__(self) -> None:
+        if len(set(self.groups)) < len(self.groups):
+            raise InputError(f"groups = {list(self.groups)} has a name twice; list each once")
+
+
+@dataclass(frozen=True, config=_KNOWN_KEYS_ONLY)
 class AuditConfig:
-    """One audit, as its TOML file says. `to_dict` gives the same tables back.
+    """One audit, as its TOML file describes it. `to_dict` returns the same tables.
 
     >>> config = AuditConfig.from_dict({
     ...     "name": "small", "data": {"dataset": "digits"}, "model": {"architecture": "mlp"},
@@ -232,25 +236,26 @@ class AuditConfig:
     (0.0, ('label',))
     """
 
-    name: str
+    name: Name
     data: DataConfig
     model: ModelConfig
     training: TrainingConfig
     recording: RecordingConfig
     checkpoints: CheckpointConfig
-    audit: GroupConfig = field(default_factory=GroupConfig)
+    audit: GroupConfig = Field(default_factory=GroupConfig)
 
     def __post_init__(self) -> None:
-        identifier("name", self.name)
         if self.data.unit_column is not None and self.training.target_epsilon is not None:
             raise InputError(
-                "[training] target_epsilon is of one row, and [data] unit_column makes units of several; give noise_multiplier"
+                "[training] target_epsilon is of one row, and [data] unit_column makes units of "
+                "several; give noise_multiplier"
             )
         known = ("label", *DATASETS[self.data.dataset].metadata_columns)
         for group in self.audit.groups:
             if group not in known:
                 raise InputError(
-                    f"[audit] groups has {group!r}; the data set {self.data.dataset} has {', '.join(map(repr, known))}"
+                    f"[audit] groups has {group!r}; the data set {self.data.dataset} has "
+                    f"{', '.join(map(repr, known))}"
                 )
 
     @classmethod
@@ -258,8 +263,8 @@ class AuditConfig:
         """Read an audit file.
 
         Raises:
-            InputError: no such file, broken TOML, or a key that is unknown, missing, or of a wrong type or range; the
-                message names file, key, value and what is accepted.
+            InputError: no such file, broken TOML, or a key that is unknown, missing, or of a wrong
+                type or range; the message names file, table, key, value and what is accepted.
         """
         path = Path(path)
         try:
@@ -278,48 +283,35 @@ class AuditConfig:
 
     @classmethod
     def from_dict(cls, tables: Mapping[str, Any]) -> AuditConfig:
-        """Make a configuration from the tables of a TOML file; InputError as in `from_toml`."""
-        sections = {
-            "data": DataConfig,
-            "model": ModelConfig,
-            "training": TrainingConfig,
-            "recording": RecordingConfig,
-            "checkpoints": CheckpointConfig,
-            "audit": GroupConfig,
+        """Make a configuration from the tables of a TOML file; InputError as in `from_toml`.
+
+        Former names of keys are accepted.
+        """
+        renamed = {
+            name: _with_current_keys(name, table) if isinstance(table, Mapping) else table
+            for name, table in tables.items()
         }
-        check_keys(
-            "the file", tables, required={"name", *sections} - {"audit"}, known=["name", *sections]
-        )
-        return cls(
-            name=tables["name"],
-            **{
-                name: _read_section(kind, name, tables[name])
-                for name, kind in sections.items()
-                if name in tables
-            },
-        )
+        try:
+            return _ADAPTER.validate_python(renamed)
+        except ValidationError as error:
+            raise InputError(explain(error, cls.json_schema())) from error
 
     def to_dict(self) -> dict[str, Any]:
-        """The tables of an equivalent TOML file, defaults filled in."""
-        tables: dict[str, Any] = {"name": self.name}
-        for section in dataclasses.fields(self)[1:]:
-            values = dataclasses.asdict(getattr(self, section.name))
-            tables[section.name] = {
-                key: list(value) if isinstance(value, tuple) else value
-                for key, value in values.items()
-                if value is not None
-            }
+        """The tables of an equivalent TOML file, with defaults filled in."""
+        tables: dict[str, Any] = _ADAPTER.dump_python(self, mode="json", exclude_none=True)
         return tables
 
+    @classmethod
+    def json_schema(cls) -> dict[str, Any]:
+        """JSON Schema of an audit file."""
+        return _ADAPTER.json_schema()
 
-def _read_section(kind: type[Any], name: str, table: object) -> Any:
-    if not isinstance(table, dict):
-        raise InputError(f"{name} = {table!r} is no table; write it as [{name}]")
-    table = with_current_names(table)
-    items = dataclasses.fields(kind)
-    required = {item.name for item in items if item.default is dataclasses.MISSING}
-    check_keys(f"[{name}]", table, required=required, known=[item.name for item in items])
+
+def _with_current_keys(section: str, table: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        return kind(**table)
+        return with_current_names(table)
     except InputError as error:
-        raise InputError(f"[{name}] {error}") from error
+        raise InputError(f"[{section}] {error}") from error
+
+
+_ADAPTER = TypeAdapter(AuditConfig)

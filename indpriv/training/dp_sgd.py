@@ -182,7 +182,7 @@ def train(
         raise KeyboardInterrupt(
             f"stopped after {run.steps} of {total_steps} steps; {run_dir} holds them, and can be verified and audited"
         )
-    if config.training.non_dp_twin:
+    if config.training.non_private_baseline:
         twin = train_without_dp(config, dataset, seed=seed, progress=progress, device=device)
         twin.to_parquet(run_dir / "examples-non-dp.parquet")
     return run

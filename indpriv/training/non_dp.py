@@ -44,7 +44,7 @@ def train_without_dp(
     ).to(device)
     optimizer = torch.optim.SGD(
         module.parameters(),
-        lr=settings.non_dp_learning_rate or settings.learning_rate,
+        lr=settings.non_private_learning_rate or settings.learning_rate,
         momentum=settings.momentum,
     )
     loader = DataLoader(

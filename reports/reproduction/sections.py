@@ -19,6 +19,7 @@ _CLIPPING = (
     "non_dp_twin",
     "non_private_baseline",
     "non_dp_learning_rate",
+    "non_private_learning_rate",
 )  # what the two runs are to differ in
 WHOLE, FEW = (
     "MNIST, whole",

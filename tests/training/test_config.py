@@ -2,6 +2,7 @@ import copy
 import tomllib
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from indpriv.errors import InputError
@@ -106,8 +107,9 @@ def test_whole_numbers_become_floats_where_floats_are_meant():
         ("training", "delta", 1, "delta = 1 "),
         ("training", "target_epsilon", 0, "target_epsilon = 0"),
         ("training", "noise_multiplier", 1.0, "both target_epsilon and noise_multiplier"),
-        ("training", "non_dp_twin", 1, "non_dp_twin = 1 .* true or false"),
-        ("training", "non_dp_learning_rate", 0.1, "without a twin"),
+        ("training", "non_private_baseline", 1, "non_private_baseline = 1 .* true or false"),
+        ("training", "non_private_learning_rate", 0.1, "without a baseline"),
+        ("training", "non_dp_learning_rate", 0.1, "without a baseline"),
         ("training", "grad_sample_mode", "ew", "'hooks', 'ghost'"),
         ("training", "max_physical_batch_size", 0, "max_physical_batch_size = 0"),
         ("training", "epoch", 3, "has the key 'epoch', which is not known; did you mean 'epochs'"),
@@ -132,7 +134,7 @@ def test_whole_numbers_become_floats_where_floats_are_meant():
         ("model", "hidden", [64, 0], "hidden = 0"),
         ("model", "hidden", 64, "hidden = 64 .* a list"),
         ("model", "activation", "gelu", "'tanh', 'relu'"),
-        ("recording", "every", 0, 'every = 0 .* or "epoch" or "once"'),
+        ("recording", "every", 0, "every = 0 .* or one of 'epoch', 'once'"),
         ("recording", "first", -1, "first = -1"),
         ("checkpoints", "every", "once", "every = 'once'"),
         ("recording", "every", "epochs", "every = 'epochs'"),
@@ -150,7 +152,7 @@ def test_whole_numbers_become_floats_where_floats_are_meant():
         ("training", "clip_headroom", 2, "clip_headroom = 2"),
         ("training", "clip_headroom", 0.1, "clip_headroom is given without individual clipping"),
         ("checkpoints", "every", 2.0, "every = 2.0"),
-        ("audit", "groups", ["label", "label"], "names each once"),
+        ("audit", "groups", ["label", "label"], "has a name twice; list each once"),
         ("audit", "groups", ["zip code"], "groups = 'zip code'"),
         (
             "audit",
@@ -170,6 +172,32 @@ def test_a_wrong_value_is_named_with_its_key_and_what_is_accepted(section, key, 
         AuditConfig.from_dict(changed(section, key, value))
     if section:
         assert f"[{section}]" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "former", "current", "value"),
+    [
+        ("training", "non_dp_twin", "non_private_baseline", True),
+        ("recording", "free_records", "batch_norms", True),
+        ("recording", "exact_examples", "reference_examples", 3),
+    ],
+)
+def test_former_names_of_keys_are_accepted(section, former, current, value):
+    tables = changed(section, former, value)
+    config = AuditConfig.from_dict(tables)
+    assert getattr(getattr(config, section), current) == value
+    assert config.to_dict()[section][current] == value
+    tables[section][current] = value
+    with pytest.raises(InputError, match=rf"\[{section}\] {former} and {current} are both given"):
+        AuditConfig.from_dict(tables)
+
+
+def test_the_json_schema_accepts_the_audit_files_and_refuses_unknown_keys():
+    validator = jsonschema.Draft202012Validator(AuditConfig.json_schema())
+    for path in AUDITS.glob("*.toml"):
+        validator.validate(tomllib.loads(path.read_text()))
+    for tables in (changed("training", "seed", 3), changed("training", "epochs", 0)):
+        assert not validator.is_valid(tables)
 
 
 def test_missing_keys_and_sections_are_named():

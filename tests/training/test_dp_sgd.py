@@ -74,7 +74,7 @@ def run_dir(tmp_path_factory):
     seen = []
     with dp_sgd.quiet_opacus():
         run = train(
-            config(target_epsilon=4.0, non_dp_twin=True),
+            config(target_epsilon=4.0, non_private_baseline=True),
             run_dir,
             dataset=toy(),
             progress=lambda *args: seen.append(args),
@@ -158,7 +158,9 @@ def test_the_record_says_what_was_done_and_what_is_on_trust(run_dir):
     assert record["seeded"] is False
     assert record["label"] is None
     assert record["training"]["secure_mode"] is False
-    assert AuditConfig.from_dict(record["config"]) == config(target_epsilon=4.0, non_dp_twin=True)
+    assert AuditConfig.from_dict(record["config"]) == config(
+        target_epsilon=4.0, non_private_baseline=True
+    )
     assert record["model"]["parameters"] == 6 * 8 + 8 + 8 * 3 + 3
     assert record["data"]["fingerprint"] == toy().fingerprint()
     assert {"random generator", "duplicates", "tuning", "preprocessing"} <= set(record["on_trust"])
@@ -351,7 +353,7 @@ def test_ctrl_c_leaves_a_usable_run(tmp_path):
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        train(config(non_dp_twin=True), tmp_path / "r", dataset=toy(), progress=interrupt)
+        train(config(non_private_baseline=True), tmp_path / "r", dataset=toy(), progress=interrupt)
     record = read_json(tmp_path / "r" / "run.json")
     assert (record["status"], record["steps"], record["training"]["planned_steps"]) == (
         "interrupted",

@@ -35,6 +35,6 @@ def test_a_seed_makes_it_repeatable(digits):
 
 
 def test_its_learning_rate_may_differ(digits):
-    slow = train_without_dp(config(non_dp_learning_rate=1e-6), digits, seed=1)
+    slow = train_without_dp(config(non_private_learning_rate=1e-6), digits, seed=1)
     fast = train_without_dp(config(), digits, seed=1)
     assert fast.train["loss"].mean() < 0.5 < slow.train["loss"].mean()
