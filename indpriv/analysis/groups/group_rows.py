@@ -1,4 +1,4 @@
-"""One row of a group table: epsilon, worst case, loss and accuracy of a group, described without models. Sensitive."""
+"""One row of a group table: epsilon, loss and accuracy of a group. Sensitive."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -109,7 +109,7 @@ class GroupRow:
 
 @dataclass(frozen=True)
 class Values:
-    """What is summarised by group: epsilon, worst case and loss of training examples, correct of both splits."""
+    """What is described by group: epsilon and loss of training examples, and who is correct."""
 
     epsilon: FloatArray
     at_worst_case: NDArray[np.bool_]
@@ -136,56 +136,45 @@ def describe_groups(
     *,
     min_size: int,
 ) -> list[GroupRow]:
-    """One row per name, in the order of names, without what is resampled; every quantity in one pass over all groups."""
+    """One row per name, without what is resampled; each quantity in one pass over all groups."""
     size = len(names)
-    n = np.bincount(train_codes, minlength=size)
-    quantiles = _quantiles(values.epsilon, train_codes, n, (0.5, 0.95, 0.99, 1.0))
+    n, n_test = (np.bincount(codes, minlength=size) for codes in (train_codes, test_codes))
+    median, p95, p99, largest = _quantiles(values.epsilon, train_codes, n, (0.5, 0.95, 0.99, 1.0))
     mean = _means(values.epsilon, train_codes, size)
     worst = _means(values.at_worst_case.astype(np.float64), train_codes, size)
     loss = _means(values.loss, train_codes, size)
     odd_losses = np.bincount(train_codes[~np.isfinite(values.loss)], minlength=size)
-    train_accuracy = _means(values.train_correct, train_codes, size)
-    test_accuracy = _means(values.test_correct, test_codes, size)
-    n_test = np.bincount(test_codes, minlength=size)
-    train_intervals, test_intervals = (
-        _binomial_intervals(correct, codes, size)
-        for correct, codes in (
-            (values.train_correct, train_codes),
-            (values.test_correct, test_codes),
+    train_accuracy = _accuracies(values.train_correct, train_codes, size)
+    test_accuracy = _accuracies(values.test_correct, test_codes, size)
+    smallest = min((mean[index] or 0.0 for index in np.flatnonzero(n >= min_size)), default=0.0)
+    rows = []
+    for index, name in enumerate(names):
+        own = mean[index]
+        epsilon = GroupEpsilon(
+            mean=own,
+            mean_interval=None,
+            ratio_to_best=None if own is None or smallest <= 0 else own / smallest,
+            p_value=None,
+            median=median[index],
+            p95=p95[index],
+            p99=p99[index],
+            max=largest[index],
+            share_at_worst_case=worst[index],
         )
-    )
-    readable = [
-        value
-        for value, count in zip(mean, n, strict=True)
-        if value is not None and count >= min_size
-    ]
-    smallest = min(readable, default=0.0)
-    return [
-        GroupRow(
-            name=name,
-            n=int(n[index]),
-            n_test=int(n_test[index]),
-            too_small=bool(n[index] < min_size),
-            epsilon=GroupEpsilon(
-                mean=mean[index],
-                mean_interval=None,
-                ratio_to_best=None
-                if mean[index] is None or smallest <= 0
-                else (mean[index] or 0.0) / smallest,
-                p_value=None,
-                median=quantiles[0][index],
-                p95=quantiles[1][index],
-                p99=quantiles[2][index],
-                max=quantiles[3][index],
-                share_at_worst_case=worst[index],
-            ),
-            mean_loss=loss[index],
-            losses_left_out=int(odd_losses[index]),
-            train_accuracy=GroupAccuracy(train_accuracy[index], train_intervals[index]),
-            test_accuracy=GroupAccuracy(test_accuracy[index], test_intervals[index]),
+        rows.append(
+            GroupRow(
+                name=name,
+                n=int(n[index]),
+                n_test=int(n_test[index]),
+                too_small=bool(n[index] < min_size),
+                epsilon=epsilon,
+                mean_loss=loss[index],
+                losses_left_out=int(odd_losses[index]),
+                train_accuracy=train_accuracy[index],
+                test_accuracy=test_accuracy[index],
+            )
         )
-        for index, name in enumerate(names)
-    ]
+    return rows
 
 
 def _means(values: FloatArray, codes: IntArray, size: int) -> list[float | None]:
@@ -218,12 +207,16 @@ def _quantiles(
     return found
 
 
-def _binomial_intervals(correct: FloatArray, codes: IntArray, size: int) -> list[Interval | None]:
+def _accuracies(correct: FloatArray, codes: IntArray, size: int) -> list[GroupAccuracy]:
     known = np.isfinite(correct)
     trials = np.bincount(codes[known], minlength=size)
     successes = np.bincount(codes[known], weights=correct[known], minlength=size)
     low, high = clopper_pearson(successes, trials)
     return [
-        Interval(float(low[index]), float(high[index])) if trials[index] else None
+        GroupAccuracy(
+            float(successes[index] / trials[index]), Interval(float(low[index]), float(high[index]))
+        )
+        if trials[index]
+        else GroupAccuracy()
         for index in range(size)
     ]

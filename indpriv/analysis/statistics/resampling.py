@@ -65,6 +65,16 @@ class Resampled:
             for pair in found
         ]
 
+    def every(self, step: int, first: int) -> "Resampled":
+        """Every step-th estimate, from position first on."""
+        take = slice(first, None, step)
+        return Resampled(
+            self.estimate[take],
+            self.error[take],
+            self.draws[:, take],
+            self.draw_errors[:, take],
+        )
+
     def ratio(self, worst: int, best: int) -> Interval | None:
         """Interval of one estimate over another, from the studentised logarithm; None unless both are positive.
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from indpriv._formatting import format_epsilon, format_number, format_share
 from indpriv.analysis.groups.group_rows import MIN_GROUP, GroupRow
-from indpriv.analysis.groups.group_table import GroupTable, Ratio
+from indpriv.analysis.groups.group_table import GroupTable
+from indpriv.analysis.groups.ratios import Ratio
 from indpriv.analysis.summary import AuditSummary
 from indpriv.report.document import (
     Block,
