@@ -1,8 +1,8 @@
-"""Two audits of the same data side by side: who is better off in the second, by group. Sensitive.
+"""Two audits of the same data: which groups are better off in the second? Sensitive.
 
-Two runs differ by chance as well: other noise and other batches give other individual epsilons.
-What one example gains or loses between two runs is no property of the settings; what a large group
-does is.
+Two runs also differ by chance: other noise and other batches give other individual epsilons. What
+one example gains or loses between two runs is not a property of the settings; what a large group
+gains or loses is.
 """
 
 from collections.abc import Sequence
@@ -20,23 +20,23 @@ from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 
-SAME = 0.01  # a relative change of epsilon below this is none
+SAME = 0.01  # a smaller relative change of epsilon counts as no change
 
 
 @dataclass(frozen=True)
 class Change:
-    """Epsilons of some examples in both audits; a change is that of the second minus that of the first.
+    """Epsilons of some examples in two audits; a change is second minus first.
 
     Attributes:
-        name: of the group, "all" for everybody.
-        n: examples.
-        too_small: fewer than ten.
+        name: of the group, or "all".
+        n: number of examples.
+        too_small: fewer than ten examples.
         mean_first, mean_second: mean epsilon.
         median_change: of the examples' own changes.
-        share_better, share_worse: whose epsilon is smaller, or larger, by more than 1 % in the
-            second.
+        share_better, share_worse: share of examples whose epsilon is smaller, or larger, by more
+            than 1 % in the second.
         accuracy_first, accuracy_second: share of the group's test examples that are classified
-            right; None where unknown.
+            correctly; None where unknown.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Change:
 
 @dataclass(frozen=True)
 class GroupChanges:
-    """The groups of one column, most worsened first."""
+    """The groups of one column, the one with the largest increase first."""
 
     by: str
     rows: tuple[Change, ...]
@@ -64,9 +64,9 @@ class Comparison:
     """Two audits of the same examples.
 
     Attributes:
-        overall: everybody.
+        overall: all examples.
         groups: by column.
-        spearman: rank correlation of both epsilons; None where undefined. pearson: likewise.
+        spearman, pearson: correlation of both epsilons; None where undefined.
         largest_increase, largest_decrease: of one example, at least 0.
     """
 
@@ -86,16 +86,16 @@ def compare_tables(
     """Compare two audits of the same data, matched by example id.
 
     Args:
-        first: epsilons and examples of one audit; second: of the other.
-        second: see first.
+        first: epsilons and examples of one audit.
+        second: those of the other.
         by: columns to group by, see `indpriv._columns.partition`.
 
     Raises:
-        InputError: other examples, labels or metadata, or epsilons that do not mean the same.
+        InputError: the audits differ in examples, labels, metadata or in what an epsilon means.
     """
     (table, examples), (other_table, other_examples) = first, second
     _check_meaning(table, other_table)
-    train, other_train = _same_people(table, examples, other_table, other_examples)
+    train, other_train = _same_examples(table, examples, other_table, other_examples)
     order = pd.Index(other_table.example_ids).get_indexer(pd.Index(table.example_ids))
     epsilons = table.epsilon, other_table.epsilon[order]
     shift = epsilons[1] - epsilons[0]
@@ -137,7 +137,7 @@ def compare_tables(
 
 
 def _matching(parts: Partition, others: Partition) -> IntArray:
-    """(n_groups,) the other audit's code of each group, found by its training examples; -1 where it has none."""
+    """(n_groups,) the other audit's code of each group; -1 where it has no training examples."""
     matching = np.full(len(parts.names), -1, dtype=np.int64)
     matching[parts.train_codes] = others.train_codes
     return matching
@@ -179,19 +179,19 @@ def _check_meaning(first: EpsilonTable, second: EpsilonTable) -> None:
             )
 
 
-def _same_people(
+def _same_examples(
     table: EpsilonTable,
     examples: ExampleTable,
     other_table: EpsilonTable,
     other_examples: ExampleTable,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Training rows of both audits in the first one's order; InputError where they are not the same people."""
+    """Training rows of both audits in the first one's order; refuse other examples."""
     ids, others = pd.Index(table.example_ids), pd.Index(other_table.example_ids)
     if len(ids) != len(others) or not ids.isin(others).all():
         only = ids[~ids.isin(others)]
         example = f", e.g. id {only.tolist()[0]!r} is in the first only" if len(only) else ""
         raise InputError(
-            f"the audits are of other examples: {len(ids)} in the first and {len(others)} in the "
+            f"the audits have different examples: {len(ids)} in the first and {len(others)} in the "
             f"second{example}; compare "
             "audits of one data set"
         )

@@ -1,7 +1,4 @@
-"""What run.json says about a run, on the word of whoever trained it.
-
-Sensitive where its texts are.
-"""
+"""What run.json declares about a run; nothing of it is verified. Sensitive if its texts are."""
 
 from __future__ import annotations
 
@@ -23,12 +20,12 @@ class Declared:
         groups: columns to compare, chosen beforehand.
         class_names: what the integer labels 0, 1, ... mean.
         released: what is published of the run.
-        preprocessing: where its constants come from.
+        preprocessing: where the constants of the preprocessing come from.
         tuning: what was tried before this run.
         trust_model: who sees the data and adds the noise.
         code_commit: of the training code.
         data_fingerprint: of the data set.
-        on_trust: item -> what a reader must take on trust.
+        on_trust: item -> a statement that no check verifies.
         content: all of run.json, except what the recorder wrote.
     """
 
@@ -47,7 +44,7 @@ class Declared:
 
     @classmethod
     def from_run_json(cls, content: object) -> Declared:
-        """Read run.json, written by a reference run or by hand; InputError where a value has the wrong kind."""
+        """Read run.json; InputError where a value has the wrong kind."""
         if not isinstance(content, Mapping):
             raise InputError(f"run.json holds a {type(content).__name__}; it is one JSON object")
         delta = first_at(content, ("delta",), ("training", "delta"))

@@ -240,7 +240,7 @@ def _normalisation(run: RunFacts) -> str:
 
 
 def _ranks(run: RunFacts) -> int:
-    """Number of processes that trained together; Opacus's expected batch size is for one of them."""
+    """Number of processes that trained; Opacus counts the batch of one of them."""
     return int(run.recorder.get("ranks", 1))
 
 

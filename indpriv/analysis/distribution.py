@@ -11,18 +11,20 @@ from indpriv._plain import AtLeastZero, Count, Share
 from indpriv.epsilon_table import EpsilonTable
 
 _BINS = 40
-_SMALLEST_RANGE = (
-    1e-9  # epsilons all below it cannot be told apart by bins in floating point, nor matter
-)
+_SMALLEST_RANGE = 1e-9  # smaller epsilons do not matter, and bins cannot separate them
 
 
 @dataclass(frozen=True)
 class Distribution:
     """Quantiles and a histogram of individual epsilon; the tail is always part of it.
 
-    share_at_worst_case: share of examples whose epsilon is the worst-case epsilon; of units, that
-    of as many rows. edges: (n_bins + 1,) bin edges from 0 to top_of_range; counts: (n_bins,)
-    examples a bin, right edge included.
+    Attributes:
+        n: number of examples, or of units.
+        mean, median, p75, p95, p99, max: of epsilon.
+        share_at_worst_case: share whose epsilon is the worst case; for a unit, the worst case of
+            its number of rows.
+        edges: (n_bins + 1,) of the bins, from 0 to top_of_range.
+        counts: (n_bins,) number in each bin, right edge included.
     """
 
     n: Count
@@ -38,10 +40,10 @@ class Distribution:
 
 
 def top_of_range(table: EpsilonTable) -> float:
-    """Upper edge of bins of epsilon: the worst case, or 1 where every epsilon is all but 0.
+    """Upper edge of bins of epsilon: the worst case, or 1 if every epsilon is almost 0.
 
-    Of units of several rows the largest epsilon: the worst case is that of the most rows, often far
-    beyond everybody.
+    For units of several rows it is the largest epsilon: the worst case is that of the unit with the
+    most rows, often far above all others.
     """
     several = (table.account.rows_per_unit or 1) > 1
     top = max(0.0 if several else table.worst_case_epsilon, float(table.epsilon.max()))
@@ -49,7 +51,7 @@ def top_of_range(table: EpsilonTable) -> float:
 
 
 def describe(table: EpsilonTable) -> Distribution:
-    """Quantiles (linear interpolation) and 40 equal bins of the epsilons of a table with at least one example."""
+    """Quantiles (linear interpolation) and 40 equal bins of the epsilons of a table."""
     epsilon = table.epsilon
     median, p75, p95, p99 = (
         float(value) for value in np.quantile(epsilon, (0.5, 0.75, 0.95, 0.99))

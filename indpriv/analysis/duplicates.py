@@ -1,4 +1,4 @@
-"""Rows that may belong to one person although nobody said so: repeated ids in a likely column, and repeated rows. Sensitive."""
+"""Rows that may belong to one person without being declared as such. Sensitive."""
 
 import re
 
@@ -8,17 +8,17 @@ import pandas as pd
 from indpriv._columns import FIXED_COLUMNS
 from indpriv.norm_log.norm_log import NormLog
 
-# Words of a column's name that stand for whose row it is.
+# Words in a column's name that suggest it says whose row each is.
 _LIKELY = re.compile(
     r"(^|_)(user|person|people|patient|client|customer|subject|owner|household|participant|speaker|author|member)s?(_|$)"
     r"|(^|_)(uuid|ssn|email|name)$|.+_id$",
     re.IGNORECASE,
 )
-_NAMED = 5  # groups of repeated rows that are named
+_NAMED = 5  # number of groups of repeated rows that are named
 
 
 def undeclared_people(log: NormLog, train: pd.DataFrame) -> list[str]:
-    """What speaks for people behind several rows, in sentences; nothing where unit_ids say whose rows are whose.
+    """Signs that a person has several rows, in sentences; fewer where unit_ids are known.
 
     Args:
         log: the log.
@@ -37,15 +37,16 @@ def _likely_columns(log: NormLog, train: pd.DataFrame) -> list[str]:
         n_known, n_distinct = int(train[column].notna().sum()), int(train[column].nunique())
         if 1 < n_distinct < n_known:
             found.append(
-                f"{column} looks like whose row it is, and has {n_distinct:,} values for "
-                f"{n_known:,} rows. If it is, each epsilon "
-                f"is of one row and a person has more: audit with --unit-column {column}."
+                f"{column} seems to say whose row each is, and has {n_distinct:,} values for "
+                f"{n_known:,} rows. If so, a person's epsilon is larger than each row's: audit "
+                "with "
+                f"--unit-column {column}."
             )
     return found
 
 
 def _repeated_rows(log: NormLog, train: pd.DataFrame) -> list[str]:
-    """Rows that agree in label, loss, metadata and every record; of one unit, they are no surprise."""
+    """Rows that agree in label, loss, metadata and every record, but not in their unit."""
     besides = [name for name in train.columns if name not in ("example_id", "unit_id")]
     known = train["loss"].notna().to_numpy()
     alike = known & train[besides].astype(str).duplicated(keep=False).to_numpy()

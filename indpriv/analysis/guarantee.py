@@ -70,7 +70,7 @@ class Guarantee:
 
     @property
     def publishable(self) -> bool:
-        """Whether the statement may be published as a guarantee: no check failed and delta < 1/n."""
+        """Whether the statement may be published: no check failed and delta is below 1/n."""
         return self.status in (SUPPORTED, DECLARED) and self.delta_times_n < 1
 
     @property

@@ -38,8 +38,8 @@ class Hazard:
 
     Attributes:
         key: identifies it in code and files; never shown.
-        kind: "assumption" (the account relies on it; status says whether it holds), "reading" (a way to
-            misread the figures) or "scope" (what is not counted).
+        kind: "assumption" (the account relies on it; status says whether it holds), "reading" (a
+            way to misread the figures) or "scope" (what is not counted).
         short: two words for a first screen.
         title, detail: as shown.
         status: as for `Disclosure`.
@@ -94,53 +94,61 @@ def _assumed(
             "sampler",
             "Batches are Poisson-sampled",
             status_of(checks, SAMPLER, BATCH_FOR_EVERY_STEP, BATCH_SIZES, PARTICIPATION),
-            "The account relies on amplification by Poisson sampling. Shuffled or weighted batches do "
+            "The account relies on amplification by Poisson sampling. Shuffled or weighted "
+            "batches do "
             "not have it.",
         ),
         (
             "norms",
             "The norm pass takes the norms that training clips",
             status_of(checks, NORM_PASS, NORM_PRECISION),
-            "Reduced precision or non-determinism can make a recorded norm smaller than the one that "
+            "Reduced precision or non-determinism can make a recorded norm smaller than the one "
+            "that "
             "was clipped.",
         ),
         (
             "seeds",
             "Noise and sampling come from no known seed",
             UNKNOWN if seeded is None else FAILED if seeded else DECLARED,
-            "Anyone with the seed can subtract the noise. The recorder relies on what it was given.",
+            "Anyone with the seed can subtract the noise. The recorder relies on what it was "
+            "given.",
         ),
         (
             "random generator",
             "The random generator cannot be predicted",
             VERIFIED if secure else UNKNOWN if secure is None else NOT_COVERED,
-            "The account assumes perfect randomness. Opacus uses a cryptographic generator only with "
+            "The account assumes perfect randomness. Opacus uses a cryptographic generator only "
+            "with "
             "secure_mode=True.",
         ),
         (
             "duplicates",
             "No person has several units",
             UNKNOWN if run.n_units is None else DECLARED,
-            "If a person's rows have different ids, the person's epsilon is larger than each row's.",
+            "If a person's rows have different ids, the person's epsilon is larger than each "
+            "row's.",
         ),
         (
             "tuning",
             "The settings were not chosen on these data",
             NOT_COVERED,
-            "Tuning, early stopping and choosing the best of several runs or checkpoints spend privacy "
+            "Tuning, early stopping and choosing the best of several runs or checkpoints spend "
+            "privacy "
             "that is not counted here.",
         ),
         (
             "preprocessing",
             "Preprocessing was not fitted on the data",
             declared_or_unknown(run.declared.preprocessing),
-            "Standardisation, vocabularies or a clipping norm computed from the data are not covered "
+            "Standardisation, vocabularies or a clipping norm computed from the data are not "
+            "covered "
             "by the account.",
         ),
     ]
     if account.delta * run.n_examples >= 1:
         text = (
-            "With a delta of 1/n or more, a mechanism may publish a random record outright and still "
+            "With a delta of 1/n or more, a mechanism may publish a random record outright and "
+            "still "
             "satisfy the definition."
         )
         found.insert(0, ("delta", "Delta is well below 1/n", FAILED, text))
@@ -193,7 +201,8 @@ _SCOPE = (
         "access",
         "Collection, storage and access",
         NOT_COVERED,
-        "Differential privacy of a model does not limit who can read the data, the logs or this page.",
+        "Differential privacy of a model does not limit who can read the data, the logs or this "
+        "page.",
     ),
 )
 

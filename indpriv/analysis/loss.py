@@ -1,4 +1,4 @@
-"""Individual epsilon against the loss of the final model: do the poorly learned have less privacy? Sensitive.
+"""Individual epsilon and the loss of the final model. Sensitive.
 
 After Yu, Kamath, Kulkarni, Liu, Yin and Zhang, "Individual Privacy Accounting for Differentially
 Private Stochastic Gradient Descent" (arXiv 2206.02617v7), who correlate epsilon with the log of the
@@ -67,7 +67,7 @@ class LossCorrelation:
 
 @dataclass(frozen=True)
 class LossLine:
-    """Least squares of epsilon on intercept + slope * ln(loss), loss in nats; None where undefined."""
+    """Least squares of epsilon on intercept + slope * ln(loss), in nats; None where undefined."""
 
     intercept: float | None = None
     slope: float | None = None
@@ -115,7 +115,7 @@ class LossRelation:
 
 
 def relate_to_loss(table: EpsilonTable, loss: FloatArray) -> LossRelation:
-    """Relate the epsilons of a table to the losses (n_examples,) of the final model, in the table's order.
+    """Relate the epsilons of a table to the losses (n_examples,) of the final model.
 
     Zero losses are raised to the smallest positive loss of the data (at least 1e-12 nats),
     infinite, negative and missing ones are left out; both are counted.

@@ -1,7 +1,7 @@
-"""What drives individual epsilon: gradient norms over training by class, clipping, and who is at the ends. Sensitive.
+"""What drives individual epsilon: gradient norms over training, by class. Sensitive.
 
-After the paper's Figure 3: an example's epsilon is its norms added up, and norms fall where the
-model learns.
+After the paper's Figure 3: an example's epsilon adds up its norms, and norms fall as the model
+learns.
 """
 
 from dataclasses import dataclass
@@ -17,17 +17,16 @@ from indpriv.epsilon_table import EpsilonTable
 from indpriv.norm_log.levels import Codes
 from indpriv.norm_log.norm_log import NormLog
 
-_MOST_RECORDS = 60  # points that a line shows; of more records, evenly spaced ones are read
-_MOST_CLASSES = 20  # beyond, labels are no classes, or no figure could tell them apart
-_AT_EACH_END = 10  # examples named
+_MOST_RECORDS = 60  # points of a line; of more records, evenly spaced ones are read
+_MOST_CLASSES = 20  # more labels are not classes, or a figure cannot distinguish them
+_AT_EACH_END = 10  # number of examples named
 
 
 @dataclass(frozen=True)
 class Drivers:
     """Norms over training, and the examples at both ends.
 
-    Where training clipped individually, the log has each example's clip level for its norm,
-    headroom included.
+    Where training clipped individually, the log holds clip levels, headroom included, not norms.
 
     Attributes:
         steps: (n_steps,) of the records shown.
@@ -38,8 +37,8 @@ class Drivers:
         clipped_share_by_class: (n_classes, n_steps).
         most_protected, least_protected: ids of the examples with the smallest and the largest
             epsilon.
-        n_at_most, n_at_least: examples that share the largest and the smallest of these epsilons,
-            named or not.
+        n_at_most, n_at_least: number of examples that share the largest and the smallest of these
+            epsilons.
     """
 
     steps: tuple[int, ...]

@@ -1,7 +1,7 @@
-"""Do ranks of examples and the order of groups hold from one training run to the next? Sensitive.
+"""Are the ranks of examples and the order of groups stable between training runs? Sensitive.
 
-Individual epsilon describes one run. Runs of the same settings differ by noise and batches; what
-stays the same over them is a property of the data and the settings, and what does not is chance.
+Individual epsilon describes one run. Runs with the same settings differ by noise and batches: what
+they share is a property of the data and the settings, and the rest is chance.
 """
 
 import itertools
@@ -20,19 +20,19 @@ from indpriv.analysis.groups.group_rows import MIN_GROUP
 from indpriv.analysis.statistics.correlation import spearman
 from indpriv.epsilon_table import EpsilonTable
 
-TOP_SHARE = 0.05  # the most exposed examples, whose overlap is told
+TOP_SHARE = 0.05  # the most exposed examples, whose overlap is reported
 
 
 @dataclass(frozen=True)
 class GroupOrder:
-    """The order of the groups of one column by mean epsilon, over several runs; groups too small to read are left out.
+    """The order of the readable groups of one column by mean epsilon, over several runs.
 
     Attributes:
         by: the column.
-        n_groups: readable groups.
-        worst, best: the group with the largest, and the smallest, mean epsilon in each run; None
-            where two share it.
-        pairs, pairs_kept: pairs of groups, and those in the same order in every run.
+        n_groups: number of readable groups.
+        worst, best: the group with the largest, and with the smallest, mean epsilon in each run;
+            None where several share it.
+        pairs, pairs_kept: number of pairs of groups, and of those in the same order in every run.
         least_spearman: smallest rank correlation of the groups' means between two runs; None where
             undefined.
     """
@@ -51,17 +51,16 @@ class Stability:
     """Individual epsilons of the same examples in several runs.
 
     Attributes:
-        n_audits: runs.
-        same_settings: their noise, clipping, sampling, steps, records and rounding are equal, so
-            that they differ by chance alone; otherwise what follows is also the effect of the
-            settings.
+        n_audits: number of runs.
+        same_settings: whether noise, clipping, sampling, steps, records and rounding are equal, so
+            that the runs differ only by chance; otherwise the settings have an effect too.
         mean_spearman, least_spearman: rank correlation of epsilon, over all pairs of runs; None
             where undefined.
         least_top_overlap: share of the 5 % most exposed examples of one run that are among those of
             another; the smallest of all pairs; None where examples within and beyond these 5 %
             share an epsilon, e.g. the worst case.
-        median_range: median over examples of the largest less the smallest epsilon; p95_range: 95th
-            percentile.
+        median_range, p95_range: median and 95th percentile over examples of the difference between
+            the largest and the smallest epsilon.
         groups: by column.
     """
 
@@ -157,5 +156,5 @@ def _group_order(epsilons: Sequence[FloatArray], train: pd.DataFrame, by: str) -
 
 
 def _only(names: Sequence[str], chosen: NDArray[np.bool_]) -> str | None:
-    """The one name that is chosen; None where there are several."""
+    """The chosen name; None if several are chosen."""
     return names[int(chosen.argmax())] if chosen.sum() == 1 else None

@@ -129,7 +129,7 @@ class AuditSummary:
     notes: Notes = field(metadata={"flatten": True})
 
     def to_json(self) -> dict[str, Any]:
-        """The content of audit.json (see report/audit.schema.json): dicts, lists, texts and finite numbers."""
+        """The content of audit.json: dicts, lists, texts and finite numbers."""
         fixed = {key: schema["const"] for key, schema in _FIXED.items()}
         return {**fixed, "meaning": self.account.describe(), **to_json(self)}
 

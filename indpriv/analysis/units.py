@@ -1,4 +1,4 @@
-"""How many rows people have: what that costs them, and what a cap on rows would cost in data and buy. Sensitive."""
+"""How many rows units have, what that costs them, and what a cap would cost. Sensitive."""
 
 from dataclasses import dataclass
 
@@ -22,22 +22,22 @@ _CAPS = (
     2000,
     5000,
     10_000,
-)  # public numbers, so that a cap chosen here is one
+)  # public numbers, so that choosing one of them reveals nothing
 
 
 @dataclass(frozen=True)
 class UnitSizes:
-    """Units of `least` to `most` rows, and the run had `most` been a cap.
+    """Units of `least` to `most` rows, and what a cap of `most` would have meant.
 
     Attributes:
-        least, most: rows of a unit.
-        n_units: units of so many rows.
-        median, max: of their individual epsilon; None where there are none.
+        least, most: number of rows of a unit.
+        n_units: number of such units.
+        median, max: of their individual epsilon; None without such units.
         worst_case_epsilon: of `most` rows, all clipped in every step, or at the cap of the run's
-            privacy filter where that is less: what the run would guarantee everybody under that cap
-            on rows.
-        rows_dropped: rows that the cap would leave out, of n_rows in all.
-        n_rows: rows of all units.
+            privacy filter if that is smaller: what the run would guarantee every unit under that
+            cap.
+        rows_dropped: number of rows that the cap would leave out.
+        n_rows: number of rows of all units.
     """
 
     least: int

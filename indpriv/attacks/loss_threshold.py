@@ -15,7 +15,9 @@ LOSS_THRESHOLD = "loss threshold"
 
 
 def loss_scores(material: Material, by: str | None = None) -> AttackScores:
-    """Score every training and test example by minus its loss: what a model has memorised has a small loss.
+    """Score every training and test example by minus its loss.
+
+    A model has a small loss on what it has memorised.
 
     Args:
         material: must have `final_losses`.

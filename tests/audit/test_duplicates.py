@@ -183,7 +183,7 @@ def test_people_behind_several_rows_are_found():
     run = {"total_steps": 5, "noise_multiplier": 1.1, "max_grad_norm": 1.0, "sample_rate": 0.1}
     twice = NormLog.from_arrays(norms, np.arange(5), **run)
     found = undeclared_people(twice, train)
-    assert any("patient_id looks like whose row it is" in text for text in found)
+    assert any("patient_id seems to say whose row each is" in text for text in found)
     assert any("2 rows repeat each other" in text and "4 = 9" in text for text in found)
     same = NormLog.from_arrays(
         norms, np.arange(5), unit="user", unit_ids=np.r_[0:9, 4, 10:40], **run

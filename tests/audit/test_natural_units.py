@@ -105,7 +105,7 @@ def test_lfw_by_person(tmp_path, capsys):
     assert worst == sorted(worst)
     assert worst[-1] == summary["guarantee"]["worst_case_epsilon"]
     check_against_rows(run_dir, audit_dir, 530)
-    assert not any("looks like whose row it is" in text for text in summary["missing"])
+    assert not any("seems to say whose row each is" in text for text in summary["missing"])
     assert run(["statement", "create", str(audit_dir), "--unit", "1871"]) == 0
     assert "of all 530 records together" in " ".join(capsys.readouterr().out.split())
     page = (audit_dir / "report.html").read_text()
@@ -123,7 +123,7 @@ def test_lfw_by_picture_says_that_people_have_several(tmp_path):
     _, _, summary = audited("lfw", tmp_path, **changes)
     assert summary["account"]["unit"] == "example"
     assert summary["unit_sizes"] == []
-    assert any("person_id looks like whose row it is" in text for text in summary["missing"])
+    assert any("person_id seems to say whose row each is" in text for text in summary["missing"])
 
 
 def test_adult_by_synthetic_household(tmp_path, capsys):

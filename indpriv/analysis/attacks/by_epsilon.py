@@ -1,4 +1,4 @@
-"""Does an attack succeed where individual epsilon is large? True-positive rates in bins of epsilon. Sensitive.
+"""Does an attack succeed where individual epsilon is large? Sensitive.
 
 Members are binned by their individual epsilon, non-members by the epsilon they would have had on
 the same trajectory. For a random member and a random non-member, (epsilon,
@@ -164,7 +164,7 @@ def attack_by_epsilon(
 
 
 def _edges(members: EpsilonTable) -> list[float]:
-    """Edges of bins with about equal numbers of members; members at the worst case have a bin of their own."""
+    """Edges of bins with about equal numbers of members; one bin for those at the worst case."""
     below = members.epsilon[~members.at_worst_case]
     inner = (
         np.quantile(below, np.linspace(0, 1, _BINS + 1)[1:], method="higher").tolist()

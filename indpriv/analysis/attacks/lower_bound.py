@@ -1,4 +1,4 @@
-"""A lower bound on the worst-case epsilon of a run from one run, with its confidence. Output is sensitive.
+"""A lower bound on the worst-case epsilon of a run, from one run. Sensitive.
 
 After Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run" (NeurIPS 2023,
 arXiv:2305.08846): each of m examples is included by an independent fair coin; the highest scores
@@ -63,7 +63,7 @@ def lower_bound(
     balanced: bool = False,
     confidence: float = CONFIDENCE,
 ) -> LowerBound:
-    """Bound the worst-case epsilon from the scores of examples that fair coins included or left out.
+    """Bound the worst-case epsilon from scores of examples that fair coins included.
 
     The numbers of guesses depend only on the number of scores and are fixed before any score is
     seen: the upper and lower half, eighth, thirty-second and so on, guessed on both sides or on the
@@ -146,7 +146,7 @@ def _plans(n: int) -> list[tuple[int, int]]:
 
 
 def _correct(included: IntArray, cuts: IntArray, plans: Sequence[tuple[int, int]]) -> IntArray:
-    """Number of right guesses of each plan, (n_trials, n_plans), from the members between consecutive cuts."""
+    """Number of right guesses, (n_trials, n_plans), from the members between cuts."""
     up_to = np.concatenate(
         [np.zeros((len(included), 1), dtype=np.int64), np.cumsum(included, axis=1)], axis=1
     )
@@ -164,7 +164,7 @@ def _correct(included: IntArray, cuts: IntArray, plans: Sequence[tuple[int, int]
 
 @lru_cache(maxsize=4096)
 def _least_correct(guesses: int, delta: float, n_coins: int, level: float) -> int:
-    """Smallest number of right guesses that refutes epsilon 0; above the number of guesses if none does."""
+    """Smallest number of right guesses that refutes epsilon 0, or more than there are."""
     low, high = guesses // 2, guesses + 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -176,7 +176,7 @@ def _least_correct(guesses: int, delta: float, n_coins: int, level: float) -> in
 
 
 def _largest_refuted(guesses: int, correct: int, delta: float, n_coins: int, level: float) -> float:
-    """Largest epsilon that so many right guesses refute, rounded down by the root finder's tolerance."""
+    """Largest epsilon that this many right guesses refute, less the tolerance of the search."""
 
     def excess(epsilon: float) -> float:
         return refutation(guesses, correct, epsilon, delta, n_coins) - level

@@ -1,4 +1,4 @@
-"""What an attack's scores prove: discrimination and a lower bound on epsilon, overall and by group. Sensitive.
+"""What an attack's scores prove: discrimination and a lower bound on epsilon. Sensitive.
 
 Reads only AttackScores, from any source.
 """

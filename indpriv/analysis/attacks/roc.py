@@ -54,7 +54,7 @@ class Discrimination:
 def discriminate(
     members: FloatArray, nonmembers: FloatArray, *, with_roc: bool = True
 ) -> Discrimination | None:
-    """Measure how well scores separate members from non-members; None without members or without non-members.
+    """Measure how well scores separate members from non-members; None without either.
 
     Args:
         members: (n_members,) their scores.
@@ -142,7 +142,7 @@ def _auc(counts: _Counts) -> tuple[float, Interval | None]:
 
 
 def _variance_of_mean(values: FloatArray, counts: FloatArray) -> float:
-    """Variance of the mean of values in [0, 1] with these counts; the largest possible for a single value."""
+    """Variance of the mean of values in [0, 1]; the largest possible for a single value."""
     n = float(counts.sum())
     if n < 2:
         return 0.25

@@ -88,7 +88,7 @@ def threshold_attack(
     seed: int = 0,
     overall: AttackRow | None = None,
 ) -> ThresholdAttack:
-    """Success rate of the best single threshold, chosen on one half of the scores and measured on the other.
+    """Success rate of the best threshold, chosen on half of the scores and measured on the rest.
 
     After Yu et al., "Individual Privacy Accounting for Differentially Private Stochastic Gradient
     Descent" (arXiv 2206.02617v7): all non-members and as many random members.
@@ -151,7 +151,7 @@ def _attack_group(
 
 
 def best_threshold(members: FloatArray, nonmembers: FloatArray) -> float:
-    """The threshold with the most right guesses, "member" at or above it; infinity accuses no example.
+    """The threshold with the most right guesses; infinity accuses no example.
 
     Among equally good thresholds the highest, which accuses the fewest examples.
 

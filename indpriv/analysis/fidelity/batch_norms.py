@@ -1,4 +1,4 @@
-"""What batch norms prove of an estimate, at no cost: each is an exact norm where the account had to guess. Sensitive.
+"""What batch norms prove about an estimate, at no extra cost. Sensitive.
 
 Which steps sample an example is decided by coins that its norm does not depend on. Two things
 follow.
@@ -41,11 +41,11 @@ _GRID = 200  # relative norms between which divergences are interpolated; whole 
 
 @dataclass(frozen=True)
 class BatchNormFidelity:
-    """Batch norms against what the account would use in their place; errors are estimate minus exact.
+    """Batch norms compared with what the account would use in their place.
 
     Attributes:
         between_records: what the account assumes between records.
-        n_entries: batch norms held against the account; those at fully recorded steps test nothing.
+        n_entries: number of batch norms compared; those at fully recorded steps test nothing.
         signed_bias, mean_absolute, p95_absolute, largest_absolute: of norms, as fractions of
             max_grad_norm.
         share_under: share of entries whose estimate is too small by any amount.
@@ -56,7 +56,7 @@ class BatchNormFidelity:
         rdp_bias, rdp_bias_error: of mean_rdp, from the errors of left-out records, and its standard
             error.
         unbiased_mean_rdp, standard_error: the Horvitz-Thompson estimate of what mean_rdp should be;
-            None where some step has neither a full record nor free ones.
+            None where some step has neither a full record nor batch norms.
     """
 
     between_records: str
@@ -77,7 +77,7 @@ class BatchNormFidelity:
 
 @dataclass(frozen=True)
 class _Errors:
-    """Of a block or several: figures of left-out batch norms. histogram: of absolute errors in bins of _BIN."""
+    """Errors of left-out batch norms; histogram: of absolute errors in bins of _BIN."""
 
     histogram: IntArray
     total: float
@@ -113,7 +113,7 @@ class _Errors:
 
 @dataclass(frozen=True)
 class _Found:
-    """Of one block: errors of norms; and (n_examples,) the bias of the account's RDP, the unbiased RDP, both variances."""
+    """What one block of examples gives; arrays are (n_examples,)."""
 
     errors: _Errors
     bias: FloatArray
@@ -123,7 +123,7 @@ class _Found:
 
 
 def free_fidelity(log: NormLog, method: Method) -> BatchNormFidelity | None:
-    """Hold the batch norms of a log against its account.
+    """Compare the batch norms of a log with its account.
 
     None where the account uses none, where there are none to test, and where batches were not drawn
     by Poisson sampling, since then the coins are not what the weights assume.
@@ -172,8 +172,8 @@ def unbiased_rdp(log: NormLog, order: float, group_of: IntArray) -> tuple[FloatA
     """Horvitz-Thompson estimates of the mean RDP of groups at one order, and their standard errors.
 
     Args:
-        log: with a full record or free ones at every step.
-        order: fixed before the coins were tossed, above 1.
+        log: with a full record or batch norms at every step.
+        order: fixed before the coins were flipped, above 1.
         group_of: (n_examples,) group of each example, from 0 on; chosen independently of the coins.
 
     Returns:
@@ -190,7 +190,7 @@ def unbiased_rdp(log: NormLog, order: float, group_of: IntArray) -> tuple[FloatA
         )
     if not _covered(log):
         raise InputError(
-            "some steps have neither a full record nor free ones; their RDP cannot be estimated "
+            "some steps have neither a full record nor batch norms; their RDP cannot be estimated "
             "without bias"
         )
     found = _measure(log, "last", order)
@@ -222,7 +222,7 @@ def _order(log: NormLog, method: Method) -> float:
 
 @dataclass(frozen=True)
 class _StepCost:
-    """RDP of one step at one order. setting: (total_steps,) of each step. value: (n_settings, _GRID + 1)."""
+    """RDP of one step at one order, by the setting of the step and the norm."""
 
     setting: IntArray
     value: FloatArray

@@ -1,4 +1,4 @@
-"""How far two accounts of the same examples lie apart: in bias and in the tails, not in r alone. Sensitive.
+"""How far apart are two accounts of the same examples? Sensitive.
 
 Three questions are answered by such a comparison:
 
@@ -116,7 +116,7 @@ class Fidelity:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """The same log accounted under another choice. A shift is not an error: it shows how much the choice matters.
+    """The same log accounted under another choice.
 
     Attributes:
         choice: "rounding" or "between_records".
@@ -141,7 +141,7 @@ class Sensitivity:
 
     @classmethod
     def to(cls, choice: str, here: EpsilonTable, instead: EpsilonTable) -> "Sensitivity":
-        """Compare two accounts of the same examples, in the same order, that differ in a field of `Account`."""
+        """Compare two accounts of the same examples that differ in a field of `Account`."""
         found = Differences.of(instead.epsilon, here.epsilon)
         return cls(
             choice=choice,

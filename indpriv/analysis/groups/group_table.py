@@ -1,11 +1,12 @@
 """Who is worse off: epsilon, loss and accuracy by group. Sensitive.
 
-A raw table alone misleads: if groups differ in their labels and labels differ in epsilon, the order of
-the groups can reverse within a label (Simpson's paradox). A label-standardised mean is what a group's
-mean epsilon would be with the label shares of the whole training set (direct standardisation).
+A raw table alone misleads: if groups differ in their labels and labels differ in epsilon, the order
+of the groups can reverse within a label (Simpson's paradox). A label-standardised mean is what a
+group's mean epsilon would be with the label shares of the whole training set (direct
+standardisation).
 
-Intervals and tests treat the examples of the run as a sample: they show how much the composition of a
-group matters, not how another training run of the same model would turn out.
+Intervals and tests treat the examples of the run as a sample: they show how much the composition of
+a group matters, not how another training run of the same model would turn out.
 """
 
 import zlib

@@ -1,8 +1,8 @@
 """Do groups differ by more than chance, and does their order reverse within a label? Sensitive.
 
-In a small group any order can arise by chance. Two groups that were chosen as the extremes of the raw
-table tend to have the same order within each label too, so a test of the reverse order errs on the
-side of finding nothing.
+In a small group any order can arise by chance. Two groups that were chosen as the extremes of the
+raw table tend to have the same order within each label too, so a test of the reverse order errs on
+the side of finding nothing.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ class RankCorrelation:
 
 @dataclass(frozen=True)
 class Reversal:
-    """A label within which the raw table's worst group has a smaller mean epsilon than its best one.
+    """A label within which the order of the raw table's worst and best group reverses.
 
     Attributes:
         label: the label.
@@ -150,7 +150,7 @@ def find_reversals(
     min_size: int,
     rng: np.random.Generator,
 ) -> tuple[Reversal, ...]:
-    """Find the labels within which one group has a smaller mean epsilon than another, and test each.
+    """Find the labels within which the order of two groups reverses, and test each.
 
     Args:
         epsilon: (n,) of all examples.

@@ -11,7 +11,7 @@ from indpriv.errors import InputError
 def clopper_pearson(
     successes: ArrayLike, trials: ArrayLike, confidence: float = 0.95
 ) -> tuple[FloatArray, FloatArray]:
-    """Exact two-sided confidence intervals of binomial rates (Clopper and Pearson 1934); [0, 1] where trials is 0.
+    """Exact two-sided intervals of binomial rates (Clopper and Pearson 1934); [0, 1] of no trials.
 
     Args:
         successes: whole numbers.

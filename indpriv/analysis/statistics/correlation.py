@@ -1,4 +1,4 @@
-"""Correlations and least-squares lines with confidence intervals, undefined where data are constant. Sensitive."""
+"""Correlations and least-squares lines, with confidence intervals. Sensitive."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ _FLOAT_NOISE = 1e-12  # a spread this small relative to the values is rounding e
 
 
 def pearson(x: FloatArray, y: FloatArray) -> float | None:
-    """Pearson's r of two finite arrays of shape (n,); None with fewer than three pairs or where one is constant.
+    """Pearson's r of two finite arrays (n,); None below three pairs or where one is constant.
 
     >>> pearson(np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 6.0]))
     1.0
@@ -31,7 +31,7 @@ def pearson(x: FloatArray, y: FloatArray) -> float | None:
 
 
 def spearman(x: FloatArray, y: FloatArray) -> float | None:
-    """Spearman's rank correlation (ties share their mean rank); None where `pearson` of the ranks is undefined."""
+    """Spearman's rank correlation; ties share their mean rank; None where undefined."""
     return pearson(rankdata(x), rankdata(y))
 
 
@@ -44,7 +44,7 @@ def line(x: FloatArray, y: FloatArray) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class RelationIntervals:
-    """Confidence intervals of correlations and of a line; None where undefined or with fewer than ten pairs."""
+    """Intervals of correlations and of a line; None where undefined or below ten pairs."""
 
     pearson: Interval | None = None
     spearman: Interval | None = None
@@ -53,7 +53,7 @@ class RelationIntervals:
 
 
 def relation_intervals(x: FloatArray, y: FloatArray) -> RelationIntervals:
-    """95 % intervals of the correlations of two finite arrays (n,) and of the least-squares line of y on x.
+    """95 % intervals of the correlations of two arrays (n,) and of the line of y on x.
 
     Standard errors are those of the influence function (the infinitesimal jackknife, Efron 1982):
     they assume neither normal values nor a constant spread. Intervals of correlations are symmetric
@@ -117,7 +117,7 @@ def _influence(
 
 
 def _mean_above(values: FloatArray, weights: FloatArray) -> FloatArray:
-    """For each value, the sum of weights over the values above it and half of those equal to it, divided by n."""
+    """For each value, the sum of weights above it and half of those equal to it, over n."""
     below_or_equal = rankdata(values, "max").astype(np.int64)
     below = rankdata(values, "min").astype(np.int64) - 1
     sums = np.concatenate([[0.0], np.cumsum(weights[np.argsort(values, kind="stable")])])

@@ -1,4 +1,4 @@
-"""Bootstrap intervals of means and permutation tests of their spread, for many groups at once. Output is sensitive.
+"""Bootstrap intervals of means and permutation tests, for many groups at once. Sensitive.
 
 Examples lie in cells, one for each group and stratum (a stratum is a label). The bootstrap weights
 every example by an independent Poisson(1) variable (Hanley and MacGibbon 2006); intervals are
@@ -58,7 +58,7 @@ class Resampled:
     draw_errors: FloatArray
 
     def intervals(self, low: float = -np.inf, high: float = np.inf) -> list[Interval | None]:
-        """Studentised intervals inside [low, high], the range of the quantity; None where an estimate has no spread."""
+        """Studentised intervals inside [low, high]; None where an estimate has no spread."""
         found = _studentised(self.estimate, self.error, self.draws, self.draw_errors)
         return [
             None if pair is None else Interval(max(low, pair[0]), min(high, pair[1]))
@@ -76,7 +76,7 @@ class Resampled:
         )
 
     def ratio(self, worst: int, best: int) -> Interval | None:
-        """Interval of one estimate over another, from the studentised logarithm; None unless both are positive.
+        """Interval of one estimate over another; None unless both are positive.
 
         It does not account for choosing these two groups as the extremes; the permutation test
         does.
@@ -102,7 +102,7 @@ class Resampled:
 
 @dataclass(frozen=True)
 class ResampledMeans:
-    """Means from one bootstrap: of each group, of each group at the given stratum shares, and of each cell.
+    """Means from one bootstrap: of each group, of each at the stratum shares, of each cell.
 
     groups, standardised: n_groups estimates; cells: n_groups * n_strata estimates, group by group,
     or None.
@@ -184,7 +184,7 @@ def permutation_test(
     tested: NDArray[np.bool_],
     rng: np.random.Generator,
 ) -> SpreadTest | None:
-    """Test whether group means differ by more than chance, permuting values among the examples of each stratum.
+    """Test whether group means differ by more than chance, permuting within strata.
 
     A group's statistic is its sum of deviations from the stratum means over the standard deviation
     of that sum under permutation; the table's is the largest in absolute value, whose permutation
@@ -248,7 +248,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class _Runs:
-    """Runs of neighbouring values of one cell: size, mean and mean square of each; the first run of each present cell."""
+    """Runs of neighbouring values of a cell: size, mean, mean square; first run of each cell."""
 
     size: IntArray
     mean: FloatArray
@@ -298,7 +298,7 @@ def _poisson_weights(sizes: IntArray, n_draws: int, rng: np.random.Generator) ->
 def _summaries(
     sums: tuple[FloatArray, FloatArray, FloatArray], n_groups: int, shares: FloatArray
 ) -> list[tuple[FloatArray, FloatArray]]:
-    """Mean and standard error, (n_draws, ...), of the groups, of the groups at the shares, and of the cells."""
+    """Mean and standard error of the groups, of the groups at the shares, and of the cells."""
     weight, total, square = (part.reshape(len(part), n_groups, len(shares)) for part in sums)
     groups = _mean_and_error(weight.sum(axis=2), total.sum(axis=2), square.sum(axis=2))
     mean, error = _mean_and_error(weight, total, square)
@@ -348,7 +348,7 @@ def _studentised(
 
 @dataclass(frozen=True)
 class _Block:
-    """One stratum of a permutation test: its groups and the deviations of their values from the stratum's mean.
+    """One stratum of a permutation test: its groups and their deviations from its mean.
 
     If it holds many examples in few groups, values are runs of neighbours (of the given sizes, each
     at its mean); a permutation is then one draw from the multivariate hypergeometric distribution
@@ -393,7 +393,7 @@ def _blocks(values: FloatArray, groups: IntArray, strata: IntArray) -> list[_Blo
 
 
 def _block(values: FloatArray, groups: IntArray) -> _Block | None:
-    """The block of one stratum, its values ordered by group; None if it has one group or no spread."""
+    """The block of one stratum, ordered by group; None for one group or without spread."""
     present, counts = np.unique(groups, return_counts=True)
     n = len(values)
     deviations = values - values.mean()
