@@ -118,10 +118,6 @@ class CheckpointPass:
             )
         return table
 
-    def close(self) -> None:
-        """Take all hooks off."""
-        self.norm_pass.close()
-
 
 @contextmanager
 def _explained(data: str) -> Iterator[None]:

@@ -97,7 +97,7 @@ def replay(
     _tell_each(tell, plan.notes)
     last = plan.models[-1].path
     checkpoint_pass = CheckpointPass(audit_spec, last, device=device, batch_size=batch_size)
-    try:
+    with checkpoint_pass.norm_pass:
         examples = checkpoint_pass.example_table()
         accuracy = {split: _accuracy(examples, split) for split in ("train", "test")}
         right = f"the last checkpoint, {last.name}, is right on {_shares(accuracy)}"
@@ -106,8 +106,6 @@ def replay(
         run_dir = Path(run_dir)
         run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_log(run_dir, plan, audit_spec, header, checkpoint_pass, workers, progress or silent)
-    finally:
-        checkpoint_pass.close()
     write_json(run_dir / RUN_JSON, _run_json(Path(checkpoints), plan.settings))
     examples.to_parquet(run_dir / EXAMPLES)
     total = len(plan.settings.steps)
