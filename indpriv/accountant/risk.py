@@ -24,7 +24,7 @@ from indpriv.accountant.histogram.governing_records import Participations
 from indpriv.accountant.histogram.governing_rows import Block
 from indpriv.accountant.method import Method
 from indpriv.accountant.pld import curves
-from indpriv.accountant.pld.brackets import Bounds
+from indpriv.accountant.pld.loss_sum import Bounds
 from indpriv.accountant.prepared import PreparedLog, WorstSteps
 from indpriv.epsilon_table import DISCLAIMER, Account
 from indpriv.norm_log.norm_log import NormLog
@@ -140,17 +140,15 @@ def membership_risk(
     Args:
         log: the norm log of the run.
         delta: in (0, 1), well below 1 / n_examples; mu is fitted up to epsilon(delta).
-        false_positive_rate: one or (n_rates,), each in (0, 1), at which true-positive rates are
-            wanted.
-        epsilon: one or (n_epsilons,) of at least 0, at which delta is wanted.
+        false_positive_rate: one or (n_rates,), in (0, 1), to give true-positive rates at.
+        epsilon: one or (n_epsilons,), at least 0, to give delta at.
         between_records: as of `indpriv.account`.
         progress: called with (examples done, examples in all) after each block.
         workers: threads; by default one for each core. They do not change the figures.
 
     Returns:
-        the table; no example exceeds the worst case. Norms without rounding, and steps under
-        thousands of settings, are rounded up as `indpriv.account(accountant="pld")` rounds them
-        (down for lower figures).
+        the table; no example exceeds the worst case. Norms and settings are rounded up where
+        `indpriv.account(accountant="pld")` rounds them (down for lower figures).
 
     Raises:
         InputError: a bad argument, or units of several rows.
@@ -172,13 +170,11 @@ def membership_risk(
         false_positive_rate=false_positive_rate,
         epsilon=epsilon,
     )
-    blocks = []
-    done = 0
+    blocks: list[Risk] = []
     for block in prepared.blocks(workers=workers):
         blocks.append(block)
-        done += len(block.mu)
         if progress is not None:
-            progress(done, log.n_examples)
+            progress(sum(len(done.mu) for done in blocks), log.n_examples)
     return RiskTable(
         example_ids=log.example_ids,
         individual=Risk.concatenated(blocks),

@@ -24,9 +24,9 @@ from indpriv import _checks
 from indpriv._arrays import FloatArray
 from indpriv.accountant.histogram.governing_records import Participations
 from indpriv.accountant.pld import closed_form
-from indpriv.accountant.pld.laplace import Bracket, contour_brackets, contour_deltas
+from indpriv.accountant.pld.laplace import contour_brackets, contour_deltas
 from indpriv.accountant.pld.loss_distribution import grid_brackets, grid_deltas
-from indpriv.accountant.pld.loss_sum import DIRECTIONS, Direction, LossSum
+from indpriv.accountant.pld.loss_sum import DIRECTIONS, Bounds, Direction, LossSum
 from indpriv.errors import InputError
 
 CERTIFIED, CHECKED, FALLBACK = "certified", "checked", "fallback"
@@ -59,14 +59,6 @@ class PldResult:
     epsilon_lower: FloatArray
     epsilon_upper: FloatArray
     bracket: NDArray[np.str_]
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """Proven bounds of a quantity of each example, (n_examples,) or (n_examples, k)."""
-
-    lower: FloatArray
-    upper: FloatArray
 
 
 def pld_epsilon(
@@ -221,7 +213,7 @@ def _composed_brackets(losses: LossSum, delta: float) -> tuple[FloatArray, Float
 
 
 def _with_grids(
-    losses: LossSum, delta: float, contours: list[Bracket]
+    losses: LossSum, delta: float, contours: list[Bounds]
 ) -> tuple[FloatArray, FloatArray]:
     """Ends of epsilon after each direction that may be the larger one is made tight by a grid."""
     lower = np.maximum(*(contour.lower for contour in contours))

@@ -23,8 +23,9 @@ from scipy.special import ndtri
 
 from indpriv._arrays import FloatArray
 from indpriv.accountant.histogram.governing_records import Participations
-from indpriv.accountant.pld.brackets import Bounds, pld_delta, pld_epsilon
+from indpriv.accountant.pld.brackets import pld_delta, pld_epsilon
 from indpriv.accountant.pld.closed_form import gaussian_delta, invert_delta
+from indpriv.accountant.pld.loss_sum import Bounds
 
 _OFFSETS = np.arange(-3.0, 4.0)  # of the epsilons that are looked at together, in steps
 _SHRINK = 24.0  # factor by which the step falls once these epsilons enclose the threshold

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from indpriv._arrays import FloatArray
 from indpriv.accountant.pld import real_axis
 from indpriv.accountant.pld.contour import Axis, Contour, Reach, alias_free_period
-from indpriv.accountant.pld.loss_sum import Direction, LossSum
+from indpriv.accountant.pld.loss_sum import Bounds, Direction, LossSum
 from indpriv.accountant.pld.quadrature import count_nodes
 from indpriv.accountant.pld.real_axis import Problem, Scan, WorkBudget
 
@@ -67,19 +67,7 @@ _MAX_WORK = 4e10  # on one axis, whatever the number of examples
 _MOST_WORK = 6e10  # in one call
 
 
-@dataclass(frozen=True)
-class Bracket:
-    """Proven bounds of epsilon in one direction, (n_examples,)."""
-
-    lower: FloatArray
-    upper: FloatArray
-
-    def select(self, examples: NDArray[np.intp]) -> Bracket:
-        """The bracket of some examples."""
-        return Bracket(self.lower[examples], self.upper[examples])
-
-
-def contour_brackets(losses: LossSum, delta: float, direction: Direction) -> Bracket:
+def contour_brackets(losses: LossSum, delta: float, direction: Direction) -> Bounds:
     """Bracket epsilon(delta) of every example.
 
     Args:
@@ -109,7 +97,7 @@ def contour_brackets(losses: LossSum, delta: float, direction: Direction) -> Bra
             remaining, scan, problem = remaining[open_], scan.select(open_), problem.select(open_)
             if not len(open_):
                 break
-    return Bracket(lower, upper)
+    return Bounds(lower, upper)
 
 
 def _solve_on_contours(

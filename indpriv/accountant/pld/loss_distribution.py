@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from indpriv._arrays import FloatArray
 from indpriv.accountant.pld import real_axis
 from indpriv.accountant.pld.grid_composition import HIGHER, Composer, Window, step_law
-from indpriv.accountant.pld.laplace import Bracket
-from indpriv.accountant.pld.loss_sum import Direction, LossSum
+from indpriv.accountant.pld.loss_sum import Bounds, Direction, LossSum
 from indpriv.accountant.pld.real_axis import Problem, Scan, WorkBudget, log_largest_weight
 
 _CUT = 1e-7  # share of delta given to what lies beyond the ends of the steps' laws
@@ -36,7 +35,7 @@ _LARGEST_UNIT = 16.0  # nepers by which exp(K(tilt) - tilt epsilon) may exceed d
 _TILTS_BEYOND = 1e3  # factor above the best tilt up to which others are considered
 
 
-def grid_brackets(losses: LossSum, delta: float, direction: Direction) -> Bracket:
+def grid_brackets(losses: LossSum, delta: float, direction: Direction) -> Bounds:
     """Bracket epsilon(delta) of every example by composing discretised losses.
 
     Args:
@@ -62,7 +61,7 @@ def grid_brackets(losses: LossSum, delta: float, direction: Direction) -> Bracke
     for composer, row, example in _composed_examples(problem, scan, upper, open_examples):
         low, high = composer.solve(row, float(upper[example]))
         lower[example], upper[example] = max(lower[example], low), min(upper[example], high)
-    return Bracket(lower, upper)
+    return Bounds(lower, upper)
 
 
 def grid_deltas(

@@ -82,6 +82,18 @@ class LossSum:
 
 
 @dataclass(frozen=True)
+class Bounds:
+    """Proven bounds of a quantity of each example, (n_examples,) or (n_examples, k)."""
+
+    lower: FloatArray
+    upper: FloatArray
+
+    def select(self, examples: NDArray[np.intp]) -> Bounds:
+        """The bounds of some examples."""
+        return Bounds(self.lower[examples], self.upper[examples])
+
+
+@dataclass(frozen=True)
 class StepLaws:
     """Laws of the loss of one step.
 

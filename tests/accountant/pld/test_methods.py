@@ -125,3 +125,16 @@ def test_the_quadrature_of_two_steps_is_the_reference(direction):
     assert found[0] == pytest.approx(
         oracles.two_step_delta(first, second, 0.4, direction), rel=closed_form.QUADRATURE_ERROR
     )
+
+
+def test_roots_are_enclosed_to_the_last_digits_and_ends_of_the_range_are_kept():
+    """The target itself, one that is met before the range and one that is not met inside it."""
+    found = closed_form.invert_delta(
+        lambda epsilon, _: np.exp(-epsilon), np.exp([-2.0, 1.0, -9.0]), low=0.0, high=4.0
+    )
+    lower, upper = found
+    assert lower[0] <= 2.0 <= upper[0] <= lower[0] * (1 + 1e-12)
+    assert lower[0] < upper[0]
+    assert (lower[1], upper[1]) == (0.0, 0.0)
+    assert (lower[2], upper[2]) == (4.0, 4.0)
+    assert np.exp(-lower[0]) > np.exp(-2.0) >= np.exp(-upper[0])
