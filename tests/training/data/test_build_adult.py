@@ -50,7 +50,7 @@ def test_files_that_are_not_ucis_are_refused():
 def test_a_file_that_is_no_wheel_is_refused(tmp_path):
     path = tmp_path / "no.whl"
     path.write_bytes(b"not a zip")
-    with pytest.raises(InputError, match=r"no\.whl does not hold"):
+    with pytest.raises(InputError, match=r"no\.whl does not contain"):
         build_adult.build(path, tmp_path / "out.parquet")
 
 

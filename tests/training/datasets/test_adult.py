@@ -4,6 +4,7 @@ import pytest
 
 from indpriv.errors import EvidenceError
 from indpriv.training.datasets import adult
+from indpriv.training.datasets.base import in_bands
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def test_inputs_are_bounded(dataset):
 
 def test_age_bands_change_at_their_first_year():
     ages = pd.Series([17, 24, 25, 34, 35, 64, 65, 90])
-    assert adult.age_bands(ages).tolist() == [
+    assert in_bands(ages, adult.AGE_BANDS).tolist() == [
         "17-24",
         "17-24",
         "25-34",
