@@ -1,4 +1,4 @@
-"""What recording costs: ratios to plain passes and to Opacus's training steps, measured in the same run.
+"""What recording costs, as ratios to plain passes and to Opacus's training steps in the same run.
 
 python benchmarks/recording.py [--sections norms once training] [--models cnn resnet transformer]
     [--one-core]
@@ -8,8 +8,8 @@ divides the batch as it finds best, and so may every backend here; the plain pas
 in training, and once more with the micro-batches and threads of our own pass, which training does
 not do (its gradients would still have to be added up).
 
-once: per_example_gradient_norms of one batch, which chooses and checks a backend on each call, and a
-NormPass in a loop, compared with plain passes. A few seconds.
+once: per_example_gradient_norms of one batch, which chooses and checks a backend on each call, and
+a NormPass in a loop, compared with plain passes. A few seconds.
 
 training: what batch norms, and a full pass every epoch with batch norms, add to Opacus's training
 steps.
@@ -133,7 +133,7 @@ def verdict(value: float, limit: float, *, share: bool = False) -> str:
 def best_seconds(
     runs: dict[str, Callable[[], object]], rounds: int, clock: Callable[[], float]
 ) -> dict[str, float]:
-    """The best of several runs after a first one; they alternate, so that a slow spell affects all."""
+    """The best of several runs after a first one; they alternate, so a slow spell affects all."""
     seconds: dict[str, list[float]] = {kind: [] for kind in runs}
     for _ in range(rounds + 1):
         for kind, run in runs.items():

@@ -93,7 +93,7 @@ def discover(folder: str | Path, load: LoadFn | None = None) -> Discovery:
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:
-    """Paths of everything that looks like a checkpoint, in natural order; InputError if none does."""
+    """Paths of what looks like a checkpoint, in natural order; InputError if nothing does."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a directory; pass the folder of the checkpoints")
     for place in (folder, folder / "checkpoints"):

@@ -21,6 +21,7 @@ from indpriv._progress import StageProgress, silent
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import EXAMPLES, RUN_JSON
+from indpriv.norm_log.step_settings import SETTING_NAMES
 from indpriv.norm_log.writer import LogHeader
 from indpriv.recording.checkpoints.audit_spec import AuditSpec, load_spec
 from indpriv.recording.checkpoints.discovery import SavedModel, discover
@@ -28,7 +29,6 @@ from indpriv.recording.checkpoints.norms_at import AUTO, CheckpointPass, Workers
 from indpriv.recording.checkpoints.replay_log import ReplayPlan, write_log
 from indpriv.recording.checkpoints.run_settings import RunSettings, StepOptions, resolve
 from indpriv.recording.checkpoints.safe_files import read_content
-from indpriv.recording.checkpoints.step_values import NAMES
 from indpriv.recording.checkpoints.weights import fit, state_of
 
 
@@ -204,7 +204,7 @@ def _run_json(folder: Path, settings: RunSettings) -> dict[str, Any]:
     folder = folder.resolve()
     declared = {key: value for key, value in settings.declared.items() if key != "recorder"}
     training = declared.get("training")
-    columns = {name: getattr(settings.steps, name) for name in NAMES}
+    columns = {name: getattr(settings.steps, name) for name in SETTING_NAMES}
     constant = {name: float(column[0]) for name, column in columns.items() if np.ptp(column) == 0}
     return {
         "name": folder.parent.name if folder.name == "checkpoints" else folder.name,

@@ -14,6 +14,7 @@ from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.run_files import JOURNAL
 from indpriv.norm_log.session_counts import Replay, SessionCounts
+from indpriv.norm_log.step_settings import SETTING_NAMES
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
 from indpriv.recording.checkpoints.audit_spec import AuditSpec
 from indpriv.recording.checkpoints.discovery import SavedModel
@@ -24,7 +25,6 @@ from indpriv.recording.checkpoints.norms_at import (
     norms_in_order,
 )
 from indpriv.recording.checkpoints.run_settings import RunSettings
-from indpriv.recording.checkpoints.step_values import NAMES
 from indpriv.recording.interrupts import deferred_interrupts
 
 REPLAYING = "replaying checkpoints"
@@ -107,7 +107,7 @@ class _StepWriter:
         self._logged = max(self._logged, stop)
 
     def counts(self, norms: CheckpointNorms | None) -> SessionCounts:
-        """Where these steps come from. Nothing was counted, since no Recorder watched the training."""
+        """Where these steps come from. No Recorder watched the training, so nothing was counted."""
         return SessionCounts(
             from_step=0,
             seeded=self._settings.seeded,
@@ -146,7 +146,7 @@ def _already_done(
     if state.header["sampler"] != plan.settings.sampler or state.total_steps > len(steps):
         raise InputError(f"the sampler or the number of steps differs from the replay in {again}")
     logged = state.settings()
-    for name in NAMES:
+    for name in SETTING_NAMES:
         if not np.array_equal(getattr(logged, name), getattr(steps, name)[: state.total_steps]):
             raise InputError(f"{name} differs from the replay in {again}")
     fingerprints = {

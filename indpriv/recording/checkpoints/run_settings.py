@@ -1,4 +1,4 @@
-"""Settings of every step of a run that was not recorded: from run.json, Opacus's accountant, options.
+"""Settings of the steps of a run that was not recorded: from run.json, accountant and options.
 
 Public values. Everything that is missing or contradictory is collected, so that the user sees it in
 one message.
@@ -19,12 +19,11 @@ from indpriv._arrays import FloatArray
 from indpriv._files import first_at, read_json
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import RUN_JSON
-from indpriv.norm_log.step_settings import StepSettings
+from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
 from indpriv.norm_log.validation import SAMPLERS
 from indpriv.recording.checkpoints.discovery import Discovery, SavedModel, Span
 from indpriv.recording.checkpoints.step_values import (
     ACCOUNTANT,
-    NAMES,
     OPTIONS,
     combined,
     known_values,
@@ -107,7 +106,7 @@ def resolve(folder: Path, found: Discovery, options: StepOptions, n_examples: in
     """
     sources = _Sources(folder, found.models, options)
     total, said_by = sources.total_steps()
-    values = {name: sources.values(name, total) for name in NAMES}
+    values = {name: sources.values(name, total) for name in SETTING_NAMES}
     delta, sampler = sources.delta(), sources.sampler()
     for name, value in (("steps", total), ("delta", delta), ("sampler", sampler)):
         if value is None:
@@ -222,7 +221,7 @@ class _Sources:
         return values if total and not unknown.any() else None
 
     def delta(self) -> float | None:
-        """The user may ask for another delta than the run declared: the account is for one delta."""
+        """The delta of the account; the user may choose another than the run declared."""
         declared = first_at(self.declared, ("delta",), ("training", "delta"))
         said = declared if self._options.delta is None else self._options.delta
         self.said_by["delta"] = RUN_JSON if self._options.delta is None else OPTIONS

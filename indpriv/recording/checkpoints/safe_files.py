@@ -118,14 +118,14 @@ class Content:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a path looks like a checkpoint: a file with a usual suffix, or a folder with weights."""
+    """Whether a path is a file with the suffix of a checkpoint, or a folder with weights."""
     if path.name.startswith("."):
         return False
     return bool(_weights_of(path)) if path.is_dir() else path.suffix in SUFFIXES and path.is_file()
 
 
 def read_content(path: Path) -> Content:
-    """Read a checkpoint without running anything in it; tensors stay in the file until they are used.
+    """Read a checkpoint without running anything in it. Tensors stay in the file until used.
 
     The path is a file of torch.save or safetensors, or a folder with `model.safetensors` or
     `pytorch_model.bin`, whole or in shards.

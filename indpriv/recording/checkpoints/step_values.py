@@ -1,4 +1,4 @@
-"""The value that noise, clipping norm and sampling rate have at every step, from all sources. Public."""
+"""Values of noise, clipping norm and sampling rate at every step, from all sources. Public."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ _CHECKS = {
     "max_grad_norm": _checks.check_max_grad_norm,
     "sample_rate": _checks.check_sample_rate,
 }
-NAMES = tuple(_CHECKS)
 
 Known = tuple[str, FloatArray]
 """A source, and the values it gives for the first steps of a run."""
@@ -84,7 +83,7 @@ def known_values(
 
 
 def combined(name: str, known: Sequence[Known], total: int) -> FloatArray:
-    """(total,) values, each from the first source that has it, or NaN; InputError if they differ."""
+    """(total,) values, each from the first source that has it, or NaN; InputError if two differ."""
     for (source, values), (other, others) in combinations(known, 2):
         shared = min(len(values), len(others))
         differs = ~np.isclose(values[:shared], others[:shared], rtol=_SAME, atol=0)

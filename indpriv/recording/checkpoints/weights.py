@@ -158,7 +158,7 @@ def _differences(inner: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> l
 
 
 def load_into(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copy a matched state into a model; InputError, before any change, if a value is not finite."""
+    """Copy a matched state into a model; InputError, before any change, if one is not finite."""
     for name, tensor in state.items():
         if (tensor.is_floating_point() or tensor.is_complex()) and not torch.isfinite(tensor).all():
             raise InputError(

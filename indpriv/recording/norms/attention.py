@@ -1,4 +1,4 @@
-"""Projections of nn.MultiheadAttention, which calls `linear` by its global name, unseen by hooks."""
+"""Projections of nn.MultiheadAttention, which calls the global `linear`: hooks do not see them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Projections(threading.local):
 
     @classmethod
     def count(cls, change: int) -> None:
-        """Add to the number of threads; the first one replaces `linear`, the last one restores it."""
+        """Count threads; the first one replaces `linear`, the last one restores it."""
         with cls._lock:
             if not cls._threads:
                 cls._before = nn.functional.linear, torch.backends.mha.get_fastpath_enabled()

@@ -1,4 +1,4 @@
-"""The check that every backend must pass: its norms are those of autograd on one example at a time."""
+"""The check of every backend: its norms are those of autograd on one example at a time."""
 
 from __future__ import annotations
 

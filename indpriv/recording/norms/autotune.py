@@ -39,7 +39,7 @@ def choose_variant(
 ) -> tuple[Variant, str]:
     """A variant that agrees with autograd, and why it is not the first backend ("" if it is).
 
-    "auto" is "layerwise" if it fits, else the fastest backend that fits, or without tuning the first.
+    "auto" is "layerwise" if it fits, else the fastest that fits, or without tuning the first.
 
     Raises:
         InputError: there is no backend of that name, or none fits.
@@ -108,7 +108,7 @@ def _largest_batch(variant: Variant, batch: Batch) -> int:
 
 
 def _tune(variant: Variant, check: AutogradCheck, batch: Batch, largest: int, choose: Any) -> str:
-    """Find the fastest threads, memory order and batch size; return how norms then disagree, or ""."""
+    """Find the fastest threads, memory order and batch size; return how norms disagree, or ""."""
     device = batch.device
 
     def trial(variant: Variant, size: int) -> Callable[[], Tensor]:

@@ -1,4 +1,4 @@
-"""Backends that compute per-example gradient norms of one batch: ours, Opacus's, torch.func. Sensitive."""
+"""Backends for per-example gradient norms of a batch: ours, Opacus's, torch.func. Sensitive."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ BACKENDS: dict[str, Callable[[nn.Module, LossFn, Choose], Backend]] = {
 }
 """What makes a backend from a shadow model, by name, in the order in which they are tried.
 
-The last argument chooses between equivalent variants of a layer; only "layerwise" has such variants.
+The last argument chooses between equivalent variants of a layer; only "layerwise" has variants.
 """
 
 KEEP_GRADIENTS = ("hooks", "functorch")  # backends that hold every example's gradient in memory

@@ -35,7 +35,7 @@ class Fastest:
     def __call__(
         self, layer: nn.Module, names: frozenset[str], inputs: Tensor, gradient: Tensor
     ) -> Squares:
-        """The fastest variant; with deterministic algorithms that with the fewest multiplications."""
+        """The fastest variant; with deterministic algorithms, that with fewest multiplications."""
         variants = variants_of(layer, inputs, gradient)
         if len(variants) == 1 or torch.are_deterministic_algorithms_enabled():
             return variants[0]

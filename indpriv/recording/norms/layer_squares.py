@@ -1,15 +1,15 @@
-"""Squared norms of one layer's per-example gradients, from its inputs and output gradients. Sensitive.
+"""Squared norms of a layer's per-example gradients, from inputs and output gradients. Sensitive.
 
-A layer with input a and output gradient g at T positions has the per-example gradient Σ_t g_t a_tᵀ.
-There are two exact ways to compute its squared norm (Goodfellow 2015; Li et al. 2022, "ghost
-norms"), with these numbers of multiplications:
+A layer with input a and output gradient g at T positions has the per-example gradient
+Σ_t g_t a_tᵀ. There are two exact variants of its squared norm (Goodfellow 2015; Li et al. 2022,
+"ghost norms"), with these numbers of multiplications:
 
     direct   ‖Σ_t g_t a_tᵀ‖²               T · d_in · d_out
     ghost    Σ_{t,u} (a_tᵀa_u)(g_tᵀg_u)    T² · (d_in + d_out)
 
-In a convolution, a_t is the patch under the kernel at position t, and a_tᵀa_u is a sum of products
-of pairs of pixels, one for each place in the kernel. Where that is less work, the ghost variant
-computes the products of all pixels once and adds them up.
+In a convolution, a_t is the patch under the kernel at position t, and a_tᵀa_u is a sum of
+products of pairs of pixels, one for each place in the kernel. Where that is less work, the ghost
+variant computes the products of all pixels once and adds them up.
 
 Squares are summed in float32 over at most 1,024 terms and in float64 beyond. Inputs and gradients
 have the batch first and are float32 or float64: callers widen half precision.
@@ -48,7 +48,7 @@ The names are among weight and bias.
 
 
 def is_known(layer: nn.Module) -> bool:
-    """Whether this module knows the layer. A subclass is not known: it may compute something else."""
+    """Whether this module knows the layer. A subclass is not known: it may differ."""
     return type(layer) in _KNOWN and not getattr(layer, "track_running_stats", False)
 
 
@@ -303,7 +303,7 @@ def _normalised(layer: Any, inputs: Tensor, gradient: Tensor) -> Tensor:
         else:
             unit = F.rms_norm(inputs, list(layer.normalized_shape), None, layer.eps)
         return _bias_gradient(layer, unit.mul_(gradient))
-    # Σ g·x̂ = rstd · Σ g·(x − mean): centred first, so that no digits cancel if the mean is large.
+    # Σ g·x̂ = rstd · Σ g·(x − mean): centred first, so that no digits cancel at a large mean.
     size, channels = inputs.shape[:2]
     groups = layer.num_groups if isinstance(layer, nn.GroupNorm) else channels
     sides = tuple(range(2, inputs.ndim))

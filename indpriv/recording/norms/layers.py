@@ -12,7 +12,7 @@ from indpriv.recording.norms.layer_squares import is_known
 _ANY_LEADING = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
 
 Key = tuple[int, int]
-"""A parameter, or a block of its rows: the identity of the parameter, and where the block starts."""
+"""A parameter, or a block of its rows: identity of the parameter, and start of the block."""
 
 
 def layers_of(model: nn.Module) -> list[Layer]:

@@ -1,9 +1,9 @@
-"""Per-example gradient norms layer by layer, in one backward pass without weight gradients. Sensitive.
+"""Per-example gradient norms layer by layer, without weight gradients. Sensitive.
 
-The squared norm of each layer is computed from its inputs and output gradients, exactly
-(`layer_squares`). Layers of other kinds, with all modules inside them, are differentiated example by
-example with torch.func. The gradients of a parameter that is used several times are added up before
-they are squared.
+One backward pass gives the inputs and output gradients of each layer, from which its squared norm
+is computed exactly (`layer_squares`). Layers of other kinds, with all modules inside them, are
+differentiated example by example with torch.func. The gradients of a parameter that is used several
+times are added up before they are squared.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class LayerwiseNorms:
     def _add_batch_first(
         self, module: nn.Module, keys: dict[str, Key], inputs: Tensor, gradient: Tensor
     ) -> None:
-        """Add squared norms; half precision is widened after the rounding that training does too."""
+        """Add squared norms; half precision is widened after rounding as training does."""
         if gradient.dtype in _HALF:
             if isinstance(module, (nn.Linear, *CONVOLUTIONS)):
                 inputs = inputs.to(gradient.dtype)  # as autocast does

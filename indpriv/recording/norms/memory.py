@@ -20,7 +20,7 @@ _OUT_OF_MEMORY = ("out of memory", "allocate memory", "alloc_cpu")  # in PyTorch
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that this process may still allocate; on a CPU, memory used for caches counts as free."""
+    """Bytes that this process may still allocate; on a CPU, caches count as free."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     limits = [_available_memory()]

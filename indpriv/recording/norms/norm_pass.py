@@ -1,4 +1,4 @@
-"""Per-example gradient norms before clipping, exact, by a backend that fits the model. Sensitive."""
+"""Per-example gradient norms before clipping, by a backend that fits the model. Sensitive."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class NormPass:
         Args:
             model: plain, or wrapped by Opacus; it is not changed.
             loss_fn: per-example losses, see `per_example_gradient_norms`.
-            inputs: inputs of some examples, at least one; from 256 on, larger batches are tried too.
+            inputs: inputs of at least one example; from 256 on, larger batches are tried too.
             targets: their targets.
             backend: a name, or "auto": "layerwise" if it fits, else the fastest that fits.
             tune: time batch sizes, threads, memory order and variants of layers. False starts

@@ -128,7 +128,7 @@ class ModelInTraining:
 
 
 def make_shadow(module: nn.Module) -> nn.Module:
-    """A copy without Opacus's hooks, in the module's own modes, or in train() if it is in eval()."""
+    """A copy without Opacus's hooks, in the module's modes, or in train() if it is in eval()."""
     with _without_hooks(module):
         shadow = copy.deepcopy(module)
     return shadow if shadow.training else shadow.train()

@@ -44,7 +44,7 @@ class Variant:
             self.model.update(shadow, channels_last=self.channels_last)
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(norms, losses) of examples that fit into memory at once, divided evenly among threads."""
+        """(norms, losses) of examples that fit into memory, divided evenly among threads."""
         if self.channels_last:
             batch = Batch(map_tensors(batch.inputs, to_channels_last), batch.targets)
         shadows = self.shadows[: len(batch)]
