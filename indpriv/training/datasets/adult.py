@@ -24,7 +24,7 @@ SHA256 = "b2fe6180aecef86ffdad7e819dc18796210b607ebbdb19c9e6efd0a88b11db13"
 CLASS_NAMES = ("<=50K", ">50K")
 METADATA_COLUMNS = ("race", "sex", "age_band")
 
-# column: (value that becomes 0, distance from it that becomes 1); values beyond are clipped to [-1, 1].
+# column: (value that becomes 0, distance from it that becomes 1); results are clipped to [-1, 1].
 NUMBERS = {
     "age": (50.0, 50.0),  # years
     "education_num": (8.5, 7.5),  # codes 1 (preschool) to 16 (doctorate)

@@ -1,4 +1,4 @@
-"""The small data sets digits and breast cancer of scikit-learn, which indpriv does not depend on."""
+"""Digits and breast cancer: small data sets of scikit-learn, which must be installed for them."""
 
 from __future__ import annotations
 
