@@ -1,4 +1,4 @@
-"""Figures as inline SVG, drawn from bins and group means: no single example is in them. Sensitive."""
+"""Figures as inline SVG, drawn from bins and group means, never from single examples. Sensitive."""
 
 from collections.abc import Callable, Mapping
 
@@ -9,7 +9,7 @@ from indpriv.report.figures.loss import epsilon_against_loss
 from indpriv.report.figures.norms_over_training import norms_over_training
 from indpriv.report.figures.roc import roc_curves
 
-# By the name that a section calls them; each returns an SVG element, or "" where there is nothing to draw.
+# By the name that a section gives; each returns an SVG element, or "" if there is nothing to draw.
 FIGURES: Mapping[str, Callable[..., str]] = {
     "histogram": epsilon_histogram,
     "norms over training": norms_over_training,

@@ -18,9 +18,9 @@ def epsilon_against_loss(
     everybody: str = "examples",
     name: str = "loss",
 ) -> str:
-    """Binned epsilon against loss with the median, the quartiles and the fitted logarithm; "" where undefined."""
-    bins = loss.bins
-    if bins is None or loss.line.slope is None or loss.line.intercept is None:
+    """Counts by loss and epsilon, with quartiles and the fitted logarithm; "" where undefined."""
+    bins, line = loss.bins, loss.line
+    if bins is None or line.slope is None or line.intercept is None:
         return ""
     edges, top = np.array(bins.loss_edges), bins.epsilon_edges[-1]
     with style():
@@ -29,31 +29,22 @@ def epsilon_against_loss(
         axes.set_xscale("log")
         _density(axes, bins)
         _quartiles(axes, bins)
-        fitted = loss.line.intercept + loss.line.slope * np.log(edges)
-        inside = (fitted >= 0) & (fitted <= top)
-        sign = "+" if loss.line.slope >= 0 else "−"
-        label = f"{format_number(loss.line.intercept)} {sign} {format_number(abs(loss.line.slope))} ln(loss)"
-        axes.plot(
-            edges[inside],
-            fitted[inside],
-            color=SECOND,
-            linewidth=1.6,
-            linestyle=(0, (4, 2)),
-            label=label,
-        )
+        fitted = line.intercept + line.slope * np.log(edges)
+        fitted[(fitted < 0) | (fitted > top)] = np.nan
+        sign = "+" if line.slope >= 0 else "−"
+        label = f"{format_number(line.intercept)} {sign} {format_number(abs(line.slope))} ln(loss)"
+        dashes = (0, (4, 2))
+        axes.plot(edges, fitted, color=SECOND, linewidth=1.6, linestyle=dashes, label=label)
         if worst_case_epsilon is not None:
             worst = f"worst case {format_epsilon(worst_case_epsilon)}"
             axes.axhline(worst_case_epsilon, color=WARN, linewidth=1.4, label=worst)
         axes.set_xlim(edges[0], edges[-1])
         axes.set_ylim(0, top * 1.05)
-        axes.set_xlabel("loss of the final model (nats, logarithmic)")
-        axes.set_ylabel("individual epsilon")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.xaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_locator(MaxNLocator(5))
-        axes.grid(axis="y")
-        bare(axes)
+        bare(axes, "loss of the final model (nats, logarithmic)", "individual epsilon")
         axes.legend(loc="upper left", bbox_to_anchor=(0.01, 0.93), handlelength=1.8)
         return to_svg(
             figure,

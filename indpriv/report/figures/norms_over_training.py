@@ -1,4 +1,4 @@
-"""The figure of what drives epsilon: norms and clipping over training, as inline SVG without a single example. Sensitive."""
+"""Gradient norms and clipping over training, by class."""
 
 import math
 from collections.abc import Sequence
@@ -6,69 +6,43 @@ from collections.abc import Sequence
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from indpriv.analysis.norms_over_training import Drivers
-from indpriv.report.figures.svg import (
-    ACCENT,
-    INK,
-    MUTED,
-    SECOND,
-    WARN,
-    bare,
-    new_figure,
-    placeholder,
-    style,
-    to_svg,
-)
+from indpriv.report.figures import svg
 
 _MOST_LINES = 10  # classes that a figure can tell apart
 _FEW_DECADES = 2  # of a logarithmic axis, on which powers of ten alone would be too few ticks
-_SHADES = ((ACCENT, "-"), (SECOND, "-"), (WARN, "-"), (INK, "-"), (MUTED, "-"))
+_COLOURS = (svg.ACCENT, svg.SECOND, svg.WARN, svg.INK, svg.MUTED)
 
 
 def norms_over_training(drivers: Drivers, name: str = "drivers") -> str:
-    """Median norm by class and share of clipped examples over training; "" with fewer than two records or too many classes."""
+    """Median norm by class and share of clipped examples over training.
+
+    Returns "" with fewer than two records, without classes or with too many of them.
+    """
     if len(drivers.steps) < 2 or not 0 < len(drivers.classes) <= _MOST_LINES:
         return ""
-    with style():
-        figure = new_figure(3.3)
+    with svg.style():
+        figure = svg.new_figure(3.3)
         norms = figure.add_axes((0.07, 0.17, 0.33, 0.7))
         clipped = figure.add_axes((0.485, 0.17, 0.33, 0.7))
         for index in range(len(drivers.classes)):
-            colour, line = _SHADES[index % len(_SHADES)][0], "-" if index < len(_SHADES) else "--"
-            norms.plot(
-                drivers.steps,
-                _numbers(drivers.median_norm[index]),
-                line,
-                color=colour,
-                linewidth=1.5,
-            )
+            colour = _COLOURS[index % len(_COLOURS)]
+            line = "-" if index < len(_COLOURS) else "--"
+            medians = _numbers(drivers.median_norm[index])
             shares = _numbers(drivers.clipped_share_by_class[index])
-            clipped.plot(
-                drivers.steps, shares, line, color=colour, linewidth=1.2, label=placeholder(index)
-            )
-        clipped.plot(
-            drivers.steps,
-            drivers.clipped_share,
-            ":",
-            color=INK,
-            linewidth=2.0,
-            label="all examples",
-        )
-        norms.axhline(1.0, color=WARN, linewidth=1.0, alpha=0.8)
+            label = svg.placeholder(index)
+            norms.plot(drivers.steps, medians, line, color=colour, linewidth=1.5)
+            clipped.plot(drivers.steps, shares, line, color=colour, linewidth=1.2, label=label)
+        every = drivers.clipped_share
+        clipped.plot(drivers.steps, every, ":", color=svg.INK, linewidth=2.0, label="all examples")
+        norms.axhline(1.0, color=svg.WARN, linewidth=1.0, alpha=0.8)
         for axes, title in (
             (norms, "median norm over max_grad_norm"),
             (clipped, "share of examples clipped"),
         ):
-            axes.set_title(title, color=INK, pad=8)
-            axes.set_xlabel("step")
-            axes.grid(axis="y")
             axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-            bare(axes)
-        figure.legend(
-            *clipped.get_legend_handles_labels(),
-            loc="upper left",
-            bbox_to_anchor=(0.825, 0.9),
-            fontsize=7.5,
-        )
+            svg.bare(axes, "step", title=title)
+        legend = clipped.get_legend_handles_labels()
+        figure.legend(*legend, loc="upper left", bbox_to_anchor=(0.825, 0.9), fontsize=7.5)
         drawn = [value for line in drivers.median_norm for value in line if value is not None]
         if min(drawn) > 0:
             norms.set_yscale("log")
@@ -78,7 +52,7 @@ def norms_over_training(drivers: Drivers, name: str = "drivers") -> str:
             norms.yaxis.set_minor_locator(NullLocator())
         clipped.set_ylim(0, 1)
         clipped.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
-        return to_svg(
+        return svg.to_svg(
             figure,
             name,
             "Gradient norms over training by class",

@@ -1,15 +1,15 @@
-"""The ROC curves of an attack, as inline SVG. Sensitive."""
+"""The ROC curves of an attack."""
 
 from collections.abc import Sequence
 
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from indpriv.analysis.attacks.threshold_attack import ThresholdAttack
-from indpriv.report.figures.svg import ACCENT, INK, MUTED, SECOND, bare, new_figure, style, to_svg
+from indpriv.report.figures.svg import ACCENT, MUTED, SECOND, bare, new_figure, style, to_svg
 
 
 def roc_curves(attacks: Sequence[ThresholdAttack], name: str = "roc") -> str:
-    """ROC of all examples on logarithmic axes, of the DP model and its twin; "" without an attack that found a curve."""
+    """ROC of all examples, of this model and of the one trained without DP; "" without a curve."""
     lines = []
     for model, label, colour in (("dp", "this model", ACCENT), ("non_dp", "without DP", SECOND)):
         found = next(
@@ -25,14 +25,8 @@ def roc_curves(attacks: Sequence[ThresholdAttack], name: str = "roc") -> str:
     with style():
         figure = new_figure(3.6)
         axes = figure.add_axes((0.09, 0.15, 0.5, 0.8))
-        axes.plot(
-            [lowest, 1],
-            [lowest, 1],
-            color=MUTED,
-            linewidth=1.0,
-            linestyle=(0, (4, 2)),
-            label="chance",
-        )
+        ends, dashes = [lowest, 1], (0, (4, 2))
+        axes.plot(ends, ends, color=MUTED, linewidth=1.0, linestyle=dashes, label="chance")
         for points, label, colour in lines:
             axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.6, label=label)
         axes.set_xscale("log")
@@ -42,10 +36,8 @@ def roc_curves(attacks: Sequence[ThresholdAttack], name: str = "roc") -> str:
             axis.set_minor_locator(NullLocator())
         axes.set_xlim(lowest, 1)
         axes.set_ylim(lowest, 1)
-        axes.set_xlabel("false-positive rate")
-        axes.set_ylabel("true-positive rate", color=INK)
-        axes.grid()
-        bare(axes)
+        bare(axes, "false-positive rate", "true-positive rate")
+        axes.grid(axis="x")
         axes.legend(loc="lower right", handlelength=1.8)
         return to_svg(
             figure,

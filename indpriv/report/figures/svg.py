@@ -1,4 +1,4 @@
-"""SVG that can stand inside a page: no clashing ids, colours of the page's theme, texts of others escaped.
+"""SVG for a page: ids that do not clash, colours of the page's theme, escaped texts of the data.
 
 Texts from the data never reach matplotlib (where `$` is mathematics and an unknown glyph a
 warning): figures are drawn with placeholders, which are replaced here by escaped texts.
@@ -62,9 +62,7 @@ STYLE: dict[Any, Any] = {
 }
 
 WIDTH = 9.0  # inches; the page scales figures to its column
-_TEXT_LENGTH = (
-    22  # characters of a text from the data that a figure shows; the table beside it has the whole
-)
+_TEXT_LENGTH = 22  # characters of a text from the data; the table beside it shows all of them
 
 
 def new_figure(height: float) -> Figure:
@@ -79,8 +77,12 @@ def style() -> AbstractContextManager[None]:
     return mpl.rc_context(STYLE)
 
 
-def bare(axes: Axes) -> None:
-    """Leave of an axes' frame the lower edge only."""
+def bare(axes: Axes, xlabel: str, ylabel: str = "", *, title: str = "") -> None:
+    """Label axes, leave only the lower edge of their frame, and draw horizontal lines."""
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    axes.set_title(title, color=INK, pad=8)
+    axes.grid(axis="y")
     sns.despine(ax=axes, left=True)
     axes.tick_params(axis="y", length=0)
     axes.spines["bottom"].set_color(RULE)
@@ -133,8 +135,10 @@ def to_svg(
     svg = re.sub(r"TEXT(\d{5})", lambda match: escape(shorten(texts[int(match[1])])), svg)
     view = re.search(r'viewBox="[^"]+"', svg)
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" class="figure" '
+        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+        'class="figure" '
         f'{view.group(0) if view else ""} role="img" aria-labelledby="{name}-title {name}-desc">'
-        f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description)}</desc>'
+        f'<title id="{name}-title">{escape(title)}</title>'
+        f'<desc id="{name}-desc">{escape(description)}</desc>'
     )
     return head + svg[svg.index(">") + 1 :].strip()

@@ -68,7 +68,7 @@ def _print_entry(entry: Entry, console: Console) -> None:
 
 
 def _line(block: Paragraph) -> Line:
-    made = Line(style=_STYLES.get(block.style, ""))
+    made = Line("! " if block.style == "warn" else "", style=_STYLES.get(block.style, ""))
     for part in block.parts:
         made.append(_text(part))
     return made

@@ -55,7 +55,7 @@ def print_comparison(found: AuditComparison, console: Console) -> None:
         )
     )
     if any(summary["claim"] == "estimate" for summary in found.summaries):
-        text = "! An estimate has an error of its own, which is part of these changes."
+        text = "An estimate has an error of its own, which is part of these changes."
         blocks.append(paragraph(text, style="warn"))
     print_blocks([*blocks, paragraph(DISCLAIMER, style="disclaimer")], console)
 

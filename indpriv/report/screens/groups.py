@@ -11,7 +11,7 @@ from indpriv.analysis.summary import SENSITIVE
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.report.document import Entry, Paragraph, Table, paragraph
 from indpriv.report.renderers.terminal import print_blocks
-from indpriv.report.sections.groups import group_table, ratios, tests
+from indpriv.report.sections.groups import group_table, readings, tests
 from indpriv.report.wording import sentence
 
 
@@ -48,7 +48,7 @@ def print_groups(
             )
             caption = f"{found.by}, all labels"
             blocks.append(group_table(found, found.rows, caption, standardised=standardised))
-        blocks.append(Entry("", (*ratios(found), *map(paragraph, tests(found)))))
+        blocks.append(Entry("", (*readings(found), *map(paragraph, tests(found)))))
         for within in found.within_label:
             caption = f"{found.by} among {within.label}"
             blocks.append(group_table(found, within.rows, caption, standardised=False))

@@ -44,11 +44,7 @@ def distribution(summary: AuditSummary) -> Section:
                 f"Each bar counts {everybody}; epsilon at {account.describe()}. "
                 f"{capitalised(summary.claim)}.",
             ),
-            table(
-                head,
-                [(*map(format_epsilon, values), format_share(share, 1))],
-                row_names=False,
-            ),
+            table(head, [(*map(format_epsilon, values), format_share(share, 1))], row_names=False),
             paragraph(
                 f"{capitalised(summary.claim)}; {account.describe()}; {individual.n:,} "
                 f"{everybody}. Every epsilon in this report is rounded up at the last digit shown.",

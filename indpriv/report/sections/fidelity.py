@@ -26,10 +26,9 @@ def fidelity(summary: AuditSummary) -> Section:
         why = [text for text in summary.notes.missing if "exact values" in text]
         blocks.append(paragraph(" ".join([known, *why])))
     if summary.fidelity.spacing is not None:
-        blocks.append(paragraph(_spacing(summary.fidelity.spacing, summary.account.everybody)))
-        screen.append(
-            Entry("SPACING", tuple(map(paragraph, _spacing_lines(summary.fidelity.spacing))))
-        )
+        moved = paragraph(_spacing(summary.fidelity.spacing, summary.account.everybody))
+        blocks.append(moved)
+        screen.append(Entry("SPACING", (moved,)))
     blocks += [_by_group(row) for row in summary.fidelity.against_k if row.groups]
     return Section("fidelity", "Fidelity", tuple(blocks), tuple(screen))
 
@@ -129,25 +128,12 @@ def _lines(summary: AuditSummary) -> list[str]:
     ]
 
 
-_NO_BOUND = "The error of these epsilons is of that order and may be larger: this is no bound."
-
-
 def _spacing(found: Spacing, everybody: str) -> str:
     return (
         f"No exact values exist. With every second record left out ({found.n_kept:,} of "
-        f"{found.n_records:,} kept; records of this run are {found.every:,} steps apart), "
-        f"epsilons move by {found.mean_shift:+.3f} on average, by at most "
-        f"{found.p95_absolute:.3f} for 95 % of {everybody} and by at most "
-        f"{found.largest_absolute:.3f} for all (Pearson’s r {correlation(found.pearson)}). "
-        f"{_NO_BOUND}"
+        f"{found.n_records:,} kept; records of this run are {found.every:,} steps apart), epsilons "
+        f"move by {found.mean_shift:+.3f} on average, by at most {found.p95_absolute:.3f} for 95 % "
+        f"of {everybody} and by at most {found.largest_absolute:.3f} for all (Pearson’s r "
+        f"{correlation(found.pearson)}). The error of these epsilons is of that order and may be "
+        "larger: this is no bound."
     )
-
-
-def _spacing_lines(found: Spacing) -> list[str]:
-    return [
-        f"with every second record ({found.n_kept:,} of {found.n_records:,}; records are "
-        f"{found.every:,} steps apart): r {format_number(found.pearson, 4)}, mean shift "
-        f"{found.mean_shift:+.3f}, 95 % within {found.p95_absolute:.3f}, largest "
-        f"{found.largest_absolute:.3f}",
-        _NO_BOUND,
-    ]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from indpriv._formatting import format_epsilon, format_number, format_share
 from indpriv.analysis.groups.group_rows import MIN_GROUP, GroupRow
-from indpriv.analysis.groups.group_table import GroupTable
+from indpriv.analysis.groups.group_table import GroupTable, WithinLabel
 from indpriv.analysis.groups.ratios import Ratio
 from indpriv.analysis.summary import AuditSummary
 from indpriv.report.document import (
@@ -44,7 +44,8 @@ def groups(summary: AuditSummary) -> Section | None:
         f"fewer than {MIN_GROUP} {everybody} are in italics: they are too small to read. "
         "Intervals are 95 % bootstrap intervals, each taken alone; the interval of a ratio does "
         "not account for how its two groups were picked. p tests a group’s distance from the "
-        "mean of all, by permutation, corrected for the groups of its table. All of this treats "
+        "mean of all, by permutation, corrected for the groups of its table; reversals are tested by "
+        "permutation within label. All of this treats "
         f"the {everybody} of this run as a sample: another training run would differ by more."
     )
     blocks = [block for found in summary.groups for block in _grouping(summary, found)]
@@ -124,128 +125,93 @@ def tests(found: GroupTable) -> list[str]:
     return texts
 
 
-def ratios(found: GroupTable) -> tuple[Paragraph, ...]:
-    """The ratio of the worst to the best group, and whether their order reverses, for a screen."""
-    lines = []
+def readings(found: GroupTable) -> list[Paragraph]:
+    """The ratio of the worst to the best group, whether their order reverses, and what is too small."""
     raw, standardised = found.ratios.raw, found.ratios.standardised
-    if raw is not None and raw.value is not None:
-        text = f"{raw.worst}/{raw.best}: raw {raw.value:.2f}{after(raw.interval)}"
-        if standardised is not None:
-            text += f", label-standardised {_value(standardised)}"
-        if found.reversed_labels:
-            among = ", ".join(found.reversed_labels)
-            lines.append(paragraph(f"! The order reverses among {among}. {text}", style="warn"))
-        else:
-            lines.append(paragraph(text))
-        if found.unsure_reversals:
-            among = ", ".join(found.unsure_reversals)
-            lines.append(
-                paragraph(
-                    f"Among {among} the order is reversed too, but by no more than chance "
-                    "(corrected p above 5 %)."
-                    if found.reversed_labels
-                    else f"Among {among} the order is reversed, but by no more than chance (corrected p above 5 %)."
-                )
-            )
-    if found.too_small:
-        lines.append(
-            paragraph(
-                f"too small to read (fewer than {found.min_size}): "
-                f"{counted(found.too_small, 'group')}"
-            )
+    if raw is None:
+        return [paragraph("Fewer than two groups are large enough to compare.")]
+    sure, unsure = found.reversed_labels, found.unsure_reversals
+    smaller = f"{raw.worst} has a smaller mean epsilon than {raw.best}"
+    lines = []
+    if sure:
+        text = (
+            f" among {', '.join(sure)}: there, {smaller}, by more than chance (corrected p at most "
+            "5 %)."
         )
-    return tuple(lines)
+        lines.append(paragraph(Span("The order reverses"), text, style="warn"))
+    if unsure:
+        text = (
+            f"Among {', '.join(unsure)}, {smaller}{' too' if sure else ''}, but by no more than "
+            "chance (corrected p above 5 %)."
+        )
+        lines.append(paragraph(text))
+    parts: list[Text] = [f"Mean epsilon of {raw.worst} over {raw.best}: raw ", _value(raw)]
+    if standardised is not None:
+        parts += [", label-standardised ", _value(standardised)]
+    lines.append(paragraph(*parts, "."))
+    if found.too_small:
+        few = (
+            f"Too small to read (fewer than {found.min_size}): {counted(found.too_small, 'group')}."
+        )
+        lines.append(paragraph(few))
+    return lines
 
 
-def _value(ratio: Ratio) -> str:
+def _value(ratio: Ratio) -> Span:
     if ratio.value is None:
-        return f"undefined ({ratio.reason})"
-    return f"{ratio.value:.2f}{after(ratio.interval)}"
+        return Span(f"undefined ({ratio.reason})")
+    return Span(f"{ratio.value:.2f}{after(ratio.interval)}")
 
 
 def _grouping(summary: AuditSummary, found: GroupTable) -> list[Block]:
     """One grouping on the page: findings, figure, table, and tables within label."""
     positions = shown_rows(found.rows)
-    skipped = len(found.rows) - len(positions)
-    beside = (
-        f", over all {summary.account.everybody} and within label" if found.within_label else ""
-    )
+    rows = [found.rows[index] for index in positions]
+    within, everybody = bool(found.within_label), summary.account.everybody
+    beside = f", over all {everybody} and within label" if within else ""
     worst = "" if summary.unit_sizes else "; the thin line is the worst case"
+    drawn = (found, drawn_worst_case(summary), f"groups{summary.groups.index(found)}")
     blocks: list[Block] = [
         Heading(f"By {found.by}"),
-        *_reversals(found),
-        *_findings(found),
-        Figure(
-            "groups",
-            (found, drawn_worst_case(summary), f"groups{summary.groups.index(found)}"),
-            f"Mean epsilon by group{beside}, beside test accuracy{worst}.",
+        *(
+            Callout((line,), warn=True) if line.style == "warn" else line
+            for line in readings(found)
         ),
-        group_table(
-            found,
-            [found.rows[index] for index in positions],
-            f"{found.by}, all labels",
-            standardised=bool(found.within_label),
-        ),
+        *map(paragraph, tests(found)),
+        Figure("groups", drawn, f"Mean epsilon by group{beside}, beside test accuracy{worst}."),
+        group_table(found, rows, f"{found.by}, all labels", standardised=within),
     ]
-    notes = [f"{skipped:,} more groups are in audit.json."] if skipped else []
-    lacking = [
-        found.rows[index] for index in positions if found.rows[index].standardised.lacks_labels
-    ]
-    if lacking:
-        names = ", ".join(
-            f"{row.name} ({', '.join(row.standardised.lacks_labels)})" for row in lacking
-        )
-        notes.append(f"Not label-standardised, because the group lacks a label: {names}.")
+    notes = []
+    if skipped := len(found.rows) - len(rows):
+        notes.append(f"{skipped:,} more groups are in audit.json.")
+    if lacking := [row for row in rows if row.standardised.lacks_labels]:
+        names = (f"{row.name} ({', '.join(row.standardised.lacks_labels)})" for row in lacking)
+        lack = "Not label-standardised, because the group lacks a label"
+        notes.append(f"{lack}: {', '.join(names)}.")
+    if any(row.losses_left_out for row in rows):
+        notes.append("* Infinite and missing losses are left out of this mean.")
     blocks += [paragraph(note, style="note") for note in (*notes, *map(sentence, found.notes))]
-    if found.within_label:
-        tables = []
-        for within in found.within_label:
-            caption = f"{found.by} among {within.label}"
-            if within.ratio is not None and within.ratio.value is not None:
-                caption += (
-                    f": {within.ratio.worst} over {within.ratio.best} is {within.ratio.value:.2f}"
-                )
-            rows = [within.rows[index] for index in positions]
-            tables.append(group_table(found, rows, caption, standardised=False))
+    if within:
+        tables = (_within(found, each, positions) for each in found.within_label)
         blocks.append(Details("Within each label", tuple(tables)))
     return blocks
 
 
-def _reversals(found: GroupTable) -> list[Block]:
-    blocks: list[Block] = []
-    if found.ratios.raw is None:
-        return blocks
-    smaller = f"{found.ratios.raw.worst} has a smaller mean epsilon than {found.ratios.raw.best}"
-    if found.reversed_labels:
-        text = (
-            f" among {', '.join(found.reversed_labels)}: there, {smaller}, by more than chance "
-            "(permutation within label, corrected p at most 5 %)."
-        )
-        blocks.append(Callout((paragraph(Span("The order reverses"), text),), warn=True))
-    if found.unsure_reversals:
-        too = " too" if found.reversed_labels else ""
-        text = f"Among {', '.join(found.unsure_reversals)}, {smaller}{too}, but by no more than chance (corrected p above 5 %)."
-        blocks.append(paragraph(text, style="note"))
-    return blocks
-
-
-def _findings(found: GroupTable) -> list[Block]:
-    ratio, standardised = found.ratios.raw, found.ratios.standardised
-    if ratio is None:
-        return [paragraph("Fewer than two groups are large enough to compare.")]
-    parts: list[Text] = [f"Mean epsilon of {ratio.worst} over {ratio.best}: "]
-    parts += [Span(_value(ratio)), " raw" if ratio.value is not None else ""]
-    if standardised is not None:
-        parts += ["; label-standardised ", Span(_value(standardised))]
-    return [paragraph(*parts, "."), *([paragraph(" ".join(tests(found)))] if tests(found) else [])]
+def _within(found: GroupTable, within: WithinLabel, positions: Sequence[int]) -> Table:
+    caption, ratio = f"{found.by} among {within.label}", within.ratio
+    if ratio is not None and ratio.value is not None:
+        caption += f": {ratio.worst} over {ratio.best} is {ratio.value:.2f}"
+    rows = [within.rows[index] for index in positions]
+    return group_table(found, rows, caption, standardised=False)
 
 
 def _first_tables(tables: Sequence[GroupTable]) -> list[GroupTable]:
-    """The tables of the first screen: those whose order reverses first, the label's last, at most two."""
-    ordered = sorted(
-        tables, key=lambda found: ("label" in found.columns, not found.reversed_labels)
-    )
-    return ordered[:_SCREEN_TABLES]
+    """The tables of the first screen: reversals first, the label's own last, at most two."""
+
+    def place(found: GroupTable) -> tuple[bool, bool]:
+        return "label" in found.columns, not found.reversed_labels
+
+    return sorted(tables, key=place)[:_SCREEN_TABLES]
 
 
 def _first_screen(found: GroupTable) -> tuple[Paragraph | Table, ...]:
@@ -254,12 +220,9 @@ def _first_screen(found: GroupTable) -> tuple[Paragraph | Table, ...]:
     skipped = max(0, len(positions) - _SCREEN_ROWS)
     if skipped:
         positions = positions[: _SCREEN_ROWS // 2] + positions[-_SCREEN_ROWS // 2 :]
-    few = len(found.within_label) <= _SCREEN_LABELS
-    beside = found.within_label if few else ()
-    standardised = bool(found.within_label)
-    head = [f"WHO IS WORSE OFF by {found.by}", "all"]
-    head += [shorten(within.label, _LABEL) for within in beside]
-    head += [*(["label-stand."] if standardised else []), "test accuracy"]
+    beside = found.within_label if len(found.within_label) <= _SCREEN_LABELS else ()
+    labels = [shorten(within.label, _LABEL) for within in beside]
+    standardised = ["label-stand."] if found.within_label else []
     rows = []
     for index in positions:
         row = found.rows[index]
@@ -267,17 +230,14 @@ def _first_screen(found: GroupTable) -> tuple[Paragraph | Table, ...]:
         means = [row.epsilon.mean, *(within.rows[index].epsilon.mean for within in beside)]
         means += [row.standardised.mean] if standardised else []
         rows.append((name, *map(format_epsilon, means), format_share(row.test_accuracy.share, 1)))
-    wide = frozenset(range(2, 2 + len(beside)))
     made = table(
-        head,
+        (f"WHO IS WORSE OFF by {found.by}", "all", *labels, *standardised, "test accuracy"),
         rows,
-        wide=wide,
-        narrow=frozenset({2 + len(beside)} if beside else ()),
+        wide=frozenset(range(2, 2 + len(labels))),
+        narrow=frozenset({2 + len(labels)} if labels else ()),
     )
-    verb = "is" if skipped == 1 else "are"
-    rest = (
-        [paragraph(f"{counted(skipped, 'group')} between them {verb} in the report")]
-        if skipped
-        else []
-    )
-    return (made, *rest, *ratios(found))
+    if skipped:
+        verb = "is" if skipped == 1 else "are"
+        rest = paragraph(f"{counted(skipped, 'group')} between them {verb} in the report")
+        return (made, rest, *readings(found))
+    return (made, *readings(found))

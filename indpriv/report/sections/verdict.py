@@ -43,10 +43,7 @@ def verdict(summary: AuditSummary) -> Section:
     blocks.append(Callout((claim, disclaimer(summary))))
     if summary.notes.missing:
         blocks += [paragraph("Not in this audit:", style="note"), Listing(summary.notes.missing)]
-    screen = (
-        Entry("GUARANTEE", _guarantee_lines(summary)),
-        Entry("THIS RUN", _run_lines(summary)),
-    )
+    screen = (Entry("GUARANTEE", _guarantee_lines(summary)), Entry("THIS RUN", _run_lines(summary)))
     return Section("verdict", "Verdict", tuple(blocks), screen)
 
 
