@@ -69,7 +69,7 @@ class Via:
 
 @dataclasses.dataclass(frozen=True)
 class _Field:
-    """One field of a dataclass: its name, JSON key, annotation, whether JSON may lack it, and its metadata."""
+    """One field of a dataclass; optional: JSON may lack it."""
 
     name: str
     key: str
@@ -287,7 +287,7 @@ def _fields(kind: Any) -> tuple[_Field, ...]:
 
 
 def _descriptions(kind: Any) -> dict[str, str]:
-    """Field -> its text in the Attributes section of the class's docstring; fields may share one entry."""
+    """Field -> its text in the Attributes section of the docstring; fields may share a text."""
     section = re.search(
         r"^Attributes:\n((?:    .*\n?|\n)+)", inspect.getdoc(kind) or "", re.MULTILINE
     )

@@ -1,4 +1,4 @@
-"""The content of a report as plain data: sections of blocks, drawn by `indpriv.report.renderers`."""
+"""The content of a report as plain data: sections of blocks, which renderers draw."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ _NUMBER = re.compile(r"(?:[-+−<>\d.,%*()\[\]/ –]|to|of|e-)*")
 
 @dataclass(frozen=True)
 class Span:
-    """A part of a text with a style: "strong", "code", or "status" for a word such as "verified"."""
+    """A part of a text with a style: "strong", "code", or "status" (of a word like "verified")."""
 
     text: str
     style: str = "strong"
@@ -162,7 +162,7 @@ Block = Paragraph | Callout | Table | Figure | Examples | Heading | Listing | Co
 
 @dataclass(frozen=True)
 class Entry:
-    """Lines and tables of a terminal screen beside a keyword; without a keyword, lines are indented."""
+    """Lines of a terminal screen beside a keyword; without one, tables and indented lines."""
 
     key: str
     blocks: tuple[Paragraph | Table, ...]

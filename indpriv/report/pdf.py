@@ -17,7 +17,7 @@ BROWSERS = (
     "microsoft-edge",
 )
 _SECONDS = 300  # a report prints in a few; a browser that hangs is ended
-# A profile of its own, and no connection to anywhere: the page asks for none, and the browser need not phone home.
+# A profile of its own and no network: the page needs none, and the browser shall not phone home.
 _ALONE = (
     "--headless",
     "--disable-gpu",

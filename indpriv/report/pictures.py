@@ -1,4 +1,4 @@
-"""Pictures of the most and the least protected examples, drawn on request only. They are people's data: sensitive."""
+"""Pictures of the most and the least protected examples, drawn only on request. Sensitive."""
 
 import base64
 import io
@@ -13,7 +13,7 @@ from indpriv.errors import InputError
 
 
 def check_images(inputs: NDArray[np.float32]) -> None:
-    """Raise InputError unless inputs is (n_examples, channels, height, width) with one or three channels."""
+    """Raise InputError unless inputs is (n_examples, one or three channels, height, width)."""
     if inputs.ndim != 4 or inputs.shape[1] not in (1, 3):
         raise InputError(
             f"examples of shape {inputs.shape[1:]} are not images with one or three channels; "

@@ -15,7 +15,7 @@ _BEST_SHOWN = 4
 
 
 def shown_rows(rows: Sequence[GroupRow], most: int = MOST_ROWS) -> list[int]:
-    """Positions of the rows to show: all, or the worst and a few of the best, of groups that have examples."""
+    """Positions of groups that have examples: all, or the worst and a few of the best."""
     present = [index for index, row in enumerate(rows) if row.epsilon.mean is not None]
     if len(present) <= most:
         return present

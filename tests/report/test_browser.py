@@ -1,7 +1,7 @@
-"""The page in a real browser: nothing on its console, nothing asked of the network, readable in light, dark, small, printed.
+"""The page in a real browser: it asks for nothing, and is readable in light, dark, small, printed.
 
-Its policy lets nothing in, so that a browser tells each refused request on the console: silence
-    means that none was made.
+Its policy lets nothing in, so a browser reports each refused request on the console: silence means
+that the page made none.
 """
 
 import html

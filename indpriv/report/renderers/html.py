@@ -1,4 +1,4 @@
-"""The report of an audit as one self-contained HTML page: no script, no request to anywhere. Sensitive."""
+"""The report of an audit as one HTML page without scripts and outside requests. Sensitive."""
 
 import re
 from collections.abc import Mapping
@@ -47,11 +47,11 @@ def _kind(block: Block) -> str:
 
 
 def _figure(block: Figure) -> Markup:
-    """The figure as SVG, in which its own module escapes texts; empty where nothing can be drawn."""
+    """The figure as SVG (figures escape their texts); empty if nothing can be drawn."""
     return Markup(FIGURES[block.name](*block.arguments))
 
 
 def _unbroken(text: str) -> Markup:
-    """Escaped text in which no line breaks inside 1e-5, before a per cent sign or inside an interval."""
+    """Escaped text without line breaks inside 1e-5 or an interval, or before a per cent sign."""
     text = str(escape(_NO_BREAK.sub("\u00a0", text)))
     return Markup(re.sub(r"\d[\d.]*e-\d+", r'<span class="nb">\g<0></span>', text))

@@ -1,4 +1,4 @@
-"""Markdown in which texts of others stay text, and the report of an audit as audit.md. The report is sensitive."""
+"""Markdown in which texts of the data stay text, and an audit's report as audit.md. Sensitive."""
 
 import re
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def escape(text: str) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table; cells are Markdown already. The first column is aligned left, others right where all are numbers."""
+    """A table whose cells are Markdown already; columns of numbers are aligned right."""
     numbers = [
         all(re.match(r"[-+\d<>–\[]", row[column]) for row in rows) for column in range(len(head))
     ]
@@ -41,7 +41,7 @@ def _lines(rows: Sequence[Sequence[str]]) -> str:
 
 
 def render_markdown(summary: AuditSummary) -> str:
-    """The report of an audit as Markdown: verdict first, no figure, and nothing that the page folds away."""
+    """The report of an audit as Markdown, without figures and what the page folds away."""
     first, *rest = sections_of(summary)
     top = f"**{SENSITIVE}**\n\n# Privacy audit of {escape(summary.name)}"
     return "\n\n".join([top, *_blocks(first), *map(_section, rest)]) + "\n"

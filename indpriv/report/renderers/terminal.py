@@ -53,7 +53,7 @@ def print_blocks(blocks: Iterable[Entry | Paragraph | Table], console: Console) 
 
 
 def clean(text: str) -> str:
-    """A text of the data for a terminal: control and invisible characters become a replacement character."""
+    """A text for a terminal: control and invisible characters become a replacement character."""
     return "".join(char if char.isprintable() or char == "\u200d" else "\ufffd" for char in text)
 
 
@@ -80,7 +80,7 @@ def _text(text: Text) -> Line:
 
 
 def _print_table(block: Table, console: Console) -> None:
-    """Print a table at its full width even where the terminal is narrower: figures are never cut off."""
+    """Print a table at its full width even if the terminal is narrower: no figure is cut off."""
     grid = _grid(block.without(block.narrow))
     if block.wide and _width(grid, console) > console.width:
         grid = _grid(block.without(block.wide))

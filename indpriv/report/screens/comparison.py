@@ -28,7 +28,7 @@ _HEAD = (
 
 
 def print_comparison(found: AuditComparison, console: Console) -> None:
-    """Print which examples are better or worse off than in the first audit, and what is stable over all of them."""
+    """Print which examples are better or worse off than in the first audit, and what is stable."""
     blocks: list[Entry | Paragraph | Table] = [
         paragraph(SENSITIVE, style="alarm"),
         paragraph(f"individual epsilon, {found.summaries[0]['meaning']}"),
@@ -108,8 +108,8 @@ def _stability(found: Stability) -> list[Entry | Paragraph | Table]:
     texts.append(
         f"No {top} of the examples stand out as the most exposed: examples share an epsilon there."
         if found.least_top_overlap is None
-        else f"Of the {top} most exposed examples of one run, at least {format_share(found.least_top_overlap)} are among those "
-        "of another."
+        else f"Of the {top} most exposed examples of one run, at least "
+        f"{format_share(found.least_top_overlap)} are among those of another."
     )
     texts.append(
         f"The epsilon of one example ranges over {found.median_range:.3f} (median), "

@@ -16,7 +16,7 @@ from indpriv.report.wording import sentence
 
 
 def worst_case_of(audit: Mapping[str, Any]) -> str:
-    """The worst case of an audit (the content of audit.json), and that it is no guarantee where it is none."""
+    """The worst case in the content of an audit.json, with a warning if it is no guarantee."""
     guarantee = audit["guarantee"]
     status = guarantee.get("status")
     none = f", no guarantee ({status})" if status in ("void", "unproven") else ""

@@ -1,4 +1,4 @@
-"""The sections of a report, one file each: functions from the summary of an audit to blocks. Sensitive."""
+"""The sections of a report: functions from the summary of an audit to blocks. Sensitive."""
 
 from collections.abc import Callable
 

@@ -85,9 +85,11 @@ def _interval(row: EpsilonBin) -> str:
 
 def _line(found: AttackByEpsilon) -> Paragraph:
     if found.findings:
-        text = f"{counted(found.findings, 'bin')} of epsilon above what the WORST CASE allows: a finding."
+        bins = counted(found.findings, "bin")
+        text = f"{bins} of epsilon above what the WORST CASE allows: a finding."
         return paragraph(text, style="alarm")
     if found.places_to_look:
-        text = f"{counted(found.places_to_look, 'bin')} of epsilon above what their epsilon would allow: look there."
+        bins = counted(found.places_to_look, "bin")
+        text = f"{bins} of epsilon above what their epsilon would allow: look there."
         return paragraph(text, style="warn")
     return paragraph("No bin of epsilon is above what its epsilon would allow.")

@@ -1,4 +1,4 @@
-"""Membership inference by a threshold on the loss, on this model and on the same model trained without DP."""
+"""Membership inference by a threshold on the loss, with and without DP."""
 
 from collections.abc import Sequence
 
@@ -56,7 +56,7 @@ _Pair = tuple[ThresholdAttack, ThresholdAttack | None]
 
 
 def _pairs(found: Sequence[ThresholdAttack]) -> list[_Pair]:
-    """The attack on this model by each column, with the same attack on the model trained without DP."""
+    """The attack by each column, with the same attack on the model trained without DP."""
     baselines = {attack.by: attack for attack in found if attack.model == "non_dp"}
     return [(attack, baselines.get(attack.by)) for attack in found if attack.model == "dp"]
 
@@ -114,7 +114,9 @@ def _by_group(attack: ThresholdAttack, baseline: ThresholdAttack | None) -> list
         caption += ", on this model and on the same model trained without DP"
     blocks: list[Block] = [table(head, rows, caption=caption)]
     if skipped := len(attack.rows) - len(tried):
-        text = f"{skipped:,} groups with too few scores, or beyond what a page holds, are in audit.json."
+        text = (
+            f"{skipped:,} groups (too few scores, or too many rows for a page) are in audit.json."
+        )
         blocks.append(paragraph(text, style="note"))
     return blocks
 

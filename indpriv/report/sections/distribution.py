@@ -7,7 +7,7 @@ from indpriv.report.wording import capitalised
 
 
 def drawn_worst_case(summary: AuditSummary) -> float | None:
-    """The worst case as figures show it; None where that of the largest unit lies far beyond what they show."""
+    """The worst case that figures show; None if that of the largest unit is far off their scale."""
     worst = summary.guarantee.worst_case_epsilon
     beyond = summary.unit_sizes and worst > summary.individual.edges[-1]
     return None if beyond else worst

@@ -11,7 +11,7 @@ _MOST_GROUPS = 60  # of one table; audit.json has all
 
 
 def fidelity(summary: AuditSummary) -> Section:
-    """Errors where exact values exist; otherwise the effect of the spacing, or that nothing is known."""
+    """Errors where exact values exist; otherwise the effect of the spacing of records, if known."""
     blocks: list[Block] = []
     screen = []
     if summary.fidelity.against_k:
@@ -107,7 +107,7 @@ def _by_group(row: Fidelity) -> Details:
         )
         for group in row.groups[:_MOST_GROUPS]
     ]
-    note = f"Groups of fewer than {MIN_GROUP} compared examples are in italics: they are too small to read."
+    note = f"Groups of fewer than {MIN_GROUP} compared examples are in italics: too small to read."
     return Details(
         f"By group, at K = {row.every:,} steps ({spaced(row.between_records)})",
         (

@@ -44,9 +44,9 @@ def groups(summary: AuditSummary) -> Section | None:
         f"fewer than {MIN_GROUP} {everybody} are in italics: they are too small to read. "
         "Intervals are 95 % bootstrap intervals, each taken alone; the interval of a ratio does "
         "not account for how its two groups were picked. p tests a group’s distance from the "
-        "mean of all, by permutation, corrected for the groups of its table; reversals are tested by "
-        "permutation within label. All of this treats "
-        f"the {everybody} of this run as a sample: another training run would differ by more."
+        "mean of all, by permutation, corrected for the groups of its table; reversals are tested "
+        "by permutation within label. All of this treats the "
+        f"{everybody} of this run as a sample: another training run would differ by more."
     )
     blocks = [block for found in summary.groups for block in _grouping(summary, found)]
     screen = tuple(Entry("", _first_screen(found)) for found in _first_tables(summary.groups))
@@ -126,35 +126,38 @@ def tests(found: GroupTable) -> list[str]:
 
 
 def readings(found: GroupTable) -> list[Paragraph]:
-    """The ratio of the worst to the best group, whether their order reverses, and what is too small."""
-    raw, standardised = found.ratios.raw, found.ratios.standardised
-    if raw is None:
-        return [paragraph("Fewer than two groups are large enough to compare.")]
-    sure, unsure = found.reversed_labels, found.unsure_reversals
+    """The ratio of the worst to the best group, reversals of their order, and small groups."""
+    if found.ratios.raw is None:
+        lines = [paragraph("Fewer than two groups are large enough to compare.")]
+    else:
+        lines = [*_reversals(found, found.ratios.raw), _ratio(found, found.ratios.raw)]
+    if found.too_small:
+        few = counted(found.too_small, "group")
+        lines.append(paragraph(f"Too small to read (fewer than {found.min_size}): {few}."))
+    return lines
+
+
+def _reversals(found: GroupTable, raw: Ratio) -> list[Paragraph]:
     smaller = f"{raw.worst} has a smaller mean epsilon than {raw.best}"
+    sure, unsure = ", ".join(found.reversed_labels), ", ".join(found.unsure_reversals)
     lines = []
     if sure:
-        text = (
-            f" among {', '.join(sure)}: there, {smaller}, by more than chance (corrected p at most "
-            "5 %)."
-        )
+        text = f" among {sure}: there, {smaller}, by more than chance (corrected p at most 5 %)."
         lines.append(paragraph(Span("The order reverses"), text, style="warn"))
     if unsure:
+        too = " too" if sure else ""
         text = (
-            f"Among {', '.join(unsure)}, {smaller}{' too' if sure else ''}, but by no more than "
-            "chance (corrected p above 5 %)."
+            f"Among {unsure}, {smaller}{too}, but by no more than chance (corrected p above 5 %)."
         )
         lines.append(paragraph(text))
-    parts: list[Text] = [f"Mean epsilon of {raw.worst} over {raw.best}: raw ", _value(raw)]
-    if standardised is not None:
-        parts += [", label-standardised ", _value(standardised)]
-    lines.append(paragraph(*parts, "."))
-    if found.too_small:
-        few = (
-            f"Too small to read (fewer than {found.min_size}): {counted(found.too_small, 'group')}."
-        )
-        lines.append(paragraph(few))
     return lines
+
+
+def _ratio(found: GroupTable, raw: Ratio) -> Paragraph:
+    parts: list[Text] = [f"Mean epsilon of {raw.worst} over {raw.best}: raw ", _value(raw)]
+    if found.ratios.standardised is not None:
+        parts += [", label-standardised ", _value(found.ratios.standardised)]
+    return paragraph(*parts, ".")
 
 
 def _value(ratio: Ratio) -> Span:

@@ -1,4 +1,4 @@
-"""How the account can be wrong, be misread, or leave something out; what was checked, and what was not."""
+"""How the account can be wrong or misread, and what was checked."""
 
 from indpriv.analysis.summary import AuditSummary
 from indpriv.norm_log.evidence import FAILED, NOT_CHECKED, PASSED

@@ -54,7 +54,10 @@ def _correlations(summary: AuditSummary, found: LossRelation) -> Paragraph:
         )
     at_worst, below = found.median_loss_at_worst_case, found.median_loss_below_worst_case
     if at_worst is not None and below is not None:
-        text += f" The median loss is {format_number(at_worst)} at the worst case and {format_number(below)} below it."
+        text += (
+            f" The median loss is {format_number(at_worst)} at the worst case and "
+            f"{format_number(below)} below it."
+        )
     rank = "undefined" if found.every.spearman is None else f"{found.every.spearman:.2f}"
     return paragraph(
         f"{everybody} {whose} final model learned poorly {had} less privacy: Pearson’s r of "

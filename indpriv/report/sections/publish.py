@@ -15,7 +15,10 @@ def publish(summary: AuditSummary) -> Section:
             blocks.append(paragraph(guarantee.statement, style="statement"))
         return Section("publish", "What you may publish", tuple(blocks))
     declared = " The assumptions of this statement were declared and not checked."
-    rows = " So is the number of rows in the sentence above, unless it is a cap that was set without looking at the data."
+    rows = (
+        " So is the number of rows in the sentence above, unless it is a cap that was set without "
+        "looking at the data."
+    )
     return Section(
         "publish",
         "What you may publish",

@@ -14,8 +14,8 @@ def reproduce(summary: AuditSummary) -> Section:
     training = (
         "The training is reproducible from its seed, which is why it gives no privacy."
         if summary.guarantee.status == "void"
-        else "The training itself must not be reproducible: its noise and its sampling are unseeded, so a second run gives "
-        "other epsilons."
+        else "The training itself must not be reproducible: its noise and its sampling are "
+        "unseeded, so a second run gives other epsilons."
     )
     blocks: list[Block] = [
         paragraph(

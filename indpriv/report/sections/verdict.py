@@ -1,4 +1,4 @@
-"""The verdict in plain words: what the guarantee means, what it rests on, and what this run's epsilons are."""
+"""The verdict in plain words: the guarantee, what it rests on, and this run's epsilons."""
 
 import math
 
@@ -169,7 +169,8 @@ def _guarantee_lines(summary: AuditSummary) -> tuple[Paragraph, ...]:
         if guarantee.status == "declared":
             lines.append(paragraph("Its assumptions are declared, not checked."))
         if not guarantee.publishable:
-            text = f"DO NOT PUBLISH: delta is at least 1/n (delta times n is {guarantee.delta_times_n:.2g})"
+            times_n = f"delta times n is {guarantee.delta_times_n:.2g}"
+            text = f"DO NOT PUBLISH: delta is at least 1/n ({times_n})"
             lines.append(paragraph(text, style="alarm"))
         return tuple(lines)
     word = "NONE" if guarantee.status == "void" else "NOT PROVEN"

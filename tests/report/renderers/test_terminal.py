@@ -114,7 +114,7 @@ def test_one_group_is_not_called_groups(run):
         screen(summary_of(log, seven, by=["group"]))
     )
     few = ExampleTable(examples.frame.assign(group=np.where(rows < 3, "few", "many")))
-    assert "too small to read (fewer than 10): 1 group" in words(
+    assert "Too small to read (fewer than 10): 1 group." in words(
         screen(summary_of(log, few, by=["group"]))
     )
 
