@@ -4,10 +4,9 @@ Sensitive.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from indpriv._columns import Partition
 from indpriv._progress import StageProgress, silent
@@ -20,10 +19,8 @@ from indpriv.analysis.fidelity.comparison import (
     compare_with_exact,
 )
 from indpriv.epsilon_table import EpsilonTable
-from indpriv.norm_log.batch_norms import ArrayBatchNorms
-from indpriv.norm_log.levels import Codes, Levels
 from indpriv.norm_log.norm_log import NormLog
-from indpriv.norm_log.records import Records
+from indpriv.norm_log.views import coarser
 
 FIDELITY_EPOCHS = (
     1 / 3,
@@ -162,7 +159,7 @@ def sensitivity(
     finest = 0.0 if log.levels is None else log.levels.rounding
     carried = log.n_records < log.total_steps and not log.individually_clipped
     cases = [
-        ("rounding", _coarser(log, rounding), method)
+        ("rounding", coarser(log, rounding), method)
         for rounding in COARSER
         if rounding > finest
         and (
@@ -179,46 +176,3 @@ def sensitivity(
         found.append(Sensitivity.to(choice, table, table_for(log_then, method_then)))
         (progress or silent)(CHOOSING, number, len(cases))
     return tuple(found)
-
-
-@dataclass(frozen=True)
-class _Recoded:
-    """Records under a coarser rounding."""
-
-    records: Records
-    codes: Codes
-
-    def read(self, rows: NDArray[np.int64], start: int, stop: int) -> NDArray[np.generic]:
-        found: NDArray[np.generic] = self.codes[
-            self.records.read(rows, start, stop).astype(np.int64)
-        ]
-        return found
-
-
-def _coarser(log: NormLog, rounding: float) -> NormLog:
-    """The log that this rounding would have left, of one with a finer rounding."""
-    levels = Levels(rounding, "up" if log.levels is None else log.levels.rounding_mode)
-    if log.levels is None:
-        return NormLog.from_arrays(
-            log.read(),
-            log.recorded_steps,
-            total_steps=log.total_steps,
-            noise_multiplier=log.settings.noise_multiplier,
-            max_grad_norm=log.settings.max_grad_norm,
-            sample_rate=log.settings.sample_rate,
-            example_ids=log.example_ids,
-            rounding=rounding,
-            individually_clipped=log.individually_clipped,
-            sampler=log.sampler,
-            unit=log.unit,
-            unit_ids=log.unit_ids,
-            neighbouring=log.neighbouring,
-            caveats=log.caveats,
-        )
-    every_code = np.arange(log.levels.max_code + 1, dtype=np.uint16)
-    codes = levels.encode(log.levels.norms(every_code, 1.0), 1.0)
-    free = log.batch_norms
-    if free is not None:
-        entries = free.read(0, log.n_examples)
-        free = ArrayBatchNorms(free.steps, replace(entries, norm=codes[entries.norm]))
-    return replace(log, levels=levels, records=_Recoded(log.records, codes), batch_norms=free)

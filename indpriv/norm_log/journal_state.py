@@ -11,9 +11,9 @@ import numpy as np
 
 from indpriv._journal import read_journal
 from indpriv.errors import EvidenceError
+from indpriv.norm_log.checks.sessions import session_checks
 from indpriv.norm_log.evidence import FAILED, Check
 from indpriv.norm_log.recording_policy import RecordingPolicy
-from indpriv.norm_log.session_checks import session_checks
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
 from indpriv.norm_log.writer import SCHEMA

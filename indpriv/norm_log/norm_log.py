@@ -6,7 +6,7 @@ Records are read in blocks of examples, so that a log may be larger than memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from indpriv import _checks
 from indpriv._arrays import IntArray
 from indpriv.errors import InputError
+from indpriv.norm_log import views
 from indpriv.norm_log.batch_norms import (
     ArrayBatchNorms,
     BatchNormEntries,
@@ -48,8 +49,10 @@ from indpriv.norm_log.validation import (
 class Filtered:
     """What a privacy filter did in a run; see `indpriv.PrivacyFilter`.
 
-    order, rdp_cap: of the filter. left_out_at: (n_examples,) the step from which an example's clip threshold was 0;
-    total_steps where it stayed.
+    Attributes:
+        order, rdp_cap: of the filter.
+        left_out_at: (n_examples,) the step from which an example's clip threshold was 0;
+            total_steps if it never was.
     """
 
     order: float
@@ -61,25 +64,31 @@ class Filtered:
 class NormLog:
     """Realised step settings and rounded per-example gradient norms of one training run.
 
-    Make one with `from_arrays` or `open`. Steps are 0-based; a record at step t holds norms at the parameters that
-    step t starts from. Steps before the first record count at max_grad_norm.
+    Make one with `from_arrays` or `open`. Steps are 0-based; a record at step t holds norms at the
+    parameters that step t starts from. Steps before the first record count at max_grad_norm.
 
     Attributes:
         example_ids: (n_examples,) unique ids.
         recorded_steps: (n_records,) strictly increasing, each below total_steps.
         settings: realised settings of all steps.
-        levels: the rounding; None where rounding is 0 and norms are kept in full.
+        levels: the rounding; None if rounding is 0 and norms are kept in full.
         sampler: "poisson", "shuffled" or "other"; the analysis assumes Poisson sampling.
-        unit: what one person contributes; unit_ids: (n_examples,) whose row this is, or None.
+        unit: what one person contributes.
         neighbouring: the neighbouring relation, "add_remove".
-        individually_clipped: training clipped each example at its last record, which then holds that level.
+        records: where the rows live.
+        rows: which of them belong to this view.
+        unit_ids: (n_examples,) the unit of each row, or None.
+        individually_clipped: training clipped each example at its last record, which holds that
+            level.
         caveats: reasons, found while recording, why an account of this log is an estimate.
-        records: where the rows live; rows: which of them belong to this view.
-        unreadable_steps: recorded steps whose record is damaged or missing: it counts at max_grad_norm.
+        unreadable_steps: recorded steps whose record is damaged or missing and counts at
+            max_grad_norm.
         reference_positions: positions of the examples that were recorded at every step, or None.
-        reference_records: their rows, (total_steps, n_exact).
-        batch_norms: norms of sampled examples that cost no pass of their own, or None. They sharpen estimates, never claims.
-        filtered: whom a privacy filter left out, where one watched the whole run and the evidence says so, or None.
+        reference_records: their rows, (total_steps, n_reference).
+        batch_norms: norms of sampled examples, which cost no pass of their own, or None. They
+            sharpen estimates, never claims.
+        filtered: which examples a privacy filter left out; None without a filter, or if a check
+            fails on which its guarantee rests.
     """
 
     example_ids: NDArray[np.generic]
@@ -122,26 +131,27 @@ class NormLog:
         caveats: Sequence[str] = (),
         batch_norms: Sequence[ArrayLike] | None = None,
     ) -> NormLog:
-        """Build a log from norms in memory.
+        """Make a log of norms in memory.
 
         Args:
             norms: (n_records, n_examples) gradient norms before clipping; infinity counts as clipped.
             recorded_steps: (n_records,) strictly increasing 0-based step at which each row was taken.
             total_steps: number of steps of the run.
-            noise_multiplier: realised values, one or (total_steps,); likewise max_grad_norm and sample_rate.
-            max_grad_norm: clipping norms.
-            sample_rate: Poisson sampling rates, in (0, 1].
+            noise_multiplier: realised value of all steps, or (total_steps,) values.
+            max_grad_norm: clipping norm, one or (total_steps,).
+            sample_rate: Poisson sampling rate in (0, 1], one or (total_steps,).
             example_ids: (n_examples,) unique ids; default 0..n-1.
             rounding: r as a fraction of max_grad_norm; 0 means full float precision.
-            rounding_mode: "up" (never under-reports) or "nearest" (the paper's; an account of it is an estimate).
+            rounding_mode: "up" (never under-reports) or "nearest" (the paper's; an account of it is
+                an estimate).
             individually_clipped: training clipped each example at its last recorded level.
             sampler: "poisson", "shuffled" or "other".
             unit: "example", "user" or "client".
-            unit_ids: (n_examples,) the unit each row belongs to; needed where the unit is not the example.
+            unit_ids: (n_examples,) the unit of each row; needed unless the unit is the example.
             neighbouring: "add_remove".
             caveats: reasons why an account of this log is an estimate, e.g. how the norms were taken.
-            batch_norms: (steps, positions, norms), each (n_entries,): the norms of the examples that each step sampled,
-                of every step or of none; positions count from 0.
+            batch_norms: (steps, positions, norms), each (n_entries,): the norms of the examples that
+                each step sampled, for all steps; positions count from 0.
 
         Raises:
             InputError: a value of the wrong shape or range, NaN or negative norms, duplicated ids or entries.
@@ -156,7 +166,8 @@ class NormLog:
             np.issubdtype(rows.dtype, np.floating) or np.issubdtype(rows.dtype, np.integer)
         ):
             raise InputError(
-                f"norms has shape {rows.shape} and dtype {rows.dtype}; pass (n_records, n_examples) floats"
+                f"norms has shape {rows.shape} and dtype {rows.dtype}; pass (n_records, n_examples) "
+                "floats"
             )
         steps = np.asarray(recorded_steps)
         total_steps = _checks.check_positive_int("total_steps", total_steps)
@@ -172,17 +183,9 @@ class NormLog:
         _checks.check_rounding(rounding)
         _checks.check_choice("rounding_mode", rounding_mode, ("up", "nearest"))
         levels = Levels(rounding, rounding_mode) if rounding else None
-        if levels is None:
-            kept: NDArray[np.generic] = rows.astype(np.float64)
-        else:
-            kept = np.empty(rows.shape, levels.dtype)
-            for row, step in enumerate(steps):
-                kept[row] = levels.encode(rows[row], settings.max_grad_norm[step])
-        in_memory = (
-            None
-            if batch_norms is None
-            else _batch_norms_in_memory(batch_norms, ids, settings, levels)
-        )
+        kept: NDArray[np.generic] = rows.astype(np.float64)
+        if levels is not None:
+            kept = views.encode_rows(rows, settings.max_grad_norm[steps], levels)
         return cls(
             example_ids=ids,
             recorded_steps=steps.astype(np.int64),
@@ -196,7 +199,7 @@ class NormLog:
             unit_ids=check_unit_ids(unit_ids, len(ids), unit),
             individually_clipped=bool(individually_clipped),
             caveats=tuple(caveats),
-            batch_norms=in_memory,
+            batch_norms=_batch_norms_in_memory(batch_norms, ids, settings, levels),
         )
 
     @classmethod
@@ -205,10 +208,12 @@ class NormLog:
 
         Args:
             path: the run directory.
-            unreadable: "refuse" a log with damaged or missing records, or count those at "worst_case" (max_grad_norm).
+            unreadable: "refuse" a log with damaged or missing records, or count those at
+                "worst_case" (max_grad_norm).
 
         Raises:
-            EvidenceError: no log there, a damaged or missing record, a newer schema, or contradictions in it.
+            EvidenceError: there is no log, a record is damaged or missing, the schema is newer, or
+                the log contradicts itself.
         """
         return open_run(path, unreadable=unreadable).log
 
@@ -248,7 +253,7 @@ class NormLog:
         return int(np.isin(self.recorded_steps, self.unreadable_steps).sum())
 
     def read(self, start: int = 0, stop: int | None = None) -> NDArray[np.generic]:
-        """(n_records, stop - start) codes of a block of examples, or float64 norms where `levels` is None."""
+        """(n_records, stop - start) codes of a block of examples; float64 norms if levels is None."""
         return self.records.read(self.rows, start, self.n_examples if stop is None else stop)
 
     def blocks(self, size: int) -> Iterator[tuple[int, int, NDArray[np.generic]]]:
@@ -257,88 +262,25 @@ class NormLog:
             stop = min(start + size, self.n_examples)
             yield start, stop, self.read(start, stop)
 
-    def thin(self, every: int) -> NormLog:
-        """The log that recording only at steps 0, every, 2 * every, ... would have left.
-
-        Steps without a record of their own are skipped, never replaced by a neighbour. Where that drops a record,
-        examples were clipped at levels that the thinner log does not hold, so it is not individually_clipped. Free
-        records stay: they do not depend on when full ones are made.
-        """
-        _checks.check_positive_int("every", every)
-        keep = self.recorded_steps % every == 0
-        if not keep.any():
-            raise InputError(
-                f"every={every} leaves no record; the log has steps {self.recorded_steps[:5].tolist()}..."
-            )
-        return replace(
-            self,
-            recorded_steps=self.recorded_steps[keep],
-            rows=self.rows[keep],
-            individually_clipped=self.individually_clipped and bool(keep.all()),
-            filtered=None if self.individually_clipped and not keep.all() else self.filtered,
-        )
-
-    def take(self, positions: ArrayLike) -> NormLog:
-        """The log of the examples at these positions only (in memory)."""
-        index = np.asarray(positions, dtype=np.int64)
-        return replace(
-            self,
-            example_ids=self.example_ids[index],
-            unit_ids=None if self.unit_ids is None else self.unit_ids[index],
-            records=ArrayRecords(self.read()[:, index]),
-            rows=np.arange(self.n_records),
-            reference_positions=None,
-            reference_records=None,
-            batch_norms=None
-            if self.batch_norms is None
-            else _taken(self.batch_norms, index, self.n_examples),
-            filtered=self._filtered_of(index),
-        )
-
-    def reference_examples(self) -> NormLog | None:
-        """The log, at every step, of the examples that were recorded exactly; None where there are none."""
-        if self.reference_positions is None or self.reference_records is None:
-            return None
-        every_step = np.arange(self.total_steps)
-        return replace(
-            self,
-            example_ids=self.example_ids[self.reference_positions],
-            unit_ids=None if self.unit_ids is None else self.unit_ids[self.reference_positions],
-            recorded_steps=every_step,
-            unreadable_steps=(),
-            records=self.reference_records,
-            rows=every_step,
-            reference_positions=None,
-            reference_records=None,
-            batch_norms=None
-            if self.batch_norms is None
-            else _taken(self.batch_norms, self.reference_positions, self.n_examples),
-            filtered=None,  # levels of every step are not those that the filter charged
-        )
-
-    def _filtered_of(self, positions: IntArray) -> Filtered | None:
-        found = self.filtered
-        return None if found is None else replace(found, left_out_at=found.left_out_at[positions])
+    thin = views.thin
+    take = views.take
+    reference_examples = views.reference_examples
 
 
 def _batch_norms_in_memory(
-    batch_norms: Sequence[ArrayLike],
+    batch_norms: Sequence[ArrayLike] | None,
     ids: NDArray[np.generic],
     settings: StepSettings,
     levels: Levels | None,
-) -> ArrayBatchNorms:
+) -> ArrayBatchNorms | None:
     """Batch norms of every step from arrays of (steps, positions, norms)."""
+    if batch_norms is None:
+        return None
     steps, positions, norms = check_entries(batch_norms, len(ids), len(settings))
     check_norms(norms, ids[positions])
     kept = norms if levels is None else levels.encode_each(norms, settings.max_grad_norm[steps])
     entries = BatchNormEntries(positions.astype(np.int32), steps.astype(np.int32), kept)
     return ArrayBatchNorms.of(np.arange(len(settings)), entries)
-
-
-def _taken(batch_norms: BatchNorms, positions: IntArray, n_examples: int) -> ArrayBatchNorms:
-    return ArrayBatchNorms(
-        batch_norms.steps, batch_norms.read(0, n_examples).take(positions, n_examples)
-    )
 
 
 @dataclass(frozen=True)
@@ -348,7 +290,8 @@ class OpenedRun:
     Attributes:
         log: its norms and settings.
         state: what its journal says.
-        faults: file name -> what is wrong, of damaged or missing records; they count at max_grad_norm.
+        faults: file name -> what is wrong, of damaged or missing records, which count at
+            max_grad_norm.
     """
 
     log: NormLog
@@ -357,7 +300,10 @@ class OpenedRun:
 
 
 def open_run(path: str | Path, *, unreadable: str = "refuse") -> OpenedRun:
-    """Replay the journal of a run directory and compare every file with its hash, once; see `NormLog.open`."""
+    """Replay the journal of a run directory and compare every file with its hash.
+
+    Arguments and errors are those of `NormLog.open`.
+    """
     state = read_state(Path(path))
     faults = record_faults(state)
     return OpenedRun(NormLog._of(state, faults, unreadable), state, faults)

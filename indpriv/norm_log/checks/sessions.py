@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import replace
-
-from scipy import stats
 
 from indpriv.errors import EvidenceError
+from indpriv.norm_log.checks.sampling import (
+    batch_sizes,
+    observed_sampler,
+    participation,
+)
+from indpriv.norm_log.checks.unwatched import conversion_checks, replay_checks
 from indpriv.norm_log.evidence import (
     BATCH_FOR_EVERY_STEP,
-    BATCH_SIZES,
     CLIPPING,
     CLIPPING_PRECISION,
     CLOSED,
@@ -23,23 +24,16 @@ from indpriv.norm_log.evidence import (
     NOT_CHECKED,
     OPACUS_ACCOUNTANT,
     PARAMETERS,
-    PARTICIPATION,
-    PASSED,
     PRIVACY_FILTER,
     RANDOM_NUMBERS,
     RANKS,
-    SAMPLER,
     SEEDS,
-    TRAINING_WATCHED,
     WHOLE_BATCHES,
     Assumption,
     Check,
 )
-from indpriv.norm_log.run_files import RUN_JSON
-from indpriv.norm_log.session_counts import DrawCounts, Replay, SessionCounts, TrainingCounts
+from indpriv.norm_log.session_counts import SessionCounts, TrainingCounts
 
-# The chance that a sound run fails a test of its sampling. Small, since a failure costs the claim "exact".
-FALSE_ALARM = 1e-6
 _FEW_NORMS = 1e-3  # of the norms compared
 _SMALL_EXCESS = 1e-3  # of max_grad_norm
 _NEGLIGIBLE_EXCESS = 1e-4  # of max_grad_norm: less than what rounding epsilons up for display adds
@@ -69,9 +63,9 @@ def session_checks(
     checks = [_closed(closed)]
     for session in sessions:
         if session.conversion is not None:
-            return [*checks, *_conversion_checks(n_examples, session, session.conversion.source)]
+            return [*checks, *conversion_checks(n_examples, session, session.conversion.source)]
         if session.replay is not None:
-            return [*checks, *_replay_checks(session.sampler, session.replay)]
+            return [*checks, *replay_checks(session.sampler, session.replay)]
     checks += [
         _no_voided_steps(voided_steps, resumed=len(sessions) > 1),
         *_different_random_states(sessions),
@@ -84,7 +78,7 @@ def session_checks(
                 "its draws; restore the journal from a copy"
             )
         checks += [
-            _sampler(session.sampler, training.sampler_class),
+            observed_sampler(session.sampler, training.sampler_class),
             *_random_numbers(training, seeded=session.seeded),
             *_parameters(training),
             *_ranks(training),
@@ -102,8 +96,8 @@ def session_checks(
             level = "what the privacy filter had charged their example for"
             checks.append(_clipped_at(PRIVACY_FILTER, training, level))
         checks += [
-            _batch_sizes(n_examples, session.sampler, draws),
-            _participation(n_examples, session.sampler, draws),
+            batch_sizes(n_examples, session.sampler, draws),
+            participation(n_examples, session.sampler, draws),
             _norms_in_training(training),
             _opacus_accountant(training),
         ]
@@ -147,15 +141,6 @@ def _different_random_states(sessions: Sequence[SessionCounts]) -> list[Check]:
             "seed each session differently, e.g. with torch.seed()"
         )
     ]
-
-
-def _sampler(sampler_name: str, sampler_class: str) -> Check:
-    sampler = replace(SAMPLER, title=f"sampler ({sampler_class})")
-    if sampler_name == "poisson":
-        return sampler.passed("Opacus's Poisson sampler draws every batch")
-    return sampler.failed(
-        f"batches come from {sampler_class}, not from Poisson sampling, which the analysis assumes"
-    )
 
 
 def _random_numbers(counts: TrainingCounts, *, seeded: bool) -> list[Check]:
@@ -300,58 +285,6 @@ def _clipped_at(assumption: Assumption, counts: TrainingCounts, level: str) -> C
     return assumption.passed(f"{gradients:,} gradients, each clipped at {level}")
 
 
-def _batch_sizes(n_examples: int, sampler: str, counts: DrawCounts) -> Check:
-    if sampler != "poisson" or not counts.draws:
-        return BATCH_SIZES.not_checked("only Poisson sampling has an expected number of examples")
-    trials = n_examples * counts.draws
-    rate = counts.expected_participations / trials
-    seen = counts.participations
-    below, above = stats.binom.cdf(seen, trials, rate), stats.binom.sf(seen - 1, trials, rate)
-    chance = 2 * float(min(below, above))
-    detail = f"{seen:,} examples drawn where {rate * trials:,.0f} are expected"
-    if chance < FALSE_ALARM:
-        return BATCH_SIZES.failed(
-            f"{detail}: under Poisson sampling a deviation this large has probability {chance:.1g}"
-        )
-    return BATCH_SIZES.passed(detail)
-
-
-def _participation(n_examples: int, sampler: str, counts: DrawCounts) -> Check:
-    n, draws = n_examples, counts.draws
-    if sampler != "poisson" or not draws:
-        return PARTICIPATION.not_checked("only Poisson sampling has an expected participation")
-    rate = counts.expected_participations / (n * draws)
-    least, most = counts.participations_min, counts.participations_max
-    detail = (
-        f"each example was drawn {least:,} to {most:,} times in {draws:,} draws at rate {rate:.4g}"
-    )
-    if (evenness := _chance_of_evenness(n, counts)) < FALSE_ALARM:
-        return PARTICIPATION.failed(
-            f"{detail}: the probability that independent draws are as even as this is at most "
-            f"{evenness:.1g} (shuffled batches?)"
-        )
-    low = n * float(stats.binom.cdf(least, draws, rate))
-    high = n * float(stats.binom.sf(most - 1, draws, rate))
-    if min(low, high) < FALSE_ALARM:
-        return PARTICIPATION.failed(f"{detail}: Binomial({draws}, {rate:.4g}) does not give that")
-    return PARTICIPATION.passed(detail)
-
-
-def _chance_of_evenness(n_examples: int, counts: DrawCounts) -> float:
-    """An upper bound of the chance that independent draws give participations with so little spread.
-
-    Spread is the sum over examples of Y = (participations - expected)**2 >= 0, so that
-    P(sum <= E[sum] - t) <= exp(-t**2 / (2 n E[Y**2])) (Maurer 2003, A bound on the deviation
-    probability for sums of non-negative random variables, Theorem 2.1), and
-    E[Y**2] <= variance + 3 variance**2 for a sum of independent draws.
-    """
-    variance = counts.participations_variance
-    if not variance:
-        return 1.0
-    missing = max(0.0, n_examples * variance - counts.participations_spread)
-    return math.exp(-(missing**2) / (2 * n_examples * (variance + 3 * variance**2)))
-
-
 def _norms_in_training(counts: TrainingCounts) -> Check:
     compared, larger = counts.compared_norms, counts.larger_norms
     if not compared:
@@ -402,46 +335,3 @@ def _opacus_accountant(counts: TrainingCounts) -> Check:
             "settings"
         )
     return OPACUS_ACCOUNTANT.passed(f"its history holds the same {steps:,} steps and settings")
-
-
-def _conversion_checks(n_examples: int, session: SessionCounts, source: str) -> list[Check]:
-    """Of norms that another trainer recorded, only their own counts of draws can be checked."""
-    checks = [
-        _declared_sampler(session.sampler, RUN_JSON),
-        OPACUS_ACCOUNTANT.not_checked("there was none; run.json declares the settings"),
-        TRAINING_WATCHED.not_checked(
-            f"indpriv did not watch the training: nothing confirms that the norms in {source} are "
-            "what training clipped"
-        ),
-    ]
-    if session.draws is not None:
-        checks += [
-            _batch_sizes(n_examples, session.sampler, session.draws),
-            _participation(n_examples, session.sampler, session.draws),
-        ]
-    return checks
-
-
-def _declared_sampler(sampler: str, source: str) -> Check:
-    declared = replace(SAMPLER, title="sampler (declared)")
-    if sampler == "poisson":
-        return declared.not_checked(f"{source} declares Poisson sampling")
-    return declared.failed(f"batches were {sampler}, which the analysis does not cover")
-
-
-def _replay_checks(sampler: str, replay: Replay) -> list[Check]:
-    """Of a log replayed from checkpoints: no recorder saw the training, so little can be checked."""
-    settings = ", ".join(
-        f"{name} by {source}"
-        for name, source in replay.sources.items()
-        if name not in ("delta", "sampler")
-    )
-    counted = PASSED if replay.accountant_counted_all else NOT_CHECKED
-    return [
-        _declared_sampler(sampler, replay.sources["sampler"]),
-        OPACUS_ACCOUNTANT.check(counted, f"settings: {settings}"),
-        TRAINING_WATCHED.not_checked(
-            "indpriv did not watch the training: nothing confirms that each step used one batch, "
-            "that clipping was flat, and that the norms replayed here are those of training"
-        ),
-    ]

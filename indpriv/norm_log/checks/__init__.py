@@ -1,0 +1,1 @@
+"""Compare what a run recorded with what an account of it assumes."""

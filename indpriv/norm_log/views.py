@@ -1,0 +1,151 @@
+"""Views of a NormLog: other logs that the same run could have left. Sensitive.
+
+The first three are methods of NormLog.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from indpriv._arrays import FloatArray, IntArray
+from indpriv._checks import check_positive_int
+from indpriv.errors import InputError
+from indpriv.norm_log.batch_norms import ArrayBatchNorms, BatchNorms
+from indpriv.norm_log.levels import Codes, Levels
+from indpriv.norm_log.records import ArrayRecords, Records
+
+if TYPE_CHECKING:
+    from indpriv.norm_log.norm_log import NormLog
+
+
+def thin(log: NormLog, every: int) -> NormLog:
+    """The log that recording only at steps 0, every, 2 * every, ... would have left.
+
+    Steps without a record of their own are skipped, never replaced by a neighbour. If a record is
+    dropped, examples were clipped at levels that the thinner log does not hold, so it is not
+    individually_clipped. Batch norms stay, since they do not depend on when full records are made.
+
+    Raises:
+        InputError: no record is left.
+    """
+    check_positive_int("every", every)
+    keep = log.recorded_steps % every == 0
+    if not keep.any():
+        raise InputError(
+            f"every={every} leaves no record; the log has steps {log.recorded_steps[:5].tolist()}..."
+        )
+    return replace(
+        log,
+        recorded_steps=log.recorded_steps[keep],
+        rows=log.rows[keep],
+        individually_clipped=log.individually_clipped and bool(keep.all()),
+        filtered=None if log.individually_clipped and not keep.all() else log.filtered,
+    )
+
+
+def take(log: NormLog, positions: ArrayLike) -> NormLog:
+    """The log of the examples at these positions only, in memory."""
+    index = np.asarray(positions, dtype=np.int64)
+    filtered = log.filtered
+    return replace(
+        log,
+        example_ids=log.example_ids[index],
+        unit_ids=None if log.unit_ids is None else log.unit_ids[index],
+        records=ArrayRecords(log.read()[:, index]),
+        rows=np.arange(log.n_records),
+        reference_positions=None,
+        reference_records=None,
+        batch_norms=_taken(log.batch_norms, index, log.n_examples),
+        filtered=filtered and replace(filtered, left_out_at=filtered.left_out_at[index]),
+    )
+
+
+def reference_examples(log: NormLog) -> NormLog | None:
+    """The log of the reference examples, with a record at every step; None if there are none."""
+    index = log.reference_positions
+    if index is None or log.reference_records is None:
+        return None
+    every_step = np.arange(log.total_steps)
+    return replace(
+        log,
+        example_ids=log.example_ids[index],
+        unit_ids=None if log.unit_ids is None else log.unit_ids[index],
+        recorded_steps=every_step,
+        unreadable_steps=(),
+        records=log.reference_records,
+        rows=every_step,
+        reference_positions=None,
+        reference_records=None,
+        batch_norms=_taken(log.batch_norms, index, log.n_examples),
+        filtered=None,  # levels of every step are not those that the filter charged
+    )
+
+
+def coarser(log: NormLog, rounding: float) -> NormLog:
+    """The log that a coarser rounding would have left.
+
+    Args:
+        log: without batch norms if its rounding is 0.
+        rounding: as a fraction of max_grad_norm, above that of the log.
+    """
+    finer = log.levels
+    levels = Levels(rounding, "up" if finer is None else finer.rounding_mode)
+    records: Records
+    batch_norms = log.batch_norms
+    if finer is None:
+        norms = log.read().astype(np.float64)
+        max_grad_norms = log.settings.max_grad_norm[log.recorded_steps]
+        records = ArrayRecords(encode_rows(norms, max_grad_norms, levels))
+    else:
+        every_code = np.arange(finer.max_code + 1, dtype=np.uint16)
+        codes = levels.encode(finer.norms(every_code, 1.0), 1.0)
+        records = _RecodedRecords(log.records, codes)
+        if batch_norms is not None:
+            entries = batch_norms.read(0, log.n_examples)
+            coarse = replace(entries, norm=codes[entries.norm])
+            batch_norms = ArrayBatchNorms(batch_norms.steps, coarse)
+    return replace(
+        log,
+        levels=levels,
+        records=records,
+        rows=np.arange(log.n_records) if finer is None else log.rows,
+        reference_positions=None,
+        reference_records=None,
+        batch_norms=batch_norms,
+    )
+
+
+def encode_rows(norms: FloatArray, max_grad_norms: FloatArray, levels: Levels) -> Codes:
+    """Codes of norms (n_records, n_examples), each row under its own of max_grad_norms (n_records,)."""
+    codes = np.empty(norms.shape, levels.dtype)
+    for row, max_grad_norm in enumerate(max_grad_norms.tolist()):
+        codes[row] = levels.encode(norms[row], max_grad_norm)
+    return codes
+
+
+@dataclass(frozen=True)
+class _RecodedRecords:
+    """Records whose codes are looked up in a table of coarser ones."""
+
+    records: Records
+    codes: Codes
+
+    def read(self, rows: IntArray, start: int, stop: int) -> NDArray[np.generic]:
+        """See Records."""
+        found: NDArray[np.generic] = self.codes[
+            self.records.read(rows, start, stop).astype(np.int64)
+        ]
+        return found
+
+
+def _taken(
+    batch_norms: BatchNorms | None, positions: IntArray, n_examples: int
+) -> ArrayBatchNorms | None:
+    if batch_norms is None:
+        return None
+    entries = batch_norms.read(0, n_examples).take(positions, n_examples)
+    return ArrayBatchNorms(batch_norms.steps, entries)
