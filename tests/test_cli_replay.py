@@ -60,7 +60,7 @@ def test_from_checkpoints_to_a_report_and_a_comparison(folder, indpriv):
         "report.html",
     ):
         assert words in screen
-    assert "the last checkpoint, step_40.pt, is right on" in shown.err
+    assert "the last checkpoint, step_40.pt, is correct on" in shown.err
     frame = pd.read_parquet(folder / "audit" / "epsilon.parquet")
     assert list(frame.columns[:4]) == ["example_id", "epsilon", "epsilon_lower", "epsilon_upper"]
     assert (folder / "audit" / "epsilon.parquet").stat().st_mode & 0o777 == 0o600

@@ -100,8 +100,8 @@ def replay(
     with checkpoint_pass.norm_pass:
         examples = checkpoint_pass.example_table()
         accuracy = {split: _accuracy(examples, split) for split in ("train", "test")}
-        right = f"the last checkpoint, {last.name}, is right on {_shares(accuracy)}"
-        _tell_each(tell, (right, *checkpoint_pass.caveats))
+        correct = f"the last checkpoint, {last.name}, is correct on {_shares(accuracy)}"
+        _tell_each(tell, (correct, *checkpoint_pass.caveats))
         header = _header(plan.settings, audit_spec, checkpoint_pass, rounding, rounding_mode)
         run_dir = Path(run_dir)
         run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)

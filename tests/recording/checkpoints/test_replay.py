@@ -198,7 +198,7 @@ def test_the_audit_of_a_replay_claims_what_it_may(trained, tmp_path):
     )
     assert (result.n_checkpoints, result.total_steps) == (5, 40)
     assert result.train_accuracy == result.test_accuracy
-    assert any("step_40.pt, is right on" in text for text in told)
+    assert any("step_40.pt, is correct on" in text for text in told)
     summary = audit(tmp_path / "replay", tmp_path / "audit")
     assert summary.claim == "estimate"
     assert summary.guarantee.status == "declared"
