@@ -28,7 +28,7 @@ _SLACK = 1 + 2.0**-40  # on noise scales: OpenDP rounds its privacy maps up
 
 
 class Noise(Protocol):
-    """Noise that costs one share of the budget."""
+    """Noise for one share of the budget."""
 
     @property
     def unit_error(self) -> float:

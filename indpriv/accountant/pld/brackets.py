@@ -48,7 +48,7 @@ class PldResult:
 
     Attributes:
         epsilon: what to report: epsilon_upper, since a reported number must not be too small.
-        epsilon_lower, epsilon_upper: the exact epsilon of the recorded trajectory lies between
+        epsilon_lower, epsilon_upper: the exact epsilon of the recorded trajectory is between
             them. The upper end never exceeds the Renyi bound.
         bracket: "certified" (every error of truncation, discretisation, quadrature and rounding is
             bounded), "checked" (two quadratures agree; runs of two steps only) or "fallback"
@@ -136,7 +136,7 @@ def pld_delta(
     """
     _check_counts(participations.counts)
     if not np.all(np.isfinite(epsilon)):
-        raise InputError("delta was asked for at an epsilon that is not finite; pass real numbers")
+        raise InputError("delta was requested at an epsilon that is not finite; pass real numbers")
     losses, epsilon = LossSum.from_participations(participations), np.asarray(epsilon, np.float64)
     lower, upper = np.zeros(epsilon.shape), np.zeros(epsilon.shape)
     for direction in directions:

@@ -7,7 +7,7 @@ window n h; every error is bounded and added on the safe side:
 * losses right of the window are missing from delta: at most their probability, bounded by Chernoff.
   Folded back into the window they may add to delta, and so may losses left of it: bounded under the
   tilted law, and subtracted from the lower bound;
-* what lies beyond the cuts of each step's law: its probability is added to the upper bound and left
+* the probability of losses beyond the cuts of each step's law is added to the upper bound and left
   out of the lower one;
 * rounding of the transforms and of their powers (Higham 2002, Accuracy and Stability,
   Theorem 24.2): in the 2-norm.

@@ -18,7 +18,7 @@ from indpriv.accountant.pld.grid_composition import HIGHER, Composer, Window, st
 from indpriv.accountant.pld.loss_sum import Bounds, Direction, LossSum
 from indpriv.accountant.pld.real_axis import Problem, Scan, WorkBudget, log_largest_weight
 
-_CUT = 1e-7  # share of delta given to what lies beyond the ends of the steps' laws
+_CUT = 1e-7  # share of delta given to losses beyond the ends of the steps' laws
 _LOG_TOLERANCE = np.log(1e-9)  # of what leaves the window, relative to delta
 _POINTS = tuple(2**k for k in (14, 16, 18, 20, 21))
 _TIGHT = 1e-5  # relative width at which no finer grid is tried
@@ -119,7 +119,7 @@ def _composed_examples(
 
 
 def _windows(problem: Problem, scan: Scan, upper: FloatArray) -> list[Window]:
-    """The shortest windows that hold what matters for epsilons near `upper`.
+    """The shortest windows of all losses that matter for epsilons near `upper`.
 
     A larger tilt than the best one damps losses left of epsilon sooner, until it lifts those on the
     right or makes delta small compared with the terms of its sum.
