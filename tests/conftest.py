@@ -18,7 +18,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 @pytest.fixture
 def hears_ctrl_c():
-    """SIGINT raises KeyboardInterrupt, here and in child processes, even if pytest was started with it ignored."""
+    """SIGINT raises KeyboardInterrupt, here and in children, even if pytest ignores it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""Runs of two ranks on one machine, each in a process of its own, for tests/recording/test_ranks.py."""
+"""Runs of two ranks, each in a process of its own, for tests/recording/opacus/test_ranks.py."""
 
 from __future__ import annotations
 
@@ -30,16 +30,15 @@ from runs import PER_EXAMPLE, Run, blobs, make_run, mlp
 
 SIZE = 2
 N = 240
-_processes = multiprocessing.get_context(
-    "forkserver"
-)  # which imports torch, and what optimizers need, once for all tests
+# A fork server imports torch, and what optimizers need, once for all tests.
+_processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["torch._dynamo", "opacus", "indpriv.recording"])
 
 
 def launch(
     scenario: Callable[..., Any], folder: Path, *arguments: Any, timeout: float = 120
 ) -> list[Any]:
-    """What a scenario returns on each rank, or the exception that it ends with; None for a rank that was killed."""
+    """What a scenario returns or raises on each rank; None for a rank that was killed."""
     place = folder / f"ranks-{len(list(folder.glob('ranks-*')))}"
     place.mkdir()
     ranks = [
@@ -101,8 +100,8 @@ def train(
 
 
 def with_expected_norms(run_dir: Path, mode: str) -> NDArray[np.float64]:
-    """Norms (steps, N) by autograd, one example at a time, on the first rank's model before each step."""
-    twin = mlp()
+    """Norms (steps, N) by autograd of the first rank's model before each step, one by one."""
+    copy = mlp()
     run = make(mode=mode)
     inputs, targets = run.dataset.tensors
     expected: list[list[float]] = []
@@ -110,12 +109,12 @@ def with_expected_norms(run_dir: Path, mode: str) -> NDArray[np.float64]:
     def note(_: int) -> None:
         if dist.get_rank() > 0:
             return
-        for mine, theirs in zip(twin.parameters(), run.model.parameters(), strict=True):
+        for mine, theirs in zip(copy.parameters(), run.model.parameters(), strict=True):
             mine.data = theirs.detach().clone()
         norms = []
         for example, target in zip(inputs, targets, strict=True):
-            loss = PER_EXAMPLE(twin(example), target)
-            gradients = torch.autograd.grad(loss, list(twin.parameters()))
+            loss = PER_EXAMPLE(copy(example), target)
+            gradients = torch.autograd.grad(loss, list(copy.parameters()))
             norms.append(float(sum(g.double().square().sum() for g in gradients) ** 0.5))
         expected.append(norms)
 
@@ -234,7 +233,7 @@ def half_a_shard_is_lost(run_dir: Path) -> None:
 
 
 def a_batch_is_dropped(run_dir: Path) -> None:
-    """As Opacus's sampler does with an empty one; here on all ranks at once, so that they stay in step."""
+    """As Opacus's sampler drops an empty batch; here on all ranks, so that they stay in step."""
     draw = DistributedUniformWithReplacementSampler.__iter__
 
     def dropping(sampler: Any) -> Iterator[Any]:

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import pytest
 
 from indpriv import NormLog, account
 from indpriv.cli import run
-from processes import running
+from processes import running, wait_for_records
 
 INDPRIV = str(Path(sys.executable).with_name("indpriv"))
 ROOT = Path(__file__).parents[1]
@@ -423,14 +422,9 @@ def test_interrupted_training_leaves_a_usable_run_and_code_130(number, tmp_path)
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        deadline = time.monotonic() + 90
-        while (
-            len(list((tmp_path / "run" / "records").glob("0*.parquet"))) < 10
-            and time.monotonic() < deadline
-        ):
-            time.sleep(0.02)
+        wait_for_records(process, tmp_path / "run", 10)
         os.kill(process.pid, number)
-        _, told = process.communicate(timeout=60)
+        _, told = process.communicate(timeout=120)
     assert process.returncode == 130
     assert re.search(r"stopped after \d+ of \d+ steps; run holds them", told)
     assert not list((tmp_path / "run").rglob("*.tmp"))

@@ -74,7 +74,7 @@ FAULTS: dict[int, tuple[str, dict[str, str]]] = {
             REFUSALS: "bad_options_are_refused_before_training",
             LOG: "bad_input_is_refused_by_name_and_value",
             "audit/test_duplicates.py": "people_behind_several_rows_are_found a_statement_is_of_all_rows_of_a_person",
-            "recording/clipping/test_filtered.py": "nobody_with_several_rows_passes_the_cap",
+            "recording/clipping/test_filtered.py": "no_unit_of_several_rows_exceeds_the_cap",
         },
     ),
     8: (

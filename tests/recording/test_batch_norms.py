@@ -1,4 +1,4 @@
-"""Batch norms of real runs: the entries of each step are the batch that was drawn, with the norms that were clipped."""
+"""Batch norms of real runs: entries are the drawn batch, with the norms that were clipped."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def record(run, run_dir, loop=None, **options):
 
 
 def check_against_full_records(log):
-    """Entries agree with the full records of the same steps and examples; return the drawn sizes by step."""
+    """Compare entries with full records of the same steps; return the size of each batch."""
     entries, full = log.batch_norms.read(0, log.n_examples), log.read()
     expected = full[np.searchsorted(log.recorded_steps, entries.step), entries.position]
     np.testing.assert_allclose(entries.norm, expected, rtol=1e-4, atol=1e-8)
@@ -85,7 +85,7 @@ def test_early_breaks_do_not_shift_entries(workers, tmp_path):
     check_against_full_records(log)
 
 
-def test_batches_that_are_not_the_drawn_ones_have_no_free_record(tmp_path):
+def test_batches_that_are_not_the_drawn_ones_have_no_batch_norms(tmp_path):
     run = make_run()
     inputs, targets = run.dataset.tensors
 

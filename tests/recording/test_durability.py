@@ -1,4 +1,4 @@
-"""What happens to a recording when the machine fails: kills at random moments, full disks, checkpoints."""
+"""Recording on a machine that fails: kills at random moments, full disks, checkpoints."""
 
 import os
 import random
@@ -22,7 +22,7 @@ from indpriv.recording import Recorder
 from processes import running
 from runs import PER_EXAMPLE, make_run, record
 
-WRITE_FOREVER = """
+WRITE_WHILE_TESTED = """
 import os, sys
 from pathlib import Path
 import numpy as np
@@ -34,6 +34,7 @@ N = 200
 header = LogHeader(0.01, "up", "example", "add_remove", "poisson", False, {{}})
 writer = NormLogWriter(Path({run_dir!r}), header, np.arange(N), None, np.zeros(0, dtype=np.int64))
 batch = np.arange(0, N, 7)
+tester = os.getppid()
 for step in range(100_000):
     norms = (np.arange(N) + step) % 97 / 50
     writer.record(step, norms, max_grad_norm=1.0, targets_fingerprint="same", seconds=0.0)
@@ -43,12 +44,17 @@ for step in range(100_000):
     counts = synthetic.session_counts(step + 1, N, 0.1)
     writer.steps(step, 1, noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.1, counts=counts)
     os.write(1, b"steps %d\\n" % step)
+    if os.getppid() != tester:
+        break
 """
 
 
 def kill_at_a_random_moment(run_dir, seed):
-    """Write a log in another process, kill it; what it acknowledged: the last step of each kind of line."""
-    code = WRITE_FOREVER.format(tests=str(Path(__file__).parents[1]), run_dir=str(run_dir))
+    """Write a log in another process and kill it.
+
+    Returns the last step of each kind of line that it acknowledged.
+    """
+    code = WRITE_WHILE_TESTED.format(tests=str(Path(__file__).parents[1]), run_dir=str(run_dir))
     with running([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         first = process.stdout.readline()
         time.sleep(random.Random(seed).uniform(0, 0.15))
@@ -173,7 +179,7 @@ def test_a_line_that_did_not_fit_leaves_no_torn_line_behind(fails, tmp_path, mon
 
 
 def test_steps_that_were_logged_before_a_failure_are_not_logged_twice(tmp_path, monkeypatch):
-    """Settings that move make several lines of one flush; the disk has room again when the block ends."""
+    """Changing settings make several lines of one flush; at the end the disk has room again."""
     run = make_run()
     plain, calls = NormLogWriter.steps, []
 

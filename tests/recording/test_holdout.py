@@ -6,20 +6,16 @@ import indpriv
 from indpriv.audit import audit
 from indpriv.errors import InputError
 from indpriv.recording import Recorder
-from runs import PER_EXAMPLE, blobs, make_run
+from runs import PER_EXAMPLE, blobs, make_run, record
 
 
 def recorded(run_dir, run, **options):
-    recorder = Recorder(
-        run_dir, dataset=run.dataset, loss_fn=PER_EXAMPLE, every=3, test_set=Subset(run.dataset, range(50)),
-        record_holdout=True, **options,
-    )  # fmt: skip
-    with recorder.attach(run.model, run.optimizer, run.loader):
-        run.train(1)
+    test_set = Subset(run.dataset, range(50))
+    record(run, run_dir, 1, test_set=test_set, record_holdout=True, **options)
 
 
 def test_the_holdout_has_the_norms_it_would_have_had(tmp_path):
-    """The hold-out here is the first fifty training examples, so that both logs must say the same of them."""
+    """The hold-out here is the first fifty training examples, so both logs must agree on them."""
     recorded(tmp_path / "run", make_run(), reference_examples=5, batch_norms=True)
     log, holdout = (
         indpriv.NormLog.open(tmp_path / "run"),

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.verify import verify
 from indpriv.norm_log.writer import NormLogWriter
 from indpriv.recording import Recorder, RecordingPolicy
-from processes import running
+from processes import running, wait_for_records
 from runs import PER_EXAMPLE, blobs, failed, make_run, record
 
 
@@ -82,8 +81,8 @@ def test_a_policy_is_recorded_and_told(tmp_path):
     assert state.training_seconds > 0
     coverage = next(check.detail for check in verify(tmp_path / "run") if check.title == "coverage")
     assert coverage.startswith(
-        "6 of 40 steps have a record of all 120 examples (full passes after 2 steps, each gap 2 times the last, at most "
-        "10; 3 reference examples); "
+        "6 of 40 steps have a record of all 120 examples (full passes after 2 steps, each gap 2 "
+        "times the last, at most 10; 3 reference examples); "
     )
     assert re.search(r"[\d.]+ s of norm passes beside [\d.]+ s of training \(\d+ %\)", coverage)
 
@@ -139,29 +138,25 @@ def test_resuming_under_another_policy_is_refused(tmp_path):
     assert NormLog.open(tmp_path / "run").total_steps == 10
 
 
-TRAIN_FOREVER = """
-import sys, warnings; warnings.simplefilter("ignore")
+TRAIN_WHILE_TESTED = """
+import os, sys, warnings; warnings.simplefilter("ignore")
 sys.path.insert(0, {tests!r})
 from runs import *
 from indpriv.recording import Recorder
 run = make_run()
 recorder = Recorder({run_dir!r}, dataset=run.dataset, loss_fn=PER_EXAMPLE, every=1)
 with recorder.attach(run.model, run.optimizer, run.loader):
-    run.train(100000)
+    tester = os.getppid()
+    while os.getppid() == tester:
+        run.train(1)
 """
 
 
 def interrupt(run_dir, number, after_records):
     tests = str(Path(__file__).parents[1])
-    code = TRAIN_FOREVER.format(tests=tests, run_dir=str(run_dir))
+    code = TRAIN_WHILE_TESTED.format(tests=tests, run_dir=str(run_dir))
     with running([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as process:
-        records = run_dir / "records"
-        deadline = time.monotonic() + 240  # a busy machine takes a minute to import torch
-        while time.monotonic() < deadline and process.poll() is None:
-            if records.exists() and len(list(records.glob("0*.parquet"))) >= after_records:
-                break
-            time.sleep(0.005)
-        assert process.poll() is None, "training ended before it could be interrupted"
+        wait_for_records(process, run_dir, after_records)
         os.kill(process.pid, number)
         process.wait(30)
 

@@ -22,7 +22,7 @@ FILTER = PrivacyFilter(order=3.0, rdp_cap=1.0)
 
 
 def rdp(level, noise_multiplier, sample_rate, order):
-    """Of one step, at a whole order: the binomial sum of Mironov, Talwar and Zhang 2019, section 3.3."""
+    """RDP of one step at an integer order: the sum of Mironov, Talwar and Zhang 2019, 3.3."""
     terms = (
         math.comb(int(order), k) * (1 - sample_rate) ** (order - k) * sample_rate**k
         * math.exp(k * (k - 1) * (level / noise_multiplier) ** 2 / 2)
@@ -32,7 +32,7 @@ def rdp(level, noise_multiplier, sample_rate, order):
 
 
 def record(run, run_dir, epochs=3, physical=None, loop=None, **options):
-    """Train under the filter; return, of each gradient that was clipped, its step, example and clip threshold."""
+    """Train under the filter; return step, example and clip threshold of each gradient."""
     options = {"privacy_filter": FILTER, "individual_clipping": True, "every": 4} | options
     recorder = Recorder(run_dir, dataset=run.dataset, loss_fn=PER_EXAMPLE, **options)
     seen = []
@@ -95,7 +95,7 @@ def spent_by_brute_force(log, left_out_at, order):
 
 @pytest.mark.parametrize("physical", [None, 5])
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "ghost"])
-def test_nobody_ever_passes_the_cap(mode, physical, tmp_path):
+def test_no_example_ever_exceeds_the_cap(mode, physical, tmp_path):
     run = make_run(mode=mode, batch_size=30, **SETTINGS)
     seen = record(run, tmp_path / "run", epochs=4, physical=physical)
     run = open_run(tmp_path / "run")
@@ -104,7 +104,7 @@ def test_nobody_ever_passes_the_cap(mode, physical, tmp_path):
     assert spent.max() <= FILTER.rdp_cap
     left = left_out_at < log.total_steps
     assert 0 < left.sum() < 120  # some stay, and some do not
-    # Who was left out could not have taken one step more.
+    # One step more would have been too much for those that were left out.
     more = spent_by_brute_force(log, np.minimum(left_out_at + 1, log.total_steps), FILTER.order)
     assert np.all(more[left] > FILTER.rdp_cap)
     assert len({step for step, _, _ in seen}) == log.total_steps
@@ -116,7 +116,7 @@ def test_nobody_ever_passes_the_cap(mode, physical, tmp_path):
 
 
 def test_a_left_out_example_adds_nothing_to_the_sum(tmp_path):
-    """The sum of clipped gradients is the same whatever the data of those who were left out."""
+    """The sum of clipped gradients does not depend on examples that were left out."""
     sums = {}
     three_steps = PrivacyFilter(3.0, 3.5 * rdp(1.0, 0.7, 0.25, 3))
     for changed in (False, True):
@@ -175,7 +175,7 @@ def test_the_account_is_capped_and_says_so(tmp_path):
     assert paper.worst_case_epsilon == FILTER.epsilon(delta=1e-5, conversion="mironov2017")
 
 
-def test_a_cap_that_nobody_reaches_changes_nothing(tmp_path):
+def test_a_cap_that_no_example_reaches_changes_nothing(tmp_path):
     record(
         make_run(**SETTINGS),
         tmp_path / "run",
@@ -187,7 +187,7 @@ def test_a_cap_that_nobody_reaches_changes_nothing(tmp_path):
     assert "left out 0 of 120" in table.claim_reason
 
 
-def test_without_individual_clipping_everybody_leaves_at_once(tmp_path):
+def test_without_individual_clipping_all_examples_leave_at_once(tmp_path):
     three_steps = PrivacyFilter(3.0, 3.5 * rdp(1.0, 0.7, 0.25, 3))
     record(
         make_run(batch_size=30, **SETTINGS),
@@ -287,9 +287,9 @@ def test_gradients_that_were_clipped_otherwise_void_the_cap(tmp_path):
 def test_a_log_that_shows_more_than_the_cap_is_refused(tmp_path):
     record(make_run(batch_size=30, **SETTINGS), tmp_path / "run")
     log = NormLog.open(tmp_path / "run")
-    everybody_stays = dataclasses.replace(log.filtered, left_out_at=np.full(120, log.total_steps))
+    all_stay = dataclasses.replace(log.filtered, left_out_at=np.full(120, log.total_steps))
     with pytest.raises(EvidenceError, match="spent more than the cap"):
-        indpriv.account(dataclasses.replace(log, filtered=everybody_stays), delta=1e-5)
+        indpriv.account(dataclasses.replace(log, filtered=all_stay), delta=1e-5)
 
 
 def test_an_infinite_gradient_stops_training_before_it_reaches_the_parameters(tmp_path):
@@ -373,9 +373,10 @@ def test_an_audit_quotes_the_cap_as_the_guarantee(tmp_path):
 
 
 def unit_rdp(levels, noise_multiplier, sample_rate, order):
-    """Of one step of all rows of a unit, at a whole order: over all sets of sampled rows, of the mixture of Gaussians.
+    """RDP of one step of all rows of a unit at an integer order, over all sets of sampled rows.
 
-    E_Q (P/Q)^order is the mean of exp(sum of the products of pairs of order independent sums) over those sums.
+    P is a mixture of Gaussians. E_Q (P/Q)^order is the mean, over `order` independent sums of
+    levels, of exp(the sum of products of all pairs of them).
     """
     sums = [(0.0, 1.0)]
     for level in levels:
@@ -403,7 +404,7 @@ def test_rows_of_a_unit_are_charged_what_they_are_worth_together(equal):
     assert charges[0] > by_row[units == 0].sum()  # which is why rows are not added up
 
 
-def test_nobody_with_several_rows_passes_the_cap(tmp_path):
+def test_no_unit_of_several_rows_exceeds_the_cap(tmp_path):
     """Pairs, and the last forty rows alone."""
     units = np.concatenate([np.arange(80) // 2, np.arange(40, 80)])
     policy = PrivacyFilter(order=3.0, rdp_cap=1.5)

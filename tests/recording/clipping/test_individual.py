@@ -31,15 +31,15 @@ SETTINGS = {"max_grad_norm": 2.0, "learning_rate": 0.5, "noise_multiplier": 0.7}
 
 
 def gradients_of(run):
-    """(n_examples, n_parameters) gradients of every example's loss, by autograd on a plain twin in float64."""
+    """(n_examples, n_parameters) gradients of all examples, by autograd on a float64 model."""
     with torch.random.fork_rng():  # mlp seeds
-        twin = mlp().double()
-    for mine, theirs in zip(twin.parameters(), run.model.parameters(), strict=True):
+        copy = mlp().double()
+    for mine, theirs in zip(copy.parameters(), run.model.parameters(), strict=True):
         mine.data = theirs.detach().double().clone()
     inputs, targets = run.dataset.tensors
-    losses = PER_EXAMPLE(twin(inputs.double()), targets)
+    losses = PER_EXAMPLE(copy(inputs.double()), targets)
     each = torch.eye(len(losses), dtype=torch.float64)  # one loss after the other
-    gradients = torch.autograd.grad(losses, list(twin.parameters()), each, is_grads_batched=True)
+    gradients = torch.autograd.grad(losses, list(copy.parameters()), each, is_grads_batched=True)
     return torch.cat([gradient.flatten(1) for gradient in gradients], dim=1)
 
 
@@ -57,13 +57,14 @@ def no_limit(run, physical):
 def clipped_run(run, run_dir, epochs=1, physical=None, on_batch=lambda: None, **options):
     """Train with individual clipping.
 
-    Returns, of each step, the inputs of its batch, everybody's gradients, and Opacus's clipped sum without noise.
+    Returns for each step the inputs of its batch, the gradients of all examples, and Opacus's
+    clipped sum without noise.
     """
     options = {"clip_headroom": 0.0} | options
     recorder = Recorder(
         run_dir, dataset=run.dataset, loss_fn=PER_EXAMPLE, individual_clipping=True, **options
     )
-    steps, pieces, sums = [], [], []
+    steps, micro_batches, sums = [], [], []
     plain = run.optimizer.add_noise
 
     def add_noise():
@@ -79,17 +80,17 @@ def clipped_run(run, run_dir, epochs=1, physical=None, on_batch=lambda: None, **
             with no_limit(run, physical) as batches:
                 gradients = gradients_of(run)
                 for inputs, targets in batches:
-                    pieces.append(inputs)
+                    micro_batches.append(inputs)
                     on_batch()
                     run.step(inputs, targets)
                     if len(sums) > len(steps):
-                        steps.append((torch.cat(pieces), gradients, sums[-1]))
-                        pieces, gradients = [], gradients_of(run)
+                        steps.append((torch.cat(micro_batches), gradients, sums[-1]))
+                        micro_batches, gradients = [], gradients_of(run)
     return steps
 
 
 def levels_in_the_log(log):
-    """(total_steps, n_examples) what the log says each example was clipped at: the record at or before the step, if any."""
+    """(total_steps, n_examples) clip levels by the log: the last record at or before each step."""
     records, recorded_at = log.read(), log.settings.max_grad_norm[log.recorded_steps]
     found = np.empty((log.total_steps, log.n_examples))
     for step in range(log.total_steps):
@@ -226,14 +227,14 @@ def test_what_training_clips_at_is_what_accounting_charges(
 ):
     levels = Levels(rounding, "up") if rounding else None
     clip = ClipLevels(levels, headroom)
-    everybody = np.arange(5)
+    all_examples = np.arange(5)
     np.testing.assert_allclose(
-        clip.thresholds(everybody, now), now, rtol=2e-7
+        clip.thresholds(all_examples, now), now, rtol=2e-7
     )  # before the first record
     clip.begin_record(norms)
-    during = clip.thresholds(everybody, recorded_at).numpy()
+    during = clip.thresholds(all_examples, recorded_at).numpy()
     clip.end_record(recorded_at)
-    after = clip.thresholds(everybody, now).numpy()
+    after = clip.thresholds(all_examples, now).numpy()
 
     settings = {"noise_multiplier": 1.0, "max_grad_norm": [recorded_at, now], "sample_rate": 0.1}
     asked = norms + headroom * recorded_at
@@ -313,7 +314,7 @@ def test_headroom_is_for_individual_clipping(tmp_path):
 
 
 def test_the_hold_out_has_the_same_headroom(tmp_path):
-    """Otherwise members would be told from others by it."""
+    """Otherwise it would tell members from non-members."""
     run = make_run(**SETTINGS)
     clipped_run(
         run,
@@ -335,7 +336,7 @@ def test_the_hold_out_has_the_same_headroom(tmp_path):
 def test_the_account_is_the_brute_force_account_of_realised_clip_levels(
     headroom, tmp_path, monkeypatch
 ):
-    """Thresholds are caught on their way into Opacus, everybody's at each step."""
+    """Thresholds of all examples are caught at each step, on their way into Opacus."""
     realised = []
     plain = ClipLevels.thresholds
 
@@ -425,7 +426,7 @@ def test_a_clipping_method_put_back_is_found(tmp_path):
 
 
 def test_batches_of_other_examples_are_found(tmp_path):
-    """Same sizes as the drawn ones, so that thresholds are there, but other people's."""
+    """They have the drawn sizes, so that there are thresholds, but those of other examples."""
     run = make_run(max_grad_norm=5.0)
     inputs, targets = run.dataset.tensors
     recorder = Recorder(

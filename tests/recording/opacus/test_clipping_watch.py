@@ -27,7 +27,7 @@ def parameters_of(run):
 
 
 def gradients_of(run, parameters, positions):
-    """(n, n_parameters) gradients of these examples' losses, each by autograd on a plain copy of the model in float64."""
+    """(n, n_parameters) gradients of these examples, by autograd on a plain float64 model."""
     copy = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)).double()
     for mine, value in zip(copy.parameters(), parameters, strict=True):
         mine.data = value
@@ -203,7 +203,7 @@ def test_a_repeated_backward_pass_in_ghost_mode_counts_once():
 
 @pytest.mark.parametrize(("width", "least", "most"), [(1000, 0.0, 1e-4), (3200, 3e-4, 1e-2)])
 def test_by_how_much_opacus_clips_too_little_is_measured(width, least, most):
-    """A gradient that is clipped should be as long as max_grad_norm; float32 sums on a CPU take long ones for shorter."""
+    """float32 sums on a CPU underestimate long gradients, which then exceed max_grad_norm."""
     model = GradSampleModule(nn.Linear(width, width, bias=False))
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = DPOptimizer(sgd, noise_multiplier=1.0, max_grad_norm=1e-3, expected_batch_size=1)
@@ -253,7 +253,7 @@ def test_gradients_changed_once_ghost_mode_has_clipped_them_are_refused(change):
 
 
 def _one_rank(rank, port, folder):
-    """One of two ranks: a step of its own half of the data, each example clipped at its own threshold."""
+    """One of two ranks: a step on its half of the data, each example at its own threshold."""
     warnings.simplefilter("ignore")
     torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     try:
@@ -263,9 +263,13 @@ def _one_rank(rank, port, folder):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         loader = DataLoader(blobs(40), batch_size=40)
         model, optimizer, _ = PrivacyEngine().make_private(
-            module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=0.0, max_grad_norm=1.0,
+            module=model,
+            optimizer=optimizer,
+            data_loader=loader,
+            noise_multiplier=0.0,
+            max_grad_norm=1.0,
             poisson_sampling=False,
-        )  # fmt: skip
+        )
         batches, half = [], np.arange(20) + 20 * rank
         thresholds = torch.linspace(0.1, 1, 40, dtype=torch.float64)
         parameters = [p.detach().clone() for p in model.parameters()]

@@ -59,7 +59,7 @@ def opacus_norms(model, inputs, targets, mode):
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_opacus_takes_other_gradients_with_channels_last(mode):
-    """The reason for refusing it: once Opacus takes the right ones, this fails and the refusal may go."""
+    """The reason for refusing it: once Opacus is right, this fails and the refusal may go."""
     model, (inputs, targets) = network(), images(6)
     right = opacus_norms(model, inputs, targets, "functorch")
     torch.testing.assert_close(opacus_norms(model, inputs, targets, mode), right)
@@ -71,7 +71,7 @@ def test_opacus_takes_other_gradients_with_channels_last(mode):
 def test_weights_with_channels_last_are_refused_before_training(mode, tmp_path):
     with pytest.raises(
         InputError,
-        match=r"the convolution '0' has its weights in channels-last memory format.*contiguous_format",
+        match=r"'0' has its weights in channels-last memory format.*contiguous_format",
     ):
         trained(tmp_path, network().to(memory_format=LAST), *images(), mode)
     assert not (tmp_path / "run").exists()
