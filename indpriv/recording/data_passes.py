@@ -14,6 +14,7 @@ from opacus.data_loader import CollateFnWithEmpty
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.errors import InputError
 from indpriv.norm_log.validation import check_norms
 from indpriv.recording.checkpoints.weights import fingerprint_of
@@ -46,7 +47,7 @@ class Examples:
         return len(self._dataset)  # type: ignore[arg-type]
 
     def batches(
-        self, batch_size: int, positions: NDArray[np.int64] | None = None
+        self, batch_size: int, positions: IntArray | None = None
     ) -> Iterator[tuple[Any, Any]]:
         """Yield (inputs, targets) of all examples or some positions, in order, on the device."""
         if isinstance(self._dataset, TensorDataset) and len(self._dataset.tensors) == 2:
@@ -78,8 +79,8 @@ def norms_of(
     norm_pass: NormPass,
     examples: Examples,
     ids: NDArray[np.generic],
-    positions: NDArray[np.int64] | None = None,
-) -> tuple[NDArray[np.float64], str]:
+    positions: IntArray | None = None,
+) -> tuple[FloatArray, str]:
     """Gradient norms of all examples or those at some positions, and a fingerprint of the targets.
 
     Raises:
@@ -108,9 +109,7 @@ class SharedPass:
     examples: Examples
     ids: NDArray[np.generic]
 
-    def norms(
-        self, moment: str, positions: NDArray[np.int64] | None = None
-    ) -> tuple[NDArray[np.float64], str]:
+    def norms(self, moment: str, positions: IntArray | None = None) -> tuple[FloatArray, str]:
         """Like `norms_of`; the fingerprint depends on the number of ranks.
 
         Raises:
@@ -131,9 +130,9 @@ class SharedPass:
 
 
 def _taken(
-    norm_pass: NormPass, examples: Examples, positions: NDArray[np.int64] | None
-) -> tuple[NDArray[np.float64], str]:
-    norms: list[NDArray[np.float64]] = []
+    norm_pass: NormPass, examples: Examples, positions: IntArray | None
+) -> tuple[FloatArray, str]:
+    norms: list[FloatArray] = []
     targets_hash = hashlib.sha256()
     with kept_random_state():
         for inputs, targets in examples.batches(norm_pass.batch_size, positions):
@@ -144,7 +143,7 @@ def _taken(
     return np.concatenate(norms) if norms else np.zeros(0), targets_hash.hexdigest()
 
 
-def _check_taken(norms: NDArray[np.float64], ids: NDArray[np.generic]) -> None:
+def _check_taken(norms: FloatArray, ids: NDArray[np.generic]) -> None:
     if len(norms) != len(ids):
         raise InputError(
             f"the data set has {len(norms)} examples now and had {len(ids)} at the start; it may "

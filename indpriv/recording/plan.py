@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import opacus
 import torch
-from numpy.typing import NDArray
 
 from indpriv import _checks
+from indpriv._arrays import IntArray
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.journal_state import LogState, read_state
@@ -39,7 +39,7 @@ class Plan:
     data: TrainingData
     policy: RecordingPolicy
     run_id: str
-    reference_positions: NDArray[np.int64]
+    reference_positions: IntArray
     rounding: float
     rounding_mode: str
     individual_clipping: bool
@@ -203,7 +203,7 @@ class Beginning:
 
     def reference_positions(
         self, run_dir: Path, policy: RecordingPolicy, n_examples: int
-    ) -> NDArray[np.int64]:
+    ) -> IntArray:
         """Positions of the reference examples: those of the log, or new random ones."""
         if self.state is not None and self.state.header["n_exact"]:
             return read_reference_positions(run_dir)

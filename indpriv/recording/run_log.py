@@ -15,8 +15,8 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from indpriv._arrays import FloatArray
 from indpriv.errors import PrivacyWarning
 from indpriv.norm_log.run_files import HOLDOUT
 from indpriv.norm_log.session_counts import SessionCounts
@@ -35,7 +35,7 @@ FLUSH_STEPS = 256  # number of steps that a crash may lose
 class Measured:
     """Norms (n,) of some examples, a fingerprint of their targets, and the pass's seconds."""
 
-    norms: NDArray[np.float64]
+    norms: FloatArray
     targets_fingerprint: str
     seconds: float
 
@@ -44,7 +44,7 @@ class Measured:
 class TakenNorms:
     """Norms at the parameters that the coming step starts from."""
 
-    reference: NDArray[np.float64]  # (n_reference,) of the reference examples
+    reference: FloatArray  # (n_reference,) of the reference examples
     full: Measured | None  # of all training examples, if a full record is due
     holdout: Measured | None  # of all test examples, if they are recorded at this step
     seconds: float  # of the pass over training examples
@@ -85,7 +85,7 @@ class RunLog:
         self._first = plan.resume_at or 0  # the first step that is not logged yet
         self._settings: list[StepSetting] = []  # of the steps that are not logged yet
         self._batches: list[Batch | None] = []  # of the same steps, if batch norms are kept
-        self._reference_rows: list[NDArray[np.float64]] = []
+        self._reference_rows: list[FloatArray] = []
         self._reference_seconds = 0.0
         self.is_lost = False  # a disk error ended the log, and training goes on
 

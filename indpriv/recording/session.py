@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from indpriv._arrays import IntArray
 from indpriv.errors import EvidenceError
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.reader import read_left_out
@@ -130,7 +130,7 @@ class Session:
         if filtered is None:
             return None if self._clip_levels is None else self._clip_levels.thresholds
 
-        def charged(positions: NDArray[np.int64], max_grad_norm: float) -> Tensor:
+        def charged(positions: IntArray, max_grad_norm: float) -> Tensor:
             # Before the first batch of the step is clipped.
             filtered.charge(self._step, self._watch.coming_setting(max_grad_norm))
             return filtered.thresholds(positions, max_grad_norm)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from indpriv import _checks
+from indpriv._arrays import IntArray
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, check_metadata, check_storable
 from indpriv.norm_log.validation import UNITS, check_ids, check_unit_ids
@@ -61,7 +62,7 @@ class TrainingData:
         return None if self.unit_ids is None else np.asarray(self.unit_ids)
 
     @property
-    def unit_numbers(self) -> NDArray[np.int64] | None:
+    def unit_numbers(self) -> IntArray | None:
         """(n,) number of the unit each row belongs to, from 0 on; None if each row is a unit."""
         if self.ids_of_units is None or self.unit == "example":
             return None

@@ -12,9 +12,9 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.errors import EvidenceError
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.step_settings import StepSetting
@@ -36,19 +36,19 @@ class Filter(Protocol):
 
     def charges(
         self,
-        relative_norms: NDArray[np.float64],
+        relative_norms: FloatArray,
         *,
         noise_multiplier: float,
         sample_rate: float,
-        units: NDArray[np.int64] | None = None,
-    ) -> NDArray[np.float64]:
+        units: IntArray | None = None,
+    ) -> FloatArray:
         """(n,) divergence of one step at clip thresholds (n,), given as fractions of max_grad_norm.
 
         With units (n,), each row is charged what all rows of its unit cost together.
         """
         ...
 
-    def spent(self, log: NormLog, left_out_at: NDArray[np.int64]) -> NDArray[np.float64]:
+    def spent(self, log: NormLog, left_out_at: IntArray) -> FloatArray:
         """(n_examples,) what each example of a log spent before the step that left it out."""
         ...
 
@@ -61,7 +61,7 @@ class FilteredClipping:
         policy: Filter,
         levels: ClipLevels | None,
         n_examples: int,
-        units: NDArray[np.int64] | None = None,
+        units: IntArray | None = None,
     ) -> None:
         """Begin with all examples present and nothing spent.
 
@@ -78,10 +78,10 @@ class FilteredClipping:
         self.present = np.ones(n_examples, dtype=bool)
         self._charged: tuple[int, StepSetting] | None = None  # the step that was charged last
         # Of one step, and what they depend on: its setting and the version of the levels.
-        self._charges: tuple[StepSetting, int, NDArray[np.float64]] | None = None
-        self._unlogged: list[tuple[int, NDArray[np.int64]]] = []  # steps, and positions left out
+        self._charges: tuple[StepSetting, int, FloatArray] | None = None
+        self._unlogged: list[tuple[int, IntArray]] = []  # steps, and positions left out
 
-    def restore(self, log: NormLog, left_out_at: NDArray[np.int64]) -> None:
+    def restore(self, log: NormLog, left_out_at: IntArray) -> None:
         """Continue where the log of a run ends.
 
         Args:
@@ -115,14 +115,14 @@ class FilteredClipping:
         self.spent += np.where(self.present, charges, 0.0)
         self._charged = step, setting
 
-    def thresholds(self, positions: NDArray[np.int64], max_grad_norm: float) -> Tensor:
+    def thresholds(self, positions: IntArray, max_grad_norm: float) -> Tensor:
         """Clip thresholds (n,) float64 at these positions, for the step that was charged last."""
         present = torch.as_tensor(self.present[positions])
         if self._levels is None:
             return present * max_grad_norm
         return present * self._levels.thresholds(positions, max_grad_norm)
 
-    def newly_left_out(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def newly_left_out(self) -> tuple[IntArray, IntArray]:
         """Positions (n,) left out but not logged yet, and the steps (n,) that left them out."""
         none = self._positions[:0]
         positions = [found for _, found in self._unlogged]
@@ -133,7 +133,7 @@ class FilteredClipping:
         """All examples that were left out so far are in the log."""
         self._unlogged = []
 
-    def _charges_of(self, setting: StepSetting) -> NDArray[np.float64]:
+    def _charges_of(self, setting: StepSetting) -> FloatArray:
         """(n_examples,) of one step; computed again only if setting or levels have changed."""
         version = 0 if self._levels is None else self._levels.version
         if self._charges is None or self._charges[:2] != (setting, version):

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.errors import InputError
 from indpriv.norm_log.levels import Levels
 from indpriv.norm_log.norm_log import NormLog
@@ -30,9 +31,7 @@ DEFAULT_HEADROOM = 0.1
 _FLOAT32 = 1 - 2**-23  # a level times this is not above the level once it is rounded to float32
 
 
-def with_headroom(
-    norms: NDArray[np.float64], headroom: float, max_grad_norm: float
-) -> NDArray[np.float64]:
+def with_headroom(norms: FloatArray, headroom: float, max_grad_norm: float) -> FloatArray:
     """What the log records before rounding; headroom is a fraction of max_grad_norm."""
     return norms + headroom * max_grad_norm
 
@@ -80,11 +79,11 @@ class ClipLevels:
             headroom: see `with_headroom`.
         """
         self._levels, self._headroom = levels, headroom
-        self._norms: NDArray[np.float64] | None = None  # of a record whose step is not over
-        self._bounds: NDArray[np.float64] | None = None  # of the last record whose step is over
+        self._norms: FloatArray | None = None  # of a record whose step is not over
+        self._bounds: FloatArray | None = None  # of the last record whose step is over
         self.version = 0  # number of times that the levels have changed
 
-    def begin_record(self, norms: NDArray[np.float64]) -> None:
+    def begin_record(self, norms: FloatArray) -> None:
         """Use norms (n_examples,) of the coming step; they are rounded at its max_grad_norm."""
         self._norms = norms
         self.version += 1
@@ -102,7 +101,7 @@ class ClipLevels:
             clip = float(log.settings.max_grad_norm[log.recorded_steps[-1]])
             self._bounds = self._bounds_in_log(last, clip)
 
-    def thresholds(self, positions: NDArray[np.int64], max_grad_norm: float) -> Tensor:
+    def thresholds(self, positions: IntArray, max_grad_norm: float) -> Tensor:
         """Clip thresholds (n,) float64 at these positions, at most max_grad_norm of this step."""
         limits = self.bounds(positions, max_grad_norm)
         held = (limits * _FLOAT32).astype(np.float32)
@@ -110,7 +109,7 @@ class ClipLevels:
         held = np.where(held > limits, np.nextafter(held, np.float32(0)), held)
         return torch.as_tensor(held.astype(np.float64))
 
-    def bounds(self, positions: NDArray[np.int64], max_grad_norm: float) -> NDArray[np.float64]:
+    def bounds(self, positions: IntArray, max_grad_norm: float) -> FloatArray:
         """(n,) contributions of these examples to the current step, as the account counts them."""
         if self._norms is not None:
             bounds = self._rounded(self._norms[positions], max_grad_norm)
@@ -120,13 +119,13 @@ class ClipLevels:
             bounds = np.full(len(positions), np.inf)
         return np.minimum(bounds, max_grad_norm)
 
-    def _rounded(self, norms: NDArray[np.float64], max_grad_norm: float) -> NDArray[np.float64]:
+    def _rounded(self, norms: FloatArray, max_grad_norm: float) -> FloatArray:
         """The bounds that the log will give for these norms."""
         exact = with_headroom(norms, self._headroom, max_grad_norm)
         row = exact if self._levels is None else self._levels.encode(exact, max_grad_norm)
         return self._bounds_in_log(row, max_grad_norm)
 
-    def _bounds_in_log(self, row: NDArray[Any], max_grad_norm: float) -> NDArray[np.float64]:
+    def _bounds_in_log(self, row: NDArray[Any], max_grad_norm: float) -> FloatArray:
         """Bounds that a row of the log gives; a clipped norm counts as any step's max_grad_norm."""
         if self._levels is None:
             return row

@@ -14,15 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (
     GradSampleModuleFastGradientClipping,
 )
 from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 
+from indpriv._arrays import IntArray
 from indpriv.errors import EvidenceError
 
 _MANY_SQUARES = 10**6  # a sum of fewer squares is too small by less than 1e-4 in float32
@@ -30,7 +29,7 @@ _MANY_SQUARES = 10**6  # a sum of fewer squares is too small by less than 1e-4 i
 _ROUNDINGS = 3
 _STABILISER = 1e-6  # Opacus's clip factor is max_grad_norm / (norm + 1e-6)
 
-Positions = NDArray[np.int64]
+Positions = IntArray
 Thresholds = Callable[[Positions, float], Tensor]
 """(positions (n,), max_grad_norm) -> clip thresholds (n,), in units of gradient norm."""
 

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch.distributed as dist
-from numpy.typing import NDArray
 from opacus.optimizers import DistributedDPOptimizer
 from opacus.optimizers.ddpoptimizer_fast_gradient_clipping import (
     DistributedDPOptimizerFastGradientClipping,
 )
 
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.errors import EvidenceError, InputError
 from indpriv.recording.opacus.tally import RankCounts
 
@@ -27,7 +27,7 @@ DISTRIBUTED = (DistributedDPOptimizer, DistributedDPOptimizerFastGradientClippin
 # Opacus's sampler drops an empty local batch. A run in which this is likelier is refused.
 DROPPED_BATCH = 1e-9
 
-Batch = tuple[NDArray[np.int64], NDArray[np.float64]]  # positions and norms
+Batch = tuple[IntArray, FloatArray]  # positions and norms
 T = TypeVar("T")
 
 
@@ -46,8 +46,8 @@ class RankStep:
     counted: RankCounts
     shared: Mapping[str, Any]
     sampling_seed: int | None
-    positions: NDArray[np.int64] | None = None
-    norms: NDArray[np.float64] | None = None
+    positions: IntArray | None = None
+    norms: FloatArray | None = None
 
 
 class Ranks:
@@ -92,7 +92,7 @@ class Ranks:
             )
         return [part for _, part in found]
 
-    def part(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def part(self, positions: IntArray) -> IntArray:
         """The positions that this rank takes, in order, if a pass is divided evenly."""
         return np.array_split(positions, self.size)[self.rank]
 

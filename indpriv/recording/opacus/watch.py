@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.session_counts import DrawCounts, TrainingCounts
 from indpriv.norm_log.step_settings import StepSetting
@@ -32,7 +32,7 @@ from indpriv.recording.random_states import SeenStates
 class TrainedBatch:
     """Examples of one logical batch: positions (n,), and the norms (n,) that training clipped."""
 
-    positions: NDArray[np.int64]
+    positions: IntArray
     norms: Tensor
 
 
@@ -48,9 +48,8 @@ class Watch:
         self._run, self._steps_before = run, steps_before
         self.tally = Tally(run.n_examples)
         self._micro_batches: list[ClippedBatch] = []  # of the current step
-        self._clip_rounding = 0.0
-        # In ghost mode norms are not sums over a gradient.
-        self._clip_excess = 0.0 if run.is_ghost else clip_excess(run.optimizer)
+        if not run.is_ghost:  # where norms are not sums over a gradient
+            self.tally.counts.clip_excess = clip_excess(run.optimizer)
         self._sampling_states, self._noise_states = SeenStates(), SeenStates()
         self._noised: StepSetting | None = None  # at which noise was added to the current step
         self._updating: StepSetting | None = None  # of the update that has begun
@@ -70,6 +69,13 @@ class Watch:
         """
         run, individually = self._run, thresholds is not None
         self._versions = run.parameter_versions()
+
+        def before_update() -> None:
+            setting, batch = self._begin_update(individually)
+            before_step(setting, batch)
+            self._micro_batches.clear()
+            self._updating = setting
+
         with ExitStack() as stack:
             stack.enter_context(
                 _sampler_watched(run.batch_sampler, self._on_draw, self._on_epoch_end)
@@ -83,7 +89,10 @@ class Watch:
                 thresholds=thresholds,
             )
             stack.enter_context(clipping)
-            stack.enter_context(self._steps_watched(before_step, after_step, individually))
+            updates = _updates_watched(
+                run.optimizer, self._on_noise, before_update, lambda: after_step(self._end_update())
+            )
+            stack.enter_context(updates)
             yield
 
     @property
@@ -99,8 +108,8 @@ class Watch:
     def to_message(
         self,
         setting: StepSetting | None,
-        positions: NDArray[np.int64] | None,
-        norms: NDArray[np.float64] | None,
+        positions: IntArray | None,
+        norms: FloatArray | None,
     ) -> RankStep:
         """What the other ranks must know of this step; setting is None at the end of the run."""
         settings = {} if setting is None else vars(setting)
@@ -111,47 +120,12 @@ class Watch:
 
     def _on_micro_batch(self, batch: ClippedBatch) -> None:
         self.tally.clipped(len(batch.norms))
-        self._clip_rounding = max(self._clip_rounding, batch.rounding)
+        counts = self.tally.counts
+        counts.clip_rounding = max(counts.clip_rounding, batch.rounding)
         self._micro_batches.append(batch)
 
-    @contextmanager
-    def _steps_watched(
-        self, before_step: BeforeStep, after_step: AfterStep, individually: bool
-    ) -> Iterator[None]:
-        optimizer = self._run.optimizer
-        accountant_hook = optimizer.step_hook
-        plain_noise, own_noise = optimizer.add_noise, vars(optimizer).get("add_noise")
-
-        def add_noise() -> None:
-            plain_noise()
-            # Now, since a step hook may set those of the next step before it calls ours.
-            self._noised = self._run.setting()
-
-        def before_update(optimizer: Any) -> None:
-            if accountant_hook is not None:
-                # Opacus has one slot: without this call its accountant would stop, with no warning.
-                accountant_hook(optimizer)
-            setting, batch = self._begin_update(individually)
-            before_step(setting, batch)
-            self._micro_batches.clear()
-            self._updating = setting
-
-        def after_update(*_: object) -> None:
-            after_step(self._end_update())
-
-        optimizer.add_noise = add_noise
-        optimizer.attach_step_hook(before_update)
-        handle = optimizer.original_optimizer.register_step_post_hook(after_update)
-        try:
-            yield
-        finally:
-            handle.remove()
-            if optimizer.step_hook is before_update:
-                optimizer.attach_step_hook(accountant_hook)
-            if own_noise is None:
-                vars(optimizer).pop("add_noise", None)
-            else:
-                optimizer.add_noise = own_noise
+    def _on_noise(self) -> None:
+        self._noised = self._run.setting()
 
     def _begin_update(self, individually: bool) -> tuple[StepSetting, TrainedBatch | None]:
         """Count an update that is about to be made; return its setting and its batch."""
@@ -200,7 +174,7 @@ class Watch:
         return setting
 
     def _count_clipping(
-        self, setting: StepSetting, drawn: NDArray[np.int64] | None, individually: bool
+        self, setting: StepSetting, drawn: IntArray | None, individually: bool
     ) -> None:
         """Compare how gradients of this step were clipped with its setting and its batch."""
         batches = self._micro_batches
@@ -239,8 +213,6 @@ class Watch:
             tally.counts,
             sampler_class=run.sampler_class,
             guessable_seed=run.guessable_seed,
-            clip_excess=self._clip_excess,
-            clip_rounding=self._clip_rounding,
             earlier_steps=max(0, run.history.steps_before - self._steps_before),
             accountant_steps=run.history.steps,
             accountant_settings_match=run.history.matches(tally.noise_multipliers, run.sample_rate),
@@ -274,3 +246,39 @@ def _sampler_watched(
     finally:
         sampler.__class__ = plain
         on_epoch_end(exhausted)
+
+
+@contextmanager
+def _updates_watched(
+    optimizer: Any,
+    on_noise: Callable[[], None],
+    before_update: Callable[[], None],
+    after_update: Callable[[], None],
+) -> Iterator[None]:
+    """Report when noise has been added, and what comes before and after each parameter update."""
+    accountant_hook = optimizer.step_hook
+    plain_noise, own_noise = optimizer.add_noise, vars(optimizer).get("add_noise")
+
+    def add_noise() -> None:
+        plain_noise()
+        on_noise()  # now, since another step hook may change settings before it calls ours
+
+    def step_hook(optimizer: Any) -> None:
+        if accountant_hook is not None:
+            # Opacus has one slot: without this call its accountant would stop, with no warning.
+            accountant_hook(optimizer)
+        before_update()
+
+    optimizer.add_noise = add_noise
+    optimizer.attach_step_hook(step_hook)
+    handle = optimizer.original_optimizer.register_step_post_hook(lambda *_: after_update())
+    try:
+        yield
+    finally:
+        handle.remove()
+        if optimizer.step_hook is step_hook:
+            optimizer.attach_step_hook(accountant_hook)
+        if own_noise is None:
+            vars(optimizer).pop("add_noise", None)
+        else:
+            optimizer.add_noise = own_noise
