@@ -24,7 +24,7 @@ from indpriv import ExampleTable, NormLog, account
 from indpriv.analysis.attacks.measures import measure_attack
 from indpriv.analysis.groups.group_table import group_table
 from indpriv.attack_scores import AttackScores
-from indpriv.audit import Evidence, summarise, write_audit
+from indpriv.audit import RecordedRun, summarise, write_audit
 
 DELTA = 1e-7  # below 1/n of every benchmark
 
@@ -68,7 +68,7 @@ def _audit(n: int) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "audit"
         start = time.perf_counter()
-        evidence = Evidence(examples, examples)
+        evidence = RecordedRun(examples, examples)
         by = ("sex", "race", "label", "age:bins=10", "sex,race", "race,age:bins=4")
         write_audit(
             directory, table, evidence, summarise(log, table, evidence, name="benchmark", by=by)

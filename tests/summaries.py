@@ -3,7 +3,7 @@
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.fidelity.comparison import compare_with_exact
 from indpriv.analysis.summary import FidelityFindings
-from indpriv.audit import Evidence, summarise
+from indpriv.audit import RecordedRun, summarise
 from indpriv.norm_log.evidence import COVERAGE, HASH_CHAIN, SAMPLER
 from synthetic import epsilon_table
 
@@ -42,4 +42,4 @@ def summary_of(log, examples, **options):
         "fidelity": FidelityFindings(tuple(fidelity)),
         "command": "indpriv audit run",
     } | options
-    return summarise(log, table, Evidence(**evidence), **settings)
+    return summarise(log, table, RecordedRun(**evidence), **settings)

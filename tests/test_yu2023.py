@@ -28,7 +28,7 @@ from indpriv._files import write_json
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
 from indpriv.analysis.declared import Declared
-from indpriv.audit import Evidence, fidelity_against_k, summarise
+from indpriv.audit import RecordedRun, fidelity_against_k, summarise
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.example_table import ExampleTable
 from synthetic import rows
@@ -73,7 +73,7 @@ def known():
         correct=np.tile(np.arange(40), 10) < 40 - 2 * hard[test_label],
     )
     examples = ExampleTable(pd.concat([train, test], ignore_index=True))
-    evidence = Evidence(
+    evidence = RecordedRun(
         examples=examples,
         non_dp=examples,
         declared=Declared.from_run_json(DECLARED),

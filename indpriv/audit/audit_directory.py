@@ -5,7 +5,6 @@ It holds individual epsilons: sensitive, files are 0600.
 
 import stat
 import warnings
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from indpriv._checks import check_choice
 from indpriv._files import read_json, read_parquet, write_atomically, write_json
-from indpriv._plain import to_json
-from indpriv.analysis.groups.group_rows import MIN_GROUP
-from indpriv.analysis.groups.group_table import GroupTable, group_tables
 from indpriv.analysis.summary import AuditSummary
-from indpriv.audit.run_directory import Evidence, in_rows_of
-from indpriv.audit.summarise import choose_groups
+from indpriv.audit.run_directory import RecordedRun, in_rows_of
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError, PrivacyWarning
 from indpriv.example_table import ExampleTable
@@ -35,7 +29,7 @@ EPSILON, SUMMARY, REPORT, MARKDOWN = "epsilon.parquet", "audit.json", "report.ht
 def write_audit(
     output_dir: Path,
     table: EpsilonTable,
-    evidence: Evidence,
+    recorded: RecordedRun,
     summary: AuditSummary,
     images: NDArray[np.float32] | None = None,
 ) -> None:
@@ -44,7 +38,7 @@ def write_audit(
     Args:
         output_dir: new, or that of an earlier audit.
         table: epsilons.
-        evidence: of the run.
+        recorded: what is known about the run in addition to its log.
         summary: what was found.
         images: (n_examples, channels, height, width) training inputs, where the report shows those
             at both ends.
@@ -60,8 +54,8 @@ def write_audit(
             stacklevel=3,
         )
     (output_dir / SUMMARY).unlink(missing_ok=True)
-    table.to_parquet(output_dir / EPSILON, columns=_columns(table, evidence.examples))
-    for file, examples in ((EXAMPLES, evidence.examples), (EXAMPLES_NON_DP, evidence.non_dp)):
+    table.to_parquet(output_dir / EPSILON, columns=_columns(table, recorded.examples))
+    for file, examples in ((EXAMPLES, recorded.examples), (EXAMPLES_NON_DP, recorded.non_dp)):
         if examples is None:
             (output_dir / file).unlink(missing_ok=True)  # of an earlier audit of another run
         else:
@@ -72,7 +66,7 @@ def write_audit(
 
 
 def _columns(table: EpsilonTable, examples: ExampleTable | None) -> pd.DataFrame | None:
-    """Loss, correct, label and metadata in the table's order; a name that the table has itself gets a suffix."""
+    """Loss, correct, label and metadata in the order of the table."""
     if examples is None:
         return None
     examples = in_rows_of(table, examples)
@@ -130,50 +124,3 @@ def read_summary(audit_dir: Path) -> dict[str, Any]:
             "make the audit again"
         )
     return dict(summary)
-
-
-def groups_of(
-    audit_dir: Path, by: Sequence[str], *, within: str | None = None, min_size: int = MIN_GROUP
-) -> tuple[GroupTable, ...]:
-    """Group tables of an audit directory for any columns; default the label and every metadata column.
-
-    Args:
-        audit_dir: what `audit` wrote.
-        by: see `indpriv.analysis.groups.group_table.group_table`.
-        within: "label" where only tables within label are wanted: groupings that have none are then
-            refused.
-        min_size: training examples below which a group is too small to read.
-    """
-    table, examples = read_audit(Path(audit_dir))
-    train = examples.aligned(table.example_ids)
-    columns, _ = choose_groups(train, by, ())
-    if within is not None:
-        check_choice("within", within, ("label",))
-        columns = list(by) or [column for column in columns if column != "label"]
-        if not columns:
-            raise InputError(
-                "--within label: there is no column to group by but the label itself; leave out "
-                "--within"
-            )
-    tables = group_tables(table, train, examples.test, columns, min_size=min_size)
-    if within is not None:
-        for found in tables:
-            if not found.within_label:
-                raise InputError(
-                    f"--by {found.by} has no table within label{_because(found)}; leave out "
-                    "--within"
-                )
-    return tables
-
-
-def _because(table: GroupTable) -> str:
-    if "label" in table.columns:
-        return ": it groups by the label itself"
-    return f": {table.notes[0]}" if table.notes else ""
-
-
-def groups_json(tables: Sequence[GroupTable], summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Group tables as JSON values, each with what its epsilons mean; summary is the content of audit.json."""
-    meaning = {name: summary[name] for name in ("sensitive", "disclaimer", "meaning", "claim")}
-    meaning["worst_case_epsilon"] = summary["guarantee"]["worst_case_epsilon"]
-    return [{**meaning, **to_json(table)} for table in tables]

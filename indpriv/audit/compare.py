@@ -8,7 +8,7 @@ from indpriv._plain import to_json
 from indpriv.analysis.comparison import compare_tables
 from indpriv.analysis.stability import AuditComparison, stability_of
 from indpriv.audit.audit_directory import read_audit, read_summary
-from indpriv.audit.summarise import choose_groups
+from indpriv.audit.groups import choose_groups
 from indpriv.errors import InputError
 
 _MEANING = ("claim", "claim_reason", "name")
@@ -58,13 +58,13 @@ def compare_audits(audit_dirs: Sequence[Path], by: Sequence[str] = ()) -> AuditC
 
 
 def _settings(summary: Mapping[str, Any]) -> list[Any]:
-    """What an audit says of how its run was made, and of what holds between records."""
+    """The settings of the run and of its account that can change epsilons."""
     run, account = summary.get("run", {}), summary.get("account", {})
     return [*(run.get(name) for name in _SETTINGS), account.get("between_records")]
 
 
 def comparison_json(found: AuditComparison) -> dict[str, Any]:
-    """A comparison as JSON values, with what the epsilons of each audit mean; comparisons[i] is of audits[0] and [i + 1]."""
+    """A comparison as JSON values; comparisons[i] compares audits[0] with audits[i + 1]."""
     first = found.summaries[0]
     return {
         "sensitive": first["sensitive"],

@@ -1,4 +1,4 @@
-"""Gates for pipelines: is an audit good enough to go on? Judged from the content of audit.json alone.
+"""Gates for pipelines: is an audit good enough to go on? Judged from audit.json alone.
 
 Some conditions are always checked: a limit on epsilon means nothing for a run whose guarantee
 failed. Many people read the logs of pipelines, so figures computed from the data are withheld
@@ -70,7 +70,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition: whether it holds, what was found and what was required; private: found is computed from the data."""
+    """One condition: whether it holds, what was found and what was required.
+
+    private: what was found is computed from the data.
+    """
 
     name: str
     passed: bool

@@ -16,19 +16,21 @@ from indpriv.analysis.declared import Declared
 from indpriv.analysis.fidelity.batch_norms import free_fidelity
 from indpriv.analysis.summary import AuditSummary, FidelityFindings
 from indpriv.audit.audit_directory import write_audit
-from indpriv.audit.run_directory import Evidence, evidence_of
-from indpriv.audit.summarise import choose_groups, summarise
+from indpriv.audit.groups import choose_groups
+from indpriv.audit.run_directory import RecordedRun, recorded_run
+from indpriv.audit.summarise import summarise
 from indpriv.audit.variants import (
     effect_of_spacing,
     fidelity_against_k,
     sensitivity,
 )
+from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog, open_run
 from indpriv.norm_log.run_files import EXAMPLES, check_holds_log
 from indpriv.report.pictures import check_images
 
-READING, CHECKING, ACCOUNTING = "reading the log", "checking the evidence", "accounting"
+READING, CHECKING, ACCOUNTING = "reading the log", "checking the run", "accounting"
 ANALYSING, WRITING = "analysing", "writing"
 
 
@@ -62,10 +64,10 @@ def audit(
             between_records.
         by: columns to group by, e.g. ("race", "age:bins=10"); default those in run.json, else the
             label and every metadata column.
-        unit_column: metadata column that says whose row each is: epsilons are then of people, unit
-            "user".
+        unit_column: metadata column that says whose row each is: epsilons are then of these units,
+            "user" by default.
         unreadable: "refuse" a log with damaged or missing records, or count those at "worst_case".
-        seed: of the attack's random choices. It is no seed of training.
+        seed: of the random choices of attacks and group tables, not of training.
         images: (n_examples, channels, height, width) inputs of the training examples, whose ids are
             positions: the report then shows the most and the least protected ones.
         progress: called as progress(stage, done, total).
@@ -82,11 +84,45 @@ def audit(
     if output_dir.resolve() == path.resolve():
         raise InputError(
             f"output_dir={output_dir} is the run itself, whose {EXAMPLES} the audit's own would "
-            "replace; choose another "
-            f"directory, e.g. {path / 'audit'}"
+            f"replace; choose another directory, e.g. {path / 'audit'}"
         )
     if images is not None:
         check_images(images)
+    log, recorded = _read(path, unreadable, unit_column, tell)
+    method = Method(
+        delta=_delta(delta, recorded.declared),
+        accountant=accountant,
+        conversion=conversion,
+        between_records=between_records,
+        preset=preset,
+    )
+    table = table_for(log, method, progress=lambda done, total: tell(ACCOUNTING, done, total))
+    holdout, members = _holdout(log, recorded, method, table)
+    fidelity = _fidelity(log, method, table, _groups(log, recorded, by), tell)
+    tell(ANALYSING, 0, 1)
+    summary = summarise(
+        log,
+        table,
+        recorded,
+        name=recorded.declared.name or path.resolve().name,
+        by=by,
+        fidelity=fidelity,
+        holdout=holdout,
+        members=members,
+        seed=seed,
+        command=_command(path, output_dir, method, by, unit_column, unreadable, seed),
+    )
+    tell(ANALYSING, 1, 1)
+    tell(WRITING, 0, 1)
+    write_audit(output_dir, table, recorded, summary, images)
+    tell(WRITING, 1, 1)
+    return summary
+
+
+def _read(
+    path: Path, unreadable: str, unit_column: str | None, tell: StageProgress
+) -> tuple[NormLog, RecordedRun]:
+    """The log of a run directory and what else is known, with the units of a metadata column."""
     tell(READING, 0, 1)
     hint = (
         ". A folder of checkpoints is replayed with an AuditSpec, which builds model and data "
@@ -96,70 +132,58 @@ def audit(
     run = open_run(path, unreadable=unreadable)
     tell(READING, 1, 1)
     tell(CHECKING, 0, 1)
-    log, evidence = run.log, evidence_of(run, unreadable)
+    log, recorded = run.log, recorded_run(run, unreadable)
     tell(CHECKING, 1, 1)
-    if unit_column is not None:
-        log, evidence = _of_people(log, evidence, unit_column)
-    method = Method(
-        delta=_delta(delta, evidence.declared),
-        accountant=accountant,
-        conversion=conversion,
-        between_records=between_records,
-        preset=preset,
-    )
-    table = table_for(log, method, progress=lambda done, total: tell(ACCOUNTING, done, total))
-    in_rows = table.account.rows_per_unit is None
-    holdout = (
-        table_for(evidence.holdout, method) if evidence.holdout is not None and in_rows else None
-    )
-    # no test example is ever sampled: members are held against them by full records alone
-    members = (
-        None
-        if holdout is None or log.batch_norms is None
-        else table_for(replace(log, batch_norms=None), method)
-    )
-    fidelity = fidelity_against_k(log, method, table, tell, _groups(log, evidence, by))
-    free = free_fidelity(log, method) if in_rows else None
-    spacing = None if fidelity else effect_of_spacing(log, method, table, tell)
-    choices = sensitivity(log, method, table, tell)
-    tell(ANALYSING, 0, 1)
-    summary = summarise(
-        log,
-        table,
-        evidence,
-        name=evidence.declared.name or path.resolve().name,
-        by=by,
-        fidelity=FidelityFindings(fidelity, free, choices, spacing),
-        holdout=holdout,
-        members=members,
-        seed=seed,
-        command=_command(path, output_dir, method, by, unit_column, unreadable, seed),
-    )
-    tell(ANALYSING, 1, 1)
-    tell(WRITING, 0, 1)
-    write_audit(output_dir, table, evidence, summary, images)
-    tell(WRITING, 1, 1)
-    return summary
-
-
-def _of_people(log: NormLog, evidence: Evidence, column: str) -> tuple[NormLog, Evidence]:
-    """The log and the examples with the units that a metadata column names."""
-    if evidence.examples is None:
+    if unit_column is None:
+        return log, recorded
+    if recorded.examples is None:
         raise InputError(
-            f"--unit-column {column}: this run has no {EXAMPLES}, which holds the column"
+            f"--unit-column {unit_column}: this run has no {EXAMPLES}, which holds the column"
         )
-    examples = evidence.examples.with_units(column)
+    examples = recorded.examples.with_units(unit_column)
     units = examples.aligned(log.example_ids)["unit_id"].to_numpy()
     unit = "user" if log.unit == "example" else log.unit
-    return replace(log, unit=unit, unit_ids=units), replace(evidence, examples=examples)
+    return replace(log, unit=unit, unit_ids=units), replace(recorded, examples=examples)
 
 
-def _groups(log: NormLog, evidence: Evidence, by: Sequence[str]) -> dict[str, Partition]:
-    """Groups of the log's examples by each column; none where the account is of people with several rows."""
-    if evidence.examples is None or log.unit_ids is not None:
+def _holdout(
+    log: NormLog, recorded: RecordedRun, method: Method, table: EpsilonTable
+) -> tuple[EpsilonTable | None, EpsilonTable | None]:
+    """Epsilons of the hold-out, and of members accounted in the same way if the table is not.
+
+    Test examples are never sampled, so the hold-out has no batch norms: members are compared with
+    it by full records alone.
+    """
+    if recorded.holdout is None or table.account.rows_per_unit is not None:
+        return None, None
+    holdout = table_for(recorded.holdout, method)
+    if log.batch_norms is None:
+        return holdout, None
+    return holdout, table_for(replace(log, batch_norms=None), method)
+
+
+def _fidelity(
+    log: NormLog,
+    method: Method,
+    table: EpsilonTable,
+    groups: dict[str, Partition],
+    tell: StageProgress,
+) -> FidelityFindings:
+    against_k = fidelity_against_k(log, method, table, tell, groups)
+    return FidelityFindings(
+        against_k=against_k,
+        batch_norms=free_fidelity(log, method) if table.account.rows_per_unit is None else None,
+        spacing=None if against_k else effect_of_spacing(log, method, table, tell),
+        sensitivity=sensitivity(log, method, table, tell),
+    )
+
+
+def _groups(log: NormLog, recorded: RecordedRun, by: Sequence[str]) -> dict[str, Partition]:
+    """Groups of the log's examples by each column; none for units of several rows."""
+    if recorded.examples is None or log.unit_ids is not None:
         return {}
-    train = evidence.examples.aligned(log.example_ids)
-    columns, _ = choose_groups(train, by, evidence.declared.groups)
+    train = recorded.examples.aligned(log.example_ids)
+    columns, _ = choose_groups(train, by, recorded.declared.groups)
     return {column: partition(train, train.iloc[:0], column) for column in columns}
 
 
@@ -182,16 +206,9 @@ def _command(
     unreadable: str,
     seed: int,
 ) -> str:
-    """The same audit on the command line; delta in full, so that it gives the same epsilons to the last digit."""
-    words = [
-        "indpriv",
-        "audit",
-        str(path),
-        "--output-dir",
-        str(output_dir),
-        "--delta",
-        repr(float(method.delta)),
-    ]
+    """The same audit on the command line, with all digits of delta."""
+    words = ["indpriv", "audit", str(path), "--output-dir", str(output_dir)]
+    words += ["--delta", repr(float(method.delta))]
     if method.preset is not None:
         words += ["--preset", method.preset]
     else:

@@ -1,4 +1,4 @@
-"""Opening a run directory: its log, and what is known of the run besides. Sensitive."""
+"""Reading a run directory: what is known about a run in addition to its log. Sensitive."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,13 +27,13 @@ from indpriv.norm_log.verify import verify_opened
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """What is known about a run besides its log.
+class RecordedRun:
+    """What is known about a run in addition to its log.
 
     Attributes:
         examples: losses of the final model; None where the run ended before they were taken.
-        non_dp: the same of the same model trained without DP.
-        declared: run.json, on the word of whoever trained.
+        non_dp: the same for the non-private baseline.
+        declared: what run.json says; not verified.
         recorder: what the recorder read from the optimizer and the loader.
         checks: assumptions, compared with what the run recorded.
         holdout: norms of the test examples on the same trajectory; None where they were not
@@ -51,14 +51,14 @@ class Evidence:
     holdout: NormLog | None = None
 
 
-def evidence_of(run: OpenedRun, unreadable: str = "refuse") -> Evidence:
-    """What a run directory holds besides its log, and what its log proves."""
+def recorded_run(run: OpenedRun, unreadable: str = "refuse") -> RecordedRun:
+    """What a run directory holds in addition to its log, and what its log proves."""
     path, state = run.state.run_dir, run.state
     declared = Declared()
     if (path / RUN_JSON).is_file():
         declared = Declared.from_run_json(read_json(path / RUN_JSON))
     canaries, holdout = path / CANARIES, path / HOLDOUT
-    return Evidence(
+    return RecordedRun(
         examples=_table(path / EXAMPLES, declared),
         non_dp=_table(path / EXAMPLES_NON_DP, declared),
         declared=declared,
@@ -85,12 +85,12 @@ def _table(path: Path, declared: Declared) -> ExampleTable | None:
 
 
 def in_rows_of(table: EpsilonTable, examples: ExampleTable) -> ExampleTable:
-    """The example table with a training row for each row of an epsilon table: of units, where that is of units."""
+    """The example table with one training row for each row of an epsilon table, of units too."""
     return examples if table.account.rows_per_unit is None else examples.by_unit()
 
 
 def name_labels(examples: ExampleTable, class_names: Sequence[str]) -> ExampleTable:
-    """The table with integer labels replaced by their names; unchanged where the names do not fit the labels."""
+    """The table with integer labels replaced by their names, if the names fit the labels."""
     labels = examples.frame["label"]
     known = labels.dropna()
     if (

@@ -22,17 +22,12 @@ from indpriv.epsilon_table import EpsilonTable
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.views import coarser
 
-FIDELITY_EPOCHS = (
-    1 / 3,
-    1.0,
-    2.0,
-)  # the paper's Figure 4 goes from a third of an epoch to two epochs
-COMPARING = "comparing with larger K"
-BY_GROUP_EPOCHS = 1.0  # the K, among those, whose fidelity is also told by group: the paper's own
-COARSER = (0.02, 0.05, 0.1)  # roundings to account again with, where the log's is finer
+FIDELITY_EPOCHS = (1 / 3, 1.0, 2.0)  # the range of the paper's Figure 4
+BY_GROUP_EPOCHS = 1.0  # the K whose fidelity is also given by group: the paper's own
+COARSER = (0.02, 0.05, 0.1)  # roundings to try, where the log's is finer
 RULES = ("last", "closest", "worst_case")
-# Examples of which accounts under other choices are made; random ones where there are more.
-_MOST_COMPARED = 20_000
+_MOST_COMPARED = 20_000  # other choices are accounted for at most this many random examples
+COMPARING = "comparing with larger K"
 CHOOSING = "accounting under other choices"
 SPACING = "leaving out every second record"
 
@@ -44,22 +39,22 @@ def fidelity_against_k(
     progress: StageProgress | None = None,
     groups: Mapping[str, Partition] | None = None,
 ) -> tuple[Fidelity, ...]:
-    """What larger K would have said, against epsilons of norms known at every step.
+    """Compare what larger K would have given with epsilons from norms known at every step.
 
-    Exact values come from the whole log where it has every step, else from the examples recorded
-    exactly; there the log's own K is compared too. Empty where neither exists, and where training
-    clipped individually (any K is exact).
+    Exact values come from the whole log if it has every step, else from its reference examples,
+    where the log's own K is compared too. Empty if there are neither, and if training clipped
+    individually (any K is exact).
 
     Args:
         log: the log.
         method: how the table was made.
         table: its account.
         progress: called as progress(stage, done, total).
-        groups: partitions of the log's examples, by column: fidelity by group is told of the log's
-            own K, else of K = one epoch.
+        groups: partitions of the log's examples, by column. Fidelity by group is given for the
+            log's own K, else for K = one epoch.
     """
     if log.individually_clipped or (log.coverage < 1 and table.account.rows_per_unit is not None):
-        return ()  # of people, rows recorded exactly are not whole
+        return ()  # reference examples are not whole units
     if log.coverage == 1:
         exact_log, exact, source = log, table, "norms at every step of this log"
         comparisons: list[Fidelity] = []
@@ -67,29 +62,13 @@ def fidelity_against_k(
         found = log.reference_examples()
         if found is None:
             return ()
-        exact_log, exact, source = (
-            found,
-            table_for(found, method),
-            f"norms at every step of {found.n_examples:,} examples",
-        )
+        exact_log, exact = found, table_for(found, method)
+        source = f"norms at every step of {found.n_examples:,} examples"
         groups = {
             by: replace(parts, train_codes=parts.train_codes[log.reference_positions])
             for by, parts in (groups or {}).items()
         }
-        gaps = np.diff(log.recorded_steps)
-        every = round(float(gaps.mean())) if len(gaps) else log.total_steps
-        own = every * float(log.settings.sample_rate.mean())
-        comparisons = [
-            compare_with_exact(
-                table,
-                exact,
-                source=source,
-                every=every,
-                epochs=own,
-                is_this_log=True,
-                groups=groups,
-            )
-        ]
+        comparisons = [_own_fidelity(log, table, exact, source, groups)]
     rate = float(exact_log.settings.sample_rate.mean())
     rules = (method.between_records,) if method.preset else ("last", "closest")
     steps = sorted({round(epochs / rate) for epochs in FIDELITY_EPOCHS})
@@ -99,23 +78,47 @@ def fidelity_against_k(
         key=lambda case: (abs(case[0] * rate - BY_GROUP_EPOCHS), case[1] != method.between_records),
         default=None,
     )
-    for number, case in enumerate(cases, 1):
-        every, rule = case
-        guess = table_for(exact_log.thin(every), replace(method, between_records=rule))
-        shown = groups if case == by_group else None
+    for number, (every, rule) in enumerate(cases, 1):
+        estimate = table_for(exact_log.thin(every), replace(method, between_records=rule))
         comparisons.append(
             compare_with_exact(
-                guess, exact, source=source, every=every, epochs=every * rate, groups=shown
+                estimate,
+                exact,
+                source=source,
+                every=every,
+                epochs=every * rate,
+                groups=groups if (every, rule) == by_group else None,
             )
         )
         (progress or silent)(COMPARING, number, len(cases))
     return tuple(comparisons)
 
 
+def _own_fidelity(
+    log: NormLog,
+    table: EpsilonTable,
+    exact: EpsilonTable,
+    source: str,
+    groups: Mapping[str, Partition],
+) -> Fidelity:
+    """The log's own K, compared on its reference examples."""
+    gaps = np.diff(log.recorded_steps)
+    every = round(float(gaps.mean())) if len(gaps) else log.total_steps
+    return compare_with_exact(
+        table,
+        exact,
+        source=source,
+        every=every,
+        epochs=every * float(log.settings.sample_rate.mean()),
+        is_this_log=True,
+        groups=groups,
+    )
+
+
 def effect_of_spacing(
     log: NormLog, method: Method, table: EpsilonTable, progress: StageProgress | None = None
 ) -> Spacing | None:
-    """How far the estimate of a log moves when every second record is left out; None where nothing is carried between records.
+    """How far an estimate moves without every second record; None if it assumes no norms.
 
     Args:
         log: the log.
@@ -150,7 +153,7 @@ def sensitivity(
         progress: called as progress(stage, done, total).
     """
     if log.filtered is not None or method.preset is not None:
-        # A filter's account is its cap, whatever the choices; a preset makes both choices itself.
+        # A filter's account is its cap under any choice; a preset makes both choices itself.
         return ()
     if len(table) > _MOST_COMPARED and log.unit_ids is None:
         chosen = np.zeros(len(table), dtype=bool)
@@ -161,10 +164,8 @@ def sensitivity(
     cases = [
         ("rounding", coarser(log, rounding), method)
         for rounding in COARSER
-        if rounding > finest
-        and (
-            log.levels is not None or log.batch_norms is None
-        )  # full-precision entries are not rounded
+        # Batch norms in full precision are not rounded.
+        if rounding > finest and (log.levels is not None or log.batch_norms is None)
     ]
     cases += [
         ("between_records", log, replace(method, between_records=rule))

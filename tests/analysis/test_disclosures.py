@@ -5,7 +5,7 @@ import pytest
 
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.disclosures import disclosures
-from indpriv.audit import Evidence, summarise
+from indpriv.audit import RecordedRun, summarise
 from indpriv.norm_log.evidence import BATCH_SIZES, SAMPLER
 from synthetic import epsilon_table, small_run
 
@@ -22,7 +22,7 @@ def run():
 def rows(run, *, delta=1e-5, checks=(PASSED,), **recorder):
     log, examples = run
     declared = Declared(released=DECLARED)
-    evidence = Evidence(
+    evidence = RecordedRun(
         examples, declared=declared, recorder={**RECORDER, **recorder}, checks=checks
     )
     summary = summarise(
@@ -72,7 +72,7 @@ def test_brackets_of_the_tight_accountant_are_counted(run):
     log, examples = run
     table = epsilon_table([1.0] * 60, accountant="pld")
     table = replace(table, details={"bracket": np.array(["certified"] * 58 + ["fallback"] * 2)})
-    summary = summarise(log, table, Evidence(examples), name="x", by=["label"])
+    summary = summarise(log, table, RecordedRun(examples), name="x", by=["label"])
     row = next(row for row in summary.notes.disclosures if row.key == "brackets")
     assert row.value.startswith("58 certified, 2 fallback")
     assert row.private

@@ -18,7 +18,7 @@ from indpriv._files import read_parquet
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.groups.group_table import group_table
 from indpriv.audit import (
-    Evidence,
+    RecordedRun,
     audit,
     groups_json,
     groups_of,
@@ -428,7 +428,7 @@ def test_a_damaged_record_is_refused_or_counted_at_c(artifacts, tmp_path):
 def test_the_page_of_a_data_set_of_adults_size_is_small(tmp_path):
     log, examples = small_run(n=32_561, steps=3)
     table = account(log, delta=DELTA)
-    evidence = Evidence(examples, examples)
+    evidence = RecordedRun(examples, examples)
     summary = summarise(log, table, evidence, name="adult")
     write_audit(tmp_path / "audit", table, evidence, summary)
     assert (tmp_path / "audit" / "report.html").stat().st_size < 3e6

@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 
 from indpriv import ExampleTable
-from indpriv.audit import Evidence, choose_groups, name_labels, summarise
+from indpriv.audit import RecordedRun, choose_groups, name_labels, summarise
 from synthetic import epsilon_table, people
 
 
@@ -12,7 +12,7 @@ def test_columns_that_test_examples_lack_are_said(artifacts):
     whole = summarise(
         log,
         epsilon_table(np.ones(log.n_examples)),
-        Evidence(examples=examples),
+        RecordedRun(examples=examples),
         name="x",
         by=["sex"],
     )
@@ -21,7 +21,7 @@ def test_columns_that_test_examples_lack_are_said(artifacts):
     summary = summarise(
         log,
         epsilon_table(np.ones(log.n_examples)),
-        Evidence(examples=ExampleTable(frame)),
+        RecordedRun(examples=ExampleTable(frame)),
         name="x",
         by=["sex", "label"],
     )

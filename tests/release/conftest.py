@@ -8,7 +8,7 @@ import pytest
 
 from indpriv._files import read_json, write_json
 from indpriv.analysis.declared import Declared
-from indpriv.audit import Evidence, summarise
+from indpriv.audit import RecordedRun, summarise
 from indpriv.norm_log.evidence import SAMPLER
 from synthetic import epsilon_table, small_run
 
@@ -23,7 +23,7 @@ def write_small_audit(folder, epsilon, *, checks=CHECKS, recorder=None, declared
     log, examples = small_run(n=n, steps=3)
     train = examples.train.assign(sex=np.resize(["Male", "Female"], n))
     table = epsilon_table(epsilon, worst_case=WORST, **account)
-    evidence = Evidence(
+    evidence = RecordedRun(
         declared=Declared.from_run_json(declared or {}), checks=checks, recorder=recorder or {}
     )
     summary = summarise(log, table, evidence, name="small")

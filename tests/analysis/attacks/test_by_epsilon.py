@@ -93,5 +93,5 @@ def test_odd_cases_are_defined():
         rng.random(60), np.full(60, 9.0), rng.random(60), rng.random(60), worst_case=1000.0
     )
     assert far.findings == 0
-    with pytest.raises(InputError, match="50 scores of members for 40 epsilons"):
+    with pytest.raises(InputError, match="50 scores of members and 40 epsilons"):
         attack(np.ones(40), np.ones(50), np.ones(50), np.ones(50), worst_case=1.0)

@@ -12,7 +12,7 @@ from indpriv.analysis.declared import Declared
 from indpriv.analysis.groups.significance import Reversal
 from indpriv.analysis.summary import AttackFindings, FidelityFindings
 from indpriv.attack_scores import AttackScores
-from indpriv.audit import Evidence, summarise
+from indpriv.audit import RecordedRun, summarise
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.evidence import BATCH_SIZES, SAMPLER
@@ -197,7 +197,7 @@ def test_no_individual_value_is_embedded(run):
     log, examples = run
     rng = np.random.default_rng(5)
     table = epsilon_table(rng.uniform(0.2, 1.8, log.n_examples), worst_case=2.0)
-    html = render_html(summarise(log, table, Evidence(examples), name="tiny", by=["sex"]))
+    html = render_html(summarise(log, table, RecordedRun(examples), name="tiny", by=["sex"]))
     digits = [f"{value:.5f}" for value in [*table.epsilon, *examples.train["loss"]]]
     leaked = [value for value in digits if value in html]
     assert leaked == []
@@ -333,7 +333,7 @@ def test_one_example_and_nothing_to_correlate(run):
     log, examples = run
     one = ExampleTable(examples.frame[examples.frame["example_id"] == 0].assign(loss=0.0))
     summary = summarise(
-        log.take([0]), epsilon_table([0.0], worst_case=0.0), Evidence(one, one), name="one"
+        log.take([0]), epsilon_table([0.0], worst_case=0.0), RecordedRun(one, one), name="one"
     )
     text = Page(render_html(summary)).text
     assert "No correlation is defined: only 1 examples" in text
@@ -356,7 +356,7 @@ def test_ten_thousand_groups_stay_small():
     summary = summarise(
         log,
         epsilon_table(np.linspace(0, 1, n)),
-        Evidence(ExampleTable(frame)),
+        RecordedRun(ExampleTable(frame)),
         name="x",
         by=["street"],
     )
@@ -393,7 +393,7 @@ def test_bins_of_epsilon_stand_beside_their_line(run):
     leaky = examples.frame.assign(loss=np.where(examples.frame["split"] == "train", 0.001, 2.0))
     table = epsilon_table(np.full(log.n_examples, 0.02))
     found = summarise(
-        log, table, Evidence(ExampleTable(leaky)), name="x", by=["sex"], holdout=holdout
+        log, table, RecordedRun(ExampleTable(leaky)), name="x", by=["sex"], holdout=holdout
     )
     assert found.attacks.by_epsilon.findings > 0
     assert "A finding against the run" in Page(render_html(found)).text

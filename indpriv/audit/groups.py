@@ -1,0 +1,87 @@
+"""Which groups an audit compares, and group tables of an audit directory. Sensitive."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from indpriv._checks import check_choice
+from indpriv._columns import MAX_NUMERIC_VALUES, groupable_columns
+from indpriv._plain import to_json
+from indpriv.analysis.groups.group_rows import MIN_GROUP
+from indpriv.analysis.groups.group_table import GroupTable, group_tables
+from indpriv.audit.audit_directory import read_audit
+from indpriv.errors import InputError
+
+
+def choose_groups(
+    train: pd.DataFrame, by: Sequence[str], declared: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Columns to group by, and sentences on what was left out.
+
+    The columns asked for, else those declared before training, else the label and every metadata
+    column that can be read as groups: numeric columns with many values in ten bins; other columns
+    with many values are left out.
+    """
+    if by:
+        return list(dict.fromkeys(by)), []
+    if declared:
+        return list(declared), []
+    chosen, left_out = [], []
+    for column in groupable_columns(train):
+        distinct = train[column].nunique()
+        if distinct <= MAX_NUMERIC_VALUES:
+            chosen.append(column)
+        elif pd.api.types.is_numeric_dtype(train[column]):
+            chosen.append(f"{column}:bins=10")
+        else:
+            left_out.append(
+                f"{column} has {distinct:,} distinct values and was not grouped by; ask with --by "
+                f"{column}."
+            )
+    return chosen, left_out
+
+
+def groups_of(
+    audit_dir: Path, by: Sequence[str], *, within: str | None = None, min_size: int = MIN_GROUP
+) -> tuple[GroupTable, ...]:
+    """Group tables of an audit directory; default by the label and every metadata column.
+
+    Args:
+        audit_dir: what `audit` wrote.
+        by: see `indpriv.analysis.groups.group_table.group_table`.
+        within: "label" if only tables within label are wanted; a column without them is refused.
+        min_size: a group with fewer training examples is too small to read.
+    """
+    table, examples = read_audit(Path(audit_dir))
+    train = examples.aligned(table.example_ids)
+    columns, _ = choose_groups(train, by, ())
+    if within is not None:
+        check_choice("within", within, ("label",))
+        columns = list(by) or [column for column in columns if column != "label"]
+        if not columns:
+            raise InputError(
+                "--within label: there is no column to group by except the label itself; leave out "
+                "--within"
+            )
+    tables = group_tables(table, train, examples.test, columns, min_size=min_size)
+    for found in tables if within is not None else ():
+        if not found.within_label:
+            raise InputError(
+                f"--by {found.by} has no table within label{_because(found)}; leave out --within"
+            )
+    return tables
+
+
+def _because(table: GroupTable) -> str:
+    if "label" in table.columns:
+        return ": it groups by the label itself"
+    return f": {table.notes[0]}" if table.notes else ""
+
+
+def groups_json(tables: Sequence[GroupTable], summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Group tables as JSON values, each with the meaning of its epsilons from audit.json."""
+    meaning = {name: summary[name] for name in ("sensitive", "disclaimer", "meaning", "claim")}
+    meaning["worst_case_epsilon"] = summary["guarantee"]["worst_case_epsilon"]
+    return [{**meaning, **to_json(table)} for table in tables]
