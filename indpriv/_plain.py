@@ -1,8 +1,7 @@
 """Frozen dataclasses as JSON: written, read back, and described by a JSON Schema.
 
 What a field holds follows from its annotation: a dataclass, a tuple, a mapping from texts, a plain
-    value, or one of them
-or None. A field's metadata changes how it is written:
+value, or one of them or None. A field's metadata changes how it is written:
 
     {"json": "other_key"}             another key
     {"flatten": True}                 a nested dataclass whose keys stand among those of its parent

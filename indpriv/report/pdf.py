@@ -1,4 +1,4 @@
-"""A report as PDF, printed by a browser that is there anyway. Sensitive."""
+"""A report as PDF, printed by an installed browser. Sensitive."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ BROWSERS = (
     "google-chrome-stable",
     "microsoft-edge",
 )
-_SECONDS = 300  # a report prints in a few; a browser that hangs is ended
+_SECONDS = 300  # a report prints in a few; after that, a hanging browser is ended
 # A profile of its own and no network: the page needs none, and the browser shall not phone home.
 _ALONE = (
     "--headless",
@@ -30,15 +30,14 @@ _ALONE = (
 
 
 def find_browser() -> str | None:
-    """Path of a browser that prints without a window, None where there is none."""
+    """Path of an installed browser that prints without a window; None if there is none."""
     return next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
 def browser_command(browser: str, profile: Path, *options: str) -> list[str]:
     """Command line of a browser without a window and without network, with a profile of its own."""
-    as_root = (
-        ("--no-sandbox",) if hasattr(os, "geteuid") and os.geteuid() == 0 else ()
-    )  # its sandbox refuses root
+    is_root = hasattr(os, "geteuid") and os.geteuid() == 0
+    as_root = ("--no-sandbox",) if is_root else ()  # the sandbox refuses root
     return [browser, *_ALONE, *as_root, f"--user-data-dir={profile}", *options]
 
 

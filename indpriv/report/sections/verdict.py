@@ -123,19 +123,17 @@ def _key_figures(summary: AuditSummary) -> Table:
 
 def _facts(summary: AuditSummary) -> Table:
     account = summary.account
-    sampler = next((item for item in summary.notes.disclosures if item.key == "sampler"), None)
+    sampler = account.sampler
+    for item in summary.notes.disclosures:
+        if item.key == "sampler":
+            sampler = f"declared {item.value} ({item.status})"
     return table(
         ("Fact", "Value"),
         [
             ("Status of the guarantee", summary.guarantee.status),
             ("Unit of privacy", f"one {account.one_unit}"),
             ("Neighbouring relation", relation(summary)),
-            (
-                "Sampler",
-                account.sampler
-                if sampler is None
-                else f"declared {sampler.value} ({sampler.status})",
-            ),
+            ("Sampler", sampler),
             ("Accountant", account.guaranteed_by),
             ("Delta times n", f"{summary.guarantee.delta_times_n:.2g}"),
             *_membership(summary.guarantee),
