@@ -284,8 +284,8 @@ def _images(run_dir: Path, data_dir: Path | None) -> NDArray[np.float32]:
     data = content.get("data") if isinstance(content, dict) else None
     if not isinstance(data, dict) or not isinstance(data.get("dataset"), str):
         raise InputError(
-            f"--show-examples: {record} names no data set (data.dataset), and a run directory holds "
-            "no examples; leave the option out and look examples up by the ids in the report"
+            f"--show-examples: {record} names no data set (data.dataset), and a run directory "
+            "holds no examples; leave the option out and look examples up by the ids in the report"
         )
     dataset = load_dataset(data["dataset"], data_dir)
     if dataset.fingerprint() != data.get("fingerprint"):

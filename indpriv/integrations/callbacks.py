@@ -1,6 +1,7 @@
-"""Callbacks of other people's trainers: they save the recorder's state with every checkpoint, and report while training.
+"""Callbacks for other trainers: save the recorder's state with each checkpoint, report metrics.
 
-The block of `Recorder.attach` stands around the training call, so that a run that fails is logged as far as it went:
+The training call is inside the block of `Recorder.attach`, so that the log of a run that fails
+contains its steps up to the failure:
 
     with recorder.attach(model, optimizer, loader):
         trainer.train()
@@ -14,7 +15,7 @@ from typing import Any
 from indpriv._files import write_json
 from indpriv.integrations.metrics import Recording, metrics_of, print_epsilons, send
 
-STATE = "indpriv.json"  # beside the files of a Hugging Face checkpoint; key "indpriv" in a Lightning one
+STATE = "indpriv.json"  # in a Hugging Face checkpoint; in a Lightning one it is the key "indpriv"
 
 
 def hugging_face_callback(
@@ -25,17 +26,18 @@ def hugging_face_callback(
     also: tuple[str, ...] = (),
     show: bool = True,
 ) -> Any:
-    """A `transformers.TrainerCallback`, without which the Trainer does not clear the gradients that Opacus sums.
+    """A `transformers.TrainerCallback` for a recorded run.
 
-    Let `get_train_dataloader` of the Trainer return the loader that make_private returned, and pass it
-    `optimizers=(optimizer, None)`; gradient_accumulation_steps stays 1.
+    It is required: without it the Trainer does not clear the gradients that Opacus sums. Let the
+    Trainer's `get_train_dataloader` return the loader of make_private, pass
+    `optimizers=(optimizer, None)`, and keep gradient_accumulation_steps at 1.
 
     Args:
         recorder: attached around trainer.train().
-        delta: of every epsilon.
-        tracker: gets the figures of `metrics_of` whenever the Trainer logs; see `send`.
-        also: as of `metrics_of`: sensitive.
-        show: print a line about individual epsilons whenever the Trainer logs.
+        delta: delta of every epsilon.
+        tracker: receives the figures of `metrics_of` whenever the Trainer logs; see `send`.
+        also: see `metrics_of`; sensitive.
+        show: whether to print a line about individual epsilons whenever the Trainer logs.
     """
     from transformers import TrainerCallback
 
@@ -43,9 +45,8 @@ def hugging_face_callback(
         def on_step_end(
             self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any
         ) -> None:
-            if (
-                optimizer is not None
-            ):  # the Trainer calls model.zero_grad(), which leaves what Opacus summed
+            # The Trainer itself calls model.zero_grad(), which does not clear what Opacus summed.
+            if optimizer is not None:
                 optimizer.zero_grad()
 
         def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -62,20 +63,17 @@ def hugging_face_callback(
 def lightning_callback(
     recorder: Recording, *, delta: float, also: tuple[str, ...] = (), show: bool = True
 ) -> Any:
-    """A `lightning.pytorch.Callback`: after every epoch figures go to the trainer's loggers; arguments as above."""
+    """A `lightning.pytorch.Callback` that sends figures to the trainer's loggers after each epoch.
+
+    The arguments are those of `hugging_face_callback`.
+    """
     from lightning.pytorch import Callback
 
     class IndprivCallback(Callback):  # type: ignore[misc, unused-ignore]
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            shown = show and trainer.is_global_zero
             for tracker in trainer.loggers or [None]:
-                _report(
-                    recorder,
-                    delta,
-                    tracker,
-                    also,
-                    show and trainer.is_global_zero,
-                    int(trainer.global_step),
-                )
+                _report(recorder, delta, tracker, also, shown, int(trainer.global_step))
 
         def on_save_checkpoint(
             self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]

@@ -1,8 +1,9 @@
-"""Figures of a run while it trains: to a tracker what is public, and to the terminal what its curator may see.
+"""Figures during training: public ones for a tracker, sensitive ones for the curator's terminal.
 
-A tracker is often a service that others read. By default it gets the worst-case epsilon, coverage and cost, which depend
-on settings alone. Statistics of individual epsilons depend on the data: they are sent only where they are asked for by
-name. Values of single examples are never sent. What is printed is sensitive.
+Others can often read a tracker. By default it receives the worst-case epsilon, coverage and cost,
+which depend on the settings only. Statistics of individual epsilons depend on the data: they are
+sent only if they are requested by name. Values of single examples are never sent. What is printed
+is sensitive.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.norm_log import NormLog
 
 PREFIX = "indpriv/"
-# Of individual epsilons: sensitive.
+# Statistics of individual epsilons: sensitive.
 STATISTICS: Mapping[str, Callable[[EpsilonTable], float]] = {
     "epsilon_mean": lambda table: float(table.epsilon.mean()),
     "epsilon_median": lambda table: float(np.median(table.epsilon)),
@@ -38,7 +39,7 @@ class Recording(Protocol):
     run_dir: Path
 
     def state_dict(self) -> dict[str, Any]:
-        """Bring the log up to date; what to save with a checkpoint."""
+        """Bring the log up to date and return what to save with a checkpoint."""
         ...
 
 
@@ -47,12 +48,13 @@ def metrics_of(recorder: Recording, *, delta: float, also: Sequence[str] = ()) -
 
     Args:
         recorder: inside its attached block; its log is brought up to date.
-        delta: of every epsilon.
-        also: names in STATISTICS, which are sensitive: whoever reads the tracker learns about the data.
+        delta: delta of every epsilon.
+        also: names in STATISTICS. They are sensitive: readers of the tracker learn about the data.
 
     Returns:
-        worst_case_epsilon (what the steps so far guarantee everybody), coverage, steps, norm_pass_seconds, and `also`,
-        each under "indpriv/"; empty before the first step.
+        worst_case_epsilon (the guarantee of the steps so far for every example), coverage, steps,
+        norm_pass_seconds and the statistics of `also`, each with the prefix "indpriv/"; empty
+        before the first step.
 
     Raises:
         InputError: a name that is not in STATISTICS.
@@ -60,12 +62,13 @@ def metrics_of(recorder: Recording, *, delta: float, also: Sequence[str] = ()) -
     for name in also:
         if name not in STATISTICS:
             raise InputError(
-                f"also={name!r} is not a statistic that can be sent; choose from {', '.join(STATISTICS)}. Values of single "
-                "examples are never sent to a tracker"
+                f"also={name!r} is not a statistic that can be sent; choose from "
+                f"{', '.join(STATISTICS)}. Values of single examples are never sent to a tracker"
             )
-    table, log = _account_so_far(recorder, delta)
-    if table is None or log is None:
+    accounted = _account_so_far(recorder, delta)
+    if accounted is None:
         return {}
+    table, log = accounted
     found = {
         "worst_case_epsilon": table.worst_case_epsilon,
         "coverage": log.coverage,
@@ -77,12 +80,12 @@ def metrics_of(recorder: Recording, *, delta: float, also: Sequence[str] = ()) -
 
 
 def send(tracker: Any, metrics: Mapping[str, float], step: int) -> None:
-    """Send figures to any object with log(dict), log_metrics(dict, step=) or add_scalar(name, value, step).
+    """Send figures to a tracker: wandb or its run, a Lightning logger, a TensorBoard SummaryWriter.
 
-    That is wandb or a run of it, a Lightning logger, or a TensorBoard SummaryWriter.
+    Any object works that has log(dict), log_metrics(dict, step=) or add_scalar(name, value, step).
 
     Raises:
-        InputError: it has none of them.
+        InputError: the tracker has none of these methods.
     """
     if hasattr(tracker, "add_scalar"):
         for name, value in metrics.items():
@@ -93,36 +96,39 @@ def send(tracker: Any, metrics: Mapping[str, float], step: int) -> None:
         tracker.log(dict(metrics))
     else:
         raise InputError(
-            f"{type(tracker).__name__} has neither log(dict), log_metrics nor add_scalar; pass a tracker"
+            f"{type(tracker).__name__} has neither log(dict), log_metrics nor add_scalar; pass a "
+            "tracker"
         )
 
 
 def print_epsilons(recorder: Recording, *, delta: float, file: Any = None) -> None:
-    """Print one line about the individual epsilons of the steps so far, for the curator; nothing before the first step.
+    """Print one line about the individual epsilons of the steps so far, for the curator.
+
+    Before the first step nothing is printed.
 
     Args:
         recorder: inside its attached block.
-        delta: of every epsilon.
-        file: where to; default standard error.
+        delta: delta of every epsilon.
+        file: file to write to; default: standard error.
     """
-    table, log = _account_so_far(recorder, delta)
-    if table is None or log is None:
+    accounted = _account_so_far(recorder, delta)
+    if accounted is None:
         return
+    table, log = accounted
     median, high, largest = (
         format_epsilon(STATISTICS[f"epsilon_{name}"](table)) for name in ("median", "p95", "max")
     )
     line = (
-        f"step {log.total_steps}: worst case {format_epsilon(table.worst_case_epsilon)} is the guarantee; individual epsilon "
-        f"so far, {table.claim}, sensitive: median {median}, 95 % at most {high}, largest {largest} "
-        f"({table.account.describe()})\n"
+        f"step {log.total_steps}: worst case {format_epsilon(table.worst_case_epsilon)} is the "
+        f"guarantee; individual epsilon so far, {table.claim}, sensitive: median {median}, 95 % at "
+        f"most {high}, largest {largest} ({table.account.describe()})\n"
     )
     (file or sys.stderr).write(line)
 
 
-def _account_so_far(
-    recorder: Recording, delta: float
-) -> tuple[EpsilonTable | None, NormLog | None]:
+def _account_so_far(recorder: Recording, delta: float) -> tuple[EpsilonTable, NormLog] | None:
+    """The account of the steps so far; None before the first step."""
     if not recorder.state_dict()["step"] or not read_state(recorder.run_dir).total_steps:
-        return None, None
+        return None
     log = NormLog.open(recorder.run_dir)
     return account(log, delta=delta), log

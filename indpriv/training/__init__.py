@@ -1,4 +1,4 @@
-"""Reference DP-SGD runs, the run side: what is trained on what (torch-free), models and the loop (torch).
+"""Reference DP-SGD runs: data sets and audit files, models and the training loop.
 
-Importing this package imports no torch; `indpriv.training.dp_sgd` and `indpriv.training.models` do.
+Importing this package imports no torch; neither do `config` and `datasets`. The other modules do.
 """

@@ -1,9 +1,9 @@
-"""A run that audits itself: canaries that independent fair coins put into the training data or left out. Sensitive.
+"""A run that audits itself with canaries; an independent fair coin decides to include each of them.
 
-After Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run" (NeurIPS 2023, arXiv:2305.08846). The
-canaries are mislabelled training examples, which a model learns by heart if it learns anything by heart. They cost some
-accuracy. Batch size and number of steps follow from the number of examples that the coins leave, as in any run, whose
-number is not protected either.
+After Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run" (NeurIPS 2023,
+arXiv:2305.08846). The canaries are mislabelled training examples, which a model memorises if it
+memorises anything. They cost some accuracy. Batch size and number of steps follow from the number
+of examples that the coins include; as in any run, that number is not protected. Sensitive.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from indpriv._progress import StageProgress
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import CANARIES
+from indpriv.training.baseline import example_table
 from indpriv.training.config import AuditConfig
 from indpriv.training.datasets import Dataset, load_dataset
 from indpriv.training.datasets.base import Split
 from indpriv.training.dp_sgd import TrainedRun, train
-from indpriv.training.non_dp import example_table
 
 LEAST_CANARIES = 16  # fewer prove nothing
 METHOD = "final loss of mislabelled canaries"
-_COINS = 1  # stream of random numbers, apart from those of training
+_COINS = 1  # second word of the seed, so that coins are independent of training
 
 
 def train_with_canaries(
@@ -42,60 +42,42 @@ def train_with_canaries(
     data_dir: str | Path | None = None,
     dataset: Dataset | None = None,
 ) -> TrainedRun:
-    """Train as `train` does, with canaries in the data; write how the final model does on them to RUN/canaries.parquet.
+    """Train like `train`, with canaries in the data; write their scores to RUN/canaries.parquet.
 
     Args:
         config: the audit.
         run_dir: a new directory.
-        n_canaries: training examples that become canaries: each gets a random wrong label, and a fair coin of its own
-            decides whether it is trained on.
-        seed: as for `train`; None draws canaries and coins from the operating system.
+        n_canaries: number of training examples that become canaries: each gets a random wrong
+            label, and an independent fair coin decides whether it is trained on.
+        seed: see `train`; None draws canaries and coins from the operating system.
         progress: called as progress(stage, done, total) after each step.
-        device: where to train.
+        device: device to train on.
         data_dir: folder of data sets that do not ship with a package.
         dataset: data to use instead of loading the configuration's.
 
     Raises:
-        InputError: as for `train`; or too few or too many canaries, a single class, or a cap on rows.
+        InputError: as `train`; or too few or too many canaries, one class, or a cap on rows.
     """
     dataset = dataset or load_dataset(config.data.dataset, data_dir)
-    if config.data.max_rows_per_unit is not None:
-        raise InputError(
-            "canaries go with all rows: a cap (max_rows_per_unit) would drop some that their coins include"
-        )
-    check_positive_int("canaries", n_canaries, minimum=LEAST_CANARIES)
-    if n_canaries >= len(dataset.train):
-        raise InputError(
-            f"canaries={n_canaries} is not below the {len(dataset.train)} training examples; pass fewer"
-        )
-    if dataset.n_classes < 2:
-        raise InputError(
-            f"{dataset.name} has one class, so that no label is wrong; canaries need two"
-        )
+    _check_canaries(n_canaries, config, dataset)
     rng = np.random.default_rng(None if seed is None else [seed, _COINS])
     positions = np.sort(rng.choice(len(dataset.train), n_canaries, replace=False))
     included = rng.integers(0, 2, n_canaries) == 1
+    shifts = rng.integers(1, dataset.n_classes, n_canaries)
     targets = dataset.train.targets.copy()
-    targets[positions] = (
-        targets[positions] + rng.integers(1, dataset.n_classes, n_canaries)
-    ) % dataset.n_classes
-    kept = np.ones(len(targets), dtype=bool)
-    kept[positions] = included
+    targets[positions] = (targets[positions] + shifts) % dataset.n_classes
     is_canary = np.zeros(len(targets), dtype=bool)
     is_canary[positions] = True
-    changed = Split(dataset.train.inputs, targets, _with_column(dataset.train, is_canary))
-    test = Split(
-        dataset.test.inputs,
-        dataset.test.targets,
-        _with_column(dataset.test, np.zeros(len(dataset.test), dtype=bool)),
-    )
+    kept = ~is_canary
+    kept[positions] = included
+    changed = _with_column(replace(dataset.train, targets=targets), is_canary)
+    test = _with_column(dataset.test, np.zeros(len(dataset.test), dtype=bool))
     with_canaries = replace(dataset, train=changed.take(kept), test=test)
     run = train(config, run_dir, seed=seed, progress=progress, device=device, dataset=with_canaries)
-    losses = example_table(
-        run.module, replace(with_canaries, train=changed.take(is_canary)), device
-    ).train
+    canaries = replace(with_canaries, train=changed.take(is_canary))
+    losses = example_table(run.module, canaries, device).train["loss"]
     AttackScores(
-        scores=-losses["loss"].to_numpy(np.float64),
+        scores=-losses.to_numpy(np.float64),
         member=included,
         method=METHOD,
         groups=np.array(dataset.class_names, dtype=object)[targets[positions]],
@@ -104,15 +86,29 @@ def train_with_canaries(
     return run
 
 
-def _with_column(split: Split, is_canary: NDArray[np.bool_]) -> pd.DataFrame:
-    """Metadata with the column "canary", so that reports can tell canaries from people."""
-    known = (
-        split.metadata
-        if split.metadata is not None
-        else pd.DataFrame(index=pd.RangeIndex(len(split)))
-    )
-    if "canary" in known.columns:
+def _check_canaries(n_canaries: int, config: AuditConfig, dataset: Dataset) -> None:
+    if config.data.max_rows_per_unit is not None:
         raise InputError(
-            "the data has a column 'canary' of its own; rename it to train with canaries"
+            "canaries need all rows: a cap (max_rows_per_unit) could drop canaries that were "
+            "included; leave one of the two out"
         )
-    return known.assign(canary=is_canary)
+    check_positive_int("canaries", n_canaries, minimum=LEAST_CANARIES)
+    if n_canaries >= len(dataset.train):
+        raise InputError(
+            f"canaries={n_canaries} is not below the number of training examples, "
+            f"{len(dataset.train)}; pass fewer"
+        )
+    if dataset.n_classes < 2:
+        raise InputError(
+            f"{dataset.name} has one class, so no label is wrong; canaries need two classes"
+        )
+
+
+def _with_column(split: Split, is_canary: NDArray[np.bool_]) -> Split:
+    """The split with the metadata column "canary", so that reports can separate canaries."""
+    metadata = split.metadata
+    if metadata is None:
+        metadata = pd.DataFrame(index=pd.RangeIndex(len(split)))
+    if "canary" in metadata.columns:
+        raise InputError("the data already has a column 'canary'; rename it to train with canaries")
+    return replace(split, metadata=metadata.assign(canary=is_canary))

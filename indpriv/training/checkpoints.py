@@ -1,4 +1,4 @@
-"""Checkpoints of a run: plain tensors and numbers, so that reading one can run no code."""
+"""Checkpoints of a run: tensors and numbers only, so that reading one cannot run code."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ class Checkpoint:
     """A saved model.
 
     Attributes:
-        step: number of updates it has had; norms recorded at this step are norms of this model.
+        step: number of updates so far; norms recorded at this step are norms of this model.
         model_state_dict: parameters by name, on the CPU.
-        accountant_history: (noise_multiplier, sample_rate, steps) of all steps so far, as Opacus's accountant counted.
+        accountant_history: (noise_multiplier, sample_rate, steps) of all steps so far, as counted
+            by Opacus's accountant.
     """
 
     step: int
@@ -43,16 +44,16 @@ def checkpoint_path(run_dir: Path, step: int) -> Path:
 def save_checkpoint(
     run_dir: Path, module: nn.Module, step: int, accountant_history: list[Any]
 ) -> Path:
-    """Save a model after `step` updates; whole or absent, and private (0600).
+    """Save a model after `step` updates, atomically and with permissions 0600.
 
     Args:
         run_dir: the run's directory.
         module: the model itself, without Opacus's wrapper.
-        step: updates so far.
-        accountant_history: of Opacus's accountant.
+        step: number of updates so far.
+        accountant_history: history of Opacus's accountant.
 
     Returns:
-        where it lies.
+        path of the checkpoint.
     """
     path = checkpoint_path(run_dir, step)
     path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -73,11 +74,11 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint; only plain tensors and numbers are accepted.
+    """Read a checkpoint; only tensors and numbers are accepted.
 
     Raises:
         InputError: no such file, or a newer schema.
-        EvidenceError: a damaged file, one that would run code, or not one of ours.
+        EvidenceError: a damaged file, one that would run code, or one of another program.
     """
     if not path.is_file():
         raise InputError(f"{path} does not exist")
@@ -90,11 +91,12 @@ def load_checkpoint(path: Path) -> Checkpoint:
         ) from error
     if not isinstance(content, dict) or any(key not in content for key in _KEYS):
         raise EvidenceError(
-            f"{path} is no checkpoint of an indpriv run; those hold {', '.join(_KEYS)}"
+            f"{path} is not a checkpoint of an indpriv run; those hold {', '.join(_KEYS)}"
         )
     if content["schema"] > SCHEMA:
         raise InputError(
-            f"{path} has schema {content['schema']}, this version reads up to {SCHEMA}; update indpriv"
+            f"{path} has schema {content['schema']}, this version reads up to {SCHEMA}; update "
+            "indpriv"
         )
     return Checkpoint(
         int(content["step"]), content["model_state_dict"], content["accountant_history"]
@@ -102,7 +104,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
-    """Checkpoints of a run, by the step in their names."""
+    """Checkpoints of a run, ordered by the step in their names."""
     found = {}
     for path in (run_dir / FOLDER).glob("step-*.pt"):
         match = re.fullmatch(r"step-(\d+)\.pt", path.name)

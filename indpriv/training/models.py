@@ -1,4 +1,4 @@
-"""Models of the reference runs. All are Opacus-compatible: no layer mixes examples."""
+"""Models of the reference runs, all compatible with Opacus: no layer mixes examples."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from indpriv.training.config import ModelConfig
 
 DEFAULT_HIDDEN = (64,)
 _ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
-_GROUPS = 4  # of every GroupNorm in ResNet-20, whose narrowest layer has 16 channels
-_WIDE_GROUPS = 16  # of every GroupNorm in WRN-16-4, as De et al. 2022
+_GROUPS = 4  # groups of each GroupNorm in ResNet-20, whose narrowest layer has 16 channels
+_WIDE_GROUPS = 16  # groups of each GroupNorm in WRN-16-4, as in De et al. 2022
 
 
 def build_model(config: ModelConfig, input_shape: tuple[int, ...], n_classes: int) -> nn.Module:
-    """Build the model that an audit names, with PyTorch's global random state for its first parameters.
+    """Build an audit's model; PyTorch's global random state gives its first parameters.
 
     Args:
         config: architecture and its options.
@@ -30,7 +30,7 @@ def build_model(config: ModelConfig, input_shape: tuple[int, ...], n_classes: in
         a module from (batch, *input_shape) to logits (batch, n_classes).
 
     Raises:
-        InputError: the architecture does not take inputs of that shape.
+        InputError: the architecture does not accept inputs of that shape.
     """
     if config.architecture == "mlp":
         return mlp(
@@ -41,7 +41,8 @@ def build_model(config: ModelConfig, input_shape: tuple[int, ...], n_classes: in
         )
     if len(input_shape) != 3:
         raise InputError(
-            f"{config.architecture} takes images (channels, height, width), not inputs of shape {input_shape}"
+            f"{config.architecture} takes images (channels, height, width), not inputs of shape "
+            f"{input_shape}"
         )
     if config.architecture == "tanh_cnn":
         return tanh_cnn(input_shape, n_classes)
@@ -59,10 +60,11 @@ def mlp(n_inputs: int, hidden: tuple[int, ...], n_classes: int, activation: str)
 
 
 def tanh_cnn(input_shape: tuple[int, ...], n_classes: int) -> nn.Sequential:
-    """Two convolutions and two linear layers with tanh, for images of 28 x 28 and about.
+    """Two convolutions and two linear layers with tanh, for images of about 28 x 28 pixels.
 
-    The MNIST model of Papernot et al. 2020, "Tempered Sigmoid Activations for Deep Learning with Differential Privacy"
-    (arXiv:2007.14191v1, table 1): bounded activations keep gradients small, so that clipping costs less.
+    The MNIST model of Papernot et al. 2020, "Tempered Sigmoid Activations for Deep Learning with
+    Differential Privacy" (arXiv:2007.14191v1, table 1): bounded activations keep gradients small,
+    so clipping costs less.
 
     Raises:
         InputError: images too small for its two strided convolutions.
@@ -110,12 +112,13 @@ class _Block(nn.Module):
 
 
 class ResNet20(nn.Module):
-    """ResNet-20 for 32 x 32 images (He et al. 2016, sec. 4.2, shortcuts A) with GroupNorm in place of BatchNorm.
+    """ResNet-20 for 32 x 32 images, with GroupNorm instead of BatchNorm.
 
-    BatchNorm mixes the examples of a batch, so that no example has a gradient of its own.
+    He et al. 2016, sec. 4.2, shortcuts A. BatchNorm mixes the examples of a batch, so per-example
+    gradients would not exist.
 
     Args:
-        channels: of the images.
+        channels: number of channels of the images.
         n_classes: number of outputs.
     """
 
@@ -135,7 +138,10 @@ class ResNet20(nn.Module):
 
 
 class _PreActivationBlock(nn.Module):
-    """Two 3 x 3 convolutions, each after its normalisation; a 1 x 1 convolution in the shortcut where shapes change."""
+    """Two 3 x 3 convolutions, each after its normalisation.
+
+    The shortcut is a 1 x 1 convolution if the number of channels changes.
+    """
 
     def __init__(self, n_in: int, n_out: int, stride: int) -> None:
         super().__init__()
@@ -156,12 +162,13 @@ class _PreActivationBlock(nn.Module):
 
 
 class WideResNet16(nn.Module):
-    """WRN-16-4 for 32 x 32 images (Zagoruyko and Komodakis 2016) with GroupNorm of 16 groups.
+    """WRN-16-4 for 32 x 32 images (Zagoruyko and Komodakis 2016), with GroupNorm of 16 groups.
 
-    After De et al. 2022 (arXiv:2204.13650), the model of Yu et al. 2023 on CIFAR-10; without weight standardisation.
+    The model of Yu et al. 2023 on CIFAR-10, after De et al. 2022 (arXiv:2204.13650), but without
+    weight standardisation.
 
     Args:
-        channels: of the images.
+        channels: number of channels of the images.
         n_classes: number of outputs.
     """
 
@@ -186,7 +193,7 @@ class WideResNet16(nn.Module):
 
 
 def _start_convolutions(model: nn.Module) -> None:
-    """He et al.'s first weights, for convolutions before a ReLU."""
+    """Initialise convolutions before a ReLU as He et al. do."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -198,7 +205,7 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def describe_model(model: nn.Module) -> str:
-    """The layers in one line each, for a run's record."""
+    """One line for each layer, for run.json."""
     return "\n".join(
         f"{name}: {module}"
         for name, module in model.named_modules()
@@ -209,7 +216,7 @@ def describe_model(model: nn.Module) -> str:
 def first_parameters(
     config: ModelConfig, input_shape: tuple[int, ...], n_classes: int, seed: int
 ) -> nn.Module:
-    """`build_model` from a seed of its own, leaving PyTorch's global random state as it was."""
+    """`build_model` from the given seed; PyTorch's global random state is restored afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build_model(config, input_shape, n_classes)

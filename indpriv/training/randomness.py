@@ -1,4 +1,4 @@
-"""Where a run's randomness comes from. A seed makes a run repeatable, and void as a private one."""
+"""A run's random numbers. A seed makes a run reproducible, and then it has no privacy."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from indpriv._checks import check_positive_int
 
 SEEDED_LABEL = "reproducible: no privacy"
 GENERATORS = (
-    "PyTorch's own generators (on the CPU a Mersenne Twister with a 32-bit seed): not cryptographically secure, for noise "
-    "and sampling alike"
+    "PyTorch's own generators (on the CPU a Mersenne Twister with a 32-bit seed), which are not "
+    "cryptographically secure"
 )
 
 
 @dataclass(frozen=True)
 class Randomness:
-    """Independent seeds for one run. Sensitive: with them anyone can regenerate noise and sampling.
+    """Independent seeds of one run. Sensitive: they allow regenerating noise and sampling.
 
     Attributes:
         first_parameters, sampling, noise, shuffling: one seed for each purpose.
-        seeded: they follow from a seed that somebody chose.
+        seeded: whether they follow from a seed that was chosen.
     """
 
     first_parameters: int
@@ -33,16 +33,15 @@ class Randomness:
 
     @classmethod
     def from_seed(cls, seed: int | None) -> Randomness:
-        """Seeds derived from `seed`, or drawn from the operating system where it is None."""
+        """Seeds derived from `seed`, or drawn from the operating system if it is None."""
         if seed is not None:
             check_positive_int("seed", seed, minimum=0)
-        words = np.random.SeedSequence(seed).generate_state(
-            4, np.uint64
-        )  # of 32 bits they would look chosen
+        # 64 bits each: the Recorder takes a seed of at most 32 bits for one that was chosen.
+        words = np.random.SeedSequence(seed).generate_state(4, np.uint64)
         first_parameters, sampling, noise, shuffling = (int(word) for word in words)
         return cls(first_parameters, sampling, noise, shuffling, seeded=seed is not None)
 
 
 def generator(seed: int, device: str | torch.device = "cpu") -> torch.Generator:
-    """A generator of its own for one purpose, on the device where it is used."""
+    """A separate generator for one purpose, on the device that uses it."""
     return torch.Generator(device).manual_seed(seed)

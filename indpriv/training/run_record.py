@@ -1,4 +1,4 @@
-"""What run.json says of a reference run: public settings, and what a reader must take on trust."""
+"""run.json of a reference run: public settings, and what a reader must take on trust."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from typing import Any
 import numpy as np
 import opacus
 import torch
-from torch import nn
 
 from indpriv.training.config import AuditConfig
 from indpriv.training.datasets import Dataset
 from indpriv.training.models import count_parameters, describe_model
+from indpriv.training.private_setting import PrivateSetting
 from indpriv.training.randomness import GENERATORS, SEEDED_LABEL
 
 ON_TRUST = {
     "random generator": f"noise and sampling come from {GENERATORS}",
-    "duplicates": "each row is taken for a person of its own; near or exact duplicates were not looked for",
-    "tuning": "choices made by looking at this data (settings, the final model among several) are not in the account",
+    "duplicates": "each row is treated as a different person; near or exact duplicates were not "
+    "looked for",
+    "tuning": "choices made by looking at this data (settings, the final model among several) are "
+    "not in the account",
     "preprocessing": "constants written in the code, not fitted on the data",
     "floating point": "noise is added in floating point; attacks on its rounding are not covered",
 }
@@ -30,7 +32,8 @@ def _on_trust(config: AuditConfig, dataset: Dataset) -> dict[str, str]:
     units = {}
     if config.data.unit_column is not None:
         units["duplicates"] = (
-            f"rows with one {config.data.unit_column} are one person's; whether a person has several was not looked for"
+            f"rows with the same {config.data.unit_column} belong to one person; whether a person "
+            "has several was not checked"
         )
     return {**ON_TRUST, **units, **dataset.on_trust}
 
@@ -38,14 +41,12 @@ def _on_trust(config: AuditConfig, dataset: Dataset) -> dict[str, str]:
 def first_record(
     config: AuditConfig,
     dataset: Dataset,
-    module: nn.Module,
+    private: PrivateSetting,
     *,
     seeded: bool,
-    noise_multiplier: float,
-    sample_rate: float,
-    steps_per_epoch: int,
 ) -> dict[str, Any]:
-    """What is known of a run before its first step; stands in run.json while it trains."""
+    """What is known before the first step: the content of run.json while the run trains."""
+    steps_per_epoch = len(private.loader)
     return {
         "name": config.name,
         "status": "running",
@@ -63,23 +64,24 @@ def first_record(
         },
         "model": {
             "architecture": config.model.architecture,
-            "parameters": count_parameters(module),
-            "layers": describe_model(module).splitlines(),
+            "parameters": count_parameters(private.module),
+            "layers": describe_model(private.module).splitlines(),
         },
         "training": {
             "sampler": "poisson",
-            "sample_rate": sample_rate,
+            "sample_rate": private.loader.sample_rate,
             "steps_per_epoch": steps_per_epoch,
-            "planned_steps": config.training.epochs * steps_per_epoch,
-            "noise_multiplier": noise_multiplier,
+            "planned_steps": private.total_steps,
+            "noise_multiplier": private.noise_multiplier,
             "max_grad_norm": config.training.max_grad_norm,
             "clipping": "individual" if config.training.individual_clipping else "flat",
             "target_epsilon": config.training.target_epsilon,
             "delta": config.training.delta,
             "secure_mode": False,
-            "device": str(next(module.parameters()).device),
+            "device": str(next(private.module.parameters()).device),
         },
-        "released": "every checkpoint may be published under the worst-case epsilon; losses and norms may not",
+        "released": "every checkpoint may be published under the worst-case epsilon; losses and "
+        "norms may not",
         "on_trust": _on_trust(config, dataset),
         "versions": {
             "indpriv": _version(),
@@ -101,7 +103,7 @@ def last_record(
     test_accuracy: float,
     wall_seconds: float,
 ) -> dict[str, Any]:
-    """What is known once it has ended ("finished" or "interrupted"); joins the first record."""
+    """What is known once the run has ended ("finished" or "interrupted")."""
     guarantee = {
         "epsilon": worst_case_epsilon,
         "delta": delta,

@@ -1,4 +1,4 @@
-"""From numpy arrays to what a DataLoader draws from."""
+"""Data sets as tensors, for a DataLoader."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ Batch = tuple[Tensor, ...]
 
 
 class BatchedTensorDataset(TensorDataset):
-    """A TensorDataset that gives a whole batch at one indexing, not sample by sample; goes with `whole_batch`.
+    """A TensorDataset that returns whole batches; use it with the collate function `whole_batch`.
 
-    Cutting batches into samples and stacking them again took a third of the time of a small model's training.
+    Splitting batches into samples and stacking them again took a third of the training time of a
+    small model.
     """
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        """The batch at these indices; tensors of length 0 where there are none, as Poisson sampling may draw."""
+        """The batch at these indices; Poisson sampling may draw none, so tensors may be empty."""
         index = torch.as_tensor(indices, dtype=torch.int64)
         return tuple(tensor[index] for tensor in self.tensors)
 
 
 def whole_batch(batch: Any) -> Any:
-    """The collate function of a BatchedTensorDataset: there is nothing left to collate."""
+    """The batch itself: a BatchedTensorDataset leaves nothing to collate."""
     return batch
 
 
 def tensor_set(split: Split) -> BatchedTensorDataset:
-    """The (inputs, targets) of a split; the memory is shared with its arrays."""
+    """The (inputs, targets) of a split as tensors that share the memory of its arrays."""
     arrays: tuple[Any, Any] = (split.inputs, split.targets)
     return BatchedTensorDataset(*(torch.from_numpy(array) for array in arrays))

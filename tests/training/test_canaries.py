@@ -40,7 +40,7 @@ def test_only_included_canaries_are_trained_on(run_dir):
 
 def test_a_cap_on_rows_would_drop_canaries(tmp_path):
     capped = replace(config(), data=DataConfig("lfw", unit_column="person_id", max_rows_per_unit=3))
-    with pytest.raises(InputError, match=r"a cap .* would drop some that their coins include"):
+    with pytest.raises(InputError, match=r"a cap .* could drop canaries"):
         train_with_canaries(capped, tmp_path / "run", 100, dataset=toy())
 
 
@@ -72,7 +72,9 @@ def test_seeded_coins_repeat_and_labels_are_wrong(tmp_path):
     assert counts[True] == found[0].member.sum()
 
 
-@pytest.mark.parametrize(("n", "message"), [(15, "canaries=15"), (300, "not below the 300")])
+@pytest.mark.parametrize(
+    ("n", "message"), [(15, "canaries=15"), (300, "not below the number of training examples, 300")]
+)
 def test_numbers_of_canaries_that_make_no_sense(n, message, tmp_path):
     with pytest.raises(InputError, match=message):
         train_with_canaries(config(), tmp_path / "run", n, dataset=toy())

@@ -70,7 +70,7 @@ def test_damaged_foreign_missing_and_newer_files_are_refused(tmp_path):
         with pytest.raises(EvidenceError, match=r"step-000009\.pt"):
             load_checkpoint(path)
     torch.save([1, 2], path)
-    with pytest.raises(EvidenceError, match="no checkpoint of an indpriv run"):
+    with pytest.raises(EvidenceError, match="not a checkpoint of an indpriv run"):
         load_checkpoint(path)
     torch.save({"schema": 2, "step": 1, "model_state_dict": {}, "accountant_history": []}, path)
     with pytest.raises(InputError, match="update indpriv"):

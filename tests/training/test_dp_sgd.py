@@ -293,7 +293,7 @@ def test_individual_clipping_makes_rare_records_exact(mode, tmp_path):
     )
     coverage = next(check.detail for check in verify(tmp_path / "r") if check.title == "coverage")
     assert coverage.endswith(
-        "training clipped at the last one's levels (norms and 0.05 of max_grad_norm)"
+        "training clipped at the levels of the last one (norms plus 0.05 of max_grad_norm)"
     )
     nearest = config(
         individual_clipping=True,

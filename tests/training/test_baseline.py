@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from indpriv.training.baseline import train_without_dp
 from indpriv.training.config import AuditConfig
 from indpriv.training.datasets import load_dataset
-from indpriv.training.non_dp import train_without_dp
 
 
 @pytest.fixture(scope="module")

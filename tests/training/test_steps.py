@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from indpriv.recording.interrupts import deferred_interrupts
-from indpriv.training.interruption import stop_requests
+from indpriv.training.steps import stop_requests
 
 pytestmark = pytest.mark.usefixtures("hears_ctrl_c")
 

@@ -1,4 +1,7 @@
-"""The same model trained without privacy: what attacks on the private one are compared with. Output is sensitive."""
+"""The non-private baseline: the same model trained without DP, to compare attacks.
+
+Its output is sensitive.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,14 @@ def train_without_dp(
     progress: StageProgress = silent,
     device: str = "cpu",
 ) -> ExampleTable:
-    """Train an audit's model by plain SGD on shuffled batches, with its optimizer settings and neither clip nor noise.
+    """Train an audit's model by SGD on shuffled batches, without clipping and without noise.
 
     Args:
         config: the audit.
-        dataset: its data.
-        seed: makes it repeatable.
+        dataset: the audit's data.
+        seed: makes the training reproducible.
         progress: called as progress(stage, done, total) after each step.
-        device: where to train.
+        device: device to train on.
 
     Returns:
         losses of the final model on the training and test examples.
@@ -67,7 +70,7 @@ def train_without_dp(
 
 
 def example_table(module: nn.Module, dataset: Dataset, device: str = "cpu") -> ExampleTable:
-    """Loss and correctness of a model on every training and test example; ids are positions."""
+    """Losses and predictions of a model on every training and test example; ids are positions."""
     module.eval()
     data = TrainingData(
         tensor_set(dataset.train),

@@ -1,0 +1,146 @@
+"""An audit's model, optimizer and loader made private by Opacus."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from opacus import PrivacyEngine
+from opacus.accountants import IAccountant
+from opacus.accountants.utils import get_noise_multiplier
+from opacus.data_loader import DPDataLoader
+from torch import nn
+from torch.utils.data import DataLoader
+
+from indpriv.errors import InputError
+from indpriv.training.config import AuditConfig, TrainingConfig
+from indpriv.training.datasets import Dataset
+from indpriv.training.models import first_parameters
+from indpriv.training.randomness import Randomness, generator
+from indpriv.training.tensors import BatchedTensorDataset, tensor_set, whole_batch
+
+_EPSILON_TOLERANCE = 1e-3  # the noise gives an epsilon below the target by at most this
+
+
+@dataclass(frozen=True)
+class PrivateSetting:
+    """What `PrivacyEngine.make_private` makes of a model, an optimizer and a loader.
+
+    Attributes:
+        module: the model itself; `model` wraps it.
+        train_set: the data that the loader draws from.
+        total_steps: number of steps of the whole run.
+    """
+
+    module: nn.Module
+    train_set: BatchedTensorDataset
+    model: nn.Module
+    optimizer: Any
+    criterion: Callable[..., Any]
+    loader: DPDataLoader
+    accountant: IAccountant
+    noise_multiplier: float
+    total_steps: int
+
+    @property
+    def steps_taken(self) -> int:
+        """Number of updates so far, as the accountant counts them."""
+        return sum(steps for _, _, steps in self.accountant.history)
+
+
+def make_private(
+    config: AuditConfig, dataset: Dataset, randomness: Randomness, device: str
+) -> PrivateSetting:
+    """Build an audit's model and let Opacus make its training private.
+
+    Raises:
+        InputError: the model does not take the data, or no noise reaches the target epsilon.
+    """
+    settings, train_set = config.training, tensor_set(dataset.train)
+    _warn_of_delta(settings.delta, len(train_set))
+    module = first_parameters(
+        config.model, dataset.input_shape, dataset.n_classes, randomness.first_parameters
+    ).to(device)
+    loader = DataLoader(
+        train_set,
+        batch_size=settings.batch_size,
+        collate_fn=whole_batch,
+        generator=generator(randomness.sampling),
+    )
+    # Opacus samples at 1 / len(loader). For some lengths, float division makes it take one step
+    # fewer per epoch.
+    steps_per_epoch = int(1 / (1 / len(loader)))
+    noise_multiplier = settings.noise_multiplier or _noise_for(settings, steps_per_epoch)
+    engine = PrivacyEngine(accountant="rdp")
+    optimizer = torch.optim.SGD(
+        module.parameters(), lr=settings.learning_rate, momentum=settings.momentum
+    )
+    made = engine.make_private(
+        module=module,
+        optimizer=optimizer,
+        criterion=nn.CrossEntropyLoss(),
+        data_loader=loader,
+        noise_multiplier=noise_multiplier,
+        max_grad_norm=settings.max_grad_norm,
+        noise_generator=generator(randomness.noise, device),
+        grad_sample_mode=settings.grad_sample_mode,
+    )
+    if settings.grad_sample_mode == "ghost":
+        model, optimizer, criterion, private_loader = made
+    else:
+        (model, optimizer, private_loader), criterion = made, nn.CrossEntropyLoss()
+    return PrivateSetting(
+        module=module,
+        train_set=train_set,
+        model=model,
+        optimizer=optimizer,
+        criterion=criterion,
+        loader=private_loader,
+        accountant=engine.accountant,
+        noise_multiplier=noise_multiplier,
+        total_steps=settings.epochs * len(private_loader),
+    )
+
+
+def _warn_of_delta(delta: float, n_examples: int) -> None:
+    if delta >= 1 / n_examples:
+        warnings.warn(
+            f"delta={delta:g} is not below 1/n={1 / n_examples:.2g}: such a delta allows publishing "
+            "a whole example; choose it well below 1/n",
+            stacklevel=4,
+        )
+
+
+def _noise_for(settings: TrainingConfig, steps_per_epoch: int) -> float:
+    """The noise multiplier that reaches the target epsilon."""
+    try:
+        noise_multiplier: float = get_noise_multiplier(
+            target_epsilon=settings.target_epsilon,
+            target_delta=settings.delta,
+            sample_rate=1 / steps_per_epoch,
+            steps=settings.epochs * steps_per_epoch,
+            accountant="rdp",
+            epsilon_tolerance=_EPSILON_TOLERANCE,
+        )
+    except ValueError as error:
+        raise InputError(
+            f"target_epsilon={settings.target_epsilon} cannot be reached at delta="
+            f"{settings.delta:g} with any noise; choose a larger one, or give noise_multiplier"
+        ) from error
+    return noise_multiplier
+
+
+@contextmanager
+def quiet_opacus() -> Iterator[None]:
+    """Ignore warnings that Opacus and torch give in every private run."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Secure RNG turned off")  # run.json says so
+        warnings.filterwarnings("ignore", "Full backward hook is firing")  # inputs have no grad
+        # The best order is at an end of Opacus's grid: epsilon is then larger than necessary, and
+        # never too small.
+        warnings.filterwarnings("ignore", "Optimal order is the")
+        yield
