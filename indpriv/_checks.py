@@ -1,4 +1,4 @@
-"""Checks at the border: name, value, condition, remedy. Inside, arguments are trusted."""
+"""Checks of what users pass: each message gives name, value, condition and remedy."""
 
 import functools
 import math
@@ -16,7 +16,8 @@ from indpriv.errors import InputError, PrivacyWarning
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
 
-# Arguments and keys that had another name before 0.2; accepted until 1.0, and still written in run directories.
+# Arguments and keys that had another name before 0.2; accepted until 1.0, and still written in run
+# directories.
 FORMER_NAMES = {
     "free_records": "batch_norms",
     "exact_examples": "reference_examples",
@@ -49,7 +50,7 @@ def check_positive_int(name: str, value: int, *, minimum: int = 1) -> int:
 
 
 def check_noise_multiplier(value: ArrayLike) -> FloatArray:
-    """Return noise multipliers as float64: finite and above 0 (NaN noise once made an accountant hang)."""
+    """Return noise multipliers as float64, finite and above 0 (NaN makes an accountant hang)."""
     return _check_each(
         "noise_multiplier",
         value,
@@ -86,7 +87,7 @@ def check_row(
     *,
     least: int = 0,
 ) -> FloatArray:
-    """Return one number or one row of numbers as (n,) float64 with n of at least `least`, each of which is accepted."""
+    """Return a number or row as (n,) float64; InputError unless all are accepted and n >= least."""
     try:
         row = np.atleast_1d(np.asarray(value, dtype=np.float64))
     except (TypeError, ValueError) as error:
@@ -97,14 +98,16 @@ def check_row(
 
 
 def check_rounding(rounding: float) -> float:
-    """Return the rounding step as a fraction of max_grad_norm, in [0, 1]; 0 means full float precision."""
+    """Return the rounding, a fraction of max_grad_norm in [0, 1]; 0 means full precision."""
     if not (isinstance(rounding, int | float) and math.isfinite(rounding) and 0 <= rounding <= 1):
         raise InputError(
             f"rounding={rounding} is not in [0, 1]; pass a fraction of max_grad_norm, e.g. 0.01"
         )
     if 0 < rounding < 1e-4:
         raise InputError(
-            f"rounding={rounding} is finer than two bytes can hold; pass at least 1e-4, or 0 for full precision"
+            f"rounding={rounding} is finer than two bytes can hold; pass at least 1e-4, or 0 for "
+            f"full "
+            "precision"
         )
     return float(rounding)
 
@@ -137,12 +140,13 @@ def warn_caller(message: str) -> None:
 
 
 def with_current_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same values with former names replaced; InputError where both names of one are given."""
+    """The same values under current names; InputError if both names of one are given."""
     renamed = {FORMER_NAMES.get(name, name): value for name, value in values.items()}
     if len(renamed) < len(values):
         former, current = next(pair for pair in FORMER_NAMES.items() if set(pair) <= set(values))
         raise InputError(
-            f"{former} and {current} are both given, but {former} is the former name of {current}: pass {current}"
+            f"{former} and {current} are both given, but {former} is the former name of {current}: "
+            f"pass only {current}"
         )
     return renamed
 
@@ -150,7 +154,7 @@ def with_current_names(values: Mapping[str, Any]) -> dict[str, Any]:
 def accepts_former_names(
     function: Callable[Parameters, Returned],
 ) -> Callable[Parameters, Returned]:
-    """Let a function take its arguments by their former names as well."""
+    """Let a function also accept its arguments under their former names."""
 
     @functools.wraps(function)
     def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:

@@ -1,4 +1,4 @@
-"""Training and test examples split into named groups by one column or several. Output is sensitive."""
+"""Training and test examples in named groups by one column or several. Output is sensitive."""
 
 import re
 from collections.abc import Sequence
@@ -25,7 +25,13 @@ _MAX_BINS = 1000
 
 @dataclass(frozen=True)
 class Partition:
-    """Groups of one column or several: names, and the group of each training and test example as an index into names."""
+    """Groups by one column or several.
+
+    Attributes:
+        columns: the columns.
+        names: of the groups.
+        train_codes, test_codes: (n_examples,) the group of each example, as an index into names.
+    """
 
     columns: tuple[str, ...]
     names: tuple[str, ...]
@@ -34,7 +40,7 @@ class Partition:
 
 
 def groupable_columns(frame: pd.DataFrame) -> list[str]:
-    """Columns that examples can be grouped by: the label, and metadata (an epsilon table's own columns are not)."""
+    """Columns that examples can be grouped by: the label and metadata."""
     return ["label", *(name for name in frame.columns if name not in RESERVED_COLUMNS)]
 
 
@@ -46,15 +52,17 @@ def partition(
     Args:
         train: training rows.
         test: test rows, with the same columns; may be empty.
-        by: "label" or a metadata column; "column:bins=10" cuts a numeric column at quantiles of the training rows;
-            "race,age:bins=4" makes a group of every combination that occurs.
-        max_values: most distinct values a numeric column may have without bins; None for any number.
+        by: "label" or a metadata column; "column:bins=10" cuts a numeric column at quantiles of the
+            training rows; "race,age:bins=4" makes a group of every combination that occurs.
+        max_values: largest number of distinct values of a numeric column without bins; None for no
+            limit.
 
     Returns:
         groups named by their values in sorted order; missing values are the group "(missing)".
 
     Raises:
-        InputError: no such column, bins of a column that is not numeric, or too many numeric values.
+        InputError: there is no such column, a column with bins is not numeric, or it has too many
+            numeric values.
     """
     columns = groupable_columns(train)
     if "," in by and by not in columns:
@@ -82,7 +90,8 @@ def partition(
         distinct = both[0].nunique()
         if distinct > max_values:
             raise InputError(
-                f"{column} is numeric with {distinct} distinct values, too many to be groups; pass {column}:bins=10"
+                f"{column} is numeric with {distinct} distinct values, too many for groups; pass "
+                f"{column}:bins=10"
             )
     return _named(column, _texts(both[0]), _texts(both[1]))
 
@@ -119,7 +128,7 @@ def _parse(by: str, columns: list[str]) -> tuple[str, int | None]:
 
 
 def to_texts(column: "pd.Series[Any]") -> NDArray[np.object_]:
-    """A column's values as names of groups: missing ones are "(missing)", 1.0 in a column of whole numbers reads 1."""
+    """Values of a column as names of groups; a missing value becomes "(missing)"."""
     found = _texts(column)
     found[column.isna().to_numpy()] = MISSING
     return found
@@ -141,7 +150,7 @@ def _text(value: object) -> str:
         return str(int(value))
     text = str(value)
     if text in (MISSING, _EMPTY):
-        return repr(text)  # a value that reads like our own name for no value
+        return repr(text)  # otherwise it would look like our name for a missing value
     return text or _EMPTY
 
 
@@ -161,7 +170,7 @@ def _named(column: str, train: NDArray[np.object_], test: NDArray[np.object_]) -
 def _binned(
     column: str, train: NDArray[np.float64], test: NDArray[np.float64], bins: int
 ) -> Partition:
-    """Bins of about equal size, cut at quantiles of the training values; the outer bins are open."""
+    """Bins of about equal size, cut at quantiles of training values; the outer bins are open."""
     finite = train[np.isfinite(train)]
     if not len(finite):
         raise InputError(
@@ -170,7 +179,7 @@ def _binned(
     inner = np.unique(
         np.quantile(finite, np.linspace(0, 1, bins + 1)[1:-1], method="closest_observation")
     )
-    inner = inner[inner > finite.min()]  # else the first bin would be empty
+    inner = inner[inner > finite.min()]  # otherwise the first bin would be empty
     texts = [f"{edge:.12g}" for edge in inner]
     names = [f"{low} to <{high}" for low, high in pairwise(texts)]
     names = [f"< {texts[0]}", *names, f">= {texts[-1]}"] if texts else ["all"]

@@ -55,7 +55,8 @@ def write_atomically(path: Path, content: bytes) -> None:
 def write_private_parquet(frame: pd.DataFrame, path: Path) -> None:
     """Write a DataFrame to a Parquet file that only its owner can read.
 
-    Its attrs go into pandas's own metadata and, for every other reader, as JSON under the key `indpriv`.
+    Its attrs go into pandas's own metadata and, for every other reader, as JSON under the key
+    `indpriv`.
     """
     table = pa.Table.from_pandas(frame, preserve_index=False)
     if frame.attrs:
@@ -86,7 +87,7 @@ def parquet_bytes(table: Any, *, delta_encoded: Collection[str] = ()) -> bytes:
 
 
 def read_parquet(path: Path) -> pd.DataFrame:
-    """Read a Parquet file into a DataFrame with its attrs, checking page checksums; EvidenceError if it is damaged."""
+    """Read a Parquet file with its attrs; EvidenceError if a page checksum does not match."""
     if not path.is_file():
         raise InputError(f"{path} does not exist")
     try:
@@ -116,7 +117,7 @@ def read_json(path: Path) -> Any:
 
 
 def first_at(content: Mapping[str, Any], *paths: tuple[str, ...]) -> Any:
-    """The value at the first of these paths of nested JSON objects that exists and is not null, else None."""
+    """The value at the first of these paths in nested JSON objects that is not null, else None."""
     for path in paths:
         value: Any = content
         for key in path:

@@ -1,4 +1,4 @@
-"""Numbers as people read them. An epsilon is never shown smaller than it is."""
+"""Numbers for readers. An epsilon is never shown smaller than it is."""
 
 import math
 import re
@@ -10,7 +10,7 @@ _FLOAT_NOISE = 1e-9  # relative; 1.5500000000000003 is shown as 1.55
 
 
 def format_epsilon(value: float | None) -> str:
-    """An epsilon rounded up: two decimals, or two significant digits below 0.1; a dash where there is none.
+    """An epsilon rounded up: two decimals, or two significant digits below 0.1; a dash for None.
 
     >>> format_epsilon(2.9961), format_epsilon(0.04741), format_epsilon(0.0), format_epsilon(None)
     ('3.00', '0.048', '0', '–')
@@ -36,7 +36,7 @@ def format_delta(value: float) -> str:
 
 
 def format_edges(edges: Sequence[float]) -> list[str]:
-    """Equally spaced, increasing edges of bins of epsilon, rounded up, to as many decimals as tell them apart.
+    """Equally spaced, increasing edges of bins of epsilon, rounded up, with enough decimals.
 
     >>> format_edges([0.0, 0.075, 0.15]), format_edges([0.0, 0.0021])
     (['0.000', '0.075', '0.150'], ['0.0000', '0.0021'])
@@ -56,10 +56,12 @@ def format_rows(least: int, most: int) -> str:
 
 
 def format_share(value: float | None, digits: int = 0) -> str:
-    """A share as per cent; one that is neither 0 nor 1 is not shown as 0 % or 100 %.
+    """A share in per cent; only 0 is shown as 0 %, and only 1 as 100 %.
 
-    >>> format_share(0.1719), format_share(0.0004), format_share(0.9997), format_share(0.924, 1), format_share(None)
-    ('17 %', '< 1 %', '> 99 %', '92.4 %', '–')
+    >>> format_share(0.1719), format_share(0.0004), format_share(0.9997)
+    ('17 %', '< 1 %', '> 99 %')
+    >>> format_share(0.924, 1), format_share(None)
+    ('92.4 %', '–')
     """
     if value is None:
         return "–"
@@ -73,7 +75,7 @@ def format_share(value: float | None, digits: int = 0) -> str:
 
 
 def format_share_up(value: float) -> str:
-    """A share as per cent, rounded up: a bound is never shown smaller than it is.
+    """A share in per cent, rounded up: a bound is never shown smaller than it is.
 
     >>> format_share_up(0.20041), format_share_up(0.01), format_share_up(1.0)
     ('20.1 %', '1 %', '100 %')
@@ -82,7 +84,7 @@ def format_share_up(value: float) -> str:
 
 
 def format_number(value: float | None, digits: int = 3) -> str:
-    """A number to so many significant digits; a dash where there is none.
+    """A number with this many significant digits; a dash for None.
 
     >>> format_number(0.85123), format_number(32561.0), format_number(None)
     ('0.851', '32,561', '–')
@@ -119,11 +121,13 @@ def format_interval(low: float, high: float) -> str:
     >>> format_interval(1.234, 1.561), format_interval(0.5, 1.0)
     ('[1.23, 1.57]', '[0.50, 1.00]')
     """
-    return f"[{math.floor(low * 100 + _FLOAT_NOISE) / 100:.2f}, {math.ceil(high * 100 - _FLOAT_NOISE) / 100:.2f}]"
+    down = math.floor(low * 100 + _FLOAT_NOISE) / 100
+    up = math.ceil(high * 100 - _FLOAT_NOISE) / 100
+    return f"[{down:.2f}, {up:.2f}]"
 
 
 def format_cost(pass_seconds: float, training_seconds: float | None) -> str:
-    """What norm passes took beside training; only their own time where training's is not known.
+    """Time that norm passes took, compared with training if its time is known.
 
     >>> format_cost(1.25, 5.0)
     '1.2 s of norm passes beside 5.0 s of training (25 %)'
@@ -131,4 +135,5 @@ def format_cost(pass_seconds: float, training_seconds: float | None) -> str:
     passes = f"{pass_seconds:,.1f} s of norm passes"
     if not training_seconds:
         return passes
-    return f"{passes} beside {training_seconds:,.1f} s of training ({format_share(pass_seconds / training_seconds)})"
+    share = format_share(pass_seconds / training_seconds)
+    return f"{passes} beside {training_seconds:,.1f} s of training ({share})"

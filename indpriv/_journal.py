@@ -1,4 +1,4 @@
-"""An append-only journal of JSON lines in a hash chain: a line that was changed, lost or reordered is found."""
+"""An append-only journal of JSON lines in a hash chain, which shows changed or lost lines."""
 
 import errno
 import hashlib
@@ -67,7 +67,7 @@ def _read(run_dir: Path) -> tuple[list[dict[str, Any]], str, bool]:
 
 
 class JournalWriter:
-    """The one writer of a journal. It holds a lock, and an appended line is on disk when `append` returns.
+    """The one writer of a journal. It holds a lock; when `append` returns, the line is on disk.
 
     Attributes:
         entries: what the journal held when it was opened.

@@ -1,4 +1,4 @@
-"""AttackScores: membership scores of members and non-members, all that analysis sees of an attack. Sensitive."""
+"""AttackScores: the scores that an attack gives to members and non-members. Sensitive."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class AttackScores:
         member: (n,) bool, whether the example was trained on.
         groups: (n,) str, the group of each example, or None.
         method: what produced the scores, in a few words.
-        fair_coins: every example was included by an independent fair coin, which is what a proof from one run needs.
+        fair_coins: an independent fair coin decided whether to include each example, which a proof
+            from one run needs.
     """
 
     scores: NDArray[np.float64]
@@ -39,19 +40,23 @@ class AttackScores:
     def __post_init__(self) -> None:
         if self.scores.ndim != 1 or self.scores.shape != self.member.shape:
             raise InputError(
-                f"scores {self.scores.shape} and member {self.member.shape} must be of one length"
+                f"scores {self.scores.shape} and member {self.member.shape} must have the same "
+                f"length"
             )
         if self.groups is not None and self.groups.shape != self.scores.shape:
             raise InputError(
-                f"groups {self.groups.shape} and scores {self.scores.shape} must be of one length"
+                f"groups {self.groups.shape} and scores {self.scores.shape} must have the same "
+                f"length"
             )
         if np.isnan(self.scores).any():
             raise InputError(
-                f"{int(np.isnan(self.scores).sum())} attack scores are NaN; an attack must score every example"
+                f"{int(np.isnan(self.scores).sum())} attack scores are NaN; an attack must score "
+                f"every "
+                "example"
             )
 
     def to_parquet(self, path: Path) -> None:
-        """Write columns score, member and, where known, group, readable by the owner only (0600)."""
+        """Write columns score, member and, if known, group, readable by the owner only (0600)."""
         frame = pd.DataFrame({"score": self.scores, "member": self.member})
         if self.groups is not None:
             frame["group"] = self.groups
@@ -63,22 +68,25 @@ class AttackScores:
         """Read scores of any attack.
 
         Args:
-            path: CSV with a header, or Parquet; columns score (higher = member), member (1/0 or true/false) and
-                optionally group, of any kind; missing groups are the group "(missing)".
+            path: CSV with a header, or Parquet. Columns: score (higher = member), member (1/0 or
+                true/false) and optionally group, of any type; missing groups become "(missing)".
 
         Raises:
-            InputError: no such file, another kind of file, a column that is missing or does not hold what it should.
+            InputError: there is no such file, it is of another type, or a column is missing or
+                holds other values.
         """
         path = Path(path)
         frame = _read(path)
         missing = [name for name in ("score", "member") if name not in frame.columns]
         if missing:
             raise InputError(
-                f"{path} lacks the column{'s' * (len(missing) > 1)} {' and '.join(missing)} (it has "
-                f"{', '.join(map(str, frame.columns))}); an attack's scores need score (higher = member), member (1 or 0) and optionally group"
+                f"{path} lacks the column{'s' * (len(missing) > 1)} {' and '.join(missing)} (it "
+                f"has "
+                f"{', '.join(map(str, frame.columns))}); an attack's scores need score (higher = "
+                "member), member (1 or 0) and optionally group"
             )
         if frame.empty:
-            raise InputError(f"{path} holds no scores; it needs a row for every example attacked")
+            raise InputError(f"{path} holds no scores; it needs one row per attacked example")
         return cls(
             scores=_numbers(frame["score"], path),
             member=_memberships(frame["member"], path),
@@ -112,7 +120,7 @@ def _numbers(column: pd.Series[Any], path: Path) -> NDArray[np.float64]:
         found: NDArray[np.float64] = pd.to_numeric(column).to_numpy(np.float64, na_value=np.nan)
     except (ValueError, TypeError) as error:
         raise InputError(
-            f"{path}: score holds what is not a number ({error}); higher must mean member"
+            f"{path}: score holds a value that is not a number ({error}); higher must mean member"
         ) from error
     return found
 
@@ -122,6 +130,7 @@ def _memberships(column: pd.Series[Any], path: Path) -> NDArray[np.bool_]:
     unknown = sorted({str(text) for text in texts if str(text).strip().lower() not in _MEMBERSHIP})
     if unknown:
         raise InputError(
-            f"{path}: member holds {unknown[0]!r}; it is 1 or true for a member, 0 or false for another"
+            f"{path}: member holds {unknown[0]!r}; write 1 or true for a member, 0 or false for a "
+            "non-member"
         )
     return np.array([_MEMBERSHIP[str(text).strip().lower()] for text in texts], dtype=bool)

@@ -1,4 +1,4 @@
-"""EpsilonTable: the epsilon of each example with its bracket, and the claim that travels with it. Sensitive.
+"""EpsilonTable: the epsilon of each example, its bracket and its claim. Sensitive.
 
 An individual epsilon describes the run that happened. It is not a differential-privacy guarantee.
 """
@@ -27,13 +27,18 @@ _UNIT_DETAILS = ("n_rows", "unit_worst_case")
 
 @dataclass(frozen=True)
 class Account:
-    """What an epsilon means: stated beside every figure.
+    """What an epsilon means, stated with every figure.
 
-    delta, unit, neighbouring and sampler define it; accountant, conversion, between_records, rounding and
-    rounding_mode say how it was computed (rounding is a fraction of max_grad_norm, 0 is none); recorded_share is the
-    share of the total_steps that have a record. privacy_filter says what caps everybody's epsilon, "" where nothing but
-    max_grad_norm does. rows_per_unit is None where each row is a unit, else the most rows that one unit has: the rows of
-    a unit were accounted together, and the worst case is that of so many rows.
+    Attributes:
+        delta, unit, neighbouring, sampler: define it.
+        accountant, conversion, between_records: how it was computed.
+        rounding: of norms, as a fraction of max_grad_norm; 0 is none.
+        rounding_mode: "up" or "nearest".
+        total_steps: of the run.
+        recorded_share: share of them that have a record.
+        privacy_filter: what caps all epsilons; "" if only max_grad_norm does.
+        rows_per_unit: None if each row is a unit. Otherwise the rows of a unit were accounted
+            together, and the worst case is that of the largest unit, which has this many rows.
     """
 
     delta: float
@@ -63,7 +68,7 @@ class Account:
 
     @property
     def id_column(self) -> str:
-        """What the ids of a table are: "example_id", or "unit_id" where rows were accounted together."""
+        """The ids of a table: "example_id", or "unit_id" if rows were accounted together."""
         return "example_id" if self.rows_per_unit is None else "unit_id"
 
     @property
@@ -73,7 +78,7 @@ class Account:
 
     @property
     def at_worst_case(self) -> str:
-        """Whose worst case an epsilon can reach: that of as many rows as its unit has."""
+        """The worst case that an epsilon can reach: that of as many rows as its unit has."""
         return (
             "at the worst case"
             if (self.rows_per_unit or 1) == 1
@@ -81,11 +86,12 @@ class Account:
         )
 
     def describe(self) -> str:
-        """One line that no epsilon appears without."""
+        """One line that is shown with every epsilon."""
         relation = self.neighbouring.replace("_", "/")
         sampler = self.sampler.replace("poisson", "Poisson")
         return (
-            f"delta {format_delta(self.delta)}, {relation} one {self.one_unit}, {sampler} sampling, "
+            f"delta {format_delta(self.delta)}, {relation} one {self.one_unit}, {sampler} "
+            f"sampling, "
             f"{self.accountant.upper()} accountant"
         )
 
@@ -95,14 +101,18 @@ class EpsilonTable:
     """Output-specific epsilon of every example.
 
     Attributes:
-        example_ids: (n_examples,); those of units, one row a unit, where account.rows_per_unit says so.
-        epsilon, epsilon_lower, epsilon_upper: (n_examples,); the bracket covers numerical error only; RDP's lower is 0.
-        worst_case_epsilon: of an example at max_grad_norm in every step, or at the cap of the run's privacy filter where
-            that is less: the run's guarantee.
-        claim: "exact" (never too small for this trajectory) or "estimate"; claim_reason says why.
+        example_ids: (n_examples,); ids of units, one row per unit, unless account.rows_per_unit is
+            None.
+        epsilon, epsilon_lower, epsilon_upper: (n_examples,); the bracket covers numerical error
+            only; RDP's lower end is 0.
+        worst_case_epsilon: the run's guarantee: of an example at max_grad_norm in every step, or
+            the cap of the run's privacy filter if that is smaller.
+        claim: "exact" (never too small for this trajectory) or "estimate".
+        claim_reason: why.
         account: delta, unit, neighbouring relation, sampler and method.
-        details: further columns of the accountant, each (n_examples,), e.g. the Rényi order that was best; of units n_rows,
-            and unit_worst_case, that of so many rows.
+        details: further columns of the accountant, each (n_examples,), e.g. the best Rényi order.
+            For
+            units: n_rows, and unit_worst_case, the worst case of that number of rows.
     """
 
     example_ids: NDArray[np.generic]
@@ -125,12 +135,16 @@ class EpsilonTable:
             bad = ~(np.isfinite(values) & (values >= 0))
             if bad.any():
                 raise InputError(
-                    f"the accountant gave {name}={values[bad][0]} for example {self.example_ids[bad].tolist()[0]!r}; "
-                    "an epsilon is a finite number of at least 0: no table is made of it"
+                    f"the accountant gave {name}={values[bad][0]} for example "
+                    f"{self.example_ids[bad].tolist()[0]!r}; an epsilon must be a finite number of "
+                    f"at "
+                    "least 0"
                 )
         if not (np.isfinite(self.worst_case_epsilon) and self.worst_case_epsilon >= 0):
             raise InputError(
-                f"the accountant gave worst_case_epsilon={self.worst_case_epsilon}; no table is made of it"
+                f"the accountant gave worst_case_epsilon={self.worst_case_epsilon}; it must be a "
+                f"finite "
+                "number of at least 0"
             )
 
     def __len__(self) -> int:
@@ -138,12 +152,12 @@ class EpsilonTable:
 
     @property
     def at_worst_case(self) -> NDArray[np.bool_]:
-        """(n_examples,) whether the example, or every row of the unit, reached its worst case: clipped in every step."""
+        """(n_examples,) whether the example, or each row of the unit, was clipped in every step."""
         worst = self.details.get("unit_worst_case", np.float64(self.worst_case_epsilon))
         return np.asarray(self.epsilon >= worst.astype(np.float64) * (1 - 1e-9))
 
     def take(self, kept: NDArray[np.bool_]) -> "EpsilonTable":
-        """The table of some of its examples, by a mask (n_examples,)."""
+        """The table of the examples that a mask (n_examples,) chooses."""
         return replace(
             self,
             example_ids=self.example_ids[kept],
@@ -154,9 +168,10 @@ class EpsilonTable:
         )
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per example (or unit): example_id (or unit_id), epsilon, epsilon_lower, epsilon_upper and the accountant's details.
+        """One row per example (or unit): its id, epsilon, epsilon_lower, epsilon_upper and details.
 
-        What the numbers mean stands in `.attrs` (claim, delta, unit, neighbouring relation, sampler, disclaimer).
+        The ids are in the column example_id (or unit_id). `.attrs` says what the numbers mean
+        (claim, delta, unit, neighbouring relation, sampler, disclaimer).
         """
         frame = pd.DataFrame(
             {
@@ -182,7 +197,8 @@ class EpsilonTable:
 
         Args:
             path: the file.
-            columns: further columns, one row per example in this table's order (loss, correct, metadata).
+            columns: further columns, one row per example in this table's order (loss, correct,
+                metadata).
         """
         frame = self.to_frame()
         if columns is not None:
@@ -193,11 +209,12 @@ class EpsilonTable:
 
     @classmethod
     def from_frame(cls, frame: pd.DataFrame) -> "EpsilonTable":
-        """The table that `to_frame` or `to_parquet` wrote; InputError where the claim is missing."""
+        """The table that `to_frame` or `to_parquet` wrote; InputError if the claim is missing."""
         missing = {"worst_case_epsilon", "claim", "claim_reason", "account"} - set(frame.attrs)
         if missing:
             raise InputError(
-                f"this epsilon table lacks {', '.join(sorted(missing))}; it was not written by indpriv"
+                f"this epsilon table lacks {', '.join(sorted(missing))}; it was not written by "
+                "indpriv"
             )
         account = Account(**frame.attrs["account"])
         kept = [name for name in _UNIT_DETAILS if name in frame]

@@ -1,4 +1,4 @@
-"""ExampleTable: one row per training and test example: who it is and how the final model does on it. Sensitive."""
+"""ExampleTable: one row per example, with the final model's loss on it. Sensitive."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from indpriv.errors import InputError
 class ExampleTable:
     """Rows of training and test examples.
 
-    `frame` has the columns example_id (unique within a split), unit_id, split ("train" or "test"), label, loss (of the
-    final model, nats), correct (bool; missing where the task has no accuracy), then any metadata columns.
+    `frame` has the columns example_id (unique within a split), unit_id, split ("train" or "test"),
+    label, loss (of the final model, in nats), correct (bool; missing if the task has no accuracy),
+    then any metadata columns.
     """
 
     frame: pd.DataFrame
@@ -58,7 +59,7 @@ class ExampleTable:
         return [name for name in self.frame.columns if name not in FIXED_COLUMNS]
 
     def aligned(self, example_ids: np.ndarray) -> pd.DataFrame:
-        """Training rows in the order of example_ids; InputError where one is missing."""
+        """Training rows in the order of example_ids; InputError if one is missing."""
         train = self.train.set_index("example_id")
         missing = ~np.isin(example_ids, train.index.to_numpy())
         if missing.any():
@@ -72,32 +73,35 @@ class ExampleTable:
         """The table whose training rows belong to the units that a metadata column names.
 
         Raises:
-            InputError: no such column, or one without a value in some training row.
+            InputError: there is no such column, or it lacks a value in a training row.
         """
         if column not in self.metadata_columns:
+            known = ", ".join(self.metadata_columns)
             raise InputError(
                 f"there is no metadata column {column!r} that says whose a row is; choose among "
-                f"{', '.join(self.metadata_columns) or 'none: pass metadata or unit_ids to the Recorder'}"
+                f"{known or 'none: pass metadata or unit_ids to the Recorder'}"
             )
         is_train = (self.frame["split"] == "train").to_numpy()
         units, own = self.frame[column].to_numpy(object), self.frame["unit_id"].to_numpy(object)
         lacking = int(pd.isna(units[is_train]).sum())
         if lacking:
             raise InputError(
-                f"{column} lacks a value for {lacking} of {int(is_train.sum())} training rows; say whose each row is, with an "
-                "id of its own where it is nobody else's"
+                f"{column} lacks a value for {lacking} of {int(is_train.sum())} training rows; "
+                f"give "
+                "each row the id of its unit, or a new id if it shares a unit with no other row"
             )
         ids = np.where(is_train, units, own)
         if len({type(value) for value in ids.tolist()}) > 1:
-            ids = ids.astype(str).astype(object)  # test rows keep ids of their own, of another type
+            ids = ids.astype(str).astype(object)  # test rows keep their own ids, of another type
         return ExampleTable(
             self.frame.assign(unit_id=pd.Series(ids, index=self.frame.index).infer_objects())
         )
 
     def by_unit(self) -> ExampleTable:
-        """One training row a unit, under the unit's id: mean loss, share correct, and what all its rows have in common.
+        """The table with one training row per unit: mean loss, share correct, and common values.
 
-        Label and metadata that differ between the rows of a unit are missing. Test rows stay as they are.
+        A label or metadata that differs between the rows of a unit is missing. Test rows stay as
+        they are.
         """
         train, test = self.train, self.test
         codes, units = pd.factorize(train["unit_id"])
@@ -158,7 +162,7 @@ def check_metadata(
 
 
 def check_storable(*metadata: pd.DataFrame | None) -> None:
-    """InputError unless the metadata of all splits fit into one file: better found before training than after it."""
+    """Raise InputError, before training, unless the metadata of all splits fit into one file."""
     given = [frame for frame in metadata if frame is not None]
     if not given:
         return
@@ -166,6 +170,7 @@ def check_storable(*metadata: pd.DataFrame | None) -> None:
         pa.Table.from_pandas(pd.concat(given), preserve_index=False)
     except (pa.ArrowException, pd.errors.InvalidIndexError, ValueError) as error:
         raise InputError(
-            f"metadata cannot be kept in a file ({'; '.join(map(str, error.args))}); give each column a name of its own and "
-            "values of one type, the same for training and test examples"
+            f"metadata cannot be stored ({'; '.join(map(str, error.args))}); give columns "
+            f"different "
+            "names, and each column values of one type, the same for training and test examples"
         ) from error

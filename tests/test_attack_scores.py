@@ -54,7 +54,7 @@ def test_what_is_written_is_read(tmp_path):
         ("score,label\n1,1\n", "lacks the column member"),
         ("a,b\n1,1\n", "lacks the columns score and member"),
         ("score,member\n", "holds no scores"),
-        ("score,member\nhigh,1\n", "score holds what is not a number"),
+        ("score,member\nhigh,1\n", "score holds a value that is not a number"),
         ("score,member\n,1\n", "1 attack scores are NaN"),
         ("score,member\n1,2\n", "member holds '2'"),
         ("score,member\n1,\n", "member holds"),

@@ -96,7 +96,7 @@ def test_a_column_whose_name_looks_like_bins_comes_first():
         (
             list(range(60)),
             "group",
-            "numeric with 60 distinct values, too many to be groups; pass group:bins=10",
+            "numeric with 60 distinct values, too many for groups; pass group:bins=10",
         ),
     ],
 )

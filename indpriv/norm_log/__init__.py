@@ -1,4 +1,4 @@
-"""What a run did to each example's gradient: the log that recording writes and accounting reads. Sensitive."""
+"""The log of a run: recording writes it, accounting reads it. Sensitive."""
 
 from indpriv.norm_log.norm_log import NormLog
 

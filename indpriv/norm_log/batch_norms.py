@@ -1,7 +1,8 @@
-"""Batch norms: norms of the sampled examples only, which DP-SGD computes anyway; in memory or in files. Sensitive.
+"""Batch norms: norms of the sampled examples only, which DP-SGD computes anyway. Sensitive.
 
-A batch norm of a step holds one entry for each example that its batch drew. The files of a log hold many steps each,
-ordered by position and then by step: a block of examples is a stretch of rows, and an entry takes about two bytes.
+A step has one entry for each example in its batch. Each file of a log holds many steps, ordered by
+position and then by step: a block of examples is a range of rows, and an entry takes about two
+    bytes.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ Int32Array = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class BatchNormEntries:
-    """Entries of a block of examples, ordered by position and then by step; arrays have shape (n_entries,).
+    """Entries of a block of examples, ordered by position and then by step.
 
-    position: of the example, counted from the start of the block. step: at which it was sampled.
-    norm: a code, or a float64 norm where rounding is 0, as in the rows of full records.
+    Attributes:
+        position: (n_entries,) of the example, counted from the start of the block.
+        step: (n_entries,) at which it was sampled.
+        norm: (n_entries,) codes, or float64 norms if rounding is 0, as in full records.
     """
 
     position: Int32Array
@@ -43,13 +46,13 @@ class BatchNormEntries:
         return BatchNormEntries(self.position[chosen], self.step[chosen], self.norm[chosen])
 
     def block(self, start: int, stop: int) -> BatchNormEntries:
-        """Those of the examples at positions start to stop, which count from start on."""
+        """Entries of the examples at positions start to stop, which are then counted from start."""
         first, last = np.searchsorted(self.position, [start, stop])
         entries = self.select(slice(int(first), int(last)))
         return BatchNormEntries(entries.position - np.int32(start), entries.step, entries.norm)
 
     def take(self, positions: NDArray[np.int64], n_examples: int) -> BatchNormEntries:
-        """Those of the examples at some of the n_examples positions, numbered anew."""
+        """Entries of the examples at some of the n_examples positions, renumbered."""
         starts = np.searchsorted(self.position, np.arange(n_examples + 1))
         lengths = np.diff(starts)[positions]
         ends = np.cumsum(lengths)
@@ -66,11 +69,11 @@ NO_ENTRIES = BatchNormEntries(np.zeros(0, np.int32), np.zeros(0, np.int32), np.z
 
 
 class BatchNorms(Protocol):
-    """Where batch norms live."""
+    """Where batch norms are stored."""
 
     @property
     def steps(self) -> NDArray[np.int64]:
-        """(n_steps,) ascending: the steps whose whole batch is recorded, also where it was empty."""
+        """(n_steps,) ascending: the steps whose whole batch is recorded, even if it is empty."""
         ...
 
     def read(self, start: int, stop: int) -> BatchNormEntries:
@@ -98,16 +101,17 @@ class ArrayBatchNorms:
 def check_entries(
     batch_norms: Sequence[ArrayLike], n_examples: int, total_steps: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """Steps, positions and norms as arrays of one length; InputError where they are none, or an entry repeats."""
+    """Steps, positions and norms as arrays; InputError if lengths differ or entries repeat."""
     if len(batch_norms) != 3:
         raise InputError(
-            f"batch_norms has {len(batch_norms)} parts; pass (steps, positions, norms), one entry each"
+            f"batch_norms has {len(batch_norms)} parts; pass three: (steps, positions, norms)"
         )
     steps, positions, norms = (np.asarray(part) for part in batch_norms)
     if not (steps.ndim == 1 and steps.shape == positions.shape == norms.shape):
         raise InputError(
-            f"batch_norms has shapes {steps.shape}, {positions.shape} and {norms.shape}; pass steps, positions and "
-            "norms of the same (n_entries,)"
+            f"batch_norms has shapes {steps.shape}, {positions.shape} and {norms.shape}; pass "
+            f"steps, "
+            "positions and norms of one shape (n_entries,)"
         )
     for name, values, limit in (
         ("steps", steps, total_steps),
@@ -116,17 +120,18 @@ def check_entries(
         if values.size and not (
             np.issubdtype(values.dtype, np.integer) and 0 <= values.min() <= values.max() < limit
         ):
-            raise InputError(f"batch_norms: {name} must be whole numbers of 0 to {limit - 1}")
+            raise InputError(f"batch_norms: {name} must be whole numbers from 0 to {limit - 1}")
     keys = positions.astype(np.int64) * total_steps + steps
     if len(np.unique(keys)) < len(keys):
         raise InputError(
-            "batch_norms: an example has several norms at one step; pass one entry an example and step"
+            "batch_norms: an example has several norms at one step; pass one entry per example and "
+            "step"
         )
     return steps.astype(np.int64), positions.astype(np.int64), norms.astype(np.float64)
 
 
 def file_bytes(entries: BatchNormEntries, first: int) -> bytes:
-    """A file of entries in any order, of steps from `first`."""
+    """Content of a file with these entries, given in any order, of steps from `first`."""
     ordered = entries.select(np.lexsort((entries.step, entries.position)))
     offset = ordered.step - first
     small = np.uint8 if offset.max(initial=0) <= np.iinfo(np.uint8).max else np.int32
@@ -138,7 +143,7 @@ def file_bytes(entries: BatchNormEntries, first: int) -> bytes:
 
 @dataclass(frozen=True)
 class BatchNormFile:
-    """One file: its steps are `first` to `first + count - 1`; what it holds beyond them is void."""
+    """One file, of steps `first` to `first + count - 1`; later entries in it are void."""
 
     path: Path
     first: int
@@ -147,7 +152,7 @@ class BatchNormFile:
 
 @dataclass(frozen=True)
 class FileBatchNorms:
-    """Batch norms in files that ascend in step; reads only the row groups that a block of examples needs."""
+    """Batch norms in files with ascending steps; reads only the row groups that a block needs."""
 
     steps: NDArray[np.int64]
     parts: tuple[BatchNormFile, ...]
@@ -178,7 +183,7 @@ class FileBatchNorms:
         )
         entries = BatchNormEntries(position, step, norm).block(start, stop)
         largest = np.inf if self.levels is None else self.levels.max_code
-        if not np.all(np.asarray(entries.norm, np.float64) <= largest):  # NaN does not pass either
+        if not np.all(np.asarray(entries.norm, np.float64) <= largest):  # nor is a NaN
             raise EvidenceError(
                 f"{file.path}: code {entries.norm.max()} is above the top code {largest}"
             )

@@ -1,4 +1,4 @@
-"""Check: one assumption of an account, compared with what a run recorded; and the list of these assumptions."""
+"""The assumptions of an account, and Check: one of them compared with what a run recorded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Annotated
 from indpriv._plain import Limits
 
 PASSED, FAILED, NOT_CHECKED = "passed", "failed", "not checked"
-# What fails with a check: the worst-case epsilon too, individual epsilons only, or neither (how files are kept).
+# What fails with a check: the worst-case epsilon too, individual epsilons only, or neither (how
+# files are kept).
 WORST_CASE, INDIVIDUAL, FILES = "worst_case", "individual", "files"
 SEEDED = (
     "the run was seeded (reproducible: no privacy): anyone with the seed can regenerate noise and "
@@ -21,11 +22,13 @@ class Check:
     """One assumption, compared with what the run recorded.
 
     Attributes:
-        key: names the assumption; never changes. A run of several sessions has several checks with one key.
+        key: names the assumption; never changes. A run of several sessions has several checks with
+            one key.
         title: shown to readers in place of the key.
         status: "passed", "failed" or "not checked".
         detail: what was found.
-        bears_on: "worst_case" if the guarantee rests on it, "individual" if only individual epsilons do, else "files".
+        bears_on: "worst_case" if the guarantee rests on it, "individual" if only individual
+            epsilons do, else "files".
     """
 
     key: str
@@ -85,8 +88,9 @@ PRIVACY_FILTER = Assumption("privacy_filter", "privacy filter")
 BATCH_SIZES = Assumption("batch_sizes", "batch sizes")
 PARTICIPATION = Assumption("participation", "participation of each example")
 OPACUS_ACCOUNTANT = Assumption("opacus_accountant", "Opacus's accountant")
-# Of the norms. Larger norms in training mean other data or another loss; a few that are hardly larger only mean that
-# arithmetic differed: where a max-pool's inputs agree to the last bits, either may pass the gradient on.
+# Of the norms. Larger norms in training mean other data or another loss; a few that are hardly
+# larger only mean that arithmetic differed: where a max-pool's inputs agree to the last bits,
+# either may pass the gradient on.
 NORM_PASS = Assumption("norm_pass", "norm pass", INDIVIDUAL)
 NORM_PRECISION = Assumption("norm_precision", "norm pass, precision", INDIVIDUAL)
 NORMS_IN_TRAINING = Assumption("norms_in_training", "norms in training")

@@ -1,4 +1,4 @@
-"""LogState: what the journal of a run says once its lines are replayed. Sensitive only in its counts."""
+"""LogState: what the journal of a run says once it is replayed. Sensitive only in its counts."""
 
 from __future__ import annotations
 

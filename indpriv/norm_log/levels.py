@@ -1,8 +1,8 @@
 """Rounding of gradient norms to integer codes, in units of a fraction of the clipping norm.
 
-A code at most `top` means a norm of at most `code * rounding * max_grad_norm`; the top level is max_grad_norm itself.
-A code above `top` means a clipped norm: its size is kept on a logarithmic scale, for choosing max_grad_norm;
-accounting reads it as clipped. Output is sensitive.
+A code at most `top` means a norm of at most `code * rounding * max_grad_norm`; the top level is
+max_grad_norm itself. A code above `top` means a clipped norm. Its size is kept on a logarithmic
+scale, for choosing max_grad_norm; accounting only uses that it is clipped. Output is sensitive.
 """
 
 import math
@@ -25,7 +25,7 @@ Codes = NDArray[np.unsignedinteger]
 
 @dataclass(frozen=True)
 class Levels:
-    """The levels of one rounding: fractions 0, r, 2r, ..., 1 of max_grad_norm (1 is always a level).
+    """The levels of a rounding: fractions 0, r, 2r, ..., 1 of max_grad_norm (1 is always one).
 
     Args:
         rounding: r, a fraction of max_grad_norm in [1e-4, 1].
@@ -50,12 +50,12 @@ class Levels:
 
     @property
     def max_code(self) -> int:
-        """The largest code there is; it stands for every clipped norm beyond the scale."""
+        """The largest code, which stands for every clipped norm beyond the scale."""
         return min(self.top + _MAX_OVERFLOW, int(np.iinfo(self.dtype).max))
 
     @property
     def dtype(self) -> type[np.uint8] | type[np.uint16]:
-        """One byte a norm where the levels and at least an octave of clipped sizes fit, else two."""
+        """One byte per norm if the levels and at least an octave of clipped sizes fit, else two."""
         return np.uint8 if self.top + _OVERFLOW_PER_OCTAVE <= np.iinfo(np.uint8).max else np.uint16
 
     @cached_property
@@ -69,7 +69,8 @@ class Levels:
         """Round norms to codes.
 
         Args:
-            norms: any shape; gradient norms before clipping, at least 0; infinity counts as clipped. No NaN.
+            norms: gradient norms before clipping, of any shape, at least 0, without NaN; infinity
+                counts as clipped.
             max_grad_norm: the clipping norm at that step.
 
         Returns:
@@ -97,7 +98,7 @@ class Levels:
         return codes.astype(self.dtype)
 
     def encode_each(self, norms: NDArray[np.floating], max_grad_norm: NDArray[np.float64]) -> Codes:
-        """Round norms (n,), each under a max_grad_norm (n,) of its own."""
+        """Round norms (n,), each under its own max_grad_norm (n,)."""
         codes = np.empty(len(norms), self.dtype)
         for value in np.unique(max_grad_norm).tolist():
             chosen = max_grad_norm == value
@@ -105,10 +106,10 @@ class Levels:
         return codes
 
     def relative(self, codes: Codes) -> NDArray[np.float64]:
-        """Relative contributions min(norm, C) / C of codes, as fractions of the max_grad_norm of their record."""
+        """Contributions min(norm, C) / C of codes, where C is the max_grad_norm of their record."""
         return self.fractions[np.minimum(codes, self.top)]
 
     def norms(self, codes: Codes, max_grad_norm: float) -> NDArray[np.float64]:
-        """Norms that codes stand for, clipped ones by the upper edge of their bin (the last bin is open)."""
+        """Norms that codes stand for; of clipped ones, the upper edge of their bin."""
         octaves = np.maximum(codes.astype(np.int64) - self.top, 0) / _OVERFLOW_PER_OCTAVE
         return self.relative(codes) * np.exp2(octaves) * max_grad_norm

@@ -1,4 +1,4 @@
-"""NormLog: what a training run did to each example's gradient, and all that accounting needs. Sensitive.
+"""NormLog: what a run did to each example's gradient, and all that accounting needs. Sensitive.
 
 Records are read in blocks of examples, so that a log may be larger than memory.
 """
@@ -134,8 +134,10 @@ class NormLog:
         """Make a log of norms in memory.
 
         Args:
-            norms: (n_records, n_examples) gradient norms before clipping; infinity counts as clipped.
-            recorded_steps: (n_records,) strictly increasing 0-based step at which each row was taken.
+            norms: (n_records, n_examples) gradient norms before clipping; infinity counts as
+                clipped.
+            recorded_steps: (n_records,) strictly increasing 0-based step at which each row was
+                taken.
             total_steps: number of steps of the run.
             noise_multiplier: realised value of all steps, or (total_steps,) values.
             max_grad_norm: clipping norm, one or (total_steps,).
@@ -149,12 +151,14 @@ class NormLog:
             unit: "example", "user" or "client".
             unit_ids: (n_examples,) the unit of each row; needed unless the unit is the example.
             neighbouring: "add_remove".
-            caveats: reasons why an account of this log is an estimate, e.g. how the norms were taken.
-            batch_norms: (steps, positions, norms), each (n_entries,): the norms of the examples that
-                each step sampled, for all steps; positions count from 0.
+            caveats: reasons why an account of this log is an estimate, e.g. how the norms were
+                taken.
+            batch_norms: (steps, positions, norms), each (n_entries,): the norms of the examples
+                that each step sampled, for all steps; positions count from 0.
 
         Raises:
-            InputError: a value of the wrong shape or range, NaN or negative norms, duplicated ids or entries.
+            InputError: a value of the wrong shape or range, NaN or negative norms, duplicated ids
+                or entries.
 
         >>> log = NormLog.from_arrays([[0.2, 3.0]], [0], total_steps=10, noise_multiplier=1.0,
         ...                           max_grad_norm=1.0, sample_rate=0.1)
@@ -166,7 +170,8 @@ class NormLog:
             np.issubdtype(rows.dtype, np.floating) or np.issubdtype(rows.dtype, np.integer)
         ):
             raise InputError(
-                f"norms has shape {rows.shape} and dtype {rows.dtype}; pass (n_records, n_examples) "
+                f"norms has shape {rows.shape} and dtype {rows.dtype}; pass (n_records, "
+                f"n_examples) "
                 "floats"
             )
         steps = np.asarray(recorded_steps)
@@ -253,7 +258,7 @@ class NormLog:
         return int(np.isin(self.recorded_steps, self.unreadable_steps).sum())
 
     def read(self, start: int = 0, stop: int | None = None) -> NDArray[np.generic]:
-        """(n_records, stop - start) codes of a block of examples; float64 norms if levels is None."""
+        """(n_records, stop - start) codes of a block of examples; norms if levels is None."""
         return self.records.read(self.rows, start, self.n_examples if stop is None else stop)
 
     def blocks(self, size: int) -> Iterator[tuple[int, int, NDArray[np.generic]]]:

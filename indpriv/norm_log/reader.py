@@ -42,7 +42,7 @@ def record_faults(state: LogState) -> dict[str, str]:
 
 
 def check_readable(faults: Faults, state: LogState, unreadable: str) -> None:
-    """Raise EvidenceError if a log proves no step, contradicts itself, or has faults that are not accepted."""
+    """Raise EvidenceError if a log proves no step, contradicts itself, or has unaccepted faults."""
     check_choice("unreadable", unreadable, ("refuse", "worst_case"))
     if state.total_steps == 0:
         raise EvidenceError(
@@ -135,7 +135,8 @@ def read_reference_positions(run_dir: Path) -> IntArray:
 def filter_is_proven(state: LogState, faults: Faults) -> bool:
     """Whether a privacy filter watched the run and nothing on which its guarantee rests has failed.
 
-    That is every check except those that the norms are those of training: what an example was charged for is what it was
+    That is every check except those that the norms are those of training: what an example was
+        charged for is what it was
     clipped at.
     """
     about_norms = (NORMS_IN_TRAINING.key, NORM_PRECISION.key)
@@ -149,7 +150,7 @@ def filter_is_proven(state: LogState, faults: Faults) -> bool:
 
 
 def read_left_out(state: LogState) -> IntArray:
-    """(n_examples,) the step from which the privacy filter left an example out, else total_steps."""
+    """(n_examples,) the step from which the filter left an example out, else total_steps."""
     left_out_at = np.full(state.header["n_examples"], state.total_steps)
     for line in state.left_out:
         frame = _files.read_parquet(state.run_dir / RECORDS / line["file"])

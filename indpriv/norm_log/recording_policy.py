@@ -1,6 +1,6 @@
-"""RecordingPolicy: before which steps everybody's norms are taken, and what is recorded besides. Public choices.
+"""RecordingPolicy: before which steps all norms are taken, and what else is recorded. Public.
 
-It stands in the header of a log, so that both halves of the house read it: the Recorder obeys it, reports tell it.
+It is stored in the header of a log: the Recorder follows it, and reports show it.
 """
 
 from __future__ import annotations
@@ -21,38 +21,43 @@ from indpriv.errors import InputError
 
 EPOCH, ONCE = "epoch", "once"
 _EPOCHS = re.compile("([2-9]|[1-9][0-9]{1,5}) epochs")
-_LARGEST_GROWTH = 10.0  # beyond it a run has next to no second record
-_WHOLE = 1 + 1e-12  # a step that should be whole may fall short of it by a rounding
+_LARGEST_GROWTH = 10.0  # beyond it, a run hardly gets a second record
+_WHOLE = 1 + 1e-12  # a whole number of steps may come out slightly too small
 
 
 @dataclass(frozen=True)
 class RecordingPolicy:
     """What a Recorder takes, and when.
 
-    Full passes come before step `first` and then after gaps of `every`, `every * growth`, `every * growth**2`, ... steps,
-    none longer than `longest`: growing gaps record more often early, when norms move. A policy depends on nothing that
-    was seen in training, so that it is the same for everybody, and a resumed run goes on where it was.
+    Full passes come before step `first` and then after gaps of `every`, `every * growth`, `every *
+    growth**2`, ... steps, none longer than `longest`: growing gaps record more often early, when
+    norms change most. A policy depends on nothing that is observed in training, so it is the same
+    for all examples, and a resumed run continues it.
 
-    Where full passes are rare, or all an epoch apart, the first one governs many steps: of an example until half-way to its
-    next record, even with batch norms about 1 / (2 * sample_rate) steps. Norms move most in the first steps, so let passes
-    be close there: with batch norms, every=4 with growth=2 and longest="2 epochs", or with growth=1.5, kept the mean error
-    of epsilon below 3 % on three data sets and its bias below 1 %, where equal gaps of two epochs did not
+    If full passes are rare, or all an epoch apart, the first one governs many steps: each example's
+    first record counts until half-way to its next one, which even with batch norms takes about
+    1 / (2 * sample_rate) steps. So make the first gaps short: with batch norms, every=4 with
+    growth=2 and longest="2 epochs", or with growth=1.5, kept the mean error of epsilon below 3 % on
+    three data sets and its bias below 1 %; equal gaps of two epochs did not
     (benchmarks/fidelity.py).
-    For a single pass let `first` lie behind the steps in which norms fall, but only where training starts with clipped
-    gradients, so that max_grad_norm is nearly what the steps before it cost; a model that is fine-tuned may not.
+
+    For a single pass, choose `first` after the steps in which norms fall, but only if training
+    starts with clipped gradients, so that counting earlier steps at max_grad_norm is nearly right.
+    In fine-tuning it may not be.
 
     Attributes:
-        every: K, steps between full passes (the first gap where they grow); or "epoch", "2 epochs", ...; or "once", for a
-            single one. 1 makes the account exact.
+        every: K, the number of steps between full passes (the first gap, if gaps grow); or "epoch",
+            "2 epochs", ...; or "once" for a single pass. 1 makes the account exact.
         growth: factor from one gap to the next, in [1, 10]; 1 keeps them equal.
         longest: the longest gap, in steps or "epoch", "2 epochs", ...; None for no limit.
         batch_norms: also keep the norms that DP-SGD computes of each sampled batch.
-        reference_examples: so many random examples get exact norms at every step.
-        first: the step before which the first full pass comes; earlier ones are counted at max_grad_norm, or from an
-            example's first batch norm on at that.
+        reference_examples: number of random examples whose norms are recorded at every step.
+        first: the step before which the first full pass comes; earlier steps count at
+            max_grad_norm, or from an example's first batch norm on at that norm.
 
     Raises:
-        InputError: a value out of range, `longest` without growth or below `every`, or growth where there is no gap.
+        InputError: a value out of range, `longest` without growth or below `every`, or growth
+            without gaps.
 
     >>> policy = RecordingPolicy(every=2, growth=2.0, longest=10)
     >>> [step for step in range(50) if policy.due(step)]
@@ -73,12 +78,15 @@ class RecordingPolicy:
         number = isinstance(self.growth, int | float) and not isinstance(self.growth, bool)
         if not (number and 1.0 <= self.growth <= _LARGEST_GROWTH):
             raise InputError(
-                f"growth={self.growth!r} is not in [1, {_LARGEST_GROWTH:g}]; it is the factor from one gap between full "
-                "passes to the next, e.g. 1.5"
+                f"growth={self.growth!r} is not in [1, {_LARGEST_GROWTH:g}]; it is the factor from "
+                f"one gap "
+                "between full passes to the next, e.g. 1.5"
             )
         if self.every == ONCE and self.growth != 1:
             raise InputError(
-                f'growth={self.growth:g} with every="once", which has no gaps to grow; leave one of them out'
+                f'growth={self.growth:g} with every="once", which has no gaps that could grow; '
+                f"leave out "
+                "one of them"
             )
         check_positive_int("reference_examples", self.reference_examples, minimum=0)
         check_positive_int("first", self.first, minimum=0)
@@ -89,16 +97,20 @@ class RecordingPolicy:
         _check_gap("longest", self.longest, (EPOCH,))
         if self.growth == 1:
             raise InputError(
-                f"longest={self.longest!r} limits gaps that do not grow; pass growth above 1, or leave it out"
+                f"longest={self.longest!r} limits gaps that do not grow; pass growth above 1, or "
+                f"leave out "
+                "longest"
             )
         if isinstance(self.every, int) and isinstance(self.longest, int):
             below = self.longest < self.every
-        else:  # steps and epochs compare once it is known how many an epoch has
+        else:  # steps and epochs can only be compared in a run
             gap, limit = epochs_of(self.every), epochs_of(self.longest)
             below = gap is not None and limit is not None and limit < gap
         if below:
             raise InputError(
-                f"longest={self.longest!r} is below every={self.every!r}, the first gap; pass at least that"
+                f"longest={self.longest!r} is below every={self.every!r}, the first gap; pass at "
+                f"least "
+                "that"
             )
 
     @classmethod
@@ -107,15 +119,15 @@ class RecordingPolicy:
         return cls(**with_current_names(header["policy"]))
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields under the names that run directories hold them by."""
+        """The fields, under the names that run directories use."""
         written = {current: former for former, current in FORMER_NAMES.items()}
         return {written.get(name, name): value for name, value in asdict(self).items()}
 
     def in_steps(self, steps_per_epoch: int) -> RecordingPolicy:
-        """The same policy with epochs as numbers of steps; the first gap is no longer than the longest.
+        """The same policy with epochs as numbers of steps; the first gap is at most the longest.
 
-        >>> DEFAULT_POLICY.in_steps(34)
-        RecordingPolicy(every=4, growth=2.0, longest=34, batch_norms=False, reference_examples=0, first=0)
+        >>> DEFAULT_POLICY.in_steps(34).longest
+        34
         """
         gap, limit = epochs_of(self.every), epochs_of(self.longest)
         every = self.every if gap is None else gap * steps_per_epoch
@@ -125,14 +137,14 @@ class RecordingPolicy:
         return replace(self, every=every, longest=longest)
 
     def due(self, step: int) -> bool:
-        """Whether a full pass is due before this step (0-based), by nothing but its number.
+        """Whether a full pass is due before this step (0-based).
 
         Raises:
             InputError: a policy in epochs; `in_steps` first.
         """
         if isinstance(self.longest, str) or epochs_of(self.every) is not None:
             raise InputError(
-                "a policy in epochs has no steps yet; say how many an epoch has with in_steps(...)"
+                "a policy in epochs has no steps yet; call in_steps(steps_per_epoch) first"
             )
         step -= self.first
         if step <= 0 or isinstance(self.every, str):  # "once"
@@ -144,14 +156,14 @@ class RecordingPolicy:
             constant_from = self._record(number)
             if step >= constant_from:
                 return (step - constant_from) % self.longest == 0
-        # Inverts _record; the logarithm may be off by a rounding, so that its neighbour is tried as well.
+        # Inverts _record. The logarithm may be slightly off, so its neighbour is tried as well.
         number = math.ceil(
             math.log1p(step * (self.growth - 1) / self.every) / math.log(self.growth)
         )
         return step in (self._record(number), self._record(max(0, number - 1)))
 
     def _record(self, number: int) -> int:
-        """The step of a record among growing gaps: every * (1 + growth + ... + growth**(number - 1)), rounded down."""
+        """The step of a record: every * (1 + growth + ... + growth**(number - 1)), rounded down."""
         return math.floor(int(self.every) * (self.growth**number - 1) / (self.growth - 1) * _WHOLE)
 
     def describe(self) -> str:
@@ -171,7 +183,11 @@ class RecordingPolicy:
                 if self.longest is None
                 else f", at most {'an epoch' if self.longest == EPOCH else self.longest}"
             )
-            text = f"full passes after {_gap(self.every, 'an ')}, each gap {self.growth:g} times the last{limit}{start}"
+            text = (
+                f"full passes after {_gap(self.every, 'an ')}, each gap {self.growth:g} times the "
+                f"last"
+                f"{limit}{start}"
+            )
         if self.batch_norms:
             text += "; batch norms of sampled batches"
         return text + (
@@ -179,11 +195,12 @@ class RecordingPolicy:
         )
 
 
-RecordingPolicy.__init__ = accepts_former_names(RecordingPolicy.__init__)  # type: ignore[method-assign]
+_accepting = accepts_former_names(RecordingPolicy.__init__)
+RecordingPolicy.__init__ = _accepting  # type: ignore[method-assign]
 
 
 def epochs_of(gap: object) -> int | None:
-    """How many epochs a gap is; None where it is not in epochs.
+    """The number of epochs in a gap; None if it is not in epochs.
 
     >>> epochs_of("epoch"), epochs_of("2 epochs"), epochs_of(34)
     (1, 2, None)
@@ -200,7 +217,8 @@ def _check_gap(name: str, gap: int | str, words: tuple[str, ...]) -> None:
     if isinstance(gap, str):
         known = " or ".join(f'"{word}"' for word in words)
         raise InputError(
-            f'{name}={gap!r} is not known; pass a whole number of steps, or {known}, or e.g. "2 epochs"'
+            f"{name}={gap!r} is not known; pass a whole number of steps, or {known}, or e.g. "
+            '"2 epochs"'
         )
     check_positive_int(name, gap)
 
@@ -212,4 +230,8 @@ def _gap(gap: int | str, article: str = "") -> str:
 
 
 DEFAULT_POLICY = RecordingPolicy(every=4, growth=2.0, longest=EPOCH)
-"""A Recorder's own. On Adult, three passes more than one each epoch (23) bring the bias of the estimate from +9 to +1 %."""
+"""The default of a Recorder.
+
+On Adult it takes three passes more than one per epoch (23), and the bias of the estimate falls from
++9 to +1 %.
+"""

@@ -1,7 +1,7 @@
 """SessionCounts: what one recording session counted while a model trained. Sensitive.
 
-The journal holds them as JSON; the keys are the fields' names. A session that watched training has all counts, a replay
-of checkpoints none, and norms from another trainer at most those of draws.
+The journal holds them as JSON; the keys are the fields' names. A session that watched training has
+all counts, a replay of checkpoints none, and norms from another trainer at most those of draws.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class TrainingCounts:
         passes: iterations over the loader with several steps.
         dropped_batches: local batches that the sampler of a rank left out of an epoch.
         interrupted_batches: times the loop left a logical batch unfinished.
-        unmatched_steps: steps that clipped a number of gradients other than the size of their batch.
+        unmatched_steps: steps that clipped a number of gradients other than the size of their
+            batch.
         gradients: number of gradients that entered steps.
         misclipped_gradients: of these, clipped at another max_grad_norm than that of their step.
         gradients_at_levels: of these, clipped at the level of their own example.

@@ -76,7 +76,7 @@ class StepSettings:
         return StepSetting(**{name: float(getattr(self, name)[step]) for name in SETTING_NAMES})
 
     def spans(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
-        """(first, end) of each stretch of steps with equal settings, from step start to before stop."""
+        """(first, end) of each stretch of equal settings, from step start to before stop."""
         end = len(self) if stop is None else stop
         columns = np.stack([getattr(self, name)[start:end] for name in SETTING_NAMES])
         changes = start + 1 + np.flatnonzero((np.diff(columns) != 0).any(axis=0))

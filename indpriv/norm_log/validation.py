@@ -16,7 +16,7 @@ UNITS = ("example", "user", "client")
 
 
 def check_recorded_steps(steps: NDArray[np.generic], n_records: int, total_steps: int) -> None:
-    """Raise InputError unless steps is (n_records,), strictly increasing and in [0, total_steps)."""
+    """Raise InputError unless steps is (n_records,), increasing and in [0, total_steps)."""
     if steps.shape != (n_records,) or (n_records and not np.issubdtype(steps.dtype, np.integer)):
         raise InputError(
             f"recorded_steps has shape {steps.shape} for {n_records} records; pass one whole "

@@ -1,4 +1,4 @@
-"""Verify what a run recorded: hashes, coverage, sampling, accountant. Sensitive only in its counts."""
+"""Verify what a run recorded: hashes, coverage, sampling, accountant. Sensitive in its counts."""
 
 import os
 import stat

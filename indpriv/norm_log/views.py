@@ -36,7 +36,8 @@ def thin(log: NormLog, every: int) -> NormLog:
     keep = log.recorded_steps % every == 0
     if not keep.any():
         raise InputError(
-            f"every={every} leaves no record; the log has steps {log.recorded_steps[:5].tolist()}..."
+            f"every={every} leaves no record; the log has steps "
+            f"{log.recorded_steps[:5].tolist()}..."
         )
     return replace(
         log,
@@ -120,7 +121,7 @@ def coarser(log: NormLog, rounding: float) -> NormLog:
 
 
 def encode_rows(norms: FloatArray, max_grad_norms: FloatArray, levels: Levels) -> Codes:
-    """Codes of norms (n_records, n_examples), each row under its own of max_grad_norms (n_records,)."""
+    """Codes of norms (n_records, n_examples), each row under its own max_grad_norm."""
     codes = np.empty(norms.shape, levels.dtype)
     for row, max_grad_norm in enumerate(max_grad_norms.tolist()):
         codes[row] = levels.encode(norms[row], max_grad_norm)

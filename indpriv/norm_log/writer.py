@@ -1,15 +1,18 @@
-"""Writing the NormLog: one immutable Parquet file per record, and a journal. Sensitive: files are 0600.
+"""Writing the log: one immutable Parquet file per record, and a journal. Sensitive: files are 0600.
 
 A record exists if and only if its journal line does. Lines, in order of a run:
 
-    header    schema, ids file, rounding, unit, neighbouring relation, sampler, how and when the norms are taken
-    record    a full record: step, file, bytes, hash, max_grad_norm, fingerprints of ids and targets, seconds
-    exact     rows of the exactly recorded examples: first step, count, file, bytes, hash
-    free      entries of sampled examples: first step, count, the steps among them that lack theirs, file, bytes, hash
-    filter    whom the privacy filter left out: first step, count, file, bytes, hash; only where it left out somebody
-    steps     realised settings of consecutive steps, and the evidence counted so far
+    header    schema, ids file, rounding, unit, neighbouring relation, sampler, norm pass, policy
+    record    a full record: step, file, bytes, hash, max_grad_norm, fingerprints of ids and
+        targets, seconds
+    exact     rows of the reference examples: first step, count, file, bytes, hash
+    free      batch norms: first step, count, steps among them without any, file, bytes, hash
+    filter    examples that the privacy filter left out, if any: first step, count, file, bytes,
+        hash
+    steps     realised settings of consecutive steps, and the counts of the session so far
+    ("evidence")
     truncate  training was resumed from a checkpoint at this step: what was logged beyond it is void
-    close     the run ended as its loop meant it to
+    close     the run ended as intended
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ SCHEMA = 1
 
 
 def fingerprint(values: NDArray[np.generic]) -> str:
-    """Hash of an array's values in order (its dtype counts)."""
+    """Hash of an array's values, in order, and of its dtype."""
     if values.dtype.kind in "OUT":
         content = "\0".join(map(str, values.tolist())).encode()
     else:
@@ -46,9 +49,16 @@ def fingerprint(values: NDArray[np.generic]) -> str:
 
 @dataclass(frozen=True)
 class LogHeader:
-    """What a log says once, before its first record; policy is empty where none chose the records.
+    """What a log says once, before its first record.
 
-    privacy_filter: order and rdp_cap of the filter that watched the run; empty where none did.
+    Attributes:
+        rounding, rounding_mode: of norms.
+        unit, neighbouring, sampler: of the account.
+        individually_clipped: training clipped each example at its last recorded level.
+        norm_pass: how norms were taken, with its caveats.
+        run: what else is known of the run.
+        policy: when norms are taken; empty if no policy chose the records.
+        privacy_filter: order and rdp_cap of the filter that watched the run; empty if none did.
     """
 
     rounding: float
@@ -64,7 +74,7 @@ class LogHeader:
 
 
 class NormLogWriter:
-    """Appends to a log. Whatever has been appended survives a crash at any later moment."""
+    """Appends to a log. What has been appended survives a crash at any later moment."""
 
     def __init__(
         self,
@@ -171,7 +181,7 @@ class NormLogWriter:
         max_grad_norms: NDArray[np.float64],
         seconds: float,
     ) -> None:
-        """Append rows (n_steps, n_exact) of the exactly recorded examples for consecutive steps from `first`."""
+        """Append rows (n_steps, n_reference) of the reference examples, of steps from `first`."""
         columns = {
             str(first + row): self._encode(norms[row], float(max_grad_norms[row]))
             for row in range(len(norms))
@@ -187,7 +197,7 @@ class NormLogWriter:
         batches: Sequence[tuple[NDArray[np.int64], NDArray[np.float64]] | None],
         max_grad_norms: NDArray[np.float64],
     ) -> None:
-        """Append batch norms of consecutive steps from `first`: positions and norms of each batch, None where unknown."""
+        """Append positions and norms of the batches of steps from `first`; None if unknown."""
         known = [step for step, batch in enumerate(batches) if batch is not None]
         position, norms = (
             np.concatenate([batch[part] for batch in batches if batch is not None] or [np.zeros(0)])
@@ -217,7 +227,14 @@ class NormLogWriter:
     def left_out(
         self, first: int, count: int, positions: NDArray[np.int64], steps: NDArray[np.int64]
     ) -> None:
-        """Append whom the privacy filter left out in `count` steps from `first`, and from which step on, each (n,)."""
+        """Append the examples that the privacy filter left out in `count` steps from `first`.
+
+        Args:
+            first: the first of these steps.
+            count: their number.
+            positions: (n,) of the examples.
+            steps: (n,) the step from which each was left out.
+        """
         columns = {"position": positions.astype(np.int32), "step": steps.astype(np.int32)}
         written = self._write(f"filter-{first:012d}.parquet", _content(columns))
         self._journal.append("filter", first=first, count=count, examples=len(positions), **written)
@@ -244,11 +261,11 @@ class NormLogWriter:
         )
 
     def truncate(self, step: int) -> None:
-        """Declare void what was logged beyond `step`: training was resumed from a checkpoint there."""
+        """Declare void what was logged beyond `step`, from which training was resumed."""
         self._journal.append("truncate", step=step)
 
     def finish(self, counts: SessionCounts) -> None:
-        """Append the line that says the run ended as meant, with the last counts."""
+        """Append the line that says that the run ended as intended, with the last counts."""
         self._journal.append("close", evidence=counts.to_json())
 
     def close(self) -> None:

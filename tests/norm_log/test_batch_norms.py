@@ -212,8 +212,8 @@ def test_thinning_keeps_free_records_and_exact_examples_need_none():
     [
         (([0], [0]), "2 parts"),
         (([0, 1], [0], [1.0]), "shapes"),
-        (([30], [0], [1.0]), "steps must be whole numbers of 0 to 29"),
-        (([0], [-1], [1.0]), "positions must be whole numbers of 0 to 39"),
+        (([30], [0], [1.0]), "steps must be whole numbers from 0 to 29"),
+        (([0], [-1], [1.0]), "positions must be whole numbers from 0 to 39"),
         (([0.5], [0], [1.0]), "steps must be whole numbers"),
         (([3, 3], [1, 1], [1.0, 2.0]), "several norms at one step"),
         (([3], [1], [np.nan]), r"NaN gradient norms for 1 examples, e\.g\. ids \[1\]"),

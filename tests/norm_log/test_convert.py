@@ -74,7 +74,7 @@ def test_the_log_is_the_one_from_arrays(parquet, ids, tmp_path):
         indpriv.account(x, delta=1e-5, between_records="worst_case") for x in (log, expected)
     )
     assert np.array_equal(ours.epsilon, theirs.epsilon)
-    assert ours.claim == "estimate"  # nobody watched
+    assert ours.claim == "estimate"  # no recorder watched
     assert "another trainer" in ours.claim_reason
 
 
@@ -150,11 +150,11 @@ BAD_ARRAYS = {
     "negative gradient norms for 50": {"norms": -norms()},
     "step 0: NaN": {"norms": np.full((3, 50), np.nan)},
     "norms has shape": {"norms": norms()[0]},
-    "whole number a record": {"recorded_steps": STEPS * 1.0},
+    "whole number per record": {"recorded_steps": STEPS * 1.0},
     "strictly increasing": {"recorded_steps": STEPS[::-1]},
     "ends at 30, but": {"recorded_steps": np.array([0, 1, 30])},
     "49 duplicates": {"example_ids": np.zeros(50)},
-    "one id each": {"example_ids": np.arange(49)},
+    "one id per example": {"example_ids": np.arange(49)},
     "unit_ids has shape": {"unit_ids": np.arange(3)},
     "participations must be": {"participations": np.full(50, 31)},
     "are <U": {"norms": norms().astype(str)},
@@ -211,7 +211,7 @@ def test_a_directory_in_use_is_refused(tmp_path):
 
 
 def test_pickles_zip_bombs_and_strange_files_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("indpriv.norm_log.convert._UNPACKED_BYTES", 100 << 20)
+    monkeypatch.setattr("indpriv.norm_log.norms_file._UNPACKED_BYTES", 100 << 20)
     run_json = tmp_path / "run.json"
     write(tmp_path)
     np.savez(tmp_path / "pickle.npz", norms=np.array([[{}]]), recorded_steps=STEPS)

@@ -120,7 +120,7 @@ def test_the_default_records_often_early_whatever_an_epoch_has():
     [
         ({"every": 0}, "every=0"),
         ({"every": "week"}, 'every=\'week\' .* "epoch" or "once"'),
-        ({"every": "once", "growth": 2.0}, "no gaps to grow"),
+        ({"every": "once", "growth": 2.0}, "no gaps that could grow"),
         ({"growth": 2.0, "longest": "once"}, "longest='once'"),
         *(
             ({"every": word}, f"every='{word}'")

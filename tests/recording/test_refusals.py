@@ -144,11 +144,11 @@ def test_a_data_set_without_length_is_refused(tmp_path):
         ({"metadata": pd.DataFrame({"a": range(120)}, index=[0] * 120)}, "duplicated index"),
         (
             {"metadata": pd.DataFrame({"a": ["x", *range(119)]})},
-            "metadata cannot be kept in a file .*column a",
+            "metadata cannot be stored .*column a",
         ),
         (
             {"metadata": pd.DataFrame([[1, 2]] * 120, columns=["a", "a"])},
-            "metadata cannot be kept in a file .*Duplicate",
+            "metadata cannot be stored .*Duplicate",
         ),
         ({"example_ids": [1] * 120}, "119 duplicates"),
         ({"unit_ids": [1]}, "unit_ids has shape"),

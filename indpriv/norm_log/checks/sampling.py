@@ -10,7 +10,8 @@ from scipy import stats
 from indpriv.norm_log.evidence import BATCH_SIZES, PARTICIPATION, SAMPLER, Check
 from indpriv.norm_log.session_counts import DrawCounts
 
-# The chance that a sound run fails a test of its sampling. Small, since a failure costs the claim "exact".
+# The chance that a sound run fails a test of its sampling. Small, since a failure costs the claim
+# "exact".
 FALSE_ALARM = 1e-6
 
 
@@ -72,7 +73,7 @@ def participation(n_examples: int, sampler: str, counts: DrawCounts) -> Check:
 
 
 def _chance_of_evenness(n_examples: int, counts: DrawCounts) -> float:
-    """An upper bound of the chance that independent draws give participations with so little spread.
+    """An upper bound of the chance that independent draws give so little spread.
 
     Spread is the sum over examples of Y = (participations - expected)**2 >= 0, so that
     P(sum <= E[sum] - t) <= exp(-t**2 / (2 n E[Y**2])) (Maurer 2003, A bound on the deviation

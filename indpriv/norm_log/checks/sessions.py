@@ -37,7 +37,8 @@ from indpriv.norm_log.session_counts import SessionCounts, TrainingCounts
 _FEW_NORMS = 1e-3  # of the norms compared
 _SMALL_EXCESS = 1e-3  # of max_grad_norm
 _NEGLIGIBLE_EXCESS = 1e-4  # of max_grad_norm: less than what rounding epsilons up for display adds
-# Iterations over a loader that drew a batch and took no step, beyond one an epoch: looks at the data.
+# Iterations over a loader that drew a batch and took no step, beyond one an epoch: looks at the
+# data.
 _MAX_LOOKS = 2
 
 
@@ -255,7 +256,8 @@ def _clipping(counts: TrainingCounts) -> Check:
             "for gradients as long as this model's, Opacus on this machine computes norms that are "
             f"{100 * excess:.2g} % too small, because sums in float32 fall short, and clipped "
             "gradients stay longer than max_grad_norm by as much: all epsilons, the worst case "
-            "included, are too small by about as much; train on a GPU, in ghost mode, or in float64",
+            "included, are too small by about as much; train on a GPU, in ghost mode, or in "
+            "float64",
         )
     return CLIPPING.passed(
         f"{gradients:,} gradients, all clipped at no more than the max_grad_norm of their step"

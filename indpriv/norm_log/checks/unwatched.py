@@ -33,7 +33,7 @@ def conversion_checks(n_examples: int, session: SessionCounts, source: str) -> l
 
 
 def replay_checks(sampler: str, replay: Replay) -> list[Check]:
-    """Of a log replayed from checkpoints: no recorder saw the training, so little can be checked."""
+    """A replay of checkpoints did not see the training, so little can be checked."""
     settings = ", ".join(
         f"{name} by {source}"
         for name, source in replay.sources.items()

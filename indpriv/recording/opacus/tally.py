@@ -1,4 +1,4 @@
-"""Counts taken while a run trains, which `indpriv verify` compares with what an account assumes. Sensitive."""
+"""Counts taken while a run trains, for comparison with what an account assumes. Sensitive."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv.norm_log.session_counts import DrawCounts, TrainingCounts
 from indpriv.norm_log.step_settings import StepSetting
 
-# Training and the norm pass do the same arithmetic in another order; norms that differ by more than this share of
-# max_grad_norm are different norms. For norms above max_grad_norm, which contribute no more, a share of the norm itself.
+# Training and the norm pass do the same arithmetic in another order; norms that differ by more than
+# this share of max_grad_norm are different norms. For norms above max_grad_norm, which contribute
+# no more, a share of the norm itself.
 _SAME_NORM = 1e-5
 _SAME_CLIPPED_NORM = 0.01
 # In ghost mode: differences beyond the pass's slack that no rounding explains.
@@ -46,7 +47,7 @@ class RankCounts:
 
 
 class Tally:
-    """Counts of one recording session, of all ranks together; steps and draws are those of logical batches.
+    """Counts of one session, of all ranks together; steps and draws are those of logical batches.
 
     Attributes:
         counts: of training; whoever watches another part of it adds to them.
@@ -98,7 +99,7 @@ class Tally:
         return self._waiting[0][1] if self._waiting else None
 
     def micro_batch(self, size: int) -> IntArray | None:
-        """Positions of the next micro-batch of this size: batches and their parts are used in order."""
+        """Positions of the next micro-batch of this size: batches and parts are used in order."""
         if not self._waiting:
             return None
         positions = self._waiting[0][0][self._clipped : self._clipped + size]
@@ -138,8 +139,10 @@ class Tally:
             recorded: (n,) norms.
             trained: (n,) norms.
             max_grad_norm: of the step.
-            ghost_slack: the slack within recorded, in ghost mode; else None. There training never has the gradients
-                themselves: they are scaled by max_grad_norm over a norm that is computed without them.
+            ghost_slack: the slack within recorded, in ghost mode; else None. There training never
+                has the gradients
+                themselves: they are scaled by max_grad_norm over a norm that is computed without
+                    them.
         """
         excess = np.minimum(trained, max_grad_norm) - np.minimum(recorded, max_grad_norm)
         counts = self.counts
@@ -160,13 +163,16 @@ class Tally:
     ) -> None:
         """Compare the steps of an epoch with its draws.
 
-        If the epoch is exhausted, a batch that was drawn and no step used was skipped or merged into another.
+        If the epoch is exhausted, a batch that was drawn and no step used was skipped or merged
+        into another.
 
         Args:
             exhausted: the sampler came to its end.
             planned: number of batches that it draws until then.
-            prefetched: number of batches that workers may have drawn ahead. A loop that breaks leaves those and one more.
-            interrupted: the loop left a logical batch unfinished (BatchMemoryManager); the next step then includes it.
+            prefetched: number of batches that workers may have drawn ahead. A loop that breaks
+                leaves those and one more.
+            interrupted: the loop left a logical batch unfinished (BatchMemoryManager); the next
+                step then includes it.
         """
         counts, draws, steps = self.counts, self._epoch_draws, self._epoch_steps
         counts.undrawn_steps += max(0, steps - draws)
