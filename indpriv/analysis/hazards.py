@@ -121,6 +121,18 @@ def _assumed(
             "with "
             "secure_mode=True.",
         ),
+    ]
+    if account.delta * run.n_examples >= 1:
+        text = (
+            "With a delta of 1/n or more, a mechanism may publish a random record outright and still "
+            "satisfy the definition."
+        )
+        found.insert(0, ("delta", "Delta is well below 1/n", FAILED, text))
+    return found + _assumed_of_data(run)
+
+
+def _assumed_of_data(run: RunFacts) -> list[tuple[str, str, str, str]]:
+    return [
         (
             "duplicates",
             "No person has several units",
@@ -145,14 +157,6 @@ def _assumed(
             "by the account.",
         ),
     ]
-    if account.delta * run.n_examples >= 1:
-        text = (
-            "With a delta of 1/n or more, a mechanism may publish a random record outright and "
-            "still "
-            "satisfy the definition."
-        )
-        found.insert(0, ("delta", "Delta is well below 1/n", FAILED, text))
-    return found
 
 
 def _readings(guarantee: Guarantee, caveats: str) -> list[Hazard]:

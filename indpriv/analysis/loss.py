@@ -12,6 +12,7 @@ import numpy as np
 from indpriv._arrays import FloatArray
 from indpriv._plain import Count
 from indpriv.analysis.distribution import top_of_range
+from indpriv.analysis.statistics.bootstrap import Interval
 from indpriv.analysis.statistics.correlation import (
     RelationIntervals,
     is_constant,
@@ -20,7 +21,6 @@ from indpriv.analysis.statistics.correlation import (
     relation_intervals,
     spearman,
 )
-from indpriv.analysis.statistics.resampling import Interval
 from indpriv.epsilon_table import EpsilonTable
 
 _SMALLEST_LOSS = (

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from indpriv._formatting import format_interval, format_p_value
 from indpriv.analysis.groups.group_rows import GroupRow
-from indpriv.analysis.statistics.resampling import Interval
+from indpriv.analysis.statistics.bootstrap import Interval
 from indpriv.analysis.summary import AuditSummary
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.report.document import Paragraph, Text, paragraph

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from indpriv.analysis.statistics.resampling import holm
+from indpriv.analysis.statistics.permutation import holm
 from reproduction.paper import LEAST_PEARSON
 
 REPRODUCED, NOT_REPRODUCED, DIFFERS, NOT_RUN = "reproduced", "not reproduced", "differs", "not run"

@@ -21,7 +21,7 @@ import numpy as np
 from indpriv._arrays import BoolArray, FloatArray
 from indpriv._checks import check_positive_int
 from indpriv.analysis.statistics.binomial import clopper_pearson
-from indpriv.analysis.statistics.resampling import CONFIDENCE, Interval
+from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
 from indpriv.attack_scores import AttackScores
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError

@@ -20,7 +20,7 @@ from scipy import optimize, stats
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._plain import AtLeastZero, Share
 from indpriv.analysis.statistics.binomial import clopper_pearson
-from indpriv.analysis.statistics.resampling import CONFIDENCE, Interval
+from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
 
 LEAST_GUESSES = (
     8  # fewer cannot refute any epsilon at 95 % once several numbers of guesses are tried

@@ -13,7 +13,7 @@ from indpriv._arrays import IntArray
 from indpriv._checks import check_delta, check_positive_int
 from indpriv.analysis.attacks.lower_bound import LEAST_GUESSES, NULL_TRIALS, LowerBound, lower_bound
 from indpriv.analysis.attacks.roc import Discrimination, discriminate
-from indpriv.analysis.statistics.resampling import CONFIDENCE
+from indpriv.analysis.statistics.bootstrap import CONFIDENCE
 from indpriv.attack_scores import AttackScores
 
 MIN_TRIALS = 10  # with fewer guesses the result says more about these examples than about the group

@@ -13,7 +13,7 @@ from scipy.special import expit, logit
 from indpriv._arrays import FloatArray
 from indpriv._plain import Share
 from indpriv.analysis.statistics.binomial import clopper_pearson
-from indpriv.analysis.statistics.resampling import CONFIDENCE, Interval
+from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
 
 FALSE_POSITIVE_RATES = (
     0.001,

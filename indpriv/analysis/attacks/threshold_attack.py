@@ -14,7 +14,7 @@ from indpriv._plain import Count, Share
 from indpriv.analysis.attacks.measures import MIN_TRIALS, OVERALL, generator_of, group_indices
 from indpriv.analysis.attacks.roc import Discrimination, discriminate
 from indpriv.analysis.statistics.binomial import clopper_pearson
-from indpriv.analysis.statistics.resampling import CONFIDENCE, Interval
+from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
 from indpriv.attack_scores import AttackScores
 
 PROTOCOL = (

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._plain import AtLeastZero, Count, Share
 from indpriv.analysis.statistics.binomial import clopper_pearson
-from indpriv.analysis.statistics.resampling import Interval
+from indpriv.analysis.statistics.bootstrap import Interval
 
 MIN_GROUP = 10  # a mean over fewer examples says more about them than about the group
 

@@ -21,7 +21,6 @@ from indpriv._columns import Partition, partition, to_floats
 from indpriv._plain import Count, Share
 from indpriv.analysis.groups.group_rows import (
     MIN_GROUP,
-    GroupEpsilon,
     GroupRow,
     Standardised,
     Values,
@@ -36,12 +35,8 @@ from indpriv.analysis.groups.significance import (
     corrected,
     find_reversals,
 )
-from indpriv.analysis.statistics.resampling import (
-    CONFIDENCE,
-    Resampled,
-    permutation_test,
-    resample_means,
-)
+from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Resampled, resample_means
+from indpriv.analysis.statistics.permutation import permutation_test
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 
@@ -275,14 +270,11 @@ class _Making:
 
     def _with_intervals(self, rows: Sequence[GroupRow], means: Resampled) -> list[GroupRow]:
         """Rows with bootstrap intervals of their means, except groups that are too small."""
-
-        def of(epsilon: GroupEpsilon, index: int) -> GroupEpsilon:
-            return replace(epsilon, mean_interval=intervals[index])
-
-        intervals = means.intervals(0.0, self.top)
         return [
-            row if row.too_small else replace(row, epsilon=of(row.epsilon, index))
-            for index, row in enumerate(rows)
+            row
+            if row.too_small
+            else replace(row, epsilon=replace(row.epsilon, mean_interval=interval))
+            for row, interval in zip(rows, means.intervals(0.0, self.top), strict=True)
         ]
 
     def _standardised(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from indpriv.analysis.groups.group_rows import MIN_GROUP, GroupRow
-from indpriv.analysis.statistics.resampling import Interval, Resampled, ResampledMeans
+from indpriv.analysis.statistics.bootstrap import Interval, Resampled, ResampledMeans
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv._plain import Count, Share
 from indpriv.analysis.groups.group_rows import GroupRow
 from indpriv.analysis.groups.ratios import with_accuracy
+from indpriv.analysis.statistics.bootstrap import CONFIDENCE
 from indpriv.analysis.statistics.correlation import spearman
-from indpriv.analysis.statistics.resampling import CONFIDENCE, SpreadTest, holm, permutation_test
+from indpriv.analysis.statistics.permutation import SpreadTest, holm, permutation_test
 
 # A rank correlation is compared with this many random orders; with every order up to seven groups.
 _ORDERS = 9_999

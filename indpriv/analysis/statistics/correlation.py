@@ -7,7 +7,7 @@ from scipy import stats
 from scipy.stats import rankdata
 
 from indpriv._arrays import FloatArray
-from indpriv.analysis.statistics.resampling import CONFIDENCE, Interval
+from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
 
 _MIN_PAIRS = 3  # two points always lie on a line
 _MIN_PAIRS_FOR_INTERVAL = 10

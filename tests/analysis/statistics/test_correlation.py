@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
+from indpriv.analysis.statistics.bootstrap import Interval
 from indpriv.analysis.statistics.correlation import (
     RelationIntervals,
     is_constant,
@@ -13,7 +14,6 @@ from indpriv.analysis.statistics.correlation import (
     relation_intervals,
     spearman,
 )
-from indpriv.analysis.statistics.resampling import Interval
 
 VALUES = st.floats(-1e6, 1e6, width=32)
 
