@@ -47,16 +47,16 @@ def _likely_columns(log: NormLog, train: pd.DataFrame) -> list[str]:
 
 def _repeated_rows(log: NormLog, train: pd.DataFrame) -> list[str]:
     """Rows that agree in label, loss, metadata and every record, but not in their unit."""
-    besides = [name for name in train.columns if name not in ("example_id", "unit_id")]
+    compared = [name for name in train.columns if name not in ("example_id", "unit_id")]
     known = train["loss"].notna().to_numpy()
-    alike = known & train[besides].astype(str).duplicated(keep=False).to_numpy()
+    alike = known & train[compared].astype(str).duplicated(keep=False).to_numpy()
     positions = np.flatnonzero(alike)
     if not len(positions):
         return []
     codes = log.take(positions).read()
     seen: dict[tuple[object, ...], list[int]] = {}
     for place, position in enumerate(positions.tolist()):
-        key = (*train.iloc[position][besides].astype(str).tolist(), codes[:, place].tobytes())
+        key = (*train.iloc[position][compared].astype(str).tolist(), codes[:, place].tobytes())
         seen.setdefault(key, []).append(position)
     groups = [rows for rows in seen.values() if len(rows) > 1 and _different_units(log, rows)]
     if not groups:

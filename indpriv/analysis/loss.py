@@ -23,9 +23,8 @@ from indpriv.analysis.statistics.correlation import (
 )
 from indpriv.epsilon_table import EpsilonTable
 
-_SMALLEST_LOSS = (
-    1e-12  # nats; nothing below it is told apart, so that ln(loss) is not ruled by one denormal
-)
+# Smaller losses, in nats, are raised to this one, so that one denormal does not dominate ln(loss).
+_SMALLEST_LOSS = 1e-12
 _LOSS_BINS = 28
 _EPSILON_BINS = 20
 
