@@ -168,8 +168,8 @@ def audit(
     Example: indpriv audit runs/adult --output-dir reports/adult --by race --by sex
 
     A run that was never recorded is replayed from its checkpoints: indpriv audit checkpoints
-    --spec train.py:spec --max-grad-norm 1.0 --sampler poisson --delta 1e-5. If a replay is
-    interrupted, the same command continues with the next checkpoint.
+    --spec train.py:spec --max-grad-norm 1.0 --sampler poisson --delta 1e-5. The same command
+    continues a replay that was interrupted.
     """
     from indpriv.audit import audit as audit_run
 
@@ -177,9 +177,8 @@ def audit(
     settings = _Settings(noise_multiplier, max_grad_norm, sample_rate, steps, delta, sampler)
     if spec is None:
         settings.refuse()
-    elif show_examples:
-        raise InputError("--show-examples needs a run of `indpriv train`; leave it out with --spec")
     else:
+        _refuse_examples(show_examples)
         path = _replay(path, spec, output_dir, settings, device, batch_size, processes)
     check_folder("--output-dir", output_dir)
     with progress_bar() as progress:
@@ -236,6 +235,11 @@ class _Settings(NamedTuple):
             raise InputError(
                 f"{', '.join(given)}: only for a folder of checkpoints, which also needs --spec"
             )
+
+
+def _refuse_examples(show_examples: bool) -> None:
+    if show_examples:
+        raise InputError("--show-examples needs a run of `indpriv train`; leave it out with --spec")
 
 
 def _replay(

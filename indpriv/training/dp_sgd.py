@@ -72,13 +72,11 @@ def train(
     Args:
         config: the audit.
         run_dir: a new directory.
-        seed: makes the run reproducible, which is labelled "reproducible: no privacy": anyone who
-            knows the seed can regenerate noise and sampling. None draws both from the operating
-            system.
+        seed: makes the run "reproducible: no privacy": anyone who knows the seed can regenerate
+            noise and sampling. None draws both from the operating system.
         progress: called as progress(stage, done, total) after each step.
         device: device to train on, e.g. "cpu" or "cuda".
-        data_dir: folder of data sets that do not ship with a package; default: the environment
-            variable INDPRIV_DATA.
+        data_dir: folder of data sets that do not ship with a package; default: INDPRIV_DATA.
         dataset: data to use instead of loading the configuration's.
         privacy_filter: an `indpriv.PrivacyFilter` that limits each example's epsilon, see
             `Recorder`; or a function that makes one from the run's noise_multiplier and
@@ -101,20 +99,22 @@ def train(
         recorder = _make_recorder(run_dir, config, dataset, private, randomness, privacy_filter)
         _take_recorded_steps(recorder, private, config, device, progress)
         epsilon = float(private.accountant.get_epsilon(config.training.delta))
-    correct = ExampleTable.from_parquet(run_dir / EXAMPLES).test["correct"]
-    accuracy = float(correct.mean())
+    accuracy = _test_accuracy(run_dir)
     run = TrainedRun(run_dir, private.module, private.steps_taken, epsilon, accuracy)
     stopped = run.steps < private.total_steps
     _complete_record(run, config, stopped, randomness.seeded, time.monotonic() - started)
     if stopped:
-        raise KeyboardInterrupt(
-            f"stopped after {run.steps} of {private.total_steps} steps; {run_dir} holds them, and "
-            "can be verified and audited"
-        )
+        taken = f"{run.steps} of {private.total_steps} steps; {run_dir} holds them"
+        raise KeyboardInterrupt(f"stopped after {taken}, and can be verified and audited")
     if config.training.non_private_baseline:
         baseline = train_without_dp(config, dataset, seed=seed, progress=progress, device=device)
         baseline.to_parquet(run_dir / EXAMPLES_NON_DP)
     return run
+
+
+def _test_accuracy(run_dir: Path) -> float:
+    """Share of the test examples that the final model classifies correctly."""
+    return float(ExampleTable.from_parquet(run_dir / EXAMPLES).test["correct"].mean())
 
 
 def _check_filter(config: AuditConfig, privacy_filter: object) -> None:

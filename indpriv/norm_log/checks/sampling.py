@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from scipy import stats
-
 from indpriv.norm_log.evidence import BATCH_SIZES, PARTICIPATION, SAMPLER, Check
 from indpriv.norm_log.session_counts import DrawCounts
 
@@ -37,6 +35,8 @@ def batch_sizes(n_examples: int, sampler: str, counts: DrawCounts) -> Check:
     """Whether as many examples were drawn as Poisson sampling draws."""
     if sampler != "poisson" or not counts.draws:
         return BATCH_SIZES.not_checked("only Poisson sampling has an expected number of examples")
+    from scipy import stats  # takes longer to import than the rest of the audit side
+
     trials = n_examples * counts.draws
     rate = counts.expected_participations / trials
     seen = counts.participations
@@ -55,6 +55,8 @@ def participation(n_examples: int, sampler: str, counts: DrawCounts) -> Check:
     n, draws = n_examples, counts.draws
     if sampler != "poisson" or not draws:
         return PARTICIPATION.not_checked("only Poisson sampling has an expected participation")
+    from scipy import stats
+
     rate = counts.expected_participations / (n * draws)
     least, most = counts.participations_min, counts.participations_max
     detail = (
