@@ -17,7 +17,7 @@ def config(**training):
     return AuditConfig.from_dict(tables)
 
 
-def test_the_twin_learns_and_says_how_every_example_fares(digits):
+def test_the_baseline_learns_and_scores_every_example(digits):
     seen = []
     table = train_without_dp(config(), digits, progress=lambda *args: seen.append(args))
     assert table.test["correct"].mean() > 0.9

@@ -69,7 +69,7 @@ def toy(n=300, n_test=60, shape=(6,), n_classes=3):
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
-    """Twelve unseeded steps, every one recorded without rounding, and the twin."""
+    """Twelve unseeded steps, every one recorded without rounding, and the non-private baseline."""
     run_dir = tmp_path_factory.mktemp("runs") / "toy"
     seen = []
     with dp_sgd.quiet_opacus():
@@ -101,7 +101,7 @@ def test_the_log_holds_every_step_of_the_run(run_dir):
 
 
 def test_a_record_holds_the_norms_of_the_checkpoint_of_its_step(run_dir):
-    """The obvious twin: one backward pass per example, at the parameters that the step starts from."""
+    """The reference implementation: one backward pass per example, at the parameters that the step starts from."""
     rows, dataset = indpriv.NormLog.open(run_dir).read(), toy()
     for path in list_checkpoints(run_dir)[:-1]:
         checkpoint = load_checkpoint(path)
@@ -169,7 +169,7 @@ def test_the_record_says_what_was_done_and_what_is_on_trust(run_dir):
     assert record["wall_seconds"] > 0
 
 
-def test_example_tables_of_the_run_and_its_twin(run_dir):
+def test_example_tables_of_the_run_and_its_baseline(run_dir):
     table = indpriv.ExampleTable.from_parquet(run_dir / "examples.parquet")
     assert (len(table.train), len(table.test)) == (300, 60)
     final = build_model(config().model, (6,), 3)
@@ -183,9 +183,9 @@ def test_example_tables_of_the_run_and_its_twin(run_dir):
     assert read_json(run_dir / "run.json")["test_accuracy"] == pytest.approx(
         table.test["correct"].mean()
     )
-    twin = indpriv.ExampleTable.from_parquet(run_dir / "examples-non-dp.parquet")
-    assert (len(twin.train), len(twin.test)) == (300, 60)
-    assert not np.allclose(twin.train["loss"], table.train["loss"])
+    baseline = indpriv.ExampleTable.from_parquet(run_dir / "examples-non-dp.parquet")
+    assert (len(baseline.train), len(baseline.test)) == (300, 60)
+    assert not np.allclose(baseline.train["loss"], table.train["loss"])
 
 
 def test_what_is_sensitive_is_private(run_dir):
