@@ -28,6 +28,7 @@ from indpriv._files import write_json
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
 from indpriv.analysis.declared import Declared
+from indpriv.analysis.summary import FidelityFindings
 from indpriv.audit import RecordedRun, fidelity_against_k, summarise
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.example_table import ExampleTable
@@ -90,7 +91,7 @@ def known():
         log = indpriv.NormLog.from_arrays(norms, np.arange(60), **settings, rounding_mode=mode)
         method = Method(delta=1e-5, **options)
         table = table_for(log, method)
-        fidelity = fidelity_against_k(log, method, table)
+        fidelity = FidelityFindings(fidelity_against_k(log, method, table))
         summaries.append(summarise(log, table, evidence, name="mnist", fidelity=fidelity).to_json())
     measured = {
         "distribution": {

@@ -395,7 +395,7 @@ def test_progress_is_told(run_dir, tmp_path):
     stages = list(dict.fromkeys(stage for stage, _, _ in told))
     assert stages == [
         "reading the log",
-        "checking the evidence",
+        "checking the run",
         "accounting",
         "comparing with larger K",
         "accounting under other choices",

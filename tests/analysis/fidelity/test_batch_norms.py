@@ -165,16 +165,16 @@ def test_steps_without_any_record_leave_the_sum_out():
     batches = sampled(norms_of(), np.random.default_rng(0))
     kept = batches.batch_norms.entries.select(batches.batch_norms.entries.step != 7)
     changed = type(batches.batch_norms)(np.delete(np.arange(STEPS), 7), kept)
-    log = NormLog(**{**vars(batches), "free": changed})
+    log = NormLog(**{**vars(batches), "batch_norms": changed})
     found = free_fidelity(log, Method(delta=1e-5))
     assert found.unbiased_mean_rdp is None
     assert found.standard_error is None
-    with pytest.raises(InputError, match="neither a full record nor free ones"):
+    with pytest.raises(InputError, match="neither a full record nor batch norms"):
         unbiased_rdp(log, ORDER, np.zeros(N, int))
 
 
-def test_the_paper_has_no_free_records():
+def test_the_paper_has_no_batch_norms():
     log = sampled(norms_of(), np.random.default_rng(0), rounding=0.0)
-    bare = NormLog(**{**vars(log), "free": None})
+    bare = NormLog(**{**vars(log), "batch_norms": None})
     ours, theirs = (account(each, delta=1e-5, preset="yu2023").epsilon for each in (log, bare))
     assert np.array_equal(ours, theirs)
