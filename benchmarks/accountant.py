@@ -24,7 +24,7 @@ from opacus.accountants.analysis import rdp as opacus_rdp
 
 from indpriv import NormLog, account, membership_risk
 from indpriv.accountant import Method
-from indpriv.accountant.per_example import prepare_account
+from indpriv.accountant.prepared import prepare_account
 
 CIFAR = {
     "total_steps": 3660,

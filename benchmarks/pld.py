@@ -19,9 +19,8 @@ from dp_accounting.pld import privacy_loss_distribution
 
 from accountant import CIFAR, benchmark, main, report, synthetic_log
 from indpriv import NormLog, account
-from indpriv.accountant.histogram.cells import Mechanisms
 from indpriv.accountant.histogram.counts import DenseCounts
-from indpriv.accountant.histogram.governing_records import Participations
+from indpriv.accountant.histogram.mechanisms import Mechanisms, Participations
 from indpriv.accountant.pld.brackets import CERTIFIED, CHECKED, FALLBACK, pld_epsilon
 from indpriv.accountant.rdp_orders import RdpAccountant
 

@@ -10,7 +10,7 @@ from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import account
 from indpriv.accountant.privacy_filter import PrivacyFilter
 from indpriv.accountant.risk import RiskTable, membership_risk
-from indpriv.accountant.row_caps import cap_rows
+from indpriv.accountant.units import cap_rows
 
 __all__ = [
     "Method",

@@ -1,27 +1,59 @@
-"""Streams the rows of a log through work on blocks of examples: constant memory, all cores. Sensitive."""
+"""Streams the records of a log through work on blocks of examples, on all cores. Sensitive."""
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from indpriv import _checks
-from indpriv.accountant.histogram.cells import n_cores
-from indpriv.accountant.histogram.governing_rows import Block
+from indpriv.norm_log.batch_norms import NO_ENTRIES, BatchNormEntries
 from indpriv.norm_log.norm_log import NormLog
 
-_READ_BYTES = 1 << 26  # of codes and free entries read together
-_ENTRY_BYTES = 16  # of a free entry, at most
+_READ_BYTES = 1 << 26  # of codes and batch norms that are read together
+_ENTRY_BYTES = 16  # of a batch norm, at most
 
 Result = TypeVar("Result")
 
 
+@dataclass(frozen=True)
+class Block:
+    """What a log says of consecutive examples.
+
+    rows: (n_records, n_examples) codes of one or two bytes, or float64 norms, of full records.
+    """
+
+    rows: NDArray[Any]
+    batch_norms: BatchNormEntries = NO_ENTRIES
+
+    @classmethod
+    def of(cls, log: NormLog, start: int, stop: int) -> Block:
+        """Read the examples at positions start to stop."""
+        entries = NO_ENTRIES if log.batch_norms is None else log.batch_norms.read(start, stop)
+        return cls(log.read(start, stop), entries)
+
+    def part(self, start: int, stop: int) -> Block:
+        """The examples at positions start to stop of the block."""
+        return Block(self.rows[:, start:stop], self.batch_norms.block(start, stop))
+
+    def take(self, examples: NDArray[np.int64]) -> Block:
+        """Some of the examples."""
+        return Block(self.rows[:, examples], self.batch_norms.take(examples, self.rows.shape[1]))
+
+
+def n_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def threads(workers: int | None) -> int:
-    """Number of threads: one for each core, or as asked; InputError where that is none."""
+    """The number of threads to use, by default one for each core; InputError if it is below 1."""
     return n_cores() if workers is None else _checks.check_positive_int("workers", workers)
 
 
@@ -36,16 +68,18 @@ def in_blocks(
 ) -> Iterator[Result]:
     """Yield the results of work on consecutive blocks of examples, in order.
 
+    Memory does not grow with the number of examples.
+
     Args:
-        log: whose rows are read, one block after the other.
+        log: the log whose records are read.
         work: takes (start, stop, what the log says of the examples at these positions).
-        size: examples of a block, at most.
+        size: the largest number of examples of a block.
         start: position of the first example.
-        stop: position after the last one; default all.
-        workers: threads, default one for each core. Memory does not grow with the number of examples.
+        stop: position after the last one; by default all examples.
+        workers: the number of threads, by default one for each core.
 
     Raises:
-        InputError: workers or positions that are none.
+        InputError: workers below 1, or a negative position.
     """
     stop = log.n_examples if stop is None else _checks.check_positive_int("stop", stop, minimum=0)
     start = _checks.check_positive_int("start", start, minimum=0)
@@ -57,7 +91,7 @@ def in_blocks(
 def in_order(
     work: Callable[..., Result], tasks: Iterator[tuple[Any, ...]], n_threads: int
 ) -> Iterator[Result]:
-    """Yield the results of work(*task) in the order of the tasks, which are drawn here, a few ahead of their turn."""
+    """Yield the results of work(*task) in the order of the tasks; a few tasks run ahead."""
     if n_threads == 1:
         yield from (work(*task) for task in tasks)
         return
@@ -70,15 +104,14 @@ def in_order(
                     yield running.popleft().result()
             while running:
                 yield running.popleft().result()
-        finally:  # an error, or nobody wants more: what has not begun need not be done
+        finally:  # after an error, or if the caller stops early
             for waiting in running:
                 waiting.cancel()
 
 
 def _tasks(log: NormLog, start: int, stop: int, size: int) -> Iterator[tuple[int, int, Block]]:
-    bytes_per_example = log.n_records * (
-        8 if log.levels is None else np.dtype(log.levels.dtype).itemsize
-    )
+    value_bytes = 8 if log.levels is None else np.dtype(log.levels.dtype).itemsize
+    bytes_per_example = log.n_records * value_bytes
     if log.batch_norms is not None:
         bytes_per_example += _ENTRY_BYTES * int(log.settings.sample_rate.sum())
     for begin, end in _ranges(start, stop, max(1, _READ_BYTES // max(1, bytes_per_example))):

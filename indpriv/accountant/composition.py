@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray
-from indpriv.accountant.histogram.cells import Mechanisms
 from indpriv.accountant.histogram.counts import DenseCounts
+from indpriv.accountant.histogram.mechanisms import Mechanisms
 from indpriv.accountant.rdp_orders import RdpAccountant
 from indpriv.errors import InputError
 

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks
+from indpriv.accountant.engines import ENGINES
 from indpriv.accountant.histogram.governing_records import BETWEEN_RECORDS
 from indpriv.accountant.rdp import check_orders
 from indpriv.accountant.rdp_orders import CONVERSIONS
 
-ACCOUNTANTS = ("rdp", "pld")
 PRESETS = ("yu2023",)
 
 
@@ -36,7 +36,7 @@ class Method:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "delta", _checks.check_delta(self.delta))
-        _checks.check_choice("accountant", self.accountant, ACCOUNTANTS)
+        _checks.check_choice("accountant", self.accountant, tuple(ENGINES))
         _checks.check_choice("conversion", self.conversion, CONVERSIONS)
         _checks.check_choice("between_records", self.between_records, BETWEEN_RECORDS)
         if self.orders is not None:

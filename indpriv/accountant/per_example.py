@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from indpriv._arrays import FloatArray
 from indpriv._progress import Progress
 from indpriv.accountant.claims import ESTIMATE, claim_of
 from indpriv.accountant.method import Method
-from indpriv.accountant.prepared import PreparedAccount, PreparedLog, WorstCase, account_of
+from indpriv.accountant.prepared import PreparedAccount, account_of, as_yu2023, prepare_account
 from indpriv.accountant.privacy_filter import under_filter
-from indpriv.accountant.rdp_orders import RdpAccountant
 from indpriv.accountant.units import Units, check_method, several_rows, worst_cases
 from indpriv.epsilon_table import EpsilonTable
-from indpriv.errors import InputError
-from indpriv.norm_log.levels import Levels
 from indpriv.norm_log.norm_log import NormLog
-from indpriv.norm_log.records import Records
 
 
 def account(
@@ -112,7 +107,7 @@ def _of_units(
 ) -> EpsilonTable:
     """The account of units, some of several rows; those of one row are examples like any other."""
     check_method(method, log.unit)
-    log = _as_yu2023(log) if method.preset == "yu2023" else log
+    log = as_yu2023(log) if method.preset == "yu2023" else log
     one = units.n_rows == 1
     single = replace(
         log.take(units.positions[np.repeat(one, units.n_rows)]),
@@ -156,31 +151,11 @@ def _of_units(
     )
 
 
-def prepare_account(log: NormLog, method: Method) -> PreparedAccount:
-    """Do what all blocks of examples share; raises and warns as `account` does.
-
-    For an engine that accounts parts of a log in many places: `prepare_account(log, method).blocks(start, stop)`.
-    """
-    log = _as_yu2023(log) if method.preset == "yu2023" else log
-    prepared = PreparedLog.of(log, method)
-    return PreparedAccount(
-        prepared=prepared,
-        method=method,
-        rdp=RdpAccountant(
-            prepared.cells,
-            delta=method.delta,
-            conversion=method.conversion,
-            orders=method.rdp_orders,
-        ),
-        worst_case=WorstCase.of(log, method),
-    )
-
-
 def table_of(
     account: PreparedAccount, *, progress: Progress | None = None, workers: int | None = None
 ) -> EpsilonTable:
     """The epsilons of all blocks in one table; progress and workers as of `indpriv.account`."""
-    log, blocks = account.prepared.log, []
+    log, blocks = account.log, []
     for block in account.blocks(workers=workers):
         blocks.append(block)
         if progress is not None:
@@ -189,46 +164,13 @@ def table_of(
         example_ids=log.example_ids,
         epsilon=np.concatenate([block.epsilon for block in blocks]),
         epsilon_lower=np.concatenate([block.epsilon_lower for block in blocks]),
-        epsilon_upper=np.concatenate([block.epsilon_upper for block in blocks]),
-        worst_case_epsilon=account.worst_case.epsilon,
-        claim=account.prepared.claim,
-        claim_reason=account.prepared.claim_reason,
-        account=account.prepared.account,
+        epsilon_upper=np.concatenate([block.epsilon for block in blocks]),
+        worst_case_epsilon=float(account.engine.worst_case.epsilon[0]),
+        claim=account.claim,
+        claim_reason=account.claim_reason,
+        account=account.account,
         details={
             name: np.concatenate([block.details[name] for block in blocks])
             for name in blocks[0].details
         },
     )
-
-
-@dataclass(frozen=True)
-class _Encoded:
-    """Rows without rounding, read as codes."""
-
-    records: Records
-    levels: Levels
-    max_grad_norm: FloatArray
-
-    def read(self, rows: NDArray[np.int64], start: int, stop: int) -> NDArray[np.generic]:
-        norms = self.records.read(rows, start, stop).astype(np.float64)
-        codes = np.empty(norms.shape, self.levels.dtype)
-        for index, row in enumerate(rows):
-            codes[index] = self.levels.encode(norms[index], self.max_grad_norm[row])
-        return codes
-
-
-def _as_yu2023(log: NormLog) -> NormLog:
-    """The log with the paper's rounding; InputError where its own rounding is another."""
-    paper = Levels(0.01, "nearest")
-    log = replace(log, batch_norms=None)  # the paper has full records only
-    if log.levels == paper:
-        return log
-    if log.levels is not None:
-        raise InputError(
-            f'preset="yu2023" needs norms rounded to the nearest 0.01, but this log has rounding={log.levels.rounding}, '
-            f'rounding_mode="{log.levels.rounding_mode}"; record with rounding=0.01, rounding_mode="nearest", or with '
-            "rounding=0"
-        )
-    max_grad_norm = np.zeros(int(log.rows.max(initial=-1)) + 1)
-    max_grad_norm[log.rows] = log.settings.max_grad_norm[log.recorded_steps]
-    return replace(log, levels=paper, records=_Encoded(log.records, paper, max_grad_norm))

@@ -32,8 +32,9 @@ _NARROWING = 16  # a round places orders this much closer to each other than the
 _ROUNDS = 12
 _GAIN = 3e-6  # of epsilon; the search stops where less is to be gained
 _FINEST = {
-    2_500: 1,
-    10_000: 128,
+    2_048: 1,
+    4_096: 32,
+    65_536: 64,
     math.inf: 256,
 }  # closest positions, by number of cells: each order costs all cells
 _FINEST_OF_DEAR = 32  # where each divergence is computed for itself

@@ -19,13 +19,15 @@ from numpy.typing import ArrayLike, NDArray
 from indpriv import _checks
 from indpriv._arrays import FloatArray
 from indpriv._progress import Progress
-from indpriv.accountant.blocks import in_blocks
-from indpriv.accountant.histogram.governing_records import Participations
-from indpriv.accountant.histogram.governing_rows import Block
+from indpriv.accountant.blocks import Block, in_blocks
+from indpriv.accountant.claims import claim_of
+from indpriv.accountant.histogram.histogram import Histogram, whole_histograms
+from indpriv.accountant.histogram.mechanisms import Participations
 from indpriv.accountant.method import Method
 from indpriv.accountant.pld import curves
 from indpriv.accountant.pld.loss_sum import Bounds
-from indpriv.accountant.prepared import PreparedLog, WorstSteps
+from indpriv.accountant.prepared import account_of, block_size, checked
+from indpriv.accountant.worst_case import worst_case_rdp, worst_case_steps
 from indpriv.epsilon_table import DISCLAIMER, Account
 from indpriv.norm_log.norm_log import NormLog
 
@@ -181,9 +183,9 @@ def membership_risk(
         worst_case=prepared.worst_case,
         false_positive_rate=prepared.readings.false_positive_rate,
         epsilon=prepared.readings.epsilon,
-        claim=prepared.prepared.claim,
-        claim_reason=prepared.prepared.claim_reason,
-        account=prepared.prepared.account,
+        claim=prepared.claim,
+        claim_reason=prepared.claim_reason,
+        account=prepared.account,
     )
 
 
@@ -257,7 +259,12 @@ class Readings:
 class PreparedRisk:
     """What all examples of a log share in `membership_risk`."""
 
-    prepared: PreparedLog
+    log: NormLog
+    upper: Histogram
+    lower: Histogram
+    claim: str
+    claim_reason: str
+    account: Account
     readings: Readings
     worst_case: Risk
 
@@ -268,16 +275,14 @@ class PreparedRisk:
 
         Memory does not grow with their number. workers: threads, by default one for each core.
         """
-        size = self.prepared.block_size
+        size = block_size(self.upper.bytes_per_example + 16 * len(self.upper.cells.mechanisms))
         yield from in_blocks(
-            self.prepared.log, self._block, size=size, start=start, stop=stop, workers=workers
+            self.log, self._block, size=size, start=start, stop=stop, workers=workers
         )
 
     def _block(self, start: int, stop: int, block: Block) -> Risk:
-        governing, whole = self.prepared.governing, self.prepared.whole_cells
-        rows = governing.read(block)
-        up = whole[0].participations(rows)
-        down = up if len(whole) == 1 else whole[1].participations(rows)
+        up = self.upper.participations(block)
+        down = up if self.lower is self.upper else self.lower.participations(block)
         keys = up.counts if down is up else np.hstack([up.counts, down.counts])
         _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
         distinct = up.select(first)
@@ -287,7 +292,7 @@ class PreparedRisk:
         clipped = np.zeros(stop - start, bool)
         close = np.flatnonzero(risk.advantage >= self.worst_case.advantage * (1 - 1e-3))
         if len(close):
-            clipped[close] = governing.always_clipped(block.take(close))
+            clipped[close] = self.lower.norms.always_clipped(block.take(close))
         return _at_most(risk, self.worst_case, clipped)
 
 
@@ -295,12 +300,18 @@ def prepare_risk(
     log: NormLog, method: Method, *, false_positive_rate: ArrayLike, epsilon: ArrayLike
 ) -> PreparedRisk:
     """Do what all blocks of examples share; raises and warns as `membership_risk` does."""
-    prepared, worst = PreparedLog.of(log, method), WorstSteps.of(log)
-    largest = worst.rdp_epsilon(method)
-    readings = Readings.of(
-        false_positive_rate, epsilon, delta=method.delta, largest_epsilon=largest
+    log = checked(log, method)
+    upper, lower = whole_histograms(log, method.between_records)
+    readings = _readings(log, method, false_positive_rate, epsilon)
+    return PreparedRisk(
+        log,
+        upper,
+        lower,
+        *claim_of(log, method.between_records),
+        account_of(log, method),
+        readings,
+        _worst_case(log, readings),
     )
-    return PreparedRisk(prepared, readings, readings.off(worst.up, worst.down))
 
 
 def worst_case_risk(log: NormLog, *, delta: float, false_positive_rate: ArrayLike) -> Risk:
@@ -308,11 +319,19 @@ def worst_case_risk(log: NormLog, *, delta: float, false_positive_rate: ArrayLik
 
     It is the risk of one row at max_grad_norm in every step; a unit of several rows has more.
     """
-    worst, method = WorstSteps.of(log), Method(delta=delta, accountant="pld")
-    readings = Readings.of(
-        false_positive_rate, (), delta=delta, largest_epsilon=worst.rdp_epsilon(method)
-    )
-    return readings.off(worst.up, worst.down)
+    method = Method(delta=delta, accountant="pld")
+    return _worst_case(log, _readings(log, method, false_positive_rate, ()))
+
+
+def _readings(
+    log: NormLog, method: Method, false_positive_rate: ArrayLike, epsilon: ArrayLike
+) -> Readings:
+    largest = float(worst_case_rdp(log, method).epsilon[0])
+    return Readings.of(false_positive_rate, epsilon, delta=method.delta, largest_epsilon=largest)
+
+
+def _worst_case(log: NormLog, readings: Readings) -> Risk:
+    return readings.off(worst_case_steps(log, "up"), worst_case_steps(log, "down"))
 
 
 def _at_most(risk: Risk, worst: Risk, clipped: NDArray[np.bool_]) -> Risk:

@@ -46,20 +46,21 @@ RDP, by 3, is an upper bound of the mixture's at every order, and a loose one: n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._progress import Progress
-from indpriv.accountant.blocks import in_order, threads
+from indpriv.accountant.blocks import Block, in_order, threads
 from indpriv.accountant.divergence_tables import LazyTable
+from indpriv.accountant.engines import ENGINES
 from indpriv.accountant.histogram.counts import DenseCounts
-from indpriv.accountant.histogram.governing_records import segments_of, worst_case_participations
-from indpriv.accountant.histogram.governing_rows import Block, GoverningRows
+from indpriv.accountant.histogram.governing_records import GoverningRecords
 from indpriv.accountant.histogram.unit_cells import EqualRows, UnitCells
 from indpriv.accountant.method import Method
 from indpriv.accountant.rdp_orders import RdpAccountant, RdpEpsilons
@@ -117,7 +118,7 @@ class Units:
 
 def check_method(method: Method, unit: str) -> None:
     """Refuse a method that cannot take several rows of one unit together."""
-    if method.accountant != "rdp":
+    if not ENGINES[method.accountant].takes_units:
         raise InputError(
             f'accountant="{method.accountant}" cannot take several rows of one {unit} together: their loss is that of a mixture '
             'of Gaussians, which it does not have; pass accountant="rdp", which bounds it, or account rows with unit="example"'
@@ -149,18 +150,17 @@ def several_rows(
         np.all(np.diff(units.positions) == 1)
     )
     log = log if as_they_lie else log.take(units.positions)
-    governing = GoverningRows.of(log, segments_of(log, method.between_records))
-    cells = UnitCells.of(governing, int(units.n_rows.max()))
+    cells = UnitCells.of(log, method.between_records, int(units.n_rows.max()))
     rdp = RdpAccountant(
         LazyTable(cells), delta=method.delta, conversion=method.conversion, orders=method.rdp_orders
     )
     first_row = np.append(units.starts, len(units.positions))
 
     def work(first: int, last: int, block: Block) -> tuple[int, RdpEpsilons]:
-        counts = cells.counts(governing.read(block), first_row[first:last] - first_row[first])
+        counts = cells.counts(block, first_row[first:last] - first_row[first])
         return last, rdp.epsilons(counts)
 
-    size = max(1, _BLOCK_BYTES // (cells.bytes_per_unit + governing.bytes_per_example))
+    size = max(1, _BLOCK_BYTES // (cells.bytes_per_unit))
     tasks = (
         (first, last, Block.of(log, int(first_row[first]), int(first_row[last])))
         for first, last in _blocks(first_row, size)
@@ -194,7 +194,7 @@ def worst_cases(log: NormLog, method: Method, n_rows: IntArray) -> FloatArray:
 
     It depends on the settings of the run alone.
     """
-    steps = worst_case_participations(segments_of(log, "last"))
+    steps = GoverningRecords.of(log, "last").always_clipped()
     n_settings = len(steps.sample_rate)
     each, setting = np.repeat(n_rows, n_settings), np.tile(np.arange(n_settings), len(n_rows))
     cells = EqualRows.at_clipping_norm(
@@ -212,3 +212,63 @@ def worst_cases(log: NormLog, method: Method, n_rows: IntArray) -> FloatArray:
             "a unit (see indpriv.accountant.cap_rows), or train with more noise"
         )
     return epsilon
+
+
+@dataclass(frozen=True)
+class RowCap:
+    """A run in which no unit has more than `cap` rows.
+
+    Attributes:
+        cap: the largest number of rows of a unit.
+        rows_kept, rows_dropped: rows of all units together if each unit keeps its first `cap` rows.
+        units_affected: the number of units that lose rows.
+        worst_case_epsilon: the guarantee that the run would give to every unit.
+    """
+
+    cap: int
+    rows_kept: int
+    rows_dropped: int
+    units_affected: int
+    worst_case_epsilon: float
+
+
+def cap_rows(log: NormLog, method: Method, caps: Sequence[int]) -> tuple[RowCap, ...]:
+    """For each cap: how many rows it would drop, and the worst-case epsilon with it.
+
+    The sample rate stays that of the run. The numbers of rows of the units are private themselves,
+    so choose a cap without looking at them.
+
+    Args:
+        log: the norm log of a run whose unit is not the example; it needs unit_ids.
+        method: how to account; its accountant must take units of several rows.
+        caps: numbers of rows, each at least 1.
+
+    Raises:
+        InputError: a bad cap, or a log in which each row is its own unit.
+
+    >>> log = NormLog.from_arrays([[0.5] * 4], [0], total_steps=10, noise_multiplier=1.0, max_grad_norm=1.0,
+    ...                           sample_rate=0.1, unit="user", unit_ids=["a", "a", "a", "b"])
+    >>> (half,) = cap_rows(log, Method(delta=1e-5), [2])
+    >>> half.rows_dropped, half.units_affected
+    (1, 1)
+    """
+    units = Units.of(log)
+    if units is None:
+        raise InputError(
+            'this log has no units to cap: it needs unit_ids and a unit such as "user"'
+        )
+    check_method(method, log.unit)
+    wanted = np.array([_checks.check_positive_int("cap", cap) for cap in caps], dtype=np.int64)
+    most, place = np.unique(np.minimum(wanted, units.n_rows.max()), return_inverse=True)
+    epsilon = worst_cases(log, method, most)[place]
+    kept = [int(np.minimum(units.n_rows, cap).sum()) for cap in wanted.tolist()]
+    return tuple(
+        RowCap(
+            cap=cap,
+            rows_kept=rows,
+            rows_dropped=log.n_examples - rows,
+            units_affected=int((units.n_rows > cap).sum()),
+            worst_case_epsilon=float(worst),
+        )
+        for cap, rows, worst in zip(wanted.tolist(), kept, epsilon, strict=True)
+    )

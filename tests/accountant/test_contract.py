@@ -1,6 +1,5 @@
 """What every accountant must satisfy, however it computes."""
 
-import importlib.util
 import itertools
 
 import dp_accounting
@@ -13,16 +12,14 @@ from hypothesis import strategies as st
 
 import oracles
 from indpriv import NormLog, account
+from indpriv.accountant.engines import ENGINES
 from indpriv.accountant.histogram.governing_records import BETWEEN_RECORDS
 
-ACCOUNTANTS = ["rdp"] + (
-    ["pld"] if importlib.util.find_spec("indpriv.accountant.pld.brackets") else []
-)
 DELTA = 1e-5
 ORDERS = np.concatenate([np.arange(1.1, 11, 0.3), [12, 16, 24, 32, 48, 64, 128, 256, 1024]])
 SLACK = 1e-9  # relative; below it values may differ by rounding
 
-pytestmark = pytest.mark.parametrize("accountant", ACCOUNTANTS)
+pytestmark = pytest.mark.parametrize("accountant", ENGINES)
 
 
 def audit(log, accountant, between_records="last", delta=DELTA):

@@ -7,9 +7,9 @@ from opacus.accountants import RDPAccountant
 import oracles
 from indpriv import InputError, NormLog, account
 from indpriv.accountant import Method, blocks, prepared
-from indpriv.accountant.histogram.governing_records import Participations
-from indpriv.accountant.per_example import prepare_account
+from indpriv.accountant.histogram.mechanisms import Participations
 from indpriv.accountant.pld.brackets import pld_epsilon
+from indpriv.accountant.prepared import prepare_account
 from indpriv.errors import PrivacyWarning
 
 OPACUS_ORDERS = [1 + x / 10.0 for x in range(1, 100)] + list(range(12, 64))

@@ -10,9 +10,8 @@ from scipy import special, stats
 
 from indpriv import NormLog, account, membership_risk
 from indpriv.accountant import Method, cap_rows
+from indpriv.accountant.blocks import Block
 from indpriv.accountant.divergence_tables import LazyTable
-from indpriv.accountant.histogram.governing_records import segments_of
-from indpriv.accountant.histogram.governing_rows import Block, GoverningRows
 from indpriv.accountant.histogram.unit_cells import UnitCells, row_numbers
 from indpriv.accountant.rdp import renyi_divergences
 from indpriv.accountant.rdp_orders import RdpAccountant, epsilon_offsets
@@ -40,9 +39,8 @@ def cost(norms, order, *, largest_unit=0, **changes):
     """RDP of all steps of one unit at one order, among units of up to so many rows; a record at every step."""
     n_rows = np.shape(norms)[-1]
     log = unit_log(norms, np.zeros(n_rows), **changes)
-    governing = GoverningRows.of(log, segments_of(log, "last"))
-    cells = UnitCells.of(governing, max(n_rows, largest_unit))
-    counts = cells.counts(governing.read(Block.of(log, 0, n_rows)), np.array([0]))
+    cells = UnitCells.of(log, "last", max(n_rows, largest_unit))
+    counts = cells.counts(Block.of(log, 0, n_rows), np.array([0]))
     table, rows = LazyTable(cells).at(np.array([[order]]), counts, np.array([0]))
     return counts.totals_at(np.array([0]), table, rows[:, 0])[0]
 
@@ -229,9 +227,8 @@ def test_more_rows_than_a_cell_holds_are_bounded_from_above():
 def test_divergences_are_computed_only_where_units_have_steps():
     """Else people with hundreds of rows would cost minutes at orders that none of them can use."""
     log = unit_log(np.full((1, 201), 0.3), [0] * 198 + [1, 1, 2])
-    governing = GoverningRows.of(log, segments_of(log, "last"))
-    cells = UnitCells.of(governing, 198)
-    counts = cells.counts(governing.read(Block.of(log, 0, 201)), np.array([0, 198, 200]))
+    cells = UnitCells.of(log, "last", 198)
+    counts = cells.counts(Block.of(log, 0, 201), np.array([0, 198, 200]))
     asked = []
 
     class Counted:

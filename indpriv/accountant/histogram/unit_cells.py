@@ -6,15 +6,18 @@ import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray, IntArray
-from indpriv.accountant.histogram.cells import n_cores
+from indpriv.accountant.blocks import Block, n_cores
 from indpriv.accountant.histogram.counts import Counts, bytes_of, collected
+from indpriv.accountant.histogram.governing_norms import GoverningNorms
 from indpriv.accountant.histogram.governing_records import AT_CLIPPING_NORM
-from indpriv.accountant.histogram.governing_rows import GoverningRows, Rows
 from indpriv.accountant.rdp import divergences_of_pairs
+from indpriv.norm_log.norm_log import NormLog
 
 MOST_ROWS = 1000  # equal rows of a cell; the sums of more rows are shared among so many
 _EVERY_NUMBER, _ROWS_RATIO = (
@@ -86,16 +89,16 @@ class UnitCells:
 
     Attributes:
         mechanisms: of the cells.
-        governing: rows and segments.
+        norms: which norm of a row counts in which step.
         row_numbers: (n_numbers,) see `row_numbers`.
-        nodes: (n_nodes,) ascending from 0, in which the norms of rows are located: levels, or shifts.
-        scale: (n_segment_settings,) from a relative norm to the unit of the nodes.
-        setting: (n_segment_settings,) setting of a cell for each setting of a segment.
-        between_nodes: norms lie between nodes, not on them.
+        nodes: (n_nodes,) ascending from 0, among which norms of rows are located: levels, or shifts.
+        scale: (n_settings,) from a relative norm to the unit of the nodes, by setting of a step.
+        setting: (n_settings,) setting of a cell, by setting of a step.
+        between_nodes: whether norms lie between nodes, not on them.
     """
 
     mechanisms: EqualRows
-    governing: GoverningRows
+    norms: GoverningNorms
     row_numbers: IntArray
     nodes: FloatArray
     scale: FloatArray
@@ -103,36 +106,25 @@ class UnitCells:
     between_nodes: bool
 
     @classmethod
-    def of(cls, governing: GoverningRows, largest_unit: int) -> UnitCells:
-        """The cells of a run whose largest unit has so many rows."""
-        segments, codes = governing.segments, governing.codes
-        numbers = row_numbers(largest_unit)
-        pairs = np.stack([segments.noise_multiplier, segments.sample_rate], axis=1)
+    def of(cls, log: NormLog, between_records: str, largest_unit: int) -> UnitCells:
+        """The cells of a log whose largest unit has this number of rows."""
+        norms = GoverningNorms.of(log, between_records)
+        records, numbers = norms.records, row_numbers(largest_unit)
+        pairs = np.stack([records.noise_multiplier, records.sample_rate], axis=1)
         settings, setting = np.unique(pairs, axis=0, return_inverse=True)
-        on_levels = (
-            codes is not None
-            and largest_unit <= MOST_ROWS
-            and bool(np.all(codes.unit == segments.max_grad_norm[0]))
-            and bool(np.all(segments.max_grad_norm == segments.max_grad_norm[0]))
-        )
-        if codes is not None and on_levels:
-            levels = (
-                np.unique(np.minimum(codes.value[0], 1.0))
-                if len(codes.value)
-                else np.array([0.0, 1.0])
-            )
-            if len(settings) * len(levels) <= _MAX_LEVELS:
-                shifts = levels / settings[:, :1]
-                scale = np.ones(len(setting))
-                mechanisms = _all_rows(shifts, settings[:, 1], numbers)
-                return cls(mechanisms, governing, numbers, levels, scale, setting.ravel(), False)
-        rates, rate = _rounded_up(segments.sample_rate)
-        noise = segments.noise_multiplier
-        nodes = _shift_nodes(
-            _SMALLEST / noise.max(), max(1.0, largest_unit / MOST_ROWS) / noise.min()
-        )
+        tables = np.unique(norms.codes.table(records.max_grad_norm), axis=0)
+        levels = np.unique(tables[0])
+        few = len(settings) * len(levels) <= _MAX_LEVELS and largest_unit <= MOST_ROWS
+        if norms.codes.direct and len(tables) == 1 and few:
+            mechanisms = _all_rows(levels / settings[:, :1], settings[:, 1], numbers)
+            scale = np.ones(len(setting))
+            return cls(mechanisms, norms, numbers, levels, scale, setting.ravel(), False)
+        rates, rate = _rounded_up(records.sample_rate)
+        noise = records.noise_multiplier
+        largest = max(1.0, largest_unit / MOST_ROWS) / noise.min()
+        nodes = _shift_nodes(_SMALLEST / noise.max(), largest)
         mechanisms = _all_rows(np.broadcast_to(nodes, (len(rates), len(nodes))), rates, numbers)
-        return cls(mechanisms, governing, numbers, nodes, 1 / noise, rate, True)
+        return cls(mechanisms, norms, numbers, nodes, 1 / noise, rate, True)
 
     @property
     def n_cells(self) -> int:
@@ -142,60 +134,54 @@ class UnitCells:
     @property
     def bytes_per_unit(self) -> int:
         """Memory that the counts of one unit take."""
-        return bytes_of(self._n_entries, self.n_cells)
+        return bytes_of(self._n_entries, self.n_cells) + self.norms.bytes_per_example
 
     @property
     def _n_entries(self) -> int:
-        return (4 if self.between_nodes else 2) * len(self.governing.segments.row)
+        return (4 if self.between_nodes else 2) * len(self.norms.records.record)
 
     def divergences_at(self, cells: IntArray, orders: FloatArray) -> FloatArray:
         """(n,) Rényi divergence of one step of cells[i] at orders[i]."""
         return self.mechanisms.divergences_at(cells, orders)
 
-    def counts(self, rows: Rows, starts: IntArray) -> Counts:
-        """Counts over the cells of the units whose rows are consecutive columns.
+    def counts(self, block: Block, starts: IntArray) -> Counts:
+        """Counts over the cells of the units whose rows are consecutive examples of a block.
 
-        Args:
-            rows: (n_rows, n_examples) of what the governing rows read.
-            starts: (n_units,) column of each unit's first example.
+        starts: (n_units,) position of each unit's first example.
         """
-        nothing = np.zeros(self.n_cells)
-        return collected(self._entries(rows, starts), len(starts), self._n_entries, nothing)
+        values, nothing = self.norms.read(block), np.zeros(self.n_cells)
+        return collected(self._entries(values, starts), len(starts), self._n_entries, nothing)
 
-    def _entries(self, rows: Rows, starts: IntArray) -> Iterator[tuple[IntArray, FloatArray]]:
-        """(k, n_units) cells and steps, some segments at a time."""
-        segments = self.governing.segments
-        n_rows = np.diff(np.append(starts, rows.shape[1]))
-        chunk = max(1, _AT_ONCE // rows.shape[1])
-        for begin in range(0, len(segments.row), chunk):
-            index = np.arange(begin, min(begin + chunk, len(segments.row)))
-            largest, total = self._sums(rows, starts, n_rows, index)
-            setting = segments.setting[index]
+    def _entries(
+        self, values: NDArray[Any], starts: IntArray
+    ) -> Iterator[tuple[IntArray, FloatArray]]:
+        """(k, n_units) cells and steps, some groups of steps at a time."""
+        records = self.norms.records
+        n_rows = np.diff(np.append(starts, values.shape[1]))
+        chunk = max(1, _AT_ONCE // values.shape[1])
+        for begin in range(0, len(records.record), chunk):
+            index = np.arange(begin, min(begin + chunk, len(records.record)))
+            largest, total = self._sums(values, starts, n_rows, index)
+            setting = records.setting[index]
             scale = self.scale[setting][:, None]
             first = self.setting[setting][:, None] * (len(self.row_numbers) * len(self.nodes))
-            steps = segments.count[index].astype(np.float64)[:, None]
+            steps = records.steps[index].astype(np.float64)[:, None]
             for cell, share in self._located(largest * scale, total * scale):
                 yield first + cell, steps * share
 
     def _sums(
-        self, rows: Rows, starts: IntArray, n_rows: IntArray, index: IntArray
+        self, values: NDArray[Any], starts: IntArray, n_rows: IntArray, index: IntArray
     ) -> tuple[FloatArray, FloatArray]:
         """(len(index), n_units) largest relative norm of a unit's rows, and their sum."""
-        segments, codes = self.governing.segments, self.governing.codes
-        row, clip = segments.row[index], segments.max_grad_norm[segments.setting[index]]
+        records = self.norms.records
+        record, clip = records.record[index], records.max_grad_norm[records.setting[index]]
         largest = np.ones((len(index), len(starts)))
         total = np.broadcast_to(n_rows.astype(np.float64), largest.shape).copy()
-        known = np.flatnonzero(row != AT_CLIPPING_NORM)
-        if not len(known):
-            return largest, total
-        if codes is None:
-            relative = np.minimum(rows[row[known]] / clip[known, None], 1.0)
-        else:
-            table = codes.relative_norms(row[known], clip[known])
-            offsets = np.arange(len(known))[:, None] * codes.n_codes
-            relative = table.ravel().take(rows[row[known]] + offsets)
-        largest[known] = np.maximum.reduceat(relative, starts, axis=1)
-        total[known] = np.add.reduceat(relative, starts, axis=1) * (1 + _ROUNDING)
+        known = np.flatnonzero(record != AT_CLIPPING_NORM)
+        if len(known):
+            relative = self.norms.codes.relative(values[record[known]], clip[known, None])
+            largest[known] = np.maximum.reduceat(relative, starts, axis=1)
+            total[known] = np.add.reduceat(relative, starts, axis=1) * (1 + _ROUNDING)
         return largest, total
 
     def _located(

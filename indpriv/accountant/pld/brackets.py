@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray
-from indpriv.accountant.histogram.governing_records import Participations
+from indpriv.accountant.histogram.mechanisms import Participations
 from indpriv.accountant.pld import closed_form
 from indpriv.accountant.pld.laplace import contour_brackets, contour_deltas
 from indpriv.accountant.pld.loss_distribution import grid_brackets, grid_deltas
@@ -79,7 +79,7 @@ def pld_epsilon(
         InputError: counts that are negative or not whole numbers, or delta outside (0, 1).
         ArithmeticError: two proven bounds contradict each other, which is a defect.
 
-    >>> from indpriv.accountant.histogram.governing_records import Participations
+    >>> from indpriv.accountant.histogram.mechanisms import Participations
     >>> one, rate = np.array([1.0]), np.array([4096 / 50000])
     >>> run = Participations(one, 3 * one, rate, np.array([[3660.0]]))
     >>> result = pld_epsilon(run, delta=1e-5, rdp_upper=np.array([8.8806]))

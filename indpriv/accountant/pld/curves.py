@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from indpriv._arrays import FloatArray
-from indpriv.accountant.histogram.governing_records import Participations
+from indpriv.accountant.histogram.mechanisms import Participations
 from indpriv.accountant.pld.brackets import pld_delta, pld_epsilon
 from indpriv.accountant.pld.closed_form import gaussian_delta, invert_delta
 from indpriv.accountant.pld.loss_sum import Bounds

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import erf, ndtri
 
 from indpriv._arrays import FloatArray
-from indpriv.accountant.histogram.governing_records import Participations
+from indpriv.accountant.histogram.mechanisms import Participations
 
 ComplexArray = NDArray[np.complex128]
 UNIT_ROUNDOFF = 2.0**-53

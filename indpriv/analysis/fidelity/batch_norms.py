@@ -20,16 +20,14 @@ from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._plain import AtLeastZero, Count, Share
-from indpriv.accountant.blocks import in_blocks
+from indpriv.accountant.blocks import Block, in_blocks
 from indpriv.accountant.claims import uses_batch_norms
-from indpriv.accountant.histogram.cells import Mechanisms
-from indpriv.accountant.histogram.counts import DenseCounts
-from indpriv.accountant.histogram.governing_rows import Block
-from indpriv.accountant.histogram.span_cells import known_of, relative_of
+from indpriv.accountant.histogram.governing_norms import GoverningNorms
+from indpriv.accountant.histogram.histogram import Histogram
 from indpriv.accountant.method import Method
-from indpriv.accountant.prepared import PreparedLog, WorstSteps
+from indpriv.accountant.prepared import block_size
 from indpriv.accountant.rdp import renyi_divergences
-from indpriv.accountant.rdp_orders import RdpAccountant
+from indpriv.accountant.worst_case import worst_case_rdp
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 
@@ -138,7 +136,8 @@ def free_fidelity(log: NormLog, method: Method) -> BatchNormFidelity | None:
         or log.sampler != "poisson"
     ):
         return None
-    order = _order(log, method)
+    # The best order for the worst case: a choice that looks at no norm.
+    order = float(worst_case_rdp(log, method).best_order[0])
     found = _measure(log, method.between_records, order)
     errors = _Errors.together([part.errors for part in found])
     n_entries, n = int(errors.histogram.sum()), log.n_examples
@@ -210,16 +209,6 @@ def _covered(log: NormLog) -> bool:
     return bool(known.all())
 
 
-def _order(log: NormLog, method: Method) -> float:
-    """The best order for the worst case: a choice that looks at no norm."""
-    steps = WorstSteps.of(log).shared
-    mechanisms = Mechanisms(steps.relative_norms, steps.noise_multiplier, steps.sample_rate)
-    accountant = RdpAccountant(
-        mechanisms, delta=method.delta, conversion=method.conversion, orders=method.rdp_orders
-    )
-    return float(accountant.epsilons(DenseCounts(steps.counts)).best_order[0])
-
-
 @dataclass(frozen=True)
 class _StepCost:
     """RDP of one step at one order, by the setting of the step and the norm."""
@@ -246,41 +235,38 @@ class _StepCost:
 
 
 def _mean_rdp(log: NormLog, method: Method, order: float) -> float:
-    """Of the account of all examples, at one order."""
-    prepared = PreparedLog.of(log, method)
-    table = prepared.cells.divergences(np.array([order]))
+    """Mean over all examples of the account's RDP at one order."""
+    histogram = Histogram.of(log, method.between_records)
+    table = histogram.divergences(np.array([order]))
 
     def work(_start: int, _stop: int, block: Block) -> float:
-        return float(prepared.cells.counts(prepared.governing.read(block)).totals(table).sum())
+        return float(histogram.counts(block).totals(table).sum())
 
-    return sum(in_blocks(log, work, size=prepared.block_size)) / log.n_examples
+    size = block_size(histogram.bytes_per_example)
+    return sum(in_blocks(log, work, size=size)) / log.n_examples
 
 
 def _measure(log: NormLog, between_records: str, order: float) -> list[_Found]:
     """Look at a log block by block."""
-    cost = _StepCost.of(log, order)
-    norms = log.n_records + 1 + int(log.settings.sample_rate.sum())
+    cost, norms = _StepCost.of(log, order), GoverningNorms.of(log, between_records)
 
     def work(_start: int, _stop: int, block: Block) -> _Found:
-        return _look(log, between_records, block, cost)
+        return _look(norms, block, cost)
 
-    return list(in_blocks(log, work, size=max(1, _BLOCK_BYTES // (_NORM_BYTES * norms))))
+    each = log.n_records + 1 + int(log.settings.sample_rate.sum())
+    return list(in_blocks(log, work, size=max(1, _BLOCK_BYTES // (_NORM_BYTES * each))))
 
 
-def _look(log: NormLog, between_records: str, block: Block, cost: _StepCost) -> _Found:
-    known, value = known_of(log, block)
-    entry, other = known.batch_norms, known.in_place_of_batch_norms(between_records, value)
+def _look(norms: GoverningNorms, block: Block, cost: _StepCost) -> _Found:
+    log, known = norms.log, norms.known(block)
+    entry, other = known.batch_norms, known.in_place_of_batch_norms(norms.between_records)
     step, example, n = known.step[entry], known.example[entry], len(known.first)
     max_grad_norm, rate = log.settings.max_grad_norm, log.settings.sample_rate[step]
-    if log.levels is None:
-        exact, estimate = (
-            np.minimum(known.norm[index] / max_grad_norm[step], 1.0) for index in (entry, other)
-        )
-        rows = np.minimum(block.rows / max_grad_norm[log.recorded_steps][:, None], 1.0)
-    else:
-        exact, rows = (log.levels.relative(codes) for codes in (known.norm[entry], block.rows))
-        moved = max_grad_norm[known.step[other]] / max_grad_norm[step]
-        estimate = np.minimum(relative_of(log.levels, known.norm[other]) * moved, 1.0)
+    exact, estimate = (
+        norms.codes.relative(known.norm[index], max_grad_norm[step]) for index in (entry, other)
+    )
+    recorded = max_grad_norm[log.recorded_steps][:, None]
+    rows = norms.codes.relative(norms.full(block), recorded)
     exact_cost = cost(exact, step)
     excess = cost(estimate, step) - exact_cost
     full_cost = cost(rows, np.broadcast_to(log.recorded_steps[:, None], rows.shape)).sum(axis=0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import oracles
 from delta_bounds import delta_bounds
-from indpriv.accountant.histogram.governing_records import Participations
+from indpriv.accountant.histogram.mechanisms import Participations
 from indpriv.accountant.pld import closed_form, laplace, loss_distribution
 from indpriv.accountant.pld.brackets import FALLBACK, pld_delta, pld_epsilon
 from indpriv.errors import InputError

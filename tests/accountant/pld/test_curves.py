@@ -8,7 +8,7 @@ from scipy.stats import norm
 
 import oracles
 from delta_bounds import delta_bounds
-from indpriv.accountant.histogram.governing_records import Participations
+from indpriv.accountant.histogram.mechanisms import Participations
 from indpriv.accountant.pld import curves
 from indpriv.accountant.pld.curves import (
     delta_curve,

@@ -11,9 +11,8 @@ import pytest
 
 import oracles
 from delta_bounds import delta_bounds
-from indpriv.accountant.histogram.cells import Mechanisms
 from indpriv.accountant.histogram.counts import DenseCounts
-from indpriv.accountant.histogram.governing_records import Participations
+from indpriv.accountant.histogram.mechanisms import Mechanisms, Participations
 from indpriv.accountant.pld.brackets import FALLBACK, pld_epsilon
 from indpriv.accountant.rdp_orders import RdpAccountant
 

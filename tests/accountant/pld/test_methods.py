@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import oracles
 from delta_bounds import delta_bounds
-from indpriv.accountant.histogram.governing_records import Participations
+from indpriv.accountant.histogram.mechanisms import Participations
 from indpriv.accountant.pld import closed_form
 from indpriv.accountant.pld.laplace import contour_brackets, contour_deltas
 from indpriv.accountant.pld.loss_distribution import grid_brackets, grid_deltas

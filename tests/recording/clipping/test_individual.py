@@ -13,8 +13,8 @@ from torch import nn
 
 import indpriv
 from indpriv import EvidenceError, InputError, NormLog
-from indpriv.accountant.histogram.governing_records import segments_of
-from indpriv.accountant.histogram.governing_rows import Block, GoverningRows
+from indpriv.accountant.blocks import Block
+from indpriv.accountant.histogram.governing_norms import GoverningNorms
 from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.levels import Levels
 from indpriv.norm_log.verify import verify
@@ -239,13 +239,10 @@ def test_what_training_clips_at_is_what_accounting_charges(
     settings = {"noise_multiplier": 1.0, "max_grad_norm": [recorded_at, now], "sample_rate": 0.1}
     asked = norms + headroom * recorded_at
     log = NormLog.from_arrays(asked[None], [0], total_steps=2, rounding=rounding, **settings)
-    rows = GoverningRows.of(log, segments_of(log, "last"))
+    governing = GoverningNorms.of(log, "last")
+    values = governing.read(Block(log.read()))[0]
     for step, (clip_norm, thresholds) in enumerate(((recorded_at, during), (now, after))):
-        if rows.codes is None:
-            charged = np.minimum(log.read()[0], clip_norm)
-        else:
-            relative = rows.codes.relative_norms(np.array([0]), np.array([clip_norm]))[0]
-            charged = relative[rows.read(Block(log.read()))[0]] * clip_norm
+        charged = governing.codes.relative(values, np.full(5, clip_norm)) * clip_norm
         assert np.all(thresholds.astype(np.float32) <= charged * (1 + 1e-12)), (
             step
         )  # also as training holds them

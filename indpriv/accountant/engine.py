@@ -1,0 +1,62 @@
+"""What an accountant must provide; `engines` lists those that there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indpriv._arrays import FloatArray
+from indpriv.accountant.blocks import Block
+from indpriv.accountant.histogram.histogram import Histogram
+from indpriv.norm_log.norm_log import NormLog
+
+if TYPE_CHECKING:
+    from indpriv.accountant.method import Method
+
+
+@dataclass(frozen=True)
+class Epsilons:
+    """Bounds of the epsilon of each of n examples; arrays have shape (n,).
+
+    Attributes:
+        epsilon: never below the truth. epsilon_lower: never above it.
+        details: further columns of the accountant.
+    """
+
+    epsilon: FloatArray
+    epsilon_lower: FloatArray
+    details: dict[str, NDArray[np.generic]]
+
+
+class Engine(Protocol):
+    """The account of one log by one accountant: what all blocks share, then block by block."""
+
+    takes_units: ClassVar[bool]  # whether several rows of one unit can be accounted together
+    numerical_noise: ClassVar[str]  # largest relative change of others' epsilons without one person
+
+    @classmethod
+    def prepare(cls, log: NormLog, method: Method) -> Engine:
+        """Do what all blocks of examples share."""
+        ...
+
+    @property
+    def worst_case(self) -> Epsilons:
+        """Bounds of one example that is clipped in every step."""
+        ...
+
+    @property
+    def histogram(self) -> Histogram:
+        """How norms are counted; it never says that an example is always clipped unless it is."""
+        ...
+
+    @property
+    def bytes_per_example(self) -> int:
+        """Memory that `block` takes for one example."""
+        ...
+
+    def block(self, block: Block) -> Epsilons:
+        """Bounds of a block of examples, none above the worst case."""
+        ...
