@@ -21,7 +21,7 @@ WIDE = 100
 
 # Accounts a rounded log by RDP and prints what runs in the package: files, and classes with a method.
 DEFAULT_PATH = """
-import sys, threading
+import inspect, sys, threading
 import numpy as np
 import indpriv
 log = indpriv.NormLog.from_arrays(
@@ -30,8 +30,10 @@ log = indpriv.NormLog.from_arrays(
 )
 ran = set()
 def watch(frame, event, _):
-    if event == "call" and "/indpriv/" in frame.f_code.co_filename:
-        ran.add((frame.f_code.co_filename.split("/indpriv/")[-1], frame.f_code.co_qualname))
+    code = frame.f_code
+    is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)  # not the body of a module or class
+    if event == "call" and is_function and "/indpriv/" in code.co_filename:
+        ran.add((code.co_filename.split("/indpriv/")[-1], code.co_qualname))
 threading.setprofile(watch)
 sys.setprofile(watch)
 indpriv.account(log, delta=1e-5)
