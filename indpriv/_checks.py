@@ -5,7 +5,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,6 +23,12 @@ FORMER_NAMES = {
     "exact_examples": "reference_examples",
     "non_dp_twin": "non_private_baseline",
     "non_dp_learning_rate": "non_private_learning_rate",
+}
+FORMER_ATTRIBUTES = {
+    **FORMER_NAMES,
+    "free": "batch_norms",
+    "exact_positions": "reference_positions",
+    "exact_records": "reference_records",
 }
 
 
@@ -137,6 +143,17 @@ def warn_caller(message: str) -> None:
     ):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, PrivacyWarning, stacklevel=level)
+
+
+class FormerNames:
+    """Lets objects answer to the names that their attributes had before 0.2."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in FORMER_ATTRIBUTES:
+                return getattr(self, FORMER_ATTRIBUTES[name])
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 def with_current_names(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class Filtered:
 
 
 @dataclass(frozen=True)
-class NormLog:
+class NormLog(_checks.FormerNames):
     """Realised step settings and rounded per-example gradient norms of one training run.
 
     Make one with `from_arrays` or `open`. Steps are 0-based; a record at step t holds norms at the

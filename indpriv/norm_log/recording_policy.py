@@ -13,6 +13,7 @@ from typing import Any
 
 from indpriv._checks import (
     FORMER_NAMES,
+    FormerNames,
     accepts_former_names,
     check_positive_int,
     with_current_names,
@@ -26,7 +27,7 @@ _WHOLE = 1 + 1e-12  # a whole number of steps may come out slightly too small
 
 
 @dataclass(frozen=True)
-class RecordingPolicy:
+class RecordingPolicy(FormerNames):
     """What a Recorder takes, and when.
 
     Full passes come before step `first` and then after gaps of `every`, `every * growth`, `every *

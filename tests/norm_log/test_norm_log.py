@@ -3,6 +3,7 @@ import pytest
 
 from indpriv import InputError, NormLog
 from indpriv.errors import PrivacyWarning
+from indpriv.norm_log.recording_policy import RecordingPolicy
 
 GOOD = {"total_steps": 4, "noise_multiplier": 1.0, "max_grad_norm": 2.0, "sample_rate": 0.1}
 
@@ -97,3 +98,22 @@ def test_a_log_without_records_is_the_worst_case():
 
 def test_one_example_is_a_log():
     assert make(norms=[[0.3]], steps=[0]).n_examples == 1
+
+
+def test_former_names_of_a_log_still_work():
+    entries = ([0, 1], [0, 1], [0.5, 0.25])
+    log = NormLog.from_arrays([[0.2, 0.3]], [0], **GOOD, free_records=entries)
+    current = NormLog.from_arrays([[0.2, 0.3]], [0], **GOOD, batch_norms=entries)
+    assert len(log.free.read(0, 2)) == len(current.batch_norms.read(0, 2)) == 2
+    assert log.exact_positions is None
+    assert log.exact_examples() is None
+    with pytest.raises(AttributeError, match="no attribute 'frees'"):
+        getattr(log, "fre" + "es")
+
+
+def test_former_names_of_a_policy_still_work():
+    policy = RecordingPolicy(every=4, free_records=True, exact_examples=3)
+    assert policy == RecordingPolicy(every=4, batch_norms=True, reference_examples=3)
+    assert (policy.free_records, policy.exact_examples) == (True, 3)
+    with pytest.raises(InputError, match="free_records and batch_norms are both given"):
+        RecordingPolicy(every=4, free_records=True, batch_norms=True)
