@@ -188,7 +188,7 @@ def test_policy_and_cost_of_recording_are_told(audited):
     assert text in " ".join(screen(summary).split())
     recorder = json.loads((folder / "audit.json").read_text())["run"]["recorder"]
     assert recorder["policy"] == {
-        "every": 1, "growth": 1.0, "longest": None, "batch_norms": False, "reference_examples": 0, "first": 0
+        "every": 1, "growth": 1.0, "longest": None, "free_records": False, "exact_examples": 0, "first": 0
     }  # fmt: skip
     assert (recorder["pass_seconds"], recorder["training_seconds"]) == (pytest.approx(3.0), 2.0)
 
