@@ -1,4 +1,7 @@
-"""What an account of a log may be called: "exact" (never too small for this trajectory) or "estimate", and why."""
+"""What an account may be called, and why.
+
+"exact": never too small for this trajectory. "estimate": anything else.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,16 @@ ESTIMATE = "estimate"
 def claim_of(log: NormLog, between_records: str) -> tuple[str, str]:
     """The claim of an account of this log, and its reason in plain sentences.
 
-    Exact needs all of: norms rounded up or not at all, Poisson sampling, no caveat from recording, and every step
-    either recorded, counted at max_grad_norm, or individually clipped at its last recorded level.
+    An exact account needs norms that are rounded up or not at all, Poisson sampling, no caveat from
+    recording, and every step either recorded, counted at max_grad_norm, or individually clipped at
+    its last recorded level.
 
     Args:
         log: the log.
         between_records: "last", "closest" or "worst_case".
 
     Returns:
-        (claim, reason); the reason of an estimate names everything that makes it one.
+        (claim, reason); the reason of an estimate names all that makes it one.
     """
     doubts = []
     if log.levels is not None and log.levels.rounding_mode != "up":
@@ -32,18 +36,22 @@ def claim_of(log: NormLog, between_records: str) -> tuple[str, str]:
             f"batches were drawn by {which} sampler, and the analysis assumes Poisson sampling"
         )
     doubts.extend(log.caveats)
-    free = uses_batch_norms(log, between_records)
-    covered = None if free else _coverage(log, between_records)
+    by_batch = uses_batch_norms(log, between_records)
+    covered = None if by_batch else _coverage(log, between_records)
     if covered is None:
         share = f"{log.n_records - log.n_unreadable} of {log.total_steps} steps"
-        which = f"{between_records} record" + (" of the example, full or free" if free else "")
+        which = f"{between_records} record"
+        if by_batch:
+            which += " or batch norm of the example"
         doubts.append(
-            f"only {share} were recorded in full, and the norms in between are taken from the {which}"
+            f"only {share} were recorded in full, and the norms in between are taken from the "
+            f"{which}"
         )
     unreadable = []
     if log.n_unreadable:
         unreadable.append(
-            f"{log.n_unreadable} of the {log.n_records} records cannot be read: what they govern counts at max_grad_norm"
+            f"{log.n_unreadable} of the {log.n_records} records cannot be read: the steps that they "
+            "govern count at max_grad_norm"
         )
     if doubts:
         return ESTIMATE, _sentences(doubts + unreadable)
@@ -52,10 +60,10 @@ def claim_of(log: NormLog, between_records: str) -> tuple[str, str]:
 
 
 def uses_batch_norms(log: NormLog, between_records: str) -> bool:
-    """Whether batch norms say anything to an account of this log.
+    """Whether an account of this log uses its batch norms.
 
-    They do not where steps without a full record count at max_grad_norm, nor where training clipped every example at its
-    last full record: neither account needs the coins of the sampler to be exact.
+    It does not if steps without a full record count at max_grad_norm, or if training clipped each
+    example at its last full record: such an account is exact without them.
     """
     some = log.batch_norms is not None and log.n_records < log.total_steps
     return some and between_records in ("last", "closest") and not log.individually_clipped

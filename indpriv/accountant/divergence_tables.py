@@ -1,6 +1,6 @@
-"""Divergences of the cells of a run at the orders that a search asks for, each computed once. Sensitive by the norms used.
+"""Divergences of cells at the orders that a search asks for, each computed once. Sensitive.
 
-Threads may share a table. What `at` hands out is never changed where its examples look.
+Threads may share a table: entries that `at` has handed out for its examples never change.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Divergences(Protocol):
         ...
 
 
-class DearDivergences(Protocol):
-    """Cells whose divergences take long: each is asked for by itself."""
+class SlowDivergences(Protocol):
+    """Cells whose divergences take long to compute: each is asked for by itself."""
 
     @property
     def n_cells(self) -> int:
@@ -49,7 +49,7 @@ class WholeTable:
     def at(
         self, orders: FloatArray, counts: Counts, examples: IntArray
     ) -> tuple[FloatArray, IntArray]:
-        """A table (n_rows, n_cells), and the row of it that holds each of the orders (len(examples), m)."""
+        """A table (n_rows, n_cells), and its row for each of the orders (len(examples), m)."""
         wanted, inverse = np.unique(orders, return_inverse=True)
         with self._lock:
             missing = np.array([order for order in wanted.tolist() if order not in self._row_of])
@@ -73,9 +73,9 @@ class WholeTable:
 
 
 class LazyTable:
-    """Divergences of those cells only in which an example that asks has steps; other entries mean nothing."""
+    """Divergences of the cells that the asking examples met; other entries mean nothing."""
 
-    def __init__(self, source: DearDivergences) -> None:
+    def __init__(self, source: SlowDivergences) -> None:
         self._source = source
         self._forget()
         self._lock = threading.Lock()
@@ -88,7 +88,7 @@ class LazyTable:
     def at(
         self, orders: FloatArray, counts: Counts, examples: IntArray
     ) -> tuple[FloatArray, IntArray]:
-        """A table (n_rows, n_cells), and the row of it that holds each of the orders (len(examples), m)."""
+        """A table (n_rows, n_cells), and its row for each of the orders (len(examples), m)."""
         wanted, inverse = np.unique(orders, return_inverse=True)
         inverse = inverse.reshape(orders.shape)
         with self._lock:

@@ -1,4 +1,4 @@
-"""How epsilons are computed: the arguments of `indpriv.account` that every account of a log needs, checked once."""
+"""How epsilons are computed: the checked arguments of `indpriv.account`."""
 
 from __future__ import annotations
 

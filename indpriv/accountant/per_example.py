@@ -29,44 +29,58 @@ def account(
     progress: Progress | None = None,
     workers: int | None = None,
 ) -> EpsilonTable:
-    """Epsilon of every example along the trajectory that the log recorded, with what it may be called.
+    """The epsilon of every example along the trajectory that the log recorded.
 
     Args:
         log: the norm log of the run.
-        delta: of the bound, in (0, 1); well below 1 / n_examples.
+        delta: of the bound, in (0, 1); choose it well below 1 / n_examples.
         accountant: "rdp" (an upper bound) or "pld" (tight, with a bracket).
         conversion: RDP to (epsilon, delta): "canonne2020" (tighter) or "mironov2017" (the paper's).
-        between_records: "last" (the last known norm), "closest" (the record closest in time; ties: the larger norm) or
-            "worst_case" (max_grad_norm). Steps before the first record always count at max_grad_norm.
-        orders: Rényi orders; default a grid from 1.0001 to 10^5, refined around each example's best order.
-        preset: "yu2023" reproduces Yu et al. 2023: nearest rounding to 0.01, the 2017 conversion, the last norm.
-        progress: called with (examples done, examples in all) after each block.
-        workers: threads; default one for each core. It changes nothing but the time.
+        between_records: what a step without a record counts at: "last" (the last known norm),
+            "closest" (the record closest in time; of two equally close ones the larger norm) or
+            "worst_case" (max_grad_norm). Steps before the first record always count at
+            max_grad_norm.
+        orders: Rényi orders; by default a grid from 1.0001 to 10^5, refined around the best order
+            of each example.
+        preset: "yu2023" reproduces Yu et al. 2023: nearest rounding to 0.01, the 2017 conversion,
+            the last norm.
+        progress: called with (examples done, all examples) after each block.
+        workers: the number of threads, by default one for each core. The result does not depend on
+            it.
 
     Returns:
-        the table; no epsilon exceeds its worst_case_epsilon. Details of "rdp": best_order, and order_at_boundary where
-        a wider range of orders might give less. Of "pld": bracket ("certified", "checked" or "fallback") and
-        rdp_epsilon. For "pld", norms without rounding and steps under very many settings are rounded up (for the lower end:
-        down), so that the bracket holds the cost: norms by at most 0.5 percent; sample rates, where there are more than 32,
-        by under 1 percent if they vary by a factor 2 at 101 levels; and both by a few percent where both occur.
+        the table; no epsilon exceeds its worst_case_epsilon. Details of "rdp": best_order, and
+        order_at_boundary where a wider range of orders might give less. Details of "pld": bracket
+        ("certified", "checked" or "fallback") and rdp_epsilon.
 
-        Where the log's unit is not the example and it has unit_ids, one row a unit, whose rows are accounted together
-        (see `units`): details n_rows and unit_worst_case, that of so many clipped rows; worst_case_epsilon is that of the
-        unit with the most rows.
+        Norms without rounding and very many settings make epsilon a little larger than it need be,
+        never smaller: for "rdp" by less than 0.1 percent in ordinary runs. "pld" rounds them up
+        (down for the lower end): norms by at most 0.15 percent, and settings by at most 0.25
+        percent or, if both noise and sample rate take thousands of values, by a few percent.
 
-        Of a run under a privacy filter, worst_case_epsilon is what its cap guarantees everybody, where that is less than
-        the worst case without it, and left_out_at is the step from which an example was left out, or -1.
+        If the log's unit is not the example and it has unit_ids, the table has one row per unit,
+        whose rows are accounted for together (see `units`). Further details are then n_rows and
+        unit_worst_case, the worst case of a unit with that number of rows; worst_case_epsilon is
+        that of the unit with the most rows.
+
+        For a run under a privacy filter, worst_case_epsilon is the guarantee of its cap if that is
+        below the worst case without it, and the detail left_out_at is the step from which an
+        example was left out, or -1.
 
     Raises:
-        InputError: a bad argument, a log that does not fit the preset, or units of several rows with "pld".
+        InputError: a bad argument, a log that does not fit the preset, or units of several rows
+            with an accountant that cannot take them together ("pld").
 
     Warns:
-        PrivacyWarning: delta is at least 1 / n_examples, or unit is "example" although rows share a unit.
+        PrivacyWarning: delta is at least 1 / n_examples, or unit is "example" although rows share
+            a unit.
 
     >>> import numpy as np
     >>> from indpriv import NormLog, account
-    >>> log = NormLog.from_arrays(np.array([[0.1, 2.0]]), [0], total_steps=3660, noise_multiplier=3.0,
-    ...                           max_grad_norm=1.0, sample_rate=4096 / 50000)
+    >>> log = NormLog.from_arrays(
+    ...     np.array([[0.1, 2.0]]), [0], total_steps=3660, noise_multiplier=3.0,
+    ...     max_grad_norm=1.0, sample_rate=4096 / 50000,
+    ... )
     >>> table = account(log, delta=1e-5)
     >>> bool(table.epsilon[1] == table.worst_case_epsilon), round(table.worst_case_epsilon, 3)
     (True, 8.881)

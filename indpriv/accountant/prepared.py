@@ -1,4 +1,4 @@
-"""An account that is ready to be made block by block: what all examples share is done. Sensitive."""
+"""An account that is made block by block, after what all examples share. Sensitive."""
 
 from __future__ import annotations
 
@@ -173,9 +173,9 @@ def as_yu2023(log: NormLog) -> NormLog:
         return log
     if log.levels is not None:
         raise InputError(
-            f'preset="yu2023" needs norms rounded to the nearest 0.01, but this log has rounding={log.levels.rounding}, '
-            f'rounding_mode="{log.levels.rounding_mode}"; record with rounding=0.01, rounding_mode="nearest", or with '
-            "rounding=0"
+            f'preset="yu2023" needs norms rounded to the nearest 0.01, but this log has '
+            f'rounding={log.levels.rounding}, rounding_mode="{log.levels.rounding_mode}"; record '
+            'with rounding=0.01, rounding_mode="nearest", or with rounding=0'
         )
     max_grad_norm = np.zeros(int(log.rows.max(initial=-1)) + 1)
     max_grad_norm[log.rows] = log.settings.max_grad_norm[log.recorded_steps]

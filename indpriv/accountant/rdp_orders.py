@@ -37,8 +37,8 @@ _FINEST = {
     65_536: 64,
     math.inf: 256,
 }  # closest positions, by number of cells: each order costs all cells
-_FINEST_OF_DEAR = 32  # where each divergence is computed for itself
-_FIRST_OF_DEAR, _AT_A_TIME = (
+_FINEST_IF_SLOW = 32  # where each divergence is computed for itself
+_FIRST_IF_SLOW, _AT_A_TIME = (
     2.0,
     4,
 )  # there, orders are tried upwards from here, then downwards, so many at a time
@@ -157,7 +157,7 @@ class RdpAccountant:
         """Compute the divergences that every block needs.
 
         Args:
-            source: the cells, or a table that asks for each divergence by itself, where those are dear.
+            source: the cells, or a table that asks for each divergence by itself, where those take long.
             delta: of the bound.
             conversion: see `epsilon_offsets`.
             orders: exactly these; None for the default grid and the search around its best orders.
@@ -166,7 +166,7 @@ class RdpAccountant:
         self._orders = default_orders() if orders is None else np.unique(orders)
         self._offsets = epsilon_offsets(self._orders, delta, conversion)
         if isinstance(source, LazyTable):
-            self._coarse, self._finest = None, _FINEST_OF_DEAR
+            self._coarse, self._finest = None, _FINEST_IF_SLOW
             self._table: LazyTable | WholeTable = source
         else:
             self._coarse = source.divergences(self._orders)
@@ -191,7 +191,7 @@ class RdpAccountant:
         n_orders, least_beyond = len(self._orders), np.minimum.accumulate(self._offsets[::-1])[::-1]
         rdp = np.full((len(counts), n_orders), np.inf)
         best = np.full(len(counts), np.inf)
-        start = min(int(np.searchsorted(self._orders, _FIRST_OF_DEAR)), n_orders - 1)
+        start = min(int(np.searchsorted(self._orders, _FIRST_IF_SLOW)), n_orders - 1)
 
         def attempt(examples: IntArray, columns: IntArray) -> None:
             """Fill in some columns (len(examples), m)."""

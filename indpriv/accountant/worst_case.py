@@ -1,4 +1,4 @@
-"""The worst case of a run: an example that is clipped in every step. It depends on settings alone."""
+"""The worst case of a run: an example clipped in every step. Only settings matter."""
 
 from __future__ import annotations
 

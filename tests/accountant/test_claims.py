@@ -91,8 +91,8 @@ def test_a_record_that_cannot_be_read_is_no_record_of_its_step():
     claim, reason = claim_of(log, "last")
     assert claim == "exact"
     assert reason == (
-        "Every step has a record, readable or not, and norms are rounded up. 2 of the 4 records cannot be read: what they "
-        "govern counts at max_grad_norm."
+        "Every step has a record, readable or not, and norms are rounded up. 2 of the 4 records "
+        "cannot be read: the steps that they govern count at max_grad_norm."
     )
     thinner = replace(make_log((0, 2)), unreadable_steps=(2,))
     claim, reason = claim_of(thinner, "last")

@@ -1,8 +1,8 @@
 """Counts the steps of examples by cell: a code of a record, with all the steps that it governs.
 
-Records of one *mix* govern the same numbers of steps under the same settings, up to a factor. A cell
-is (mix, code): however many settings the steps of a record have, an example meets one cell a record.
-Where cells are few, mixes are single settings, and mechanisms are counted in place of cells.
+Records of one *mix* govern the same numbers of steps under the same settings, up to a factor. A
+cell is (mix, code): however many settings the steps of a record have, an example meets one cell per
+record. If cells are few, mixes are single settings, and mechanisms are counted in place of cells.
 Sensitive.
 """
 
@@ -142,7 +142,7 @@ class Cells:
 def _mixes(
     governing: GoverningRecords, n_settings: int
 ) -> tuple[IntArray, IntArray, IntArray, csr_array]:
-    """Records, their mixes and weights, and the (n_mixes, n_settings) steps of one count of a mix."""
+    """Records, their mixes and weights, and the (n_mixes, n_settings) steps of one count."""
     records, starts = np.unique(governing.record, return_index=True)
     weight = np.gcd.reduceat(governing.steps, starts)
     steps = governing.steps // np.repeat(weight, np.diff(np.append(starts, len(governing.steps))))
@@ -209,7 +209,7 @@ def _add_codes(
     records: IntArray,
     weight: IntArray,
 ) -> None:
-    """Add the weights of records (and shares of examples) to counts (n_examples, n_codes) in place."""
+    """Add the weights of records, times shares, to counts (n_examples, n_codes) in place."""
     n_codes = counts.shape[1]
     equal = bool((weight == weight[0]).all()) and part is None
     everything = len(records) == len(codes)

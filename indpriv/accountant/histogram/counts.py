@@ -1,4 +1,4 @@
-"""Counts of steps by example and cell, and the totals over an example's steps that accountants need. Sensitive."""
+"""Counts of steps by example and cell, and totals over the steps of an example. Sensitive."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _parts(n: int, width: int) -> Iterator[slice]:
 
 
 class Counts(Protocol):
-    """In how many steps each example of a block was in each cell; tables have shape (n_rows, n_cells)."""
+    """In how many steps each example met each cell; tables have shape (n_rows, n_cells)."""
 
     def totals(self, table: FloatArray) -> FloatArray:
         """(n_examples, n_rows) sums over steps of each row of a table."""

@@ -1,4 +1,4 @@
-"""The norms that govern the steps of a log: of full records, of tied pairs, of batches. Sensitive."""
+"""The norms that govern the steps of a log: those of full records and of batches. Sensitive."""
 
 from __future__ import annotations
 

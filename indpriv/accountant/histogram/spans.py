@@ -2,11 +2,11 @@
 
 Full records are rows of all examples; batch norms add entries of single examples between them. A
 norm governs the steps until the next one ("last") or half-way to its neighbours ("closest"; of two
-equally close ones the larger). Half-way is the trapezoid rule for the divergence. Earlier boundaries
-(at the geometric mean of the steps, say) suit runs whose norms fall at once, and do harm where norms
-stay clipped at first: with batch norms and a pass every other epoch over 10,000 images of MNIST they
-raise the mean error of epsilon from 2.3 to 4.1 % of the median. Passes close together at the start
-help in both cases (benchmarks/fidelity.py). Sensitive.
+equally close ones the larger). Half-way is the trapezoid rule for the divergence. Earlier
+boundaries (at the geometric mean of the steps, say) suit runs whose norms fall at once, and do harm
+if norms stay clipped at first: with batch norms and a pass every other epoch over 10,000 images of
+MNIST they raise the mean error of epsilon from 2.3 to 4.1 % of the median. Passes close together at
+the start help in both cases (benchmarks/fidelity.py). Sensitive.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class KnownNorms:
-    """All norms that are known of a block, ordered by example, then by step; arrays have shape (n,).
+    """All known norms of a block, ordered by example, then by step; arrays have shape (n,).
 
     The first of each example stands for nothing known yet: step 0 and a clipped norm.
 
@@ -93,7 +93,7 @@ class KnownNorms:
         steps = np.arange(total_steps)
         records_until = np.searchsorted(recorded_steps, steps, side="right").astype(np.int32)
         entries = entries.select(~np.isin(steps, recorded_steps)[entries.step])
-        # The place of each entry: after the full record that it follows, among all (example, record).
+        # The place of each entry: after the full record that it follows.
         after = entries.position.astype(np.int64) * width + records_until[entries.step]
         following = np.bincount(after, minlength=n_examples * width)
         full_at = np.cumsum(following) - following + np.arange(len(following))
@@ -111,7 +111,7 @@ class KnownNorms:
         return cls(example, step, norm, first, entry_at)
 
     def in_place_of_batch_norms(self, between_records: str) -> IntArray:
-        """(n_entries,) index of the norm that would govern the step of each batch norm without it."""
+        """(n_entries,) index of the norm that would govern the step without each batch norm."""
         index = self.batch_norms
         before, after = index - 1, np.minimum(index + 1, len(self.step) - 1)
         if between_records == "last":

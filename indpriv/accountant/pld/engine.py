@@ -1,4 +1,4 @@
-"""The accountant "pld": tight epsilons from privacy loss distributions, with a bracket. Sensitive."""
+"""The accountant "pld": tight epsilons with a bracket, from loss distributions. Sensitive."""
 
 from __future__ import annotations
 

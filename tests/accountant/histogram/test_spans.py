@@ -196,7 +196,7 @@ def test_always_clipped_is_the_worst_case_and_never_touched_is_free(accountant, 
     assert table.epsilon[1] == 0
     assert np.all(table.epsilon[2:] < table.worst_case_epsilon)
     assert table.claim == "estimate"
-    assert "free" in table.claim_reason
+    assert "batch norm" in table.claim_reason
 
 
 def test_one_step_below_the_clipping_norm_is_not_always_clipped():
