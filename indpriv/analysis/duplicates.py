@@ -10,7 +10,8 @@ from indpriv.norm_log.norm_log import NormLog
 
 # Words in a column's name that suggest it says whose row each is.
 _LIKELY = re.compile(
-    r"(^|_)(user|person|people|patient|client|customer|subject|owner|household|participant|speaker|author|member)s?(_|$)"
+    r"(^|_)(user|person|people|patient|client|customer|subject|owner|household|participant|speaker|"
+    r"author|member)s?(_|$)"
     r"|(^|_)(uuid|ssn|email|name)$|.+_id$",
     re.IGNORECASE,
 )

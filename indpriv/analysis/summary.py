@@ -168,7 +168,8 @@ def audit_schema() -> dict[str, Any]:
         "$id": f"urn:indpriv:audit:{SCHEMA_VERSION}",
         "title": "indpriv audit summary",
         **schema,
-        "description": f"audit.json of an audit directory. {SENSITIVE}. Every number is finite; what is undefined is null.",
+        "description": f"audit.json of an audit directory. {SENSITIVE}. "
+        "Every number is finite; what is undefined is null.",
         "required": [*_FIXED, "meaning", *schema["required"]],
         "properties": {**_FIXED, "meaning": meaning, **schema["properties"]},
     }

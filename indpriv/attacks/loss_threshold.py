@@ -32,8 +32,8 @@ def loss_scores(material: Material, by: str | None = None) -> AttackScores:
 
     >>> import pandas as pd
     >>> from indpriv.example_table import ExampleTable
-    >>> frame = pd.DataFrame({"example_id": [0, 0], "unit_id": [0, 0], "split": ["train", "test"], "label": [1, 1],
-    ...                       "loss": [0.1, 0.9], "correct": [True, False]})
+    >>> frame = pd.DataFrame({"example_id": [0, 0], "unit_id": [0, 0], "split": ["train", "test"],
+    ...                       "label": [1, 1], "loss": [0.1, 0.9], "correct": [True, False]})
     >>> loss_scores(Material(final_losses=ExampleTable(frame))).scores
     array([-0.1, -0.9])
     """
