@@ -8,7 +8,7 @@
 Reports are sensitive and for the curator of the data; releases are for others.
 
 The names here are the audit side: they never import torch. The run side is `indpriv.recording`.
-Each name is imported when it is first used, so that `import indpriv` and `indpriv --help` are quick.
+Each name is imported on first use, which keeps `import indpriv` and `indpriv --help` quick.
 """
 
 from importlib import import_module

@@ -124,8 +124,8 @@ def _assumed(
     ]
     if account.delta * run.n_examples >= 1:
         text = (
-            "With a delta of 1/n or more, a mechanism may publish a random record outright and still "
-            "satisfy the definition."
+            "With a delta of 1/n or more, a mechanism may publish a random record outright and "
+            "still satisfy the definition."
         )
         found.insert(0, ("delta", "Delta is well below 1/n", FAILED, text))
     return found + _assumed_of_data(run)

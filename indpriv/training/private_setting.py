@@ -109,8 +109,8 @@ def make_private(
 def _warn_of_delta(delta: float, n_examples: int) -> None:
     if delta >= 1 / n_examples:
         warnings.warn(
-            f"delta={delta:g} is not below 1/n={1 / n_examples:.2g}: such a delta allows publishing "
-            "a whole example; choose it well below 1/n",
+            f"delta={delta:g} is not below 1/n={1 / n_examples:.2g}: such a delta allows "
+            "publishing a whole example; choose it well below 1/n",
             stacklevel=4,
         )
 
