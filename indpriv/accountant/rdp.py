@@ -1,18 +1,21 @@
-"""Rényi differential privacy of the Poisson-sampled Gaussian mechanism, for many norms and orders at once.
+"""Rényi differential privacy of the Poisson-sampled Gaussian mechanism, for many norms and orders.
 
 With shift u = relative_norm / noise_multiplier and z ~ N(0, 1), the density ratio of one step is
-f(z) = 1 - q + q * exp(z * u - u**2 / 2), and (order - 1) * rdp = log E[f(z)**order] (Mironov, Talwar and Zhang 2019,
-arXiv 1908.10530v1, Theorem 4 and section 3.3; this direction dominates the other one, Theorem 5).
+f(z) = 1 - q + q * exp(z * u - u**2 / 2), and (order - 1) * rdp = log E[f(z)**order] (Mironov,
+Talwar and Zhang 2019, arXiv 1908.10530v1, Theorem 4 and section 3.3; this direction dominates the
+other one, Theorem 5).
 
-Of k rows with one owner, each of this norm and sampled for itself, the gradients add up at worst in one direction:
-f(z) = sum over j of Binomial(k, q)(j) * exp(j z u - (j u)**2 / 2), of which the above is k = 1; units.py says why this
-bounds what the owner's rows reveal. As a polynomial in exp(z u) it has only real zeros, all negative: those of
-(1 - q + q x)**k, and multiplying the coefficients by exp(-(j u)**2 / 2) keeps zeros real (a multiplier sequence of Laguerre;
-Pólya and Schur 1914). So, for every k, f has no zero where |Im z| < pi / u.
+Of k rows with one owner, each of this norm and sampled for itself, the gradients add up at worst in
+one direction: f(z) = sum over j of Binomial(k, q)(j) * exp(j z u - (j u)**2 / 2), of which the
+above is k = 1; units.py says why this bounds what the owner's rows reveal. As a polynomial in exp(z
+u) it has only real zeros, all negative: those of (1 - q + q x)**k, and multiplying the coefficients
+by exp(-(j u)**2 / 2) keeps zeros real (a multiplier sequence of Laguerre; Pólya and Schur 1914).
+So, for every k, f has no zero where |Im z| < pi / u.
 
-The integrand is analytic in the strip |Im z| < pi / u and its modulus there is at most f(x)**order * exp(y**2 / 2), so
-the trapezoid rule of spacing h is wrong by at most 2 * exp(y**2 / 2 - 2 * pi * y / h) of the result: h is chosen from
-this bound. What is left is rounding: every value is within FLOAT_SLACK (relative) of the truth.
+The integrand is analytic in the strip |Im z| < pi / u and its modulus there is at most f(x)**order
+* exp(y**2 / 2), so the trapezoid rule of spacing h is wrong by at most 2 * exp(y**2 / 2 - 2 * pi *
+y / h) of the result: h is chosen from this bound. What is left is rounding: every value is within
+FLOAT_SLACK (relative) of the truth.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ FLOAT_SLACK = (
 
 
 _LOG_PRECISION = 36.0  # quadrature and truncation errors are below exp(-36) = 2e-16 of the result
-_REACH = 9.0  # standard deviations beyond the outer peaks, 0 and order * u: 81 * exp(-81 / 2) = 2e-16 of the result
+# Standard deviations beyond the outer peaks, 0 and order * u: 81 * exp(-81 / 2) is 2e-16.
+_REACH = 9.0
 _DIRECT_ABOVE = (
     1e-4  # log moments above this are summed directly, smaller ones without their leading 1
 )
@@ -59,14 +63,14 @@ def compute_rdp(
         orders: (n_orders,) Rényi orders, finite and above 1.
 
     Returns:
-        (n_norms, n_orders) in nats, add/remove neighbours. Exactly 0 where the norm is 0; within FLOAT_SLACK relative
-        of the truth elsewhere.
+        (n_norms, n_orders) in nats, add/remove neighbours. Exactly 0 where the norm is 0; within
+        FLOAT_SLACK relative of the truth elsewhere.
 
     Raises:
         InputError: a value outside its range.
 
-    >>> compute_rdp(sample_rate=1.0, noise_multiplier=2.0, relative_norms=[0.0, 1.0], orders=[2.0, 8.0])
-    array([[0.  , 0.  ],
+    >>> compute_rdp(sample_rate=1.0, noise_multiplier=2.0, relative_norms=[0.0, 1.0], orders=[2.0,
+    8.0]) array([[0.  , 0.  ],
            [0.25, 1.  ]])
     """
     rate = float(_checks.check_sample_rate(sample_rate))
@@ -74,7 +78,8 @@ def compute_rdp(
     norms = np.atleast_1d(np.asarray(relative_norms, dtype=np.float64))
     if norms.ndim != 1 or not np.all((norms >= 0) & (norms <= 1)):
         raise InputError(
-            f"relative_norms={relative_norms!r} must be one row of numbers in [0, 1]: min(norm, C) / C"
+            f"relative_norms={relative_norms!r} must be one row of numbers in [0, 1]: "
+            "min(norm, C) / C"
         )
     return renyi_divergences(norms / sigma, np.full(len(norms), rate), check_orders(orders))
 
@@ -95,7 +100,8 @@ def renyi_divergences(
 ) -> FloatArray:
     """(n, n_orders) Rényi divergences of one step, unchecked.
 
-    shifts: (n,) relative_norm / noise_multiplier; sample_rates: (n,); k: rows of one owner, each of that shift.
+    shifts: (n,) relative_norm / noise_multiplier; sample_rates: (n,); k: rows of one owner, each of
+    that shift.
     """
     row = np.repeat(np.arange(len(shifts)), len(orders))
     values = divergences_of_pairs(shifts, sample_rates, row, np.tile(orders, len(shifts)), k)
@@ -105,7 +111,7 @@ def renyi_divergences(
 def divergences_of_pairs(
     shifts: FloatArray, sample_rates: FloatArray, row: IntArray, order: FloatArray, k: int
 ) -> FloatArray:
-    """(n_pairs,) Rényi divergences of one step of mechanism row[i] at order[i]; else as `renyi_divergences`."""
+    """(n_pairs,) divergences of mechanism row[i] at order[i]; see `renyi_divergences`."""
     log_moments = np.zeros(len(row))
     unfilled = np.flatnonzero(
         _fill_closed_form(log_moments, shifts[row], sample_rates[row], order, k)
@@ -136,12 +142,13 @@ def _log_binomial(k: int, j: int, q: FloatArray) -> FloatArray:
 def _fill_closed_form(
     out: FloatArray, shifts: FloatArray, q: FloatArray, orders: FloatArray, k: int
 ) -> NDArray[np.bool_]:
-    """Fill pairs (n,) where two closed-form bounds agree; return which stay open (and are not 0)."""
+    """Fill pairs (n,) where two closed-form bounds agree; return those left open (and not 0)."""
     everybody = q == 1.0
     with np.errstate(over="ignore"):  # infinity is right where the noise is next to nothing
         exponent = 0.5 * np.square(k * shifts) * (orders - 1)
         out[everybody] = orders[everybody] * exponent[everybody]
-    # Minkowski: E[f^a]^(1/a) <= sum of w_j e^{(a-1)(ju)^2/2}; and E[f^a] >= w_k^a e^{a(a-1)(ku)^2/2}.
+    # Minkowski: E[f^a]^(1/a) <= sum of w_j e^{(a-1)(ju)^2/2}; and E[f^a] >= w_k^a
+    # e^{a(a-1)(ku)^2/2}.
     rate = np.where(everybody, 0.5, q)
     log_all = _log_binomial(k, k, rate)
     excess = np.full(out.shape, -np.inf)
@@ -159,7 +166,7 @@ def _fill_closed_form(
 
 
 def _spacing(shift: FloatArray) -> FloatArray:
-    """Trapezoid spacing that reaches exp(-_LOG_PRECISION) relative, by the bound in the module's docstring."""
+    """Trapezoid spacing for a relative error of exp(-_LOG_PRECISION), as the module proves."""
     widest = math.sqrt(
         2 * _LOG_PRECISION
     )  # the best height of the strip where no singularity limits it
@@ -185,7 +192,10 @@ def _batches(n_nodes: FloatArray) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class _Grid:
-    """Trapezoid nodes of some rows, each array (n_rows, n_nodes): log f, log of the weight, weight, weight * (f - 1)."""
+    """Trapezoid nodes of some rows, each array (n_rows, n_nodes).
+
+    They are log f, the log of the weight, the weight, and weight * (f - 1).
+    """
 
     log_f: FloatArray
     log_weight: FloatArray
@@ -263,7 +273,7 @@ def _buckets(cells: IntArray, n_nodes: IntArray) -> Iterator[tuple[IntArray, int
 def _density_ratio(
     z: FloatArray, u: FloatArray, q: FloatArray, k: int
 ) -> tuple[FloatArray, FloatArray]:
-    """Log f to full relative precision, and f - 1 as far as e^600; z has the shape that u and q broadcast to."""
+    """Log f to full relative precision, and f - 1 up to e^600; z has the shape of u and q."""
     rise, largest = np.zeros(z.shape), np.zeros(z.shape)
     for j in range(1, k + 1):
         tilt = z * (j * u) - 0.5 * np.square(j * u)
@@ -297,10 +307,11 @@ def _log_moments(grid: _Grid, row: IntArray, order: FloatArray, width: int) -> F
 
 
 def _small_log_moments(grid: _Grid, row: IntArray, order: FloatArray, width: int) -> FloatArray:
-    """log1p(E[f^a - 1 - a (f - 1)]) of cells, which needs only E[f] = 1; each term is at least 0."""
+    """log1p(E[f^a - 1 - a (f - 1)]) of cells: it needs only E[f] = 1; each term is at least 0."""
     log_f, weight, gain = grid.log_f[row, :width], grid.weight[row, :width], grid.gain[row, :width]
     power = order * log_f
-    # f^a - 1 - a (f - 1) = f expm1((a-1) log f) - (a-1) (f-1): nothing is lost where a is close to 1.
+    # f^a - 1 - a (f - 1) = f expm1((a-1) log f) - (a-1) (f-1): nothing is lost where a is close to
+    # 1.
     terms = (weight + gain) * np.expm1((order - 1) * np.minimum(log_f, 2.0 / order))
     terms -= (order - 1) * gain
     far = power > 1.0
@@ -320,7 +331,7 @@ def _small_log_moments(grid: _Grid, row: IntArray, order: FloatArray, width: int
 def _log_moments_by_series(
     grid: _Grid, row: IntArray, order: FloatArray, width: int, n_terms: int
 ) -> FloatArray:
-    """log1p(sum over k of (a^k - a) E[(log f)^k] / k!) of cells whose a * log f is small wherever it counts."""
+    """log1p(sum over k of (a^k - a) E[(log f)^k] / k!) of cells whose a * log f is small."""
     rows, place = np.unique(row, return_inverse=True)
     log_f = grid.log_f[rows, :width]
     scale = np.ones(len(rows))  # keeps powers of log f and of the order in range

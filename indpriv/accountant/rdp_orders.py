@@ -1,9 +1,10 @@
-"""From Rényi divergences to the epsilon of every example: conversion, and the search for the best order. Sensitive.
+"""From Rényi divergences to epsilon: conversion, and the search for the best order. Sensitive.
 
-Every order gives a valid bound, so the search can only be loose, never wrong. The bound is nearly unimodal in the order
-(K = (order - 1) * rdp is convex in it), but it can have a cliff, beyond which the divergence jumps by decades between
-neighbouring whole orders. The search therefore keeps, for each example, a bracket of three orders whose middle is best,
-and narrows it until no more is to be gained.
+Every order gives a valid bound, so the search can only be loose, never wrong. The bound is nearly
+unimodal in the order (K = (order - 1) * rdp is convex in it), but it can have a cliff, beyond which
+the divergence jumps by decades between neighbouring whole orders. The search therefore keeps, for
+each example, a bracket of three orders whose middle is best, and narrows it until no more is to be
+gained.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ _FIRST_IF_SLOW, _AT_A_TIME = (
 def epsilon_offsets(orders: FloatArray, delta: float, conversion: str) -> FloatArray:
     """(n_orders,) what a conversion adds to the RDP of each order, for a bound (epsilon, delta).
 
-    "mironov2017": arXiv 1702.07476v3, Proposition 3. "canonne2020": arXiv 2004.00010v3, Proposition 12, tighter.
+    "mironov2017": arXiv 1702.07476v3, Proposition 3. "canonne2020": arXiv 2004.00010v3, Proposition
+    12, tighter.
     """
     _checks.check_choice("conversion", conversion, CONVERSIONS)
     if conversion == "mironov2017":
@@ -75,7 +77,7 @@ class RdpEpsilons:
 
 @dataclass
 class _Brackets:
-    """Brackets of some examples: positions and bounds (n, 3), ascending in position, the middle one best."""
+    """Brackets of some examples: positions and bounds (n, 3), ascending, the middle one best."""
 
     example: IntArray
     position: IntArray
@@ -96,7 +98,7 @@ class _Brackets:
         )
 
     def vertex(self, stride: int) -> tuple[IntArray, FloatArray]:
-        """A multiple of stride near the vertex of the parabola (never the middle itself), and the parabola there."""
+        """A multiple of stride near the parabola's vertex (not the middle), and its value there."""
         slope, curvature = self._parabola()
         low, middle, high = self.position.T
         place = np.round((middle - 0.5 * slope / curvature) / stride).astype(np.int64) * stride
@@ -108,14 +110,14 @@ class _Brackets:
         return place, self.bound[:, 1] + away * (slope + away * curvature)
 
     def promising(self, finest: int) -> NDArray[np.bool_]:
-        """Those whose neighbours, extended in a straight line, promise more than _GAIN inside the bracket."""
+        """Those whose neighbours, extended in a straight line, promise a gain above _GAIN."""
         steps = np.diff(self.position, axis=1)
         left, right = self.bound[:, 0] - self.bound[:, 1], self.bound[:, 2] - self.bound[:, 1]
         promise = np.maximum(left / steps[:, 0] * steps[:, 1], right / steps[:, 1] * steps[:, 0])
         return np.asarray((promise > _GAIN * self.bound[:, 1]) & (steps.sum(axis=1) > 2 * finest))
 
     def proposals(self, finest: int) -> IntArray:
-        """(n, 4) positions to try: about the vertex of the parabola, and the middle of the wider side."""
+        """(n, 4) positions to try: near the parabola's vertex, and the middle of the wider side."""
         low, middle, high = self.position.T
         slope, curvature = self._parabola()
         stride = np.maximum(2 ** np.floor(np.log2((high - low) / _NARROWING)), finest).astype(
@@ -144,7 +146,10 @@ class _Brackets:
 
 
 class RdpAccountant:
-    """Turns counts over fixed cells into epsilons; keeps the divergences it has computed. Threads may share it."""
+    """Turns counts over fixed cells into epsilons.
+
+    Keeps the divergences it has computed; threads may share it.
+    """
 
     def __init__(
         self,
@@ -157,7 +162,8 @@ class RdpAccountant:
         """Compute the divergences that every block needs.
 
         Args:
-            source: the cells, or a table that asks for each divergence by itself, where those take long.
+            source: the cells, or a table that asks for each divergence by itself, where those take
+                long.
             delta: of the bound.
             conversion: see `epsilon_offsets`.
             orders: exactly these; None for the default grid and the search around its best orders.
@@ -187,7 +193,10 @@ class RdpAccountant:
         return RdpEpsilons(epsilon, order, boundary & (epsilon > 0))
 
     def _tried_in_turn(self, counts: Counts) -> FloatArray:
-        """(n_examples, n_orders) RDP; infinite where it cannot give the best bound, since RDP grows with the order."""
+        """(n_examples, n_orders) RDP; infinite where it cannot give the best bound.
+
+        RDP grows with the order.
+        """
         n_orders, least_beyond = len(self._orders), np.minimum.accumulate(self._offsets[::-1])[::-1]
         rdp = np.full((len(counts), n_orders), np.inf)
         best = np.full(len(counts), np.inf)

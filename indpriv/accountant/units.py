@@ -1,47 +1,56 @@
-"""Epsilon of people, not rows: all rows of one unit together, under per-row Poisson sampling. Sensitive.
+"""Epsilon of people, not rows: all rows of a unit together, each row Poisson-sampled. Sensitive.
 
-A unit owns k rows. In one step each is sampled for itself with rate q; sampled ones add clipped gradients g_i of norm at
-most s_i (in units of the noise: norm / (max_grad_norm * noise_multiplier)). With the unit, given everybody else's coins, the
-step's output has the law P = E N(sum of B_i g_i, 1) with independent coins B_i ~ Bernoulli(q); without it, Q = N(0, 1).
+A unit owns k rows. In one step each is sampled for itself with rate q; sampled ones add clipped
+gradients g_i of norm at most s_i (in units of the noise: norm / (max_grad_norm *
+noise_multiplier)). With the unit, given everybody else's coins, the step's output has the law P = E
+N(sum of B_i g_i, 1) with independent coins B_i ~ Bernoulli(q); without it, Q = N(0, 1).
 
 1. One dimension is the worst: for every f-divergence, in both directions, (P, Q) is dominated by
-   P = E N(M, 1) with M = sum of B_i s_i, against Q = N(0, 1). P/Q is a positive combination of exp(X - Var X / 2) for jointly
-   Gaussian X whose covariances <g_S, g_T> are at most |g_S| |g_T| <= M_S M_T, and larger covariances make every convex
-   function of it larger on average (Kahane's convexity inequality, 1986; for this pair also Choquette-Choo et al. 2023,
-   arXiv:2310.15526, Corollary 4.7). This is the mixture
-   of Gaussians of Ganesh 2024 (arXiv:2401.10294v3), which has the sum of the j largest norms in place of the sum of the
-   sampled ones; that is larger, and the same where all norms are equal. One law for each step composes (Zhu, Dong and Wang
-   2022, arXiv:2106.08567v4, Theorem 10).
+   P = E N(M, 1) with M = sum of B_i s_i, against Q = N(0, 1). P/Q is a positive combination of
+   exp(X - Var X / 2) for jointly Gaussian X whose covariances <g_S, g_T> are at most |g_S| |g_T| <=
+   M_S M_T, and larger covariances make every convex function of it larger on average (Kahane's
+   convexity inequality, 1986; for this pair also Choquette-Choo et al. 2023, arXiv:2310.15526,
+   Corollary 4.7). This is the mixture of Gaussians of Ganesh 2024 (arXiv:2401.10294v3), which has
+   the sum of the j largest norms in place of the sum of the sampled ones; that is larger, and the
+   same where all norms are equal. One law for each step composes (Zhu, Dong and Wang 2022,
+   arXiv:2106.08567v4, Theorem 10).
 
-2. Removal dominates addition: E_Q (f - c)_+ >= E_Q (1 - c f)_+ for all c >= 1, where f = P/Q increases in z. Let T = Phi^-1 o G
-   carry P, of distribution function G, to N(0, 1). (log p)'' = Var(M | z) - 1 >= -1 implies T' <= 1: at a maximum of T',
-   (log p)'' + T'^2 <= 0, and T' tends to 1 at both ends. Let N = -T, z* its fixed point and f(s) = 1/c.
-   If s <= z*: N(N(s)) >= s, as both are equal at z* and (N o N)' <= 1; so the test z > N(s) has the false positives of
-   z < s under P, and at least its power, and it is one that the left side may use. Else the claim holds at c = 1 (both are
-   the total variation) and along c in [1, c*], f(z*) = 1/c*, the left side falls no faster: its slope is -Q(f > c), the
-   other's -P(f < 1/c), and Q(f > c) <= Q(z > z*) = P(z < z*) <= P(z < s).
-   Hence E_Q f^a >= E_Q f^(1-a) for every order a > 1: their difference is
-   a (a - 1) * integral over c > 1 of (c^(a-2) - c^(-a-1)) * (left side - right side). One direction is enough for RDP.
+2. Removal dominates addition: E_Q (f - c)_+ >= E_Q (1 - c f)_+ for all c >= 1, where f = P/Q
+   increases in z. Let T = Phi^-1 o G carry P, of distribution function G, to N(0, 1). (log p)'' =
+   Var(M | z) - 1 >= -1 implies T' <= 1: at a maximum of T', (log p)'' + T'^2 <= 0, and T' tends to
+   1 at both ends. Let N = -T, z* its fixed point and f(s) = 1/c. If s <= z*: N(N(s)) >= s, as both
+   are equal at z* and (N o N)' <= 1; so the test z > N(s) has the false positives of z < s under P,
+   and at least its power, and it is one that the left side may use. Else the claim holds at c = 1
+   (both are the total variation) and along c in [1, c*], f(z*) = 1/c*, the left side falls no
+   faster: its slope is -Q(f > c), the other's -P(f < 1/c), and Q(f > c) <= Q(z > z*) = P(z < z*) <=
+   P(z < s). Hence E_Q f^a >= E_Q f^(1-a) for every order a > 1: their difference is a (a - 1) *
+   integral over c > 1 of (c^(a-2) - c^(-a-1)) * (left side - right side). One direction is enough
+   for RDP.
 
-3. log E_Q f^a is a convex, symmetric and increasing function of (s_1, ..., s_k), for every real a > 1. By Hölder it is the
-   largest of a log E_P g - (a - 1) log E_Q g^(a/(a-1)) over g > 0, and g = f^(a-1) attains it: increasing, log-convex in z. For
-   such a g, E_P g is the mean over coins of E g(Z + sum of B_i s_i): log-convex in s, since sums of log-convex functions are.
+3. log E_Q f^a is a convex, symmetric and increasing function of (s_1, ..., s_k), for every real a >
+   1. By Hölder it is the largest of a log E_P g - (a - 1) log E_Q g^(a/(a-1)) over g > 0, and g =
+      f^(a-1) attains it: increasing, log-convex in z. For
+   such a g, E_P g is the mean over coins of E g(Z + sum of B_i s_i): log-convex in s, since sums of
+   log-convex functions are.
 
-4. For n equal rows u it is convex in n too. For such a g, E_P g = sum over j of C(n, j) (1-q)^(n-j) q^j E g(Z + j u) is the
-   binomial convolution of two log-convex sequences, (1-q)^j and q^j E g(Z + j u), and so log-convex in n (Davenport and
-   Pólya 1949, Canadian Journal of Mathematics 1, 1-5, on such products of series); E_Q does not depend on n.
+4. For n equal rows u it is convex in n too. For such a g, E_P g = sum over j of C(n, j) (1-q)^(n-j)
+   q^j E g(Z + j u) is the binomial convolution of two log-convex sequences, (1-q)^j and q^j E g(Z +
+   j u), and so log-convex in n (Davenport and Pólya 1949, Canadian Journal of Mathematics 1, 1-5,
+   on such products of series); E_Q does not depend on n.
 
-So a unit-step with norms s is bounded by steps with equal norms. Let u be the largest norm and n whole with
-n u <= sum of s <= (n + 1) u. Then s is majorised by n entries u and the rest r in one more, that is by a mean of n and of
-n + 1 entries u with weights 1 - r/u and r/u; a convex symmetric function keeps to that. A *cell* is (u, n): n equal rows,
-for which rdp.py has the divergence; a step is shared between two cells, by 4 also where n has no cell of its own (beyond 64
-rows, numbers are 2 % apart, which adds 0.2 % at most in tests). It costs nothing where the rows of a unit are equal, and little
-elsewhere (tests/accountant/test_units.py measures it). Beyond MOST_ROWS rows, u is raised to sum / MOST_ROWS: majorised
-again, and looser.
+So a unit-step with norms s is bounded by steps with equal norms. Let u be the largest norm and n
+whole with n u <= sum of s <= (n + 1) u. Then s is majorised by n entries u and the rest r in one
+more, that is by a mean of n and of n + 1 entries u with weights 1 - r/u and r/u; a convex symmetric
+function keeps to that. A *cell* is (u, n): n equal rows, for which rdp.py has the divergence; a
+step is shared between two cells, by 4 also where n has no cell of its own (beyond 64 rows, numbers
+are 2 % apart, which adds 0.2 % at most in tests). It costs nothing where the rows of a unit are
+equal, and little elsewhere (tests/accountant/test_units.py measures it). Beyond MOST_ROWS rows, u
+is raised to sum / MOST_ROWS: majorised again, and looser.
 
-What is no bound: adding up the rows' epsilons, or their RDP; and for loss distributions the mechanism of rate q with the full
-sum: some row is sampled with probability 1 - (1 - q)^k, not q, so that its delta comes out too small by up to a factor k. (Its
-RDP, by 3, is an upper bound of the mixture's at every order, and a loose one: no account here uses it.)
+What is no bound: adding up the rows' epsilons, or their RDP; and for loss distributions the
+mechanism of rate q with the full sum: some row is sampled with probability 1 - (1 - q)^k, not q, so
+that its delta comes out too small by up to a factor k. (Its RDP, by 3, is an upper bound of the
+mixture's at every order, and a loose one: no account here uses it.)
 """
 
 from __future__ import annotations
@@ -78,7 +87,8 @@ class Units:
     Attributes:
         ids: (n_units,) in the order of their first rows.
         n_rows: (n_units,) rows of each.
-        positions: (n_examples,) positions of the rows in the log, those of one unit together, in the order of ids.
+        positions: (n_examples,) positions of the rows in the log, those of one unit together, in
+            the order of ids.
     """
 
     ids: NDArray[np.generic]
@@ -120,8 +130,9 @@ def check_method(method: Method, unit: str) -> None:
     """Refuse a method that cannot take several rows of one unit together."""
     if not ENGINES[method.accountant].takes_units:
         raise InputError(
-            f'accountant="{method.accountant}" cannot take several rows of one {unit} together: their loss is that of a mixture '
-            'of Gaussians, which it does not have; pass accountant="rdp", which bounds it, or account rows with unit="example"'
+            f'accountant="{method.accountant}" cannot take several rows of one {unit} together: their '
+            'loss is that of a mixture of Gaussians, which it cannot compute; pass accountant="rdp", which '
+            'bounds it, or account rows with unit="example"'
         )
 
 
@@ -135,8 +146,8 @@ def several_rows(
 ) -> RdpEpsilons:
     """Rényi bounds of units with several rows, not yet held against their worst case.
 
-    Batch norms say when single rows were sampled and what they were then; they are left out. Records of rows that are
-    not neighbours in the log are read at once, one byte each.
+    Batch norms say when single rows were sampled and what they were then; they are left out.
+    Records of rows that are not neighbours in the log are read at once, one byte each.
 
     Args:
         log: the log.
@@ -190,7 +201,9 @@ def _blocks(first_row: IntArray, most_units: int) -> Iterator[tuple[int, int]]:
 
 
 def worst_cases(log: NormLog, method: Method, n_rows: IntArray) -> FloatArray:
-    """(len(n_rows),) epsilon of units of so many rows, all at max_grad_norm in every step: what the run guarantees to each.
+    """(len(n_rows),) epsilon that the run guarantees to units with these numbers of rows.
+
+    All rows count at max_grad_norm in every step.
 
     It depends on the settings of the run alone.
     """
@@ -208,7 +221,8 @@ def worst_cases(log: NormLog, method: Method, n_rows: IntArray) -> FloatArray:
     epsilon = rdp.epsilons(DenseCounts(counts.reshape(len(n_rows), -1))).epsilon
     if not np.isfinite(epsilon).all():
         raise InputError(
-            f"units of {int(n_rows[~np.isfinite(epsilon)].min())} rows have no finite epsilon with this noise: cap the rows of "
+            f"units of {int(n_rows[~np.isfinite(epsilon)].min())} rows have no finite "
+            "epsilon with this noise: cap the rows of "
             "a unit (see indpriv.accountant.cap_rows), or train with more noise"
         )
     return epsilon
@@ -246,8 +260,9 @@ def cap_rows(log: NormLog, method: Method, caps: Sequence[int]) -> tuple[RowCap,
     Raises:
         InputError: a bad cap, or a log in which each row is its own unit.
 
-    >>> log = NormLog.from_arrays([[0.5] * 4], [0], total_steps=10, noise_multiplier=1.0, max_grad_norm=1.0,
-    ...                           sample_rate=0.1, unit="user", unit_ids=["a", "a", "a", "b"])
+    >>> log = NormLog.from_arrays([[0.5] * 4], [0], total_steps=10, noise_multiplier=1.0,
+    max_grad_norm=1.0, ...                           sample_rate=0.1, unit="user", unit_ids=["a",
+    "a", "a", "b"])
     >>> (half,) = cap_rows(log, Method(delta=1e-5), [2])
     >>> half.rows_dropped, half.units_affected
     (1, 1)

@@ -6,8 +6,8 @@ This never under-reports an RDP account, because K = (order - 1) * rdp = log E[f
 v = u**2 and in l = log q, for every order > 1:
 
 * In v: with M = exp(B_v - v / 2), F = (1 - q + q M)**order and the generator
-  L = (m**2 / 2) d^2/dm^2 one has d/dv E F = E LF, and F * LLF >= (LF)**2 pointwise, so that E F * E LLF >= (E LF)**2
-  (Cauchy-Schwarz).
+  L = (m**2 / 2) d^2/dm^2 one has d/dv E F = E LF, and F * LLF >= (LF)**2 pointwise, so that E F * E
+  LLF >= (E LF)**2 (Cauchy-Schwarz).
 * In l: with a = dlog f/dl = 1 - 1/f < 1 and T the mean under the law tilted by f^order,
   K'' = order * T[a] + order (order - 1) T[a^2] - order^2 T[a]^2 >= order * (T[a] - T[a]^2) >= 0,
   since 0 <= K' = order * T[a] < order.

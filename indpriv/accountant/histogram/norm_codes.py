@@ -15,8 +15,8 @@ from indpriv.norm_log.norm_log import NormLog
 
 Values = NDArray[Any]  # codes of a rounded log, or float64 norms in units of NormCodes.unit
 
-# Of a lattice, relative to max_grad_norm: its smallest norm above 0, and the distance of neighbouring
-# norms.
+# Of a lattice, relative to max_grad_norm: its smallest norm above 0, and the distance of
+# neighbouring norms.
 _SMALLEST = {"share": 1e-4, "up": 1e-3, "down": 1e-3}
 _RATIO = {"share": 4e-3, "up": 1.5e-3, "down": 1.5e-3}
 _MOST_LEVELS = 4096  # of all max_grad_norms together; beyond, norms are located in a lattice

@@ -1,4 +1,7 @@
-"""Cells of units with several rows: so many equal rows of one norm. units.py proves what is used here. Sensitive."""
+"""Cells of units with several rows: a number of equal rows of one norm. Sensitive.
+
+units.py proves what is used here.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ _AT_ONCE = 1 << 19  # norms that are summed together
 
 @dataclass(frozen=True)
 class EqualRows:
-    """Mechanisms of equal rows of one unit; arrays have shape (n,). shift: relative norm of one row / noise_multiplier."""
+    """Mechanisms of equal rows of one unit; arrays have shape (n,).
+
+    shift: relative norm of one row / noise_multiplier.
+    """
 
     shift: FloatArray
     sample_rate: FloatArray
@@ -46,7 +52,7 @@ class EqualRows:
     def at_clipping_norm(
         cls, n_rows: IntArray, noise_multiplier: FloatArray, sample_rate: FloatArray
     ) -> EqualRows:
-        """Units whose rows are all clipped; of more than MOST_ROWS rows, so many with the same sum."""
+        """Units whose rows are all clipped; MOST_ROWS rows of the same sum stand for more."""
         counted = np.minimum(n_rows, MOST_ROWS)
         return cls(n_rows / counted / noise_multiplier, sample_rate, counted)
 
@@ -73,9 +79,12 @@ class EqualRows:
 
 
 def row_numbers(largest: int) -> IntArray:
-    """Numbers of rows that have cells, ascending from 1 to the first that is not below largest, MOST_ROWS at most.
+    """Numbers of rows that have cells, ascending from 1.
 
-    They are those of one fixed series, so that nobody's epsilon depends on how many rows others have.
+    The last is the first that is not below `largest`, or MOST_ROWS.
+
+    They are those of one fixed series, so that nobody's epsilon depends on how many rows others
+    have.
     """
     beyond = math.ceil(math.log(MOST_ROWS / _EVERY_NUMBER) / math.log(_ROWS_RATIO))
     series = np.minimum(np.round(_EVERY_NUMBER * _ROWS_RATIO ** np.arange(beyond + 1)), MOST_ROWS)
@@ -91,7 +100,8 @@ class UnitCells:
         mechanisms: of the cells.
         norms: which norm of a row counts in which step.
         row_numbers: (n_numbers,) see `row_numbers`.
-        nodes: (n_nodes,) ascending from 0, among which norms of rows are located: levels, or shifts.
+        nodes: (n_nodes,) ascending from 0, among which norms of rows are located: levels, or
+            shifts.
         scale: (n_settings,) from a relative norm to the unit of the nodes, by setting of a step.
         setting: (n_settings,) setting of a cell, by setting of a step.
         between_nodes: whether norms lie between nodes, not on them.
@@ -187,7 +197,7 @@ class UnitCells:
     def _located(
         self, largest: FloatArray, total: FloatArray
     ) -> Iterator[tuple[IntArray, FloatArray]]:
-        """Cells of the first setting, and shares of a step; an upper bound by majorisation and convexity."""
+        """Cells of the first setting and shares of a step; bound by majorisation, convexity."""
         nodes, n_nodes = self.nodes, len(self.nodes)
         norm = (
             np.maximum(largest, total / MOST_ROWS) if self.between_nodes else largest
@@ -220,7 +230,7 @@ class UnitCells:
 
 
 def _all_rows(shifts: FloatArray, rates: FloatArray, numbers: IntArray) -> EqualRows:
-    """Mechanisms of every (setting, number of rows, node); shifts has shape (n_settings, n_nodes)."""
+    """Mechanisms by setting, number of rows and node; shifts has shape (n_settings, n_nodes)."""
     shape = (len(rates), len(numbers), shifts.shape[1])
     return EqualRows(
         np.broadcast_to(shifts[:, None, :], shape).ravel(),
@@ -236,7 +246,7 @@ def _shift_nodes(smallest: float, largest: float) -> FloatArray:
 
 
 def _rounded_up(rates: FloatArray) -> tuple[FloatArray, IntArray]:
-    """Distinct sample rates and the index of each; too many are rounded up to a geometric series."""
+    """Distinct sample rates and their indices; too many are rounded up to a geometric series."""
     distinct, index = np.unique(rates, return_inverse=True)
     if len(distinct) <= _MAX_RATES:
         return distinct, index.ravel()
