@@ -130,9 +130,9 @@ def check_method(method: Method, unit: str) -> None:
     """Refuse a method that cannot take several rows of one unit together."""
     if not ENGINES[method.accountant].takes_units:
         raise InputError(
-            f'accountant="{method.accountant}" cannot take several rows of one {unit} together: their '
-            'loss is that of a mixture of Gaussians, which it cannot compute; pass accountant="rdp", which '
-            'bounds it, or account rows with unit="example"'
+            f'accountant="{method.accountant}" cannot take several rows of one {unit} together: '
+            "their loss is that of a mixture of Gaussians, which it cannot compute; pass "
+            'accountant="rdp", which bounds it, or account rows with unit="example"'
         )
 
 
