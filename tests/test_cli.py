@@ -193,7 +193,7 @@ def test_groups_of_an_audit(in_process):
 def test_nothing_but_the_label_has_no_table_within_it(in_process):
     assert_bad_input(
         in_process("groups", "audit", "--within", "label", code=2),
-        "no column to group by but the label",
+        "no column to group by except the label",
     )
 
 

@@ -42,20 +42,23 @@ def test_python_blocks_run(code, tmp_path):
     run(code, tmp_path)
 
 
-def test_individual_clipping_is_the_own_run_with_another_recorder(tmp_path):
-    code, replaced = re.subn(r"^recorder = .*$", INDIVIDUAL_CLIPPING, OWN_RUN, flags=re.MULTILINE)
+def own_run_with(recorder):
+    """The block of the own run with these lines in place of its recorder."""
+    call = re.compile(r"^recorder = Recorder\(\n.*?^\)\n", re.MULTILINE | re.DOTALL)
+    code, replaced = call.subn(lambda _: recorder, OWN_RUN)
     assert replaced == 1
-    assert run(code, tmp_path).startswith(
+    return code
+
+
+def test_individual_clipping_is_the_own_run_with_another_recorder(tmp_path):
+    assert run(own_run_with(INDIVIDUAL_CLIPPING), tmp_path).startswith(
         "exact Training clipped each example at its last recorded level"
     )
 
 
 def test_the_privacy_filter_is_the_own_run_with_another_recorder(tmp_path):
-    code, replaced = re.subn(r"^recorder = .*$", PRIVACY_FILTER, OWN_RUN, flags=re.MULTILINE)
-    assert replaced == 1
-    assert re.search(
-        r"The privacy filter left out \d+ of 1000 examples.*\n2\.0", run(code, tmp_path)
-    )
+    shown = run(own_run_with(PRIVACY_FILTER), tmp_path)
+    assert re.search(r"The privacy filter left out \d+ of 1000 examples.*\n2\.0", shown)
 
 
 def test_make_commands_exist():

@@ -131,7 +131,7 @@ def test_why_norms_are_not_taken_the_fastest_way_is_told(tmp_path):
         details[name] = next(
             check.detail for check in verify(tmp_path / name) if check.title == "norm pass"
         )
-    assert details["plain"] == "layerwise, checked against one example at a time"
+    assert details["plain"] == "layerwise, compared with one example at a time"
     assert "not layerwise, which is faster: " in details["memory"]
     assert "DPGRU does not map a tensor to a tensor" in details["memory"]
 

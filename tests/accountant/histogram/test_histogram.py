@@ -194,7 +194,7 @@ def test_whole_counts_enclose_the_run(rounding, n_rates):
         ("noise_multiplier", 0.0, 5e-5),
         ("noise_multiplier", 0.05, 5e-5),
         ("sample_rate", 0.05, 3e-4),
-        ("sample_rate", 0.0, 5e-4),
+        ("sample_rate", 0.0, 7e-4),
         ("both", 0.05, 5e-4),
         ("both", 0.0, 7e-4),
     ],
