@@ -69,8 +69,10 @@ def compute_rdp(
     Raises:
         InputError: a value outside its range.
 
-    >>> compute_rdp(sample_rate=1.0, noise_multiplier=2.0, relative_norms=[0.0, 1.0], orders=[2.0,
-    8.0]) array([[0.  , 0.  ],
+    >>> compute_rdp(
+    ...     sample_rate=1.0, noise_multiplier=2.0, relative_norms=[0.0, 1.0], orders=[2.0, 8.0]
+    ... )
+    array([[0.  , 0.  ],
            [0.25, 1.  ]])
     """
     rate = float(_checks.check_sample_rate(sample_rate))
