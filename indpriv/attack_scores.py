@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,27 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from indpriv._checks import check_choice
 from indpriv._columns import to_texts
 from indpriv._files import read_parquet, write_private_parquet
 from indpriv.errors import EvidenceError, InputError
 
 _MEMBERSHIP = {"1": True, "true": True, "1.0": True, "0": False, "false": False, "0.0": False}
 _COINS = "independent_fair_coins"
+_OPTIONAL = ("group", "example_id", "model")
+
+# What the attacker of each adversary sees, weakest first.
+ADVERSARIES = {
+    "final_model": "the final model",
+    "checkpoints": "several checkpoints of the run",
+    "updates": "every noisy update, but no other example's membership",
+    "full": "every noisy update, and the membership or the batches of all other examples",
+}
 
 
 @dataclass(frozen=True)
 class AttackScores:
-    """Scores of one attack on one model.
+    """Scores of one attack on one model, or on several models that are told apart by `model`.
 
     Attributes:
         scores: (n,) float64, higher = more likely a member; infinities allowed, no NaN.
@@ -29,6 +40,11 @@ class AttackScores:
         method: what produced the scores, in a few words.
         fair_coins: an independent fair coin decided whether to include each example, which a proof
             from one run needs.
+        example_ids: (n,) whose score each is, or None. A training and a test example may share an
+            id: they differ in `member`.
+        model: (n,) int64, the number of the attacked model, or None for one model.
+        adversary: what the attacker sees, one of `ADVERSARIES`. It decides which bounds hold for
+            the scores.
     """
 
     scores: NDArray[np.float64]
@@ -36,6 +52,9 @@ class AttackScores:
     method: str
     groups: NDArray[np.generic] | None = None
     fair_coins: bool = False
+    example_ids: NDArray[np.generic] | None = None
+    model: NDArray[np.int64] | None = None
+    adversary: str = "final_model"
 
     def __post_init__(self) -> None:
         if self.scores.ndim != 1 or self.scores.shape != self.member.shape:
@@ -43,11 +62,14 @@ class AttackScores:
                 f"scores {self.scores.shape} and member {self.member.shape} must have the same "
                 f"length"
             )
-        if self.groups is not None and self.groups.shape != self.scores.shape:
-            raise InputError(
-                f"groups {self.groups.shape} and scores {self.scores.shape} must have the same "
-                f"length"
-            )
+        for name in ("groups", "example_ids", "model"):
+            values = getattr(self, name)
+            if values is not None and values.shape != self.scores.shape:
+                raise InputError(
+                    f"{name} {values.shape} and scores {self.scores.shape} must have the same "
+                    "length"
+                )
+        check_choice("adversary", self.adversary, ADVERSARIES)
         if np.isnan(self.scores).any():
             raise InputError(
                 f"{int(np.isnan(self.scores).sum())} attack scores are NaN; an attack must score "
@@ -55,12 +77,52 @@ class AttackScores:
                 "example"
             )
 
+    @property
+    def several_models(self) -> bool:
+        """Whether the scores are of more than one model."""
+        return self.model is not None and len(self.model) > 0 and bool(np.ptp(self.model))
+
+    def check_one_model(self, bound: str) -> None:
+        """Raise InputError if the scores are of several models, for which `bound` does not hold.
+
+        Args:
+            bound: what would be computed from the scores, in a few words.
+        """
+        if self.several_models:
+            raise InputError(
+                f"{bound} does not hold for scores of several models: each model was a reference "
+                "for the others; pass the scores of one model, or report rates over the models"
+            )
+
+    def check_adversary(self, bound: str, refused: Collection[str] = ("full",)) -> None:
+        """Raise InputError if `bound` does not hold for what the attacker sees.
+
+        Args:
+            bound: what would be computed from the scores, in a few words.
+            refused: the adversaries for which it does not hold.
+        """
+        if self.adversary in refused:
+            raise InputError(
+                f"{bound} does not hold for scores of an attacker who sees "
+                f"{ADVERSARIES[self.adversary]} (adversary {self.adversary!r}): the scores of one "
+                "run share its noise, so that they are not independent; compare such scores over "
+                "many runs"
+            )
+
     def to_parquet(self, path: Path) -> None:
-        """Write columns score, member and, if known, group, readable by the owner only (0600)."""
+        """Write columns score and member, and those of group, example_id and model that are known.
+
+        Only the owner can read the file (0600).
+        """
         frame = pd.DataFrame({"score": self.scores, "member": self.member})
-        if self.groups is not None:
-            frame["group"] = self.groups
-        frame.attrs = {"method": self.method, _COINS: self.fair_coins}
+        for column, values in zip(_OPTIONAL, self._optional(), strict=True):
+            if values is not None:
+                frame[column] = values
+        frame.attrs = {
+            "method": self.method,
+            _COINS: self.fair_coins,
+            "adversary": self.adversary,
+        }
         write_private_parquet(frame, path)
 
     @classmethod
@@ -70,6 +132,7 @@ class AttackScores:
         Args:
             path: CSV with a header, or Parquet. Columns: score (higher = member), member (1/0 or
                 true/false) and optionally group, of any type; missing groups become "(missing)".
+                Optional too are example_id and model (a whole number).
 
         Raises:
             InputError: there is no such file, it is of another type, or a column is missing or
@@ -93,7 +156,14 @@ class AttackScores:
             method=str(frame.attrs.get("method", "scores from outside")),
             groups=to_texts(frame["group"]) if "group" in frame.columns else None,
             fair_coins=frame.attrs.get(_COINS) is True,
+            example_ids=frame["example_id"].to_numpy() if "example_id" in frame.columns else None,
+            model=_models(frame["model"], path) if "model" in frame.columns else None,
+            adversary=str(frame.attrs.get("adversary", "final_model")),
         )
+
+    def _optional(self) -> tuple[NDArray[np.generic] | None, ...]:
+        """The values of the columns `_OPTIONAL`."""
+        return self.groups, self.example_ids, self.model
 
 
 def _read(path: Path) -> pd.DataFrame:
@@ -123,6 +193,16 @@ def _numbers(column: pd.Series[Any], path: Path) -> NDArray[np.float64]:
             f"{path}: score holds a value that is not a number ({error}); higher must mean member"
         ) from error
     return found
+
+
+def _models(column: pd.Series[Any], path: Path) -> NDArray[np.int64]:
+    try:
+        return pd.to_numeric(column).to_numpy().astype(np.int64, casting="safe")
+    except (ValueError, TypeError) as error:
+        raise InputError(
+            f"{path}: model holds a value that is not a whole number ({error}); number the "
+            "attacked models from 0"
+        ) from error
 
 
 def _memberships(column: pd.Series[Any], path: Path) -> NDArray[np.bool_]:

@@ -77,3 +77,43 @@ def test_no_file_and_another_kind(tmp_path):
     (tmp_path / "bad.parquet").write_bytes(b"PAR1")
     with pytest.raises(EvidenceError, match="damaged"):
         AttackScores.from_file(tmp_path / "bad.parquet")
+
+
+def test_ids_models_and_adversary_are_written_and_read(tmp_path):
+    scores = AttackScores(
+        np.array([0.5, 1.0, 2.0]),
+        np.array([True, False, True]),
+        "test",
+        example_ids=np.array(["a", "b", "a"]),
+        model=np.array([0, 0, 1]),
+        adversary="updates",
+    )
+    scores.to_parquet(tmp_path / "x.parquet")
+    found = AttackScores.from_file(tmp_path / "x.parquet")
+    assert (found.adversary, found.several_models) == ("updates", True)
+    assert (found.example_ids.tolist(), found.model.tolist()) == (["a", "b", "a"], [0, 0, 1])
+    pd.DataFrame({"score": [1.0], "member": [1], "example_id": [7], "model": [3]}).to_csv(
+        tmp_path / "x.csv", index=False
+    )
+    found = AttackScores.from_file(tmp_path / "x.csv")
+    assert (found.adversary, found.several_models) == ("final_model", False)
+    assert (found.example_ids.tolist(), found.model.tolist()) == (["7"], [3])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"adversary": "everything"}, "adversary='everything' is not known"),
+        ({"example_ids": np.array([1])}, r"example_ids \(1,\) and scores \(2,\)"),
+        ({"model": np.array([1, 2, 3])}, r"model \(3,\) and scores \(2,\)"),
+    ],
+)
+def test_what_does_not_fit_the_scores_is_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        AttackScores(np.zeros(2), np.ones(2, bool), "test", **options)
+
+
+def test_a_model_is_a_whole_number(tmp_path):
+    (tmp_path / "x.csv").write_text("score,member,model\n1,1,1.5\n")
+    with pytest.raises(InputError, match="model holds a value that is not a whole number"):
+        AttackScores.from_file(tmp_path / "x.csv")

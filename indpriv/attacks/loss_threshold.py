@@ -53,6 +53,7 @@ def loss_scores(material: Material, by: str | None = None) -> AttackScores:
         member=(np.arange(len(loss)) < len(train))[known],
         method=LOSS_THRESHOLD,
         groups=groups,
+        example_ids=np.concatenate([train["example_id"], test["example_id"]])[known],
     )
 
 

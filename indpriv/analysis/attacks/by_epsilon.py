@@ -29,6 +29,7 @@ from indpriv.errors import InputError
 TARGET_RATES = (0.01, 0.1, 0.5)  # false-positive rates that the thresholds aim at, fixed beforehand
 _BINS = 10
 _LEAST = 40  # with fewer members or non-members, no bin could show anything
+_INTERVALS = "a binomial interval over examples"
 _LARGEST_EXPONENT = 700.0  # e^700 is near the largest float
 
 
@@ -123,9 +124,12 @@ def attack_by_epsilon(
         None with fewer than forty members or non-members.
 
     Raises:
-        InputError: numbers that do not match.
+        InputError: numbers that do not match, scores of an adversary whose scores are not
+            independent, or of several models.
     """
     check_positive_int("seed", seed, minimum=0)
+    scores.check_adversary(_INTERVALS, ("updates", "full"))
+    scores.check_one_model(_INTERVALS)
     member = scores.member
     for side, count, found in (
         ("members", len(members), int(member.sum())),

@@ -85,10 +85,13 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
         seed: of the random choices: which scores are left out, and the order of ties.
 
     Raises:
-        InputError: a delta outside (0, 1), or a negative seed.
+        InputError: a delta outside (0, 1), a negative seed, scores of an adversary for whom the
+            bound does not hold, or of several models.
     """
     delta = check_delta(delta)
     check_positive_int("seed", seed, minimum=0)
+    scores.check_adversary("a lower bound from one run")
+    scores.check_one_model("a lower bound from one run")
     names, indices = group_indices(scores)
     n_tested = sum(len(index) >= 2 * LEAST_GUESSES for index in indices)
     every = np.arange(len(scores.scores))

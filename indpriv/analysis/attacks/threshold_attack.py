@@ -102,8 +102,14 @@ def threshold_attack(
         seed: of the random choices. A group's choices depend only on the seed, its name and its
             size, so the same examples are drawn for a model and its non-private baseline.
         overall: the row of all examples, if another grouping of the same scores has computed it.
+
+    Raises:
+        InputError: a negative seed, scores of an adversary whose scores are not independent, or of
+            several models.
     """
     check_positive_int("seed", seed, minimum=0)
+    scores.check_adversary("a binomial interval over examples")
+    scores.check_one_model("a binomial interval over examples")
     names, indices = group_indices(scores)
     rows = [
         _attack_group(name, scores, index, seed) for name, index in zip(names, indices, strict=True)

@@ -1,5 +1,8 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from scipy import stats
 
 from indpriv.analysis.attacks.measures import measure_attack
 from indpriv.attack_scores import AttackScores
@@ -55,3 +58,30 @@ def test_bad_arguments_are_refused():
     for options, message in (({"delta": 0.0}, "delta=0.0"), ({"seed": -1}, "seed=-1")):
         with pytest.raises(InputError, match=message):
             measure_attack(scores_of([1.0], [True]), **options)
+
+
+def scores_that_share_noise(adversary, seed=0, mu=0.5, n=1000):
+    """Scores of an attacker who knows all other memberships: mu times the coin, plus one draw of
+    noise that all scores share. Every score has the law of a Gaussian mechanism with this mu."""
+    rng = np.random.default_rng(seed)
+    member = rng.random(n) < 0.5
+    return scores_of(mu * member + rng.normal(), member, fair_coins=True, adversary=adversary)
+
+
+def test_the_trap_of_scores_that_share_their_noise():
+    """The bound holds for independent guesses only: here it would "prove" twice the truth."""
+    with pytest.raises(InputError, match="adversary 'full'"):
+        measure_attack(scores_that_share_noise("full"))
+    truth = 1.99  # epsilon of a Gaussian mechanism of mu = 0.5 at delta 1e-5
+    delta = stats.norm.sf(truth / 0.5 - 0.25) - np.exp(truth) * stats.norm.sf(truth / 0.5 + 0.25)
+    assert delta == pytest.approx(1e-5, rel=0.05)
+    forced = [measure_attack(scores_that_share_noise("final_model", seed)) for seed in range(9)]
+    assert np.median([found.overall.bound.epsilon for found in forced]) > 2 * truth
+    assert all(found.overall.discrimination.auc == 1.0 for found in forced)
+
+
+def test_scores_of_several_models_prove_nothing_from_one_run():
+    several = scores_of(np.arange(4.0), [1, 0, 1, 0], model=np.array([0, 0, 1, 1]))
+    with pytest.raises(InputError, match="several models"):
+        measure_attack(several)
+    assert measure_attack(replace(several, model=np.ones(4, np.int64))).overall.n_members == 2
