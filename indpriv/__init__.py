@@ -21,11 +21,13 @@ if TYPE_CHECKING:  # in the order of the data flow
     from indpriv.accountant import PrivacyFilter, RiskTable, account, membership_risk
     from indpriv.epsilon_table import EpsilonTable
     from indpriv.attack_scores import AttackScores
+    from indpriv.attack_signals import AttackSignals
     from indpriv.errors import EvidenceError, InputError
     # isort: on
 
 __all__ = [
     "AttackScores",
+    "AttackSignals",
     "EpsilonTable",
     "EvidenceError",
     "ExampleTable",
@@ -39,6 +41,7 @@ __all__ = [
 
 _MODULES = {  # public name -> the module that defines it
     "AttackScores": "indpriv.attack_scores",
+    "AttackSignals": "indpriv.attack_signals",
     "EpsilonTable": "indpriv.epsilon_table",
     "EvidenceError": "indpriv.errors",
     "ExampleTable": "indpriv.example_table",

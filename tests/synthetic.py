@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from indpriv._plain import to_json
+from indpriv.attack_signals import AttackSignals
 from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.norm_log import NormLog
@@ -172,3 +173,20 @@ def write_run(
     if examples is not None:
         examples.to_parquet(run_dir / "examples.parquet")
     return run_dir
+
+
+def signals_with_effect(
+    effect: Any,
+    n_models: int = 16,
+    n_examples: int = 2000,
+    *,
+    seed: int = 0,
+    spread: float = 2.0,
+    **facts: Any,
+) -> AttackSignals:
+    """Normal signals around a level of each example, moved by `effect` where the example is in."""
+    rng = np.random.default_rng(seed)
+    member = rng.random((n_models, n_examples)) < facts.get("share", 0.5)
+    level = rng.normal(0, spread, n_examples)
+    signal = level + effect * member + rng.normal(size=member.shape)
+    return AttackSignals.from_arrays(signal, member, **{"coins": True, **facts})

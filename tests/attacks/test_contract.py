@@ -5,18 +5,54 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from indpriv.attack_scores import AttackScores
+from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import ATTACKS, Attack, Material
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
-from synthetic import small_run
+from synthetic import signals_with_effect, small_run
 
-EVERYTHING = Material(final_losses=small_run()[1])
+EXAMPLES = small_run()[1]
+
+
+def material(examples: ExampleTable, order: np.ndarray | None = None) -> Material:
+    """Everything that attacks may use of a run on these examples, in this order."""
+    train, test = examples.train, examples.test
+    n, of = len(train) + len(test), signals_with_effect(1.0, 6, len(train) + len(test))
+    member = np.array(of.member)
+    member[0] = np.arange(n) < len(train)
+    ids = np.concatenate([train["example_id"], test["example_id"]])
+    order = np.arange(n) if order is None else order
+    facts = {"audited": 0, "coins": True}
+    frame = examples.frame.iloc[order].reset_index(drop=True)
+    signals = AttackSignals.from_arrays(of.signal[:, order], member[:, order], ids[order], **facts)
+    shares = (np.clip(np.round(of.signal + 10), 0, 20) + 0.5) / 21
+    labels = AttackSignals.from_arrays(
+        shares[:, order], member[:, order], ids[order], kind="label_robustness", **facts
+    )
+    same = np.repeat(member[:1, order], 6, axis=0)
+    trajectory = AttackSignals.from_arrays(of.signal[:, order], same, ids[order], audited=5)
+    return Material(
+        final_losses=ExampleTable(frame),
+        signals=signals,
+        label_signals=labels,
+        trajectory=trajectory,
+    )
+
+
+EVERYTHING = material(EXAMPLES)
 
 every_attack = pytest.mark.parametrize("attack", ATTACKS.values(), ids=lambda attack: attack.name)
 
 
+def by_example(scores: AttackScores) -> dict[tuple[bool, int], float]:
+    keys = zip(scores.member.tolist(), scores.example_ids.tolist(), strict=True)
+    return dict(zip(keys, scores.scores.tolist(), strict=True))
+
+
 def test_names_are_keys():
     assert all(attack.name == name for name, attack in ATTACKS.items())
+    assert len({attack.title for attack in ATTACKS.values()}) == len(ATTACKS)
 
 
 @every_attack
@@ -37,12 +73,36 @@ def test_it_runs_only_with_all_that_it_needs(attack: Attack):
             attack.scores(without, None)
 
 
+@pytest.mark.parametrize(
+    "attack", [a for a in ATTACKS.values() if a.references], ids=lambda a: a.name
+)
+def test_it_runs_only_with_enough_references(attack: Attack):
+    need = next(iter(attack.needs))
+    signals = getattr(EVERYTHING, need)
+    for n_models in (attack.references, attack.references + 1):
+        few = AttackSignals(
+            signals.signal[:n_models],
+            signals.member[:n_models],
+            signals.example_ids,
+            kind=signals.kind,
+            audited=0,
+        )
+        enough = n_models > attack.references
+        assert attack.can_use(replace(EVERYTHING, **{need: few})) == enough
+        if not enough:
+            with pytest.raises(InputError, match="reference models"):
+                attack.scores(replace(EVERYTHING, **{need: few}), None)
+
+
 @every_attack
 def test_it_scores_members_and_non_members_in_groups(attack: Attack):
     found = attack.scores(EVERYTHING, "sex")
     assert found.method == attack.title
     assert set(found.member.tolist()) == {True, False}
-    assert set(found.groups) == {"Male", "Female"}
+    frame = EXAMPLES.frame.assign(train=EXAMPLES.frame["split"] == "train")
+    sex = frame.set_index(["train", "example_id"])["sex"]
+    keys = zip(found.member.tolist(), found.example_ids.tolist(), strict=True)
+    assert found.groups.tolist() == [sex[key] for key in keys]
     ungrouped = attack.scores(EVERYTHING, None)
     assert ungrouped.groups is None
     assert np.array_equal(ungrouped.scores, found.scores)
@@ -50,11 +110,7 @@ def test_it_scores_members_and_non_members_in_groups(attack: Attack):
 
 @every_attack
 def test_scores_do_not_depend_on_the_order_of_the_examples(attack: Attack):
-    frame = EVERYTHING.final_losses.frame
-    shuffled = frame.sample(frac=1.0, random_state=0).reset_index(drop=True)
-    mine = attack.scores(EVERYTHING, None)
-    other = attack.scores(Material(final_losses=ExampleTable(shuffled)), None)
-    for side in (True, False):
-        assert sorted(mine.scores[mine.member == side]) == sorted(
-            other.scores[other.member == side]
-        )
+    order = np.random.default_rng(0).permutation(len(EXAMPLES.frame))
+    mine = by_example(attack.scores(EVERYTHING, None))
+    other = by_example(attack.scores(material(EXAMPLES, order), None))
+    assert other == pytest.approx(mine, abs=1e-9)

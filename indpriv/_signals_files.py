@@ -1,0 +1,186 @@
+"""The folder of an AttackSignals: rows of raw arrays, committed model by model. Sensitive.
+
+`signal.f32` and `member.u8` hold one row of n_examples for each model, little-endian, without a
+header. `signals.json` says how many rows count, with a checksum of each; it is replaced
+atomically, so that a row is there whole or not at all. `ids.npz` names the examples.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+
+from indpriv._arrays import BoolArray
+from indpriv._files import (
+    BINARY,
+    PRIVATE,
+    fsync_folder,
+    read_json,
+    write_atomically,
+    write_json,
+)
+from indpriv.errors import EvidenceError, InputError
+
+SIGNALS = "signals.json"
+_IDS, _SIGNAL, _MEMBER, _LOCK = "ids.npz", "signal.f32", "member.u8", ".lock"
+_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class SignalsFolder:
+    """A folder of signals that grows by one model at a time.
+
+    Attributes:
+        path: the folder.
+        example_ids, unit_ids: (n_examples,); unit_ids may be None.
+        facts: kind, audited, coins, share, fingerprint and adversary.
+        models: one entry for each whole row: its checksums, and what its maker noted about it.
+        settings: what its maker notes about all models, compared when a series goes on.
+    """
+
+    path: Path
+    example_ids: NDArray[np.generic]
+    unit_ids: NDArray[np.generic] | None
+    facts: dict[str, Any]
+    models: tuple[dict[str, Any], ...]
+    settings: dict[str, Any]
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        example_ids: NDArray[np.generic],
+        facts: dict[str, Any],
+        *,
+        unit_ids: NDArray[np.generic] | None = None,
+        settings: dict[str, Any] | None = None,
+    ) -> SignalsFolder:
+        """Make a folder without models (0700); InputError if it holds anything else."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise InputError(f"{path} exists and holds no signals; choose another folder")
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        ids = {"example_ids": example_ids}
+        if unit_ids is not None:
+            ids["unit_ids"] = unit_ids
+        buffer = io.BytesIO()
+        np.savez(buffer, **ids)  # type: ignore[arg-type]
+        write_atomically(path / _IDS, buffer.getvalue())
+        folder = cls(path, example_ids, unit_ids, facts, (), settings or {})
+        folder._commit()
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> SignalsFolder:
+        """Read what a folder holds; EvidenceError where a row that counts is cut short."""
+        content = read_json(path / SIGNALS)
+        if not isinstance(content, dict) or content.get("schema") != _SCHEMA:
+            raise EvidenceError(f"{path / SIGNALS} is of another schema; make the signals again")
+        try:
+            with np.load(path / _IDS, allow_pickle=False) as archive:
+                ids = {name: archive[name] for name in archive.files}
+        except (OSError, ValueError, EOFError) as error:
+            raise EvidenceError(f"{path / _IDS} is damaged ({error})") from error
+        folder = cls(
+            path,
+            ids["example_ids"],
+            ids.get("unit_ids"),
+            dict(content["facts"]),
+            tuple(content["models"]),
+            dict(content["settings"]),
+        )
+        for name, size in ((_SIGNAL, 4), (_MEMBER, 1)):
+            needed = len(folder.models) * len(folder.example_ids) * size
+            if needed and (not (path / name).is_file() or (path / name).stat().st_size < needed):
+                raise EvidenceError(
+                    f"{path / name} is shorter than the {len(folder.models)} models in "
+                    f"{SIGNALS}; make the signals again"
+                )
+        return folder
+
+    def lock(self) -> FileLock:
+        """A lock that one process holds while it adds models; InputError if another has it."""
+        lock = FileLock(self.path / _LOCK, timeout=0, mode=PRIVATE)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise InputError(f"another process adds models to {self.path}; wait for it") from error
+        return lock
+
+    def append(
+        self, signal: NDArray[np.float32], member: BoolArray, about: dict[str, Any] | None = None
+    ) -> SignalsFolder:
+        """Add one model, durably; the folder with it. A row that was cut short is overwritten."""
+        n = len(self.example_ids)
+        if signal.shape != (n,) or member.shape != (n,):
+            raise InputError(
+                f"a model has {signal.shape} signals and {member.shape} memberships, for {n} "
+                "examples"
+            )
+        rows = (
+            (_SIGNAL, np.ascontiguousarray(signal, "<f4").tobytes()),
+            (_MEMBER, np.ascontiguousarray(member, np.uint8).tobytes()),
+        )
+        for name, row in rows:
+            _write_at(self.path / name, len(self.models) * len(row), row)
+        entry = {"crc32": [zlib.crc32(row) for _, row in rows], "about": about or {}}
+        added = SignalsFolder(
+            self.path,
+            self.example_ids,
+            self.unit_ids,
+            self.facts,
+            (*self.models, entry),
+            self.settings,
+        )
+        added._commit()
+        return added
+
+    def arrays(self) -> tuple[NDArray[np.float32], BoolArray]:
+        """Signals and memberships, (n_models, n_examples) each, mapped from the files.
+
+        Raises:
+            InputError: there is no model.
+            EvidenceError: a row does not match its checksum.
+        """
+        shape = (len(self.models), len(self.example_ids))
+        if not self.models:
+            raise InputError(f"{self.path} holds no model yet; run indpriv shadow again")
+        signal = np.memmap(self.path / _SIGNAL, "<f4", "r", shape=shape)
+        member = np.memmap(self.path / _MEMBER, np.uint8, "r", shape=shape)
+        for model, entry in enumerate(self.models):
+            found = [zlib.crc32(part[model].tobytes()) for part in (signal, member)]
+            if found != list(entry["crc32"]):
+                raise EvidenceError(
+                    f"model {model} in {self.path} does not match its checksum; make the signals "
+                    "again"
+                )
+        return signal, member.view(np.bool_)
+
+    def _commit(self) -> None:
+        content = {
+            "schema": _SCHEMA,
+            "sensitive": "for the curator only",
+            "facts": self.facts,
+            "settings": self.settings,
+            "models": list(self.models),
+        }
+        write_json(self.path / SIGNALS, content)
+
+
+def _write_at(path: Path, offset: int, row: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | BINARY, PRIVATE)
+    with os.fdopen(descriptor, "wb") as file:  # fdopen does not truncate
+        file.seek(offset)
+        file.write(row)
+        file.truncate()
+        file.flush()
+        os.fsync(file.fileno())
+    if offset == 0:
+        fsync_folder(path.parent)

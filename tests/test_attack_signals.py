@@ -1,0 +1,135 @@
+import numpy as np
+import pytest
+
+from indpriv._signals_files import SignalsFolder
+from indpriv.attack_signals import AttackSignals, from_losses
+from indpriv.errors import EvidenceError, InputError
+from synthetic import signals_with_effect
+
+
+def folder_of(signals, path):
+    folder = SignalsFolder.create(
+        path, signals.example_ids, signals.facts, unit_ids=signals.unit_ids
+    )
+    for model in range(signals.n_models):
+        folder = folder.append(signals.signal[model], signals.member[model], {"number": model})
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["npz", "folder"])
+def test_what_is_written_is_read(tmp_path, kind):
+    signals = signals_with_effect(
+        1.0, 3, 8, unit_ids=np.arange(8).astype(str), share=0.4, fingerprint="abc", audited=1
+    )
+    path = tmp_path / "signals.npz" if kind == "npz" else tmp_path / "signals"
+    signals.save(path) if kind == "npz" else folder_of(signals, path)
+    found = AttackSignals.open(path)
+    for name in ("signal", "member", "example_ids", "unit_ids"):
+        assert np.array_equal(getattr(found, name), getattr(signals, name)), name
+    assert found.facts == signals.facts
+    files = [path] if kind == "npz" else list(path.iterdir())
+    assert all(file.stat().st_mode & 0o777 == 0o600 for file in files)
+    assert isinstance(found.signal, np.memmap) == (kind == "folder")
+
+
+def test_a_row_that_was_cut_short_does_not_count(tmp_path):
+    signals = signals_with_effect(1.0, 3, 8)
+    folder = folder_of(signals, tmp_path / "s")
+    with (tmp_path / "s" / "signal.f32").open("ab") as file:
+        file.write(b"half a row")  # as if the process had ended here
+    assert np.array_equal(AttackSignals.open(tmp_path / "s").signal, signals.signal)
+    SignalsFolder.open(tmp_path / "s").append(signals.signal[0] + 1, signals.member[1])
+    found = AttackSignals.open(tmp_path / "s")
+    assert found.n_models == 4
+    assert np.array_equal(found.signal[3], signals.signal[0] + 1)
+    assert len(folder.models) == 3
+
+
+def test_damage_is_found(tmp_path):
+    folder_of(signals_with_effect(1.0, 3, 8), tmp_path / "s")
+    content = bytearray((tmp_path / "s" / "signal.f32").read_bytes())
+    content[40] ^= 1
+    (tmp_path / "s" / "signal.f32").write_bytes(content)
+    with pytest.raises(EvidenceError, match=r"model 1 .* does not match its checksum"):
+        AttackSignals.open(tmp_path / "s")
+    (tmp_path / "s" / "signal.f32").write_bytes(content[:50])
+    with pytest.raises(EvidenceError, match="shorter than the 3 models"):
+        AttackSignals.open(tmp_path / "s")
+
+
+def test_one_process_adds_models_at_a_time(tmp_path):
+    folder = folder_of(signals_with_effect(1.0, 1, 8), tmp_path / "s")
+    with folder.lock(), pytest.raises(InputError, match="another process"):
+        SignalsFolder.open(tmp_path / "s").lock()
+    folder.lock().release()
+
+
+def test_a_folder_without_models_and_one_that_holds_something_else(tmp_path):
+    SignalsFolder.create(tmp_path / "s", np.arange(3), signals_with_effect(1.0, 1, 3).facts)
+    with pytest.raises(InputError, match="no model yet"):
+        AttackSignals.open(tmp_path / "s")
+    with pytest.raises(InputError, match="holds no signals"):
+        SignalsFolder.create(tmp_path, np.arange(3), {})
+    with pytest.raises(InputError, match="does not exist"):
+        AttackSignals.open(tmp_path / "none.npz")
+
+
+def test_users_arrays_and_pickles(tmp_path):
+    np.savez(tmp_path / "mine.npz", signal=[[0.5, 1.5]], member=[[1, 0]])
+    found = AttackSignals.open(tmp_path / "mine.npz")
+    assert (found.signal.dtype, found.member.tolist()) == (np.float32, [[True, False]])
+    assert found.example_ids.tolist() == [0, 1]
+    np.savez(tmp_path / "lacks.npz", signal=[[0.5]])
+    with pytest.raises(InputError, match="lacks the array member"):
+        AttackSignals.open(tmp_path / "lacks.npz")
+    evil = np.array([object()], dtype=object)
+    np.savez(tmp_path / "evil.npz", signal=[[0.5]], member=[[1]], example_ids=evil)
+    with pytest.raises(EvidenceError, match="without pickles"):
+        AttackSignals.open(tmp_path / "evil.npz")
+    (tmp_path / "bad.npz").write_bytes(b"PK")
+    with pytest.raises(EvidenceError, match="cannot be read"):
+        AttackSignals.open(tmp_path / "bad.npz")
+
+
+SIGNAL, MEMBER = np.zeros((2, 3)), np.array([[1, 0, 1], [0, 0, 1]])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"member": MEMBER[:1]}, r"signal \(2, 3\) and member \(1, 3\)"),
+        ({"signal": SIGNAL[0], "member": MEMBER[0]}, "must both be"),
+        ({"member": MEMBER * 2}, "neither 0 nor 1"),
+        ({"example_ids": [1, 2]}, r"example_ids \(2,\) must name each of the 3"),
+        ({"example_ids": [1, 2, 1]}, "has 1 twice"),
+        ({"example_ids": [7, 1, 7], "audited": 0}, "has 7 twice"),
+        ({"unit_ids": ["a", "b"]}, "unit_ids"),
+        ({"unit_ids": ["a", "a", "b"]}, "model 0 was trained on some rows of 1 units"),
+        ({"signal": SIGNAL + np.array([[0], [np.nan]])}, "model 1 has no signal"),
+        ({"kind": "loss"}, "kind='loss' is not known"),
+        ({"adversary": "full"}, "adversary='full' is not known"),
+        ({"share": 1.0}, "share=1.0"),
+        ({"audited": 2}, "audited=2 is no row"),
+    ],
+)
+def test_what_does_not_match_is_refused(change, message):
+    with pytest.raises(InputError, match=message):
+        AttackSignals.from_arrays(**{"signal": SIGNAL, "member": MEMBER, **change})
+
+
+def test_a_member_and_a_non_member_of_the_audited_run_may_share_an_id():
+    found = AttackSignals.from_arrays(SIGNAL, MEMBER, [7, 7, 8], audited=0)
+    assert (found.targets, found.n_examples) == ((0,), 3)
+
+
+def test_confidence_of_losses_is_ordered_and_exact():
+    losses = np.array([0.0, 1e-300, 1e-20, 1e-7, 0.5, 0.9999, 1.0001, 50.0, 1e4, np.inf])
+    found = from_losses(losses)
+    assert (found[0], found[-1]) == (np.inf, -np.inf)
+    assert (np.diff(found) < 0).all()
+    p = np.exp(-losses[4:7])
+    assert found[4:7] == pytest.approx(np.log(p / (1 - p)), rel=1e-12)
+    assert found[3] == pytest.approx(-np.log(1e-7), abs=1e-7)
+    assert np.isnan(from_losses([np.nan])).all()
+    with pytest.raises(InputError, match="1 losses are below 0"):
+        from_losses([-1e-9, 1.0])
