@@ -29,7 +29,7 @@ Located = Sequence[
 # The number of (setting, code) mechanisms up to which each is a node of its own, and of nodes of a
 # lattice beyond. Accountants of loss distributions need far longer for each.
 _MOST_OWN = {"share": 1 << 14, "up": 1 << 13, "down": 1 << 13}
-_RATIO = {"share": 4e-3, "up": 2.5e-3, "down": 2.5e-3}  # of neighbouring nodes, if these suffice
+_RATIO = {"share": 4e-3, "up": 1.5e-3, "down": 1.5e-3}  # of neighbouring nodes, if these suffice
 _MOST_NODES = {"share": 1 << 14, "up": 1 << 14, "down": 1 << 14}
 _MOST_DENSE = 2048  # (setting, code) cells that are counted in a dense array
 _TABLE_BYTES = 1 << 18  # of the counts in the making: they stay in cache
