@@ -36,6 +36,20 @@ def read_journal(run_dir: Path) -> tuple[list[dict[str, Any]], bool]:
     return entries, torn
 
 
+def writer_of(run_dir: Path) -> str | None:
+    """Process id of the process that writes a journal now; None if none does, as far as we see."""
+    lock, writer = run_dir / _LOCK, run_dir / _WRITER
+    if not lock.is_file():
+        return None
+    try:
+        with FileLock(lock, timeout=0, mode=PRIVATE, thread_local=False):
+            return None
+    except Timeout:
+        return writer.read_text(encoding="utf-8") if writer.is_file() else "unknown"
+    except (OSError, NotImplementedError):  # others' folder; a file system without locks
+        return None
+
+
 def _read(run_dir: Path) -> tuple[list[dict[str, Any]], str, bool]:
     """Entries, the hash that the next line continues, and whether a torn last line was dropped."""
     path = run_dir / NAME
@@ -81,11 +95,9 @@ class JournalWriter:
         try:
             self._lock.acquire()
         except Timeout as error:
-            writer = run_dir / _WRITER
-            owner = writer.read_text(encoding="utf-8") if writer.is_file() else ""
             raise InputError(
-                f"{run_dir} is being written by process {owner or 'unknown'}; it has one writer at "
-                "a time: wait for it, stop it, or choose another directory"
+                f"{run_dir} is being written by process {writer_of(run_dir) or 'unknown'}; it has "
+                "one writer at a time: wait for it, stop it, or choose another directory"
             ) from error
         try:
             self.entries = self._continue(run_dir / NAME)

@@ -37,7 +37,7 @@ STAGES = {
     "recording": {"recording"},
     "integrations": {"integrations"},
     "training": {"training"},
-    "cli": {"cli"},
+    "cli": {"cli", "__main__"},
 }  # fmt: skip
 MAY_IMPORT = {
     "helpers": set(),
@@ -115,7 +115,7 @@ def test_every_module_is_imported_by_another():
             used.add(imported)
     entry_points = {
         "indpriv",
-        "indpriv.cli",
+        "indpriv.__main__",
         "indpriv.integrations.callbacks",
         "indpriv.training.data",
         "indpriv.training.data.build_adult",

@@ -299,7 +299,7 @@ def test_a_damaged_run_fails_verification_with_code_1(audited, in_process, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["audit", "nowhere"], ["nowhere is not a directory"]),
+        (["audit", "nowhere"], ["nowhere does not exist"]),
         (["audit", "run", "--delta", "2"], ["delta=2.0 is not in (0, 1)"]),
         (["audit", "run", "--accountant", "magic"], ["accountant='magic'"]),
         (["audit", "run", "--conversion", "magic"], ["conversion='magic'"]),
@@ -313,7 +313,7 @@ def test_a_damaged_run_fails_verification_with_code_1(audited, in_process, tmp_p
         (["groups", "audit", "--within", "race"], ["within='race'", "'label'"]),
         (["attack", "--scores", "nowhere.csv"], ["nowhere.csv does not exist"]),
         (["attack", "--scores", "small.toml"], ["small.toml is neither .csv nor .parquet"]),
-        (["verify", "nowhere"], ["nowhere is not a directory"]),
+        (["verify", "nowhere"], ["nowhere does not exist"]),
         (["train", "nowhere.toml"], ["nowhere.toml does not exist"]),
         (["train", "small.toml", "--run-dir", "run"], ["already holds a recorded run"]),
         (

@@ -18,7 +18,7 @@ from indpriv.audit.run_directory import RecordedRun, in_rows_of
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError, PrivacyWarning
 from indpriv.example_table import ExampleTable
-from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP
+from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP, holds_log
 from indpriv.report.pictures import pictures_of
 from indpriv.report.renderers.html import render_html
 from indpriv.report.renderers.markdown import render_markdown
@@ -98,11 +98,21 @@ def read_audit(audit_dir: Path) -> tuple[EpsilonTable, ExampleTable]:
 
 
 def _check_is_audit(audit_dir: Path) -> None:
-    if not (audit_dir / SUMMARY).is_file():
+    if (audit_dir / SUMMARY).is_file():
+        return
+    if not audit_dir.exists():
         raise InputError(
-            f"{audit_dir} holds no {SUMMARY}; make an audit first: indpriv audit RUN --output-dir "
+            f"{audit_dir} does not exist; make an audit first: indpriv audit RUN --output-dir "
             f"{audit_dir}"
         )
+    inside = audit_dir / "audit"  # where `indpriv audit` writes unless told otherwise
+    if (inside / SUMMARY).is_file():
+        remedy = f"its audit is in {inside}: pass that directory"
+    elif holds_log(audit_dir):
+        remedy = f"it is a run: type indpriv audit {audit_dir}, and then pass {inside}"
+    else:
+        remedy = f"make an audit first: indpriv audit RUN --output-dir {audit_dir}"
+    raise InputError(f"{audit_dir} holds no {SUMMARY}; {remedy}")
 
 
 def read_summary(audit_dir: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._columns import Partition, partition
+from indpriv._formatting import format_delta
 from indpriv._progress import StageProgress, silent
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
@@ -90,7 +91,7 @@ def audit(
         check_images(images)
     log, recorded = _read(path, unreadable, unit_column, tell)
     method = Method(
-        delta=_delta(delta, recorded.declared),
+        delta=_delta(delta, recorded.declared, path, log.n_examples),
         accountant=accountant,
         conversion=conversion,
         between_records=between_records,
@@ -124,11 +125,7 @@ def _read(
 ) -> tuple[NormLog, RecordedRun]:
     """The log of a run directory and what else is known, with the units of a metadata column."""
     tell(READING, 0, 1)
-    hint = (
-        ". A folder of checkpoints is replayed with an AuditSpec, which builds model and data "
-        f"again: indpriv audit {path} --spec train.py:spec"
-    )
-    check_holds_log(path, hint=hint)
+    check_holds_log(path)
     run = open_run(path, unreadable=unreadable)
     tell(READING, 1, 1)
     tell(CHECKING, 0, 1)
@@ -187,12 +184,13 @@ def _groups(log: NormLog, recorded: RecordedRun, by: Sequence[str]) -> dict[str,
     return {column: partition(train, train.iloc[:0], column) for column in columns}
 
 
-def _delta(delta: float | None, declared: Declared) -> float:
+def _delta(delta: float | None, declared: Declared, path: Path, n_examples: int) -> float:
     found = declared.delta if delta is None else delta
     if found is None:
+        example = format_delta(10.0 ** -len(str(10 * n_examples)))  # below 1 / (10 n)
         raise InputError(
-            "delta is not given, and run.json names none; pass a value well below 1/n, e.g. "
-            "--delta 1e-5"
+            "delta is not given, and run.json names none; pass a value well below 1/n, with "
+            f"n = {n_examples:,} examples, e.g. type: indpriv audit {path} --delta {example}"
         )
     return found
 

@@ -32,8 +32,8 @@ app = typer.Typer(
         "How much privacy did each training example get in this DP-SGD run, and which groups are "
         "worse off?"
     ),
+    epilog="Start with: indpriv demo",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -71,7 +71,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line on `arguments` (default: sys.argv) and return its exit code."""
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        app(arguments)
+        app(arguments, prog_name="indpriv")
     except SystemExit as end:
         return int(end.code or 0)
     except InputError as error:

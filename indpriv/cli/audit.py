@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from indpriv.cli.first_contact import checked_run
 from indpriv.cli.options import (
     By,
     DataDir,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 REPLAY = "For a folder of checkpoints"  # heading in --help
 
 Run = Annotated[
-    Path,
+    Path | None,
     typer.Argument(
         metavar="RUN", help="Run directory of a Recorder, or a folder of checkpoints with --spec."
     ),
@@ -139,7 +140,7 @@ Processes = Annotated[
 
 
 def audit(
-    path: Run,
+    path: Run = None,
     output_dir: OutputDir = None,
     delta: Delta = None,
     accountant: Accountant = "rdp",
@@ -173,12 +174,17 @@ def audit(
     """
     from indpriv.audit import audit as audit_run
 
-    output_dir = output_dir or path / "audit"
     settings = _Settings(noise_multiplier, max_grad_norm, sample_rate, steps, delta, sampler)
     if spec is None:
         settings.refuse()
+        path = checked_run(path, "audit")
+        output_dir = output_dir or path / "audit"
+        _say_if_still_written(path)
     else:
         _refuse_examples(show_examples)
+        if path is None:
+            raise InputError(f"pass the folder of checkpoints: indpriv audit FOLDER --spec {spec}")
+        output_dir = output_dir or path / "audit"
         path = _replay(path, spec, output_dir, settings, device, batch_size, processes)
     check_folder("--output-dir", output_dir)
     with progress_bar() as progress:
@@ -235,6 +241,18 @@ class _Settings(NamedTuple):
             raise InputError(
                 f"{', '.join(given)}: only for a folder of checkpoints, which also needs --spec"
             )
+
+
+def _say_if_still_written(run_dir: Path) -> None:
+    from indpriv._journal import writer_of
+
+    writer = writer_of(run_dir)
+    if writer is not None:
+        text = (
+            f"[yellow]warning:[/] process {writer} is still writing {escape(str(run_dir))}: this "
+            "audit covers the steps so far; when training has ended, type the same command again"
+        )
+        Console(stderr=True, highlight=False, soft_wrap=True).print(text)
 
 
 def _refuse_examples(show_examples: bool) -> None:

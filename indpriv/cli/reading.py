@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from indpriv.cli.first_contact import checked_run
 from indpriv.cli.options import AuditDir, By, Json, check_folder, print_json, progress_bar
 
 
@@ -149,8 +150,8 @@ def convert(
 
 def verify(
     run_dir: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Run directory that a Recorder wrote.")
-    ],
+        Path | None, typer.Argument(metavar="RUN", help="Run directory that a Recorder wrote.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check a run's log: hashes, coverage, sampling, Opacus's accountant; exit code 1 on failure.
@@ -159,10 +160,9 @@ def verify(
     """
     from indpriv._plain import to_json
     from indpriv.norm_log.evidence import FAILED, NOT_CHECKED, PASSED
-    from indpriv.norm_log.run_files import check_holds_log
     from indpriv.norm_log.verify import verify as verify_run
 
-    check_holds_log(run_dir)
+    run_dir = checked_run(run_dir, "verify")
     checks = verify_run(run_dir)
     if as_json:
         print_json(to_json(checks))

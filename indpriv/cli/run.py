@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from indpriv.cli.audit import show_audit
+from indpriv.cli.first_contact import checked_audit_file, shipped_audits
 from indpriv.cli.options import (
     DataDir,
     Json,
@@ -51,7 +52,7 @@ def demo(
     run_dir = output_dir / "run"
     if run_dir.exists():
         _remove_old_demo(run_dir)
-    _train(_demo_audit_file(), run_dir, seed, quiet=as_json)
+    _train(shipped_audits() / DEMO, run_dir, seed, quiet=as_json)
     with progress_bar() as progress:
         summary = audit_run(run_dir, output_dir, progress=progress)
     show_audit(summary, output_dir, as_json=as_json)
@@ -59,8 +60,9 @@ def demo(
 
 def train(
     audit_file: Annotated[
-        Path, typer.Argument(metavar="AUDIT.toml", help="Audit file, e.g. audits/adult.toml.")
-    ],
+        Path | None,
+        typer.Argument(metavar="AUDIT.toml", help="Audit file, e.g. audits/adult.toml."),
+    ] = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="New directory of the run.", show_default="runs/NAME")
     ] = None,
@@ -91,7 +93,7 @@ def train(
     from indpriv._files import read_json
 
     run = _train(
-        audit_file,
+        checked_audit_file(audit_file),
         run_dir,
         seed,
         quiet=as_json,
@@ -177,13 +179,6 @@ def _filter_for(config: AuditConfig) -> Callable[[float, float], PrivacyFilter] 
     return lambda noise_multiplier, sample_rate: PrivacyFilter.for_epsilon(
         epsilon, delta=delta, noise_multiplier=noise_multiplier, sample_rate=sample_rate
     )
-
-
-def _demo_audit_file() -> Path:
-    """audits/adult.toml: next to the package in a checkout, inside it once installed."""
-    package = Path(__file__).parents[1]
-    folders = (package.parent / "audits", package / "audits")
-    return next(folder / DEMO for folder in folders if (folder / DEMO).is_file())
 
 
 def _remove_old_demo(run_dir: Path) -> None:

@@ -23,11 +23,11 @@ def holds_log(path: Path) -> bool:
     return (path / JOURNAL).is_file()
 
 
-def check_holds_log(path: Path, *, hint: str = "") -> None:
-    """Raise InputError unless a path is a folder with the log of a run; hint ends the message."""
+def check_holds_log(path: Path) -> None:
+    """Raise InputError unless a path is a folder with the log of a run."""
     if not path.is_dir():
         raise InputError(f"{path} is not a directory; {RUN_DIRECTORY}")
     if not holds_log(path):
         found = sorted(item.name for item in path.iterdir())[:5]
         holds = f"it holds {', '.join(found)}" if found else "it is empty"
-        raise InputError(f"{path} holds no {JOURNAL} ({holds}); {RUN_DIRECTORY}{hint}")
+        raise InputError(f"{path} holds no {JOURNAL} ({holds}); {RUN_DIRECTORY}")

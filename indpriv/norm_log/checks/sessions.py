@@ -109,8 +109,8 @@ def _closed(closed: bool) -> Check:
     if closed:
         return CLOSED.passed("its writer saw the end of the run")
     return CLOSED.failed(
-        "the log was not closed (the run crashed or was interrupted): it proves the steps that it "
-        "holds, but any later step is missing"
+        "the log was not closed (the run crashed, was interrupted or is still training): it proves "
+        "the steps that it holds, but any later step is missing"
     )
 
 

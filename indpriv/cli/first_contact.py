@@ -1,0 +1,138 @@
+"""What to type next where a command did not get the run or the audit file that it needs."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from indpriv.errors import InputError
+
+_LEVELS = 3  # of folders that are searched for runs
+_NAMED = 5  # runs or files that a message names
+_ARCHIVES = {".zip": "zipfile", ".tar": "tarfile", ".tgz": "tarfile", ".gz": "tarfile"}
+
+
+def checked_run(path: Path | None, command: str) -> Path:
+    """The path, if it is a run directory.
+
+    Raises:
+        InputError: it is missing or something else; the message says what to type next.
+    """
+    from indpriv.norm_log.run_files import holds_log
+
+    if path is None:
+        raise InputError(f"indpriv {command} needs a run directory; {_type_one(command, Path())}")
+    if holds_log(path):
+        return path
+    if not path.exists():
+        raise InputError(f"{path} does not exist; {_type_one(command, Path())}")
+    raise InputError((_of_folder if path.is_dir() else _of_file)(path, command))
+
+
+def checked_audit_file(path: Path | None) -> Path:
+    """The path, if it is a file.
+
+    Raises:
+        InputError: it is missing or no file; the message lists the audit files to choose from.
+    """
+    if path is not None and path.is_file():
+        return path
+    if path is None:
+        reason = "indpriv train needs an audit file"
+    elif path.is_dir():
+        reason = f"{path} is a directory, and indpriv train needs an audit file"
+    else:
+        reason = f"{path} does not exist"
+    for folder in (path or Path("audits"), Path("audits"), shipped_audits()):
+        if files := sorted(folder.glob("*.toml")):
+            break
+    raise InputError(f"{reason}; type one of{_lines([('train', file) for file in files])}")
+
+
+def shipped_audits() -> Path:
+    """The audit files that come with indpriv: beside it in a checkout, inside it once installed."""
+    package = Path(__file__).parents[1]
+    inside = package / "audits"
+    return inside if inside.is_dir() else package.parent / "audits"
+
+
+def _of_folder(path: Path, command: str) -> str:
+    from indpriv.audit.audit_directory import REPORT, SUMMARY
+    from indpriv.norm_log.run_files import JOURNAL, RUN_DIRECTORY
+
+    if (path / SUMMARY).is_file():
+        return (
+            f"{path} is an audit directory, and indpriv {command} needs a run directory. To read "
+            f"the audit, open {path / REPORT} or type: {_typed('groups', path)}\n"
+            f"For a run, {_type_one(command, path, path.parent)}"
+        )
+    if _runs_in(path):
+        return f"{path} holds no {JOURNAL}, but folders in it do; {_type_one(command, path)}"
+    found = sorted(item.name for item in path.iterdir())[:_NAMED]
+    holds = f"it holds {', '.join(found)}" if found else "it is empty"
+    return f"{path} holds no {JOURNAL} ({holds}); {RUN_DIRECTORY}. {_replayed(path)}"
+
+
+def _of_file(path: Path, command: str) -> str:
+    from indpriv.audit.audit_directory import SUMMARY
+    from indpriv.norm_log.run_files import holds_log
+
+    folder = path.parent
+    if holds_log(folder):
+        return f"{path} is one file of a run; type: {_typed(command, folder)}"
+    if (folder / SUMMARY).is_file():
+        return _of_folder(folder, command)
+    unpacked = path.with_name(path.name.split(".")[0])
+    if unpacked.exists():
+        unpacked = unpacked.with_name(f"{unpacked.name}-unpacked")
+    if path.suffix in _ARCHIVES:
+        unpack = shlex.join(["python", "-m", _ARCHIVES[path.suffix], "-e", str(path)])
+        return (
+            f"{path} is an archive, and a run is a directory; type: {unpack} "
+            f"{shlex.quote(str(unpacked))}, then: {_typed(command, unpacked)}"
+        )
+    if path.suffix == ".toml":
+        return (
+            f"{path} is an audit file, which says how to train; type: {_typed('train', path)}, "
+            f"then: {_typed(command, Path('runs', path.stem))}"
+        )
+    return f"{path} is a file, and a run is a directory. {_replayed(folder)}"
+
+
+def _replayed(folder: Path) -> str:
+    return (
+        "A folder of checkpoints is replayed with an AuditSpec, which builds model and data again: "
+        f"{_typed('audit', folder)} --spec train.py:spec"
+    )
+
+
+def _type_one(command: str, *folders: Path) -> str:
+    """The command for each run below the folders, or how to record a run where there is none."""
+    found = list(dict.fromkeys(run for folder in folders for run in _runs_in(folder)))
+    if not found:
+        return (
+            "no run was found here. To record one, type: indpriv demo, or indpriv train (which "
+            "lists its audit files), or attach a Recorder to your own training loop"
+        )
+    return f"type one of{_lines([(command, run) for run in found[:_NAMED]])}"
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """Run directories below a folder, the nearest first; not the logs of their test examples."""
+    from indpriv.norm_log.run_files import HOLDOUT, JOURNAL
+
+    return [
+        path.parent
+        for level in range(_LEVELS)
+        for path in sorted(folder.glob("/".join(["*"] * level + ["*", JOURNAL])))
+        if path.parent.name != HOLDOUT
+    ]
+
+
+def _lines(commands: Sequence[tuple[str, Path]]) -> str:
+    return ":" + "".join(f"\n  {_typed(*words)}" for words in commands)
+
+
+def _typed(command: str, path: Path) -> str:
+    return shlex.join(["indpriv", command, str(path)])
