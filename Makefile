@@ -13,7 +13,7 @@ export OMP_WAIT_POLICY = passive
 BIN = $(VENV)/bin
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -c constraints.txt
 
-.PHONY: demo test test-all check format schema figures reproduce benchmarks clean
+.PHONY: demo test test-all test-lowest check dist format schema figures reproduce benchmarks clean
 
 demo: $(VENV)/.installed
 	$(BIN)/indpriv demo --output-dir $(DEMO_DIR)
@@ -26,6 +26,24 @@ test: $(VENV)/.installed-dev
 
 test-all: $(VENV)/.installed-dev
 	$(PYTEST)
+
+# The tests with the lowest versions that pyproject.toml names. On Linux the lowest torch is a CUDA build of
+# gigabytes; where download.pytorch.org can be reached, UV_TORCH_BACKEND=cpu takes the CPU build.
+LOWEST = .venv-lowest
+test-lowest: BIN = $(LOWEST)/bin
+test-lowest:
+	$(PYTHON) -m venv $(LOWEST)
+	$(BIN)/pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --resolution lowest-direct -e ".[dev]"
+	$(PYTEST) -m "not slow"
+
+# Wheel and source archive in dist/, as an index would take them.
+dist:
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/pip install --quiet --disable-pip-version-check build twine
+	rm -rf dist
+	.venv-dist/bin/python -m build --outdir dist
+	.venv-dist/bin/twine check --strict dist/*
 
 check: test
 	$(BIN)/ruff check .
@@ -54,7 +72,7 @@ reproduce: $(VENV)/.installed-dev
 	$(BIN)/python reports/make_yu2023.py
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) .venv-dist dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "indpriv needs Python 3.11 or newer: make PYTHON=python3.11 ...")'

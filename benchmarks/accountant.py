@@ -213,7 +213,9 @@ def _child_memory(n_examples: int) -> None:
     seconds = time.perf_counter() - start
     if len(table) != n_examples:
         raise SystemExit(f"{len(table)} epsilons for {n_examples} examples")
-    status = Path("/proc/self/status").read_text()  # ru_maxrss would count the parent, too
+    status = Path("/proc/self/status").read_text(
+        encoding="utf-8"
+    )  # ru_maxrss would count the parent, too
     print(int(status.split("VmHWM:")[1].split()[0]) / 2**20, seconds)
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,11 @@ def fsync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def others_can_read(path: Path) -> bool:
+    """Whether the mode of a path lets its group or others in (Windows keeps no such mode)."""
+    return os.name != "nt" and bool(path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -91,8 +97,12 @@ def read_parquet(path: Path) -> pd.DataFrame:
     if not path.is_file():
         raise InputError(f"{path} does not exist")
     try:
-        frame: pd.DataFrame = pq.read_table(path, page_checksum_verification=True).to_pandas()
-    except (pa.ArrowException, OSError) as error:
+        table = pq.read_table(path, page_checksum_verification=True)
+        frame: pd.DataFrame = table.to_pandas()
+        attrs = (table.schema.metadata or {}).get(METADATA_KEY.encode())
+        if attrs is not None:  # before pyarrow 22, to_pandas() left them out
+            frame.attrs = json.loads(attrs)
+    except (pa.ArrowException, OSError, json.JSONDecodeError) as error:
         raise EvidenceError(
             f"{path} is damaged or no Parquet file ({error}); restore it or write it again"
         ) from error

@@ -373,7 +373,9 @@ def test_hyphens_and_underscores_are_one(in_process):
     ).stdout
     assert "GUARANTEE" in screen
     assert (
-        json.loads(Path("hyphens/audit.json").read_text())["account"]["between_records"]
+        json.loads(Path("hyphens/audit.json").read_text(encoding="utf-8"))["account"][
+            "between_records"
+        ]
         == "worst_case"
     )
 

@@ -3,7 +3,6 @@
 It holds individual epsilons: sensitive, files are 0600.
 """
 
-import stat
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from indpriv._files import read_json, read_parquet, write_atomically, write_json
+from indpriv._files import others_can_read, read_json, read_parquet, write_atomically, write_json
 from indpriv.analysis.summary import AuditSummary
 from indpriv.audit.run_directory import RecordedRun, in_rows_of
 from indpriv.epsilon_table import EpsilonTable
@@ -45,7 +44,7 @@ def write_audit(
     """
     pictures = None if images is None else pictures_of(summary.drivers, images)
     output_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if output_dir.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+    if others_can_read(output_dir):
         warnings.warn(
             f"{output_dir} can be entered by others; the files of this audit are readable by "
             "their owner only, but "

@@ -1,13 +1,12 @@
 """Verify what a run recorded: hashes, coverage, sampling, accountant. Sensitive in its counts."""
 
 import os
-import stat
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from indpriv._files import read_json
+from indpriv._files import others_can_read, read_json
 from indpriv._formatting import format_cost
 from indpriv.errors import EvidenceError
 from indpriv.norm_log.evidence import (
@@ -141,11 +140,7 @@ def _norm_pass(state: LogState) -> Check:
 def _permissions(run_dir: Path) -> Check:
     if os.name == "nt":
         return PERMISSIONS.not_checked("Windows does not say who can read a file in these terms")
-    exposed = [
-        path.name
-        for path in run_dir.rglob("*.parquet")
-        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
-    ]
+    exposed = [path.name for path in run_dir.rglob("*.parquet") if others_can_read(path)]
     if exposed:
         return PERMISSIONS.failed(
             f"sensitive files can be read by others: {len(exposed)}, e.g. {exposed[0]}; run "

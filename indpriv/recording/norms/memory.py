@@ -25,18 +25,18 @@ def free_memory(device: torch.device) -> int:
         return int(torch.cuda.mem_get_info(device)[0])
     limits = [_available_memory()]
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
-        limits.append(max(0, int(text) - int(used.read_text())))  # the limit of a container
+    if limit.exists() and used.exists() and (text := limit.read_bytes().strip()) != b"max":
+        limits.append(max(0, int(text) - int(used.read_bytes())))  # the limit of a container
     return min(limits)
 
 
 def _available_memory() -> int:
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
+        for line in meminfo.read_text(encoding="utf-8").splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    if "SC_PHYS_PAGES" in os.sysconf_names:
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return _UNKNOWN_MEMORY
 

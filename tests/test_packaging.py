@@ -1,0 +1,101 @@
+"""What is installed from an index: the wheel has what the commands need; its metadata are true."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("hatchling")
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+TINY = """
+name = "tiny"
+data = {dataset = "adult"}
+model = {architecture = "mlp", hidden = [4]}
+recording = {every = "2 epochs"}
+[training]
+epochs = 1
+batch_size = 4096
+learning_rate = 0.5
+max_grad_norm = 1.0
+noise_multiplier = 1.0
+delta = 1e-6
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The folder of a wheel and a source archive, built from this checkout."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-W", "ignore", "-m", "hatchling", "build", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    return folder
+
+
+def test_the_wheel_holds_every_file_of_the_package(built):
+    [wheel] = built.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for path in (ROOT / "indpriv").rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            assert path.relative_to(ROOT).as_posix() in names
+    for path in (ROOT / "audits").glob("*.toml"):
+        assert f"indpriv/audits/{path.name}" in names
+
+
+def test_the_source_archive_can_be_tested(built):
+    [archive] = built.glob("*.tar.gz")
+    with tarfile.open(archive) as file:
+        names = {name.partition("/")[2] for name in file.getnames()}
+    needed = {"Makefile", "constraints.txt", "CITATION.cff", "SECURITY.md", "audits/adult.toml"}
+    needed |= {"tests/conftest.py", "reports/reproduction/paper.py", "LICENSE", "CHANGELOG.md"}
+    assert needed <= names
+
+
+def test_citation_and_package_have_one_version():
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {PROJECT['version']}\n" in citation
+    assert f"\nlicense: {PROJECT['license']}\n" in citation
+
+
+@pytest.mark.slow
+def test_the_installed_wheel_trains_and_audits(built, tmp_path):
+    """In a venv of its own, away from the checkout, with the libraries of this one."""
+    venv.create(tmp_path / "venv", with_pip=False)
+    python = tmp_path / "venv" / "bin" / "python"
+    [wheel] = built.glob("*.whl")
+    install = ["-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", str(wheel)]
+    subprocess.run([sys.executable, *install], check=True, timeout=120)
+    [libraries] = (tmp_path / "venv").glob("lib/python*/site-packages")
+    (libraries / "libraries.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
+    (tmp_path / "tiny.toml").write_text(TINY, encoding="utf-8")
+
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def call(*command):
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    where = call(python, "-P", "-c", "import indpriv; print(indpriv.__file__)")
+    assert Path(where.strip()).is_relative_to(libraries)
+    indpriv = python.with_name("indpriv")
+    assert "Start with: indpriv demo" in call(indpriv, "--help")
+    call(indpriv, "train", "tiny.toml", "--run-dir", "run")
+    assert "GUARANTEE" in call(indpriv, "audit", "run", "--by", "race")
+    assert (tmp_path / "run" / "audit" / "report.html").is_file()
