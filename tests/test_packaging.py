@@ -21,6 +21,8 @@ name = "tiny"
 data = {dataset = "adult"}
 model = {architecture = "mlp", hidden = [4]}
 recording = {every = "2 epochs"}
+checkpoints = {every = "epoch"}
+audit = {groups = ["race"]}
 [training]
 epochs = 1
 batch_size = 4096
