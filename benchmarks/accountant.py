@@ -24,7 +24,8 @@ from opacus.accountants.analysis import rdp as opacus_rdp
 
 from indpriv import NormLog, account, membership_risk
 from indpriv.accountant import Method
-from indpriv.accountant.prepared import prepare_account
+from indpriv.accountant.engines import ENGINES
+from indpriv.accountant.prepared import epsilon_blocks
 
 CIFAR = {
     "total_steps": 3660,
@@ -321,9 +322,9 @@ def rdp_of_many_settings(full: bool) -> list[bool]:
 def rdp_cores(full: bool) -> list[bool]:
     """What the second core brings."""
     log = synthetic_log(200, 200_000)
-    prepared = prepare_account(log, Method(delta=DELTA))
-    one = best_time(lambda: list(prepared.blocks(workers=1)), repeats=2)
-    two = best_time(lambda: list(prepared.blocks(workers=2)), repeats=2)
+    engine = ENGINES["rdp"].prepare(log, Method(delta=DELTA))
+    one = best_time(lambda: list(epsilon_blocks(log, engine, workers=1)), repeats=2)
+    two = best_time(lambda: list(epsilon_blocks(log, engine, workers=2)), repeats=2)
     return [report("200,000 x 200: one thread over two threads", one / two, "times")]
 
 

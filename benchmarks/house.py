@@ -24,6 +24,7 @@ DEFAULT_PATH = """
 import inspect, sys, threading
 import numpy as np
 import indpriv
+account = indpriv.account  # whose import runs code of the package, too
 log = indpriv.NormLog.from_arrays(
     np.full((2, 3), 0.5), [0, 5], total_steps=10, noise_multiplier=1.0, max_grad_norm=1.0,
     sample_rate=0.1,
@@ -36,7 +37,7 @@ def watch(frame, event, _):
         ran.add((code.co_filename.split("/indpriv/")[-1], code.co_qualname))
 threading.setprofile(watch)
 sys.setprofile(watch)
-indpriv.account(log, delta=1e-5)
+account(log, delta=1e-5)
 sys.setprofile(None)
 for file, name in sorted(ran):
     print(file, name)

@@ -21,6 +21,7 @@ from accountant import CIFAR, benchmark, main, report, synthetic_log
 from indpriv import NormLog, account
 from indpriv.accountant.histogram.counts import DenseCounts
 from indpriv.accountant.histogram.mechanisms import Mechanisms, Participations
+from indpriv.accountant.method import Method
 from indpriv.accountant.pld.brackets import CERTIFIED, CHECKED, FALLBACK, pld_epsilon
 from indpriv.accountant.rdp_orders import RdpAccountant
 
@@ -166,7 +167,7 @@ class HardCase:
         """Account one example."""
         law = tuple(np.array([value]) for value in (norm, noise, rate))
         counts = np.array([[float(steps)]])
-        rdp = RdpAccountant(Mechanisms(*law), delta=delta, conversion="canonne2020", orders=None)
+        rdp = RdpAccountant(Mechanisms(*law), Method(delta=delta))
         bound = rdp.epsilons(DenseCounts(counts)).epsilon
         start = time.process_time()
         found = pld_epsilon(Participations(*law, counts), delta=delta, rdp_upper=bound)

@@ -6,45 +6,17 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from indpriv import _checks
-from indpriv.norm_log.batch_norms import NO_ENTRIES, BatchNormEntries
 from indpriv.norm_log.norm_log import NormLog
 
 _READ_BYTES = 1 << 26  # of codes and batch norms that are read together
 _ENTRY_BYTES = 16  # of a batch norm, at most
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Block:
-    """What a log says of consecutive examples.
-
-    rows: (n_records, n_examples) codes of one or two bytes, or float64 norms, of full records.
-    """
-
-    rows: NDArray[Any]
-    batch_norms: BatchNormEntries = NO_ENTRIES
-
-    @classmethod
-    def of(cls, log: NormLog, start: int, stop: int) -> Block:
-        """Read the examples at positions start to stop."""
-        entries = NO_ENTRIES if log.batch_norms is None else log.batch_norms.read(start, stop)
-        return cls(log.read(start, stop), entries)
-
-    def part(self, start: int, stop: int) -> Block:
-        """The examples at positions start to stop of the block."""
-        return Block(self.rows[:, start:stop], self.batch_norms.block(start, stop))
-
-    def take(self, examples: NDArray[np.int64]) -> Block:
-        """Some of the examples."""
-        return Block(self.rows[:, examples], self.batch_norms.take(examples, self.rows.shape[1]))
 
 
 def n_cores() -> int:
@@ -59,7 +31,7 @@ def threads(workers: int | None) -> int:
 
 def in_blocks(
     log: NormLog,
-    work: Callable[[int, int, Block], Result],
+    work: Callable[[NormLog], Result],
     *,
     size: int,
     start: int = 0,
@@ -72,7 +44,7 @@ def in_blocks(
 
     Args:
         log: the log whose records are read.
-        work: takes (start, stop, what the log says of the examples at these positions).
+        work: takes a block: the log of its examples, in memory.
         size: the largest number of examples of a block.
         start: position of the first example.
         stop: position after the last one; by default all examples.
@@ -84,8 +56,8 @@ def in_blocks(
     stop = log.n_examples if stop is None else _checks.check_positive_int("stop", stop, minimum=0)
     start = _checks.check_positive_int("start", start, minimum=0)
     n_threads = threads(workers)
-    tasks = _tasks(log, start, min(stop, log.n_examples), size)
-    yield from in_order(work, tasks, n_threads)
+    blocks = _blocks(log, start, min(stop, log.n_examples), size)
+    yield from in_order(work, ((block,) for block in blocks), n_threads)
 
 
 def in_order(
@@ -109,15 +81,15 @@ def in_order(
                 waiting.cancel()
 
 
-def _tasks(log: NormLog, start: int, stop: int, size: int) -> Iterator[tuple[int, int, Block]]:
+def _blocks(log: NormLog, start: int, stop: int, size: int) -> Iterator[NormLog]:
     value_bytes = 8 if log.levels is None else np.dtype(log.levels.dtype).itemsize
     bytes_per_example = log.n_records * value_bytes
     if log.batch_norms is not None:
         bytes_per_example += _ENTRY_BYTES * int(log.settings.sample_rate.sum())
     for begin, end in _ranges(start, stop, max(1, _READ_BYTES // max(1, bytes_per_example))):
-        block = Block.of(log, begin, end)
+        read = log.part(begin, end)
         for first, last in _ranges(begin, end, size):
-            yield first, last, block.part(first - begin, last - begin)
+            yield read.part(first - begin, last - begin)
 
 
 def _ranges(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:

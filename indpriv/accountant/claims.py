@@ -50,9 +50,8 @@ def claim_of(log: NormLog, between_records: str) -> tuple[str, str]:
     unreadable = []
     if log.n_unreadable:
         unreadable.append(
-            f"{log.n_unreadable} of the {log.n_records} records cannot be read: the steps "
-            f"that they "
-            "govern count at max_grad_norm"
+            f"{log.n_unreadable} of the {log.n_records} records cannot be read: the steps that "
+            "they govern count at max_grad_norm"
         )
     if doubts:
         return ESTIMATE, _sentences(doubts + unreadable)

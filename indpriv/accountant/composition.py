@@ -19,6 +19,7 @@ from indpriv import _checks
 from indpriv._arrays import FloatArray
 from indpriv.accountant.histogram.counts import DenseCounts
 from indpriv.accountant.histogram.mechanisms import Mechanisms
+from indpriv.accountant.method import Method
 from indpriv.accountant.rdp_orders import RdpAccountant
 from indpriv.errors import InputError
 
@@ -79,7 +80,7 @@ def composed_epsilons(
     squares = float(count @ np.square(epsilon))
     zcdp = float(count @ np.square(settings[:, 1] / settings[:, 0]))
     mechanisms = Mechanisms(np.ones(len(settings)), settings[:, 0], settings[:, 1])
-    moments = RdpAccountant(mechanisms, delta=delta, conversion="mironov2017")
+    moments = RdpAccountant(mechanisms, Method(delta=delta, conversion="mironov2017"))
     with np.errstate(over="ignore"):
         advanced = float(count @ (epsilon * np.expm1(epsilon)))
     advanced += math.sqrt(2 * math.log(1 / delta) * squares)

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray
-from indpriv.accountant.blocks import Block
 from indpriv.accountant.histogram.histogram import Histogram
 from indpriv.norm_log.norm_log import NormLog
 
@@ -57,6 +56,6 @@ class Engine(Protocol):
         """Memory that `block` takes for one example."""
         ...
 
-    def block(self, block: Block) -> Epsilons:
-        """Bounds of a block of examples, none above the worst case."""
+    def block(self, block: NormLog) -> Epsilons:
+        """Bounds of the examples of a block, none above the worst case."""
         ...

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks
 from indpriv.accountant.engines import ENGINES
-from indpriv.accountant.histogram.governing_records import BETWEEN_RECORDS
+from indpriv.accountant.histogram.governing_norms import BETWEEN_RECORDS
 from indpriv.accountant.rdp import check_orders
 from indpriv.accountant.rdp_orders import CONVERSIONS
 

@@ -9,8 +9,9 @@ from numpy.typing import ArrayLike
 
 from indpriv._progress import Progress
 from indpriv.accountant.claims import ESTIMATE, claim_of
+from indpriv.accountant.engines import ENGINES
 from indpriv.accountant.method import Method
-from indpriv.accountant.prepared import PreparedAccount, account_of, as_yu2023, prepare_account
+from indpriv.accountant.prepared import account_of, as_yu2023, checked, epsilon_blocks
 from indpriv.accountant.privacy_filter import under_filter
 from indpriv.accountant.units import Units, check_method, several_rows, worst_cases
 from indpriv.epsilon_table import EpsilonTable
@@ -38,42 +39,23 @@ def account(
         conversion: RDP to (epsilon, delta): "canonne2020" (tighter) or "mironov2017" (the paper's).
         between_records: what a step without a record counts at: "last" (the last known norm),
             "closest" (the record closest in time; of two equally close ones the larger norm) or
-            "worst_case" (max_grad_norm). Steps before the first record always count at
-            max_grad_norm.
-        orders: Rényi orders; by default a grid from 1.0001 to 10^5, refined around the best order
-            of each example.
-        preset: "yu2023" reproduces Yu et al. 2023: nearest rounding to 0.01, the 2017 conversion,
-            the last norm.
+            "worst_case" (max_grad_norm, at which steps before the first record always count).
+        orders: Rényi orders; by default a grid from 1.0001 to 10^5, refined for each example.
+        preset: "yu2023" is the paper's: nearest rounding to 0.01, 2017 conversion, last norm.
         progress: called with (examples done, all examples) after each block.
-        workers: the number of threads, by default one for each core. The result does not depend on
-            it.
+        workers: threads, by default one for each core; they do not change the result.
 
     Returns:
-        the table; no epsilon exceeds its worst_case_epsilon. Details of "rdp": best_order, and
-        order_at_boundary where a wider range of orders might give less. Details of "pld": bracket
-        ("certified", "checked" or "fallback") and rdp_epsilon.
-
-        Norms without rounding and very many settings make epsilon a little larger than it need be,
-        never smaller: for "rdp" by less than 0.1 percent in ordinary runs. "pld" rounds them up
-        (down for the lower end): norms by at most 0.15 percent, and settings by at most 0.25
-        percent or, if both noise and sample rate take thousands of values, by a few percent.
-
-        If the log's unit is not the example and it has unit_ids, the table has one row per unit,
-        whose rows are accounted for together (see `units`). Further details are then n_rows and
-        unit_worst_case, the worst case of a unit with that number of rows; worst_case_epsilon is
-        that of the unit with the most rows.
-
-        For a run under a privacy filter, worst_case_epsilon is the guarantee of its cap if that is
-        below the worst case without it, and the detail left_out_at is the step from which an
-        example was left out, or -1.
+        the table, with a row per example, or per unit if the unit has several rows (`unit_ids`). No
+        epsilon exceeds its worst_case_epsilon. Norms without rounding and very many settings make
+        epsilon a little larger than it need be, never smaller: see `indpriv.EpsilonTable`.
 
     Raises:
-        InputError: a bad argument, a log that does not fit the preset, or units of several rows
-            with an accountant that cannot take them together ("pld").
+        InputError: a bad argument, a log that does not fit the preset, or a unit of several rows,
+            which "pld" cannot take together.
 
     Warns:
-        PrivacyWarning: delta is at least 1 / n_examples, or unit is "example" although rows share
-            a unit.
+        PrivacyWarning: delta is at least 1 / n_examples, or rows of unit "example" share units.
 
     >>> import numpy as np
     >>> from indpriv import NormLog, account
@@ -102,18 +84,44 @@ def table_for(
     log: NormLog, method: Method, *, progress: Progress | None = None, workers: int | None = None
 ) -> EpsilonTable:
     """The account of a log, by example or by unit; as `indpriv.account`."""
-    units = Units.of(log)
-    if units is None:
-        return under_filter(
-            table_of(prepare_account(log, method), progress=progress, workers=workers), log
-        )
+    if log.unit_ids is None or log.unit == "example":
+        return under_filter(table_of(log, method, progress=progress, workers=workers), log)
+    units = Units.of(log.unit_ids)
     if len(units) == log.n_examples:
         rows = replace(log, example_ids=units.ids, unit_ids=None)
-        table = under_filter(
-            table_of(prepare_account(rows, method), progress=progress, workers=workers), rows
-        )
+        table = under_filter(table_of(rows, method, progress=progress, workers=workers), rows)
         return replace(table, account=replace(table.account, rows_per_unit=1))
     return under_filter(_of_units(log, units, method, progress, workers), log, units)
+
+
+def table_of(
+    log: NormLog, method: Method, *, progress: Progress | None = None, workers: int | None = None
+) -> EpsilonTable:
+    """The account of single rows: norm log -> histogram -> divergences -> epsilon."""
+    log = checked(log, method)
+    engine = ENGINES[method.accountant].prepare(log, method)
+    found, done = [], 0
+    for part in epsilon_blocks(log, engine, workers=workers):
+        found.append(part)
+        done += len(part.epsilon)
+        if progress is not None:
+            progress(done, log.n_examples)
+    epsilon = np.concatenate([part.epsilon for part in found])
+    claim, reason = claim_of(log, method.between_records)
+    return EpsilonTable(
+        example_ids=log.example_ids,
+        epsilon=epsilon,
+        epsilon_lower=np.concatenate([part.epsilon_lower for part in found]),
+        epsilon_upper=epsilon,
+        worst_case_epsilon=float(engine.worst_case.epsilon[0]),
+        claim=claim,
+        claim_reason=reason,
+        account=account_of(log, method),
+        details={
+            name: np.concatenate([part.details[name] for part in found])
+            for name in found[0].details
+        },
+    )
 
 
 def _of_units(
@@ -128,15 +136,12 @@ def _of_units(
         example_ids=units.ids[one],
         unit_ids=None,
     )
-    alone = table_of(prepare_account(single, method), workers=workers) if one.any() else None
+    alone = table_of(single, method, workers=workers) if one.any() else None
     n_rows, size = np.unique(units.n_rows, return_inverse=True)
     worst = worst_cases(log, method, n_rows)[size]
     found = several_rows(log, units.take(~one), method, progress=progress, workers=workers)
-    epsilon, order, boundary = (
-        np.empty(len(units)),
-        np.empty(len(units)),
-        np.empty(len(units), dtype=bool),
-    )
+    epsilon, order = np.empty((2, len(units)))
+    boundary = np.empty(len(units), dtype=bool)
     # The divergence grows with every norm, so the worst case of its number of rows bounds a unit.
     epsilon[~one] = np.minimum(found.epsilon, worst[~one])
     order[~one], boundary[~one] = found.best_order, found.order_at_boundary
@@ -161,30 +166,5 @@ def _of_units(
             "unit_worst_case": worst,
             "best_order": order,
             "order_at_boundary": boundary,
-        },
-    )
-
-
-def table_of(
-    account: PreparedAccount, *, progress: Progress | None = None, workers: int | None = None
-) -> EpsilonTable:
-    """The epsilons of all blocks in one table; progress and workers as of `indpriv.account`."""
-    log, blocks = account.log, []
-    for block in account.blocks(workers=workers):
-        blocks.append(block)
-        if progress is not None:
-            progress(block.stop, log.n_examples)
-    return EpsilonTable(
-        example_ids=log.example_ids,
-        epsilon=np.concatenate([block.epsilon for block in blocks]),
-        epsilon_lower=np.concatenate([block.epsilon_lower for block in blocks]),
-        epsilon_upper=np.concatenate([block.epsilon for block in blocks]),
-        worst_case_epsilon=float(account.engine.worst_case.epsilon[0]),
-        claim=account.claim,
-        claim_reason=account.claim_reason,
-        account=account.account,
-        details={
-            name: np.concatenate([block.details[name] for block in blocks])
-            for name in blocks[0].details
         },
     )

@@ -1,4 +1,4 @@
-"""An account that is made block by block, after what all examples share. Sensitive."""
+"""A log as an account reads it, and its epsilons block by block. Sensitive."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray
-from indpriv.accountant.blocks import Block, in_blocks
-from indpriv.accountant.claims import claim_of, uses_batch_norms
-from indpriv.accountant.engine import Engine
-from indpriv.accountant.engines import ENGINES
+from indpriv.accountant.blocks import in_blocks
+from indpriv.accountant.claims import uses_batch_norms
+from indpriv.accountant.engine import Engine, Epsilons
 from indpriv.accountant.method import Method
 from indpriv.epsilon_table import Account
 from indpriv.errors import InputError
@@ -26,65 +25,38 @@ _HISTOGRAM_BYTES = 1 << 26  # of one block of examples: memory does not grow wit
 _CLOSE = 1e-3  # relative distance to the worst case within which an example may be always clipped
 
 
-@dataclass(frozen=True)
-class EpsilonBlock:
-    """Epsilons of the examples at positions start to stop; arrays have shape (stop - start,)."""
+def epsilon_blocks(
+    log: NormLog,
+    engine: Engine,
+    *,
+    start: int = 0,
+    stop: int | None = None,
+    workers: int | None = None,
+) -> Iterator[Epsilons]:
+    """Yield the epsilons of consecutive blocks of the examples at positions start to stop.
 
-    start: int
-    stop: int
-    epsilon: FloatArray
-    epsilon_lower: FloatArray
-    details: dict[str, NDArray[np.generic]]
+    Memory does not grow with their number.
 
-
-@dataclass(frozen=True)
-class PreparedAccount:
-    """Everything about an account that does not depend on the example; see `prepare_account`.
-
-    Attributes:
-        log: what is accounted.
-        engine: the accountant.
-        claim, claim_reason: what the result may be called, and why.
-        account: what an epsilon means.
+    Args:
+        log: as `checked` returns it.
+        engine: prepared for this log.
+        start: position of the first example.
+        stop: position after the last one; by default all examples.
+        workers: threads, by default one for each core.
     """
+    worst = engine.worst_case
 
-    log: NormLog
-    engine: Engine
-    claim: str
-    claim_reason: str
-    account: Account
-
-    def blocks(
-        self, start: int = 0, stop: int | None = None, *, workers: int | None = None
-    ) -> Iterator[EpsilonBlock]:
-        """Yield the epsilons of consecutive blocks of the examples at positions start to stop.
-
-        Memory does not grow with their number. workers: threads, default one for each core.
-        """
-        size = block_size(self.engine.bytes_per_example)
-        yield from in_blocks(
-            self.log, self._block, size=size, start=start, stop=stop, workers=workers
-        )
-
-    def _block(self, start: int, stop: int, block: Block) -> EpsilonBlock:
-        found, worst = self.engine.block(block), self.engine.worst_case
+    def work(block: NormLog) -> Epsilons:
+        found = engine.block(block)
         epsilon, lower = found.epsilon.copy(), found.epsilon_lower.copy()
         close = np.flatnonzero(epsilon >= worst.epsilon * (1 - _CLOSE))
         if len(close):
-            clipped = close[self.engine.histogram.norms.always_clipped(block.take(close))]
+            clipped = close[engine.histogram.norms.always_clipped(block.take(close))]
             epsilon[clipped], lower[clipped] = worst.epsilon, worst.epsilon_lower
-        return EpsilonBlock(start, stop, epsilon, lower, found.details)
+        return Epsilons(epsilon, lower, found.details)
 
-
-def prepare_account(log: NormLog, method: Method) -> PreparedAccount:
-    """Do what all blocks of examples share; raises and warns as `indpriv.account` does.
-
-    To account parts of a log in many places: `prepare_account(log, method).blocks(start, stop)`.
-    """
-    log = checked(as_yu2023(log) if method.preset == "yu2023" else log, method)
-    claim, reason = claim_of(log, method.between_records)
-    engine = ENGINES[method.accountant].prepare(log, method)
-    return PreparedAccount(log, engine, claim, reason, account_of(log, method))
+    size = block_size(engine.bytes_per_example)
+    return in_blocks(log, work, size=size, start=start, stop=stop, workers=workers)
 
 
 def block_size(bytes_per_example: int) -> int:
@@ -93,14 +65,16 @@ def block_size(bytes_per_example: int) -> int:
 
 
 def checked(log: NormLog, method: Method) -> NormLog:
-    """The log as an account reads it: without batch norms if these say nothing to it.
+    """The log as an account reads it: rounded as the preset needs it, with the norms that it uses.
 
     Raises:
-        InputError: units of several rows, which only `indpriv.account` takes together.
+        InputError: units of several rows, which only `indpriv.account` takes together, or a log
+            that does not fit the preset.
 
     Warns:
         PrivacyWarning: delta is at least 1 / n_examples, or rows share units with unit="example".
     """
+    log = as_yu2023(log) if method.preset == "yu2023" else log
     _check_units(log)
     if method.delta * log.n_examples >= 1:
         _checks.warn_caller(

@@ -183,7 +183,9 @@ class PrivacyFilter:
             stayed to the end.
         """
         total = np.zeros(log.n_examples)
-        units = Units.of(log)
+        units = None
+        if log.unit_ids is not None and log.unit != "example":
+            units = Units.of(log.unit_ids).numbers
         settings = log.settings
         clip = settings.max_grad_norm
         record_of = (
@@ -201,7 +203,7 @@ class PrivacyFilter:
                 np.ones(log.n_examples) if row < 0 else _relative(log, row, float(clip[start])),
                 noise_multiplier=float(settings.noise_multiplier[start]),
                 sample_rate=float(settings.sample_rate[start]),
-                units=None if units is None else units.numbers,
+                units=units,
             )
             total += charge * np.clip(left_out_at - start, 0, stop - start)
         return total

@@ -31,23 +31,14 @@ from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.errors import InputError
 
-FLOAT_SLACK = (
-    1e-10  # relative; the largest error seen against 50-digit arithmetic is far below (tests)
-)
-
-
+FLOAT_SLACK = 1e-10  # relative; errors seen against 50-digit arithmetic are far below (tests)
 _LOG_PRECISION = 36.0  # quadrature and truncation errors are below exp(-36) = 2e-16 of the result
 # Standard deviations beyond the outer peaks, 0 and order * u: 81 * exp(-81 / 2) is 2e-16.
 _REACH = 9.0
-_DIRECT_ABOVE = (
-    1e-4  # log moments above this are summed directly, smaller ones without their leading 1
-)
-_SERIES = (
-    (0.5, 15),
-    (4.0, 32),
-)  # terms of the series in moments of log f, by the largest order * |log f|
-_CANCELLING_BELOW = 0.05  # the same for a single node, with fewer terms:
-_CANCELLING_TERMS = 9
+_DIRECT_ABOVE = 1e-4  # larger log moments are summed directly, smaller ones without the leading 1
+# Number of terms of the series in moments of log f, by the largest order * |log f|.
+_SERIES = ((0.5, 15), (4.0, 32))
+_CANCELLING_BELOW, _CANCELLING_TERMS = 0.05, 9  # the same for a single node
 _ELEMENTS_AT_ONCE = 1 << 19  # of a working array: 4 MB, which stays in cache
 
 
@@ -145,13 +136,12 @@ def _fill_closed_form(
     out: FloatArray, shifts: FloatArray, q: FloatArray, orders: FloatArray, k: int
 ) -> NDArray[np.bool_]:
     """Fill pairs (n,) where two closed-form bounds agree; return those left open (and not 0)."""
-    everybody = q == 1.0
-    with np.errstate(over="ignore"):  # infinity is right where the noise is next to nothing
+    unsampled = q == 1.0
+    with np.errstate(over="ignore"):  # infinity is right where there is almost no noise
         exponent = 0.5 * np.square(k * shifts) * (orders - 1)
-        out[everybody] = orders[everybody] * exponent[everybody]
-    # Minkowski: E[f^a]^(1/a) <= sum of w_j e^{(a-1)(ju)^2/2}; and E[f^a] >= w_k^a
-    # e^{a(a-1)(ku)^2/2}.
-    rate = np.where(everybody, 0.5, q)
+        out[unsampled] = orders[unsampled] * exponent[unsampled]
+    # E[f^a]^(1/a) <= sum of w_j e^{(a-1)(ju)^2/2} (Minkowski); E[f^a] >= w_k^a e^{a(a-1)(ku)^2/2}.
+    rate = np.where(unsampled, 0.5, q)
     log_all = _log_binomial(k, k, rate)
     excess = np.full(out.shape, -np.inf)
     gap = np.zeros(out.shape)
@@ -161,17 +151,15 @@ def _fill_closed_form(
         np.maximum(excess, below, out=excess)
     upper = orders * (exponent + log_all + gap)
     closed = (
-        (excess < -math.log(1e14)) & (orders * gap <= 1e-14 * np.maximum(upper, 1.0)) & ~everybody
+        (excess < -math.log(1e14)) & (orders * gap <= 1e-14 * np.maximum(upper, 1.0)) & ~unsampled
     )
     out[closed] = upper[closed]
-    return np.asarray(~closed & (shifts > 0) & ~everybody)
+    return np.asarray(~closed & (shifts > 0) & ~unsampled)
 
 
 def _spacing(shift: FloatArray) -> FloatArray:
     """Trapezoid spacing for a relative error of exp(-_LOG_PRECISION), as the module proves."""
-    widest = math.sqrt(
-        2 * _LOG_PRECISION
-    )  # the best height of the strip where no singularity limits it
+    widest = math.sqrt(2 * _LOG_PRECISION)  # the best height where no singularity limits it
     height = np.minimum(widest, math.pi / np.maximum(shift, 1e-300))
     return np.asarray(2 * math.pi * height / (_LOG_PRECISION + np.square(height) / 2))
 
@@ -204,17 +192,17 @@ class _Grid:
     weight: FloatArray
     gain: FloatArray
 
-    @classmethod
-    def of(cls, u: FloatArray, q: FloatArray, k: int, first: FloatArray, n_nodes: int) -> _Grid:
-        h = _spacing(u)
-        z = (first[:, None] + np.arange(n_nodes)) * h[:, None]
-        log_weight = -0.5 * np.square(z) + np.log(h / math.sqrt(2 * math.pi))[:, None]
-        weight = np.exp(log_weight)
-        log_f, rise = _density_ratio(z, u[:, None], q[:, None], k)
-        gain = weight * rise
-        far = rise > 1.0  # f may overflow where its product with the weight does not
-        gain[far] = np.exp(np.minimum(log_f[far] + log_weight[far], 700.0)) - weight[far]
-        return cls(log_f, log_weight, weight, gain)
+
+def _grid(u: FloatArray, q: FloatArray, k: int, first: FloatArray, n_nodes: int) -> _Grid:
+    h = _spacing(u)
+    z = (first[:, None] + np.arange(n_nodes)) * h[:, None]
+    log_weight = -0.5 * np.square(z) + np.log(h / math.sqrt(2 * math.pi))[:, None]
+    weight = np.exp(log_weight)
+    log_f, rise = _density_ratio(z, u[:, None], q[:, None], k)
+    gain = weight * rise
+    far = rise > 1.0  # f may overflow where its product with the weight does not
+    gain[far] = np.exp(np.minimum(log_f[far] + log_weight[far], 700.0)) - weight[far]
+    return _Grid(log_f, log_weight, weight, gain)
 
 
 def _quadrature(
@@ -225,17 +213,12 @@ def _quadrature(
     first = -np.ceil(_REACH / h)
     end = order * k * u[row] + _REACH
     n_nodes = (np.ceil(end / h[row]) - first[row] + 1).astype(np.int64)
-    grid = _Grid.of(u, q, k, first, int(n_nodes.max(initial=1)))
+    grid = _grid(u, q, k, first, int(n_nodes.max(initial=1)))
     largest_power = order * np.maximum(
         _density_ratio(end, u[row], q[row], k)[0], -k * np.log1p(-q[row])
     )
-    leading = (
-        0.5
-        * order
-        * (order - 1)
-        * np.square(k * q[row])
-        * np.expm1(np.minimum(np.square(u[row]), 600.0))
-    )
+    leading = 0.5 * order * (order - 1) * np.square(k * q[row])
+    leading *= np.expm1(np.minimum(np.square(u[row]), 600.0))
     small = leading < _DIRECT_ABOVE
     values = np.zeros(len(row))
     done = np.zeros(len(row), dtype=bool)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from indpriv.accountant.blocks import Block
 from indpriv.accountant.engine import Epsilons
 from indpriv.accountant.histogram.histogram import Histogram
 from indpriv.accountant.rdp_orders import RdpAccountant, RdpEpsilons
@@ -41,9 +40,7 @@ class RdpEngine:
     def prepare(cls, log: NormLog, method: Method) -> RdpEngine:
         """See Engine."""
         histogram = Histogram.of(log, method.between_records)
-        accountant = RdpAccountant(
-            histogram, delta=method.delta, conversion=method.conversion, orders=method.rdp_orders
-        )
+        accountant = RdpAccountant(histogram, method)
         return cls(histogram, accountant, _bounds(worst_case_rdp(log, method)))
 
     @property
@@ -51,7 +48,7 @@ class RdpEngine:
         """See Engine."""
         return self.histogram.bytes_per_example + _SEARCH_BYTES
 
-    def block(self, block: Block) -> Epsilons:
+    def block(self, block: NormLog) -> Epsilons:
         """See Engine."""
         found = _bounds(self.accountant.epsilons(self.histogram.counts(block)))
         # The divergence grows with the norm, so the worst case bounds each example; its search may

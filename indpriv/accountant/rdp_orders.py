@@ -1,48 +1,30 @@
-"""From Rényi divergences to epsilon: conversion, and the search for the best order. Sensitive.
-
-Every order gives a valid bound, so the search can only be loose, never wrong. The bound is nearly
-unimodal in the order (K = (order - 1) * rdp is convex in it), but it can have a cliff, beyond which
-the divergence jumps by decades between neighbouring whole orders. The search therefore keeps, for
-each example, a bracket of three orders whose middle is best, and narrows it until no more is to be
-gained.
-"""
+"""From Rényi divergences to epsilon: the best order of each example, and conversion. Sensitive."""
 
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
-from indpriv.accountant.divergence_tables import Divergences, LazyTable, WholeTable
 from indpriv.accountant.histogram.counts import Counts
+from indpriv.accountant.order_search import default_orders, refine
+
+if TYPE_CHECKING:
+    from indpriv.accountant.method import Method
 
 CONVERSIONS = ("canonne2020", "mironov2017")
 
-
-# Orders are 1 + exp(_LOWEST + position * _STEP); the search starts at every _COARSE-th position.
-_LOWEST, _HIGHEST = math.log(1e-4), math.log(1e5)
-_STEP = 1e-4
-_COARSE = 4096
-_POSITIONS = np.arange(0, round((_HIGHEST - _LOWEST) / _STEP) + _COARSE, _COARSE)
-_STRIDES = (128, 32, 8, 8)  # of successive parabolas: coarse first, so that examples share orders
-_NARROWING = 16  # a round places orders this much closer to each other than the bracket is wide
-_ROUNDS = 12
-_GAIN = 3e-6  # of epsilon; the search stops where less is to be gained
-_FINEST = {
-    2_048: 1,
-    4_096: 32,
-    65_536: 64,
-    math.inf: 256,
-}  # closest positions, by number of cells: each order costs all cells
-_FINEST_IF_SLOW = 32  # where each divergence is computed for itself
-_FIRST_IF_SLOW, _AT_A_TIME = (
-    2.0,
-    4,
-)  # there, orders are tried upwards from here, then downwards, so many at a time
+# Closest positions of the search, by number of cells: each order costs all cells.
+_FINEST = {2_048: 1, 4_096: 32, 65_536: 64, math.inf: 256}
+# Where each divergence takes long, orders are tried upwards from the first one, then downwards.
+_FINEST_IF_SLOW, _FIRST_IF_SLOW, _AT_A_TIME = 32, 2.0, 4
+_CACHED_VALUES = 1 << 24  # divergences kept for further blocks: 128 MB
 
 
 def epsilon_offsets(orders: FloatArray, delta: float, conversion: str) -> FloatArray:
@@ -57,15 +39,6 @@ def epsilon_offsets(orders: FloatArray, delta: float, conversion: str) -> FloatA
     return np.asarray(np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1))
 
 
-def default_orders() -> FloatArray:
-    """The grid that the search starts from: from 1.0001 to 10^5 and a little beyond."""
-    return _order_at(_POSITIONS)
-
-
-def _order_at(position: IntArray) -> FloatArray:
-    return np.asarray(1.0 + np.exp(_LOWEST + position * _STEP))
-
-
 @dataclass(frozen=True)
 class RdpEpsilons:
     """epsilon, best_order, order_at_boundary: each (n_examples,)."""
@@ -75,110 +48,56 @@ class RdpEpsilons:
     order_at_boundary: NDArray[np.bool_]
 
 
-@dataclass
-class _Brackets:
-    """Brackets of some examples: positions and bounds (n, 3), ascending, the middle one best."""
+class Divergences(Protocol):
+    """Cells as far as RDP sees them: a Histogram, or mechanisms."""
 
-    example: IntArray
-    position: IntArray
-    bound: FloatArray
+    def divergences(self, orders: FloatArray) -> FloatArray:
+        """(n_orders, n_cells) Rényi divergence of one count of each cell."""
+        ...
 
-    def select(self, chosen: NDArray[np.bool_]) -> _Brackets:
-        """Some of the brackets."""
-        return _Brackets(self.example[chosen], self.position[chosen], self.bound[chosen])
 
-    def _parabola(self) -> tuple[FloatArray, FloatArray]:
-        """Slope and half the curvature, at the middle, of the parabola through the three bounds."""
-        low, middle, high = self.position.T
-        left, right = self.bound[:, 0] - self.bound[:, 1], self.bound[:, 2] - self.bound[:, 1]
-        a, b = (middle - low).astype(np.float64), (high - middle).astype(np.float64)
-        width = np.maximum(a + b, 1.0)
-        return (right * a / b - left * b / a) / width, np.maximum(
-            (left / a + right / b) / width, 1e-300
-        )
+@runtime_checkable
+class SlowDivergences(Protocol):
+    """Cells whose divergences take long to compute: only those that are needed are computed."""
 
-    def vertex(self, stride: int) -> tuple[IntArray, FloatArray]:
-        """A multiple of stride near the parabola's vertex (not the middle), and its value there."""
-        slope, curvature = self._parabola()
-        low, middle, high = self.position.T
-        place = np.round((middle - 0.5 * slope / curvature) / stride).astype(np.int64) * stride
-        place = np.where(
-            place == middle, middle + np.where(high - middle > middle - low, stride, -stride), place
-        )
-        place = np.clip(place, low + 1, high - 1)
-        away = place - middle
-        return place, self.bound[:, 1] + away * (slope + away * curvature)
+    @property
+    def n_cells(self) -> int:
+        """Number of cells."""
+        ...
 
-    def promising(self, finest: int) -> NDArray[np.bool_]:
-        """Those whose neighbours, extended in a straight line, promise a gain above _GAIN."""
-        steps = np.diff(self.position, axis=1)
-        left, right = self.bound[:, 0] - self.bound[:, 1], self.bound[:, 2] - self.bound[:, 1]
-        promise = np.maximum(left / steps[:, 0] * steps[:, 1], right / steps[:, 1] * steps[:, 0])
-        return np.asarray((promise > _GAIN * self.bound[:, 1]) & (steps.sum(axis=1) > 2 * finest))
-
-    def proposals(self, finest: int) -> IntArray:
-        """(n, 4) positions to try: near the parabola's vertex, and the middle of the wider side."""
-        low, middle, high = self.position.T
-        slope, curvature = self._parabola()
-        stride = np.maximum(2 ** np.floor(np.log2((high - low) / _NARROWING)), finest).astype(
-            np.int64
-        )
-        vertex = np.round((middle - 0.5 * slope / curvature) / stride).astype(np.int64) * stride
-        wider = np.where(high - middle >= middle - low, middle + high, low + middle) // 2
-        halfway = np.round(wider / stride).astype(np.int64) * stride
-        tried = np.stack([vertex - stride, vertex, vertex + stride, halfway], axis=1)
-        return np.asarray(np.clip(tried, (low + 1)[:, None], (high - 1)[:, None]))
-
-    def narrowed(self, position: IntArray, bound: FloatArray) -> _Brackets:
-        """The brackets about the best of the old and the tried positions."""
-        position, bound = np.hstack([self.position, position]), np.hstack([self.bound, bound])
-        each = np.arange(len(position))
-        best = np.argmin(bound, axis=1)
-        centre = position[each, best][:, None]
-        below = np.argmax(np.where(position < centre, position, -1), axis=1)
-        above = np.argmin(np.where(position > centre, position, np.iinfo(np.int64).max), axis=1)
-        chosen = np.stack([below, best, above], axis=1)
-        return _Brackets(
-            self.example,
-            np.take_along_axis(position, chosen, axis=1),
-            np.take_along_axis(bound, chosen, axis=1),
-        )
+    def divergences_at(self, cells: IntArray, orders: FloatArray) -> FloatArray:
+        """(n,) Rényi divergence of one count of cells[i] at orders[i]."""
+        ...
 
 
 class RdpAccountant:
-    """Turns counts over fixed cells into epsilons.
+    """Turns counts over fixed cells into epsilons; computes each divergence once.
 
-    Keeps the divergences it has computed; threads may share it.
+    Threads may share it.
     """
 
-    def __init__(
-        self,
-        source: Divergences | LazyTable,
-        *,
-        delta: float,
-        conversion: str,
-        orders: FloatArray | None = None,
-    ) -> None:
+    def __init__(self, source: Divergences | SlowDivergences, method: Method) -> None:
         """Compute the divergences that every block needs.
 
         Args:
-            source: the cells, or a table that asks for each divergence by itself, where those take
-                long.
-            delta: of the bound.
-            conversion: see `epsilon_offsets`.
-            orders: exactly these; None for the default grid and the search around its best orders.
+            source: the cells.
+            method: delta, conversion and orders; no orders for the default grid and the search
+                around its best orders.
         """
-        self._delta, self._conversion, self._search = delta, conversion, orders is None
+        self._source, self._method = source, method
+        orders = method.rdp_orders
+        self._search = orders is None
         self._orders = default_orders() if orders is None else np.unique(orders)
-        self._offsets = epsilon_offsets(self._orders, delta, conversion)
-        if isinstance(source, LazyTable):
-            self._coarse, self._finest = None, _FINEST_IF_SLOW
-            self._table: LazyTable | WholeTable = source
+        self._offsets = epsilon_offsets(self._orders, method.delta, method.conversion)
+        if isinstance(source, SlowDivergences):
+            self._coarse, n_cells, self._finest = None, source.n_cells, _FINEST_IF_SLOW
         else:
             self._coarse = source.divergences(self._orders)
             n_cells = self._coarse.shape[1]
-            self._table = WholeTable(source, n_cells)
             self._finest = next(step for limit, step in _FINEST.items() if n_cells <= limit)
+        self._lock = threading.Lock()
+        self._values, self._row_of = np.zeros((0, n_cells)), dict[float, int]()
+        self._known = np.zeros((0, n_cells if self._coarse is None else 0), dtype=bool)
 
     def epsilons(self, counts: Counts) -> RdpEpsilons:
         """Epsilon of each example."""
@@ -187,15 +106,26 @@ class RdpAccountant:
         best = np.argmin(bounds, axis=1)
         epsilon, order = bounds[np.arange(len(best)), best], self._orders[best]
         boundary = (best == 0) | (best == len(self._orders) - 1)
+
+        def bounds_at(examples: IntArray, orders: FloatArray) -> FloatArray:
+            offsets = epsilon_offsets(orders, self._method.delta, self._method.conversion)
+            return self.rdp(counts, examples, orders) + offsets
+
         if self._search:
-            self._refine(counts, bounds, best, epsilon, order)
+            refine(epsilon, order, bounds, bounds_at, finest=self._finest)
         epsilon[(epsilon < 0) | ~rdp.any(axis=1)] = 0.0
         return RdpEpsilons(epsilon, order, boundary & (epsilon > 0))
 
-    def _tried_in_turn(self, counts: Counts) -> FloatArray:
-        """(n_examples, n_orders) RDP; infinite where it cannot give the best bound.
+    def rdp(self, counts: Counts, examples: IntArray, orders: FloatArray) -> FloatArray:
+        """(len(examples), k) divergence of the run of each example, at its orders of that shape."""
+        table, rows = self._table_at(counts, examples, orders)
+        columns = range(orders.shape[1])
+        return np.stack([counts.totals_at(examples, table, rows[:, k]) for k in columns], axis=1)
 
-        RDP grows with the order.
+    def _tried_in_turn(self, counts: Counts) -> FloatArray:
+        """(n_examples, n_orders) RDP; infinite at orders that cannot give the best bound.
+
+        RDP grows with the order, so that one order bounds all larger ones from below.
         """
         n_orders, least_beyond = len(self._orders), np.minimum.accumulate(self._offsets[::-1])[::-1]
         rdp = np.full((len(counts), n_orders), np.inf)
@@ -206,17 +136,14 @@ class RdpAccountant:
             """Fill in some columns (len(examples), m)."""
             if not len(examples):
                 return
-            table, rows = self._table.at(self._orders[columns], counts, examples)
-            found = [counts.totals_at(examples, table, rows[:, k]) for k in range(columns.shape[1])]
-            rdp[examples[:, None], columns] = np.stack(found, axis=1)
-            bounds = rdp[examples[:, None], columns] + self._offsets[columns]
+            found = self.rdp(counts, examples, self._orders[columns])
+            rdp[examples[:, None], columns] = found
+            bounds = found + self._offsets[columns]
             best[examples] = np.minimum(best[examples], bounds.min(axis=1))
 
         for first in range(start, n_orders, _AT_A_TIME):
-            least = (
-                rdp[:, first - 1] + least_beyond[first] if first > start else np.zeros(len(counts))
-            )
-            examples = np.flatnonzero(least < best)
+            smaller = rdp[:, first - 1] if first > start else np.full(len(counts), -np.inf)
+            examples = np.flatnonzero(smaller + least_beyond[first] < best)
             columns = np.arange(first, min(first + _AT_A_TIME, n_orders))
             attempt(examples, np.tile(columns, (len(examples), 1)))
         for last in range(start, 0, -_AT_A_TIME):
@@ -230,55 +157,40 @@ class RdpAccountant:
             attempt(examples, beside[examples, None])
         return rdp
 
-    def _refine(
-        self,
-        counts: Counts,
-        bounds: FloatArray,
-        best: IntArray,
-        epsilon: FloatArray,
-        order: FloatArray,
-    ) -> None:
-        """Lower epsilon in place by orders between the best one's neighbours."""
-        inside = np.flatnonzero((best > 0) & (best < bounds.shape[1] - 1) & (epsilon > 0))
-        around = best[inside, None] + np.array([-1, 0, 1])
-        brackets = _Brackets(
-            inside, _POSITIONS[around], np.take_along_axis(bounds[inside], around, axis=1)
-        )
-        for stride in (
-            _STRIDES
-        ):  # where the bound is as smooth as a parabola foretells, a few vertices are enough
-            if not len(brackets.example):
-                return
-            vertex, foretold = brackets.vertex(max(stride, self._finest))
-            brackets, value = self._tried(counts, brackets, vertex[:, None], epsilon, order)
-            brackets = brackets.select(np.abs(value[:, 0] - foretold) > _GAIN * foretold)
-        for _ in range(_ROUNDS):  # elsewhere, on a cliff above all, the bracket itself must narrow
-            brackets = brackets.select(
-                brackets.promising(self._finest) & (brackets.bound[:, 1] > 0)
-            )
-            if not len(brackets.example):
-                return
-            brackets, _ = self._tried(
-                counts, brackets, brackets.proposals(self._finest), epsilon, order
-            )
+    def _table_at(
+        self, counts: Counts, examples: IntArray, orders: FloatArray
+    ) -> tuple[FloatArray, IntArray]:
+        """A table (n_rows, n_cells), and its row for each of the orders (len(examples), k).
 
-    def _tried(
-        self,
-        counts: Counts,
-        brackets: _Brackets,
-        positions: IntArray,
-        epsilon: FloatArray,
-        order: FloatArray,
-    ) -> tuple[_Brackets, FloatArray]:
-        """Narrowed brackets, and the bounds at some positions (n, k) of each; notes the best."""
-        orders = _order_at(positions)
-        table, rows = self._table.at(orders, counts, brackets.example)
-        found = [
-            counts.totals_at(brackets.example, table, rows[:, k]) for k in range(positions.shape[1])
-        ]
-        offsets = epsilon_offsets(orders, self._delta, self._conversion)
-        bounds = np.stack(found, axis=1) + offsets
-        brackets = brackets.narrowed(positions, bounds)
-        epsilon[brackets.example] = brackets.bound[:, 1]
-        order[brackets.example] = _order_at(brackets.position[:, 1])
-        return brackets, bounds
+        Entries of cells that the examples met hold divergences, and never change.
+        """
+        wanted, inverse = np.unique(orders, return_inverse=True)
+        inverse = inverse.reshape(orders.shape)
+        with self._lock:
+            rows, new = self._rows(wanted)
+            if isinstance(self._source, SlowDivergences):
+                used = [
+                    counts.used_cells(examples[(inverse == index).any(axis=1)]) & ~self._known[row]
+                    for index, row in enumerate(rows.tolist())
+                ]
+                index, cell = np.nonzero(np.stack(used))
+                found = self._source.divergences_at(cell, wanted[index])
+                self._values[rows[index], cell] = found
+                self._known[rows[index], cell] = True
+            elif new.any():
+                self._values[rows[new]] = self._source.divergences(wanted[new])
+            return self._values, rows[inverse]
+
+    def _rows(self, wanted: FloatArray) -> tuple[IntArray, NDArray[np.bool_]]:
+        """The rows of these orders, and which of them are new and empty."""
+        new = np.array([order not in self._row_of for order in wanted.tolist()])
+        n_cells = self._values.shape[1]
+        if (len(self._row_of) + new.sum()) * n_cells > _CACHED_VALUES:  # others may hold the table
+            self._row_of, new = {}, np.ones(len(wanted), dtype=bool)
+            self._values, self._known = np.zeros((0, n_cells)), self._known[:0]
+        first, needed = len(self._row_of), len(self._row_of) + int(new.sum())
+        if needed > len(self._values):
+            more = ((0, 2 * needed - len(self._values)), (0, 0))
+            self._values, self._known = np.pad(self._values, more), np.pad(self._known, more)
+        self._row_of.update(zip(wanted[new].tolist(), range(first, needed), strict=True))
+        return np.array([self._row_of[order] for order in wanted.tolist()]), new

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from indpriv import _checks
 from indpriv._arrays import FloatArray
 from indpriv._progress import Progress
-from indpriv.accountant.blocks import Block, in_blocks
+from indpriv.accountant.blocks import in_blocks
 from indpriv.accountant.claims import claim_of
 from indpriv.accountant.histogram.histogram import Histogram, whole_histograms
 from indpriv.accountant.histogram.mechanisms import Participations
@@ -27,7 +27,7 @@ from indpriv.accountant.method import Method
 from indpriv.accountant.pld import curves
 from indpriv.accountant.pld.loss_sum import Bounds
 from indpriv.accountant.prepared import account_of, block_size, checked
-from indpriv.accountant.worst_case import worst_case_rdp, worst_case_steps
+from indpriv.accountant.worst_case import worst_case_participations, worst_case_rdp
 from indpriv.epsilon_table import DISCLAIMER, Account
 from indpriv.norm_log.norm_log import NormLog
 
@@ -275,12 +275,12 @@ class PreparedRisk:
 
         Memory does not grow with their number. workers: threads, by default one for each core.
         """
-        size = block_size(self.upper.bytes_per_example + 16 * len(self.upper.cells.mechanisms))
+        size = block_size(self.upper.bytes_per_example + 16 * len(self.upper.mechanisms))
         yield from in_blocks(
             self.log, self._block, size=size, start=start, stop=stop, workers=workers
         )
 
-    def _block(self, start: int, stop: int, block: Block) -> Risk:
+    def _block(self, block: NormLog) -> Risk:
         up = self.upper.participations(block)
         down = up if self.lower is self.upper else self.lower.participations(block)
         keys = up.counts if down is up else np.hstack([up.counts, down.counts])
@@ -289,7 +289,7 @@ class PreparedRisk:
         risk = self.readings.off(distinct, distinct if down is up else down.select(first)).take(
             inverse.ravel()
         )
-        clipped = np.zeros(stop - start, bool)
+        clipped = np.zeros(block.n_examples, bool)
         close = np.flatnonzero(risk.advantage >= self.worst_case.advantage * (1 - 1e-3))
         if len(close):
             clipped[close] = self.lower.norms.always_clipped(block.take(close))
@@ -331,7 +331,7 @@ def _readings(
 
 
 def _worst_case(log: NormLog, readings: Readings) -> Risk:
-    return readings.off(worst_case_steps(log, "up"), worst_case_steps(log, "down"))
+    return readings.off(*worst_case_participations(log))
 
 
 def _at_most(risk: Risk, worst: Risk, clipped: NDArray[np.bool_]) -> Risk:

@@ -1,19 +1,20 @@
-"""Epsilon of people, not rows: all rows of a unit together, each row Poisson-sampled. Sensitive.
+"""Epsilon of units of several rows: all rows of a person together. Sensitive.
 
-A unit owns k rows. In one step each is sampled for itself with rate q; sampled ones add clipped
-gradients g_i of norm at most s_i (in units of the noise: norm / (max_grad_norm *
-noise_multiplier)). With the unit, given everybody else's coins, the step's output has the law P = E
-N(sum of B_i g_i, 1) with independent coins B_i ~ Bernoulli(q); without it, Q = N(0, 1).
+A unit owns k rows. Each step samples each row independently with rate q and adds the clipped
+gradients g_i of sampled rows, of norm at most s_i (in units of the noise: norm / (max_grad_norm *
+noise_multiplier)). Given which rows of other units are sampled, the output of a step has the law
+P = E N(sum of B_i g_i, 1) with the unit, for independent coins B_i ~ Bernoulli(q), and Q = N(0, 1)
+without it.
 
 1. One dimension is the worst: for every f-divergence, in both directions, (P, Q) is dominated by
    P = E N(M, 1) with M = sum of B_i s_i, against Q = N(0, 1). P/Q is a positive combination of
    exp(X - Var X / 2) for jointly Gaussian X whose covariances <g_S, g_T> are at most |g_S| |g_T| <=
    M_S M_T, and larger covariances make every convex function of it larger on average (Kahane's
    convexity inequality, 1986; for this pair also Choquette-Choo et al. 2023, arXiv:2310.15526,
-   Corollary 4.7). This is the mixture of Gaussians of Ganesh 2024 (arXiv:2401.10294v3), which has
-   the sum of the j largest norms in place of the sum of the sampled ones; that is larger, and the
-   same where all norms are equal. One law for each step composes (Zhu, Dong and Wang 2022,
-   arXiv:2106.08567v4, Theorem 10).
+   Corollary 4.7). Ganesh 2024 (arXiv:2401.10294v3) bounds it by another mixture of Gaussians, with
+   the sum of the j largest norms in place of that of the j sampled ones; it is larger unless all
+   norms are equal. These laws compose over steps (Zhu, Dong and Wang 2022, arXiv:2106.08567v4,
+   Theorem 10).
 
 2. Removal dominates addition: E_Q (f - c)_+ >= E_Q (1 - c f)_+ for all c >= 1, where f = P/Q
    increases in z. Let T = Phi^-1 o G carry P, of distribution function G, to N(0, 1). (log p)'' =
@@ -27,30 +28,30 @@ N(sum of B_i g_i, 1) with independent coins B_i ~ Bernoulli(q); without it, Q = 
    integral over c > 1 of (c^(a-2) - c^(-a-1)) * (left side - right side). One direction is enough
    for RDP.
 
-3. log E_Q f^a is a convex, symmetric and increasing function of (s_1, ..., s_k), for every real a >
-   1. By Hölder it is the largest of a log E_P g - (a - 1) log E_Q g^(a/(a-1)) over g > 0, and g =
-      f^(a-1) attains it: increasing, log-convex in z. For
-   such a g, E_P g is the mean over coins of E g(Z + sum of B_i s_i): log-convex in s, since sums of
-   log-convex functions are.
+3. log E_Q f^a is a convex, symmetric and increasing function of (s_1, ..., s_k), for every real
+   a > 1. By Hölder it is the largest of a log E_P g - (a - 1) log E_Q g^(a/(a-1)) over g > 0, and
+   g = f^(a-1) attains it: increasing, log-convex in z. For such a g, E_P g is the mean over coins
+   of E g(Z + sum of B_i s_i): log-convex in s, since sums of log-convex functions are.
 
 4. For n equal rows u it is convex in n too. For such a g, E_P g = sum over j of C(n, j) (1-q)^(n-j)
    q^j E g(Z + j u) is the binomial convolution of two log-convex sequences, (1-q)^j and q^j E g(Z +
    j u), and so log-convex in n (Davenport and Pólya 1949, Canadian Journal of Mathematics 1, 1-5,
    on such products of series); E_Q does not depend on n.
 
-So a unit-step with norms s is bounded by steps with equal norms. Let u be the largest norm and n
-whole with n u <= sum of s <= (n + 1) u. Then s is majorised by n entries u and the rest r in one
-more, that is by a mean of n and of n + 1 entries u with weights 1 - r/u and r/u; a convex symmetric
-function keeps to that. A *cell* is (u, n): n equal rows, for which rdp.py has the divergence; a
-step is shared between two cells, by 4 also where n has no cell of its own (beyond 64 rows, numbers
-are 2 % apart, which adds 0.2 % at most in tests). It costs nothing where the rows of a unit are
-equal, and little elsewhere (tests/accountant/test_units.py measures it). Beyond MOST_ROWS rows, u
-is raised to sum / MOST_ROWS: majorised again, and looser.
+So a step of a unit with norms s is bounded by steps with equal norms. Let u be the largest norm and
+n the whole number with n u <= sum of s <= (n + 1) u. Then s is majorised by n entries u and one
+entry r, the rest of the sum, that is by a mean of n and of n + 1 entries u with weights 1 - r/u and
+r/u, and a convex symmetric function is bounded by the same mean. A *cell* is (u, n): n equal rows,
+whose divergence rdp.py computes. A step is shared between two cells; by 4 this also holds where n
+has no cell of its own (beyond 64 rows, numbers are 2 % apart, which adds at most 0.2 % in tests).
+The bound is exact where the rows of a unit are equal, and slightly loose elsewhere
+(tests/accountant/test_units.py measures it). Beyond MOST_ROWS rows, u is raised to sum / MOST_ROWS,
+which majorises s again and is looser.
 
-What is no bound: adding up the rows' epsilons, or their RDP; and for loss distributions the
-mechanism of rate q with the full sum: some row is sampled with probability 1 - (1 - q)^k, not q, so
-that its delta comes out too small by up to a factor k. (Its RDP, by 3, is an upper bound of the
-mixture's at every order, and a loose one: no account here uses it.)
+Two sums are no bounds: that of the rows' epsilons, and that of their RDP. For loss distributions
+the mechanism of rate q with the full sum is no bound either: some row is sampled with probability
+1 - (1 - q)^k, not q, so that its delta is too small by up to a factor k. (Its RDP is, by 3, an
+upper bound at every order, but a loose one that no account here uses.)
 """
 
 from __future__ import annotations
@@ -65,14 +66,13 @@ from numpy.typing import NDArray
 from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._progress import Progress
-from indpriv.accountant.blocks import Block, in_order, threads
-from indpriv.accountant.divergence_tables import LazyTable
+from indpriv.accountant.blocks import in_order, threads
 from indpriv.accountant.engines import ENGINES
 from indpriv.accountant.histogram.counts import DenseCounts
-from indpriv.accountant.histogram.governing_records import GoverningRecords
 from indpriv.accountant.histogram.unit_cells import EqualRows, UnitCells
 from indpriv.accountant.method import Method
 from indpriv.accountant.rdp_orders import RdpAccountant, RdpEpsilons
+from indpriv.accountant.worst_case import clipped_steps
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 
@@ -82,7 +82,7 @@ _MOST_ROWS_AT_ONCE = 1 << 14  # of a block
 
 @dataclass(frozen=True)
 class Units:
-    """Whose rows are whose.
+    """The rows of each unit.
 
     Attributes:
         ids: (n_units,) in the order of their first rows.
@@ -96,11 +96,9 @@ class Units:
     positions: IntArray
 
     @classmethod
-    def of(cls, log: NormLog) -> Units | None:
-        """The units of a log; None where a row is a unit."""
-        if log.unit_ids is None or log.unit == "example":
-            return None
-        codes, ids = pd.factorize(log.unit_ids)
+    def of(cls, unit_ids: NDArray[np.generic]) -> Units:
+        """The units of a log by the unit of each row (n_examples,)."""
+        codes, ids = pd.factorize(unit_ids)
         n_rows = np.bincount(codes, minlength=len(ids))
         return cls(np.asarray(ids), n_rows, np.argsort(codes, kind="stable"))
 
@@ -127,7 +125,7 @@ class Units:
 
 
 def check_method(method: Method, unit: str) -> None:
-    """Refuse a method that cannot take several rows of one unit together."""
+    """Refuse a method that cannot account for several rows of one unit together."""
     if not ENGINES[method.accountant].takes_units:
         raise InputError(
             f'accountant="{method.accountant}" cannot take several rows of one {unit} together: '
@@ -144,14 +142,14 @@ def several_rows(
     progress: Progress | None = None,
     workers: int | None = None,
 ) -> RdpEpsilons:
-    """Rényi bounds of units with several rows, not yet held against their worst case.
+    """Rényi bounds of units with several rows, before they are limited by their worst case.
 
-    Batch norms say when single rows were sampled and what they were then; they are left out.
-    Records of rows that are not neighbours in the log are read at once, one byte each.
+    Batch norms are left out: they are norms of single rows at single steps. If the rows of a unit
+    are not neighbours in the log, all its records are read into memory, one byte per norm.
 
     Args:
         log: the log.
-        units: those of its units that are wanted.
+        units: the units to account for, from this log.
         method: how to account; "rdp".
         progress: called with (units done, units in all).
         workers: threads, default one for each core.
@@ -162,18 +160,16 @@ def several_rows(
     )
     log = log if as_they_lie else log.take(units.positions)
     cells = UnitCells.of(log, method.between_records, int(units.n_rows.max()))
-    rdp = RdpAccountant(
-        LazyTable(cells), delta=method.delta, conversion=method.conversion, orders=method.rdp_orders
-    )
+    rdp = RdpAccountant(cells, method)
     first_row = np.append(units.starts, len(units.positions))
 
-    def work(first: int, last: int, block: Block) -> tuple[int, RdpEpsilons]:
+    def work(first: int, last: int, block: NormLog) -> tuple[int, RdpEpsilons]:
         counts = cells.counts(block, first_row[first:last] - first_row[first])
         return last, rdp.epsilons(counts)
 
-    size = max(1, _BLOCK_BYTES // (cells.bytes_per_unit))
+    size = max(1, _BLOCK_BYTES // cells.bytes_per_unit)
     tasks = (
-        (first, last, Block.of(log, int(first_row[first]), int(first_row[last])))
+        (first, last, log.part(int(first_row[first]), int(first_row[last])))
         for first, last in _blocks(first_row, size)
     )
     found = []
@@ -203,27 +199,23 @@ def _blocks(first_row: IntArray, most_units: int) -> Iterator[tuple[int, int]]:
 def worst_cases(log: NormLog, method: Method, n_rows: IntArray) -> FloatArray:
     """(len(n_rows),) epsilon that the run guarantees to units with these numbers of rows.
 
-    All rows count at max_grad_norm in every step.
-
-    It depends on the settings of the run alone.
+    All rows count at max_grad_norm in every step, so it depends on the settings of the run alone.
     """
-    steps = GoverningRecords.of(log, "last").always_clipped()
-    n_settings = len(steps.sample_rate)
+    mechanisms, steps = clipped_steps(log)
+    n_settings = len(mechanisms)
     each, setting = np.repeat(n_rows, n_settings), np.tile(np.arange(n_settings), len(n_rows))
     cells = EqualRows.at_clipping_norm(
-        each, steps.noise_multiplier[setting], steps.sample_rate[setting]
+        each, mechanisms.noise_multiplier[setting], mechanisms.sample_rate[setting]
     )
     counts = np.zeros((len(n_rows), len(n_rows), n_settings))
-    counts[np.arange(len(n_rows)), np.arange(len(n_rows))] = steps.counts[0]
-    rdp = RdpAccountant(
-        LazyTable(cells), delta=method.delta, conversion=method.conversion, orders=method.rdp_orders
-    )
+    counts[np.arange(len(n_rows)), np.arange(len(n_rows))] = steps
+    rdp = RdpAccountant(cells, method)
     epsilon = rdp.epsilons(DenseCounts(counts.reshape(len(n_rows), -1))).epsilon
     if not np.isfinite(epsilon).all():
         raise InputError(
-            f"units of {int(n_rows[~np.isfinite(epsilon)].min())} rows have no finite "
-            "epsilon with this noise: cap the rows of "
-            "a unit (see indpriv.accountant.cap_rows), or train with more noise"
+            f"units of {int(n_rows[~np.isfinite(epsilon)].min())} rows have no finite epsilon with "
+            "this noise: cap the rows of a unit (see indpriv.accountant.cap_rows), or train with "
+            "more noise"
         )
     return epsilon
 
@@ -268,11 +260,11 @@ def cap_rows(log: NormLog, method: Method, caps: Sequence[int]) -> tuple[RowCap,
     >>> half.rows_dropped, half.units_affected
     (1, 1)
     """
-    units = Units.of(log)
-    if units is None:
+    if log.unit_ids is None or log.unit == "example":
         raise InputError(
             'this log has no units to cap: it needs unit_ids and a unit such as "user"'
         )
+    units = Units.of(log.unit_ids)
     check_method(method, log.unit)
     wanted = np.array([_checks.check_positive_int("cap", cap) for cap in caps], dtype=np.int64)
     most, place = np.unique(np.minimum(wanted, units.n_rows.max()), return_inverse=True)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from indpriv._arrays import FloatArray
 from indpriv.accountant.histogram.counts import DenseCounts
-from indpriv.accountant.histogram.governing_records import GoverningRecords
 from indpriv.accountant.histogram.lattice import condensed
-from indpriv.accountant.histogram.mechanisms import Participations
+from indpriv.accountant.histogram.mechanisms import Mechanisms, Participations
 from indpriv.accountant.rdp_orders import RdpAccountant, RdpEpsilons
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
@@ -25,32 +25,45 @@ _SHARED = {"ratio": 1.5e-3, "most": 1 << 16}
 _WHOLE = {"ratio": 2.5e-3, "most": 1 << 13}
 
 
-def worst_case_steps(log: NormLog, between_nodes: str = "share") -> Participations:
-    """The histogram of one example that is clipped in every step.
+def clipped_steps(log: NormLog) -> tuple[Mechanisms, FloatArray]:
+    """Mechanisms of an example that is clipped in every step, and its (n,) steps under each."""
+    setting, settings = log.settings.distinct()
+    pairs = np.stack([settings.noise_multiplier, settings.sample_rate], axis=1)
+    distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
+    if setting is None:
+        steps = np.array([log.total_steps])
+    else:
+        steps = np.bincount(inverse.ravel()[setting])
+    return Mechanisms(np.ones(len(distinct)), *distinct.T), steps.astype(np.float64)
 
-    between_nodes: how very many settings are summarised, as in `Histogram.of`.
+
+def worst_case_steps(log: NormLog, between_nodes: str = "share") -> tuple[Mechanisms, FloatArray]:
+    """The same; very many settings are summarised.
+
+    between_nodes: how they are, as in `Histogram.of`.
     """
-    exact = GoverningRecords.of(log, "last").always_clipped()
-    if len(exact.sample_rate) <= _MOST_SETTINGS:
-        return exact
+    exact, steps = clipped_steps(log)
+    if len(exact) <= _MOST_SETTINGS:
+        return exact, steps
     limits = _SHARED if between_nodes == "share" else _WHOLE
-    return condensed(exact, between_nodes, ratio=limits["ratio"], most=int(limits["most"]))
+    return condensed(exact, steps, between_nodes, ratio=limits["ratio"], most=int(limits["most"]))
+
+
+def worst_case_participations(log: NormLog) -> tuple[Participations, Participations]:
+    """The histogram of that example, with whole numbers of steps: rounded up, and down."""
+    found = (worst_case_steps(log, between_nodes) for between_nodes in ("up", "down"))
+    up, down = (mechanisms.participations(steps[None]) for mechanisms, steps in found)
+    return up, down
 
 
 def worst_case_rdp(log: NormLog, method: Method) -> RdpEpsilons:
     """The Rényi bound of the worst case, of one example; InputError if it is infinite."""
-    steps = worst_case_steps(log)
-    accountant = RdpAccountant(
-        steps.mechanisms,
-        delta=method.delta,
-        conversion=method.conversion,
-        orders=method.rdp_orders,
-    )
-    found = accountant.epsilons(DenseCounts(steps.counts))
+    mechanisms, steps = worst_case_steps(log)
+    found = RdpAccountant(mechanisms, method).epsilons(DenseCounts(steps[None]))
     if not np.isfinite(found.epsilon[0]):
         raise InputError(
-            f"noise_multiplier={steps.noise_multiplier.min():g} leaves no finite epsilon: with "
-            "next to no noise there is no privacy to account for; check the optimizer's noise "
+            f"noise_multiplier={mechanisms.noise_multiplier.min():g} leaves no finite epsilon: "
+            "with almost no noise there is no privacy to account for; check the optimizer's noise "
             "multiplier"
         )
     return found

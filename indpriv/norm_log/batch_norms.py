@@ -2,7 +2,7 @@
 
 A step has one entry for each example in its batch. Each file of a log holds many steps, ordered by
 position and then by step: a block of examples is a range of rows, and an entry takes about two
-    bytes.
+bytes.
 """
 
 from __future__ import annotations
@@ -65,9 +65,6 @@ class BatchNormEntries:
         )
 
 
-NO_ENTRIES = BatchNormEntries(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.uint8))
-
-
 class BatchNorms(Protocol):
     """Where batch norms are stored."""
 
@@ -110,8 +107,7 @@ def check_entries(
     if not (steps.ndim == 1 and steps.shape == positions.shape == norms.shape):
         raise InputError(
             f"batch_norms has shapes {steps.shape}, {positions.shape} and {norms.shape}; pass "
-            f"steps, "
-            "positions and norms of one shape (n_entries,)"
+            "steps, positions and norms of one shape (n_entries,)"
         )
     for name, values, limit in (
         ("steps", steps, total_steps),
@@ -167,9 +163,8 @@ class FileBatchNorms:
             *((part.position, part.step, part.norm) for part in (*parts, empty)), strict=True
         )
         position, step, norm = (np.concatenate(column) for column in columns)
-        small = (
-            position.astype(np.uint16) if stop - start <= 1 << 16 else position
-        )  # which numpy sorts by radix
+        # numpy sorts 16-bit numbers by radix.
+        small = position.astype(np.uint16) if stop - start <= 1 << 16 else position
         return BatchNormEntries(position, step, norm).select(np.argsort(small, kind="stable"))
 
     def _read(self, file: BatchNormFile, start: int, stop: int) -> BatchNormEntries:

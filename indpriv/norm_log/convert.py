@@ -23,11 +23,7 @@ from indpriv.norm_log.norms_file import NormsFile, check_norms_file, read_norms
 from indpriv.norm_log.run_files import RUN_JSON, holds_log
 from indpriv.norm_log.session_counts import Conversion, DrawCounts, SessionCounts
 from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
-from indpriv.norm_log.validation import (
-    NEIGHBOURING,
-    SAMPLERS,
-    UNITS,
-)
+from indpriv.norm_log.validation import check_words
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
 
 DECLARED = (
@@ -96,7 +92,22 @@ def convert(
             f"{run_dir} already holds the log of a run; choose another directory, or remove it"
         )
     run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    header = LogHeader(
+    no_positions = np.zeros(0, dtype=np.int64)
+    header = _header(settings, rounding)
+    writer = NormLogWriter(run_dir, header, norms.example_ids, norms.unit_ids, no_positions)
+    try:
+        dtypes = _write_records(writer, norms, settings.steps, progress)
+        counts = _counts(norms, settings, dtypes)
+        for start, stop in settings.steps.spans():
+            writer.steps(start, stop - start, **vars(settings.steps.at(start)), counts=counts)
+        write_json(run_dir / RUN_JSON, {"name": run_dir.name, **settings.content})
+        writer.finish(counts)
+    finally:
+        writer.close()
+
+
+def _header(settings: _Settings, rounding: float) -> LogHeader:
+    return LogHeader(
         rounding=rounding,
         rounding_mode="up",
         unit=settings.unit,
@@ -110,17 +121,6 @@ def convert(
             "seeded": settings.seeded,
         },
     )
-    no_positions = np.zeros(0, dtype=np.int64)
-    writer = NormLogWriter(run_dir, header, norms.example_ids, norms.unit_ids, no_positions)
-    try:
-        dtypes = _write_records(writer, norms, settings.steps, progress)
-        counts = _counts(norms, settings, dtypes)
-        for start, stop in settings.steps.spans():
-            writer.steps(start, stop - start, **vars(settings.steps.at(start)), counts=counts)
-        write_json(run_dir / RUN_JSON, {"name": run_dir.name, **settings.content})
-        writer.finish(counts)
-    finally:
-        writer.close()
 
 
 def _write_records(
@@ -187,8 +187,7 @@ def _read_settings(path: Path) -> _Settings:
     if microbatch != 1:
         raise InputError(
             f"{path}: microbatch_size={microbatch!r}: a microbatch of several examples has no "
-            f"gradient "
-            "of one example, and clipping its average doubles the sensitivity; train with "
+            "gradient of one example, and clipping its average doubles the sensitivity; train with "
             "microbatches of 1"
         )
     seeded = content.get("seeded", False)
@@ -197,17 +196,14 @@ def _read_settings(path: Path) -> _Settings:
     try:
         numbers = {name: _numbers(name, content[name]) for name in SETTING_NAMES}
         total_steps = _checks.check_positive_int("steps", content["steps"])
+        check_words(content["sampler"], content["unit"], content["neighbouring"])
+        clipping = _checks.check_choice("clipping", content.get("clipping", "flat"), _CLIPPING)
         return _Settings(
             steps=StepSettings.from_values(total_steps, **numbers),
-            sampler=_checks.check_choice("sampler", content["sampler"], SAMPLERS),
-            unit=_checks.check_choice("unit", content["unit"], UNITS),
-            neighbouring=_checks.check_choice(
-                "neighbouring", content["neighbouring"], NEIGHBOURING
-            ),
-            individually_clipped=_checks.check_choice(
-                "clipping", content.get("clipping", "flat"), _CLIPPING
-            )
-            == "individual",
+            sampler=content["sampler"],
+            unit=content["unit"],
+            neighbouring=content["neighbouring"],
+            individually_clipped=clipping == "individual",
             seeded=seeded,
             content=content,
         )

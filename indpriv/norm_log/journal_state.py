@@ -82,7 +82,7 @@ class LogState:
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """The same, and the details of every check that failed."""
+        """`norm_caveats`, and the details of every check that failed."""
         failed = [check.detail for check in self.checks() if check.status == FAILED]
         return tuple(dict.fromkeys([*self.norm_caveats, *failed]))
 
@@ -94,7 +94,7 @@ class LogState:
 
     @property
     def seeded(self) -> bool:
-        """Random numbers come from a known seed, in the header's word or a session's."""
+        """Whether random numbers come from a known seed, according to the header or a session."""
         return bool(self.header["run"].get("seeded")) or any(
             session.seeded for session in self.sessions
         )
@@ -111,7 +111,7 @@ class LogState:
 
     @property
     def training_seconds(self) -> float | None:
-        """Wall time between them, in all sessions; None if it was not measured."""
+        """Wall time of training without these passes; None if it was not measured."""
         if self.unwatched:
             return None
         return float(sum(s.training.training_seconds for s in self.sessions if s.training))

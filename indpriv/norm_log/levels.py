@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from indpriv._checks import check_choice, check_rounding
 from indpriv.errors import InputError
 
+MODES = ("up", "nearest")
 _OVERFLOW_PER_OCTAVE = 8
-_MAX_OVERFLOW = (
-    16 * _OVERFLOW_PER_OCTAVE
-)  # clipped norms are told apart up to 2^16 times max_grad_norm
+_MAX_OVERFLOW = 16 * _OVERFLOW_PER_OCTAVE  # sizes of clipped norms up to 2^16 times max_grad_norm
 
 Codes = NDArray[np.unsignedinteger]
 
@@ -41,7 +40,7 @@ class Levels:
     def __post_init__(self) -> None:
         if check_rounding(self.rounding) == 0:
             raise InputError("rounding=0 has no levels; keep the norms themselves")
-        check_choice("rounding_mode", self.rounding_mode, ("up", "nearest"))
+        check_choice("rounding_mode", self.rounding_mode, MODES)
 
     @property
     def top(self) -> int:
@@ -79,22 +78,19 @@ class Levels:
         relative = np.asarray(norms, dtype=np.float64) / max_grad_norm
         inside = np.minimum(relative, 1.0)
         if self.rounding_mode == "up":
-            inside = np.where(
-                (inside == 0) & (norms > 0), np.nextafter(0.0, 1.0), inside
-            )  # division underflowed
+            # The division may have underflowed.
+            inside = np.where((inside == 0) & (norms > 0), np.nextafter(0.0, 1.0), inside)
             codes = np.minimum(np.ceil(inside / self.rounding), self.top).astype(np.int64)
-            codes -= (codes > 0) & (
-                self.fractions[np.maximum(codes - 1, 0)] >= inside
-            )  # 0.07 / 0.01 is above 7
+            # In floats 0.07 / 0.01 is above 7.
+            codes -= (codes > 0) & (self.fractions[np.maximum(codes - 1, 0)] >= inside)
             codes += self.fractions[codes] < inside
         else:
             codes = np.minimum(np.floor(inside / self.rounding + 0.5), self.top).astype(np.int64)
         clipped = relative > 1.0
         if clipped.any():
             octaves = np.ceil(_OVERFLOW_PER_OCTAVE * np.log2(relative[clipped]))
-            codes[clipped] = self.top + np.clip(octaves, 1, self.max_code - self.top).astype(
-                np.int64
-            )
+            above = np.clip(octaves, 1, self.max_code - self.top)
+            codes[clipped] = self.top + above.astype(np.int64)
         return codes.astype(self.dtype)
 
     def encode_each(self, norms: NDArray[np.floating], max_grad_norm: NDArray[np.float64]) -> Codes:
@@ -113,3 +109,9 @@ class Levels:
         """Norms that codes stand for; of clipped ones, the upper edge of their bin."""
         octaves = np.maximum(codes.astype(np.int64) - self.top, 0) / _OVERFLOW_PER_OCTAVE
         return self.relative(codes) * np.exp2(octaves) * max_grad_norm
+
+
+def levels_of(rounding: float, rounding_mode: str) -> Levels | None:
+    """The levels of a checked rounding; None if it is 0, which keeps norms in full."""
+    check_choice("rounding_mode", rounding_mode, MODES)
+    return Levels(rounding, rounding_mode) if check_rounding(rounding) else None

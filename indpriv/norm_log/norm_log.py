@@ -6,14 +6,14 @@ Records are read in blocks of examples, so that a log may be larger than memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks
-from indpriv._arrays import IntArray
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.errors import InputError
 from indpriv.norm_log import views
 from indpriv.norm_log.batch_norms import (
@@ -23,7 +23,7 @@ from indpriv.norm_log.batch_norms import (
     check_entries,
 )
 from indpriv.norm_log.journal_state import LogState, read_state
-from indpriv.norm_log.levels import Levels
+from indpriv.norm_log.levels import Levels, levels_of
 from indpriv.norm_log.reader import (
     Faults,
     check_readable,
@@ -35,13 +35,11 @@ from indpriv.norm_log.reader import (
 from indpriv.norm_log.records import ArrayRecords, Records
 from indpriv.norm_log.step_settings import StepSettings
 from indpriv.norm_log.validation import (
-    NEIGHBOURING,
-    SAMPLERS,
-    UNITS,
     check_ids,
     check_norms,
     check_recorded_steps,
     check_unit_ids,
+    check_words,
 )
 
 
@@ -66,6 +64,11 @@ class NormLog(_checks.FormerNames):
 
     Make one with `from_arrays` or `open`. Steps are 0-based; a record at step t holds norms at the
     parameters that step t starts from. Steps before the first record count at max_grad_norm.
+
+    >>> log = NormLog.from_arrays([[0.2, 3.0]], [0], total_steps=10, noise_multiplier=1.0,
+    ...                           max_grad_norm=1.0, sample_rate=0.1)
+    >>> log.n_examples, log.total_steps, log.coverage
+    (2, 10, 0.1)
 
     Attributes:
         example_ids: (n_examples,) unique ids.
@@ -134,77 +137,40 @@ class NormLog(_checks.FormerNames):
         """Make a log of norms in memory.
 
         Args:
-            norms: (n_records, n_examples) gradient norms before clipping; infinity counts as
-                clipped.
-            recorded_steps: (n_records,) strictly increasing 0-based step at which each row was
-                taken.
+            norms: (n_records, n_examples) norms before clipping; infinity counts as clipped.
+            recorded_steps: (n_records,) strictly increasing 0-based step of each row.
             total_steps: number of steps of the run.
             noise_multiplier: realised value of all steps, or (total_steps,) values.
             max_grad_norm: clipping norm, one or (total_steps,).
             sample_rate: Poisson sampling rate in (0, 1], one or (total_steps,).
             example_ids: (n_examples,) unique ids; default 0..n-1.
             rounding: r as a fraction of max_grad_norm; 0 means full float precision.
-            rounding_mode: "up" (never under-reports) or "nearest" (the paper's; an account of it is
-                an estimate).
+            rounding_mode: "up" (never under-reports) or "nearest" (the paper's; an estimate).
             individually_clipped: training clipped each example at its last recorded level.
             sampler: "poisson", "shuffled" or "other".
             unit: "example", "user" or "client".
             unit_ids: (n_examples,) the unit of each row; needed unless the unit is the example.
             neighbouring: "add_remove".
-            caveats: reasons why an account of this log is an estimate, e.g. how the norms were
-                taken.
+            caveats: reasons why an account is an estimate, e.g. how the norms were taken.
             batch_norms: (steps, positions, norms), each (n_entries,): the norms of the examples
                 that each step sampled, for all steps; positions count from 0.
 
         Raises:
-            InputError: a value of the wrong shape or range, NaN or negative norms, duplicated ids
-                or entries.
-
-        >>> log = NormLog.from_arrays([[0.2, 3.0]], [0], total_steps=10, noise_multiplier=1.0,
-        ...                           max_grad_norm=1.0, sample_rate=0.1)
-        >>> log.n_examples, log.total_steps, log.coverage
-        (2, 10, 0.1)
+            InputError: a wrong shape or range, NaN or negative norms, repeated ids or entries.
         """
-        rows = np.asarray(norms)
-        if rows.ndim != 2 or not (
-            np.issubdtype(rows.dtype, np.floating) or np.issubdtype(rows.dtype, np.integer)
-        ):
-            raise InputError(
-                f"norms has shape {rows.shape} and dtype {rows.dtype}; pass (n_records, "
-                f"n_examples) "
-                "floats"
-            )
-        steps = np.asarray(recorded_steps)
-        total_steps = _checks.check_positive_int("total_steps", total_steps)
-        if steps.size == 0:
-            steps = steps.astype(np.int64)
-        settings = StepSettings.from_values(
-            total_steps, noise_multiplier, max_grad_norm, sample_rate
-        )
-        check_recorded_steps(steps, len(rows), total_steps)
-        ids = np.arange(rows.shape[1]) if example_ids is None else np.asarray(example_ids)
-        check_ids(ids, rows.shape[1])
-        check_norms(rows, ids)
-        _checks.check_rounding(rounding)
-        _checks.check_choice("rounding_mode", rounding_mode, ("up", "nearest"))
-        levels = Levels(rounding, rounding_mode) if rounding else None
-        kept: NDArray[np.generic] = rows.astype(np.float64)
-        if levels is not None:
-            kept = views.encode_rows(rows, settings.max_grad_norm[steps], levels)
-        return cls(
-            example_ids=ids,
-            recorded_steps=steps.astype(np.int64),
-            settings=settings,
-            levels=levels,
-            sampler=_checks.check_choice("sampler", sampler, SAMPLERS),
-            unit=_checks.check_choice("unit", unit, UNITS),
-            neighbouring=_checks.check_choice("neighbouring", neighbouring, NEIGHBOURING),
-            records=ArrayRecords(kept),
-            rows=np.arange(len(rows)),
+        given = StepSettings.from_values(total_steps, noise_multiplier, max_grad_norm, sample_rate)
+        ids, steps, kept = _checked_rows(norms, recorded_steps, example_ids, len(given))
+        check_words(sampler, unit, neighbouring)
+        levels = levels_of(rounding, rounding_mode)
+        records = ArrayRecords(views.encode_rows(kept, given.max_grad_norm[steps], levels))
+        rows = np.arange(len(steps))
+        log = cls(ids, steps, given, levels, sampler, unit, neighbouring, records, rows)
+        return replace(
+            log,
             unit_ids=check_unit_ids(unit_ids, len(ids), unit),
             individually_clipped=bool(individually_clipped),
             caveats=tuple(caveats),
-            batch_norms=_batch_norms_in_memory(batch_norms, ids, settings, levels),
+            batch_norms=_batch_norms_in_memory(batch_norms, ids, given, levels),
         )
 
     @classmethod
@@ -269,7 +235,27 @@ class NormLog(_checks.FormerNames):
 
     thin = views.thin
     take = views.take
+    part = views.part
     reference_examples = views.reference_examples
+
+
+def _checked_rows(
+    norms: ArrayLike, recorded_steps: ArrayLike, example_ids: ArrayLike | None, total_steps: int
+) -> tuple[NDArray[np.generic], IntArray, FloatArray]:
+    """Ids, steps and norms of full records as arrays; see `NormLog.from_arrays`."""
+    rows, steps = np.asarray(norms), np.asarray(recorded_steps)
+    if rows.ndim != 2 or not (
+        np.issubdtype(rows.dtype, np.floating) or np.issubdtype(rows.dtype, np.integer)
+    ):
+        raise InputError(
+            f"norms has shape {rows.shape} and dtype {rows.dtype}; pass (n_records, n_examples) "
+            "floats"
+        )
+    check_recorded_steps(steps, len(rows), total_steps)
+    ids = np.arange(rows.shape[1]) if example_ids is None else np.asarray(example_ids)
+    check_ids(ids, rows.shape[1])
+    check_norms(rows, ids)
+    return ids, steps.astype(np.int64), rows.astype(np.float64)
 
 
 def _batch_norms_in_memory(

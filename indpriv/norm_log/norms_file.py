@@ -107,8 +107,7 @@ def _read_parquet(path: Path) -> NormsFile:
     if unknown or len(set(steps.values())) < len(steps) or len(set(names)) < len(names):
         raise InputError(
             f"{path} has columns {', '.join(map(repr, (unknown or names)[:5]))}; a record is a "
-            f"column "
-            f"named by its step, e.g. '200', and the others are {', '.join(_OTHER_COLUMNS)}"
+            f"column named by its step, e.g. '200', and the others are {', '.join(_OTHER_COLUMNS)}"
         )
 
     def column(name: str) -> NDArray[np.generic]:
@@ -151,16 +150,14 @@ def _read_npz(path: Path) -> NormsFile:
     if bomb:
         raise InputError(
             f"{path} would unpack to {unpacked:,} bytes, more than {_UNPACKED_TIMES} times its "
-            f"size; if "
-            "that is intended, write it without compression, with np.savez"
+            "size; if that is intended, write it without compression, with np.savez"
         )
     known = ("norms", "recorded_steps", "example_ids", "unit_ids", "participations")
     unknown = [name for name in found if name not in known]
     if unknown or not {"norms", "recorded_steps"} <= set(found):
         raise InputError(
             f"{path} has arrays {', '.join(found) or 'none'}; it needs norms and recorded_steps, "
-            f"and "
-            f"may have {', '.join(known[2:])}"
+            f"and may have {', '.join(known[2:])}"
         )
     norms, steps = found["norms"], found["recorded_steps"]
     if (
@@ -176,8 +173,7 @@ def _read_npz(path: Path) -> NormsFile:
     if ids.shape != norms.shape[1:]:
         raise InputError(
             f"{path}: example_ids has shape {ids.shape} for {norms.shape[1]} examples; pass one id "
-            f"per "
-            "example"
+            "per example"
         )
     units, drawn = found.get("unit_ids"), found.get("participations")
     return NormsFile(path, steps.astype(np.int64), ids, units, drawn, lambda number: norms[number])

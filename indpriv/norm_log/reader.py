@@ -15,10 +15,10 @@ from indpriv.errors import EvidenceError
 from indpriv.norm_log.batch_norms import BatchNormFile, FileBatchNorms
 from indpriv.norm_log.evidence import FAILED, NORM_PRECISION, NORMS_IN_TRAINING
 from indpriv.norm_log.journal_state import LogState
-from indpriv.norm_log.levels import Levels
+from indpriv.norm_log.levels import Levels, levels_of
 from indpriv.norm_log.records import FileRecords
 from indpriv.norm_log.run_files import IDS, RECORDS
-from indpriv.norm_log.validation import NEIGHBOURING, SAMPLERS, UNITS, check_unit_ids
+from indpriv.norm_log.validation import check_unit_ids, check_words
 
 Faults = Mapping[str, str]  # file name -> what is wrong with it
 
@@ -67,7 +67,8 @@ def log_fields(state: LogState, faults: Faults) -> dict[str, Any]:
             f"{state.run_dir / IDS} was changed: its hash is not the journal's; restore it from a "
             "copy"
         )
-    levels = Levels(header["rounding"], header["rounding_mode"]) if header["rounding"] else None
+    levels = levels_of(header["rounding"], header["rounding_mode"])
+    check_words(state.sampler, header["unit"], header["neighbouring"])
     # A crash can leave a record whose step was not logged.
     used = [line for line in state.records if line["step"] < state.total_steps]
     rows: list[tuple[Path | None, str]] = [
@@ -88,9 +89,9 @@ def log_fields(state: LogState, faults: Faults) -> dict[str, Any]:
         "unreadable_steps": tuple(line["step"] for line in used if line["file"] in faults),
         "settings": state.settings(),
         "levels": levels,
-        "sampler": check_choice("sampler", state.sampler, SAMPLERS),
-        "unit": check_choice("unit", header["unit"], UNITS),
-        "neighbouring": check_choice("neighbouring", header["neighbouring"], NEIGHBOURING),
+        "sampler": state.sampler,
+        "unit": header["unit"],
+        "neighbouring": header["neighbouring"],
         "individually_clipped": header["individually_clipped"],
         "caveats": state.caveats,
         "records": FileRecords(rows, levels),
@@ -135,9 +136,8 @@ def read_reference_positions(run_dir: Path) -> IntArray:
 def filter_is_proven(state: LogState, faults: Faults) -> bool:
     """Whether a privacy filter watched the run and nothing on which its guarantee rests has failed.
 
-    That is every check except those that the norms are those of training: what an example was
-        charged for is what it was
-    clipped at.
+    These are all checks except those of the norms: an example was charged for the level that it was
+    clipped at, whatever its norm.
     """
     about_norms = (NORMS_IN_TRAINING.key, NORM_PRECISION.key)
     return (

@@ -80,8 +80,7 @@ class RecordingPolicy(FormerNames):
         if not (number and 1.0 <= self.growth <= _LARGEST_GROWTH):
             raise InputError(
                 f"growth={self.growth!r} is not in [1, {_LARGEST_GROWTH:g}]; it is the factor from "
-                f"one gap "
-                "between full passes to the next, e.g. 1.5"
+                "one gap between full passes to the next, e.g. 1.5"
             )
         if self.every == ONCE and self.growth != 1:
             raise InputError(
@@ -99,8 +98,7 @@ class RecordingPolicy(FormerNames):
         if self.growth == 1:
             raise InputError(
                 f"longest={self.longest!r} limits gaps that do not grow; pass growth above 1, or "
-                f"leave out "
-                "longest"
+                "leave out longest"
             )
         if isinstance(self.every, int) and isinstance(self.longest, int):
             below = self.longest < self.every
@@ -110,8 +108,7 @@ class RecordingPolicy(FormerNames):
         if below:
             raise InputError(
                 f"longest={self.longest!r} is below every={self.every!r}, the first gap; pass at "
-                f"least "
-                "that"
+                "least that"
             )
 
     @classmethod
@@ -186,8 +183,7 @@ class RecordingPolicy(FormerNames):
             )
             text = (
                 f"full passes after {_gap(self.every, 'an ')}, each gap {self.growth:g} times the "
-                f"last"
-                f"{limit}{start}"
+                f"last{limit}{start}"
             )
         if self.batch_norms:
             text += "; batch norms of sampled batches"

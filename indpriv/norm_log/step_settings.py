@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from indpriv import _checks
-from indpriv._arrays import FloatArray
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.errors import InputError
 
 
@@ -51,8 +51,9 @@ class StepSettings:
         """Check scalars or (total_steps,) arrays and broadcast them.
 
         Raises:
-            InputError: any other shape, or a value out of range.
+            InputError: no steps, any other shape, or a value out of range.
         """
+        total_steps = _checks.check_positive_int("total_steps", total_steps)
         columns = {
             "noise_multiplier": _checks.check_noise_multiplier(noise_multiplier),
             "max_grad_norm": _checks.check_max_grad_norm(max_grad_norm),
@@ -74,6 +75,21 @@ class StepSettings:
     def at(self, step: int) -> StepSetting:
         """The settings of one step."""
         return StepSetting(**{name: float(getattr(self, name)[step]) for name in SETTING_NAMES})
+
+    def distinct(self) -> tuple[IntArray | None, StepSettings]:
+        """Index of each step's setting (None if all steps share one), and the distinct settings."""
+        columns = vars(self)
+        index: IntArray | None = None
+        for column in columns.values():
+            if column.strides == (0,) or column.min() == column.max():
+                continue
+            values, inverse = np.unique(column, return_inverse=True)
+            joint = inverse if index is None else index * len(values) + inverse
+            index = np.unique(joint, return_inverse=True)[1]
+        step = np.zeros(1 if index is None else int(index.max()) + 1, np.int64)
+        if index is not None:
+            step[index] = np.arange(len(index))  # one that has this setting
+        return index, StepSettings(**{name: column[step] for name, column in columns.items()})
 
     def spans(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
         """(first, end) of each stretch of equal settings, from step start to before stop."""

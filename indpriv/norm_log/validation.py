@@ -8,11 +8,19 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from indpriv._checks import check_choice
 from indpriv.errors import InputError, PrivacyWarning
 
 SAMPLERS = ("poisson", "shuffled", "other")
 NEIGHBOURING = ("add_remove",)
 UNITS = ("example", "user", "client")
+
+
+def check_words(sampler: str, unit: str, neighbouring: str) -> None:
+    """Raise InputError unless each is a word that a log may use."""
+    check_choice("sampler", sampler, SAMPLERS)
+    check_choice("unit", unit, UNITS)
+    check_choice("neighbouring", neighbouring, NEIGHBOURING)
 
 
 def check_recorded_steps(steps: NDArray[np.generic], n_records: int, total_steps: int) -> None:

@@ -1,6 +1,6 @@
 """Views of a NormLog: other logs that the same run could have left. Sensitive.
 
-The first three are methods of NormLog.
+The first four are methods of NormLog.
 """
 
 from __future__ import annotations
@@ -45,6 +45,25 @@ def thin(log: NormLog, every: int) -> NormLog:
         rows=log.rows[keep],
         individually_clipped=log.individually_clipped and bool(keep.all()),
         filtered=None if log.individually_clipped and not keep.all() else log.filtered,
+    )
+
+
+def part(log: NormLog, start: int, stop: int) -> NormLog:
+    """The log of the examples at positions start to stop, in memory."""
+    batch_norms = log.batch_norms
+    if batch_norms is not None:
+        batch_norms = ArrayBatchNorms(batch_norms.steps, batch_norms.read(start, stop))
+    filtered = log.filtered
+    return replace(
+        log,
+        example_ids=log.example_ids[start:stop],
+        unit_ids=None if log.unit_ids is None else log.unit_ids[start:stop],
+        records=ArrayRecords(log.read(start, stop)),
+        rows=np.arange(log.n_records),
+        reference_positions=None,
+        reference_records=None,
+        batch_norms=batch_norms,
+        filtered=filtered and replace(filtered, left_out_at=filtered.left_out_at[start:stop]),
     )
 
 
@@ -120,8 +139,15 @@ def coarser(log: NormLog, rounding: float) -> NormLog:
     )
 
 
-def encode_rows(norms: FloatArray, max_grad_norms: FloatArray, levels: Levels) -> Codes:
-    """Codes of norms (n_records, n_examples), each row under its own max_grad_norm."""
+def encode_rows(
+    norms: FloatArray, max_grad_norms: FloatArray, levels: Levels | None
+) -> Codes | FloatArray:
+    """Codes of norms (n_records, n_examples), each row under its own max_grad_norm.
+
+    Without levels, norms are kept as they are.
+    """
+    if levels is None:
+        return norms
     codes = np.empty(norms.shape, levels.dtype)
     for row, max_grad_norm in enumerate(max_grad_norms.tolist()):
         codes[row] = levels.encode(norms[row], max_grad_norm)

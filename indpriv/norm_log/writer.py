@@ -31,7 +31,7 @@ from indpriv import _files
 from indpriv._journal import JournalWriter
 from indpriv.errors import EvidenceError
 from indpriv.norm_log.batch_norms import BatchNormEntries, file_bytes
-from indpriv.norm_log.levels import Levels
+from indpriv.norm_log.levels import levels_of
 from indpriv.norm_log.run_files import IDS, RECORDS
 from indpriv.norm_log.session_counts import SessionCounts
 
@@ -95,7 +95,7 @@ class NormLogWriter:
         self._journal = JournalWriter(run_dir)
         for leftover in self._folder.glob(".*.tmp"):
             leftover.unlink()
-        self._levels = Levels(header.rounding, header.rounding_mode) if header.rounding else None
+        self._levels = levels_of(header.rounding, header.rounding_mode)
         self._ids_fingerprint = fingerprint(example_ids)
         self._n = len(example_ids)
         try:
@@ -203,17 +203,12 @@ class NormLogWriter:
             np.concatenate([batch[part] for batch in batches if batch is not None] or [np.zeros(0)])
             for part in (0, 1)
         )
-        steps = np.repeat(known, [len(batch[0]) for batch in batches if batch is not None]).astype(
-            np.int64
-        )
-        kept = (
-            norms
-            if self._levels is None
-            else self._levels.encode_each(norms, max_grad_norms[steps])
-        )
-        entries = BatchNormEntries(
-            position.astype(np.int32), (steps + first).astype(np.int32), kept
-        )
+        sizes = [len(batch[0]) for batch in batches if batch is not None]
+        steps = np.repeat(known, sizes).astype(np.int64)
+        if self._levels is not None:
+            norms = self._levels.encode_each(norms, max_grad_norms[steps])
+        kept_at = (steps + first).astype(np.int32)
+        entries = BatchNormEntries(position.astype(np.int32), kept_at, norms)
         missing = sorted({*range(len(batches))} - {*known})
         self._journal.append(
             "free",

@@ -7,9 +7,9 @@ from opacus.accountants import RDPAccountant
 import oracles
 from indpriv import InputError, NormLog, account
 from indpriv.accountant import Method, blocks, prepared
+from indpriv.accountant.engines import ENGINES
 from indpriv.accountant.histogram.mechanisms import Participations
 from indpriv.accountant.pld.brackets import pld_epsilon
-from indpriv.accountant.prepared import prepare_account
 from indpriv.errors import PrivacyWarning
 
 OPACUS_ORDERS = [1 + x / 10.0 for x in range(1, 100)] + list(range(12, 64))
@@ -172,7 +172,7 @@ def test_rounding_up_never_under_reports_and_nearest_does():
     assert np.mean(epsilon[0.01, "nearest"] < truth - 1e-5) > 0.2
 
 
-def test_blocks_do_not_change_the_answer_and_progress_is_told(monkeypatch):
+def test_blocks_do_not_change_the_answer_and_progress_is_reported(monkeypatch):
     rng = np.random.default_rng(0)
     log = NormLog.from_arrays(rng.exponential(0.4, (5, 103)), [0, 1, 2, 30, 31], **CIFAR)
     whole = account(log, delta=1e-5)
@@ -185,7 +185,10 @@ def test_blocks_do_not_change_the_answer_and_progress_is_told(monkeypatch):
     )  # sums of other shapes round otherwise
     assert seen[-1] == (103, 103)
     assert len(seen) > 14
-    parts = list(prepare_account(log, Method(delta=1e-5)).blocks(10, 60))
+    method = Method(delta=1e-5)
+    log = prepared.checked(log, method)
+    engine = ENGINES["rdp"].prepare(log, method)
+    parts = list(prepared.epsilon_blocks(log, engine, start=10, stop=60))
     np.testing.assert_allclose(
         np.concatenate([part.epsilon for part in parts]), whole.epsilon[10:60], rtol=1e-12
     )

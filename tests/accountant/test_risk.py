@@ -28,7 +28,7 @@ def table():
     )
 
 
-def test_nobody_exceeds_the_worst_case_which_the_always_clipped_reach(table):
+def test_no_example_exceeds_the_worst_case_which_always_clipped_ones_reach(table):
     for name in UPPER:
         individual, worst = getattr(table.individual, name), getattr(table.worst_case, name)
         assert np.all(individual <= worst)
@@ -100,7 +100,7 @@ def test_the_frame_names_rates_and_carries_what_the_figures_mean(table):
     assert "no" in frame.attrs["disclaimer"]
 
 
-def test_blocks_do_not_change_the_answer_and_progress_is_told(table, monkeypatch):
+def test_blocks_do_not_change_the_answer_and_progress_is_reported(table, monkeypatch):
     monkeypatch.setattr(blocks, "_READ_BYTES", 6 * 4)
     monkeypatch.setattr(prepared, "_HISTOGRAM_BYTES", 2 * 5000)
     seen = []

@@ -10,8 +10,6 @@ from scipy import special, stats
 
 from indpriv import NormLog, account, membership_risk
 from indpriv.accountant import Method, cap_rows
-from indpriv.accountant.blocks import Block
-from indpriv.accountant.divergence_tables import LazyTable
 from indpriv.accountant.histogram.unit_cells import UnitCells, row_numbers
 from indpriv.accountant.rdp import renyi_divergences
 from indpriv.accountant.rdp_orders import RdpAccountant, epsilon_offsets
@@ -40,9 +38,9 @@ def cost(norms, order, *, largest_unit=0, **changes):
     n_rows = np.shape(norms)[-1]
     log = unit_log(norms, np.zeros(n_rows), **changes)
     cells = UnitCells.of(log, "last", max(n_rows, largest_unit))
-    counts = cells.counts(Block.of(log, 0, n_rows), np.array([0]))
-    table, rows = LazyTable(cells).at(np.array([[order]]), counts, np.array([0]))
-    return counts.totals_at(np.array([0]), table, rows[:, 0])[0]
+    counts = cells.counts(log.part(0, n_rows), np.array([0]))
+    rdp = RdpAccountant(cells, Method(delta=DELTA))
+    return rdp.rdp(counts, np.array([0]), np.array([[order]]))[0, 0]
 
 
 def true_cost(norms, order, noise_multiplier=1.0, sample_rate=0.02):
@@ -228,7 +226,7 @@ def test_divergences_are_computed_only_where_units_have_steps():
     """Else people with hundreds of rows would cost minutes at orders that none of them can use."""
     log = unit_log(np.full((1, 201), 0.3), [0] * 198 + [1, 1, 2])
     cells = UnitCells.of(log, "last", 198)
-    counts = cells.counts(Block.of(log, 0, 201), np.array([0, 198, 200]))
+    counts = cells.counts(log.part(0, 201), np.array([0, 198, 200]))
     asked = []
 
     class Counted:
@@ -238,7 +236,7 @@ def test_divergences_are_computed_only_where_units_have_steps():
             asked.append((cells.mechanisms.n_rows[index], orders))
             return cells.divergences_at(index, orders)
 
-    lazy = RdpAccountant(LazyTable(Counted()), delta=DELTA, conversion="canonne2020")
+    lazy = RdpAccountant(Counted(), Method(delta=DELTA))
     found = lazy.epsilons(counts)
     n_rows, orders = (np.concatenate(part) for part in zip(*asked, strict=True))
     assert set(n_rows.tolist()) == {

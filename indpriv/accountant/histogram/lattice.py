@@ -24,9 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from indpriv._arrays import FloatArray, IntArray
-from indpriv.accountant.histogram.mechanisms import Mechanisms, Participations
-
-BETWEEN_NODES = ("share", "up", "down")
+from indpriv.accountant.histogram.mechanisms import Mechanisms
 
 _FEW_SHIFTS, _FEW_RATES = 512, 32  # at most this many distinct values are nodes themselves
 _RATE_SPACING = {"share": 4.0, "up": 1.0, "down": 1.0}  # times that of shifts: less curvature
@@ -126,14 +124,13 @@ class Lattice:
 
 
 def condensed(
-    steps: Participations, between_nodes: str, *, ratio: float, most: int
-) -> Participations:
-    """One example's histogram over very many mechanisms, at the nodes of a lattice."""
-    mechanisms = steps.mechanisms
+    mechanisms: Mechanisms, steps: FloatArray, between_nodes: str, *, ratio: float, most: int
+) -> tuple[Mechanisms, FloatArray]:
+    """One example's (n,) steps under very many mechanisms, counted at the nodes of a lattice."""
     shifts, rates = mechanisms.shifts, mechanisms.sample_rate
     lattice = Lattice.covering(shifts, rates, between_nodes, ratio=ratio, most=most)
     counts = np.zeros(len(lattice.shifts) * len(lattice.rates))
     for node, part in lattice.locate(shifts[:, None], rates):
-        np.add.at(counts, node[:, 0], np.ravel(part) * steps.counts[0])
+        np.add.at(counts, node[:, 0], np.ravel(part) * steps)
     used = np.flatnonzero(counts)
-    return lattice.mechanisms.take(used).participations(counts[None, used])
+    return lattice.mechanisms.take(used), counts[used]

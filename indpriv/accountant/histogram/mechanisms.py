@@ -77,11 +77,6 @@ class Participations:
     sample_rate: FloatArray
     counts: FloatArray
 
-    @property
-    def mechanisms(self) -> Mechanisms:
-        """The mechanisms alone."""
-        return Mechanisms(self.relative_norms, self.noise_multiplier, self.sample_rate)
-
     def select(self, examples: NDArray[np.intp]) -> Participations:
         """The histogram of some examples only."""
         return replace(self, counts=self.counts[examples])

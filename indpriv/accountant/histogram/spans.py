@@ -3,10 +3,10 @@
 Full records are rows of all examples; batch norms add entries of single examples between them. A
 norm governs the steps until the next one ("last") or half-way to its neighbours ("closest"; of two
 equally close ones the larger). Half-way is the trapezoid rule for the divergence. Earlier
-boundaries (at the geometric mean of the steps, say) suit runs whose norms fall at once, and do harm
-if norms stay clipped at first: with batch norms and a pass every other epoch over 10,000 images of
-MNIST they raise the mean error of epsilon from 2.3 to 4.1 % of the median. Passes close together at
-the start help in both cases (benchmarks/fidelity.py). Sensitive.
+boundaries (e.g. at the geometric mean of the steps) suit runs whose norms fall from the start, but
+are worse if norms are clipped at first: with batch norms and a pass every other epoch over 10,000
+images of MNIST they raise the mean error of epsilon from 2.3 to 4.1 % of the median. Frequent
+passes at the start help in both cases (benchmarks/fidelity.py). Sensitive.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Spans:
 class KnownNorms:
     """All known norms of a block, ordered by example, then by step; arrays have shape (n,).
 
-    The first of each example stands for nothing known yet: step 0 and a clipped norm.
+    Before its first known norm, each example has an entry with step 0 and a clipped norm.
 
     Attributes:
         example: position in the block. step: at which the norm was taken. norm: comparable value.

@@ -1,4 +1,4 @@
-"""Cells of units with several rows: a number of equal rows of one norm. Sensitive.
+"""Cells of units with several rows: each stands for a number of equal rows of one norm. Sensitive.
 
 units.py proves what is used here.
 """
@@ -15,25 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray, IntArray
-from indpriv.accountant.blocks import Block, n_cores
+from indpriv.accountant.blocks import n_cores
 from indpriv.accountant.histogram.counts import Counts, bytes_of, collected
-from indpriv.accountant.histogram.governing_norms import GoverningNorms
-from indpriv.accountant.histogram.governing_records import AT_CLIPPING_NORM
+from indpriv.accountant.histogram.governing_norms import AT_CLIPPING_NORM, GoverningNorms
+from indpriv.accountant.histogram.lattice import neighbours
 from indpriv.accountant.rdp import divergences_of_pairs
 from indpriv.norm_log.norm_log import NormLog
 
-MOST_ROWS = 1000  # equal rows of a cell; the sums of more rows are shared among so many
-_EVERY_NUMBER, _ROWS_RATIO = (
-    64,
-    1.02,
-)  # up to so many rows each number has cells; beyond, numbers in this ratio
-_MAX_LEVELS = 512  # beyond so many levels of all settings together, shifts are nodes of a grid
-_MAX_RATES = 32  # distinct sample rates; more are rounded up to so many
-_NODE_RATIO, _SMALLEST = (
-    1.02,
-    1e-3,
-)  # of a grid of shifts; between nodes a step is shared, which overstates RDP by 1e-4
-_ROUNDING = 1e-12  # relative, of sums of norms: by far more than their floating-point error
+MOST_ROWS = 1000  # equal rows of a cell; a unit with more rows is counted as this many larger ones
+# Each number of rows up to the first of these has cells; beyond, numbers in this ratio.
+_EVERY_NUMBER, _ROWS_RATIO = 64, 1.02
+_MAX_LEVELS = 512  # levels of all settings together; beyond, shifts are nodes of a grid
+_MAX_RATES = 32  # distinct sample rates; if there are more, they are rounded up to this many
+# Of a grid of shifts. Between nodes a step is shared, which overstates RDP by 1e-4.
+_NODE_RATIO, _SMALLEST = 1.02, 1e-3
+_ROUNDING = 1e-12  # relative; far more than the floating-point error of sums of norms
 _AT_ONCE = 1 << 19  # norms that are summed together
 
 
@@ -52,7 +48,7 @@ class EqualRows:
     def at_clipping_norm(
         cls, n_rows: IntArray, noise_multiplier: FloatArray, sample_rate: FloatArray
     ) -> EqualRows:
-        """Units whose rows are all clipped; MOST_ROWS rows of the same sum stand for more."""
+        """Units whose rows are all clipped; for more than MOST_ROWS, as many larger rows."""
         counted = np.minimum(n_rows, MOST_ROWS)
         return cls(n_rows / counted / noise_multiplier, sample_rate, counted)
 
@@ -79,12 +75,10 @@ class EqualRows:
 
 
 def row_numbers(largest: int) -> IntArray:
-    """Numbers of rows that have cells, ascending from 1.
+    """Numbers of rows that have cells, ascending from 1 to the first that is at least `largest`.
 
-    The last is the first that is not below `largest`, or MOST_ROWS.
-
-    They are those of one fixed series, so that nobody's epsilon depends on how many rows others
-    have.
+    None is above MOST_ROWS. They are taken from one fixed series, so that the epsilon of a unit
+    does not depend on how many rows other units have.
     """
     beyond = math.ceil(math.log(MOST_ROWS / _EVERY_NUMBER) / math.log(_ROWS_RATIO))
     series = np.minimum(np.round(_EVERY_NUMBER * _ROWS_RATIO ** np.arange(beyond + 1)), MOST_ROWS)
@@ -119,18 +113,18 @@ class UnitCells:
     def of(cls, log: NormLog, between_records: str, largest_unit: int) -> UnitCells:
         """The cells of a log whose largest unit has this number of rows."""
         norms = GoverningNorms.of(log, between_records)
-        records, numbers = norms.records, row_numbers(largest_unit)
-        pairs = np.stack([records.noise_multiplier, records.sample_rate], axis=1)
+        distinct, numbers = norms.settings, row_numbers(largest_unit)
+        pairs = np.stack([distinct.noise_multiplier, distinct.sample_rate], axis=1)
         settings, setting = np.unique(pairs, axis=0, return_inverse=True)
-        tables = np.unique(norms.codes.table(records.max_grad_norm), axis=0)
+        tables = np.unique(norms.codes.table(distinct.max_grad_norm), axis=0)
         levels = np.unique(tables[0])
         few = len(settings) * len(levels) <= _MAX_LEVELS and largest_unit <= MOST_ROWS
         if norms.codes.direct and len(tables) == 1 and few:
             mechanisms = _all_rows(levels / settings[:, :1], settings[:, 1], numbers)
             scale = np.ones(len(setting))
             return cls(mechanisms, norms, numbers, levels, scale, setting.ravel(), False)
-        rates, rate = _rounded_up(records.sample_rate)
-        noise = records.noise_multiplier
+        rates, rate = _rounded_up(distinct.sample_rate)
+        noise = distinct.noise_multiplier
         largest = max(1.0, largest_unit / MOST_ROWS) / noise.min()
         nodes = _shift_nodes(_SMALLEST / noise.max(), largest)
         mechanisms = _all_rows(np.broadcast_to(nodes, (len(rates), len(nodes))), rates, numbers)
@@ -148,13 +142,13 @@ class UnitCells:
 
     @property
     def _n_entries(self) -> int:
-        return (4 if self.between_nodes else 2) * len(self.norms.records.record)
+        return (4 if self.between_nodes else 2) * len(self.norms.record)
 
     def divergences_at(self, cells: IntArray, orders: FloatArray) -> FloatArray:
         """(n,) Rényi divergence of one step of cells[i] at orders[i]."""
         return self.mechanisms.divergences_at(cells, orders)
 
-    def counts(self, block: Block, starts: IntArray) -> Counts:
+    def counts(self, block: NormLog, starts: IntArray) -> Counts:
         """Counts over the cells of the units whose rows are consecutive examples of a block.
 
         starts: (n_units,) position of each unit's first example.
@@ -166,30 +160,30 @@ class UnitCells:
         self, values: NDArray[Any], starts: IntArray
     ) -> Iterator[tuple[IntArray, FloatArray]]:
         """(k, n_units) cells and steps, some groups of steps at a time."""
-        records = self.norms.records
+        norms = self.norms
         n_rows = np.diff(np.append(starts, values.shape[1]))
         chunk = max(1, _AT_ONCE // values.shape[1])
-        for begin in range(0, len(records.record), chunk):
-            index = np.arange(begin, min(begin + chunk, len(records.record)))
+        for begin in range(0, len(norms.record), chunk):
+            index = np.arange(begin, min(begin + chunk, len(norms.record)))
             largest, total = self._sums(values, starts, n_rows, index)
-            setting = records.setting[index]
+            setting = norms.setting[index]
             scale = self.scale[setting][:, None]
             first = self.setting[setting][:, None] * (len(self.row_numbers) * len(self.nodes))
-            steps = records.steps[index].astype(np.float64)[:, None]
+            steps = norms.steps[index].astype(np.float64)[:, None]
             for cell, share in self._located(largest * scale, total * scale):
                 yield first + cell, steps * share
 
     def _sums(
         self, values: NDArray[Any], starts: IntArray, n_rows: IntArray, index: IntArray
     ) -> tuple[FloatArray, FloatArray]:
-        """(len(index), n_units) largest relative norm of a unit's rows, and their sum."""
-        records = self.norms.records
-        record, clip = records.record[index], records.max_grad_norm[records.setting[index]]
+        """(len(index), n_units) the largest relative norm of a unit's rows, and the sum of them."""
+        norms = self.norms
+        record, clip = norms.record[index], norms.settings.max_grad_norm[norms.setting[index]]
         largest = np.ones((len(index), len(starts)))
         total = np.broadcast_to(n_rows.astype(np.float64), largest.shape).copy()
         known = np.flatnonzero(record != AT_CLIPPING_NORM)
         if len(known):
-            relative = self.norms.codes.relative(values[record[known]], clip[known, None])
+            relative = norms.codes.relative(values[record[known]], clip[known, None])
             largest[known] = np.maximum.reduceat(relative, starts, axis=1)
             total[known] = np.add.reduceat(relative, starts, axis=1) * (1 + _ROUNDING)
         return largest, total
@@ -197,36 +191,23 @@ class UnitCells:
     def _located(
         self, largest: FloatArray, total: FloatArray
     ) -> Iterator[tuple[IntArray, FloatArray]]:
-        """Cells of the first setting and shares of a step; bound by majorisation, convexity."""
-        nodes, n_nodes = self.nodes, len(self.nodes)
-        norm = (
-            np.maximum(largest, total / MOST_ROWS) if self.between_nodes else largest
-        )  # levels: few enough rows
-        above = np.minimum(np.searchsorted(nodes, norm), n_nodes - 1)
-        norm = norm if self.between_nodes else nodes[above]
+        """Cells of the first setting, and the shares of a step that count there.
+
+        units.py proves that sharing a step between neighbouring cells is a bound.
+        """
+        n_nodes = len(self.nodes)
+        if self.between_nodes:
+            norm = np.maximum(largest, total / MOST_ROWS)
+            below, above, up = neighbours(self.nodes, norm, np.positive)
+            parts = [(below, 1 - up), (above, up)]
+        else:  # levels, and few enough rows
+            above = np.minimum(np.searchsorted(self.nodes, largest), n_nodes - 1)
+            norm, parts = self.nodes[above], [(above, np.ones(largest.shape))]
         rows = np.divide(total, norm, out=np.ones(norm.shape), where=norm > 0)
-        numbers, last = self.row_numbers, len(self.row_numbers) - 1
-        place = np.clip(np.searchsorted(numbers, rows, side="right") - 1, 0, last)
-        following = np.minimum(place + 1, last)
-        gap = numbers[following] - numbers[place]
-        rest = np.clip(
-            np.divide(rows - numbers[place], gap, out=np.zeros(rows.shape), where=gap > 0), 0.0, 1.0
-        )
-        fewer, more = place * n_nodes, following * n_nodes
-        if not self.between_nodes:
-            yield fewer + above, 1 - rest
-            yield more + above, rest
-            return
-        below = np.maximum(above - 1, 0)
-        width = nodes[above] - nodes[below]
-        up = np.clip(
-            np.divide(norm - nodes[below], width, out=np.ones(norm.shape), where=width > 0),
-            0.0,
-            1.0,
-        )
-        for node, part in ((below, 1 - up), (above, up)):
-            yield fewer + node, part * (1 - rest)
-            yield more + node, part * rest
+        fewer, more, rest = neighbours(self.row_numbers.astype(np.float64), rows, np.positive)
+        for node, part in parts:
+            yield fewer * n_nodes + node, part * (1 - rest)
+            yield more * n_nodes + node, part * rest
 
 
 def _all_rows(shifts: FloatArray, rates: FloatArray, numbers: IntArray) -> EqualRows:

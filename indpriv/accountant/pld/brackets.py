@@ -6,7 +6,7 @@ The first method whose bracket is tight for an example is used:
 2. `closed_form`: Gaussian runs (every step unsampled), a single sampled step, two steps;
 3. `laplace`: inversion of the Laplace transform of the loss, for all examples at once;
 4. `loss_distribution`: discretised losses, for runs in which participation is rare;
-5. the Renyi bound above and 0 below, flagged as a fallback: where there is next to no noise, or
+5. the Renyi bound above and 0 below, flagged as a fallback: where there is almost no noise, or
    where the work that one call may do is used up before anything is proven.
 
 Both neighbouring directions are bracketed and the larger epsilon counts; neither is assumed to

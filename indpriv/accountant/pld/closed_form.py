@@ -22,9 +22,8 @@ from indpriv.accountant.pld.loss_sum import Direction, LossSum, log_density_rati
 
 CLOSED_FORM_ERROR = 1e-11  # relative, of delta; a wide margin over rounding
 QUADRATURE_ERROR = 1e-9  # relative, of the two-step quadrature once two step widths agree
-PER_UNIT = (
-    48  # nodes of the double-exponential rule per unit of its variable; only rounding is left
-)
+# Nodes of the double-exponential rule per unit of its variable: enough to leave only rounding.
+PER_UNIT = 48
 
 _GAUSS_NODES, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(8)
 _TAIL = 11.0  # beyond this number of standard deviations a Gaussian holds less than 1e-27

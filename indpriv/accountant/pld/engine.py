@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from indpriv._arrays import FloatArray
-from indpriv.accountant.blocks import Block
 from indpriv.accountant.engine import Epsilons
 from indpriv.accountant.histogram.histogram import Histogram, whole_histograms
 from indpriv.accountant.histogram.mechanisms import Participations
 from indpriv.accountant.pld.brackets import pld_epsilon
 from indpriv.accountant.rdp_engine import RdpEngine
-from indpriv.accountant.worst_case import worst_case_steps
+from indpriv.accountant.worst_case import worst_case_participations
 from indpriv.norm_log.norm_log import NormLog
 
 if TYPE_CHECKING:
@@ -46,16 +45,15 @@ class PldEngine:
         """See Engine."""
         rdp = RdpEngine.prepare(log, method)
         up, down = whole_histograms(log, method.between_records)
-        up_steps, down_steps = worst_case_steps(log, "up"), worst_case_steps(log, "down")
-        worst = _bracket(up_steps, down_steps, method.delta, rdp.worst_case.epsilon)
+        worst = _bracket(*worst_case_participations(log), method.delta, rdp.worst_case.epsilon)
         return cls(method.delta, rdp, up, down, worst)
 
     @property
     def bytes_per_example(self) -> int:
         """See Engine."""
-        return self.rdp.bytes_per_example + 16 * len(self.upper.cells.mechanisms)
+        return self.rdp.bytes_per_example + 16 * len(self.upper.mechanisms)
 
-    def block(self, block: Block) -> Epsilons:
+    def block(self, block: NormLog) -> Epsilons:
         """See Engine."""
         upper = self.upper.participations(block)
         lower = upper if self.histogram is self.upper else self.histogram.participations(block)

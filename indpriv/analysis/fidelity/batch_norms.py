@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._plain import AtLeastZero, Count, Share
-from indpriv.accountant.blocks import Block, in_blocks
+from indpriv.accountant.blocks import in_blocks
 from indpriv.accountant.claims import uses_batch_norms
 from indpriv.accountant.histogram.governing_norms import GoverningNorms
 from indpriv.accountant.histogram.histogram import Histogram
@@ -239,7 +239,7 @@ def _mean_rdp(log: NormLog, method: Method, order: float) -> float:
     histogram = Histogram.of(log, method.between_records)
     table = histogram.divergences(np.array([order]))
 
-    def work(_start: int, _stop: int, block: Block) -> float:
+    def work(block: NormLog) -> float:
         return float(histogram.counts(block).totals(table).sum())
 
     size = block_size(histogram.bytes_per_example)
@@ -250,14 +250,14 @@ def _measure(log: NormLog, between_records: str, order: float) -> list[_Found]:
     """Look at a log block by block."""
     cost, norms = _StepCost.of(log, order), GoverningNorms.of(log, between_records)
 
-    def work(_start: int, _stop: int, block: Block) -> _Found:
+    def work(block: NormLog) -> _Found:
         return _look(norms, block, cost)
 
     each = log.n_records + 1 + int(log.settings.sample_rate.sum())
     return list(in_blocks(log, work, size=max(1, _BLOCK_BYTES // (_NORM_BYTES * each))))
 
 
-def _look(norms: GoverningNorms, block: Block, cost: _StepCost) -> _Found:
+def _look(norms: GoverningNorms, block: NormLog, cost: _StepCost) -> _Found:
     log, known = norms.log, norms.known(block)
     entry, other = known.batch_norms, known.in_place_of_batch_norms(norms.between_records)
     step, example, n = known.step[entry], known.example[entry], len(known.first)

@@ -24,7 +24,7 @@ def observed_sampler(sampler: str, sampler_class: str) -> Check:
 
 
 def declared_sampler(sampler: str, source: str) -> Check:
-    """What drew the batches, in the word of a source."""
+    """What drew the batches, according to a source."""
     declared = replace(SAMPLER, title="sampler (declared)")
     if sampler == "poisson":
         return declared.not_checked(f"{source} declares Poisson sampling")

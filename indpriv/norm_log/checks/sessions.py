@@ -41,6 +41,11 @@ _NEGLIGIBLE_EXCESS = 1e-4  # of max_grad_norm: less than what rounding epsilons 
 # data.
 _MAX_LOOKS = 2
 
+_RECORDED_LEVEL = (
+    "the recorded level of their example, which the account takes for its contribution"
+)
+_CHARGED_LEVEL = "what the privacy filter had charged their example for"
+
 
 def session_checks(
     sessions: Sequence[SessionCounts],
@@ -89,13 +94,9 @@ def session_checks(
             *_clipping_precision(training),
         ]
         if individually_clipped:
-            level = (
-                "the recorded level of their example, which the account takes for its contribution"
-            )
-            checks.append(_clipped_at(INDIVIDUAL_CLIPPING, training, level))
+            checks.append(_clipped_at(INDIVIDUAL_CLIPPING, training, _RECORDED_LEVEL))
         if filtered:
-            level = "what the privacy filter had charged their example for"
-            checks.append(_clipped_at(PRIVACY_FILTER, training, level))
+            checks.append(_clipped_at(PRIVACY_FILTER, training, _CHARGED_LEVEL))
         checks += [
             batch_sizes(n_examples, session.sampler, draws),
             participation(n_examples, session.sampler, draws),

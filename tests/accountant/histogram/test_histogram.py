@@ -5,9 +5,8 @@ from hypothesis import strategies as st
 
 import oracles
 from indpriv import NormLog
-from indpriv.accountant.blocks import Block
-from indpriv.accountant.histogram import cells
-from indpriv.accountant.histogram.governing_records import BETWEEN_RECORDS
+from indpriv.accountant.histogram import histogram as histogram_module
+from indpriv.accountant.histogram.governing_norms import BETWEEN_RECORDS
 from indpriv.accountant.histogram.histogram import Histogram, whole_histograms
 from indpriv.accountant.rdp import renyi_divergences
 
@@ -15,17 +14,17 @@ ORDERS = np.array([1.5, 3.0, 8.0, 40.0])
 
 
 def whole(log):
-    return Block.of(log, 0, log.n_examples)
+    return log.part(0, log.n_examples)
 
 
 def lay_out(log, between_records, *, many=False, between_nodes="share"):
     """The histogram of a log; `many`: as if its settings were too many for nodes of their own."""
     with pytest.MonkeyPatch.context() as patch:
         if many:
-            patch.setattr(cells, "_MOST_OWN", dict.fromkeys(("share", "up", "down"), 0))
-            patch.setattr(cells, "_MOST_DENSE", 0)
+            patch.setattr(histogram_module, "_MOST_OWN", dict.fromkeys(("share", "up", "down"), 0))
+            patch.setattr(histogram_module, "_MOST_DENSE", 0)
         histogram = Histogram.of(log, between_records, between_nodes)
-    assert not (many and (histogram.exact or histogram.cells.dense))
+    assert not (many and (histogram.exact or histogram.dense))
     return histogram
 
 
@@ -38,7 +37,9 @@ def rdp_of(histogram):
     picked = counts.totals_at(examples, table, examples % len(ORDERS))
     np.testing.assert_allclose(picked, totals[examples, examples % len(ORDERS)], rtol=1e-12)
     found = histogram.participations(whole(log))
-    divergences = renyi_divergences(found.mechanisms.shifts, found.sample_rate, ORDERS)
+    divergences = renyi_divergences(
+        found.relative_norms / found.noise_multiplier, found.sample_rate, ORDERS
+    )
     np.testing.assert_allclose(found.counts @ divergences, totals, rtol=1e-9)
     return totals
 
@@ -122,7 +123,7 @@ def test_code_of_a_moving_clipping_norm_by_hand():
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data(), between_records=st.sampled_from(BETWEEN_RECORDS))
-def test_norms_without_rounding_are_a_hair_above_the_step_by_step_sum(data, between_records):
+def test_norms_without_rounding_are_slightly_above_the_step_by_step_sum(data, between_records):
     norms, recorded, run = draw_run(data, varying_norm=True)
     log = NormLog.from_arrays(norms, recorded, rounding=0, **run)
     relative = oracles.governing_norms(
@@ -246,7 +247,7 @@ def test_ten_thousand_levels_under_one_setting(between_records):
     }
     log = NormLog.from_arrays(norms, recorded, rounding=1 / 8192, **run)
     histogram = lay_out(log, between_records)
-    assert not histogram.cells.dense
+    assert not histogram.dense
     relative = oracles.governing_norms(norms, recorded, 40, np.ones(40), between_records)
     expected = rdp_of_trajectory(relative, run["noise_multiplier"], run["sample_rate"])
     np.testing.assert_allclose(rdp_of(histogram), expected, rtol=1e-9)

@@ -13,6 +13,7 @@ import oracles
 from delta_bounds import delta_bounds
 from indpriv.accountant.histogram.counts import DenseCounts
 from indpriv.accountant.histogram.mechanisms import Mechanisms, Participations
+from indpriv.accountant.method import Method
 from indpriv.accountant.pld.brackets import FALLBACK, pld_epsilon
 from indpriv.accountant.rdp_orders import RdpAccountant
 
@@ -50,7 +51,7 @@ def bracket_of(cell):
     steps, rate, noise, norm, delta = cell
     law = (np.array([norm]), np.array([noise]), np.array([rate]))
     counts = np.array([[float(steps)]])
-    rdp = RdpAccountant(Mechanisms(*law), delta=delta, conversion="canonne2020", orders=None)
+    rdp = RdpAccountant(Mechanisms(*law), Method(delta=delta))
     bound = rdp.epsilons(DenseCounts(counts)).epsilon
     found = pld_epsilon(Participations(*law, counts), delta=delta, rdp_upper=bound)
     return float(found.epsilon_lower[0]), float(found.epsilon_upper[0]), str(found.bracket[0])

@@ -13,7 +13,6 @@ from torch import nn
 
 import indpriv
 from indpriv import EvidenceError, InputError, NormLog
-from indpriv.accountant.blocks import Block
 from indpriv.accountant.histogram.governing_norms import GoverningNorms
 from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.levels import Levels
@@ -240,7 +239,7 @@ def test_what_training_clips_at_is_what_accounting_charges(
     asked = norms + headroom * recorded_at
     log = NormLog.from_arrays(asked[None], [0], total_steps=2, rounding=rounding, **settings)
     governing = GoverningNorms.of(log, "last")
-    values = governing.read(Block(log.read()))[0]
+    values = governing.read(log)[0]
     for step, (clip_norm, thresholds) in enumerate(((recorded_at, during), (now, after))):
         charged = governing.codes.relative(values, np.full(5, clip_norm)) * clip_norm
         assert np.all(thresholds.astype(np.float32) <= charged * (1 + 1e-12)), (

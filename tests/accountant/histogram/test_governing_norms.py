@@ -4,11 +4,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indpriv import NormLog
-from indpriv.accountant.histogram.governing_records import (
+from indpriv.accountant.histogram.governing_norms import (
     AT_CLIPPING_NORM,
     BETWEEN_RECORDS,
-    GoverningRecords,
+    GoverningNorms,
 )
+from indpriv.accountant.worst_case import clipped_steps
 from indpriv.errors import InputError
 
 
@@ -26,17 +27,17 @@ def steps_by_record(groups):
 
 
 def test_last_holds_each_record_until_the_next():
-    groups = GoverningRecords.of(make_log([2, 5, 6], 10), "last")
+    groups = GoverningNorms.of(make_log([2, 5, 6], 10), "last")
     assert steps_by_record(groups) == {AT_CLIPPING_NORM: 2, 0: 3, 1: 1, 2: 4}
 
 
 def test_worst_case_counts_only_recorded_steps_below_the_clipping_norm():
-    groups = GoverningRecords.of(make_log([2, 5, 6], 10), "worst_case")
+    groups = GoverningNorms.of(make_log([2, 5, 6], 10), "worst_case")
     assert steps_by_record(groups) == {AT_CLIPPING_NORM: 7, 0: 1, 1: 1, 2: 1}
 
 
 def test_closest_splits_gaps_in_the_middle_and_pairs_ties():
-    groups = GoverningRecords.of(make_log([1, 4, 8], 12), "closest")
+    groups = GoverningNorms.of(make_log([1, 4, 8], 12), "closest")
     # step 0 at C; 1, 2 | 3, 4, 5 | tie at 6 | 7 to 11
     assert steps_by_record(groups) == {AT_CLIPPING_NORM: 1, 0: 2, 1: 3, 3: 1, 2: 5}
     assert groups.pairs.tolist() == [1]
@@ -44,18 +45,18 @@ def test_closest_splits_gaps_in_the_middle_and_pairs_ties():
 
 def test_no_record_counts_every_step_at_the_clipping_norm():
     for between_records in BETWEEN_RECORDS:
-        assert steps_by_record(GoverningRecords.of(make_log([], 7), between_records)) == {
+        assert steps_by_record(GoverningNorms.of(make_log([], 7), between_records)) == {
             AT_CLIPPING_NORM: 7
         }
 
 
 def test_unknown_rule_is_refused():
     with pytest.raises(InputError, match="between_records='nearest'"):
-        GoverningRecords.of(make_log([0], 3), "nearest")
+        GoverningNorms.of(make_log([0], 3), "nearest")
 
 
 def test_ten_million_steps_of_one_setting_need_no_array_of_steps():
-    groups = GoverningRecords.of(make_log([0, 4_000_000], 10_000_000), "closest")
+    groups = GoverningNorms.of(make_log([0, 4_000_000], 10_000_000), "closest")
     assert steps_by_record(groups) == {0: 2_000_000, 1: 7_999_999, 2: 1}
 
 
@@ -74,13 +75,13 @@ def test_every_step_is_counted_once_under_its_own_setting(data):
     )
     log = make_log(recorded, total_steps, noise_multiplier=noise, sample_rate=rate)
     for between_records in BETWEEN_RECORDS:
-        groups = GoverningRecords.of(log, between_records)
+        groups = GoverningNorms.of(log, between_records)
         assert groups.steps.sum() == total_steps
         assert np.all(groups.steps > 0)
         for sigma in (0.5, 1.0, 2.0):
             for q in (0.1, 1.0):
-                chosen = (groups.noise_multiplier[groups.setting] == sigma) & (
-                    groups.sample_rate[groups.setting] == q
+                chosen = (groups.settings.noise_multiplier[groups.setting] == sigma) & (
+                    groups.settings.sample_rate[groups.setting] == q
                 )
                 assert groups.steps[chosen].sum() == ((noise == sigma) & (rate == q)).sum()
 
@@ -92,7 +93,7 @@ def test_worst_case_merges_settings_that_differ_in_the_clipping_norm_only():
         max_grad_norm=np.array([1.0, 2.0, 1.0, 2.0]),
         noise_multiplier=np.array([1.0, 1.0, 3.0, 3.0]),
     )
-    worst = GoverningRecords.of(log, "last").always_clipped()
-    assert worst.relative_norms.tolist() == [1.0, 1.0]
-    assert worst.noise_multiplier.tolist() == [1.0, 3.0]
-    assert worst.counts.tolist() == [[2.0, 2.0]]
+    mechanisms, steps = clipped_steps(log)
+    assert mechanisms.relative_norms.tolist() == [1.0, 1.0]
+    assert mechanisms.noise_multiplier.tolist() == [1.0, 3.0]
+    assert steps.tolist() == [2.0, 2.0]
