@@ -13,7 +13,7 @@ export OMP_WAIT_POLICY = passive
 BIN = $(VENV)/bin
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -c constraints.txt
 
-.PHONY: demo test test-all test-lowest check dist format schema figures reproduce benchmarks clean
+.PHONY: demo test test-all test-lowest check dist format schema docs screens figures reproduce benchmarks clean
 
 demo: $(VENV)/.installed
 	$(BIN)/indpriv demo --output-dir $(DEMO_DIR)
@@ -62,11 +62,19 @@ schema: $(VENV)/.installed
 benchmarks: $(VENV)/.installed-dev
 	set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
 
+# The documentation site, in site/: every warning is an error.
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -W ignore -m mkdocs build --strict --quiet
+
+# What the pages show of their own commands, written again; and the notebook of the first tutorial.
+screens: $(VENV)/.installed-dev
+	$(BIN)/python docs/tools/screens.py
+
 # The picture and the first screen in README.md, from a fresh demo.
 figures: demo
 	$(BIN)/python reports/make_figures.py $(DEMO_DIR)
 
-# reports/yu2023.md and the results in README.md: trains what has no finished run under reports/runs (hours on two cores), audits,
+# reports/yu2023.md and docs/explanation/results.md: trains what has no finished run under reports/runs (hours on two cores), audits,
 # measures and writes. It goes on where it was stopped. Data sets: INDPRIV_DATA=DIR make reproduce
 reproduce: $(VENV)/.installed-dev
 	$(BIN)/python reports/make_yu2023.py

@@ -1,6 +1,7 @@
 """What README.md shows of the demo, from a finished demo: `make figures`. Adult is public, so its figures may be.
 
-Writes reports/adult.txt (the first screen), reports/adult.svg (the histogram) and the screen in README.md.
+Writes reports/adult.txt (the first screen), reports/adult.svg (the histogram) and, in README.md, the screen up to the end
+of its first comparison of groups.
 """
 
 import re
@@ -32,8 +33,9 @@ def main(demo_dir: Path) -> None:
         picture.replace("><title", f"><style>{_colours()}</style><title", 1), encoding="utf-8"
     )
     shown = re.compile(r"(<!-- first screen.*?-->\n```text\n).*?(```\n<!-- end)", re.DOTALL)
+    first = text[: text.index("WHO IS WORSE OFF", text.index("WHO IS WORSE OFF") + 1)]
     README.write_text(
-        shown.sub(lambda match: match[1] + text + match[2], README.read_text(encoding="utf-8")),
+        shown.sub(lambda match: match[1] + first + match[2], README.read_text(encoding="utf-8")),
         encoding="utf-8",
     )
 

@@ -1,4 +1,4 @@
-"""Everything of reports/yu2023.md and of the results in README.md by one command: `make reproduce`.
+"""Everything of reports/yu2023.md and of docs/explanation/results.md by one command: `make reproduce`.
 
 python reports/make_yu2023.py [NAME ...] [--data-dir DIR] [--no-training] [--write-only]
 
@@ -134,7 +134,7 @@ def write_pages() -> None:
     """Both pages, from committed files alone."""
     known = Known(read_audits(REPORTS), read_measured(REPORTS))
     (REPORTS / "yu2023.md").write_text(render_page(known, ROOT / "audits"), encoding="utf-8")
-    write_results(ROOT / "README.md", render_results(known))
+    write_results(ROOT / "docs/explanation/results.md", render_results(known))
 
 
 if __name__ == "__main__":

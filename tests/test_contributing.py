@@ -7,7 +7,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-PATHS = sorted(set(re.findall(r"`((?:indpriv|tests|reports|benchmarks|audits)/[\w./]*)`", TEXT)))
+PATHS = sorted(
+    set(re.findall(r"`((?:indpriv|tests|reports|benchmarks|audits|docs)/[\w./]*)`", TEXT))
+)
 # `path` (`Name`), (`path`: `Name`) and "Register it in `path` (`NAME`)"
 DEFINED = sorted(set(re.findall(r"`(indpriv/[\w/]+\.py)`(?:: | \()`(\w+)`", TEXT)))
 RECIPES = re.findall(r"### (.+)\n\n((?:\d\. .+\n)+)", TEXT)
@@ -33,6 +35,7 @@ def test_every_recipe_has_five_lines():
         "a data set",
         "a report section",
         "a check",
+        "a page of documentation",
     ]
     assert all(lines.count("\n") == 5 for _, lines in RECIPES)
     assert len(DEFINED) >= 10

@@ -376,17 +376,17 @@ def test_a_presets_audit_of_another_run_is_left_out(known, tmp_path):
 
 
 def test_results_go_between_their_markers(tmp_path):
-    readme = tmp_path / "README.md"
-    readme.write_text(
+    page = tmp_path / "results.md"
+    page.write_text(
         "before\n<!-- results: x -->\nold\n<!-- end of results -->\nafter\n", encoding="utf-8"
     )
-    write_results(readme, "new\n")
-    assert readme.read_text(encoding="utf-8") == (
+    write_results(page, "new\n")
+    assert page.read_text(encoding="utf-8") == (
         "before\n<!-- results: x -->\nnew\n<!-- end of results -->\nafter\n"
     )
-    readme.write_text("nothing", encoding="utf-8")
+    page.write_text("nothing", encoding="utf-8")
     with pytest.raises(SystemExit):
-        write_results(readme, "new\n")
+        write_results(page, "new\n")
 
 
 def test_the_committed_pages_are_the_generated_ones():
@@ -395,7 +395,7 @@ def test_the_committed_pages_are_the_generated_ones():
     assert (REPORTS / "yu2023.md").read_text(encoding="utf-8") == page_of(found)
     shown = re.search(
         r"<!-- results.*?-->\n(.*?)<!-- end of results -->",
-        (ROOT / "README.md").read_text("utf-8"),
+        (ROOT / "docs/explanation/results.md").read_text("utf-8"),
         re.DOTALL,
     )
     assert shown[1] == render_results(found)

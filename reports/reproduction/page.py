@@ -1,4 +1,4 @@
-"""The two pages: reports/yu2023.md, and the table of results in README.md. Both from committed files alone."""
+"""The two pages: reports/yu2023.md, and the table of results in docs/explanation/results.md. Both from committed files alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from reproduction.sections import NOTHING, Known, Section, named, percent
 from reproduction.tables import tables, theorems
 
 COMMAND = "make reproduce"
-_WIDTH = 125  # of lines in README.md
+_WIDTH = 125  # of lines in that page
 _MARKED = re.compile(r"(<!-- results.*?-->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 
@@ -200,7 +200,7 @@ def _seconds(value: float | None) -> str:
 
 
 def render_results(known: Known) -> str:
-    """The table of results in README.md."""
+    """The table of results in docs/explanation/results.md."""
     rows = [_result(name, audit, known) for name, audit in known.audits.items()]
     head = [
         "audit", "n", "test accuracy", "worst case", "individual: smallest, median, largest", "r with log loss",
@@ -219,7 +219,7 @@ def render_results(known: Known) -> str:
     )
     beside = (
         "The same runs compared with every figure and table of the paper, with what differs, what did not reproduce and what was "
-        "not run: [reports/yu2023.md](reports/yu2023.md)."
+        "not run: [reports/yu2023.md](../../reports/yu2023.md)."
     )
     return (
         "\n\n".join(
@@ -246,7 +246,7 @@ def _result(name: str, audit: Audit, known: Known) -> list[str]:
         individual["max"],
     ]
     return [
-        f"[{name}](reports/{name}/audit.md)",
+        f"[{name}](../../reports/{name}/audit.md)",
         f"{summary['run']['n_examples']:,}",
         format_share(summary["run"]["test_accuracy"], 1),
         format_epsilon(guarantee["worst_case_epsilon"])
@@ -270,10 +270,10 @@ def _attack(attack: Mapping[str, Any] | None) -> str:
     return percent(attack["overall"])
 
 
-def write_results(readme: Path, text: str) -> None:
+def write_results(page: Path, text: str) -> None:
     """Put the table of results between its markers."""
-    content = readme.read_text(encoding="utf-8")
+    content = page.read_text(encoding="utf-8")
     changed, places = _MARKED.subn(lambda match: f"{match[1]}{text}{match[2]}", content)
     if places != 1:
-        raise SystemExit(f"{readme} has {places} places marked <!-- results ... -->; it needs one")
-    readme.write_text(changed, encoding="utf-8")
+        raise SystemExit(f"{page} has {places} places marked <!-- results ... -->; it needs one")
+    page.write_text(changed, encoding="utf-8")

@@ -1,0 +1,46 @@
+"""MkDocs hook: pages generated from the code, and files that lie outside docs/.
+
+Reference pages hold lines such as `<!-- generated: commands -->`, which are replaced here at build
+time. Links to files outside docs/, as GitHub needs them, lead to copies in the site.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(Path(__file__).parent))
+
+from reference import GENERATED  # noqa: E402
+
+_OUTSIDE = (
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "reports/adult.svg",
+    "reports/yu2023.md",
+    "reports/*/audit.md",
+    "reports/*/*.svg",
+)
+_PLACEHOLDER = re.compile(r"^<!-- generated: (\S+) -->$", re.MULTILINE)
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add what lies outside docs/."""
+    for pattern in _OUTSIDE:
+        for path in sorted(ROOT.glob(pattern)):
+            name = path.relative_to(ROOT).as_posix()
+            content = path.read_bytes()
+            files.append(File.generated(config, name, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Fill in generated parts; lead links to files outside docs/ to their copies."""
+    markdown = _PLACEHOLDER.sub(lambda match: GENERATED[match[1]](), markdown)
+    inside = page.file.src_uri.count("/")
+    return markdown.replace("](" + "../" * (inside + 1), "](" + "../" * inside)

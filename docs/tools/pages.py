@@ -1,0 +1,213 @@
+"""Run the code of README.md and of the pages in docs/ as a reader would, each page in one folder.
+
+    python docs/tools/pages.py PAGE FOLDER            run it
+    python docs/tools/pages.py PAGE FOLDER --update   run it, and write what it prints into it
+
+The blocks of a page run in order. Blocks of Python share their names, as the cells of a notebook
+do; a block with a title that is a file name is written to that file instead. A block titled
+"Output" is what the block before it prints, exactly; "Output of one run" is compared by its words,
+since training is random. `<!-- not run: why -->` above a block leaves it out, and `<!-- first`
+opens code that runs but is not shown. Lines between `---` above the title say what a page needs:
+`given: digits` (a run and its audit), `needs: MODULES`, `test: slow, why`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+EXACT, ALIKE = "Output", "Output of one run"
+_BLOCK = re.compile(
+    r"^(?:<!-- (?P<skip>not run): (?P<why>.+?) -->\n)?"
+    r'(?:```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<code>.*?)^```$'
+    r"|<!-- first (?P<hidden>python|bash)\n(?P<before>.*?)^-->$)",
+    re.MULTILINE | re.DOTALL,
+)
+_LEFT_OUT = re.compile(r"^(make|git clone|pip install|cd indpriv)\b")  # checked by other tests
+_SHARED = 0.8  # of the words of an output of one run
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page.
+
+    Attributes:
+        language: python, bash, text, toml, ...
+        title: a file name, EXACT, ALIKE or "".
+        code: what stands between the fences.
+        not_run: why the block is not run; "" if it is.
+        shown: whether readers see it.
+        span: where `code` stands in the page.
+    """
+
+    language: str
+    title: str
+    code: str
+    not_run: str
+    shown: bool
+    span: tuple[int, int]
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the block is the content of a file."""
+        return "." in self.title
+
+    @property
+    def is_output(self) -> bool:
+        """Whether the block is what the block before it prints."""
+        return self.title in (EXACT, ALIKE)
+
+
+ROOT = Path(__file__).parents[2]
+GIVEN_DIGITS = """
+indpriv train audits/digits.toml --run-dir runs/digits
+indpriv audit runs/digits --output-dir reports/digits
+"""
+
+
+def facts_of(page: Path) -> dict[str, str]:
+    """The lines above the title of a page."""
+    head = re.match(r"---\n(.*?)\n---\n", page.read_text(encoding="utf-8"), re.DOTALL)
+    lines = head[1].splitlines() if head else []
+    return dict(line.split(": ", 1) for line in lines)
+
+
+def make_digits(folder: Path) -> None:
+    """Make the folder that a page with `given: digits` starts from."""
+    shutil.copytree(ROOT / "audits", folder / "audits")
+    subprocess.run(
+        ["bash", "-euc", GIVEN_DIGITS],
+        cwd=folder,
+        env=_environment(),
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+
+
+def blocks(text: str) -> list[Block]:
+    """The blocks of a page, in order."""
+    found = []
+    for match in _BLOCK.finditer(text):
+        shown = match["hidden"] is None
+        found.append(
+            Block(
+                language=match["language"] if shown else match["hidden"],
+                title=match["title"] or "",
+                code=match["code"] if shown else match["before"],
+                not_run=match["why"] or "",
+                shown=shown,
+                span=match.span("code" if shown else "before"),
+            )
+        )
+    return found
+
+
+def run(page: Path, folder: Path, *, update: bool = False) -> None:
+    """Run the blocks of a page in a folder.
+
+    Raises:
+        RuntimeError: a block fails, or prints something else than the page says.
+    """
+    text = page.read_text(encoding="utf-8")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    printed, changes = "", []
+    for block in blocks(text):
+        if block.not_run:
+            continue
+        if block.is_output:
+            if update:
+                changes.append((block.span, printed))
+            else:
+                _compare(block, printed, page)
+        elif block.is_file:
+            target = folder / block.title
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(block.code, encoding="utf-8")
+        elif block.language == "python":
+            printed = _python(block, names, page)
+        elif block.language == "bash":
+            printed = _bash(block, folder, page)
+    for (start, end), output in reversed(changes):
+        text = text[:start] + output + text[end:]
+    if changes:
+        page.write_text(text, encoding="utf-8")
+
+
+def _python(block: Block, names: dict[str, Any], page: Path) -> str:
+    printed = io.StringIO()
+    line = page.read_text(encoding="utf-8")[: block.span[0]].count("\n")
+    try:
+        with contextlib.redirect_stdout(printed):
+            exec(compile("\n" * line + block.code, str(page), "exec"), names)
+    except Exception as error:
+        raise RuntimeError(f"{page.name}:\n{traceback.format_exc()}") from error
+    return _plain(printed.getvalue())
+
+
+def _bash(block: Block, folder: Path, page: Path) -> str:
+    lines = [line for line in block.code.splitlines() if not _LEFT_OUT.match(line)]
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", "\n".join(lines)],
+        cwd=folder,
+        env=_environment(),
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise RuntimeError(
+            f"{page.name}: exit code {done.returncode}\n{block.code}{done.stdout}{done.stderr}"
+        )
+    return _plain(done.stdout)
+
+
+def _environment() -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "COLUMNS": "80", "PYTHONWARNINGS": "ignore"}
+
+
+def _plain(printed: str) -> str:
+    return re.sub(r"[ \t]+$", "", printed, flags=re.MULTILINE).strip("\n") + "\n"
+
+
+def _compare(block: Block, printed: str, page: Path) -> None:
+    if block.title == EXACT:
+        same = block.code == printed
+    else:
+        words, found = (set(re.findall(r"[A-Za-z]{2,}", text)) for text in (block.code, printed))
+        same = len(words & found) >= _SHARED * len(words | found)
+    if not same:
+        raise RuntimeError(
+            f"{page.name}: the page shows\n{block.code}\nbut this is printed:\n{printed}\n"
+            "`python docs/tools/pages.py PAGE FOLDER --update` writes it into the page"
+        )
+
+
+def main() -> None:
+    """Run one page, in its folder as the working directory."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("page", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--update", action="store_true")
+    arguments = parser.parse_args()
+    page, folder = arguments.page.resolve(), arguments.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    try:
+        run(page, folder, update=arguments.update)
+    except RuntimeError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

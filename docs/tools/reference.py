@@ -1,0 +1,261 @@
+"""Reference tables generated from the code: commands, audit files, audit.json, checks, refusals."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from indpriv.analysis.summary import audit_schema
+from indpriv.cli import app
+from indpriv.norm_log import evidence
+from indpriv.norm_log.recording_policy import RecordingPolicy
+from indpriv.training import config
+
+PACKAGE = Path(evidence.__file__).parents[1]
+Schema = Mapping[str, Any]
+
+
+def commands() -> str:
+    """Every command with its text, arguments and options, from the typer app."""
+    return "\n".join(
+        _command(path, command) for path, command in _leaves((), typer.main.get_command(app))
+    )
+
+
+def _leaves(path: tuple[str, ...], command: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if hasattr(command, "commands"):
+        for name, inner in command.commands.items():
+            yield from _leaves((*path, name), inner)
+    else:
+        yield path, command
+
+
+def _command(path: tuple[str, ...], command: Any) -> str:
+    name = " ".join(("indpriv", *path))
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    options = [p for p in command.params if p.param_type_name == "option"]
+    usage = " ".join((name, *map(_metavar, arguments), "[OPTIONS]"))
+    rows = [(f"`{_metavar(p)}`", p.help, _default(p)) for p in arguments]
+    rows += [(", ".join(f"`{name}`" for name in p.opts), p.help, _default(p)) for p in options]
+    table = _table(("argument or option", "meaning", "default"), rows)
+    about = _text(inspect.cleandoc(command.help or ""))
+    return f"## {name}\n\n```text\n{usage}\n```\n\n{about}\n\n{table}\n"
+
+
+def _metavar(argument: Any) -> str:
+    return str(argument.metavar or argument.name.upper())
+
+
+def _default(parameter: Any) -> str:
+    if parameter.required:
+        return "required"
+    if isinstance(getattr(parameter, "show_default", None), str):
+        return str(parameter.show_default)
+    value = parameter.default
+    return "" if value is None or value is False or not str(value) else f"`{value}`"
+
+
+def audit_file() -> str:
+    """Every table and key of an audit file, from its JSON Schema and the docstrings."""
+    schema = config.AuditConfig.json_schema()
+    sections = []
+    for table, content in schema["properties"].items():
+        name = _target(content)
+        if name is None:
+            sections.append(f"## {table}\n\nAt the top of the file: {_kind(content, schema)}.\n")
+            continue
+        definition = schema["$defs"][name]
+        about = _attributes(RecordingPolicy) | _attributes(getattr(config, name))
+        required = definition.get("required", ())
+        rows = [
+            (f"`{key}`", _kind(value, schema), _initial(value, key in required), about.get(key, ""))
+            for key, value in definition["properties"].items()
+        ]
+        heading = _text(definition["description"].split("\n\nAttributes:")[0])
+        table_of = _table(("key", "value", "default", "meaning"), rows)
+        sections.append(f"## {table}\n\n{heading}\n\n{table_of}\n")
+    return "\n".join(sections)
+
+
+def audit_json() -> str:
+    """Every field of audit.json, from its schema."""
+    schema = audit_schema()
+    parts = [f"{_text(schema['description'])}\n", _fields("audit.json", schema, schema)]
+    for name, definition in sorted(schema["$defs"].items()):
+        parts.append(_fields(name, definition, schema))
+    return "\n".join(parts)
+
+
+def _fields(title: str, definition: Schema, schema: Schema) -> str:
+    rows = [
+        (f"`{key}`", _kind(value, schema, links=True), value.get("description", ""))
+        for key, value in definition.get("properties", {}).items()
+    ]
+    about = definition.get("description", "") if title != "audit.json" else ""
+    table = _table(("field", "value", "meaning"), rows)
+    return f"## {title}\n\n{_text(about)}\n\n{table}\n"
+
+
+def _kind(value: Schema, schema: Schema, *, links: bool = False) -> str:
+    """What a JSON Schema accepts, in a few words."""
+    if options := value.get("anyOf"):
+        kinds = [_kind(option, schema, links=links) for option in options]
+        return " or ".join(dict.fromkeys(kind for kind in kinds if kind != "null" or links))
+    if name := _target(value):
+        return f"[{name}](#{name.lower()})" if links else name
+    if "const" in value:
+        return f"`{json.dumps(value['const'], ensure_ascii=False)}`"
+    if "enum" in value:
+        return ", ".join(f"`{json.dumps(option)}`" for option in value["enum"])
+    kind = str(value.get("type", "anything"))
+    if kind == "array":
+        return f"list of {_kind(value.get('items', {}), schema, links=links)}"
+    if value.get("pattern") and not links:
+        return str(value["description"])
+    bounds = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    limits = [f"{sign} {value[key]}" for key, sign in bounds.items() if key in value]
+    return f"{kind} {', '.join(limits)}".strip()
+
+
+def _target(value: Schema) -> str | None:
+    reference = value.get("$ref")
+    return None if reference is None else str(reference).rsplit("/", 1)[-1]
+
+
+def _initial(value: Schema, required: bool) -> str:
+    if required:
+        return "required"
+    default = value.get("default")
+    return "" if default is None else f"`{json.dumps(default)}`"
+
+
+def _attributes(described: type) -> dict[str, str]:
+    """The entries under "Attributes:" in a docstring, by name."""
+    section = inspect.cleandoc(described.__doc__ or "").partition("Attributes:\n")[2]
+    section = re.split(r"\n(?=\S)", section)[0]
+    entries = re.findall(r"^    (\w+(?:, \w+)*): (.*(?:\n     +.*)*)", section, re.MULTILINE)
+    return {
+        name: " ".join(text.split())
+        for names, text in entries
+        for name in names.split(", ")
+        if not text.startswith("see ")
+    }
+
+
+def assumptions() -> dict[str, evidence.Assumption]:
+    """Every assumption that `indpriv verify` checks, by key."""
+    found = (value for value in vars(evidence).values() if isinstance(value, evidence.Assumption))
+    return {assumption.key: assumption for assumption in found}
+
+
+_COSTS = {
+    evidence.WORST_CASE: "the guarantee: neither the worst case nor individual epsilons hold",
+    evidence.INDIVIDUAL: "the individual epsilons: they become estimates; the worst case holds",
+    evidence.FILES: "neither: it is about how files are kept",
+}
+
+
+def about_check(key: str) -> str:
+    """The line of facts under the heading of a check."""
+    assumption = assumptions()[key]
+    cost = _COSTS[assumption.bears_on]
+    return f"Key `{key}`, shown as “{assumption.title}”. A failure costs {cost}."
+
+
+_AREAS = {
+    "recording": "Recording a run",
+    "norm_log": "Run directories and norms from elsewhere",
+    "training": "Audit files, data sets and reference runs",
+    "accountant": "The accountant",
+    "attacks": "Attacks",
+    "audit": "Audits",
+    "analysis": "Groups and statistics",
+    "release": "Releases and statements",
+    "integrations": "Trackers",
+    "report": "Reports",
+    "cli": "The command line",
+    "": "Common checks and tables",
+}
+
+
+def refusals() -> str:
+    """Every message of an InputError or EvidenceError, by area, from the source."""
+    parts = []
+    for folder, title in _AREAS.items():
+        files = sorted((PACKAGE / folder).rglob("*.py") if folder else PACKAGE.glob("*.py"))
+        messages = sorted({message for file in files for message in _messages(file)})
+        if messages:
+            parts.append(f"## {title}\n\n" + "\n".join(f"- {m}" for m in messages) + "\n")
+    return "\n".join(parts)
+
+
+def _messages(file: Path) -> Iterator[str]:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    texts = {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+            continue
+        if node.func.id in ("InputError", "EvidenceError") and node.args:
+            text = _display(node.args[0], texts)
+            if len(text.split()) > 3:  # others only pass on a message that stands elsewhere
+                yield text
+
+
+def _display(node: ast.expr, texts: Mapping[str, Any]) -> str:
+    """A text as readers meet it, with what is filled in as *name*; `texts` are constants."""
+    if isinstance(node, ast.Constant):
+        return _text(str(node.value))
+    if isinstance(node, ast.Name) and node.id in texts:
+        return _text(str(texts[node.id]))
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_display(value, texts) for value in node.values)
+    if isinstance(node, ast.FormattedValue):
+        if isinstance(node.value, ast.Name) and node.value.id in texts:
+            return _display(node.value, texts)
+        parts = (part for part in ast.walk(node.value))
+        names = [
+            n.attr if isinstance(n, ast.Attribute) else n.id
+            for n in parts
+            if isinstance(n, ast.Attribute | ast.Name)
+        ]
+        return f"*{names[0].strip('_').replace('_', ' ') if names else '…'}*"
+    if isinstance(node, ast.BinOp):
+        return _display(node.left, texts) + _display(node.right, texts)
+    return _display(node.body, texts) if isinstance(node, ast.IfExp) else "…"
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    cells = [tuple(_cell(cell) for cell in row) for row in rows]
+    lines = [f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *cells)]
+    return "\n".join(lines)
+
+
+def _cell(text: str | None) -> str:
+    return " ".join((text or "").split()).replace("|", "\\|")
+
+
+def _text(text: str) -> str:
+    """A plain text as Markdown: nothing in it is markup but code in backticks."""
+    return re.sub(r"([*_\[\]<])(?![^`]*`[^`]*(?:`[^`]*`[^`]*)*$)", r"\\\1", text)
+
+
+GENERATED: dict[str, Callable[[], str]] = {
+    "commands": commands,
+    "audit-file": audit_file,
+    "audit-json": audit_json,
+    "refusals": refusals,
+    **{f"check-{key}": (lambda key=key: about_check(key)) for key in assumptions()},
+}

@@ -1,0 +1,197 @@
+"""README.md and docs/: every block of code runs, every link leads somewhere, the site builds."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pages
+import pytest
+from filelock import FileLock
+from notebook import NOTEBOOK, PAGE, notebook_of, written
+from reference import assumptions
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+PAGES = [README, *sorted(DOCS.rglob("*.md"))]
+SITE_TOOLS = ("mkdocs", "material", "mkdocstrings")
+
+
+def name_of(page):
+    return page.relative_to(ROOT).as_posix()
+
+
+def marks_of(page):
+    return [pytest.mark.slow] if pages.facts_of(page).get("test", "").startswith("slow") else []
+
+
+def runs(page):
+    return any(not block.not_run for block in pages.blocks(page.read_text(encoding="utf-8")))
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory):
+    """A folder with the run runs/digits and its audit reports/digits."""
+    folder = tmp_path_factory.getbasetemp().parent / "digits"  # shared by the workers
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "reports/digits/report.html").is_file():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            pages.make_digits(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, id=name_of(page), marks=marks_of(page)) for page in PAGES if runs(page)],
+)
+def test_a_page_runs(page, tmp_path, request):
+    facts = pages.facts_of(page)
+    for module in facts.get("needs", "").split():
+        pytest.importorskip(module)
+    folder = tmp_path / "reader"
+    if facts.get("given") == "digits":
+        shutil.copytree(request.getfixturevalue("digits"), folder)
+    command = [sys.executable, "-W", "ignore", DOCS / "tools/pages.py", page, folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def run_page(text, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(text, encoding="utf-8")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    pages.run(page, folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("```python\nx = 1 / 0\n```", "ZeroDivisionError"),
+        ("```bash\nfalse\n```", "exit code 1"),
+        ('```bash\necho 2\n```\n```text title="Output"\n3\n```', "the page shows"),
+        (
+            '```bash\necho one two\n```\n```text title="Output of one run"\nthree four\n```',
+            "the page shows",
+        ),
+        ("<!-- first python\nunknown\n-->", "NameError"),
+    ],
+)
+def test_a_page_with_a_fault_fails(text, message, tmp_path):
+    with pytest.raises(RuntimeError, match=message):
+        run_page(text, tmp_path)
+
+
+def test_blocks_share_names_files_and_outputs(tmp_path):
+    run_page(
+        '```toml title="a.toml"\nx = 1\n```\n```python\ny = 2\n```\n```python\nprint(y)\n```\n'
+        '```text title="Output"\n2\n```\n```bash\ncat a.toml\n```\n'
+        '```text title="Output of one run"\nx = 5\n```\n'
+        "<!-- not run: no such machine -->\n```bash\nfalse\n```\n",
+        tmp_path,
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_what_is_left_out_of_a_run_exists(page):
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    for block in pages.blocks(page.read_text(encoding="utf-8")):
+        if block.language != "bash":
+            continue
+        for target in re.findall(r"^make (\S+)", block.code, re.MULTILINE):
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+        for extras in re.findall(r"^pip install .*\[(.*)\]", block.code, re.MULTILINE):
+            for extra in extras.split(","):
+                assert re.search(rf"^{extra} = \[", project, re.MULTILINE), extra
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name_of)
+def test_relative_links_exist(page):
+    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_readme_is_one_page():
+    lines = README.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150
+    assert lines.index('```python title="train.py"') < 40
+    makes = re.findall(r"^make (\w+)", "\n".join(lines), re.MULTILINE)
+    assert makes == ["demo", "test"]
+
+
+def test_the_first_screen_is_the_generated_one():
+    text = README.read_text(encoding="utf-8")
+    shown = re.search(r"<!-- first screen.*?-->\n```text\n(.*?)```\n<!-- end", text, re.DOTALL)
+    screen = (ROOT / "reports/adult.txt").read_text(encoding="utf-8")
+    assert screen.startswith(shown[1])
+    assert 10 <= shown[1].count("\n") <= 20
+    assert (ROOT / "reports/adult.svg").is_file()
+
+
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(tool) is None for tool in SITE_TOOLS),
+    reason="the site is built with the extra docs: pip install -e '.[docs]'",
+)
+def test_the_site_builds_without_a_warning(tmp_path):
+    command = [sys.executable, "-W", "ignore", "-m", "mkdocs", "build", "--strict"]
+    done = subprocess.run(
+        [*command, "--site-dir", tmp_path / "site"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    generated = {
+        "commands": "indpriv model-card",
+        "audit-file": "individual_clipping",
+        "audit-json": "claim_reason",
+        "python": "from_arrays",
+        "refusals": "BatchMemoryManager",
+        "checks": "opacus_accountant",
+    }
+    for page, found in generated.items():
+        assert found in (tmp_path / f"site/reference/{page}.html").read_text(encoding="utf-8")
+    for page in (tmp_path / "site").rglob("*.html"):
+        loaded = re.findall(
+            r'<(?:link rel="stylesheet" href|script src|img [^>]*src)="(https?:[^"]*)"',
+            page.read_text(encoding="utf-8"),
+        )
+        assert not loaded, (page, loaded)
+
+
+def test_every_check_is_explained():
+    """Each has a heading, a line of facts, what a failure means and what to do."""
+    text = (DOCS / "reference/checks.md").read_text(encoding="utf-8")
+    parts = re.split(r"^### ", text, flags=re.MULTILINE)[1:]
+    keys = [re.search(r"\{#(\w+)\}", part)[1] for part in parts]
+    assert sorted(keys) == sorted(assumptions())
+    for key, part in zip(keys, parts, strict=True):
+        assert f"<!-- generated: check-{key} -->" in part
+        assert "*If it fails:*" in part
+        assert "*What to do:*" in part
+
+
+def test_the_notebook_is_the_page():
+    """Where this fails: make screens."""
+    assert NOTEBOOK.read_text(encoding="utf-8") == written(
+        notebook_of(PAGE.read_text(encoding="utf-8"))
+    )
+    assert NOTEBOOK.stat().st_size < 100_000
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    nbformat = pytest.importorskip("nbformat", reason="pip install -e '.[docs]'")
+    nbclient = pytest.importorskip("nbclient", reason="pip install -e '.[docs]'")
+    pytest.importorskip("ipykernel", reason="pip install -e '.[docs]'")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(notebook)
+    client = nbclient.NotebookClient(
+        notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute()
+    assert (tmp_path / "reports/adult-demo/report.html").is_file()
