@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import os
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -131,16 +131,13 @@ class SignalsFolder:
         for name, row in rows:
             _write_at(self.path / name, len(self.models) * len(row), row)
         entry = {"crc32": [zlib.crc32(row) for _, row in rows], "about": about or {}}
-        added = SignalsFolder(
-            self.path,
-            self.example_ids,
-            self.unit_ids,
-            self.facts,
-            (*self.models, entry),
-            self.settings,
-        )
+        added = replace(self, models=(*self.models, entry))
         added._commit()
         return added
+
+    def first(self, n: int) -> SignalsFolder:
+        """The folder with its first n models only; the others do not count from the next append."""
+        return replace(self, models=self.models[:n])
 
     def arrays(self) -> tuple[NDArray[np.float32], BoolArray]:
         """Signals and memberships, (n_models, n_examples) each, mapped from the files.

@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "release": {"helpers", "artifacts", "analysis", "report", "audit"},
     "recording": {"helpers", "artifacts"},
     "integrations": {"helpers", "artifacts", "accountant"},
-    "training": {"helpers", "artifacts", "recording"},
+    "training": {"helpers", "artifacts", "recording", "attacks"},
     "cli": set(STAGES) - {"cli"},
 }
 RUN_SIDE = {"recording", "training"}

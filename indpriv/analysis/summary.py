@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from indpriv._plain import Limits, from_json, json_schema, to_json
 from indpriv.analysis.attacks.by_epsilon import AttackByEpsilon
 from indpriv.analysis.attacks.measures import AttackMeasures
+from indpriv.analysis.attacks.results import AttackResults
 from indpriv.analysis.attacks.threshold_attack import ThresholdAttack
 from indpriv.analysis.disclosures import Disclosure
 from indpriv.analysis.distribution import Distribution
@@ -51,11 +52,13 @@ class AttackFindings:
         by_epsilon: the attack in bins of epsilon; None where the norms of the hold-out were not
             recorded.
         canaries: what canaries prove about the worst case; None where the run had none.
+        every: every attack that was run, over all examples, beside what any attack can reach.
     """
 
     by_group: tuple[ThresholdAttack, ...] = field(default=(), metadata={"json": "attacks"})
     by_epsilon: AttackByEpsilon | None = field(default=None, metadata={"json": "attack_by_epsilon"})
     canaries: AttackMeasures | None = None
+    every: AttackResults = field(default=AttackResults(), metadata={"json": "every_attack"})
 
 
 @dataclass(frozen=True)

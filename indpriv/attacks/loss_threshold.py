@@ -1,4 +1,4 @@
-"""Membership inference from the losses of a final model. Output is sensitive."""
+"""Membership inference from what a final model makes of its examples. Output is sensitive."""
 
 from typing import Any
 
@@ -6,12 +6,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from indpriv._columns import partition, to_floats
+from indpriv._arrays import FloatArray
+from indpriv._columns import to_floats
 from indpriv.attack_scores import AttackScores
 from indpriv.attacks.material import Material
 from indpriv.errors import InputError
+from indpriv.example_table import ExampleTable
 
 LOSS_THRESHOLD = "loss threshold"
+LABEL_GAP = "right or wrong label"
 
 
 def loss_scores(material: Material, by: str | None = None) -> AttackScores:
@@ -37,30 +40,65 @@ def loss_scores(material: Material, by: str | None = None) -> AttackScores:
     >>> loss_scores(Material(final_losses=ExampleTable(frame))).scores
     array([-0.1, -0.9])
     """
-    examples = material.final_losses
-    if examples is None:
-        raise InputError("the losses of the final model are not known; a loss threshold needs them")
-    train, test = examples.train, examples.test
-    loss = np.concatenate([_losses("training", train["loss"]), _losses("test", test["loss"])])
-    known = ~np.isnan(loss)
-    groups: NDArray[np.generic] | None = None
-    if by is not None:
-        parts = partition(train, test, by)
-        codes = np.concatenate([parts.train_codes, parts.test_codes])
-        groups = np.array(parts.names, dtype=object)[codes][known]
+    examples = examples_of(material)
+    return _scores(material, by, -column_of(examples, "loss"), LOSS_THRESHOLD)
+
+
+def label_scores(material: Material, by: str | None = None) -> AttackScores:
+    """Score every training and test example by whether the model gets its label right.
+
+    Args:
+        material: must have `final_losses`.
+        by: group the scores by "label" or a metadata column; see `indpriv._columns`.
+
+    Returns:
+        1 or 0 for each example whose correctness is known, training examples first. Their AUC is
+        1/2 plus half the gap between training and test accuracy.
+
+    Raises:
+        InputError: no training example or no test example has a prediction, as in a task without
+            accuracy.
+    """
+    examples = examples_of(material)
+    return _scores(material, by, column_of(examples, "correct"), LABEL_GAP)
+
+
+def examples_of(material: Material) -> ExampleTable:
+    """The example table; InputError where it is not known."""
+    if material.final_losses is None:
+        raise InputError("the losses of the final model are not known, and this attack needs them")
+    return material.final_losses
+
+
+def column_of(examples: ExampleTable, column: str) -> FloatArray:
+    """A column of training and then of test examples; InputError where a split has no value."""
+    parts = (("training", examples.train[column]), ("test", examples.test[column]))
+    return np.concatenate([_known(split, values, column) for split, values in parts])
+
+
+def scores_of_examples(
+    material: Material, by: str | None, scores: FloatArray, used: NDArray[np.bool_], method: str
+) -> AttackScores:
+    """Scores of the examples that are used, from those of all, training examples first."""
+    examples = examples_of(material)
+    ids = np.concatenate([examples.train["example_id"], examples.test["example_id"]])[used]
+    member = (np.arange(len(scores)) < len(examples.train))[used]
     return AttackScores(
-        scores=-loss[known],
-        member=(np.arange(len(loss)) < len(train))[known],
-        method=LOSS_THRESHOLD,
-        groups=groups,
-        example_ids=np.concatenate([train["example_id"], test["example_id"]])[known],
+        scores=scores[used],
+        member=member,
+        method=method,
+        groups=None if by is None else material.groups(by, ids, member),
+        example_ids=ids,
     )
 
 
-def _losses(split: str, column: "pd.Series[Any]") -> NDArray[np.float64]:
-    loss = to_floats(column)
-    if np.isnan(loss).all():
-        raise InputError(
-            f"no {split} example has a loss; a loss threshold needs members and non-members"
-        )
-    return loss
+def _scores(material: Material, by: str | None, scores: FloatArray, method: str) -> AttackScores:
+    return scores_of_examples(material, by, scores, ~np.isnan(scores), method)
+
+
+def _known(split: str, column: "pd.Series[Any]", name: str) -> FloatArray:
+    values = to_floats(column)
+    if np.isnan(values).all():
+        what = "a loss" if name == "loss" else "a prediction that is right or wrong"
+        raise InputError(f"no {split} example has {what}; the attack needs members and non-members")
+    return values

@@ -23,14 +23,13 @@ class Material:
         signals: confidences of the model (row `audited`) and of reference models.
         label_signals: shares of perturbed copies of each example that get its label, of the same
             models.
-        trajectory: confidences of the checkpoints of the model, one row each, all with the
-            memberships of the run; row `audited` is the last.
+        checkpoint_signals: mean confidences over the checkpoints, of the same models.
     """
 
     final_losses: ExampleTable | None = None
     signals: AttackSignals | None = None
     label_signals: AttackSignals | None = None
-    trajectory: AttackSignals | None = None
+    checkpoint_signals: AttackSignals | None = None
 
     def groups(
         self, by: str, example_ids: NDArray[np.generic], member: BoolArray

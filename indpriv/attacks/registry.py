@@ -10,8 +10,9 @@ from functools import partial
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import lira, rmia
-from indpriv.attacks.loss_threshold import LOSS_THRESHOLD, loss_scores
+from indpriv.attacks.loss_threshold import LABEL_GAP, LOSS_THRESHOLD, label_scores, loss_scores
 from indpriv.attacks.material import Material
+from indpriv.attacks.quantile import QUANTILE, quantile_scores
 from indpriv.errors import InputError
 
 
@@ -39,25 +40,30 @@ class Attack:
 
     def can_use(self, material: Material) -> bool:
         """Whether everything that the attack needs is known."""
-        found = [getattr(material, need) for need in self.needs]
-        return all(
-            part is not None
-            and not (isinstance(part, AttackSignals) and part.n_models <= self.references)
-            for part in found
-        )
+        known = all(getattr(material, need) is not None for need in self.needs)
+        return known and self.references_in(material) >= self.references
+
+    def references_in(self, material: Material) -> int:
+        """Number of reference models among what the attack uses."""
+        used = (getattr(material, need) for need in self.needs)
+        return sum(part.n_models - 1 for part in used if isinstance(part, AttackSignals))
 
 
 def _on_signals(
-    attack: Callable[[AttackSignals, int], AttackScores], material: Material, by: str | None
+    attack: Callable[[AttackSignals, int], AttackScores],
+    need: str,
+    title: str,
+    material: Material,
+    by: str | None,
 ) -> AttackScores:
-    """Attack the audited row of the signals."""
-    signals = material.signals
+    """Attack the audited row of the signals that the field `need` of the material holds."""
+    signals = getattr(material, need)
     if signals is None or signals.audited is None:
         raise InputError(
             "this attack needs signals of reference models and the audited run among them; run "
             "indpriv shadow AUDIT.toml --for-run RUN"
         )
-    found = attack(signals, signals.audited)
+    found = replace(attack(signals, signals.audited), method=title)
     if by is None or found.example_ids is None:
         return found
     return replace(found, groups=material.groups(by, found.example_ids, found.member))
@@ -70,12 +76,13 @@ def _with_references(
     source: str,
     caveat: str,
     references: int,
+    need: str = "signals",
 ) -> Attack:
     return Attack(
         name=name,
         title=title,
-        scores=partial(_on_signals, attack),
-        needs=frozenset({"signals"}),
+        scores=partial(_on_signals, attack, need, title),
+        needs=frozenset({need}),
         source=source,
         caveat=caveat,
         references=references,
@@ -88,6 +95,14 @@ _REFERENCES = (
     "Reference models stand for training without the example; they are as good as they are like "
     "the audited run."
 )
+_LABELS = (
+    "It sees only which perturbed copies of an example get its label, and is compared with "
+    "reference models: by itself, robustness is hardly better than being right."
+)
+_TRAJECTORY = (
+    "It needs every checkpoint of the audit, which the guarantee covers too; the checkpoints of "
+    "the run itself are used, without distillation."
+)
 
 _ALL = (
     Attack(
@@ -97,6 +112,23 @@ _ALL = (
         needs=frozenset({"final_losses"}),
         source="Yeom, Giacomelli, Fredrikson and Jha 2018 (arXiv:1709.01604)",
         caveat="A loss threshold is a weak attack: where it fails, a stronger attack may succeed.",
+    ),
+    Attack(
+        name="label_gap",
+        title=LABEL_GAP,
+        scores=label_scores,
+        needs=frozenset({"final_losses"}),
+        source="Yeom, Giacomelli, Fredrikson and Jha 2018 (arXiv:1709.01604)",
+        caveat="It says no more than the difference of training and test accuracy.",
+    ),
+    Attack(
+        name="quantile",
+        title=QUANTILE,
+        scores=quantile_scores,
+        needs=frozenset({"final_losses"}),
+        source="Bertran et al. 2023 (arXiv:2307.03694), in its normal form",
+        caveat="It knows the label and the metadata of an example, not its inputs; half of the "
+        "test examples are used up by its regression.",
     ),
     _with_references("rmia", rmia.RMIA, rmia.rmia, _RMIA, _REFERENCES, 1),
     _with_references(
@@ -134,6 +166,42 @@ _ALL = (
         "Watson, Guo, Cormode and Sablayrolles 2022 (arXiv:2111.08440)",
         _REFERENCES,
         2,
+    ),
+    _with_references(
+        "label_rmia",
+        "RMIA on labels",
+        rmia.rmia,
+        f"Choquette-Choo et al. 2021 (arXiv:2007.14321), calibrated by {_RMIA}",
+        _LABELS,
+        1,
+        "label_signals",
+    ),
+    _with_references(
+        "label_robustness",
+        "calibrated robustness of labels",
+        lira.calibrated,
+        "Choquette-Choo et al. 2021 (arXiv:2007.14321)",
+        _LABELS,
+        2,
+        "label_signals",
+    ),
+    _with_references(
+        "trajectory_rmia",
+        "RMIA on mean confidence over checkpoints",
+        rmia.rmia,
+        f"Liu et al. 2022 (arXiv:2208.14933), by {_RMIA}",
+        _TRAJECTORY,
+        1,
+        "checkpoint_signals",
+    ),
+    _with_references(
+        "trajectory_lira",
+        "LiRA, shrunk, on mean confidence over checkpoints",
+        lira.lira,
+        f"Liu et al. 2022 (arXiv:2208.14933), by {_LIRA}",
+        _TRAJECTORY,
+        4,
+        "checkpoint_signals",
     ),
 )
 ATTACKS = {attack.name: attack for attack in _ALL}

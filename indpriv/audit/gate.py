@@ -123,8 +123,10 @@ def _always(summary: AuditSummary) -> list[Condition]:
         passed = proven <= summary.guarantee.worst_case_epsilon
         name, text = "epsilon that canaries prove", format_lower_bound(proven)
         found.append(Condition(name, passed, text, "at most the worst case", private=True))
-    if summary.attacks.by_epsilon is not None:
-        above = summary.attacks.by_epsilon.findings
+    if summary.attacks.by_epsilon is not None or summary.attacks.every.results:
+        by_epsilon = summary.attacks.by_epsilon
+        above = 0 if by_epsilon is None else by_epsilon.findings
+        above += summary.attacks.every.findings
         name = "attacks above the worst case"
         found.append(Condition(name, above == 0, f"{above}", "none", private=True))
     return found

@@ -18,6 +18,7 @@ from indpriv.analysis.fidelity.batch_norms import free_fidelity
 from indpriv.analysis.summary import AuditSummary, FidelityFindings
 from indpriv.audit.audit_directory import write_audit
 from indpriv.audit.groups import choose_groups
+from indpriv.audit.references import read_references
 from indpriv.audit.run_directory import RecordedRun, recorded_run
 from indpriv.audit.summarise import summarise
 from indpriv.audit.variants import (
@@ -49,6 +50,8 @@ def audit(
     unreadable: str = "refuse",
     seed: int = 0,
     images: NDArray[np.float32] | None = None,
+    signals: Path | None = None,
+    baseline_signals: Path | None = None,
     progress: StageProgress | None = None,
 ) -> AuditSummary:
     """Account, analyse and attack a recorded run, and write an audit directory.
@@ -71,6 +74,9 @@ def audit(
         seed: of the random choices of attacks and group tables, not of training.
         images: (n_examples, channels, height, width) inputs of the training examples, whose ids are
             positions: the report then shows the most and the least protected ones.
+        signals: of reference models of this run, as `indpriv shadow --for-run` writes them; attacks
+            that need them are run.
+        baseline_signals: the same for the non-private baseline (`--without-dp`).
         progress: called as progress(stage, done, total).
 
     Returns:
@@ -90,6 +96,7 @@ def audit(
     if images is not None:
         check_images(images)
     log, recorded = _read(path, unreadable, unit_column, tell)
+    recorded = _with_references(recorded, path, signals, baseline_signals)
     method = Method(
         delta=_delta(delta, recorded.declared, path, log.n_examples),
         accountant=accountant,
@@ -111,7 +118,9 @@ def audit(
         holdout=holdout,
         members=members,
         seed=seed,
-        command=_command(path, output_dir, method, by, unit_column, unreadable, seed),
+        command=_command(
+            path, output_dir, method, by, unit_column, unreadable, seed, signals, baseline_signals
+        ),
     )
     tell(ANALYSING, 1, 1)
     tell(WRITING, 0, 1)
@@ -141,6 +150,19 @@ def _read(
     units = examples.aligned(log.example_ids)["unit_id"].to_numpy()
     unit = "user" if log.unit == "example" else log.unit
     return replace(log, unit=unit, unit_ids=units), replace(recorded, examples=examples)
+
+
+def _with_references(
+    recorded: RecordedRun, path: Path, signals: Path | None, baseline_signals: Path | None
+) -> RecordedRun:
+    """What is known about the run, with signals of reference models where they are given."""
+    if signals is not None:
+        found = read_references(signals, path, recorded.examples)
+        recorded = replace(recorded, references=found)
+    if baseline_signals is not None:
+        found = read_references(baseline_signals, path, recorded.non_dp)
+        recorded = replace(recorded, baseline_references=found)
+    return recorded
 
 
 def _holdout(
@@ -203,6 +225,8 @@ def _command(
     unit_column: str | None,
     unreadable: str,
     seed: int,
+    signals: Path | None,
+    baseline_signals: Path | None,
 ) -> str:
     """The same audit on the command line, with all digits of delta."""
     words = ["indpriv", "audit", str(path), "--output-dir", str(output_dir)]
@@ -218,4 +242,7 @@ def _command(
         words += ["--unit-column", unit_column]
     if unreadable != "refuse":
         words += ["--unreadable", unreadable]
+    for option, folder in (("--signals", signals), ("--baseline-signals", baseline_signals)):
+        if folder is not None:
+            words += [option, str(folder)]
     return shlex.join([*words, "--seed", str(seed)])

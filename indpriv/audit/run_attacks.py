@@ -1,20 +1,26 @@
 """Running the attacks of the registry on a recorded run. Sensitive."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from indpriv._columns import to_floats
 from indpriv.analysis.attacks.by_epsilon import AttackByEpsilon, attack_by_epsilon
+from indpriv.analysis.attacks.ceilings import Ceilings
 from indpriv.analysis.attacks.measures import measure_attack
+from indpriv.analysis.attacks.results import AttackResult, attack_result, ranked
 from indpriv.analysis.attacks.threshold_attack import AttackRow, ThresholdAttack, threshold_attack
 from indpriv.analysis.summary import AttackFindings
 from indpriv.attack_scores import AttackScores
+from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import ATTACKS, Material
 from indpriv.attacks.loss_threshold import LOSS_THRESHOLD
+from indpriv.attacks.train_references import CHECKPOINTS, CONFIDENCE, LABELS
 from indpriv.audit.run_directory import RecordedRun
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.example_table import ExampleTable
+
+BY_GROUP = "loss_threshold"  # the attack of the paper's protocol
 
 
 def run_attacks(
@@ -25,6 +31,7 @@ def run_attacks(
     holdout: EpsilonTable | None,
     delta: float,
     seed: int,
+    ceilings: Ceilings | None = None,
 ) -> AttackFindings:
     """Run every attack whose needs are met.
 
@@ -35,9 +42,12 @@ def run_attacks(
         holdout: epsilons that the test examples would have had on the same trajectory.
         delta: of the guarantee that canaries test.
         seed: of the random choices.
+        ceilings: what any attack can reach.
     """
     canaries = run.canaries
+    guarantee = (members.worst_case_epsilon, delta)
     return AttackFindings(
+        every=ranked(_every(run, guarantee, seed), ceilings),
         by_group=_by_group(run, columns, seed),
         by_epsilon=_by_epsilon(members, holdout, run.examples, seed),
         canaries=None if canaries is None else measure_attack(canaries, delta=delta, seed=seed),
@@ -46,29 +56,64 @@ def run_attacks(
 
 def _by_group(run: RecordedRun, columns: Sequence[str], seed: int) -> tuple[ThresholdAttack, ...]:
     """Success by column, on the DP model and then on the non-private baseline."""
-    models = (("dp", _material(run.examples)), ("non_dp", _material(run.non_dp)))
-    found = []
-    for attack in ATTACKS.values():
-        overall: dict[str, AttackRow] = {}
-        for column in columns:
-            for model, material in models:
-                if attack.can_use(material):
-                    result = threshold_attack(
-                        attack.scores(material, column),
-                        model=model,
-                        by=column,
-                        caveat=attack.caveat,
-                        seed=seed,
-                        overall=overall.get(model),
-                    )
-                    overall[model] = result.overall
-                    found.append(result)
+    attack, found = ATTACKS[BY_GROUP], []
+    overall: dict[str, AttackRow] = {}
+    for column in columns:
+        for model, material in materials(run).items():
+            if attack.can_use(material):
+                result = threshold_attack(
+                    attack.scores(material, column),
+                    model=model,
+                    by=column,
+                    caveat=attack.caveat,
+                    seed=seed,
+                    overall=overall.get(model),
+                )
+                overall[model] = result.overall
+                found.append(result)
     return tuple(found)
 
 
-def _material(examples: ExampleTable | None) -> Material:
+def _every(run: RecordedRun, guarantee: tuple[float, float], seed: int) -> list[AttackResult]:
+    """Every attack whose needs are met, over all examples, on the run and on the baseline."""
+    usable = [
+        (attack, model, material)
+        for model, material in materials(run).items()
+        for attack in ATTACKS.values()
+        if attack.can_use(material)
+    ]
+    return [
+        attack_result(
+            attack.scores(material, None),
+            name=attack.name,
+            model=model,
+            references=attack.references_in(material),
+            guarantee=guarantee,
+            tests=len(usable),
+            source=attack.source,
+            caveat=attack.caveat,
+            seed=seed,
+        )
+        for attack, model, material in usable
+    ]
+
+
+def materials(run: RecordedRun) -> dict[str, Material]:
+    """What attacks can use of the audited model ("dp") and of the baseline ("non_dp")."""
+    return {
+        "dp": _material(run.examples, run.references),
+        "non_dp": _material(run.non_dp, run.baseline_references),
+    }
+
+
+def _material(examples: ExampleTable | None, references: Mapping[str, AttackSignals]) -> Material:
     known = examples is not None and not examples.test.empty
-    return Material(final_losses=examples if known else None)
+    return Material(
+        final_losses=examples if known else None,
+        signals=references.get(CONFIDENCE),
+        label_signals=references.get(LABELS),
+        checkpoint_signals=references.get(CHECKPOINTS),
+    )
 
 
 def _by_epsilon(

@@ -11,6 +11,7 @@ import pandas as pd
 from indpriv._files import read_json
 from indpriv.analysis.declared import Declared
 from indpriv.attack_scores import AttackScores
+from indpriv.attack_signals import AttackSignals
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.evidence import Check
@@ -40,6 +41,9 @@ class RecordedRun:
             recorded.
         canaries: scores of examples that fair coins included or left out; None where the run had
             none.
+        references: signals of the run and of reference models, by name (see
+            `indpriv.attacks.train_references`); empty where there are none.
+        baseline_references: the same for the non-private baseline.
     """
 
     examples: ExampleTable | None = None
@@ -49,6 +53,8 @@ class RecordedRun:
     checks: Sequence[Check] = ()
     canaries: AttackScores | None = None
     holdout: NormLog | None = None
+    references: Mapping[str, AttackSignals] = field(default_factory=dict)
+    baseline_references: Mapping[str, AttackSignals] = field(default_factory=dict)
 
 
 def recorded_run(run: OpenedRun, unreadable: str = "refuse") -> RecordedRun:

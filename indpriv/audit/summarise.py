@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from indpriv._columns import MISSING, to_floats
+from indpriv.analysis.attacks.ceilings import ceilings_of
 from indpriv.analysis.disclosures import disclosures
 from indpriv.analysis.distribution import describe
 from indpriv.analysis.duplicates import undeclared_people
@@ -98,6 +99,7 @@ def summarise(
         holdout=holdout,
         delta=account.delta,
         seed=seed,
+        ceilings=ceilings_of(log, table) if recorded.references else None,
     )
     run = run_facts(log, examples, recorded.recorder, recorded.declared)
     versions = {library: _version(library) for library in _LIBRARIES}

@@ -20,9 +20,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from indpriv.cli.attacks import attack_app, shadow
 from indpriv.cli.audit import audit
 from indpriv.cli.publish import create_statement, gate, model_card, pdf, release
-from indpriv.cli.reading import attack, compare, convert, groups, verify
+from indpriv.cli.reading import compare, convert, groups, verify
 from indpriv.cli.run import demo, train
 from indpriv.errors import InputError
 
@@ -44,6 +45,7 @@ statement_app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(statement_app)
+app.add_typer(attack_app, name="attack")
 
 
 @app.callback(invoke_without_command=True)
@@ -57,7 +59,7 @@ def _options(
         raise typer.Exit
 
 
-for _command in (demo, train, audit, groups, release, attack, compare, convert, verify, gate, pdf):
+for _command in (demo, train, audit, groups, release, shadow, compare, convert, verify, gate, pdf):
     app.command()(_command)
 app.command("model-card")(model_card)
 statement_app.command("create")(create_statement)

@@ -74,6 +74,16 @@ Unreadable = Annotated[
 AttackSeed = Annotated[
     int, typer.Option(help="Seed of the attack's random choices. It has no effect on training.")
 ]
+Signals = Annotated[
+    Path | None,
+    typer.Option(
+        help="Signals of reference models for this run, from indpriv shadow --for-run RUN."
+    ),
+]
+BaselineSignals = Annotated[
+    Path | None,
+    typer.Option(help="The same for the non-private baseline, from indpriv shadow --without-dp."),
+]
 ShowExamples = Annotated[
     bool,
     typer.Option(
@@ -150,6 +160,8 @@ def audit(
     by: By = None,
     unit_column: UnitColumn = None,
     unreadable: Unreadable = "refuse",
+    signals: Signals = None,
+    baseline_signals: BaselineSignals = None,
     seed: AttackSeed = 0,
     show_examples: ShowExamples = False,
     data_dir: DataDir = None,
@@ -200,6 +212,8 @@ def audit(
             unit_column=unit_column,
             unreadable=unreadable.replace("-", "_"),
             seed=seed,
+            signals=signals,
+            baseline_signals=baseline_signals,
             images=_images(path, data_dir) if show_examples else None,
             progress=progress,
         )

@@ -1,4 +1,4 @@
-"""Commands that read what exists: groups, attack, compare, verify; and convert, for norms."""
+"""Commands that read what exists: groups, compare, verify; and convert, for norms."""
 
 from __future__ import annotations
 
@@ -39,48 +39,6 @@ def groups(
         print_json(groups_json(tables, summary))
     else:
         print_groups(tables, summary, Console(), raw=within is None)
-
-
-def attack(
-    scores: Annotated[
-        Path,
-        typer.Option(
-            help="CSV or Parquet file with the columns score (higher means member), member and, "
-            "optionally, group."
-        ),
-    ],
-    delta: Annotated[
-        float, typer.Option(help="Delta of the epsilon for which a lower bound is computed.")
-    ] = 1e-5,
-    fair_coins: Annotated[
-        bool,
-        typer.Option("--fair-coins", help="An independent fair coin decided each membership."),
-    ] = False,
-    seed: Annotated[
-        int,
-        typer.Option(
-            help="Seed that orders ties and chooses scores to leave out. No effect on training."
-        ),
-    ] = 0,
-    as_json: Json = False,
-) -> None:
-    """Measure the scores of an attack: AUC, low false-positive rates, lower bound on epsilon.
-
-    Example: indpriv attack --scores runs/adult/canaries.parquet
-    """
-    from dataclasses import replace
-
-    from indpriv.analysis.attacks.measures import measure_attack
-    from indpriv.attack_scores import AttackScores
-    from indpriv.report.screens.attack import attack_document, print_attack
-
-    found = AttackScores.from_file(scores)
-    found = replace(found, fair_coins=fair_coins or found.fair_coins)
-    measures = measure_attack(found, delta=delta, seed=seed)
-    if as_json:
-        print_json(attack_document(measures))
-    else:
-        print_attack(measures, Console())
 
 
 def compare(

@@ -5,6 +5,8 @@ Its output is sensitive.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
@@ -27,6 +29,20 @@ def train_without_dp(
     progress: StageProgress = silent,
     device: str = "cpu",
 ) -> ExampleTable:
+    """Losses of `fit_without_dp`'s model on the training and test examples; arguments as there."""
+    module = fit_without_dp(config, dataset, seed=seed, progress=progress, device=device)
+    return example_table(module, dataset, device)
+
+
+def fit_without_dp(
+    config: AuditConfig,
+    dataset: Dataset,
+    *,
+    seed: int | None = None,
+    progress: StageProgress = silent,
+    device: str = "cpu",
+    after_step: Callable[[nn.Module, int, int], None] | None = None,
+) -> nn.Module:
     """Train an audit's model by SGD on shuffled batches, without clipping and without noise.
 
     Args:
@@ -35,9 +51,10 @@ def train_without_dp(
         seed: makes the training reproducible.
         progress: called as progress(stage, done, total) after each step.
         device: device to train on.
+        after_step: called with the model, the number of steps so far and that of an epoch.
 
     Returns:
-        losses of the final model on the training and test examples.
+        the final model.
     """
     randomness = Randomness.from_seed(seed)
     settings = config.training
@@ -65,8 +82,10 @@ def train_without_dp(
             criterion(module(inputs.to(device)), targets.to(device)).backward()
             optimizer.step()
             step += 1
+            if after_step is not None:
+                after_step(module, step, len(loader))
             progress("training without DP", step, total_steps)
-    return example_table(module, dataset, device)
+    return module
 
 
 def example_table(module: nn.Module, dataset: Dataset, device: str = "cpu") -> ExampleTable:

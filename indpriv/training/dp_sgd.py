@@ -90,7 +90,7 @@ def train(
     started = time.monotonic()
     run_dir, progress = Path(run_dir), progress or silent
     _check_filter(config, privacy_filter)
-    dataset = _capped(dataset or load_dataset(config.data.dataset, data_dir), config.data)
+    dataset = capped(dataset or load_dataset(config.data.dataset, data_dir), config.data)
     randomness = Randomness.from_seed(seed)
     with quiet_opacus():
         private = make_private(config, dataset, randomness, device)
@@ -126,7 +126,7 @@ def _check_filter(config: AuditConfig, privacy_filter: object) -> None:
         )
 
 
-def _capped(dataset: Dataset, data: DataConfig) -> Dataset:
+def capped(dataset: Dataset, data: DataConfig) -> Dataset:
     """The data set with at most max_rows_per_unit training rows of each unit."""
     if data.unit_column is None or data.max_rows_per_unit is None:
         return dataset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -71,10 +72,7 @@ def make_private(
         collate_fn=whole_batch,
         generator=generator(randomness.sampling),
     )
-    # Opacus samples at 1 / len(loader). For some lengths, float division makes it take one step
-    # fewer per epoch.
-    steps_per_epoch = int(1 / (1 / len(loader)))
-    noise_multiplier = settings.noise_multiplier or _noise_for(settings, steps_per_epoch)
+    noise_multiplier = noise_multiplier_of(settings, len(train_set))
     engine = PrivacyEngine(accountant="rdp")
     optimizer = torch.optim.SGD(
         module.parameters(), lr=settings.learning_rate, momentum=settings.momentum
@@ -104,6 +102,20 @@ def make_private(
         noise_multiplier=noise_multiplier,
         total_steps=settings.epochs * len(private_loader),
     )
+
+
+def noise_multiplier_of(settings: TrainingConfig, n_examples: int) -> float:
+    """The noise multiplier of an audit with this number of training examples."""
+    return settings.noise_multiplier or _noise_for(settings, _steps_per_epoch(settings, n_examples))
+
+
+def _steps_per_epoch(settings: TrainingConfig, n_examples: int) -> int:
+    """Steps that Opacus takes in an epoch.
+
+    It samples at 1 / ceil(n / batch_size). For some lengths, float division makes it take one step
+    fewer.
+    """
+    return int(1 / (1 / math.ceil(n_examples / settings.batch_size)))
 
 
 def _warn_of_delta(delta: float, n_examples: int) -> None:

@@ -30,13 +30,15 @@ def material(examples: ExampleTable, order: np.ndarray | None = None) -> Materia
     labels = AttackSignals.from_arrays(
         shares[:, order], member[:, order], ids[order], kind="label_robustness", **facts
     )
-    same = np.repeat(member[:1, order], 6, axis=0)
-    trajectory = AttackSignals.from_arrays(of.signal[:, order], same, ids[order], audited=5)
+
+    checkpoints = AttackSignals.from_arrays(
+        of.signal[:, order], member[:, order], ids[order], adversary="checkpoints", **facts
+    )
     return Material(
         final_losses=ExampleTable(frame),
         signals=signals,
         label_signals=labels,
-        trajectory=trajectory,
+        checkpoint_signals=checkpoints,
     )
 
 

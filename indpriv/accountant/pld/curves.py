@@ -268,13 +268,13 @@ def gaussian_approximation(
         epsilon = share * end
         bound = pld_delta(participations, epsilon[:, None])
         below = bound if least is participations else pld_delta(least, epsilon[:, None])
-        mu = np.maximum(mu, _gaussian_mu(epsilon, bound.upper[:, 0]))
+        mu = np.maximum(mu, gaussian_mu(epsilon, bound.upper[:, 0]))
         curve.append((epsilon, below.lower[:, 0]))
     excess = [gaussian_delta(epsilon, mu) - lower for epsilon, lower in curve]
     return GaussianApproximation(mu, np.maximum(np.max(excess, axis=0), 0.0))
 
 
-def _gaussian_mu(epsilon: FloatArray, delta: FloatArray) -> FloatArray:
+def gaussian_mu(epsilon: FloatArray, delta: FloatArray) -> FloatArray:
     """(n,) mu at which the Gaussian mechanism has this delta, from above; 0 where delta is 0."""
     reachable = np.clip(delta, 1e-300, 1 - 1e-15)
 

@@ -16,6 +16,7 @@ from indpriv.report.document import (
     paragraph,
     table,
 )
+from indpriv.report.sections.every_attack import every_attack, strongest_lines
 from indpriv.report.wording import MOST_ROWS, NO_EVIDENCE, shorten, span
 
 _CHANCE = 0.5
@@ -30,6 +31,7 @@ def attacks(summary: AuditSummary) -> Section:
         return Section("attacks", "Attacks", (paragraph(_NONE),), (entry,))
     first = pairs[0][0]
     blocks: list[Block] = [
+        *every_attack(summary.attacks.every),
         paragraph(
             "Membership inference by a threshold on the loss. The protocol was fixed before the "
             f"attack was run. {first.protocol} Intervals are 95 % Clopper–Pearson intervals, each "
@@ -49,7 +51,7 @@ def attacks(summary: AuditSummary) -> Section:
             style="note",
         )
     )
-    return Section("attacks", "Attacks", tuple(blocks), (Entry("ATTACK", _lines(pairs)),))
+    return Section("attacks", "Attacks", tuple(blocks), (Entry("ATTACK", _screen(summary, pairs)),))
 
 
 _Pair = tuple[ThresholdAttack, ThresholdAttack | None]
@@ -126,6 +128,10 @@ def _rate(row: AttackRow | None) -> tuple[str, str]:
         return "–", "–"
     low, high = (f"{100 * limit:.1f}" for limit in (row.interval.low, row.interval.high))
     return format_share(row.success_rate, 1), f"{low} to {high} %"
+
+
+def _screen(summary: AuditSummary, pairs: Sequence[_Pair]) -> tuple[Paragraph, ...]:
+    return (*strongest_lines(summary.attacks.every), *_lines(pairs))
 
 
 def _lines(pairs: Sequence[_Pair]) -> tuple[Paragraph, ...]:

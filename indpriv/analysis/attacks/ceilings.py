@@ -1,0 +1,69 @@
+"""What any attack on a run can reach at most, beside what attacks did reach. Sensitive."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from indpriv._arrays import FloatArray
+from indpriv._plain import Share
+from indpriv.accountant.pld.curves import gaussian_mu
+from indpriv.accountant.risk import worst_case_risk
+from indpriv.analysis.attacks.roc import FALSE_POSITIVE_RATES
+from indpriv.epsilon_table import EpsilonTable
+from indpriv.norm_log.norm_log import NormLog
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Largest true-positive rates that any attack can reach at low false-positive rates.
+
+    Attributes:
+        worst_case: of the guarantee, for every example, by false-positive rate.
+        individual: mean over the training examples of the rate that a Gaussian mechanism of the
+            example's epsilon allows. It limits attacks on this run's trajectory on average, not in
+            every run, and is an approximation: a sampled run is not quite Gaussian.
+    """
+
+    worst_case: Mapping[str, Share]
+    individual: Mapping[str, Share]
+
+
+def ceilings_of(log: NormLog, table: EpsilonTable) -> Ceilings | None:
+    """The worst case's limits and the mean of the individual ones; None for units of several rows.
+
+    Args:
+        log: the norm log.
+        table: its epsilons.
+    """
+    if log.unit_ids is not None:
+        return None
+    risk = worst_case_risk(log, delta=table.account.delta, false_positive_rate=FALSE_POSITIVE_RATES)
+    mu = mu_of(table)
+    worst, individual = {}, {}
+    for column, rate in enumerate(FALSE_POSITIVE_RATES):
+        limit = float(risk.true_positive_rate[0, column])
+        worst[f"{rate:g}"] = limit
+        of_each = np.minimum(true_positive_rate(mu, rate), limit)
+        individual[f"{rate:g}"] = float(of_each.mean())
+    return Ceilings(worst, individual)
+
+
+def mu_of(table: EpsilonTable) -> FloatArray:
+    """(n_examples,) mu of a Gaussian mechanism with the epsilon of each example at delta.
+
+    Such a mechanism allows about what the run allows, and rather more: a sampled run with the same
+    epsilon at a small delta has a smaller mu in its body (see `indpriv.membership_risk`).
+    """
+    distinct, codes = np.unique(table.epsilon, return_inverse=True)
+    return gaussian_mu(distinct, np.full(len(distinct), table.account.delta))[codes]
+
+
+def true_positive_rate(mu: FloatArray, false_positive_rate: float) -> FloatArray:
+    """Of the best test at this false-positive rate: Dong, Roth and Su 2022, equation 6.
+
+    >>> true_positive_rate(np.array([0.0, 0.66]), 0.01).round(3)
+    array([0.01 , 0.048])
+    """
+    return np.asarray(ndtr(ndtri(false_positive_rate) + mu))

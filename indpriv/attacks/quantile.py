@@ -1,0 +1,88 @@
+"""Is an example's confidence high for what it is? A regression on non-members. Sensitive.
+
+After Bertran, Tang, Roth, Kearns, Morgenstern and Wu 2023, "Scalable Membership Inference Attacks
+via Quantile Regression" (arXiv:2307.03694), in its normal form: mean and scale of the confidence
+are regressed on what is known of an example other than its membership.
+"""
+
+import numpy as np
+import pandas as pd
+
+from indpriv._arrays import BoolArray, FloatArray
+from indpriv._columns import groupable_columns
+from indpriv.attack_scores import AttackScores
+from indpriv.attack_signals import from_losses
+from indpriv.attacks.loss_threshold import column_of, examples_of, scores_of_examples
+from indpriv.attacks.material import Material
+from indpriv.errors import InputError
+
+QUANTILE = "regression on hold-out losses"
+_MOST_VALUES = 50  # of a column that becomes one indicator for each value
+_LEAST = 20  # hold-out examples to regress on
+_RIDGE = 1e-3
+_SEED = 0  # of the half of the hold-out that the regression uses
+
+
+def quantile_scores(material: Material, by: str | None = None) -> AttackScores:
+    """Score examples by how far their confidence lies above that of similar non-members.
+
+    A random half of the test examples gives the regression; the scores are of the training examples
+    and of the other half. The label and every metadata column with at most 50 values, or of
+    numbers, are its features.
+
+    Args:
+        material: must have `final_losses`.
+        by: group the scores by "label" or a metadata column; see `indpriv._columns`.
+
+    Raises:
+        InputError: no losses, or fewer than 40 test examples with one.
+    """
+    examples = examples_of(material)
+    confidence = from_losses(column_of(examples, "loss"))
+    known, n_train = ~np.isnan(confidence), len(examples.train)
+    finite = np.isfinite(confidence)
+    low, high = confidence[finite].min(), confidence[finite].max()
+    confidence = np.clip(confidence, low, high)
+    fitting = _half(examples.test["example_id"].to_numpy(), known[n_train:])
+    fitting = np.concatenate([np.zeros(n_train, dtype=bool), fitting])
+    if fitting.sum() < _LEAST:
+        raise InputError(
+            f"{int(known[n_train:].sum())} test examples have a loss; a regression on half of them "
+            f"needs {2 * _LEAST}"
+        )
+    both = pd.concat([examples.train, examples.test], ignore_index=True)
+    features = _features(both)
+    mean = _fit(features, confidence, fitting)
+    residual = np.log(np.abs(confidence - mean) + 1e-6)
+    scale = np.exp(_fit(features, residual, fitting))
+    return scores_of_examples(material, by, (confidence - mean) / scale, known & ~fitting, QUANTILE)
+
+
+def _half(ids: np.ndarray, known: BoolArray) -> BoolArray:
+    """A random half of the known examples, which depends on their ids and not on their order."""
+    order = np.argsort(ids, kind="stable")
+    order = order[known[order]]
+    chosen = np.random.default_rng(_SEED).permutation(len(order))[: len(order) // 2]
+    half = np.zeros(len(ids), dtype=bool)
+    half[order[chosen]] = True
+    return half
+
+
+def _features(frame: pd.DataFrame) -> FloatArray:
+    """A column of ones, indicators of texts and standardised numbers."""
+    columns = [np.ones((len(frame), 1))]
+    for name in groupable_columns(frame):
+        values = frame[name]
+        if values.nunique() <= _MOST_VALUES:
+            columns.append(pd.get_dummies(values.astype(str)).to_numpy(np.float64))
+        elif pd.api.types.is_numeric_dtype(values):
+            numbers = values.fillna(values.mean()).to_numpy(np.float64)
+            columns.append(((numbers - numbers.mean()) / (numbers.std() or 1.0))[:, None])
+    return np.concatenate(columns, axis=1)
+
+
+def _fit(features: FloatArray, values: FloatArray, used: BoolArray) -> FloatArray:
+    """Ridge regression of the used values, predicted for all."""
+    x, y = features[used], values[used]
+    squares = x.T @ x + _RIDGE * len(x) * np.eye(x.shape[1])
+    return np.asarray(features @ np.linalg.solve(squares, x.T @ y))

@@ -1,0 +1,265 @@
+"""Training reference models on random subsets of the data, keeping only their signals. Sensitive.
+
+Reference models are trained on the data, and the guarantee of the audited run does not cover them:
+delete them, as here, or never let them leave the curator.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from indpriv._arrays import BoolArray, FloatArray, IntArray
+from indpriv._checks import check_positive_int
+from indpriv._progress import StageProgress, silent
+from indpriv._signals_files import SIGNALS, SignalsFolder
+from indpriv.attack_signals import AttackSignals, plain_ids
+from indpriv.errors import InputError
+
+CONFIDENCE, LABELS, CHECKPOINTS = "confidence", "labels", "checkpoints"
+TRAINING = "training reference models"
+_FACTS: dict[str, dict[str, str]] = {
+    CONFIDENCE: {"kind": "confidence"},
+    LABELS: {"kind": "label_robustness"},
+    CHECKPOINTS: {"kind": "confidence", "adversary": "checkpoints"},
+}
+
+TrainFn = Callable[[IntArray, int], Any]
+SignalFn = Callable[[Any, IntArray], "ArrayLike | Mapping[str, ArrayLike]"]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The examples that references are trained on, and which of them have coins.
+
+    Attributes:
+        n_examples: number of examples in all.
+        targets: (n_targets,) ascending positions of those whose membership is decided by coins;
+            the others are always trained on.
+        example_ids: (n_targets,) what the targets are called.
+        unit_ids: (n_targets,) whose row each target is, or None if each is its own unit.
+        share: probability that a coin includes a unit.
+        fingerprint: identifies the training data of the audit.
+        audited: signals of the attacked run by name and its memberships of the targets, or None.
+    """
+
+    n_examples: int
+    targets: IntArray
+    example_ids: NDArray[np.generic]
+    unit_ids: NDArray[np.generic] | None = None
+    share: float = 0.5
+    fingerprint: str = ""
+    audited: tuple[Mapping[str, FloatArray], BoolArray] | None = None
+
+    def flip(self, rng: np.random.Generator) -> BoolArray:
+        """Memberships of the targets by independent coins, one for each unit."""
+        if self.unit_ids is None:
+            return rng.random(len(self.targets)) < self.share
+        codes, units = pd.factorize(self.unit_ids)
+        return np.asarray((rng.random(len(units)) < self.share)[codes])
+
+    def positions(self, member: BoolArray) -> IntArray:
+        """Positions of the examples to train on."""
+        inside = np.ones(self.n_examples, dtype=bool)
+        inside[self.targets] = member
+        return np.flatnonzero(inside)
+
+
+def study_pool(
+    n_examples: int,
+    targets: int | None = None,
+    *,
+    unit_ids: ArrayLike | None = None,
+    example_ids: ArrayLike | None = None,
+    fingerprint: str = "",
+    seed: int | None = None,
+    output: str | Path | None = None,
+) -> Pool:
+    """Random targets with fair coins, among examples of which the others are always trained on.
+
+    Args:
+        n_examples: number of training examples.
+        targets: number of targets, at most half of the examples; the default is half of them.
+            Whole units are chosen until they hold that number of rows.
+        unit_ids: (n_examples,) whose row each example is.
+        example_ids: (n_examples,) what the examples are called; default their positions.
+        fingerprint: identifies the data.
+        seed: of the choice; None draws it from the operating system.
+        output: where signals may be already; their targets are then chosen again.
+
+    Raises:
+        InputError: no target, or more than half of the examples.
+    """
+    wanted = check_positive_int("targets", n_examples // 2 if targets is None else targets)
+    if wanted > n_examples // 2:
+        raise InputError(
+            f"targets={wanted} is more than half of the {n_examples} training examples; the rest "
+            "keeps the data set like that of the audit"
+        )
+    units = np.arange(n_examples) if unit_ids is None else plain_ids(unit_ids)
+    ids = np.arange(n_examples) if example_ids is None else plain_ids(example_ids)
+    codes, names = pd.factorize(units)
+    order = np.random.default_rng(seed).permutation(len(names))
+    held = np.cumsum(np.bincount(codes)[order])
+    chosen = np.zeros(len(names), dtype=bool)
+    chosen[order[: int(np.searchsorted(held, wanted)) + 1]] = True
+    positions = np.flatnonzero(chosen[codes])
+    if output is not None and (Path(output) / CONFIDENCE / SIGNALS).is_file():
+        earlier = SignalsFolder.open(Path(output) / CONFIDENCE).example_ids
+        positions = np.flatnonzero(np.isin(ids, earlier))
+    return Pool(
+        n_examples,
+        positions,
+        ids[positions],
+        unit_ids=None if unit_ids is None else units[positions],
+        fingerprint=fingerprint,
+    )
+
+
+def train_references(
+    train_fn: TrainFn,
+    n_models: int,
+    *,
+    signal_fn: SignalFn,
+    pool: Pool | int,
+    output: str | Path,
+    settings: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    progress: StageProgress | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> AttackSignals:
+    """Train models on random subsets of the data, with any framework; keep only their signals.
+
+    An interrupted series goes on where it ended, and n_models may be raised later.
+
+    Args:
+        train_fn: train_fn(positions, seed) returns a model trained on these examples, with the
+            settings of the audit: the same noise, number of steps and sampling rate.
+        n_models: number of reference models in all.
+        signal_fn: signal_fn(model, positions) returns the (n,) logit-scaled confidences of these
+            examples (see `indpriv.attack_signals.from_losses`), or several signals by name:
+            "confidence" and optionally "labels" and "checkpoints".
+        pool: which examples have coins; a number of examples stands for `study_pool` of it.
+        output: a new folder, or that of an earlier call with the same pool and settings.
+        settings: what the models have in common; compared when a series goes on.
+        seed: of choices and coins; None draws them from the operating system. Each model has a seed
+            of its own from the operating system, unless this is given.
+        progress: called as progress(stage, done, total) after each model.
+        tell: called with an estimate of the time that is left, after the first model.
+
+    Returns:
+        the signals called "confidence"; `AttackSignals.open` reads each folder in output.
+
+    Raises:
+        InputError: a folder of another pool or of other settings, or signals of a wrong shape.
+    """
+    check_positive_int("n_models", n_models)
+    pool = pool if isinstance(pool, Pool) else study_pool(pool, seed=seed, output=output)
+    series = _Series.start(Path(output), pool, dict(settings or {}))
+    report, rows = progress or silent, int(pool.audited is not None)
+    with series.main.lock():
+        done = len(series.main.models) - rows
+        report(TRAINING, done, n_models)
+        for number in range(done, n_models):
+            started = time.monotonic()
+            words = None if seed is None else [seed, number]
+            rng = np.random.default_rng(words)
+            member = pool.flip(rng)
+            model = train_fn(pool.positions(member), int(rng.integers(2**63)))
+            series = series.append(_named(signal_fn(model, pool.targets)), member)
+            report(TRAINING, number + 1, n_models)
+            if number == done and tell is not None and number + 1 < n_models:
+                minutes = (time.monotonic() - started) * (n_models - number - 1) / 60
+                tell(f"{n_models - number - 1} more models take about {minutes:.1f} minutes")
+    return AttackSignals.open(series.main.path)
+
+
+def open_signals(path: str | Path) -> dict[str, AttackSignals]:
+    """The signals in a folder of `train_references` by name, or one file of "confidence"."""
+    path = Path(path)
+    folders = [path / name for name in _FACTS if (path / name / SIGNALS).is_file()]
+    if not folders:
+        return {CONFIDENCE: AttackSignals.open(path)}
+    return {folder.name: AttackSignals.open(folder) for folder in folders}
+
+
+def _named(signals: ArrayLike | Mapping[str, ArrayLike]) -> dict[str, NDArray[np.float32]]:
+    found = signals if isinstance(signals, Mapping) else {CONFIDENCE: signals}
+    if CONFIDENCE not in found or not set(found) <= set(_FACTS):
+        raise InputError(
+            f"signal_fn returned {', '.join(found)}; it returns {CONFIDENCE} and optionally "
+            f"{LABELS} and {CHECKPOINTS}"
+        )
+    return {name: np.asarray(values, dtype=np.float32) for name, values in found.items()}
+
+
+@dataclass(frozen=True)
+class _Series:
+    """The folders of one series; the one called "confidence" says how many models count."""
+
+    main: SignalsFolder
+    path: Path
+    pool: Pool
+
+    @classmethod
+    def start(cls, path: Path, pool: Pool, settings: dict[str, Any]) -> _Series:
+        """A new series, or the one in the folder; InputError if that is of something else."""
+        if (path / CONFIDENCE / SIGNALS).is_file():
+            main = SignalsFolder.open(path / CONFIDENCE)
+            _check_continues(main, pool, settings)
+            return cls(main, path, pool)
+        series = cls(_new_folder(path, CONFIDENCE, pool, settings), path, pool)
+        if pool.audited is None:
+            return series
+        signals, member = pool.audited
+        return series.append(_named(signals), member)
+
+    def append(self, signals: Mapping[str, NDArray[np.float32]], member: BoolArray) -> _Series:
+        """Add a model to every folder; last to the one that says how many count."""
+        n = len(self.main.models)
+        for name in set(signals) - {CONFIDENCE}:
+            if n == 0 and not (self.path / name / SIGNALS).is_file():
+                _new_folder(self.path, name, self.pool, self.main.settings)
+            SignalsFolder.open(self.path / name).first(n).append(signals[name], member)
+        main = self.main.append(signals[CONFIDENCE], member)
+        return _Series(main, self.path, self.pool)
+
+
+def _new_folder(path: Path, name: str, pool: Pool, settings: dict[str, Any]) -> SignalsFolder:
+    facts = {
+        "audited": None if pool.audited is None else 0,
+        "coins": True,
+        "share": pool.share,
+        "fingerprint": pool.fingerprint,
+        **_FACTS[name],
+    }
+    return SignalsFolder.create(
+        path / name, pool.example_ids, facts, unit_ids=pool.unit_ids, settings=settings
+    )
+
+
+def _check_continues(main: SignalsFolder, pool: Pool, settings: dict[str, Any]) -> None:
+    same = (
+        np.array_equal(main.example_ids, pool.example_ids)
+        and main.facts["fingerprint"] == pool.fingerprint
+        and main.facts["share"] == pool.share
+    )
+    if not same:
+        raise InputError(
+            f"{main.path.parent} holds signals of other examples; choose another folder"
+        )
+    changed = {
+        key for key in {*settings, *main.settings} if main.settings.get(key) != settings.get(key)
+    }
+    if changed:
+        raise InputError(
+            f"the models in {main.path.parent} were trained with another "
+            f"{', '.join(sorted(changed))}; choose another folder"
+        )

@@ -1,0 +1,157 @@
+"""Commands of attacks: shadow trains reference models; attack measures scores or runs an attack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from indpriv.cli.options import DataDir, Json, check_device, check_folder, print_json, progress_bar
+from indpriv.errors import InputError
+
+Scores = Annotated[
+    Path | None,
+    typer.Option(
+        help="CSV or Parquet file with the columns score (higher means member), member and, "
+        "optionally, group, example_id and model."
+    ),
+]
+Delta = Annotated[
+    float, typer.Option(help="Delta of the epsilon for which a lower bound is computed.")
+]
+FairCoins = Annotated[
+    bool,
+    typer.Option("--fair-coins", help="An independent fair coin decided each membership."),
+]
+Adversary = Annotated[
+    str | None,
+    typer.Option(
+        help="What the attacker saw: final_model, checkpoints, updates or full.",
+        show_default="as the file says, else final_model",
+    ),
+]
+AttackSeed = Annotated[
+    int,
+    typer.Option(
+        help="Seed that orders ties and chooses scores to leave out. No effect on training."
+    ),
+]
+AuditFile = Annotated[
+    Path, typer.Argument(metavar="AUDIT.toml", help="Audit file, e.g. audits/adult.toml.")
+]
+
+attack_app = typer.Typer(invoke_without_command=True)
+
+
+@attack_app.callback()
+def attack(
+    context: typer.Context,
+    scores: Scores = None,
+    delta: Delta = 1e-5,
+    fair_coins: FairCoins = False,
+    adversary: Adversary = None,
+    seed: AttackSeed = 0,
+    as_json: Json = False,
+) -> None:
+    """Measure the scores of an attack: AUC, low false-positive rates, lower bound on epsilon.
+
+    Example: indpriv attack --scores runs/adult/canaries.parquet
+
+    Run an attack: indpriv attack run runs/adult --attack rmia --signals shadows/adult
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if scores is None:
+        raise InputError("pass the scores of an attack, --scores FILE, or run one: attack run RUN")
+    from dataclasses import replace
+
+    from indpriv.analysis.attacks.measures import measure_attack
+    from indpriv.attack_scores import AttackScores
+    from indpriv.report.screens.attack import attack_document, print_attack
+
+    found = AttackScores.from_file(scores)
+    found = replace(
+        found,
+        fair_coins=fair_coins or found.fair_coins,
+        adversary=adversary or found.adversary,
+    )
+    measures = measure_attack(found, delta=delta, seed=seed)
+    if as_json:
+        print_json(attack_document(measures))
+    else:
+        print_attack(measures, Console())
+
+
+def shadow(
+    audit_file: AuditFile,
+    models: Annotated[
+        int, typer.Option(help="Number of reference models in all; may be raised later.")
+    ] = 4,
+    targets: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of training examples whose membership coins decide, in a study.",
+            show_default="half of them",
+        ),
+    ] = None,
+    for_run: Annotated[
+        Path | None,
+        typer.Option(help="Train references for the attacks on this finished run of the audit."),
+    ] = None,
+    without_dp: Annotated[
+        bool,
+        typer.Option("--without-dp", help="Train without clipping and noise: a positive control."),
+    ] = False,
+    labels: Annotated[
+        bool,
+        typer.Option("--labels", help="Also take labels of perturbed copies, for label attacks."),
+    ] = False,
+    checkpoints: Annotated[
+        bool,
+        typer.Option("--checkpoints", help="Also take the mean confidence over the checkpoints."),
+    ] = False,
+    output_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the signals.", show_default="shadows/NAME"),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Make the reference models reproducible.")
+    ] = None,
+    data_dir: DataDir = None,
+    device: Annotated[str, typer.Option(help="Device to train on, e.g. cpu or cuda.")] = "cpu",
+) -> None:
+    """Train reference models of an audit on random subsets, and keep their signals only.
+
+    Example: indpriv shadow audits/adult.toml --for-run runs/adult --models 4
+
+    The same command goes on with an interrupted series. Reference models are deleted: they are
+    trained on the data, and the guarantee of the audited run does not cover them.
+    """
+    from indpriv.training.config import AuditConfig
+    from indpriv.training.shadows import train_shadows
+
+    config = AuditConfig.from_toml(audit_file)
+    output_dir = output_dir or Path("shadows") / (config.name + "-without-dp" * without_dp)
+    check_folder("--output-dir", output_dir)
+    check_device(device)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    with progress_bar() as progress:
+        found = train_shadows(
+            config,
+            output_dir,
+            models,
+            targets=targets,
+            for_run=for_run,
+            without_dp=without_dp,
+            labels=labels,
+            checkpoints=checkpoints,
+            seed=seed,
+            progress=progress,
+            tell=lambda text: errors.print(escape(text)),
+            device=device,
+            data_dir=data_dir,
+        )
+    typer.echo(f"{output_dir}: signals of {found.n_models} models on {found.n_examples:,} examples")

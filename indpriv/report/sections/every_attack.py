@@ -1,0 +1,146 @@
+"""Every attack that was run, beside what any attack can reach: the strongest, and a table."""
+
+from collections.abc import Sequence
+
+from indpriv._formatting import format_share, format_share_up
+from indpriv.analysis.attacks.results import AttackResult, AttackResults
+from indpriv.analysis.statistics.bootstrap import Interval
+from indpriv.attack_scores import ADVERSARIES
+from indpriv.report.document import Block, Callout, Paragraph, Span, paragraph, table
+from indpriv.report.wording import capitalised
+
+_RATES = ("0.01", "0.001")
+_HEAD = (
+    "Attack",
+    "References",
+    "AUC",
+    "95 % interval",
+    "TPR at 1 % FPR",
+    "95 % interval",
+    "at 0.1 %",
+    "95 % interval",
+)
+_ABOVE = "The run or its account is wrong."
+
+
+def strongest_lines(results: AttackResults) -> tuple[Paragraph, ...]:
+    """Lines of the first screen on the strongest attack; empty where none used references."""
+    ours = results.of("dp")
+    if not any(found.references for found in ours) or ours[0].discrimination is None:
+        return ()
+    best, of = ours[0], ours[0].discrimination
+    text = (
+        f"strongest of {len(ours)}: {_name(best)} on {ADVERSARIES[best.adversary]}: AUC "
+        f"{of.auc:.3f} {_span(of.auc_interval)}; at 1 % false positives "
+        f"{format_share(of.tpr_at_fpr['0.01'], 1)}{_limits(results)}"
+    )
+    same = [found for found in results.of("non_dp") if found.name == best.name]
+    if same and same[0].discrimination is not None:
+        rate = format_share(same[0].discrimination.tpr_at_fpr["0.01"], 1)
+        text += f"; without DP AUC {same[0].auc:.3f}, {rate}"
+    lines = [paragraph(f"{text}.")]
+    if results.findings:
+        lines.append(paragraph(f"{_above(results)} {_ABOVE}", style="alarm"))
+    return tuple(lines)
+
+
+def every_attack(results: AttackResults) -> list[Block]:
+    """The table of all attacks; empty where none was run."""
+    ours, baseline = results.of("dp"), results.of("non_dp")
+    if not ours:
+        return []
+    blocks: list[Block] = []
+    if results.findings:
+        blocks.append(
+            Callout((paragraph(Span(_above(results)), f" {_ABOVE}"),), warn=True),
+        )
+    blocks.append(table(_HEAD, [*_rows(ours), *_ceiling_rows(results)], caption="Every attack"))
+    if baseline:
+        caption = "The same attacks on the model trained without DP"
+        blocks.append(table(_HEAD, _rows(baseline), caption=caption))
+    blocks.append(
+        paragraph(
+            "Attacks are in the order of their AUC on these very examples, so that the first is "
+            "chosen after looking. Intervals are of each attack by itself, and treat examples as "
+            "independent. "
+            + (
+                "The individual ceiling is the mean over training examples of what a Gaussian "
+                "mechanism of the same epsilon allows: it limits attacks on this run’s trajectory "
+                "on average, not in every run. "
+                if results.ceilings is not None
+                else ""
+            )
+            + "Reference models are trained on the data: never publish them.",
+            style="note",
+        )
+    )
+    sources = [(found.title, found.source, found.caveat) for found in ours]
+    blocks.append(table(("Attack", "Source", "What to know"), sources))
+    return blocks
+
+
+def _name(found: AttackResult) -> str:
+    if not found.references:
+        return found.title
+    models = "model" if found.references == 1 else "models"
+    return f"{found.title}, {found.references} reference {models},"
+
+
+def _limits(results: AttackResults) -> str:
+    ceilings = results.ceilings
+    if ceilings is None:
+        return ""
+    worst = f"worst case {format_share_up(ceilings.worst_case['0.01'])}"
+    return f" (individual ceiling {format_share_up(ceilings.individual['0.01'])}, {worst})"
+
+
+def _above(results: AttackResults) -> str:
+    names = ", ".join(found.title for found in results.results if found.above_worst_case)
+    return f"Above what the worst case allows: {names}."
+
+
+def _rows(results: Sequence[AttackResult]) -> list[tuple[str, ...]]:
+    rows = []
+    for found in results:
+        of = found.discrimination
+        if of is None:
+            continue
+        rates = [
+            cell
+            for rate in _RATES
+            for cell in (
+                format_share(of.tpr_at_fpr[rate], 2),
+                f"{_percent(of.tpr_at_fpr_intervals[rate].low)} to "
+                f"{_percent(of.tpr_at_fpr_intervals[rate].high)} %",
+            )
+        ]
+        auc = (f"{of.auc:.3f}", _span(of.auc_interval))
+        rows.append((capitalised(found.title), f"{found.references}", *auc, *rates))
+    return rows
+
+
+def _span(interval: Interval | None) -> str:
+    """An interval of an AUC, whose third decimal matters."""
+    return "–" if interval is None else f"[{interval.low:.3f}, {interval.high:.3f}]"
+
+
+def _percent(rate: float) -> str:
+    return f"{100 * rate:.2f}"
+
+
+def _ceiling_rows(results: AttackResults) -> list[tuple[str, ...]]:
+    """What no attack exceeds, in the columns of the rates."""
+    ceilings = results.ceilings
+    if ceilings is None:
+        return []
+    parts = [("Individual ceiling, mean", ceilings.individual), ("Worst case", ceilings.worst_case)]
+    return [
+        (
+            name,
+            "–",
+            "–",
+            "–",
+            *(cell for rate in _RATES for cell in (format_share_up(of[rate]), "–")),
+        )
+        for name, of in parts
+    ]
