@@ -112,8 +112,7 @@ def check_rounding(rounding: float) -> float:
     if 0 < rounding < 1e-4:
         raise InputError(
             f"rounding={rounding} is finer than two bytes can hold; pass at least 1e-4, or 0 for "
-            f"full "
-            "precision"
+            "full precision"
         )
     return float(rounding)
 

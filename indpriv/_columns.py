@@ -104,6 +104,12 @@ def to_floats(column: "pd.Series[Any]") -> NDArray[np.float64]:
     return floats
 
 
+def mean_of_known(values: NDArray[np.float64]) -> float | None:
+    """The mean of the values that are not NaN; None without any."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None
+
+
 def _parse(by: str, columns: list[str]) -> tuple[str, int | None]:
     """The column and number of bins of a request; a column of exactly that name comes first."""
     if by in columns:

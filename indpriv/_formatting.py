@@ -137,3 +137,13 @@ def format_cost(pass_seconds: float, training_seconds: float | None) -> str:
         return passes
     share = format_share(pass_seconds / training_seconds)
     return f"{passes} beside {training_seconds:,.1f} s of training ({share})"
+
+
+def capitalised(text: str) -> str:
+    """The text with a capital first letter."""
+    return text[:1].upper() + text[1:]
+
+
+def sentence(text: str) -> str:
+    """The text as a sentence of its own."""
+    return capitalised(text).rstrip(".") + "."

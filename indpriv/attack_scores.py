@@ -73,8 +73,7 @@ class AttackScores:
         if np.isnan(self.scores).any():
             raise InputError(
                 f"{int(np.isnan(self.scores).sum())} attack scores are NaN; an attack must score "
-                f"every "
-                "example"
+                "every example"
             )
 
     @property
@@ -118,11 +117,7 @@ class AttackScores:
         for column, values in zip(_OPTIONAL, self._optional(), strict=True):
             if values is not None:
                 frame[column] = values
-        frame.attrs = {
-            "method": self.method,
-            _COINS: self.fair_coins,
-            "adversary": self.adversary,
-        }
+        frame.attrs = {"method": self.method, _COINS: self.fair_coins, "adversary": self.adversary}
         write_private_parquet(frame, path)
 
     @classmethod
@@ -144,9 +139,8 @@ class AttackScores:
         if missing:
             raise InputError(
                 f"{path} lacks the column{'s' * (len(missing) > 1)} {' and '.join(missing)} (it "
-                f"has "
-                f"{', '.join(map(str, frame.columns))}); an attack's scores need score (higher = "
-                "member), member (1 or 0) and optionally group"
+                f"has {', '.join(map(str, frame.columns))}); an attack's scores need score (higher "
+                "= member), member (1 or 0) and optionally group"
             )
         if frame.empty:
             raise InputError(f"{path} holds no scores; it needs one row per attacked example")

@@ -67,6 +67,11 @@ class Account:
         return self.unit if rows == 1 else f"{self.unit} of at most {rows:,} rows"
 
     @property
+    def relation(self) -> str:
+        """The neighbouring relation, e.g. "add/remove one example"."""
+        return f"{self.neighbouring.replace('_', '/')} one {self.one_unit}"
+
+    @property
     def id_column(self) -> str:
         """The ids of a table: "example_id", or "unit_id" if rows were accounted together."""
         return "example_id" if self.rows_per_unit is None else "unit_id"
@@ -79,19 +84,15 @@ class Account:
     @property
     def at_worst_case(self) -> str:
         """The worst case that an epsilon can reach: that of as many rows as its unit has."""
-        return (
-            "at the worst case"
-            if (self.rows_per_unit or 1) == 1
-            else "at the worst case of as many rows"
-        )
+        several = (self.rows_per_unit or 1) > 1
+        return "at the worst case of as many rows" if several else "at the worst case"
 
     def describe(self) -> str:
         """One line that is shown with every epsilon."""
-        relation = self.neighbouring.replace("_", "/")
         sampler = self.sampler.replace("poisson", "Poisson")
         return (
-            f"delta {format_delta(self.delta)}, {relation} one {self.one_unit}, {sampler} "
-            f"sampling, {self.accountant.upper()} accountant"
+            f"delta {format_delta(self.delta)}, {self.relation}, {sampler} sampling, "
+            f"{self.accountant.upper()} accountant"
         )
 
 

@@ -87,8 +87,8 @@ class ExampleTable:
         if lacking:
             raise InputError(
                 f"{column} lacks a value for {lacking} of {int(is_train.sum())} training rows; "
-                f"give "
-                "each row the id of its unit, or a new id if it shares a unit with no other row"
+                "give each row the id of its unit, or a new id if it shares a unit with no other "
+                "row"
             )
         ids = np.where(is_train, units, own)
         if len({type(value) for value in ids.tolist()}) > 1:
@@ -171,6 +171,6 @@ def check_storable(*metadata: pd.DataFrame | None) -> None:
     except (pa.ArrowException, pd.errors.InvalidIndexError, ValueError) as error:
         raise InputError(
             f"metadata cannot be stored ({'; '.join(map(str, error.args))}); give columns "
-            f"different "
-            "names, and each column values of one type, the same for training and test examples"
+            "different names, and each column values of one type, the same for training and test "
+            "examples"
         ) from error

@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "analysis": {"helpers", "artifacts", "accountant"},
     "report": {"helpers", "artifacts", "analysis"},
     "audit": {"helpers", "artifacts", "accountant", "analysis", "attacks", "report"},
-    "release": {"helpers", "artifacts", "analysis", "report", "audit"},
+    "release": {"helpers", "artifacts", "accountant", "analysis", "report", "audit"},
     "recording": {"helpers", "artifacts"},
     "integrations": {"helpers", "artifacts", "accountant"},
     "training": {"helpers", "artifacts", "recording", "attacks"},

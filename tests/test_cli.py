@@ -431,3 +431,21 @@ def test_interrupted_training_leaves_a_usable_run_and_code_130(number, tmp_path)
     assert re.search(r"stopped after \d+ of \d+ steps; run holds them", told)
     assert not list((tmp_path / "run").rglob("*.tmp"))
     indpriv("audit", "run", "--output-dir", "audit", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("handler", ["SIG_IGN", "SIG_DFL"])
+def test_an_ignored_sigterm_stays_ignored(handler):
+    code = f"""
+import signal, sys
+signal.signal(signal.SIGTERM, signal.{handler})
+sys.argv = ["indpriv", "--version"]
+from indpriv.cli import main
+try:
+    main()
+except SystemExit:
+    print(signal.getsignal(signal.SIGTERM) is signal.SIG_IGN)
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert found.stdout.splitlines()[-1] == str(handler == "SIG_IGN")

@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray, IntArray
-from indpriv._columns import Partition, partition, to_floats
+from indpriv._columns import Partition, mean_of_known, partition, to_floats
 from indpriv.analysis.groups.group_rows import MIN_GROUP
 from indpriv.analysis.statistics.correlation import pearson, spearman
 from indpriv.epsilon_table import EpsilonTable
@@ -83,12 +83,7 @@ def compare_tables(
     second: tuple[EpsilonTable, ExampleTable],
     by: Sequence[str],
 ) -> Comparison:
-    """Compare two audits of the same data, matched by example id.
-
-    Args:
-        first: epsilons and examples of one audit.
-        second: those of the other.
-        by: columns to group by, see `indpriv._columns.partition`.
+    """Compare two audits of the same data, matched by example id; each is (epsilons, examples).
 
     Raises:
         InputError: the audits differ in examples, labels, metadata or in what an epsilon means.
@@ -159,14 +154,9 @@ def _change(
         median_change=float(np.median(second - first)),
         share_better=float((second < first * (1 - SAME)).mean()),
         share_worse=float((second > first * (1 + SAME)).mean()),
-        accuracy_first=_mean(correct[0]),
-        accuracy_second=_mean(correct[1]),
+        accuracy_first=mean_of_known(correct[0]),
+        accuracy_second=mean_of_known(correct[1]),
     )
-
-
-def _mean(values: FloatArray) -> float | None:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else None
 
 
 def _check_meaning(first: EpsilonTable, second: EpsilonTable) -> None:
@@ -192,8 +182,7 @@ def _same_examples(
         example = f", e.g. id {only.tolist()[0]!r} is in the first only" if len(only) else ""
         raise InputError(
             f"the audits have different examples: {len(ids)} in the first and {len(others)} in the "
-            f"second{example}; compare "
-            "audits of one data set"
+            f"second{example}; compare audits of one data set"
         )
     train, other_train = (
         examples.aligned(table.example_ids),
@@ -203,13 +192,11 @@ def _same_examples(
         if column not in other_train:
             continue
         codes, other_codes = (pd.factorize(frame[column])[0] for frame in (train, other_train))
-        different = int(
-            (codes != other_codes).sum()
-        )  # by group, not by name: one audit may know the names of the labels
+        # By group, not by name: one audit may know the names of the labels.
+        different = int((codes != other_codes).sum())
         if different:
             raise InputError(
                 f"{column} differs between the audits for {different} examples of the same id; "
-                "compare audits of one data "
-                "set in one order"
+                "compare audits of one data set in one order"
             )
     return train, other_train

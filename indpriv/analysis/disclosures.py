@@ -102,14 +102,8 @@ def disclosures(
 ) -> tuple[Disclosure, ...]:
     """Every fact that a reader needs to judge the guarantee, in the order of the report.
 
-    Args:
-        run: what was run.
-        account: what its epsilons mean.
-        guarantee: its worst case, and whether checks support it.
-        checks: of the assumptions.
-        versions: of this audit.
-        brackets: number of examples by the way in which the tight accountant bracketed them; None
-            for another accountant.
+    `versions` are those of this audit; `brackets` the number of examples by the way in which the
+    PLD accountant bracketed them, None for another accountant.
     """
     found = (
         *_guaranteed(run, account, guarantee),
@@ -124,7 +118,6 @@ def _guaranteed(run: RunFacts, account: Account, guarantee: Guarantee) -> list[D
     """What is protected, and what is released."""
     units = f"; {run.n_units:,} distinct units" if run.n_units is not None else ""
     too_large = guarantee.delta_times_n >= 1
-    relation = f"{account.neighbouring.replace('_', '/')} one {account.one_unit}"
     trust = run.declared.trust_model or (
         "assumed central: the curator holds the data and runs the training"
     )
@@ -135,16 +128,12 @@ def _guaranteed(run: RunFacts, account: Account, guarantee: Guarantee) -> list[D
     tuning = run.declared.tuning or "only this one run is accounted"
     found = [
         Disclosure("unit", "Unit of privacy", f"one {account.one_unit}", DECLARED),
-        Disclosure("neighbouring", "Neighbouring relation", relation, DECLARED),
+        Disclosure("neighbouring", "Neighbouring relation", account.relation, DECLARED),
         _released(run, guarantee),
         Disclosure("trust_model", "Trust model", trust, DECLARED),
         Disclosure("delta", "Delta", format_delta(account.delta), DECLARED),
         Disclosure(
-            "delta_times_n",
-            "Delta and n",
-            times_n,
-            FAILED if too_large else VERIFIED,
-            private=True,
+            "delta_times_n", "Delta and n", times_n, FAILED if too_large else VERIFIED, private=True
         ),
         Disclosure("tuning", "Tuning runs", tuning, NOT_COVERED),
         Disclosure("n_examples", "Number of examples", n, VERIFIED, private=True),
@@ -190,10 +179,7 @@ def _training(run: RunFacts, account: Account, checks: Sequence[Check]) -> list[
     clipping = DECLARED if later else _read_from(run, "clipping")
     return [
         Disclosure(
-            "sampler",
-            "Sampler",
-            sampler,
-            status_of(checks, SAMPLER, BATCH_SIZES, PARTICIPATION),
+            "sampler", "Sampler", sampler, status_of(checks, SAMPLER, BATCH_SIZES, PARTICIPATION)
         ),
         Disclosure("steps", "Steps", steps, status_of(checks, BATCH_FOR_EVERY_STEP, CLOSED)),
         Disclosure("sample_rate", "sample_rate", str(run.settings.sample_rate), settings),
@@ -337,8 +323,7 @@ def _provenance(
             "private_here",
             "Private in this document",
             "every individual epsilon, quantile, group mean, group size, loss and attack result, "
-            "and "
-            f"every row marked as private; {publish}",
+            f"and every row marked as private; {publish}",
             DECLARED,
         ),
     ]

@@ -21,9 +21,7 @@ _NAMED = 5  # number of groups of repeated rows that are named
 def undeclared_people(log: NormLog, train: pd.DataFrame) -> list[str]:
     """Signs that a person has several rows, in sentences; fewer where unit_ids are known.
 
-    Args:
-        log: the log.
-        train: rows of the training examples in the log's order.
+    `train` holds the training examples in the log's order.
     """
     return [*_likely_columns(log, train), *_repeated_rows(log, train)]
 
@@ -40,8 +38,7 @@ def _likely_columns(log: NormLog, train: pd.DataFrame) -> list[str]:
             found.append(
                 f"{column} seems to say whose row each is, and has {n_distinct:,} values for "
                 f"{n_known:,} rows. If so, a person's epsilon is larger than each row's: audit "
-                "with "
-                f"--unit-column {column}."
+                f"with --unit-column {column}."
             )
     return found
 
@@ -67,10 +64,9 @@ def _repeated_rows(log: NormLog, train: pd.DataFrame) -> list[str]:
     )
     return [
         f"{sum(map(len, groups)):,} rows repeat each other in label, loss, metadata and every "
-        f"recorded norm ({named}"
-        f"{'; ...' if len(groups) > _NAMED else ''}). If they are one person's, that person's "
-        "epsilon is larger than each row's: give "
-        "them one unit id, or drop the repeats before training."
+        f"recorded norm ({named}{'; ...' if len(groups) > _NAMED else ''}). If they are one "
+        "person's, that person's epsilon is larger than each row's: give them one unit id, or drop "
+        "the repeats before training."
     ]
 
 

@@ -18,6 +18,7 @@ from indpriv.norm_log.evidence import FAILED, WORST_CASE, Check
 from indpriv.norm_log.norm_log import NormLog
 
 SUPPORTED, DECLARED, UNPROVEN, VOID = "supported", "declared", "unproven", "void"
+STANDS = (SUPPORTED, DECLARED)  # the statuses of a guarantee that no check contradicts
 
 FALSE_POSITIVE_RATE = 0.01  # at which reports state the limit on membership tests
 
@@ -69,9 +70,14 @@ class Guarantee:
     membership: Membership | None = None
 
     @property
+    def stands(self) -> bool:
+        """Whether no check contradicts the guarantee."""
+        return self.status in STANDS
+
+    @property
     def publishable(self) -> bool:
         """Whether the statement may be published: no check failed and delta is below 1/n."""
-        return self.status in (SUPPORTED, DECLARED) and self.delta_times_n < 1
+        return self.stands and self.delta_times_n < 1
 
     @property
     def withheld(self) -> str:
@@ -90,19 +96,14 @@ def guarantee_of(
     recorder: Mapping[str, Any],
     membership: Membership | None = None,
 ) -> Guarantee:
-    """State the worst case of a run.
+    """State the worst case of a run; those checks that bear on it decide its status.
 
-    Args:
-        table: its account.
-        checks: of the assumptions; empty if there were none. Those that bear on the worst case
-            decide.
-        recorder: what the recorder noted about the run; "seeded" voids the guarantee.
-        membership: see `worst_case_membership`.
+    `recorder` is what the recorder noted about the run: "seeded" voids the guarantee.
     """
     account = table.account
     status, reasons = _status(table, checks, recorder)
     statement, delta_times_n = _statement(table, status), account.delta * len(table)
-    if status in (SUPPORTED, DECLARED) and delta_times_n >= 1:
+    if status in STANDS and delta_times_n >= 1:
         statement += (
             " Delta is not below 1/n, so this guarantee promises almost nothing and is not to be "
             "published."
@@ -125,8 +126,7 @@ def _status(
     if recorder.get("seeded"):
         return VOID, [
             "the run was seeded (reproducible: no privacy): anyone with the seed can regenerate "
-            "noise "
-            "and sampling"
+            "noise and sampling"
         ]
     reasons = [
         check.detail for check in checks if check.status == FAILED and check.bears_on == WORST_CASE
@@ -185,13 +185,11 @@ def _statement(table: EpsilonTable, status: str) -> str:
     if status == VOID:
         return (
             "This run has no differential-privacy guarantee: its random numbers are reproducible "
-            "from "
-            "a seed."
+            "from a seed."
         )
     bound = (
         f"epsilon {format_epsilon(table.worst_case_epsilon)} and delta "
-        f"{format_delta(account.delta)} "
-        f"({account.neighbouring.replace('_', '/')} one {account.one_unit}, Poisson sampling, "
+        f"{format_delta(account.delta)} ({account.relation}, Poisson sampling, "
         f"{account.guaranteed_by})"
     )
     if status == UNPROVEN:

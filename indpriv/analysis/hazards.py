@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from indpriv._formatting import format_epsilon
+from indpriv._formatting import capitalised, format_epsilon, sentence
 from indpriv._plain import Limits
 from indpriv.analysis.disclosures import (
     DECLARED,
@@ -62,11 +62,7 @@ def hazards(
     caveats: Iterable[str],
 ) -> tuple[Hazard, ...]:
     """How this account can be wrong or misread; caveats are those of the attacks that were run."""
-    return (
-        *_assumptions(run, account, checks),
-        *_readings(guarantee, " ".join(caveats)),
-        *_SCOPE,
-    )
+    return (*_assumptions(run, account, checks), *_readings(guarantee, " ".join(caveats)), *_SCOPE)
 
 
 def _assumptions(run: RunFacts, account: Account, checks: Sequence[Check]) -> list[Hazard]:
@@ -76,10 +72,10 @@ def _assumptions(run: RunFacts, account: Account, checks: Sequence[Check]) -> li
     for short, title, status, detail in _assumed(run, account, checks):
         if text := declared.pop(_key(short), ("", ""))[1]:
             status = DECLARED if status == UNKNOWN else status
-            detail = f"{detail} Declared: {_sentence(text)}"
+            detail = f"{detail} Declared: {sentence(text)}"
         found.append(Hazard(_key(short), ASSUMPTION, short, title, status, detail))
     return found + [
-        Hazard(key, ASSUMPTION, item, item[:1].upper() + item[1:], DECLARED, _sentence(text))
+        Hazard(key, ASSUMPTION, item, capitalised(item), DECLARED, sentence(text))
         for key, (item, text) in declared.items()
     ]
 
@@ -94,17 +90,15 @@ def _assumed(
             "sampler",
             "Batches are Poisson-sampled",
             status_of(checks, SAMPLER, BATCH_FOR_EVERY_STEP, BATCH_SIZES, PARTICIPATION),
-            "The account relies on amplification by Poisson sampling. Shuffled or weighted "
-            "batches do "
-            "not have it.",
+            "The account relies on amplification by Poisson sampling. Shuffled or weighted batches "
+            "do not have it.",
         ),
         (
             "norms",
             "The norm pass takes the norms that training clips",
             status_of(checks, NORM_PASS, NORM_PRECISION),
             "Reduced precision or non-determinism can make a recorded norm smaller than the one "
-            "that "
-            "was clipped.",
+            "that was clipped.",
         ),
         (
             "seeds",
@@ -118,8 +112,7 @@ def _assumed(
             "The random generator cannot be predicted",
             VERIFIED if secure else UNKNOWN if secure is None else NOT_COVERED,
             "The account assumes perfect randomness. Opacus uses a cryptographic generator only "
-            "with "
-            "secure_mode=True.",
+            "with secure_mode=True.",
         ),
     ]
     if account.delta * run.n_examples >= 1:
@@ -145,16 +138,14 @@ def _assumed_of_data(run: RunFacts) -> list[tuple[str, str, str, str]]:
             "The settings were not chosen on these data",
             NOT_COVERED,
             "Tuning, early stopping and choosing the best of several runs or checkpoints spend "
-            "privacy "
-            "that is not counted here.",
+            "privacy that is not counted here.",
         ),
         (
             "preprocessing",
             "Preprocessing was not fitted on the data",
             declared_or_unknown(run.declared.preprocessing),
             "Standardisation, vocabularies or a clipping norm computed from the data are not "
-            "covered "
-            "by the account.",
+            "covered by the account.",
         ),
     ]
 
@@ -213,7 +204,3 @@ _SCOPE = (
 
 def _key(text: str) -> str:
     return text.lower().replace(" ", "_")
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}".rstrip(".") + "."

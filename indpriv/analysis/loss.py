@@ -126,9 +126,8 @@ def relate_to_loss(table: EpsilonTable, loss: FloatArray) -> LossRelation:
     floored = np.maximum(kept, floor)
     log_loss = np.log(floored)
     below = ~table.at_worst_case[usable]
-    same_loss = len(kept) > 0 and is_constant(
-        floored
-    )  # near 1, ln(loss) makes a signal of float noise
+    # Near a loss of 1, ln(loss) makes a signal of float noise.
+    same_loss = len(kept) > 0 and is_constant(floored)
     every = _correlation(epsilon, kept, log_loss, constant_loss=same_loss)
     return LossRelation(
         every=every[0],

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._columns import partition
+from indpriv.analysis.groups.group_rows import mean_by_group
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.norm_log.levels import Codes
 from indpriv.norm_log.norm_log import NormLog
@@ -55,10 +55,7 @@ class Drivers:
 def describe_drivers(log: NormLog, table: EpsilonTable, train: pd.DataFrame | None) -> Drivers:
     """Describe what made the epsilons of a table.
 
-    Args:
-        log: what the table was made of.
-        table: its account.
-        train: rows of the training examples in the log's order; None where labels are unknown.
+    `train` holds the training examples in the log's order; None where labels are unknown.
     """
     classes, codes = _classes(train, log.n_examples)
     rows = np.flatnonzero(~np.isin(log.recorded_steps, log.unreadable_steps))
@@ -75,7 +72,9 @@ def describe_drivers(log: NormLog, table: EpsilonTable, train: pd.DataFrame | No
         above = (
             record.norms[record.codes] > 1 if log.levels is None else record.codes > log.levels.top
         )
-        clipped.append((float(above.mean()), _shares(above, codes, len(classes))))
+        clipped.append(
+            (float(above.mean()), mean_by_group(above.astype(np.float64), codes, len(classes)))
+        )
     order = np.argsort(table.epsilon, kind="stable")
     lowest, highest = table.epsilon[order[0]], table.epsilon[order[-1]]
     return Drivers(
@@ -134,11 +133,3 @@ def _medians(record: _Record, classes: IntArray, n_classes: int) -> list[float |
         middle = [(int(up_to[-1]) - 1) // 2, int(up_to[-1]) // 2]
         found.append(float(record.norms[np.searchsorted(up_to, middle, side="right")].mean()))
     return found
-
-
-def _shares(above: NDArray[np.bool_], codes: IntArray, n_classes: int) -> list[float | None]:
-    counts = np.bincount(codes, minlength=n_classes)
-    sums = np.bincount(codes, weights=above, minlength=n_classes)
-    return [
-        float(total / count) if count else None for total, count in zip(sums, counts, strict=True)
-    ][:n_classes]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from indpriv._arrays import FloatArray
-from indpriv._columns import to_floats
+from indpriv._columns import mean_of_known, to_floats
 from indpriv._plain import AtLeastZero, Count, Share, Via
 from indpriv.analysis.declared import Declared
 from indpriv.example_table import ExampleTable
@@ -139,6 +139,4 @@ def run_facts(
 def _accuracy(examples: ExampleTable | None, split: str) -> float | None:
     if examples is None:
         return None
-    correct = to_floats(examples.frame.loc[examples.frame["split"] == split, "correct"])
-    known = correct[~np.isnan(correct)]
-    return float(known.mean()) if len(known) else None
+    return mean_of_known(to_floats(examples.frame.loc[examples.frame["split"] == split, "correct"]))

@@ -26,6 +26,10 @@ from indpriv.norm_log.evidence import Check
 
 SCHEMA_VERSION = 1
 SENSITIVE = "SENSITIVE: for the curator only"
+NO_EXACT_VALUES = (
+    "There are no exact values to compare the estimate with: record every step, some reference "
+    "examples, or batch norms."
+)
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,11 @@ class FidelityFindings:
     batch_norms: BatchNormFidelity | None = field(default=None, metadata={"json": "free_fidelity"})
     sensitivity: tuple[Sensitivity, ...] = ()
     spacing: Spacing | None = None
+
+    @property
+    def has_exact_values(self) -> bool:
+        """Whether the estimate could be compared with exact values."""
+        return bool(self.against_k) or self.batch_norms is not None
 
 
 @dataclass(frozen=True)

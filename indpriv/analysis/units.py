@@ -8,21 +8,8 @@ from indpriv.accountant import Method, cap_rows
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.norm_log.norm_log import NormLog
 
-_CAPS = (
-    1,
-    2,
-    5,
-    10,
-    20,
-    50,
-    100,
-    200,
-    500,
-    1000,
-    2000,
-    5000,
-    10_000,
-)  # public numbers, so that choosing one of them reveals nothing
+# Public numbers, so that choosing one of them reveals nothing.
+_CAPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 
 
 @dataclass(frozen=True)
@@ -51,12 +38,7 @@ class UnitSizes:
 
 
 def unit_sizes(log: NormLog, table: EpsilonTable) -> tuple[UnitSizes, ...]:
-    """The units of a table by their number of rows, fewest first; empty where each has one row.
-
-    Args:
-        log: what the table was made of.
-        table: epsilons of units.
-    """
+    """The units of a table by their number of rows, fewest first; empty where each has one row."""
     largest = table.account.rows_per_unit
     if largest is None or largest == 1:
         return ()
@@ -72,9 +54,8 @@ def unit_sizes(log: NormLog, table: EpsilonTable) -> tuple[UnitSizes, ...]:
                 n_units=len(epsilon),
                 median=float(np.median(epsilon)) if len(epsilon) else None,
                 max=float(epsilon.max()) if len(epsilon) else None,
-                worst_case_epsilon=min(
-                    cap.worst_case_epsilon, table.worst_case_epsilon
-                ),  # a privacy filter may cap it
+                # A privacy filter may cap it.
+                worst_case_epsilon=min(cap.worst_case_epsilon, table.worst_case_epsilon),
                 rows_dropped=cap.rows_dropped,
                 n_rows=log.n_examples,
             )

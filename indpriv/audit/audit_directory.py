@@ -46,9 +46,8 @@ def write_audit(
     output_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     if others_can_read(output_dir):
         warnings.warn(
-            f"{output_dir} can be entered by others; the files of this audit are readable by "
-            "their owner only, but "
-            f"keep it that way: chmod go= {output_dir}",
+            f"{output_dir} can be entered by others; the files of this audit are readable by their "
+            f"owner only, but keep it that way: chmod go= {output_dir}",
             PrivacyWarning,
             stacklevel=3,
         )
@@ -129,7 +128,6 @@ def read_summary(audit_dir: Path) -> dict[str, Any]:
     ):
         raise InputError(
             f"{path} lacks {', '.join(texts)} or guarantee.worst_case_epsilon, without which an "
-            "epsilon means nothing; "
-            "make the audit again"
+            "epsilon means nothing; make the audit again"
         )
     return dict(summary)

@@ -38,8 +38,7 @@ def compare_audits(audit_dirs: Sequence[Path], by: Sequence[str] = ()) -> AuditC
     if len(folders) < 2 or len(set(folders)) < len(folders):
         raise InputError(
             f"there are {len(set(folders))} different audit directories; pass two or more, each "
-            "once: indpriv compare "
-            "reports/one reports/two"
+            "once: indpriv compare reports/one reports/two"
         )
     summaries = tuple(read_summary(folder) for folder in folders)
     audits = [read_audit(folder) for folder in folders]

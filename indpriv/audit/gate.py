@@ -88,11 +88,7 @@ class Condition:
 
 
 def judge(content: Mapping[str, Any], limits: Limits) -> list[Condition]:
-    """Check an audit against what is always required, then against limits.
-
-    Args:
-        content: the content of audit.json.
-        limits: what to require in addition.
+    """Check the content of audit.json against what is always required, then against limits.
 
     Raises:
         InputError: an audit of another schema, or one that lacks what is judged.
@@ -108,11 +104,12 @@ def judge(content: Mapping[str, Any], limits: Limits) -> list[Condition]:
 
 def _always(summary: AuditSummary) -> list[Condition]:
     """The guarantee, the checks, and attacks that achieve more than the worst case allows."""
-    status, times_n = summary.guarantee.status, summary.guarantee.delta_times_n
+    guarantee, times_n = summary.guarantee, summary.guarantee.delta_times_n
     failed = ", ".join(check.title for check in summary.notes.checks if check.status == FAILED)
-    supported = status in ("supported", "declared")
     found = [
-        Condition("guarantee", supported, status, "supported or declared", private=False),
+        Condition(
+            "guarantee", guarantee.stands, guarantee.status, "supported or declared", private=False
+        ),
         Condition("delta times n", times_n < 1, f"{times_n:.2g}", "below 1", private=True),
         Condition(
             "evidence", not failed, failed or "no check failed", "no check failed", private=False

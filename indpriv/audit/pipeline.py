@@ -1,7 +1,8 @@
 """From a run directory to an audit directory."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,11 +22,7 @@ from indpriv.audit.groups import choose_groups
 from indpriv.audit.references import read_references
 from indpriv.audit.run_directory import RecordedRun, recorded_run
 from indpriv.audit.summarise import summarise
-from indpriv.audit.variants import (
-    effect_of_spacing,
-    fidelity_against_k,
-    sensitivity,
-)
+from indpriv.audit.variants import effect_of_spacing, fidelity_against_k, sensitivity
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog, open_run
@@ -58,22 +55,20 @@ def audit(
 
     Args:
         path: a run directory.
-        output_dir: where epsilon.parquet, audit.json, report.html and copies of the example tables
-            go (0600 each).
+        output_dir: for epsilon.parquet, audit.json, report.html and copies of the example tables.
         delta: of the guarantee; default the one in run.json.
         accountant: "rdp" or "pld".
         conversion: from RDP, "canonne2020" or "mironov2017".
         between_records: norms assumed between records: "last", "closest" or "worst_case".
-        preset: "yu2023" for the paper's accounting; it overrides accountant, conversion and
-            between_records.
+        preset: "yu2023": the paper's accountant, conversion and rule between records.
         by: columns to group by, e.g. ("race", "age:bins=10"); default those in run.json, else the
             label and every metadata column.
         unit_column: metadata column that says whose row each is: epsilons are then of these units,
             "user" by default.
         unreadable: "refuse" a log with damaged or missing records, or count those at "worst_case".
         seed: of the random choices of attacks and group tables, not of training.
-        images: (n_examples, channels, height, width) inputs of the training examples, whose ids are
-            positions: the report then shows the most and the least protected ones.
+        images: (n_examples, channels, height, width) training inputs, whose ids are positions: the
+            report then shows the most and the least protected ones.
         signals: of reference models of this run, as `indpriv shadow --for-run` writes them; attacks
             that need them are run.
         baseline_signals: the same for the non-private baseline (`--without-dp`).
@@ -86,15 +81,8 @@ def audit(
         InputError: no run directory, or output_dir is it; no delta; a column that does not exist.
         EvidenceError: a log that is damaged or contradicts itself.
     """
-    path, output_dir = Path(path), Path(output_dir)
-    tell = progress or silent
-    if output_dir.resolve() == path.resolve():
-        raise InputError(
-            f"output_dir={output_dir} is the run itself, whose {EXAMPLES} the audit's own would "
-            f"replace; choose another directory, e.g. {path / 'audit'}"
-        )
-    if images is not None:
-        check_images(images)
+    path, output_dir, tell = Path(path), Path(output_dir), progress or silent
+    _check_arguments(path, output_dir, images)
     log, recorded = _read(path, unreadable, unit_column, tell)
     recorded = _with_references(recorded, path, signals, baseline_signals)
     method = Method(
@@ -104,42 +92,71 @@ def audit(
         between_records=between_records,
         preset=preset,
     )
+    command = _command(
+        path, output_dir, method, by, unit_column, unreadable, seed, signals, baseline_signals
+    )
+    table, summary = _analyse(log, recorded, method, path.resolve().name, by, seed, command, tell)
+    with _stage(tell, WRITING):
+        write_audit(output_dir, table, recorded, summary, images)
+    return summary
+
+
+@contextmanager
+def _stage(tell: StageProgress, name: str) -> Iterator[None]:
+    """A stage whose progress is not known while it lasts."""
+    tell(name, 0, 1)
+    yield
+    tell(name, 1, 1)
+
+
+def _check_arguments(path: Path, output_dir: Path, images: NDArray[np.float32] | None) -> None:
+    if output_dir.resolve() == path.resolve():
+        raise InputError(
+            f"output_dir={output_dir} is the run itself, whose {EXAMPLES} the audit's own would "
+            f"replace; choose another directory, e.g. {path / 'audit'}"
+        )
+    if images is not None:
+        check_images(images)
+
+
+def _analyse(
+    log: NormLog,
+    recorded: RecordedRun,
+    method: Method,
+    name: str,
+    by: Sequence[str],
+    seed: int,
+    command: str,
+    tell: StageProgress,
+) -> tuple[EpsilonTable, AuditSummary]:
+    """The epsilons of a log and all that is found; name: of the run, where run.json has none."""
     table = table_for(log, method, progress=lambda done, total: tell(ACCOUNTING, done, total))
     holdout, members = _holdout(log, recorded, method, table)
     fidelity = _fidelity(log, method, table, _groups(log, recorded, by), tell)
-    tell(ANALYSING, 0, 1)
-    summary = summarise(
-        log,
-        table,
-        recorded,
-        name=recorded.declared.name or path.resolve().name,
-        by=by,
-        fidelity=fidelity,
-        holdout=holdout,
-        members=members,
-        seed=seed,
-        command=_command(
-            path, output_dir, method, by, unit_column, unreadable, seed, signals, baseline_signals
-        ),
-    )
-    tell(ANALYSING, 1, 1)
-    tell(WRITING, 0, 1)
-    write_audit(output_dir, table, recorded, summary, images)
-    tell(WRITING, 1, 1)
-    return summary
+    with _stage(tell, ANALYSING):
+        return table, summarise(
+            log,
+            table,
+            recorded,
+            name=recorded.declared.name or name,
+            by=by,
+            fidelity=fidelity,
+            holdout=holdout,
+            members=members,
+            seed=seed,
+            command=command,
+        )
 
 
 def _read(
     path: Path, unreadable: str, unit_column: str | None, tell: StageProgress
 ) -> tuple[NormLog, RecordedRun]:
     """The log of a run directory and what else is known, with the units of a metadata column."""
-    tell(READING, 0, 1)
-    check_holds_log(path)
-    run = open_run(path, unreadable=unreadable)
-    tell(READING, 1, 1)
-    tell(CHECKING, 0, 1)
-    log, recorded = run.log, recorded_run(run, unreadable)
-    tell(CHECKING, 1, 1)
+    with _stage(tell, READING):
+        check_holds_log(path)
+        run = open_run(path, unreadable=unreadable)
+    with _stage(tell, CHECKING):
+        log, recorded = run.log, recorded_run(run, unreadable)
     if unit_column is None:
         return log, recorded
     if recorded.examples is None:

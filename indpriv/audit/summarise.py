@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,10 +21,11 @@ from indpriv.analysis.duplicates import undeclared_people
 from indpriv.analysis.groups.group_table import GroupTable, group_tables
 from indpriv.analysis.guarantee import Guarantee, guarantee_of, worst_case_membership
 from indpriv.analysis.hazards import hazards
-from indpriv.analysis.loss import relate_to_loss
+from indpriv.analysis.loss import LossRelation, relate_to_loss
 from indpriv.analysis.norms_over_training import describe_drivers
 from indpriv.analysis.run_facts import RunFacts, run_facts
 from indpriv.analysis.summary import (
+    NO_EXACT_VALUES,
     AttackFindings,
     AuditSummary,
     FidelityFindings,
@@ -66,46 +68,29 @@ def summarise(
         by: columns to group by; see `audit`.
         fidelity: how far the epsilons can lie from exact ones.
         holdout: epsilons that the test examples would have had on the same trajectory.
-        members: epsilons to compare with those of the hold-out; default the table. Where it uses
-            batch norms, which no test example has, the account of full records alone.
+        members: epsilons to compare with those of the hold-out, as far as that is not the table.
         seed: of the random choices of attacks and group tables.
         command: reproduces the audit.
 
     Raises:
         InputError: a column that does not exist, or groups without an example table.
     """
-    examples, rows, loss = recorded.examples, None, None
-    columns: list[str] = []
-    groups: tuple[GroupTable, ...] = ()
-    missing = _missing(recorded, log, fidelity)
-    if examples is None and by:
-        raise InputError(
-            f"--by {by[0]}: this run has no {EXAMPLES}, which holds the groups; audit it without "
-            "--by"
-        )
-    if examples is not None:
-        rows = examples.aligned(log.example_ids)
-        columns, left_out = choose_groups(rows, by, recorded.declared.groups)
-        train = in_rows_of(table, examples).aligned(table.example_ids)
-        loss = relate_to_loss(table, to_floats(train["loss"]))
-        groups = group_tables(table, train, examples.test, columns, seed=seed)
-        missing += [*undeclared_people(log, rows), *left_out]
-        missing += _group_notes(table, groups, examples.test)
-    account = table.account
+    found, account = _of_examples(log, table, recorded, by, seed), table.account
     attacks = run_attacks(
         recorded,
-        columns,
+        found.columns,
         members=table if members is None else members,
         holdout=holdout,
         delta=account.delta,
         seed=seed,
         ceilings=ceilings_of(log, table) if recorded.references else None,
     )
-    run = run_facts(log, examples, recorded.recorder, recorded.declared)
-    versions = {library: _version(library) for library in _LIBRARIES}
+    run = run_facts(log, recorded.examples, recorded.recorder, recorded.declared)
+    versions = {name: _version(name) for name in _LIBRARIES}
     versions["python"] = platform.python_version()
     membership = worst_case_membership(log, account.delta)
     guarantee = guarantee_of(table, recorded.checks, recorded.recorder, membership)
+    missing = (*_missing(recorded, log, fidelity), *found.missing)
     return AuditSummary(
         name=name,
         provenance=Provenance(datetime.now(UTC).isoformat(timespec="seconds"), versions, command),
@@ -116,12 +101,44 @@ def summarise(
         run=run,
         individual=describe(table),
         unit_sizes=unit_sizes(log, table),
-        drivers=describe_drivers(log, table, rows),
-        loss=loss,
-        groups=groups,
+        drivers=describe_drivers(log, table, found.rows),
+        loss=found.loss,
+        groups=found.groups,
         attacks=attacks,
         fidelity=fidelity,
         notes=_notes(run, table, recorded, guarantee, versions, attacks, missing),
+    )
+
+
+class _OfExamples(NamedTuple):
+    """What the example table adds; rows: of its training examples, in the order of the log."""
+
+    rows: pd.DataFrame | None = None
+    columns: Sequence[str] = ()
+    loss: LossRelation | None = None
+    groups: tuple[GroupTable, ...] = ()
+    missing: Sequence[str] = ()
+
+
+def _of_examples(
+    log: NormLog, table: EpsilonTable, recorded: RecordedRun, by: Sequence[str], seed: int
+) -> _OfExamples:
+    examples = recorded.examples
+    if examples is None and by:
+        raise InputError(
+            f"--by {by[0]}: this run has no {EXAMPLES}, which holds the groups; audit it without "
+            "--by"
+        )
+    if examples is None:
+        return _OfExamples()
+    rows = examples.aligned(log.example_ids)
+    columns, left_out = choose_groups(rows, by, recorded.declared.groups)
+    train = in_rows_of(table, examples).aligned(table.example_ids)
+    loss = relate_to_loss(table, to_floats(train["loss"]))
+    groups = group_tables(table, train, examples.test, columns, seed=seed)
+    notes = _group_notes(table, groups, examples.test)
+    return _OfExamples(
+        rows, columns, loss, groups, [*undeclared_people(log, rows), *left_out, *notes]
     )
 
 
@@ -132,7 +149,7 @@ def _notes(
     guarantee: Guarantee,
     versions: dict[str, str],
     attacks: AttackFindings,
-    missing: Sequence[str],
+    missing: tuple[str, ...],
 ) -> Notes:
     account, checks = table.account, recorded.checks
     brackets = Counter(table.details.get("bracket", np.array([])).tolist())
@@ -141,7 +158,7 @@ def _notes(
         checks=tuple(checks),
         disclosures=disclosures(run, account, guarantee, checks, versions, brackets),
         hazards=hazards(run, account, guarantee, checks, caveats=caveats),
-        missing=tuple(missing),
+        missing=missing,
     )
 
 
@@ -170,12 +187,8 @@ def _missing(recorded: RecordedRun, log: NormLog, fidelity: FidelityFindings) ->
             f"There is no non-private baseline ({EXAMPLES_NON_DP}): the attack cannot be compared "
             "with one on a model trained without DP."
         )
-    known = fidelity.against_k or fidelity.batch_norms is not None
-    if not known and not log.individually_clipped:
-        found.append(
-            "There are no exact values to compare the estimate with: record every step, some "
-            "reference examples, or batch norms."
-        )
+    if not fidelity.has_exact_values and not log.individually_clipped:
+        found.append(NO_EXACT_VALUES)
     return found
 
 

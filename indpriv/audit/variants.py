@@ -12,12 +12,7 @@ from indpriv._columns import Partition
 from indpriv._progress import StageProgress, silent
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
-from indpriv.analysis.fidelity.comparison import (
-    Fidelity,
-    Sensitivity,
-    Spacing,
-    compare_with_exact,
-)
+from indpriv.analysis.fidelity.comparison import Fidelity, Sensitivity, Spacing, compare_with_exact
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.views import coarser
@@ -43,15 +38,8 @@ def fidelity_against_k(
 
     Exact values come from the whole log if it has every step, else from its reference examples,
     where the log's own K is compared too. Empty if there are neither, and if training clipped
-    individually (any K is exact).
-
-    Args:
-        log: the log.
-        method: how the table was made.
-        table: its account.
-        progress: called as progress(stage, done, total).
-        groups: partitions of the log's examples, by column. Fidelity by group is given for the
-            log's own K, else for K = one epoch.
+    individually (any K is exact). `table` is the account of the log by `method`; fidelity by group
+    is given for the log's own K, else for K = one epoch.
     """
     if log.individually_clipped or (log.coverage < 1 and table.account.rows_per_unit is not None):
         return ()  # reference examples are not whole units
@@ -118,14 +106,7 @@ def _own_fidelity(
 def effect_of_spacing(
     log: NormLog, method: Method, table: EpsilonTable, progress: StageProgress | None = None
 ) -> Spacing | None:
-    """How far an estimate moves without every second record; None if it assumes no norms.
-
-    Args:
-        log: the log.
-        method: how the table was made.
-        table: the account of all records.
-        progress: called as progress(stage, done, total).
-    """
+    """How far an estimate moves without every second record; None if it assumes no norms."""
     carried = table.account.between_records != "worst_case" and log.n_records < log.total_steps
     if not carried or log.individually_clipped or log.n_records < 3:
         return None
@@ -144,14 +125,7 @@ def effect_of_spacing(
 def sensitivity(
     log: NormLog, method: Method, table: EpsilonTable, progress: StageProgress | None = None
 ) -> tuple[Sensitivity, ...]:
-    """How far epsilons move with coarser rounding and with other rules between records.
-
-    Args:
-        log: the log.
-        method: how the table was made.
-        table: its account.
-        progress: called as progress(stage, done, total).
-    """
+    """How far epsilons move with coarser rounding and with other rules between records."""
     if log.filtered is not None or method.preset is not None:
         # A filter's account is its cap under any choice; a preset makes both choices itself.
         return ()

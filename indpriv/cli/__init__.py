@@ -89,8 +89,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def main() -> NoReturn:
     """Run the command line as its own process; the entry point `indpriv`."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch starts its threads
-    # Like Ctrl-C: temporary files are removed, and the exit code is 130.
-    signal.signal(signal.SIGTERM, _interrupted)
+    # Like Ctrl-C: temporary files are removed, and the exit code is 130. Ignored stays ignored.
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, _interrupted)
     warnings.filterwarnings("ignore", module=r"(torch|opacus)(\.|$)")
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     warnings.showwarning = lambda message, *_, **__: errors.print(

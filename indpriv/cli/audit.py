@@ -36,8 +36,7 @@ Run = Annotated[
     ),
 ]
 OutputDir = Annotated[
-    Path | None,
-    typer.Option(help="Audit directory to write.", show_default="RUN/audit"),
+    Path | None, typer.Option(help="Audit directory to write.", show_default="RUN/audit")
 ]
 Delta = Annotated[
     float | None, typer.Option(help="Delta of the guarantee.", show_default="the run's own")
@@ -46,8 +45,7 @@ Accountant = Annotated[
     str, typer.Option(help="Accountant: rdp, or pld for tighter epsilons that take longer.")
 ]
 Conversion = Annotated[
-    str,
-    typer.Option(help="How RDP becomes epsilon and delta: canonne2020 or mironov2017."),
+    str, typer.Option(help="How RDP becomes epsilon and delta: canonne2020 or mironov2017.")
 ]
 BetweenRecords = Annotated[
     str, typer.Option(help="Norms assumed between records: last, closest or worst-case.")
@@ -87,8 +85,7 @@ BaselineSignals = Annotated[
 ShowExamples = Annotated[
     bool,
     typer.Option(
-        "--show-examples",
-        help="Show the most and the least protected images in the report.",
+        "--show-examples", help="Show the most and the least protected images in the report."
     ),
 ]
 Spec = Annotated[
@@ -136,8 +133,7 @@ Device = Annotated[
 BatchSize = Annotated[
     str,
     typer.Option(
-        help="Number of examples whose norms are computed at once, or auto.",
-        rich_help_panel=REPLAY,
+        help="Number of examples whose norms are computed at once, or auto.", rich_help_panel=REPLAY
     ),
 ]
 Processes = Annotated[
@@ -187,18 +183,11 @@ def audit(
     from indpriv.audit import audit as audit_run
 
     settings = _Settings(noise_multiplier, max_grad_norm, sample_rate, steps, delta, sampler)
-    if spec is None:
-        settings.refuse()
-        path = checked_run(path, "audit")
-        output_dir = output_dir or path / "audit"
-        _say_if_still_written(path)
-    else:
-        _refuse_examples(show_examples)
-        if path is None:
-            raise InputError(f"pass the folder of checkpoints: indpriv audit FOLDER --spec {spec}")
-        output_dir = output_dir or path / "audit"
-        path = _replay(path, spec, output_dir, settings, device, batch_size, processes)
+    path = _recorded(path, settings) if spec is None else _checkpoints(path, spec, show_examples)
+    output_dir = output_dir or path / "audit"
     check_folder("--output-dir", output_dir)
+    if spec is not None:
+        path = _replay(path, spec, output_dir, settings, device, batch_size, processes)
     with progress_bar() as progress:
         summary = audit_run(
             path,
@@ -269,9 +258,21 @@ def _say_if_still_written(run_dir: Path) -> None:
         Console(stderr=True, highlight=False, soft_wrap=True).print(text)
 
 
-def _refuse_examples(show_examples: bool) -> None:
+def _recorded(path: Path | None, settings: _Settings) -> Path:
+    """The recorded run to audit, which has its own settings."""
+    settings.refuse()
+    run_dir = checked_run(path, "audit")
+    _say_if_still_written(run_dir)
+    return run_dir
+
+
+def _checkpoints(path: Path | None, spec: str, show_examples: bool) -> Path:
+    """The folder of checkpoints to replay."""
     if show_examples:
         raise InputError("--show-examples needs a run of `indpriv train`; leave it out with --spec")
+    if path is None:
+        raise InputError(f"pass the folder of checkpoints: indpriv audit FOLDER --spec {spec}")
+    return path
 
 
 def _replay(
@@ -291,7 +292,6 @@ def _replay(
         raise InputError(
             f"{checkpoints} is a recorded run: audit it without --spec, or pass its checkpoints"
         )
-    check_folder("--output-dir", output_dir)
     check_device(device)
     output_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -313,9 +313,10 @@ def _replay(
 def _images(run_dir: Path, data_dir: Path | None) -> NDArray[np.float32]:
     """Training images of a run of `indpriv train`, if its data set is still the same."""
     from indpriv._files import read_json
+    from indpriv.norm_log.run_files import RUN_JSON
     from indpriv.training.datasets import load_dataset
 
-    record = run_dir / "run.json"
+    record = run_dir / RUN_JSON
     content = read_json(record) if record.is_file() else {}
     data = content.get("data") if isinstance(content, dict) else None
     if not isinstance(data, dict) or not isinstance(data.get("dataset"), str):

@@ -51,34 +51,23 @@ BudgetOption = Annotated[
     ),
 ]
 Spend = Annotated[
-    bool,
-    typer.Option("--spend", help="Draw again and pay again, even if the answer is stored."),
+    bool, typer.Option("--spend", help="Draw again and pay again, even if the answer is stored.")
 ]
 
 MaxWorstCaseEpsilon = Annotated[
-    float | None,
-    typer.Option(help="Largest worst-case epsilon: that of the guarantee."),
+    float | None, typer.Option(help="Largest worst-case epsilon: that of the guarantee.")
 ]
-MaxDelta = Annotated[
-    float | None,
-    typer.Option(help="Largest delta of the guarantee."),
-]
+MaxDelta = Annotated[float | None, typer.Option(help="Largest delta of the guarantee.")]
 MaxMedianEpsilon = Annotated[
-    float | None,
-    typer.Option(help="Largest median of the individual epsilons."),
+    float | None, typer.Option(help="Largest median of the individual epsilons.")
 ]
 MaxP95Epsilon = Annotated[
-    float | None,
-    typer.Option(help="Largest 95th percentile of the individual epsilons."),
+    float | None, typer.Option(help="Largest 95th percentile of the individual epsilons.")
 ]
 MaxP99Epsilon = Annotated[
-    float | None,
-    typer.Option(help="Largest 99th percentile of the individual epsilons."),
+    float | None, typer.Option(help="Largest 99th percentile of the individual epsilons.")
 ]
-MaxEpsilon = Annotated[
-    float | None,
-    typer.Option(help="Largest individual epsilon."),
-]
+MaxEpsilon = Annotated[float | None, typer.Option(help="Largest individual epsilon.")]
 MaxGroupRatio = Annotated[
     float | None,
     typer.Option(
@@ -86,12 +75,10 @@ MaxGroupRatio = Annotated[
     ),
 ]
 MinCoverage = Annotated[
-    float | None,
-    typer.Option(help="Smallest share of steps with a record, 0 to 1."),
+    float | None, typer.Option(help="Smallest share of steps with a record, 0 to 1.")
 ]
 MinTestAccuracy = Annotated[
-    float | None,
-    typer.Option(help="Smallest test accuracy of the final model, 0 to 1."),
+    float | None, typer.Option(help="Smallest test accuracy of the final model, 0 to 1.")
 ]
 RequiredUnit = Annotated[str | None, typer.Option(help="Required unit of privacy, e.g. user.")]
 Exact = Annotated[

@@ -91,6 +91,7 @@ def train(
     Example: indpriv train audits/digits.toml --run-dir runs/digits
     """
     from indpriv._files import read_json
+    from indpriv.norm_log.run_files import RUN_JSON
 
     run = _train(
         checked_audit_file(audit_file),
@@ -103,7 +104,7 @@ def train(
         baseline=non_private_baseline,
     )
     if as_json:
-        print_json(read_json(run.run_dir / "run.json"))
+        print_json(read_json(run.run_dir / RUN_JSON))
 
 
 def _train(
@@ -184,8 +185,9 @@ def _filter_for(config: AuditConfig) -> Callable[[float, float], PrivacyFilter] 
 def _remove_old_demo(run_dir: Path) -> None:
     """Remove the run of an earlier demo; refuse to remove anything else."""
     from indpriv._files import read_json
+    from indpriv.norm_log.run_files import RUN_JSON
 
-    record = run_dir / "run.json"
+    record = run_dir / RUN_JSON
     if not (record.is_file() and read_json(record).get("name") == Path(DEMO).stem):
         raise InputError(
             f"{run_dir} is not the run of an earlier demo; choose another --output-dir"

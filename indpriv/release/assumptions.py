@@ -23,21 +23,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from indpriv._formatting import format_delta, format_epsilon
+from indpriv.accountant.engines import ENGINES
+from indpriv.analysis.guarantee import STANDS
 from indpriv.errors import InputError, PrivacyWarning
 from indpriv.release.request import Budget, Request
 
-# By how much the epsilons of others were seen to move when one person, or half of all, left the
-# log; rounded up
-_WOBBLE = {"rdp": "1e-14", "pld": "1e-9"}
+# Changes of an epsilon by more than this share can show in an answer.
+_LAST_DIGITS = 1e-12
 # Key of run.json: a list of the settings that were computed from the data, [] for none
 CHOSEN_FROM_DATA = "chosen_from_data"
 
 
 def check_releasable(summary: Mapping[str, Any]) -> None:
     """Refuse a run whose persons are not one record each, or that has no guarantee to compose with.
-
-    Args:
-        summary: the content of audit.json.
 
     Raises:
         InputError: no guarantee, several rows of one person, or settings that were chosen from the
@@ -46,7 +44,7 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
     check_one_record(summary)
     guarantee = summary["guarantee"]
     status = guarantee.get("status")
-    if status not in ("supported", "declared"):
+    if status not in STANDS:
         reasons = "; ".join(map(str, guarantee.get("reasons", ())))
         raise InputError(
             f"this run's guarantee is {status}: "
@@ -60,12 +58,13 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
             PrivacyWarning,
             stacklevel=2,
         )
-    if summary["account"]["accountant"] == "pld":
+    accountant = summary["account"]["accountant"]
+    if float(ENGINES[accountant].numerical_noise) > _LAST_DIGITS:
         warnings.warn(
-            "with the PLD accountant each person's epsilon depends on the other people in the data "
-            "within its numerical error, which can move another person from one answer to the "
-            "next; for releases audit with the RDP accountant, where this affects the last digits "
-            "only",
+            f"with the {accountant.upper()} accountant each person's epsilon depends on the other "
+            "people in the data within its numerical error, which can move another person from one "
+            "answer to the next; for releases audit with the RDP accountant, where this affects "
+            "the last digits only",
             PrivacyWarning,
             stacklevel=2,
         )
@@ -133,8 +132,8 @@ def epsilon_assumptions(summary: Mapping[str, Any], request: Request) -> list[st
         _independence(summary),
         _public_facts(summary, request),
         "Numerically an epsilon also depends on the other people in the data, since computers sum "
-        f"in blocks: by about {_WOBBLE[accountant]} with the {accountant.upper()} accountant. That "
-        "this moves no other person from one answer to the next is on trust.",
+        f"in blocks: by about {ENGINES[accountant].numerical_noise} with the {accountant.upper()} "
+        "accountant. That this moves no other person from one answer to the next is on trust.",
         *common_assumptions(),
     ]
 

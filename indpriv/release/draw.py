@@ -71,30 +71,33 @@ def draw(request: Request, counts: IntArray, grid: FloatArray) -> Figures:
         grid: (n_cells,) public, increasing values; for a mean they must be k / n_cells of the
             largest, k = 1, 2, ...
     """
-    parts = len(request.shares)
-    if request.method == DESCENT:
-        scale = mechanisms.gaussian_scale(request.epsilon, request.delta)
-        gaussian = GaussianNoise(scale * math.sqrt(parts))
-        mean, count, mean_error = _mean_and_count(request, counts, float(grid[-1]), gaussian)
-        answers = _by_descent(request, counts, grid, gaussian, count)
-        unit_error = gaussian.unit_error
+    noise = _noise(request)
+    mean, count, mean_error = _mean_and_count(request, counts, float(grid[-1]), noise)
+    if isinstance(noise, GaussianNoise):
+        answers = _by_descent(request, counts, grid, noise, count)
     else:
-        laplace = LaplaceNoise(request.epsilon / parts)
-        mean, count, mean_error = _mean_and_count(request, counts, float(grid[-1]), laplace)
         by_method = _from_distribution if request.method == HISTOGRAM else _by_selection
-        answers = by_method(request, counts, grid, laplace)
-        unit_error = laplace.unit_error
+        answers = by_method(request, counts, grid, noise)
     names = [f"{quantile:g}" for quantile in request.quantiles]
     ordered = sorted(value for value, _ in answers)  # sorting costs nothing and lowers errors
     rank_errors = {name: error for name, (_, error) in zip(names, answers, strict=True)}
     # With a mean it is the sum of two noises: 1.5 (Laplace) or 1.42 (Gaussian) times one's error
-    count_error = None if count is None else unit_error * (1.5 if request.mean else 1.0)
+    count_error = None if count is None else noise.unit_error * (1.5 if request.mean else 1.0)
     return Figures(
         quantiles=dict(zip(names, ordered, strict=True)),
         mean=mean,
         count=None if count is None else float(count),
         expected_error=ExpectedErrors(rank_errors, mean_error, count_error),
     )
+
+
+def _noise(request: Request) -> Noise:
+    """The noise of one share of the budget."""
+    parts = len(request.shares)
+    if request.method != DESCENT:
+        return LaplaceNoise(request.epsilon / parts)
+    scale = mechanisms.gaussian_scale(request.epsilon, request.delta)
+    return GaussianNoise(scale * math.sqrt(parts))
 
 
 def _mean_and_count(

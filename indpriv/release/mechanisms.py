@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import opendp.prelude as dp
@@ -25,19 +25,6 @@ dp.enable_features("contrib")
 ROUNDS, STEP_SIZE = 20, 0.5
 _BRANCHES, _LEAVES = 16, 256  # of the tree of counts: a root and two layers
 _SLACK = 1 + 2.0**-40  # on noise scales: OpenDP rounds its privacy maps up
-
-
-class Noise(Protocol):
-    """Noise for one share of the budget."""
-
-    @property
-    def unit_error(self) -> float:
-        """Expected absolute value of the noise at sensitivity 1."""
-        ...
-
-    def add(self, values: Sequence[int], sensitivity: int) -> IntArray:
-        """Values plus noise; one person changes their L1 or L2 norm by `sensitivity` at most."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -76,6 +63,9 @@ class GaussianNoise:
         gaussian = dp.m.make_gaussian(*space, scale=sensitivity * self.scale * _SLACK)
         _check_cost(gaussian.map(float(sensitivity)), 0.5 / self.scale**2)
         return np.array(gaussian([int(value) for value in values]), dtype=np.int64)
+
+
+Noise = LaplaceNoise | GaussianNoise  # for one share of the budget
 
 
 def gaussian_scale(epsilon: float, delta: float) -> float:
@@ -125,11 +115,6 @@ def select_quantile(counts: IntArray, quantile: Fraction, epsilon: float) -> int
     The exponential mechanism for quantiles (Smith 2011) in its better form, permute-and-flip
     (McKenna and Sheldon 2020, arXiv:2010.12603), through OpenDP's noisy maximum, on
     `rank_distances`.
-
-    Args:
-        counts: (n_cells,) people at each value of the grid.
-        quantile: in (0, 1).
-        epsilon: of this selection.
     """
     sensitivity = max(quantile.numerator, quantile.denominator - quantile.numerator)
     space = dp.vector_domain(dp.atom_domain(T="i64")), dp.linf_distance(T="i64")

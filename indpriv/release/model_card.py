@@ -14,10 +14,12 @@ from typing import Any
 
 from indpriv._files import read_json
 from indpriv._formatting import format_delta, format_epsilon
+from indpriv.analysis.guarantee import STANDS
 from indpriv.errors import InputError
-from indpriv.release.page import error_notes, spending, table_rows
+from indpriv.release.page import error_notes, figures_table, spending
 from indpriv.release.publish import RELEASE_JSON, SHAREABLE
-from indpriv.report.renderers.markdown import escape, table
+from indpriv.report.document import Listing, table
+from indpriv.report.renderers.markdown import escape, render_block
 
 MODEL_CARD = "model-card.md"
 # With sample_rate, the expected batch size itself would give n away, and n is private
@@ -28,11 +30,7 @@ _NORMALISATION = {
 
 
 def render_model_card(summary: Mapping[str, Any], release: Mapping[str, Any] | None) -> str:
-    """The block as text.
-
-    Args:
-        summary: the content of audit.json, of which only the names in this module are read.
-        release: the content of release.json, None if nothing was released.
+    """The block as text; release is the content of release.json, None if nothing was released.
 
     Raises:
         InputError: a run without a guarantee that may be published, or a release that composes
@@ -80,7 +78,7 @@ def _public(summary: Mapping[str, Any]) -> dict[str, Any]:
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"audit.json is incomplete ({error}); make the audit again") from error
     why = "delta is at least 1/n" if times_n >= 1 else ""
-    if status not in ("supported", "declared"):
+    if status not in STANDS:
         why = f"its guarantee is {status}"
     if why:
         raise InputError(f"a model card may state no guarantee of this run: {why}; see report.html")
@@ -122,16 +120,13 @@ def _body(public: Mapping[str, Any], release: Mapping[str, Any] | None) -> str:
     declared = (
         " Its assumptions were declared and not checked." if public["status"] == "declared" else ""
     )
-    settings = [
-        [escape(name), escape(value or "not stated"), status]
-        for name, value, status in public["settings"]
-    ]
+    settings = [(name, value or "not stated", status) for name, value, status in public["settings"]]
     if public["normalisation"]:
-        settings.append(["Normalisation of the gradient", public["normalisation"], "verified"])
+        settings.append(("Normalisation of the gradient", public["normalisation"], "verified"))
     parts = [
         "## Differential privacy",
         f"{escape(public['statement'])}{declared}",
-        table(["Setting", "Value", "Status"], settings),
+        render_block(table(("Setting", "Value", "Status"), settings)),
         "“Verified” was read from the optimizer, the loader or the log; “declared” was stated and "
         "not checked. The guarantee covers one training run: neither its tuning nor other uses of "
         "the same data.",
@@ -143,13 +138,10 @@ def _body(public: Mapping[str, Any], release: Mapping[str, Any] | None) -> str:
 
 
 def _released(release: Mapping[str, Any]) -> list[str]:
-    head, *rows = table_rows(release)
+    notes = (*error_notes(release), *spending(release), *release["assumptions"])
     return [
         f"### Private release: {escape(release['quantity'])}",
         escape(release["meaning"]),
-        table([*map(escape, head)], [[*map(escape, row)] for row in rows]),
-        "\n".join(
-            f"- {escape(line)}"
-            for line in [*error_notes(release), *spending(release), *release["assumptions"]]
-        ),
+        render_block(figures_table(release)),
+        render_block(Listing(notes)),
     ]

@@ -10,13 +10,11 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
 
 import indpriv.report
 from indpriv._formatting import format_delta, format_epsilon, format_number
-from indpriv.report.renderers.terminal import clean
+from indpriv.report.document import Entry, Paragraph, Span, Table, paragraph, table
+from indpriv.report.renderers.terminal import print_blocks
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _STYLE = Path(indpriv.report.__file__).parent / "renderers" / "templates"  # of the report's CSS
@@ -31,18 +29,16 @@ def render_release(content: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    rows = table_rows(content)
     return environment.get_template("release.html.j2").render(
         release=content,
-        head=rows[0],
-        rows=rows[1:],
+        figures=figures_table(content),
         error_notes=error_notes(content),
         spending=spending(content),
     )
 
 
-def table_rows(content: Mapping[str, Any]) -> list[list[str]]:
-    """Head and rows of the table of figures, one row for each group; errors where there are any."""
+def figures_table(content: Mapping[str, Any]) -> Table:
+    """The released figures, one row for each group; with expected errors where there are any."""
     groups = content["groups"] or {"": content}
     names = sorted(next(iter(groups.values()))["quantiles"], key=float)
     show = _epsilon if content["quantity"] == "individual epsilon" else format_number
@@ -53,7 +49,7 @@ def table_rows(content: Mapping[str, Any]) -> list[list[str]]:
     ]
     titles = {"mean": "mean", "count": "people"}
     head = [content["by"] or "", *(f"quantile {name}" for name in names)]
-    rows = [[*head, *(titles[name] for name in shown)]]
+    rows = []
     for group, figures in groups.items():
         row = [group, *(show(figures["quantiles"][name]) for name in names)]
         for name in shown:
@@ -63,7 +59,7 @@ def table_rows(content: Mapping[str, Any]) -> list[list[str]]:
                 "all noise" if value is None else f"{form(value)} ± {format_number(error, 2)}"
             )
         rows.append(row)
-    return rows
+    return table([*head, *(titles[name] for name in shown)], rows)
 
 
 def error_notes(content: Mapping[str, Any]) -> list[str]:
@@ -125,30 +121,19 @@ def spending(content: Mapping[str, Any]) -> list[str]:
 
 def print_release(content: Mapping[str, Any], console: Console) -> None:
     """Print the figures, their expected errors, what was spent and what is assumed."""
-    console.print(
-        Text("PRIVATE RELEASE: for others", style="bold green"),
-        Text(clean(content["name"]), style="bold"),
-    )
-    console.print(Text(content["meaning"]))
-    head, *rows = table_rows(content)
-    table = Table(box=None, pad_edge=False)
-    for number, name in enumerate(head):
-        table.add_column(Text(clean(name)), justify="left" if number == 0 else "right")
-    for row in rows:
-        table.add_row(*(Text(clean(cell)) for cell in row))
-    console.print(table)
-    sections = {
-        "EXPECTED ERROR": error_notes(content),
-        "SPENT": spending(content),
-        "ASSUMED": content["assumptions"],
-    }
-    for title, lines in sections.items():
-        console.print(Text(title, style="bold"))
-        for line in lines:
-            console.print(Padding(Text(clean(line)), (0, 0, 0, 2)))
-    console.print(
-        Text(f"Method: {content['method_description']}. Answers are among {content['values']}.")
-    )
+    blocks: list[Entry | Paragraph | Table] = [
+        paragraph(Span(f"PRIVATE RELEASE: for others {content['name']}")),
+        paragraph(content["meaning"]),
+        figures_table(content),
+    ]
+    for title, lines in (
+        ("EXPECTED ERROR", error_notes(content)),
+        ("SPENT", spending(content)),
+        ("ASSUMED", content["assumptions"]),
+    ):
+        blocks += [paragraph(Span(title)), Entry("", tuple(map(paragraph, lines)))]
+    method = f"Method: {content['method_description']}. Answers are among {content['values']}."
+    print_blocks([*blocks, paragraph(method)], console)
 
 
 def _epsilon(value: float) -> str:

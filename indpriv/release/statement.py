@@ -115,12 +115,7 @@ def owners(audit_dir: Path, *, example: str | None = None, unit: str | None = No
 
 
 def statement(owner: Owner, summary: Mapping[str, Any]) -> str:
-    """One page of plain text for one owner.
-
-    Args:
-        owner: whose rows they are.
-        summary: the content of audit.json.
-    """
+    """One page of plain text for one owner, from the content of audit.json."""
     own_title = f"What this training did with your record{'s' * (owner.n_rows > 1)}"
     sections = [
         ("", _opening(owner, summary)),
@@ -215,8 +210,7 @@ def _promise(owner: Owner, summary: Mapping[str, Any]) -> list[str]:
         which, pronoun, verb = "one record of yours", "it", "was"
     lines = [
         f"All states of the model during training together: {meaning}. This is the guarantee. It "
-        "holds whatever your record is, and whatever else an attacker knows."
-        f"{checked}",
+        f"holds whatever your record is, and whatever else an attacker knows.{checked}",
         "In odds: suppose that an attacker sees every state of the model, knows all data but "
         f"yours, and tests whether {which} {verb} used. A test that says so {usual} of the times "
         f"when {pronoun} {verb} not used says so at most {odds} of the times when {pronoun} "

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _LONG = 40  # characters from which a column of texts needs room
-_NUMBER = re.compile(r"(?:[-+−<>\d.,%*()\[\]/ –]|to|of|e-)*")
+_NUMBER = re.compile(r"(?:[-+−<>\d.,%*()\[\]/ –±]|to|of|e-)*")
 
 
 @dataclass(frozen=True)

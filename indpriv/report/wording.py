@@ -7,7 +7,7 @@ from indpriv.analysis.groups.group_rows import GroupRow
 from indpriv.analysis.statistics.bootstrap import Interval
 from indpriv.analysis.summary import AuditSummary
 from indpriv.epsilon_table import DISCLAIMER
-from indpriv.report.document import Paragraph, Text, paragraph
+from indpriv.report.document import Callout, Paragraph, Span, Text, paragraph
 
 NO_EVIDENCE = "An attack that fails is no evidence of privacy."
 MOST_ROWS = 40  # of one table; audit.json has all
@@ -22,21 +22,25 @@ def shown_rows(rows: Sequence[GroupRow], most: int = MOST_ROWS) -> list[int]:
     return present[: most - _BEST_SHOWN] + present[-_BEST_SHOWN:]
 
 
+def finding(text: str) -> Callout:
+    """A finding against the run: an attack achieves more than the guarantee allows."""
+    return Callout((paragraph(Span("A finding against the run."), f" {text}"),), warn=True)
+
+
 def disclaimer(summary: AuditSummary) -> Paragraph:
     """What individual epsilon is not, and whether there is a guarantee to quote instead."""
     quote = "" if summary.guarantee.publishable else " This run has no guarantee to quote."
     return paragraph(DISCLAIMER + quote, style="disclaimer")
 
 
-def relation(summary: AuditSummary) -> str:
-    """The neighbouring relation, e.g. "add/remove one example"."""
-    account = summary.account
-    return f"{account.neighbouring.replace('_', '/')} one {account.one_unit}"
-
-
 def span(interval: Interval | None) -> str:
     """An interval, or a dash where there is none."""
     return "–" if interval is None else format_interval(interval.low, interval.high)
+
+
+def percent_span(interval: Interval | None) -> str:
+    """An interval of a share in per cent, or a dash where there is none."""
+    return "–" if interval is None else f"{100 * interval.low:.1f} to {100 * interval.high:.1f} %"
 
 
 def after(interval: Interval | None) -> str:
@@ -57,16 +61,6 @@ def correlation(value: float | None) -> str:
 def counted(n: int, what: str) -> str:
     """A number with its noun: "1 group", "2 groups"."""
     return f"{n:,} {what}" + "s" * (n != 1)
-
-
-def capitalised(text: str) -> str:
-    """The text with a capital first letter."""
-    return text[:1].upper() + text[1:]
-
-
-def sentence(text: str) -> str:
-    """The text as a sentence of its own."""
-    return capitalised(text).rstrip(".") + "."
 
 
 def spaced(name: str) -> str:

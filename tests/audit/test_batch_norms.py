@@ -50,12 +50,12 @@ def test_it_reaches_every_page(run_dir, tmp_path):
     assert summary.fidelity.batch_norms == expected
     assert not any("No exact values" in text for text in summary.notes.missing)
     document = json.loads((tmp_path / "audit" / "audit.json").read_text())
-    assert document["free_fidelity"]["n_entries"] == expected.n_entries
+    assert document["free_fidelity"]["n_entries"] == expected.errors.n_entries
     console = Console(file=io.StringIO(), width=200)
     print_audit(summary, console)
     screen, page = console.file.getvalue(), render_html(summary)
     for text in (screen, page):
-        assert f"{expected.n_entries:,}" in text
+        assert f"{expected.errors.n_entries:,}" in text
         assert f"{expected.unbiased_mean_rdp:.4g}" in text
         assert f"{expected.rdp_bias:+.2g}" in text
 

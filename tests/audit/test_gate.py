@@ -189,7 +189,7 @@ def test_exit_codes(audit_dir, capsys):
     assert "FAILED" in capsys.readouterr().out
     assert run_command([*command, "--max-epsilon", "nan"]) == 2
     assert run_command(["gate", audit_dir + "/nowhere"]) == 2
-    assert "holds no audit.json" in " ".join(capsys.readouterr().err.split())
+    assert "make an audit first" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_log_shows_no_figure_of_the_data_unless_asked(audit_dir, content, capsys):

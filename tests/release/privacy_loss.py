@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 
-from indpriv.analysis.attacks.threshold_attack import clopper_pearson
+from indpriv.analysis.statistics.binomial import clopper_pearson
 
 MISTAKE = 1e-6  # chance that a private mechanism is found to lose more than it claims
 
@@ -27,8 +27,8 @@ def least_loss(draw, first, second, *, draws, delta=0.0):
             misses = sum(outcome in event for outcome in halves[other][1])
             confidence = 1 - MISTAKE / len(events)
             low, high = (
-                clopper_pearson(hits, draws, confidence)[0],
-                clopper_pearson(misses, draws, confidence)[1],
+                clopper_pearson(hits, draws, confidence).low,
+                clopper_pearson(misses, draws, confidence).high,
             )
             if low > delta:
                 best = max(best, math.log((low - delta) / high))

@@ -193,9 +193,8 @@ def _bin(
     counts = [int(part.sum()) for part in inside]
     hits = [int((part & named).sum()) for part, named in zip(inside, accused, strict=True)]
     level = 1 - (1 - CONFIDENCE) / tests
-    least = float(clopper_pearson(hits[0], totals[0], level)[0])
-    most = float(clopper_pearson(hits[1], totals[1], level)[1])
-    interval = clopper_pearson(hits[0], counts[0], CONFIDENCE)
+    least = clopper_pearson(hits[0], totals[0], level).low
+    most = clopper_pearson(hits[1], totals[1], level).high
     share = counts[0] / totals[0]
 
     def allowed(epsilon: float, rate: float) -> float:
@@ -207,7 +206,7 @@ def _bin(
         n_members=counts[0],
         n_nonmembers=counts[1],
         tpr=hits[0] / counts[0] if counts[0] else None,
-        tpr_interval=Interval(float(interval[0]), float(interval[1])) if counts[0] else None,
+        tpr_interval=clopper_pearson(hits[0], counts[0]) if counts[0] else None,
         fpr=hits[1] / counts[1] if counts[1] else None,
         reference=min(1.0, allowed(high, hits[1] / totals[1]) / share) if share else None,
         worst_case_reference=min(1.0, allowed(worst, hits[1] / totals[1]) / share)

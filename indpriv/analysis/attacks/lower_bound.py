@@ -22,9 +22,8 @@ from indpriv._plain import AtLeastZero, Share
 from indpriv.analysis.statistics.binomial import clopper_pearson
 from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
 
-LEAST_GUESSES = (
-    8  # fewer cannot refute any epsilon at 95 % once several numbers of guesses are tried
-)
+# Fewer cannot refute any epsilon at 95 % once several numbers of guesses are tried.
+LEAST_GUESSES = 8
 _FEWER = 4  # ratio of one number of guesses to the next
 _LARGEST_EPSILON = 100.0
 _WINDOW = 12.0  # standard deviations beyond which a binomial has no mass that matters (1e-32)
@@ -98,22 +97,15 @@ def lower_bound(
         for (top, bottom), right, enough in zip(plans, correct, least, strict=True)
     ]
     best = int(np.argmax(bounds))
-    sizes = np.diff(cuts)
-    if balanced:
-        null = rng.multivariate_hypergeometric(
-            sizes, int(member.sum()), size=NULL_TRIALS, method="marginals"
-        )
-    else:
-        null = rng.binomial(sizes, 0.5, size=(NULL_TRIALS, len(sizes)))
+    null = _random_memberships(np.diff(cuts), int(member.sum()) if balanced else None, rng)
     alarms = int((_correct(null, cuts, plans) >= np.array(least)).any(axis=1).sum())
-    low, high = clopper_pearson(alarms, NULL_TRIALS)
     return LowerBound(
         epsilon=bounds[best],
         guesses=sum(plans[best]),
         correct=int(correct[best]),
         tried=len(plans),
         false_alarm_rate=alarms / NULL_TRIALS,
-        false_alarm_interval=Interval(float(low), float(high)),
+        false_alarm_interval=clopper_pearson(alarms, NULL_TRIALS),
     )
 
 
@@ -133,6 +125,15 @@ def refutation(guesses: int, correct: int, epsilon: float, delta: float, n_coins
     below = np.cumsum(stats.binom.pmf(np.arange(correct - 1, lowest - 1, -1), guesses, rate))
     steepest = float(np.max(below / np.arange(1, len(below) + 1)))
     return min(1.0, tail + 2 * n_coins * delta * steepest)
+
+
+def _random_memberships(
+    sizes: IntArray, n_members: int | None, rng: np.random.Generator
+) -> IntArray:
+    """(NULL_TRIALS, n_parts) random members of each part, by fair coins or in a fixed number."""
+    if n_members is None:
+        return rng.binomial(sizes, 0.5, size=(NULL_TRIALS, len(sizes)))
+    return rng.multivariate_hypergeometric(sizes, n_members, size=NULL_TRIALS, method="marginals")
 
 
 def _plans(n: int) -> list[tuple[int, int]]:

@@ -3,7 +3,6 @@
 Reads only AttackScores, from any source.
 """
 
-import zlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +12,7 @@ from indpriv._arrays import IntArray
 from indpriv._checks import check_delta, check_positive_int
 from indpriv.analysis.attacks.lower_bound import LEAST_GUESSES, NULL_TRIALS, LowerBound, lower_bound
 from indpriv.analysis.attacks.roc import Discrimination, discriminate
-from indpriv.analysis.statistics.bootstrap import CONFIDENCE
+from indpriv.analysis.statistics.bootstrap import CONFIDENCE, generator_of
 from indpriv.attack_scores import AttackScores
 
 MIN_TRIALS = 10  # with fewer guesses the result says more about these examples than about the group
@@ -21,8 +20,7 @@ OVERALL = "all examples"
 ONE_RUN = "one run with independent fair coins (Steinke, Nasr and Jagielski 2023)"
 BALANCED = (
     "one run (Steinke, Nasr and Jagielski 2023), on equal numbers of random members and "
-    "non-members, as if fair coins had "
-    "chosen them: valid if members were chosen at random"
+    "non-members, as if fair coins had chosen them: valid if members were chosen at random"
 )
 
 
@@ -118,16 +116,6 @@ def group_indices(scores: AttackScores) -> tuple[list[str], list[IntArray]]:
     order = np.argsort(codes, kind="stable")
     return uniques.tolist(), np.split(
         order, np.searchsorted(codes[order], np.arange(1, len(uniques)))
-    )
-
-
-def generator_of(seed: int, group: str | None) -> np.random.Generator:
-    """Random choices for one group, or for all examples (None).
-
-    They depend only on seed and name, not on the model.
-    """
-    return np.random.default_rng(
-        [seed] if group is None else [seed, zlib.crc32(group.encode("utf-8", "surrogatepass"))]
     )
 
 

@@ -150,8 +150,8 @@ def _exceeds(
     for rate in FALSE_POSITIVE_RATES:
         threshold = choosing[int(rate * half)]
         hits = int((members > threshold).sum()), int((reporting > threshold).sum())
-        least = float(clopper_pearson(hits[0], len(members), level)[0])
-        most = float(clopper_pearson(hits[1], len(reporting), level)[1])
+        least = clopper_pearson(hits[0], len(members), level).low
+        most = clopper_pearson(hits[1], len(reporting), level).high
         if least > math.exp(min(epsilon, _LARGEST_EXPONENT)) * most + delta:
             return True
     return False

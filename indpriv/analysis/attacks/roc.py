@@ -15,10 +15,8 @@ from indpriv._plain import Share
 from indpriv.analysis.statistics.binomial import clopper_pearson
 from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
 
-FALSE_POSITIVE_RATES = (
-    0.001,
-    0.01,
-)  # what matters is the rate at few false positives (Carlini et al. 2022, arXiv:2112.03570)
+# What matters is the rate at few false positives (Carlini et al. 2022, arXiv:2112.03570).
+FALSE_POSITIVE_RATES = (0.001, 0.01)
 _ROC_POINTS = 50
 
 
@@ -76,9 +74,8 @@ def discriminate(
     at_fpr, at_fpr_intervals = {}, {}
     for rate in FALSE_POSITIVE_RATES:
         found = round(tpr[np.searchsorted(fpr, rate, side="right") - 1] * len(members))
-        low, high = clopper_pearson(found, len(members), CONFIDENCE)
         at_fpr[f"{rate:g}"] = found / len(members)
-        at_fpr_intervals[f"{rate:g}"] = Interval(float(low), float(high))
+        at_fpr_intervals[f"{rate:g}"] = clopper_pearson(found, len(members))
     shown = np.unique(
         np.searchsorted(fpr, np.geomspace(1 / len(nonmembers), 1.0, _ROC_POINTS), side="right") - 1
     )
@@ -89,9 +86,7 @@ def discriminate(
         tpr_at_fpr_intervals=at_fpr_intervals,
         advantage=advantage,
         advantage_interval=Interval(max(0.0, advantage - band), min(1.0, advantage + band)),
-        roc=()
-        if not with_roc
-        else tuple(zip(fpr[shown].tolist(), tpr[shown].tolist(), strict=True)),
+        roc=tuple(zip(fpr[shown].tolist(), tpr[shown].tolist(), strict=True)) if with_roc else (),
     )
 
 
@@ -124,14 +119,12 @@ def _auc(counts: _Counts) -> tuple[float, Interval | None]:
     # For each distinct score: the share of the other side below it (or above it); ties count half.
     beaten = (np.cumsum(counts.nonmembers) - counts.nonmembers / 2) / n_nonmembers
     beating = 1 - (np.cumsum(counts.members) - counts.members / 2) / n_members
-    doubled = counts.members @ (
-        2 * np.cumsum(counts.nonmembers) - counts.nonmembers
-    )  # a whole number, so that an AUC of 1/2 is exact
+    # A whole number, so that an AUC of 1/2 is exact.
+    doubled = counts.members @ (2 * np.cumsum(counts.nonmembers) - counts.nonmembers)
     auc = float(doubled) / (2.0 * n_members * n_nonmembers)
     if auc in (0.0, 1.0):
         pairs = min(n_members, n_nonmembers)
-        low, high = clopper_pearson(pairs * auc, pairs, CONFIDENCE)
-        return auc, Interval(float(low), float(high))
+        return auc, clopper_pearson(pairs * auc, pairs)
     variance = _variance_of_mean(beaten, counts.members) + _variance_of_mean(
         beating, counts.nonmembers
     )

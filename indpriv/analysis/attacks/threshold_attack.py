@@ -11,16 +11,15 @@ from numpy.typing import NDArray
 from indpriv._arrays import FloatArray
 from indpriv._checks import check_positive_int
 from indpriv._plain import Count, Share
-from indpriv.analysis.attacks.measures import MIN_TRIALS, OVERALL, generator_of, group_indices
+from indpriv.analysis.attacks.measures import MIN_TRIALS, OVERALL, group_indices
 from indpriv.analysis.attacks.roc import Discrimination, discriminate
 from indpriv.analysis.statistics.binomial import clopper_pearson
-from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
+from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval, generator_of
 from indpriv.attack_scores import AttackScores
 
 PROTOCOL = (
-    "In each group, as many random members as non-members are taken. A random half of each "
-    "chooses the threshold; the "
-    "success rate is measured on the other half. Chance is 50 %."
+    "In each group, as many random members as non-members are taken. A random half of each chooses "
+    "the threshold; the success rate is measured on the other half. Chance is 50 %."
 )
 
 
@@ -142,7 +141,6 @@ def _attack_group(
         trials = 2 * (pairs - half)
         successes = int((members[half:pairs] >= threshold).sum())
         successes += int((nonmembers[half:pairs] < threshold).sum())
-    low, high = clopper_pearson(successes, trials, CONFIDENCE)
     return AttackRow(
         name=OVERALL if group is None else group,
         n_members=len(members),
@@ -150,7 +148,7 @@ def _attack_group(
         trials=trials,
         successes=successes,
         success_rate=successes / trials if trials else None,
-        interval=Interval(float(low), float(high)) if trials else None,
+        interval=clopper_pearson(successes, trials) if trials else None,
         too_small=trials < MIN_TRIALS,
         discrimination=discriminate(members, nonmembers, with_roc=group is None),
     )

@@ -1,1 +1,1 @@
-"""How far an estimate lies from exact epsilons, and how much of it is somebody's choice."""
+"""How far an estimate lies from exact epsilons, and how much of it depends on choices."""

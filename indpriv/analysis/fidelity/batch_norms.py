@@ -6,14 +6,14 @@ follow.
 * Left out, a batch norm is a fair test of what the account would have used in its place: its error
   has the distribution of the errors at steps that did not sample the example.
 * Weighted by 1 / sample_rate (Horvitz and Thompson 1952), the batch norms add up to an estimate
-  without bias, over the coins, of the mean RDP of a group at an order fixed beforehand, for a group
-  chosen independently of the coins. At a fixed order, epsilon is RDP plus a constant, so that its
-  mean is estimated without bias too; the mean of epsilons at each example's own best order is not.
+  without bias, over the coins, of the mean RDP at an order fixed beforehand. At a fixed order,
+  epsilon is RDP plus a constant, so that its mean is estimated without bias too; the mean of
+  epsilons at each example's own best order is not.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,6 @@ from indpriv.accountant.method import Method
 from indpriv.accountant.prepared import block_size
 from indpriv.accountant.rdp import renyi_divergences
 from indpriv.accountant.worst_case import worst_case_rdp
-from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 
 _BIN = 1e-3  # of relative norms: the 95th percentile is rounded up to a multiple
@@ -38,16 +37,33 @@ _GRID = 200  # relative norms between which divergences are interpolated; whole 
 
 
 @dataclass(frozen=True)
-class BatchNormFidelity:
-    """Batch norms compared with what the account would use in their place.
+class NormErrors:
+    """Estimates of left-out batch norms minus the norms themselves.
 
     Attributes:
-        between_records: what the account assumes between records.
         n_entries: number of batch norms compared; those at fully recorded steps test nothing.
         signed_bias, mean_absolute, p95_absolute, largest_absolute: of norms, as fractions of
             max_grad_norm.
         share_under: share of entries whose estimate is too small by any amount.
         share_under_1_percent: by more than 1 % of the exact norm.
+    """
+
+    n_entries: Count
+    signed_bias: float
+    mean_absolute: AtLeastZero
+    p95_absolute: AtLeastZero
+    largest_absolute: AtLeastZero
+    share_under: Share
+    share_under_1_percent: Share
+
+
+@dataclass(frozen=True)
+class BatchNormFidelity:
+    """Batch norms compared with what the account would use in their place.
+
+    Attributes:
+        between_records: what the account assumes between records.
+        errors: of norms.
         order: the Rényi order, the best one for the worst case; it depends on the settings of the
             run alone.
         mean_rdp: mean over all examples of the account's RDP at this order.
@@ -58,13 +74,7 @@ class BatchNormFidelity:
     """
 
     between_records: str
-    n_entries: Count
-    signed_bias: float
-    mean_absolute: AtLeastZero
-    p95_absolute: AtLeastZero
-    largest_absolute: AtLeastZero
-    share_under: Share
-    share_under_1_percent: Share
+    errors: NormErrors = field(metadata={"flatten": True})
     order: float
     mean_rdp: AtLeastZero
     rdp_bias: float
@@ -75,37 +85,43 @@ class BatchNormFidelity:
 
 @dataclass(frozen=True)
 class _Errors:
-    """Errors of left-out batch norms; histogram: of absolute errors in bins of _BIN."""
+    """Errors of left-out batch norms.
+
+    histogram: of absolute errors in bins of _BIN; sums: (4,) of the errors, of their absolute
+    values, and the numbers of estimates that are too small, at all and by over 1 %.
+    """
 
     histogram: IntArray
-    total: float
-    absolute: float
+    sums: FloatArray
     largest: float
-    under: int
-    under_1_percent: int
 
     @classmethod
     def of(cls, estimate: FloatArray, exact: FloatArray) -> _Errors:
         error = estimate - exact
         bins = np.ceil(np.abs(error) / _BIN - 1e-6).astype(np.int64)
+        size, under = np.abs(error), estimate < 0.99 * exact
         return cls(
             np.bincount(bins, minlength=round(1 / _BIN) + 1),
-            float(error.sum()),
-            float(np.abs(error).sum()),
-            float(np.abs(error).max(initial=0.0)),
-            int((error < 0).sum()),
-            int((estimate < 0.99 * exact).sum()),
+            np.array([error.sum(), size.sum(), (error < 0).sum(), under.sum()]),
+            float(size.max(initial=0.0)),
         )
 
-    @classmethod
-    def together(cls, parts: list[_Errors]) -> _Errors:
-        return cls(
-            np.sum([part.histogram for part in parts], axis=0),
-            sum(part.total for part in parts),
-            sum(part.absolute for part in parts),
-            max(part.largest for part in parts),
-            sum(part.under for part in parts),
-            sum(part.under_1_percent for part in parts),
+    @staticmethod
+    def together(parts: list[_Errors]) -> NormErrors | None:
+        """The errors of all blocks; None where there is no entry."""
+        histogram = np.sum([part.histogram for part in parts], axis=0)
+        n = int(histogram.sum())
+        if not n:
+            return None
+        bias, size, under, under_1_percent = np.sum([part.sums for part in parts], axis=0) / n
+        return NormErrors(
+            n_entries=n,
+            signed_bias=float(bias),
+            mean_absolute=float(size),
+            p95_absolute=float(np.searchsorted(np.cumsum(histogram), 0.95 * n)) * _BIN,
+            largest_absolute=max(part.largest for part in parts),
+            share_under=float(under),
+            share_under_1_percent=float(under_1_percent),
         )
 
 
@@ -121,14 +137,10 @@ class _Found:
 
 
 def free_fidelity(log: NormLog, method: Method) -> BatchNormFidelity | None:
-    """Compare the batch norms of a log with its account.
+    """Compare the batch norms of a log with its account; only RDP at one order is looked at.
 
     None where the account uses none, where there are none to test, and where batches were not drawn
     by Poisson sampling, since then the coins are not what the weights assume.
-
-    Args:
-        log: the log.
-        method: how it is accounted; only RDP at one order is looked at.
     """
     if (
         not uses_batch_norms(log, method.between_records)
@@ -139,25 +151,17 @@ def free_fidelity(log: NormLog, method: Method) -> BatchNormFidelity | None:
     # The best order for the worst case: a choice that looks at no norm.
     order = float(worst_case_rdp(log, method).best_order[0])
     found = _measure(log, method.between_records, order)
-    errors = _Errors.together([part.errors for part in found])
-    n_entries, n = int(errors.histogram.sum()), log.n_examples
-    if not n_entries:
+    errors, n = _Errors.together([part.errors for part in found]), log.n_examples
+    if errors is None:
         return None
     bias, bias_variance, unbiased, variance = (
         np.concatenate([getattr(part, name) for part in found])
         for name in ("bias", "bias_variance", "unbiased", "variance")
     )
     covered = _covered(log)
-    p95 = np.searchsorted(np.cumsum(errors.histogram), 0.95 * n_entries)
     return BatchNormFidelity(
         between_records=method.between_records,
-        n_entries=n_entries,
-        signed_bias=errors.total / n_entries,
-        mean_absolute=errors.absolute / n_entries,
-        p95_absolute=float(p95) * _BIN,
-        largest_absolute=errors.largest,
-        share_under=errors.under / n_entries,
-        share_under_1_percent=errors.under_1_percent / n_entries,
+        errors=errors,
         order=order,
         mean_rdp=_mean_rdp(log, method, order),
         rdp_bias=float(bias.mean()),
@@ -165,40 +169,6 @@ def free_fidelity(log: NormLog, method: Method) -> BatchNormFidelity | None:
         unbiased_mean_rdp=float(unbiased.mean()) if covered else None,
         standard_error=float(variance.sum() ** 0.5 / n) if covered else None,
     )
-
-
-def unbiased_rdp(log: NormLog, order: float, group_of: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Horvitz-Thompson estimates of the mean RDP of groups at one order, and their standard errors.
-
-    Args:
-        log: with a full record or batch norms at every step.
-        order: fixed before the coins were flipped, above 1.
-        group_of: (n_examples,) group of each example, from 0 on; chosen independently of the coins.
-
-    Returns:
-        (n_groups,) means and (n_groups,) standard errors, over the coins; they need no account of
-        the steps in between.
-
-    Raises:
-        InputError: a step without any record, or batches that were not drawn by Poisson sampling.
-    """
-    if log.sampler != "poisson":
-        raise InputError(
-            f"batches were drawn by a {log.sampler} sampler: weights of 1 / sample_rate need "
-            "Poisson sampling"
-        )
-    if not _covered(log):
-        raise InputError(
-            "some steps have neither a full record nor batch norms; their RDP cannot be estimated "
-            "without bias"
-        )
-    found = _measure(log, "last", order)
-    size = np.bincount(group_of)
-    unbiased, variance = (
-        np.bincount(group_of, weights=np.concatenate([getattr(part, name) for part in found]))
-        for name in ("unbiased", "variance")
-    )
-    return unbiased / size, np.sqrt(variance) / size
 
 
 def _covered(log: NormLog) -> bool:

@@ -3,8 +3,7 @@
 Three questions are answered by such a comparison:
 
 * fidelity: how far are estimated epsilons from exact ones?
-* sensitivity: how far do epsilons move with a choice that somebody made, such as the rounding of
-  norms?
+* sensitivity: how far do epsilons move under another choice, such as the rounding of norms?
 * spacing: how far does an estimate still move with the spacing of its records, where no exact
   values exist?
 """

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray, IntArray
@@ -12,6 +13,7 @@ from indpriv.analysis.statistics.binomial import clopper_pearson
 from indpriv.analysis.statistics.bootstrap import Interval
 
 MIN_GROUP = 10  # a mean over fewer examples says more about them than about the group
+_QUANTILES = np.array([0.5, 0.95, 0.99, 1.0])
 
 
 @dataclass(frozen=True)
@@ -139,10 +141,11 @@ def describe_groups(
     """One row per name, without what is resampled; each quantity in one pass over all groups."""
     size = len(names)
     n, n_test = (np.bincount(codes, minlength=size) for codes in (train_codes, test_codes))
-    median, p95, p99, largest = _quantiles(values.epsilon, train_codes, n, (0.5, 0.95, 0.99, 1.0))
-    mean = _means(values.epsilon, train_codes, size)
-    worst = _means(values.at_worst_case.astype(np.float64), train_codes, size)
-    loss = _means(values.loss, train_codes, size)
+    quantiles = pd.Series(values.epsilon).groupby(train_codes).quantile(_QUANTILES).unstack()
+    median, p95, p99, largest = (_by_group(quantiles[each], size) for each in _QUANTILES)
+    mean = mean_by_group(values.epsilon, train_codes, size)
+    worst = mean_by_group(values.at_worst_case.astype(np.float64), train_codes, size)
+    loss = mean_by_group(values.loss, train_codes, size)
     odd_losses = np.bincount(train_codes[~np.isfinite(values.loss)], minlength=size)
     train_accuracy = _accuracies(values.train_correct, train_codes, size)
     test_accuracy = _accuracies(values.test_correct, test_codes, size)
@@ -177,46 +180,22 @@ def describe_groups(
     return rows
 
 
-def _means(values: FloatArray, codes: IntArray, size: int) -> list[float | None]:
+def mean_by_group(values: FloatArray, codes: IntArray, size: int) -> list[float | None]:
     """Mean of the finite values of each group; None where there are none."""
     known = np.isfinite(values)
-    counts = np.bincount(codes[known], minlength=size)
-    sums = np.bincount(codes[known], weights=values[known], minlength=size)
-    return [
-        float(total / count) if count else None for total, count in zip(sums, counts, strict=True)
-    ]
+    return _by_group(pd.Series(values[known]).groupby(codes[known]).mean(), size)
 
 
-def _quantiles(
-    values: FloatArray, codes: IntArray, counts: IntArray, probabilities: Sequence[float]
-) -> list[list[float | None]]:
-    """Quantiles of each group (linear interpolation, as numpy's); None in an empty group."""
-    ordered = values[np.lexsort((values, codes))]
-    ends = np.cumsum(counts)
-    starts = ends - counts
-    found = []
-    for probability in probabilities:
-        position = starts + probability * np.maximum(counts - 1, 0)
-        low = np.floor(position).astype(np.int64)
-        high = np.minimum(low + 1, np.maximum(ends - 1, starts))
-        low, high = (np.minimum(index, len(ordered) - 1) for index in (low, high))
-        quantile = ordered[low] + (position - np.floor(position)) * (ordered[high] - ordered[low])
-        found.append(
-            [float(value) if count else None for value, count in zip(quantile, counts, strict=True)]
-        )
-    return found
+def _by_group(found: "pd.Series[float]", size: int) -> list[float | None]:
+    """What was found for each group; None where nothing was."""
+    return [None if np.isnan(value) else value for value in found.reindex(range(size)).tolist()]
 
 
 def _accuracies(correct: FloatArray, codes: IntArray, size: int) -> list[GroupAccuracy]:
     known = np.isfinite(correct)
-    trials = np.bincount(codes[known], minlength=size)
-    successes = np.bincount(codes[known], weights=correct[known], minlength=size)
-    low, high = clopper_pearson(successes, trials)
+    trials = np.bincount(codes[known], minlength=size).tolist()
+    successes = np.bincount(codes[known], weights=correct[known], minlength=size).tolist()
     return [
-        GroupAccuracy(
-            float(successes[index] / trials[index]), Interval(float(low[index]), float(high[index]))
-        )
-        if trials[index]
-        else GroupAccuracy()
-        for index in range(size)
+        GroupAccuracy(hits / n, clopper_pearson(hits, n)) if n else GroupAccuracy()
+        for hits, n in zip(successes, trials, strict=True)
     ]

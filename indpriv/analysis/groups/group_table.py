@@ -9,7 +9,6 @@ Intervals and tests treat the examples of the run as a sample: they show how muc
 a group matters, not how another training run of the same model would turn out.
 """
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -35,7 +34,12 @@ from indpriv.analysis.groups.significance import (
     corrected,
     find_reversals,
 )
-from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Resampled, resample_means
+from indpriv.analysis.statistics.bootstrap import (
+    CONFIDENCE,
+    Resampled,
+    generator_of,
+    resample_means,
+)
 from indpriv.analysis.statistics.permutation import permutation_test
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
@@ -158,8 +162,8 @@ def group_table(
         train_correct=to_floats(train["correct"]),
         test_correct=to_floats(test["correct"]),
     )
-    rng = np.random.default_rng([seed, zlib.crc32(by.encode("utf-8", "surrogatepass"))])
-    making = _Making(values, groups, labels, min_size, table.worst_case_epsilon, rng)
+    rng, top = generator_of(seed, by), table.worst_case_epsilon
+    making = _Making(values, groups, labels, min_size, top, rng)
     return making.table(by, notes, seed)
 
 
@@ -203,11 +207,7 @@ class _Making:
             rng=self.rng,
         )
         rows = describe_groups(
-            self.values,
-            groups.train_codes,
-            groups.test_codes,
-            groups.names,
-            min_size=self.min_size,
+            self.values, groups.train_codes, groups.test_codes, groups.names, min_size=self.min_size
         )
         rows, spread, spread_within = self._tested(rows)
         rows = self._with_intervals(rows, means.groups)

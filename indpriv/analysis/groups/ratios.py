@@ -45,13 +45,10 @@ class Ratios:
 def ratios_of(
     rows: Sequence[GroupRow], order: Sequence[int], means: ResampledMeans, *, standardised: bool
 ) -> Ratios:
-    """All ratios of a table.
+    """All ratios of a table; rows and means in the order of the group codes.
 
-    Args:
-        rows: in the order of the group codes.
-        order: positions of the rows in the order of the table.
-        means: the bootstrap of the rows.
-        standardised: whether there are label-standardised means.
+    `order` are the positions of the rows in the order of the table; `standardised` says whether
+    there are label-standardised means.
     """
     positions = {rows[index].name: index for index in order}
     resampled = {

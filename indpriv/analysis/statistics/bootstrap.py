@@ -7,6 +7,7 @@ small and skewed groups where percentiles do not.
 """
 
 import math
+import zlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +38,13 @@ class Interval:
     high: float
 
 
+def generator_of(seed: int, name: str | None) -> np.random.Generator:
+    """Random choices of an analysis for one group or column, or for all examples (None)."""
+    return np.random.default_rng(
+        [seed] if name is None else [seed, zlib.crc32(name.encode("utf-8", "surrogatepass"))]
+    )
+
+
 @dataclass(frozen=True)
 class Resampled:
     """Estimates with standard errors, for the data and for every resample.
@@ -63,10 +71,7 @@ class Resampled:
         """Every step-th estimate, from position first on."""
         take = slice(first, None, step)
         return Resampled(
-            self.estimate[take],
-            self.error[take],
-            self.draws[:, take],
-            self.draw_errors[:, take],
+            self.estimate[take], self.error[take], self.draws[:, take], self.draw_errors[:, take]
         )
 
     def ratio(self, worst: int, best: int) -> Interval | None:
@@ -233,9 +238,8 @@ def _studentised(
 ) -> list[tuple[float, float] | None]:
     """Bootstrap-t interval of each column; None without spread or with too few defined draws."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        t = (
-            draws - estimate
-        ) / draw_errors  # without spread in a draw: infinite, which widens the interval
+        # Without spread in a draw: infinite, which widens the interval.
+        t = (draws - estimate) / draw_errors
     t[draws == estimate] = 0.0
     bad = np.isnan(t)
     tail = (1 - CONFIDENCE) / 2

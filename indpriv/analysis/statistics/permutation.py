@@ -165,9 +165,8 @@ def _block(values: FloatArray, groups: IntArray) -> _Block | None:
         means = np.bincount(run, weights=deviations) / sizes
         deviations = means[run]
     spread = float(deviations @ deviations) / (n - 1)
-    single = deviations.astype(
-        np.float32
-    )  # shuffles twice as fast; the observed sums are of the same rounded values
+    # Single precision shuffles twice as fast; the observed sums are of the same rounded values.
+    single = deviations.astype(np.float32)
     return _Block(
         groups=present,
         counts=counts,

@@ -1,7 +1,6 @@
 """Markdown in which texts of the data stay text, and an audit's report as audit.md. Sensitive."""
 
 import re
-from collections.abc import Sequence
 
 from indpriv.analysis.summary import SENSITIVE, AuditSummary
 from indpriv.report.document import (
@@ -27,19 +26,6 @@ def escape(text: str) -> str:
     return re.sub(r"[\\`*\[\]<>|~$&]|(?<!\w)[_#]|_(?!\w)", r"\\\g<0>", " ".join(text.split()))
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table whose cells are Markdown already; columns of numbers are aligned right."""
-    numbers = [
-        all(re.match(r"[-+\d<>–\[]", row[column]) for row in rows) for column in range(len(head))
-    ]
-    rule = ["---:" if number and column else "---" for column, number in enumerate(numbers)]
-    return _lines([head, rule, *rows])
-
-
-def _lines(rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
 def render_markdown(summary: AuditSummary) -> str:
     """The report of an audit as Markdown, without figures and what the page folds away."""
     first, *rest = sections_of(summary)
@@ -53,16 +39,16 @@ def _section(section: Section) -> str:
 
 
 def _blocks(section: Section) -> list[str]:
-    return [text for block in section.blocks if (text := _block(block))]
+    return [text for block in section.blocks if (text := render_block(block))]
 
 
-def _block(block: Block) -> str:
+def render_block(block: Block) -> str:
     """A block; nothing of figures, pictures and what the page folds away."""
     if isinstance(block, Paragraph):
         text = "".join(map(_text, block.parts))
         return {"statement": f"> {text}", "disclaimer": f"*{text}*"}.get(block.style, text)
     if isinstance(block, Callout):
-        return "\n\n".join(map(_block, block.paragraphs))
+        return "\n\n".join(map(render_block, block.paragraphs))
     if isinstance(block, Table):
         return _table(block)
     if isinstance(block, Heading):
@@ -79,7 +65,7 @@ def _table(block: Table) -> str:
     rule = ["---:" if kind == "number" else "---" for kind in block.kinds]
     rows = [[_text(cell) for cell in row.cells] for row in block.rows]
     caption = f"{escape(block.caption)}:\n\n" if block.caption else ""
-    return caption + _lines([head, rule, *rows])
+    return caption + "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))
 
 
 def _text(text: Text) -> str:

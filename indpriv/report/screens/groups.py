@@ -5,14 +5,13 @@ from typing import Any
 
 from rich.console import Console
 
-from indpriv._formatting import format_epsilon
+from indpriv._formatting import format_epsilon, sentence
 from indpriv.analysis.groups.group_table import GroupTable
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.report.document import Entry, Paragraph, Table, paragraph
 from indpriv.report.renderers.terminal import print_blocks
 from indpriv.report.sections.groups import group_table, readings, tests
-from indpriv.report.wording import sentence
 
 
 def worst_case_of(audit: Mapping[str, Any]) -> str:
@@ -26,13 +25,9 @@ def worst_case_of(audit: Mapping[str, Any]) -> str:
 def print_groups(
     tables: Sequence[GroupTable], audit: Mapping[str, Any], console: Console, *, raw: bool = True
 ) -> None:
-    """Print whole group tables.
+    """Print whole group tables; raw: also those over all labels, not only those within label.
 
-    Args:
-        tables: from `indpriv.audit.groups_of`.
-        audit: the content of audit.json: what the epsilons mean.
-        console: to print on.
-        raw: also the tables over all labels, not only those within label.
+    `audit` is the content of audit.json, which says what the epsilons mean.
     """
     blocks: list[Entry | Paragraph | Table] = [
         paragraph(SENSITIVE, style="alarm"),

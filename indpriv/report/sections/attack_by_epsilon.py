@@ -1,36 +1,27 @@
 """The attack in bins of individual epsilon, beside what epsilon would allow."""
 
 from indpriv._formatting import format_epsilon, format_share
-from indpriv.analysis.attacks.by_epsilon import AttackByEpsilon, EpsilonBin, ThresholdBins
+from indpriv.analysis.attacks.by_epsilon import AttackByEpsilon, ThresholdBins
 from indpriv.analysis.summary import AuditSummary
-from indpriv.report.document import (
-    Block,
-    Callout,
-    Entry,
-    Paragraph,
-    Section,
-    Span,
-    Table,
-    paragraph,
-    table,
-)
-from indpriv.report.wording import counted
+from indpriv.report import document as doc
+from indpriv.report.wording import counted, finding, percent_span
 
 
-def attack_by_epsilon(summary: AuditSummary) -> Section | None:
+def attack_by_epsilon(summary: AuditSummary) -> doc.Section | None:
     """None where the norms of the hold-out were not recorded."""
     found = summary.attacks.by_epsilon
     if found is None:
         return None
-    blocks: list[Block] = []
+    blocks: list[doc.Block] = []
     if found.findings:
-        text = (
-            f" In {counted(found.findings, 'bin')} below, the attack succeeds more often than the "
-            "worst-case epsilon allows: the run or its account is wrong."
+        blocks.append(
+            finding(
+                f"In {counted(found.findings, 'bin')} below, the attack succeeds more often than "
+                "the worst-case epsilon allows: the run or its account is wrong."
+            )
         )
-        blocks.append(Callout((paragraph(Span("A finding against the run."), text),), warn=True))
     blocks.append(
-        paragraph(
+        doc.paragraph(
             "Members are binned by their epsilon, non-members by the epsilon they would have had "
             "on the same trajectory. The line says how often members of a bin could be accused "
             "if the bin’s upper edge were a guarantee for them. Individual epsilon is no "
@@ -40,13 +31,13 @@ def attack_by_epsilon(summary: AuditSummary) -> Section | None:
         )
     )
     blocks += map(_bins, found.thresholds)
-    entry = Entry("BY EPSILON", (_line(found),))
-    return Section(
+    entry = doc.Entry("BY EPSILON", (_line(found),))
+    return doc.Section(
         "attack-by-epsilon", "The attack by epsilon", tuple(blocks), (entry,), nested=True
     )
 
 
-def _bins(part: ThresholdBins) -> Table:
+def _bins(part: ThresholdBins) -> doc.Table:
     head = (
         "Epsilon to",
         "Members",
@@ -56,7 +47,7 @@ def _bins(part: ThresholdBins) -> Table:
         "False positives",
         "Line",
     )
-    return table(
+    return doc.table(
         (*head, "Worst-case line", "Remark"),
         [
             (
@@ -64,7 +55,7 @@ def _bins(part: ThresholdBins) -> Table:
                 f"{row.n_members:,}",
                 f"{row.n_nonmembers:,}",
                 format_share(row.tpr, 1),
-                _interval(row),
+                percent_span(row.tpr_interval),
                 *(
                     format_share(rate, 1)
                     for rate in (row.fpr, row.reference, row.worst_case_reference)
@@ -78,18 +69,13 @@ def _bins(part: ThresholdBins) -> Table:
     )
 
 
-def _interval(row: EpsilonBin) -> str:
-    found = row.tpr_interval
-    return "–" if found is None else f"{100 * found.low:.1f} to {100 * found.high:.1f} %"
-
-
-def _line(found: AttackByEpsilon) -> Paragraph:
+def _line(found: AttackByEpsilon) -> doc.Paragraph:
     if found.findings:
         bins = counted(found.findings, "bin")
         text = f"{bins} of epsilon above what the WORST CASE allows: a finding."
-        return paragraph(text, style="alarm")
+        return doc.paragraph(text, style="alarm")
     if found.places_to_look:
         bins = counted(found.places_to_look, "bin")
         text = f"{bins} of epsilon above what their epsilon would allow: look there."
-        return paragraph(text, style="warn")
-    return paragraph("No bin of epsilon is above what its epsilon would allow.")
+        return doc.paragraph(text, style="warn")
+    return doc.paragraph("No bin of epsilon is above what its epsilon would allow.")

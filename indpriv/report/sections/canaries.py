@@ -2,7 +2,8 @@
 
 from indpriv._formatting import format_delta, format_epsilon, format_lower_bound, format_share
 from indpriv.analysis.summary import AuditSummary
-from indpriv.report.document import Block, Callout, Entry, Section, Span, paragraph
+from indpriv.report.document import Block, Entry, Section, Span, paragraph
+from indpriv.report.wording import finding
 
 
 def canaries(summary: AuditSummary) -> Section | None:
@@ -20,11 +21,12 @@ def canaries(summary: AuditSummary) -> Section | None:
     line = f"{n:,} canaries: worst-case epsilon at least {least} with {confidence} confidence"
     entry = Entry("CANARIES", (paragraph(f"{line} (accounted: {worst})"),))
     if bound.epsilon > summary.guarantee.worst_case_epsilon:
-        text = (
-            f" The canaries prove a worst-case epsilon of at least {least}, above the {worst} "
-            "accounted: the run or its account is wrong."
+        blocks.append(
+            finding(
+                f"The canaries prove a worst-case epsilon of at least {least}, above the {worst} "
+                "accounted: the run or its account is wrong."
+            )
         )
-        blocks.append(Callout((paragraph(Span("A finding against the run."), text),), warn=True))
         alarm = f"{line}: ABOVE THE {worst} ACCOUNTED. The run or its account is wrong."
         entry = Entry("CANARIES", (paragraph(alarm, style="alarm"),))
     blocks.append(

@@ -1,9 +1,8 @@
 """The distribution of individual epsilon."""
 
-from indpriv._formatting import format_edges, format_epsilon, format_share
+from indpriv._formatting import capitalised, format_edges, format_epsilon, format_share
 from indpriv.analysis.summary import AuditSummary
 from indpriv.report.document import Details, Figure, Section, paragraph, table
-from indpriv.report.wording import capitalised
 
 
 def drawn_worst_case(summary: AuditSummary) -> float | None:

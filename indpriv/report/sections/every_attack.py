@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
-from indpriv._formatting import format_share, format_share_up
+from indpriv._formatting import capitalised, format_share, format_share_up
 from indpriv.analysis.attacks.results import AttackResult, AttackResults
 from indpriv.analysis.statistics.bootstrap import Interval
 from indpriv.attack_scores import ADVERSARIES
 from indpriv.report.document import Block, Callout, Paragraph, Span, paragraph, table
-from indpriv.report.wording import capitalised
 
 _RATES = ("0.01", "0.001")
 _HEAD = (

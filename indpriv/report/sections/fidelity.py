@@ -1,11 +1,11 @@
 """How far an estimate lies from exact values, or how far it moves with the spacing of records."""
 
-from indpriv._formatting import format_epsilon, format_number, format_share
+from indpriv._formatting import capitalised, format_epsilon, format_number, format_share
 from indpriv.analysis.fidelity.comparison import Fidelity, Spacing
 from indpriv.analysis.groups.group_rows import MIN_GROUP
-from indpriv.analysis.summary import AuditSummary
+from indpriv.analysis.summary import NO_EXACT_VALUES, AuditSummary
 from indpriv.report.document import Block, Details, Entry, Figure, Row, Section, paragraph, table
-from indpriv.report.wording import capitalised, correlation, spaced
+from indpriv.report.wording import correlation, spaced
 
 _MOST_GROUPS = 60  # of one table; audit.json has all
 
@@ -23,8 +23,9 @@ def fidelity(summary: AuditSummary) -> Section:
             if summary.claim == "exact"
             else "How far these estimates lie from the exact values is unknown."
         )
-        why = [text for text in summary.notes.missing if "exact values" in text]
-        blocks.append(paragraph(" ".join([known, *why])))
+        if not (summary.fidelity.has_exact_values or summary.run.settings.individually_clipped):
+            known = f"{known} {NO_EXACT_VALUES}"
+        blocks.append(paragraph(known))
     if summary.fidelity.spacing is not None:
         moved = paragraph(_spacing(summary.fidelity.spacing, summary.account.everybody))
         blocks.append(moved)

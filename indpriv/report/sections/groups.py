@@ -2,29 +2,14 @@
 
 from collections.abc import Sequence
 
-from indpriv._formatting import format_epsilon, format_number, format_share
+from indpriv._formatting import format_epsilon, format_number, format_share, sentence
 from indpriv.analysis.groups.group_rows import MIN_GROUP, GroupRow
 from indpriv.analysis.groups.group_table import GroupTable, WithinLabel
 from indpriv.analysis.groups.ratios import Ratio
 from indpriv.analysis.summary import AuditSummary
-from indpriv.report.document import (
-    Block,
-    Callout,
-    Details,
-    Entry,
-    Figure,
-    Heading,
-    Paragraph,
-    Row,
-    Section,
-    Span,
-    Table,
-    Text,
-    paragraph,
-    table,
-)
+from indpriv.report import document as doc
 from indpriv.report.sections.distribution import drawn_worst_case
-from indpriv.report.wording import after, counted, p_value, sentence, shorten, shown_rows, span
+from indpriv.report.wording import after, counted, p_value, shorten, shown_rows, span
 
 _SCREEN_TABLES = 2
 _SCREEN_ROWS = 6
@@ -32,12 +17,12 @@ _SCREEN_LABELS = 3  # labels that fit beside each other on 80 columns
 _NAME, _LABEL = 24, 9  # characters of a group's and a label's name on the first screen
 
 
-def groups(summary: AuditSummary) -> Section | None:
+def groups(summary: AuditSummary) -> doc.Section | None:
     """None without an example table."""
     if not summary.groups:
         return None
     everybody = summary.account.everybody
-    intro = paragraph(
+    intro = doc.paragraph(
         "Groups by mean epsilon, worst first, raw and within each label. Where groups differ in "
         "their labels, a raw table alone misleads; the label-standardised mean says what a "
         "group’s mean would be if it had the label shares of the whole training set. Groups of "
@@ -49,13 +34,13 @@ def groups(summary: AuditSummary) -> Section | None:
         f"{everybody} of this run as a sample: another training run would differ by more."
     )
     blocks = [block for found in summary.groups for block in _grouping(summary, found)]
-    screen = tuple(Entry("", _first_screen(found)) for found in _first_tables(summary.groups))
-    return Section("groups", "Who is worse off", (intro, *blocks), screen)
+    screen = tuple(doc.Entry("", _first_screen(found)) for found in _first_tables(summary.groups))
+    return doc.Section("groups", "Who is worse off", (intro, *blocks), screen)
 
 
 def group_table(
     found: GroupTable, rows: Sequence[GroupRow], caption: str, *, standardised: bool
-) -> Table:
+) -> doc.Table:
     """Rows of a grouping, raw or within a label."""
     head = ["n", "Mean epsilon", "95 % interval", "To best", "p"]
     head += ["Label-stand. mean", "95 % interval"] if standardised else []
@@ -69,12 +54,12 @@ def group_table(
         "Train acc.",
         "Test acc.",
     ]
-    return table(
+    return doc.table(
         (found.by, *head), [_row(row, standardised=standardised) for row in rows], caption=caption
     )
 
 
-def _row(row: GroupRow, *, standardised: bool) -> Row:
+def _row(row: GroupRow, *, standardised: bool) -> doc.Row:
     cells = [
         row.name + (" (too few)" if row.too_small else ""),
         f"{row.n:,}",
@@ -94,7 +79,7 @@ def _row(row: GroupRow, *, standardised: bool) -> Row:
         format_share(row.train_accuracy.share, 1),
         format_share(row.test_accuracy.share, 1),
     ]
-    return Row(tuple(cells), "small" if row.too_small else "")
+    return doc.Row(tuple(cells), "small" if row.too_small else "")
 
 
 def tests(found: GroupTable) -> list[str]:
@@ -125,48 +110,48 @@ def tests(found: GroupTable) -> list[str]:
     return texts
 
 
-def readings(found: GroupTable) -> list[Paragraph]:
+def readings(found: GroupTable) -> list[doc.Paragraph]:
     """The ratio of the worst to the best group, reversals of their order, and small groups."""
     if found.ratios.raw is None:
-        lines = [paragraph("Fewer than two groups are large enough to compare.")]
+        lines = [doc.paragraph("Fewer than two groups are large enough to compare.")]
     else:
         lines = [*_reversals(found, found.ratios.raw), _ratio(found, found.ratios.raw)]
     if found.too_small:
         few = counted(found.too_small, "group")
-        lines.append(paragraph(f"Too small to read (fewer than {found.min_size}): {few}."))
+        lines.append(doc.paragraph(f"Too small to read (fewer than {found.min_size}): {few}."))
     return lines
 
 
-def _reversals(found: GroupTable, raw: Ratio) -> list[Paragraph]:
+def _reversals(found: GroupTable, raw: Ratio) -> list[doc.Paragraph]:
     smaller = f"{raw.worst} has a smaller mean epsilon than {raw.best}"
     sure, unsure = ", ".join(found.reversed_labels), ", ".join(found.unsure_reversals)
     lines = []
     if sure:
         text = f" among {sure}: there, {smaller}, by more than chance (corrected p at most 5 %)."
-        lines.append(paragraph(Span("The order reverses"), text, style="warn"))
+        lines.append(doc.paragraph(doc.Span("The order reverses"), text, style="warn"))
     if unsure:
         too = " too" if sure else ""
         text = (
             f"Among {unsure}, {smaller}{too}, but by no more than chance (corrected p above 5 %)."
         )
-        lines.append(paragraph(text))
+        lines.append(doc.paragraph(text))
     return lines
 
 
-def _ratio(found: GroupTable, raw: Ratio) -> Paragraph:
-    parts: list[Text] = [f"Mean epsilon of {raw.worst} over {raw.best}: raw ", _value(raw)]
+def _ratio(found: GroupTable, raw: Ratio) -> doc.Paragraph:
+    parts: list[doc.Text] = [f"Mean epsilon of {raw.worst} over {raw.best}: raw ", _value(raw)]
     if found.ratios.standardised is not None:
         parts += [", label-standardised ", _value(found.ratios.standardised)]
-    return paragraph(*parts, ".")
+    return doc.paragraph(*parts, ".")
 
 
-def _value(ratio: Ratio) -> Span:
+def _value(ratio: Ratio) -> doc.Span:
     if ratio.value is None:
-        return Span(f"undefined ({ratio.reason})")
-    return Span(f"{ratio.value:.2f}{after(ratio.interval)}")
+        return doc.Span(f"undefined ({ratio.reason})")
+    return doc.Span(f"{ratio.value:.2f}{after(ratio.interval)}")
 
 
-def _grouping(summary: AuditSummary, found: GroupTable) -> list[Block]:
+def _grouping(summary: AuditSummary, found: GroupTable) -> list[doc.Block]:
     """One grouping on the page: findings, figure, table, and tables within label."""
     positions = shown_rows(found.rows)
     rows = [found.rows[index] for index in positions]
@@ -174,14 +159,14 @@ def _grouping(summary: AuditSummary, found: GroupTable) -> list[Block]:
     beside = f", over all {everybody} and within label" if within else ""
     worst = "" if summary.unit_sizes else "; the thin line is the worst case"
     drawn = (found, drawn_worst_case(summary), f"groups{summary.groups.index(found)}")
-    blocks: list[Block] = [
-        Heading(f"By {found.by}"),
+    blocks: list[doc.Block] = [
+        doc.Heading(f"By {found.by}"),
         *(
-            Callout((line,), warn=True) if line.style == "warn" else line
+            doc.Callout((line,), warn=True) if line.style == "warn" else line
             for line in readings(found)
         ),
-        *map(paragraph, tests(found)),
-        Figure("groups", drawn, f"Mean epsilon by group{beside}, beside test accuracy{worst}."),
+        *map(doc.paragraph, tests(found)),
+        doc.Figure("groups", drawn, f"Mean epsilon by group{beside}, beside test accuracy{worst}."),
         group_table(found, rows, f"{found.by}, all labels", standardised=within),
     ]
     notes = []
@@ -193,14 +178,14 @@ def _grouping(summary: AuditSummary, found: GroupTable) -> list[Block]:
         notes.append(f"{lack}: {', '.join(names)}.")
     if any(row.losses_left_out for row in rows):
         notes.append("* Infinite and missing losses are left out of this mean.")
-    blocks += [paragraph(note, style="note") for note in (*notes, *map(sentence, found.notes))]
+    blocks += [doc.paragraph(note, style="note") for note in (*notes, *map(sentence, found.notes))]
     if within:
         tables = (_within(found, each, positions) for each in found.within_label)
-        blocks.append(Details("Within each label", tuple(tables)))
+        blocks.append(doc.Details("Within each label", tuple(tables)))
     return blocks
 
 
-def _within(found: GroupTable, within: WithinLabel, positions: Sequence[int]) -> Table:
+def _within(found: GroupTable, within: WithinLabel, positions: Sequence[int]) -> doc.Table:
     caption, ratio = f"{found.by} among {within.label}", within.ratio
     if ratio is not None and ratio.value is not None:
         caption += f": {ratio.worst} over {ratio.best} is {ratio.value:.2f}"
@@ -217,7 +202,7 @@ def _first_tables(tables: Sequence[GroupTable]) -> list[GroupTable]:
     return sorted(tables, key=place)[:_SCREEN_TABLES]
 
 
-def _first_screen(found: GroupTable) -> tuple[Paragraph | Table, ...]:
+def _first_screen(found: GroupTable) -> tuple[doc.Paragraph | doc.Table, ...]:
     """Mean epsilon by group: all, within label where that fits, and test accuracy."""
     positions = [index for index, row in enumerate(found.rows) if row.epsilon.mean is not None]
     skipped = max(0, len(positions) - _SCREEN_ROWS)
@@ -233,7 +218,7 @@ def _first_screen(found: GroupTable) -> tuple[Paragraph | Table, ...]:
         means = [row.epsilon.mean, *(within.rows[index].epsilon.mean for within in beside)]
         means += [row.standardised.mean] if standardised else []
         rows.append((name, *map(format_epsilon, means), format_share(row.test_accuracy.share, 1)))
-    made = table(
+    made = doc.table(
         (f"WHO IS WORSE OFF by {found.by}", "all", *labels, *standardised, "test accuracy"),
         rows,
         wide=frozenset(range(2, 2 + len(labels))),
@@ -241,6 +226,6 @@ def _first_screen(found: GroupTable) -> tuple[Paragraph | Table, ...]:
     )
     if skipped:
         verb = "is" if skipped == 1 else "are"
-        rest = paragraph(f"{counted(skipped, 'group')} between them {verb} in the report")
+        rest = doc.paragraph(f"{counted(skipped, 'group')} between them {verb} in the report")
         return (made, rest, *readings(found))
     return (made, *readings(found))

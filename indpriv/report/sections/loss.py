@@ -1,30 +1,21 @@
 """Individual epsilon against the loss of the final model."""
 
-from indpriv._formatting import format_epsilon, format_number
+from indpriv._formatting import capitalised, format_epsilon, format_number
 from indpriv.analysis.loss import LossRelation
 from indpriv.analysis.summary import AuditSummary
-from indpriv.report.document import (
-    Block,
-    Details,
-    Figure,
-    Paragraph,
-    Section,
-    Span,
-    paragraph,
-    table,
-)
+from indpriv.report import document as doc
 from indpriv.report.sections.distribution import drawn_worst_case
-from indpriv.report.wording import after, capitalised
+from indpriv.report.wording import after
 
 
-def loss(summary: AuditSummary) -> Section | None:
+def loss(summary: AuditSummary) -> doc.Section | None:
     """None without an example table."""
     found = summary.loss
     if found is None:
         return None
-    blocks: list[Block] = []
+    blocks: list[doc.Block] = []
     if found.every.pearson is None:
-        blocks.append(paragraph(f"No correlation is defined: {found.undefined_reason}."))
+        blocks.append(doc.paragraph(f"No correlation is defined: {found.undefined_reason}."))
     else:
         blocks += [_correlations(summary, found), *_figure(summary, found)]
     notes = []
@@ -36,11 +27,11 @@ def loss(summary: AuditSummary) -> Section | None:
     if found.left_out:
         notes.append(f"{found.left_out:,} infinite, negative or missing losses were left out.")
     if notes:
-        blocks.append(paragraph(" ".join(notes), style="note"))
-    return Section("loss", "Epsilon against loss", tuple(blocks))
+        blocks.append(doc.paragraph(" ".join(notes), style="note"))
+    return doc.Section("loss", "Epsilon against loss", tuple(blocks))
 
 
-def _correlations(summary: AuditSummary, found: LossRelation) -> Paragraph:
+def _correlations(summary: AuditSummary, found: LossRelation) -> doc.Paragraph:
     account, everybody = summary.account, capitalised(summary.account.everybody)
     whose = "whose rows, by their mean loss, the" if summary.unit_sizes else "that the"
     had = "had" if (found.every.pearson or 0) > 0 else "did not have"
@@ -48,8 +39,7 @@ def _correlations(summary: AuditSummary, found: LossRelation) -> Paragraph:
     if found.below.pearson is not None:
         text += (
             f" Without the {account.everybody} {account.at_worst_case}, whose epsilon can grow no "
-            "further, r is "
-            f"{found.below.pearson:.2f}{after(found.below.pearson_interval)} "
+            f"further, r is {found.below.pearson:.2f}{after(found.below.pearson_interval)} "
             f"({found.below.n:,} {account.everybody})."
         )
     at_worst, below = found.median_loss_at_worst_case, found.median_loss_below_worst_case
@@ -59,16 +49,16 @@ def _correlations(summary: AuditSummary, found: LossRelation) -> Paragraph:
             f"{format_number(below)} below it."
         )
     rank = "undefined" if found.every.spearman is None else f"{found.every.spearman:.2f}"
-    return paragraph(
+    return doc.paragraph(
         f"{everybody} {whose} final model learned poorly {had} less privacy: Pearson’s r of "
         "epsilon and log loss is ",
-        Span(f"{found.every.pearson:.2f}"),
+        doc.Span(f"{found.every.pearson:.2f}"),
         f"{after(found.every.pearson_interval)}, Spearman’s rank correlation "
         f"{rank}{after(found.every.spearman_interval)}.{text} In brackets: 95 % intervals.",
     )
 
 
-def _figure(summary: AuditSummary, found: LossRelation) -> tuple[Block, ...]:
+def _figure(summary: AuditSummary, found: LossRelation) -> tuple[doc.Block, ...]:
     bins = found.bins
     if bins is None or found.line.slope is None or found.line.intercept is None:
         return ()
@@ -84,7 +74,7 @@ def _figure(summary: AuditSummary, found: LossRelation) -> tuple[Block, ...]:
     ]
     head = ("Loss from", "To", capitalised(everybody), "25 %", "Median epsilon", "75 %")
     return (
-        Figure(
+        doc.Figure(
             "loss",
             (found, drawn_worst_case(summary), everybody),
             f"Darker cells hold more {everybody}. Fitted: epsilon ≈ {intercept} {sign} "
@@ -92,5 +82,5 @@ def _figure(summary: AuditSummary, found: LossRelation) -> tuple[Block, ...]:
             f"{slope}{after(found.line.slope_interval)}, intercept "
             f"{intercept}{after(found.line.intercept_interval)}.",
         ),
-        Details("Table behind the figure", (table(head, rows, row_names=False),)),
+        doc.Details("Table behind the figure", (doc.table(head, rows, row_names=False),)),
     )

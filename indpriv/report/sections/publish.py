@@ -8,10 +8,9 @@ def publish(summary: AuditSummary) -> Section:
     """The sentence that may be published, or that there is none."""
     guarantee = summary.guarantee
     if not guarantee.publishable:
-        stands = guarantee.status in ("supported", "declared")
-        why = ": delta is at least 1/n" if stands else ""
+        why = ": delta is at least 1/n" if guarantee.stands else ""
         blocks = [paragraph(f"Do not publish any privacy guarantee for this run{why}.")]
-        if not stands:
+        if not guarantee.stands:
             blocks.append(paragraph(guarantee.statement, style="statement"))
         return Section("publish", "What you may publish", tuple(blocks))
     declared = " The assumptions of this statement were declared and not checked."

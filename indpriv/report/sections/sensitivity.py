@@ -1,9 +1,9 @@
 """How far epsilons move under another rounding of norms, or another rule between records."""
 
-from indpriv._formatting import format_share
+from indpriv._formatting import capitalised, format_share
 from indpriv.analysis.summary import AuditSummary
 from indpriv.report.document import Entry, Section, Span, paragraph, table
-from indpriv.report.wording import capitalised, correlation, spaced
+from indpriv.report.wording import correlation, spaced
 
 
 def sensitivity(summary: AuditSummary) -> Section | None:

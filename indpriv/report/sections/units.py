@@ -1,9 +1,8 @@
 """Epsilon by the number of rows of a privacy unit, and what a cap on rows would cost."""
 
-from indpriv._formatting import format_epsilon, format_rows, format_share
+from indpriv._formatting import capitalised, format_epsilon, format_rows, format_share
 from indpriv.analysis.summary import AuditSummary
 from indpriv.report.document import Entry, Section, paragraph, table
-from indpriv.report.wording import capitalised
 
 
 def units(summary: AuditSummary) -> Section | None:

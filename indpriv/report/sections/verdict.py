@@ -2,71 +2,70 @@
 
 import math
 
-from indpriv._formatting import format_delta, format_epsilon, format_share, format_share_up
+from indpriv._formatting import (
+    capitalised,
+    format_delta,
+    format_epsilon,
+    format_share,
+    format_share_up,
+    sentence,
+)
 from indpriv.analysis.disclosures import recording
 from indpriv.analysis.guarantee import FALSE_POSITIVE_RATE, Guarantee, true_positive_bound
 from indpriv.analysis.summary import AuditSummary
-from indpriv.report.document import (
-    Block,
-    Callout,
-    Entry,
-    Listing,
-    Paragraph,
-    Section,
-    Span,
-    Table,
-    Text,
-    paragraph,
-    table,
-)
-from indpriv.report.wording import capitalised, disclaimer, joined, relation, sentence
+from indpriv.report import document as doc
+from indpriv.report.wording import disclaimer, joined
 
-_VACUOUS = (
-    0.9  # from this true-positive rate, the report says that the guarantee protects hardly at all
-)
-_STANDS = ("supported", "declared")
+# From this true-positive rate on, the report says that the guarantee hardly protects anyone.
+_VACUOUS = 0.9
 
 
-def verdict(summary: AuditSummary) -> Section:
+def verdict(summary: AuditSummary) -> doc.Section:
     """The guarantee and the epsilons of this run, each with what it means."""
     guarantee = summary.guarantee
     title = "Exact for this trajectory." if summary.claim == "exact" else "An estimate."
-    blocks: list[Block] = [
-        Paragraph(joined(lead(summary)), "lead"),
+    blocks: list[doc.Block] = [
+        doc.Paragraph(joined(lead(summary)), "lead"),
         _key_figures(summary),
         _facts(summary),
     ]
     if guarantee.reasons:
-        reasons = tuple(paragraph(sentence(reason)) for reason in guarantee.reasons)
-        blocks.append(Callout(reasons, warn=guarantee.status != "declared"))
-    claim = paragraph(Span(title), f" {capitalised(summary.claim_reason)}")
-    blocks.append(Callout((claim, disclaimer(summary))))
+        reasons = tuple(doc.paragraph(sentence(reason)) for reason in guarantee.reasons)
+        blocks.append(doc.Callout(reasons, warn=guarantee.status != "declared"))
+    claim = doc.paragraph(doc.Span(title), f" {capitalised(summary.claim_reason)}")
+    blocks.append(doc.Callout((claim, disclaimer(summary))))
     if summary.notes.missing:
-        blocks += [paragraph("Not in this audit:", style="note"), Listing(summary.notes.missing)]
-    screen = (Entry("GUARANTEE", _guarantee_lines(summary)), Entry("THIS RUN", _run_lines(summary)))
-    return Section("verdict", "Verdict", tuple(blocks), screen)
+        blocks += [
+            doc.paragraph("Not in this audit:", style="note"),
+            doc.Listing(summary.notes.missing),
+        ]
+    screen = (
+        doc.Entry("GUARANTEE", _guarantee_lines(summary)),
+        doc.Entry("THIS RUN", _run_lines(summary)),
+    )
+    return doc.Section("verdict", "Verdict", tuple(blocks), screen)
 
 
-def lead(summary: AuditSummary) -> list[Text]:
+def lead(summary: AuditSummary) -> list[doc.Text]:
     """The verdict in sentences; every epsilon and every bound in it is rounded up."""
     guarantee = summary.guarantee
     if guarantee.status == "void":
         return [
-            Span("This run gives no privacy guarantee."),
+            doc.Span("This run gives no privacy guarantee."),
             "Its random numbers are reproducible: anyone who has the seed can regenerate the "
             "noise.",
         ]
     if guarantee.status == "unproven":
         return [
-            Span("No guarantee is proven for this run."),
+            doc.Span("No guarantee is proven for this run."),
             "A check of its assumptions failed. The figures below show what the run would "
             "guarantee if every assumption held.",
         ]
-    found: list[Text] = []
+    found: list[doc.Text] = []
     delta = format_delta(guarantee.delta)
     if not guarantee.publishable:
         found += [
-            Span("Delta is too large:"),
+            doc.Span("Delta is too large:"),
             f"{delta} is at least 1/n (delta times n is {guarantee.delta_times_n:.2g}). At such a "
             "delta a mechanism may publish one person’s data outright and still keep this "
             "guarantee, so it is worth almost nothing.",
@@ -84,7 +83,7 @@ def lead(summary: AuditSummary) -> list[Text]:
         f"{odds(guarantee.worst_case_epsilon)} times that rate, plus {delta}."
     )
     if true_positive >= _VACUOUS:
-        found.append(Span("This is hardly any protection."))
+        found.append(doc.Span("This is hardly any protection."))
     if summary.claim == "exact":
         found.append(
             f"In the training that happened, half of the {summary.account.everybody} had an "
@@ -93,15 +92,15 @@ def lead(summary: AuditSummary) -> list[Text]:
     return found
 
 
-def _key_figures(summary: AuditSummary) -> Table:
+def _key_figures(summary: AuditSummary) -> doc.Table:
     guarantee, individual, account = summary.guarantee, summary.individual, summary.account
     name = "Guarantee: worst-case epsilon"
     if not guarantee.publishable:
-        useful = "useful " if guarantee.status in _STANDS else ""
+        useful = "useful " if guarantee.stands else ""
         name = f"Worst-case epsilon, no {useful}guarantee"
-    meaning = f"delta {format_delta(guarantee.delta)}, {relation(summary)}, Poisson sampling"
+    meaning = f"delta {format_delta(guarantee.delta)}, {summary.account.relation}, Poisson sampling"
     tail = f"99 %: {format_epsilon(individual.p99)}; largest: {format_epsilon(individual.max)}"
-    return table(
+    return doc.table(
         ("Figure", "Value", "Meaning"),
         [
             (name, format_epsilon(guarantee.worst_case_epsilon), meaning),
@@ -121,18 +120,18 @@ def _key_figures(summary: AuditSummary) -> Table:
     )
 
 
-def _facts(summary: AuditSummary) -> Table:
+def _facts(summary: AuditSummary) -> doc.Table:
     account = summary.account
     sampler = account.sampler
     for item in summary.notes.disclosures:
         if item.key == "sampler":
             sampler = f"declared {item.value} ({item.status})"
-    return table(
+    return doc.table(
         ("Fact", "Value"),
         [
             ("Status of the guarantee", summary.guarantee.status),
             ("Unit of privacy", f"one {account.one_unit}"),
-            ("Neighbouring relation", relation(summary)),
+            ("Neighbouring relation", summary.account.relation),
             ("Sampler", sampler),
             ("Accountant", account.guaranteed_by),
             ("Delta times n", f"{summary.guarantee.delta_times_n:.2g}"),
@@ -145,7 +144,7 @@ def _facts(summary: AuditSummary) -> Table:
 def _membership(guarantee: Guarantee) -> list[tuple[str, str]]:
     """What a test for membership can achieve; nothing without a guarantee that limits it."""
     found = guarantee.membership
-    if found is None or guarantee.status not in _STANDS:
+    if found is None or not guarantee.stands:
         return []
     text = (
         "advantage (true-positive less false-positive rate) at most "
@@ -155,31 +154,31 @@ def _membership(guarantee: Guarantee) -> list[tuple[str, str]]:
     return [("Best test for membership", text)]
 
 
-def _guarantee_lines(summary: AuditSummary) -> tuple[Paragraph, ...]:
+def _guarantee_lines(summary: AuditSummary) -> tuple[doc.Paragraph, ...]:
     guarantee, account = summary.guarantee, summary.account
     value = (
         f"worst-case epsilon {format_epsilon(guarantee.worst_case_epsilon)} (delta "
-        f"{format_delta(guarantee.delta)}, {relation(summary)}, Poisson sampling, "
+        f"{format_delta(guarantee.delta)}, {summary.account.relation}, Poisson sampling, "
         f"{account.guaranteed_by}; covers all checkpoints)"
     )
-    if guarantee.status in _STANDS:
-        lines = [paragraph(value)]
+    if guarantee.stands:
+        lines = [doc.paragraph(value)]
         if guarantee.status == "declared":
-            lines.append(paragraph("Its assumptions are declared, not checked."))
+            lines.append(doc.paragraph("Its assumptions are declared, not checked."))
         if not guarantee.publishable:
             times_n = f"delta times n is {guarantee.delta_times_n:.2g}"
             text = f"DO NOT PUBLISH: delta is at least 1/n ({times_n})"
-            lines.append(paragraph(text, style="alarm"))
+            lines.append(doc.paragraph(text, style="alarm"))
         return tuple(lines)
     word = "NONE" if guarantee.status == "void" else "NOT PROVEN"
     reasons = [f"{word}: {guarantee.reasons[0]}", *guarantee.reasons[1:]]
     return (
-        *(paragraph(reason, style="alarm") for reason in reasons),
-        paragraph(f"If every assumption held: {value}"),
+        *(doc.paragraph(reason, style="alarm") for reason in reasons),
+        doc.paragraph(f"If every assumption held: {value}"),
     )
 
 
-def _run_lines(summary: AuditSummary) -> tuple[Paragraph, ...]:
+def _run_lines(summary: AuditSummary) -> tuple[doc.Paragraph, ...]:
     individual, run, account = summary.individual, summary.run, summary.account
     median, p75, p95, p99, largest = map(
         format_epsilon,
@@ -203,7 +202,7 @@ def _run_lines(summary: AuditSummary) -> tuple[Paragraph, ...]:
             else f"; test accuracy {format_share(run.test_accuracy, 1)}"
         )
         lines.append(f"Pearson's r with log loss {summary.loss.every.pearson:.2f}{accuracy}")
-    return (*map(paragraph, lines), disclaimer(summary))
+    return (*map(doc.paragraph, lines), disclaimer(summary))
 
 
 def odds(epsilon: float) -> str:
