@@ -142,9 +142,19 @@ class ExampleTable:
 def check_metadata(
     metadata: pd.DataFrame | None, example_ids: np.ndarray, split: str
 ) -> pd.DataFrame:
-    """Metadata rows in the order of example_ids; InputError on missing rows or reserved names."""
+    """Metadata rows in the order of example_ids.
+
+    Raises:
+        InputError: no DataFrame, reserved names, missing rows, or further rows although examples
+            are only numbered: then nothing shows which rows are theirs.
+    """
     if metadata is None:
         return pd.DataFrame(index=pd.RangeIndex(len(example_ids)))
+    if not isinstance(metadata, pd.DataFrame):
+        raise InputError(
+            f"metadata of the {split} examples is a {type(metadata).__name__}; pass a DataFrame, "
+            'e.g. table[["site"]]'
+        )
     clash = sorted(RESERVED_COLUMNS & set(metadata.columns))
     if clash:
         raise InputError(f"metadata may not have the columns {', '.join(clash)}; rename them")
@@ -157,6 +167,13 @@ def check_metadata(
         raise InputError(
             f"metadata lacks {int(missing.sum())} of {len(example_ids)} {split} examples, e.g. id "
             f"{example_ids[missing].tolist()[0]!r}; index the DataFrame by example id"
+        )
+    n, numbered = len(example_ids), np.array_equal(example_ids, np.arange(len(example_ids)))
+    if numbered and len(metadata) > n:
+        raise InputError(
+            f"metadata has {len(metadata)} rows for {n} {split} examples, which are numbered 0 to "
+            f"{n - 1}; pass only their rows, in their order: metadata.iloc[rows].reset_index("
+            "drop=True)"
         )
     return metadata.loc[example_ids].reset_index(drop=True)
 

@@ -150,6 +150,11 @@ def test_a_data_set_without_length_is_refused(tmp_path):
             {"metadata": pd.DataFrame([[1, 2]] * 120, columns=["a", "a"])},
             "metadata cannot be stored .*Duplicate",
         ),
+        ({"metadata": pd.Series(range(120))}, "metadata of the train examples is a Series"),
+        (
+            {"metadata": pd.DataFrame({"age": range(150)})},
+            "metadata has 150 rows for 120 train examples, which are numbered 0 to 119",
+        ),
         ({"example_ids": [1] * 120}, "119 duplicates"),
         ({"unit_ids": [1]}, "unit_ids has shape"),
         ({"unit": "client"}, 'unit="client" needs unit ids'),
@@ -173,6 +178,14 @@ def test_metadata_of_training_and_test_examples_must_fit_together(tmp_path):
             metadata=ages,
             test_metadata=texts,
         )
+
+
+def test_metadata_of_examples_with_ids_may_hold_further_rows(tmp_path):
+    ids = [f"p{number}" for number in range(120)]
+    ages = pd.DataFrame({"age": range(150)}, index=[f"p{149 - number}" for number in range(150)])
+    record(make_run(), tmp_path / "run", example_ids=ids, metadata=ages)
+    table = ExampleTable.from_parquet(tmp_path / "run/examples.parquet")
+    assert table.train["age"].tolist() == list(range(149, 29, -1))
 
 
 @pytest.mark.parametrize("name", ["unit_ids", "example_ids"])
