@@ -4,7 +4,8 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +43,26 @@ def others_can_read(path: Path) -> bool:
     return os.name != "nt" and bool(path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
 
 
+@contextmanager
+def on_failure(clean_up: Callable[[], object]) -> Iterator[None]:
+    """Clean up if the block does not reach its end, also after Ctrl-C; the error goes on."""
+    try:
+        yield
+    except BaseException:
+        clean_up()
+        raise
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a private file that is either whole or absent, and durable once this returns."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with on_failure(lambda: temporary.unlink(missing_ok=True)):
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY, PRIVATE)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
     fsync_folder(path.parent)
 
 

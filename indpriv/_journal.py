@@ -10,7 +10,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from indpriv._files import BINARY, PRIVATE, fsync_folder
+from indpriv._files import BINARY, PRIVATE, fsync_folder, on_failure
 from indpriv.errors import EvidenceError, InputError
 
 NAME = "journal.jsonl"
@@ -99,11 +99,8 @@ class JournalWriter:
                 f"{run_dir} is being written by process {writer_of(run_dir) or 'unknown'}; it has "
                 "one writer at a time: wait for it, stop it, or choose another directory"
             ) from error
-        try:
+        with on_failure(self.close):
             self.entries = self._continue(run_dir / NAME)
-        except BaseException:
-            self.close()
-            raise
 
     def _continue(self, path: Path) -> list[dict[str, Any]]:
         owner = os.open(

@@ -98,14 +98,11 @@ class NormLogWriter:
         self._levels = levels_of(header.rounding, header.rounding_mode)
         self._ids_fingerprint = fingerprint(example_ids)
         self._n = len(example_ids)
-        try:
+        with _files.on_failure(self.close):
             if self._journal.entries:
                 self._check_continues(self._journal.entries[0], header)
             else:
                 self._start(run_dir, header, example_ids, unit_ids, reference_positions)
-        except BaseException:
-            self.close()
-            raise
 
     def _start(
         self,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from opacus.data_loader import CollateFnWithEmpty
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.errors import InputError
 from indpriv.norm_log.validation import check_norms
 from indpriv.recording.checkpoints.weights import fingerprint_of
+from indpriv.recording.norms.batches import map_tensors
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.opacus.ranks import Ranks, check_together
 from indpriv.recording.random_states import kept_random_state
@@ -50,29 +52,32 @@ class Examples:
         self, batch_size: int, positions: IntArray | None = None
     ) -> Iterator[tuple[Any, Any]]:
         """Yield (inputs, targets) of all examples or some positions, in order, on the device."""
+        batches: Iterable[Any]
         if isinstance(self._dataset, TensorDataset) and len(self._dataset.tensors) == 2:
-            tensors: tuple[Tensor, ...] = self._dataset.tensors
-            if positions is not None:
-                index = torch.as_tensor(positions)
-                tensors = tuple(tensor[index] for tensor in tensors)
-            for inputs, targets in zip(
-                *(tensor.split(batch_size) for tensor in tensors), strict=True
-            ):
-                yield self._move(inputs), self._move(targets)
-            return
-        dataset = self._dataset if positions is None else Subset(self._dataset, positions.tolist())
-        for batch in DataLoader(dataset, batch_size=batch_size, collate_fn=self._collate_fn):
+            index = slice(None) if positions is None else torch.as_tensor(positions)
+            parts = (tensor[index].split(batch_size) for tensor in self._dataset.tensors)
+            batches = zip(*parts, strict=True)
+        else:
+            whole = self._dataset
+            dataset = whole if positions is None else Subset(whole, positions.tolist())
+            batches = DataLoader(dataset, batch_size=batch_size, collate_fn=self._collate_fn)
+        for batch in batches:
             if not (isinstance(batch, list | tuple) and len(batch) == 2):
                 raise InputError(
                     f"the data set yields batches of type {type(batch).__name__}; a Recorder needs "
                     "(inputs, targets) pairs"
                 )
-            yield self._move(batch[0]), self._move(batch[1])
+            inputs, targets = map_tensors(batch, lambda tensor: tensor.to(self._device))
+            yield inputs, targets
 
-    def _move(self, value: Any) -> Any:
-        return torch.utils._pytree.tree_map_only(
-            Tensor, lambda tensor: tensor.to(self._device), value
-        )
+
+@dataclass(frozen=True)
+class Measured:
+    """Norms (n,) of some examples, a fingerprint of their targets, and the pass's seconds."""
+
+    norms: FloatArray
+    targets_fingerprint: str
+    seconds: float
 
 
 def norms_of(
@@ -80,15 +85,16 @@ def norms_of(
     examples: Examples,
     ids: NDArray[np.generic],
     positions: IntArray | None = None,
-) -> tuple[FloatArray, str]:
-    """Gradient norms of all examples or those at some positions, and a fingerprint of the targets.
+) -> Measured:
+    """Gradient norms of all examples or those at some positions.
 
     Raises:
         InputError: a NaN norm (the message names example ids), or a data set whose length changed.
     """
-    norms, targets_fingerprint = _taken(norm_pass, examples, positions)
-    _check_taken(norms, ids if positions is None else ids[positions])
-    return norms, targets_fingerprint
+    start = time.perf_counter()
+    taken = _taken(norm_pass, examples, positions)
+    _check_taken(taken[0], ids if positions is None else ids[positions])
+    return Measured(*taken, time.perf_counter() - start)
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,7 @@ class SharedPass:
     examples: Examples
     ids: NDArray[np.generic]
 
-    def norms(self, moment: str, positions: IntArray | None = None) -> tuple[FloatArray, str]:
+    def norms(self, moment: str, positions: IntArray | None = None) -> Measured:
         """Like `norms_of`; the fingerprint depends on the number of ranks.
 
         Raises:
@@ -117,6 +123,7 @@ class SharedPass:
         """
         if self.ranks.size == 1:
             return norms_of(self.norm_pass, self.examples, self.ids, positions)
+        start = time.perf_counter()
         wanted = np.arange(len(self.ids)) if positions is None else positions
         taken = _taken(self.norm_pass, self.examples, self.ranks.part(wanted))
         weights = fingerprint_of(
@@ -126,7 +133,8 @@ class SharedPass:
         check_together(moment, [{"the model's parameters": part[0]} for part in parts], [])
         norms = np.concatenate([part[1] for part in parts])
         _check_taken(norms, self.ids[wanted])
-        return norms, hashlib.sha256("".join(part[2] for part in parts).encode()).hexdigest()
+        targets = hashlib.sha256("".join(part[2] for part in parts).encode()).hexdigest()
+        return Measured(norms, targets, time.perf_counter() - start)
 
 
 def _taken(

@@ -1,8 +1,7 @@
 """Ctrl-C and SIGTERM wait while the log is written: half a step would contradict itself.
 
-A signal that is ignored stays ignored, as is the convention: a shell starts background jobs of a
-script, and `nohup`, with SIGINT or SIGHUP ignored, so that Ctrl-C in the terminal does not reach
-them. Stop such a run with SIGTERM.
+Ignored signals stay ignored: scripts start background jobs with SIGINT ignored, and `nohup` starts
+programs with SIGHUP ignored, so that the terminal does not stop them. Stop such a run with SIGTERM.
 """
 
 from __future__ import annotations

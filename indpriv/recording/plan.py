@@ -26,6 +26,7 @@ from indpriv.norm_log.writer import LogHeader, fingerprint
 from indpriv.recording.clipping.filtered import Filter
 from indpriv.recording.clipping.individual import check_headroom
 from indpriv.recording.norms.norm_pass import NormPass
+from indpriv.recording.norms.shadow_model import described_parameters
 from indpriv.recording.opacus.ranks import Ranks, check_together
 from indpriv.recording.opacus.run import OpacusRun
 from indpriv.recording.training_data import TrainingData
@@ -101,12 +102,7 @@ class Plan:
             neighbouring="add_remove",
             sampler=run.sampler,
             individually_clipped=self.individual_clipping,
-            norm_pass={
-                "backend": norm_pass.backend,
-                "fallback": norm_pass.fallback,
-                "slack": norm_pass.slack,
-                "caveats": [*norm_pass.caveats, *([SEEDED] if self.seeded else [])],
-            },
+            norm_pass=norm_pass.to_header([*norm_pass.caveats, *([SEEDED] if self.seeded else [])]),
             policy=self.policy.in_steps(run.steps_per_epoch).to_dict(),
             privacy_filter={}
             if limit is None
@@ -125,7 +121,6 @@ class Plan:
 def _described(run: OpacusRun) -> dict[str, Any]:
     """What the header of a log says about the optimizer, the sampler and the model."""
     optimizer = run.optimizer
-    trained = {name: p.numel() for name, p in run.module.named_parameters() if p.requires_grad}
     return {
         "optimizer": type(optimizer.original_optimizer).__name__,
         "loss_reduction": optimizer.loss_reduction,
@@ -133,8 +128,7 @@ def _described(run: OpacusRun) -> dict[str, Any]:
         "secure_mode": bool(optimizer.secure_mode),
         "sampler_class": run.sampler_class,
         "steps_per_epoch": run.steps_per_epoch,
-        "n_parameters": sum(trained.values()),
-        "trainable": sorted(trained),
+        **described_parameters(run.module),
         "versions": {
             "torch": torch.__version__,
             "opacus": opacus.__version__,

@@ -24,20 +24,12 @@ from indpriv.norm_log.step_settings import StepSetting
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
 from indpriv.recording.clipping.filtered import FilteredClipping
 from indpriv.recording.clipping.individual import with_headroom
+from indpriv.recording.data_passes import Measured
 from indpriv.recording.opacus.ranks import Batch
 from indpriv.recording.plan import Plan
 from indpriv.recording.training_data import length
 
 FLUSH_STEPS = 256  # number of steps that a crash may lose
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Norms (n,) of some examples, a fingerprint of their targets, and the pass's seconds."""
-
-    norms: FloatArray
-    targets_fingerprint: str
-    seconds: float
 
 
 @dataclass(frozen=True)

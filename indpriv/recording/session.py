@@ -30,7 +30,7 @@ from indpriv.recording.opacus.run import OpacusRun
 from indpriv.recording.opacus.watch import TrainedBatch, Watch
 from indpriv.recording.plan import Plan
 from indpriv.recording.random_states import fingerprint_of_state
-from indpriv.recording.run_log import Measured, RunLog, TakenNorms
+from indpriv.recording.run_log import RunLog, TakenNorms
 
 
 class Session:
@@ -48,13 +48,8 @@ class Session:
     ) -> None:
         """Prepare to record; nothing is changed yet.
 
-        Args:
-            plan: what to record.
-            run: which is watched.
-            shared_pass: over the training set.
-            log: which is written.
-            caveats: why an account of this session is an estimate, as far as known now.
-            holdout: the test examples, if this rank records their norms.
+        The caveats say why an account of this session is an estimate, as far as known now; holdout
+        is the test examples, if this rank records their norms.
         """
         self._plan, self._run, self._pass, self._log = plan, run, shared_pass, log
         self._caveats, self._holdout = caveats, holdout
@@ -209,25 +204,15 @@ class Session:
         due, reference = self._policy.due(self._step), self._plan.reference_positions
         if not due and not len(reference):
             return
-        start = time.perf_counter()
         moment = f"the pass before step {self._step}"
-        norms, targets = self._pass.norms(moment, None if due else reference)
-        seconds = time.perf_counter() - start
+        taken = self._pass.norms(moment, None if due else reference)
         if not due:
-            self._taken = TakenNorms(norms, None, None, seconds)
+            self._taken = TakenNorms(taken.norms, None, None, taken.seconds)
             return
         if self._clip_levels is not None:
-            self._clip_levels.begin_record(norms)
-        holdout = self._take_holdout()
-        self._taken = TakenNorms(
-            norms[reference], Measured(norms, targets, seconds), holdout, seconds
-        )
-
-    def _take_holdout(self) -> Measured | None:
-        if self._holdout is None:
-            return None
-        start = time.perf_counter()
-        norms, targets = norms_of(
-            self._pass.norm_pass, self._holdout, np.arange(len(self._holdout))
-        )
-        return Measured(norms, targets, time.perf_counter() - start)
+            self._clip_levels.begin_record(taken.norms)
+        holdout = None
+        if self._holdout is not None:
+            ids = np.arange(len(self._holdout))
+            holdout = norms_of(self._pass.norm_pass, self._holdout, ids)
+        self._taken = TakenNorms(taken.norms[reference], taken, holdout, taken.seconds)

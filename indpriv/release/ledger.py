@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from indpriv._files import on_failure
 from indpriv._journal import JournalWriter
 from indpriv.errors import EvidenceError, InputError
 from indpriv.release.assumptions import describe
@@ -40,12 +41,9 @@ class Ledger:
         folder = directory / FOLDER
         folder.mkdir(mode=0o700, exist_ok=True)
         self._journal = JournalWriter(folder)
-        try:
+        with on_failure(self._journal.close):
             self._entries = self._journal.entries
             self._check_values(folder, fingerprint)
-        except BaseException:
-            self._journal.close()
-            raise
         if not self._entries:
             self._append("open", schema=_SCHEMA, fingerprint=fingerprint)
 

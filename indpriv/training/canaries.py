@@ -44,16 +44,9 @@ def train_with_canaries(
 ) -> TrainedRun:
     """Train like `train`, with canaries in the data; write their scores to RUN/canaries.parquet.
 
-    Args:
-        config: the audit.
-        run_dir: a new directory.
-        n_canaries: number of training examples that become canaries: each gets a random wrong
-            label, and an independent fair coin decides whether it is trained on.
-        seed: see `train`; None draws canaries and coins from the operating system.
-        progress: called as progress(stage, done, total) after each step.
-        device: device to train on.
-        data_dir: folder of data sets that do not ship with a package.
-        dataset: data to use instead of loading the configuration's.
+    n_canaries training examples become canaries: each gets a random wrong label, and an independent
+    fair coin decides whether it is trained on. The other arguments are those of `train`; without a
+    seed, canaries and coins are drawn from the operating system too.
 
     Raises:
         InputError: as `train`; or too few or too many canaries, one class, or a cap on rows.

@@ -69,7 +69,7 @@ class DataConfig:
         known = DATASETS[self.dataset].metadata_columns
         if self.unit_column is not None and self.unit_column not in known:
             raise InputError(
-                f"unit_column={self.unit_column!r} is no column of {self.dataset}, which has "
+                f"unit_column={self.unit_column!r} is not a column of {self.dataset}, which has "
                 f"{', '.join(known) or 'none'}"
             )
         if self.max_rows_per_unit is not None and self.unit_column is None:

@@ -14,12 +14,7 @@ UNKNOWN, MISSING = "unexpected_keyword_argument", "missing"  # pydantic's names
 
 
 def explain(error: ValidationError, schema: Schema) -> str:
-    """One problem: an unknown key, else all missing keys of a table, else a wrong value.
-
-    Args:
-        error: what validation of the file's tables found.
-        schema: JSON Schema of the file.
-    """
+    """One problem: an unknown key, else all missing keys of a table, else a wrong value."""
     problems = error.errors()
     kinds = [problem["type"] for problem in problems]
     kind = next((kind for kind in (UNKNOWN, MISSING) if kind in kinds), kinds[0])
@@ -53,7 +48,7 @@ def _wrong_value(
     if len(location) == 1:
         if "error" in context:
             return f"[{section}] {context['error']}"
-        return f"{section} = {value!r} is no table; write it as [{section}]"
+        return f"{section} = {value!r} is not a table; write it as [{section}]"
     key = str(location[1])
     accepted = _keys_of(section, schema)[key]
     if any(isinstance(part, int) for part in location[2:]):

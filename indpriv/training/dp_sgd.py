@@ -12,11 +12,10 @@ from pathlib import Path
 
 from torch import nn
 
-from indpriv._files import read_json, write_json
 from indpriv._progress import StageProgress, silent
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
-from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP, RUN_JSON
+from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP
 from indpriv.recording import Recorder
 from indpriv.recording.clipping.filtered import Filter
 from indpriv.training.baseline import train_without_dp
@@ -25,7 +24,7 @@ from indpriv.training.config import AuditConfig, DataConfig
 from indpriv.training.datasets import Dataset, load_dataset
 from indpriv.training.private_setting import PrivateSetting, make_private, quiet_opacus
 from indpriv.training.randomness import Randomness
-from indpriv.training.run_record import first_record, last_record
+from indpriv.training.run_record import complete_record, first_record
 from indpriv.training.steps import stop_requests, take_steps
 from indpriv.training.tensors import tensor_set
 
@@ -99,11 +98,10 @@ def train(
         recorder = _make_recorder(run_dir, config, dataset, private, randomness, privacy_filter)
         _take_recorded_steps(recorder, private, config, device, progress)
         epsilon = float(private.accountant.get_epsilon(config.training.delta))
-    accuracy = _test_accuracy(run_dir)
-    run = TrainedRun(run_dir, private.module, private.steps_taken, epsilon, accuracy)
-    stopped = run.steps < private.total_steps
-    _complete_record(run, config, stopped, randomness.seeded, time.monotonic() - started)
-    if stopped:
+    run = TrainedRun(run_dir, private.module, private.steps_taken, epsilon, _test_accuracy(run_dir))
+    seconds = time.monotonic() - started
+    complete_record(run_dir, private, epsilon, run.test_accuracy, seconds)
+    if run.steps < private.total_steps:
         taken = f"{run.steps} of {private.total_steps} steps; {run_dir} holds them"
         raise KeyboardInterrupt(f"stopped after {taken}, and can be verified and audited")
     if config.training.non_private_baseline:
@@ -190,20 +188,3 @@ def _take_recorded_steps(
         take_steps(private, config.training, after_step, stop_asked, device)
         if private.steps_taken < private.total_steps:
             save(private.steps_taken)
-
-
-def _complete_record(
-    run: TrainedRun, config: AuditConfig, stopped: bool, seeded: bool, wall_seconds: float
-) -> None:
-    """Add to run.json what is known at the end."""
-    last = last_record(
-        status="interrupted" if stopped else "finished",
-        steps=run.steps,
-        worst_case_epsilon=run.worst_case_epsilon,
-        delta=config.training.delta,
-        seeded=seeded,
-        test_accuracy=run.test_accuracy,
-        wall_seconds=wall_seconds,
-    )
-    path = run.run_dir / RUN_JSON
-    write_json(path, {**read_json(path), **last})

@@ -19,18 +19,10 @@ _WIDE_GROUPS = 16  # groups of each GroupNorm in WRN-16-4, as in De et al. 2022
 
 
 def build_model(config: ModelConfig, input_shape: tuple[int, ...], n_classes: int) -> nn.Module:
-    """Build an audit's model; PyTorch's global random state gives its first parameters.
+    """Build an audit's model, from (batch, *input_shape) to logits (batch, n_classes).
 
-    Args:
-        config: architecture and its options.
-        input_shape: shape of one example.
-        n_classes: number of outputs.
-
-    Returns:
-        a module from (batch, *input_shape) to logits (batch, n_classes).
-
-    Raises:
-        InputError: the architecture does not accept inputs of that shape.
+    PyTorch's global random state gives its first parameters. Raises InputError if the architecture
+    does not accept inputs of that shape.
     """
     if config.architecture == "mlp":
         return mlp(
@@ -116,10 +108,6 @@ class ResNet20(nn.Module):
 
     He et al. 2016, sec. 4.2, shortcuts A. BatchNorm mixes the examples of a batch, so per-example
     gradients would not exist.
-
-    Args:
-        channels: number of channels of the images.
-        n_classes: number of outputs.
     """
 
     def __init__(self, channels: int, n_classes: int) -> None:
@@ -166,10 +154,6 @@ class WideResNet16(nn.Module):
 
     The model of Yu et al. 2023 on CIFAR-10, after De et al. 2022 (arXiv:2204.13650), but without
     weight standardisation.
-
-    Args:
-        channels: number of channels of the images.
-        n_classes: number of outputs.
     """
 
     def __init__(self, channels: int, n_classes: int) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import opacus
 import torch
 
+from indpriv._files import read_json, write_json
+from indpriv.norm_log.run_files import RUN_JSON
 from indpriv.training.config import AuditConfig
 from indpriv.training.datasets import Dataset
 from indpriv.training.models import count_parameters, describe_model
@@ -93,33 +96,32 @@ def first_record(
     }
 
 
-def last_record(
-    *,
-    status: str,
-    steps: int,
-    worst_case_epsilon: float,
-    delta: float,
-    seeded: bool,
+def complete_record(
+    run_dir: Path,
+    private: PrivateSetting,
+    epsilon: float,
     test_accuracy: float,
-    wall_seconds: float,
-) -> dict[str, Any]:
-    """What is known once the run has ended ("finished" or "interrupted")."""
+    seconds: float,
+) -> None:
+    """Add to run.json what is known once the run has ended, perhaps before its last step."""
+    first = read_json(run_dir / RUN_JSON)
     guarantee = {
-        "epsilon": worst_case_epsilon,
-        "delta": delta,
-        "claim": f"none ({SEEDED_LABEL})" if seeded else "worst_case",
+        "epsilon": epsilon,
+        "delta": first["training"]["delta"],
+        "claim": f"none ({SEEDED_LABEL})" if first["seeded"] else "worst_case",
         "unit": "example",
         "neighbouring": "add_remove",
         "sampler": "poisson",
         "accountant": "Opacus RDPAccountant",
     }
-    return {
-        "status": status,
-        "steps": steps,
+    last = {
+        "status": "interrupted" if private.steps_taken < private.total_steps else "finished",
+        "steps": private.steps_taken,
         "guarantee": guarantee,
         "test_accuracy": test_accuracy,
-        "wall_seconds": round(wall_seconds, 2),
+        "wall_seconds": round(seconds, 2),
     }
+    write_json(run_dir / RUN_JSON, {**first, **last})
 
 
 def _version() -> str:

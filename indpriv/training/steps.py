@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -38,20 +38,18 @@ def take_steps(
                         return
 
 
-@contextmanager
 def _physical_batches(
     private: PrivateSetting, max_physical_batch_size: int | None
-) -> Iterator[DataLoader[Any]]:
+) -> AbstractContextManager[DataLoader[Any]]:
     """The loader, with its Poisson batches split if their size is limited."""
     if max_physical_batch_size is None:
-        yield private.loader
-        return
-    with BatchMemoryManager(
+        return nullcontext(private.loader)
+    manager: AbstractContextManager[DataLoader[Any]] = BatchMemoryManager(
         data_loader=private.loader,
         max_physical_batch_size=max_physical_batch_size,
         optimizer=private.optimizer,
-    ) as batches:
-        yield batches
+    )
+    return manager
 
 
 @contextmanager

@@ -120,7 +120,7 @@ def test_whole_numbers_become_floats_where_floats_are_meant():
             "data",
             "unit_column",
             "family",
-            "unit_column='family' is no column of adult, which has race, sex, age_band",
+            "unit_column='family' is not a column of adult, which has race, sex, age_band",
         ),
         (
             "data",
@@ -163,7 +163,7 @@ def test_whole_numbers_become_floats_where_floats_are_meant():
         ("audit", "groups", "label", "a list"),
         (None, "name", "../../etc", "name = '../../etc'"),
         (None, "name", 3, "name = 3"),
-        (None, "data", "adult", r"data = 'adult' is no table; write it as \[data\]"),
+        (None, "data", "adult", r"data = 'adult' is not a table; write it as \[data\]"),
         (None, "traning", {}, "did you mean 'training'"),
     ],
 )

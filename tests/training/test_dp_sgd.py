@@ -17,8 +17,10 @@ from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.verify import verify
+from indpriv.recording.checkpoints.discovery import discover
+from indpriv.recording.checkpoints.safe_files import read_content
+from indpriv.recording.checkpoints.weights import state_of
 from indpriv.training import dp_sgd
-from indpriv.training.checkpoints import list_checkpoints, load_checkpoint
 from indpriv.training.config import AuditConfig, DataConfig
 from indpriv.training.datasets.base import Dataset, Split
 from indpriv.training.dp_sgd import train
@@ -103,10 +105,9 @@ def test_the_log_holds_every_step_of_the_run(run_dir):
 def test_a_record_holds_the_norms_of_the_checkpoint_of_its_step(run_dir):
     """The reference implementation: one backward pass per example, at the parameters that the step starts from."""
     rows, dataset = indpriv.NormLog.open(run_dir).read(), toy()
-    for path in list_checkpoints(run_dir)[:-1]:
-        checkpoint = load_checkpoint(path)
+    for saved in discover(run_dir).models[:-1]:
         model = build_model(config().model, (6,), 3)
-        model.load_state_dict(checkpoint.model_state_dict)
+        model.load_state_dict(state_of(read_content(saved.path)))
         model.double()
         for example in (0, 7, 299):
             model.zero_grad()
@@ -115,16 +116,16 @@ def test_a_record_holds_the_norms_of_the_checkpoint_of_its_step(run_dir):
                 model(inputs), torch.from_numpy(dataset.train.targets[[example]])
             ).backward()
             norm = float(sum(p.grad.square().sum() for p in model.parameters()).sqrt())
-            assert rows[checkpoint.step, example] == pytest.approx(
+            assert rows[saved.step, example] == pytest.approx(
                 norm, rel=1e-3
             )  # training computes in float32
 
 
 def test_checkpoints_lie_at_the_start_every_k_steps_and_the_end(run_dir):
-    steps = [load_checkpoint(path).step for path in list_checkpoints(run_dir)]
-    assert steps == [0, 5, 10, 12]
-    for path in list_checkpoints(run_dir):
-        content = torch.load(path, weights_only=True)
+    models = discover(run_dir).models
+    assert [saved.step for saved in models] == [0, 5, 10, 12]
+    for saved in models:
+        content = torch.load(saved.path, weights_only=True)
         assert sum(count for _, _, count in content["accountant_history"]) == content["step"]
 
 
@@ -173,7 +174,7 @@ def test_example_tables_of_the_run_and_its_baseline(run_dir):
     table = indpriv.ExampleTable.from_parquet(run_dir / "examples.parquet")
     assert (len(table.train), len(table.test)) == (300, 60)
     final = build_model(config().model, (6,), 3)
-    final.load_state_dict(load_checkpoint(list_checkpoints(run_dir)[-1]).model_state_dict)
+    final.load_state_dict(state_of(read_content(discover(run_dir).models[-1].path)))
     losses = nn.functional.cross_entropy(
         final(torch.from_numpy(toy().test.inputs)),
         torch.from_numpy(toy().test.targets),
@@ -362,7 +363,7 @@ def test_ctrl_c_leaves_a_usable_run(tmp_path):
     )
     log = indpriv.NormLog.open(tmp_path / "r")
     assert log.total_steps == 3
-    assert [load_checkpoint(path).step for path in list_checkpoints(tmp_path / "r")] == [0, 3]
+    assert [saved.step for saved in discover(tmp_path / "r").models] == [0, 3]
     assert len(indpriv.ExampleTable.from_parquet(tmp_path / "r" / "examples.parquet").train) == 300
     assert not (tmp_path / "r" / "examples-non-dp.parquet").exists()
     table = indpriv.account(log, delta=DELTA)

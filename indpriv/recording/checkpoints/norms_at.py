@@ -18,13 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from indpriv._arrays import FloatArray
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.recording.checkpoints.audit_spec import AuditSpec, load_spec
 from indpriv.recording.checkpoints.safe_files import first_line, read_content
 from indpriv.recording.checkpoints.weights import fingerprint_of, fit, load_into, state_of
-from indpriv.recording.data_passes import norms_of
+from indpriv.recording.data_passes import Measured, norms_of
 from indpriv.recording.norms.model_checks import check_buffers
 from indpriv.recording.norms.norm_pass import NormPass
 
@@ -40,13 +39,10 @@ _AUGMENTED = (
 
 
 @dataclass(frozen=True)
-class CheckpointNorms:
-    """Norms (n_examples,) float64 before clipping, fingerprints of targets and weights, seconds."""
+class CheckpointNorms(Measured):
+    """Norms (n_examples,) of all examples; the seconds include reading the checkpoint."""
 
-    norms: FloatArray
-    targets_fingerprint: str
     weights_fingerprint: str
-    seconds: float
 
 
 class CheckpointPass:
@@ -100,10 +96,11 @@ class CheckpointPass:
         weights = self.move_to(path)
         with naming(path):
             try:
-                norms, targets = norms_of(self.norm_pass, self._examples, self._spec.ids)
+                taken = norms_of(self.norm_pass, self._examples, self._spec.ids)
             except RuntimeError as error:
                 raise InputError(f"its norms cannot be computed: {first_line(error)}") from error
-        return CheckpointNorms(norms, targets, weights, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        return CheckpointNorms(taken.norms, taken.targets_fingerprint, seconds, weights)
 
     def example_table(self) -> ExampleTable:
         """Losses of training and test examples; InputError if one is not finite."""

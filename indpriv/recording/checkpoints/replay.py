@@ -30,6 +30,7 @@ from indpriv.recording.checkpoints.replay_log import ReplayPlan, write_log
 from indpriv.recording.checkpoints.run_settings import RunSettings, StepOptions, resolve
 from indpriv.recording.checkpoints.safe_files import read_content
 from indpriv.recording.checkpoints.weights import fit, state_of
+from indpriv.recording.norms.shadow_model import described_parameters
 
 
 @dataclass(frozen=True)
@@ -174,9 +175,6 @@ def _header(
     rounding: float,
     rounding_mode: str,
 ) -> LogHeader:
-    norm_pass = checkpoint_pass.norm_pass
-    named = checkpoint_pass.model.named_parameters()
-    trainable = {name: p.numel() for name, p in named if p.requires_grad}
     return LogHeader(
         rounding=_checks.check_rounding(rounding),
         rounding_mode=_checks.check_choice("rounding_mode", rounding_mode, ("up", "nearest")),
@@ -184,17 +182,11 @@ def _header(
         neighbouring="add_remove",
         sampler=settings.sampler,
         individually_clipped=False,
-        norm_pass={
-            "backend": norm_pass.backend,
-            "fallback": norm_pass.fallback,
-            "slack": norm_pass.slack,
-            "caveats": list(checkpoint_pass.caveats),
-        },
+        norm_pass=checkpoint_pass.norm_pass.to_header(checkpoint_pass.caveats),
         run={
             "replayed": True,
             "seeded": settings.seeded,
-            "n_parameters": sum(trainable.values()),
-            "trainable": sorted(trainable),
+            **described_parameters(checkpoint_pass.model),
         },
     )
 

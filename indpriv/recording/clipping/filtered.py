@@ -65,12 +65,8 @@ class FilteredClipping:
     ) -> None:
         """Begin with all examples present and nothing spent.
 
-        Args:
-            policy: what is charged, and the cap.
-            levels: of individual clipping; None if all examples are clipped at max_grad_norm.
-            n_examples: of the data set.
-            units: (n_examples,) number of the unit each row belongs to, from 0 on; None if each row
-                is a unit.
+        Without levels (of individual clipping), all examples are clipped at max_grad_norm. units
+        (n_examples,) numbers the unit of each row from 0; None if each row is a unit.
         """
         self._policy, self._levels, self._units = policy, levels, units
         self._positions = np.arange(n_examples)
@@ -82,12 +78,7 @@ class FilteredClipping:
         self._unlogged: list[tuple[int, IntArray]] = []  # steps, and positions left out
 
     def restore(self, log: NormLog, left_out_at: IntArray) -> None:
-        """Continue where the log of a run ends.
-
-        Args:
-            log: of the run.
-            left_out_at: (n_examples,) the step that left each example out; total_steps if none did.
-        """
+        """Continue where a log ends; left_out_at (n_examples,) as `read_left_out` returns it."""
         self.spent = self._policy.spent(log, left_out_at)
         self.present = left_out_at >= log.total_steps
 

@@ -72,12 +72,7 @@ class ClipLevels:
     """Each example's clip level: max_grad_norm before the first record, then the last record's."""
 
     def __init__(self, levels: Levels | None, headroom: float = 0.0) -> None:
-        """Clip at max_grad_norm for now.
-
-        Args:
-            levels: the log's rounding, upwards; None if it keeps norms in full.
-            headroom: see `with_headroom`.
-        """
+        """Clip at max_grad_norm for now; levels is None if the log keeps norms in full."""
         self._levels, self._headroom = levels, headroom
         self._norms: FloatArray | None = None  # of a record whose step is not over
         self._bounds: FloatArray | None = None  # of the last record whose step is over

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from opacus.grad_sample import AbstractGradSampleModule, GradSampleModule
-from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (
+from opacus.grad_sample import (
+    AbstractGradSampleModule,
+    GradSampleModule,
+    GradSampleModuleExpandedWeights,
     GradSampleModuleFastGradientClipping,
 )
-from opacus.grad_sample.gsm_exp_weights import GradSampleModuleExpandedWeights
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 

@@ -30,12 +30,9 @@ def fits(layer: nn.Module, inputs: Tensor) -> bool:
 
 
 def group_norm(layer: Any, inputs: Tensor, add: Callable[[Tensor, Tensor], None]) -> Tensor:
-    """The layer's output for inputs (batch, channels, ...).
+    """The output, for inputs (batch, channels, ...), of a layer that `fits`.
 
-    Args:
-        layer: a GroupNorm or InstanceNorm without running statistics that `fits`.
-        inputs: the layer's inputs.
-        add: called in the backward pass with gradients of weight and bias, both (batch, channels).
+    The backward pass calls `add` with gradients of weight and bias, both (batch, channels).
     """
     start = torch.zeros((), requires_grad=True)  # in a first layer the graph starts here
     output: Tensor = _GroupNorm.apply(inputs, layer, add, start)

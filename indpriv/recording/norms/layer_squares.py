@@ -115,17 +115,17 @@ def _positions(values: Tensor) -> Tensor:
 
 def _ghost(names: frozenset[str], inputs: Tensor, gradients: Tensor) -> Tensor:
     """Squares of weight and bias together, from (batch, positions, d) inputs and gradients."""
-    ours = torch.bmm(inputs, inputs.transpose(1, 2)) if "weight" in names else 0.0
-    return _of_pairs(names, ours, torch.bmm(gradients, gradients.transpose(1, 2)))
+    of_inputs = torch.bmm(inputs, inputs.transpose(1, 2)) if "weight" in names else 0.0
+    return _of_pairs(names, of_inputs, torch.bmm(gradients, gradients.transpose(1, 2)))
 
 
-def _of_pairs(names: frozenset[str], ours: Tensor | float, theirs: Tensor) -> Tensor:
-    """(batch,) sums of the products of two (batch, positions, positions) tables.
+def _of_pairs(names: frozenset[str], of_inputs: Tensor | float, of_gradients: Tensor) -> Tensor:
+    """(batch,) sums of the products of two tables of inner products, (batch, positions, positions).
 
     The input of a bias is 1 at every position. Where positions cancel, rounding of the products
     could make a sum too small: the largest possible error is added.
     """
-    products = (ours + 1.0 if "bias" in names else ours) * theirs
+    products = (of_inputs + 1.0 if "bias" in names else of_inputs) * of_gradients
     total = products.sum(2).double().sum(1)
     rounding = 4 * torch.finfo(products.dtype).eps * products.abs_().sum(2).double().sum(1)
     return total.clamp(min=0.0) + rounding
@@ -137,8 +137,8 @@ def _linear_ghost(_: nn.Linear, names: frozenset[str], inputs: Tensor, gradient:
 
 def _linear_single(_: nn.Linear, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Tensor:
     """One position: ‖g aᵀ‖² = ‖g‖² ‖a‖²."""
-    ours = sum_squares(inputs) if "weight" in names else 0.0
-    return (ours + 1.0 if "bias" in names else ours) * sum_squares(gradient)
+    of_inputs = sum_squares(inputs) if "weight" in names else 0.0
+    return (of_inputs + 1.0 if "bias" in names else of_inputs) * sum_squares(gradient)
 
 
 def _direct(layer: Any, names: frozenset[str], inputs: Tensor, gradient: Tensor) -> Tensor:
@@ -272,8 +272,9 @@ def _conv_pixels(layer: Any, names: frozenset[str], inputs: Tensor, gradient: Te
         pairs = _along_a_side(
             pairs, 1 + side, 1 + len(sides) + side, taps, layer.stride[side], outputs
         )
-    theirs = torch.bmm(gradients.transpose(1, 2), gradients)
-    return _of_pairs(names, pairs.reshape_as(theirs), theirs).reshape(size, -1).sum(1)
+    of_gradients = torch.bmm(gradients.transpose(1, 2), gradients)
+    squares = _of_pairs(names, pairs.reshape_as(of_gradients), of_gradients)
+    return squares.reshape(size, -1).sum(1)
 
 
 def _along_a_side(

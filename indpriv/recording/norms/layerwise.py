@@ -21,15 +21,11 @@ from indpriv.recording.norms import group_norms
 from indpriv.recording.norms.attention import observed_projections
 from indpriv.recording.norms.batches import Batch, LossFn, check_losses
 from indpriv.recording.norms.layer_choice import Choose
-from indpriv.recording.norms.layer_squares import (
-    CONVOLUTIONS,
-    gradient_of,
-    sum_squares,
-)
+from indpriv.recording.norms.layer_squares import CONVOLUTIONS, gradient_of, sum_squares
 from indpriv.recording.norms.layers import Key, Layer, layers_of
+from indpriv.recording.norms.shadow_model import HALF
 
 _SHARED_ELEMENTS = 2**24  # of gradients held at once for a parameter that is used several times
-_HALF = (torch.float16, torch.bfloat16)
 
 
 class LayerwiseNorms:
@@ -150,11 +146,11 @@ class LayerwiseNorms:
         self, module: nn.Module, keys: dict[str, Key], inputs: Tensor, gradient: Tensor
     ) -> None:
         """Add squared norms; half precision is widened after rounding as training does."""
-        if gradient.dtype in _HALF:
+        if gradient.dtype in HALF:
             if isinstance(module, (nn.Linear, *CONVOLUTIONS)):
                 inputs = inputs.to(gradient.dtype)  # as autocast does
             gradient = gradient.float()
-        if inputs.dtype in _HALF or (inputs.is_floating_point() and inputs.dtype != gradient.dtype):
+        if inputs.dtype in HALF or (inputs.is_floating_point() and inputs.dtype != gradient.dtype):
             inputs = inputs.to(gradient.dtype)
         if any(self._uses[key] > 1 for key in keys.values()):
             for name, key in keys.items():
@@ -286,5 +282,5 @@ def _by_torch_func(
         per_example = vmap(gradients_of)(inputs, gradient)
     squares = torch.zeros(len(gradient), dtype=torch.float64, device=gradient.device)
     for values in per_example.values():
-        squares += sum_squares(values.float() if values.dtype in _HALF else values)
+        squares += sum_squares(values.float() if values.dtype in HALF else values)
     return squares

@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from opacus.grad_sample import AbstractGradSampleModule
-from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (
-    GradSampleModuleFastGradientClipping,
-)
+from opacus.grad_sample import AbstractGradSampleModule, GradSampleModuleFastGradientClipping
 from opacus.validators import ModuleValidator
 from torch import Tensor, nn
 

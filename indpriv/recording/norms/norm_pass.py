@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,7 +30,8 @@ def per_example_gradient_norms(
 ) -> Tensor:
     """Gradient norms of one batch, before clipping, over all trainable parameters together.
 
-    Each call chooses and checks a backend anew. In a loop, use one `NormPass` for all batches.
+    Each call chooses a backend anew, and checks it on 8 examples, one at a time. In a loop, make
+    one `NormPass` for all batches.
 
     Args:
         model: plain, or wrapped by Opacus; it is not changed.
@@ -58,11 +59,16 @@ def per_example_gradient_norms(
 
 
 class NormPass:
-    """Gradient norms of many batches of one model, which may be in training.
+    """Per-example gradient norms in a loop: of many batches of one model, which may be in training.
 
-    The backend is chosen, checked and timed once; each call then computes norms at the model's
-    current parameters. If constructed under `torch.autocast`, all calls use the same autocast
-    settings: construct it as training computes.
+    The backend is chosen, checked and timed once, when the pass is made. Each call then computes
+    the norms of one batch before clipping, over all trainable parameters together, at the model's
+    current parameters. The model keeps its gradients, hooks, modes and buffers; only a random
+    forward pass (dropout) draws from the generators that training uses. If constructed under
+    `torch.autocast`, all calls use the same autocast settings: construct it as training computes.
+
+    Norms depend on single examples, so they are as sensitive as the data. `Recorder` takes them for
+    an account; use a NormPass to look at them in a loop of your own.
 
     Attributes:
         backend: name of the backend in use.
@@ -84,11 +90,20 @@ class NormPass:
     >>> from torch import nn
     >>> from indpriv.recording import NormPass
     >>> model, loss_fn = nn.Linear(3, 2), nn.CrossEntropyLoss(reduction="none")
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     >>> batches = [(torch.randn(32, 3), torch.randint(0, 2, (32,))) for _ in range(4)]
+    >>> largest = []
     >>> with NormPass(model, loss_fn, *batches[0]) as norm_pass:
-    ...     norms = torch.cat([norm_pass(inputs, targets)[0] for inputs, targets in batches])
-    >>> norms.shape
-    torch.Size([128])
+    ...     for inputs, targets in batches:
+    ...         norms, losses = norm_pass(inputs, targets)  # at the current parameters
+    ...         largest.append(norms.max())
+    ...         optimizer.zero_grad()
+    ...         loss_fn(model(inputs), targets).mean().backward()
+    ...         optimizer.step()
+    >>> norms.shape, norms.dtype, losses.shape, len(largest)
+    (torch.Size([32]), torch.float64, torch.Size([32]), 4)
+    >>> norm_pass.backend, norm_pass.fallback, norm_pass.caveats
+    ('layerwise', '', ())
     """
 
     def __init__(
@@ -155,6 +170,15 @@ class NormPass:
     def threads(self) -> int:
         """Number of threads that share a batch."""
         return len(self._variant.shadows)
+
+    def to_header(self, caveats: Iterable[str]) -> dict[str, Any]:
+        """What the header of a log says of its norm pass, with all caveats known there."""
+        return {
+            "backend": self.backend,
+            "fallback": self.fallback,
+            "slack": self.slack,
+            "caveats": list(caveats),
+        }
 
     @contextmanager
     def evaluation(self) -> Iterator[nn.Module]:

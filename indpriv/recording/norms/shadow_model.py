@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from indpriv.errors import InputError
 from indpriv.recording.norms.batches import Batch, LossFn, check_losses
 
-_HALF = (torch.float16, torch.bfloat16)
+HALF = (torch.float16, torch.bfloat16)
 
 
 def standard_module(model: nn.Module) -> nn.Module:
@@ -77,8 +77,8 @@ class ModelInTraining:
     @property
     def slack(self) -> float:
         """Relative error that rounding may cause in a norm; see `NormPass`."""
-        wide = torch.float32 if self._dtype in _HALF else self._dtype
-        half = torch.finfo(self.compute_dtype).eps if self.compute_dtype in _HALF else 0.0
+        wide = torch.float32 if self._dtype in HALF else self._dtype
+        half = torch.finfo(self.compute_dtype).eps if self.compute_dtype in HALF else 0.0
         return torch.finfo(wide).eps * (40 + 4 * self.n_parameters**0.5) + 4 * half
 
     def shadow(self) -> nn.Module:
@@ -142,6 +142,12 @@ def to_channels_last(value: Tensor) -> Tensor:
     if channels == 1:  # both orders are the same in memory; only the strides differ
         return value.contiguous().as_strided(value.shape, (height * width, 1, width, 1))
     return value.contiguous(memory_format=torch.channels_last)
+
+
+def described_parameters(module: nn.Module) -> dict[str, Any]:
+    """What the header of a log says of a model's trainable parameters."""
+    sizes = {name: p.numel() for name, p in module.named_parameters() if p.requires_grad}
+    return {"n_parameters": sum(sizes.values()), "trainable": sorted(sizes)}
 
 
 def _trainable_names(module: nn.Module) -> frozenset[str]:

@@ -7,12 +7,8 @@ from typing import Any
 
 from opacus.accountants.accountant import IAccountant
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
-from opacus.grad_sample import AbstractGradSampleModule
-from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (
-    GradSampleModuleFastGradientClipping,
-)
-from opacus.optimizers import DPOptimizer
-from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
+from opacus.grad_sample import AbstractGradSampleModule, GradSampleModuleFastGradientClipping
+from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.uniform_sampler import (
     DistributedUniformWithReplacementSampler,
     UniformWithReplacementSampler,

@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (
-    GradSampleModuleFastGradientClipping,
-)
+from opacus.grad_sample import GradSampleModuleFastGradientClipping
 from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 
@@ -38,9 +36,8 @@ def clip_excess(optimizer: DPOptimizer) -> float:
     """How much longer than max_grad_norm clipped gradients are, as a fraction.
 
     Opacus squares and sums each parameter's gradient in the parameter's own precision, so its norms
-    can be too small. On a CPU,
-    float32 norms of 10^7 numbers are 0.0008 too small, those of 4 * 10^7 are 0.004; on a GPU, which
-    sums in a tree, they are not. This is measured on random numbers distributed like gradients.
+    can be too small: on a CPU, float32 norms of 10^7 numbers by 0.0008, those of 4 * 10^7 by 0.004;
+    a GPU, which sums in a tree, is exact. Measured on random numbers distributed like gradients.
     """
     largest = max(optimizer.params, key=lambda p: p.numel())
     if largest.numel() < _MANY_SQUARES:
@@ -87,9 +84,8 @@ def clipping_watched(
     """Report each micro-batch that is clipped in the block, also empty ones.
 
     Args:
-        model: as returned by PrivacyEngine.make_private, as is optimizer. Both are instrumented in
-            place.
-        optimizer: of the run.
+        model: as returned by make_private, like the optimizer.
+        optimizer: methods of both are replaced in the block.
         positions_of: positions of the next micro-batch, given its size; None if no batch of that
             size is expected. It may be called several times for one batch.
         on_batch: called once for each micro-batch whose gradients enter a step, in order.
@@ -119,11 +115,8 @@ def clipping_watched(
             batch = observer.batch(torch.zeros(0, dtype=torch.float64), optimizer.max_grad_norm)
         on_batch(batch)
 
-    optimizer.clip_and_accumulate = clip_and_accumulate
-    try:
+    with replaced_methods(optimizer, clip_and_accumulate=clip_and_accumulate):
         yield
-    finally:
-        vars(optimizer).pop("clip_and_accumulate", None)
 
 
 @contextmanager
@@ -173,15 +166,22 @@ def _ghost_clipping_watched(
         clipped.clear()
         plain_accumulate()
 
-    model.get_clipping_coef = get_clipping_coef
-    model.enable_hooks = enable_hooks
-    optimizer.accumulate = accumulate
+    methods = {"get_clipping_coef": get_clipping_coef, "enable_hooks": enable_hooks}
+    with replaced_methods(model, **methods), replaced_methods(optimizer, accumulate=accumulate):
+        yield
+
+
+@contextmanager
+def replaced_methods(owner: Any, **functions: Callable[..., Any]) -> Iterator[None]:
+    """Call these functions instead of an object's methods in the block; then as before."""
+    own = {name: vars(owner)[name] for name in functions if name in vars(owner)}
+    vars(owner).update(functions)
     try:
         yield
     finally:
-        vars(model).pop("get_clipping_coef", None)
-        vars(model).pop("enable_hooks", None)
-        vars(optimizer).pop("accumulate", None)
+        for name in functions:
+            vars(owner).pop(name, None)
+        vars(owner).update(own)
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,9 @@ _REMEDY = (
 
 
 def check_memory_format(model: nn.Module, module: nn.Module) -> None:
-    """Raise InputError if a trained convolution has channels-last weights.
+    """Raise InputError if a trained convolution has channels-last weights, and so such outputs.
 
-    Its output then has that format too.
-
-    Args:
-        model: as returned by PrivacyEngine.make_private.
-        module: the user's own inside it.
+    `module` is the user's own inside the `model` that make_private returned.
     """
     for name, layer in _convolutions(model, module):
         if not layer.weight.is_contiguous():

@@ -2,8 +2,8 @@
 
 Opacus divides a run between them: each rank draws from its own shard, clips its own gradients and
 sums them; the first rank adds the noise to its sum, and all sums are added. Here all ranks exchange
-what they saw, before each step and after each pass, so that they all come to the same verdict and
-stop together. Only the first rank writes the log.
+what they saw, before each step and after each pass, so that all reach the same verdict and stop
+together. Only the first rank writes the log.
 """
 
 from __future__ import annotations
@@ -14,10 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch.distributed as dist
-from opacus.optimizers import DistributedDPOptimizer
-from opacus.optimizers.ddpoptimizer_fast_gradient_clipping import (
-    DistributedDPOptimizerFastGradientClipping,
-)
+from opacus.optimizers import DistributedDPOptimizer, DistributedDPOptimizerFastGradientClipping
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.errors import EvidenceError, InputError
@@ -33,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RankStep:
-    """What one rank tells the others before a step.
+    """What one rank reports to the others before a step.
 
     Attributes:
         counted: since its last message.
@@ -124,7 +121,7 @@ def check_together(
         raise EvidenceError(
             f"at {moment} two of {len(seeds)} ranks draw with the same seed, so their samples are "
             "not independent, as the account assumes; after initialising the model alike on all "
-            "ranks, give each another seed: torch.seed()"
+            "ranks, give each a seed of its own: torch.seed()"
         )
 
 

@@ -7,9 +7,7 @@ from typing import Any
 
 import torch
 from opacus.accountants.accountant import IAccountant
-from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (
-    GradSampleModuleFastGradientClipping,
-)
+from opacus.grad_sample import GradSampleModuleFastGradientClipping
 from opacus.optimizers import DPOptimizer
 from torch import nn
 from torch.utils.data import DataLoader

@@ -50,7 +50,7 @@ class Tally:
     """Counts of one session, of all ranks together; steps and draws are those of logical batches.
 
     Attributes:
-        counts: of training; whoever watches another part of it adds to them.
+        counts: of training; `Watch` adds what it counts itself.
         participations: (n_examples,) how often each example was drawn.
         noise_multipliers: number of steps with each noise_multiplier.
     """
@@ -163,16 +163,10 @@ class Tally:
     ) -> None:
         """Compare the steps of an epoch with its draws.
 
-        If the epoch is exhausted, a batch that was drawn and no step used was skipped or merged
-        into another.
-
-        Args:
-            exhausted: the sampler came to its end.
-            planned: number of batches that it draws until then.
-            prefetched: number of batches that workers may have drawn ahead. A loop that breaks
-                leaves those and one more.
-            interrupted: the loop left a logical batch unfinished (BatchMemoryManager); the next
-                step then includes it.
+        If the sampler is exhausted (it drew all planned batches), a batch that was drawn and no
+        step used was skipped or merged into another. A loop that breaks leaves those that workers
+        prefetched and one more. It is interrupted if it left a logical batch unfinished
+        (BatchMemoryManager); the next step then includes that.
         """
         counts, draws, steps = self.counts, self._epoch_draws, self._epoch_steps
         counts.undrawn_steps += max(0, steps - draws)

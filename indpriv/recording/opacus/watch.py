@@ -20,6 +20,7 @@ from indpriv.recording.opacus.clipping_watch import (
     Thresholds,
     clip_excess,
     clipping_watched,
+    replaced_methods,
 )
 from indpriv.recording.opacus.memory_format import memory_format_watched
 from indpriv.recording.opacus.ranks import RankStep
@@ -257,7 +258,7 @@ def _updates_watched(
 ) -> Iterator[None]:
     """Report when noise has been added, and what comes before and after each parameter update."""
     accountant_hook = optimizer.step_hook
-    plain_noise, own_noise = optimizer.add_noise, vars(optimizer).get("add_noise")
+    plain_noise = optimizer.add_noise
 
     def add_noise() -> None:
         plain_noise()
@@ -269,16 +270,12 @@ def _updates_watched(
             accountant_hook(optimizer)
         before_update()
 
-    optimizer.add_noise = add_noise
     optimizer.attach_step_hook(step_hook)
     handle = optimizer.original_optimizer.register_step_post_hook(lambda *_: after_update())
     try:
-        yield
+        with replaced_methods(optimizer, add_noise=add_noise):
+            yield
     finally:
         handle.remove()
         if optimizer.step_hook is step_hook:
             optimizer.attach_step_hook(accountant_hook)
-        if own_noise is None:
-            vars(optimizer).pop("add_noise", None)
-        else:
-            optimizer.add_noise = own_noise

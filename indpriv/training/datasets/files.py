@@ -18,9 +18,7 @@ MAX_COUNT = 1_000_000  # examples that a header may announce: far above any data
 def find_file(wanted: str, folders: list[Path], *, remedy: str) -> Path:
     """The first of `folders` / `wanted` that is a file, or `wanted` without its ".gz".
 
-    Raises:
-        InputError: there is none; the message names the file, every place that was tried, and the
-            remedy.
+    The InputError, if there is none, names the file, every place that was tried, and the remedy.
     """
     for folder in folders:
         for name in dict.fromkeys((wanted, wanted.removesuffix(".gz"))):
@@ -38,19 +36,10 @@ def damaged(path: Path, what: str) -> EvidenceError:
 def read_npz(
     path: Path, item_shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, NDArray[np.integer]]:
-    """Arrays of whole numbers in an npz file, without unpickling.
+    """Arrays of whole numbers in an npz file, each (n, *item_shape), without unpickling.
 
-    Args:
-        path: the file.
-        item_shapes: for each wanted array the shape of one item: images are bytes; () is one whole
-            number of any type.
-
-    Returns:
-        each array, (n, *item_shape).
-
-    Raises:
-        EvidenceError: an array is missing, or has another shape or type, which is checked before
-            anything is unpacked.
+    The shape of one item is that of an image of bytes, or () for one whole number of any type. A
+    missing array, or one of another shape or type, is an EvidenceError before any is unpacked.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -93,13 +82,9 @@ def _read_member(
 
 
 def scaled_images(images: NDArray[np.integer]) -> NDArray[np.float32]:
-    """Images of bytes, scaled to [-1, 1].
+    """Images of bytes, (n, height, width) or (n, height, width, 3), scaled to [-1, 1].
 
-    Args:
-        images: (n, height, width, 3) in colour, or (n, height, width) in grey.
-
-    Returns:
-        (n, channels, height, width) float32.
+    Returns (n, channels, height, width) float32.
     """
     channels_first = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
     inputs = np.ascontiguousarray(channels_first, dtype=np.float32)

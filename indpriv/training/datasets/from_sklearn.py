@@ -30,11 +30,7 @@ BREAST_CANCER_RANGES = {
 
 
 def load_digits() -> Dataset:
-    """1,797 handwritten digits of 8 x 8 pixels, scaled to [0, 1]; inputs (n, 1, 8, 8).
-
-    Raises:
-        InputError: scikit-learn is not installed.
-    """
+    """1,797 handwritten digits of 8 x 8 pixels, scaled to [0, 1]; inputs (n, 1, 8, 8)."""
     raw = _sklearn_datasets("digits").load_digits()
     inputs = (raw.images[:, None] / _DIGIT_LEVELS).astype(np.float32)
     train, test = _fixed_split(inputs, raw.target.astype(np.int64))
@@ -50,11 +46,7 @@ def load_digits() -> Dataset:
 
 
 def load_breast_cancer() -> Dataset:
-    """569 tumours described by 30 measurements, scaled by fixed ranges to [-1, 1]; inputs (n, 30).
-
-    Raises:
-        InputError: scikit-learn is not installed.
-    """
+    """569 tumours, each 30 measurements scaled by fixed ranges to [-1, 1]; inputs (n, 30)."""
     raw = _sklearn_datasets("breast_cancer").load_breast_cancer()
     ranges = np.array(list(BREAST_CANCER_RANGES.values()), dtype=np.float64)
     upper = ranges.T.ravel()  # ten means, ten errors, ten worst

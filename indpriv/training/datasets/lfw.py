@@ -30,14 +30,7 @@ def load(data_dir: Path) -> Dataset:
     """10,968 + 2,261 grey pictures, scaled to [-1, 1]; inputs (n, 1, 50, 37); class 1 is female.
 
     Metadata: person_id, the person in the picture, and pictures, a band for the number of that
-    person's pictures.
-
-    Args:
-        data_dir: it, or its folder lfw, contains the file.
-
-    Raises:
-        InputError: the file is missing.
-        EvidenceError: the file is damaged.
+    person's pictures. The file is in the data folder or its folder lfw.
     """
     path = find_file(_FILE, [data_dir / "lfw", data_dir], remedy=_REMEDY)
     arrays = read_npz(path, _ITEM_SHAPES)

@@ -26,12 +26,7 @@ _UNSIGNED_BYTES = 8  # the third byte of an idx file's magic number
 def load(data_dir: Path) -> Dataset:
     """60,000 + 10,000 digits of 28 x 28 pixels, scaled to [0, 1]; inputs (n, 1, 28, 28).
 
-    Args:
-        data_dir: it, or its folder mnist, contains the files.
-
-    Raises:
-        InputError: a file is missing.
-        EvidenceError: a file is damaged.
+    The files are in the data folder or its folder mnist.
     """
     splits = {name: _read_split(data_dir, *files) for name, files in _FILES.items()}
     return Dataset(
@@ -60,18 +55,9 @@ def _read_split(data_dir: Path, images_name: str, labels_name: str) -> Split:
 
 
 def read_idx(path: Path, *, item_shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Read an idx file of unsigned bytes.
+    """Read an idx file of unsigned bytes, (n, *item_shape); gzipped if its name ends in ".gz".
 
-    Args:
-        path: the file; gzipped if its name ends in ".gz".
-        item_shape: the shape that each item must have.
-
-    Returns:
-        (n, *item_shape) bytes.
-
-    Raises:
-        EvidenceError: not an idx file of that shape, or cut short. No more is unpacked than the
-            header announces.
+    No more is unpacked than the header announces. EvidenceError if it has another shape or length.
     """
     ndim = 1 + len(item_shape)
     magic_number = _UNSIGNED_BYTES << 8 | ndim

@@ -53,12 +53,7 @@ _SHUFFLE = 2_654_435_761  # Knuth's multiplier: a fixed order, unrelated to what
 def load_gender(data_dir: Path) -> Dataset:
     """15,300 training pictures labelled male or female; inputs (n, 3, 32, 32) in [-1, 1].
 
-    Args:
-        data_dir: it, or its folder utkface, contains utkface_32.npz.
-
-    Raises:
-        InputError: no such file.
-        EvidenceError: a damaged file, or one with too few pictures.
+    The data folder, or its folder utkface, contains utkface_32.npz.
     """
     return _load(data_dir, "utkface_gender", "gender", _GENDERS)
 
