@@ -99,15 +99,7 @@ def norms_of(
 
 @dataclass(frozen=True)
 class SharedPass:
-    """Passes over the training set: each rank of a run takes a part, and all get the whole.
-
-    Attributes:
-        ranks: of the run.
-        module: the model in training.
-        norm_pass: of that model.
-        examples: of the training set.
-        ids: (n,) of the examples.
-    """
+    """Passes over the training set: each rank of a run takes a part, and all get the whole."""
 
     ranks: Ranks
     module: nn.Module

@@ -66,12 +66,9 @@ class StepOptions:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Settings of a whole run.
+    """Settings of a whole run, as in `StepOptions`, but known for every step.
 
     Attributes:
-        steps: noise, clipping norm and sampling rate of every step.
-        delta: delta of the guarantee.
-        sampler: "poisson", "shuffled" or "other".
         seeded: run.json says that the run is reproducible, so it has no privacy.
         sources: setting -> where it comes from.
         accountant_counted_all: the accountant in the last checkpoint counted every step, so that

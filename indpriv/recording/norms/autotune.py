@@ -119,21 +119,26 @@ def _tune(variant: Variant, check: AutogradCheck, batch: Batch, largest: int, ch
             lambda size: best_seconds(trial(variant, size), device), largest
         )
 
+    one_thread = variant.shadows
     # Random numbers would be drawn in another order in each run with several threads.
     if device.type == "cpu" and variant.name == "layerwise" and not check.is_random:
         variant.shadows = (*variant.shadows, *_more_shadows(variant, check, choose))
-    turned = replace(variant, channels_last=True)
-    if _has_images(variant.model.module, batch.inputs) and _takes_channels_last(turned, check):
-        size = min(largest, _COMPARED)
-        variant.channels_last = bool(fastest([trial(variant, size), trial(turned, size)], device))
-    find_size()
-    if len(variant.shadows) > 1:
-        alone = replace(variant, shadows=variant.shadows[:1])
-        if not _threads_help(
-            check, *(trial(each, variant.batch_size) for each in (variant, alone))
-        ):
-            variant.shadows = alone.shadows
-            find_size()
+    try:
+        turned = replace(variant, channels_last=True)
+        if _has_images(variant.model.module, batch.inputs) and _takes_channels_last(turned, check):
+            runs = [trial(each, min(largest, _COMPARED)) for each in (variant, turned)]
+            variant.channels_last = bool(fastest(runs, device))
+        find_size()
+        alone = replace(variant, shadows=one_thread)
+        runs = [trial(each, variant.batch_size) for each in (variant, alone)]
+        is_settled = len(variant.shadows) == 1 or _threads_help(check, *runs)
+    except UNFIT:
+        if len(variant.shadows) == 1:
+            raise
+        is_settled = False  # threads that share a model's or a loss's state can also fail
+    if not is_settled:
+        variant.shadows = one_thread
+        find_size()
     # The variants of layers depend on the batch size: check those that will be used.
     return check.disagreement(trial(variant, variant.batch_size)())
 

@@ -1,6 +1,8 @@
 import copy
+import threading
 import time
 import warnings
+from collections import Counter
 from contextlib import nullcontext
 from itertools import product
 
@@ -297,9 +299,28 @@ def test_a_loss_that_threads_would_share_or_that_cannot_be_copied_is_taken_in_on
     inputs, targets = blobs(32).tensors
     model = mlp()
     norm_pass = NormPass(model, loss(KeepsTargets()), inputs, targets)
-    assert (norm_pass.backend, norm_pass.threads) == ("layerwise", 1)
+    assert (norm_pass.backend, norm_pass.threads, norm_pass.fallback) == ("layerwise", 1, "")
     norms = norm_pass(inputs, targets)[0].numpy()
     np.testing.assert_allclose(norms, reference(model, PER_EXAMPLE, inputs, targets), rtol=1e-4)
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.parametrize("error", [ValueError, InputError, RuntimeError])
+def test_a_loss_that_fails_in_several_threads_keeps_its_backend(error):
+    """Threads that share what a loss keeps can fail as well as disagree, and not at each attempt."""
+    main, calls = threading.current_thread(), Counter()
+
+    def loss(outputs, targets):
+        if threading.current_thread() is not main:
+            calls["beside"] += 1
+            if calls["beside"] > 6:  # the probe calls it twice in each of three threads
+                raise error("of another batch")
+        return PER_EXAMPLE(outputs, targets)
+
+    inputs, targets = blobs(32).tensors
+    norm_pass = NormPass(mlp(), loss, inputs, targets)
+    assert calls["beside"] > 6
+    assert (norm_pass.backend, norm_pass.threads, norm_pass.fallback) == ("layerwise", 1, "")
 
 
 @pytest.mark.usefixtures("three_threads")
