@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "artifacts": {"helpers"},
     "accountant": {"helpers", "artifacts"},
     "attacks": {"helpers", "artifacts"},
-    "analysis": {"helpers", "artifacts", "accountant"},
+    "analysis": {"helpers", "artifacts", "accountant", "attacks"},
     "report": {"helpers", "artifacts", "analysis"},
     "audit": {"helpers", "artifacts", "accountant", "analysis", "attacks", "report"},
     "release": {"helpers", "artifacts", "accountant", "analysis", "report", "audit"},

@@ -11,12 +11,15 @@ from indpriv.audit.audit_directory import read_audit, read_summary, write_audit
 from indpriv.audit.compare import compare_audits, comparison_json
 from indpriv.audit.groups import choose_groups, groups_json, groups_of
 from indpriv.audit.pipeline import audit
+from indpriv.audit.run_attacks import results_of_run
 from indpriv.audit.run_directory import RecordedRun, name_labels
+from indpriv.audit.study import attack_study
 from indpriv.audit.summarise import summarise
 from indpriv.audit.variants import effect_of_spacing, fidelity_against_k, sensitivity
 
 __all__ = [
     "RecordedRun",
+    "attack_study",
     "audit",
     "choose_groups",
     "compare_audits",
@@ -28,6 +31,7 @@ __all__ = [
     "name_labels",
     "read_audit",
     "read_summary",
+    "results_of_run",
     "sensitivity",
     "summarise",
     "write_audit",

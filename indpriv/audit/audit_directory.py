@@ -11,8 +11,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from indpriv._files import others_can_read, read_json, read_parquet, write_atomically, write_json
+from indpriv._files import (
+    others_can_read,
+    read_json,
+    read_parquet,
+    write_atomically,
+    write_json,
+    write_private_parquet,
+)
 from indpriv.analysis.summary import AuditSummary
+from indpriv.audit.attack_table import attack_table
 from indpriv.audit.run_directory import RecordedRun, in_rows_of
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError, PrivacyWarning
@@ -22,6 +30,7 @@ from indpriv.report.pictures import pictures_of
 from indpriv.report.renderers.html import render_html
 from indpriv.report.renderers.markdown import render_markdown
 
+ATTACKS = "attacks.parquet"
 EPSILON, SUMMARY, REPORT, MARKDOWN = "epsilon.parquet", "audit.json", "report.html", "audit.md"
 
 
@@ -58,6 +67,11 @@ def write_audit(
             (output_dir / file).unlink(missing_ok=True)  # of an earlier audit of another run
         else:
             examples.to_parquet(output_dir / file)
+    attacks = attack_table(table, recorded) if recorded.references else None
+    if attacks is None:
+        (output_dir / ATTACKS).unlink(missing_ok=True)
+    else:
+        write_private_parquet(attacks, output_dir / ATTACKS)
     write_atomically(output_dir / REPORT, render_html(summary, pictures).encode("utf-8"))
     write_atomically(output_dir / MARKDOWN, render_markdown(summary).encode("utf-8", "replace"))
     write_json(output_dir / SUMMARY, summary.to_json())

@@ -1,14 +1,22 @@
 """Running the attacks of the registry on a recorded run. Sensitive."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
+from indpriv._checks import check_choice
 from indpriv._columns import to_floats
+from indpriv._files import first_at, read_json
 from indpriv.analysis.attacks.by_epsilon import AttackByEpsilon, attack_by_epsilon
 from indpriv.analysis.attacks.ceilings import Ceilings
 from indpriv.analysis.attacks.measures import measure_attack
-from indpriv.analysis.attacks.results import AttackResult, attack_result, ranked
+from indpriv.analysis.attacks.results import (
+    AttackResult,
+    AttackResults,
+    attack_result,
+    ranked,
+)
 from indpriv.analysis.attacks.threshold_attack import AttackRow, ThresholdAttack, threshold_attack
 from indpriv.analysis.summary import AttackFindings
 from indpriv.attack_scores import AttackScores
@@ -16,9 +24,12 @@ from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import ATTACKS, Material
 from indpriv.attacks.loss_threshold import LOSS_THRESHOLD
 from indpriv.attacks.train_references import CHECKPOINTS, CONFIDENCE, LABELS
+from indpriv.audit.references import read_references
 from indpriv.audit.run_directory import RecordedRun
 from indpriv.epsilon_table import EpsilonTable
+from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
+from indpriv.norm_log.run_files import EXAMPLES, RUN_JSON
 
 BY_GROUP = "loss_threshold"  # the attack of the paper's protocol
 
@@ -74,13 +85,47 @@ def _by_group(run: RecordedRun, columns: Sequence[str], seed: int) -> tuple[Thre
     return tuple(found)
 
 
-def _every(run: RecordedRun, guarantee: tuple[float, float], seed: int) -> list[AttackResult]:
-    """Every attack whose needs are met, over all examples, on the run and on the baseline."""
+def results_of_run(run_dir: Path, signals: Path, names: Collection[str] = ()) -> AttackResults:
+    """Attacks on a finished run, without an audit of it.
+
+    Args:
+        run_dir: the run.
+        signals: of references for it.
+        names: attacks of the registry; default all whose needs are met.
+
+    Raises:
+        InputError: an unknown attack, one whose needs are not met, or signals of something else.
+    """
+    examples = ExampleTable.from_parquet(run_dir / EXAMPLES)
+    run = RecordedRun(examples=examples, references=read_references(signals, run_dir, examples))
+    material = materials(run)["dp"]
+    for name in names:
+        check_choice("attack", name, ATTACKS)
+        if not ATTACKS[name].can_use(material):
+            raise InputError(
+                f"{name} needs {', '.join(sorted(ATTACKS[name].needs))} and at least "
+                f"{ATTACKS[name].references} references, which this run and these signals do not "
+                "have"
+            )
+    record = read_json(run_dir / RUN_JSON)
+    epsilon, delta = (first_at(record, ("guarantee", key)) for key in ("epsilon", "delta"))
+    if epsilon is None or delta is None:
+        raise InputError(f"{run_dir / RUN_JSON} has no guarantee; is the run finished?")
+    return ranked(_every(run, (float(epsilon), float(delta)), 0, names), None)
+
+
+def _every(
+    run: RecordedRun, guarantee: tuple[float, float], seed: int, names: Collection[str] = ()
+) -> list[AttackResult]:
+    """Every attack whose needs are met, over all examples, on the run and on the baseline.
+
+    names: the attacks to choose from; all if empty.
+    """
     usable = [
         (attack, model, material)
         for model, material in materials(run).items()
         for attack in ATTACKS.values()
-        if attack.can_use(material)
+        if attack.can_use(material) and attack.name in (names or ATTACKS)
     ]
     return [
         attack_result(
@@ -101,12 +146,13 @@ def _every(run: RecordedRun, guarantee: tuple[float, float], seed: int) -> list[
 def materials(run: RecordedRun) -> dict[str, Material]:
     """What attacks can use of the audited model ("dp") and of the baseline ("non_dp")."""
     return {
-        "dp": _material(run.examples, run.references),
-        "non_dp": _material(run.non_dp, run.baseline_references),
+        "dp": material_of(run.examples, run.references),
+        "non_dp": material_of(run.non_dp, run.baseline_references),
     }
 
 
-def _material(examples: ExampleTable | None, references: Mapping[str, AttackSignals]) -> Material:
+def material_of(examples: ExampleTable | None, references: Mapping[str, AttackSignals]) -> Material:
+    """What attacks can use of a model: losses of its examples, and signals by name."""
     known = examples is not None and not examples.test.empty
     return Material(
         final_losses=examples if known else None,

@@ -85,11 +85,84 @@ def attack(
         print_attack(measures, Console())
 
 
+@attack_app.command("run")
+def attack_run(
+    target: Annotated[
+        Path,
+        typer.Argument(
+            metavar="AUDIT.toml|RUN", help="Audit file of a study, or a finished run directory."
+        ),
+    ],
+    attacks: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--attack",
+            help="Name of an attack, e.g. rmia. Can be given several times.",
+            show_default="all whose needs are met",
+        ),
+    ] = None,
+    signals: Annotated[
+        Path | None,
+        typer.Option(
+            help="Signals of reference models, from indpriv shadow.", show_default="shadows/NAME"
+        ),
+    ] = None,
+    epsilon: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="AUDIT_DIR",
+            help="Audit of a run of the same audit file: effects of membership by its epsilons.",
+        ),
+    ] = None,
+    unit_rule: Annotated[
+        str,
+        typer.Option(help="Score of a person with several rows: mean, max or log_sum of theirs."),
+    ] = "mean",
+    as_json: Json = False,
+) -> None:
+    """Attack a run, or every model of a study with the others as references.
+
+    Example: indpriv attack run audits/adult.toml --attack rmia --epsilon reports/adult
+    """
+    from indpriv._plain import to_json
+    from indpriv.analysis.attacks.effects import membership_effects
+    from indpriv.attacks.train_references import CONFIDENCE, open_signals
+    from indpriv.audit import attack_study, read_audit, results_of_run
+    from indpriv.report.screens.attack_run import print_effects, print_rates, print_results
+    from indpriv.training.config import AuditConfig
+
+    if target.is_dir():
+        if signals is None:
+            raise InputError(
+                "pass --signals: indpriv shadow AUDIT.toml --for-run RUN trains the references"
+            )
+        results = results_of_run(target, signals, attacks or ())
+        if as_json:
+            print_json(to_json(results))
+        else:
+            print_results(results, Console())
+        return
+    found = open_signals(signals or Path("shadows") / AuditConfig.from_toml(target).name)
+    rates = attack_study(found, attacks or (), unit_rule=unit_rule)
+    table = None if epsilon is None else read_audit(epsilon)[0]
+    effects = None if table is None else membership_effects(found[CONFIDENCE], table)
+    if as_json:
+        print_json({"rates": to_json(rates), "effects": to_json(effects)})
+        return
+    print_rates(rates, Console())
+    if effects is not None:
+        print_effects(effects, Console())
+
+
 def shadow(
     audit_file: AuditFile,
     models: Annotated[
-        int, typer.Option(help="Number of reference models in all; may be raised later.")
-    ] = 4,
+        int | None,
+        typer.Option(
+            help="Number of reference models in all; may be raised later.",
+            show_default="references in [attacks], else 4",
+        ),
+    ] = None,
     targets: Annotated[
         int | None,
         typer.Option(
@@ -142,12 +215,12 @@ def shadow(
         found = train_shadows(
             config,
             output_dir,
-            models,
+            models or config.attacks.references,
             targets=targets,
             for_run=for_run,
             without_dp=without_dp,
-            labels=labels,
-            checkpoints=checkpoints,
+            labels=labels or config.attacks.labels,
+            checkpoints=checkpoints or config.attacks.checkpoints,
             seed=seed,
             progress=progress,
             tell=lambda text: errors.print(escape(text)),

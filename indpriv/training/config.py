@@ -224,6 +224,21 @@ class GroupConfig:
 
 
 @dataclass(frozen=True, config=_KNOWN_KEYS_ONLY)
+class AttackConfig:
+    """[attacks]: what `indpriv shadow` trains for the attacks on this audit.
+
+    Attributes:
+        references: number of reference models.
+        labels: also take labels of perturbed copies, for label-only attacks.
+        checkpoints: also take the mean confidence over the checkpoints.
+    """
+
+    references: Count = 4
+    labels: Flag = False
+    checkpoints: Flag = False
+
+
+@dataclass(frozen=True, config=_KNOWN_KEYS_ONLY)
 class AuditConfig:
     """One audit, as its TOML file describes it. `to_dict` returns the same tables.
 
@@ -243,6 +258,7 @@ class AuditConfig:
     recording: RecordingConfig
     checkpoints: CheckpointConfig
     audit: GroupConfig = Field(default_factory=GroupConfig)
+    attacks: AttackConfig = Field(default_factory=AttackConfig)
 
     def __post_init__(self) -> None:
         if self.data.unit_column is not None and self.training.target_epsilon is not None:

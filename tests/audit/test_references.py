@@ -1,15 +1,20 @@
 """An audit with signals of reference models."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from indpriv._columns import to_floats
-from indpriv._files import read_json, write_json
+from indpriv._files import read_json, read_parquet, write_json
 from indpriv.attack_signals import AttackSignals, from_losses
-from indpriv.audit import audit
+from indpriv.attacks.rmia import rmia as rmia_of
+from indpriv.audit import attack_study, audit, results_of_run
+from indpriv.cli import run as run_command
+from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
+from synthetic import signals_with_effect
 
 
 @pytest.fixture
@@ -56,6 +61,17 @@ def test_the_audit_runs_every_attack_whose_needs_are_met(run_dir, signals, tmp_p
     assert (rmia.references, rmia.n_members, rmia.n_nonmembers) == (4, 240, 120)
     ceilings = summary.attacks.every.ceilings
     assert ceilings.individual["0.01"] <= ceilings.worst_case["0.01"] < 1
+    rows = read_parquet(tmp_path / "audit" / "attacks.parquet")
+    assert (len(rows), int(rows["member"].sum())) == (360, 240)
+    assert (tmp_path / "audit" / "attacks.parquet").stat().st_mode & 0o777 == 0o600
+    train = rows[rows["member"]].set_index("example_id")
+    table = EpsilonTable.from_frame(read_parquet(tmp_path / "audit" / "epsilon.parquet"))
+    assert np.array_equal(train.loc[table.example_ids, "epsilon"], table.epsilon)
+    assert rows.loc[~rows["member"], ["epsilon", "ceiling_at_1_percent"]].isna().all(axis=None)
+    assert rows["ceiling_at_1_percent"].max() > 0.01
+    direct = rmia_of(signals, 0)
+    assert rows["rmia"].to_numpy() == pytest.approx(direct.scores)
+    assert rows["loss_threshold"].to_numpy() == pytest.approx(-rows["loss"].to_numpy())
     page = (tmp_path / "audit" / "audit.md").read_text()
     assert "RMIA, offline" in page
     assert "Individual ceiling, mean" in page
@@ -86,3 +102,66 @@ def test_signals_of_something_else_are_refused(run_dir, signals, tmp_path):
     same = np.array(signals.member)
     same[1] = same[0]
     assert "was trained on the same examples" in message(replace(signals, member=same))
+
+
+def test_a_run_is_attacked_without_an_audit(run_dir, signals, tmp_path):
+    signals.save(tmp_path / "signals.npz")
+    record = read_json(run_dir / "run.json")
+    guarantee = {"epsilon": 1.9, "delta": 1e-5}
+    write_json(run_dir / "run.json", {**record, "guarantee": guarantee})
+    try:
+        found = results_of_run(run_dir, tmp_path / "signals.npz", ("rmia", "calibrated"))
+        assert {of.name for of in found.results} == {"rmia", "calibrated"}
+        with pytest.raises(InputError, match="label_rmia needs label_signals"):
+            results_of_run(run_dir, tmp_path / "signals.npz", ("label_rmia",))
+        with pytest.raises(InputError, match="attack='rmai' is not known"):
+            results_of_run(run_dir, tmp_path / "signals.npz", ("rmai",))
+    finally:
+        write_json(run_dir / "run.json", record)
+
+
+def test_every_model_of_a_study_is_attacked_with_the_others_as_references(
+    audited, tmp_path, capsys
+):
+    folder, _ = audited
+    study = signals_with_effect(1.0, 9, 240)
+    found = attack_study({"confidence": study})
+    assert {of.n_models for of in found} == {9}
+    assert [of.auc for of in found] == sorted((of.auc for of in found), reverse=True)
+    assert "RMIA" in {of.title for of in found}
+    assert "loss threshold" not in {of.title for of in found}
+    study.save(tmp_path / "study.npz")
+    (tmp_path / "audit.toml").write_text(AUDIT)
+    command = ["attack", "run", str(tmp_path / "audit.toml"), "--attack", "rmia"]
+    command += ["--signals", str(tmp_path / "study.npz"), "--epsilon", str(folder)]
+    assert run_command(command) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Means over models" in shown
+    assert "no trend over epsilon" in shown
+    assert run_command([*command, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["rates"][0]["auc"] == next(of.auc for of in found if of.title == "RMIA")
+    assert len(printed["effects"]["bins"]) > 1
+    assert run_command(["attack"]) == 2
+
+
+AUDIT = """
+name = "small"
+[data]
+dataset = "digits"
+[model]
+architecture = "mlp"
+[training]
+epochs = 1
+batch_size = 256
+learning_rate = 0.5
+max_grad_norm = 1.0
+delta = 1e-5
+target_epsilon = 8.0
+[recording]
+every = 1
+[checkpoints]
+every = "epoch"
+[attacks]
+references = 8
+"""

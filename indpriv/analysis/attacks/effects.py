@@ -1,0 +1,250 @@
+"""Does individual epsilon say who is attacked? Effects of membership over many models. Sensitive.
+
+The effect of an example is how far being trained on moves its signal, in standard deviations of the
+signal between models (Hedges 1981). A single example's effect is mostly noise; means over examples
+of like epsilon are not. Coins decided the memberships, so that redrawing them, with all signals
+fixed, gives exact tests of "no effect at all" (Fisher 1935; Phipson and Smyth 2010).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from indpriv._arrays import BoolArray, FloatArray, IntArray
+from indpriv._checks import check_positive_int
+from indpriv._plain import Count, Share
+from indpriv.analysis.attacks.ceilings import mu_of
+from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
+from indpriv.attack_signals import AttackSignals
+from indpriv.attacks.lira import Effects, effects
+from indpriv.attacks.references import Moments, reference_signals
+from indpriv.epsilon_table import EpsilonTable
+from indpriv.errors import InputError
+
+LEAST_MODELS = 8  # with fewer, effects are too large by a quarter to a third
+_RESAMPLES = 400
+_PURPOSE = 2  # keeps redrawn coins apart from coins that were drawn with the same seed
+
+
+@dataclass(frozen=True)
+class EffectBin:
+    """Examples of like individual epsilon.
+
+    Attributes:
+        mean_epsilon, ceiling: means of epsilon, and of mu of a Gaussian mechanism with it: no
+            attack's effect can be larger on average.
+        n_examples: number of examples.
+        effect, error: weighted mean effect, with its robust standard error over examples.
+        p_value: of "no effect at all", corrected for all bins (largest |z| over redrawn coins).
+    """
+
+    mean_epsilon: float
+    ceiling: float
+    n_examples: Count
+    effect: float
+    error: float
+    p_value: Share
+
+
+@dataclass(frozen=True)
+class MembershipEffects:
+    """Effects of membership, by individual epsilon.
+
+    Attributes:
+        n_models, n_examples: models, and examples with a signal of each.
+        bins: from small to large epsilon; those at the worst case are the last one.
+        p_value: of "no effect at all", from the mean effect (one-sided).
+        trend_p_value: of the same, from the slope of the effect over the ceiling (one-sided).
+        correlation: Pearson's r of epsilon and effect, raw: mostly noise in the effects.
+        reliability: of the effects, from two halves of the models (Spearman and Brown).
+        reliability_interval: percentile bootstrap over examples.
+        corrected, corrected_interval: r divided by the root of the reliability; None where the
+            interval of the reliability reaches 0.
+        redraws: number of redrawn coins.
+    """
+
+    n_models: Count
+    n_examples: Count
+    bins: tuple[EffectBin, ...]
+    p_value: Share
+    trend_p_value: Share
+    correlation: float
+    reliability: float
+    reliability_interval: Interval
+    corrected: float | None
+    corrected_interval: Interval | None
+    redraws: Count
+
+
+def membership_effects(
+    signals: AttackSignals, table: EpsilonTable, *, bins: int = 8, redraws: int = 999, seed: int = 0
+) -> MembershipEffects:
+    """Effects of membership in bins of individual epsilon.
+
+    Args:
+        signals: of at least eight models with memberships by coins; an audited row is left out.
+        table: individual epsilons of a run of the same audit, best of another run than these.
+        bins: number of bins of about equal size, the worst case included.
+        redraws: number of redrawn coins.
+        seed: of the redraws, the halves and the bootstrap.
+
+    Raises:
+        InputError: too few models, memberships that no coins decided, or no example in common.
+    """
+    check_positive_int("redraws", redraws)
+    check_positive_int("bins", bins, minimum=2)
+    values, member, rows, units = _taken(signals, table)
+    rng = np.random.default_rng([seed, _PURPOSE])
+    epsilon, mu = table.epsilon[rows], mu_of(table)[rows]
+    found = _effects(values, member)
+    codes = _bins(epsilon, table.at_worst_case[rows], bins)
+    actual = _statistics(found, codes, mu)
+    null = np.array(
+        [
+            _statistics(
+                _effects(values, _redrawn(rng, signals.share, member.shape, units)), codes, mu
+            )
+            for _ in range(redraws)
+        ]
+    )
+    largest = np.abs(null[:, 2:]).max(axis=1)
+    weight = 1 / found.error
+    parts = []
+    for code, z in enumerate(actual[2:]):
+        inside = codes == code
+        mean, error = _weighted(found.effect[inside], weight[inside])
+        parts.append(
+            EffectBin(
+                mean_epsilon=float(epsilon[inside].mean()),
+                ceiling=float(mu[inside].mean()),
+                n_examples=int(inside.sum()),
+                effect=mean,
+                error=error,
+                p_value=_p_value(largest, abs(float(z))),
+            )
+        )
+    halves = [_effects(values[half], member[half]).effect for half in _halves(rng, len(values))]
+    reliability, interval, raw, corrected, corrected_interval = _correlations(
+        rng, epsilon, found.effect, halves
+    )
+    return MembershipEffects(
+        n_models=len(values),
+        n_examples=len(rows),
+        bins=tuple(parts),
+        p_value=_p_value(null[:, 0], float(actual[0])),
+        trend_p_value=_p_value(null[:, 1], float(actual[1])),
+        correlation=raw,
+        reliability=reliability,
+        reliability_interval=interval,
+        corrected=corrected,
+        corrected_interval=corrected_interval,
+        redraws=redraws,
+    )
+
+
+def _taken(
+    signals: AttackSignals, table: EpsilonTable
+) -> tuple[FloatArray, BoolArray, IntArray, IntArray | None]:
+    """Centred signals and memberships of the examples in common, their rows and their units."""
+    if not signals.coins:
+        raise InputError("effects need memberships that independent coins decided (coins=True)")
+    rows = pd.Index(table.example_ids).get_indexer(signals.example_ids)
+    if signals.audited is not None:
+        rows = np.where(signals.member[signals.audited], rows, -1)  # test examples share ids
+    pairs = list(reference_signals(signals, signals.audited))
+    if len(pairs) < LEAST_MODELS:
+        raise InputError(
+            f"there are {len(pairs)} models, and effects need {LEAST_MODELS}; train more with "
+            "indpriv shadow --models"
+        )
+    values = np.stack([signal for signal, _ in pairs])
+    used = (rows >= 0) & ~np.isnan(values).any(axis=0)
+    if not used.any():
+        raise InputError("no example has both an epsilon and a signal of every model")
+    values = values[:, used]
+    member = np.stack([inside[used] for _, inside in pairs])
+    units = None if signals.unit_ids is None else pd.factorize(signals.unit_ids[used])[0]
+    return values - values.mean(axis=0), member, rows[used], units
+
+
+def _effects(values: FloatArray, member: BoolArray) -> Effects:
+    """Effects from signals centred by example, which keeps the sums of squares exact."""
+    n_in = member.sum(axis=0)
+    n_out = len(member) - n_in
+    total, total_in = values.sum(axis=0), np.einsum("mn,mn->n", values, member)
+    mean_in = total_in / np.maximum(n_in, 1)
+    mean_out = (total - total_in) / np.maximum(n_out, 1)
+    squares = np.einsum("mn,mn->n", values, values) - n_in * mean_in**2 - n_out * mean_out**2
+    zero = np.zeros(len(n_in))
+    return effects(Moments(n_in, n_out, mean_in, mean_out, np.maximum(squares, 0.0), zero))
+
+
+def _redrawn(
+    rng: np.random.Generator, share: float, shape: tuple[int, ...], units: IntArray | None
+) -> BoolArray:
+    if units is None:
+        return rng.random(shape) < share
+    return (rng.random((shape[0], int(units.max()) + 1)) < share)[:, units]
+
+
+def _bins(epsilon: FloatArray, worst: BoolArray, n: int) -> IntArray:
+    """Bins of about equal size below the worst case, which is a bin of its own."""
+    below = epsilon[~worst]
+    if not len(below):
+        return np.zeros(len(epsilon), dtype=np.int64)
+    inner = np.unique(np.quantile(below, np.arange(1, n - 1) / (n - 1), method="higher"))
+    codes = np.where(worst, len(inner) + 1, np.searchsorted(inner, epsilon, side="left"))
+    return np.unique(codes, return_inverse=True)[1]
+
+
+def _statistics(found: Effects, codes: IntArray, mu: FloatArray) -> FloatArray:
+    """Mean effect, slope over mu, and the z of each bin; effects that are unknown count nothing."""
+    known = np.isfinite(found.effect)
+    weight = np.where(known, 1 / found.error, 0.0)
+    effect = np.where(known, found.effect, 0.0)
+    centred = mu - np.average(mu, weights=weight)
+    slope = (weight * centred) @ effect / max(float((weight * centred) @ centred), 1e-300)
+    z = np.bincount(codes, weight * effect) / np.sqrt(
+        np.maximum(np.bincount(codes, weight), 1e-300)
+    )
+    return np.concatenate([[np.average(effect, weights=weight), slope], z])
+
+
+def _weighted(effect: FloatArray, weight: FloatArray) -> tuple[float, float]:
+    """Weighted mean and its robust ("sandwich") error, without unknown effects."""
+    known = np.isfinite(effect)
+    effect, weight = effect[known], weight[known]
+    mean = float(np.average(effect, weights=weight))
+    return mean, float(np.sqrt(((weight * (effect - mean)) ** 2).sum()) / weight.sum())
+
+
+def _p_value(null: FloatArray, actual: float) -> float:
+    return float((1 + (null >= actual).sum()) / (1 + len(null)))
+
+
+def _halves(rng: np.random.Generator, n: int) -> tuple[IntArray, IntArray]:
+    order = rng.permutation(n)
+    return order[: n // 2], order[n // 2 :]
+
+
+def _correlations(
+    rng: np.random.Generator, epsilon: FloatArray, effect: FloatArray, halves: list[FloatArray]
+) -> tuple[float, Interval, float, float | None, Interval | None]:
+    """Reliability with its interval, raw r, and r corrected for reliability with its interval."""
+    known = np.isfinite(np.stack([effect, *halves])).all(axis=0)
+    table = np.stack([epsilon, effect, *halves])[:, known]
+
+    def measured(rows: FloatArray) -> tuple[float, float, float]:
+        r = np.atleast_2d(np.corrcoef(rows))
+        reliability = 2 * r[2, 3] / (1 + r[2, 3])
+        return reliability, r[0, 1], r[0, 1] / np.sqrt(max(reliability, 1e-12))
+
+    reliability, raw, corrected = measured(table)
+    n = table.shape[1]
+    draws = np.array([measured(table[:, rng.integers(0, n, n)]) for _ in range(_RESAMPLES)])
+    ends = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
+    spans = [Interval(float(low), float(high)) for low, high in ends.T]
+    if spans[0].low <= 0:
+        return float(reliability), spans[0], float(raw), None, None
+    return float(reliability), spans[0], float(raw), float(corrected), spans[2]

@@ -1,0 +1,65 @@
+"""Attacks on the models of a study, each with the others as references. Sensitive."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from indpriv._checks import check_choice
+from indpriv.analysis.attacks.over_models import RatesOverModels, rates_over_models
+from indpriv.attack_scores import AttackScores
+from indpriv.attack_signals import AttackSignals
+from indpriv.attacks import ATTACKS, Attack
+from indpriv.attacks.units import unit_scores
+from indpriv.audit.run_attacks import material_of
+from indpriv.errors import InputError
+
+
+def attack_study(
+    signals: Mapping[str, AttackSignals], names: Collection[str] = (), *, unit_rule: str = "mean"
+) -> tuple[RatesOverModels, ...]:
+    """Run attacks on every model of a study, leaving that model out of the references.
+
+    Args:
+        signals: of the same models, by name (see `indpriv.attacks.train_references`).
+        names: attacks of the registry; default all whose needs are met.
+        unit_rule: how the scores of a unit's rows become one, where units have several rows.
+
+    Returns:
+        mean rates over the models, the largest AUC first.
+
+    Raises:
+        InputError: an unknown attack, or one whose needs are not met.
+    """
+    first = material_of(None, {name: _target(part, 0) for name, part in signals.items()})
+    for name in names:
+        check_choice("attack", name, ATTACKS)
+        if not ATTACKS[name].can_use(first):
+            raise InputError(
+                f"{name} needs {', '.join(sorted(ATTACKS[name].needs))} and at least "
+                f"{ATTACKS[name].references} references, which these signals do not have"
+            )
+    used = [ATTACKS[name] for name in names or ATTACKS if ATTACKS[name].can_use(first)]
+    found = [rates_over_models(_scores(attack, signals, unit_rule)) for attack in used]
+    return tuple(sorted(found, key=lambda rates: -rates.auc))
+
+
+def _scores(
+    attack: Attack, signals: Mapping[str, AttackSignals], unit_rule: str
+) -> Iterator[AttackScores]:
+    """Scores of one model after the other; of units, where units have several rows."""
+    n_models = next(iter(signals.values())).n_models
+    units = next(iter(signals.values())).unit_ids
+    for target in range(n_models):
+        chosen = {name: _target(part, target) for name, part in signals.items()}
+        found = attack.scores(material_of(None, chosen), None)
+        if units is None or found.example_ids is None:
+            yield found
+            continue
+        rows = pd.Index(next(iter(signals.values())).example_ids).get_indexer(found.example_ids)
+        yield unit_scores(found, np.asarray(units)[rows], unit_rule)
+
+
+def _target(signals: AttackSignals, target: int) -> AttackSignals:
+    return replace(signals, audited=target)

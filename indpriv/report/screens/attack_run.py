@@ -1,0 +1,101 @@
+"""What `indpriv attack run` prints: rates of attacks, and effects of membership. Sensitive."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from indpriv._formatting import format_epsilon, format_number, format_p_value, format_share
+from indpriv.analysis.attacks.effects import MembershipEffects
+from indpriv.analysis.attacks.over_models import RatesOverModels
+from indpriv.analysis.attacks.results import AttackResults
+from indpriv.analysis.statistics.bootstrap import Interval
+from indpriv.analysis.summary import SENSITIVE
+from indpriv.report.document import Paragraph, Table, paragraph, table
+from indpriv.report.renderers.terminal import print_blocks
+from indpriv.report.sections.every_attack import rate_table
+from indpriv.report.wording import NO_EVIDENCE, span
+
+
+def print_results(results: AttackResults, console: Console) -> None:
+    """Print the attacks on one run."""
+    blocks: list[Paragraph | Table] = [
+        paragraph(SENSITIVE, style="alarm"),
+        rate_table(results),
+        paragraph(NO_EVIDENCE),
+    ]
+    print_blocks(blocks, console)
+
+
+def print_rates(rates: Sequence[RatesOverModels], console: Console) -> None:
+    """Print the attacks on every model of a study."""
+    head = ("attack", "models", "AUC", "95 %", "TPR at 1 % FPR", "95 %", "at 0.1 %", "95 %")
+    rows = [
+        (
+            found.title,
+            f"{found.n_models}",
+            f"{found.auc:.4f}",
+            _span(found.auc_interval, 1, 4),
+            format_share(found.tpr_at_fpr["0.01"], 2),
+            _span(found.tpr_at_fpr_intervals.get("0.01"), 100, 2),
+            format_share(found.tpr_at_fpr["0.001"], 2),
+            _span(found.tpr_at_fpr_intervals.get("0.001"), 100, 2),
+        )
+        for found in rates
+    ]
+    blocks: list[Paragraph | Table] = [
+        paragraph(SENSITIVE, style="alarm"),
+        table(head, rows, caption="Means over models; intervals are over models"),
+        paragraph(NO_EVIDENCE),
+    ]
+    print_blocks(blocks, console)
+
+
+def _span(interval: Interval | None, scale: int, digits: int) -> str:
+    if interval is None:
+        return "–"
+    return f"{scale * interval.low:.{digits}f} to {scale * interval.high:.{digits}f}"
+
+
+def print_effects(found: MembershipEffects, console: Console) -> None:
+    """Print effects of membership by individual epsilon."""
+    head = ("epsilon", "examples", "effect", "standard error", "ceiling", "p")
+    rows = [
+        (
+            format_epsilon(part.mean_epsilon),
+            f"{part.n_examples:,}",
+            f"{part.effect:.3f}",
+            f"{part.error:.3f}",
+            f"{part.ceiling:.3f}",
+            format_p_value(part.p_value),
+        )
+        for part in found.bins
+    ]
+    if found.corrected is None:
+        corrected = "; the effects are too noisy to correct it"
+    else:
+        corrected = (
+            f"; corrected for the noise in the effects {found.corrected:.2f} "
+            f"{span(found.corrected_interval)}"
+        )
+    blocks: list[Paragraph | Table] = [
+        table(
+            head,
+            rows,
+            caption=f"Effect of membership on the confidence, {found.n_models} models "
+            "(standard deviations)",
+        ),
+        paragraph(
+            f"No effect at all: p = {format_p_value(found.p_value)}; no trend over epsilon: p = "
+            f"{format_p_value(found.trend_p_value)} (both exact, {found.redraws:,} redrawn coins)."
+        ),
+        paragraph(
+            f"Correlation of epsilon and effect: raw {format_number(found.correlation, 2)}, "
+            f"reliability of the effects {format_number(found.reliability, 2)} "
+            f"{span(found.reliability_interval)}{corrected}."
+        ),
+        paragraph(
+            "The ceiling is mu of a Gaussian mechanism with the same epsilon: the largest effect "
+            "that any attack on this run's trajectory can have, on average and not in every run."
+        ),
+    ]
+    print_blocks(blocks, console)
