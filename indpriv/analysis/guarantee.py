@@ -79,6 +79,16 @@ class Guarantee:
         """Whether the statement may be published: no check failed and delta is below 1/n."""
         return self.stands and self.delta_times_n < 1
 
+    def true_positive_limit(self, epsilon: float) -> float:
+        """Largest true-positive rate at FALSE_POSITIVE_RATE of a test bounded by this epsilon.
+
+        epsilon is at most the worst case, so the limit of the worst case's privacy curve holds too.
+        """
+        limit = true_positive_bound(epsilon, self.delta, FALSE_POSITIVE_RATE)
+        if self.membership is None:
+            return limit
+        return min(limit, self.membership.true_positive_rate)
+
     @property
     def withheld(self) -> str:
         """Why the statement may not be published; "" if it may."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from indpriv._arrays import FloatArray, IntArray
+from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._columns import partition
 from indpriv.analysis.groups.group_rows import mean_by_group
 from indpriv.epsilon_table import EpsilonTable
@@ -58,23 +58,14 @@ def describe_drivers(log: NormLog, table: EpsilonTable, train: pd.DataFrame | No
     `train` holds the training examples in the log's order; None where labels are unknown.
     """
     classes, codes = _classes(train, log.n_examples)
-    rows = np.flatnonzero(~np.isin(log.recorded_steps, log.unreadable_steps))
-    shown = (
-        rows[np.unique(np.linspace(0, len(rows) - 1, _MOST_RECORDS).round().astype(np.int64))]
-        if len(rows)
-        else rows
-    )
+    shown = evenly_spaced_records(log, _MOST_RECORDS)
     medians: list[list[float | None]] = []
     clipped: list[tuple[float, list[float | None]]] = []
-    for row in shown.tolist():
-        record = _one_record(log, row)
+    for row in shown:
+        record = read_one(log, row)
         medians.append(_medians(record, codes, len(classes)))
-        above = (
-            record.norms[record.codes] > 1 if log.levels is None else record.codes > log.levels.top
-        )
-        clipped.append(
-            (float(above.mean()), mean_by_group(above.astype(np.float64), codes, len(classes)))
-        )
+        shares = mean_by_group(record.clipped.astype(np.float64), codes, len(classes))
+        clipped.append((float(record.clipped.mean()), shares))
     order = np.argsort(table.epsilon, kind="stable")
     lowest, highest = table.epsilon[order[0]], table.epsilon[order[-1]]
     return Drivers(
@@ -104,24 +95,40 @@ def _classes(train: pd.DataFrame | None, n: int) -> tuple[tuple[str, ...], IntAr
 
 
 @dataclass(frozen=True)
-class _Record:
-    """One record: codes (n_examples,) into norms over max_grad_norm, which increase."""
+class Record:
+    """The norms of all examples at one step.
+
+    Attributes:
+        codes: (n_examples,) into norms.
+        norms: over max_grad_norm, increasing.
+        clipped: (n_examples,) whether the norm is above max_grad_norm.
+    """
 
     codes: IntArray
     norms: FloatArray
+    clipped: BoolArray
 
 
-def _one_record(log: NormLog, row: int) -> _Record:
+def evenly_spaced_records(log: NormLog, most: int) -> list[int]:
+    """Positions of at most this many readable records, with the first and the last of them."""
+    rows = np.flatnonzero(~np.isin(log.recorded_steps, log.unreadable_steps))
+    places = np.linspace(0, len(rows) - 1, most).round() if len(rows) else np.zeros(0)
+    return [int(row) for row in rows[np.unique(places.astype(np.int64))]]
+
+
+def read_one(log: NormLog, row: int) -> Record:
+    """The record at one position."""
     found = log.records.read(log.rows[[row]], 0, log.n_examples)[0]
     if log.levels is not None:
         every_code: Codes = np.arange(log.levels.max_code + 1, dtype=np.uint16)
-        return _Record(found.astype(np.int64), log.levels.norms(every_code, 1.0))
+        codes = found.astype(np.int64)
+        return Record(codes, log.levels.norms(every_code, 1.0), codes > log.levels.top)
     clip = float(log.settings.max_grad_norm[log.recorded_steps[row]])
     norms, codes = np.unique(found.astype(np.float64) / clip, return_inverse=True)
-    return _Record(codes, norms)
+    return Record(codes, norms, norms[codes] > 1)
 
 
-def _medians(record: _Record, classes: IntArray, n_classes: int) -> list[float | None]:
+def _medians(record: Record, classes: IntArray, n_classes: int) -> list[float | None]:
     """Median norm of each class, from how often it has each code."""
     found: list[float | None] = []
     for code in range(n_classes):

@@ -19,6 +19,7 @@ from indpriv._files import (
     write_json,
     write_private_parquet,
 )
+from indpriv.analysis.lookup import Lookup
 from indpriv.analysis.summary import AuditSummary
 from indpriv.audit.attack_table import attack_table
 from indpriv.audit.run_directory import RecordedRun, in_rows_of
@@ -40,6 +41,7 @@ def write_audit(
     recorded: RecordedRun,
     summary: AuditSummary,
     images: NDArray[np.float32] | None = None,
+    lookup: Lookup | None = None,
 ) -> None:
     """Write an audit directory; audit.json last, so that a directory with one is whole.
 
@@ -50,6 +52,7 @@ def write_audit(
         summary: what was found.
         images: (n_examples, channels, height, width) training inputs, where the report shows those
             at both ends.
+        lookup: single examples that the report can be searched for.
     """
     pictures = None if images is None else pictures_of(summary.drivers, images)
     output_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -72,7 +75,8 @@ def write_audit(
         (output_dir / ATTACKS).unlink(missing_ok=True)
     else:
         write_private_parquet(attacks, output_dir / ATTACKS)
-    write_atomically(output_dir / REPORT, render_html(summary, pictures).encode("utf-8"))
+    page = render_html(summary, pictures, lookup)
+    write_atomically(output_dir / REPORT, page.encode("utf-8"))
     write_atomically(output_dir / MARKDOWN, render_markdown(summary).encode("utf-8", "replace"))
     write_json(output_dir / SUMMARY, summary.to_json())
 

@@ -16,11 +16,12 @@ from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.fidelity.batch_norms import free_fidelity
+from indpriv.analysis.lookup import Lookup, look_up
 from indpriv.analysis.summary import AuditSummary, FidelityFindings
 from indpriv.audit.audit_directory import write_audit
 from indpriv.audit.groups import choose_groups
 from indpriv.audit.references import read_references
-from indpriv.audit.run_directory import RecordedRun, recorded_run
+from indpriv.audit.run_directory import RecordedRun, in_rows_of, recorded_run
 from indpriv.audit.summarise import summarise
 from indpriv.audit.variants import effect_of_spacing, fidelity_against_k, sensitivity
 from indpriv.epsilon_table import EpsilonTable
@@ -97,7 +98,8 @@ def audit(
     )
     table, summary = _analyse(log, recorded, method, path.resolve().name, by, seed, command, tell)
     with _stage(tell, WRITING):
-        write_audit(output_dir, table, recorded, summary, images)
+        lookup = _lookup(log, table, recorded, summary)
+        write_audit(output_dir, table, recorded, summary, images, lookup)
     return summary
 
 
@@ -146,6 +148,15 @@ def _analyse(
             seed=seed,
             command=command,
         )
+
+
+def _lookup(
+    log: NormLog, table: EpsilonTable, recorded: RecordedRun, summary: AuditSummary
+) -> Lookup | None:
+    train = None
+    if recorded.examples is not None:
+        train = in_rows_of(table, recorded.examples).aligned(table.example_ids)
+    return look_up(log, table, train, [found.by for found in summary.groups])
 
 
 def _read(

@@ -128,6 +128,11 @@ class Examples:
 
 
 @dataclass(frozen=True)
+class Search:
+    """Where the page has a search box, if it is given single examples."""
+
+
+@dataclass(frozen=True)
 class Heading:
     """A heading inside a section; level 3 or 4."""
 
@@ -157,7 +162,9 @@ class Details:
     blocks: tuple["Block", ...]
 
 
-Block = Paragraph | Callout | Table | Figure | Examples | Heading | Listing | Code | Details
+Block = (
+    Paragraph | Callout | Table | Figure | Examples | Search | Heading | Listing | Code | Details
+)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from indpriv._formatting import format_epsilon, format_share
+from indpriv._formatting import format_edges, format_epsilon, format_share
 from indpriv.analysis.distribution import Distribution
 from indpriv.report.figures.svg import ACCENT, INK, WARN, bare, new_figure, style, to_svg
 
@@ -25,10 +25,13 @@ def epsilon_histogram(
     )
     with style():
         figure = new_figure(3.1)
-        axes = figure.add_axes((0.085, 0.18, 0.895, 0.66))
+        top = float(counts.max()) * 1.04
+        left = 0.05 + 0.009 * len(f"{top:,.0f}")  # room for the counts, and their label
+        axes = figure.add_axes((left, 0.18, 0.98 - left, 0.66))
         centres, widths = (edges[:-1] + edges[1:]) / 2, 0.86 * np.diff(edges)
         axes.bar(centres, counts, widths, color=ACCENT, alpha=0.85, linewidth=0)
-        top = float(counts.max()) * 1.04
+        for index, centre in enumerate(centres):  # also where a bar is too low to point at
+            axes.bar(centre, top, edges[1] - edges[0], color="none", gid=f"tip{index}")
         axes.set_ylim(0, top)
         axes.set_xlim(edges[0], edges[-1] * 1.012)
         axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
@@ -45,7 +48,12 @@ def epsilon_histogram(
         close = individual.median > 0.4 * edges[-1]  # the labels would meet
         align = "right" if close else "left"
         _above(axes, individual.median, f"median {median}", INK, align=align, row=int(close))
-        return to_svg(figure, name, "Histogram of individual epsilon", f"{description}.")
+        texts = format_edges(individual.edges)
+        tips = [
+            f"{low} to {high}: {count:,} {everybody if count != 1 else everybody[:-1]}"
+            for low, high, count in zip(texts, texts[1:], individual.counts, strict=False)
+        ]
+        return to_svg(figure, name, "Histogram of individual epsilon", f"{description}.", tips=tips)
 
 
 def _above(axes: Axes, x: float, text: str, colour: str, *, align: str, row: int = 0) -> None:

@@ -105,7 +105,12 @@ def _font(match: re.Match[str]) -> str:
 
 
 def to_svg(
-    figure: Figure, name: str, title: str, description: str, texts: Sequence[str] = ()
+    figure: Figure,
+    name: str,
+    title: str,
+    description: str,
+    texts: Sequence[str] = (),
+    tips: Sequence[str] = (),
 ) -> str:
     """A figure as an inline SVG element.
 
@@ -115,6 +120,7 @@ def to_svg(
         title: its accessible name.
         description: alternative text: what the figure shows.
         texts: what placeholder(0), placeholder(1), ... stand for.
+        tips: what is shown where the pointer is on the part with the gid tip0, tip1, ...
     """
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
@@ -123,6 +129,11 @@ def to_svg(
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)
+    svg = re.sub(
+        rf'<g id="{name}-tip(\d+)">',
+        lambda match: f'<g class="tip"><title>{escape(tips[int(match[1])])}</title>',
+        svg,
+    )
     svg = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', svg)
     svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", svg)
     svg = re.sub(

@@ -1,4 +1,7 @@
-"""The report of an audit as one HTML page without scripts and outside requests. Sensitive."""
+"""The report of an audit as one HTML page without outside requests. Sensitive.
+
+Its policy allows one script: ours. Without scripts, the page lacks only the search.
+"""
 
 import re
 from collections.abc import Mapping
@@ -8,22 +11,30 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from indpriv.analysis.lookup import Lookup
 from indpriv.analysis.summary import SENSITIVE, AuditSummary
 from indpriv.report.document import Block, Figure
 from indpriv.report.figures import FIGURES
+from indpriv.report.renderers.script import page_script, script_hash, search_data
 from indpriv.report.sections import sections_of
 from indpriv.report.wording import disclaimer
 
 _NO_BREAK = re.compile(r"(?<=\d) (?=%)|(?<=\d,) (?=[\d.-]+\])")
 
 
-def render_html(summary: AuditSummary, pictures: Mapping[Any, str] | None = None) -> str:
+def render_html(
+    summary: AuditSummary,
+    pictures: Mapping[Any, str] | None = None,
+    lookup: Lookup | None = None,
+) -> str:
     """The whole page as text, with every text of the data escaped.
 
     Args:
         summary: of the audit.
         pictures: data URIs by example id, from `indpriv.report.pictures`; without them, no example
             is on the page.
+        lookup: single examples that the page can be searched for; without them, no epsilon of one
+            example is on the page.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
@@ -33,12 +44,15 @@ def render_html(summary: AuditSummary, pictures: Mapping[Any, str] | None = None
         lstrip_blocks=True,
     )
     environment.filters.update(figure=_figure, kind=_kind, unbroken=_unbroken)
-    environment.globals["pictures"] = pictures
+    data = None if lookup is None else search_data(summary, lookup)
+    environment.globals.update(pictures=pictures, search_data=data)
     return environment.get_template("report.html.j2").render(
         audit=summary,
         sections=sections_of(summary),
         sensitive=SENSITIVE,
         disclaimer=disclaimer(summary),
+        script=Markup(page_script()),
+        script_hash=script_hash(),
     )
 
 

@@ -8,7 +8,7 @@ from indpriv.report.sections.attack_by_epsilon import attack_by_epsilon
 from indpriv.report.sections.attacks import attacks
 from indpriv.report.sections.batch_norms import batch_norms
 from indpriv.report.sections.canaries import canaries
-from indpriv.report.sections.distribution import distribution
+from indpriv.report.sections.distribution import distribution, lookup
 from indpriv.report.sections.fidelity import fidelity
 from indpriv.report.sections.groups import groups
 from indpriv.report.sections.hazards import hazards
@@ -29,6 +29,7 @@ SECTIONS: tuple[Callable[[AuditSummary], Section | None], ...] = (
     distribution,
     units,
     norms_over_training,
+    lookup,
     groups,
     loss,
     attacks,

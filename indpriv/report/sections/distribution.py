@@ -1,8 +1,9 @@
-"""The distribution of individual epsilon."""
+"""The distribution of individual epsilon, and where the epsilon of one example is."""
 
 from indpriv._formatting import capitalised, format_edges, format_epsilon, format_share
+from indpriv.analysis.lookup import MOST_EXAMPLES
 from indpriv.analysis.summary import AuditSummary
-from indpriv.report.document import Details, Figure, Section, paragraph, table
+from indpriv.report.document import Details, Figure, Search, Section, Span, paragraph, table
 
 
 def drawn_worst_case(summary: AuditSummary) -> float | None:
@@ -55,3 +56,18 @@ def distribution(summary: AuditSummary) -> Section:
             ),
         ),
     )
+
+
+def lookup(summary: AuditSummary) -> Section:
+    """The file with every epsilon, and the search box of a page that holds them."""
+    everybody = summary.account.everybody
+    where = paragraph(
+        "The file ",
+        Span("epsilon.parquet", "code"),
+        f", which the audit writes beside this report, has the epsilon of each {everybody[:-1]}. "
+        f"For at most {MOST_EXAMPLES:,} {everybody}, the page that ",
+        Span("indpriv audit", "code"),
+        " writes can also be searched.",
+        style="note",
+    )
+    return Section("lookup", f"One {everybody[:-1]}", (Search(), where))

@@ -13,6 +13,7 @@ from indpriv.report.wording import after, counted, p_value, shorten, shown_rows,
 
 _SCREEN_TABLES = 2
 _SCREEN_ROWS = 6
+_SCREEN_NAMES = 5  # of groupings that are left to the report
 _SCREEN_LABELS = 3  # labels that fit beside each other on 80 columns
 _NAME, _LABEL = 24, 9  # characters of a group's and a label's name on the first screen
 
@@ -34,8 +35,11 @@ def groups(summary: AuditSummary) -> doc.Section | None:
         f"{everybody} of this run as a sample: another training run would differ by more."
     )
     blocks = [block for found in summary.groups for block in _grouping(summary, found)]
-    screen = tuple(doc.Entry("", _first_screen(found)) for found in _first_tables(summary.groups))
-    return doc.Section("groups", "Who is worse off", (intro, *blocks), screen)
+    first = _first_tables(summary.groups)
+    screen = [doc.Entry("", _first_screen(found)) for found in first]
+    if rest := [found for found in summary.groups if found not in first]:
+        screen.append(doc.Entry("", (_left_out(rest),)))
+    return doc.Section("groups", "Who is worse off", (intro, *blocks), tuple(screen))
 
 
 def group_table(
@@ -200,6 +204,22 @@ def _first_tables(tables: Sequence[GroupTable]) -> list[GroupTable]:
         return "label" in found.columns, not found.reversed_labels
 
     return sorted(tables, key=place)[:_SCREEN_TABLES]
+
+
+def _left_out(tables: Sequence[GroupTable]) -> doc.Paragraph:
+    """Groupings that only the report shows, those with the largest ratio first."""
+
+    def ratio(found: GroupTable) -> float:
+        return (found.ratios.raw and found.ratios.raw.value) or 0.0
+
+    names = []
+    for found in sorted(tables, key=ratio, reverse=True)[:_SCREEN_NAMES]:
+        raw = found.ratios.raw
+        of = f" ({raw.worst} over {raw.best}: {raw.value:.2f})" if raw and raw.value else ""
+        names.append(found.by + of)
+    more = len(tables) - len(names)
+    last = f"; and {more:,} more" if more else ""
+    return doc.paragraph(f"The report also has, largest ratio first: {'; '.join(names)}{last}.")
 
 
 def _first_screen(found: GroupTable) -> tuple[doc.Paragraph | doc.Table, ...]:

@@ -11,7 +11,7 @@ from indpriv._formatting import (
     sentence,
 )
 from indpriv.analysis.disclosures import recording
-from indpriv.analysis.guarantee import FALSE_POSITIVE_RATE, Guarantee, true_positive_bound
+from indpriv.analysis.guarantee import FALSE_POSITIVE_RATE, Guarantee
 from indpriv.analysis.summary import AuditSummary
 from indpriv.report import document as doc
 from indpriv.report.wording import disclaimer, joined
@@ -70,11 +70,7 @@ def lead(summary: AuditSummary) -> list[doc.Text]:
             "delta a mechanism may publish one person’s data outright and still keep this "
             "guarantee, so it is worth almost nothing.",
         ]
-    true_positive = true_positive_bound(
-        guarantee.worst_case_epsilon, guarantee.delta, FALSE_POSITIVE_RATE
-    )
-    if guarantee.membership is not None:
-        true_positive = min(true_positive, guarantee.membership.true_positive_rate)
+    true_positive = guarantee.true_positive_limit(guarantee.worst_case_epsilon)
     found.append(
         "An attacker who sees every checkpoint and knows all the other data can identify a "
         f"training {summary.account.unit} in at most {format_share_up(true_positive)} of cases, "

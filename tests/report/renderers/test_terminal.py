@@ -179,3 +179,25 @@ def test_colours_only_where_there_is_a_terminal(summary):
         summary, Console(file=buffer, width=80, force_terminal=True, color_system="truecolor")
     )
     assert "\x1b[" in buffer.getvalue()
+
+
+def test_groupings_without_a_table_are_named_largest_ratio_first(summary):
+    tables = {found.by: found for found in summary.groups}
+    shown = words(screen(summary)).split("largest ratio first: ")
+    assert len(shown) == 2
+    left_out = [name for name in tables if f"WHO IS WORSE OFF by {name} " not in shown[0]]
+    assert [name for name in left_out if name in shown[1].split(". ")[0]] == left_out
+
+    def renamed(value, name):
+        raw = replace(tables["sex"].ratios.raw, value=value)
+        ratios = replace(tables["sex"].ratios, raw=raw)
+        return replace(tables["sex"], by=name, columns=("label",), ratios=ratios)
+
+    many = [renamed(1 + k / 10, f"c{k}") for k in (3, 1, 5, 2, 7, 6, 4)]
+    bare = replace(many[0], by="bare", ratios=replace(many[0].ratios, raw=None))
+    crowded = replace(summary, groups=(tables["sex"], tables["label"], bare, *many))
+    text = words(screen(crowded)).split("largest ratio first: ")[1]
+    assert re.findall(r"(\w+) \([^()]*: ([\d.]+)\)", text)[:5] == [
+        (f"c{k}", f"{1 + k / 10:.2f}") for k in (7, 6, 5, 4, 3)
+    ]
+    assert "; and 3 more." in text
