@@ -2,5 +2,6 @@
 
 from indpriv.attacks.material import Material
 from indpriv.attacks.registry import ATTACKS, Attack
+from indpriv.attacks.train_references import train_references
 
-__all__ = ["ATTACKS", "Attack", "Material"]
+__all__ = ["ATTACKS", "Attack", "Material", "train_references"]

@@ -30,9 +30,8 @@ def rmia(
     """Score each example by the share of non-members over which the model prefers it.
 
     The ratio of an example is the target's probability of the true label over the mean of the
-    references. Its score is the share of the target's other non-members z with ratio / ratio_z at
-    least gamma. At gamma = 1 the order of the scores is that of the ratios, which no membership of
-    the target enters.
+    references. Its score is the share of the target's non-members z with ratio / ratio_z at least
+    gamma. The order of the scores is that of the ratios, which no membership of the target enters.
 
     Args:
         signals: of the target and at least one reference.
@@ -59,13 +58,16 @@ def rmia(
 
 
 def _rank(ratio: FloatArray, member: BoolArray, gamma: float) -> FloatArray:
-    """Share of the other non-members whose ratio is at most ratio / gamma."""
+    """Share of the non-members whose ratio is at most ratio / gamma: a function of the ratio alone.
+
+    A non-member counts in its own population. Leaving it out would score members above non-members
+    wherever ratios are equal, as they often are for labels.
+    """
     population = np.sort(ratio[~member])
     if len(population) < 2:
         raise InputError("RMIA compares with non-members, and the target has fewer than two")
-    beaten = np.searchsorted(population, ratio / gamma, side="right").astype(np.float64)
-    beaten -= ~member & (ratio <= ratio / gamma)  # an example is not compared with itself
-    return beaten / (len(population) - ~member) + _TIE * ratio
+    beaten = np.searchsorted(population, ratio / gamma, side="right")
+    return np.asarray(beaten / len(population) + _TIE * ratio / (1 + ratio))
 
 
 def _probability(signals: AttackSignals, model: int) -> FloatArray:

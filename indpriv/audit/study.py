@@ -11,6 +11,9 @@ from indpriv.analysis.attacks.over_models import RatesOverModels, rates_over_mod
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import ATTACKS, Attack
+from indpriv.attacks.loss_threshold import LOSS_THRESHOLD
+from indpriv.attacks.references import finite_signal, scores_of_target
+from indpriv.attacks.train_references import CONFIDENCE
 from indpriv.attacks.units import unit_scores
 from indpriv.audit.run_attacks import material_of
 from indpriv.errors import InputError
@@ -27,7 +30,7 @@ def attack_study(
         unit_rule: how the scores of a unit's rows become one, where units have several rows.
 
     Returns:
-        mean rates over the models, the largest AUC first.
+        mean rates over the models, the largest AUC first; without names, a loss threshold too.
 
     Raises:
         InputError: an unknown attack, or one whose needs are not met.
@@ -42,6 +45,8 @@ def attack_study(
             )
     used = [ATTACKS[name] for name in names or ATTACKS if ATTACKS[name].can_use(first)]
     found = [rates_over_models(_scores(attack, signals, unit_rule)) for attack in used]
+    if not names and CONFIDENCE in signals:
+        found.append(rates_over_models(_thresholds(signals[CONFIDENCE])))
     return tuple(sorted(found, key=lambda rates: -rates.auc))
 
 
@@ -59,6 +64,12 @@ def _scores(
             continue
         rows = pd.Index(next(iter(signals.values())).example_ids).get_indexer(found.example_ids)
         yield unit_scores(found, np.asarray(units)[rows], unit_rule)
+
+
+def _thresholds(signals: AttackSignals) -> Iterator[AttackScores]:
+    """The loss threshold on each model, which all other attacks are compared with."""
+    for target in range(signals.n_models):
+        yield scores_of_target(signals, target, finite_signal(signals, target), LOSS_THRESHOLD)
 
 
 def _target(signals: AttackSignals, target: int) -> AttackSignals:

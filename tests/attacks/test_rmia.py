@@ -28,9 +28,7 @@ def slow_rmia(signals, target, gamma, a, offline):
         ratio[x] = p[target, x] / base
     scores = {}
     for x in np.flatnonzero(~np.isnan(ratio)):
-        population = [
-            z for z in np.flatnonzero(~np.isnan(ratio)) if z != x and not signals.member[target, z]
-        ]
+        population = [z for z in np.flatnonzero(~np.isnan(ratio)) if not signals.member[target, z]]
         scores[x] = np.mean([ratio[x] / gamma >= ratio[z] for z in population])
     return scores
 
@@ -108,3 +106,15 @@ def test_missing_and_infinite_signals():
     assert found.example_ids.tolist() == list(range(1, 100))
     assert np.isfinite(found.scores).all()
     assert found.scores[0] > found.scores[1]
+
+
+@pytest.mark.parametrize("levels", [1, 3])
+@pytest.mark.parametrize("offline", [False, True])
+def test_equal_ratios_do_not_give_members_away(levels, offline):
+    """As for labels: members and non-members with the same few values are not told apart."""
+    rng = np.random.default_rng(0)
+    signal = np.broadcast_to(rng.integers(0, levels, 4000) / 2, (5, 4000))
+    signals = AttackSignals.from_arrays(signal, rng.random((5, 4000)) < 0.7)
+    found = rmia(signals, 0, offline=offline)
+    auc = discriminate(found.scores[found.member], found.scores[~found.member]).auc
+    assert auc == pytest.approx(0.5, abs=0.04)

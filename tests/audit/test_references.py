@@ -129,7 +129,8 @@ def test_every_model_of_a_study_is_attacked_with_the_others_as_references(
     assert {of.n_models for of in found} == {9}
     assert [of.auc for of in found] == sorted((of.auc for of in found), reverse=True)
     assert "RMIA" in {of.title for of in found}
-    assert "loss threshold" not in {of.title for of in found}
+    assert "loss threshold" in {of.title for of in found}
+    assert len(attack_study({"confidence": study}, ("rmia",))) == 1
     study.save(tmp_path / "study.npz")
     (tmp_path / "audit.toml").write_text(AUDIT)
     command = ["attack", "run", str(tmp_path / "audit.toml"), "--attack", "rmia"]

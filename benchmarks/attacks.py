@@ -1,0 +1,106 @@
+"""Attacks with reference models: what they find with and without DP, and what they cost.
+
+    python benchmarks/attacks.py                     digits, two minutes on one core
+    python benchmarks/attacks.py audits/adult.toml   any audit file: a study of it, DP and not
+
+Every model is attacked in turn with the others as references; intervals are over models.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from indpriv.attack_signals import AttackSignals
+from indpriv.attacks.lira import lira
+from indpriv.attacks.rmia import rmia
+from indpriv.attacks.train_references import open_signals
+from indpriv.audit import attack_study
+from indpriv.training.config import AuditConfig
+from indpriv.training.shadows import train_shadows
+
+OVERFITTED = {
+    "name": "digits-overfitted",
+    "data": {"dataset": "digits"},
+    "model": {"architecture": "mlp", "hidden": [64], "activation": "relu"},
+    "training": {
+        "epochs": 60,
+        "batch_size": 64,
+        "learning_rate": 0.1,
+        "momentum": 0.9,
+        "max_grad_norm": 1.0,
+        "delta": 1e-5,
+        "target_epsilon": 8.0,
+    },
+    "recording": {"every": 1},
+    "checkpoints": {"every": "epoch"},
+}
+MODELS = 16
+
+
+def study(config: AuditConfig, *, without_dp: bool, models: int) -> None:
+    """Train a study, attack every model and print the rates."""
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.process_time()
+        train_shadows(
+            config,
+            Path(folder) / "s",
+            models,
+            without_dp=without_dp,
+            labels=True,
+            checkpoints=True,
+            seed=0,
+        )
+        trained = time.process_time() - started
+        started = time.process_time()
+        rates = attack_study(open_signals(Path(folder) / "s"))
+        attacked = time.process_time() - started
+    print(
+        f"\n{config.name}, {'without DP' if without_dp else 'DP'}: {models} models, "
+        f"{trained / models:.1f} s of one core each, all attacks {attacked:.1f} s"
+    )
+    for found in rates:
+        low, high = found.auc_interval.low, found.auc_interval.high
+        print(
+            f"  {found.title:52s} AUC {found.auc:.4f} [{low:.4f}, {high:.4f}]  TPR at 1 % "
+            f"{100 * found.tpr_at_fpr['0.01']:.2f} %, at 0.1 % {100 * found.tpr_at_fpr['0.001']:.2f} %"
+        )
+
+
+def memory(n_examples: int = 200_000, n_models: int = 16) -> None:
+    """Peak memory of the attacks beside the signals, and what 10^6 examples x 64 models need."""
+    rng = np.random.default_rng(0)
+    signals = AttackSignals(
+        rng.normal(size=(n_models, n_examples)).astype(np.float32),
+        rng.random((n_models, n_examples)) < 0.5,
+        np.arange(n_examples),
+    )
+    for attack in (rmia, lira):
+        tracemalloc.start()
+        started = time.process_time()
+        attack(signals, 0)
+        seconds = time.process_time() - started
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        large = 1e6 * (peak / n_examples + 64 * 5) / 2**30
+        print(
+            f"{attack.__name__}: {seconds:.1f} s and {peak / n_examples:.0f} bytes an example beside "
+            f"the signals; 10^6 x 64 models: {large:.2f} GiB (limit 4)"
+        )
+
+
+if __name__ == "__main__":
+    memory()
+    if len(sys.argv) > 1:
+        chosen = AuditConfig.from_toml(sys.argv[1])
+    else:
+        chosen = AuditConfig.from_dict(OVERFITTED)
+    for plain in (True, False):
+        quick = chosen if plain else replace(chosen, training=replace(chosen.training, epochs=30))
+        study(chosen if len(sys.argv) > 1 else quick, without_dp=plain, models=MODELS)
