@@ -23,6 +23,7 @@ STAGES = {
         "_files",
         "_formatting",
         "_journal",
+        "_likelihood",
         "_plain",
         "_progress",
         "_signals_files",

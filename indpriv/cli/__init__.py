@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from indpriv.cli.attacks import attack_app, shadow
+from indpriv.cli.attacks import attack_app, shadow, validate
 from indpriv.cli.audit import audit
 from indpriv.cli.publish import create_statement, gate, model_card, pdf, release
 from indpriv.cli.reading import compare, convert, groups, verify
@@ -59,7 +59,11 @@ def _options(
         raise typer.Exit
 
 
-for _command in (demo, train, audit, groups, release, shadow, compare, convert, verify, gate, pdf):
+_COMMANDS = (
+    *(demo, train, audit, groups, release, shadow, validate),
+    *(compare, convert, verify, gate, pdf),
+)
+for _command in _COMMANDS:
     app.command()(_command)
 app.command("model-card")(model_card)
 statement_app.command("create")(create_statement)

@@ -1,4 +1,4 @@
-"""Commands of attacks: shadow trains reference models; attack measures scores or runs an attack."""
+"""Commands of attacks: shadow trains references, attack runs or measures one, validate compares."""
 
 from __future__ import annotations
 
@@ -228,3 +228,35 @@ def shadow(
             data_dir=data_dir,
         )
     typer.echo(f"{output_dir}: signals of {found.n_models} models on {found.n_examples:,} examples")
+
+
+def validate(
+    run_dirs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...",
+            help="Runs recorded with attack=WhiteBox(...), two or more, or GradientCanaries(...).",
+        ),
+    ],
+    delta: Delta = 1e-5,
+    as_json: Json = False,
+) -> None:
+    """Compare accounts with attacks that could contradict them; exit code 1 if one does.
+
+    Example: indpriv validate runs/mine
+    """
+    from indpriv.analysis.attacks.account_test import agree, identities
+    from indpriv.audit.validation import canaries_of_run, evidence_of_runs
+    from indpriv.norm_log.run_files import GRADIENT_CANARIES
+    from indpriv.report.screens.validation import print_validation, validation_document
+
+    with_canaries = [run for run in run_dirs if (run / GRADIENT_CANARIES).is_file()]
+    others = [run for run in run_dirs if run not in with_canaries]
+    found = identities(evidence_of_runs(others)) if others else ()
+    canaries = {str(run): canaries_of_run(run, delta=delta) for run in with_canaries}
+    if as_json:
+        print_json(validation_document(found, canaries))
+    else:
+        print_validation(found, canaries, Console())
+    if not all(row.agrees for rows in canaries.values() for row in rows) or not agree(found):
+        raise typer.Exit(1)

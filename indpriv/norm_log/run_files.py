@@ -10,7 +10,8 @@ IDS = "ids.parquet"
 RECORDS = "records"  # a folder: one Parquet file per record
 RUN_JSON = "run.json"
 EXAMPLES, EXAMPLES_NON_DP = "examples.parquet", "examples-non-dp.parquet"
-CANARIES = "canaries.parquet"
+CANARIES, GRADIENT_CANARIES = "canaries.parquet", "gradient-canaries.parquet"
+WHITE_BOX = "white-box.parquet"
 HOLDOUT = "holdout"  # a folder: the log of the test examples
 RUN_DIRECTORY = (
     f"a run directory is what a Recorder writes: {JOURNAL}, {IDS}, {RECORDS}/, {RUN_JSON}, and at "

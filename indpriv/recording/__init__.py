@@ -1,6 +1,7 @@
 """Recording: sees model and data, writes a NormLog and an ExampleTable. Imports torch."""
 
 from indpriv.norm_log.recording_policy import RecordingPolicy
+from indpriv.recording.attacks import GradientCanaries, MislabelledCanaries, WhiteBox
 from indpriv.recording.checkpoints.audit_spec import AuditSpec
 from indpriv.recording.checkpoints.replay import replay
 from indpriv.recording.checkpoints.run_settings import StepOptions
@@ -9,10 +10,13 @@ from indpriv.recording.recorder import Recorder
 
 __all__ = [
     "AuditSpec",
+    "GradientCanaries",
+    "MislabelledCanaries",
     "NormPass",
     "Recorder",
     "RecordingPolicy",
     "StepOptions",
+    "WhiteBox",
     "per_example_gradient_norms",
     "replay",
 ]

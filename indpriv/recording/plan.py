@@ -29,6 +29,7 @@ from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.norms.shadow_model import described_parameters
 from indpriv.recording.opacus.ranks import Ranks, check_together
 from indpriv.recording.opacus.run import OpacusRun
+from indpriv.recording.opacus.run_attack import RunAttack
 from indpriv.recording.training_data import TrainingData
 
 
@@ -50,6 +51,7 @@ class Plan:
     seeded: bool
     on_write_error: str
     resume_at: int | None
+    attack: RunAttack | None
 
     def __post_init__(self) -> None:
         _checks.check_choice("rounding_mode", self.rounding_mode, ("up", "nearest"))
@@ -58,6 +60,11 @@ class Plan:
             raise InputError(
                 f"rounding_mode={self.rounding_mode!r} with individual_clipping would clip "
                 'examples below their recorded norms; pass rounding_mode="up"'
+            )
+        if self.attack is not None and self.resume_at is not None:
+            raise InputError(
+                "an attack cannot go on in a resumed run: what it saw of the first steps is lost; "
+                "leave out attack="
             )
         if self.record_holdout and self.data.test_set is None:
             raise InputError(

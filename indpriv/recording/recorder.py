@@ -32,6 +32,7 @@ from indpriv.recording.norms.model_checks import check_buffers
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.opacus.ranks import Ranks
 from indpriv.recording.opacus.run import OpacusRun
+from indpriv.recording.opacus.run_attack import AttackedRun, RunAttack
 from indpriv.recording.plan import Beginning, Plan
 from indpriv.recording.run_log import opened_log
 from indpriv.recording.session import Session
@@ -89,6 +90,8 @@ class Recorder:
         on_write_error: if the log cannot be written (a full disk), "stop" training, or "continue"
             it without recording. What was logged before stays, and the log says that it was not
             closed.
+        attack: attacks the run while it trains and writes its scores to the run directory:
+            `GradientCanaries`, `MislabelledCanaries` or `WhiteBox`.
         run_info: what else to keep in run.json, e.g. the training configuration. The processor,
             the number of threads and the git commit of the working folder (`code_commit`, unless
             you pass your own) are always kept.
@@ -129,6 +132,7 @@ class Recorder:
         seeded: bool = False,
         resume_at: int | Mapping[str, Any] | None = None,
         on_write_error: str = "stop",
+        attack: RunAttack | None = None,
         run_info: Mapping[str, Any] | None = None,
     ) -> None:
         self.run_dir = Path(run_dir)
@@ -154,6 +158,7 @@ class Recorder:
             seeded=seeded,
             on_write_error=on_write_error,
             resume_at=beginning.resume_at,
+            attack=attack,
         )
         self._run_info = dict(run_info or {})
         self._attached = False
@@ -237,12 +242,20 @@ def _recording(
 ) -> Iterator[Session]:
     """Open the log and watch the run while the block trains; then write the example table."""
     ranks, norm_pass = shared_pass.ranks, shared_pass.norm_pass
+    attack = None
+    if plan.attack is not None:
+        levels = plan.individual_clipping or plan.privacy_filter is not None
+        attack = plan.attack.start(
+            AttackedRun(run, plan.data, shared_pass.examples, test, norm_pass, levels)
+        )
     with opened_log(plan, header, writes=ranks.writes) as log:
         if log.writes:
             write_json(plan.run_dir / RUN_JSON, about)
         holdout = test if plan.record_holdout and log.writes else None
         caveats = header.norm_pass["caveats"]
-        session = Session(plan, run, shared_pass, log, caveats=caveats, holdout=holdout)
+        session = Session(
+            plan, run, shared_pass, log, caveats=caveats, holdout=holdout, attack=attack
+        )
         with session.recording():
             yield session
         log.finish(session.counts())  # the run is complete, whatever fails from here on
@@ -250,3 +263,5 @@ def _recording(
             with log.disk_errors_handled(), norm_pass.evaluation() as model:
                 table = plan.data.example_table(model, shared_pass.examples, test)
                 table.to_parquet(plan.run_dir / EXAMPLES)
+                if attack is not None:
+                    attack.scores(model).to_parquet(plan.run_dir / attack.file_name)

@@ -27,6 +27,7 @@ from indpriv.recording.interrupts import deferred_interrupts
 from indpriv.recording.opacus.clipping_watch import Thresholds
 from indpriv.recording.opacus.ranks import Batch, check_together, whole_batch
 from indpriv.recording.opacus.run import OpacusRun
+from indpriv.recording.opacus.run_attack import StartedAttack
 from indpriv.recording.opacus.watch import TrainedBatch, Watch
 from indpriv.recording.plan import Plan
 from indpriv.recording.random_states import fingerprint_of_state
@@ -45,16 +46,17 @@ class Session:
         *,
         caveats: list[str],
         holdout: Examples | None,
+        attack: StartedAttack | None,
     ) -> None:
         """Prepare to record; nothing is changed yet.
 
         The caveats say why an account of this session is an estimate, as far as known now; holdout
-        is the test examples, if this rank records their norms.
+        is the test examples, if this rank records their norms; attack watches every update.
         """
         self._plan, self._run, self._pass, self._log = plan, run, shared_pass, log
         self._caveats, self._holdout = caveats, holdout
         self._policy = plan.policy.in_steps(run.steps_per_epoch)
-        self._watch = Watch(run, steps_before=plan.resume_at or 0)
+        self._watch = Watch(run, steps_before=plan.resume_at or 0, attack=attack)
         self._step = plan.resume_at or 0
         self._taken: TakenNorms | None = None  # before the coming step
         self._batch: Batch | None = None  # of the current step

@@ -103,7 +103,10 @@ class Histogram:
 
     def divergences(self, orders: FloatArray) -> FloatArray:
         """(n_orders, n) Rényi divergences of one count of each column of the counts."""
-        values = self.mechanisms.divergences(orders)
+        return self.per_count(self.mechanisms.divergences(orders))
+
+    def per_count(self, values: FloatArray) -> FloatArray:
+        """(n_rows, n) of one count of each column of the counts; values: (n_rows, n_mechanisms)."""
         return values if self.dense else np.ascontiguousarray((self.steps @ values.T).T)
 
     def counts(self, block: NormLog) -> Counts:

@@ -1,24 +1,30 @@
-"""A lower bound on the worst-case epsilon of a run, from one run. Sensitive.
+"""Lower bounds on the worst-case epsilon of a run, from one run. Sensitive.
 
-After Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run" (NeurIPS 2023,
-arXiv:2305.08846): each of m examples is included by an independent fair coin; the highest scores
-are guessed "included", the lowest "left out", and no guess is made for the rest. Under (epsilon,
-delta)-DP the number of right guesses is bounded, up to a small probability, by a binomial with
-success rate e^epsilon / (1 + e^epsilon); more right guesses refute that epsilon. The bound is on
-the worst case, which DP guarantees for every example; it says nothing about output-specific
-epsilons.
+"steinke2023", after Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run"
+(NeurIPS 2023, arXiv:2305.08846): each of m examples is included by an independent fair coin; the
+highest scores are guessed "included", the lowest "left out", and no guess is made for the rest.
+Under (epsilon, delta)-DP the number of right guesses is bounded, up to a small probability, by a
+binomial with success rate e^epsilon / (1 + e^epsilon); more right guesses refute that epsilon. The
+bound is on the worst case, which DP guarantees for every example; it says nothing about output-
+specific epsilons.
+
+"mahloujifar2024", after Mahloujifar, Melis and Chaudhuri, "Auditing f-Differential Privacy in One
+Run" (arXiv:2410.22235), makes the same guesses and finds the largest mu such that they refute
+Gaussian mu-DP. It proves more, if the run's trade-off curve is a Gaussian one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, stats
+from scipy import optimize, special, stats
 
 from indpriv._arrays import FloatArray, IntArray
+from indpriv._checks import check_choice
 from indpriv._plain import AtLeastZero, Share
+from indpriv.analysis.attacks.gaussian import gaussian_epsilon
 from indpriv.analysis.statistics.binomial import clopper_pearson
 from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
 
@@ -26,6 +32,7 @@ from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
 LEAST_GUESSES = 8
 _FEWER = 4  # ratio of one number of guesses to the next
 _LARGEST_EPSILON = 100.0
+_LARGEST_MU = 10.0
 _WINDOW = 12.0  # standard deviations beyond which a binomial has no mass that matters (1e-32)
 NULL_TRIALS = 1000
 
@@ -52,6 +59,19 @@ class LowerBound:
     false_alarm_interval: Interval
 
 
+@dataclass(frozen=True)
+class Proof:
+    """What right guesses prove.
+
+    Attributes:
+        refutes_zero: (guesses, right ones, delta, n_coins, level) -> whether they refute epsilon 0.
+        largest_refuted: of the same arguments, if they do: the largest epsilon that they refute.
+    """
+
+    refutes_zero: Callable[[int, int, float, int, float], bool]
+    largest_refuted: Callable[[int, int, float, int, float], float]
+
+
 def lower_bound(
     scores: FloatArray,
     member: NDArray[np.bool_],
@@ -61,6 +81,7 @@ def lower_bound(
     rng: np.random.Generator,
     balanced: bool = False,
     confidence: float = CONFIDENCE,
+    proof: str = "steinke2023",
 ) -> LowerBound:
     """Bound the worst-case epsilon from scores of examples that fair coins included.
 
@@ -77,7 +98,9 @@ def lower_bound(
         balanced: members were chosen at random in a fixed number instead of by fair coins; false
             alarms are measured for such choices.
         confidence: of the bound.
+        proof: the theorem, one of `PROOFS`.
     """
+    proven = PROOFS[check_choice("proof", proof, PROOFS)]
     plans = _plans(len(scores))
     if not plans:
         return LowerBound(0.0, 0, 0, 0, 0.0, Interval(0.0, 1.0))
@@ -88,10 +111,10 @@ def lower_bound(
     )
     included = np.add.reduceat(ranked.astype(np.int64), cuts[:-1])
     level = (1 - confidence) / len(plans)
-    least = [_least_correct(top + bottom, delta, n_coins, level) for top, bottom in plans]
+    least = [_least_correct(proven, top + bottom, delta, n_coins, level) for top, bottom in plans]
     correct = _correct(included[None], cuts, plans)[0]
     bounds = [
-        _largest_refuted(top + bottom, int(right), delta, n_coins, level)
+        proven.largest_refuted(top + bottom, int(right), delta, n_coins, level)
         if right >= enough
         else 0.0
         for (top, bottom), right, enough in zip(plans, correct, least, strict=True)
@@ -164,12 +187,12 @@ def _correct(included: IntArray, cuts: IntArray, plans: Sequence[tuple[int, int]
 
 
 @lru_cache(maxsize=4096)
-def _least_correct(guesses: int, delta: float, n_coins: int, level: float) -> int:
+def _least_correct(proof: Proof, guesses: int, delta: float, n_coins: int, level: float) -> int:
     """Smallest number of right guesses that refutes epsilon 0, or more than there are."""
     low, high = guesses // 2, guesses + 1
     while high - low > 1:
         middle = (low + high) // 2
-        if refutation(guesses, middle, 0.0, delta, n_coins) <= level:
+        if proof.refutes_zero(guesses, middle, delta, n_coins, level):
             high = middle
         else:
             low = middle
@@ -188,3 +211,52 @@ def _largest_refuted(guesses: int, correct: int, delta: float, n_coins: int, lev
     return max(
         0.0, float(optimize.brentq(excess, 0.0, _LARGEST_EPSILON, xtol=tolerance)) - 2 * tolerance
     )
+
+
+def _refutes_zero(guesses: int, correct: int, delta: float, n_coins: int, level: float) -> bool:
+    return refutation(guesses, correct, 0.0, delta, n_coins) <= level
+
+
+def refutes_gaussian(mu: float, guesses: int, correct: int, n_coins: int, level: float) -> bool:
+    """Whether this many right guesses refute Gaussian mu-DP.
+
+    Mahloujifar, Melis and Chaudhuri 2024, Algorithm 3 in the form of their code
+    (`audit_rh_with_cap`), for the trade-off curve of N(0, 1) and N(mu, 1).
+    """
+    right = level * correct / n_coins
+    wrong = level * (guesses - correct) / n_coins
+    for i in range(correct - 1, -1, -1):
+        more = max(wrong, float(special.ndtr(special.ndtri(min(right, 1.0)) - mu)))
+        if more == wrong:
+            break
+        right += i / (guesses - i) * (more - wrong)
+        wrong = more
+    return right + wrong > guesses / n_coins
+
+
+def _refutes_no_difference(
+    guesses: int, correct: int, delta: float, n_coins: int, level: float
+) -> bool:
+    return refutes_gaussian(0.0, guesses, correct, n_coins, level)
+
+
+def _largest_gaussian(
+    guesses: int, correct: int, delta: float, n_coins: int, level: float
+) -> float:
+    """Epsilon at delta of the largest mu that is refuted, less the tolerance of the search."""
+    low, high = 0.0, 1.0
+    while high < _LARGEST_MU and refutes_gaussian(high, guesses, correct, n_coins, level):
+        low, high = high, 2 * high
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        if refutes_gaussian(middle, guesses, correct, n_coins, level):
+            low = middle
+        else:
+            high = middle
+    return gaussian_epsilon(low, delta)
+
+
+PROOFS = {
+    "steinke2023": Proof(_refutes_zero, _largest_refuted),
+    "mahloujifar2024": Proof(_refutes_no_difference, _largest_gaussian),
+}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,6 +47,14 @@ class RankCounts:
     counts: Mapping[str, int]
 
 
+class Draw(NamedTuple):
+    """One logical batch: positions of its examples, the rate, and numbers of drawn canaries."""
+
+    positions: IntArray
+    sample_rate: float
+    canaries: IntArray
+
+
 class Tally:
     """Counts of one session, of all ranks together; steps and draws are those of logical batches.
 
@@ -62,20 +71,19 @@ class Tally:
         self._draws = 0
         self._expected = self._variance = 0.0  # of one example's participations
         self._epoch_draws = self._epoch_steps = 0  # an epoch is one pass of the batch sampler
-        self._waiting: deque[tuple[IntArray, float]] = deque()  # batches without a step, and rates
+        self._waiting: deque[Draw] = deque()  # batches without a step
         self._clipped = 0  # examples of the first of them whose gradients are clipped already
         self._unsent: list[IntArray] = []  # batches drawn since the last message
         self._sent: Counter[str] = Counter()
 
-    def drew(self, indices: list[int], sample_rate: float) -> None:
-        """Count one logical batch when it is drawn."""
+    def drew(self, positions: IntArray, sample_rate: float, canaries: IntArray) -> None:
+        """Count one logical batch when it is drawn; canaries are drawn, but not counted."""
         self._draws += 1
         self._epoch_draws += 1
         self._expected += sample_rate
         self._variance += sample_rate * (1 - sample_rate)
-        positions = np.array(indices, dtype=np.int64)
         np.add.at(self.participations, positions, 1)
-        self._waiting.append((positions, sample_rate))
+        self._waiting.append(Draw(positions, sample_rate, canaries))
         self._unsent.append(positions)
 
     def since_last_message(self) -> RankCounts:
@@ -94,15 +102,15 @@ class Tally:
         self._sent.update(other.counts)
 
     @property
-    def waiting_rate(self) -> float | None:
-        """The rate at which the batch of the next step was drawn; None if no batch is waiting."""
-        return self._waiting[0][1] if self._waiting else None
+    def waiting(self) -> Draw | None:
+        """The batch of the next step; None if no batch is waiting."""
+        return self._waiting[0] if self._waiting else None
 
     def micro_batch(self, size: int) -> IntArray | None:
         """Positions of the next micro-batch of this size: batches and parts are used in order."""
         if not self._waiting:
             return None
-        positions = self._waiting[0][0][self._clipped : self._clipped + size]
+        positions = self._waiting[0].positions[self._clipped : self._clipped + size]
         return positions if len(positions) == size else None
 
     def clipped(self, size: int) -> None:
@@ -114,7 +122,7 @@ class Tally:
         clipped, self._clipped = self._clipped, 0
         if not self._waiting:
             return None
-        positions, sample_rate = self._waiting.popleft()
+        positions, sample_rate, _ = self._waiting.popleft()
         whole = clipped == len(positions)
         self.counts.unmatched_steps += not whole
         return positions, sample_rate, whole

@@ -25,6 +25,7 @@ from indpriv.recording.opacus.clipping_watch import (
 from indpriv.recording.opacus.memory_format import memory_format_watched
 from indpriv.recording.opacus.ranks import RankStep
 from indpriv.recording.opacus.run import OpacusRun
+from indpriv.recording.opacus.run_attack import AttackedStep, StartedAttack
 from indpriv.recording.opacus.tally import Tally
 from indpriv.recording.random_states import SeenStates
 
@@ -44,9 +45,17 @@ AfterStep = Callable[[StepSetting], None]
 class Watch:
     """Counts of one run, taken inside the block of `watching`."""
 
-    def __init__(self, run: OpacusRun, *, steps_before: int = 0) -> None:
-        """Prepare to watch; steps_before: number of steps in the log, if a run is resumed."""
-        self._run, self._steps_before = run, steps_before
+    def __init__(
+        self, run: OpacusRun, *, steps_before: int = 0, attack: StartedAttack | None = None
+    ) -> None:
+        """Prepare to watch.
+
+        Args:
+            run: which is watched.
+            steps_before: number of steps in the log, if a run is resumed.
+            attack: what attacks the run meanwhile.
+        """
+        self._run, self._steps_before, self._attack = run, steps_before, attack
         self.tally = Tally(run.n_examples)
         self._micro_batches: list[ClippedBatch] = []  # of the current step
         if not run.is_ghost:  # where norms are not sums over a gradient
@@ -78,9 +87,11 @@ class Watch:
             self._updating = setting
 
         with ExitStack() as stack:
-            stack.enter_context(
-                _sampler_watched(run.batch_sampler, self._on_draw, self._on_epoch_end)
+            n_canaries = 0 if self._attack is None else self._attack.n_canaries
+            sampler = _sampler_watched(
+                run.batch_sampler, n_canaries, self._on_draw, self._on_epoch_end
             )
+            stack.enter_context(sampler)
             stack.enter_context(memory_format_watched(run.model, run.module))
             clipping = clipping_watched(
                 run.model,
@@ -91,7 +102,10 @@ class Watch:
             )
             stack.enter_context(clipping)
             updates = _updates_watched(
-                run.optimizer, self._on_noise, before_update, lambda: after_step(self._end_update())
+                run.optimizer,
+                self._add_noise,
+                before_update,
+                lambda: after_step(self._end_update()),
             )
             stack.enter_context(updates)
             yield
@@ -103,7 +117,8 @@ class Watch:
 
     def coming_setting(self, max_grad_norm: float) -> StepSetting:
         """Settings, as they stand, of the step whose batch is being clipped at max_grad_norm."""
-        rate = self.tally.waiting_rate if self._run.is_poisson else None
+        waiting = self.tally.waiting if self._run.is_poisson else None
+        rate = None if waiting is None else waiting.sample_rate
         return self._run.setting(sample_rate=rate, max_grad_norm=max_grad_norm)
 
     def to_message(
@@ -125,8 +140,29 @@ class Watch:
         counts.clip_rounding = max(counts.clip_rounding, batch.rounding)
         self._micro_batches.append(batch)
 
-    def _on_noise(self) -> None:
+    def _add_noise(self, add_noise: Callable[[], None]) -> None:
+        """Let Opacus add the noise, with an attack's view of it before and after."""
+        attack = self._attack
+        if attack is None:
+            add_noise()
+        else:
+            step = self._attacked_step()
+            attack.before_noise(step)
+            add_noise()
+            attack.after_noise(step)
+        # Now, since another step hook may change settings before it calls ours.
         self._noised = self._run.setting()
+
+    def _attacked_step(self) -> AttackedStep:
+        waiting = self.tally.waiting
+        if waiting is None:
+            raise EvidenceError(
+                "a step was taken on a batch that the attached loader did not draw, so the attack "
+                "on this run does not know its examples; take every batch from the loader"
+            )
+        return AttackedStep(
+            self._run.setting(sample_rate=waiting.sample_rate), waiting.positions, waiting.canaries
+        )
 
     def _begin_update(self, individually: bool) -> tuple[StepSetting, TrainedBatch | None]:
         """Count an update that is about to be made; return its setting and its batch."""
@@ -193,8 +229,8 @@ class Watch:
         if not self._run.optimizer.secure_mode:
             self.tally.counts.repeated_draws += states.repeated(generator)
 
-    def _on_draw(self, indices: list[int]) -> None:
-        self.tally.drew(indices, self._run.sample_rate)
+    def _on_draw(self, positions: IntArray, canaries: IntArray) -> None:
+        self.tally.drew(positions, self._run.sample_rate, canaries)
         self._count_randomness(self._sampling_states, self._run.sampling_generator)
 
     def _on_epoch_end(self, exhausted: bool) -> None:
@@ -223,10 +259,17 @@ class Watch:
 
 @contextmanager
 def _sampler_watched(
-    sampler: Any, on_draw: Callable[[list[int]], None], on_epoch_end: Callable[[bool], None]
+    sampler: Any,
+    n_canaries: int,
+    on_draw: Callable[[IntArray, IntArray], None],
+    on_epoch_end: Callable[[bool], None],
 ) -> Iterator[None]:
-    """Report each batch that is drawn, and each epoch's end: whether its sampler was exhausted."""
+    """Report each batch that is drawn, and each epoch's end: whether its sampler was exhausted.
+
+    The sampler draws canaries as if they were further examples; the loop does not see them.
+    """
     plain = type(sampler)
+    n = sampler.num_samples if n_canaries else np.inf
     exhausted = False
 
     # A DataLoader's batch_sampler cannot be reassigned, so its class is replaced.
@@ -236,33 +279,38 @@ def _sampler_watched(
             on_epoch_end(exhausted)
             exhausted = False
             for indices in super().__iter__():
-                on_draw(indices)
-                yield indices
+                drawn = np.array(indices, dtype=np.int64)
+                positions, canaries = drawn[drawn < n], drawn[drawn >= n] - n
+                on_draw(positions, canaries)
+                yield positions.tolist() if n_canaries else indices
             exhausted = True
 
     Watched.__name__, Watched.__qualname__ = plain.__name__, plain.__qualname__
     sampler.__class__ = Watched
+    if n_canaries:
+        sampler.num_samples += n_canaries
     try:
         yield
     finally:
         sampler.__class__ = plain
+        if n_canaries:
+            sampler.num_samples -= n_canaries
         on_epoch_end(exhausted)
 
 
 @contextmanager
 def _updates_watched(
     optimizer: Any,
-    on_noise: Callable[[], None],
+    with_noise: Callable[[Callable[[], None]], None],
     before_update: Callable[[], None],
     after_update: Callable[[], None],
 ) -> Iterator[None]:
-    """Report when noise has been added, and what comes before and after each parameter update."""
+    """Report what comes before and after each parameter update.
+
+    with_noise is called in place of add_noise, with what Opacus would call.
+    """
     accountant_hook = optimizer.step_hook
     plain_noise = optimizer.add_noise
-
-    def add_noise() -> None:
-        plain_noise()
-        on_noise()  # now, since another step hook may change settings before it calls ours
 
     def step_hook(optimizer: Any) -> None:
         if accountant_hook is not None:
@@ -273,7 +321,7 @@ def _updates_watched(
     optimizer.attach_step_hook(step_hook)
     handle = optimizer.original_optimizer.register_step_post_hook(lambda *_: after_update())
     try:
-        with replaced_methods(optimizer, add_noise=add_noise):
+        with replaced_methods(optimizer, add_noise=lambda: with_noise(plain_noise)):
             yield
     finally:
         handle.remove()

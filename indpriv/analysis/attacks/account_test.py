@@ -1,0 +1,198 @@
+"""Does an account hold for the attacker that it assumes? Evidence beside its prediction. Sensitive.
+
+The attacker's evidence on an example is a sum of log-likelihood ratios (`indpriv._likelihood`), its
+prediction a sum of divergences (`indpriv.accountant.predicted_evidence`). With L the evidence, and
+K, K' and R the sums of KL(P||Q), KL(Q||P) and the Rényi divergence of order a:
+
+    with the example     E[L - K] = 0,   E[exp(-L)] = 1,  E[exp((a - 1)(L - R))] = 1
+    without the example  E[L + K'] = 0,  E[exp(L)] = 1,   E[exp(a L - (a - 1) R)] = 1
+
+Each is a martingale with known increments, so it holds although norms depend on earlier noise (cf.
+Feldman and Zrnic 2021, arXiv:2008.11193). Scores of one run share its noise: errors are those of
+independent runs, never of examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special
+
+from indpriv._arrays import BoolArray, FloatArray, IntArray
+from indpriv.accountant.predicted_evidence import PredictedEvidence
+from indpriv.errors import InputError
+
+SIGNIFICANCE = 1e-3  # of all identities together
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Evidence of the strongest attacker on examples of many runs, beside its prediction.
+
+    Attributes:
+        evidence: (n,) log-likelihood ratios of examples, in nats.
+        member: (n,) whether the example took part in its run.
+        run: (n,) number of the run, from 0 on.
+        predicted: what the account of that run predicts, for n examples.
+    """
+
+    evidence: FloatArray
+    member: BoolArray
+    run: IntArray
+    predicted: PredictedEvidence
+
+    def __post_init__(self) -> None:
+        n = len(self.evidence)
+        lengths = (len(self.member), len(self.run), len(self.predicted.with_example))
+        if any(length != n for length in lengths):
+            raise InputError(
+                f"evidence on {n} examples, but member, run and predicted are of lengths "
+                f"{lengths}; pass one row for each example of each run"
+            )
+        if len(np.unique(self.run)) < 2:
+            raise InputError(
+                "the evidence is of one run, whose noise all examples share; pass several runs"
+            )
+
+    def take(self, rows: IntArray | BoolArray) -> Evidence:
+        """Some of the rows."""
+        return Evidence(
+            self.evidence[rows], self.member[rows], self.run[rows], self.predicted.take(rows)
+        )
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One identity, as the runs show it.
+
+    Attributes:
+        name: what has the expectation, e.g. "with: exp(-L)".
+        mean: over all examples and runs.
+        expected: the value that the account predicts.
+        standard_error: of the mean, from the spread between runs.
+        n_runs: number of runs.
+        z: (mean - expected) / standard_error; if the account holds, about Student's t with n_runs
+            - 1 degrees of freedom.
+    """
+
+    name: str
+    mean: float
+    expected: float
+    standard_error: float
+    n_runs: int
+
+    @property
+    def z(self) -> float:
+        """How many standard errors the mean is off."""
+        return (self.mean - self.expected) / self.standard_error
+
+
+def identities(evidence: Evidence) -> tuple[Identity, ...]:
+    """Every identity over all runs; the last one compares members with others of the same run."""
+    found = [
+        Identity(name, *_clustered(values, expected, evidence.run[rows]))
+        for name, values, expected, rows in _terms(evidence)
+    ]
+    separation = separation_of(evidence)
+    return (
+        *found,
+        Identity(
+            "with less without: L",
+            separation.observed,
+            separation.predicted,
+            separation.standard_error,
+            len(np.unique(evidence.run)),
+        ),
+    )
+
+
+def agree(found: Sequence[Identity]) -> bool:
+    """Whether no identity deviates at the level `SIGNIFICANCE`, after correction for their number.
+
+    Deviations are compared with Student's t, whose degrees of freedom are those of the runs.
+    """
+    p_values = [2 * float(special.stdtr(one.n_runs - 1, -abs(one.z))) for one in found]
+    return not p_values or min(p_values) * len(p_values) >= SIGNIFICANCE
+
+
+@dataclass(frozen=True)
+class Separation:
+    """Mean evidence of members less that of others: the square of a Gaussian mechanism's mu.
+
+    Attributes:
+        observed: mean of L over members less that over others.
+        predicted: mean of K over members plus mean of K' over others.
+        standard_error: of observed less predicted, from the spread between runs.
+    """
+
+    observed: float
+    predicted: float
+    standard_error: float
+
+    @property
+    def observed_mu(self) -> float:
+        """Square root of the observed separation; 0 if it is negative."""
+        return float(np.sqrt(max(0.0, self.observed)))
+
+    @property
+    def predicted_mu(self) -> float:
+        """Square root of the predicted separation."""
+        return float(np.sqrt(self.predicted))
+
+    @property
+    def mu_error(self) -> float:
+        """Standard error of observed_mu, by the delta method at the predicted one."""
+        return self.standard_error / (2 * self.predicted_mu)
+
+
+def separation_of(evidence: Evidence) -> Separation:
+    """Separation of members and others over all runs; noise that a run's examples share cancels."""
+    member, run = evidence.member, evidence.run
+    sides = []
+    excess = np.zeros(len(member))
+    for side, sign, prediction in (
+        (member, 1.0, evidence.predicted.with_example),
+        (~member, -1.0, evidence.predicted.without_example),
+    ):
+        if not side.any():
+            raise InputError("the evidence has no members, or no others; both sides are compared")
+        sides.append((evidence.evidence[side].mean(), prediction[side].mean()))
+        off = evidence.evidence[side] - sign * prediction[side]
+        excess[side] = sign * (off - off.mean()) / side.sum()
+    by_run = np.bincount(np.unique(run, return_inverse=True)[1], weights=excess)
+    (mean_in, predicted_in), (mean_out, predicted_out) = sides
+    return Separation(
+        observed=float(mean_in - mean_out),
+        predicted=float(predicted_in + predicted_out),
+        standard_error=float(np.sqrt(len(by_run) / (len(by_run) - 1) * np.sum(by_run**2))),
+    )
+
+
+def _terms(evidence: Evidence) -> Iterator[tuple[str, FloatArray, float, BoolArray]]:
+    """Name, values, their predicted mean, and the rows that they are of."""
+    member, predicted = evidence.member, evidence.predicted
+    inside, outside = evidence.evidence[member], evidence.evidence[~member]
+    yield "with: L - K", inside - predicted.with_example[member], 0.0, member
+    yield "without: L + K'", outside + predicted.without_example[~member], 0.0, ~member
+    yield "with: exp(-L)", np.exp(-inside), 1.0, member
+    yield "without: exp(L)", np.exp(outside), 1.0, ~member
+    for order, renyi in zip(predicted.orders.tolist(), predicted.renyi, strict=True):
+        moment = np.exp((order - 1) * (inside - renyi[member]))
+        yield f"with: exp((a - 1)(L - R)), a = {order:g}", moment, 1.0, member
+        moment = np.exp(order * outside - (order - 1) * renyi[~member])
+        yield f"without: exp(a L - (a - 1) R), a = {order:g}", moment, 1.0, ~member
+
+
+def _clustered(
+    values: FloatArray, expected: float, run: IntArray
+) -> tuple[float, float, float, int]:
+    """Mean, its predicted value, its standard error between runs, and their number."""
+    if len(values) == 0:
+        raise InputError("the evidence has no members, or no others; both sides are compared")
+    mean = float(values.mean())
+    runs, index = np.unique(run, return_inverse=True)
+    sums = np.bincount(index, weights=values - mean)
+    spread = np.sqrt(len(runs) / (len(runs) - 1) * np.sum(sums**2)) / len(values)
+    return mean, expected, float(spread), len(runs)

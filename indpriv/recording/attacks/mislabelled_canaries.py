@@ -1,0 +1,120 @@
+"""Mislabelled canaries in the user's own loop: examples with a wrong label, in or out by a coin.
+
+After Steinke, Nasr and Jagielski 2023 (arXiv:2305.08846). They cost some accuracy. Sensitive.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Subset
+
+from indpriv._checks import check_positive_int
+from indpriv.attack_scores import AttackScores
+from indpriv.errors import InputError
+from indpriv.norm_log.run_files import CANARIES
+from indpriv.recording.data_passes import Examples
+from indpriv.recording.norms.batches import check_losses
+from indpriv.recording.opacus.run_attack import AttackedRun, AttackedStep
+from indpriv.recording.training_data import length
+
+METHOD = "final loss of mislabelled canaries"
+
+
+class MislabelledCanaries:
+    """Mislabel some examples of a data set, and keep each in it only if a fair coin says so.
+
+    Make the loader from `train_set`, and pass this object to the Recorder of the run:
+
+    >>> from indpriv.recording import MislabelledCanaries, Recorder
+    >>> canaries = MislabelledCanaries(data, 1000, n_classes=10)               # doctest: +SKIP
+    >>> loader = DataLoader(canaries.train_set, batch_size=256)                # doctest: +SKIP
+    >>> recorder = Recorder("runs/mine", dataset=canaries.train_set,           # doctest: +SKIP
+    ...                     loss_fn=loss_fn, attack=canaries)
+
+    Attributes:
+        train_set: what to train on: all examples but the canaries that were left out.
+    """
+
+    file_name = CANARIES
+    n_canaries = 0  # the sampler draws them as the examples that they are
+
+    def __init__(
+        self, dataset: Dataset[Any], count: int, *, n_classes: int, seed: int | None = None
+    ) -> None:
+        """Choose canaries, wrong labels and coins.
+
+        Args:
+            dataset: map-style, of (inputs, class).
+            count: number of canaries.
+            n_classes: at least 2; classes are 0, 1, ..., n_classes - 1.
+            seed: makes the choices reproducible; None draws them from the operating system.
+
+        Raises:
+            InputError: more canaries than examples, or one class.
+        """
+        n = length(dataset, "dataset")
+        check_positive_int("count", count)
+        check_positive_int("n_classes", n_classes, minimum=2)
+        if count > n:
+            raise InputError(f"{count} canaries are more than the {n} examples; insert fewer")
+        rng = np.random.default_rng(seed)
+        positions = np.sort(rng.choice(n, count, replace=False))
+        self._member = rng.random(count) < 0.5
+        shifts = dict(
+            zip(positions.tolist(), rng.integers(1, n_classes, count).tolist(), strict=True)
+        )
+        mislabelled = _Mislabelled(dataset, shifts, n_classes)
+        self._canaries: Dataset[Any] = Subset(mislabelled, positions.tolist())
+        kept = np.setdiff1d(np.arange(n), positions[~self._member])
+        self.train_set: Dataset[Any] = Subset(mislabelled, kept.tolist())
+
+    def start(self, attacked: AttackedRun) -> MislabelledCanaries:
+        """Check that the run trains on the canaries."""
+        if attacked.data.dataset is not self.train_set:
+            raise InputError(
+                "the Recorder's dataset is not the train_set of its MislabelledCanaries; make the "
+                "loader and the Recorder with canaries.train_set"
+            )
+        self._loss_fn = attacked.data.loss_fn
+        self._collate_fn = attacked.run.loader.collate_fn
+        self._device = next(attacked.run.module.parameters()).device
+        return self
+
+    def before_noise(self, step: AttackedStep) -> None:
+        """Nothing: the final model is attacked."""
+
+    def after_noise(self, step: AttackedStep) -> None:
+        """Nothing: the final model is attacked."""
+
+    def scores(self, model: nn.Module) -> AttackScores:
+        """Minus the final loss of every canary."""
+        examples = Examples(self._canaries, self._collate_fn, self._device)
+        losses = [
+            check_losses(self._loss_fn(model(inputs), targets), targets)
+            for inputs, targets in examples.batches(1024)
+        ]
+        return AttackScores(
+            scores=-torch.cat(losses).double().cpu().numpy(),
+            member=self._member.copy(),
+            method=METHOD,
+            fair_coins=True,
+        )
+
+
+class _Mislabelled(Dataset[Any]):
+    """A data set in which some classes (position -> shift) are shifted."""
+
+    def __init__(self, dataset: Dataset[Any], shifts: dict[int, int], n_classes: int) -> None:
+        self._dataset, self._shifts, self._n_classes = dataset, shifts, n_classes
+
+    def __len__(self) -> int:
+        return length(self._dataset, "dataset")
+
+    def __getitem__(self, position: int) -> tuple[Any, Any]:
+        inputs, target = self._dataset[position]
+        wrong: int | Tensor = (target + self._shifts.get(position, 0)) % self._n_classes
+        return inputs, wrong

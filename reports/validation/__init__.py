@@ -1,0 +1,1 @@
+"""What `make validate` runs: studies, and the page of their figures."""
