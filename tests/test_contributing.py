@@ -35,6 +35,7 @@ def test_every_recipe_has_five_lines():
         "a data set",
         "a report section",
         "a check",
+        "a lint rule",
         "a page of documentation",
     ]
     assert all(lines.count("\n") == 5 for _, lines in RECIPES)

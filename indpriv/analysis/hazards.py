@@ -1,7 +1,7 @@
 """How an account can be wrong or misread. The texts here hold no individual value."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from indpriv._formatting import capitalised, format_epsilon, sentence
@@ -53,6 +53,35 @@ class Hazard:
     detail: str
 
 
+# Assumptions that `indpriv lint` checks too.
+DELTA = Hazard(
+    "delta",
+    ASSUMPTION,
+    "delta",
+    "Delta is well below 1/n",
+    FAILED,
+    "With a delta of 1/n or more, a mechanism may publish a random record outright and still "
+    "satisfy the definition.",
+)
+SAMPLING = Hazard(
+    "sampler",
+    ASSUMPTION,
+    "sampler",
+    "Batches are Poisson-sampled",
+    UNKNOWN,
+    "The account relies on amplification by Poisson sampling. Shuffled or weighted batches do not "
+    "have it.",
+)
+SEEDS = Hazard(
+    "seeds",
+    ASSUMPTION,
+    "seeds",
+    "Noise and sampling come from no known seed",
+    UNKNOWN,
+    "Anyone with the seed can subtract the noise. The recorder relies on what it was given.",
+)
+
+
 def hazards(
     run: RunFacts,
     account: Account,
@@ -62,85 +91,83 @@ def hazards(
     caveats: Iterable[str],
 ) -> tuple[Hazard, ...]:
     """How this account can be wrong or misread; caveats are those of the attacks that were run."""
-    return (*_assumptions(run, account, checks), *_readings(guarantee, " ".join(caveats)), *_SCOPE)
+    return (
+        *assumptions(run, account.delta, checks),
+        *_readings(guarantee, " ".join(caveats)),
+        *_SCOPE,
+    )
 
 
-def _assumptions(run: RunFacts, account: Account, checks: Sequence[Check]) -> list[Hazard]:
+def delta_is_too_large(delta: float, n_examples: int) -> bool:
+    """Whether a delta allows publishing a random record outright (Dwork and Roth 2014, p. 18)."""
+    return delta * n_examples >= 1
+
+
+def assumptions(run: RunFacts, delta: float | None, checks: Sequence[Check]) -> list[Hazard]:
     """What the account assumes; run.json may declare more, or say something about these."""
     declared = {_key(item): (item, text) for item, text in run.declared.on_trust.items()}
     found = []
-    for short, title, status, detail in _assumed(run, account, checks):
-        if text := declared.pop(_key(short), ("", ""))[1]:
-            status = DECLARED if status == UNKNOWN else status
-            detail = f"{detail} Declared: {sentence(text)}"
-        found.append(Hazard(_key(short), ASSUMPTION, short, title, status, detail))
+    for hazard in _assumed(run, delta, checks):
+        if text := declared.pop(hazard.key, ("", ""))[1]:
+            status = DECLARED if hazard.status == UNKNOWN else hazard.status
+            detail = f"{hazard.detail} Declared: {sentence(text)}"
+            hazard = replace(hazard, status=status, detail=detail)
+        found.append(hazard)
     return found + [
         Hazard(key, ASSUMPTION, item, capitalised(item), DECLARED, sentence(text))
         for key, (item, text) in declared.items()
     ]
 
 
-def _assumed(
-    run: RunFacts, account: Account, checks: Sequence[Check]
-) -> list[tuple[str, str, str, str]]:
-    """(short, title, status, detail) of each assumption."""
+def _assumed(run: RunFacts, delta: float | None, checks: Sequence[Check]) -> list[Hazard]:
+    """Each assumption with its status."""
     seeded, secure = run.recorder.get("seeded"), run.recorder.get("secure_mode")
-    found = [
-        (
-            "sampler",
-            "Batches are Poisson-sampled",
-            status_of(checks, SAMPLER, BATCH_FOR_EVERY_STEP, BATCH_SIZES, PARTICIPATION),
-            "The account relies on amplification by Poisson sampling. Shuffled or weighted batches "
-            "do not have it.",
-        ),
-        (
+    sampling = status_of(checks, SAMPLER, BATCH_FOR_EVERY_STEP, BATCH_SIZES, PARTICIPATION)
+    seeds = UNKNOWN if seeded is None else FAILED if seeded else DECLARED
+    too_large = delta is not None and delta_is_too_large(delta, run.n_examples)
+    return [
+        *([DELTA] if too_large else []),
+        replace(SAMPLING, status=sampling),
+        _assumption(
             "norms",
             "The norm pass takes the norms that training clips",
             status_of(checks, NORM_PASS, NORM_PRECISION),
             "Reduced precision or non-determinism can make a recorded norm smaller than the one "
             "that was clipped.",
         ),
-        (
-            "seeds",
-            "Noise and sampling come from no known seed",
-            UNKNOWN if seeded is None else FAILED if seeded else DECLARED,
-            "Anyone with the seed can subtract the noise. The recorder relies on what it was "
-            "given.",
-        ),
-        (
+        replace(SEEDS, status=seeds),
+        _assumption(
             "random generator",
             "The random generator cannot be predicted",
             VERIFIED if secure else UNKNOWN if secure is None else NOT_COVERED,
             "The account assumes perfect randomness. Opacus uses a cryptographic generator only "
             "with secure_mode=True.",
         ),
+        *_assumed_of_data(run),
     ]
-    if account.delta * run.n_examples >= 1:
-        text = (
-            "With a delta of 1/n or more, a mechanism may publish a random record outright and "
-            "still satisfy the definition."
-        )
-        found.insert(0, ("delta", "Delta is well below 1/n", FAILED, text))
-    return found + _assumed_of_data(run)
 
 
-def _assumed_of_data(run: RunFacts) -> list[tuple[str, str, str, str]]:
+def _assumption(short: str, title: str, status: str, detail: str) -> Hazard:
+    return Hazard(_key(short), ASSUMPTION, short, title, status, detail)
+
+
+def _assumed_of_data(run: RunFacts) -> list[Hazard]:
     return [
-        (
+        _assumption(
             "duplicates",
             "No person has several units",
             UNKNOWN if run.n_units is None else DECLARED,
             "If a person's rows have different ids, the person's epsilon is larger than each "
             "row's.",
         ),
-        (
+        _assumption(
             "tuning",
             "The settings were not chosen on these data",
             NOT_COVERED,
             "Tuning, early stopping and choosing the best of several runs or checkpoints spend "
             "privacy that is not counted here.",
         ),
-        (
+        _assumption(
             "preprocessing",
             "Preprocessing was not fitted on the data",
             declared_or_unknown(run.declared.preprocessing),

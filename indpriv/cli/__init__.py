@@ -22,6 +22,7 @@ from rich.markup import escape
 
 from indpriv.cli.attacks import attack_app, shadow, validate
 from indpriv.cli.audit import audit
+from indpriv.cli.lint import lint
 from indpriv.cli.publish import create_statement, gate, model_card, pdf, release
 from indpriv.cli.reading import compare, convert, groups, verify
 from indpriv.cli.run import demo, train
@@ -60,7 +61,7 @@ def _options(
 
 
 _COMMANDS = (
-    *(demo, train, audit, groups, release, shadow, validate),
+    *(demo, lint, train, audit, groups, release, shadow, validate),
     *(compare, convert, verify, gate, pdf),
 )
 for _command in _COMMANDS:

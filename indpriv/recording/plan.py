@@ -130,6 +130,9 @@ def _described(run: OpacusRun) -> dict[str, Any]:
     optimizer = run.optimizer
     return {
         "optimizer": type(optimizer.original_optimizer).__name__,
+        "learning_rate": _of_all_groups(optimizer, "lr"),
+        "momentum": _of_all_groups(optimizer, "momentum"),
+        "weight_decay": _of_all_groups(optimizer, "weight_decay"),
         "loss_reduction": optimizer.loss_reduction,
         "expected_batch_size": optimizer.expected_batch_size,
         "secure_mode": bool(optimizer.secure_mode),
@@ -142,6 +145,13 @@ def _described(run: OpacusRun) -> dict[str, Any]:
             "python": platform.python_version(),
         },
     }
+
+
+def _of_all_groups(optimizer: Any, name: str) -> float | None:
+    """A setting of the optimizer, as it is now; None if its groups differ or it has none."""
+    values = {group.get(name) for group in optimizer.param_groups}
+    (value,) = values if len(values) == 1 else (None,)
+    return float(value) if isinstance(value, int | float) else None
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from indpriv.errors import InputError
+from indpriv.training.architectures import DEFAULT_ACTIVATION, DEFAULT_HIDDEN
 from indpriv.training.config import ModelConfig
 
-DEFAULT_HIDDEN = (64,)
 _ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 _GROUPS = 4  # groups of each GroupNorm in ResNet-20, whose narrowest layer has 16 channels
 _WIDE_GROUPS = 16  # groups of each GroupNorm in WRN-16-4, as in De et al. 2022
@@ -29,7 +29,7 @@ def build_model(config: ModelConfig, input_shape: tuple[int, ...], n_classes: in
             math.prod(input_shape),
             config.hidden or DEFAULT_HIDDEN,
             n_classes,
-            config.activation or "tanh",
+            config.activation or DEFAULT_ACTIVATION,
         )
     if len(input_shape) != 3:
         raise InputError(

@@ -7,6 +7,7 @@ modes.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -145,9 +146,14 @@ def to_channels_last(value: Tensor) -> Tensor:
 
 
 def described_parameters(module: nn.Module) -> dict[str, Any]:
-    """What the header of a log says of a model's trainable parameters."""
+    """What the header of a log says of a model: trainable parameters, layers by class."""
     sizes = {name: p.numel() for name, p in module.named_parameters() if p.requires_grad}
-    return {"n_parameters": sum(sizes.values()), "trainable": sorted(sizes)}
+    layers = Counter(type(m).__name__ for m in module.modules() if not list(m.children()))
+    return {
+        "n_parameters": sum(sizes.values()),
+        "trainable": sorted(sizes),
+        "layers": dict(layers),
+    }
 
 
 def _trainable_names(module: nn.Module) -> frozenset[str]:

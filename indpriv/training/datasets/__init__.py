@@ -28,30 +28,33 @@ class DatasetKind:
         load: loads it without a data folder, or, if from_files, from the data folder it is given.
         from_files: load takes the data folder.
         metadata_columns: columns, in addition to "label", that define groups.
+        n_train: number of training examples of the published data.
     """
 
     load: Callable[..., Dataset]
+    n_train: int
     from_files: bool = False
     metadata_columns: tuple[str, ...] = ()
 
 
 DATASETS: Mapping[str, DatasetKind] = {
-    "adult": DatasetKind(adult.load, metadata_columns=adult.METADATA_COLUMNS),
+    "adult": DatasetKind(adult.load, 32_561, metadata_columns=adult.METADATA_COLUMNS),
     "adult_households": DatasetKind(
         adult.load_households,
+        32_561,
         metadata_columns=(*adult.METADATA_COLUMNS, adult.HOUSEHOLD_COLUMN),
     ),
-    "digits": DatasetKind(from_sklearn.load_digits),
-    "breast_cancer": DatasetKind(from_sklearn.load_breast_cancer),
-    "mnist": DatasetKind(mnist.load, from_files=True),
-    "cifar10": DatasetKind(cifar10.load, from_files=True),
+    "digits": DatasetKind(from_sklearn.load_digits, 1_438),
+    "breast_cancer": DatasetKind(from_sklearn.load_breast_cancer, 456),
+    "mnist": DatasetKind(mnist.load, 60_000, from_files=True),
+    "cifar10": DatasetKind(cifar10.load, 50_000, from_files=True),
     "utkface_gender": DatasetKind(
-        utkface.load_gender, from_files=True, metadata_columns=utkface.METADATA_COLUMNS
+        utkface.load_gender, 15_300, from_files=True, metadata_columns=utkface.METADATA_COLUMNS
     ),
     "utkface_age": DatasetKind(
-        utkface.load_age, from_files=True, metadata_columns=utkface.METADATA_COLUMNS
+        utkface.load_age, 15_300, from_files=True, metadata_columns=utkface.METADATA_COLUMNS
     ),
-    "lfw": DatasetKind(lfw.load, from_files=True, metadata_columns=lfw.METADATA_COLUMNS),
+    "lfw": DatasetKind(lfw.load, 10_968, from_files=True, metadata_columns=lfw.METADATA_COLUMNS),
 }
 
 

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -9,6 +10,8 @@ import pytest
 from indpriv.errors import InputError
 from indpriv.training.datasets import DATASETS, load_dataset
 from indpriv.training.datasets.base import Dataset, Split
+
+SHARED = Path(__file__).parents[4] / "shared" / "data"
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
@@ -33,6 +36,17 @@ def test_the_environment_names_the_folder_and_an_argument_overrides_it(monkeypat
         load_dataset("mnist")
     with pytest.raises(InputError, match="two"):
         load_dataset("mnist", tmp_path / "two")
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_the_size_of_the_data_is_known_before_they_are_loaded(name):
+    if DATASETS[name].from_files and not SHARED.is_dir():
+        pytest.skip("needs the real data")
+    try:
+        dataset = load_dataset(name, SHARED)
+    except InputError as error:
+        pytest.skip(str(error))
+    assert len(dataset.train) == DATASETS[name].n_train
 
 
 def test_declared_metadata_columns_are_the_loaded_ones():

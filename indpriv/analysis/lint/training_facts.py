@@ -1,0 +1,183 @@
+"""What rules are applied to: settings of training, planned in an audit file or recorded in a run.
+
+Facts of a run are sensitive: the shares of clipped examples depend on the data.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from indpriv._arrays import FloatArray
+from indpriv._files import first_at
+from indpriv.analysis.declared import Declared
+from indpriv.analysis.hazards import DELTA, Hazard, assumptions, delta_is_too_large
+from indpriv.analysis.lint.plan import Plan
+from indpriv.analysis.norms_over_training import evenly_spaced_records, read_one
+from indpriv.analysis.run_facts import run_facts
+from indpriv.norm_log.evidence import Check
+from indpriv.norm_log.norm_log import NormLog
+
+_MOST_RECORDS = 60  # of more records, evenly spaced ones are read
+_LAYER = re.compile(r"(?:\S+: )?(\w+)\(")  # "1: Linear(in_features=64, ...)" in run.json
+
+
+@dataclass(frozen=True)
+class SgdSettings:
+    """Plain SGD, perhaps with momentum, on the average of a batch.
+
+    Attributes:
+        learning_rate: at the start.
+        momentum: in [0, 1).
+        weight_decay: added to the averaged gradient as this times the parameters.
+    """
+
+    learning_rate: float
+    momentum: float
+    weight_decay: float | None
+
+
+@dataclass(frozen=True)
+class TrainingFacts:
+    """What is known about a planned or finished training; None for what is not.
+
+    Attributes:
+        n_examples: number of training examples.
+        delta: of the guarantee.
+        plan: noise, sampling rate and steps; None where they change while training.
+        max_grad_norm: clipping norm; None where it changes.
+        sgd: settings of the optimizer; None for another optimizer.
+        layers: number of layers by the name of their class.
+        views: number of augmentations of an example whose gradients are averaged before clipping.
+        clipped: (n_records,) share of the examples whose norm was above max_grad_norm, in evenly
+            spaced records in order; empty before training.
+        hazards: assumptions of the account with their status, by key.
+    """
+
+    n_examples: int | None = None
+    delta: float | None = None
+    plan: Plan | None = None
+    max_grad_norm: float | None = None
+    sgd: SgdSettings | None = None
+    layers: Mapping[str, int] | None = None
+    views: int | None = None
+    clipped: FloatArray = field(default_factory=lambda: np.empty(0))
+    hazards: Mapping[str, Hazard] = field(default_factory=dict)
+
+
+def facts_of_plan(
+    config: Mapping[str, Any], n_examples: int | None, layers: Mapping[str, int]
+) -> TrainingFacts:
+    """What an audit file says before any training.
+
+    Args:
+        config: its tables, checked, with defaults filled in.
+        n_examples: number of training examples; None if that is not known without the data.
+        layers: of its architecture.
+    """
+    training = config["training"]
+    plan, delta = None, training["delta"]
+    if n_examples is not None:
+        steps_per_epoch = math.ceil(n_examples / training["batch_size"])
+        steps = training["epochs"] * steps_per_epoch
+        plan = Plan(training.get("noise_multiplier", 1.0), 1 / steps_per_epoch, steps)
+        if "target_epsilon" in training:
+            plan = plan.with_epsilon(training["target_epsilon"], delta)
+    too_large = n_examples is not None and delta_is_too_large(delta, n_examples)
+    return TrainingFacts(
+        n_examples=n_examples,
+        delta=delta,
+        plan=plan,
+        max_grad_norm=training["max_grad_norm"],
+        sgd=SgdSettings(training["learning_rate"], training.get("momentum", 0.0), 0.0),
+        layers=layers,
+        views=1,
+        hazards={DELTA.key: DELTA} if too_large else {},
+    )
+
+
+def facts_of_run(
+    log: NormLog,
+    recorder: Mapping[str, Any],
+    declared: Declared,
+    checks: Sequence[Check],
+    delta: float | None = None,
+) -> TrainingFacts:
+    """What a run recorded, and what run.json adds to it.
+
+    Args:
+        log: of the run.
+        recorder: what the recorder read from optimizer, loader and model.
+        declared: what run.json says.
+        checks: of the run.
+        delta: of the guarantee; None for the run's own.
+    """
+    delta = declared.delta if delta is None else delta
+    run, steps = run_facts(log, None, recorder, declared), log.settings.distinct()[1]
+    found = assumptions(run, delta, checks)
+    constant = len(steps) == 1
+    return TrainingFacts(
+        n_examples=log.n_examples,
+        delta=delta,
+        plan=Plan(steps.at(0).noise_multiplier, steps.at(0).sample_rate, log.total_steps)
+        if constant
+        else None,
+        max_grad_norm=steps.at(0).max_grad_norm if constant else None,
+        sgd=_sgd(recorder, declared.content),
+        layers=_layers(recorder, declared.content),
+        views=_views(declared.content),
+        clipped=_clipped_shares(log),
+        hazards={hazard.key: hazard for hazard in found},
+    )
+
+
+def _clipped_shares(log: NormLog) -> FloatArray:
+    """See `TrainingFacts`; individual clipping records levels, which say nothing of norms."""
+    rows = [] if log.individually_clipped else evenly_spaced_records(log, _MOST_RECORDS)
+    return np.array([read_one(log, row).clipped.mean() for row in rows], dtype=np.float64)
+
+
+def _sgd(recorder: Mapping[str, Any], content: Mapping[str, Any]) -> SgdSettings | None:
+    if recorder.get("optimizer") != "SGD" or recorder.get("loss_reduction") != "mean":
+        return None
+    values = {
+        name: recorder.get(name, first_at(content, ("config", "training", name)))
+        for name in ("learning_rate", "momentum", "weight_decay")
+    }
+    if not _is_number(values["learning_rate"]) or not _is_number(values["momentum"] or 0.0):
+        return None
+    decay = values["weight_decay"]
+    return SgdSettings(
+        float(values["learning_rate"]),
+        float(values["momentum"] or 0.0),
+        float(decay) if _is_number(decay) else None,
+    )
+
+
+def _layers(recorder: Mapping[str, Any], content: Mapping[str, Any]) -> Mapping[str, int] | None:
+    """As the recorder counted them, else as run.json lists them."""
+    recorded = recorder.get("layers")
+    if isinstance(recorded, Mapping):
+        return recorded
+    listed = first_at(content, ("model", "layers"))
+    if not isinstance(listed, list):
+        return None
+    return Counter(found[1] for line in listed if (found := _LAYER.match(str(line))))
+
+
+def _views(content: Mapping[str, Any]) -> int | None:
+    """As run.json says; `indpriv train` does not augment."""
+    views = first_at(content, ("augmentation_multiplicity",))
+    if views is None and first_at(content, ("config", "data", "dataset")) is not None:
+        return 1
+    return views if isinstance(views, int) and not isinstance(views, bool) else None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,25 @@
+"""What is known about an architecture before it is built. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from indpriv.training.config import ModelConfig
+
+DEFAULT_HIDDEN = (64,)
+DEFAULT_ACTIVATION = "tanh"
+_ACTIVATION_CLASSES = {"tanh": "Tanh", "relu": "ReLU"}
+_LAYERS: Mapping[str, Mapping[str, int]] = {
+    "tanh_cnn": {"Conv2d": 2, "Tanh": 3, "MaxPool2d": 2, "Flatten": 1, "Linear": 2},
+    "resnet20_gn": {"Conv2d": 19, "GroupNorm": 19, "Linear": 1},
+    "wrn16_4": {"Conv2d": 16, "GroupNorm": 13, "Linear": 1, "Identity": 3},
+}
+
+
+def layer_counts(config: ModelConfig) -> dict[str, int]:
+    """Number of layers of an audit's model, by the name of their class."""
+    if config.architecture != "mlp":
+        return dict(_LAYERS[config.architecture])
+    hidden = len(config.hidden or DEFAULT_HIDDEN)
+    activation = _ACTIVATION_CLASSES[config.activation or DEFAULT_ACTIVATION]
+    return {"Flatten": 1, "Linear": hidden + 1, activation: hidden}

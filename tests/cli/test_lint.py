@@ -1,0 +1,166 @@
+"""indpriv lint: audit files before training, runs, exit codes, JSON and bad input."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from indpriv.analysis.lint.registry import RULES
+from indpriv.cli import run
+
+AUDITS = sorted((Path(__file__).parents[2] / "audits").glob("*.toml"))
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+TOML = """
+name = "small"
+[data]
+dataset = "digits"
+[model]
+architecture = "mlp"
+[training]
+epochs = 20
+batch_size = 300
+learning_rate = 0.1
+max_grad_norm = 1.0
+noise_multiplier = 2.0
+delta = 1e-5
+[recording]
+every = 1
+[checkpoints]
+every = "epoch"
+"""
+
+
+@pytest.fixture
+def lint(capsys, tmp_path, monkeypatch):
+    """indpriv lint in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("INDPRIV_DATA", raising=False)
+
+    def call(*arguments, code=0):
+        assert run(["lint", *map(str, arguments)]) == code
+        return capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def audit_file(tmp_path):
+    def write(*changes):
+        text = TOML
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        path = tmp_path / "small.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def a_run(lint, tmp_path, capsys):
+    """A converted run of 1,500 examples, none of whose gradients is clipped."""
+    np.savez("norms.npz", norms=np.full((2, 1500), 0.5), recorded_steps=[0, 5])
+    steps = {"steps": 9, "noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 0.5}
+    kinds = {"sampler": "poisson", "unit": "example", "neighbouring": "add_remove"}
+    Path("run.json").write_text(json.dumps(steps | kinds), encoding="utf-8")
+    assert run(["convert", "norms.npz", "--run", "run.json", "--output-dir", "runs/one"]) == 0
+    capsys.readouterr()
+    return tmp_path / "runs" / "one"
+
+
+def statuses(found):
+    return {each["key"]: each["status"] for each in found["findings"]}
+
+
+@pytest.mark.parametrize("path", AUDITS, ids=lambda path: path.stem)
+def test_every_audit_file_is_judged_without_its_data(lint, path):
+    found = json.loads(lint(path, "--json").out)
+    assert set(statuses(found)) == set(RULES)
+    assert found["failed"]["error"] == 0
+
+
+def test_a_screen_shows_figures_source_and_advice(lint, audit_file):
+    path = audit_file(("[model]", '[model]\nactivation = "relu"'))
+    shown = " ".join(lint(path).out.split())
+    rule = RULES["activations"]
+    for text in ("note activations", rule.title, rule.literature, rule.source, rule.advice):
+        assert text in shown
+    assert "1 layer of unbounded activations and 0 layers that normalise" in shown
+    assert "0 errors, 0 warnings, 1 note." in shown
+    assert "sampler: Batches are Poisson-sampled. This rule needs a run." in shown
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "code"),
+    [
+        ([], [], 0),
+        ([], ["--strict"], 0),
+        ([("= 2.0", "= 0.5")], [], 0),  # an epsilon above 10
+        ([("= 2.0", "= 0.5")], ["--strict"], 1),
+        ([("1e-5", "1e-3")], [], 1),
+        ([("1e-5", "1e-3")], ["--json"], 1),
+        ([("= 300", "= 2000")], [], 0),  # all examples in each batch
+    ],
+)
+def test_the_exit_code_follows_the_severity(lint, audit_file, changes, options, code):
+    lint(audit_file(*changes), *options, code=code)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ([("epochs", "epoch")], ["[training] has the key 'epoch'", "did you mean 'epochs'"]),
+        ([("delta = 1e-5", "")], ["[training] lacks delta"]),
+        ([("= 300", '= "many"')], ["batch_size"]),
+        ([("[model]", "[model")], ["cannot be read as TOML"]),
+        ([('"digits"', '"digit"')], ["digit"]),
+    ],
+)
+def test_an_audit_file_with_errors_is_refused(lint, audit_file, changes, words):
+    message = lint(audit_file(*changes), code=2).err
+    assert message.startswith("error:")
+    for word in ["small.toml", *words]:
+        assert word in message
+
+
+def test_other_paths_are_refused(lint, a_run):
+    assert "lint needs a run directory" in lint(code=2).err
+    assert "nowhere does not exist" in lint("nowhere", code=2).err
+    assert "none.toml does not exist" in lint("none.toml", code=2).err
+    assert f"indpriv lint {a_run}" in lint(a_run / "ids.parquet", code=2).err
+    assert "indpriv lint runs/one" in lint("runs", code=2).err
+
+
+def test_delta_is_an_option_of_runs_and_checked(lint, audit_file, a_run):
+    assert "--delta is for runs" in lint(audit_file(), "--delta", "1e-5", code=2).err
+    assert "delta" in lint(a_run, "--delta", "2", code=2).err
+
+
+def test_a_run_is_judged_by_what_it_recorded(lint, a_run):
+    found = statuses(json.loads(lint(a_run, "--json").out))
+    assert found["clipping"] == "failed"
+    assert found["delta"] == found["learning_rate"] == found["batch_norm"] == "not checked"
+    found = statuses(json.loads(lint(a_run, "--delta", "1e-5", "--json").out))
+    assert (found["delta"], found["epsilon"]) == ("passed", "failed")
+    lint(a_run, "--delta", "1e-3", code=1)
+
+
+def test_damaged_records_are_left_out_and_a_run_without_steps_is_refused(lint, a_run):
+    first, second = sorted((a_run / "records").iterdir())
+    first.unlink()
+    assert "< 1 %" not in lint(a_run).out
+    second.unlink()
+    found = json.loads(lint(a_run, "--json").out)
+    assert statuses(found)["clipping"] == "not checked"
+    journal = a_run / "journal.jsonl"
+    journal.write_text(journal.read_text().splitlines(keepends=True)[0])
+    assert "proves no step" in lint(a_run, code=2).err
+
+
+@pytest.mark.skipif(not (SHARED / "lfw").is_dir(), reason="needs the real data")
+def test_a_cap_of_rows_is_counted_in_the_data(lint):
+    (lfw,) = [path for path in AUDITS if path.stem == "lfw"]
+    assert "7,524 examples" in lint(lfw, "--data-dir", SHARED).out
+    assert "This rule needs delta" in lint(lfw).out
