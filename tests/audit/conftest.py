@@ -16,7 +16,7 @@ def no_extras(monkeypatch):
     monkeypatch.setattr(indpriv.audit.variants, "RULES", ())
     monkeypatch.setattr(indpriv.audit.variants, "FIDELITY_EPOCHS", ())
     monkeypatch.setattr(
-        indpriv.audit.audit_directory, "render_html", lambda summary, _pictures: summary.name
+        indpriv.audit.audit_directory, "render_html", lambda summary, *_: summary.name
     )
 
 
