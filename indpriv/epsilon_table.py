@@ -103,7 +103,7 @@ class EpsilonTable:
     Norms without rounding and very many settings are counted at the nodes of a lattice, which makes
     epsilon a little larger than it need be: for the accountant "rdp" by less than 0.1 percent in
     ordinary runs. "pld" rounds them up (down for the lower end): norms by at most 0.15 percent, and
-    settings by at most 0.25 percent or, if both noise and sample rate take thousands of values, by
+    settings by at most 0.15 percent or, if both noise and sample rate take thousands of values, by
     a few percent.
 
     Attributes:
