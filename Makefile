@@ -79,6 +79,10 @@ figures: demo
 reproduce: $(VENV)/.installed-dev
 	$(BIN)/python reports/make_yu2023.py
 
+# reports/validation.md: individual epsilons beside the attacker that they assume, in real Opacus runs. It goes on where it was stopped.
+validate: $(VENV)/.installed-dev
+	$(BIN)/python reports/make_validation.py
+
 clean:
 	rm -rf $(VENV) $(LOWEST) .venv-dist dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 

@@ -1,0 +1,48 @@
+"""reports/validation.md by one command: `make validate`.
+
+python reports/make_validation.py [--runs 48] [--write-only]
+
+Runs that lie under reports/runs/validation are kept, so the command goes on where it was stopped.
+48 runs of digits and the canaries of Adult take about an hour on one core of a busy machine.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+from rich.console import Console
+from validation.canary_runs import real_run, simulated_runs
+from validation.page import render
+from validation.study import study
+
+from indpriv._files import read_json, write_json
+
+REPORTS = Path(__file__).resolve().parent
+FOLDER, CANARIES = REPORTS / "runs" / "validation", REPORTS / "validation.json"
+SIMULATED = ((1.0, 5000), (1.0, 1000), (0.4, 5000))  # length and number of canaries
+
+
+def main() -> None:
+    """Take the runs that are missing, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=48, help="number of attacked runs of digits")
+    parser.add_argument("--write-only", action="store_true", help="train and simulate nothing")
+    options = parser.parse_args()
+    console = Console(highlight=False, soft_wrap=True)
+    if not options.write_only:
+        study(FOLDER, options.runs, lambda done, n: console.print(f"run {done} of {n}"))
+        if not CANARIES.is_file():
+            found = {
+                "real": [real_run(mode, seed) for seed, mode in enumerate(("hooks", "ghost"))],
+                "simulated": [simulated_runs(*one) for one in SIMULATED],
+            }
+            write_json(CANARIES, found)
+    page = render(FOLDER, options.runs, read_json(CANARIES))
+    (REPORTS / "validation.md").write_text(page, encoding="utf-8")
+    console.print(page)
+
+
+if __name__ == "__main__":
+    main()
