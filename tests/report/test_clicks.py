@@ -40,7 +40,7 @@ const report = found => { document.title = JSON.stringify(found); };
 """
 
 
-def clicked(folder, page, script):
+def clicked(folder, page, script, *more):
     """What the script reports of the page, and the browser's console.
 
     The page's policy stands: it is told the hash of this script besides the page's own.
@@ -50,7 +50,7 @@ def clicked(folder, page, script):
     page = page.replace("script-src '", f"script-src 'sha256-{digest}' '", 1)
     path = folder / "page.html"
     path.write_text(page.replace("</body>", f"<script>{code}</script></body>"), encoding="utf-8")
-    options = ("--enable-logging=stderr", "--virtual-time-budget=3000", "--dump-dom")
+    options = ("--enable-logging=stderr", "--virtual-time-budget=3000", "--dump-dom", *more)
     command = pdf.browser_command(BROWSER, folder / "profile", *options, path.as_uri())
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     title = html.unescape(re.search(r"<title>(.*?)</title>", done.stdout)[1])
@@ -182,6 +182,20 @@ def test_no_text_of_a_figure_is_cut_off(summary, tmp_path):
       }).map(text => figure.id + text.textContent);
     }));"""
     assert clicked(tmp_path, render_html(summary), script)[0] == []
+
+
+@needs_browser
+@pytest.mark.parametrize(("medium", "width"), [("screen", 1200), ("print", 673)])
+def test_no_table_is_cut_off(summary, medium, width, tmp_path):
+    """673 pixels are the width of A4 without its margins; scrolling does not help on paper."""
+    page = render_html(summary)
+    if medium == "print":
+        page = page.replace("@media print", "@media screen")
+    script = f"""const wide = [...document.querySelectorAll(".scroll table")]
+      .filter(each => each.getBoundingClientRect().right > {width} + 1);
+    report([innerWidth, wide.map(each => each.caption && each.caption.textContent)]);"""
+    found = clicked(tmp_path, page, script, f"--window-size={width},2000", "--hide-scrollbars")[0]
+    assert found == [width, []]
 
 
 @needs_browser
