@@ -12,6 +12,7 @@ from typing import Any
 
 import typer
 
+from indpriv.analysis.lint.registry import RULES
 from indpriv.analysis.summary import audit_schema
 from indpriv.cli import app
 from indpriv.norm_log import evidence
@@ -169,6 +170,15 @@ def about_check(key: str) -> str:
     return f"Key `{key}`, shown as “{assumption.title}”. A failure costs {cost}."
 
 
+def lint_rules() -> str:
+    """Every rule of `indpriv lint`, from the registry."""
+    rows = [
+        (f"`{rule.key}`", rule.severity, _text(rule.title), _text(rule.literature), rule.source)
+        for rule in RULES.values()
+    ]
+    return _table(("rule", "severity", "what should hold", "literature", "source"), rows) + "\n"
+
+
 _AREAS = {
     "recording": "Recording a run",
     "norm_log": "Run directories and norms from elsewhere",
@@ -257,5 +267,6 @@ GENERATED: dict[str, Callable[[], str]] = {
     "audit-file": audit_file,
     "audit-json": audit_json,
     "refusals": refusals,
+    "lint-rules": lint_rules,
     **{f"check-{key}": (lambda key=key: about_check(key)) for key in assumptions()},
 }
