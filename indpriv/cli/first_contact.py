@@ -64,7 +64,7 @@ def _of_folder(path: Path, command: str) -> str:
     if (path / SUMMARY).is_file():
         return (
             f"{path} is an audit directory, and indpriv {command} needs a run directory. To read "
-            f"the audit, open {path / REPORT} or type: {_typed('groups', path)}\n"
+            f"the audit, open {path / REPORT} or type: {typed('groups', path)}\n"
             f"For a run, {_type_one(command, path, path.parent)}"
         )
     if _runs_in(path):
@@ -80,7 +80,7 @@ def _of_file(path: Path, command: str) -> str:
 
     folder = path.parent
     if holds_log(folder):
-        return f"{path} is one file of a run; type: {_typed(command, folder)}"
+        return f"{path} is one file of a run; type: {typed(command, folder)}"
     if (folder / SUMMARY).is_file():
         return _of_folder(folder, command)
     unpacked = path.with_name(path.name.split(".")[0])
@@ -90,12 +90,12 @@ def _of_file(path: Path, command: str) -> str:
         unpack = shlex.join(["python", "-m", _ARCHIVES[path.suffix], "-e", str(path)])
         return (
             f"{path} is an archive, and a run is a directory; type: {unpack} "
-            f"{shlex.quote(str(unpacked))}, then: {_typed(command, unpacked)}"
+            f"{shlex.quote(str(unpacked))}, then: {typed(command, unpacked)}"
         )
     if path.suffix == ".toml":
         return (
-            f"{path} is an audit file, which says how to train; type: {_typed('train', path)}, "
-            f"then: {_typed(command, Path('runs', path.stem))}"
+            f"{path} is an audit file, which says how to train; type: {typed('train', path)}, "
+            f"then: {typed(command, Path('runs', path.stem))}"
         )
     return f"{path} is a file, and a run is a directory. {_replayed(folder)}"
 
@@ -103,7 +103,7 @@ def _of_file(path: Path, command: str) -> str:
 def _replayed(folder: Path) -> str:
     return (
         "A folder of checkpoints is replayed with an AuditSpec, which builds model and data again: "
-        f"{_typed('audit', folder)} --spec train.py:spec"
+        f"{typed('audit', folder)} --spec train.py:spec"
     )
 
 
@@ -131,8 +131,9 @@ def _runs_in(folder: Path) -> list[Path]:
 
 
 def _lines(commands: Sequence[tuple[str, Path]]) -> str:
-    return ":" + "".join(f"\n  {_typed(*words)}" for words in commands)
+    return ":" + "".join(f"\n  {typed(*words)}" for words in commands)
 
 
-def _typed(command: str, path: Path) -> str:
+def typed(command: str, path: Path) -> str:
+    """The line to type for a command on a path."""
     return shlex.join(["indpriv", command, str(path)])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from indpriv.cli.first_contact import checked_run
+from indpriv.cli.first_contact import checked_run, shipped_audits, typed
 from indpriv.cli.options import DataDir, Json, print_json
 from indpriv.errors import InputError
 
@@ -45,7 +45,12 @@ def lint(
     from indpriv.norm_log.evidence import FAILED
     from indpriv.report.screens.lint import lint_document, print_lint
 
-    if path is not None and path.suffix == _AUDIT_FILE:
+    if path is None:
+        raise InputError(
+            "indpriv lint needs an audit file or a run directory; type: "
+            f"{typed('lint', shipped_audits() / 'adult.toml')}"
+        )
+    if path.suffix == _AUDIT_FILE and not path.is_dir():
         facts = _facts_of_file(path, data_dir, delta)
     else:
         facts = _facts_of_run(checked_run(path, "lint"), delta)

@@ -60,7 +60,7 @@ def _epochs(facts: TrainingFacts) -> Judgement | None:
     if found is None:
         return None
     figures = (
-        f"Training takes {plan.epochs:.3g} epochs. Twice as many at the same epsilon would need "
+        f"The number of epochs is {plan.epochs:.3g}. Twice as many at the same epsilon would need "
         f"a noise multiplier of {found.noise_multiplier:.3g} instead of "
         f"{plan.noise_multiplier:.3g}."
     )

@@ -56,6 +56,9 @@ def _status(hazard: Hazard, facts: TrainingFacts) -> Judgement | None:
 
 
 def _epsilon(facts: TrainingFacts) -> Judgement | None:
+    if facts.epsilon_cap is not None:
+        figures = f"A privacy filter caps it at {format_epsilon(facts.epsilon_cap)}."
+        return Judgement(facts.epsilon_cap <= _REASONABLE_EPSILON, figures)
     if facts.plan is None or facts.delta is None:
         return None
     epsilon = facts.plan.epsilon(facts.delta)

@@ -16,6 +16,7 @@ import numpy as np
 
 from indpriv._arrays import FloatArray
 from indpriv._files import first_at
+from indpriv.accountant.privacy_filter import PrivacyFilter
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.hazards import DELTA, Hazard, assumptions, delta_is_too_large
 from indpriv.analysis.lint.plan import Plan
@@ -52,6 +53,7 @@ class TrainingFacts:
         delta: of the guarantee.
         plan: noise, sampling rate and steps; None where they change while training.
         max_grad_norm: clipping norm; None where it changes.
+        epsilon_cap: the epsilon that a privacy filter lets no example exceed; None without one.
         sgd: settings of the optimizer; None for another optimizer.
         layers: number of layers by the name of their class.
         views: number of augmentations of an example whose gradients are averaged before clipping.
@@ -64,6 +66,7 @@ class TrainingFacts:
     delta: float | None = None
     plan: Plan | None = None
     max_grad_norm: float | None = None
+    epsilon_cap: float | None = None
     sgd: SgdSettings | None = None
     layers: Mapping[str, int] | None = None
     views: int | None = None
@@ -95,6 +98,7 @@ def facts_of_plan(
         delta=delta,
         plan=plan,
         max_grad_norm=training["max_grad_norm"],
+        epsilon_cap=training.get("filter_epsilon"),
         sgd=SgdSettings(training["learning_rate"], training.get("momentum", 0.0), 0.0),
         layers=layers,
         views=1,
@@ -129,12 +133,19 @@ def facts_of_run(
         if constant
         else None,
         max_grad_norm=steps.at(0).max_grad_norm if constant else None,
+        epsilon_cap=_epsilon_cap(log, delta),
         sgd=_sgd(recorder, declared.content),
         layers=_layers(recorder, declared.content),
         views=_views(declared.content),
         clipped=_clipped_shares(log),
         hazards={hazard.key: hazard for hazard in found},
     )
+
+
+def _epsilon_cap(log: NormLog, delta: float | None) -> float | None:
+    if log.filtered is None or delta is None:
+        return None
+    return PrivacyFilter(log.filtered.order, log.filtered.rdp_cap).epsilon(delta=delta)
 
 
 def _clipped_shares(log: NormLog) -> FloatArray:

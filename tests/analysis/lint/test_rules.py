@@ -51,8 +51,8 @@ CASES = {
         [{"hazards": {}}, {"hazards": {"seeds": hazards.SEEDS}}],
     ),
     "epsilon": (
-        [{"plan": Plan(0.6, 0.05, 1000)}],
-        [{"plan": Plan(1.2, 0.05, 1000)}],
+        [{"plan": Plan(0.6, 0.05, 1000)}, {"epsilon_cap": 10.1}],
+        [{"plan": Plan(1.2, 0.05, 1000)}, {"plan": Plan(0.6, 0.05, 1000), "epsilon_cap": 9.9}],
         [{"plan": None}, {"delta": None}],
     ),
     "batch_size": (

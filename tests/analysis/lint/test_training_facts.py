@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from indpriv import NormLog
+from indpriv import NormLog, PrivacyFilter
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.lint.registry import lint
 from indpriv.analysis.lint.training_facts import SgdSettings, facts_of_plan, facts_of_run
@@ -147,3 +147,16 @@ def test_an_unknown_number_of_examples_leaves_the_rest():
     found = facts_of_plan(config.to_dict(), None, layer_counts(config.model))
     assert status_of(found, "delta") == status_of(found, "batch_size") == "not checked"
     assert status_of(found, "weight_decay") == status_of(found, "normalisation") == "passed"
+
+
+def test_a_privacy_filter_caps_epsilon(tmp_path):
+    training = {**TABLES["training"], "filter_epsilon": 2.5}
+    planned = facts_of_plan(
+        AuditConfig.from_dict({**TABLES, "training": training}).to_dict(), 4, {}
+    )
+    assert planned.epsilon_cap == 2.5
+    limit = PrivacyFilter.for_epsilon(2.5, delta=1e-5, noise_multiplier=1.0, sample_rate=0.1)
+    record(make_run(), tmp_path / "run", privacy_filter=limit)
+    opened = open_run(tmp_path / "run")
+    found = facts_of_run(opened.log, {}, Declared(), (), 1e-5)
+    assert 2.5 * 0.999 < found.epsilon_cap <= 2.5 * (1 + 1e-9)
