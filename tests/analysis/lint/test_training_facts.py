@@ -160,3 +160,8 @@ def test_a_privacy_filter_caps_epsilon(tmp_path):
     opened = open_run(tmp_path / "run")
     found = facts_of_run(opened.log, {}, Declared(), (), 1e-5)
     assert 2.5 * 0.999 < found.epsilon_cap <= 2.5 * (1 + 1e-9)
+
+
+def test_a_run_with_shuffled_batches_fails_as_in_its_audit(tmp_path):
+    record(make_run(poisson_sampling=False), tmp_path / "run")
+    assert status_of(facts_of(tmp_path / "run"), "sampler") == "failed"
