@@ -2,9 +2,9 @@
 
 Every order gives a valid bound, so the search can only be loose, never wrong. The bound is nearly
 unimodal in the order (K = (order - 1) * rdp is convex in it), but it can have a cliff, beyond which
-the divergence jumps by decades between neighbouring whole orders. The search therefore keeps, for
-each example, a bracket of three orders whose middle is best, and narrows it until no more is to be
-gained.
+the divergence jumps by orders of magnitude between neighbouring whole orders. The search therefore
+keeps, for each example, a bracket of three orders whose middle is best, and narrows it until the
+remaining gain is negligible.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _POSITIONS = np.arange(0, round((_HIGHEST - _LOWEST) / _STEP) + _COARSE, _COARSE
 _STRIDES = (128, 32, 8, 8)  # of successive parabolas: coarse first, so that examples share orders
 _NARROWING = 16  # the width of a bracket over the distance of the orders that a round tries
 _ROUNDS = 12
-_GAIN = 3e-6  # of epsilon; the search stops where less is to be gained
+_GAIN = 3e-6  # of epsilon; the search stops when the possible gain is smaller
 
 # Takes examples and their orders (len(examples), k); gives the bounds of epsilon there.
 BoundsAt = Callable[[IntArray, FloatArray], FloatArray]
@@ -127,11 +127,11 @@ def refine(
     """Lower epsilon, in place, by orders between the neighbours of each example's best one.
 
     Args:
-        epsilon: (n_examples,) the least of the bounds.
-        order: (n_examples,) where it is, which changes with it.
+        epsilon: (n_examples,) the smallest of the bounds.
+        order: (n_examples,) at which it was found; changed together with epsilon.
         bounds: (n_examples, n_orders) at the default orders.
         bounds_at: gives bounds at further orders.
-        finest: the smallest distance of positions.
+        finest: the smallest distance between positions.
     """
     best = np.argmin(bounds, axis=1)
     inside = np.flatnonzero((best > 0) & (best < bounds.shape[1] - 1) & (epsilon > 0))

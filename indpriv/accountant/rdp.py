@@ -5,12 +5,12 @@ f(z) = 1 - q + q * exp(z * u - u**2 / 2), and (order - 1) * rdp = log E[f(z)**or
 Talwar and Zhang 2019, arXiv 1908.10530v1, Theorem 4 and section 3.3; this direction dominates the
 other one, Theorem 5).
 
-Of k rows with one owner, each of this norm and sampled for itself, the gradients add up at worst in
-one direction: f(z) = sum over j of Binomial(k, q)(j) * exp(j z u - (j u)**2 / 2), of which the
-above is k = 1; units.py says why this bounds what the owner's rows reveal. As a polynomial in exp(z
-u) it has only real zeros, all negative: those of (1 - q + q x)**k, and multiplying the coefficients
-by exp(-(j u)**2 / 2) keeps zeros real (a multiplier sequence of Laguerre; Pólya and Schur 1914).
-So, for every k, f has no zero where |Im z| < pi / u.
+If one owner has k rows, each of this norm and sampled independently, the worst case is that their
+gradients all point in one direction: f(z) = sum over j of Binomial(k, q)(j) * exp(j z u - (j u)**2
+/ 2), of which the above is k = 1; units.py says why this bounds what the owner's rows reveal. As a
+polynomial in exp(z u) it has only real zeros, all negative: those of (1 - q + q x)**k, and
+multiplying the coefficients by exp(-(j u)**2 / 2) keeps zeros real (a multiplier sequence of
+Laguerre; Pólya and Schur 1914). So, for every k, f has no zero where |Im z| < pi / u.
 
 The integrand is analytic in the strip |Im z| < pi / u and its modulus there is at most f(x)**order
 * exp(y**2 / 2), so the trapezoid rule of spacing h is wrong by at most 2 * exp(y**2 / 2 - 2 * pi *
@@ -135,7 +135,7 @@ def _log_binomial(k: int, j: int, q: FloatArray) -> FloatArray:
 def _fill_closed_form(
     out: FloatArray, shifts: FloatArray, q: FloatArray, orders: FloatArray, k: int
 ) -> NDArray[np.bool_]:
-    """Fill pairs (n,) where two closed-form bounds agree; return those left open (and not 0)."""
+    """Fill pairs (n,) where two closed-form bounds agree; return a mask of the others."""
     unsampled = q == 1.0
     with np.errstate(over="ignore"):  # infinity is right where there is almost no noise
         exponent = 0.5 * np.square(k * shifts) * (orders - 1)
@@ -241,7 +241,7 @@ def _quadrature(
 
 
 def _buckets(cells: IntArray, n_nodes: IntArray) -> Iterator[tuple[IntArray, int]]:
-    """Split cells into parts that need about as many nodes."""
+    """Split cells into parts that need about the same number of nodes."""
     ranking = cells[np.argsort(n_nodes[cells], kind="stable")]
     widths = n_nodes[ranking]
     begin = 0
@@ -278,7 +278,7 @@ def _density_ratio(
 
 
 def _log_moments(grid: _Grid, row: IntArray, order: FloatArray, width: int) -> FloatArray:
-    """Log of E[f^order] of cells; small ones are handed on."""
+    """Log of E[f^order] of cells; small ones are left to `_small_log_moments`."""
     exponent = grid.log_f[row, :width]
     exponent *= order
     exponent += grid.log_weight[row, :width]
@@ -295,8 +295,8 @@ def _small_log_moments(grid: _Grid, row: IntArray, order: FloatArray, width: int
     """log1p(E[f^a - 1 - a (f - 1)]) of cells: it needs only E[f] = 1; each term is at least 0."""
     log_f, weight, gain = grid.log_f[row, :width], grid.weight[row, :width], grid.gain[row, :width]
     power = order * log_f
-    # f^a - 1 - a (f - 1) = f expm1((a-1) log f) - (a-1) (f-1): nothing is lost where a is close to
-    # 1.
+    # f^a - 1 - a (f - 1) = f expm1((a-1) log f) - (a-1) (f-1), which keeps its precision where a
+    # is close to 1.
     terms = (weight + gain) * np.expm1((order - 1) * np.minimum(log_f, 2.0 / order))
     terms -= (order - 1) * gain
     far = power > 1.0

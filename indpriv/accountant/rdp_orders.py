@@ -22,13 +22,13 @@ CONVERSIONS = ("canonne2020", "mironov2017")
 
 # Closest positions of the search, by number of cells: each order costs all cells.
 _FINEST = {2_048: 1, 4_096: 32, 65_536: 64, math.inf: 256}
-# Where each divergence takes long, orders are tried upwards from the first one, then downwards.
+# If divergences are slow to compute, orders are tried upwards from the first one, then downwards.
 _FINEST_IF_SLOW, _FIRST_IF_SLOW, _AT_A_TIME = 32, 2.0, 4
 _CACHED_VALUES = 1 << 24  # divergences kept for further blocks: 128 MB
 
 
 def epsilon_offsets(orders: FloatArray, delta: float, conversion: str) -> FloatArray:
-    """(n_orders,) what a conversion adds to the RDP of each order, for a bound (epsilon, delta).
+    """(n_orders,) what a conversion adds to the RDP of each order to bound epsilon at delta.
 
     "mironov2017": arXiv 1702.07476v3, Proposition 3. "canonne2020": arXiv 2004.00010v3, Proposition
     12, tighter.
@@ -49,7 +49,7 @@ class RdpEpsilons:
 
 
 class Divergences(Protocol):
-    """Cells as far as RDP sees them: a Histogram, or mechanisms."""
+    """What RDP needs to know of the cells of a Histogram, or of mechanisms."""
 
     def divergences(self, orders: FloatArray) -> FloatArray:
         """(n_orders, n_cells) Rényi divergence of one count of each cell."""
@@ -58,7 +58,7 @@ class Divergences(Protocol):
 
 @runtime_checkable
 class SlowDivergences(Protocol):
-    """Cells whose divergences take long to compute: only those that are needed are computed."""
+    """Cells whose divergences are slow to compute: only those that are needed are computed."""
 
     @property
     def n_cells(self) -> int:
@@ -81,8 +81,8 @@ class RdpAccountant:
 
         Args:
             source: the cells.
-            method: delta, conversion and orders; no orders for the default grid and the search
-                around its best orders.
+            method: delta, conversion and orders; if no orders are given, the default
+                grid is used and refined around its best orders.
         """
         self._source, self._method = source, method
         orders = method.rdp_orders

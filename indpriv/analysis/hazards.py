@@ -70,7 +70,7 @@ SAMPLING = Hazard(
     "Batches are Poisson-sampled",
     UNKNOWN,
     "The account relies on amplification by Poisson sampling. Shuffled or weighted batches do not "
-    "have it.",
+    "give it.",
 )
 SEEDS = Hazard(
     "seeds",
@@ -78,7 +78,7 @@ SEEDS = Hazard(
     "seeds",
     "Noise and sampling come from no known seed",
     UNKNOWN,
-    "Anyone with the seed can subtract the noise. The recorder relies on what it was given.",
+    "Anyone with the seed can subtract the noise. The recorder relies on its argument `seeded`.",
 )
 
 
@@ -130,7 +130,7 @@ def _assumed(run: RunFacts, delta: float | None, checks: Sequence[Check]) -> lis
         replace(SAMPLING, status=sampling),
         _assumption(
             "norms",
-            "The norm pass takes the norms that training clips",
+            "The norm pass computes the norms that training clips",
             status_of(checks, NORM_PASS, NORM_PRECISION),
             "Reduced precision or non-determinism can make a recorded norm smaller than the one "
             "that was clipped.",

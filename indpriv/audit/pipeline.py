@@ -62,16 +62,13 @@ def audit(
         conversion: from RDP, "canonne2020" or "mironov2017".
         between_records: norms assumed between records: "last", "closest" or "worst_case".
         preset: "yu2023": the paper's accountant, conversion and rule between records.
-        by: columns to group by, e.g. ("race", "age:bins=10"); default those in run.json, else the
-            label and every metadata column.
-        unit_column: metadata column that says whose row each is: epsilons are then of these units,
-            "user" by default.
+        by: columns such as "race" or "age:bins=10"; default those in run.json, else label and all
+            metadata.
+        unit_column: metadata column that names the owner of each row; epsilons are then of owners.
         unreadable: "refuse" a log with damaged or missing records, or count those at "worst_case".
         seed: of the random choices of attacks and group tables, not of training.
-        images: (n_examples, channels, height, width) training inputs, whose ids are positions: the
-            report then shows the most and the least protected ones.
-        signals: of reference models of this run, as `indpriv shadow --for-run` writes them; attacks
-            that need them are run.
+        images: (n_examples, channels, height, width) inputs by id, some of which the report shows.
+        signals: folder that `indpriv shadow --for-run` wrote; attacks that need one are then run.
         baseline_signals: the same for the non-private baseline (`--without-dp`).
         progress: called as progress(stage, done, total).
 
@@ -84,8 +81,8 @@ def audit(
     """
     path, output_dir, tell = Path(path), Path(output_dir), progress or silent
     _check_arguments(path, output_dir, images)
-    log, recorded = _read(path, unreadable, unit_column, tell)
-    recorded = _with_references(recorded, path, signals, baseline_signals)
+    folders = (signals, baseline_signals)
+    log, recorded = _read(path, unreadable, unit_column, folders, tell)
     method = Method(
         delta=_delta(delta, recorded.declared, path, log.n_examples),
         accountant=accountant,
@@ -93,13 +90,9 @@ def audit(
         between_records=between_records,
         preset=preset,
     )
-    command = _command(
-        path, output_dir, method, by, unit_column, unreadable, seed, signals, baseline_signals
-    )
+    command = _command(path, output_dir, method, by, unit_column, unreadable, seed, folders)
     table, summary = _analyse(log, recorded, method, path.resolve().name, by, seed, command, tell)
-    with _stage(tell, WRITING):
-        lookup = _lookup(log, table, recorded, summary)
-        write_audit(output_dir, table, recorded, summary, images, lookup)
+    _write(output_dir, log, table, recorded, summary, images, tell)
     return summary
 
 
@@ -150,6 +143,20 @@ def _analyse(
         )
 
 
+def _write(
+    output_dir: Path,
+    log: NormLog,
+    table: EpsilonTable,
+    recorded: RecordedRun,
+    summary: AuditSummary,
+    images: NDArray[np.float32] | None,
+    tell: StageProgress,
+) -> None:
+    with _stage(tell, WRITING):
+        lookup = _lookup(log, table, recorded, summary)
+        write_audit(output_dir, table, recorded, summary, images, lookup)
+
+
 def _lookup(
     log: NormLog, table: EpsilonTable, recorded: RecordedRun, summary: AuditSummary
 ) -> Lookup | None:
@@ -160,16 +167,30 @@ def _lookup(
 
 
 def _read(
-    path: Path, unreadable: str, unit_column: str | None, tell: StageProgress
+    path: Path,
+    unreadable: str,
+    unit_column: str | None,
+    folders: tuple[Path | None, Path | None],
+    tell: StageProgress,
 ) -> tuple[NormLog, RecordedRun]:
-    """The log of a run directory and what else is known, with the units of a metadata column."""
+    """The log of a run directory, with the units of a column, and what else is known.
+
+    folders: signals of reference models for the run and for its baseline.
+    """
     with _stage(tell, READING):
         check_holds_log(path)
         run = open_run(path, unreadable=unreadable)
     with _stage(tell, CHECKING):
         log, recorded = run.log, recorded_run(run, unreadable)
-    if unit_column is None:
-        return log, recorded
+    if unit_column is not None:
+        log, recorded = _with_units(log, recorded, unit_column)
+    return log, _with_references(recorded, path, *folders)
+
+
+def _with_units(
+    log: NormLog, recorded: RecordedRun, unit_column: str
+) -> tuple[NormLog, RecordedRun]:
+    """The same, with the owner of each row from a metadata column."""
     if recorded.examples is None:
         raise InputError(
             f"--unit-column {unit_column}: this run has no {EXAMPLES}, which holds the column"
@@ -253,8 +274,7 @@ def _command(
     unit_column: str | None,
     unreadable: str,
     seed: int,
-    signals: Path | None,
-    baseline_signals: Path | None,
+    folders: tuple[Path | None, Path | None],
 ) -> str:
     """The same audit on the command line, with all digits of delta."""
     words = ["indpriv", "audit", str(path), "--output-dir", str(output_dir)]
@@ -270,7 +290,7 @@ def _command(
         words += ["--unit-column", unit_column]
     if unreadable != "refuse":
         words += ["--unreadable", unreadable]
-    for option, folder in (("--signals", signals), ("--baseline-signals", baseline_signals)):
+    for option, folder in zip(("--signals", "--baseline-signals"), folders, strict=True):
         if folder is not None:
             words += [option, str(folder)]
     return shlex.join([*words, "--seed", str(seed)])

@@ -40,7 +40,6 @@ def run_attacks(
     *,
     members: EpsilonTable,
     holdout: EpsilonTable | None,
-    delta: float,
     seed: int,
     ceilings: Ceilings | None = None,
 ) -> AttackFindings:
@@ -49,13 +48,13 @@ def run_attacks(
     Args:
         run: what is known about the run.
         columns: to group by.
-        members: epsilons of the training examples, to compare with those of the hold-out.
+        members: epsilons of the training examples, to compare with those of the hold-out; canaries
+            test the guarantee at their delta.
         holdout: epsilons that the test examples would have had on the same trajectory.
-        delta: of the guarantee that canaries test.
         seed: of the random choices.
         ceilings: what any attack can reach.
     """
-    canaries = run.canaries
+    canaries, delta = run.canaries, members.account.delta
     guarantee = (members.worst_case_epsilon, delta)
     return AttackFindings(
         every=ranked(_every(run, guarantee, seed), ceilings),

@@ -5,7 +5,7 @@ Sensitive.
 
 import platform
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
@@ -81,19 +81,16 @@ def summarise(
         found.columns,
         members=table if members is None else members,
         holdout=holdout,
-        delta=account.delta,
         seed=seed,
         ceilings=ceilings_of(log, table) if recorded.references else None,
     )
     run = run_facts(log, recorded.examples, recorded.recorder, recorded.declared)
-    versions = {name: _version(name) for name in _LIBRARIES}
-    versions["python"] = platform.python_version()
-    membership = worst_case_membership(log, account.delta)
-    guarantee = guarantee_of(table, recorded.checks, recorded.recorder, membership)
+    provenance = _provenance(command)
+    guarantee = _guarantee(log, table, recorded)
     missing = (*_missing(recorded, log, fidelity), *found.missing)
     return AuditSummary(
         name=name,
-        provenance=Provenance(datetime.now(UTC).isoformat(timespec="seconds"), versions, command),
+        provenance=provenance,
         account=account,
         claim=table.claim,
         claim_reason=table.claim_reason,
@@ -106,7 +103,7 @@ def summarise(
         groups=found.groups,
         attacks=attacks,
         fidelity=fidelity,
-        notes=_notes(run, table, recorded, guarantee, versions, attacks, missing),
+        notes=_notes(run, table, recorded, guarantee, provenance.versions, attacks, missing),
     )
 
 
@@ -142,12 +139,17 @@ def _of_examples(
     )
 
 
+def _guarantee(log: NormLog, table: EpsilonTable, recorded: RecordedRun) -> Guarantee:
+    membership = worst_case_membership(log, table.account.delta)
+    return guarantee_of(table, recorded.checks, recorded.recorder, membership)
+
+
 def _notes(
     run: RunFacts,
     table: EpsilonTable,
     recorded: RecordedRun,
     guarantee: Guarantee,
-    versions: dict[str, str],
+    versions: Mapping[str, str],
     attacks: AttackFindings,
     missing: tuple[str, ...],
 ) -> Notes:
@@ -160,6 +162,12 @@ def _notes(
         hazards=hazards(run, account, guarantee, checks, caveats=caveats),
         missing=missing,
     )
+
+
+def _provenance(command: str) -> Provenance:
+    versions = {name: _version(name) for name in _LIBRARIES}
+    versions["python"] = platform.python_version()
+    return Provenance(datetime.now(UTC).isoformat(timespec="seconds"), versions, command)
 
 
 def _version(library: str) -> str:

@@ -42,7 +42,7 @@ Delta = Annotated[
     float | None, typer.Option(help="Delta of the guarantee.", show_default="the run's own")
 ]
 Accountant = Annotated[
-    str, typer.Option(help="Accountant: rdp, or pld for tighter epsilons that take longer.")
+    str, typer.Option(help="Accountant: rdp, or pld, which is tighter and takes longer.")
 ]
 Conversion = Annotated[
     str, typer.Option(help="How RDP becomes epsilon and delta: canonne2020 or mironov2017.")
@@ -65,8 +65,8 @@ UnitColumn = Annotated[
 Unreadable = Annotated[
     str,
     typer.Option(
-        help="What to do if records are damaged or missing: refuse the run, or count them at the "
-        "clipping norm (worst-case)."
+        help="What to do if records are damaged or missing: refuse the run, or assume the clipping "
+        "norm in their place (worst-case)."
     ),
 ]
 AttackSeed = Annotated[
@@ -98,21 +98,21 @@ Spec = Annotated[
 NoiseMultiplier = Annotated[
     str | None,
     typer.Option(
-        help="Noise multiplier used in training; 1.1,0.9@500 is 1.1, and 0.9 from step 500 on.",
+        help="Noise multiplier used in training; 1.1,0.9@500 means 1.1, then 0.9 from step 500 on.",
         rich_help_panel=REPLAY,
     ),
 ]
 MaxGradNorm = Annotated[
     str | None,
     typer.Option(
-        help="Clipping norm used in training; may change with the step, like the noise.",
+        help="Clipping norm used in training; a list such as 1.0,0.5@500 if it changed.",
         rich_help_panel=REPLAY,
     ),
 ]
 SampleRate = Annotated[
     str | None,
     typer.Option(
-        help="Poisson sampling rate used in training; may change with the step, like the noise.",
+        help="Poisson sampling rate used in training; a list such as 0.01,0.02@500 if it changed.",
         rich_help_panel=REPLAY,
     ),
 ]
@@ -183,9 +183,7 @@ def audit(
     from indpriv.audit import audit as audit_run
 
     settings = _Settings(noise_multiplier, max_grad_norm, sample_rate, steps, delta, sampler)
-    path = _recorded(path, settings) if spec is None else _checkpoints(path, spec, show_examples)
-    output_dir = output_dir or path / "audit"
-    check_folder("--output-dir", output_dir)
+    path, output_dir = _checked_folders(path, output_dir, spec, settings, show_examples)
     if spec is not None:
         path = _replay(path, spec, output_dir, settings, device, batch_size, processes)
     with progress_bar() as progress:
@@ -256,6 +254,20 @@ def _say_if_still_written(run_dir: Path) -> None:
             "audit covers the steps so far; when training has ended, type the same command again"
         )
         Console(stderr=True, highlight=False, soft_wrap=True).print(text)
+
+
+def _checked_folders(
+    path: Path | None,
+    output_dir: Path | None,
+    spec: str | None,
+    settings: _Settings,
+    show_examples: bool,
+) -> tuple[Path, Path]:
+    """The folder to audit and the one to write, or InputError."""
+    path = _recorded(path, settings) if spec is None else _checkpoints(path, spec, show_examples)
+    output_dir = output_dir or path / "audit"
+    check_folder("--output-dir", output_dir)
+    return path, output_dir
 
 
 def _recorded(path: Path | None, settings: _Settings) -> Path:

@@ -55,7 +55,7 @@ Spend = Annotated[
 ]
 
 MaxWorstCaseEpsilon = Annotated[
-    float | None, typer.Option(help="Largest worst-case epsilon: that of the guarantee.")
+    float | None, typer.Option(help="Largest worst-case epsilon, which is the guaranteed one.")
 ]
 MaxDelta = Annotated[float | None, typer.Option(help="Largest delta of the guarantee.")]
 MaxMedianEpsilon = Annotated[
@@ -71,7 +71,7 @@ MaxEpsilon = Annotated[float | None, typer.Option(help="Largest individual epsil
 MaxGroupRatio = Annotated[
     float | None,
     typer.Option(
-        help="Largest mean epsilon of the worst-off group over the best-off, in any table."
+        help="Largest ratio of mean epsilon of the worst-off to the best-off group of a table."
     ),
 ]
 MinCoverage = Annotated[

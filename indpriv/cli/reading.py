@@ -85,7 +85,7 @@ def convert(
     ] = 0.01,
     as_json: Json = False,
 ) -> None:
-    """Check gradient norms that another trainer (JAX, TF, ...) wrote; make a run directory of them.
+    """Check gradient norms from another trainer (JAX, TF, ...) and turn them into a run directory.
 
     Example: indpriv convert norms.npz --run run.json --output-dir runs/jax
     """

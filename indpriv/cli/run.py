@@ -164,7 +164,7 @@ def _sentence(run: TrainedRun, config: AuditConfig, seed: int | None) -> str:
         "accountant)"
     )
     if has_units:
-        text += "; a person with several rows is promised less: see indpriv audit"
+        text += "; the guarantee for a person with several rows is weaker: see indpriv audit"
     if settings.filter_epsilon is not None:
         text += f"; the privacy filter caps it at {format_epsilon(settings.filter_epsilon)}"
     return text

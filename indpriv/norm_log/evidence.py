@@ -9,7 +9,7 @@ from indpriv._plain import Limits
 
 PASSED, FAILED, NOT_CHECKED = "passed", "failed", "not checked"
 # What fails with a check: the worst-case epsilon too, individual epsilons only, or neither (how
-# files are kept).
+# files are stored).
 WORST_CASE, INDIVIDUAL, FILES = "worst_case", "individual", "files"
 SEEDED = (
     "the run was seeded (reproducible: no privacy): anyone with the seed can regenerate noise and "
@@ -55,7 +55,7 @@ class Assumption:
         return self.check(FAILED, detail)
 
     def not_checked(self, detail: str) -> Check:
-        """The record of the run does not settle it."""
+        """What the run recorded neither confirms nor refutes it."""
         return self.check(NOT_CHECKED, detail)
 
     def check(self, status: str, detail: str) -> Check:
@@ -88,9 +88,9 @@ PRIVACY_FILTER = Assumption("privacy_filter", "privacy filter")
 BATCH_SIZES = Assumption("batch_sizes", "batch sizes")
 PARTICIPATION = Assumption("participation", "participation of each example")
 OPACUS_ACCOUNTANT = Assumption("opacus_accountant", "Opacus's accountant")
-# Of the norms. Larger norms in training mean other data or another loss; a few that are hardly
-# larger only mean that arithmetic differed: where a max-pool's inputs agree to the last bits,
-# either may pass the gradient on.
+# Of the norms. Larger norms in training mean other data or another loss. A few that are barely
+# larger only mean that arithmetic differed: where two inputs of a max-pool are almost equal, the
+# gradient may pass through either.
 NORM_PASS = Assumption("norm_pass", "norm pass", INDIVIDUAL)
 NORM_PRECISION = Assumption("norm_precision", "norm pass, precision", INDIVIDUAL)
 NORMS_IN_TRAINING = Assumption("norms_in_training", "norms in training")

@@ -7,6 +7,7 @@ fixed, gives exact tests of "no effect at all" (Fisher 1935; Phipson and Smyth 2
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -108,22 +109,9 @@ def membership_effects(
             for _ in range(redraws)
         ]
     )
+    inside = [codes == code for code in range(len(actual) - 2)]
     largest = np.abs(null[:, 2:]).max(axis=1)
-    weight = 1 / found.error
-    parts = []
-    for code, z in enumerate(actual[2:]):
-        inside = codes == code
-        mean, error = _weighted(found.effect[inside], weight[inside])
-        parts.append(
-            EffectBin(
-                mean_epsilon=float(epsilon[inside].mean()),
-                ceiling=float(mu[inside].mean()),
-                n_examples=int(inside.sum()),
-                effect=mean,
-                error=error,
-                p_value=_p_value(largest, abs(float(z))),
-            )
-        )
+    p_values = [_p_value(largest, abs(float(z))) for z in actual[2:]]
     halves = [_effects(values[half], member[half]).effect for half in _halves(rng, len(values))]
     reliability, interval, raw, corrected, corrected_interval = _correlations(
         rng, epsilon, found.effect, halves
@@ -131,7 +119,7 @@ def membership_effects(
     return MembershipEffects(
         n_models=len(values),
         n_examples=len(rows),
-        bins=tuple(parts),
+        bins=tuple(map(partial(_bin, found, epsilon, mu), inside, p_values)),
         p_value=_p_value(null[:, 0], float(actual[0])),
         trend_p_value=_p_value(null[:, 1], float(actual[1])),
         correlation=raw,
@@ -140,6 +128,21 @@ def membership_effects(
         corrected=corrected,
         corrected_interval=corrected_interval,
         redraws=redraws,
+    )
+
+
+def _bin(
+    found: Effects, epsilon: FloatArray, mu: FloatArray, inside: BoolArray, p_value: float
+) -> EffectBin:
+    """The examples (n_examples,) inside one bin."""
+    mean, error = _weighted(found.effect[inside], 1 / found.error[inside])
+    return EffectBin(
+        mean_epsilon=float(epsilon[inside].mean()),
+        ceiling=float(mu[inside].mean()),
+        n_examples=int(inside.sum()),
+        effect=mean,
+        error=error,
+        p_value=p_value,
     )
 
 

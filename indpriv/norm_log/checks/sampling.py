@@ -14,7 +14,7 @@ FALSE_ALARM = 1e-6
 
 
 def observed_sampler(sampler: str, sampler_class: str) -> Check:
-    """What drew the batches of a run that was watched."""
+    """How batches were drawn in a run that was watched."""
     assumption = replace(SAMPLER, title=f"sampler ({sampler_class})")
     if sampler == "poisson":
         return assumption.passed("Opacus's Poisson sampler draws every batch")
@@ -24,7 +24,7 @@ def observed_sampler(sampler: str, sampler_class: str) -> Check:
 
 
 def declared_sampler(sampler: str, source: str) -> Check:
-    """What drew the batches, according to a source."""
+    """How batches were drawn, according to a source."""
     declared = replace(SAMPLER, title="sampler (declared)")
     if sampler == "poisson":
         return declared.not_checked(f"{source} declares Poisson sampling")
@@ -32,7 +32,7 @@ def declared_sampler(sampler: str, source: str) -> Check:
 
 
 def batch_sizes(n_examples: int, sampler: str, counts: DrawCounts) -> Check:
-    """Whether as many examples were drawn as Poisson sampling draws."""
+    """Whether the number of examples drawn is plausible under Poisson sampling."""
     if sampler != "poisson" or not counts.draws:
         return BATCH_SIZES.not_checked("only Poisson sampling has an expected number of examples")
     from scipy import stats  # takes longer to import than the rest of the audit side
@@ -51,7 +51,7 @@ def batch_sizes(n_examples: int, sampler: str, counts: DrawCounts) -> Check:
 
 
 def participation(n_examples: int, sampler: str, counts: DrawCounts) -> Check:
-    """Whether each example was drawn as often, and as unevenly, as Poisson sampling does it."""
+    """Whether the counts of the examples, and their spread, are plausible for Poisson sampling."""
     n, draws = n_examples, counts.draws
     if sampler != "poisson" or not draws:
         return PARTICIPATION.not_checked("only Poisson sampling has an expected participation")
@@ -70,7 +70,10 @@ def participation(n_examples: int, sampler: str, counts: DrawCounts) -> Check:
     low = n * float(stats.binom.cdf(least, draws, rate))
     high = n * float(stats.binom.sf(most - 1, draws, rate))
     if min(low, high) < FALSE_ALARM:
-        return PARTICIPATION.failed(f"{detail}: Binomial({draws}, {rate:.4g}) does not give that")
+        return PARTICIPATION.failed(
+            f"{detail}: under Poisson sampling the probability of a count this extreme is at most "
+            f"{min(low, high):.1g}"
+        )
     return PARTICIPATION.passed(detail)
 
 

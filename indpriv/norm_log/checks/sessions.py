@@ -37,13 +37,11 @@ from indpriv.norm_log.session_counts import SessionCounts, TrainingCounts
 _FEW_NORMS = 1e-3  # of the norms compared
 _SMALL_EXCESS = 1e-3  # of max_grad_norm
 _NEGLIGIBLE_EXCESS = 1e-4  # of max_grad_norm: less than what rounding epsilons up for display adds
-# Iterations over a loader that drew a batch and took no step, beyond one an epoch: looks at the
-# data.
+# Loops over the loader that drew a batch and took no step, such as a look at the data, are allowed
+# once per epoch and this number of times more.
 _MAX_LOOKS = 2
 
-_RECORDED_LEVEL = (
-    "the recorded level of their example, which the account takes for its contribution"
-)
+_RECORDED_LEVEL = "the recorded level of their example, which the account uses as its contribution"
 _CHARGED_LEVEL = "what the privacy filter had charged their example for"
 
 
@@ -233,7 +231,7 @@ def _whole_batches(counts: TrainingCounts) -> Check:
             "BatchMemoryManager): the next step included its gradients, and an example can count "
             "twice"
         )
-    return WHOLE_BATCHES.passed("no epoch ended inside a batch")
+    return WHOLE_BATCHES.passed("no epoch ended in the middle of a batch")
 
 
 def _clipping(counts: TrainingCounts) -> Check:
@@ -301,8 +299,8 @@ def _norms_in_training(counts: TrainingCounts) -> Check:
         )
         if larger <= _FEW_NORMS * compared and counts.largest_excess <= _SMALL_EXCESS:
             return NORM_PRECISION.failed(
-                f"{found}this is too few and too little for other data or another loss, but more "
-                "than the rounding errors allowed for"
+                f"{found}they are too few, and the differences too small, to come from other data "
+                "or another loss, but they exceed the rounding errors that are allowed for"
             )
         return NORMS_IN_TRAINING.failed(
             f"{found}the recorder's data, loss, mode or precision are not those of training"

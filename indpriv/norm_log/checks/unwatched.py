@@ -15,10 +15,12 @@ from indpriv.norm_log.session_counts import Replay, SessionCounts
 
 
 def conversion_checks(n_examples: int, session: SessionCounts, source: str) -> list[Check]:
-    """Of norms that another trainer recorded, only their own counts of draws can be checked."""
+    """Norms from another trainer can only be checked against their own counts of draws."""
     checks = [
         declared_sampler(session.sampler, RUN_JSON),
-        OPACUS_ACCOUNTANT.not_checked("there was none; run.json declares the settings"),
+        OPACUS_ACCOUNTANT.not_checked(
+            "the run had no such accountant; run.json declares the settings"
+        ),
         TRAINING_WATCHED.not_checked(
             f"indpriv did not watch the training: nothing confirms that the norms in {source} are "
             "what training clipped"

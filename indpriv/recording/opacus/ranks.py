@@ -76,9 +76,9 @@ class Ranks:
             dist.all_gather_object(found, (moment, value), group=self._group)
         except RuntimeError as error:
             raise EvidenceError(
-                f"another of the {self.size} ranks is gone at {moment}; its part is missing, so "
-                "this is not recorded. What was logged before stays: start all ranks again from a "
-                "checkpoint, with resume_at="
+                f"another of the {self.size} ranks did not answer at {moment}; its part is missing "
+                "and cannot be recorded. The log keeps what was recorded before: start all ranks "
+                "again from a checkpoint, with resume_at="
             ) from error
         moments = [where for where, _ in found]
         if len(set(moments)) > 1:

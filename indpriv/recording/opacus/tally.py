@@ -18,7 +18,7 @@ from indpriv.norm_log.step_settings import StepSetting
 # no more, a share of the norm itself.
 _SAME_NORM = 1e-5
 _SAME_CLIPPED_NORM = 0.01
-# In ghost mode: differences beyond the pass's slack that no rounding explains.
+# In ghost mode: differences beyond the slack of the norm pass that rounding cannot explain.
 _SAME_GHOST_NORM = 0.01
 # What each rank of a run counts for itself; all ranks count the rest alike.
 _OF_ONE_RANK = (
@@ -147,10 +147,9 @@ class Tally:
             recorded: (n,) norms.
             trained: (n,) norms.
             max_grad_norm: of the step.
-            ghost_slack: the slack within recorded, in ghost mode; else None. There training never
-                has the gradients
-                themselves: they are scaled by max_grad_norm over a norm that is computed without
-                    them.
+            ghost_slack: None unless training clips in ghost mode; else the relative slack by which
+                recorded norms may be too large. Ghost mode scales each gradient by max_grad_norm
+                over a norm that it computes without the gradient, and that may be too small.
         """
         excess = np.minimum(trained, max_grad_norm) - np.minimum(recorded, max_grad_norm)
         counts = self.counts

@@ -45,5 +45,5 @@ def roc_curves(attacks: Sequence[ThresholdAttack], name: str = "roc") -> str:
             "ROC of the loss-threshold attack",
             "True-positive against false-positive rates on logarithmic axes, for "
             f"{' and '.join(line[1] for line in lines)}; the dashed diagonal is an attack that "
-            "knows nothing.",
+            "guesses at random.",
         )

@@ -25,9 +25,9 @@ def attack_by_epsilon(summary: AuditSummary) -> doc.Section | None:
             "Members are binned by their epsilon, non-members by the epsilon they would have had "
             "on the same trajectory. The line says how often members of a bin could be accused "
             "if the bin’s upper edge were a guarantee for them. Individual epsilon is no "
-            f"guarantee, so a bin above the line is a place to look ({found.places_to_look} here, "
-            f"corrected for all bins and thresholds at {format_share(found.confidence)} "
-            "confidence). The interval of each bin is taken alone."
+            f"guarantee, so a bin above the line is no proof of an error, but it deserves a closer "
+            f"look ({found.places_to_look} here, corrected for all bins and thresholds at "
+            f"{format_share(found.confidence)} confidence). Each bin’s interval is taken alone."
         )
     )
     blocks += map(_bins, found.thresholds)
@@ -76,6 +76,6 @@ def _line(found: AttackByEpsilon) -> doc.Paragraph:
         return doc.paragraph(text, style="alarm")
     if found.places_to_look:
         bins = counted(found.places_to_look, "bin")
-        text = f"{bins} of epsilon above what their epsilon would allow: look there."
+        text = f"{bins} of epsilon above what their epsilon would allow: take a closer look."
         return doc.paragraph(text, style="warn")
     return doc.paragraph("No bin of epsilon is above what its epsilon would allow.")

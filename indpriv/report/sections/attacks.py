@@ -45,9 +45,9 @@ def attacks(summary: AuditSummary) -> Section:
         blocks += _by_group(*pair)
     blocks.append(
         paragraph(
-            f"The random choice of members and halves has the analysis seed {first.seed}. Success "
-            "rates are no lower bounds on epsilon; their intervals are their only null "
-            "calibration.",
+            f"Members and halves are chosen at random with the analysis seed {first.seed}. Success "
+            "rates are not lower bounds on epsilon, and only their intervals tell whether they "
+            "differ from chance: there is no other null calibration.",
             style="note",
         )
     )
@@ -87,15 +87,15 @@ def _discrimination(
         table(head, rows, caption="Over all thresholds, all examples"),
         paragraph(
             "The advantage is the largest difference of true-positive and false-positive rate. "
-            "It is picked on these very scores, so it is above 0 by chance alone; its interval "
+            "It is picked on these same scores, so it is above 0 by chance alone; its interval "
             "holds for all thresholds together.",
             style="note",
         ),
         Figure(
             "roc",
             (summary.attacks.by_group,),
-            "True-positive against false-positive rates, both logarithmic; on the dashed line an "
-            "attack knows nothing.",
+            "True-positive against false-positive rates, both logarithmic. An attack that guesses "
+            "at random lies on the dashed line.",
         ),
     ]
 

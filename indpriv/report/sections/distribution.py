@@ -34,9 +34,10 @@ def distribution(summary: AuditSummary) -> Section:
         "Distribution of individual epsilon",
         (
             paragraph(
-                f"How much this training run depended on each {everybody[:-1]}. "
-                f"{format_share(share)} of the {everybody} are {account.at_worst_case}; three "
-                f"quarters have an epsilon of at most {format_epsilon(individual.p75)}."
+                "An individual epsilon says how much this training run depended on one "
+                f"{everybody[:-1]}. {format_share(share)} of the {everybody} are "
+                f"{account.at_worst_case}; three quarters have an epsilon of at most "
+                f"{format_epsilon(individual.p75)}."
             ),
             Figure(
                 "histogram",

@@ -59,9 +59,9 @@ def every_attack(results: AttackResults) -> list[Block]:
         blocks.append(table(_HEAD, _rows(baseline), caption=caption))
     blocks.append(
         paragraph(
-            "Attacks are in the order of their AUC on these very examples, so that the first is "
-            "chosen after looking. Intervals are of each attack by itself, and treat examples as "
-            "independent. "
+            "Attacks are listed by their AUC on these same examples, so the first one was chosen "
+            "after seeing the results. Each interval is for one attack alone and treats examples "
+            "as independent. "
             + (
                 "The individual ceiling is the mean over training examples of what a Gaussian "
                 "mechanism of the same epsilon allows: it limits attacks on this run’s trajectory "
@@ -101,7 +101,7 @@ def _limits(results: AttackResults) -> str:
 
 def _above(results: AttackResults) -> str:
     names = ", ".join(found.title for found in results.results if found.above_worst_case)
-    return f"Above what the worst case allows: {names}."
+    return f"Success rates above what the worst case allows: {names}."
 
 
 def _rows(results: Sequence[AttackResult]) -> list[tuple[str, ...]]:

@@ -29,9 +29,9 @@ def groups(summary: AuditSummary) -> doc.Section | None:
         "group’s mean would be if it had the label shares of the whole training set. Groups of "
         f"fewer than {MIN_GROUP} {everybody} are in italics: they are too small to read. "
         "Intervals are 95 % bootstrap intervals, each taken alone; the interval of a ratio does "
-        "not account for how its two groups were picked. p tests a group’s distance from the "
-        "mean of all, by permutation, corrected for the groups of its table; reversals are tested "
-        "by permutation within label. All of this treats the "
+        "not account for how its two groups were picked. The column p tests by permutation "
+        "whether a group’s mean differs from the mean of all, corrected for the groups of its "
+        "table; reversals are tested by permutation within label. All of this treats the "
         f"{everybody} of this run as a sample: another training run would differ by more."
     )
     blocks = [block for found in summary.groups for block in _grouping(summary, found)]

@@ -40,7 +40,8 @@ def _screen(summary: AuditSummary) -> tuple[Entry, ...]:
     )
     entries = [
         Entry(
-            "CHECKED", (paragraph(names[PASSED] or "nothing: nothing confirms what the log says"),)
+            "CHECKED",
+            (paragraph(names[PASSED] or "nothing, so what the log says is not confirmed"),),
         ),
         Entry(
             "FAILED",

@@ -16,9 +16,9 @@ def _by_class(summary: AuditSummary) -> tuple[Block, ...]:
     found = summary.drivers
     if not found.classes or not found.steps:
         return ()
-    epsilon = "The epsilon of an example adds up its norms."
+    epsilon = "The epsilon of an example grows with each of its norms."
     if summary.unit_sizes:
-        epsilon = f"The epsilon of a {summary.account.unit} adds up the norms of all its rows."
+        epsilon = f"The epsilon of a {summary.account.unit} grows with the norms of all its rows."
     if summary.run.settings.individually_clipped:
         epsilon += (
             " Training clipped each example individually: the figure shows the levels at which "

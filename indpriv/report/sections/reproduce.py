@@ -7,7 +7,7 @@ from indpriv.report.document import Block, Code, Details, Section, paragraph
 
 
 def reproduce(summary: AuditSummary) -> Section:
-    """The command, versions and fingerprint, and run.json as declared."""
+    """The command, the versions, the fingerprint of the ids, and run.json as declared."""
     versions = " · ".join(
         f"{name} {version}" for name, version in summary.provenance.versions.items()
     )

@@ -30,9 +30,9 @@ def sensitivity(summary: AuditSummary) -> Section | None:
         "Sensitivity to choices",
         (
             paragraph(
-                "The same log, accounted under another choice. A shift is no error: it says how "
-                "much of a figure the choice decides. Stability over training runs needs several "
-                "audits: ",
+                "The table accounts for the same log under another choice. A shift is not an "
+                "error: it says how much a figure depends on the choice. How stable the figures "
+                "are over training runs takes several audits: ",
                 Span("indpriv compare AUDIT_DIR AUDIT_DIR ...", "code"),
             ),
             table((*head, "Mean shift", "95 % within", "Largest", "Smaller"), rows),

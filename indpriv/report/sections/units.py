@@ -30,7 +30,7 @@ def units(summary: AuditSummary) -> Section | None:
             paragraph(
                 "Individual epsilon beside the worst case for the same number of rows. A cap on "
                 f"the number of rows would guarantee all {everybody} the worst case of its line, "
-                "but it drops rows, and training without them would take another course. The "
+                "but it drops rows, and training without them would give another model. The "
                 f"number of rows of a {unit} is itself private: choose a cap without looking at "
                 "this table, or count that choice as tuning."
             ),

@@ -66,7 +66,7 @@ def test_a_rank_that_dies_leaves_a_log_without_its_record(moment, steps, records
     error, gone = launch(one_is_killed, tmp_path, tmp_path / "run", moment)
     assert gone is None
     assert isinstance(error, EvidenceError)
-    assert "another of the 2 ranks is gone at" in str(error)
+    assert "another of the 2 ranks did not answer at" in str(error)
     log = NormLog.open(tmp_path / "run")
     assert (log.total_steps, log.n_records) == (steps, records)
     # Opacus counts a step before it is taken.
