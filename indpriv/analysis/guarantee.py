@@ -14,7 +14,7 @@ from indpriv._formatting import format_delta, format_epsilon
 from indpriv._plain import AtLeastZero, Limits, Share
 from indpriv.accountant.risk import worst_case_risk
 from indpriv.epsilon_table import EpsilonTable
-from indpriv.norm_log.evidence import FAILED, WORST_CASE, Check
+from indpriv.norm_log.evidence import FAILED, SEEDED, WORST_CASE, Check
 from indpriv.norm_log.norm_log import NormLog
 
 SUPPORTED, DECLARED, UNPROVEN, VOID = "supported", "declared", "unproven", "void"
@@ -134,10 +134,7 @@ def _status(
 ) -> tuple[str, list[str]]:
     """The status of the guarantee, and why it is not "supported"."""
     if recorder.get("seeded"):
-        return VOID, [
-            "the run was seeded (reproducible: no privacy): anyone with the seed can regenerate "
-            "noise and sampling"
-        ]
+        return VOID, [SEEDED]
     reasons = [
         check.detail for check in checks if check.status == FAILED and check.bears_on == WORST_CASE
     ]

@@ -137,7 +137,7 @@ def _assumed(run: RunFacts, delta: float | None, checks: Sequence[Check]) -> lis
         ),
         replace(SEEDS, status=seeds),
         _assumption(
-            "random generator",
+            "random_generator",
             "The random generator cannot be predicted",
             VERIFIED if secure else UNKNOWN if secure is None else NOT_COVERED,
             "The account assumes perfect randomness. Opacus uses a cryptographic generator only "
@@ -147,8 +147,8 @@ def _assumed(run: RunFacts, delta: float | None, checks: Sequence[Check]) -> lis
     ]
 
 
-def _assumption(short: str, title: str, status: str, detail: str) -> Hazard:
-    return Hazard(_key(short), ASSUMPTION, short, title, status, detail)
+def _assumption(key: str, title: str, status: str, detail: str) -> Hazard:
+    return Hazard(key, ASSUMPTION, key.replace("_", " "), title, status, detail)
 
 
 def _assumed_of_data(run: RunFacts) -> list[Hazard]:
