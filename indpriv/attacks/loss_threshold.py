@@ -63,6 +63,13 @@ def label_scores(material: Material, by: str | None = None) -> AttackScores:
     return _scores(material, by, column_of(examples, "correct"), LABEL_GAP)
 
 
+def needs_of_labels(material: Material) -> str | None:
+    """What `label_scores` needs and the examples lack; None if nothing."""
+    examples = examples_of(material)
+    known = (examples.train["correct"].notna().any(), examples.test["correct"].notna().any())
+    return None if all(known) else "training and test predictions that are right or wrong"
+
+
 def examples_of(material: Material) -> ExampleTable:
     """The example table; InputError where it is not known."""
     if material.final_losses is None:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from indpriv._arrays import BoolArray, FloatArray
-from indpriv._columns import groupable_columns
+from indpriv._columns import groupable_columns, to_floats
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import from_losses
 from indpriv.attacks.loss_threshold import column_of, examples_of, scores_of_examples
@@ -35,27 +35,34 @@ def quantile_scores(material: Material, by: str | None = None) -> AttackScores:
         by: group the scores by "label" or a metadata column; see `indpriv._columns`.
 
     Raises:
-        InputError: no losses, or fewer than 40 test examples with one.
+        InputError: no losses, or fewer than 40 test examples with a finite one above 0.
     """
     examples = examples_of(material)
     confidence = from_losses(column_of(examples, "loss"))
     known, n_train = ~np.isnan(confidence), len(examples.train)
-    finite = np.isfinite(confidence)
-    low, high = confidence[finite].min(), confidence[finite].max()
-    confidence = np.clip(confidence, low, high)
+    lacking = needs_of_regression(material)
+    if lacking is not None:
+        raise InputError(f"a regression on half of the test examples needs {lacking}")
     fitting = _half(examples.test["example_id"].to_numpy(), known[n_train:])
     fitting = np.concatenate([np.zeros(n_train, dtype=bool), fitting])
-    if fitting.sum() < _LEAST:
-        raise InputError(
-            f"{int(known[n_train:].sum())} test examples have a loss; a regression on half of them "
-            f"needs {2 * _LEAST}"
-        )
+    finite = confidence[np.isfinite(confidence)]
+    confidence = np.clip(confidence, finite.min(), finite.max())
     both = pd.concat([examples.train, examples.test], ignore_index=True)
     features = _features(both)
     mean = _fit(features, confidence, fitting)
     residual = np.log(np.abs(confidence - mean) + 1e-6)
     scale = np.exp(_fit(features, residual, fitting))
     return scores_of_examples(material, by, (confidence - mean) / scale, known & ~fitting, QUANTILE)
+
+
+def needs_of_regression(material: Material) -> str | None:
+    """What `quantile_scores` needs and the examples lack; None if nothing."""
+    examples = examples_of(material)
+    losses = to_floats(examples.test["loss"])
+    fitted = int((np.isfinite(losses) & (losses > 0)).sum())
+    if fitted >= 2 * _LEAST and examples.train["loss"].notna().any():
+        return None
+    return f"{2 * _LEAST} test examples with a finite loss above 0 (there are {fitted})"
 
 
 def _half(ids: np.ndarray, known: BoolArray) -> BoolArray:

@@ -10,9 +10,15 @@ from functools import partial
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import lira, rmia
-from indpriv.attacks.loss_threshold import LABEL_GAP, LOSS_THRESHOLD, label_scores, loss_scores
+from indpriv.attacks.loss_threshold import (
+    LABEL_GAP,
+    LOSS_THRESHOLD,
+    label_scores,
+    loss_scores,
+    needs_of_labels,
+)
 from indpriv.attacks.material import Material
-from indpriv.attacks.quantile import QUANTILE, quantile_scores
+from indpriv.attacks.quantile import QUANTILE, needs_of_regression, quantile_scores
 from indpriv.errors import InputError
 
 
@@ -28,6 +34,7 @@ class Attack:
         source: the paper that it follows.
         caveat: what a reader must know about its results.
         references: least number of reference models.
+        further_needs: what the attack needs of the data and they lack, in words; None if nothing.
     """
 
     name: str
@@ -37,11 +44,19 @@ class Attack:
     source: str
     caveat: str
     references: int = 0
+    further_needs: Callable[[Material], str | None] = lambda _: None
 
     def can_use(self, material: Material) -> bool:
         """Whether everything that the attack needs is known."""
+        return self.lacks(material) is None
+
+    def lacks(self, material: Material) -> str | None:
+        """What the attack needs and does not have, in words; None if it can run."""
         known = all(getattr(material, need) is not None for need in self.needs)
-        return known and self.references_in(material) >= self.references
+        if known and self.references_in(material) >= self.references:
+            return self.further_needs(material)
+        needs = ", ".join(sorted(self.needs))
+        return f"{needs} of at least {self.references} references" if self.references else needs
 
     def references_in(self, material: Material) -> int:
         """Number of reference models among what the attack uses."""
@@ -117,6 +132,7 @@ _ALL = (
         name="label_gap",
         title=LABEL_GAP,
         scores=label_scores,
+        further_needs=needs_of_labels,
         needs=frozenset({"final_losses"}),
         source="Yeom, Giacomelli, Fredrikson and Jha 2018 (arXiv:1709.01604)",
         caveat="It says no more than the difference of training and test accuracy.",
@@ -129,6 +145,7 @@ _ALL = (
         source="Bertran et al. 2023 (arXiv:2307.03694), in its normal form",
         caveat="It knows the label and the metadata of an example, not its inputs; half of the "
         "test examples are used up by its regression.",
+        further_needs=needs_of_regression,
     ),
     _with_references("rmia", rmia.RMIA, rmia.rmia, _RMIA, _REFERENCES, 1),
     _with_references(

@@ -100,11 +100,10 @@ def results_of_run(run_dir: Path, signals: Path, names: Collection[str] = ()) ->
     material = materials(run)["dp"]
     for name in names:
         check_choice("attack", name, ATTACKS)
-        if not ATTACKS[name].can_use(material):
+        lacking = ATTACKS[name].lacks(material)
+        if lacking is not None:
             raise InputError(
-                f"{name} needs {', '.join(sorted(ATTACKS[name].needs))} and at least "
-                f"{ATTACKS[name].references} references, which this run and these signals do not "
-                "have"
+                f"{name} needs {lacking}, which this run and these signals do not have"
             )
     record = read_json(run_dir / RUN_JSON)
     epsilon, delta = (first_at(record, ("guarantee", key)) for key in ("epsilon", "delta"))

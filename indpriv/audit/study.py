@@ -38,11 +38,9 @@ def attack_study(
     first = material_of(None, {name: _target(part, 0) for name, part in signals.items()})
     for name in names:
         check_choice("attack", name, ATTACKS)
-        if not ATTACKS[name].can_use(first):
-            raise InputError(
-                f"{name} needs {', '.join(sorted(ATTACKS[name].needs))} and at least "
-                f"{ATTACKS[name].references} references, which these signals do not have"
-            )
+        lacking = ATTACKS[name].lacks(first)
+        if lacking is not None:
+            raise InputError(f"{name} needs {lacking}, which these signals do not have")
     used = [ATTACKS[name] for name in names or ATTACKS if ATTACKS[name].can_use(first)]
     found = [rates_over_models(_scores(attack, signals, unit_rule)) for attack in used]
     if not names and CONFIDENCE in signals:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -41,6 +42,36 @@ AttackSeed = Annotated[
 ]
 AuditFile = Annotated[
     Path, typer.Argument(metavar="AUDIT.toml", help="Audit file, e.g. audits/adult.toml.")
+]
+Models = Annotated[
+    int | None,
+    typer.Option(
+        help="Number of reference models in all; may be raised later.",
+        show_default="references in [attacks], else 4",
+    ),
+]
+Targets = Annotated[
+    int | None,
+    typer.Option(
+        help="Number of training examples whose membership coins decide, in a study.",
+        show_default="half of them",
+    ),
+]
+ForRun = Annotated[
+    Path | None,
+    typer.Option(help="Train references for the attacks on this finished run of the audit."),
+]
+WithoutDp = Annotated[
+    bool,
+    typer.Option("--without-dp", help="Train without clipping and noise: a positive control."),
+]
+Labels = Annotated[
+    bool,
+    typer.Option("--labels", help="Also take labels of perturbed copies, for label attacks."),
+]
+Checkpoints = Annotated[
+    bool,
+    typer.Option("--checkpoints", help="Also take the mean confidence over the checkpoints."),
 ]
 
 attack_app = typer.Typer(invoke_without_command=True)
@@ -124,26 +155,45 @@ def attack_run(
 
     Example: indpriv attack run audits/adult.toml --attack rmia --epsilon reports/adult
     """
-    from indpriv._plain import to_json
-    from indpriv.analysis.attacks.effects import membership_effects
-    from indpriv.attacks.train_references import CONFIDENCE, open_signals
-    from indpriv.audit import attack_study, read_audit, results_of_run
-    from indpriv.report.screens.attack_run import print_effects, print_rates, print_results
-    from indpriv.training.config import AuditConfig
-
     if target.is_dir():
         if signals is None:
             raise InputError(
                 "pass --signals: indpriv shadow AUDIT.toml --for-run RUN trains the references"
             )
-        results = results_of_run(target, signals, attacks or ())
-        if as_json:
-            print_json(to_json(results))
-        else:
-            print_results(results, Console())
-        return
-    found = open_signals(signals or Path("shadows") / AuditConfig.from_toml(target).name)
-    rates = attack_study(found, attacks or (), unit_rule=unit_rule)
+        _attack_run(target, signals, attacks or (), as_json)
+    else:
+        _attack_study(target, signals, attacks or (), epsilon, unit_rule, as_json)
+
+
+def _attack_run(run_dir: Path, signals: Path, attacks: Sequence[str], as_json: bool) -> None:
+    from indpriv._plain import to_json
+    from indpriv.audit import results_of_run
+    from indpriv.report.screens.attack_run import print_results
+
+    results = results_of_run(run_dir, signals, attacks)
+    if as_json:
+        print_json(to_json(results))
+    else:
+        print_results(results, Console())
+
+
+def _attack_study(
+    audit_file: Path,
+    signals: Path | None,
+    attacks: Sequence[str],
+    epsilon: Path | None,
+    unit_rule: str,
+    as_json: bool,
+) -> None:
+    from indpriv._plain import to_json
+    from indpriv.analysis.attacks.effects import membership_effects
+    from indpriv.attacks.train_references import CONFIDENCE, open_signals
+    from indpriv.audit import attack_study, read_audit
+    from indpriv.report.screens.attack_run import print_effects, print_rates
+    from indpriv.training.config import AuditConfig
+
+    found = open_signals(signals or Path("shadows") / AuditConfig.from_toml(audit_file).name)
+    rates = attack_study(found, attacks, unit_rule=unit_rule)
     table = None if epsilon is None else read_audit(epsilon)[0]
     effects = None if table is None else membership_effects(found[CONFIDENCE], table)
     if as_json:
@@ -156,36 +206,12 @@ def attack_run(
 
 def shadow(
     audit_file: AuditFile,
-    models: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of reference models in all; may be raised later.",
-            show_default="references in [attacks], else 4",
-        ),
-    ] = None,
-    targets: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of training examples whose membership coins decide, in a study.",
-            show_default="half of them",
-        ),
-    ] = None,
-    for_run: Annotated[
-        Path | None,
-        typer.Option(help="Train references for the attacks on this finished run of the audit."),
-    ] = None,
-    without_dp: Annotated[
-        bool,
-        typer.Option("--without-dp", help="Train without clipping and noise: a positive control."),
-    ] = False,
-    labels: Annotated[
-        bool,
-        typer.Option("--labels", help="Also take labels of perturbed copies, for label attacks."),
-    ] = False,
-    checkpoints: Annotated[
-        bool,
-        typer.Option("--checkpoints", help="Also take the mean confidence over the checkpoints."),
-    ] = False,
+    models: Models = None,
+    targets: Targets = None,
+    for_run: ForRun = None,
+    without_dp: WithoutDp = False,
+    labels: Labels = False,
+    checkpoints: Checkpoints = False,
     output_dir: Annotated[
         Path | None,
         typer.Option(help="Folder of the signals.", show_default="shadows/NAME"),

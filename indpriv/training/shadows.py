@@ -65,15 +65,14 @@ def train_shadows(
     data_dir: str | Path | None = None,
     dataset: Dataset | None = None,
 ) -> AttackSignals:
-    """Train reference models of an audit and keep their signals.
+    """Train reference models of an audit; keep and return their signals called "confidence".
 
-    A study (default) gives random training examples coins, and always trains on the others. With
-    for_run, training and test examples are drawn with the share of the training examples, and the
-    signals begin with those of the run. An interrupted series goes on where it ended.
+    A study (default) gives random training examples coins, and always trains on the others. For a
+    run, training and test examples are drawn alike; the run's own signals come first.
 
     Args:
         config: the audit.
-        output: a new folder, or that of an earlier call.
+        output: a new folder, or that of an interrupted call, which goes on.
         n_models: number of reference models in all.
         targets: of a study: number of training examples with coins, at most half; default half.
         for_run: a finished run of this audit.
@@ -87,22 +86,13 @@ def train_shadows(
         data_dir: folder of data sets that do not ship with a package.
         dataset: data to use instead of loading the configuration's.
 
-    Returns:
-        the signals called "confidence".
-
     Raises:
         InputError: an audit or a run that references cannot be trained for, or a folder of others.
     """
     dataset = capped(dataset or load_dataset(config.data.dataset, data_dir), config.data)
-    _check_config(config)
-    settings = _settings(config, len(dataset.train), for_run)
     n_train = len(dataset.train)
-    if for_run is None:
-        pool = _study(config, dataset, targets, seed, Path(output))
-    elif targets is not None:
-        raise InputError("--targets is for a study; every example of a run is a target")
-    else:
-        pool, dataset = _pool_of_run(Path(for_run), config, dataset)
+    settings = _settings(config, n_train, for_run)
+    pool, dataset = _pool(config, dataset, targets, seed, Path(output), for_run)
     made = {"without_dp": without_dp, "labels": labels, "checkpoints": checkpoints}
     trainer = _Trainer(config, dataset, settings, device, **made)
     if for_run is not None:
@@ -120,17 +110,14 @@ def train_shadows(
     )
 
 
-def _check_config(config: AuditConfig) -> None:
+def _settings(config: AuditConfig, n_train: int, for_run: str | Path | None) -> dict[str, Any]:
+    """What the references share with the audited run: noise and steps an epoch."""
     for name in ("individual_clipping", "filter_epsilon"):
         if getattr(config.training, name):
             raise InputError(
                 f"the audit trains with {name}, which depends on what its own run recorded; "
                 "reference models cannot be trained like it"
             )
-
-
-def _settings(config: AuditConfig, n_train: int, for_run: str | Path | None) -> dict[str, Any]:
-    """What the references share with the audited run: noise and steps an epoch."""
     training = config.training
     found = {
         "noise_multiplier": noise_multiplier_of(training, n_train),
@@ -159,11 +146,21 @@ def _settings(config: AuditConfig, n_train: int, for_run: str | Path | None) -> 
     return found
 
 
-def _study(
-    config: AuditConfig, dataset: Dataset, targets: int | None, seed: int | None, output: Path
-) -> Pool:
+def _pool(
+    config: AuditConfig,
+    dataset: Dataset,
+    targets: int | None,
+    seed: int | None,
+    output: Path,
+    for_run: str | Path | None,
+) -> tuple[Pool, Dataset]:
+    """Whose memberships are drawn, of a study or for a run, and all examples as training set."""
+    if for_run is not None:
+        if targets is not None:
+            raise InputError("--targets is for a study; every example of a run is a target")
+        return _pool_of_run(Path(for_run), config, dataset)
     column = config.data.unit_column
-    return study_pool(
+    pool = study_pool(
         len(dataset.train),
         targets,
         unit_ids=None if column is None else dataset.train.units(column).to_numpy(),
@@ -171,6 +168,7 @@ def _study(
         seed=seed,
         output=output,
     )
+    return pool, dataset
 
 
 def _pool_of_run(run_dir: Path, config: AuditConfig, dataset: Dataset) -> tuple[Pool, Dataset]:

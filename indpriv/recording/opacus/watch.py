@@ -48,13 +48,7 @@ class Watch:
     def __init__(
         self, run: OpacusRun, *, steps_before: int = 0, attack: StartedAttack | None = None
     ) -> None:
-        """Prepare to watch.
-
-        Args:
-            run: which is watched.
-            steps_before: number of steps in the log, if a run is resumed.
-            attack: what attacks the run meanwhile.
-        """
+        """Prepare to watch a run; the log of a resumed one has `steps_before` steps already."""
         self._run, self._steps_before, self._attack = run, steps_before, attack
         self.tally = Tally(run.n_examples)
         self._micro_batches: list[ClippedBatch] = []  # of the current step
@@ -146,23 +140,12 @@ class Watch:
         if attack is None:
             add_noise()
         else:
-            step = self._attacked_step()
+            step = _attacked_step(self._run, self.tally)
             attack.before_noise(step)
             add_noise()
             attack.after_noise(step)
         # Now, since another step hook may change settings before it calls ours.
         self._noised = self._run.setting()
-
-    def _attacked_step(self) -> AttackedStep:
-        waiting = self.tally.waiting
-        if waiting is None:
-            raise EvidenceError(
-                "a step was taken on a batch that the attached loader did not draw, so the attack "
-                "on this run does not know its examples; take every batch from the loader"
-            )
-        return AttackedStep(
-            self._run.setting(sample_rate=waiting.sample_rate), waiting.positions, waiting.canaries
-        )
 
     def _begin_update(self, individually: bool) -> tuple[StepSetting, TrainedBatch | None]:
         """Count an update that is about to be made; return its setting and its batch."""
@@ -255,6 +238,18 @@ class Watch:
             accountant_settings_match=run.history.matches(tally.noise_multipliers, run.sample_rate),
         )
         return tally.draw_counts(), training
+
+
+def _attacked_step(run: OpacusRun, tally: Tally) -> AttackedStep:
+    """The step that noise is about to be added to."""
+    waiting = tally.waiting
+    if waiting is None:
+        raise EvidenceError(
+            "a step was taken on a batch that the attached loader did not draw, so the attack on "
+            "this run does not know its examples; take every batch from the loader"
+        )
+    setting = run.setting(sample_rate=waiting.sample_rate)
+    return AttackedStep(setting, waiting.positions, waiting.canaries)
 
 
 @contextmanager

@@ -1,0 +1,46 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from indpriv.attacks import ATTACKS, Material
+from indpriv.attacks.quantile import quantile_scores
+from indpriv.errors import InputError
+from indpriv.example_table import ExampleTable
+from synthetic import rows
+
+
+def material(train_loss, test_loss, **columns):
+    train = rows("train", [0] * len(train_loss), loss=train_loss)
+    test = rows("test", [0] * len(test_loss), loss=test_loss)
+    frame = pd.concat([train, test], ignore_index=True).assign(**columns)
+    return Material(final_losses=ExampleTable(frame))
+
+
+def test_what_is_hard_for_its_group_does_not_count():
+    """Losses of one group are ten times as large; each group has members of smaller losses."""
+    rng = np.random.default_rng(0)
+    hard = np.arange(800) % 2 == 1
+    loss = np.where(hard, 1.0, 0.1) * np.exp(rng.normal(0, 0.1, 800))
+    loss[:400] *= 0.8
+    found = quantile_scores(material(loss[:400], loss[400:], sex=np.where(hard, "f", "m")))
+    members = found.scores[found.member]
+    assert len(found.scores) == 600  # half of the test examples gave the regression
+    assert np.median(members) > np.quantile(found.scores[~found.member], 0.8)
+    assert abs(np.median(members[::2]) - np.median(members[1::2])) < 0.5
+
+
+@pytest.mark.parametrize("test_loss", [[0.5] * 39, [0.0] * 50, [np.nan] * 50, [np.inf] * 50])
+def test_too_few_test_examples_are_refused_and_audits_leave_the_attack_out(test_loss):
+    given = material([0.1] * 50, [*test_loss, 0.4])
+    enough = len(test_loss) == 39
+    assert ATTACKS["quantile"].can_use(given) == enough
+    if not enough:
+        with pytest.raises(InputError, match=r"needs 40 test examples .* \(there are 1\)"):
+            quantile_scores(given)
+
+
+def test_without_predictions_no_attack_reads_labels():
+    given = material([0.1] * 50, [0.5] * 50, correct=pd.array([None] * 100, dtype="boolean"))
+    assert not ATTACKS["label_gap"].can_use(given)
+    assert ATTACKS["label_gap"].lacks(given).startswith("training and test predictions")
+    assert ATTACKS["loss_threshold"].can_use(given)
