@@ -168,8 +168,9 @@ class WhiteBoxAttack:
             gradients = torch.autograd.grad(
                 losses @ weights, self._parameters(), create_graph=True, materialize_grads=True
             )
-            total = sum((g * v).sum() for g, v in zip(gradients, direction, strict=True))
-        (products,) = torch.autograd.grad(total, weights, materialize_grads=True)  # type: ignore[arg-type]
+            parts = [(g * v).sum() for g, v in zip(gradients, direction, strict=True)]
+            total = torch.stack(parts).sum()
+        (products,) = torch.autograd.grad(total, weights, materialize_grads=True)
         return products.double().cpu().numpy()
 
     def _ratio(
