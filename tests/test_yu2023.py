@@ -292,7 +292,7 @@ def test_figures_are_those_of_the_audit(known):
     assert "600; tanh_cnn, 26,010 parameters" in page
     results = render_results(known)
     assert f"| {summary['loss']['pearson_log_loss']:.2g} |" in results
-    assert "[mnist](reports/mnist/audit.md)" in results
+    assert "[mnist](../../reports/mnist/audit.md)" in results
 
 
 def test_no_epsilon_without_its_meaning(known):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from markdown_table import table
+
 from indpriv._formatting import format_epsilon, format_interval, format_number, format_share
-from indpriv.report.renderers.markdown import table
 from reproduction import paper, rules
 from reproduction.audits import (
     DEFAULT,

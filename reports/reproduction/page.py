@@ -9,9 +9,11 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from markdown_table import table
+
 from indpriv._formatting import format_epsilon, format_number, format_share
 from indpriv.epsilon_table import DISCLAIMER
-from indpriv.report.renderers.markdown import escape, table
+from indpriv.report.renderers.markdown import escape
 from reproduction import rules
 from reproduction.audits import (
     AUDITS,

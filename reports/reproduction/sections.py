@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from indpriv.report.renderers.markdown import escape, table
+from markdown_table import table
+
+from indpriv.report.renderers.markdown import escape
 from reproduction.audits import DEFAULT, INDIVIDUAL, PRESET, Audit, Summary, folder_of, values_of
 from reproduction.paper import RUNS, PaperRun
 from reproduction.rules import NOT_RUN, Verdict

@@ -6,9 +6,10 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from markdown_table import table
+
 from indpriv._formatting import format_delta, format_number
 from indpriv.release.request import DESCENT
-from indpriv.report.renderers.markdown import table
 from reproduction import paper, rules
 from reproduction.audits import DEFAULT, INDIVIDUAL, PRESET
 from reproduction.measured import DISTRIBUTION, FOOTNOTE_3, METHODS, TABLE_1, TABLE_2, TABLE_3

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markdown_table import table
 
 from indpriv.accountant.predicted_evidence import PredictedEvidence
 from indpriv.analysis.attacks.account_test import Evidence, agree, identities, separation_of
@@ -38,14 +39,6 @@ def read_runs(folder: Path, n_runs: int) -> tuple[Evidence, np.ndarray, np.ndarr
         PredictedEvidence.concatenated([predicted for _, _, predicted in parts]),
     )
     return evidence, np.concatenate(example), np.concatenate(simulated)
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines of a Markdown table."""
-    yield "| " + " | ".join(header) + " |"
-    yield "|" + "---|" * len(header)
-    yield from ("| " + " | ".join(row) + " |" for row in rows)
-    yield ""
 
 
 def true_positives(scores: np.ndarray, member: np.ndarray, rate: float) -> float:
@@ -103,7 +96,7 @@ def render(folder: Path, n_runs: int, canaries: Mapping[str, Any]) -> str:
         f"together {verdict} the account; the largest |z| is",
         f"{max(abs(one.z) for one in found):.1f}.",
         "",
-        *table(
+        table(
             ("identity", "mean", "account", "error", "z"),
             [
                 (
@@ -116,6 +109,7 @@ def render(folder: Path, n_runs: int, canaries: Mapping[str, Any]) -> str:
                 for one in found
             ],
         ),
+        "",
         "## By individual epsilon",
         "",
         "Examples are binned by their epsilon in one more run, which is not attacked. mu is the",
@@ -123,7 +117,7 @@ def render(folder: Path, n_runs: int, canaries: Mapping[str, Any]) -> str:
         "at thresholds that 1 % and 10 % of the others of the bin exceed: by a simulation of the",
         "account's steps, then observed.",
         "",
-        *table(
+        table(
             (
                 "mean epsilon",
                 "mu, account",
@@ -134,6 +128,7 @@ def render(folder: Path, n_runs: int, canaries: Mapping[str, Any]) -> str:
             ),
             list(bin_rows(evidence, simulated, epsilon)),
         ),
+        "",
         *canary_lines(canaries),
     ]
     return "\n".join(lines) + "\n"
@@ -149,7 +144,7 @@ def canary_lines(canaries: Mapping[str, Any]) -> Iterator[str]:
         "",
     )
     names = list(BOUNDS)
-    yield from table(
+    yield table(
         ("run", "canaries", *names, "account", "p-value", "test accuracy"),
         [
             (
@@ -163,8 +158,9 @@ def canary_lines(canaries: Mapping[str, Any]) -> Iterator[str]:
             for run in canaries["real"]
         ],
     )
+    yield ""
     yield from ("Medians of 20 simulated runs, and how often a bound was wrong or missed:", "")
-    yield from table(
+    yield table(
         ("length", "canaries", "figure", *names, "account"),
         [
             (
@@ -183,5 +179,6 @@ def canary_lines(canaries: Mapping[str, Any]) -> Iterator[str]:
             )
         ],
     )
+    yield ""
     for name, method in BOUNDS.items():
         yield f"* `{name}`: {method.title}. It assumes: {method.assumption}."

@@ -33,7 +33,7 @@ other = 5
         ({"example_ids": np.zeros(120)}, "duplicates"),
         ({"unit_ids": np.arange(119)}, "unit_ids has shape (119,)"),
         ({"unit": "city"}, "unit='city'"),
-        ({"metadata": pd.DataFrame({"sex": ["x"] * 121})}, "metadata has 121 rows, the dataset 120"),
+        ({"metadata": pd.DataFrame({"sex": ["x"] * 121})}, "metadata has 121 rows for 120 train examples"),
         ({"metadata": pd.DataFrame({"sex": ["x"] * 119})}, "metadata lacks 1 of 120"),
         ({"metadata": pd.DataFrame({"loss": [1.0] * 120})}, "may not have the columns loss"),
     ],
