@@ -12,7 +12,7 @@ import pages
 import pytest
 from filelock import FileLock
 from notebook import NOTEBOOK, PAGE, notebook_of, written
-from reference import assumptions
+from reference import assumptions, commands
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -160,6 +160,14 @@ def test_the_site_builds_without_a_warning(tmp_path):
             page.read_text(encoding="utf-8"),
         )
         assert not loaded, (page, loaded)
+
+
+def test_a_command_that_has_commands_is_listed_with_its_own_options():
+    sections = dict(re.findall(r"^## indpriv (.+)\n((?:(?!## ).*\n)*)", commands(), re.MULTILINE))
+    assert "`--scores`" in sections["attack"]
+    assert "`--signals`" in sections["attack run"]
+    assert "statement" not in sections
+    assert "statement create" in sections
 
 
 def test_every_check_is_explained():

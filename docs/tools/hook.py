@@ -23,6 +23,7 @@ _OUTSIDE = (
     "CHANGELOG.md",
     "reports/adult.svg",
     "reports/yu2023.md",
+    "reports/validation.md",
     "reports/*/audit.md",
     "reports/*/*.svg",
 )

@@ -32,6 +32,8 @@ def commands() -> str:
 
 def _leaves(path: tuple[str, ...], command: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     if hasattr(command, "commands"):
+        if path and command.invoke_without_command:
+            yield path, command
         for name, inner in command.commands.items():
             yield from _leaves((*path, name), inner)
     else:

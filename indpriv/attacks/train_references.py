@@ -177,7 +177,7 @@ def train_references(
             report(TRAINING, number + 1, n_models)
             if number == done and tell is not None and number + 1 < n_models:
                 minutes = (time.monotonic() - started) * (n_models - number - 1) / 60
-                tell(f"{n_models - number - 1} more models take about {minutes:.1f} minutes")
+                tell(f"about {minutes:.1f} minutes for the models that are left")
     return AttackSignals.open(series.main.path)
 
 
