@@ -148,7 +148,7 @@ def offline_lira(signals: AttackSignals, target: int) -> AttackScores:
     signals.check_references(target, 2)
     found = moments(signals, target)
     seen = found.n_out == 0
-    mean = np.where(seen, found.mean_in, found.mean_out)
+    mean = np.where(seen, found.mean, found.mean_out)
     squares = np.where(seen, found.squares_in, found.squares_out)
     degrees = np.maximum(np.where(seen, found.n_in, found.n_out) - 1, 0)
     deviation = np.sqrt(_shrunk_variance(squares, degrees))

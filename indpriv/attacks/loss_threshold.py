@@ -63,6 +63,13 @@ def label_scores(material: Material, by: str | None = None) -> AttackScores:
     return _scores(material, by, column_of(examples, "correct"), LABEL_GAP)
 
 
+def needs_of_losses(material: Material) -> str | None:
+    """What `loss_scores` needs and the examples lack; None if nothing."""
+    examples = examples_of(material)
+    known = (examples.train["loss"].notna().any(), examples.test["loss"].notna().any())
+    return None if all(known) else "a loss of a training and of a test example"
+
+
 def needs_of_labels(material: Material) -> str | None:
     """What `label_scores` needs and the examples lack; None if nothing."""
     examples = examples_of(material)

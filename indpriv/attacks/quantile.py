@@ -12,7 +12,12 @@ from indpriv._arrays import BoolArray, FloatArray
 from indpriv._columns import groupable_columns, to_floats
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import from_losses
-from indpriv.attacks.loss_threshold import column_of, examples_of, scores_of_examples
+from indpriv.attacks.loss_threshold import (
+    column_of,
+    examples_of,
+    needs_of_losses,
+    scores_of_examples,
+)
 from indpriv.attacks.material import Material
 from indpriv.errors import InputError
 
@@ -35,14 +40,15 @@ def quantile_scores(material: Material, by: str | None = None) -> AttackScores:
         by: group the scores by "label" or a metadata column; see `indpriv._columns`.
 
     Raises:
-        InputError: no losses, or fewer than 40 test examples with a finite one above 0.
+        InputError: no losses, a loss below 0, or fewer than 40 test examples with a finite one
+            above 0.
     """
     examples = examples_of(material)
-    confidence = from_losses(column_of(examples, "loss"))
-    known, n_train = ~np.isnan(confidence), len(examples.train)
     lacking = needs_of_regression(material)
     if lacking is not None:
         raise InputError(f"a regression on half of the test examples needs {lacking}")
+    confidence = from_losses(column_of(examples, "loss"))
+    known, n_train = ~np.isnan(confidence), len(examples.train)
     fitting = _half(examples.test["example_id"].to_numpy(), known[n_train:])
     fitting = np.concatenate([np.zeros(n_train, dtype=bool), fitting])
     finite = confidence[np.isfinite(confidence)]
@@ -60,8 +66,10 @@ def needs_of_regression(material: Material) -> str | None:
     examples = examples_of(material)
     losses = to_floats(examples.test["loss"])
     fitted = int((np.isfinite(losses) & (losses > 0)).sum())
-    if fitted >= 2 * _LEAST and examples.train["loss"].notna().any():
-        return None
+    if (losses < 0).any() or (to_floats(examples.train["loss"]) < 0).any():
+        return "cross-entropy losses, none of them below 0"
+    if fitted >= 2 * _LEAST:
+        return needs_of_losses(material)
     return f"{2 * _LEAST} test examples with a finite loss above 0 (there are {fitted})"
 
 
@@ -76,20 +84,30 @@ def _half(ids: np.ndarray, known: BoolArray) -> BoolArray:
 
 
 def _features(frame: pd.DataFrame) -> FloatArray:
-    """A column of ones, indicators of texts and standardised numbers."""
-    columns = [np.ones((len(frame), 1))]
+    """Indicators of texts and standardised numbers; a number that is not finite is the mean."""
+    columns = [np.zeros((len(frame), 0))]
     for name in groupable_columns(frame):
         values = frame[name]
         if values.nunique() <= _MOST_VALUES:
             columns.append(pd.get_dummies(values.astype(str)).to_numpy(np.float64))
         elif pd.api.types.is_numeric_dtype(values):
-            numbers = values.fillna(values.mean()).to_numpy(np.float64)
+            numbers = to_floats(values)
+            finite = np.isfinite(numbers)
+            numbers = np.where(finite, numbers, numbers[finite].mean() if finite.any() else 0.0)
             columns.append(((numbers - numbers.mean()) / (numbers.std() or 1.0))[:, None])
     return np.concatenate(columns, axis=1)
 
 
 def _fit(features: FloatArray, values: FloatArray, used: BoolArray) -> FloatArray:
-    """Ridge regression of the used values, predicted for all."""
-    x, y = features[used], values[used]
-    squares = x.T @ x + _RIDGE * len(x) * np.eye(x.shape[1])
-    return np.asarray(features @ np.linalg.solve(squares, x.T @ y))
+    """Ridge regression of the used values, predicted for all.
+
+    Features are cut off at the range of the used rows, and the intercept is not shrunk: an example
+    unlike all of these rows gets their mean. Otherwise values that only training examples have, as
+    of a split by year, would give members away without the model.
+    """
+    low, high = features[used].min(axis=0), features[used].max(axis=0)
+    centre, mean = features[used].mean(axis=0), values[used].mean()
+    x = np.clip(features, low, high) - centre
+    fitted = x[used]
+    squares = fitted.T @ fitted + _RIDGE * len(fitted) * np.eye(x.shape[1])
+    return np.asarray(mean + x @ np.linalg.solve(squares, fitted.T @ (values[used] - mean)))

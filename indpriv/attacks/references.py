@@ -29,9 +29,10 @@ class Moments:
 
     @property
     def mean(self) -> FloatArray:
-        """Mean of all references; 0 where there is none."""
+        """Mean of all references; NaN where there is none."""
         total: FloatArray = self.n_in * self.mean_in + self.n_out * self.mean_out
-        return np.asarray(total / np.maximum(self.n_in + self.n_out, 1))
+        count = self.n_in + self.n_out
+        return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
     @property
     def degrees(self) -> IntArray:
@@ -85,14 +86,16 @@ def scores_of_target(
 ) -> AttackScores:
     """Scores of one target, without those that are NaN.
 
-    They are scores of fair coins where such coins were flipped for each example.
+    They are scores of fair coins where such coins were flipped for each example. The memberships of
+    an audited run are not such: they are its training and test sets.
     """
     known = ~np.isnan(scores)
+    by_coins = signals.coins and signals.share == 0.5 and target != signals.audited
     return AttackScores(
         scores=scores[known],
         member=np.array(signals.member[target][known]),
         method=method,
-        fair_coins=signals.coins and signals.share == 0.5 and signals.unit_ids is None,
+        fair_coins=by_coins and signals.unit_ids is None,
         example_ids=signals.example_ids[known],
         model=np.full(int(known.sum()), target, dtype=np.int64),
         adversary=signals.adversary,

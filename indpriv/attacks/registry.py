@@ -16,6 +16,7 @@ from indpriv.attacks.loss_threshold import (
     label_scores,
     loss_scores,
     needs_of_labels,
+    needs_of_losses,
 )
 from indpriv.attacks.material import Material
 from indpriv.attacks.quantile import QUANTILE, needs_of_regression, quantile_scores
@@ -124,6 +125,7 @@ _ALL = (
         name="loss_threshold",
         title=LOSS_THRESHOLD,
         scores=loss_scores,
+        further_needs=needs_of_losses,
         needs=frozenset({"final_losses"}),
         source="Yeom, Giacomelli, Fredrikson and Jha 2018 (arXiv:1709.01604)",
         caveat="A loss threshold is a weak attack: where it fails, a stronger attack may succeed.",

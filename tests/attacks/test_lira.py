@@ -115,3 +115,22 @@ def test_examples_that_no_reference_saw_are_scored(attack):
     found = attack(AttackSignals.from_arrays(values, member), 0)
     assert np.isfinite(found.scores).all()
     assert found.example_ids.tolist() == [x for x in range(100) if x != 4]
+
+
+@pytest.mark.parametrize("attack", [lira, offline_lira, calibrated])
+def test_an_example_that_no_reference_has_a_signal_of_gets_no_score(attack):
+    signals = signals_with_effect(1.0, 12, 50)
+    values = signals.signal + np.float32(100)
+    values[1:, 3] = np.nan
+    found = attack(AttackSignals.from_arrays(values, signals.member), 0)
+    assert found.example_ids.tolist() == [k for k in range(50) if k != 3]
+
+
+@every_variant
+def test_only_models_that_coins_made_have_scores_of_fair_coins(attack):
+    made = signals_with_effect(1.0, 12, 50)
+    for audited, fair in ((None, True), (0, False), (3, True)):
+        signals = AttackSignals.from_arrays(
+            made.signal, made.member, coins=True, share=0.5, audited=audited
+        )
+        assert attack(signals, 0).fair_coins == fair

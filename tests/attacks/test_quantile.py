@@ -44,3 +44,37 @@ def test_without_predictions_no_attack_reads_labels():
     assert not ATTACKS["label_gap"].can_use(given)
     assert ATTACKS["label_gap"].lacks(given).startswith("training and test predictions")
     assert ATTACKS["loss_threshold"].can_use(given)
+
+
+@pytest.mark.parametrize(
+    "year",
+    [
+        np.repeat(["2023", "2024"], 500),
+        np.arange(1000.0),
+        np.r_[np.inf, np.nan, np.arange(998.0)],
+    ],
+)
+@pytest.mark.parametrize("middle", [0.05, 3.0])
+def test_values_that_only_training_examples_have_do_not_give_members_away(year, middle):
+    """The losses know nothing of membership, so a member scores above an other half the time."""
+    loss = middle * np.exp(np.random.default_rng(1).normal(0, 0.3, 1000))
+    found = quantile_scores(material(loss[:500], loss[500:], year=year))
+    members, others = found.scores[found.member], found.scores[~found.member]
+    assert abs((members[:, None] > others).mean() - 0.5) < 0.15
+
+
+@pytest.mark.parametrize("row", [3, 70])
+def test_losses_below_0_are_refused_and_audits_leave_the_attack_out(row):
+    loss = np.full(100, 0.5)
+    loss[row] = -0.1
+    given = material(loss[:50], loss[50:])
+    assert ATTACKS["loss_threshold"].can_use(given)
+    assert not ATTACKS["quantile"].can_use(given)
+    with pytest.raises(InputError, match="none of them below 0"):
+        quantile_scores(given)
+
+
+def test_without_any_training_loss_audits_leave_out_what_reads_losses():
+    given = material([np.nan] * 50, [0.5] * 50)
+    for name in ("loss_threshold", "quantile"):
+        assert ATTACKS[name].lacks(given) == "a loss of a training and of a test example"
