@@ -425,6 +425,7 @@ def test_a_damaged_record_is_refused_or_counted_at_c(artifacts, tmp_path):
     assert counted.guarantee.status == "supported"  # the worst case does not rest on a record
 
 
+@pytest.mark.slow
 def test_the_page_of_a_data_set_of_adults_size_is_small(tmp_path):
     log, examples = small_run(n=32_561, steps=3)
     table = account(log, delta=DELTA)

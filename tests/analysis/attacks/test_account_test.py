@@ -76,6 +76,7 @@ def test_a_wrong_account_fails(account, rate):
     assert found[-1].mean > found[-1].expected  # it claims less than the attacker achieves
 
 
+@pytest.mark.slow
 def test_errors_are_those_of_runs():
     """With half of the noise shared, z of examples would spread several times as much."""
     rng = np.random.default_rng(2)

@@ -230,6 +230,7 @@ def test_a_regression_target_is_no_class():
     assert "300 distinct labels" in found.notes[0]
 
 
+@pytest.mark.slow
 def test_ten_thousand_groups_get_one_table():
     rng = np.random.default_rng(0)
     n = 100_000

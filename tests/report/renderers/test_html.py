@@ -345,6 +345,7 @@ def test_one_example_and_nothing_to_correlate(run):
     assert "No correlation is defined: only 1 examples" in text
 
 
+@pytest.mark.slow
 def test_ten_thousand_groups_stay_small():
     n = 20_000
     log = NormLog.from_arrays(
