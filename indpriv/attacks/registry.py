@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import lira, rmia
@@ -102,7 +104,19 @@ def _with_references(
         source=source,
         caveat=caveat,
         references=references,
+        further_needs=partial(_needs_of_sides, need),
     )
+
+
+def _needs_of_sides(need: str, material: Material) -> str | None:
+    """What attacks with references need of the audited row and it lacks; None if nothing."""
+    signals = getattr(material, need)
+    if signals.audited is None:
+        return None
+    known, member = ~np.isnan(signals.signal[signals.audited]), signals.member[signals.audited]
+    if min(np.sum(known & member), np.sum(known & ~member)) >= 2:
+        return None
+    return "two members and two non-members with a signal of the attacked model"
 
 
 _RMIA = "Zarifzadeh, Liu and Shokri 2024 (arXiv:2312.03262)"

@@ -116,3 +116,15 @@ def test_scores_do_not_depend_on_the_order_of_the_examples(attack: Attack):
     mine = by_example(attack.scores(EVERYTHING, None))
     other = by_example(attack.scores(material(EXAMPLES, order), None))
     assert other == pytest.approx(mine, abs=1e-9)
+
+
+@pytest.mark.parametrize("side", [True, False])
+def test_audits_leave_out_attacks_with_references_where_a_side_has_one_signal(side):
+    full = material(EXAMPLES).signals
+    signal = np.array(full.signal)
+    members = np.flatnonzero(full.member[0] == side)
+    signal[0, members[1:]] = np.nan
+    known = AttackSignals.from_arrays(signal, full.member, full.example_ids, audited=0, coins=True)
+    rmia = ATTACKS["rmia"]
+    assert rmia.can_use(Material(signals=full))
+    assert "two members and two non-members" in rmia.lacks(Material(signals=known))
