@@ -30,7 +30,8 @@ class AttackResult:
         n_members, n_nonmembers: number of scores.
         discrimination: over all thresholds, without the curve; None without members or others.
         above_worst_case: the rates exceed what the worst case allows, by more than chance over all
-            attacks: the run or its account is wrong. Always false for the baseline.
+            attacks: the run or its account is wrong, if the test examples were split off at
+            random. Always false for the baseline.
         source: the paper that it follows.
         caveat: what a reader must know about its results.
     """

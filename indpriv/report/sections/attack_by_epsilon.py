@@ -17,7 +17,8 @@ def attack_by_epsilon(summary: AuditSummary) -> doc.Section | None:
         blocks.append(
             finding(
                 f"In {counted(found.findings, 'bin')} below, the attack succeeds more often than "
-                "the worst-case epsilon allows: the run or its account is wrong."
+                "the worst-case epsilon allows: the run or its account is wrong, if the test "
+                "examples were split off at random."
             )
         )
     blocks.append(

@@ -19,7 +19,10 @@ _HEAD = (
     "at 0.1 %",
     "95 % interval",
 )
-_ABOVE = "The run or its account is wrong."
+_ABOVE = (
+    "The run or its account is wrong, unless training and test examples differ in other ways too: "
+    "was the split random?"
+)
 
 
 def strongest_lines(results: AttackResults) -> tuple[Paragraph, ...]:
