@@ -114,7 +114,7 @@ def test_a_run_instead_of_an_audit_directory(indpriv, a_run):
     assert "nowhere does not exist" in indpriv("gate", "nowhere", code=2).err
 
 
-@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize("taken", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_an_archive_of_a_run(indpriv, a_run, taken):
     shutil.make_archive("one", "zip", a_run)
     if taken:

@@ -101,7 +101,13 @@ def test_nothing_that_is_written_derives_from_raw_values_but_through_a_mechanism
     assert written[1] == written[3]
 
 
-@pytest.mark.parametrize("values", [[0.7], [0.7, 2.0], [0.5] * 10, [2.0] * 10, [0.0] * 10], ids=str)
+FEW = [
+    [0.7],
+    *(pytest.param(v, marks=pytest.mark.slow) for v in ([0.7, 2.0], [0.5] * 10, [2.0] * 10)),
+]
+
+
+@pytest.mark.parametrize("values", [*FEW, [0.0] * 10], ids=str)
 def test_few_people_or_equal_ones_are_answered(tmp_path, values):
     folder = write_small_audit(tmp_path / "audit", values)
     with_one = release(folder, Request(mean=True, epsilon=0.5)).content
