@@ -20,6 +20,7 @@ from indpriv._progress import StageProgress
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import CANARIES
+from indpriv.recording.attacks.mislabelled_canaries import METHOD, draw_canaries
 from indpriv.training.baseline import example_table
 from indpriv.training.config import AuditConfig
 from indpriv.training.datasets import Dataset, load_dataset
@@ -27,7 +28,6 @@ from indpriv.training.datasets.base import Split
 from indpriv.training.dp_sgd import TrainedRun, train
 
 LEAST_CANARIES = 16  # fewer prove nothing
-METHOD = "final loss of mislabelled canaries"
 _COINS = 1  # second word of the seed, so that coins are independent of training
 
 
@@ -54,9 +54,9 @@ def train_with_canaries(
     dataset = dataset or load_dataset(config.data.dataset, data_dir)
     _check_canaries(n_canaries, config, dataset)
     rng = np.random.default_rng(None if seed is None else [seed, _COINS])
-    positions = np.sort(rng.choice(len(dataset.train), n_canaries, replace=False))
-    included = rng.integers(0, 2, n_canaries) == 1
-    shifts = rng.integers(1, dataset.n_classes, n_canaries)
+    positions, included, shifts = draw_canaries(
+        rng, len(dataset.train), n_canaries, dataset.n_classes
+    )
     targets = dataset.train.targets.copy()
     targets[positions] = (targets[positions] + shifts) % dataset.n_classes
     is_canary = np.zeros(len(targets), dtype=bool)

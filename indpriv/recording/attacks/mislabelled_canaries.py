@@ -5,13 +5,14 @@ After Steinke, Nasr and Jagielski 2023 (arXiv:2305.08846). They cost some accura
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
+from indpriv._arrays import BoolArray, IntArray
 from indpriv._checks import check_positive_int
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
@@ -22,6 +23,25 @@ from indpriv.recording.opacus.run_attack import AttackedRun, AttackedStep
 from indpriv.recording.training_data import length
 
 METHOD = "final loss of mislabelled canaries"
+
+
+class DrawnCanaries(NamedTuple):
+    """Canaries: their positions, whether each is trained on, and how far its class is shifted."""
+
+    positions: IntArray
+    included: BoolArray
+    shifts: IntArray
+
+
+def draw_canaries(
+    rng: np.random.Generator, n_examples: int, count: int, n_classes: int
+) -> DrawnCanaries:
+    """Random examples in ascending order, with independent fair coins and random wrong classes."""
+    return DrawnCanaries(
+        positions=np.sort(rng.choice(n_examples, count, replace=False)),
+        included=rng.integers(0, 2, count) == 1,
+        shifts=rng.integers(1, n_classes, count),
+    )
 
 
 class MislabelledCanaries:
@@ -61,15 +81,12 @@ class MislabelledCanaries:
         check_positive_int("n_classes", n_classes, minimum=2)
         if count > n:
             raise InputError(f"{count} canaries are more than the {n} examples; insert fewer")
-        rng = np.random.default_rng(seed)
-        positions = np.sort(rng.choice(n, count, replace=False))
-        self._member = rng.random(count) < 0.5
-        shifts = dict(
-            zip(positions.tolist(), rng.integers(1, n_classes, count).tolist(), strict=True)
-        )
+        drawn = draw_canaries(np.random.default_rng(seed), n, count, n_classes)
+        positions, self._member = drawn.positions.tolist(), drawn.included
+        shifts = dict(zip(positions, drawn.shifts.tolist(), strict=True))
         mislabelled = _Mislabelled(dataset, shifts, n_classes)
-        self._canaries: Dataset[Any] = Subset(mislabelled, positions.tolist())
-        kept = np.setdiff1d(np.arange(n), positions[~self._member])
+        self._canaries: Dataset[Any] = Subset(mislabelled, positions)
+        kept = np.setdiff1d(np.arange(n), drawn.positions[~drawn.included])
         self.train_set: Dataset[Any] = Subset(mislabelled, kept.tolist())
 
     def start(self, attacked: AttackedRun) -> MislabelledCanaries:
