@@ -3,21 +3,24 @@
 Sensitive, and no accusation: decisions about single examples change from model to model.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
 from indpriv._columns import to_floats
 from indpriv.analysis.attacks.ceilings import mu_of, true_positive_rate
-from indpriv.attacks import ATTACKS
-from indpriv.audit.run_attacks import materials
+from indpriv.audit.run_attacks import ScoredAttack
 from indpriv.audit.run_directory import RecordedRun
 from indpriv.epsilon_table import EpsilonTable
 
 _RATE = 0.01  # false-positive rate of the ceiling
 
 
-def attack_table(table: EpsilonTable, recorded: RecordedRun) -> pd.DataFrame | None:
-    """Training and test examples with the score of every attack; None without losses.
+def attack_table(
+    table: EpsilonTable, recorded: RecordedRun, scored: Sequence[ScoredAttack]
+) -> pd.DataFrame | None:
+    """Training and test examples with every attack's score on the run; None without losses.
 
     Columns: example_id, member, epsilon and ceiling_at_1_percent (NaN for test examples; the
     ceiling is that of a Gaussian mechanism with this epsilon), loss, then one column for each
@@ -38,12 +41,11 @@ def attack_table(table: EpsilonTable, recorded: RecordedRun) -> pd.DataFrame | N
         frame.loc[member, name] = np.where(rows >= 0, values[rows], np.nan)
     frame["loss"] = to_floats(both["loss"])
     keys = pd.MultiIndex.from_arrays([member, frame["example_id"]])
-    material = materials(recorded)["dp"]
-    for attack in ATTACKS.values():
-        if attack.can_use(material):
-            scores = attack.scores(material, None)
+    for each in scored:
+        if each.model == "dp":
+            scores = each.scores
             found = pd.MultiIndex.from_arrays([scores.member, np.asarray(scores.example_ids)])
-            frame[attack.name] = pd.Series(scores.scores, index=found).reindex(keys).to_numpy()
+            frame[each.attack.name] = pd.Series(scores.scores, index=found).reindex(keys).to_numpy()
     frame.attrs = {
         "sensitive": "for the curator only",
         "meaning": "No row is an accusation: decisions about single examples change from model to "

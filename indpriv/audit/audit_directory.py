@@ -21,7 +21,6 @@ from indpriv._files import (
 )
 from indpriv.analysis.lookup import Lookup
 from indpriv.analysis.summary import AuditSummary
-from indpriv.audit.attack_table import attack_table
 from indpriv.audit.run_directory import RecordedRun, in_rows_of
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError, PrivacyWarning
@@ -42,6 +41,7 @@ def write_audit(
     summary: AuditSummary,
     images: NDArray[np.float32] | None = None,
     lookup: Lookup | None = None,
+    attacks: pd.DataFrame | None = None,
 ) -> None:
     """Write an audit directory; audit.json last, so that a directory with one is whole.
 
@@ -53,6 +53,7 @@ def write_audit(
         images: (n_examples, channels, height, width) training inputs, where the report shows those
             at both ends.
         lookup: single examples that the report can be searched for.
+        attacks: scores of every attack by example.
     """
     pictures = None if images is None else pictures_of(summary.drivers, images)
     output_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -70,7 +71,6 @@ def write_audit(
             (output_dir / file).unlink(missing_ok=True)  # of an earlier audit of another run
         else:
             examples.to_parquet(output_dir / file)
-    attacks = attack_table(table, recorded) if recorded.references else None
     if attacks is None:
         (output_dir / ATTACKS).unlink(missing_ok=True)
     else:

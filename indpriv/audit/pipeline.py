@@ -18,9 +18,11 @@ from indpriv.analysis.declared import Declared
 from indpriv.analysis.fidelity.batch_norms import free_fidelity
 from indpriv.analysis.lookup import Lookup, look_up
 from indpriv.analysis.summary import AuditSummary, FidelityFindings
+from indpriv.audit.attack_table import attack_table
 from indpriv.audit.audit_directory import write_audit
 from indpriv.audit.groups import choose_groups
 from indpriv.audit.references import read_references
+from indpriv.audit.run_attacks import ScoredAttack, scored_attacks
 from indpriv.audit.run_directory import RecordedRun, in_rows_of, recorded_run
 from indpriv.audit.summarise import summarise
 from indpriv.audit.variants import effect_of_spacing, fidelity_against_k, sensitivity
@@ -91,8 +93,9 @@ def audit(
         preset=preset,
     )
     command = _command(path, output_dir, method, by, unit_column, unreadable, seed, folders)
-    table, summary = _analyse(log, recorded, method, path.resolve().name, by, seed, command, tell)
-    _write(output_dir, log, table, recorded, summary, images, tell)
+    name = path.resolve().name
+    table, summary, scored = _analyse(log, recorded, method, name, by, seed, command, tell)
+    _write(output_dir, log, table, recorded, summary, scored, images, tell)
     return summary
 
 
@@ -123,13 +126,14 @@ def _analyse(
     seed: int,
     command: str,
     tell: StageProgress,
-) -> tuple[EpsilonTable, AuditSummary]:
+) -> tuple[EpsilonTable, AuditSummary, Sequence[ScoredAttack]]:
     """The epsilons of a log and all that is found; name: of the run, where run.json has none."""
     table = table_for(log, method, progress=lambda done, total: tell(ACCOUNTING, done, total))
     holdout, members = _holdout(log, recorded, method, table)
     fidelity = _fidelity(log, method, table, _groups(log, recorded, by), tell)
     with _stage(tell, ANALYSING):
-        return table, summarise(
+        scored = scored_attacks(recorded)
+        summary = summarise(
             log,
             table,
             recorded,
@@ -138,9 +142,11 @@ def _analyse(
             fidelity=fidelity,
             holdout=holdout,
             members=members,
+            scored=scored,
             seed=seed,
             command=command,
         )
+    return table, summary, scored
 
 
 def _write(
@@ -149,12 +155,14 @@ def _write(
     table: EpsilonTable,
     recorded: RecordedRun,
     summary: AuditSummary,
+    scored: Sequence[ScoredAttack],
     images: NDArray[np.float32] | None,
     tell: StageProgress,
 ) -> None:
     with _stage(tell, WRITING):
         lookup = _lookup(log, table, recorded, summary)
-        write_audit(output_dir, table, recorded, summary, images, lookup)
+        attacks = attack_table(table, recorded, scored) if recorded.references else None
+        write_audit(output_dir, table, recorded, summary, images, lookup, attacks)
 
 
 def _lookup(

@@ -1,6 +1,7 @@
 """Running the attacks of the registry on a recorded run. Sensitive."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,6 @@ from indpriv.analysis.attacks.by_epsilon import AttackByEpsilon, attack_by_epsil
 from indpriv.analysis.attacks.ceilings import Ceilings
 from indpriv.analysis.attacks.measures import measure_attack
 from indpriv.analysis.attacks.results import (
-    AttackResult,
     AttackResults,
     attack_result,
     ranked,
@@ -21,7 +21,7 @@ from indpriv.analysis.attacks.threshold_attack import AttackRow, ThresholdAttack
 from indpriv.analysis.summary import AttackFindings
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
-from indpriv.attacks import ATTACKS, Material
+from indpriv.attacks import ATTACKS, Attack, Material
 from indpriv.attacks.loss_threshold import LOSS_THRESHOLD
 from indpriv.attacks.train_references import CHECKPOINTS, CONFIDENCE, LABELS
 from indpriv.audit.references import read_references
@@ -34,20 +34,45 @@ from indpriv.norm_log.run_files import EXAMPLES, RUN_JSON
 BY_GROUP = "loss_threshold"  # the attack of the paper's protocol
 
 
+@dataclass(frozen=True)
+class ScoredAttack:
+    """An attack of the registry, the model it was run on ("dp" or "non_dp"), and its scores."""
+
+    attack: Attack
+    model: str
+    references: int
+    scores: AttackScores
+
+
+def scored_attacks(run: RecordedRun, names: Collection[str] = ()) -> list[ScoredAttack]:
+    """Every attack whose needs are met, over all examples, on the run and on its baseline.
+
+    names: the attacks to choose from; all if empty.
+    """
+    return [
+        ScoredAttack(attack, model, attack.references_in(material), attack.scores(material, None))
+        for model, material in materials(run).items()
+        for attack in ATTACKS.values()
+        if attack.can_use(material) and attack.name in (names or ATTACKS)
+    ]
+
+
 def run_attacks(
     run: RecordedRun,
     columns: Sequence[str],
     *,
+    scored: Sequence[ScoredAttack],
     members: EpsilonTable,
     holdout: EpsilonTable | None,
     seed: int,
     ceilings: Ceilings | None = None,
 ) -> AttackFindings:
-    """Run every attack whose needs are met.
+    """What the attacks on a run found.
 
     Args:
         run: what is known about the run.
         columns: to group by.
+        scored: attacks with their scores.
         members: epsilons of the training examples, to compare with those of the hold-out; canaries
             test the guarantee at their delta.
         holdout: epsilons that the test examples would have had on the same trajectory.
@@ -57,7 +82,7 @@ def run_attacks(
     canaries, delta = run.canaries, members.account.delta
     guarantee = (members.worst_case_epsilon, delta)
     return AttackFindings(
-        every=ranked(_every(run, guarantee, seed), ceilings),
+        every=_ranked(scored, guarantee, seed, ceilings),
         by_group=_by_group(run, columns, seed),
         by_epsilon=_by_epsilon(members, holdout, run.examples, seed),
         canaries=None if canaries is None else measure_attack(canaries, delta=delta, seed=seed),
@@ -109,36 +134,30 @@ def results_of_run(run_dir: Path, signals: Path, names: Collection[str] = ()) ->
     epsilon, delta = (first_at(record, ("guarantee", key)) for key in ("epsilon", "delta"))
     if epsilon is None or delta is None:
         raise InputError(f"{run_dir / RUN_JSON} has no guarantee; is the run finished?")
-    return ranked(_every(run, (float(epsilon), float(delta)), 0, names), None)
+    return _ranked(scored_attacks(run, names), (float(epsilon), float(delta)), 0, None)
 
 
-def _every(
-    run: RecordedRun, guarantee: tuple[float, float], seed: int, names: Collection[str] = ()
-) -> list[AttackResult]:
-    """Every attack whose needs are met, over all examples, on the run and on the baseline.
-
-    names: the attacks to choose from; all if empty.
-    """
-    usable = [
-        (attack, model, material)
-        for model, material in materials(run).items()
-        for attack in ATTACKS.values()
-        if attack.can_use(material) and attack.name in (names or ATTACKS)
-    ]
-    return [
+def _ranked(
+    scored: Sequence[ScoredAttack],
+    guarantee: tuple[float, float],
+    seed: int,
+    ceilings: Ceilings | None,
+) -> AttackResults:
+    results = [
         attack_result(
-            attack.scores(material, None),
-            name=attack.name,
-            model=model,
-            references=attack.references_in(material),
+            each.scores,
+            name=each.attack.name,
+            model=each.model,
+            references=each.references,
             guarantee=guarantee,
-            tests=len(usable),
-            source=attack.source,
-            caveat=attack.caveat,
+            tests=len(scored),
+            source=each.attack.source,
+            caveat=each.attack.caveat,
             seed=seed,
         )
-        for attack, model, material in usable
+        for each in scored
     ]
+    return ranked(results, ceilings)
 
 
 def materials(run: RecordedRun) -> dict[str, Material]:

@@ -34,7 +34,7 @@ from indpriv.analysis.summary import (
 )
 from indpriv.analysis.units import unit_sizes
 from indpriv.audit.groups import choose_groups
-from indpriv.audit.run_attacks import run_attacks
+from indpriv.audit.run_attacks import ScoredAttack, run_attacks, scored_attacks
 from indpriv.audit.run_directory import RecordedRun, in_rows_of
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
@@ -55,6 +55,7 @@ def summarise(
     fidelity: FidelityFindings = _NO_FIDELITY,
     holdout: EpsilonTable | None = None,
     members: EpsilonTable | None = None,
+    scored: Sequence[ScoredAttack] | None = None,
     seed: int = 0,
     command: str = "",
 ) -> AuditSummary:
@@ -69,6 +70,7 @@ def summarise(
         fidelity: how far the epsilons can lie from exact ones.
         holdout: epsilons that the test examples would have had on the same trajectory.
         members: epsilons to compare with those of the hold-out, as far as that is not the table.
+        scored: attacks with their scores; default all whose needs are met.
         seed: of the random choices of attacks and group tables.
         command: reproduces the audit.
 
@@ -79,6 +81,7 @@ def summarise(
     attacks = run_attacks(
         recorded,
         found.columns,
+        scored=scored_attacks(recorded) if scored is None else scored,
         members=table if members is None else members,
         holdout=holdout,
         seed=seed,

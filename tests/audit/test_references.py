@@ -9,6 +9,7 @@ import pytest
 from indpriv._columns import to_floats
 from indpriv._files import read_json, read_parquet, write_json
 from indpriv.attack_signals import AttackSignals, from_losses
+from indpriv.attacks import ATTACKS
 from indpriv.attacks.rmia import rmia as rmia_of
 from indpriv.audit import attack_study, audit, results_of_run
 from indpriv.cli import run as run_command
@@ -76,6 +77,21 @@ def test_the_audit_runs_every_attack_whose_needs_are_met(run_dir, signals, tmp_p
     assert "RMIA, offline" in page
     assert "Individual ceiling, mean" in page
     assert f"--signals {tmp_path / 'signals.npz'}" in page.replace("\\", "")
+
+
+@pytest.mark.usefixtures("no_extras")
+def test_an_audit_scores_each_attack_once(run_dir, signals, tmp_path, monkeypatch):
+    signals.save(tmp_path / "signals.npz")
+    calls, rmia = [], ATTACKS["rmia"]
+
+    def counted(material, by):
+        calls.append(by)
+        return rmia.scores(material, by)
+
+    monkeypatch.setitem(ATTACKS, "counted", replace(rmia, name="counted", scores=counted))
+    audit(run_dir, tmp_path / "audit", signals=tmp_path / "signals.npz")
+    assert calls == [None]
+    assert "counted" in read_parquet(tmp_path / "audit" / "attacks.parquet")
 
 
 @pytest.mark.usefixtures("no_extras")
