@@ -29,6 +29,8 @@ KINDS = {
     "other": "any figure that is higher for members",
 }
 _SEEN = ("final_model", "checkpoints")  # adversaries that a signal of a model can belong to
+_MOST_ALIKE = 0.5  # correlation of two memberships; independent coins give 0 +- 1 / sqrt(n)
+_DEVIATIONS = 5.0  # of that, so that few examples are not refused by chance
 _ARRAYS = ("signal", "member", "example_ids", "unit_ids")
 
 
@@ -165,16 +167,17 @@ class AttackSignals:
                 f"there are {self.n_models - 1} reference models, and this attack needs {least}; "
                 "train more with indpriv shadow --models, or use rmia, which works with one"
             )
-        same = [
-            model
-            for model in range(self.n_models)
-            if model != target and np.array_equal(self.member[model], self.member[target])
-        ]
-        if same:
-            raise InputError(
-                f"reference {same[0]} was trained on the same examples as the attacked model "
-                f"{target}; references need training sets of their own"
-            )
+        limit = max(_MOST_ALIKE, _DEVIATIONS / np.sqrt(self.n_examples))
+        mine = self.member[target]
+        for model in set(range(self.n_models)) - {target}:
+            other = self.member[model]
+            if np.array_equal(other, mine) or _correlation(other, mine) > limit:
+                shared = float(np.mean(other == mine))
+                raise InputError(
+                    f"reference {model} was trained on the same examples as the attacked model "
+                    f"{target}, as far as {shared:.1%} of their memberships go; references need "
+                    "training sets of their own, drawn independently"
+                )
 
     def save(self, path: Path) -> None:
         """Write an .npz file without pickles, which only the owner can read (0600)."""
@@ -226,6 +229,13 @@ class AttackSignals:
             unit_ids=found.get("unit_ids"),
             **facts,
         )
+
+
+def _correlation(a: BoolArray, b: BoolArray) -> float:
+    """Pearson's correlation of two memberships; 0 where one is constant."""
+    share_a, share_b, both = float(a.mean()), float(b.mean()), float((a & b).mean())
+    spread = share_a * (1 - share_a) * share_b * (1 - share_b)
+    return (both - share_a * share_b) / np.sqrt(spread) if spread > 0 else 0.0
 
 
 def plain_ids(ids: ArrayLike) -> NDArray[np.generic]:

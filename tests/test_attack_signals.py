@@ -133,3 +133,20 @@ def test_confidence_of_losses_is_ordered_and_exact():
     assert np.isnan(from_losses([np.nan])).all()
     with pytest.raises(InputError, match="1 losses are below 0"):
         from_losses([-1e-9, 1.0])
+
+
+def test_references_on_nearly_the_same_examples_are_refused():
+    signals = signals_with_effect(1.0, 3, 200)
+    signals.check_references(0, 1)
+    signals.check_references(0, 2)
+    for changed in (0, 1, 20):  # of 200 memberships
+        member = np.array(signals.member)
+        member[2] = member[0]
+        member[2, :changed] ^= True
+        near = AttackSignals.from_arrays(signals.signal, member)
+        with pytest.raises(InputError, match="reference 2 was trained on the same examples"):
+            near.check_references(0, 1)
+        near.check_references(1, 2)
+    mostly_in = signals_with_effect(1.0, 9, 200, share=0.95)  # alike by chance only
+    for target in range(9):
+        mostly_in.check_references(target, 8)

@@ -95,6 +95,8 @@ def _with_references(
     caveat: str,
     references: int,
     need: str = "signals",
+    *,
+    needs_of: Callable[[AttackSignals], str | None] = lambda _: None,
 ) -> Attack:
     return Attack(
         name=name,
@@ -104,19 +106,21 @@ def _with_references(
         source=source,
         caveat=caveat,
         references=references,
-        further_needs=partial(_needs_of_sides, need),
+        further_needs=partial(_needs_of_signals, need, needs_of),
     )
 
 
-def _needs_of_sides(need: str, material: Material) -> str | None:
-    """What attacks with references need of the audited row and it lacks; None if nothing."""
+def _needs_of_signals(
+    need: str, needs_of: Callable[[AttackSignals], str | None], material: Material
+) -> str | None:
+    """What attacks with references need of the signals and they lack; None if nothing."""
     signals = getattr(material, need)
     if signals.audited is None:
         return None
     known, member = ~np.isnan(signals.signal[signals.audited]), signals.member[signals.audited]
-    if min(np.sum(known & member), np.sum(known & ~member)) >= 2:
-        return None
-    return "two members and two non-members with a signal of the attacked model"
+    if min(np.sum(known & member), np.sum(known & ~member)) < 2:
+        return "two members and two non-members with a signal of the attacked model"
+    return needs_of(signals)
 
 
 _RMIA = "Zarifzadeh, Liu and Shokri 2024 (arXiv:2312.03262)"
@@ -124,6 +128,10 @@ _LIRA = "Carlini et al. 2022 (arXiv:2112.03570)"
 _REFERENCES = (
     "Reference models stand for training without the example; they are as good as they are like "
     "the audited run."
+)
+_ONE = (
+    "It is the only kind of attack that one reference is enough for; the randomness of training "
+    "that reference is then in every score, so train four."
 )
 _LABELS = (
     "It sees only which perturbed copies of an example get its label, and is compared with "
@@ -163,15 +171,18 @@ _ALL = (
         "test examples are used up by its regression.",
         further_needs=needs_of_regression,
     ),
-    _with_references("rmia", rmia.RMIA, rmia.rmia, _RMIA, _REFERENCES, 1),
+    _with_references(
+        "rmia", rmia.RMIA, rmia.rmia, _RMIA, f"{_REFERENCES} {_ONE}", 1, needs_of=rmia.needs_of
+    ),
     _with_references(
         "rmia_offline",
         rmia.RMIA_OFFLINE,
         partial(rmia.rmia, offline=True),
         _RMIA,
         "It uses only references without the example, as an attacker who meets the example after "
-        "training them.",
+        f"training them. {_ONE}",
         1,
+        needs_of=partial(rmia.needs_of, offline=True),
     ),
     _with_references("lira", lira.LIRA, lira.lira, _LIRA, _REFERENCES, 4),
     _with_references(
@@ -205,9 +216,10 @@ _ALL = (
         "RMIA on labels",
         rmia.rmia,
         f"Choquette-Choo et al. 2021 (arXiv:2007.14321), calibrated by {_RMIA}",
-        _LABELS,
+        f"{_LABELS} {_ONE}",
         1,
         "label_signals",
+        needs_of=rmia.needs_of,
     ),
     _with_references(
         "label_robustness",
@@ -223,9 +235,10 @@ _ALL = (
         "RMIA on mean confidence over checkpoints",
         rmia.rmia,
         f"Liu et al. 2022 (arXiv:2208.14933), by {_RMIA}",
-        _TRAJECTORY,
+        f"{_TRAJECTORY} {_ONE}",
         1,
         "checkpoint_signals",
+        needs_of=rmia.needs_of,
     ),
     _with_references(
         "trajectory_lira",

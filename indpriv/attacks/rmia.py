@@ -16,6 +16,8 @@ from indpriv.errors import InputError
 
 RMIA = "RMIA"
 RMIA_OFFLINE = "RMIA, offline"
+_NO_PROBABILITY = "other"  # the kind of signals that have no ratios
+_LEAST_OTHERS = 2  # non-members, to rank among
 _TIE = 1e-9  # weight of the ratio itself, which orders equal ranks
 
 
@@ -28,6 +30,9 @@ def rmia(
     offline: bool = False,
 ) -> AttackScores:
     """Score each example by the share of non-members over which the model prefers it.
+
+    One reference is enough, since only its mean enters and no spread; with one, the randomness of
+    its training is in every score. Attacks that standardise by a spread refuse fewer than two.
 
     The ratio of an example is the target's probability of the true label over the mean of the
     references. Its score is the share of the target's non-members z with ratio / ratio_z at least
@@ -57,6 +62,20 @@ def rmia(
     return scores_of_target(signals, target, score, RMIA_OFFLINE if offline else RMIA)
 
 
+def needs_of(signals: AttackSignals, *, offline: bool = False) -> str | None:
+    """What the signals lack for an attack on their audited row; None if nothing."""
+    target = signals.audited or 0
+    if signals.kind == _NO_PROBABILITY:
+        return "signals that are probabilities, of another kind than 'other'"
+    known = np.zeros(signals.n_examples, dtype=bool)
+    for model in set(range(signals.n_models)) - {target}:
+        known |= ~np.isnan(signals.signal[model]) & ~(offline & signals.member[model])
+    known &= ~np.isnan(signals.signal[target]) & ~signals.member[target]
+    if known.sum() < _LEAST_OTHERS:
+        return "two non-members with a signal of a reference that counts"
+    return None
+
+
 def _rank(ratio: FloatArray, member: BoolArray, gamma: float) -> FloatArray:
     """Share of the non-members whose ratio is at most ratio / gamma: a function of the ratio alone.
 
@@ -64,7 +83,7 @@ def _rank(ratio: FloatArray, member: BoolArray, gamma: float) -> FloatArray:
     wherever ratios are equal, as they often are for labels.
     """
     population = np.sort(ratio[~member])
-    if len(population) < 2:
+    if len(population) < _LEAST_OTHERS:
         raise InputError("RMIA compares with non-members, and the target has fewer than two")
     beaten = np.searchsorted(population, ratio / gamma, side="right")
     return np.asarray(beaten / len(population) + _TIE * ratio / (1 + ratio))
@@ -72,7 +91,7 @@ def _rank(ratio: FloatArray, member: BoolArray, gamma: float) -> FloatArray:
 
 def _probability(signals: AttackSignals, model: int) -> FloatArray:
     """Probability of the true label, (n_examples,)."""
-    if signals.kind == "other":
+    if signals.kind == _NO_PROBABILITY:
         raise InputError(
             "RMIA takes ratios of probabilities, and these signals are of the kind 'other'; use "
             "calibrated or lira"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -182,12 +182,37 @@ def train_references(
 
 
 def open_signals(path: str | Path) -> dict[str, AttackSignals]:
-    """The signals in a folder of `train_references` by name, or one file of "confidence"."""
+    """The signals in a folder of `train_references` by name, or one file of "confidence".
+
+    Raises:
+        InputError: no signals, or signals of several series in one folder.
+        EvidenceError: damaged files.
+    """
     path = Path(path)
     folders = [path / name for name in _FACTS if (path / name / SIGNALS).is_file()]
     if not folders:
         return {CONFIDENCE: AttackSignals.open(path)}
-    return {folder.name: AttackSignals.open(folder) for folder in folders}
+    found = {folder.name: AttackSignals.open(folder) for folder in folders}
+    if CONFIDENCE not in found:
+        raise InputError(f"{path} lacks the folder {CONFIDENCE}, which says how many models count")
+    return {name: _of_series(found[CONFIDENCE], part, path / name) for name, part in found.items()}
+
+
+def _of_series(main: AttackSignals, part: AttackSignals, path: Path) -> AttackSignals:
+    """Other signals of the same models; a model that an interruption left over does not count."""
+    n = main.n_models
+    same = (
+        part.n_models >= n
+        and np.array_equal(part.example_ids, main.example_ids)
+        and np.array_equal(part.member[:n], main.member)
+        and (part.fingerprint, part.audited) == (main.fingerprint, main.audited)
+    )
+    if not same:
+        raise InputError(
+            f"{path} holds signals of other models than {path.parent / CONFIDENCE}; do not mix the "
+            "folders of two series"
+        )
+    return replace(part, signal=part.signal[:n], member=part.member[:n])
 
 
 def _named(signals: ArrayLike | Mapping[str, ArrayLike]) -> dict[str, NDArray[np.float32]]:

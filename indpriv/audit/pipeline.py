@@ -21,7 +21,7 @@ from indpriv.analysis.summary import AuditSummary, FidelityFindings
 from indpriv.audit.attack_table import attack_table
 from indpriv.audit.audit_directory import write_audit
 from indpriv.audit.groups import choose_groups
-from indpriv.audit.references import read_references
+from indpriv.audit.references import read_references, unchecked_facts
 from indpriv.audit.run_attacks import ScoredAttack, scored_attacks
 from indpriv.audit.run_directory import RecordedRun, in_rows_of, recorded_run
 from indpriv.audit.summarise import summarise
@@ -219,7 +219,9 @@ def _with_references(
     if baseline_signals is not None:
         found = read_references(baseline_signals, path, recorded.non_dp)
         recorded = replace(recorded, baseline_references=found)
-    return recorded
+    every = (recorded.references, recorded.baseline_references)
+    unchecked = [text for signals in every for text in unchecked_facts(path, signals)]
+    return replace(recorded, unchecked=unchecked)
 
 
 def _holdout(

@@ -33,8 +33,7 @@ def read_references(
     found = open_signals(path)
     if examples is None:
         raise InputError(f"{run_dir} has no losses of its examples, which attacks compare with")
-    record = run_dir / RUN_JSON
-    fingerprint = first_at(read_json(record), ("data", "fingerprint")) if record.is_file() else None
+    fingerprint = _fingerprint_of(run_dir)
     for signals in found.values():
         if signals.audited is None:
             raise InputError(
@@ -47,6 +46,38 @@ def read_references(
             )
     _check_is_of_run(found[CONFIDENCE], examples, path, run_dir)
     return found
+
+
+def unchecked_facts(run_dir: Path, references: Mapping[str, AttackSignals]) -> tuple[str, ...]:
+    """What `read_references` could not check about these signals, in sentences."""
+    if not references:
+        return ()
+    found = []
+    signals = references[CONFIDENCE]
+    lacking = [
+        name
+        for name, fingerprint in (
+            ("The signals name", signals.fingerprint),
+            ("run.json names", _fingerprint_of(run_dir)),
+        )
+        if not fingerprint
+    ]
+    if lacking:
+        found.append(
+            f"{' and '.join(lacking)} no fingerprint of the data: that the reference models were "
+            "trained on the data of this run was not checked."
+        )
+    if signals.kind != CONFIDENCE:
+        found.append(
+            "The signals are no confidences: that they are of this run's model was not checked."
+        )
+    return tuple(found)
+
+
+def _fingerprint_of(run_dir: Path) -> str | None:
+    record = run_dir / RUN_JSON
+    found = first_at(read_json(record), ("data", "fingerprint")) if record.is_file() else None
+    return None if found is None else str(found)
 
 
 def _check_is_of_run(
@@ -62,8 +93,13 @@ def _check_is_of_run(
             raise InputError(f"{path} holds examples that {run_dir} does not have")
         if signals.kind != "confidence":
             continue
-        known = expit(from_losses(to_floats(losses.loc[ids])))
-        apart = np.abs(known - expit(np.array(signals.signal[row][inside], dtype=np.float64)))
+        loss, signal = to_floats(losses.loc[ids]), np.float64(signals.signal[row][inside])
+        if len(ids) and (np.isnan(loss) | np.isnan(signal)).all():
+            raise InputError(
+                f"row {row} of {path} has no confidence that can be compared with a loss of "
+                f"{run_dir}; train references for this run"
+            )
+        apart = np.abs(expit(from_losses(loss)) - expit(signal))
         if np.nanmax(apart, initial=0.0) > _TOLERANCE:
             raise InputError(
                 f"row {row} of {path} is not the model of {run_dir}: its confidences differ by up "

@@ -24,7 +24,7 @@ from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import ATTACKS, Attack, Material
 from indpriv.attacks.loss_threshold import LOSS_THRESHOLD
 from indpriv.attacks.train_references import CHECKPOINTS, CONFIDENCE, LABELS
-from indpriv.audit.references import read_references
+from indpriv.audit.references import read_references, unchecked_facts
 from indpriv.audit.run_directory import RecordedRun
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
@@ -82,7 +82,7 @@ def run_attacks(
     canaries, delta = run.canaries, members.account.delta
     guarantee = (members.worst_case_epsilon, delta)
     return AttackFindings(
-        every=_ranked(scored, guarantee, seed, ceilings),
+        every=_ranked(scored, guarantee, seed, ceilings, run.unchecked),
         by_group=_by_group(run, columns, seed),
         by_epsilon=_by_epsilon(members, holdout, run.examples, seed),
         canaries=None if canaries is None else measure_attack(canaries, delta=delta, seed=seed),
@@ -134,7 +134,9 @@ def results_of_run(run_dir: Path, signals: Path, names: Collection[str] = ()) ->
     epsilon, delta = (first_at(record, ("guarantee", key)) for key in ("epsilon", "delta"))
     if epsilon is None or delta is None:
         raise InputError(f"{run_dir / RUN_JSON} has no guarantee; is the run finished?")
-    return _ranked(scored_attacks(run, names), (float(epsilon), float(delta)), 0, None)
+    unchecked = unchecked_facts(run_dir, run.references)
+    guarantee = (float(epsilon), float(delta))
+    return _ranked(scored_attacks(run, names), guarantee, 0, None, unchecked)
 
 
 def _ranked(
@@ -142,6 +144,7 @@ def _ranked(
     guarantee: tuple[float, float],
     seed: int,
     ceilings: Ceilings | None,
+    unchecked: Sequence[str],
 ) -> AttackResults:
     results = [
         attack_result(
@@ -157,7 +160,7 @@ def _ranked(
         )
         for each in scored
     ]
-    return ranked(results, ceilings)
+    return ranked(results, ceilings, unchecked)
 
 
 def materials(run: RecordedRun) -> dict[str, Material]:

@@ -44,6 +44,7 @@ class RecordedRun:
         references: signals of the run and of reference models, by name (see
             `indpriv.attacks.train_references`); empty where there are none.
         baseline_references: the same for the non-private baseline.
+        unchecked: what could not be checked about these signals, in sentences.
     """
 
     examples: ExampleTable | None = None
@@ -55,6 +56,7 @@ class RecordedRun:
     holdout: NormLog | None = None
     references: Mapping[str, AttackSignals] = field(default_factory=dict)
     baseline_references: Mapping[str, AttackSignals] = field(default_factory=dict)
+    unchecked: Sequence[str] = ()
 
 
 def recorded_run(run: OpenedRun, unreadable: str = "refuse") -> RecordedRun:

@@ -7,7 +7,7 @@ import numpy as np
 
 from indpriv.accountant.predicted_evidence import PredictedEvidence, predicted_evidence
 from indpriv.analysis.attacks.account_test import Evidence
-from indpriv.analysis.attacks.canary_bounds import CanaryFindings, measure_gradient_canaries
+from indpriv.analysis.attacks.canary_findings import CanaryResults, measure_gradient_canaries
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
@@ -56,7 +56,7 @@ def evidence_of_runs(run_dirs: Sequence[Path]) -> Evidence:
     )
 
 
-def canaries_of_run(run_dir: Path, *, delta: float = 1e-5) -> tuple[CanaryFindings, ...]:
+def canaries_of_run(run_dir: Path, *, delta: float = 1e-5) -> CanaryResults:
     """What the gradient canaries of a run say, for each of their lengths.
 
     Raises:

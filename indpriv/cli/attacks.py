@@ -284,5 +284,5 @@ def validate(
         print_json(validation_document(found, canaries))
     else:
         print_validation(found, canaries, Console())
-    if not all(row.agrees for rows in canaries.values() for row in rows) or not agree(found):
+    if not all(of.agree for of in canaries.values()) or not agree(found):
         raise typer.Exit(1)

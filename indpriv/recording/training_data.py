@@ -19,7 +19,7 @@ from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, check_metadata, check_storable
 from indpriv.norm_log.validation import UNITS, check_ids, check_unit_ids
 from indpriv.recording.data_passes import CollateFn, Examples
-from indpriv.recording.norms.batches import LossFn, check_losses
+from indpriv.recording.norms.batches import LossFn, check_losses, precise_losses
 from indpriv.recording.random_states import kept_random_state
 
 
@@ -122,8 +122,7 @@ class TrainingData:
         with torch.no_grad(), kept_random_state():
             for inputs, targets in examples.batches(4096):
                 outputs = model(inputs)
-                batch = check_losses(self.loss_fn(outputs, targets), targets)
-                losses.append(batch.double().cpu().numpy())
+                losses.append(precise_losses(self.loss_fn, outputs, targets).cpu().numpy())
                 labels.append(_labels(targets))
                 correct.append(_correct(outputs, targets))
         frame = pd.DataFrame(

@@ -13,7 +13,7 @@ from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader
 
-from indpriv.analysis.attacks.canary_bounds import measure_gradient_canaries
+from indpriv.analysis.attacks.canary_findings import measure_gradient_canaries
 from indpriv.analysis.attacks.simulated_evidence import simulated_evidence
 from indpriv.attack_scores import AttackScores
 from indpriv.audit.validation import canaries_of_run
@@ -100,7 +100,7 @@ def simulated_runs(length: float, count: int) -> dict[str, Any]:
             fair_coins=True,
             adversary="updates",
         )
-        found.extend(measure_gradient_canaries(scores, settings, seed=draw))
+        found.extend(measure_gradient_canaries(scores, settings, seed=draw).lengths)
     keys = [bound.key for bound in found[0].bounds]
     bounds = np.array([[bound.epsilon for bound in one.bounds] for one in found])
     alarms = np.array([[bound.false_alarm_rate for bound in one.bounds] for one in found])

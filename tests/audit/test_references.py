@@ -8,13 +8,16 @@ import pytest
 
 from indpriv._columns import to_floats
 from indpriv._files import read_json, read_parquet, write_json
+from indpriv._signals_files import SignalsFolder
 from indpriv.attack_signals import AttackSignals, from_losses
 from indpriv.attacks import ATTACKS
 from indpriv.attacks.rmia import rmia as rmia_of
 from indpriv.audit import attack_study, audit, results_of_run
+from indpriv.audit.references import read_references, unchecked_facts
 from indpriv.cli import run as run_command
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
+from indpriv.example_table import ExampleTable
 from synthetic import signals_with_effect
 
 
@@ -59,6 +62,11 @@ def test_the_audit_runs_every_attack_whose_needs_are_met(run_dir, signals, tmp_p
     assert not {found.name for found in ours} & {"label_rmia", "trajectory_rmia"}
     assert [found.auc for found in ours] == sorted((found.auc for found in ours), reverse=True)
     rmia = next(found for found in ours if found.name == "rmia")
+    for one, joint in (
+        (rmia.discrimination.auc_interval, rmia.auc_joint),
+        (rmia.discrimination.tpr_at_fpr_intervals["0.01"], rmia.tpr_joint["0.01"]),
+    ):
+        assert joint.low < one.low < one.high < joint.high
     assert (rmia.references, rmia.n_members, rmia.n_nonmembers) == (4, 240, 120)
     ceilings = summary.attacks.every.ceilings
     assert ceilings.individual["0.01"] <= ceilings.worst_case["0.01"] < 1
@@ -118,6 +126,69 @@ def test_signals_of_something_else_are_refused(run_dir, signals, tmp_path):
     same = np.array(signals.member)
     same[1] = same[0]
     assert "was trained on the same examples" in message(replace(signals, member=same))
+
+
+@pytest.mark.parametrize("side", [True, False])
+def test_signals_that_say_nothing_about_the_run_are_refused(run_dir, signals, tmp_path, side):
+    silent = np.array(signals.signal)
+    silent[0, signals.member[0] == side] = np.nan
+    replace(signals, signal=silent).save(tmp_path / "signals.npz")
+    with pytest.raises(InputError, match="no confidence that can be compared"):
+        audit(run_dir, tmp_path / "audit", signals=tmp_path / "signals.npz")
+
+
+def test_a_fingerprint_that_is_missing_is_said_to_be_unchecked(run_dir, signals, tmp_path):
+    def unchecked(signals):
+        signals.save(tmp_path / "signals.npz")
+        read = read_references(tmp_path / "signals.npz", run_dir, table)
+        return unchecked_facts(run_dir, read)
+
+    table = ExampleTable.from_parquet(run_dir / "examples.parquet")
+    record = read_json(run_dir / "run.json")
+    try:
+        write_json(run_dir / "run.json", {**record, "data": {"fingerprint": "of the data"}})
+        assert unchecked(signals) == ()
+        (text,) = unchecked(replace(signals, fingerprint=""))
+        assert "The signals name no fingerprint" in text
+        write_json(run_dir / "run.json", {**record, "data": {}})
+        (text,) = unchecked(signals)
+        assert "run.json names no fingerprint" in text
+        summary = audit(run_dir, tmp_path / "audit", signals=tmp_path / "signals.npz")
+        assert summary.attacks.every.unchecked == (text,)
+        assert text in (tmp_path / "audit" / "audit.md").read_text()
+    finally:
+        write_json(run_dir / "run.json", record)
+
+
+def test_attacks_that_signals_of_another_kind_cannot_serve_are_left_out(run_dir, signals, tmp_path):
+    replace(signals, kind="other").save(tmp_path / "signals.npz")
+    summary = audit(run_dir, tmp_path / "audit", signals=tmp_path / "signals.npz")
+    names = {found.name for found in summary.attacks.every.results}
+    assert {"lira", "calibrated"} <= names
+    assert not {"rmia", "rmia_offline"} & names
+    assert "are no confidences" in " ".join(summary.attacks.every.unchecked)
+
+
+def test_signals_of_another_series_are_refused(run_dir, signals, tmp_path):
+    def write(name, part):
+        folder = SignalsFolder.create(tmp_path / "s" / name, part.example_ids, part.facts)
+        for signal, member in zip(part.signal, part.member, strict=True):
+            folder = folder.append(signal, member)
+
+    write("confidence", signals)
+    shares = np.clip(signals.signal, 0, 20) / 21
+    labels = replace(signals, signal=shares, kind="label_robustness")
+    longer = np.concatenate([labels.member, labels.member[:1]])
+    left_over = replace(labels, signal=np.concatenate([shares, shares[:1]]), member=longer)
+    write("labels", left_over)  # one model more, of an interruption
+    table = ExampleTable.from_parquet(run_dir / "examples.parquet")
+    read = read_references(tmp_path / "s", run_dir, table)
+    assert {name: part.n_models for name, part in read.items()} == {"confidence": 5, "labels": 5}
+    other = np.array(labels.member)
+    other[2:] = ~other[2:]
+    write("checkpoints", replace(signals, member=other, adversary="checkpoints"))
+    with pytest.raises(InputError, match="of other models than"):
+        read_references(tmp_path / "s", run_dir, table)
 
 
 def test_a_run_is_attacked_without_an_audit(run_dir, signals, tmp_path):

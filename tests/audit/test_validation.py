@@ -27,7 +27,7 @@ def run_with_canaries(run_dir, seed=0):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         record(run, run_dir, epochs=4, every="once", attack=attack)
-    return canaries_of_run(run_dir)
+    return canaries_of_run(run_dir).lengths
 
 
 def attacked_runs(folder, n_runs, *, class_without_clipping=None):

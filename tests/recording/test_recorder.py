@@ -6,7 +6,8 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 from opacus.utils.uniform_sampler import (
     UniformWithReplacementSampler,
 )
-from torch.utils.data import DataLoader, WeightedRandomSampler
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import indpriv
 from indpriv import ExampleTable, NormLog
@@ -14,6 +15,7 @@ from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder, per_example_gradient_norms
+from indpriv.recording.training_data import TrainingData
 from runs import PER_EXAMPLE, blobs, failed, make_run, record
 
 
@@ -170,6 +172,19 @@ def test_example_table_holds_losses_of_the_final_model(tmp_path):
     assert table.train["correct"].tolist() == (outputs.argmax(1) == run.dataset.tensors[1]).tolist()
     assert table.train["site"].tolist() == metadata["site"].tolist()
     assert len(table.test) == 20
+
+
+def test_losses_of_sure_predictions_do_not_tie_at_0(tmp_path):
+    gaps = torch.linspace(18.0, 34.0, 5)  # of logits: float32 rounds the loss of each to 0
+    outputs, targets = torch.stack([gaps, 0 * gaps], dim=1), torch.zeros(5, dtype=torch.long)
+    assert (PER_EXAMPLE(outputs, targets) == 0).all()
+    data = TrainingData(TensorDataset(outputs, targets), PER_EXAMPLE)
+    table = data.example_table(nn.Identity(), *data.examples(None, torch.device("cpu")))
+    np.testing.assert_allclose(table.train["loss"], np.log1p(np.exp(-gaps.double())), rtol=1e-12)
+    weighted = nn.CrossEntropyLoss(weight=torch.ones(2), reduction="none")  # takes float32 only
+    data = TrainingData(TensorDataset(outputs, targets), weighted)
+    table = data.example_table(nn.Identity(), *data.examples(None, torch.device("cpu")))
+    assert (table.train["loss"] == 0).all()
 
 
 def test_everything_sensitive_is_private(tmp_path):

@@ -9,31 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
-from scipy import optimize, special, stats
+from scipy import optimize, special
 
 from indpriv._arrays import BoolArray, FloatArray
-from indpriv._checks import check_delta
 from indpriv._plain import AtLeastZero, Share
 from indpriv.accountant.per_example import account
 from indpriv.accountant.predicted_evidence import predicted_evidence
 from indpriv.analysis.attacks.gaussian import gaussian_epsilon
 from indpriv.analysis.attacks.lower_bound import NULL_TRIALS, lower_bound
-from indpriv.analysis.attacks.measures import group_indices
-from indpriv.analysis.attacks.simulated_evidence import simulated_evidence
 from indpriv.analysis.statistics.binomial import clopper_pearson
-from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval, generator_of
-from indpriv.attack_scores import AttackScores
-from indpriv.errors import InputError
+from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.step_settings import StepSettings
 
-_SIMULATED = 20_000  # scores of each side, to compare distributions with
 _THRESHOLDS = (0.25, 0.5, 0.75)  # quantiles of the predicted scores at which rates are counted
-_LEAST = 8  # members, and others, of one length
-SIGNIFICANCE = 1e-3  # of each test of the account, after correction for the number of tests
 
 
 @dataclass(frozen=True)
@@ -54,35 +45,6 @@ class CanaryBound:
 
 
 @dataclass(frozen=True)
-class CanaryFindings:
-    """What the canaries of one length say.
-
-    Attributes:
-        length: norm of their gradients over max_grad_norm.
-        n_members, n_others: number of canaries in and out.
-        ceiling: epsilon of the account for an example of this length in every step.
-        bounds: each at 95 percent confidence by itself.
-        separation: mean score of members less that of others.
-        separation_interval: of that difference, at 95 percent.
-        separation_predicted: by the account.
-        p_value: that scores deviate from the account as much as these do, the smallest of five
-            tests times five: of the difference of means, and of mean and distribution of each side.
-        agrees: p_value is at least `SIGNIFICANCE`.
-    """
-
-    length: float
-    n_members: int
-    n_others: int
-    ceiling: float
-    bounds: tuple[CanaryBound, ...]
-    separation: float
-    separation_interval: Interval
-    separation_predicted: float
-    p_value: Share
-    agrees: bool
-
-
-@dataclass(frozen=True)
 class Canaries:
     """Scores of the canaries of one length, with what is needed to judge them.
 
@@ -97,82 +59,6 @@ class Canaries:
     n_coins: int
     rng: np.random.Generator
     predicted: tuple[FloatArray, FloatArray]
-
-
-def measure_gradient_canaries(
-    scores: AttackScores, settings: StepSettings, *, delta: float = 1e-5, seed: int = 0
-) -> tuple[CanaryFindings, ...]:
-    """What the gradient canaries of a run prove, for each of their lengths.
-
-    Args:
-        scores: RUN/gradient-canaries.parquet; groups are lengths.
-        settings: of the run's steps, from its norm log.
-        delta: of the epsilon that is bounded.
-        seed: of the random choices of this analysis.
-
-    Raises:
-        InputError: scores of another attack, or fewer than 8 canaries on a side.
-    """
-    delta = check_delta(delta)
-    if scores.adversary != "updates" or scores.groups is None or not scores.fair_coins:
-        raise InputError(
-            f"scores of the attack {scores.method!r} are not those of gradient canaries; pass what "
-            "a Recorder with attack=GradientCanaries(...) wrote"
-        )
-    names, indices = group_indices(scores)
-    found = []
-    for name, index in zip(names, indices, strict=True):
-        rng = generator_of(seed, name)
-        member = scores.member[index]
-        if min(member.sum(), (~member).sum()) < _LEAST:
-            raise InputError(
-                f"canaries of length {name} have {member.sum()} members and {(~member).sum()} "
-                f"others; a bound needs {_LEAST} of each: insert more"
-            )
-        found.append(
-            _findings(
-                float(name),
-                Canaries(
-                    scores.scores[index],
-                    member,
-                    settings,
-                    delta,
-                    len(scores.scores),
-                    rng,
-                    _simulated(settings, float(name), rng),
-                ),
-            )
-        )
-    return tuple(sorted(found, key=lambda one: one.length))
-
-
-def _findings(length: float, canaries: Canaries) -> CanaryFindings:
-    inside, outside = canaries.scores[canaries.member], canaries.scores[~canaries.member]
-    separation, error = _separation(canaries.scores, canaries.member[None])
-    margin = float(special.ndtri((1 + CONFIDENCE) / 2) * error[0])
-    predicted = predicted_separation(canaries.settings, length)
-    simulated_in, simulated_out = canaries.predicted
-    tests = [
-        2 * float(special.ndtr(-abs(separation[0] - predicted) / error[0])),
-        *(
-            float(test(found, simulated).pvalue)
-            for test in (stats.ks_2samp, _same_spread)
-            for found, simulated in ((inside, simulated_in), (outside, simulated_out))
-        ),
-    ]
-    p_value = min(1.0, len(tests) * min(tests))
-    return CanaryFindings(
-        length=length,
-        n_members=len(inside),
-        n_others=len(outside),
-        ceiling=epsilon_of_length(canaries.settings, length, canaries.delta),
-        bounds=tuple(method.bound(canaries) for method in BOUNDS.values()),
-        separation=float(separation[0]),
-        separation_interval=Interval(float(separation[0]) - margin, float(separation[0]) + margin),
-        separation_predicted=predicted,
-        p_value=p_value,
-        agrees=p_value >= SIGNIFICANCE,
-    )
 
 
 def epsilon_of_length(settings: StepSettings, length: float, delta: float) -> float:
@@ -197,21 +83,7 @@ def _log_of(settings: StepSettings, length: float) -> NormLog:
     )
 
 
-def _simulated(
-    settings: StepSettings, length: float, rng: np.random.Generator
-) -> tuple[FloatArray, FloatArray]:
-    """Scores of members and of others, by the account."""
-    member = np.repeat([True, False], _SIMULATED)
-    scores = simulated_evidence(settings, length, member, rng)
-    return scores[member], scores[~member]
-
-
-def _same_spread(found: FloatArray, simulated: FloatArray) -> Any:
-    """Test of Brown and Forsythe."""
-    return stats.levene(found, simulated, center="median")
-
-
-def _separation(scores: FloatArray, member: BoolArray) -> tuple[FloatArray, FloatArray]:
+def separation(scores: FloatArray, member: BoolArray) -> tuple[FloatArray, FloatArray]:
     """Differences of means and their standard errors, for each row of memberships (k, n)."""
     sides = []
     for side in (member.astype(np.float64), (~member).astype(np.float64)):
@@ -262,7 +134,7 @@ def _from_means(canaries: Canaries) -> CanaryBound:
     quantile = float(special.ndtri(CONFIDENCE))
 
     def least(member: BoolArray) -> FloatArray:
-        difference, error = _separation(canaries.scores, member)
+        difference, error = separation(canaries.scores, member)
         return difference - quantile * error
 
     proven = float(least(canaries.member[None])[0])

@@ -1,7 +1,7 @@
 """What each attack achieved on a model, beside what the guarantee allows. Sensitive."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +11,7 @@ from indpriv._plain import Count
 from indpriv.analysis.attacks.ceilings import Ceilings
 from indpriv.analysis.attacks.roc import FALSE_POSITIVE_RATES, Discrimination, discriminate
 from indpriv.analysis.statistics.binomial import clopper_pearson
-from indpriv.analysis.statistics.bootstrap import CONFIDENCE
+from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
 from indpriv.attack_scores import AttackScores
 
 _LARGEST_EXPONENT = 700.0  # e^700 is near the largest float
@@ -29,6 +29,8 @@ class AttackResult:
         references: number of reference models; 0 where the attack uses none.
         n_members, n_nonmembers: number of scores.
         discrimination: over all thresholds, without the curve; None without members or others.
+        auc_joint, tpr_joint: intervals of the AUC and of the true-positive rates that hold for all
+            attacks of the audit together (Bonferroni), so also for the one with the largest AUC.
         above_worst_case: the rates exceed what the worst case allows, by more than chance over all
             attacks: the run or its account is wrong, if the test examples were split off at
             random. Always false for the baseline.
@@ -44,6 +46,8 @@ class AttackResult:
     n_members: Count
     n_nonmembers: Count
     discrimination: Discrimination | None
+    auc_joint: Interval | None
+    tpr_joint: Mapping[str, Interval]
     above_worst_case: bool
     source: str
     caveat: str
@@ -61,10 +65,12 @@ class AttackResults:
     Attributes:
         results: attacks on this model, the strongest by AUC first, then those on the baseline.
         ceilings: what any attack can reach; None where the unit has several rows.
+        unchecked: what could not be checked about the reference models, in sentences.
     """
 
     results: tuple[AttackResult, ...] = ()
     ceilings: Ceilings | None = None
+    unchecked: tuple[str, ...] = ()
 
     def of(self, model: str) -> tuple[AttackResult, ...]:
         """The attacks on one model, the strongest first."""
@@ -76,10 +82,12 @@ class AttackResults:
         return sum(found.above_worst_case for found in self.results)
 
 
-def ranked(results: Sequence[AttackResult], ceilings: Ceilings | None) -> AttackResults:
+def ranked(
+    results: Sequence[AttackResult], ceilings: Ceilings | None, unchecked: Sequence[str] = ()
+) -> AttackResults:
     """Results in the order of their AUC, those on the audited model first."""
     order = sorted(results, key=lambda found: (found.model != "dp", -found.auc, found.name))
-    return AttackResults(tuple(order), ceilings)
+    return AttackResults(tuple(order), ceilings, tuple(dict.fromkeys(unchecked)))
 
 
 def attack_result(
@@ -102,7 +110,8 @@ def attack_result(
         model: "dp" or "non_dp".
         references: number of reference models.
         guarantee: worst-case epsilon and delta.
-        tests: number of attacks in all, for which above_worst_case is corrected.
+        tests: number of attacks in all, for which above_worst_case and the joint intervals are
+            corrected.
         source: the paper that the attack follows.
         caveat: what a reader must know about it.
         seed: of the half of the non-members that chooses thresholds.
@@ -114,6 +123,7 @@ def attack_result(
     scores.check_one_model("a binomial interval over examples")
     members, others = (scores.scores[scores.member == side] for side in (True, False))
     found = discriminate(members, others)
+    joint = discriminate(members, others, confidence=1 - (1 - CONFIDENCE) / tests)
     return AttackResult(
         name=name,
         title=scores.method,
@@ -123,6 +133,8 @@ def attack_result(
         n_members=len(members),
         n_nonmembers=len(others),
         discrimination=None if found is None else replace(found, roc=()),
+        auc_joint=None if joint is None else joint.auc_interval,
+        tpr_joint={} if joint is None else joint.tpr_at_fpr_intervals,
         above_worst_case=model == "dp" and _exceeds(members, others, guarantee, tests, seed),
         source=source,
         caveat=caveat,

@@ -50,7 +50,11 @@ class Discrimination:
 
 
 def discriminate(
-    members: FloatArray, nonmembers: FloatArray, *, with_roc: bool = True
+    members: FloatArray,
+    nonmembers: FloatArray,
+    *,
+    with_roc: bool = True,
+    confidence: float = CONFIDENCE,
 ) -> Discrimination | None:
     """Measure how well scores separate members from non-members; None without either.
 
@@ -58,6 +62,7 @@ def discriminate(
         members: (n_members,) their scores.
         nonmembers: (n_nonmembers,) their scores.
         with_roc: whether to include the points of the curve.
+        confidence: of each interval.
 
     >>> discriminate(np.array([3.0, 2.0]), np.array([1.0, 0.0])).auc
     1.0
@@ -65,17 +70,17 @@ def discriminate(
     if not len(members) or not len(nonmembers):
         return None
     counts = _count(members, nonmembers)
-    auc, interval = _auc(counts)
+    auc, interval = _auc(counts, confidence)
     fpr, tpr = _roc(counts)
     advantage = float(np.max(tpr - fpr))
     band = sum(
-        np.sqrt(np.log(4 / (1 - CONFIDENCE)) / (2 * len(side))) for side in (members, nonmembers)
+        np.sqrt(np.log(4 / (1 - confidence)) / (2 * len(side))) for side in (members, nonmembers)
     )
     at_fpr, at_fpr_intervals = {}, {}
     for rate in FALSE_POSITIVE_RATES:
         found = round(tpr[np.searchsorted(fpr, rate, side="right") - 1] * len(members))
         at_fpr[f"{rate:g}"] = found / len(members)
-        at_fpr_intervals[f"{rate:g}"] = clopper_pearson(found, len(members))
+        at_fpr_intervals[f"{rate:g}"] = clopper_pearson(found, len(members), confidence)
     shown = np.unique(
         np.searchsorted(fpr, np.geomspace(1 / len(nonmembers), 1.0, _ROC_POINTS), side="right") - 1
     )
@@ -114,7 +119,7 @@ def _roc(counts: _Counts) -> tuple[FloatArray, FloatArray]:
     return rates[0], rates[1]
 
 
-def _auc(counts: _Counts) -> tuple[float, Interval | None]:
+def _auc(counts: _Counts, confidence: float) -> tuple[float, Interval | None]:
     n_members, n_nonmembers = int(counts.members.sum()), int(counts.nonmembers.sum())
     # For each distinct score: the share of the other side below it (or above it); ties count half.
     beaten = (np.cumsum(counts.nonmembers) - counts.nonmembers / 2) / n_nonmembers
@@ -124,13 +129,13 @@ def _auc(counts: _Counts) -> tuple[float, Interval | None]:
     auc = float(doubled) / (2.0 * n_members * n_nonmembers)
     if auc in (0.0, 1.0):
         pairs = min(n_members, n_nonmembers)
-        return auc, clopper_pearson(pairs * auc, pairs)
+        return auc, clopper_pearson(pairs * auc, pairs, confidence)
     variance = _variance_of_mean(beaten, counts.members) + _variance_of_mean(
         beating, counts.nonmembers
     )
     if variance == 0:
         return auc, None
-    width = stats.norm.ppf((1 + CONFIDENCE) / 2) * np.sqrt(variance) / (auc * (1 - auc))
+    width = stats.norm.ppf((1 + confidence) / 2) * np.sqrt(variance) / (auc * (1 - auc))
     return auc, Interval(float(expit(logit(auc) - width)), float(expit(logit(auc) + width)))
 
 

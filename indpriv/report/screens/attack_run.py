@@ -12,7 +12,7 @@ from indpriv.analysis.statistics.bootstrap import Interval
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.report.document import Paragraph, Table, paragraph, table
 from indpriv.report.renderers.terminal import print_blocks
-from indpriv.report.sections.every_attack import rate_table
+from indpriv.report.sections.every_attack import rate_table, unchecked_lines
 from indpriv.report.wording import NO_EVIDENCE, span
 
 
@@ -21,6 +21,7 @@ def print_results(results: AttackResults, console: Console) -> None:
     blocks: list[Paragraph | Table] = [
         paragraph(SENSITIVE, style="alarm"),
         rate_table(results),
+        *unchecked_lines(results),
         paragraph(NO_EVIDENCE),
     ]
     print_blocks(blocks, console)

@@ -8,22 +8,24 @@ from rich.table import Table
 
 from indpriv._plain import to_json
 from indpriv.analysis.attacks.account_test import Identity
-from indpriv.analysis.attacks.canary_bounds import BOUNDS, CanaryFindings
+from indpriv.analysis.attacks.canary_bounds import BOUNDS
+from indpriv.analysis.attacks.canary_findings import EACH_BY_ITSELF, CanaryResults
 
 
 def validation_document(
-    found: Sequence[Identity], canaries: Mapping[str, Sequence[CanaryFindings]]
+    found: Sequence[Identity], canaries: Mapping[str, CanaryResults]
 ) -> dict[str, Any]:
     """What --json prints."""
     return {
         "identities": [{**to_json(one), "z": one.z} for one in found],
-        "canaries": {run: [to_json(one) for one in rows] for run, rows in canaries.items()},
+        "canaries": {run: to_json(of.lengths) for run, of in canaries.items()},
+        "canaries_left_out": {run: list(of.left_out) for run, of in canaries.items()},
     }
 
 
 def print_validation(
     found: Sequence[Identity],
-    canaries: Mapping[str, Sequence[CanaryFindings]],
+    canaries: Mapping[str, CanaryResults],
     console: Console,
 ) -> None:
     """Print the identities, and the bounds that canaries prove."""
@@ -35,11 +37,11 @@ def print_validation(
             cells = (one.mean, one.expected, one.standard_error)
             table.add_row(one.name, *(f"{cell:.4f}" for cell in cells), f"{one.z:+.1f}")
         console.print(table)
-    for run, rows in canaries.items():
+    for run, of in canaries.items():
         table = Table("length", "in / out", title=f"Gradient canaries of {run}: lower bounds")
         for name in (*BOUNDS, "account", "agrees"):
             table.add_column(name, justify="right")
-        for row in rows:
+        for row in of.lengths:
             table.add_row(
                 f"{row.length:g}",
                 f"{row.n_members} / {row.n_others}",
@@ -48,5 +50,8 @@ def print_validation(
                 "yes" if row.agrees else f"NO (p = {row.p_value:.1g})",
             )
         console.print(table)
+        for text in of.left_out:
+            console.print(text)
+        console.print(EACH_BY_ITSELF)
         for key, method in BOUNDS.items():
             console.print(f"{key}: {method.title}. It assumes: {method.assumption}.")

@@ -8,9 +8,9 @@ from indpriv import AttackScores, InputError
 from indpriv.analysis.attacks.canary_bounds import (
     BOUNDS,
     epsilon_of_length,
-    measure_gradient_canaries,
     predicted_separation,
 )
+from indpriv.analysis.attacks.canary_findings import measure_gradient_canaries
 from indpriv.analysis.attacks.gaussian import gaussian_epsilon
 from indpriv.analysis.attacks.lower_bound import PROOFS, refutes_gaussian
 from indpriv.analysis.attacks.simulated_evidence import simulated_evidence
@@ -34,7 +34,9 @@ def canaries(rng, *, length=1.0, settings=SETTINGS, leaks=True) -> AttackScores:
 
 def test_bounds_stay_below_the_truth_and_agree_with_the_account():
     rng = np.random.default_rng(0)
-    found = [measure_gradient_canaries(canaries(rng), SETTINGS, seed=k)[0] for k in range(6)]
+    found = [
+        measure_gradient_canaries(canaries(rng), SETTINGS, seed=k).lengths[0] for k in range(6)
+    ]
     bounds = np.array([[bound.epsilon for bound in one.bounds] for one in found])
     assert [bound.key for bound in found[0].bounds] == list(BOUNDS)
     assert (bounds[:, :3] <= found[0].ceiling).all()
@@ -47,7 +49,9 @@ def test_bounds_stay_below_the_truth_and_agree_with_the_account():
 
 def test_scores_that_leak_nothing_prove_nothing_and_contradict_the_account():
     rng = np.random.default_rng(1)
-    found = [measure_gradient_canaries(canaries(rng, leaks=False), SETTINGS)[0] for _ in range(3)]
+    found = [
+        measure_gradient_canaries(canaries(rng, leaks=False), SETTINGS).lengths[0] for _ in range(3)
+    ]
     assert sum(bound.epsilon > 0 for one in found for bound in one.bounds) <= 2
     assert not any(one.agrees for one in found)
 
@@ -55,7 +59,7 @@ def test_scores_that_leak_nothing_prove_nothing_and_contradict_the_account():
 def test_too_little_noise_exceeds_the_account():
     half = StepSettings.from_values(60, 0.5, 1.0, 0.1)
     scores = canaries(np.random.default_rng(2), settings=half)
-    (found,) = measure_gradient_canaries(scores, SETTINGS)
+    (found,) = measure_gradient_canaries(scores, SETTINGS).lengths
     assert not found.agrees
     assert found.separation_interval.low > found.separation_predicted
 
@@ -71,7 +75,7 @@ def test_each_length_is_judged_by_its_own_account():
         fair_coins=True,
         adversary="updates",
     )
-    found = measure_gradient_canaries(both, SETTINGS)
+    found = measure_gradient_canaries(both, SETTINGS).lengths
     assert [one.length for one in found] == [0.5, 1.0]
     assert all(one.agrees for one in found)
     assert found[0].ceiling == epsilon_of_length(SETTINGS, 0.5, 1e-5) < found[1].ceiling
@@ -135,3 +139,34 @@ def test_refusals():
     )  # fmt: skip
     with pytest.raises(InputError, match="a bound needs 8 of each"):
         measure_gradient_canaries(few, SETTINGS)
+
+
+def test_a_length_with_too_few_canaries_does_not_cost_the_others_their_findings():
+    scores, n = canaries(np.random.default_rng(6)), 5
+    groups = scores.groups.copy()
+    groups[:n] = "0.5"
+    mixed = AttackScores(
+        scores.scores, scores.member, "two lengths", groups=groups, fair_coins=True,
+        adversary="updates",
+    )  # fmt: skip
+    found = measure_gradient_canaries(mixed, SETTINGS)
+    assert [one.length for one in found.lengths] == [1.0]
+    (text,) = found.left_out
+    assert text.startswith("Canaries of length 0.5 have")
+    assert found.agree
+
+
+def test_the_test_of_the_account_is_corrected_for_the_number_of_lengths():
+    less_noise = StepSettings.from_values(60, 0.87, 1.0, 0.1)
+    scores = canaries(np.random.default_rng(7), settings=less_noise)
+    (alone,) = measure_gradient_canaries(scores, SETTINGS).lengths
+    groups = np.concatenate([scores.groups, np.full(M, "0.5", dtype=object)])
+    other = canaries(np.random.default_rng(8), length=0.5)
+    both = AttackScores(
+        np.concatenate([scores.scores, other.scores]),
+        np.concatenate([scores.member, other.member]),
+        "two lengths", groups=groups, fair_coins=True, adversary="updates",
+    )  # fmt: skip
+    longest = measure_gradient_canaries(both, SETTINGS).lengths[-1]
+    assert 0 < alone.p_value < 0.5
+    assert longest.p_value == pytest.approx(2 * alone.p_value)
