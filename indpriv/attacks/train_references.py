@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -176,8 +177,8 @@ def train_references(
             series = series.append(_named(signal_fn(model, pool.targets)), member)
             report(TRAINING, number + 1, n_models)
             if number == done and tell is not None and number + 1 < n_models:
-                minutes = (time.monotonic() - started) * (n_models - number - 1) / 60
-                tell(f"about {minutes:.1f} minutes for the models that are left")
+                seconds = (time.monotonic() - started) * (n_models - number - 1)
+                tell(f"about {timedelta(seconds=round(seconds))} for the models that are left")
     return AttackSignals.open(series.main.path)
 
 

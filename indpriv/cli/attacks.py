@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from indpriv.cli.first_contact import checked_audit_file, checked_run
 from indpriv.cli.options import DataDir, Json, check_device, check_folder, print_json, progress_bar
 from indpriv.errors import InputError
 
@@ -155,7 +156,8 @@ def attack_run(
 
     Example: indpriv attack run audits/adult.toml --attack rmia --epsilon reports/adult
     """
-    if target.is_dir():
+    if target.suffix != ".toml":
+        checked_run(target, "attack run")
         if signals is None:
             raise InputError(
                 "pass --signals: indpriv shadow AUDIT.toml --for-run RUN trains the references"
@@ -192,7 +194,8 @@ def _attack_study(
     from indpriv.report.screens.attack_run import print_effects, print_rates
     from indpriv.training.config import AuditConfig
 
-    found = open_signals(signals or Path("shadows") / AuditConfig.from_toml(audit_file).name)
+    config = AuditConfig.from_toml(checked_audit_file(audit_file, "attack run"))
+    found = open_signals(signals or Path("shadows") / config.name)
     rates = attack_study(found, attacks, unit_rule=unit_rule)
     table = None if epsilon is None else read_audit(epsilon)[0]
     effects = None if table is None else membership_effects(found[CONFIDENCE], table)
@@ -232,7 +235,7 @@ def shadow(
     from indpriv.training.config import AuditConfig
     from indpriv.training.shadows import train_shadows
 
-    config = AuditConfig.from_toml(audit_file)
+    config = AuditConfig.from_toml(checked_audit_file(audit_file, "shadow"))
     output_dir = output_dir or Path("shadows") / (config.name + "-without-dp" * without_dp)
     check_folder("--output-dir", output_dir)
     check_device(device)

@@ -30,7 +30,7 @@ def checked_run(path: Path | None, command: str) -> Path:
     raise InputError((_of_folder if path.is_dir() else _of_file)(path, command))
 
 
-def checked_audit_file(path: Path | None) -> Path:
+def checked_audit_file(path: Path | None, command: str) -> Path:
     """The path, if it is a file.
 
     Raises:
@@ -39,15 +39,15 @@ def checked_audit_file(path: Path | None) -> Path:
     if path is not None and path.is_file():
         return path
     if path is None:
-        reason = "indpriv train needs an audit file"
+        reason = f"indpriv {command} needs an audit file"
     elif path.is_dir():
-        reason = f"{path} is a directory, and indpriv train needs an audit file"
+        reason = f"{path} is a directory, and indpriv {command} needs an audit file"
     else:
         reason = f"{path} does not exist"
     for folder in (path or Path("audits"), Path("audits"), shipped_audits()):
         if files := sorted(folder.glob("*.toml")):
             break
-    raise InputError(f"{reason}; type one of{_lines([('train', file) for file in files])}")
+    raise InputError(f"{reason}; type one of{_lines([(command, file) for file in files])}")
 
 
 def shipped_audits() -> Path:
@@ -136,4 +136,4 @@ def _lines(commands: Sequence[tuple[str, Path]]) -> str:
 
 def typed(command: str, path: Path) -> str:
     """The line to type for a command on a path."""
-    return shlex.join(["indpriv", command, str(path)])
+    return shlex.join(["indpriv", *command.split(), str(path)])

@@ -94,7 +94,7 @@ def train(
     from indpriv.norm_log.run_files import RUN_JSON
 
     run = _train(
-        checked_audit_file(audit_file),
+        checked_audit_file(audit_file, "train"),
         run_dir,
         seed,
         quiet=as_json,

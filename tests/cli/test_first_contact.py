@@ -162,6 +162,19 @@ def test_train_without_a_file_lists_those_there_are(indpriv):
         assert typed(choices, "train") == [["train", str(Path(expected))]]
 
 
+def test_attacks_and_references_need_a_run_or_an_audit_file(indpriv):
+    for arguments, reason in (
+        (["shadow", "nowhere.toml"], "nowhere.toml does not exist"),
+        (["attack", "run", "nowhere.toml"], "nowhere.toml does not exist"),
+        (["attack", "run", "nowhere"], "nowhere does not exist"),
+    ):
+        assert reason in indpriv(*arguments, code=2).err
+    Path("run").mkdir()
+    message = indpriv("shadow", "run", code=2).err
+    assert "run is a directory, and indpriv shadow needs an audit file" in message
+    assert "indpriv shadow " in message.split("type one of")[1]
+
+
 def test_a_mistyped_command_and_none_at_all(indpriv):
     assert "Did you mean 'audit'" in indpriv("audt", code=2).err
     alone = indpriv(code=2)
