@@ -142,7 +142,9 @@ def train_arm(config: AuditConfig, dataset: Dataset, seed: int, arm: Arm) -> Res
     with tempfile.TemporaryDirectory() as folder:
         run = train(config, Path(folder) / "run", seed=seed, dataset=dataset)
         clipped = [
-            check.status for check in verify(run.run_dir) if check.title == "individual clipping"
+            check.status
+            for check in verify(open_run(run.run_dir))
+            if check.title == "individual clipping"
         ]
         if clipped != [PASSED] * arm.individually:
             raise SystemExit(

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from indpriv import NormLog
+from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder
 
@@ -103,4 +104,4 @@ def record(run: Run, run_dir: Path, epochs: int = 2, loader: Any = None, **optio
 
 def failed(run_dir: Path) -> set[str]:
     """Titles of the checks that a recorded run does not pass."""
-    return {check.title for check in verify(run_dir) if check.status == "failed"}
+    return {check.title for check in verify(open_run(run_dir)) if check.status == "failed"}

@@ -24,7 +24,7 @@ from indpriv.norm_log.run_files import (
     RUN_JSON,
     holds_log,
 )
-from indpriv.norm_log.verify import verify_opened
+from indpriv.norm_log.verify import verify
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def recorded_run(run: OpenedRun, unreadable: str = "refuse") -> RecordedRun:
         examples=_table(path / EXAMPLES, declared),
         non_dp=_table(path / EXAMPLES_NON_DP, declared),
         declared=declared,
-        checks=tuple(verify_opened(run)),
+        checks=tuple(verify(run)),
         canaries=AttackScores.from_file(canaries) if canaries.is_file() else None,
         holdout=NormLog.open(holdout, unreadable=unreadable) if holds_log(holdout) else None,
         recorder={

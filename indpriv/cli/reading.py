@@ -12,6 +12,7 @@ from rich.table import Table
 
 from indpriv.cli.first_contact import checked_run
 from indpriv.cli.options import AuditDir, By, Json, check_folder, print_json, progress_bar
+from indpriv.errors import EvidenceError
 
 
 def groups(
@@ -117,11 +118,15 @@ def verify(
     Example: indpriv verify runs/adult
     """
     from indpriv._plain import to_json
-    from indpriv.norm_log.evidence import FAILED, NOT_CHECKED, PASSED
-    from indpriv.norm_log.verify import verify as verify_run
+    from indpriv.norm_log.evidence import FAILED, HASH_CHAIN, NOT_CHECKED, PASSED
+    from indpriv.norm_log.norm_log import open_run
+    from indpriv.norm_log.verify import verify as checks_of
 
     run_dir = checked_run(run_dir, "verify")
-    checks = verify_run(run_dir)
+    try:
+        checks = checks_of(open_run(run_dir))
+    except EvidenceError as error:
+        checks = [HASH_CHAIN.failed(str(error))]
     if as_json:
         print_json(to_json(checks))
     else:

@@ -19,8 +19,7 @@ from indpriv._formatting import format_epsilon
 from indpriv.accountant import account
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
-from indpriv.norm_log.journal_state import read_state
-from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.norm_log import OpenedRun, open_run
 
 PREFIX = "indpriv/"
 # Statistics of individual epsilons: sensitive.
@@ -68,12 +67,12 @@ def metrics_of(recorder: Recording, *, delta: float, also: Sequence[str] = ()) -
     accounted = _account_so_far(recorder, delta)
     if accounted is None:
         return {}
-    table, log = accounted
+    table, run = accounted
     found = {
         "worst_case_epsilon": table.worst_case_epsilon,
-        "coverage": log.coverage,
-        "steps": float(log.total_steps),
-        "norm_pass_seconds": read_state(recorder.run_dir).pass_seconds,
+        "coverage": run.log.coverage,
+        "steps": float(run.log.total_steps),
+        "norm_pass_seconds": run.state.pass_seconds,
         **{name: STATISTICS[name](table) for name in also},
     }
     return {PREFIX + name: value for name, value in found.items()}
@@ -114,21 +113,21 @@ def print_epsilons(recorder: Recording, *, delta: float, file: Any = None) -> No
     accounted = _account_so_far(recorder, delta)
     if accounted is None:
         return
-    table, log = accounted
+    table, run = accounted
     median, high, largest = (
         format_epsilon(STATISTICS[f"epsilon_{name}"](table)) for name in ("median", "p95", "max")
     )
     line = (
-        f"step {log.total_steps}: worst case {format_epsilon(table.worst_case_epsilon)} is the "
+        f"step {run.log.total_steps}: worst case {format_epsilon(table.worst_case_epsilon)} is the "
         f"guarantee; individual epsilon so far, {table.claim}, sensitive: median {median}, 95 % at "
         f"most {high}, largest {largest} ({table.account.describe()})\n"
     )
     (file or sys.stderr).write(line)
 
 
-def _account_so_far(recorder: Recording, delta: float) -> tuple[EpsilonTable, NormLog] | None:
+def _account_so_far(recorder: Recording, delta: float) -> tuple[EpsilonTable, OpenedRun] | None:
     """The account of the steps so far; None before the first step."""
-    if not recorder.state_dict()["step"] or not read_state(recorder.run_dir).total_steps:
+    if not recorder.state_dict()["step"]:
         return None
-    log = NormLog.open(recorder.run_dir)
-    return account(log, delta=delta), log
+    run = open_run(recorder.run_dir)
+    return (account(run.log, delta=delta), run) if run.state.total_steps else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -276,25 +277,28 @@ def _batch_norms_in_memory(
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run directory that was read once.
+    """A run directory whose journal was replayed and whose files were hashed, once.
 
     Attributes:
-        log: its norms and settings.
         state: what its journal says.
-        faults: file name -> what is wrong, of damaged or missing records, which count at
-            max_grad_norm.
+        faults: file name -> what is wrong with it, of damaged or missing records.
+        unreadable: what to do about these; see `NormLog.open`.
     """
 
-    log: NormLog
     state: LogState
     faults: Faults
+    unreadable: str
+
+    @cached_property
+    def log(self) -> NormLog:
+        """Its norms and settings; raises what `NormLog.open` raises."""
+        return NormLog._of(self.state, self.faults, self.unreadable)
 
 
 def open_run(path: str | Path, *, unreadable: str = "refuse") -> OpenedRun:
-    """Replay the journal of a run directory and compare every file with its hash.
+    """Replay the journal of a run directory and compare every record with its hash.
 
-    Arguments and errors are those of `NormLog.open`.
+    Arguments are those of `NormLog.open`; EvidenceError where the journal cannot be replayed.
     """
     state = read_state(Path(path))
-    faults = record_faults(state)
-    return OpenedRun(NormLog._of(state, faults, unreadable), state, faults)
+    return OpenedRun(state, record_faults(state), unreadable)

@@ -18,47 +18,24 @@ from indpriv.norm_log.evidence import (
     RECORDS,
     Check,
 )
-from indpriv.norm_log.journal_state import LogState, read_state
+from indpriv.norm_log.journal_state import LogState
 from indpriv.norm_log.norm_log import OpenedRun
-from indpriv.norm_log.reader import Faults, check_readable, log_fields, record_faults
 from indpriv.norm_log.run_files import RUN_JSON
 from indpriv.norm_log.step_settings import SETTING_NAMES
 
 
-def verify(run_dir: Path) -> list[Check]:
+def verify(run: OpenedRun) -> list[Check]:
     """Check everything that the log of a run can prove.
-
-    Args:
-        run_dir: the directory that a Recorder wrote.
 
     Returns:
         one Check or more per assumption. If one fails, an account of the run is an estimate, or it
         is refused.
     """
-    try:
-        state = read_state(run_dir)
-    except EvidenceError as error:
-        return [HASH_CHAIN.failed(str(error))]
-    faults = record_faults(state)
-    if not faults:
-        try:
-            check_readable(faults, state, "refuse")
-            log_fields(state, faults)
-        except EvidenceError as error:
-            return _checks(state, [RECORDS.failed(str(error))])
-    return _checks(state, _records(state, faults))
-
-
-def verify_opened(run: OpenedRun) -> list[Check]:
-    """The same of a run that was opened, without reading its files again."""
-    return _checks(run.state, _records(run.state, run.faults))
-
-
-def _checks(state: LogState, records: list[Check]) -> list[Check]:
+    state = run.state
     torn = "; a torn last line was dropped" if state.torn else ""
     return [
         HASH_CHAIN.passed(f"every line continues the hash chain{torn}"),
-        *records,
+        *_records(run),
         _coverage(state),
         *state.checks(),
         _norm_pass(state),
@@ -67,14 +44,20 @@ def _checks(state: LogState, records: list[Check]) -> list[Check]:
     ]
 
 
-def _records(state: LogState, faults: Faults) -> list[Check]:
-    if faults:
+def _records(run: OpenedRun) -> list[Check]:
+    if run.faults:
         return [
-            replace(RECORDS, title=f"record {name}").failed(fault) for name, fault in faults.items()
+            replace(RECORDS, title=f"record {name}").failed(fault)
+            for name, fault in run.faults.items()
         ]
+    try:
+        _ = run.log
+    except EvidenceError as error:
+        return [RECORDS.failed(str(error))]
     return [
         RECORDS.passed(
-            f"{len(state.files)} files with the hashes of the journal, ids and labels in one order"
+            f"{len(run.state.files)} files with the hashes of the journal, ids and labels in one "
+            "order"
         )
     ]
 

@@ -27,6 +27,7 @@ from indpriv.audit import (
     summarise,
     write_audit,
 )
+from indpriv.cli import run
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.errors import PrivacyWarning
 from indpriv.norm_log import journal_state
@@ -270,7 +271,12 @@ def test_failed_evidence_unproves_the_guarantee(artifacts, tmp_path, changes, re
 
 
 @quick
-def test_one_audit_reads_the_journal_and_each_record_once(artifacts, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "command", ["audit RUN --output-dir AUDIT --delta 1e-5", "verify RUN", "lint RUN"]
+)
+def test_a_command_reads_the_journal_and_each_record_once(
+    command, artifacts, tmp_path, monkeypatch
+):
     folder = write_run(tmp_path / "run", *artifacts)
     read: list[str] = []
     for module, name in ((_journal, "read_journal"), (_files, "sha256")):
@@ -282,7 +288,8 @@ def test_one_audit_reads_the_journal_and_each_record_once(artifacts, tmp_path, m
 
         monkeypatch.setattr(module, name, counted)
     monkeypatch.setattr(journal_state, "read_journal", _journal.read_journal)
-    audit(folder, tmp_path / "audit", delta=DELTA)
+    places = {"RUN": str(folder), "AUDIT": str(tmp_path / "audit")}
+    assert run([places.get(word, word) for word in command.split()]) in (0, 1)
     records = [path.name for path in (folder / "records").iterdir()]
     assert sorted(read) == sorted(["run", "ids.parquet", *records])
 

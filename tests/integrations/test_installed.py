@@ -9,6 +9,7 @@ from torch import nn
 from indpriv import NormLog
 from indpriv.integrations.callbacks import STATE, hugging_face_callback, lightning_callback
 from indpriv.integrations.metrics import metrics_of, send
+from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 
 # These packages warn of one another.
@@ -20,7 +21,7 @@ def check_log(run_dir, steps):
     log = NormLog.open(run_dir)
     assert log.total_steps == steps
     assert log.caveats == ()
-    assert [check.title for check in verify(run_dir) if check.status == "failed"] == []
+    assert [check.title for check in verify(open_run(run_dir)) if check.status == "failed"] == []
 
 
 def test_the_trainer_of_hugging_face(run, recorder, tmp_path, capsys):

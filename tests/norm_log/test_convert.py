@@ -8,6 +8,7 @@ import pytest
 import indpriv
 from indpriv import InputError, NormLog
 from indpriv.norm_log.convert import convert
+from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 
 SETTINGS = {
@@ -48,7 +49,7 @@ def converted(folder, rounding=0.01, **options):
 
 
 def statuses(run_dir):
-    return {check.title: check.status for check in verify(run_dir)}
+    return {check.title: check.status for check in verify(open_run(run_dir))}
 
 
 @pytest.mark.parametrize("parquet", [False, True])

@@ -14,6 +14,7 @@ import synthetic
 from indpriv import EvidenceError, InputError, NormLog, _files
 from indpriv._journal import JournalWriter, read_journal
 from indpriv.norm_log.journal_state import read_state
+from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
 from processes import running
@@ -62,7 +63,7 @@ def test_what_was_written_is_read(run_dir):
     assert log.recorded_steps.tolist() == [0, 2, 4]
     assert log.total_steps == 6
     assert log.reference_examples().read()[:, 0].tolist() == [50, 50, 40, 40, 30, 30]
-    assert {check.status for check in verify(run_dir)} == {"passed", "not checked"}
+    assert {check.status for check in verify(open_run(run_dir))} == {"passed", "not checked"}
 
 
 def test_string_ids_and_full_precision(tmp_path):
@@ -95,7 +96,7 @@ def test_a_torn_last_line_is_dropped_and_said(run_dir):
     journal = run_dir / "journal.jsonl"
     journal.write_bytes(journal.read_bytes()[:-20])  # the "close" line
     assert any("not closed" in caveat for caveat in NormLog.open(run_dir).caveats)
-    assert "torn last line was dropped" in verify(run_dir)[0].detail
+    assert "torn last line was dropped" in verify(open_run(run_dir))[0].detail
 
 
 def test_writing_on_after_a_torn_line_keeps_the_chain(run_dir):
@@ -146,7 +147,7 @@ def test_a_missing_record_is_never_a_zero(run_dir):
     with pytest.raises(EvidenceError, match="record of step 2 is missing"):
         NormLog.open(run_dir)
     assert np.all(NormLog.open(run_dir, unreadable="worst_case").read()[1] > 100)
-    assert [check.title for check in verify(run_dir) if check.status == "failed"] == [
+    assert [check.title for check in verify(open_run(run_dir)) if check.status == "failed"] == [
         "record 000000000002.parquet"
     ]
 
@@ -273,7 +274,7 @@ def test_a_directory_without_a_log_is_refused(tmp_path):
 
 def test_a_file_readable_by_others_fails_verification(run_dir):
     record_files(run_dir)[0].chmod(0o644)
-    check = next(check for check in verify(run_dir) if check.title == "permissions")
+    check = next(check for check in verify(open_run(run_dir)) if check.title == "permissions")
     assert check.status == "failed"
     assert "chmod" in check.detail
 
@@ -299,7 +300,7 @@ def test_a_run_json_that_contradicts_the_optimizer_is_found(run_dir):
         (run_dir / "run.json").write_text(
             json.dumps({"training": {"noise_multiplier": noise_multiplier}})
         )
-        check = next(check for check in verify(run_dir) if check.title == "run.json")
+        check = next(check for check in verify(open_run(run_dir)) if check.title == "run.json")
         assert check.status == status
     assert "declares noise_multiplier=2.0, the optimizer used 1 to 1" in check.detail
 

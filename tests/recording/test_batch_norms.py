@@ -7,6 +7,7 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 
 from indpriv import InputError, NormLog
+from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder
@@ -55,7 +56,7 @@ def test_entries_are_those_of_the_drawn_batch(mode, workers, physical, tmp_path)
     assert log.batch_norms.steps.tolist() == list(range(10))
     drawn = check_against_full_records(log)
     assert physical or drawn == sizes
-    assert not [check for check in verify(tmp_path / "run") if check.status == "failed"]
+    assert not [check for check in verify(open_run(tmp_path / "run")) if check.status == "failed"]
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import indpriv
 from indpriv import NormLog
+from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder
 from runs import PER_EXAMPLE, blobs, failed, make_run, mlp, record
@@ -19,7 +20,9 @@ from runs import PER_EXAMPLE, blobs, failed, make_run, mlp, record
 @pytest.mark.parametrize("workers", [0, 2])
 def test_norms_in_training_are_the_recorded_ones(mode, workers, tmp_path):
     record(make_run(mode=mode, workers=workers), tmp_path / "run", every=1)
-    check = next(check for check in verify(tmp_path / "run") if check.title == "norms in training")
+    check = next(
+        check for check in verify(open_run(tmp_path / "run")) if check.title == "norms in training"
+    )
     assert check.status == "passed"
     assert int(check.detail.split()[0]) > 50
 
@@ -129,7 +132,9 @@ def test_why_norms_are_not_taken_the_fastest_way_is_told(tmp_path):
         with recorder.attach(run.model, run.optimizer, run.loader):
             run.train(1)
         details[name] = next(
-            check.detail for check in verify(tmp_path / name) if check.title == "norm pass"
+            check.detail
+            for check in verify(open_run(tmp_path / name))
+            if check.title == "norm pass"
         )
     assert details["plain"] == "layerwise, compared with one example at a time"
     assert "not layerwise, which is faster: " in details["memory"]

@@ -16,6 +16,7 @@ from indpriv import _journal as journal_module
 from indpriv._journal import JournalWriter, read_journal
 from indpriv.errors import PrivacyWarning
 from indpriv.norm_log.journal_state import read_state
+from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 from indpriv.norm_log.writer import NormLogWriter
 from indpriv.recording import Recorder
@@ -143,7 +144,7 @@ def test_training_goes_on_with_a_full_disk_where_that_was_chosen(moment, tmp_pat
     assert log.total_steps == 6
     assert any("not closed" in caveat for caveat in log.caveats)
     assert "log closed" in {
-        check.title for check in verify(tmp_path / "run") if check.status == "failed"
+        check.title for check in verify(open_run(tmp_path / "run")) if check.status == "failed"
     }
 
 

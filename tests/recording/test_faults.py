@@ -1,5 +1,7 @@
 """Other faults of a training loop: refused, or the account is an estimate that says why."""
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +9,9 @@ from torch import nn
 import indpriv
 from indpriv import EvidenceError, InputError, NormLog, PrivacyFilter
 from indpriv._journal import JournalWriter, read_journal
+from indpriv.cli import run as command_line
 from indpriv.norm_log.journal_state import read_state
+from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder
 from runs import PER_EXAMPLE, failed, make_run
@@ -81,7 +85,9 @@ def test_examples_mixed_in_training_are_told_also_where_all_are_clipped(mixed, t
             run.step((inputs + inputs[partners]) / 2, targets)
 
     record(run, tmp_path / "run", loop, every=1)
-    check = next(check for check in verify(tmp_path / "run") if check.title == "norms in training")
+    check = next(
+        check for check in verify(open_run(tmp_path / "run")) if check.title == "norms in training"
+    )
     assert check.status == ("not checked" if mixed else "passed")
     assert ("mixup" in check.detail) == mixed
 
@@ -214,7 +220,7 @@ def test_what_a_buffer_keeps_of_the_examples_is_refused(tmp_path):
 def test_clipping_by_norms_that_sums_make_too_small_is_told(excess, status, tmp_path, monkeypatch):
     monkeypatch.setattr("indpriv.recording.opacus.watch.clip_excess", lambda _: excess)
     log = record(make_run(), tmp_path / "run")
-    check = next(check for check in verify(tmp_path / "run") if check.title == "clipping")
+    check = next(check for check in verify(open_run(tmp_path / "run")) if check.title == "clipping")
     assert check.status == status
     assert ("for gradients as long as this model's" in " ".join(log.caveats)) == (
         status == "failed"
@@ -233,7 +239,9 @@ def test_parameters_that_change_outside_the_optimizer_are_told(outside, tmp_path
                     next(iter(run.model.parameters())).sub_(inputs.sum(0))
 
     record(run, tmp_path / "run", loop, every="once", individual_clipping=True)
-    told = [check.detail for check in verify(tmp_path / "run") if check.title == "parameters"]
+    told = [
+        check.detail for check in verify(open_run(tmp_path / "run")) if check.title == "parameters"
+    ]
     assert [detail.split(" had")[0] for detail in told] == (
         ["before 9 of 10 steps something other than the optimizer"] if outside else []
     )
@@ -252,13 +260,17 @@ def test_clipping_by_norms_in_half_precision_is_told(half, tmp_path):
             run.optimizer.step()
 
     record(run, tmp_path / "run", loop)
-    told = [check for check in verify(tmp_path / "run") if check.title == "clipping, precision"]
+    told = [
+        check
+        for check in verify(open_run(tmp_path / "run"))
+        if check.title == "clipping, precision"
+    ]
     assert [check.status for check in told] == ["not checked"] * half
     assert all("by up to 1.2 %" in check.detail for check in told)
 
 
 @pytest.mark.parametrize("count", ["gradients", "participations", "repeated_draws"])
-def test_counts_that_are_missing_are_refused(count, tmp_path):
+def test_counts_that_are_missing_are_refused(count, tmp_path, capsys):
     """A check that cannot be made must not pass."""
     record(make_run(), tmp_path / "run")
     entries, _ = read_journal(tmp_path / "run")
@@ -269,7 +281,8 @@ def test_counts_that_are_missing_are_refused(count, tmp_path):
             writer.append(**{key: value for key, value in entry.items() if key != "seq"})
     with pytest.raises(EvidenceError, match=f"lack.* {count}"):
         NormLog.open(tmp_path / "run")
-    assert failed(tmp_path / "run") == {"journal"}
+    assert command_line(["verify", str(tmp_path / "run"), "--json"]) == 1
+    assert [check["key"] for check in json.loads(capsys.readouterr().out)] == ["journal"]
 
 
 @pytest.mark.parametrize("damage", ["bit", "missing"])
@@ -301,7 +314,7 @@ def test_norms_of_another_draw_of_dropout_are_not_compared(mode, tmp_path):
     """They may differ from training's by any amount: an estimate, but no fault of the clipping."""
     model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 2))
     record(make_run(model=model, mode=mode, max_grad_norm=0.1), tmp_path / "run", every=1)
-    found = {check.title: check for check in verify(tmp_path / "run")}
+    found = {check.title: check for check in verify(open_run(tmp_path / "run"))}
     assert found["clipping"].status == "passed"
     assert (
         found["norms in training"].detail

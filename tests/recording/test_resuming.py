@@ -13,6 +13,7 @@ import indpriv
 from indpriv import EvidenceError, InputError, NormLog
 from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.journal_state import read_state
+from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 from indpriv.norm_log.writer import NormLogWriter
 from indpriv.recording import Recorder, RecordingPolicy
@@ -27,7 +28,9 @@ def test_resuming_continues_the_log(tmp_path):
     assert log.total_steps == 20
     assert log.recorded_steps.tolist() == [0, 3, 6, 9, 12, 15, 18]
     assert failed(tmp_path / "run") == set()
-    voided = next(check for check in verify(tmp_path / "run") if check.title == "no voided steps")
+    voided = next(
+        check for check in verify(open_run(tmp_path / "run")) if check.title == "no voided steps"
+    )
     assert "a process that was killed may have run up to 256 more" in voided.detail
 
 
@@ -79,7 +82,9 @@ def test_a_policy_is_recorded_and_told(tmp_path):
     assert [entry["step"] for entry in state.records] == [0, 2, 6, 14, 24, 34]
     assert state.pass_seconds > 0
     assert state.training_seconds > 0
-    coverage = next(check.detail for check in verify(tmp_path / "run") if check.title == "coverage")
+    coverage = next(
+        check.detail for check in verify(open_run(tmp_path / "run")) if check.title == "coverage"
+    )
     assert coverage.startswith(
         "6 of 40 steps have a record of all 120 examples (full passes after 2 steps, each gap 2 "
         "times the last, at most 10; 3 reference examples); "
@@ -126,7 +131,9 @@ def test_a_late_first_pass_comes_when_the_policy_says_also_after_resuming(stoppe
     log = record(run, tmp_path / "run", epochs=1, every=None, resume_at=stopped_at)
     assert log.recorded_steps.tolist() == [4]
     assert log.batch_norms.steps.tolist() == list(range(stopped_at + 10))
-    coverage = next(check.detail for check in verify(tmp_path / "run") if check.title == "coverage")
+    coverage = next(
+        check.detail for check in verify(open_run(tmp_path / "run")) if check.title == "coverage"
+    )
     assert "(one full pass before step 4; batch norms of sampled batches)" in coverage
 
 

@@ -15,7 +15,7 @@ import indpriv
 from indpriv._files import read_json
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
-from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.norm_log import NormLog, open_run
 from indpriv.norm_log.verify import verify
 from indpriv.recording.checkpoints.discovery import discover
 from indpriv.recording.checkpoints.safe_files import read_content
@@ -89,7 +89,9 @@ def run_dir(tmp_path_factory):
 
 def test_nothing_speaks_against_an_unseeded_run(run_dir):
     assert [
-        (check.title, check.detail) for check in verify(run_dir) if check.status != "passed"
+        (check.title, check.detail)
+        for check in verify(open_run(run_dir))
+        if check.status != "passed"
     ] == []
 
 
@@ -292,7 +294,9 @@ def test_individual_clipping_makes_rare_records_exact(mode, tmp_path):
         "individual",
         0.05,
     )
-    coverage = next(check.detail for check in verify(tmp_path / "r") if check.title == "coverage")
+    coverage = next(
+        check.detail for check in verify(open_run(tmp_path / "r")) if check.title == "coverage"
+    )
     assert coverage.endswith(
         "training clipped at the levels of the last one (norms plus 0.05 of max_grad_norm)"
     )

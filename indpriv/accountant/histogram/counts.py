@@ -1,4 +1,8 @@
-"""Counts of steps by example and cell, and totals over the steps of an example. Sensitive."""
+"""Counts of steps by example and cell, and totals over the steps of an example. Sensitive.
+
+There are two kinds, because either alone is slow: the account of a rounded log takes 4.7 times as
+long with sparse counts, that of a log with 2,000 settings 9 times as long with dense ones.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +36,6 @@ class Counts(Protocol):
         """(len(examples),) sums over steps of one row of a table for each of these examples."""
         ...
 
-    def dense(self) -> FloatArray:
-        """(n_examples, n_cells) array."""
-        ...
-
     def used_cells(self, examples: IntArray) -> NDArray[np.bool_]:
         """(n_cells,) in which any of these examples has steps."""
         ...
@@ -62,10 +62,6 @@ class DenseCounts:
             counts, values = self.value.take(examples[part], axis=0), table.take(rows[part], axis=0)
             np.einsum("ij,ij->i", counts, values, out=totals[part])
         return totals
-
-    def dense(self) -> FloatArray:
-        """See Counts."""
-        return self.value
 
     def used_cells(self, examples: IntArray) -> NDArray[np.bool_]:
         """See Counts."""
@@ -110,10 +106,6 @@ class SparseCounts:
                 "ij,ij->i", self.weight.take(examples[part], axis=0), table.take(cells)
             )
         return totals
-
-    def dense(self) -> FloatArray:
-        """See Counts."""
-        return np.asarray(self.matrix().toarray() + self.certain)
 
     def used_cells(self, examples: IntArray) -> NDArray[np.bool_]:
         """See Counts."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from indpriv._arrays import FloatArray, IntArray
-from indpriv.accountant.histogram.counts import Counts, DenseCounts, SparseCounts
+from indpriv.accountant.histogram.counts import DenseCounts, SparseCounts
 from indpriv.accountant.histogram.governing_norms import AT_CLIPPING_NORM, GoverningNorms
 from indpriv.accountant.histogram.lattice import Lattice
 from indpriv.accountant.histogram.mechanisms import Mechanisms, Participations
@@ -109,7 +109,7 @@ class Histogram:
         """(n_rows, n) of one count of each column of the counts; values: (n_rows, n_mechanisms)."""
         return values if self.dense else np.ascontiguousarray((self.steps @ values.T).T)
 
-    def counts(self, block: NormLog) -> Counts:
+    def counts(self, block: NormLog) -> DenseCounts | SparseCounts:
         """Counts of a block of examples."""
         if not self.dense:
             return self._by_cell(block)
@@ -122,10 +122,10 @@ class Histogram:
         Numbers of steps are whole unless nodes share steps.
         """
         counts = self.counts(block)
-        if isinstance(counts, SparseCounts):
-            found = (counts.matrix() @ self.steps).toarray() + counts.certain @ self.steps
+        if isinstance(counts, DenseCounts):
+            found = counts.value
         else:
-            found = counts.dense()
+            found = (counts.matrix() @ self.steps).toarray() + counts.certain @ self.steps
         used = np.flatnonzero(found.any(axis=0))
         return self.mechanisms.take(used).participations(found[:, used])
 

@@ -6,6 +6,7 @@ import pytest
 import indpriv
 from indpriv import EvidenceError, InputError, NormLog
 from indpriv.norm_log.journal_state import read_state
+from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder
 from runs import PER_EXAMPLE, blobs, failed, make_run
@@ -33,7 +34,7 @@ def test_norms_of_all_ranks_are_those_of_autograd(mode, tmp_path):
     np.testing.assert_allclose(log.read(), first, rtol=1e-4)
     assert log.caveats == ()
     assert failed(tmp_path / "run") == set()
-    checks = {check.title: check.detail for check in verify(tmp_path / "run")}
+    checks = {check.title: check.detail for check in verify(open_run(tmp_path / "run"))}
     assert checks["ranks"].startswith("2 ranks")
     assert indpriv.account(log, delta=1e-5).claim == "exact"
     assert log.batch_norms.steps.tolist() == list(range(8))
