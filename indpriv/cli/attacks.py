@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from indpriv.cli.exposure import exposure
 from indpriv.cli.first_contact import checked_audit_file, checked_run
 from indpriv.cli.options import DataDir, Json, check_device, check_folder, print_json, progress_bar
 from indpriv.errors import InputError
@@ -76,6 +77,7 @@ Checkpoints = Annotated[
 ]
 
 attack_app = typer.Typer(invoke_without_command=True)
+attack_app.command("exposure")(exposure)
 
 
 @attack_app.callback()

@@ -61,11 +61,41 @@ def make_private(
     Raises:
         InputError: the model does not take the data, or no noise reaches the target epsilon.
     """
-    settings, train_set = config.training, tensor_set(dataset.train)
-    _warn_of_delta(settings.delta, len(train_set))
+    settings = config.training
     module = first_parameters(
         config.model, dataset.input_shape, dataset.n_classes, randomness.first_parameters
     ).to(device)
+    optimizer = torch.optim.SGD(
+        module.parameters(), lr=settings.learning_rate, momentum=settings.momentum
+    )
+    criterion = nn.CrossEntropyLoss()
+    return made_private(
+        module, optimizer, criterion, tensor_set(dataset.train), settings, randomness
+    )
+
+
+def made_private(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    criterion: nn.Module,
+    train_set: BatchedTensorDataset,
+    settings: TrainingConfig,
+    randomness: Randomness,
+) -> PrivateSetting:
+    """Let Opacus make the training of a model private.
+
+    Args:
+        module: the model, on its device.
+        optimizer: of its parameters.
+        criterion: mean loss of a batch.
+        train_set: what it is trained on.
+        settings: noise, clipping and batches.
+        randomness: seeds of sampling and noise.
+
+    Raises:
+        InputError: no noise reaches the target epsilon.
+    """
+    _warn_of_delta(settings.delta, len(train_set))
     loader = DataLoader(
         train_set,
         batch_size=settings.batch_size,
@@ -74,23 +104,20 @@ def make_private(
     )
     noise_multiplier = noise_multiplier_of(settings, len(train_set))
     engine = PrivacyEngine(accountant="rdp")
-    optimizer = torch.optim.SGD(
-        module.parameters(), lr=settings.learning_rate, momentum=settings.momentum
-    )
     made = engine.make_private(
         module=module,
         optimizer=optimizer,
-        criterion=nn.CrossEntropyLoss(),
+        criterion=criterion,
         data_loader=loader,
         noise_multiplier=noise_multiplier,
         max_grad_norm=settings.max_grad_norm,
-        noise_generator=generator(randomness.noise, device),
+        noise_generator=generator(randomness.noise, next(module.parameters()).device),
         grad_sample_mode=settings.grad_sample_mode,
     )
     if settings.grad_sample_mode == "ghost":
         model, optimizer, criterion, private_loader = made
     else:
-        (model, optimizer, private_loader), criterion = made, nn.CrossEntropyLoss()
+        model, optimizer, private_loader = made
     return PrivateSetting(
         module=module,
         train_set=train_set,
@@ -123,7 +150,7 @@ def _warn_of_delta(delta: float, n_examples: int) -> None:
         warnings.warn(
             f"delta={delta:g} is not below 1/n={1 / n_examples:.2g}: such a delta allows "
             "publishing a whole example; choose it well below 1/n",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

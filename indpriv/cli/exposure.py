@@ -1,0 +1,77 @@
+"""`indpriv attack exposure`: does a character model memorise secrets?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from indpriv.cli.options import Json, Seed, check_device, check_folder, print_json, progress_bar
+
+
+def exposure(
+    run_dir: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="New directory to train in, or a run that had secrets before."
+        ),
+    ],
+    model: Annotated[str, typer.Option(help="lstm or transformer.")] = "lstm",
+    target_epsilon: Annotated[
+        float, typer.Option(help="Worst-case epsilon of one row; the noise is chosen for it.")
+    ] = 3.0,
+    without_dp: Annotated[
+        bool, typer.Option("--without-dp", help="Train without clipping and noise.")
+    ] = False,
+    repeats: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="Number of rows with a secret. Can be given several times.",
+            show_default="1, 4 and 16",
+        ),
+    ] = None,
+    secrets: Annotated[int, typer.Option(help="Number of secrets for each number of rows.")] = 8,
+    epochs: Annotated[int, typer.Option(help="Passes over the data, in expectation.")] = 20,
+    text_rows: Annotated[int, typer.Option(help="Rows of the text around the secrets.")] = 1500,
+    delta: Annotated[float, typer.Option(help="Delta of every epsilon.")] = 1e-5,
+    seed: Seed = None,
+    device: Annotated[str, typer.Option(help="Device to train on, e.g. cpu or cuda.")] = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Train a character model on a text with random secrets, and rank each among its candidates.
+
+    Example: indpriv attack exposure runs/secrets --model lstm --target-epsilon 3
+
+    The exposure of secrets stands beside the epsilon of their owners; exit code 1 if it exceeds
+    what the worst case allows. A run that had secrets before is measured again, not trained.
+    """
+    from indpriv.analysis.attacks.exposure import measure_exposure
+    from indpriv.audit.exposure import exposure_of_run
+    from indpriv.norm_log.run_files import SECRETS
+    from indpriv.report.screens.exposure import exposure_document, print_exposure
+
+    check_folder("RUN", run_dir)
+    if not (run_dir / SECRETS).is_file():
+        from indpriv.training.sequences.secrets import SecretsConfig, train_with_secrets
+
+        check_device(device)
+        config = SecretsConfig(
+            model=model,
+            text_rows=text_rows,
+            secrets=secrets,
+            repeats=tuple(repeats or SecretsConfig.repeats),
+            target_epsilon=None if without_dp else target_epsilon,
+            epochs=epochs,
+            delta=delta,
+        )
+        with progress_bar() as progress:
+            train_with_secrets(config, run_dir, seed=seed, progress=progress, device=device)
+    found = measure_exposure(*exposure_of_run(run_dir, delta=delta))
+    if as_json:
+        print_json(exposure_document(found))
+    else:
+        print_exposure(found, Console())
+    if found.findings:
+        raise typer.Exit(1)
