@@ -22,6 +22,15 @@ DISCLAIMER = (
 )
 
 
+_SAMPLERS = {"poisson": "Poisson", "truncated_poisson": "truncated Poisson"}
+_RELATIONS = {"add_remove": "add/remove", "zero_out": "zero out", "replace_one": "replace"}
+
+
+def relation_words(neighbouring: str) -> str:
+    """A neighbouring relation in words, e.g. "add/remove", which "one example" may follow."""
+    return _RELATIONS.get(neighbouring, neighbouring)
+
+
 _UNIT_DETAILS = ("n_rows", "unit_worst_case")
 
 
@@ -31,6 +40,8 @@ class Account:
 
     Attributes:
         delta, unit, neighbouring, sampler: define it.
+        participation: "secret" if an attacker does not know who took part in which step, as
+            amplification by sampling needs; "known" if the bound holds against one who does.
         accountant, conversion, between_records: how it was computed.
         rounding: of norms, as a fraction of max_grad_norm; 0 is none.
         rounding_mode: "up" or "nearest".
@@ -54,11 +65,25 @@ class Account:
     recorded_share: float
     privacy_filter: str = ""
     rows_per_unit: int | None = None
+    participation: str = "secret"
 
     @property
     def guaranteed_by(self) -> str:
         """What the worst case rests on."""
-        return self.privacy_filter or f"{self.accountant.upper()} accountant"
+        return self.privacy_filter or self.method
+
+    @property
+    def method(self) -> str:
+        """The accountant in words."""
+        known = {"gaussian": "exact Gaussian accountant"}
+        return known.get(self.accountant, f"{self.accountant.upper()} accountant")
+
+    @property
+    def sampling(self) -> str:
+        """What the bound assumes of sampling, e.g. "Poisson sampling"."""
+        if self.participation == "known":
+            return "participation known"
+        return f"{_SAMPLERS.get(self.sampler, self.sampler)} sampling"
 
     @property
     def one_unit(self) -> str:
@@ -69,7 +94,7 @@ class Account:
     @property
     def relation(self) -> str:
         """The neighbouring relation, e.g. "add/remove one example"."""
-        return f"{self.neighbouring.replace('_', '/')} one {self.one_unit}"
+        return f"{relation_words(self.neighbouring)} one {self.one_unit}"
 
     @property
     def id_column(self) -> str:
@@ -89,11 +114,7 @@ class Account:
 
     def describe(self) -> str:
         """One line that is shown with every epsilon."""
-        sampler = self.sampler.replace("poisson", "Poisson")
-        return (
-            f"delta {format_delta(self.delta)}, {self.relation}, {sampler} sampling, "
-            f"{self.accountant.upper()} accountant"
-        )
+        return f"delta {format_delta(self.delta)}, {self.relation}, {self.sampling}, {self.method}"
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,7 @@ def claim_of(log: NormLog, between_records: str) -> tuple[str, str]:
     """
     doubts = []
     if log.levels is not None and log.levels.rounding_mode != "up":
-        doubts.append(
-            f"norms were rounded to the {log.levels.rounding_mode} level, which can under-report"
-        )
+        doubts.append(_rounded_to(log.levels.rounding_mode))
     if log.sampler != "poisson":
         which = "another" if log.sampler == "other" else f"a {log.sampler}"
         doubts.append(
@@ -57,6 +55,43 @@ def claim_of(log: NormLog, between_records: str) -> tuple[str, str]:
         return ESTIMATE, _sentences(doubts + unreadable)
     rounding = "not rounded" if log.levels is None else "rounded up"
     return EXACT, _sentences([f"{covered}, and norms are {rounding}", *unreadable])
+
+
+def claim_if_known(log: NormLog) -> tuple[str, str]:
+    """The claim of an account of this log with known participation, and its reason.
+
+    It reads batch norms only. It is exact if they are rounded up or not at all, if who takes part
+    is drawn without looking at data, and if nothing that was recorded speaks against that.
+    """
+    doubts = []
+    if log.levels is not None and log.levels.rounding_mode != "up":
+        doubts.append(_rounded_to(log.levels.rounding_mode))
+    if log.sampler == "other":
+        doubts.append(
+            "batches were drawn by another sampler, and nothing shows that it looks at no data"
+        )
+    doubts.extend(log.known_caveats)
+    known = 0 if log.batch_norms is None else len(log.batch_norms.steps)
+    if known == log.total_steps:
+        covered = "the norms of every batch were recorded"
+    elif known:
+        covered = (
+            f"the norms of {known:,} of {log.total_steps:,} batches were recorded, and every "
+            "example counts at max_grad_norm in the others"
+        )
+    else:
+        covered = (
+            "no norms of batches were recorded, so that every example counts at max_grad_norm in "
+            "as many steps as it can have taken part in"
+        )
+    if doubts:
+        return ESTIMATE, _sentences(doubts)
+    rounding = "not rounded" if log.levels is None else "rounded up"
+    return EXACT, _sentences([f"{covered}, and norms are {rounding}" if known else covered])
+
+
+def _rounded_to(mode: str) -> str:
+    return f"norms were rounded to the {mode} level, which can under-report"
 
 
 def uses_batch_norms(log: NormLog, between_records: str) -> bool:

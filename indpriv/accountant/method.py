@@ -12,8 +12,11 @@ from indpriv.accountant.engines import ENGINES
 from indpriv.accountant.histogram.governing_norms import BETWEEN_RECORDS
 from indpriv.accountant.rdp import check_orders
 from indpriv.accountant.rdp_orders import CONVERSIONS
+from indpriv.errors import InputError
+from indpriv.norm_log.validation import NEIGHBOURING
 
 PRESETS = ("yu2023",)
+PARTICIPATION = ("secret", "known")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -33,6 +36,8 @@ class Method:
     between_records: str = "last"
     orders: ArrayLike | None = None
     preset: str | None = None
+    participation: str = "secret"
+    neighbouring: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "delta", _checks.check_delta(self.delta))
@@ -46,6 +51,45 @@ class Method:
             object.__setattr__(self, "accountant", "rdp")
             object.__setattr__(self, "conversion", "mironov2017")
             object.__setattr__(self, "between_records", "last")
+
+        self._check_relation()
+
+    def _check_relation(self) -> None:
+        """Refuse relations that an account of this kind cannot be of."""
+        _checks.check_choice("participation", self.participation, PARTICIPATION)
+        if self.neighbouring is not None:
+            _checks.check_choice("neighbouring", self.neighbouring, NEIGHBOURING)
+        if self.participation == "known" and self.preset is not None:
+            raise InputError(
+                f'preset="{self.preset}" is an account with secret participation; leave out '
+                'participation="known"'
+            )
+        if self.participation == "known" and self.neighbouring == "add_remove":
+            raise InputError(
+                'neighbouring="add_remove" with participation="known": whoever knows who took part '
+                'also knows who is in the data; pass neighbouring="zero_out" (one example '
+                'contributes nothing) or "replace_one"'
+            )
+        if (
+            self.participation == "secret"
+            and self.neighbouring == "replace_one"
+            and self.accountant != "rdp"
+        ):
+            raise InputError(
+                f'accountant="{self.accountant}" has no account for neighbouring="replace_one" '
+                'with secret participation; pass accountant="rdp"'
+            )
+
+    def relation_of(self, of_log: str) -> str:
+        """The neighbouring relation of an account of a log that declares a relation.
+
+        Adding or removing an example changes who takes part, so with known participation one that
+        contributes nothing is in its place.
+        """
+        if self.neighbouring is not None:
+            return self.neighbouring
+        known = self.participation == "known" and of_log == "add_remove"
+        return "zero_out" if known else of_log
 
     @property
     def rdp_orders(self) -> NDArray[np.float64] | None:

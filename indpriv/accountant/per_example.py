@@ -13,6 +13,7 @@ from indpriv.accountant.engines import ENGINES
 from indpriv.accountant.method import Method
 from indpriv.accountant.prepared import account_of, as_yu2023, checked, epsilon_blocks
 from indpriv.accountant.privacy_filter import under_filter
+from indpriv.accountant.relations.known import known_table
 from indpriv.accountant.units import Units, check_method, several_rows, worst_cases
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.norm_log.norm_log import NormLog
@@ -27,6 +28,8 @@ def account(
     between_records: str = "last",
     orders: ArrayLike | None = None,
     preset: str | None = None,
+    participation: str = "secret",
+    neighbouring: str | None = None,
     progress: Progress | None = None,
     workers: int | None = None,
 ) -> EpsilonTable:
@@ -42,6 +45,12 @@ def account(
             "worst_case" (max_grad_norm, at which steps before the first record always count).
         orders: Rényi orders; by default a grid from 1.0001 to 10^5, refined for each example.
         preset: "yu2023" is the paper's: nearest rounding to 0.01, 2017 conversion, last norm.
+        participation: "secret" if an attacker does not know who took part in which step, or
+            "known": an exact account of the norms of batches, for every sampler, which claims no
+            amplification by sampling. It needs no full records, and no accountant is chosen.
+        neighbouring: "add_remove" (one example is added or removed), "zero_out" (it contributes
+            nothing, and takes part when it did) or "replace_one" (by any other). Default: that of
+            the log, and "zero_out" in place of "add_remove" with known participation.
         progress: called with (examples done, all examples) after each block.
         workers: threads, by default one for each core; they do not change the result.
 
@@ -52,7 +61,7 @@ def account(
 
     Raises:
         InputError: a bad argument, a log that does not fit the preset, or a unit of several rows,
-            which "pld" cannot take together.
+            which "pld" cannot take together, or a relation that such an account cannot be of.
 
     Warns:
         PrivacyWarning: delta is at least 1 / n_examples, or rows of unit "example" share units.
@@ -76,6 +85,8 @@ def account(
         between_records=between_records,
         orders=orders,
         preset=preset,
+        participation=participation,
+        neighbouring=neighbouring,
     )
     return table_for(log, method, progress=progress, workers=workers)
 
@@ -84,6 +95,8 @@ def table_for(
     log: NormLog, method: Method, *, progress: Progress | None = None, workers: int | None = None
 ) -> EpsilonTable:
     """The account of a log, by example or by unit; as `indpriv.account`."""
+    if method.participation == "known":
+        return known_table(log, method, progress=progress, workers=workers)
     if log.unit_ids is None or log.unit == "example":
         return under_filter(table_of(log, method, progress=progress, workers=workers), log)
     units = Units.of(log.unit_ids)

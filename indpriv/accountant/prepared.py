@@ -76,14 +76,19 @@ def checked(log: NormLog, method: Method) -> NormLog:
     """
     log = as_yu2023(log) if method.preset == "yu2023" else log
     _check_units(log)
+    warn_of_delta(log, method)
+    if uses_batch_norms(log, method.between_records):
+        return log
+    return replace(log, batch_norms=None)
+
+
+def warn_of_delta(log: NormLog, method: Method) -> None:
+    """Warn with PrivacyWarning if delta is at least 1 / n_examples."""
     if method.delta * log.n_examples >= 1:
         _checks.warn_caller(
             f"delta={method.delta:g} is at least 1/n = {1 / log.n_examples:g}: it would allow "
             "publishing a random example in full; pass a delta well below 1/n"
         )
-    if uses_batch_norms(log, method.between_records):
-        return log
-    return replace(log, batch_norms=None)
 
 
 def account_of(log: NormLog, method: Method) -> Account:
@@ -91,8 +96,9 @@ def account_of(log: NormLog, method: Method) -> Account:
     return Account(
         delta=method.delta,
         unit=log.unit,
-        neighbouring=log.neighbouring,
+        neighbouring=method.relation_of(log.neighbouring),
         sampler=log.sampler,
+        participation=method.participation,
         accountant=method.accountant,
         conversion=method.conversion,
         between_records=method.between_records,

@@ -47,7 +47,8 @@ class BatchNormEntries:
 
     def block(self, start: int, stop: int) -> BatchNormEntries:
         """Entries of the examples at positions start to stop, which are then counted from start."""
-        first, last = np.searchsorted(self.position, [start, stop])
+        bounds = np.array([start, stop], self.position.dtype)  # another type would copy positions
+        first, last = np.searchsorted(self.position, bounds)
         entries = self.select(slice(int(first), int(last)))
         return BatchNormEntries(entries.position - np.int32(start), entries.step, entries.norm)
 

@@ -76,9 +76,10 @@ class NormLog(_checks.FormerNames):
         recorded_steps: (n_records,) strictly increasing, each below total_steps.
         settings: realised settings of all steps.
         levels: the rounding; None if rounding is 0 and norms are kept in full.
-        sampler: "poisson", "shuffled" or "other"; the analysis assumes Poisson sampling.
+        sampler: what drew the batches: "poisson", as accounts with secret participation assume,
+            "shuffled", "sequential", "fixed_size", "with_replacement" or "other".
         unit: what one person contributes.
-        neighbouring: the neighbouring relation, "add_remove".
+        neighbouring: the neighbouring relation: "add_remove", "zero_out" or "replace_one".
         records: where the rows live.
         rows: which of them belong to this view.
         unit_ids: (n_examples,) the unit of each row, or None.
@@ -91,6 +92,9 @@ class NormLog(_checks.FormerNames):
         reference_records: their rows, (total_steps, n_reference).
         batch_norms: norms of sampled examples, which cost no pass of their own, or None. They
             sharpen estimates, never claims.
+        most_participations: largest number of times that one example was drawn; None if nobody
+            counted.
+        known_caveats: reasons why an account with known participation is an estimate.
         filtered: which examples a privacy filter left out; None without a filter, or if a check
             fails on which its guarantee rests.
     """
@@ -112,6 +116,8 @@ class NormLog(_checks.FormerNames):
     reference_records: Records | None = None
     batch_norms: BatchNorms | None = None
     filtered: Filtered | None = None
+    most_participations: int | None = None
+    known_caveats: tuple[str, ...] = ()
 
     @classmethod
     @_checks.accepts_former_names
@@ -134,6 +140,7 @@ class NormLog(_checks.FormerNames):
         neighbouring: str = "add_remove",
         caveats: Sequence[str] = (),
         batch_norms: Sequence[ArrayLike] | None = None,
+        most_participations: int | None = None,
     ) -> NormLog:
         """Make a log of norms in memory.
 
@@ -148,13 +155,15 @@ class NormLog(_checks.FormerNames):
             rounding: r as a fraction of max_grad_norm; 0 means full float precision.
             rounding_mode: "up" (never under-reports) or "nearest" (the paper's; an estimate).
             individually_clipped: training clipped each example at its last recorded level.
-            sampler: "poisson", "shuffled" or "other".
+            sampler: "poisson", "shuffled", "sequential", "fixed_size", "with_replacement" or
+                "other".
             unit: "example", "user" or "client".
             unit_ids: (n_examples,) the unit of each row; needed unless the unit is the example.
-            neighbouring: "add_remove".
+            neighbouring: "add_remove", "zero_out" or "replace_one".
             caveats: reasons why an account is an estimate, e.g. how the norms were taken.
             batch_norms: (steps, positions, norms), each (n_entries,): the norms of the examples
                 that each step sampled, for all steps; positions count from 0.
+            most_participations: largest number of times that one example was drawn.
 
         Raises:
             InputError: a wrong shape or range, NaN or negative norms, repeated ids or entries.
@@ -171,6 +180,8 @@ class NormLog(_checks.FormerNames):
             unit_ids=check_unit_ids(unit_ids, len(ids), unit),
             individually_clipped=bool(individually_clipped),
             caveats=tuple(caveats),
+            known_caveats=tuple(caveats),
+            most_participations=_checked_most(most_participations),
             batch_norms=_batch_norms_in_memory(batch_norms, ids, given, levels),
         )
 
@@ -257,6 +268,12 @@ def _checked_rows(
     check_ids(ids, rows.shape[1])
     check_norms(rows, ids)
     return ids, steps.astype(np.int64), rows.astype(np.float64)
+
+
+def _checked_most(most_participations: int | None) -> int | None:
+    if most_participations is None:
+        return None
+    return _checks.check_positive_int("most_participations", most_participations, minimum=0)
 
 
 def _batch_norms_in_memory(

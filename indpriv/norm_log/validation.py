@@ -11,8 +11,10 @@ from numpy.typing import ArrayLike, NDArray
 from indpriv._checks import check_choice
 from indpriv.errors import InputError, PrivacyWarning
 
-SAMPLERS = ("poisson", "shuffled", "other")
-NEIGHBOURING = ("add_remove",)
+# "shuffled" and "sequential": every example once an epoch, in a new or in one order. "fixed_size":
+# a new random set of one size for each step. "with_replacement": an example may be drawn twice.
+SAMPLERS = ("poisson", "shuffled", "sequential", "fixed_size", "with_replacement", "other")
+NEIGHBOURING = ("add_remove", "zero_out", "replace_one")
 UNITS = ("example", "user", "client")
 
 

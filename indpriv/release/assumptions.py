@@ -25,6 +25,7 @@ from typing import Any
 from indpriv._formatting import format_delta, format_epsilon
 from indpriv.accountant.engines import ENGINES
 from indpriv.analysis.guarantee import STANDS
+from indpriv.epsilon_table import relation_words
 from indpriv.errors import InputError, PrivacyWarning
 from indpriv.release.request import Budget, Request
 
@@ -38,11 +39,16 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
     """Refuse a run whose persons are not one record each, or that has no guarantee to compose with.
 
     Raises:
-        InputError: no guarantee, several rows of one person, or settings that were chosen from the
-            data according to run.json.
+        InputError: no guarantee, several rows of one person, known participation, or settings that
+            were chosen from the data according to run.json.
     """
     check_one_record(summary)
     guarantee = summary["guarantee"]
+    if summary["account"].get("participation", "secret") != "secret":
+        raise InputError(
+            "epsilons of an account with known participation also depend on who took part when, "
+            "which a release does not count: audit with --participation secret"
+        )
     status = guarantee.get("status")
     if status not in STANDS:
         reasons = "; ".join(map(str, guarantee.get("reasons", ())))
@@ -114,7 +120,7 @@ def declared_choices(summary: Mapping[str, Any]) -> list[str] | None:
 def epsilon_assumptions(summary: Mapping[str, Any], request: Request) -> list[str]:
     """What a release of individual epsilons assumes, in sentences."""
     account, guarantee = summary["account"], summary["guarantee"]
-    unit, relation = account["unit"], account["neighbouring"].replace("_", "/")
+    unit, relation = account["unit"], relation_words(account["neighbouring"])
     worst, delta = guarantee["worst_case_epsilon"], guarantee["delta"]
     total = describe(Budget.of(worst, delta) + request.cost)
     checked = guarantee["status"] == "supported"
@@ -185,7 +191,7 @@ def _public_facts(summary: Mapping[str, Any], request: Request) -> str:
 def norm_assumptions(unit: str, neighbouring: str, request: Request) -> list[str]:
     """What a release of gradient norms before the first step assumes, in sentences."""
     return [
-        f"Neighbouring relation: {neighbouring.replace('_', '/')} one {unit}. Each person counts "
+        f"Neighbouring relation: {relation_words(neighbouring)} one {unit}. Each person counts "
         "as one record, the norm of their gradient at the initial parameters; this release by "
         f"itself is {describe(request.cost)} private.",
         "The initial parameters contain nothing of the data (on trust: those of a model that was "

@@ -13,6 +13,7 @@ from rich.console import Console
 
 import indpriv.report
 from indpriv._formatting import format_delta, format_epsilon, format_number
+from indpriv.epsilon_table import relation_words
 from indpriv.report.document import Entry, Paragraph, Span, Table, paragraph, table
 from indpriv.report.renderers.terminal import print_blocks
 
@@ -102,7 +103,7 @@ def _rank_error(error: Mapping[str, Any]) -> str:
 def spending(content: Mapping[str, Any]) -> list[str]:
     """The cost of this release, of all releases, and of these with training."""
     spent = content["spent"]
-    relation = content["neighbouring"].replace("_", "/")
+    relation = relation_words(content["neighbouring"])
     number = f"{spent['releases']} release{'s' * (spent['releases'] != 1)}"
     budget = "; no budget is set."
     if spent["budget"]:

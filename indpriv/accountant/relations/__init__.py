@@ -1,0 +1,1 @@
+"""Accounts under other relations and samplers than add/remove with secret Poisson sampling."""

@@ -1,0 +1,77 @@
+"""Epsilon of many Gaussian mechanisms at once.
+
+epsilon(mu), the epsilon at a fixed delta of a Gaussian mechanism with sensitivity / noise = mu
+(Balle and Wang 2018, arXiv:1805.06530v2, Theorem 8), is convex. With b = epsilon / mu + mu / 2
+and h(b) = density / tail of the normal law at b, delta(epsilon, mu) gives d epsilon / d mu = h(b),
+since the densities at epsilon / mu - mu / 2 and at b differ by the factor exp(epsilon). h
+increases, and so does b: its derivative times mu is h(b) - b + mu, which is positive because
+h(b) > b. So between two nodes a chord is never below epsilon, and a tangent never above it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.special import log_ndtr
+
+from indpriv._arrays import FloatArray, IntArray
+from indpriv.accountant.pld.closed_form import CLOSED_FORM_ERROR, gaussian_delta, invert_delta
+
+_MOST_EXACT = 8192  # values of mu that are inverted one by one; more are read off a table
+_MOST_SORTED = 1 << 18  # values among which equal ones are looked for
+_NODES = 1 << 13
+
+
+def gaussian_epsilons(mu: FloatArray, delta: float) -> tuple[FloatArray, FloatArray]:
+    """Bounds of epsilon(delta) of Gaussian mechanisms.
+
+    Args:
+        mu: (n,) sensitivity over noise, at least 0 and finite.
+        delta: in (0, 1).
+
+    Returns:
+        lower, upper: (n,). They differ by about 1e-11 of epsilon for up to 8192 values of mu, and
+        by about 1e-6 for more.
+    """
+    if len(mu) > _MOST_SORTED:
+        return _interpolated(mu, delta)
+    distinct, place = np.unique(mu, return_inverse=True)
+    if len(distinct) > _MOST_EXACT:
+        return _interpolated(mu, delta)
+    lower, upper = _inverted(distinct, delta)
+    return lower[place], upper[place]
+
+
+def _inverted(mu: FloatArray, delta: float) -> tuple[FloatArray, FloatArray]:
+    """(n,) bounds, by solving for each."""
+    lower, upper = np.zeros((2, len(mu)))
+    some = np.flatnonzero(mu > delta)  # the delta at epsilon 0 of a smaller mu is below 0.4 mu
+
+    def delta_of(epsilon: FloatArray, index: IntArray) -> FloatArray:
+        return gaussian_delta(epsilon, mu[some[index]])
+
+    for out, side, error in ((upper, 1, -CLOSED_FORM_ERROR), (lower, 0, CLOSED_FORM_ERROR)):
+        target = np.full(len(some), delta * (1 + error))
+        out[some] = invert_delta(delta_of, target)[side]
+    return lower, upper
+
+
+def _interpolated(mu: FloatArray, delta: float) -> tuple[FloatArray, FloatArray]:
+    """(n,) bounds, by chords and tangents between nodes."""
+    smallest, largest = float(mu[mu > 0].min()), float(mu.max())
+    nodes = np.geomspace(smallest, max(largest, smallest * (1 + 1e-9)), _NODES)
+    nodes[0], nodes[-1] = smallest, max(largest, nodes[-2])
+    low, high = _inverted(nodes, delta)
+    b = low / nodes + nodes / 2
+    slope = np.exp(-np.square(b) / 2 - log_ndtr(-b)) / np.sqrt(2 * np.pi)
+    slope[low == 0] = 0.0
+    ratio = np.log(nodes[-1] / nodes[0]) / (_NODES - 1)
+    safe = np.maximum(mu, smallest)
+    cell = np.clip((np.log(safe / smallest) / ratio).astype(np.int64), 0, _NODES - 2)
+    share = (safe - nodes[cell]) / (nodes[cell + 1] - nodes[cell])
+    upper = high[cell] + share * (high[cell + 1] - high[cell])
+    lower = np.maximum(
+        low[cell] + (safe - nodes[cell]) * slope[cell],
+        low[cell + 1] - (nodes[cell + 1] - safe) * slope[cell + 1],
+    )
+    upper = np.where(mu > 0, upper * (1 + 1e-13), 0.0)
+    return np.where(mu > 0, np.clip(lower * (1 - 1e-9), 0.0, upper), 0.0), upper

@@ -1,0 +1,178 @@
+"""The account against anyone who knows who took part in which step. Sensitive.
+
+Participation is drawn without looking at data, so it may be fixed: see `entries`. That holds for
+every sampler whose choices depend on no data, and no amplification by sampling is claimed. Two
+neighbouring data sets have the same units, of which one contributes nothing ("zero_out", Kairouz et
+al. 2021, arXiv:2103.00039v3, Definition 1.1), or has other rows in its place ("replace_one"); who
+takes part when is the same in both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+
+from indpriv._arrays import FloatArray
+from indpriv._progress import Progress
+from indpriv.accountant.blocks import in_blocks
+from indpriv.accountant.claims import claim_if_known
+from indpriv.accountant.method import Method
+from indpriv.accountant.prepared import account_of, warn_of_delta
+from indpriv.accountant.relations.entries import SquaredShifts, squared_shifts
+from indpriv.accountant.relations.gaussian import gaussian_epsilons
+from indpriv.accountant.units import Units
+from indpriv.epsilon_table import Account, EpsilonTable
+from indpriv.errors import InputError
+from indpriv.norm_log.batch_norms import BatchNorms
+from indpriv.norm_log.norm_log import NormLog
+
+GAUSSIAN = "gaussian"
+_AT_ONCE = 1 << 17  # examples
+_REPEATING = ("with_replacement", "other")  # samplers that may draw an example twice for a step
+
+
+@dataclass(frozen=True)
+class KnownShifts:
+    """Squared mu of n units under known participation, and of the most exposed one.
+
+    Attributes:
+        shifts: of each unit, none above `worst`; steps without batch norms count at max_grad_norm.
+        alike: (n,) squared mu if the replacement has the unit's own norms; None unless rows are
+            replaced.
+        worst: squared mu of the unit that is most exposed at max_grad_norm.
+    """
+
+    shifts: SquaredShifts
+    alike: FloatArray | None
+    worst: float
+
+
+def known_table(
+    log: NormLog, method: Method, *, progress: Progress | None = None, workers: int | None = None
+) -> EpsilonTable:
+    """The account of a log with known participation; as `indpriv.account`.
+
+    Batch norms of units of several rows are read into memory together.
+    """
+    warn_of_delta(log, method)
+    units = None if log.unit_ids is None or log.unit == "example" else Units.of(log.unit_ids)
+    found = known_shifts(log, method, units, progress=progress, workers=workers)
+    shifts = found.shifts
+    lower, epsilon = gaussian_epsilons(np.sqrt(shifts.own), method.delta)
+    worst = float(gaussian_epsilons(np.sqrt([found.worst]), method.delta)[1][0])
+    epsilon = np.where(shifts.own >= found.worst, worst, np.minimum(epsilon, worst))
+    details = {"participations": shifts.participations, "mu": np.sqrt(shifts.own)}
+    if found.alike is not None:
+        alike = gaussian_epsilons(np.sqrt(found.alike), method.delta)[1]
+        details["epsilon_if_replaced_alike"] = np.minimum(alike, epsilon)
+    rows_per_unit = None
+    if units is not None:
+        rows_per_unit = int(units.n_rows.max())
+        details |= {"n_rows": units.n_rows, "unit_worst_case": np.full(len(units), worst)}
+    claim, reason = claim_if_known(log)
+    return EpsilonTable(
+        example_ids=log.example_ids if units is None else units.ids,
+        epsilon=epsilon,
+        epsilon_lower=np.minimum(lower, epsilon),
+        epsilon_upper=epsilon,
+        worst_case_epsilon=worst,
+        claim=claim,
+        claim_reason=reason,
+        account=replace(_account(log, method), rows_per_unit=rows_per_unit),
+        details=details,
+    )
+
+
+def _account(log: NormLog, method: Method) -> Account:
+    steps = () if log.batch_norms is None else log.batch_norms.steps
+    return replace(
+        account_of(log, method),
+        accountant=GAUSSIAN,
+        conversion="none",
+        between_records="none",
+        recorded_share=len(steps) / log.total_steps,
+    )
+
+
+def known_shifts(
+    log: NormLog,
+    method: Method,
+    units: Units | None = None,
+    *,
+    progress: Progress | None = None,
+    workers: int | None = None,
+) -> KnownShifts:
+    """What is known about each example or unit (n,); see `known_table`."""
+    opposite = 1.0 if method.relation_of(log.neighbouring) == "replace_one" else 0.0
+    n = log.n_examples if units is None else len(units)
+    rows = np.ones(n) if units is None else units.n_rows.astype(np.float64)
+    # Anyone may have taken part in a step without batch norms, with all rows at max_grad_norm.
+    weight = (1 + opposite) ** 2 / np.square(log.settings.noise_multiplier)
+    recorded = np.zeros(0, np.int64) if log.batch_norms is None else log.batch_norms.steps
+    missing = np.delete(weight, recorded)
+    anybody = np.square(rows) * missing.sum()
+    if log.sampler in _REPEATING and len(missing):
+        anybody = np.full(n, np.inf)  # nothing says how often one row was drawn for such a step
+    shifts = _summed(log, units, opposite, progress, workers)
+    # Counts limit what batch norms leave open, and never what they show.
+    limit = np.maximum(_by_counts(log, weight, rows), shifts.clipped)
+    clipped = np.minimum(shifts.clipped + anybody, limit)
+    if not np.isfinite(clipped).all():
+        raise InputError(
+            f'{len(missing):,} of {log.total_steps:,} steps have no batch norms, and sampler="'
+            f'{log.sampler}" may draw an example several times for one step: record with '
+            "batch_norms=True, or pass most_participations"
+        )
+    own = np.minimum(shifts.own + anybody, clipped)
+    alike = None
+    if opposite:
+        plain = _summed(log, units, 0.0, None, workers)
+        alike = np.minimum(4 * plain.own + anybody, own)
+    found = replace(shifts, own=own, clipped=clipped)
+    return KnownShifts(found, alike, float(clipped.max()))
+
+
+def _summed(
+    log: NormLog,
+    units: Units | None,
+    opposite: float,
+    progress: Progress | None,
+    workers: int | None,
+) -> SquaredShifts:
+    """Sums over the steps that have batch norms."""
+    n = log.n_examples if units is None else len(units)
+    if log.batch_norms is None:
+        return SquaredShifts(np.zeros(n), np.zeros(n), np.zeros(n, np.int64))
+    if units is not None:
+        entries = log.batch_norms.read(0, log.n_examples)
+        return squared_shifts(log, entries, units.numbers, n, opposite=opposite)
+
+    def work(block: NormLog) -> SquaredShifts:
+        entries = cast(BatchNorms, block.batch_norms).read(0, block.n_examples)
+        return squared_shifts(log, entries, None, block.n_examples, opposite=opposite)
+
+    # Full records are not read: they hold norms of steps that an example took no part in.
+    alone = replace(log, recorded_steps=log.recorded_steps[:0], rows=log.rows[:0])
+    parts, done = [], 0
+    for part in in_blocks(alone, work, size=_AT_ONCE, workers=workers):
+        parts.append(part)
+        done += len(part.own)
+        if progress is not None:
+            progress(done, n)
+    return SquaredShifts.concatenated(parts)
+
+
+def _by_counts(log: NormLog, weight: FloatArray, rows: FloatArray) -> FloatArray:
+    """(n,) largest squared mu of units with these numbers of rows; infinite without counts.
+
+    weight: (total_steps,) squared mu of one row at max_grad_norm in one step.
+    """
+    most = log.most_participations
+    if most is None:
+        return np.full(len(rows), np.inf)
+    if log.sampler in _REPEATING:  # all in one step
+        return np.asarray(np.square(rows * most) * weight.max())
+    largest = np.sort(weight)[::-1][:most]
+    return np.asarray(np.square(rows) * largest.sum() * (1 + 1e-12))

@@ -1,0 +1,243 @@
+"""Known participation, compared with slow twins and with accounts that know nothing of it."""
+
+from dataclasses import replace
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import oracles
+from indpriv import InputError, NormLog, account
+from indpriv.accountant import Method
+from indpriv.norm_log.batch_norms import ArrayBatchNorms
+
+DELTA = 1e-5
+
+
+def drawn(rng, n, total_steps, rate):
+    """(steps, positions, norms) of a random run; every example takes part or not by chance."""
+    steps, positions = np.nonzero(rng.random((total_steps, n)) < rate)
+    return steps, positions, np.exp(rng.normal(-0.7, 1.0, len(steps)))
+
+
+def log_of(entries, n, total_steps, **changes):
+    arguments = {
+        "noise_multiplier": 1.3,
+        "max_grad_norm": 1.0,
+        "sample_rate": 0.3,
+        "sampler": "shuffled",
+        "batch_norms": entries,
+        **changes,
+    }
+    return NormLog.from_arrays(np.zeros((0, n)), [], total_steps=total_steps, **arguments)
+
+
+def mu_of(entries, owner, who, noise, clip, *, opposite=0.0, rounding=0.01):
+    """mu of one unit, one step at a time; rounding as a log with this rounding stores norms."""
+    squared = 0.0
+    for step in range(len(noise)):
+        mine = [
+            norm
+            for at, position, norm in zip(*entries, strict=True)
+            if at == step and owner[position] == who
+        ]
+        relative = [min(norm / clip[step], 1.0) for norm in mine]
+        if rounding:
+            relative = [min(np.ceil(s / rounding - 1e-12) * rounding, 1.0) for s in relative]
+        squared += (sum(s + opposite for s in relative) / noise[step]) ** 2
+    return np.sqrt(squared)
+
+
+@st.composite
+def runs(draw):
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    total_steps, n = draw(st.integers(1, 12)), draw(st.integers(1, 5))
+    entries = drawn(rng, n, total_steps, draw(st.sampled_from([0.2, 0.7, 1.0])))
+    noise = rng.choice([0.3, 1.0, 4.0, 50.0], total_steps if draw(st.booleans()) else 1)
+    clip = rng.choice([0.5, 1.0], total_steps if draw(st.booleans()) else 1)
+    settings = {
+        "noise_multiplier": np.broadcast_to(noise, total_steps),
+        "max_grad_norm": np.broadcast_to(clip, total_steps),
+        "rounding": draw(st.sampled_from([0.0, 0.01])),
+    }
+    return entries, n, total_steps, settings
+
+
+RELATIONS = st.sampled_from(["zero_out", "replace_one"])
+
+
+@given(runs(), RELATIONS)
+@settings(max_examples=15)
+def test_equals_the_sum_over_steps_of_each_example(run, relation):
+    check_sums(run, relation)
+
+
+@pytest.mark.slow
+@given(runs(), RELATIONS)
+@settings(max_examples=250)
+def test_equals_the_sum_over_steps_of_each_example_in_many_runs(run, relation):
+    check_sums(run, relation)
+
+
+def check_sums(run, relation):
+    entries, n, total_steps, changes = run
+    log = log_of(entries, n, total_steps, **changes)
+    table = account(log, delta=DELTA, participation="known", neighbouring=relation)
+    opposite = float(relation == "replace_one")
+    noise, clip = changes["noise_multiplier"], changes["max_grad_norm"]
+    options = {"opposite": opposite, "rounding": changes["rounding"]}
+    mu = [mu_of(entries, range(n), who, noise, clip, **options) for who in range(n)]
+    truth = np.array([oracles.gaussian_epsilon(value, DELTA) for value in mu])
+    np.testing.assert_allclose(table.epsilon, truth, rtol=1e-7, atol=1e-9)
+    assert np.all(table.epsilon >= truth * (1 - 1e-11) - 1e-12)
+    always = (entries[0], entries[1], np.full(len(entries[0]), 9.0))
+    worst = max(mu_of(always, range(n), who, noise, clip, **options) for who in range(n))
+    worst = oracles.gaussian_epsilon(worst, DELTA)
+    assert table.worst_case_epsilon == pytest.approx(worst, rel=1e-7, abs=1e-9)
+    assert table.worst_case_epsilon >= worst * (1 - 1e-11) - 1e-12
+    assert np.all(table.epsilon <= table.worst_case_epsilon)
+    assert table.claim == "exact"
+    assert (table.account.neighbouring, table.account.participation) == (relation, "known")
+    assert table.details["participations"].tolist() == np.bincount(entries[1], minlength=n).tolist()
+
+
+def test_equals_the_tight_account_of_a_log_without_sampling_and_with_zeros_where_absent():
+    rng = np.random.default_rng(3)
+    steps, positions, norms = entries = drawn(rng, 6, 9, 0.5)
+    full = np.zeros((9, 6))
+    full[steps, positions] = norms
+    log = log_of(entries, 6, 9)
+    everywhere = NormLog.from_arrays(
+        full, range(9), total_steps=9, noise_multiplier=1.3, max_grad_norm=1.0, sample_rate=1.0
+    )
+    known = account(log, delta=DELTA, participation="known")
+    tight = account(everywhere, delta=DELTA, accountant="pld")
+    np.testing.assert_allclose(known.epsilon, tight.epsilon, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_equals_the_gaussian_composition_of_dp_accounting():
+    log = log_of(None, 4, 60, noise_multiplier=[2.0, 5.0, 3.0] * 20, most_participations=60)
+    theirs = PLDAccountant()
+    for sigma in (2.0, 5.0, 3.0):
+        theirs.compose(dp_accounting.GaussianDpEvent(sigma), 20)
+    epsilon = account(log, delta=DELTA, participation="known").worst_case_epsilon
+    assert epsilon == pytest.approx(theirs.get_epsilon(DELTA), rel=1e-4)
+
+
+def test_twenty_shuffled_epochs():
+    log = log_of(None, 3, 400, noise_multiplier=3.0, most_participations=20)
+    table = account(log, delta=DELTA, participation="known")
+    assert table.worst_case_epsilon == pytest.approx(6.99923, abs=1e-5)
+    assert table.epsilon.tolist() == [table.worst_case_epsilon] * 3
+    assert table.claim_reason.startswith("No norms of batches were recorded")
+
+
+def test_steps_without_batch_norms_count_everybody_at_max_grad_norm():
+    steps, positions = np.repeat(np.arange(4), 2), np.tile([0, 1], 4)
+    log = log_of((steps, positions, np.full(8, 0.5)), 2, 4, noise_multiplier=1.0)
+    whole = account(log, delta=DELTA, participation="known")
+    entries = log.batch_norms.entries
+    known = ArrayBatchNorms(np.arange(1, 4), entries.select(entries.step > 0))
+    part = account(replace(log, batch_norms=known), delta=DELTA, participation="known")
+    assert part.epsilon[0] == pytest.approx(oracles.gaussian_epsilon(np.sqrt(1.75), DELTA))
+    assert part.worst_case_epsilon == pytest.approx(whole.worst_case_epsilon)
+    assert "3 of 4 batches" in part.claim_reason
+    counted = replace(log, batch_norms=known, most_participations=3)
+    limited = account(counted, delta=DELTA, participation="known")
+    assert limited.worst_case_epsilon == pytest.approx(oracles.gaussian_epsilon(np.sqrt(3), DELTA))
+    # Counts below what batch norms show are wrong, and never make an epsilon smaller.
+    contradicted = account(
+        replace(counted, most_participations=1), delta=DELTA, participation="known"
+    )
+    assert contradicted.worst_case_epsilon == pytest.approx(limited.worst_case_epsilon)
+
+
+@given(runs(), st.data())
+@settings(max_examples=15)
+def test_rows_of_a_unit_add_up_within_a_step(run, data):
+    entries, n, total_steps, changes = run
+    owner = data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n))
+    log = log_of(entries, n, total_steps, unit="user", unit_ids=owner, **changes)
+    table = account(log, delta=DELTA, participation="known")
+    noise, clip = changes["noise_multiplier"], changes["max_grad_norm"]
+    for who, epsilon in zip(table.example_ids.tolist(), table.epsilon, strict=True):
+        mu = mu_of(entries, owner, who, noise, clip, rounding=changes["rounding"])
+        truth = oracles.gaussian_epsilon(mu, DELTA)
+        assert epsilon == pytest.approx(truth, rel=1e-7, abs=1e-9)
+    assert table.account.rows_per_unit == max(owner.count(who) for who in owner)
+
+
+def test_an_example_that_is_drawn_twice_for_a_step_counts_twice():
+    log = log_of((np.zeros(1, int), np.zeros(1, int), np.full(1, 0.5)), 1, 2, noise_multiplier=1.0)
+    entry = log.batch_norms.entries
+    twice = ArrayBatchNorms(np.arange(2), entry.select(np.array([0, 0])))
+    log = replace(log, batch_norms=twice, sampler="with_replacement")
+    table = account(log, delta=DELTA, participation="known")
+    assert table.epsilon[0] == pytest.approx(oracles.gaussian_epsilon(1.0, DELTA))
+    assert table.worst_case_epsilon == pytest.approx(oracles.gaussian_epsilon(2.0, DELTA))
+    counts = replace(log, batch_norms=None, most_participations=2)
+    assert account(counts, delta=DELTA, participation="known").worst_case_epsilon == (
+        pytest.approx(table.worst_case_epsilon)
+    )
+    with pytest.raises(InputError, match="most_participations"):
+        account(replace(log, batch_norms=None), delta=DELTA, participation="known")
+
+
+def test_the_replacement_may_point_the_other_way():
+    entries = (np.arange(3), np.zeros(3, int), np.full(3, 0.25))
+    log = log_of(entries, 1, 3, noise_multiplier=2.0)
+    table = account(log, delta=DELTA, participation="known", neighbouring="replace_one")
+    mu = np.sqrt(3) / 2
+    assert table.epsilon[0] == pytest.approx(oracles.gaussian_epsilon(1.25 * mu, DELTA))
+    assert table.worst_case_epsilon == pytest.approx(oracles.gaussian_epsilon(2 * mu, DELTA))
+    alike = table.details["epsilon_if_replaced_alike"][0]
+    assert alike == pytest.approx(oracles.gaussian_epsilon(0.5 * mu, DELTA))
+    assert "replace one example, participation known" in table.account.describe()
+
+
+@pytest.mark.parametrize(
+    ("sampler", "claim"), [("poisson", "exact"), ("fixed_size", "exact"), ("other", "estimate")]
+)
+def test_the_claim_holds_for_every_sampler_that_looks_at_no_data(sampler, claim):
+    entries = (np.arange(2), np.zeros(2, int), np.full(2, 0.25))
+    table = account(log_of(entries, 1, 2, sampler=sampler), delta=DELTA, participation="known")
+    assert (table.claim, table.account.sampler) == (claim, sampler)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rounding_mode": "nearest"},
+        {"caveats": ["the clock was wrong"]},
+    ],
+)
+def test_doubts_make_an_estimate(changes):
+    entries = (np.arange(2), np.zeros(2, int), np.full(2, 0.25))
+    assert account(log_of(entries, 1, 2, **changes), delta=DELTA, participation="known").claim == (
+        "estimate"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"participation": "guessed"}, "participation"),
+        ({"neighbouring": "swap"}, "neighbouring"),
+        ({"participation": "known", "neighbouring": "add_remove"}, 'pass neighbouring="zero_out"'),
+        ({"participation": "known", "preset": "yu2023"}, "leave out"),
+        ({"neighbouring": "replace_one", "accountant": "pld"}, 'accountant="rdp"'),
+    ],
+)
+def test_relations_that_do_not_fit_are_refused(arguments, message):
+    with pytest.raises(InputError, match=message):
+        Method(delta=DELTA, **arguments)
+
+
+@pytest.mark.parametrize("sampler", ["weighted", ""])
+def test_unknown_samplers_are_refused(sampler):
+    with pytest.raises(InputError, match="sampler"):
+        log_of(None, 2, 2, sampler=sampler)
