@@ -31,7 +31,14 @@ def test_committed_audits_fit_and_are_read_back(path):
     document = json.loads(path.read_text(encoding="utf-8"))
     check(document)
     again = json.loads(json.dumps(AuditSummary.from_json(document).to_json()))
-    assert {key: again[key] for key in document} == document
+    assert said_in(again, document) == document
+
+
+def said_in(read, document):
+    """What was read back, without keys that an audit of an earlier version lacks."""
+    if not isinstance(document, dict):
+        return read
+    return {key: said_in(read[key], value) for key, value in document.items()}
 
 
 def test_what_is_written_is_read_back(summary):
