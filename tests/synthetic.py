@@ -14,7 +14,7 @@ from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.recording_policy import RecordingPolicy
-from indpriv.norm_log.session_counts import SessionCounts, TrainingCounts
+from indpriv.norm_log.session_counts import NoiseCounts, SessionCounts, TrainingCounts
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
 
 
@@ -117,6 +117,7 @@ def session_counts(steps: int, n: int, rate: float, **changes: Any) -> SessionCo
         "steps": steps,
         "gradients": round(expected),
         "accountant_steps": steps,
+        "noise": to_json(NoiseCounts(7000 * steps, 1.0, 1.0, 10 * steps, 3.0, 0.0, 0.0, 0.0)),
     }
     return SessionCounts.from_json(content | changes)
 

@@ -52,20 +52,12 @@ def unchecked_facts(run_dir: Path, references: Mapping[str, AttackSignals]) -> t
     """What `read_references` could not check about these signals, in sentences."""
     if not references:
         return ()
-    found = []
-    signals = references[CONFIDENCE]
-    lacking = [
-        name
-        for name, fingerprint in (
-            ("The signals name", signals.fingerprint),
-            ("run.json names", _fingerprint_of(run_dir)),
-        )
-        if not fingerprint
-    ]
-    if lacking:
+    found, signals = [], references[CONFIDENCE]
+    if not (signals.fingerprint and _fingerprint_of(run_dir)):
+        where = f"run.json of {run_dir}" if signals.fingerprint else "the file of the signals"
         found.append(
-            f"{' and '.join(lacking)} no fingerprint of the data: that the reference models were "
-            "trained on the data of this run was not checked."
+            f"No fingerprint of the data is in {where}: that the reference models were trained on "
+            "the data of this run was not checked."
         )
     if signals.kind != CONFIDENCE:
         found.append(

@@ -123,6 +123,31 @@ class TrainingCounts:
 
 
 @dataclass(frozen=True)
+class NoiseCounts:
+    """The noise that one session added, over noise_multiplier * max_grad_norm of its step.
+
+    Attributes:
+        values: number of values measured: steps times trainable parameters.
+        variance: mean square of all; 1 as accounted.
+        least_variance, least_values: the same of the tensor whose variance is too small by the
+            most standard errors, and its number of values.
+        fourth_moment: mean fourth power of all; 3 for normal noise.
+        previous, first: products with the noise of the previous and of the first step on the same
+            coordinates, summed and in standard deviations.
+        along_sum: part along each step's sum of clipped gradients, likewise.
+    """
+
+    values: int
+    variance: float
+    least_variance: float
+    least_values: int
+    fourth_moment: float
+    previous: float
+    first: float
+    along_sum: float
+
+
+@dataclass(frozen=True)
 class Conversion:
     """A log made of norms that another trainer wrote; source: the name of their file."""
 
@@ -156,6 +181,7 @@ class SessionCounts:
         conversion, replay: where its norms come from; both None if a recorder watched training.
         draws: how often examples were drawn; None if it is not known.
         training: counts of a recorder that watched training; None if none did.
+        noise: measured as training added it; None if it was not.
     """
 
     from_step: int
@@ -166,6 +192,7 @@ class SessionCounts:
     replay: Replay | None = field(default=None, metadata={"json": "replayed"})
     draws: DrawCounts | None = field(default=None, metadata={"flatten": True})
     training: TrainingCounts | None = field(default=None, metadata={"flatten": True})
+    noise: NoiseCounts | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As the journal holds them: what is not known is left out."""

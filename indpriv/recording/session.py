@@ -119,6 +119,7 @@ class Session:
             sampler=self._run.sampler,
             draws=draws,
             training=training,
+            noise=self._watch.noise,
         )
 
     def _thresholds(self) -> Thresholds | None:

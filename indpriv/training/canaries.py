@@ -2,8 +2,8 @@
 
 After Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run" (NeurIPS 2023,
 arXiv:2305.08846). The canaries are mislabelled training examples, which a model memorises if it
-memorises anything. They cost some accuracy. Batch size and number of steps follow from the number
-of examples that the coins include; as in any run, that number is not protected. Sensitive.
+memorises anything. They cost some accuracy. Sampling rate, noise and number of steps follow from
+all examples, so that only sums of gradients depend on the coins. Sensitive.
 """
 
 from __future__ import annotations
@@ -66,7 +66,15 @@ def train_with_canaries(
     changed = _with_column(replace(dataset.train, targets=targets), is_canary)
     test = _with_column(dataset.test, np.zeros(len(dataset.test), dtype=bool))
     with_canaries = replace(dataset, train=changed.take(kept), test=test)
-    run = train(config, run_dir, seed=seed, progress=progress, device=device, dataset=with_canaries)
+    run = train(
+        config,
+        run_dir,
+        seed=seed,
+        progress=progress,
+        device=device,
+        dataset=with_canaries,
+        n_planned=len(dataset.train),
+    )
     canaries = replace(with_canaries, train=changed.take(is_canary))
     losses = example_table(run.module, canaries, device).train["loss"]
     AttackScores(

@@ -60,6 +60,7 @@ def train(
     data_dir: str | Path | None = None,
     dataset: Dataset | None = None,
     privacy_filter: Filter | Callable[[float, float], Filter] | None = None,
+    n_planned: int | None = None,
 ) -> TrainedRun:
     """Train an audit's model with DP-SGD and record it.
 
@@ -80,6 +81,8 @@ def train(
         privacy_filter: an `indpriv.PrivacyFilter` that limits each example's epsilon, see
             `Recorder`; or a function that makes one from the run's noise_multiplier and
             sample_rate. An audit with filter_epsilon needs one.
+        n_planned: number of examples that sampling rate and noise are computed for, where coins
+            left some out of the data; default those in the data.
 
     Raises:
         InputError: a configuration, data set or directory that cannot be used; nothing was trained.
@@ -92,7 +95,7 @@ def train(
     dataset = capped(dataset or load_dataset(config.data.dataset, data_dir), config.data)
     randomness = Randomness.from_seed(seed)
     with quiet_opacus():
-        private = make_private(config, dataset, randomness, device)
+        private = make_private(config, dataset, randomness, device, n_planned)
         if callable(privacy_filter):
             privacy_filter = privacy_filter(private.noise_multiplier, private.loader.sample_rate)
         recorder = _make_recorder(run_dir, config, dataset, private, randomness, privacy_filter)

@@ -15,9 +15,9 @@ from opacus.accountants import IAccountant
 from opacus.accountants.utils import get_noise_multiplier
 from opacus.data_loader import DPDataLoader
 from torch import nn
-from torch.utils.data import DataLoader
 
 from indpriv.errors import InputError
+from indpriv.recording.attacks.mislabelled_canaries import PlannedLoader
 from indpriv.training.config import AuditConfig, TrainingConfig
 from indpriv.training.datasets import Dataset
 from indpriv.training.models import first_parameters
@@ -54,9 +54,16 @@ class PrivateSetting:
 
 
 def make_private(
-    config: AuditConfig, dataset: Dataset, randomness: Randomness, device: str
+    config: AuditConfig,
+    dataset: Dataset,
+    randomness: Randomness,
+    device: str,
+    n_planned: int | None = None,
 ) -> PrivateSetting:
     """Build an audit's model and let Opacus make its training private.
+
+    Sampling rate, noise and the divisor of gradients follow from n_planned examples; default those
+    of the data set.
 
     Raises:
         InputError: the model does not take the data, or no noise reaches the target epsilon.
@@ -70,7 +77,7 @@ def make_private(
     )
     criterion = nn.CrossEntropyLoss()
     return made_private(
-        module, optimizer, criterion, tensor_set(dataset.train), settings, randomness
+        module, optimizer, criterion, tensor_set(dataset.train), settings, randomness, n_planned
     )
 
 
@@ -81,6 +88,7 @@ def made_private(
     train_set: BatchedTensorDataset,
     settings: TrainingConfig,
     randomness: Randomness,
+    n_planned: int | None = None,
 ) -> PrivateSetting:
     """Let Opacus make the training of a model private.
 
@@ -91,18 +99,22 @@ def made_private(
         train_set: what it is trained on.
         settings: noise, clipping and batches.
         randomness: seeds of sampling and noise.
+        n_planned: number of examples that sampling rate, noise and the divisor of gradients follow
+            from; default those of train_set.
 
     Raises:
         InputError: no noise reaches the target epsilon.
     """
+    n_planned = n_planned or len(train_set)
     _warn_of_delta(settings.delta, len(train_set))
-    loader = DataLoader(
+    loader = PlannedLoader(
         train_set,
+        n_planned=n_planned,
         batch_size=settings.batch_size,
         collate_fn=whole_batch,
         generator=generator(randomness.sampling),
     )
-    noise_multiplier = noise_multiplier_of(settings, len(train_set))
+    noise_multiplier = noise_multiplier_of(settings, n_planned)
     engine = PrivacyEngine(accountant="rdp")
     made = engine.make_private(
         module=module,
@@ -118,6 +130,7 @@ def made_private(
         model, optimizer, criterion, private_loader = made
     else:
         model, optimizer, private_loader = made
+    made[1].expected_batch_size = int(n_planned * (1 / len(loader)))
     return PrivateSetting(
         module=module,
         train_set=train_set,

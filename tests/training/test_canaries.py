@@ -3,6 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from indpriv import NormLog
+from indpriv._files import read_json
 from indpriv.analysis.attacks.measures import ONE_RUN, measure_attack
 from indpriv.attack_scores import AttackScores
 from indpriv.audit import audit
@@ -36,6 +38,13 @@ def test_only_included_canaries_are_trained_on(run_dir):
     own = np.sort(-examples.train.loc[examples.train["canary"], "loss"].to_numpy())
     assert np.allclose(own, np.sort(scores.scores[scores.member]), rtol=1e-5)
     assert measure_attack(scores).method == ONE_RUN
+
+
+def test_neither_the_rate_nor_the_divisor_depends_on_the_coins(run_dir):
+    recorder = read_json(run_dir / "run.json")["recorder"]
+    rate = 1 / -(-300 // config().training.batch_size)
+    assert NormLog.open(run_dir).settings.sample_rate == pytest.approx(rate)
+    assert recorder["expected_batch_size"] == int(300 * rate)
 
 
 def test_a_cap_on_rows_would_drop_canaries(tmp_path):

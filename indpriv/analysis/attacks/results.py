@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -29,13 +29,13 @@ class AttackResult:
         references: number of reference models; 0 where the attack uses none.
         n_members, n_nonmembers: number of scores.
         discrimination: over all thresholds, without the curve; None without members or others.
-        auc_joint, tpr_joint: intervals of the AUC and of the true-positive rates that hold for all
-            attacks of the audit together (Bonferroni), so also for the one with the largest AUC.
         above_worst_case: the rates exceed what the worst case allows, by more than chance over all
             attacks: the run or its account is wrong, if the test examples were split off at
             random. Always false for the baseline.
         source: the paper that it follows.
         caveat: what a reader must know about its results.
+        auc_joint, tpr_joint: intervals of the AUC and of the true-positive rates that hold for all
+            attacks of the audit together (Bonferroni), so also for the one with the largest AUC.
     """
 
     name: str
@@ -46,11 +46,11 @@ class AttackResult:
     n_members: Count
     n_nonmembers: Count
     discrimination: Discrimination | None
-    auc_joint: Interval | None
-    tpr_joint: Mapping[str, Interval]
     above_worst_case: bool
     source: str
     caveat: str
+    auc_joint: Interval | None = None
+    tpr_joint: Mapping[str, Interval] = field(default_factory=dict)
 
     @property
     def auc(self) -> float:

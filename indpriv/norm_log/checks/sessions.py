@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from indpriv.errors import EvidenceError
+from indpriv.norm_log.checks.noise import noise_check
 from indpriv.norm_log.checks.sampling import (
     batch_sizes,
     observed_sampler,
@@ -90,6 +91,7 @@ def session_checks(
             _whole_batches(training),
             _clipping(training),
             *_clipping_precision(training),
+            noise_check(session.noise),
         ]
         if individually_clipped:
             checks.append(_clipped_at(INDIVIDUAL_CLIPPING, training, _RECORDED_LEVEL))

@@ -5,12 +5,13 @@ After Steinke, Nasr and Jagielski 2023 (arXiv:2305.08846). They cost some accura
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from indpriv._arrays import BoolArray, IntArray
 from indpriv._checks import check_positive_int
@@ -18,7 +19,7 @@ from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import CANARIES
 from indpriv.recording.data_passes import Examples
-from indpriv.recording.norms.batches import check_losses
+from indpriv.recording.norms.batches import precise_losses
 from indpriv.recording.opacus.run_attack import AttackedRun, AttackedStep
 from indpriv.recording.training_data import length
 
@@ -47,11 +48,12 @@ def draw_canaries(
 class MislabelledCanaries:
     """Mislabel some examples of a data set, and keep each in it only if a fair coin says so.
 
-    Make the loader from `train_set`, and pass this object to the Recorder of the run:
+    Make the loader with `loader`, which fixes the sampling rate from all examples, so that only
+    sums of gradients depend on the coins. Pass this object to the Recorder of the run:
 
     >>> from indpriv.recording import MislabelledCanaries, Recorder
     >>> canaries = MislabelledCanaries(data, 1000, n_classes=10)               # doctest: +SKIP
-    >>> loader = DataLoader(canaries.train_set, batch_size=256)                # doctest: +SKIP
+    >>> loader = canaries.loader(batch_size=256)                               # doctest: +SKIP
     >>> recorder = Recorder("runs/mine", dataset=canaries.train_set,           # doctest: +SKIP
     ...                     loss_fn=loss_fn, attack=canaries)
 
@@ -88,18 +90,44 @@ class MislabelledCanaries:
         self._canaries: Dataset[Any] = Subset(mislabelled, positions)
         kept = np.setdiff1d(np.arange(n), drawn.positions[~drawn.included])
         self.train_set: Dataset[Any] = Subset(mislabelled, kept.tolist())
+        self._n = n
+        self._loader: PlannedLoader | None = None
+
+    def loader(self, batch_size: int, **options: Any) -> DataLoader[Any]:
+        """A loader of train_set, for make_private; options as of a DataLoader.
+
+        Its number of batches is that of all examples, so that neither the sampling rate nor the
+        divisor of gradients tells how many canaries were left out.
+        """
+        self._loader = PlannedLoader(
+            self.train_set, n_planned=self._n, batch_size=batch_size, **options
+        )
+        return self._loader
 
     def start(self, attacked: AttackedRun) -> MislabelledCanaries:
         """Check that the run trains on the canaries."""
         if attacked.data.dataset is not self.train_set:
             raise InputError(
                 "the Recorder's dataset is not the train_set of its MislabelledCanaries; make the "
-                "loader and the Recorder with canaries.train_set"
+                "loader with canaries.loader(...) and the Recorder with canaries.train_set"
             )
+        self._check_rate(attacked)
         self._loss_fn = attacked.data.loss_fn
         self._collate_fn = attacked.run.loader.collate_fn
         self._device = next(attacked.run.module.parameters()).device
         return self
+
+    def _check_rate(self, attacked: AttackedRun) -> None:
+        """Raise InputError where the coins decided the rate; average over the planned number."""
+        run = attacked.run
+        planned = None if self._loader is None else 1 / len(self._loader)
+        if planned is None or not math.isclose(run.sample_rate, planned, rel_tol=1e-9):
+            raise InputError(
+                "the sampling rate of this loader depends on the coins of the canaries: make it "
+                "with canaries.loader(batch_size=...), and pass that to make_private"
+            )
+        ranks = getattr(run.optimizer, "world_size", 1)
+        run.optimizer.expected_batch_size = int(self._n * planned) / ranks
 
     def before_noise(self, step: AttackedStep) -> None:
         """Nothing: the final model is attacked."""
@@ -111,15 +139,29 @@ class MislabelledCanaries:
         """Minus the final loss of every canary."""
         examples = Examples(self._canaries, self._collate_fn, self._device)
         losses = [
-            check_losses(self._loss_fn(model(inputs), targets), targets)
+            precise_losses(self._loss_fn, model(inputs), targets)
             for inputs, targets in examples.batches(1024)
         ]
         return AttackScores(
-            scores=-torch.cat(losses).double().cpu().numpy(),
+            scores=-torch.cat(losses).cpu().numpy(),
             member=self._member.copy(),
             method=METHOD,
             fair_coins=True,
         )
+
+
+class PlannedLoader(DataLoader[Any]):
+    """A DataLoader with the number of batches of n_planned examples, not of those that it has.
+
+    Opacus samples at one over the number of batches of the loader that make_private is given.
+    """
+
+    def __init__(self, dataset: Dataset[Any], *, n_planned: int, batch_size: int, **options: Any):
+        super().__init__(dataset, batch_size=batch_size, **options)
+        self._planned = math.ceil(n_planned / batch_size)
+
+    def __len__(self) -> int:
+        return self._planned
 
 
 class _Mislabelled(Dataset[Any]):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.errors import EvidenceError, InputError
-from indpriv.norm_log.session_counts import DrawCounts, TrainingCounts
+from indpriv.norm_log.session_counts import DrawCounts, NoiseCounts, TrainingCounts
 from indpriv.norm_log.step_settings import StepSetting
 from indpriv.recording.opacus.clipping_watch import (
     ClippedBatch,
@@ -23,6 +23,7 @@ from indpriv.recording.opacus.clipping_watch import (
     replaced_methods,
 )
 from indpriv.recording.opacus.memory_format import memory_format_watched
+from indpriv.recording.opacus.noise_watch import NoiseWatch
 from indpriv.recording.opacus.ranks import RankStep
 from indpriv.recording.opacus.run import OpacusRun
 from indpriv.recording.opacus.run_attack import AttackedStep, StartedAttack
@@ -55,6 +56,7 @@ class Watch:
         if not run.is_ghost:  # where norms are not sums over a gradient
             self.tally.counts.clip_excess = clip_excess(run.optimizer)
         self._sampling_states, self._noise_states = SeenStates(), SeenStates()
+        self._noise = NoiseWatch(run.optimizer.params)
         self._noised: StepSetting | None = None  # at which noise was added to the current step
         self._updating: StepSetting | None = None  # of the update that has begun
         self._versions: list[int] = []  # of the parameters, as the last update left them
@@ -137,15 +139,22 @@ class Watch:
     def _add_noise(self, add_noise: Callable[[], None]) -> None:
         """Let Opacus add the noise, with an attack's view of it before and after."""
         attack = self._attack
-        if attack is None:
-            add_noise()
-        else:
-            step = _attacked_step(self._run, self.tally)
+        step = None if attack is None else _attacked_step(self._run, self.tally)
+        if attack is not None and step is not None:
             attack.before_noise(step)
-            add_noise()
-            attack.after_noise(step)
+        self._noise.before()
+        add_noise()
         # Now, since another step hook may change settings before it calls ours.
-        self._noised = self._run.setting()
+        self._noised = setting = self._run.setting()
+        if getattr(self._run.optimizer, "rank", 0) == 0:  # the rank that adds the noise of all
+            self._noise.after(setting.noise_multiplier * setting.max_grad_norm)
+        if attack is not None and step is not None:
+            attack.after_noise(step)
+
+    @property
+    def noise(self) -> NoiseCounts | None:
+        """What was measured of the noise; None if nothing was."""
+        return self._noise.counts()
 
     def _begin_update(self, individually: bool) -> tuple[StepSetting, TrainedBatch | None]:
         """Count an update that is about to be made; return its setting and its batch."""

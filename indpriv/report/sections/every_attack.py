@@ -33,8 +33,9 @@ def strongest_lines(results: AttackResults) -> tuple[Paragraph, ...]:
     best, of = ours[0], ours[0].discrimination
     text = (
         f"strongest of {len(ours)}: {_name(best)} on {ADVERSARIES[best.adversary]}: AUC "
-        f"{of.auc:.3f} {_span(best.auc_joint)} (corrected for choosing the strongest); at 1 % "
-        f"false positives {format_share(of.tpr_at_fpr['0.01'], 1)}{_limits(results)}"
+        f"{of.auc:.3f} {_span(best.auc_joint or of.auc_interval)}"
+        f"{', corrected for choosing the strongest' if best.auc_joint else ''}; at 1 % false "
+        f"positives {format_share(of.tpr_at_fpr['0.01'], 1)}{_limits(results)}"
     )
     same = [found for found in results.of("non_dp") if found.name == best.name]
     if same and same[0].discrimination is not None:

@@ -15,7 +15,7 @@ from runs import blobs, make_run, mlp, record
 def test_the_model_trains_on_the_members_with_their_wrong_labels(tmp_path, mode):
     data = blobs(200)
     canaries = MislabelledCanaries(data, 80, n_classes=2, seed=0)
-    run = make_run(canaries.train_set, mode=mode, batch_size=20)
+    run = make_run(canaries.train_set, mode=mode, data_loader=canaries.loader(batch_size=20))
     record(run, tmp_path / "run", epochs=1, attack=canaries)
     scores = AttackScores.from_file(tmp_path / "run" / CANARIES)
     assert len(scores.scores) == 80
@@ -40,7 +40,7 @@ def test_a_model_that_memorises_gives_members_away(tmp_path):
     canaries = MislabelledCanaries(data, 150, n_classes=2, seed=1)
     run = make_run(
         canaries.train_set, torch.nn.Linear(300, 2), noise_multiplier=0.05, max_grad_norm=5.0,
-        batch_size=40, learning_rate=2.0,
+        data_loader=canaries.loader(batch_size=40), learning_rate=2.0,
     )  # fmt: skip
     record(run, tmp_path / "run", epochs=15, every="once", attack=canaries)
     found = measure_attack(AttackScores.from_file(tmp_path / "run" / CANARIES))
@@ -58,3 +58,19 @@ def test_refusals(tmp_path):
             tmp_path / "run",
             attack=MislabelledCanaries(blobs(), 10, n_classes=2),
         )
+
+
+def test_neither_the_rate_nor_the_divisor_depends_on_the_coins(tmp_path):
+    found, kept = set(), set()
+    for seed in range(3):
+        canaries = MislabelledCanaries(blobs(120), 110, n_classes=2, seed=seed)
+        run = make_run(canaries.train_set, data_loader=canaries.loader(batch_size=12))
+        log = record(run, tmp_path / str(seed), epochs=1, every="once", attack=canaries)
+        rates = set(log.settings.sample_rate.tolist())
+        found.add((*rates, run.optimizer.expected_batch_size, log.total_steps))
+        kept.add(len(canaries.train_set))
+    assert len(kept) > 1
+    assert found == {(0.1, 12, 10)}
+    canaries = MislabelledCanaries(blobs(120), 110, n_classes=2, seed=0)
+    with pytest.raises(InputError, match="depends on the coins of the canaries"):
+        record(make_run(canaries.train_set), tmp_path / "plain", attack=canaries)
