@@ -1,0 +1,276 @@
+"""Several runs on the same people: Rényi divergences add up over all steps of all runs. Sensitive.
+
+Runs may choose their settings by looking at earlier ones (adaptive composition: Mironov 2017,
+arXiv:1702.07476v3, Proposition 1). Someone who was in one run only keeps the account of that run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import reduce
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from indpriv import _checks
+from indpriv._arrays import FloatArray, IntArray
+from indpriv._progress import Progress
+from indpriv.accountant.blocks import in_order, threads
+from indpriv.accountant.claims import ESTIMATE, claim_of
+from indpriv.accountant.composition.joined_runs import (
+    JoinedCells,
+    JoinedCounts,
+    JoinedUnitCells,
+    RunPart,
+)
+from indpriv.accountant.composition.tuning import Tuning, least_epsilon
+from indpriv.accountant.histogram.counts import DenseCounts
+from indpriv.accountant.histogram.mechanisms import Mechanisms
+from indpriv.accountant.histogram.unit_cells import EqualRows, UnitCells
+from indpriv.accountant.method import Method
+from indpriv.accountant.prepared import account_of, block_size, checked
+from indpriv.accountant.rdp_orders import RdpAccountant, RdpEpsilons
+from indpriv.accountant.units import Units
+from indpriv.accountant.worst_case import clipped_steps
+from indpriv.epsilon_table import Account, EpsilonTable
+from indpriv.errors import InputError
+from indpriv.norm_log.norm_log import NormLog
+
+BY = ("example_id", "unit_id")
+_ORDERS = 1 + np.geomspace(1e-3, 1e5, 600)  # of the price of tuning
+
+
+def compose(
+    runs: Sequence[NormLog],
+    *,
+    delta: float,
+    by: str = "example_id",
+    conversion: str = "canonne2020",
+    between_records: str = "last",
+    tuning: Tuning | None = None,
+    progress: Progress | None = None,
+    workers: int | None = None,
+) -> EpsilonTable:
+    """The epsilon of everyone who took part in several runs, by Rényi DP.
+
+    Args:
+        runs: their norm logs, two or more, of the same unit and neighbouring relation.
+        delta: of the composed bound, in (0, 1).
+        by: what identifies someone in all runs: "example_id", or "unit_id" for owners of rows.
+        conversion: as in `account`.
+        between_records: as in `account`.
+        tuning: the law of the number of runs, if these runs were tried and only the best one is
+            published. The worst case is then that of publishing the best of a random number of
+            runs, none of which costs more than these; each epsilon is still of all tried runs.
+        progress: called with (people done, people in all).
+        workers: threads, by default one for each core.
+
+    Returns:
+        the table, a row for each id in any run, in the order of first appearance. `account` has
+        the steps of all runs; details are best_order, order_at_boundary, n_runs (how many runs
+        someone was in) and unit_worst_case (the worst case of those runs; of as many rows).
+
+    Raises:
+        InputError: fewer than two runs, or runs that differ in unit or relation; ids of different
+            types; several rows of one unit by example_id; no unit ids by unit_id.
+
+    >>> log = NormLog.from_arrays([[0.1, 2.0]], [0], total_steps=50, noise_multiplier=1.0,
+    ...                           max_grad_norm=1.0, sample_rate=0.1)
+    >>> twice = compose([log, log], delta=1e-5)
+    >>> round(twice.worst_case_epsilon, 3), twice.details["n_runs"].tolist()
+    (7.132, [2, 2])
+    """
+    _checks.check_choice("by", by, BY)
+    method = Method(delta=delta, conversion=conversion, between_records=between_records)
+    logs = _checked(runs, by, method)
+    groups = [_group(log, by) for log in logs]
+    ids, places = _matched([units.ids for units in groups])
+    n_rows = np.stack([_rows_of(units, place) for units, place in zip(groups, places, strict=True)])
+    largest = n_rows.max(axis=1)
+    whole = bool((largest == 1).all())
+    parts = [
+        RunPart.of(log, units, place, between_records, None if whole else int(most))
+        for log, units, place, most in zip(logs, groups, places, largest, strict=True)
+    ]
+    patterns, pattern = np.unique(np.column_stack([largest, n_rows]), axis=1, return_inverse=True)
+    worst_cases = _worst_cases(logs, patterns, method)
+    worst, most = worst_cases[pattern.ravel()[1:]], float(worst_cases[pattern.ravel()[0]])
+    found = _epsilons(parts, len(ids), method, progress, workers)
+    if tuning is not None:
+        most = _best_published(logs, largest, tuning, method)
+        worst = np.minimum(worst, most)
+    epsilon = np.minimum(found.epsilon, worst)
+    claim, reason = _claim(logs, between_records)
+    return EpsilonTable(
+        example_ids=ids,
+        epsilon=epsilon,
+        epsilon_lower=np.zeros(len(ids)),
+        epsilon_upper=epsilon,
+        worst_case_epsilon=most,
+        claim=claim,
+        claim_reason=reason,
+        account=_account(logs, method, None if by == "example_id" else int(largest.max())),
+        details={
+            "best_order": found.best_order,
+            "order_at_boundary": found.order_at_boundary,
+            "n_runs": (n_rows > 0).sum(axis=0),
+            "unit_worst_case": worst,
+        },
+    )
+
+
+def _checked(runs: Sequence[NormLog], by: str, method: Method) -> list[NormLog]:
+    """The logs as they are accounted; InputError where they cannot be composed."""
+    if len(runs) < 2:
+        raise InputError(f"{len(runs)} runs; pass two or more to compose")
+    for name in ("unit", "neighbouring"):
+        found = [getattr(log, name) for log in runs]
+        if len(set(found)) > 1:
+            raise InputError(
+                f"the runs differ in {name}: {', '.join(map(repr, found))}; only runs that protect "
+                "the same can be composed"
+            )
+    if by == "example_id":
+        return [checked(log, method) for log in runs]
+    for number, log in enumerate(runs, start=1):
+        if log.unit_ids is None:
+            raise InputError(
+                f"run {number} has no unit ids; record it with unit_ids, or compose by example_id"
+            )
+    return [replace(log, batch_norms=None) for log in runs]
+
+
+def _group(log: NormLog, by: str) -> Units:
+    if by == "unit_id" and log.unit_ids is not None:
+        return Units.of(log.unit_ids)
+    ones = np.ones(log.n_examples, np.int64)
+    return Units(log.example_ids, ones, np.arange(log.n_examples))
+
+
+def _matched(ids: Sequence[NDArray[np.generic]]) -> tuple[NDArray[np.generic], list[IntArray]]:
+    """All ids in the order of first appearance, and each id's place in each run, or -1."""
+    if len({own.dtype.kind in "iu" for own in ids}) > 1:
+        raise InputError(
+            "ids are numbers in some runs and texts in others, so no one can be found in both; "
+            "record them in one type"
+        )
+    every = pd.unique(np.concatenate(ids))
+    return np.asarray(every), [pd.Index(own).get_indexer(every).astype(np.int64) for own in ids]
+
+
+def _rows_of(units: Units, place: IntArray) -> IntArray:
+    """(n_people,) rows of each in one run; 0 of those who were not in it."""
+    return np.where(place >= 0, units.n_rows[place], 0)
+
+
+def _epsilons(
+    parts: Sequence[RunPart],
+    n: int,
+    method: Method,
+    progress: Progress | None,
+    workers: int | None,
+) -> RdpEpsilons:
+    """Rényi bounds of everyone, before they are limited by a worst case."""
+    slow = isinstance(parts[0].cells, UnitCells)
+    accountant = RdpAccountant(JoinedUnitCells(parts) if slow else JoinedCells(parts), method)
+    ends = np.cumsum([part.n_columns for part in parts]).tolist()
+    columns = [slice(end - part.n_columns, end) for part, end in zip(parts, ends, strict=True)]
+
+    def work(start: int, stop: int) -> tuple[int, RdpEpsilons]:
+        counted = [
+            (*part.counts(start, stop), own) for part, own in zip(parts, columns, strict=True)
+        ]
+        return stop, accountant.epsilons(JoinedCounts(stop - start, counted))
+
+    found = []
+    for done, part in in_order(work, _ranges(n, block_size(8 * ends[-1])), threads(workers)):
+        found.append(part)
+        if progress is not None:
+            progress(done, n)
+    return RdpEpsilons(
+        np.concatenate([part.epsilon for part in found]),
+        np.concatenate([part.best_order for part in found]),
+        np.concatenate([part.order_at_boundary for part in found]),
+    )
+
+
+def _ranges(n: int, size: int) -> Iterator[tuple[int, int]]:
+    return ((start, min(start + size, n)) for start in range(0, n, size))
+
+
+def _worst_cases(logs: Sequence[NormLog], patterns: IntArray, method: Method) -> FloatArray:
+    """(n_patterns,) epsilon guaranteed to someone with patterns[i, j] rows in run i."""
+    cells, counts = [], []
+    for log, rows in zip(logs, patterns, strict=True):
+        mechanisms, steps = clipped_steps(log)
+        for k in np.unique(rows[rows > 0]).tolist():
+            cells.append((np.full(len(steps), k), mechanisms))
+            counts.append((rows == k)[:, None] * steps)
+    value = DenseCounts(np.hstack(counts))
+    if patterns.max() == 1:
+        joined = reduce(_side_by_side, (mechanisms for _, mechanisms in cells))
+        accountant = RdpAccountant(joined, method)
+    else:
+        accountant = RdpAccountant(
+            EqualRows.at_clipping_norm(
+                np.concatenate([rows for rows, _ in cells]),
+                np.concatenate([mechanisms.noise_multiplier for _, mechanisms in cells]),
+                np.concatenate([mechanisms.sample_rate for _, mechanisms in cells]),
+            ),
+            method,
+        )
+    return accountant.epsilons(value).epsilon
+
+
+def _side_by_side(first: Mechanisms, second: Mechanisms) -> Mechanisms:
+    return Mechanisms(
+        np.append(first.relative_norms, second.relative_norms),
+        np.append(first.noise_multiplier, second.noise_multiplier),
+        np.append(first.sample_rate, second.sample_rate),
+    )
+
+
+def _best_published(
+    logs: Sequence[NormLog], n_rows: IntArray, tuning: Tuning, method: Method
+) -> float:
+    """The worst case of publishing the best of a random number of runs like these."""
+    curves = []
+    for log, rows in zip(logs, n_rows.tolist(), strict=True):
+        mechanisms, steps = clipped_steps(log)
+        if rows == 1:
+            curves.append(mechanisms.divergences(_ORDERS) @ steps)
+            continue
+        each = EqualRows.at_clipping_norm(
+            np.full(len(steps), rows), mechanisms.noise_multiplier, mechanisms.sample_rate
+        )
+        cell, order = np.divmod(np.arange(len(steps) * len(_ORDERS)), len(_ORDERS))
+        curves.append(steps @ each.divergences_at(cell, _ORDERS[order]).reshape(len(steps), -1))
+    curve = tuning.rdp(_ORDERS, np.max(curves, axis=0))
+    return least_epsilon(_ORDERS, curve, method.delta, method.conversion)
+
+
+def _claim(logs: Sequence[NormLog], between_records: str) -> tuple[str, str]:
+    """The weakest claim of the runs, with the reasons of those that have it."""
+    claims = [claim_of(log, between_records) for log in logs]
+    claim = ESTIMATE if any(found == ESTIMATE for found, _ in claims) else claims[0][0]
+    reasons = [f"Run {number}: {reason}" for number, (found, reason) in enumerate(claims, start=1)
+               if found == claim]  # fmt: skip
+    return claim, " ".join(reasons)
+
+
+def _account(logs: Sequence[NormLog], method: Method, rows_per_unit: int | None) -> Account:
+    """What the composed epsilons mean; what differs between runs is named by its weakest form."""
+    accounts = [account_of(log, method) for log in logs]
+    samplers = {account.sampler for account in accounts}
+    steps = sum(account.total_steps for account in accounts)
+    recorded = sum(account.recorded_share * account.total_steps for account in accounts)
+    coarsest = max(accounts, key=lambda account: account.rounding)
+    return replace(
+        coarsest,
+        sampler=samplers.pop() if len(samplers) == 1 else "other",
+        total_steps=steps,
+        recorded_share=recorded / steps,
+        rows_per_unit=rows_per_unit,
+    )
