@@ -18,6 +18,7 @@ from indpriv.norm_log.evidence import FAILED, SEEDED, WORST_CASE, Check
 from indpriv.norm_log.norm_log import NormLog
 
 SUPPORTED, DECLARED, UNPROVEN, VOID = "supported", "declared", "unproven", "void"
+STATUSES = (SUPPORTED, DECLARED, UNPROVEN, VOID)  # the weakest last
 STANDS = (SUPPORTED, DECLARED)  # the statuses of a guarantee that no check contradicts
 
 FALSE_POSITIVE_RATE = 0.01  # at which reports state the limit on membership tests
@@ -64,7 +65,7 @@ class Guarantee:
     worst_case_epsilon: AtLeastZero
     delta: AtLeastZero
     delta_times_n: AtLeastZero
-    status: Annotated[str, Limits(texts=(SUPPORTED, DECLARED, UNPROVEN, VOID))]
+    status: Annotated[str, Limits(texts=STATUSES)]
     statement: str
     reasons: tuple[str, ...]
     membership: Membership | None = None

@@ -9,6 +9,7 @@ data.
 
 from indpriv.audit.audit_directory import read_audit, read_summary, write_audit
 from indpriv.audit.compare import compare_audits, comparison_json
+from indpriv.audit.compose import compose_runs, write_composition
 from indpriv.audit.groups import choose_groups, groups_json, groups_of
 from indpriv.audit.pipeline import audit
 from indpriv.audit.run_attacks import results_of_run
@@ -24,6 +25,7 @@ __all__ = [
     "choose_groups",
     "compare_audits",
     "comparison_json",
+    "compose_runs",
     "effect_of_spacing",
     "fidelity_against_k",
     "groups_json",
@@ -35,4 +37,5 @@ __all__ = [
     "sensitivity",
     "summarise",
     "write_audit",
+    "write_composition",
 ]

@@ -191,17 +191,18 @@ def _read(
     with _stage(tell, CHECKING):
         log, recorded = run.log, recorded_run(run, unreadable)
     if unit_column is not None:
-        log, recorded = _with_units(log, recorded, unit_column)
+        log, recorded = with_units(log, recorded, unit_column)
     return log, _with_references(recorded, path, *folders)
 
 
-def _with_units(
+def with_units(
     log: NormLog, recorded: RecordedRun, unit_column: str
 ) -> tuple[NormLog, RecordedRun]:
     """The same, with the owner of each row from a metadata column."""
     if recorded.examples is None:
         raise InputError(
-            f"--unit-column {unit_column}: this run has no {EXAMPLES}, which holds the column"
+            f"{unit_column} should name the owners of rows, but this run has no {EXAMPLES}, which "
+            "holds such columns"
         )
     examples = recorded.examples.with_units(unit_column)
     units = examples.aligned(log.example_ids)["unit_id"].to_numpy()

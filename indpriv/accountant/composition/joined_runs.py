@@ -103,15 +103,6 @@ class JoinedCounts:
                 totals[here] += counts.totals_at(place[examples[here]], own, row)
         return totals
 
-    def dense(self) -> FloatArray:
-        """See Counts."""
-        width = self.parts[-1][2].stop
-        found = np.zeros((self.n, width))
-        for counts, place, columns in self.parts:
-            if counts is not None:
-                found[place >= 0, columns] = counts.dense()
-        return found
-
     def used_cells(self, examples: IntArray) -> NDArray[np.bool_]:
         """See Counts."""
         used = np.zeros(self.parts[-1][2].stop, dtype=bool)

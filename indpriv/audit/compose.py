@@ -1,0 +1,143 @@
+"""Recorded runs on the same people, accounted together. Sensitive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from indpriv._files import write_json
+from indpriv._progress import StageProgress, silent
+from indpriv.accountant.composition import Tuning, compose
+from indpriv.accountant.method import Method
+from indpriv.accountant.per_example import table_for
+from indpriv.analysis.composed_runs import ComposedRun, Composition, composed_statement
+from indpriv.analysis.guarantee import STATUSES, guarantee_of
+from indpriv.audit.audit_directory import EPSILON
+from indpriv.audit.pipeline import with_units
+from indpriv.audit.run_directory import RecordedRun, recorded_run
+from indpriv.epsilon_table import EpsilonTable
+from indpriv.errors import InputError
+from indpriv.norm_log.norm_log import NormLog, open_run
+from indpriv.norm_log.run_files import check_holds_log
+
+COMPOSITION = "composition.json"
+COMPOSING = "accounting for all runs"
+
+
+def compose_runs(
+    paths: Sequence[Path],
+    *,
+    by: str = "example_id",
+    delta: float | None = None,
+    conversion: str = "canonne2020",
+    between_records: str = "last",
+    tuning: Tuning | None = None,
+    same_run: bool = False,
+    progress: StageProgress | None = None,
+) -> Composition:
+    """Account for recorded runs together; see `indpriv.accountant.compose`.
+
+    Args:
+        paths: run directories.
+        by: "example_id", "unit_id", or a metadata column that names the owner of each row.
+        delta: of the bound; default that of the runs.
+        conversion: see there.
+        between_records: see there.
+        tuning: see there.
+        same_run: take a run that is given twice for two runs.
+        progress: called as progress(stage, done, total).
+
+    Raises:
+        InputError: as `compose`; a run given twice; runs of different deltas without delta.
+        EvidenceError: a log that is damaged or contradicts itself.
+    """
+    opened = [_opened(path, by) for path in paths]
+    if not same_run:
+        _check_distinct(paths, [recorded for _, recorded in opened])
+    delta = _common_delta(paths, [recorded for _, recorded in opened]) if delta is None else delta
+    logs, tell = [log for log, _ in opened], progress or silent
+    table = compose(
+        logs,
+        delta=delta,
+        by="example_id" if by == "example_id" else "unit_id",
+        conversion=conversion,
+        between_records=between_records,
+        tuning=tuning,
+        progress=lambda done, total: tell(COMPOSING, done, total),
+    )
+    method = Method(delta=delta, conversion=conversion, between_records=between_records)
+    alone = [table_for(log, method) for log in logs]
+    status, reasons = _status(paths, alone, [recorded for _, recorded in opened])
+    return Composition(
+        table=table,
+        runs=tuple(_of_run(path, own) for path, own in zip(paths, alone, strict=True)),
+        status=status,
+        statement=composed_statement(table, status, len(paths), tuning),
+        reasons=reasons,
+    )
+
+
+def write_composition(found: Composition, output_dir: Path) -> None:
+    """Write epsilon.parquet and composition.json, readable by their owner only."""
+    output_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found.table.to_parquet(output_dir / EPSILON)
+    write_json(output_dir / COMPOSITION, found.to_json())
+
+
+def _opened(path: Path, by: str) -> tuple[NormLog, RecordedRun]:
+    check_holds_log(path)
+    run = open_run(path)
+    recorded = recorded_run(run)
+    if by in ("example_id", "unit_id"):
+        return run.log, recorded
+    return with_units(run.log, recorded, by)
+
+
+def _check_distinct(paths: Sequence[Path], recorded: Sequence[RecordedRun]) -> None:
+    first: dict[str, Path] = {}
+    for path, run in zip(paths, recorded, strict=True):
+        run_id = str(run.recorder.get("id") or path.resolve())
+        if run_id in first:
+            raise InputError(
+                f"{path} and {first[run_id]} are the same run; leave one out, or say that it "
+                "stands for two runs like it: --same-run"
+            )
+        first[run_id] = path
+
+
+def _common_delta(paths: Sequence[Path], recorded: Sequence[RecordedRun]) -> float:
+    """The delta of all runs; InputError where one has none, or they differ."""
+    found = {path: run.declared.delta for path, run in zip(paths, recorded, strict=True)}
+    named = ", ".join(f"{path}: {delta}" for path, delta in found.items())
+    if None in found.values() or len(set(found.values())) > 1:
+        raise InputError(f"the runs do not name one delta ({named}); pass --delta")
+    return float(next(iter(found.values())) or 0.0)
+
+
+def _of_run(path: Path, table: EpsilonTable) -> ComposedRun:
+    return ComposedRun(
+        path=str(path),
+        steps=table.account.total_steps,
+        n=len(table),
+        worst_case_epsilon=table.worst_case_epsilon,
+        median_epsilon=float(np.median(table.epsilon)),
+    )
+
+
+def _status(
+    paths: Sequence[Path], tables: Sequence[EpsilonTable], recorded: Sequence[RecordedRun]
+) -> tuple[str, tuple[str, ...]]:
+    """The weakest status of the runs, and why it is not better."""
+    found = [
+        guarantee_of(table, run.checks, run.recorder)
+        for table, run in zip(tables, recorded, strict=True)
+    ]
+    weakest = max(found, key=lambda guarantee: STATUSES.index(guarantee.status)).status
+    reasons = [
+        f"{path}: {reason}"
+        for path, guarantee in zip(paths, found, strict=True)
+        for reason in guarantee.reasons
+    ]
+    return weakest, tuple(reasons)

@@ -1,0 +1,63 @@
+"""The price of publishing the best of several runs; dp_accounting is an independent peer."""
+
+import math
+
+import numpy as np
+import pytest
+
+from indpriv import InputError
+from indpriv.accountant import Tuning
+from indpriv.accountant.composition.tuning import least_epsilon
+
+dp = pytest.importorskip("dp_accounting")
+ORDERS = 1 + np.geomspace(1e-2, 1e3, 120)
+
+
+def peer(noise, steps, rate, tuning, delta):
+    accountant = dp.rdp.RdpAccountant(ORDERS)
+    step = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise))
+    run = dp.SelfComposedDpEvent(step, steps)
+    accountant.compose(dp.dp_event.RepeatAndSelectDpEvent(run, tuning.mean, tuning.shape))
+    one = dp.rdp.RdpAccountant(ORDERS)
+    one.compose(run)
+    return accountant.get_epsilon(delta), np.asarray(one._rdp)
+
+
+def test_no_price_is_below_that_of_dp_accounting():
+    rng = np.random.default_rng(0)
+    shapes = [0.0, 1.0, math.inf, 0.5, 3.0]
+    for number in range(60):
+        tuning = Tuning(float(rng.choice([1, 1.5, 2, 10, 300])), shapes[number % len(shapes)])
+        noise, steps = float(rng.uniform(0.5, 20)), int(rng.integers(1, 500))
+        rate, delta = float(rng.choice([1.0, 0.1, 0.01])), float(10 ** rng.uniform(-9, -2))
+        theirs, curve = peer(noise, steps, rate, tuning, delta)
+        if not np.isfinite(curve).all():
+            continue
+        ours = least_epsilon(ORDERS, tuning.rdp(ORDERS, curve), delta, "canonne2020")
+        assert ours >= theirs * (1 - 1e-9)
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+@pytest.mark.parametrize("shape", [0.0, 0.3, 1.0, 2.0])
+@pytest.mark.parametrize("mean", [1.001, 2.0, 50.0])
+def test_the_law_has_its_mean(shape, mean):
+    gamma = Tuning(mean, shape)._gamma()
+    k = np.arange(1, 200_000)
+    if shape == 0:
+        weights = (1 - gamma) ** k / k
+    else:
+        ratios = (k - 1 + shape) / k * (1 - gamma)
+        weights = np.exp(np.cumsum(np.log(ratios)))
+    assert float(weights @ k / weights.sum()) == pytest.approx(mean, rel=1e-6)
+
+
+def test_bad_laws_are_refused():
+    for mean, shape in ((0.5, 1), (math.nan, 1), (2, -1), (2, math.nan), (math.inf, 1)):
+        with pytest.raises(InputError):
+            Tuning(mean, shape)
+    assert [Tuning(2, shape).law for shape in (0, 1, math.inf)] == [
+        "logarithmic",
+        "geometric",
+        "Poisson",
+    ]
+    assert "shape 0.5" in Tuning(2, 0.5).law
