@@ -72,7 +72,7 @@ def composed_statement(table: EpsilonTable, status: str, n_runs: int, tuning: Tu
     bound = (
         f"differential privacy with epsilon {format_epsilon(table.worst_case_epsilon)} and delta "
         f"{format_delta(account.delta)} ({account.relation}, "
-        f"{account.sampler.replace('poisson', 'Poisson')} sampling, {account.guaranteed_by})"
+        f"{account.sampling}, {account.guaranteed_by})"
     )
     if tuning is None:
         what = f"All model states of these {n_runs} runs together"

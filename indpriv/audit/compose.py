@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from indpriv.audit.run_directory import RecordedRun, recorded_run
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog, open_run
-from indpriv.norm_log.run_files import check_holds_log
+from indpriv.norm_log.run_files import JOURNAL, check_holds_log
 
 COMPOSITION = "composition.json"
 COMPOSING = "accounting for all runs"
@@ -98,7 +99,8 @@ def _opened(path: Path, by: str) -> tuple[NormLog, RecordedRun]:
 def _check_distinct(paths: Sequence[Path], recorded: Sequence[RecordedRun]) -> None:
     first: dict[str, Path] = {}
     for path, run in zip(paths, recorded, strict=True):
-        run_id = str(run.recorder.get("id") or path.resolve())
+        journal = (path / JOURNAL).read_bytes()  # of a converted run, which has no id
+        run_id = str(run.recorder.get("id") or hashlib.sha256(journal).hexdigest())
         if run_id in first:
             raise InputError(
                 f"{path} and {first[run_id]} are the same run; leave one out, or say that it "

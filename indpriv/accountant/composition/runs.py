@@ -53,7 +53,7 @@ def compose(
     progress: Progress | None = None,
     workers: int | None = None,
 ) -> EpsilonTable:
-    """The epsilon of everyone who took part in several runs, by Rényi DP.
+    """The epsilon of everyone who took part in several runs, by Rényi DP under add/remove.
 
     Args:
         runs: their norm logs, two or more, of the same unit and neighbouring relation.
@@ -132,6 +132,11 @@ def _checked(runs: Sequence[NormLog], by: str, method: Method) -> list[NormLog]:
                 f"the runs differ in {name}: {', '.join(map(repr, found))}; only runs that protect "
                 "the same can be composed"
             )
+    if runs[0].neighbouring != "add_remove":
+        raise InputError(
+            f'the runs are of neighbouring="{runs[0].neighbouring}"; Rényi curves are added under '
+            "add_remove only"
+        )
     if by == "example_id":
         return [checked(log, method) for log in runs]
     for number, log in enumerate(runs, start=1):

@@ -141,6 +141,7 @@ def test_runs_that_do_not_match_are_refused():
         ([log, log], "unit_id", "run 1 has no unit ids"),
         ([log, texts], "example_id", "numbers in some runs and texts in others"),
         ([log, log], "name", "by='name'"),
+        ([replace(log, neighbouring="zero_out")] * 2, "example_id", "under add_remove only"),
     ):
         with pytest.raises(InputError, match=reason):
             compose(runs, delta=DELTA, by=by)
