@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.special import log_softmax
 
 from indpriv._plain import to_json
 from indpriv.attack_signals import AttackSignals
+from indpriv.attacks.attribute_knowledge import AttributeKnowledge
 from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.norm_log import NormLog
@@ -191,3 +193,19 @@ def signals_with_effect(
     level = rng.normal(0, spread, n_examples)
     signal = level + effect * member + rng.normal(size=member.shape)
     return AttackSignals.from_arrays(signal, member, **{"coins": True, **facts})
+
+
+def knowledge(
+    n: int = 4000, leak: float = 0.0, seed: int = 0, name: str = "colour", **changes: Any
+) -> AttributeKnowledge:
+    """Values follow from other columns in part; the model prefers the true value of members."""
+    rng = np.random.default_rng(seed)
+    prior = log_softmax(rng.normal(0, 1.5, (n, 3)), axis=1)
+    truth = (prior + rng.gumbel(size=(n, 3))).argmax(axis=1)
+    member = np.arange(n) < n // 2
+    likelihood = np.minimum(0, rng.normal(-1, 0.2, (n, 3)))
+    likelihood[member, truth[member]] = np.minimum(0, likelihood[member, truth[member]] + leak)
+    ids = np.concatenate([np.arange(n // 2), np.arange(n - n // 2)])
+    fields: dict[str, Any] = {"truth": truth, "member": member, "example_ids": ids, "prior": prior}
+    fields |= {"values": ("red", "green", "blue"), "likelihood": likelihood, "imputed": prior}
+    return AttributeKnowledge(name, **(fields | changes))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from indpriv._plain import Limits, from_json, json_schema, to_json
+from indpriv.analysis.attacks.attributes import AttributeFindings
 from indpriv.analysis.attacks.by_epsilon import AttackByEpsilon
 from indpriv.analysis.attacks.measures import AttackMeasures
 from indpriv.analysis.attacks.results import AttackResults
@@ -57,12 +58,16 @@ class AttackFindings:
             recorded.
         canaries: what canaries prove about the worst case; None where the run had none.
         every: every attack that was run, over all examples, beside what any attack can reach.
+        attributes: attacks that guess attributes; empty where the audit file names none.
     """
 
     by_group: tuple[ThresholdAttack, ...] = field(default=(), metadata={"json": "attacks"})
     by_epsilon: AttackByEpsilon | None = field(default=None, metadata={"json": "attack_by_epsilon"})
     canaries: AttackMeasures | None = None
     every: AttackResults = field(default=AttackResults(), metadata={"json": "every_attack"})
+    attributes: tuple[AttributeFindings, ...] = field(
+        default=(), metadata={"json": "attribute_attacks"}
+    )
 
 
 @dataclass(frozen=True)

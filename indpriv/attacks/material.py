@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from indpriv._arrays import BoolArray
 from indpriv._columns import partition
 from indpriv.attack_signals import AttackSignals
+from indpriv.attacks.attribute_knowledge import AttributeKnowledge
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 
@@ -24,12 +25,14 @@ class Material:
         label_signals: shares of perturbed copies of each example that get its label, of the same
             models.
         checkpoint_signals: mean confidences over the checkpoints, of the same models.
+        attributes: what speaks for each value of attributes of its examples.
     """
 
     final_losses: ExampleTable | None = None
     signals: AttackSignals | None = None
     label_signals: AttackSignals | None = None
     checkpoint_signals: AttackSignals | None = None
+    attributes: tuple[AttributeKnowledge, ...] | None = None
 
     def groups(
         self, by: str, example_ids: NDArray[np.generic], member: BoolArray

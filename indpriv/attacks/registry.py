@@ -12,6 +12,7 @@ import numpy as np
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import lira, rmia
+from indpriv.attacks.attributes import ATTRIBUTES, attribute_scores
 from indpriv.attacks.loss_threshold import (
     LABEL_GAP,
     LOSS_THRESHOLD,
@@ -170,6 +171,16 @@ _ALL = (
         caveat="It knows the label and the metadata of an example, not its inputs; half of the "
         "test examples are used up by its regression.",
         further_needs=needs_of_regression,
+    ),
+    Attack(
+        name="attributes",
+        title=ATTRIBUTES,
+        scores=attribute_scores,
+        needs=frozenset({"attributes"}),
+        source="Yeom, Giacomelli, Fredrikson and Jha 2018 (arXiv:1709.01604), section 5, with the "
+        "imputation of Jayaraman and Evans 2022 (arXiv:2209.01292)",
+        caveat="Half of the test examples are used up by imputation, which is linear: a better one "
+        "would be a better baseline.",
     ),
     _with_references(
         "rmia", rmia.RMIA, rmia.rmia, _RMIA, f"{_REFERENCES} {_ONE}", 1, needs_of=rmia.needs_of

@@ -12,7 +12,7 @@ from indpriv.audit.compare import compare_audits, comparison_json
 from indpriv.audit.compose import compose_runs, write_composition
 from indpriv.audit.groups import choose_groups, groups_json, groups_of
 from indpriv.audit.pipeline import audit
-from indpriv.audit.run_attacks import results_of_run
+from indpriv.audit.run_attacks import attributes_of_run, results_of_run
 from indpriv.audit.run_directory import RecordedRun, name_labels
 from indpriv.audit.study import attack_study
 from indpriv.audit.summarise import summarise
@@ -21,6 +21,7 @@ from indpriv.audit.variants import effect_of_spacing, fidelity_against_k, sensit
 __all__ = [
     "RecordedRun",
     "attack_study",
+    "attributes_of_run",
     "audit",
     "choose_groups",
     "compare_audits",

@@ -124,6 +124,7 @@ def _always(summary: AuditSummary) -> list[Condition]:
         by_epsilon = summary.attacks.by_epsilon
         above = 0 if by_epsilon is None else by_epsilon.findings
         above += summary.attacks.every.findings
+        above += sum(found.above_ceiling for found in summary.attacks.attributes)
         name = "attacks above the worst case"
         found.append(Condition(name, above == 0, f"{above}", "none", private=True))
     return found

@@ -9,6 +9,7 @@ import numpy as np
 from indpriv._checks import check_choice
 from indpriv._columns import to_floats
 from indpriv._files import first_at, read_json
+from indpriv.analysis.attacks.attributes import AttributeFindings
 from indpriv.analysis.attacks.by_epsilon import AttackByEpsilon, attack_by_epsilon
 from indpriv.analysis.attacks.ceilings import Ceilings
 from indpriv.analysis.attacks.measures import measure_attack
@@ -22,14 +23,16 @@ from indpriv.analysis.summary import AttackFindings
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import ATTACKS, Attack, Material
+from indpriv.attacks.attribute_knowledge import AttributeKnowledge
 from indpriv.attacks.loss_threshold import LOSS_THRESHOLD
 from indpriv.attacks.train_references import CHECKPOINTS, CONFIDENCE, LABELS
+from indpriv.audit.attribute_attacks import attribute_attacks
 from indpriv.audit.references import read_references, unchecked_facts
-from indpriv.audit.run_directory import RecordedRun
+from indpriv.audit.run_directory import RecordedRun, knowledge_of
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
-from indpriv.norm_log.run_files import EXAMPLES, RUN_JSON
+from indpriv.norm_log.run_files import ATTRIBUTES, ATTRIBUTES_NON_DP, EXAMPLES, RUN_JSON
 
 BY_GROUP = "loss_threshold"  # the attack of the paper's protocol
 
@@ -86,6 +89,9 @@ def run_attacks(
         by_group=_by_group(run, columns, seed),
         by_epsilon=_by_epsilon(members, holdout, run.examples, seed),
         canaries=None if canaries is None else measure_attack(canaries, delta=delta, seed=seed),
+        attributes=attribute_attacks(
+            materials(run), columns, members=members, holdout=holdout, ceilings=ceilings
+        ),
     )
 
 
@@ -109,19 +115,34 @@ def _by_group(run: RecordedRun, columns: Sequence[str], seed: int) -> tuple[Thre
     return tuple(found)
 
 
-def results_of_run(run_dir: Path, signals: Path, names: Collection[str] = ()) -> AttackResults:
+def attributes_of_run(run_dir: Path) -> tuple[AttributeFindings, ...]:
+    """Attacks on the attributes that a run names, and on its baseline; empty if it names none."""
+    run = RecordedRun(
+        attributes=knowledge_of(run_dir / ATTRIBUTES),
+        baseline_attributes=knowledge_of(run_dir / ATTRIBUTES_NON_DP),
+    )
+    return attribute_attacks(materials(run))
+
+
+def results_of_run(
+    run_dir: Path, signals: Path | None, names: Collection[str] = ()
+) -> AttackResults:
     """Attacks on a finished run, without an audit of it.
 
     Args:
         run_dir: the run.
-        signals: of references for it.
+        signals: of references for it; None for attacks without references.
         names: attacks of the registry; default all whose needs are met.
 
     Raises:
         InputError: an unknown attack, one whose needs are not met, or signals of something else.
     """
     examples = ExampleTable.from_parquet(run_dir / EXAMPLES)
-    run = RecordedRun(examples=examples, references=read_references(signals, run_dir, examples))
+    run = RecordedRun(
+        examples=examples,
+        references={} if signals is None else read_references(signals, run_dir, examples),
+        attributes=knowledge_of(run_dir / ATTRIBUTES),
+    )
     material = materials(run)["dp"]
     for name in names:
         check_choice("attack", name, ATTACKS)
@@ -166,19 +187,24 @@ def _ranked(
 def materials(run: RecordedRun) -> dict[str, Material]:
     """What attacks can use of the audited model ("dp") and of the baseline ("non_dp")."""
     return {
-        "dp": material_of(run.examples, run.references),
-        "non_dp": material_of(run.non_dp, run.baseline_references),
+        "dp": material_of(run.examples, run.references, run.attributes),
+        "non_dp": material_of(run.non_dp, run.baseline_references, run.baseline_attributes),
     }
 
 
-def material_of(examples: ExampleTable | None, references: Mapping[str, AttackSignals]) -> Material:
-    """What attacks can use of a model: losses of its examples, and signals by name."""
+def material_of(
+    examples: ExampleTable | None,
+    references: Mapping[str, AttackSignals],
+    attributes: tuple[AttributeKnowledge, ...] | None = None,
+) -> Material:
+    """What attacks can use of a model: losses, signals by name, and what is known of attributes."""
     known = examples is not None and not examples.test.empty
     return Material(
         final_losses=examples if known else None,
         signals=references.get(CONFIDENCE),
         label_signals=references.get(LABELS),
         checkpoint_signals=references.get(CHECKPOINTS),
+        attributes=attributes,
     )
 
 

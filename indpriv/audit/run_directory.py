@@ -12,11 +12,14 @@ from indpriv._files import read_json
 from indpriv.analysis.declared import Declared
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
+from indpriv.attacks.attribute_knowledge import AttributeKnowledge, read_knowledge
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.evidence import Check
 from indpriv.norm_log.norm_log import NormLog, OpenedRun
 from indpriv.norm_log.run_files import (
+    ATTRIBUTES,
+    ATTRIBUTES_NON_DP,
     CANARIES,
     EXAMPLES,
     EXAMPLES_NON_DP,
@@ -44,6 +47,9 @@ class RecordedRun:
         references: signals of the run and of reference models, by name (see
             `indpriv.attacks.train_references`); empty where there are none.
         baseline_references: the same for the non-private baseline.
+        attributes: what speaks for each value of attributes of the examples; None where the run
+            did not say.
+        baseline_attributes: the same for the non-private baseline.
         unchecked: what could not be checked about these signals, in sentences.
     """
 
@@ -57,6 +63,8 @@ class RecordedRun:
     references: Mapping[str, AttackSignals] = field(default_factory=dict)
     baseline_references: Mapping[str, AttackSignals] = field(default_factory=dict)
     unchecked: Sequence[str] = ()
+    attributes: tuple[AttributeKnowledge, ...] | None = None
+    baseline_attributes: tuple[AttributeKnowledge, ...] | None = None
 
 
 def recorded_run(run: OpenedRun, unreadable: str = "refuse") -> RecordedRun:
@@ -72,6 +80,8 @@ def recorded_run(run: OpenedRun, unreadable: str = "refuse") -> RecordedRun:
         declared=declared,
         checks=tuple(verify(run)),
         canaries=AttackScores.from_file(canaries) if canaries.is_file() else None,
+        attributes=knowledge_of(path / ATTRIBUTES),
+        baseline_attributes=knowledge_of(path / ATTRIBUTES_NON_DP),
         holdout=NormLog.open(holdout, unreadable=unreadable) if holds_log(holdout) else None,
         recorder={
             **state.header["run"],
@@ -90,6 +100,11 @@ def _table(path: Path, declared: Declared) -> ExampleTable | None:
         if path.is_file()
         else None
     )
+
+
+def knowledge_of(path: Path) -> tuple[AttributeKnowledge, ...] | None:
+    """What a file says about attributes; None if there is no such file."""
+    return read_knowledge(path) if path.is_file() else None
 
 
 def in_rows_of(table: EpsilonTable, examples: ExampleTable) -> ExampleTable:

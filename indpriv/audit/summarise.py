@@ -85,7 +85,7 @@ def summarise(
         members=table if members is None else members,
         holdout=holdout,
         seed=seed,
-        ceilings=ceilings_of(log, table) if recorded.references else None,
+        ceilings=ceilings_of(log, table) if recorded.references or recorded.attributes else None,
     )
     run = run_facts(log, recorded.examples, recorded.recorder, recorded.declared)
     provenance = _provenance(command)

@@ -159,8 +159,10 @@ def attack_run(
     Example: indpriv attack run audits/adult.toml --attack rmia --epsilon reports/adult
     """
     if target.suffix != ".toml":
+        from indpriv.norm_log.run_files import ATTRIBUTES
+
         checked_run(target, "attack run")
-        if signals is None:
+        if signals is None and not (target / ATTRIBUTES).is_file():
             raise InputError(
                 "pass --signals: indpriv shadow AUDIT.toml --for-run RUN trains the references"
             )
@@ -169,16 +171,17 @@ def attack_run(
         _attack_study(target, signals, attacks or (), epsilon, unit_rule, as_json)
 
 
-def _attack_run(run_dir: Path, signals: Path, attacks: Sequence[str], as_json: bool) -> None:
+def _attack_run(run_dir: Path, signals: Path | None, attacks: Sequence[str], as_json: bool) -> None:
     from indpriv._plain import to_json
-    from indpriv.audit import results_of_run
+    from indpriv.audit import attributes_of_run, results_of_run
     from indpriv.report.screens.attack_run import print_results
 
     results = results_of_run(run_dir, signals, attacks)
+    attributes = attributes_of_run(run_dir) if not attacks or "attributes" in attacks else ()
     if as_json:
-        print_json(to_json(results))
+        print_json({**to_json(results), "attribute_attacks": to_json(attributes)})
     else:
-        print_results(results, Console())
+        print_results(results, attributes, Console())
 
 
 def _attack_study(

@@ -12,6 +12,7 @@ RUN_JSON = "run.json"
 EXAMPLES, EXAMPLES_NON_DP = "examples.parquet", "examples-non-dp.parquet"
 CANARIES, GRADIENT_CANARIES = "canaries.parquet", "gradient-canaries.parquet"
 WHITE_BOX = "white-box.parquet"
+ATTRIBUTES, ATTRIBUTES_NON_DP = "attributes.parquet", "attributes-non-dp.parquet"
 SECRETS = "secrets.parquet"
 HOLDOUT = "holdout"  # a folder: the log of the test examples
 RUN_DIRECTORY = (

@@ -21,19 +21,6 @@ from indpriv.training.randomness import Randomness, generator
 from indpriv.training.tensors import tensor_set, whole_batch
 
 
-def train_without_dp(
-    config: AuditConfig,
-    dataset: Dataset,
-    *,
-    seed: int | None = None,
-    progress: StageProgress = silent,
-    device: str = "cpu",
-) -> ExampleTable:
-    """Losses of `fit_without_dp`'s model on the training and test examples; arguments as there."""
-    module = fit_without_dp(config, dataset, seed=seed, progress=progress, device=device)
-    return example_table(module, dataset, device)
-
-
 def fit_without_dp(
     config: AuditConfig,
     dataset: Dataset,

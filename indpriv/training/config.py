@@ -225,17 +225,20 @@ class GroupConfig:
 
 @dataclass(frozen=True, config=_KNOWN_KEYS_ONLY)
 class AttackConfig:
-    """[attacks]: what `indpriv shadow` trains for the attacks on this audit.
+    """[attacks]: what attacks on this audit need.
 
     Attributes:
-        references: number of reference models.
-        labels: also take labels of perturbed copies, for label-only attacks.
-        checkpoints: also take the mean confidence over the checkpoints.
+        references: number of reference models that `indpriv shadow` trains.
+        labels: it also takes labels of perturbed copies, for label-only attacks.
+        checkpoints: it also takes the mean confidence over the checkpoints.
+        attributes: categorical columns of a table, such as "sex", that an attacker is to infer from
+            the model that `indpriv train` trains.
     """
 
     references: Count = 4
     labels: Flag = False
     checkpoints: Flag = False
+    attributes: tuple[Name, ...] = ()
 
 
 @dataclass(frozen=True, config=_KNOWN_KEYS_ONLY)
@@ -266,6 +269,9 @@ class AuditConfig:
                 "[training] target_epsilon is of one row, and [data] unit_column makes units of "
                 "several; give noise_multiplier"
             )
+        tables = DATASETS[self.data.dataset].attributes
+        for name in self.attacks.attributes:
+            check_choice("[attacks] attributes", name, tables)
         known = ("label", *DATASETS[self.data.dataset].metadata_columns)
         for group in self.audit.groups:
             if group not in known:

@@ -13,12 +13,14 @@ from pathlib import Path
 from torch import nn
 
 from indpriv._progress import StageProgress, silent
+from indpriv.attacks.attribute_knowledge import write_knowledge
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
-from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP
+from indpriv.norm_log.run_files import ATTRIBUTES, ATTRIBUTES_NON_DP, EXAMPLES, EXAMPLES_NON_DP
 from indpriv.recording import Recorder
 from indpriv.recording.clipping.filtered import Filter
-from indpriv.training.baseline import train_without_dp
+from indpriv.training.attributes import attribute_knowledge
+from indpriv.training.baseline import example_table, fit_without_dp
 from indpriv.training.checkpoints import save_checkpoint
 from indpriv.training.config import AuditConfig, DataConfig
 from indpriv.training.datasets import Dataset, load_dataset
@@ -65,9 +67,10 @@ def train(
     """Train an audit's model with DP-SGD and record it.
 
     Writes RUN/run.json, the Recorder's log and examples.parquet, RUN/checkpoints/step-*.pt and, if
-    the audit asks for the non-private baseline, RUN/examples-non-dp.parquet. Ctrl-C or SIGTERM
-    stops training after the current step: log, last checkpoint and example table are written as at
-    a normal end, and KeyboardInterrupt is raised.
+    the audit asks for the non-private baseline, RUN/examples-non-dp.parquet; if it names
+    attributes, also RUN/attributes.parquet and, of the baseline, RUN/attributes-non-dp.parquet.
+    Ctrl-C or SIGTERM stops training after the current step: log, last checkpoint and example table
+    are written as at a normal end, and KeyboardInterrupt is raised.
 
     Args:
         config: the audit.
@@ -107,10 +110,21 @@ def train(
     if run.steps < private.total_steps:
         taken = f"{run.steps} of {private.total_steps} steps; {run_dir} holds them"
         raise KeyboardInterrupt(f"stopped after {taken}, and can be verified and audited")
+    _write_attributes(config, run.module, dataset, run_dir / ATTRIBUTES, device)
     if config.training.non_private_baseline:
-        baseline = train_without_dp(config, dataset, seed=seed, progress=progress, device=device)
-        baseline.to_parquet(run_dir / EXAMPLES_NON_DP)
+        module = fit_without_dp(config, dataset, seed=seed, progress=progress, device=device)
+        example_table(module, dataset, device).to_parquet(run_dir / EXAMPLES_NON_DP)
+        _write_attributes(config, module, dataset, run_dir / ATTRIBUTES_NON_DP, device)
     return run
+
+
+def _write_attributes(
+    config: AuditConfig, module: nn.Module, dataset: Dataset, path: Path, device: str
+) -> None:
+    """What the model says about the attributes that the audit names, for attacks."""
+    if config.attacks.attributes:
+        names = config.attacks.attributes
+        write_knowledge(attribute_knowledge(module, dataset, names, device), path)
 
 
 def _test_accuracy(run_dir: Path) -> float:

@@ -8,9 +8,10 @@ import pytest
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import ATTACKS, Attack, Material
+from indpriv.attacks.attribute_knowledge import AttributeKnowledge
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
-from synthetic import signals_with_effect, small_run
+from synthetic import knowledge, signals_with_effect, small_run
 
 EXAMPLES = small_run()[1]
 
@@ -39,7 +40,13 @@ def material(examples: ExampleTable, order: np.ndarray | None = None) -> Materia
         signals=signals,
         label_signals=labels,
         checkpoint_signals=checkpoints,
+        attributes=(_in_order(knowledge(n, member=member[0], example_ids=ids), order),),
     )
+
+
+def _in_order(known: AttributeKnowledge, order: np.ndarray) -> AttributeKnowledge:
+    arrays = {name: each for name, each in vars(known).items() if isinstance(each, np.ndarray)}
+    return replace(known, **{name: each[order] for name, each in arrays.items()})
 
 
 EVERYTHING = material(EXAMPLES)

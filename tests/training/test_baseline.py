@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from indpriv.training.baseline import train_without_dp
+from indpriv.training.baseline import example_table, fit_without_dp
 from indpriv.training.config import AuditConfig
 from indpriv.training.datasets import load_dataset
 
@@ -15,6 +15,10 @@ def config(**training):
     tables = AuditConfig.from_toml("audits/digits.toml").to_dict()
     tables["training"] |= {"epochs": 8} | training
     return AuditConfig.from_dict(tables)
+
+
+def train_without_dp(config, dataset, **options):
+    return example_table(fit_without_dp(config, dataset, **options), dataset)
 
 
 def test_the_baseline_learns_and_scores_every_example(digits):

@@ -145,7 +145,7 @@ def attack_by_epsilon(
     mine, others = scores.scores[member], scores.scores[~member]
     order = np.random.default_rng(seed).permutation(len(others))
     choosing, reporting = order[: len(order) // 2], order[len(order) // 2 :]
-    edges = _edges(members)
+    edges = epsilon_edges(members)
     tests = len(TARGET_RATES) * (len(edges) - 1)
     worst, delta = members.worst_case_epsilon, members.account.delta
     parts = []
@@ -167,7 +167,7 @@ def attack_by_epsilon(
     return AttackByEpsilon(scores.method, worst, delta, CONFIDENCE, seed, tuple(parts))
 
 
-def _edges(members: EpsilonTable) -> list[float]:
+def epsilon_edges(members: EpsilonTable) -> list[float]:
     """Edges of bins with about equal numbers of members; one bin for those at the worst case."""
     below = members.epsilon[~members.at_worst_case]
     inner = (

@@ -24,10 +24,13 @@ class Ceilings:
         individual: mean over the training examples of the rate that a Gaussian mechanism of the
             example's epsilon allows. It limits attacks on this run's trajectory on average, not in
             every run, and is an approximation: a sampled run is not quite Gaussian.
+        advantage: largest difference of true-positive and false-positive rate that the guarantee
+            allows any attack.
     """
 
     worst_case: Mapping[str, Share]
     individual: Mapping[str, Share]
+    advantage: Share = 1.0
 
 
 def ceilings_of(log: NormLog, table: EpsilonTable) -> Ceilings | None:
@@ -47,7 +50,7 @@ def ceilings_of(log: NormLog, table: EpsilonTable) -> Ceilings | None:
         worst[f"{rate:g}"] = limit
         of_each = np.minimum(true_positive_rate(mu, rate), limit)
         individual[f"{rate:g}"] = float(of_each.mean())
-    return Ceilings(worst, individual)
+    return Ceilings(worst, individual, float(risk.advantage[0]))
 
 
 def mu_of(table: EpsilonTable) -> FloatArray:

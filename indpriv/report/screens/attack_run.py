@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from indpriv._formatting import format_epsilon, format_number, format_p_value, format_share
+from indpriv.analysis.attacks.attributes import AttributeFindings
 from indpriv.analysis.attacks.effects import MembershipEffects
 from indpriv.analysis.attacks.over_models import RatesOverModels
 from indpriv.analysis.attacks.results import AttackResults
@@ -12,19 +13,28 @@ from indpriv.analysis.statistics.bootstrap import Interval
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.report.document import Paragraph, Table, paragraph, table
 from indpriv.report.renderers.terminal import print_blocks
-from indpriv.report.sections.every_attack import rate_table, unchecked_lines
+from indpriv.report.sections.every_attack import attribute_table, rate_table, unchecked_lines
 from indpriv.report.wording import NO_EVIDENCE, span
 
 
-def print_results(results: AttackResults, console: Console) -> None:
-    """Print the attacks on one run."""
+def print_results(
+    results: AttackResults, attributes: Sequence[AttributeFindings], console: Console
+) -> None:
+    """Print the attacks on one run, and on attributes of its model and of the baseline."""
     blocks: list[Paragraph | Table] = [
         paragraph(SENSITIVE, style="alarm"),
         rate_table(results),
+        *_attribute_tables(attributes),
         *unchecked_lines(results),
         paragraph(NO_EVIDENCE),
     ]
     print_blocks(blocks, console)
+
+
+def _attribute_tables(found: Sequence[AttributeFindings]) -> list[Table]:
+    parts = {"dp": "Attributes", "non_dp": "Attributes, on the model trained without DP"}
+    chosen = ((name, [each for each in found if each.model == key]) for key, name in parts.items())
+    return [attribute_table(part, name) for name, part in chosen if part]
 
 
 def print_rates(rates: Sequence[RatesOverModels], console: Console) -> None:

@@ -47,8 +47,8 @@ def print_exposure(found: ExposureFindings, console: Console) -> None:
     if found.control_p_value is not None:
         blocks.append(
             paragraph(
-                "Secrets that were inserted nowhere rank as chance has it: p = "
-                f"{format_p_value(found.control_p_value)}."
+                "Secrets that were inserted nowhere: by chance their ranks would be as far from "
+                f"uniform with p = {format_p_value(found.control_p_value)}."
             )
         )
     if found.delta is not None:

@@ -9,6 +9,7 @@ from indpriv.report.sections.attacks import attacks
 from indpriv.report.sections.batch_norms import batch_norms
 from indpriv.report.sections.canaries import canaries
 from indpriv.report.sections.distribution import distribution, lookup
+from indpriv.report.sections.every_attack import attribute_attacks
 from indpriv.report.sections.fidelity import fidelity
 from indpriv.report.sections.groups import groups
 from indpriv.report.sections.hazards import hazards
@@ -33,6 +34,7 @@ SECTIONS: tuple[Callable[[AuditSummary], Section | None], ...] = (
     groups,
     loss,
     attacks,
+    attribute_attacks,
     attack_by_epsilon,
     canaries,
     fidelity,

@@ -28,6 +28,7 @@ class DatasetKind:
         load: loads it without a data folder, or, if from_files, from the data folder it is given.
         from_files: load takes the data folder.
         metadata_columns: columns, in addition to "label", that define groups.
+        attributes: columns of a table that `[attacks] attributes` may name.
         n_train: number of training examples of the published data.
     """
 
@@ -35,14 +36,21 @@ class DatasetKind:
     n_train: int
     from_files: bool = False
     metadata_columns: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
 
 
 DATASETS: Mapping[str, DatasetKind] = {
-    "adult": DatasetKind(adult.load, 32_561, metadata_columns=adult.METADATA_COLUMNS),
+    "adult": DatasetKind(
+        adult.load,
+        32_561,
+        metadata_columns=adult.METADATA_COLUMNS,
+        attributes=tuple(adult.CATEGORIES),
+    ),
     "adult_households": DatasetKind(
         adult.load_households,
         32_561,
         metadata_columns=(*adult.METADATA_COLUMNS, adult.HOUSEHOLD_COLUMN),
+        attributes=tuple(adult.CATEGORIES),
     ),
     "digits": DatasetKind(from_sklearn.load_digits, 1_438),
     "breast_cancer": DatasetKind(from_sklearn.load_breast_cancer, 456),

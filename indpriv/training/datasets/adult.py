@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from indpriv.errors import EvidenceError
-from indpriv.training.datasets.base import Dataset, Split, in_bands
+from indpriv.training.datasets.base import Dataset, OneHot, Split, in_bands
 
 SHA256 = "b2fe6180aecef86ffdad7e819dc18796210b607ebbdb19c9e6efd0a88b11db13"
 CLASS_NAMES = ("<=50K", ">50K")
@@ -92,6 +92,15 @@ def encode(frame: pd.DataFrame) -> NDArray[np.float32]:
     return np.concatenate(columns, axis=1).astype(np.float32)
 
 
+def attributes() -> dict[str, OneHot]:
+    """Where `encode` puts each of the categories."""
+    found, first = {}, len(NUMBERS)
+    for name, listed in CATEGORIES.items():
+        found[name] = OneHot(first, tuple(listed.split(", ")))
+        first += len(found[name].values)
+    return found
+
+
 def load() -> Dataset:
     """Adult, with race, sex and age_band as metadata (see `load_dataset`)."""
     frame = read_frame()
@@ -109,6 +118,7 @@ def load() -> Dataset:
         preprocessing="numbers scaled by fixed ranges, categories one-hot over UCI's lists; "
         "nothing fitted on the data",
         source="UCI Adult (Becker and Kohavi 1996), CC BY 4.0",
+        attributes=attributes(),
     )
 
 

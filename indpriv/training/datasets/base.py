@@ -63,6 +63,24 @@ class Split:
 
 
 @dataclass(frozen=True)
+class OneHot:
+    """An attribute that inputs hold as one column for each value, 1 for its own and 0 elsewhere.
+
+    Attributes:
+        first: its first column.
+        values: names of its values, in the order of the columns.
+    """
+
+    first: int
+    values: tuple[str, ...]
+
+    @property
+    def columns(self) -> slice:
+        """Its columns."""
+        return slice(self.first, self.first + len(self.values))
+
+
+@dataclass(frozen=True)
 class Dataset:
     """A data set, ready for training.
 
@@ -74,6 +92,7 @@ class Dataset:
         source: where the data comes from, and its terms.
         on_trust: what a reader must take on trust, by topic, where this data set differs from
             `run_record.ON_TRUST`.
+        attributes: of a table: where its inputs hold attributes that an attacker could guess.
     """
 
     name: str
@@ -83,6 +102,7 @@ class Dataset:
     preprocessing: str
     source: str
     on_trust: Mapping[str, str] = field(default_factory=dict)
+    attributes: Mapping[str, OneHot] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for split in (self.train, self.test):

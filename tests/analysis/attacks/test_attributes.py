@@ -1,0 +1,81 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from indpriv.analysis.attacks.attributes import EpsilonsOfExamples, measure_attribute
+from indpriv.attacks.attribute_knowledge import GUESSERS, guesses
+from synthetic import epsilon_table, knowledge
+
+
+def measure(known, guesser="with_imputation", **options):
+    return measure_attribute(known, guesser, **({"model": "dp", "groups": {}} | options))
+
+
+def test_the_advantage_is_the_difference_of_four_accuracies():
+    known = knowledge(600, leak=0.5)
+    found = measure(known).overall
+    right = guesses(GUESSERS["with_imputation"].logs(known)) == known.truth
+    base = guesses(known.imputed) == known.truth
+    counts = {
+        (member, name): sum(
+            bool(hit) for hit, m in zip(hits, known.member, strict=True) if m == member
+        )
+        for member in (True, False)
+        for name, hits in (("right", right), ("base", base))
+    }
+    assert found.guessed == counts[True, "right"] / 300
+    assert found.others_imputed == counts[False, "base"] / 300
+    expected = counts[True, "right"] - counts[True, "base"]
+    expected -= counts[False, "right"] - counts[False, "base"]
+    assert found.advantage == pytest.approx(expected / 300)
+    assert found.interval.low < found.advantage < found.interval.high
+
+
+def test_what_holds_in_the_population_is_no_leak():
+    """The model knows the value of members and of others, and so does imputation."""
+    known = knowledge()
+    sure = np.where(known.truth[:, None] == np.arange(3), 0.0, -20.0)
+    found = measure(replace(known, likelihood=sure, imputed=sure), "inversion").overall
+    assert found.guessed == found.imputed == found.others_guessed == 1
+    assert found.advantage == 0
+    found = measure(replace(known, likelihood=sure)).overall  # imputation could not know it
+    assert found.guessed - found.imputed > 0.2
+    assert found.interval.low < 0 < found.interval.high
+
+
+def test_intervals_cover_no_advantage_where_nothing_leaks():
+    spans = [measure(knowledge(400, seed=seed)).overall.interval for seed in range(100)]
+    assert sum(span.low > 0 or span.high < 0 for span in spans) <= 9
+
+
+def test_an_advantage_beyond_the_worst_case_is_a_finding_against_the_run_only():
+    leaky, calm = knowledge(leak=2.0), knowledge()
+    assert measure(leaky).overall.interval.low > 0.05
+    assert measure(leaky, ceiling=0.05, tests=6).above_ceiling
+    assert not measure(leaky, ceiling=0.9).above_ceiling
+    assert not measure(leaky, ceiling=0.05, model="non_dp").above_ceiling
+    assert not measure(calm, ceiling=0.0).above_ceiling
+
+
+def test_groups_and_bins_take_members_and_others_apart():
+    known = knowledge(leak=1.0)
+    epsilon = np.where(known.truth == 0, 2.0, 1.0) + np.tile(np.linspace(0, 0.5, 2000), 2)
+    members = epsilon_table(epsilon[known.member], worst_case=3.0)
+    mu = np.where(known.member, epsilon / 3, np.nan)
+    found = measure(
+        known,
+        groups={"sex": np.where(known.truth == 0, "f", "m"), "split": known.member.astype(str)},
+        account=EpsilonsOfExamples(members, mu, epsilon),
+        ceiling=0.4,
+    )
+    assert [row.name for row in found.groups["sex"]] == ["f", "m"]
+    assert found.groups["split"] == ()  # of members or of others only
+    women = known.truth == 0
+    assert found.groups["sex"][0].n_members == (women & known.member).sum()
+    assert sum(row.n_members for row in found.bins) == 2000
+    assert sum(row.n_others for row in found.bins) >= 1990  # the last bins may have no members
+    ceilings = [row.individual_ceiling for row in found.bins]
+    assert ceilings == sorted(ceilings)
+    assert max(ceilings) <= 0.4
+    assert measure(known).bins == ()

@@ -1,0 +1,71 @@
+"""A small run on Adult that names attributes, its audit, and `indpriv attack run` on it."""
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from indpriv.audit import attributes_of_run, audit
+from indpriv.cli import run
+from indpriv.training.config import AuditConfig
+from indpriv.training.datasets import load_dataset
+from indpriv.training.dp_sgd import train
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def a_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("attributes")
+    tables = AuditConfig.from_toml("audits/adult.toml").to_dict()
+    tables["model"]["hidden"] = [8]
+    tables["training"] |= {"epochs": 2, "batch_size": 200}
+    tables["recording"]["record_holdout"] = True
+    tables["attacks"] = {"attributes": ["sex", "race"]}
+    adult = load_dataset("adult")
+    small = replace(
+        adult,
+        train=adult.train.take(np.arange(len(adult.train)) < 800),
+        test=adult.test.take(np.arange(len(adult.test)) < 400),
+    )
+    train(AuditConfig.from_dict(tables), folder / "run", seed=1, dataset=small)
+    return folder, audit(folder / "run", folder / "audit", by=["sex", "label"])
+
+
+def test_an_audit_measures_the_attributes_that_its_file_names(a_run):
+    folder, summary = a_run
+    found = summary.attacks.attributes
+    assert [(each.model, each.attribute) for each in found[::2]] == [
+        ("dp", "sex"), ("dp", "race"), ("non_dp", "sex"), ("non_dp", "race"),
+    ]  # fmt: skip
+    race = found[2]
+    assert race.overall.n_members == 800
+    assert race.overall.n_others == 200
+    assert set(race.groups) == {"sex", "label"}
+    assert set(found[0].groups) == {"label"}
+    assert sum(row.n_members for row in race.bins) <= 800
+    assert race.bins
+    assert 0 < race.overall.individual_ceiling <= race.ceiling < 1
+    assert found[4].ceiling is found[4].overall.individual_ceiling is None
+    assert "attributes" in {each.name for each in summary.attacks.every.results}
+    assert 'id="attributes"' in (folder / "audit" / "report.html").read_text()
+
+
+def test_a_run_is_attacked_without_references(a_run, capsys):
+    run_dir = a_run[0] / "run"
+    assert run(["attack", "run", str(run_dir), "--attack", "attributes"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"sex +imputation times", shown)
+    assert "without DP" in shown
+    assert run(["attack", "run", str(run_dir), "--attack", "attributes", "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert len(content["attribute_attacks"]) == 8
+    assert [each["name"] for each in content["results"]] == ["attributes"]
+    assert len(attributes_of_run(run_dir)) == 8
+    assert run(["attack", "run", str(run_dir), "--attack", "rmia"]) == 2
+
+
+def test_a_run_that_names_none_has_none(tmp_path):
+    assert attributes_of_run(tmp_path) == ()
