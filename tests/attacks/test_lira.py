@@ -1,3 +1,8 @@
+import importlib.metadata
+import importlib.util
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -63,6 +68,41 @@ def test_plain_scores_are_carlinis():
         )
     assert plain_lira(signals, 0).scores == pytest.approx(expected, rel=1e-6)
     assert plain_lira(signals, 0, variance="fixed").scores == pytest.approx(fixed, rel=1e-6)
+
+
+@pytest.fixture
+def tf_privacy(monkeypatch):
+    """LiRA of TensorFlow Privacy, by `pip install --no-deps tensorflow-privacy==0.8.12`: two files that need numpy and scipy only."""
+    found = importlib.util.find_spec("tensorflow_privacy")
+    if found is None:
+        pytest.skip("tensorflow-privacy is not installed")
+    if importlib.metadata.version("tensorflow-privacy") != "0.8.12":
+        pytest.skip("tensorflow-privacy 0.9.0 was published without its attacks")
+    parent = "tensorflow_privacy.privacy.privacy_tests"
+    folder = Path(found.origin).parent / "privacy" / "privacy_tests"
+    for name in ("utils", "membership_inference_attack.advanced_mia"):
+        path = folder.joinpath(*name.split(".")).with_suffix(".py")
+        spec = importlib.util.spec_from_file_location(f"{parent}.{name}", path)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("models", [9, 40])
+def test_plain_scores_are_those_of_tensorflow_privacy(tf_privacy, models):
+    signals = signals_with_effect(1.0, models, 60, seed=6)
+    values, member = signals.signal[1:].astype(float), signals.member[1:]
+    taken = (member.sum(axis=0) >= 2) & ((~member).sum(axis=0) >= 2)
+    sides = [
+        [values[side[:, x], x][:, None] for x in np.flatnonzero(taken)]
+        for side in (member, ~member)
+    ]
+    theirs = tf_privacy.compute_score_lira(
+        signals.signal[0, taken].astype(float)[:, None], *sides, median_or_mean="mean"
+    )
+    assert taken.sum() > 50
+    assert plain_lira(signals, 0).scores[taken] == pytest.approx(-theirs, rel=1e-9, abs=1e-9)
 
 
 def test_effects_are_hedges():
