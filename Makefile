@@ -13,7 +13,7 @@ export OMP_WAIT_POLICY = passive
 BIN = $(VENV)/bin
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -c constraints.txt
 
-.PHONY: demo test test-all test-lowest check dist format schema docs screens figures reproduce validate benchmarks clean
+.PHONY: demo test test-all test-lowest check dist format schema docs screens figures reproduce validate attacks benchmarks clean
 
 demo: $(VENV)/.installed
 	$(BIN)/indpriv demo --output-dir $(DEMO_DIR)
@@ -82,6 +82,11 @@ reproduce: $(VENV)/.installed-dev
 # reports/validation.md: individual epsilons beside the attacker that they assume, in real Opacus runs. It goes on where it was stopped.
 validate: $(VENV)/.installed-dev
 	$(BIN)/python reports/make_validation.py
+
+# reports/attacks.md: attacks on the final models of Adult and MNIST, with reference models. It goes on where it was stopped.
+# MNIST: INDPRIV_DATA=DIR make attacks
+attacks: $(VENV)/.installed-dev
+	$(BIN)/python reports/make_attacks.py
 
 clean:
 	rm -rf $(VENV) $(LOWEST) .venv-dist dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

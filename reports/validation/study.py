@@ -1,4 +1,4 @@
-"""Many short Opacus runs on digits, each attacked by who sees every update and knows the rest.
+"""Many short Opacus runs, each attacked by whoever sees every update and knows the rest.
 
 Targets are in a run or out of it by a fair coin; all other training examples are in every run. Runs
 alternate between Opacus's hooks and ghost clipping. What is kept of a run is one file of arrays.
@@ -28,10 +28,41 @@ from indpriv.training.datasets import load_dataset
 from indpriv.training.models import mlp
 from indpriv.training.tensors import BatchedTensorDataset, whole_batch
 
-TARGETS = 700
 EPOCHS, STEPS_PER_EPOCH = 6, 20
-NOISE, CLIP, LEARNING_RATE, MOMENTUM = 0.8, 1.0, 0.5, 0.9
+CLIP, MOMENTUM = 1.0, 0.9
 DELTA = 1e-5
+
+
+@dataclass(frozen=True)
+class Study:
+    """What the runs of a study train.
+
+    Attributes:
+        name: of its folder.
+        title: of its data, for the page.
+        dataset: of `indpriv.training.datasets`.
+        examples: number of random training examples in use; None for all.
+        targets: number of them that a fair coin puts into a run.
+        hidden: units of the hidden layer.
+        noise: noise multiplier.
+        learning_rate: of SGD with momentum 0.9.
+        accountant: of the epsilons by which the page sorts examples into bins.
+    """
+
+    name: str
+    title: str
+    dataset: str
+    examples: int | None
+    targets: int
+    hidden: int
+    noise: float
+    learning_rate: float
+    accountant: str
+
+
+DIGITS = Study("digits", "scikit-learn's digits", "digits", None, 700, 32, 0.8, 0.5, "pld")
+ADULT = Study("adult", "8,000 rows of Adult", "adult", 8000, 4000, 64, 1.2, 0.3, "rdp")
+STUDIES = (DIGITS, ADULT)
 
 
 @dataclass(frozen=True)
@@ -43,12 +74,15 @@ class StudyData:
     targets: np.ndarray
 
     @classmethod
-    def load(cls) -> StudyData:
-        """The training set of scikit-learn's digits; targets are the same in every study."""
-        train = load_dataset("digits").train
-        targets = np.random.default_rng(18).permutation(len(train.targets))[:TARGETS]
+    def load(cls, study: Study) -> StudyData:
+        """Examples and targets, which are the same in every run."""
+        train = load_dataset(study.dataset).train
+        order = np.random.default_rng(18).permutation(len(train.targets))
+        kept = np.sort(order[: study.examples])
         return cls(
-            torch.from_numpy(train.inputs), torch.from_numpy(train.targets), np.sort(targets)
+            torch.from_numpy(train.inputs[kept]),
+            torch.from_numpy(train.targets[kept]),
+            np.searchsorted(kept, np.sort(order[: study.targets])),
         )
 
     def subset(self, positions: np.ndarray) -> BatchedTensorDataset:
@@ -58,6 +92,7 @@ class StudyData:
 
 
 def train(
+    study: Study,
     data: StudyData,
     run_dir: Path,
     inside: np.ndarray,
@@ -68,8 +103,8 @@ def train(
 ) -> None:
     """One recorded Opacus run on the examples inside; those outside are its test set."""
     train_set = data.subset(inside)
-    model = mlp(data.inputs[0].numel(), (32,), 10, "tanh")
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+    model = mlp(data.inputs[0].numel(), (study.hidden,), int(data.labels.max()) + 1, "tanh")
+    optimizer = torch.optim.SGD(model.parameters(), lr=study.learning_rate, momentum=MOMENTUM)
     criterion: Any = nn.CrossEntropyLoss()
     size = -(-len(inside) // STEPS_PER_EPOCH)
     loader = DataLoader(train_set, batch_size=size, collate_fn=whole_batch)
@@ -77,7 +112,7 @@ def train(
         module=model,
         optimizer=optimizer,
         data_loader=loader,
-        noise_multiplier=NOISE,
+        noise_multiplier=study.noise,
         max_grad_norm=CLIP,
         grad_sample_mode=mode,
         **({"criterion": criterion} if mode == "ghost" else {}),
@@ -106,7 +141,7 @@ def train(
                 optimizer.step()
 
 
-def epsilons(data: StudyData, folder: Path) -> np.ndarray:
+def epsilons(study: Study, data: StudyData, folder: Path) -> np.ndarray:
     """(n,) epsilon of every training example in one more run that has them all."""
     path = folder / "epsilon.npy"
     if not path.is_file():
@@ -114,23 +149,23 @@ def epsilons(data: StudyData, folder: Path) -> np.ndarray:
         with tempfile.TemporaryDirectory() as scratch, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             run_dir, everyone = Path(scratch) / "run", np.arange(len(data.labels))
-            train(data, run_dir, everyone, everyone[:0], mode="hooks", attack=None)
-            table = account(NormLog.open(run_dir), delta=DELTA, accountant="pld")
+            train(study, data, run_dir, everyone, everyone[:0], mode="hooks", attack=None)
+            table = account(NormLog.open(run_dir), delta=DELTA, accountant=study.accountant)
         np.save(path, np.append(table.epsilon, table.worst_case_epsilon))
     return np.load(path)
 
 
-def attacked_run(data: StudyData, number: int) -> dict[str, np.ndarray]:
+def attacked_run(study: Study, data: StudyData, number: int) -> dict[str, np.ndarray]:
     """Evidence on every training example of one run, its prediction, and a simulation of it."""
     rng = np.random.default_rng([18, number])
     torch.manual_seed(number)
-    outside = data.targets[rng.random(TARGETS) < 0.5]
+    outside = data.targets[rng.random(study.targets) < 0.5]
     inside = np.setdiff1d(np.arange(len(data.labels)), outside)
     mode = ("hooks", "ghost")[number % 2]
     with tempfile.TemporaryDirectory() as scratch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run_dir = Path(scratch) / "run"
-        train(data, run_dir, inside, outside, mode=mode, attack=WhiteBox(len(data.labels)))
+        train(study, data, run_dir, inside, outside, mode=mode, attack=WhiteBox(len(data.labels)))
         scores, predicted = white_box_of_run(run_dir)
         logs = [NormLog.open(run_dir), NormLog.open(run_dir / HOLDOUT)]
         norms = np.hstack([np.minimum(log.read(), CLIP) / CLIP for log in logs])
@@ -147,15 +182,17 @@ def attacked_run(data: StudyData, number: int) -> dict[str, np.ndarray]:
     }
 
 
-def study(folder: Path, n_runs: int, progress: Callable[[int, int], None]) -> None:
+def take_runs(
+    study: Study, folder: Path, n_runs: int, progress: Callable[[int, int], None]
+) -> None:
     """Take the runs that the folder does not hold yet."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    data = StudyData.load()
-    epsilons(data, folder)
+    data = StudyData.load(study)
+    epsilons(study, data, folder)
     for number in range(n_runs):
         path = folder / f"run-{number:03}.npz"
         if not path.is_file():
             partial = path.with_suffix(".tmp.npz")
-            np.savez(partial, **attacked_run(data, number))
+            np.savez(partial, **attacked_run(study, data, number))
             partial.rename(path)
         progress(number + 1, n_runs)

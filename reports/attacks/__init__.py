@@ -1,0 +1,1 @@
+"""What `make attacks` runs: attacks on audited runs and on studies, and the page of their figures."""

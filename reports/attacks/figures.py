@@ -1,0 +1,81 @@
+"""What the attacks on the finished runs found, as plain data for reports/attacks.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from attacks.training import AUDIT, BASELINE, DP, RUN, SEED, TIMING, Task
+from indpriv._files import read_json
+from indpriv._plain import to_json
+from indpriv.analysis.attacks.effects import membership_effects
+from indpriv.analysis.attacks.over_models import rates_over_models
+from indpriv.attack_scores import AttackScores
+from indpriv.attack_signals import AttackSignals
+from indpriv.attacks import ATTACKS
+from indpriv.attacks.train_references import CONFIDENCE, open_signals
+from indpriv.audit import attack_study, read_audit, read_summary
+from indpriv.audit.run_attacks import material_of
+from indpriv.example_table import ExampleTable
+from indpriv.norm_log.run_files import EXAMPLES_NON_DP
+
+FEW = {"rmia": (1, 2, 4, 16), "lira": (4, 16), "lira_plain": (4, 16)}  # numbers of references
+KEPT = ("title", "model", "references", "discrimination", "above_worst_case")
+
+
+def figures(task: Task, folder: Path) -> dict[str, Any]:
+    """Everything that the page says of one task."""
+    table, _ = read_audit(folder / AUDIT)
+    found: dict[str, Any] = {
+        "title": task.title,
+        "detail": task.detail,
+        "run": run_figures(folder),
+        "timing": read_json(folder / TIMING),
+    }
+    for kind in (DP, BASELINE):
+        signals = open_signals(folder / kind)
+        main = signals[CONFIDENCE]
+        found[kind] = {
+            "models": main.n_models,
+            "targets": main.n_examples,
+            "rates": to_json(attack_study(signals)),
+            "few": [
+                {"references": count, **to_json(rates_over_models(few(main, name, count)))}
+                for name, counts in FEW.items()
+                for count in counts
+                if count < main.n_models - 1
+            ],
+            "effects": to_json(membership_effects(main, table, seed=SEED)),
+        }
+    return found
+
+
+def run_figures(folder: Path) -> dict[str, Any]:
+    """The audited run: its guarantee, its accuracy, and the attacks of its audit."""
+    summary = read_summary(folder / AUDIT)
+    every = summary["every_attack"]
+    return {
+        "epsilon": summary["guarantee"]["worst_case_epsilon"],
+        "delta": summary["account"]["delta"],
+        "train_accuracy": summary["run"]["train_accuracy"],
+        "test_accuracy": summary["run"]["test_accuracy"],
+        "baseline_accuracy": baseline_accuracy(folder / RUN),
+        "ceilings": every["ceilings"],
+        "results": [{key: one[key] for key in KEPT} for one in every["results"]],
+    }
+
+
+def baseline_accuracy(run_dir: Path) -> list[float]:
+    """Training and test accuracy of the model that was trained without DP."""
+    examples = ExampleTable.from_parquet(run_dir / EXAMPLES_NON_DP)
+    return [float(part["correct"].mean()) for part in (examples.train, examples.test)]
+
+
+def few(signals: AttackSignals, name: str, references: int) -> Iterator[AttackScores]:
+    """Scores of each model, attacked with the models after it as references."""
+    for target in range(signals.n_models):
+        rows = [(target + k) % signals.n_models for k in range(references + 1)]
+        part = replace(signals, signal=signals.signal[rows], member=signals.member[rows], audited=0)
+        yield ATTACKS[name].scores(material_of(None, {CONFIDENCE: part}), None)

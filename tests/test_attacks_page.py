@@ -1,0 +1,112 @@
+"""reports/attacks.md: its figures, its verdicts, and the code that trains and attacks."""
+
+import copy
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from attacks.figures import few, figures
+from attacks.page import render, targets
+from attacks.training import BASELINE, DP, SEED, Task
+
+from indpriv._files import read_json
+from indpriv.attack_signals import AttackSignals
+from indpriv.attacks.rmia import rmia
+from indpriv.training.config import AuditConfig
+from indpriv.training.datasets import load_dataset
+from synthetic import signals_with_effect
+
+ROOT = Path(__file__).parents[1]
+REPORTS = ROOT / "reports"
+
+
+@pytest.fixture
+def known():
+    return read_json(REPORTS / "attacks.json")
+
+
+def verdicts(known):
+    return [reached for _, _, reached in targets(known)]
+
+
+def rates(known, task, kind, title):
+    return next(row for row in known[task][kind]["rates"] if row["title"] == title)
+
+
+def test_the_page_is_written_from_its_figures(known):
+    assert (REPORTS / "attacks.md").read_text(encoding="utf-8") == render(known)
+
+
+def too_strong(known):
+    spans = rates(known, "mnist", DP, "RMIA")["tpr_at_fpr_intervals"]["0.01"]
+    spans["low"] = known["mnist"]["run"]["ceilings"]["worst_case"]["0.01"] + 1e-6
+
+
+def found_in_the_run(known):
+    known["adult"]["run"]["results"][0]["above_worst_case"] = True
+
+
+def as_weak_as_a_threshold(known):
+    row, threshold = (rates(known, "mnist", BASELINE, name) for name in ("LiRA", "loss threshold"))
+    row["auc_interval"]["low"] = threshold["auc_interval"]["high"]
+
+
+def without_power_at_few_errors(known):
+    row, threshold = (rates(known, "mnist", BASELINE, name) for name in ("RMIA", "loss threshold"))
+    row["tpr_at_fpr_intervals"]["0.01"] = threshold["tpr_at_fpr_intervals"]["0.01"]
+
+
+def too_slow(known):
+    known["adult"]["timing"]["wall"] = 180.0
+
+
+@pytest.mark.parametrize(
+    ("change", "target"),
+    [
+        (as_weak_as_a_threshold, 0),
+        (without_power_at_few_errors, 1),
+        (too_strong, 4),
+        (found_in_the_run, 4),
+        (too_slow, 5),
+    ],
+)
+def test_a_target_that_is_missed_is_called_so(known, change, target):
+    changed = copy.deepcopy(known)
+    for row in changed.values():  # as if all had been reached
+        for found in row[DP]["rates"]:
+            for span in found["tpr_at_fpr_intervals"].values():
+                span["low"] = 0.0
+    assert verdicts(changed)[target] == "yes"
+    change(changed)
+    assert [k for k, reached in enumerate(verdicts(changed)) if reached != "yes"] == [target]
+
+
+def test_few_references_are_the_models_that_follow():
+    signals = signals_with_effect(1.0, 6, 40)
+    found = list(few(signals, "rmia", 2))
+    rows = [5, 0, 1]
+    expected = rmia(AttackSignals.from_arrays(signals.signal[rows], signals.member[rows]), 0)
+    assert len(found) == 6
+    assert found[5].scores == pytest.approx(expected.scores)
+    assert np.array_equal(found[5].member, signals.member[5])
+
+
+@pytest.mark.slow
+def test_a_task_is_trained_once_and_measured(tmp_path):
+    config = AuditConfig.from_toml(ROOT / "audits" / "digits.toml")
+    training = replace(config.training, epochs=2, batch_size=512)
+    task = Task(
+        "digits", "Digits", "Small.", replace(config, training=training),
+        partial(load_dataset, "digits"), {DP: 8, BASELINE: 8},
+    )  # fmt: skip
+    task.train(tmp_path / "digits", lambda _: None)
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.suffix == ".f32"}
+    task.train(tmp_path / "digits", lambda _: None)
+    assert times == {path: path.stat().st_mtime_ns for path in times}
+    found = figures(task, tmp_path / "digits")
+    assert found[DP]["models"] == found[BASELINE]["models"] == 8
+    assert {row["references"] for row in found["run"]["results"] if row["model"] == DP} == {0, 4}
+    assert len(times) == 7  # confidence, labels and checkpoints of two studies; four references
+    assert SEED == 18
