@@ -1,9 +1,9 @@
 """reports/validation.md by one command: `make validate`.
 
-python reports/make_validation.py [--runs 48] [--write-only]
+python reports/make_validation.py [--runs 48] [--adult-runs 32] [--write-only]
 
 Runs that lie under reports/runs/validation are kept, so the command goes on where it was stopped.
-48 runs of digits and the canaries of Adult take about an hour on one core of a busy machine.
+All runs and canaries take about an hour and a half on one core of a busy machine.
 """
 
 import argparse
@@ -15,7 +15,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 from rich.console import Console
 from validation.canary_runs import real_run, simulated_runs
 from validation.page import render
-from validation.study import study
+from validation.study import STUDIES, take_runs
 
 from indpriv._files import read_json, write_json
 
@@ -28,18 +28,28 @@ def main() -> None:
     """Take the runs that are missing, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=48, help="number of attacked runs of digits")
+    parser.add_argument(
+        "--adult-runs", type=int, default=32, help="number of attacked runs of Adult"
+    )
     parser.add_argument("--write-only", action="store_true", help="train and simulate nothing")
     options = parser.parse_args()
     console = Console(highlight=False, soft_wrap=True)
+    n_runs = {"digits": options.runs, "adult": options.adult_runs}
     if not options.write_only:
-        study(FOLDER, options.runs, lambda done, n: console.print(f"run {done} of {n}"))
+        for study in STUDIES:
+            take_runs(
+                study,
+                FOLDER / study.name,
+                n_runs[study.name],
+                lambda done, n: console.print(f"run {done} of {n}"),
+            )
         if not CANARIES.is_file():
             found = {
                 "real": [real_run(mode, seed) for seed, mode in enumerate(("hooks", "ghost"))],
                 "simulated": [simulated_runs(*one) for one in SIMULATED],
             }
             write_json(CANARIES, found)
-    page = render(FOLDER, options.runs, read_json(CANARIES))
+    page = render(FOLDER, n_runs, read_json(CANARIES))
     (REPORTS / "validation.md").write_text(page, encoding="utf-8")
     console.print(page)
 

@@ -24,6 +24,7 @@ _OUTSIDE = (
     "reports/adult.svg",
     "reports/yu2023.md",
     "reports/validation.md",
+    "reports/attacks.md",
     "reports/*/audit.md",
     "reports/*/*.svg",
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,25 @@ import numpy as np
 from markdown_table import table
 
 from indpriv.accountant.predicted_evidence import PredictedEvidence
-from indpriv.analysis.attacks.account_test import Evidence, agree, identities, separation_of
+from indpriv.analysis.attacks.account_test import (
+    Evidence,
+    Separation,
+    agree,
+    identities,
+    separation_of,
+)
 from indpriv.analysis.attacks.canary_bounds import BOUNDS
-from validation import study
+from validation.study import DELTA, EPOCHS, STEPS_PER_EPOCH, STUDIES, Study, StudyData
 
 BINS = 8
 RATES = (0.01, 0.1)  # of false positives
+TOLERANCE = 0.05  # of mu: what the design asks for
+POWER = 2.0  # standard errors that must fit into it, or a bin says nothing about it
 
 
-def read_runs(folder: Path, n_runs: int) -> tuple[Evidence, np.ndarray, np.ndarray]:
+def read_runs(study: Study, folder: Path, n_runs: int) -> tuple[Evidence, np.ndarray, np.ndarray]:
     """Evidence of all targets in all runs; their positions; and simulated evidence."""
-    targets = study.StudyData.load().targets
+    targets = StudyData.load(study).targets
     parts, example, simulated = [], [], []
     for number in range(n_runs):
         with np.load(folder / f"run-{number:03}.npz") as file:
@@ -46,55 +55,94 @@ def true_positives(scores: np.ndarray, member: np.ndarray, rate: float) -> float
     return float((scores[member] > np.quantile(scores[~member], 1 - rate)).mean())
 
 
-def bin_rows(
-    evidence: Evidence, simulated: np.ndarray, epsilon: np.ndarray
-) -> Iterator[Sequence[str]]:
-    """One row for each bin of epsilon."""
+@dataclass(frozen=True)
+class Bin:
+    """Targets of like epsilon, in all runs."""
+
+    epsilon: float
+    separation: Separation
+    rates: tuple[tuple[float, float], ...]
+
+    @property
+    def off(self) -> float:
+        """How far the observed mu is from that of the account, as a share of it."""
+        return self.separation.observed_mu / self.separation.predicted_mu - 1
+
+    @property
+    def has_power(self) -> bool:
+        """Whether a difference of 5 % could be seen."""
+        error = self.separation.mu_error / self.separation.predicted_mu
+        return POWER * error <= TOLERANCE
+
+
+def bins(evidence: Evidence, simulated: np.ndarray, epsilon: np.ndarray) -> Iterator[Bin]:
+    """Bins of about equal size, from small to large epsilon."""
     edges = np.unique(np.quantile(epsilon, np.linspace(0, 1, BINS + 1)))
     number = np.clip(np.searchsorted(edges, epsilon, side="right") - 1, 0, len(edges) - 2)
     for k in range(len(edges) - 1):
         rows = number == k
         part = evidence.take(rows)
-        found = separation_of(part)
-        off = found.observed_mu / found.predicted_mu - 1
-        yield (
-            f"{epsilon[rows].mean():.2f}",
-            f"{found.predicted_mu:.3f}",
-            f"{found.observed_mu:.3f} ± {found.mu_error:.3f}",
-            f"{100 * off:+.1f} %",
-            *(
-                f"{100 * true_positives(simulated[rows], part.member, rate):.1f} % / "
-                f"{100 * true_positives(part.evidence, part.member, rate):.1f} %"
+        yield Bin(
+            float(epsilon[rows].mean()),
+            separation_of(part),
+            tuple(
+                (
+                    true_positives(simulated[rows], part.member, rate),
+                    true_positives(part.evidence, part.member, rate),
+                )
                 for rate in RATES
             ),
         )
 
 
-def render(folder: Path, n_runs: int, canaries: Mapping[str, Any]) -> str:
-    """The page."""
-    evidence, example, simulated = read_runs(folder, n_runs)
-    *epsilons, worst = np.load(folder / "epsilon.npy").tolist()
-    epsilon = np.array(epsilons)[example]
-    found = identities(evidence)
-    verdict = "agree with" if agree(found) else "CONTRADICT"
+def render(folder: Path, n_runs: Mapping[str, int], canaries: Mapping[str, Any]) -> str:
+    """The page; n_runs: of each study at most, by name. A study without two runs is left out."""
     lines = [
         "# Do individual epsilons hold for the attacker that they assume?",
         "",
         "Made by `make validate`. An individual epsilon assumes an attacker who sees every noisy",
         "update and knows all other examples, their batches and every parameter. Here this attacker",
-        f"exists: it scores {study.TARGETS} examples of scikit-learn's digits in {n_runs} real",
-        "Opacus runs (half in hooks mode, half in ghost mode; each example is in a run by a fair",
-        f"coin) of {study.EPOCHS * study.STEPS_PER_EPOCH} steps with noise multiplier",
-        f"{study.NOISE}; the worst case is epsilon {worst:.2f} at delta {study.DELTA:g} (PLD). An",
-        "individual epsilon describes the run that happened; it is no guarantee.",
-        "",
-        "## Identities",
+        "exists, and attacks many short Opacus runs, half in hooks mode and half in ghost mode. A",
+        "fair coin decides which of its targets are in a run; all other examples are in every run.",
+        "An individual epsilon describes the run that happened; it is no guarantee.",
+        "[Attacks on the final model](attacks.md) reach far less.",
         "",
         "L is the evidence of a run on an example: the log-likelihood ratio of all its updates. K,",
         "K' and R are what the account says: sums over steps of KL(P||Q), KL(Q||P) and the Rényi",
-        f"divergence of order a. Errors are those of {n_runs} independent runs. All identities",
-        f"together {verdict} the account; the largest |z| is",
-        f"{max(abs(one.z) for one in found):.1f}.",
+        "divergence of order a. Errors are those of independent runs.",
+        "",
+        "Examples are binned by their epsilon in one more run, which is not attacked. mu is the",
+        "square root of the mean evidence of members less that of others. True-positive rates are",
+        "at thresholds that 1 % and 10 % of the others of the bin exceed: by a simulation of the",
+        "account's steps, then observed. A bin has power if two standard errors of its mu are at",
+        "most 5 % of it.",
+        "",
+    ]
+    for study in STUDIES:
+        finished = len(list((folder / study.name).glob("run-???.npz")))
+        if finished > 1:
+            count = min(finished, n_runs[study.name])
+            lines.extend(study_lines(study, folder / study.name, count))
+    return "\n".join([*lines, *canary_lines(canaries)]) + "\n"
+
+
+def study_lines(study: Study, folder: Path, n_runs: int) -> Iterator[str]:
+    """The section of one study."""
+    evidence, example, simulated = read_runs(study, folder, n_runs)
+    *epsilons, worst = np.load(folder / "epsilon.npy").tolist()
+    found = identities(evidence)
+    verdict = "agree with" if agree(found) else "CONTRADICT"
+    parts = list(bins(evidence, simulated, np.array(epsilons)[example]))
+    with_power = [part for part in parts if part.has_power]
+    within = sum(abs(part.off) <= TOLERANCE for part in with_power)
+    yield from (
+        f"## {study.title[0].upper()}{study.title[1:]}",
+        "",
+        f"{study.targets:,} targets, {n_runs} runs of {EPOCHS * STEPS_PER_EPOCH} steps with noise",
+        f"multiplier {study.noise}. The worst case is epsilon {worst:.2f} at delta {DELTA:g}",
+        f"({study.accountant.upper()}). All identities together {verdict} the account; the largest",
+        f"|z| is {max(abs(one.z) for one in found):.1f}. Of {len(with_power)} bins with power,",
+        f"{within} have an observed mu within 5 % of the account's.",
         "",
         table(
             ("identity", "mean", "account", "error", "z"),
@@ -110,28 +158,32 @@ def render(folder: Path, n_runs: int, canaries: Mapping[str, Any]) -> str:
             ],
         ),
         "",
-        "## By individual epsilon",
-        "",
-        "Examples are binned by their epsilon in one more run, which is not attacked. mu is the",
-        "square root of the mean evidence of members less that of others. True-positive rates are",
-        "at thresholds that 1 % and 10 % of the others of the bin exceed: by a simulation of the",
-        "account's steps, then observed.",
-        "",
         table(
             (
                 "mean epsilon",
                 "mu, account",
                 "mu, observed",
                 "difference",
+                "power",
                 "TPR at 1 %",
                 "TPR at 10 %",
             ),
-            list(bin_rows(evidence, simulated, epsilon)),
+            [bin_row(part) for part in parts],
         ),
         "",
-        *canary_lines(canaries),
-    ]
-    return "\n".join(lines) + "\n"
+    )
+
+
+def bin_row(part: Bin) -> tuple[str, ...]:
+    """A bin as cells."""
+    return (
+        f"{part.epsilon:.2f}",
+        f"{part.separation.predicted_mu:.3f}",
+        f"{part.separation.observed_mu:.3f} ± {part.separation.mu_error:.3f}",
+        f"{100 * part.off:+.1f} %",
+        "yes" if part.has_power else "no",
+        *(f"{100 * simulated:.1f} % / {100 * seen:.1f} %" for simulated, seen in part.rates),
+    )
 
 
 def canary_lines(canaries: Mapping[str, Any]) -> Iterator[str]:
