@@ -12,11 +12,16 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from extraction.secrets import train_secrets
+from extraction.attributes import audited_run, control
+from extraction.page import render
+from extraction.secrets import measured, train_secrets
 from rich.console import Console
 
+from indpriv._files import read_json, write_json
+from indpriv._plain import to_json
+
 REPORTS = Path(__file__).resolve().parent
-FOLDER = REPORTS / "runs" / "extraction"
+FOLDER, FIGURES = REPORTS / "runs" / "extraction", REPORTS / "extraction.json"
 
 
 def main() -> None:
@@ -27,6 +32,15 @@ def main() -> None:
     console = Console(highlight=False, soft_wrap=True)
     if not options.write_only:
         train_secrets(FOLDER, console.print)
+        summary = audited_run(FOLDER, console.print)
+        figures = {
+            "secrets": measured(FOLDER),
+            "worst_case_epsilon": summary.guarantee.worst_case_epsilon,
+            "attributes": [to_json(each) for each in summary.attacks.attributes],
+            "control": control(console.print),
+        }
+        write_json(FIGURES, figures)
+    (REPORTS / "extraction.md").write_text(render(read_json(FIGURES)), encoding="utf-8")
 
 
 if __name__ == "__main__":

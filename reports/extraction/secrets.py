@@ -3,7 +3,11 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from indpriv._plain import to_json
+from indpriv.analysis.attacks.exposure import measure_exposure
+from indpriv.audit.exposure import exposure_of_run
 from indpriv.norm_log.run_files import SECRETS
 from indpriv.training.sequences.secrets import SecretsConfig, train_with_secrets
 
@@ -30,3 +34,13 @@ def train_secrets(folder: Path, tell: Callable[[str], None]) -> None:
         shutil.rmtree(run_dir, ignore_errors=True)  # an interrupted run
         tell(f"training {run_dir.name}")
         train_with_secrets(config, run_dir, seed=_SEED)
+
+
+def measured(folder: Path) -> list[dict[str, Any]]:
+    """Exposures in all runs, by number of rows."""
+    found = []
+    for config in SETTINGS:
+        exposures, table = exposure_of_run(folder_of(folder, config), delta=config.delta)
+        settings = {"model": config.model, "target_epsilon": config.target_epsilon}
+        found.append({**settings, **to_json(measure_exposure(exposures, table))})
+    return found

@@ -209,15 +209,15 @@ def attribute_attacks(summary: AuditSummary) -> Section | None:
     ]
     if baseline := [each for each in found if each.model == "non_dp"]:
         blocks.append(attribute_table(baseline, "Attributes, on the model trained without DP"))
-    for each in ours:
-        if each.guesser == _STRONGEST:
-            blocks += _parts_of(each)
-    best = max(ours, key=lambda each: each.overall.advantage)
+    shown = [each for each in ours if each.guesser == _STRONGEST]
+    for each in shown:
+        blocks += _parts_of(each)
+    best = max(shown, key=lambda each: each.overall.advantage)
     line = (
         f"{best.attribute}: with the model {format_share(best.overall.guessed, 1)} of training "
         f"examples are guessed, without it {format_share(best.overall.imputed, 1)}; advantage over "
         f"test examples {_points(best.overall.advantage)} {_points_span(best.overall.interval)} "
-        f"points{_most(best)}; the largest of {len(ours)} attacks."
+        f"points{_most(best)}; the largest of {len(shown)} attributes."
     )
     entry = Entry("ATTRIBUTES", (paragraph(line, style="alarm" if above else ""),))
     return Section("attributes", "Attributes", tuple(blocks), (entry,), nested=True)

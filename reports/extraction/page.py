@@ -1,0 +1,158 @@
+"""reports/extraction.md from the figures in reports/extraction.json. No figure is typed."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from markdown_table import table
+
+from extraction.attributes import CONTROL_EPOCHS, CONTROL_ROWS
+from extraction.secrets import SETTINGS
+from indpriv.analysis.attacks.exposure import CHANCE
+from indpriv.attacks.attribute_knowledge import GUESSERS
+from indpriv.training.sequences.text import CANDIDATES, SOURCE
+
+_NONE = "–"
+
+
+def render(figures: Mapping[str, Any]) -> str:
+    """The whole page."""
+    return "\n".join([*_secrets(figures["secrets"]), *_attributes(figures)]) + "\n"
+
+
+def _secrets(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    first = SETTINGS[0]
+    yield from (
+        "# Secrets and attributes",
+        "",
+        "Made by `python reports/make_extraction.py`. [How to run these attacks]"
+        "(../docs/how-to/secrets-and-attributes.md).",
+        "",
+        "## Secrets in character models",
+        "",
+        f"{first.text_rows:,} rows of text from {SOURCE}, and {first.secrets} random pins of four "
+        "digits in each of 1, 4 and 16 rows; "
+        f"{first.controls} more are inserted nowhere. Exposure is in bits: {CHANCE:.2f} on average "
+        "by chance, 13.29 at rank 1 of "
+        f"{CANDIDATES:,}. Ranks are exact. {first.epochs} epochs, batches of {first.batch_size}, "
+        f"Adam at {first.learning_rate:g}; epsilon at delta {first.delta:g}. The epsilon of an "
+        "owner is that of all rows of the secret together: a person of 16 rows has no epsilon of "
+        "3. A ceiling is the largest mean exposure that an epsilon allows; p tests the worst case.",
+        "",
+    )
+    head = ("model", "epsilon of a row", "rows", "mean exposure", "95 %", "rank 1",
+            "epsilon of owners", "ceiling", "worst case", "ceiling of it", "p")  # fmt: skip
+    rows = [
+        (
+            run["model"],
+            "without DP" if run["target_epsilon"] is None else f"{run['target_epsilon']:g}",
+            f"{row['rows']}" if row["rows"] else "none",
+            f"{row['mean']:.2f}",
+            f"[{row['interval']['low']:.2f}, {row['interval']['high']:.2f}]",
+            f"{row['extracted']} of {row['n_secrets']}",
+            *(
+                _NONE if row[name] is None else f"{row[name]:.2f}"
+                for name in (
+                    "mean_epsilon",
+                    "individual_ceiling",
+                    "worst_case_epsilon",
+                    "ceiling",
+                    "p_value",
+                )
+            ),
+        )
+        for run in runs
+        for row in run["rows"]
+    ]
+    yield table(head, rows)
+    controls = ", ".join(f"{run['control_p_value']:.2g}" for run in runs)
+    findings = sum(row["above_ceiling"] for run in runs for row in run["rows"])
+    yield from (
+        "",
+        f"Findings against a guarantee: {findings}. Ranks of the secrets that no row holds are "
+        f"compared with the uniform law: p = {controls}; the same pins are used in all runs, so "
+        "these are not independent. Intervals are over the secrets of one model.",
+        "",
+    )
+
+
+def _attributes(figures: Mapping[str, Any]) -> Iterator[str]:
+    found, control = figures["attributes"], figures["control"]
+    ours = [each for each in found if each["model"] == "dp"]
+    yield from (
+        "## Attributes of Adult",
+        "",
+        "An attacker who knows the label and all other columns guesses one attribute. Imputation, a "
+        "logistic regression on half of the test examples, does so without the model. The "
+        "advantage is what the model adds for training examples less what it adds for test "
+        "examples, in percentage points; intervals are exact and simultaneous over four rates. The "
+        f"worst case (epsilon {figures['worst_case_epsilon']:.2f}) allows "
+        f"{100 * ours[0]['ceiling']:.1f} points.",
+        "",
+    )
+    yield _attribute_table([("epsilon 3", each) for each in ours]
+                           + [("without DP", each) for each in found if each not in ours])  # fmt: skip
+    yield from (
+        "",
+        "Adult hardly memorises, with DP or without. The same network trained without DP on the "
+        f"first {CONTROL_ROWS:,} rows for {CONTROL_EPOCHS} epochs does, and shows that the attacks "
+        "work:",
+        "",
+        _attribute_table([(f"{CONTROL_ROWS:,} rows, without DP", each) for each in control]),
+        "",
+        "By individual epsilon of the DP run, imputation times the model’s confidence:",
+        "",
+    )
+    head = ("attribute", "individual epsilon", "members", "others", "advantage", "95 %",
+            "individual ceiling")  # fmt: skip
+    rows = [
+        (
+            each["attribute"],
+            row["name"],
+            f"{row['n_members']:,}",
+            f"{row['n_others']:,}",
+            *_advantage(row),
+            f"{100 * row['individual_ceiling']:.1f}",
+        )
+        for each in ours
+        if each["guesser"] == "with_imputation"
+        for row in each["bins"]
+    ]
+    yield table(head, rows)
+    yield from ("", "By group of the DP run, the same attack:", "")
+    rows = [
+        (
+            each["attribute"],
+            column,
+            row["name"],
+            f"{row['n_members']:,}",
+            f"{row['n_others']:,}",
+            *_advantage(row),
+        )
+        for each in ours
+        if each["guesser"] == "with_imputation"
+        for column, groups in each["groups"].items()
+        for row in groups
+    ]
+    yield table(("attribute", "column", "group", "members", "others", "advantage", "95 %"), rows)
+
+
+def _attribute_table(found: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    head = ("model", "attribute", "attack", "imputed", "with the model", "others imputed",
+            "others with the model", "advantage", "95 %")  # fmt: skip
+    names = ("imputed", "guessed", "others_imputed", "others_guessed")
+    rows = [
+        (
+            name,
+            each["attribute"],
+            GUESSERS[each["guesser"]].title.replace("'", "’"),
+            *(f"{100 * each['overall'][key]:.1f} %" for key in names),
+            *_advantage(each["overall"]),
+        )
+        for name, each in found
+    ]
+    return table(head, rows)
+
+
+def _advantage(row: Mapping[str, Any]) -> tuple[str, str]:
+    low, high = row["interval"]["low"], row["interval"]["high"]
+    return f"{100 * row['advantage']:+.2f}", f"[{100 * low:+.2f}, {100 * high:+.2f}]"
