@@ -16,6 +16,8 @@ from indpriv import _plain
 from indpriv._arrays import IntArray
 from indpriv.errors import EvidenceError, InputError
 
+_FLAT = {"flatten": True}  # keys of a part stand among those of the session
+
 
 @dataclass(frozen=True)
 class DrawCounts:
@@ -55,15 +57,10 @@ class DrawCounts:
 
 
 @dataclass
-class TrainingCounts:
-    """What was seen of training itself. Steps are those of logical batches.
+class BatchCounts:
+    """How steps and batches belong together. Steps are those of logical batches.
 
     Attributes:
-        sampler_class: name of the class that drew the batches.
-        guessable_seed: noise or batches come from a generator with a chosen or default seed.
-        training_seconds: wall time of the steps, without the passes that take norms.
-        ranks: number of processes that trained together.
-        first_draw: fingerprint of the random state of the first draw; empty if it is not known.
         steps: number of parameter updates.
         undrawn_steps: steps for which no batch was drawn.
         unstepped_draws: batches that were drawn and never became a step.
@@ -73,30 +70,8 @@ class TrainingCounts:
         interrupted_batches: times the loop left a logical batch unfinished.
         unmatched_steps: steps that clipped a number of gradients other than the size of their
             batch.
-        gradients: number of gradients that entered steps.
-        misclipped_gradients: of these, clipped at another max_grad_norm than that of their step.
-        gradients_at_levels: of these, clipped at the level of their own example.
-        compared_norms: gradient norms in training that were compared with recorded ones.
-        larger_norms: of these, contributions larger than recorded.
-        largest_excess: the largest difference, as a fraction of max_grad_norm.
-        larger_clipped_norms: of these, larger than recorded, but clipped in both.
-        underestimated_norms: gradients that ghost mode clipped by too small a norm, so that they
-            stay above max_grad_norm.
-        clip_excess: by how much clipped gradients are longer than max_grad_norm on this machine,
-            as a fraction of it.
-        clip_rounding: the same from rounding norms to half precision.
-        changed_outside: steps before which something other than the optimizer changed parameters.
-        repeated_draws: draws of noise or of a batch from a random state that was drawn from before.
-        earlier_steps: steps that Opacus's accountant had counted before recording began.
-        accountant_steps: steps that it counted since; None if there is no accountant.
-        accountant_settings_match: its settings are those of the steps.
     """
 
-    sampler_class: str = ""
-    guessable_seed: bool = False
-    training_seconds: float = 0.0
-    ranks: int = 1
-    first_draw: str = ""
     steps: int = 0
     undrawn_steps: int = 0
     unstepped_draws: int = 0
@@ -105,21 +80,98 @@ class TrainingCounts:
     dropped_batches: int = 0
     interrupted_batches: int = 0
     unmatched_steps: int = 0
+
+
+@dataclass
+class ClippingCounts:
+    """What gradients were clipped at.
+
+    Attributes:
+        gradients: number of gradients that entered steps.
+        misclipped_gradients: of these, clipped at another max_grad_norm than that of their step.
+        gradients_at_levels: of these, clipped at the level of their own example.
+        underestimated_norms: gradients that ghost mode clipped by too small a norm, so that they
+            stay above max_grad_norm.
+        clip_excess: by how much clipped gradients are longer than max_grad_norm on this machine,
+            as a fraction of it.
+        clip_rounding: the same from rounding norms to half precision.
+    """
+
     gradients: int = 0
     misclipped_gradients: int = 0
     gradients_at_levels: int = 0
+    underestimated_norms: int = 0
+    clip_excess: float = 0.0
+    clip_rounding: float = 0.0
+
+
+@dataclass
+class ComparedNorms:
+    """Gradient norms in training, compared with recorded ones.
+
+    Attributes:
+        compared_norms: number of them.
+        larger_norms: of these, contributions larger than recorded.
+        largest_excess: the largest difference, as a fraction of max_grad_norm.
+        larger_clipped_norms: of these, larger than recorded, but clipped in both.
+    """
+
     compared_norms: int = 0
     larger_norms: int = 0
     largest_excess: float = 0.0
     larger_clipped_norms: int = 0
-    underestimated_norms: int = 0
-    clip_excess: float = 0.0
-    clip_rounding: float = 0.0
-    changed_outside: int = 0
+
+
+@dataclass
+class RandomnessCounts:
+    """What was seen of random numbers.
+
+    Attributes:
+        guessable_seed: noise or batches come from a generator with a chosen or default seed.
+        first_draw: fingerprint of the random state of the first draw; empty if it is not known.
+        repeated_draws: draws of noise or of a batch from a random state that was drawn from before.
+    """
+
+    guessable_seed: bool = False
+    first_draw: str = ""
     repeated_draws: int = 0
+
+
+@dataclass(frozen=True)
+class AccountantCounts:
+    """What Opacus's accountant counted.
+
+    Attributes:
+        earlier_steps: steps that it had counted before recording began.
+        accountant_steps: steps that it counted since; None if there is no accountant.
+        accountant_settings_match: its settings are those of the steps.
+    """
+
     earlier_steps: int = 0
     accountant_steps: int | None = 0
     accountant_settings_match: bool = True
+
+
+@dataclass
+class TrainingCounts:
+    """What was seen of training itself.
+
+    Attributes:
+        sampler_class: name of the class that drew the batches.
+        training_seconds: wall time of the steps, without the passes that take norms.
+        ranks: number of processes that trained together.
+        changed_outside: steps before which something other than the optimizer changed parameters.
+    """
+
+    sampler_class: str = ""
+    training_seconds: float = 0.0
+    ranks: int = 1
+    changed_outside: int = 0
+    batches: BatchCounts = field(default_factory=BatchCounts, metadata=_FLAT)
+    clipping: ClippingCounts = field(default_factory=ClippingCounts, metadata=_FLAT)
+    norms: ComparedNorms = field(default_factory=ComparedNorms, metadata=_FLAT)
+    randomness: RandomnessCounts = field(default_factory=RandomnessCounts, metadata=_FLAT)
+    accountant: AccountantCounts = field(default_factory=AccountantCounts, metadata=_FLAT)
 
 
 @dataclass(frozen=True)
@@ -190,15 +242,15 @@ class SessionCounts:
     sampler: str
     conversion: Conversion | None = field(default=None, metadata={"json": "converted"})
     replay: Replay | None = field(default=None, metadata={"json": "replayed"})
-    draws: DrawCounts | None = field(default=None, metadata={"flatten": True})
-    training: TrainingCounts | None = field(default=None, metadata={"flatten": True})
+    draws: DrawCounts | None = field(default=None, metadata=_FLAT)
+    training: TrainingCounts | None = field(default=None, metadata=_FLAT)
     noise: NoiseCounts | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As the journal holds them: what is not known is left out."""
         content = {key: value for key, value in _plain.to_json(self).items() if value is not None}
         if self.training is not None:
-            content["accountant_steps"] = self.training.accountant_steps
+            content["accountant_steps"] = self.training.accountant.accountant_steps
         return content
 
     @classmethod

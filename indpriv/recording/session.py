@@ -111,7 +111,7 @@ class Session:
         )
         draws, training = self._watch.counts()
         training.training_seconds = round(self._training_seconds, 6)
-        training.ranks, training.first_draw = self._pass.ranks.size, self._first_draw
+        training.ranks, training.randomness.first_draw = self._pass.ranks.size, self._first_draw
         return SessionCounts(
             from_step=self._plan.resume_at or 0,
             seeded=self._plan.seeded,

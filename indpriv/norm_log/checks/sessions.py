@@ -33,7 +33,15 @@ from indpriv.norm_log.evidence import (
     Assumption,
     Check,
 )
-from indpriv.norm_log.session_counts import SessionCounts, TrainingCounts
+from indpriv.norm_log.session_counts import (
+    AccountantCounts,
+    BatchCounts,
+    ClippingCounts,
+    ComparedNorms,
+    RandomnessCounts,
+    SessionCounts,
+    TrainingCounts,
+)
 
 _FEW_NORMS = 1e-3  # of the norms compared
 _SMALL_EXCESS = 1e-3  # of max_grad_norm
@@ -84,24 +92,24 @@ def session_checks(
             )
         checks += [
             observed_sampler(session.sampler, training.sampler_class),
-            *_random_numbers(training, seeded=session.seeded),
+            *_random_numbers(training.randomness, seeded=session.seeded),
             *_parameters(training),
             *_ranks(training),
-            _batch_for_every_step(training, draws.draws),
-            _whole_batches(training),
+            _batch_for_every_step(training.batches, draws.draws),
+            _whole_batches(training.batches),
             _clipping(training),
-            *_clipping_precision(training),
+            *_clipping_precision(training.clipping),
             noise_check(session.noise),
         ]
         if individually_clipped:
-            checks.append(_clipped_at(INDIVIDUAL_CLIPPING, training, _RECORDED_LEVEL))
+            checks.append(_clipped_at(INDIVIDUAL_CLIPPING, training.clipping, _RECORDED_LEVEL))
         if filtered:
-            checks.append(_clipped_at(PRIVACY_FILTER, training, _CHARGED_LEVEL))
+            checks.append(_clipped_at(PRIVACY_FILTER, training.clipping, _CHARGED_LEVEL))
         checks += [
             batch_sizes(n_examples, session.sampler, draws),
             participation(n_examples, session.sampler, draws),
-            _norms_in_training(training),
-            _opacus_accountant(training),
+            _norms_in_training(training.norms),
+            _opacus_accountant(training.accountant, training.batches.steps),
         ]
     return checks
 
@@ -131,7 +139,7 @@ def _no_voided_steps(voided_steps: int, *, resumed: bool) -> Check:
 
 
 def _different_random_states(sessions: Sequence[SessionCounts]) -> list[Check]:
-    found = [session.training.first_draw for session in sessions if session.training]
+    found = [session.training.randomness.first_draw for session in sessions if session.training]
     first = [state for state in found if state]
     if len(set(first)) == len(first):
         return []
@@ -145,7 +153,7 @@ def _different_random_states(sessions: Sequence[SessionCounts]) -> list[Check]:
     ]
 
 
-def _random_numbers(counts: TrainingCounts, *, seeded: bool) -> list[Check]:
+def _random_numbers(counts: RandomnessCounts, *, seeded: bool) -> list[Check]:
     found = []
     if counts.guessable_seed and not seeded:
         found.append(
@@ -173,10 +181,10 @@ def _parameters(counts: TrainingCounts) -> list[Check]:
         return []
     return [
         PARAMETERS.not_checked(
-            f"before {changed} of {counts.steps} steps something other than the optimizer had "
-            "changed parameters: projecting or loading them does no harm, but a gradient of these "
-            "data that reached them this way was neither clipped nor noised, and then no epsilon "
-            "holds"
+            f"before {changed} of {counts.batches.steps} steps something other than the optimizer "
+            "had changed parameters: projecting or loading them does no harm, but a gradient of "
+            "these data that reached them this way was neither clipped nor noised, and then no "
+            "epsilon holds"
         )
     ]
 
@@ -193,7 +201,7 @@ def _ranks(counts: TrainingCounts) -> list[Check]:
     ]
 
 
-def _batch_for_every_step(counts: TrainingCounts, draws: int) -> Check:
+def _batch_for_every_step(counts: BatchCounts, draws: int) -> Check:
     steps = counts.steps
     if undrawn := max(counts.undrawn_steps, steps - draws):
         fault = (
@@ -226,7 +234,7 @@ def _batch_for_every_step(counts: TrainingCounts, draws: int) -> Check:
     return BATCH_FOR_EVERY_STEP.failed(fault)
 
 
-def _whole_batches(counts: TrainingCounts) -> Check:
+def _whole_batches(counts: BatchCounts) -> Check:
     if interrupted := counts.interrupted_batches:
         return WHOLE_BATCHES.failed(
             f"{interrupted} times the loop left a batch unfinished (a break inside "
@@ -236,7 +244,8 @@ def _whole_batches(counts: TrainingCounts) -> Check:
     return WHOLE_BATCHES.passed("no epoch ended in the middle of a batch")
 
 
-def _clipping(counts: TrainingCounts) -> Check:
+def _clipping(training: TrainingCounts) -> Check:
+    counts = training.clipping
     gradients = counts.gradients
     if misclipped := counts.misclipped_gradients:
         return CLIPPING.failed(
@@ -244,9 +253,10 @@ def _clipping(counts: TrainingCounts) -> Check:
             "the one that the noise of their step was made for: change it only between steps"
         )
     if underestimated := counts.underestimated_norms:
+        compared = training.norms.compared_norms
         return CLIPPING.failed(
-            f"ghost mode clipped {underestimated} of {counts.compared_norms} gradients by norms "
-            "smaller than recorded, which leaves them above max_grad_norm: either the recorder's "
+            f"ghost mode clipped {underestimated} of {compared} gradients by norms smaller "
+            "than recorded, which leaves them above max_grad_norm: either the recorder's "
             "loss is not that of training, or Opacus computes wrong norms for a layer; train in "
             "hooks mode to find out which"
         )
@@ -265,7 +275,7 @@ def _clipping(counts: TrainingCounts) -> Check:
     )
 
 
-def _clipping_precision(counts: TrainingCounts) -> list[Check]:
+def _clipping_precision(counts: ClippingCounts) -> list[Check]:
     if not (rounding := counts.clip_rounding):
         return []
     return [
@@ -278,7 +288,7 @@ def _clipping_precision(counts: TrainingCounts) -> list[Check]:
     ]
 
 
-def _clipped_at(assumption: Assumption, counts: TrainingCounts, level: str) -> Check:
+def _clipped_at(assumption: Assumption, counts: ClippingCounts, level: str) -> Check:
     """Whether every gradient was clipped at the threshold of its own example."""
     gradients, at_levels = counts.gradients, counts.gradients_at_levels
     if at_levels != gradients:
@@ -288,7 +298,7 @@ def _clipped_at(assumption: Assumption, counts: TrainingCounts, level: str) -> C
     return assumption.passed(f"{gradients:,} gradients, each clipped at {level}")
 
 
-def _norms_in_training(counts: TrainingCounts) -> Check:
+def _norms_in_training(counts: ComparedNorms) -> Check:
     compared, larger = counts.compared_norms, counts.larger_norms
     if not compared:
         return NORMS_IN_TRAINING.not_checked(
@@ -320,8 +330,8 @@ def _norms_in_training(counts: TrainingCounts) -> Check:
     )
 
 
-def _opacus_accountant(counts: TrainingCounts) -> Check:
-    counted, steps = counts.accountant_steps, counts.steps
+def _opacus_accountant(counts: AccountantCounts, steps: int) -> Check:
+    counted = counts.accountant_steps
     if counted is None:
         return OPACUS_ACCOUNTANT.failed(
             "the optimizer's step hook does not lead to an Opacus accountant: if another hook "

@@ -22,15 +22,15 @@ _SAME_CLIPPED_NORM = 0.01
 _SAME_GHOST_NORM = 0.01
 # What each rank of a run counts for itself; all ranks count the rest alike.
 _OF_ONE_RANK = (
-    "undrawn_steps",
-    "unstepped_draws",
-    "dropped_batches",
-    "interrupted_batches",
-    "unmatched_steps",
-    "gradients",
-    "misclipped_gradients",
-    "gradients_at_levels",
-    "repeated_draws",
+    ("batches", "undrawn_steps"),
+    ("batches", "unstepped_draws"),
+    ("batches", "dropped_batches"),
+    ("batches", "interrupted_batches"),
+    ("batches", "unmatched_steps"),
+    ("clipping", "gradients"),
+    ("clipping", "misclipped_gradients"),
+    ("clipping", "gradients_at_levels"),
+    ("randomness", "repeated_draws"),
 )
 
 
@@ -40,11 +40,11 @@ class RankCounts:
 
     Attributes:
         drawn: positions of each of its local batches.
-        counts: by name.
+        counts: by the names of their part of TrainingCounts and of their field.
     """
 
     drawn: tuple[IntArray, ...]
-    counts: Mapping[str, int]
+    counts: Mapping[tuple[str, str], int]
 
 
 class Draw(NamedTuple):
@@ -74,7 +74,7 @@ class Tally:
         self._waiting: deque[Draw] = deque()  # batches without a step
         self._clipped = 0  # examples of the first of them whose gradients are clipped already
         self._unsent: list[IntArray] = []  # batches drawn since the last message
-        self._sent: Counter[str] = Counter()
+        self._sent: Counter[tuple[str, str]] = Counter()
 
     def drew(self, positions: IntArray, sample_rate: float, canaries: IntArray) -> None:
         """Count one logical batch when it is drawn; canaries are drawn, but not counted."""
@@ -88,7 +88,10 @@ class Tally:
 
     def since_last_message(self) -> RankCounts:
         """What this rank counted since the last call."""
-        counts = {name: getattr(self.counts, name) - self._sent[name] for name in _OF_ONE_RANK}
+        counts = {
+            (part, name): getattr(getattr(self.counts, part), name) - self._sent[part, name]
+            for part, name in _OF_ONE_RANK
+        }
         drawn, self._unsent = tuple(self._unsent), []
         self._sent.update(counts)
         return RankCounts(drawn, counts)
@@ -97,8 +100,9 @@ class Tally:
         """Add what another rank counted: its part of the same logical batches."""
         for positions in other.drawn:
             np.add.at(self.participations, positions, 1)
-        for name, count in other.counts.items():
-            setattr(self.counts, name, getattr(self.counts, name) + count)
+        for (part, name), count in other.counts.items():
+            own = getattr(self.counts, part)
+            setattr(own, name, getattr(own, name) + count)
         self._sent.update(other.counts)
 
     @property
@@ -124,12 +128,12 @@ class Tally:
             return None
         positions, sample_rate, _ = self._waiting.popleft()
         whole = clipped == len(positions)
-        self.counts.unmatched_steps += not whole
+        self.counts.batches.unmatched_steps += not whole
         return positions, sample_rate, whole
 
     def stepped(self, setting: StepSetting) -> None:
         """Count one parameter update."""
-        self.counts.steps += 1
+        self.counts.batches.steps += 1
         self._epoch_steps += 1
         self.noise_multipliers[setting.noise_multiplier] += 1
 
@@ -152,12 +156,12 @@ class Tally:
                 over a norm that it computes without the gradient, and that may be too small.
         """
         excess = np.minimum(trained, max_grad_norm) - np.minimum(recorded, max_grad_norm)
-        counts = self.counts
+        counts = self.counts.norms
         counts.compared_norms += len(excess)
         if ghost_slack is not None:
             left = recorded * np.minimum(1.0, max_grad_norm / np.maximum(trained, 1e-300))
             largest = max_grad_norm * (1 + 2 * ghost_slack + _SAME_GHOST_NORM)
-            counts.underestimated_norms += int((left > largest).sum())
+            self.counts.clipping.underestimated_norms += int((left > largest).sum())
         counts.larger_norms += int((excess > _SAME_NORM * max_grad_norm).sum())
         larger = trained > (1 + _SAME_CLIPPED_NORM) * recorded
         both_clipped = np.minimum(recorded, trained) >= max_grad_norm
@@ -175,7 +179,7 @@ class Tally:
         prefetched and one more. It is interrupted if it left a logical batch unfinished
         (BatchMemoryManager); the next step then includes that.
         """
-        counts, draws, steps = self.counts, self._epoch_draws, self._epoch_steps
+        counts, draws, steps = self.counts.batches, self._epoch_draws, self._epoch_steps
         counts.undrawn_steps += max(0, steps - draws)
         counts.dropped_batches += max(0, planned - draws) if exhausted else 0
         allowed = 0 if exhausted else 1 + prefetched

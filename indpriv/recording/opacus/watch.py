@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +14,12 @@ from torch import Tensor
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.errors import EvidenceError, InputError
-from indpriv.norm_log.session_counts import DrawCounts, NoiseCounts, TrainingCounts
+from indpriv.norm_log.session_counts import (
+    AccountantCounts,
+    DrawCounts,
+    NoiseCounts,
+    TrainingCounts,
+)
 from indpriv.norm_log.step_settings import StepSetting
 from indpriv.recording.opacus.clipping_watch import (
     ClippedBatch,
@@ -54,7 +60,7 @@ class Watch:
         self.tally = Tally(run.n_examples)
         self._micro_batches: list[ClippedBatch] = []  # of the current step
         if not run.is_ghost:  # where norms are not sums over a gradient
-            self.tally.counts.clip_excess = clip_excess(run.optimizer)
+            self.tally.counts.clipping.clip_excess = clip_excess(run.optimizer)
         self._sampling_states, self._noise_states = SeenStates(), SeenStates()
         self._noise = NoiseWatch(run.optimizer.params)
         self._noised: StepSetting | None = None  # at which noise was added to the current step
@@ -132,7 +138,7 @@ class Watch:
 
     def _on_micro_batch(self, batch: ClippedBatch) -> None:
         self.tally.clipped(len(batch.norms))
-        counts = self.tally.counts
+        counts = self.tally.counts.clipping
         counts.clip_rounding = max(counts.clip_rounding, batch.rounding)
         self._micro_batches.append(batch)
 
@@ -195,7 +201,7 @@ class Watch:
         self._versions = self._run.parameter_versions()
         self.tally.stepped(setting)
         counted = self._run.history.steps
-        if self.tally.counts.steps == 1 and counted is not None and counted <= 0:
+        if self.tally.counts.batches.steps == 1 and counted is not None and counted <= 0:
             raise EvidenceError(
                 "Opacus's accountant did not count the first step: its get_epsilon would report "
                 "too little; make the optimizer with make_private again"
@@ -209,17 +215,17 @@ class Watch:
         batches = self._micro_batches
         gradients = sum(len(batch.norms) for batch in batches)
         sound = sum(len(b.norms) for b in batches if b.max_grad_norm == setting.max_grad_norm)
-        self.tally.counts.gradients += gradients
-        self.tally.counts.misclipped_gradients += gradients - sound
+        self.tally.counts.clipping.gradients += gradients
+        self.tally.counts.clipping.misclipped_gradients += gradients - sound
         if individually and drawn is not None:
             known = [batch.positions for batch in batches if batch.positions is not None]
             if np.array_equal(np.concatenate([drawn[:0], *known]), drawn):
-                self.tally.counts.gradients_at_levels += sound
+                self.tally.counts.clipping.gradients_at_levels += sound
 
     def _count_randomness(self, states: SeenStates, generator: torch.Generator | None) -> None:
         """Count the draw just made if it repeats an earlier one."""
         if not self._run.optimizer.secure_mode:
-            self.tally.counts.repeated_draws += states.repeated(generator)
+            self.tally.counts.randomness.repeated_draws += states.repeated(generator)
 
     def _on_draw(self, positions: IntArray, canaries: IntArray) -> None:
         self.tally.drew(positions, self._run.sample_rate, canaries)
@@ -238,10 +244,10 @@ class Watch:
     def counts(self) -> tuple[DrawCounts, TrainingCounts]:
         """Counts up to now."""
         tally, run = self.tally, self._run
-        training = replace(
-            tally.counts,
-            sampler_class=run.sampler_class,
-            guessable_seed=run.guessable_seed,
+        training = deepcopy(tally.counts)
+        training.sampler_class = run.sampler_class
+        training.randomness.guessable_seed = run.guessable_seed
+        training.accountant = AccountantCounts(
             earlier_steps=max(0, run.history.steps_before - self._steps_before),
             accountant_steps=run.history.steps,
             accountant_settings_match=run.history.matches(tally.noise_multipliers, run.sample_rate),
