@@ -12,7 +12,9 @@ import pages
 import pytest
 from filelock import FileLock
 from notebook import NOTEBOOK, PAGE, notebook_of, written
-from reference import assumptions, commands
+from reference import checks, commands
+
+from indpriv.norm_log import evidence
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -171,15 +173,13 @@ def test_a_command_that_has_commands_is_listed_with_its_own_options():
 
 
 def test_every_check_is_explained():
-    """Each has a heading, a line of facts, what a failure means and what to do."""
-    text = (DOCS / "reference/checks.md").read_text(encoding="utf-8")
-    parts = re.split(r"^### ", text, flags=re.MULTILINE)[1:]
-    keys = [re.search(r"\{#(\w+)\}", part)[1] for part in parts]
-    assert sorted(keys) == sorted(assumptions())
-    for key, part in zip(keys, parts, strict=True):
-        assert f"<!-- generated: check-{key} -->" in part
-        assert "*If it fails:*" in part
-        assert "*What to do:*" in part
+    """Each is listed once, with what it states, what a failure means and what to do."""
+    listed = [assumed for area in evidence.ASSUMPTIONS.values() for assumed in area]
+    defined = [value for value in vars(evidence).values() if isinstance(value, evidence.Assumption)]
+    assert sorted(assumed.key for assumed in listed) == sorted(assumed.key for assumed in defined)
+    assert all(assumed.holds and assumed.failure and assumed.advice for assumed in listed)
+    assert checks().count("\n*What to do:* ") == len(listed)
+    assert "<!-- generated: checks -->" in (DOCS / "reference/checks.md").read_text("utf-8")
 
 
 def test_the_notebook_is_the_page():

@@ -152,12 +152,6 @@ def _attributes(described: type) -> dict[str, str]:
     }
 
 
-def assumptions() -> dict[str, evidence.Assumption]:
-    """Every assumption that `indpriv verify` checks, by key."""
-    found = (value for value in vars(evidence).values() if isinstance(value, evidence.Assumption))
-    return {assumption.key: assumption for assumption in found}
-
-
 _COSTS = {
     evidence.WORST_CASE: "the guarantee: neither the worst case nor individual epsilons hold",
     evidence.INDIVIDUAL: "the individual epsilons: they become estimates; the worst case holds",
@@ -165,11 +159,21 @@ _COSTS = {
 }
 
 
-def about_check(key: str) -> str:
-    """The line of facts under the heading of a check."""
-    assumption = assumptions()[key]
-    cost = _COSTS[assumption.bears_on]
-    return f"Key `{key}`, shown as “{assumption.title}”. A failure costs {cost}."
+def checks() -> str:
+    """Every check: what it states, what a failure costs and means, and what to do."""
+    return "\n".join(
+        f"## {area}\n\n" + "\n".join(map(_check, found))
+        for area, found in evidence.ASSUMPTIONS.items()
+    )
+
+
+def _check(assumed: evidence.Assumption) -> str:
+    return (
+        f"### {assumed.title} {{#{assumed.key}}}\n\n"
+        f"Key `{assumed.key}`. A failure costs "
+        f"{_COSTS[assumed.bears_on]}.\n\n{assumed.holds}\n\n"
+        f"*If it fails:* {assumed.failure}\n\n*What to do:* {assumed.advice}\n"
+    )
 
 
 def lint_rules() -> str:
@@ -270,5 +274,5 @@ GENERATED: dict[str, Callable[[], str]] = {
     "audit-json": audit_json,
     "refusals": refusals,
     "lint-rules": lint_rules,
-    **{f"check-{key}": (lambda key=key: about_check(key)) for key in assumptions()},
+    "checks": checks,
 }
