@@ -27,6 +27,13 @@ ADVERSARIES = {
     "updates": "every noisy update, but no other example's membership",
     "full": "every noisy update, and the membership or the batches of all other examples",
 }
+# What attackers see, from the least to the most.
+RUNGS = {
+    "labels": "predicted labels",
+    "losses": "losses of the final model",
+    "references": "confidences of the final model, with reference models",
+    "checkpoints": "confidences of every checkpoint, with reference models",
+}
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ from typing import Annotated, Any
 from indpriv._plain import Limits, from_json, json_schema, to_json
 from indpriv.analysis.attacks.attributes import AttributeFindings
 from indpriv.analysis.attacks.by_epsilon import AttackByEpsilon
+from indpriv.analysis.attacks.canary_findings import CanaryResults
 from indpriv.analysis.attacks.measures import AttackMeasures
 from indpriv.analysis.attacks.results import AttackResults
+from indpriv.analysis.attacks.strongest import StrongestAttack, UnitRates
 from indpriv.analysis.attacks.threshold_attack import ThresholdAttack
 from indpriv.analysis.disclosures import Disclosure
 from indpriv.analysis.distribution import Distribution
@@ -57,6 +59,10 @@ class AttackFindings:
         by_epsilon: the attack in bins of epsilon; None where the norms of the hold-out were not
             recorded.
         canaries: what canaries prove about the worst case; None where the run had none.
+        gradient_canaries: what gradient canaries prove, beside the account; None where the run had
+            none.
+        strongest: whom the strongest attack reaches; None unless it uses reference models.
+        by_unit: rates of attacks on people with several rows; empty where each unit has one row.
         every: every attack that was run, over all examples, beside what any attack can reach.
         attributes: attacks that guess attributes; empty where the audit file names none.
     """
@@ -64,6 +70,9 @@ class AttackFindings:
     by_group: tuple[ThresholdAttack, ...] = field(default=(), metadata={"json": "attacks"})
     by_epsilon: AttackByEpsilon | None = field(default=None, metadata={"json": "attack_by_epsilon"})
     canaries: AttackMeasures | None = None
+    gradient_canaries: CanaryResults | None = None
+    strongest: StrongestAttack | None = field(default=None, metadata={"json": "strongest_attack"})
+    by_unit: tuple[UnitRates, ...] = field(default=(), metadata={"json": "attacks_on_units"})
     every: AttackResults = field(default=AttackResults(), metadata={"json": "every_attack"})
     attributes: tuple[AttributeFindings, ...] = field(
         default=(), metadata={"json": "attribute_attacks"}

@@ -37,6 +37,7 @@ class Attack:
         needs: the fields of `Material` that it uses.
         source: the paper that it follows.
         caveat: what a reader must know about its results.
+        sees: what the attacker sees, one of `indpriv.attack_scores.RUNGS`.
         references: least number of reference models.
         further_needs: what the attack needs of the data and they lack, in words; None if nothing.
     """
@@ -47,6 +48,7 @@ class Attack:
     needs: frozenset[str]
     source: str
     caveat: str
+    sees: str = "losses"
     references: int = 0
     further_needs: Callable[[Material], str | None] = lambda _: None
 
@@ -88,6 +90,9 @@ def _on_signals(
     return replace(found, groups=material.groups(by, found.example_ids, found.member))
 
 
+_SEEN = {"signals": "references", "label_signals": "labels", "checkpoint_signals": "checkpoints"}
+
+
 def _with_references(
     name: str,
     title: str,
@@ -106,6 +111,7 @@ def _with_references(
         needs=frozenset({need}),
         source=source,
         caveat=caveat,
+        sees=_SEEN[need],
         references=references,
         further_needs=partial(_needs_of_signals, need, needs_of),
     )
@@ -161,6 +167,7 @@ _ALL = (
         needs=frozenset({"final_losses"}),
         source="Yeom, Giacomelli, Fredrikson and Jha 2018 (arXiv:1709.01604)",
         caveat="It says no more than the difference of training and test accuracy.",
+        sees="labels",
     ),
     Attack(
         name="quantile",

@@ -120,6 +120,17 @@ def _always(summary: AuditSummary) -> list[Condition]:
         passed = proven <= summary.guarantee.worst_case_epsilon
         name, text = "epsilon that canaries prove", format_lower_bound(proven)
         found.append(Condition(name, passed, text, "at most the worst case", private=True))
+    if (gradients := summary.attacks.gradient_canaries) is not None:
+        wrong = [f"{one.length:g}" for one in gradients.lengths if not one.agrees]
+        found.append(
+            Condition(
+                "gradient canaries agree with the account",
+                gradients.agree,
+                f"not those of length {', '.join(wrong)}" if wrong else "all lengths",
+                "all lengths",
+                private=True,
+            )
+        )
     if summary.attacks.by_epsilon is not None or summary.attacks.every.results:
         by_epsilon = summary.attacks.by_epsilon
         above = 0 if by_epsilon is None else by_epsilon.findings

@@ -25,6 +25,7 @@ from indpriv.audit.references import read_references, unchecked_facts
 from indpriv.audit.run_attacks import ScoredAttack, scored_attacks
 from indpriv.audit.run_directory import RecordedRun, in_rows_of, recorded_run
 from indpriv.audit.summarise import summarise
+from indpriv.audit.unit_attacks import unit_attack_table
 from indpriv.audit.variants import effect_of_spacing, fidelity_against_k, sensitivity
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
@@ -161,7 +162,9 @@ def _write(
 ) -> None:
     with _stage(tell, WRITING):
         lookup = _lookup(log, table, recorded, summary)
-        attacks = attack_table(table, recorded, scored) if recorded.references else None
+        attacks = unit_attack_table(table, recorded, scored)
+        if attacks is None and recorded.references:
+            attacks = attack_table(table, recorded, scored, summary.attacks.every.ceilings)
         write_audit(output_dir, table, recorded, summary, images, lookup, attacks)
 
 

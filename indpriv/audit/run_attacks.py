@@ -11,6 +11,7 @@ from indpriv._columns import to_floats
 from indpriv._files import first_at, read_json
 from indpriv.analysis.attacks.attributes import AttributeFindings
 from indpriv.analysis.attacks.by_epsilon import AttackByEpsilon, attack_by_epsilon
+from indpriv.analysis.attacks.canary_findings import measure_gradient_canaries
 from indpriv.analysis.attacks.ceilings import Ceilings
 from indpriv.analysis.attacks.measures import measure_attack
 from indpriv.analysis.attacks.results import (
@@ -18,6 +19,7 @@ from indpriv.analysis.attacks.results import (
     attack_result,
     ranked,
 )
+from indpriv.analysis.attacks.strongest import StrongestAttack, strongest_attack
 from indpriv.analysis.attacks.threshold_attack import AttackRow, ThresholdAttack, threshold_attack
 from indpriv.analysis.summary import AttackFindings
 from indpriv.attack_scores import AttackScores
@@ -33,6 +35,7 @@ from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import ATTRIBUTES, ATTRIBUTES_NON_DP, EXAMPLES, RUN_JSON
+from indpriv.norm_log.step_settings import StepSettings
 
 BY_GROUP = "loss_threshold"  # the attack of the paper's protocol
 
@@ -65,6 +68,7 @@ def run_attacks(
     columns: Sequence[str],
     *,
     scored: Sequence[ScoredAttack],
+    settings: StepSettings,
     members: EpsilonTable,
     holdout: EpsilonTable | None,
     seed: int,
@@ -76,6 +80,7 @@ def run_attacks(
         run: what is known about the run.
         columns: to group by.
         scored: attacks with their scores.
+        settings: of the run's steps.
         members: epsilons of the training examples, to compare with those of the hold-out; canaries
             test the guarantee at their delta.
         holdout: epsilons that the test examples would have had on the same trajectory.
@@ -84,15 +89,37 @@ def run_attacks(
     """
     canaries, delta = run.canaries, members.account.delta
     guarantee = (members.worst_case_epsilon, delta)
+    every = _ranked(scored, guarantee, seed, ceilings, run.unchecked)
     return AttackFindings(
-        every=_ranked(scored, guarantee, seed, ceilings, run.unchecked),
+        every=every,
+        strongest=_strongest(every, scored, run, columns, members),
         by_group=_by_group(run, columns, seed),
         by_epsilon=_by_epsilon(members, holdout, run.examples, seed),
         canaries=None if canaries is None else measure_attack(canaries, delta=delta, seed=seed),
         attributes=attribute_attacks(
             materials(run), columns, members=members, holdout=holdout, ceilings=ceilings
         ),
+        gradient_canaries=None
+        if run.gradient_canaries is None
+        else measure_gradient_canaries(run.gradient_canaries, settings, delta=delta, seed=seed),
     )
+
+
+def _strongest(
+    every: AttackResults,
+    scored: Sequence[ScoredAttack],
+    run: RecordedRun,
+    columns: Sequence[str],
+    table: EpsilonTable,
+) -> StrongestAttack | None:
+    """Whom the strongest attack reaches; None unless it uses reference models."""
+    best = next(iter(every.of("dp")), None)
+    if best is None or not best.references:
+        return None
+    (scores,) = (of.scores for of in scored if (of.model, of.attack.name) == ("dp", best.name))
+    material, ids = materials(run)["dp"], scores.example_ids
+    groups = {} if ids is None else {by: material.groups(by, ids, scores.member) for by in columns}
+    return strongest_attack(best.name, scores, groups, table, every.ceilings)
 
 
 def _by_group(run: RecordedRun, columns: Sequence[str], seed: int) -> tuple[ThresholdAttack, ...]:
@@ -177,6 +204,7 @@ def _ranked(
             tests=len(scored),
             source=each.attack.source,
             caveat=each.attack.caveat,
+            sees=each.attack.sees,
             seed=seed,
         )
         for each in scored

@@ -23,6 +23,7 @@ from indpriv.norm_log.run_files import (
     CANARIES,
     EXAMPLES,
     EXAMPLES_NON_DP,
+    GRADIENT_CANARIES,
     HOLDOUT,
     RUN_JSON,
     holds_log,
@@ -44,6 +45,7 @@ class RecordedRun:
             recorded.
         canaries: scores of examples that fair coins included or left out; None where the run had
             none.
+        gradient_canaries: scores of the run's gradient canaries; None where it had none.
         references: signals of the run and of reference models, by name (see
             `indpriv.attacks.train_references`); empty where there are none.
         baseline_references: the same for the non-private baseline.
@@ -59,6 +61,7 @@ class RecordedRun:
     recorder: Mapping[str, Any] = field(default_factory=dict)
     checks: Sequence[Check] = ()
     canaries: AttackScores | None = None
+    gradient_canaries: AttackScores | None = None
     holdout: NormLog | None = None
     references: Mapping[str, AttackSignals] = field(default_factory=dict)
     baseline_references: Mapping[str, AttackSignals] = field(default_factory=dict)
@@ -73,7 +76,7 @@ def recorded_run(run: OpenedRun, unreadable: str = "refuse") -> RecordedRun:
     declared = Declared()
     if (path / RUN_JSON).is_file():
         declared = Declared.from_run_json(read_json(path / RUN_JSON))
-    canaries, holdout = path / CANARIES, path / HOLDOUT
+    canaries, gradients, holdout = path / CANARIES, path / GRADIENT_CANARIES, path / HOLDOUT
     return RecordedRun(
         examples=_table(path / EXAMPLES, declared),
         non_dp=_table(path / EXAMPLES_NON_DP, declared),
@@ -82,6 +85,7 @@ def recorded_run(run: OpenedRun, unreadable: str = "refuse") -> RecordedRun:
         canaries=AttackScores.from_file(canaries) if canaries.is_file() else None,
         attributes=knowledge_of(path / ATTRIBUTES),
         baseline_attributes=knowledge_of(path / ATTRIBUTES_NON_DP),
+        gradient_canaries=AttackScores.from_file(gradients) if gradients.is_file() else None,
         holdout=NormLog.open(holdout, unreadable=unreadable) if holds_log(holdout) else None,
         recorder={
             **state.header["run"],

@@ -6,6 +6,7 @@ Sensitive.
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
@@ -36,6 +37,7 @@ from indpriv.analysis.units import unit_sizes
 from indpriv.audit.groups import choose_groups
 from indpriv.audit.run_attacks import ScoredAttack, run_attacks, scored_attacks
 from indpriv.audit.run_directory import RecordedRun, in_rows_of
+from indpriv.audit.unit_attacks import rates_of_units
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
@@ -78,15 +80,18 @@ def summarise(
         InputError: a column that does not exist, or groups without an example table.
     """
     found, account = _of_examples(log, table, recorded, by, seed), table.account
+    scored = scored_attacks(recorded) if scored is None else scored
     attacks = run_attacks(
         recorded,
         found.columns,
-        scored=scored_attacks(recorded) if scored is None else scored,
+        scored=scored,
+        settings=log.settings,
         members=table if members is None else members,
         holdout=holdout,
         seed=seed,
         ceilings=ceilings_of(log, table) if recorded.references or recorded.attributes else None,
     )
+    attacks = replace(attacks, by_unit=rates_of_units(recorded, scored, table, seed))
     run = run_facts(log, recorded.examples, recorded.recorder, recorded.declared)
     provenance = _provenance(command)
     guarantee = _guarantee(log, table, recorded)

@@ -60,7 +60,7 @@ def canaries_of_run(run_dir: Path, *, delta: float = 1e-5) -> CanaryResults:
     """What the gradient canaries of a run say, for each of their lengths.
 
     Raises:
-        InputError: the run had none.
+        InputError: the run had none, or too few of each length.
     """
     path = run_dir / GRADIENT_CANARIES
     if not path.is_file():
@@ -68,4 +68,7 @@ def canaries_of_run(run_dir: Path, *, delta: float = 1e-5) -> CanaryResults:
             f"{run_dir} has no {GRADIENT_CANARIES}; record a run with attack=GradientCanaries(...)"
         )
     settings = NormLog.open(run_dir).settings
-    return measure_gradient_canaries(AttackScores.from_file(path), settings, delta=delta)
+    found = measure_gradient_canaries(AttackScores.from_file(path), settings, delta=delta)
+    if not found.lengths:
+        raise InputError(" ".join(found.left_out) or f"{path} holds no canaries")
+    return found

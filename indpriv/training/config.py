@@ -26,6 +26,7 @@ Count = Annotated[int, Field(strict=True, ge=1)]
 CountOrZero = Annotated[int, Field(strict=True, ge=0)]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
+PositiveShare = Annotated[float, Field(strict=True, gt=0, le=1)]
 Name = Annotated[
     str,
     Field(
@@ -225,9 +226,12 @@ class GroupConfig:
 
 @dataclass(frozen=True, config=_KNOWN_KEYS_ONLY)
 class AttackConfig:
-    """[attacks]: what attacks on this audit need.
+    """[attacks]: canaries in the run itself, and what attacks on this audit need.
 
     Attributes:
+        gradient_canaries: number of made-up gradients that audit the run while it trains, see
+            `indpriv.recording.GradientCanaries`; 0 for none.
+        canary_lengths: their norms over max_grad_norm, taken in turn.
         references: number of reference models that `indpriv shadow` trains.
         labels: it also takes labels of perturbed copies, for label-only attacks.
         checkpoints: it also takes the mean confidence over the checkpoints.
@@ -235,6 +239,8 @@ class AttackConfig:
             the model that `indpriv train` trains.
     """
 
+    gradient_canaries: CountOrZero = 0
+    canary_lengths: Annotated[tuple[PositiveShare, ...], Field(min_length=1)] = (1.0,)
     references: Count = 4
     labels: Flag = False
     checkpoints: Flag = False

@@ -17,7 +17,7 @@ from indpriv.attacks.attribute_knowledge import write_knowledge
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import ATTRIBUTES, ATTRIBUTES_NON_DP, EXAMPLES, EXAMPLES_NON_DP
-from indpriv.recording import Recorder
+from indpriv.recording import GradientCanaries, Recorder
 from indpriv.recording.clipping.filtered import Filter
 from indpriv.training.attributes import attribute_knowledge
 from indpriv.training.baseline import example_table, fit_without_dp
@@ -173,8 +173,19 @@ def _make_recorder(
         unit_ids=None if column is None else dataset.train.units(column),
         test_metadata=dataset.test.metadata,
         privacy_filter=privacy_filter,
+        attack=_canaries(config, randomness),
         seeded=randomness.seeded,
         run_info=first_record(config, dataset, private, seeded=randomness.seeded),
+    )
+
+
+def _canaries(config: AuditConfig, randomness: Randomness) -> GradientCanaries | None:
+    """The gradient canaries of an audit; None if it has none."""
+    attacks = config.attacks
+    if not attacks.gradient_canaries:
+        return None
+    return GradientCanaries(
+        attacks.gradient_canaries, attacks.canary_lengths, seed=randomness.canaries
     )
 
 

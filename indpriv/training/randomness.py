@@ -21,7 +21,7 @@ class Randomness:
     """Independent seeds of one run. Sensitive: they allow regenerating noise and sampling.
 
     Attributes:
-        first_parameters, sampling, noise, shuffling: one seed for each purpose.
+        first_parameters, sampling, noise, shuffling, canaries: one seed for each purpose.
         seeded: whether they follow from a seed that was chosen.
     """
 
@@ -29,6 +29,7 @@ class Randomness:
     sampling: int
     noise: int
     shuffling: int
+    canaries: int
     seeded: bool
 
     @classmethod
@@ -37,9 +38,9 @@ class Randomness:
         if seed is not None:
             check_positive_int("seed", seed, minimum=0)
         # 64 bits each: the Recorder takes a seed of at most 32 bits for one that was chosen.
-        words = np.random.SeedSequence(seed).generate_state(4, np.uint64)
-        first_parameters, sampling, noise, shuffling = (int(word) for word in words)
-        return cls(first_parameters, sampling, noise, shuffling, seeded=seed is not None)
+        words = np.random.SeedSequence(seed).generate_state(5, np.uint64)
+        first_parameters, sampling, noise, shuffling, canaries = (int(word) for word in words)
+        return cls(first_parameters, sampling, noise, shuffling, canaries, seed is not None)
 
 
 def generator(seed: int, device: str | torch.device = "cpu") -> torch.Generator:

@@ -190,3 +190,20 @@ def test_people_behind_several_rows_are_found():
     )
     assert undeclared_people(same, train) == []
     assert undeclared_people(log, examples.train) == []
+
+
+def test_people_have_a_row_of_attack_scores_and_rates(audited_people):
+    folder, summary = audited_people
+    frame = read_parquet(folder / "attacks.parquet")
+    epsilons = read_parquet(folder / "epsilon.parquet")
+    assert frame["unit_id"].tolist() == epsilons["unit_id"].tolist()
+    assert np.array_equal(frame["epsilon"], epsilons["epsilon"])
+    ranks = frame[[name for name in frame if name.startswith("loss_threshold_")]]
+    assert set(ranks) == {f"loss_threshold_{rule}" for rule in ("max", "mean", "log_sum")}
+    assert ranks.to_numpy().min() >= 0
+    assert ranks.to_numpy().max() <= 1
+    surest = frame["loss_threshold_mean"].idxmax()
+    assert frame.loc[surest, "loss"] < frame["loss"].median()  # small losses have high ranks
+    found = {(row.name, row.rule): row for row in summary.attacks.by_unit}
+    assert found["loss_threshold", "mean"].n_units == len(frame)
+    assert "Attacks by user" in (folder / "audit.md").read_text()

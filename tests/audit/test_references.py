@@ -8,7 +8,9 @@ import pytest
 
 from indpriv._columns import to_floats
 from indpriv._files import read_json, read_parquet, write_json
+from indpriv._formatting import capitalised
 from indpriv._signals_files import SignalsFolder
+from indpriv.attack_scores import RUNGS
 from indpriv.attack_signals import AttackSignals, from_losses
 from indpriv.attacks import ATTACKS
 from indpriv.attacks.rmia import rmia as rmia_of
@@ -41,6 +43,9 @@ def signals(artifacts):
         share=0.6,
         fingerprint="of the data",
     )
+
+
+SEEN = ("labels", "losses", "references")
 
 
 @pytest.mark.usefixtures("no_extras")
@@ -79,12 +84,24 @@ def test_the_audit_runs_every_attack_whose_needs_are_met(run_dir, signals, tmp_p
     table = EpsilonTable.from_frame(read_parquet(tmp_path / "audit" / "epsilon.parquet"))
     assert np.array_equal(train.loc[table.example_ids, "epsilon"], table.epsilon)
     assert rows.loc[~rows["member"], ["epsilon", "ceiling_at_1_percent"]].isna().all(axis=None)
-    assert rows["ceiling_at_1_percent"].max() > 0.01
+    assert 0.01 < rows["ceiling_at_1_percent"].max() <= ceilings.worst_case["0.01"]
     direct = rmia_of(signals, 0)
     assert rows["rmia"].to_numpy() == pytest.approx(direct.scores)
     assert rows["loss_threshold"].to_numpy() == pytest.approx(-rows["loss"].to_numpy())
     page = (tmp_path / "audit" / "audit.md").read_text()
     assert "RMIA, offline" in page
+    strongest = summary.attacks.strongest
+    assert strongest.name == ours[0].name
+    assert sum(row.n_members for row in strongest.bins) == ours[0].n_members
+    by_sex = [row for row in strongest.groups if row.by == "sex"]
+    assert sum(row.n_nonmembers for row in by_sex) == ours[0].n_nonmembers
+    hits = sum(row.tpr * row.n_members for row in by_sex)
+    assert hits == pytest.approx(sum(row.tpr * row.n_members for row in strongest.bins))
+    assert all(row.ceiling <= ceilings.worst_case["0.01"] for row in strongest.bins)
+    ladder = page[page.index("The ladder") :]
+    order = [ladder.index(capitalised(title)) for key, title in RUNGS.items() if key in SEEN]
+    assert order == sorted(order)
+    assert "An attack that fails is no evidence of privacy" in ladder
     assert [text for text in summary.attacks.every.unchecked if text in page]
     assert "Individual ceiling, mean" in page
     assert f"--signals {tmp_path / 'signals.npz'}" in page.replace("\\", "")

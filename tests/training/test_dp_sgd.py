@@ -13,6 +13,8 @@ from torch import nn
 
 import indpriv
 from indpriv._files import read_json
+from indpriv.audit import audit
+from indpriv.audit.gate import Limits, judge
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.norm_log import NormLog, open_run
@@ -21,7 +23,7 @@ from indpriv.recording.checkpoints.discovery import discover
 from indpriv.recording.checkpoints.safe_files import read_content
 from indpriv.recording.checkpoints.weights import state_of
 from indpriv.training import dp_sgd
-from indpriv.training.config import AuditConfig, DataConfig
+from indpriv.training.config import AttackConfig, AuditConfig, DataConfig
 from indpriv.training.datasets.base import Dataset, Split
 from indpriv.training.dp_sgd import train
 from indpriv.training.models import build_model
@@ -257,7 +259,7 @@ def test_noise_has_the_stated_size(tmp_path, monkeypatch):
         monkeypatch.setattr(
             Randomness,
             "from_seed",
-            lambda seed, noise=noise: Randomness(5, 6, noise, 7, seeded=False),
+            lambda seed, noise=noise: Randomness(5, 6, noise, 7, 8, seeded=False),
         )
         run = train(
             config(
@@ -420,3 +422,20 @@ def test_adult_reaches_the_promised_accuracy_at_epsilon_3(tmp_path):
     run = train(AuditConfig.from_dict(tables), tmp_path / "adult")
     assert run.worst_case_epsilon <= 3.0
     assert run.test_accuracy >= 0.845
+
+
+def test_an_audit_file_inserts_gradient_canaries_and_the_audit_judges_them(tmp_path):
+    mine = replace(config(), attacks=AttackConfig(gradient_canaries=60, canary_lengths=(1.0, 0.5)))
+    train(mine, tmp_path / "run", dataset=toy())
+    found = audit(tmp_path / "run", tmp_path / "audit")
+    gradients = found.attacks.gradient_canaries
+    assert [one.length for one in gradients.lengths] == [0.5, 1.0]
+    assert sum(one.n_members + one.n_others for one in gradients.lengths) == 60
+    assert gradients.agree
+    assert "Gradient canaries" in (tmp_path / "audit" / "audit.md").read_text()
+    gate = {one.name: one for one in judge(found.to_json(), Limits())}
+    assert gate["gradient canaries agree with the account"].passed
+    wrong = replace(gradients, lengths=(replace(gradients.lengths[0], agrees=False),))
+    content = replace(found, attacks=replace(found.attacks, gradient_canaries=wrong)).to_json()
+    gate = {one.name: one for one in judge(content, Limits())}
+    assert not gate["gradient canaries agree with the account"].passed

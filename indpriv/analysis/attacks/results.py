@@ -34,6 +34,7 @@ class AttackResult:
             random. Always false for the baseline.
         source: the paper that it follows.
         caveat: what a reader must know about its results.
+        sees: what the attacker sees, one of `indpriv.attack_scores.RUNGS`; "" in older audits.
         auc_joint, tpr_joint: intervals of the AUC and of the true-positive rates that hold for all
             attacks of the audit together (Bonferroni), so also for the one with the largest AUC.
     """
@@ -49,6 +50,7 @@ class AttackResult:
     above_worst_case: bool
     source: str
     caveat: str
+    sees: str = ""
     auc_joint: Interval | None = None
     tpr_joint: Mapping[str, Interval] = field(default_factory=dict)
 
@@ -100,6 +102,7 @@ def attack_result(
     tests: int,
     source: str = "",
     caveat: str = "",
+    sees: str = "",
     seed: int = 0,
 ) -> AttackResult:
     """Measure the scores of one attack.
@@ -114,6 +117,7 @@ def attack_result(
             corrected.
         source: the paper that the attack follows.
         caveat: what a reader must know about it.
+        sees: what the attacker sees.
         seed: of the half of the non-members that chooses thresholds.
 
     Raises:
@@ -138,6 +142,7 @@ def attack_result(
         above_worst_case=model == "dp" and _exceeds(members, others, guarantee, tests, seed),
         source=source,
         caveat=caveat,
+        sees=sees,
     )
 
 

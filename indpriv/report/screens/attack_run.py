@@ -13,7 +13,8 @@ from indpriv.analysis.statistics.bootstrap import Interval
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.report.document import Paragraph, Table, paragraph, table
 from indpriv.report.renderers.terminal import print_blocks
-from indpriv.report.sections.every_attack import attribute_table, rate_table, unchecked_lines
+from indpriv.report.sections.attacks.attributes import attribute_table
+from indpriv.report.sections.attacks.every_attack import rate_table, unchecked_lines
 from indpriv.report.wording import NO_EVIDENCE, span
 
 

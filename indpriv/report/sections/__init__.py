@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 from indpriv.analysis.summary import AuditSummary
 from indpriv.report.document import Section
-from indpriv.report.sections.attack_by_epsilon import attack_by_epsilon
-from indpriv.report.sections.attacks import attacks
+from indpriv.report.sections.attacks.attributes import attribute_attacks
+from indpriv.report.sections.attacks.by_epsilon import attack_by_epsilon
+from indpriv.report.sections.attacks.canaries import canaries, gradient_canaries
+from indpriv.report.sections.attacks.section import attacks
 from indpriv.report.sections.batch_norms import batch_norms
-from indpriv.report.sections.canaries import canaries
 from indpriv.report.sections.distribution import distribution, lookup
-from indpriv.report.sections.every_attack import attribute_attacks
 from indpriv.report.sections.fidelity import fidelity
 from indpriv.report.sections.groups import groups
 from indpriv.report.sections.hazards import hazards
@@ -37,6 +37,7 @@ SECTIONS: tuple[Callable[[AuditSummary], Section | None], ...] = (
     attribute_attacks,
     attack_by_epsilon,
     canaries,
+    gradient_canaries,
     fidelity,
     sensitivity,
     batch_norms,

@@ -16,7 +16,8 @@ from indpriv.report.document import (
     paragraph,
     table,
 )
-from indpriv.report.sections.every_attack import every_attack, strongest_lines
+from indpriv.report.sections.attacks.every_attack import every_attack, strongest_lines
+from indpriv.report.sections.attacks.ladder import on_units
 from indpriv.report.wording import MOST_ROWS, NO_EVIDENCE, shorten, span
 
 _CHANCE = 0.5
@@ -31,7 +32,8 @@ def attacks(summary: AuditSummary) -> Section:
         return Section("attacks", "Attacks", (paragraph(_NONE),), (entry,))
     first = pairs[0][0]
     blocks: list[Block] = [
-        *every_attack(summary.attacks.every),
+        *every_attack(summary.attacks),
+        *on_units(summary.attacks.by_unit, summary.account.unit),
         paragraph(
             "Membership inference by a threshold on the loss. The protocol was fixed before the "
             f"attack was run. {first.protocol} Intervals are 95 % Clopper–Pearson intervals, each "
@@ -131,7 +133,7 @@ def _rate(row: AttackRow | None) -> tuple[str, str]:
 
 
 def _screen(summary: AuditSummary, pairs: Sequence[_Pair]) -> tuple[Paragraph, ...]:
-    return (*strongest_lines(summary.attacks.every), *_lines(pairs))
+    return (*strongest_lines(summary.attacks), *_lines(pairs))
 
 
 def _lines(pairs: Sequence[_Pair]) -> tuple[Paragraph, ...]:

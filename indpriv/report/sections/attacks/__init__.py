@@ -1,0 +1,1 @@
+"""The sections on attacks. Sensitive."""
