@@ -17,8 +17,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
 
-from accountant import CIFAR, benchmark, main, report, synthetic_log
-from indpriv import NormLog, account
+from accountant import benchmark, main, report, synthetic_log
+from indpriv import EpsilonTable, NormLog, account
 from indpriv.accountant.histogram.counts import DenseCounts
 from indpriv.accountant.histogram.mechanisms import Mechanisms, Participations
 from indpriv.accountant.method import Method
@@ -26,6 +26,15 @@ from indpriv.accountant.pld.brackets import CERTIFIED, CHECKED, FALLBACK, pld_ep
 from indpriv.accountant.rdp_orders import RdpAccountant
 
 DELTA = 1e-5
+# Where people train: noise multiplier, sample rate, steps, delta
+ORDINARY = [
+    (3.0, 4096 / 50000, 3660, 1e-5),
+    (1.4, 1 / 34, 680, 1e-5),
+    (1.13, 1 / 75, 600, 1e-6),
+    (0.8, 1 / 75, 600, 1e-6),
+    (0.7, 256 / 60000, 3000, 1e-5),
+    (0.6, 1e-3, 10_000, 1e-6),
+]
 
 
 def relative_width(lower: np.ndarray, upper: np.ndarray) -> float:
@@ -41,20 +50,21 @@ class Peer:
     seconds: float
 
     @classmethod
-    def of(cls, log: NormLog, example: int, interval: float) -> Peer:
-        """Of an example of a CIFAR-sized log without gaps."""
+    def of(cls, log: NormLog, example: int, interval: float, delta: float = DELTA) -> Peer:
+        """Of an example of a log of one setting without gaps."""
+        noise, rate = log.settings.noise_multiplier[0], log.settings.sample_rate[0]
         codes = log.read(example, example + 1)[:, 0]
         steps = np.diff(np.append(log.recorded_steps, log.total_steps))
         start = time.perf_counter()
         composed = None
         for code in np.unique(codes[codes > 0]):
             part = privacy_loss_distribution.from_gaussian_mechanism(
-                CIFAR["noise_multiplier"] / min(code * 0.01, 1.0),
-                sampling_prob=CIFAR["sample_rate"],
+                float(noise) / min(code * 0.01, 1.0),
+                sampling_prob=float(rate),
                 value_discretization_interval=interval,
             ).self_compose(int(steps[codes == code].sum()))
             composed = part if composed is None else composed.compose(part)
-        epsilon = 0.0 if composed is None else float(composed.get_epsilon_for_delta(DELTA))
+        epsilon = 0.0 if composed is None else float(composed.get_epsilon_for_delta(delta))
         return cls(epsilon, time.perf_counter() - start)
 
 
@@ -85,10 +95,47 @@ def pld_against_dp_accounting(full: bool) -> list[bool]:
             "  widest bracket",
             relative_width(table.epsilon_lower, table.epsilon_upper),
             "relative",
-            at_most=1e-5,
+            at_most=1e-4,
         ),
         report("  share certified", certified, "", at_least=1.0),
     ]
+
+
+def seconds_of(log: NormLog, delta: float) -> tuple[float, EpsilonTable]:
+    """One thread's own seconds for the tight account of a log."""
+    busy = time.process_time()
+    table = account(log, delta=delta, accountant="pld", workers=1)
+    return time.process_time() - busy, table
+
+
+@benchmark
+def pld_at_ordinary_noise(full: bool) -> list[bool]:
+    """50,000 examples x 200 records under six settings, against dp_accounting on one example (three with --full)."""
+    figures = []
+    for noise, rate, steps, delta in ORDINARY:
+        run = {"noise_multiplier": noise, "sample_rate": rate, "total_steps": steps}
+        log = synthetic_log(200, 50_000, **run)
+        few, _ = seconds_of(synthetic_log(200, 5_000, **run), delta)
+        seconds, table = seconds_of(log, delta)
+        ranking = np.argsort(table.epsilon)
+        sample = ranking[[5_000, 25_000, 45_000] if full else [25_000]]
+        peers = [Peer.of(log, int(example), 1e-4, delta) for example in sample]
+        theirs = float(np.mean([peer.seconds for peer in peers])) * log.n_examples
+        below = max(
+            1 - peer.epsilon / table.epsilon_lower[k] for k, peer in zip(sample, peers, strict=True)
+        )
+        width = relative_width(table.epsilon_lower, table.epsilon_upper)
+        certified = float(np.mean(table.details["bracket"] == CERTIFIED))
+        what = f"sigma {noise:g}, q {rate:.4g}, {steps} steps, delta {delta:g}, one core"
+        figures += [
+            report(what, seconds, "s", at_most=5.0),
+            report("  over 5,000 examples", seconds / few, "times", at_most=8.0),
+            report("  dp_accounting at 1e-4 over ours", theirs / seconds, "times", at_least=2e4),
+            report("  its epsilon below our lower end, at most", below, "relative", at_most=0.0),
+            report("  widest bracket", width, "relative", at_most=1e-4),
+            report("  share certified", certified, "", at_least=1.0),
+        ]
+    return figures
 
 
 @benchmark
@@ -112,7 +159,7 @@ def pld_of_the_demo(full: bool) -> list[bool]:
             "  widest bracket",
             relative_width(table.epsilon_lower, table.epsilon_upper),
             "relative",
-            at_most=1e-5,
+            at_most=1e-4,
         ),
     ]
 

@@ -103,6 +103,16 @@ def check_row(
     return row
 
 
+def check_tolerance(tolerance: float) -> float:
+    """Return the tolerance of an account, or raise InputError."""
+    if not (isinstance(tolerance, int | float | np.number) and 0 < float(tolerance) <= 0.1):
+        raise InputError(
+            f"tolerance must be above 0 and at most 0.1, got {tolerance}: it is the relative width "
+            "that a bracket of epsilon may have, 1e-4 by default"
+        )
+    return float(tolerance)
+
+
 def check_rounding(rounding: float) -> float:
     """Return the rounding, a fraction of max_grad_norm in [0, 1]; 0 means full precision."""
     if not (isinstance(rounding, int | float) and math.isfinite(rounding) and 0 <= rounding <= 1):

@@ -38,12 +38,14 @@ class Method:
     preset: str | None = None
     participation: str = "secret"
     neighbouring: str | None = None
+    tolerance: float = 1e-4
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "delta", _checks.check_delta(self.delta))
         _checks.check_choice("accountant", self.accountant, tuple(ENGINES))
         _checks.check_choice("conversion", self.conversion, CONVERSIONS)
         _checks.check_choice("between_records", self.between_records, BETWEEN_RECORDS)
+        object.__setattr__(self, "tolerance", _checks.check_tolerance(self.tolerance))
         if self.orders is not None:
             object.__setattr__(self, "orders", check_orders(self.orders))
         if self.preset is not None:

@@ -30,6 +30,7 @@ def account(
     preset: str | None = None,
     participation: str = "secret",
     neighbouring: str | None = None,
+    tolerance: float = 1e-4,
     progress: Progress | None = None,
     workers: int | None = None,
 ) -> EpsilonTable:
@@ -51,6 +52,8 @@ def account(
         neighbouring: "add_remove" (one example is added or removed), "zero_out" (it contributes
             nothing, and takes part when it did) or "replace_one" (by any other). Default: that of
             the log, and "zero_out" in place of "add_remove" with known participation.
+        tolerance: relative width in (0, 0.1] that brackets of "pld" may have; narrower ones take
+            longer, and the default is 1e-4. The upper end is reported, the worst case to 1e-6.
         progress: called with (examples done, all examples) after each block.
         workers: threads, by default one for each core; they do not change the result.
 
@@ -87,6 +90,7 @@ def account(
         preset=preset,
         participation=participation,
         neighbouring=neighbouring,
+        tolerance=tolerance,
     )
     return table_for(log, method, progress=progress, workers=workers)
 

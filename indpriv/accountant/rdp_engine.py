@@ -37,10 +37,10 @@ class RdpEngine:
     worst_case: Epsilons
 
     @classmethod
-    def prepare(cls, log: NormLog, method: Method) -> RdpEngine:
-        """See Engine."""
+    def prepare(cls, log: NormLog, method: Method, *, finest: int = 1) -> RdpEngine:
+        """See Engine; finest: distance of the orders that are tried, as in RdpAccountant."""
         histogram = Histogram.of(log, method.between_records)
-        accountant = RdpAccountant(histogram, method)
+        accountant = RdpAccountant(histogram, method, finest)
         return cls(histogram, accountant, _bounds(worst_case_rdp(log, method)))
 
     @property

@@ -76,13 +76,16 @@ class RdpAccountant:
     Threads may share it.
     """
 
-    def __init__(self, source: Divergences | SlowDivergences, method: Method) -> None:
+    def __init__(
+        self, source: Divergences | SlowDivergences, method: Method, finest: int = 1
+    ) -> None:
         """Compute the divergences that every block needs.
 
         Args:
             source: the cells.
             method: delta, conversion and orders; if no orders are given, the default
                 grid is used and refined around its best orders.
+            finest: distance of the orders of this refinement, at least.
         """
         self._source, self._method = source, method
         orders = method.rdp_orders
@@ -94,7 +97,8 @@ class RdpAccountant:
         else:
             self._coarse = source.divergences(self._orders)
             n_cells = self._coarse.shape[1]
-            self._finest = next(step for limit, step in _FINEST.items() if n_cells <= limit)
+            usual = next(step for limit, step in _FINEST.items() if n_cells <= limit)
+            self._finest = max(finest, usual)
         self._lock = threading.Lock()
         self._values, self._row_of = np.zeros((0, n_cells)), dict[float, int]()
         self._known = np.zeros((0, n_cells if self._coarse is None else 0), dtype=bool)

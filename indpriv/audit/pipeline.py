@@ -45,6 +45,7 @@ def audit(
     accountant: str = "rdp",
     conversion: str = "canonne2020",
     between_records: str = "last",
+    tolerance: float = 1e-4,
     preset: str | None = None,
     by: Sequence[str] = (),
     unit_column: str | None = None,
@@ -64,6 +65,7 @@ def audit(
         accountant: "rdp" or "pld".
         conversion: from RDP, "canonne2020" or "mironov2017".
         between_records: norms assumed between records: "last", "closest" or "worst_case".
+        tolerance: relative width that brackets of epsilon by "pld" may have.
         preset: "yu2023": the paper's accountant, conversion and rule between records.
         by: columns such as "race" or "age:bins=10"; default those in run.json, else label and all
             metadata.
@@ -91,6 +93,7 @@ def audit(
         accountant=accountant,
         conversion=conversion,
         between_records=between_records,
+        tolerance=tolerance,
         preset=preset,
     )
     command = _command(path, output_dir, method, by, unit_column, unreadable, seed, folders)
@@ -298,6 +301,8 @@ def _command(
     else:
         words += ["--accountant", method.accountant, "--conversion", method.conversion]
         words += ["--between-records", method.between_records]
+        if method.accountant == "pld":
+            words += ["--tolerance", repr(method.tolerance)]
     for column in by:
         words += ["--by", column]
     if unit_column is not None:

@@ -50,6 +50,7 @@ Conversion = Annotated[
 BetweenRecords = Annotated[
     str, typer.Option(help="Norms assumed between records: last, closest or worst-case.")
 ]
+Tolerance = Annotated[float, typer.Option(help="Relative width that brackets by pld may have.")]
 Preset = Annotated[
     str | None,
     typer.Option(
@@ -152,6 +153,7 @@ def audit(
     accountant: Accountant = "rdp",
     conversion: Conversion = "canonne2020",
     between_records: BetweenRecords = "last",
+    tolerance: Tolerance = 1e-4,
     preset: Preset = None,
     by: By = None,
     unit_column: UnitColumn = None,
@@ -194,6 +196,7 @@ def audit(
             accountant=accountant,
             conversion=conversion,
             between_records=between_records.replace("-", "_"),
+            tolerance=tolerance,
             preset=preset,
             by=by or [],
             unit_column=unit_column,

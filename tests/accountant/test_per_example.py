@@ -253,6 +253,10 @@ def test_preset_reproduces_the_paper():
         ({"orders": []}, "orders"),
         ({"orders": "many"}, "orders"),
         ({"workers": 0}, "workers=0"),
+        ({"tolerance": 0.0}, "tolerance must be above 0 and at most 0.1"),
+        ({"tolerance": 0.2}, "tolerance must be"),
+        ({"tolerance": np.nan}, "tolerance must be"),
+        ({"tolerance": "low"}, "tolerance must be"),
     ],
 )
 def test_bad_arguments(arguments, match):

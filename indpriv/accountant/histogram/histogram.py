@@ -117,7 +117,7 @@ class Histogram:
         return DenseCounts(np.ascontiguousarray(by_cell(block) @ self.steps))
 
     def participations(self, block: NormLog) -> Participations:
-        """The histogram of a block over the mechanisms that any of its examples met.
+        """The histogram of a block over all mechanisms.
 
         Numbers of steps are whole unless nodes share steps.
         """
@@ -126,8 +126,7 @@ class Histogram:
             found = counts.value
         else:
             found = (counts.matrix() @ self.steps).toarray() + counts.certain @ self.steps
-        used = np.flatnonzero(found.any(axis=0))
-        return self.mechanisms.take(used).participations(found[:, used])
+        return self.mechanisms.participations(found)
 
     def _by_record(self, block: NormLog) -> FloatArray:
         """(n_examples, n_cells) counts of dense cells."""

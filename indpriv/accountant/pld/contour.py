@@ -6,32 +6,48 @@ laplace.py states the formula and the errors. Sensitive.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray
 from indpriv.accountant.pld import transform
-from indpriv.accountant.pld.decay import log_decay
+from indpriv.accountant.pld.decay import MANY, log_decay
 from indpriv.accountant.pld.loss_sum import UNIT_ROUNDOFF, ComplexArray, LossSum
 from indpriv.accountant.pld.quadrature import QUADRATURE_ERROR
 from indpriv.accountant.pld.real_axis import Problem, Scan, log_largest_weight
 
-_LOG_TOLERANCE = float(np.log(1e-10))  # of aliasing and of truncation, relative to delta
 _ROOT_STEPS = 80  # at most; Newton takes about five
+_PREFACTOR = 2.0  # nepers by which delta is mostly below its Chernoff bound
+_SMALL = 100.0  # epsilon times tilt beyond which delta at 0 need not be compared with its target
+# Periods are powers of 4, and contours end at every fourth of the frequencies below: few different
+# ones, because making the tables of a contour takes longer than to add more nodes to it
+_PERIOD_RATIO, _REACHES = 4.0, 4
+# Frequencies over the tilt at which decay is bounded: closer together as far as contours mostly go
+_NEAR, _FAR, _NEAR_STEP, _FAR_STEP = -4, 6, 1 / 3, 2
+_FREQUENCIES = np.exp2(
+    np.concatenate([np.arange(_NEAR, _FAR, _NEAR_STEP), np.arange(_FAR, 26, _FAR_STEP)])
+)
 
 
-def alias_free_period(scan: Scan, column: int, problem: Problem) -> FloatArray:
-    """(n,) period at which aliasing is below tolerance on both sides at the Chernoff epsilon."""
-    tilt, higher = scan.tilts[column], scan.tilts[column + 1 :]
-    goal = problem.log_delta + _LOG_TOLERANCE
+def alias_free_period(
+    scan: Scan, column: int, log_delta: FloatArray, log_tolerance: float
+) -> FloatArray:
+    """(n,) period at which aliasing is below tolerance on both sides at the Chernoff epsilon.
+
+    log_tolerance: of aliasing, relative to delta.
+    """
+    tilts, goal = scan.tilts, log_delta + log_tolerance
+    tilt, higher = tilts[column], tilts[column + 1 :]
     with np.errstate(invalid="ignore"):
         chernoff = scan.transform[:, column + 1 :] - np.outer(scan.epsilon, higher)
         chernoff += log_largest_weight(higher)
     right = ((chernoff - goal[:, None]) / (higher - tilt)).min(axis=1, initial=np.inf)
     right = np.where(np.isfinite(right), right, 0.0)
     # A quarter more, because delta is needed somewhat below the Chernoff epsilon
-    return np.asarray(1.25 * np.maximum(-goal / tilt, right))
+    period = 1.25 * np.maximum(-goal / tilt, right)
+    return np.asarray(_PERIOD_RATIO ** np.ceil(np.log(period) / np.log(_PERIOD_RATIO)))
 
 
 @dataclass(frozen=True)
@@ -42,41 +58,38 @@ class Reach:
         frequencies: (n_frequencies,) rising.
         tail: (n, n_frequencies) bound of 1 / pi times the integral of |E| / |w|^2 beyond each
             frequency.
-        frequency: (n,) the first one beyond which the contour adds less than the tolerance; inf
-            where there is none.
+        place: (n,) of the first one beyond which the contour adds less than the tolerance; -1 where
+            there is none.
     """
 
     frequencies: FloatArray
     tail: FloatArray
-    frequency: FloatArray
+    place: NDArray[np.intp]
 
     @classmethod
-    def of(
-        cls, problem: Problem, scan: Scan, column: int, period: FloatArray, max_nodes: int
-    ) -> Reach:
-        """Bound the contours of examples that share a tilt and are alias-free at these periods."""
+    def of(cls, problem: Problem, scan: Scan, column: int, log_tolerance: float) -> Reach:
+        """Bound the contours of examples that share a tilt; log_tolerance: relative to delta."""
         tilt, losses = float(scan.tilts[column]), problem.losses
-        highest = 2 * np.pi * max_nodes / period.min()
-        # Whole laws are tried first, where the loss is nearly Gaussian and few frequencies suffice
-        beyond, ratio = (1e2, 1.35) if problem.cut == 0 else (1e4, 1.2)
-        lowest = 0.5 / period.max()
-        n_frequencies = int(np.ceil(np.log(highest * beyond / lowest) / np.log(ratio)))
-        frequencies = np.geomspace(lowest, highest * beyond, n_frequencies)
+        frequencies = tilt * _FREQUENCIES
         log_size = -np.outer(losses.gaussian / 2, frequencies**2)
-        laws = problem.laws(scan.step_cut)
-        if len(laws):
-            log_size += losses.counts @ log_decay(laws, tilt, problem.direction, frequencies)
+        needed = losses.used
+        if needed.any():
+            laws, direction = problem.laws(scan.step_cut), problem.direction
+            if len(laws) > MANY:  # they share bounds, which must not depend on who is asking
+                needed = needed | transform.is_representable(laws, tilt, direction)
+
+            def make(missing: NDArray[np.intp]) -> tuple[FloatArray]:
+                return (log_decay(laws.select(missing), tilt, direction, frequencies),)
+
+            key = ("decay", direction, scan.step_cut, int(scan.place[column]))
+            log_size += losses.counts @ losses.laws.rows(key, needed, make)[0]
         tail = _integrated(log_size, tilt, frequencies)
         scale = scan.transform[:, column] - tilt * scan.epsilon + 1.0
-        enough = np.log(tail) + scale[:, None] <= (problem.log_delta + _LOG_TOLERANCE)[:, None]
-        first = frequencies[enough.argmax(axis=1)]
-        possible = enough.any(axis=1) & (first <= highest)
-        return cls(frequencies, tail, np.where(possible, first, np.inf))
-
-    def shared(self, group: NDArray[np.intp]) -> tuple[float, FloatArray]:
-        """The frequency that is enough for a whole group, and each example's tail beyond it."""
-        frequency = float(self.frequency[group].max())
-        return frequency, self.tail[group, int(np.searchsorted(self.frequencies, frequency))]
+        enough = np.log(tail) + scale[:, None] <= (problem.log_delta + log_tolerance)[:, None]
+        first = enough.argmax(axis=1)
+        rounded = -(-first // _REACHES) * _REACHES
+        rounded = np.minimum(rounded, len(frequencies) - 1)
+        return cls(frequencies, tail, np.where(enough.any(axis=1), rounded, -1))
 
 
 def _integrated(log_size: FloatArray, tilt: float, frequencies: FloatArray) -> FloatArray:
@@ -101,7 +114,9 @@ class Axis:
         frequencies: (n_nodes,) from 0, spaced 2 pi / period.
         fine: the number of fine frequencies; each frequency is a coarse one plus a fine one.
         weights: (n_nodes,) of the trapezoid rule over w (w + 1).
-        table: the transforms of the one-step laws, None where no step is sampled.
+        used: (n_laws,) laws that the examples have steps under.
+        log_modulus, angle: (n_used, n_nodes) parts of the logarithm of their transforms over those
+            at the tilt. error: (n_used,) bound of their rounding (see transform.ContourTable).
         higher: (n_higher,) larger tilts, whose Chernoff bounds limit aliasing.
     """
 
@@ -110,7 +125,10 @@ class Axis:
     frequencies: FloatArray
     fine: int
     weights: ComplexArray
-    table: transform.ContourTable | None
+    used: NDArray[np.bool_]
+    log_modulus: FloatArray
+    angle: FloatArray
+    error: FloatArray
     higher: FloatArray
 
     @classmethod
@@ -118,14 +136,43 @@ class Axis:
         """The axis through a tilt, up to a frequency, for the laws of a problem."""
         tilt, spacing = float(scan.tilts[column]), 2 * np.pi / period
         frequencies: FloatArray = spacing * np.arange(float(np.ceil(frequency / spacing)) + 1)
-        laws, table = problem.laws(scan.step_cut), None
-        if len(laws):
-            table = transform.contour_table(laws, tilt, problem.direction, frequencies)
+        used, n_nodes = problem.losses.used, len(frequencies)
+        logarithm, error = np.zeros((len(used), n_nodes), np.complex128), np.zeros(len(used))
+        if used.any():
+            laws, direction = problem.laws(scan.step_cut), problem.direction
+
+            def make(missing: NDArray[np.intp]) -> tuple[ComplexArray, FloatArray]:
+                made = transform.contour_table(laws.select(missing), tilt, direction, frequencies)
+                return made.logarithm, made.error
+
+            place = int(scan.place[column])
+            key = ("contour", direction, scan.step_cut, place, period, frequency)
+            logarithm, error = problem.losses.laws.rows(key, used, make)
         w = tilt + 1j * frequencies
         weights = np.asarray(spacing / np.pi / (w * (w + 1)), np.complex128)
         weights[0] /= 2
-        fine = int(np.ceil(np.sqrt(len(frequencies))))
-        return cls(tilt, period, frequencies, fine, weights, table, scan.tilts[column + 1 :])
+        return cls(
+            tilt=tilt,
+            period=period,
+            frequencies=frequencies,
+            fine=int(np.ceil(np.sqrt(n_nodes))),
+            weights=weights,
+            used=used,
+            log_modulus=np.ascontiguousarray(logarithm.real[used]),
+            angle=np.ascontiguousarray(logarithm.imag[used]),
+            error=error[used],
+            higher=scan.tilts[column + 1 :],
+        )
+
+    @cached_property
+    def largest_angle(self) -> FloatArray:
+        """(n_nodes,) over the laws."""
+        return np.asarray(np.abs(self.angle).max(axis=0, initial=0.0))
+
+    @cached_property
+    def smallest(self) -> FloatArray:
+        """(n_nodes,) modulus of a transform over that at the tilt, over the laws."""
+        return np.asarray(np.maximum(np.exp(self.log_modulus.min(axis=0, initial=0.0)), 1e-290))
 
 
 @dataclass(frozen=True)
@@ -155,16 +202,13 @@ class Contour:
     @classmethod
     def of(cls, axis: Axis, losses: LossSum, scan: Scan, column: int, tail: FloatArray) -> Contour:
         """The contour of examples whose laws are those of the axis; tail: their truncation."""
-        tilt, frequencies, table = axis.tilt, axis.frequencies, axis.table
-        n_frequencies = len(frequencies)
+        tilt, frequencies, n_frequencies = axis.tilt, axis.frequencies, len(axis.frequencies)
         scale, guess = scan.transform[:, column], scan.epsilon
         decay = np.outer(losses.gaussian / 2, -(frequencies**2))
         turn = np.outer(losses.gaussian * (tilt + 0.5) - guess, frequencies)
-        one_step = np.zeros((1, n_frequencies), np.complex128)
-        if table is not None:
-            one_step = table.logarithm
-            decay += losses.counts @ one_step.real
-            turn += losses.counts @ one_step.imag
+        counts = losses.counts[:, axis.used]
+        decay += counts @ axis.log_modulus
+        turn += counts @ axis.angle
         modulus = np.exp(decay) * np.abs(axis.weights)
         turn += np.angle(axis.weights)
         n_padded = -(-n_frequencies // axis.fine) * axis.fine
@@ -175,15 +219,13 @@ class Contour:
         # What rounding does to an exponent: to sums over laws, of moduli and of angles
         relative = (np.abs(scale) + tilt * np.abs(guess) + 8) * size
         relative -= np.einsum("nk,nk->n", modulus, decay)
-        relative += losses.steps * (modulus @ np.abs(one_step.imag).max(axis=0))
+        relative += losses.steps * (modulus @ axis.largest_angle)
         angle = losses.gaussian * (tilt + 0.5) + np.abs(guess)
         relative += angle * (modulus @ frequencies)
-        noise = tail + (len(one_step) + 16) * UNIT_ROUNDOFF * relative
-        if table is not None:
-            smallest = np.maximum(np.exp(one_step.real.min(axis=0)), 1e-290)
-            amplified = modulus @ ((1 + tilt + frequencies) / smallest)
-            noise += (losses.counts @ table.error) * amplified
-            noise += QUADRATURE_ERROR * losses.steps * (modulus @ (1 / smallest))
+        noise = tail + (counts.shape[1] + 16) * UNIT_ROUNDOFF * relative
+        amplified = modulus @ ((1 + tilt + frequencies) / axis.smallest)
+        noise += (counts @ axis.error) * amplified
+        noise += QUADRATURE_ERROR * losses.steps * (modulus @ (1 / axis.smallest))
         blocks = values.reshape(len(losses), -1, axis.fine)
         return cls(axis, scale, blocks, size, guess, noise, scan.transform[:, column + 1 :])
 
@@ -212,9 +254,14 @@ class Contour:
         weighted += np.einsum("nk,nk->n", far, sums[:, :, 1])
         return total.real, spacing * weighted.imag - self.axis.tilt * total.real
 
-    def log_bounds(self, epsilon: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Proven log delta from below (-inf where nothing is proven) and above."""
-        value, _ = self.delta(epsilon)
+    def log_bounds(
+        self, epsilon: FloatArray, value: FloatArray | None = None
+    ) -> tuple[FloatArray, FloatArray]:
+        """Proven log delta from below (-inf where nothing is proven) and above.
+
+        value: the sum at epsilon, where it is known.
+        """
+        value = self.delta(epsilon)[0] if value is None else value
         tilt, period, higher = self.axis.tilt, self.axis.period, self.axis.higher
         log_unit = self.scale - tilt * epsilon
         terms = sum(self.values.shape[1:]) + 16  # that are added one after the other
@@ -234,19 +281,25 @@ class Contour:
         return lower, upper
 
     def solve(
-        self, lower_goal: FloatArray, upper_goal: FloatArray
+        self, lower_goal: FloatArray, upper_goal: FloatArray, precision: float
     ) -> tuple[FloatArray, FloatArray]:
-        """Proven lower and upper epsilon; 0 and inf where nothing is proven."""
-        nothing = self.log_bounds(np.zeros_like(self.guess))[1] <= upper_goal
-        epsilon = self._root((lower_goal + upper_goal) / 2, nothing)
-        value, slope = self.delta(epsilon)
-        low_delta, high_delta = self.log_bounds(epsilon)
+        """Proven lower and upper epsilon; 0 and inf where nothing is proven.
+
+        precision: relative step of Newton's method that is the last one.
+        """
+        nothing = np.zeros(len(self.guess), dtype=bool)
+        small = np.flatnonzero(self.guess * self.axis.tilt < _SMALL)
+        if len(small):
+            at_zero = self.select(small).log_bounds(np.zeros(len(small)))[1]
+            nothing[small] = at_zero <= upper_goal[small]
+        epsilon, value, slope = self._root((lower_goal + upper_goal) / 2, nothing, precision)
+        low_delta, high_delta = self.log_bounds(epsilon, value)
         with np.errstate(invalid="ignore", divide="ignore"):
             fall = np.where(value > 0, -slope / value, self.axis.tilt)  # of log delta
             spread = np.where(np.isfinite(low_delta), high_delta - low_delta, 1.0)
         spread += lower_goal - upper_goal
         fall = np.where(np.isfinite(fall) & (fall > 0), fall, self.axis.tilt)
-        reach = 2 * spread / fall + 4e-16 * np.abs(epsilon) + 1e-300
+        reach = 2 * spread / fall + (4e-16 + precision**2) * np.abs(epsilon) + 1e-300
         lower = self._proven_end(epsilon, -reach, lower_goal, 0.0)
         upper = self._proven_end(epsilon, reach, upper_goal, np.inf)
         return lower, np.where(nothing, 0.0, upper)
@@ -268,13 +321,15 @@ class Contour:
                 break
         return found
 
-    def _root(self, log_delta: FloatArray, nothing: NDArray[np.bool_]) -> FloatArray:
-        """Epsilon at which the sum meets a delta.
+    def _root(
+        self, log_delta: FloatArray, nothing: NDArray[np.bool_], precision: float
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Epsilon at which the sum meets a delta, the sum there about and its derivative.
 
         Newton's method from the Chernoff bound, halving where a step leaves the bracket.
         """
         low, high = np.zeros_like(self.guess), np.where(nothing, 0.0, np.maximum(self.guess, 0.0))
-        epsilon = high
+        epsilon = high - np.minimum(_PREFACTOR / self.axis.tilt, high / 2)
         for _ in range(_ROOT_STEPS):
             value, slope = self.delta(epsilon)
             sound = (value > self.noise) & (slope < 0)
@@ -284,10 +339,9 @@ class Contour:
             above = sound & (residual > 0)
             low, high = np.where(above, epsilon, low), np.where(above, high, epsilon)
             following = np.where(sound, epsilon + step, -1.0)
-            settled = sound & (np.abs(step) <= 1e-13 * epsilon)
-            inside = (following > low) & (following < high)
-            following = np.where(inside, following, (low + high) / 2)
-            epsilon = np.where(settled, epsilon, following)
-            if np.all(settled | nothing | (high - low <= 1e-13 * high)):
+            settled = sound & (np.abs(step) <= precision * epsilon)
+            inside = (following >= low) & (following <= high)
+            epsilon = np.where(inside, following, (low + high) / 2)
+            if np.all(settled | nothing | (high - low <= precision**2 * high)):
                 break
-        return epsilon
+        return epsilon, value, slope

@@ -36,10 +36,10 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(_PER_PANEL)
 _LARGEST_GAP = 0.24  # between neighbouring nodes or edges, as a share of a panel
 _PANEL_WIDTH = 0.5  # at most, in units of the narrowest scale of the tilted density
 _PANELS = (64, 1024)  # at least and at most; powers of two
-_MANY = 200  # laws beyond which they share bounds
+MANY = 200  # laws beyond which they share bounds
 _ALIKE = 0.3  # log shifts, log transforms, and their logarithms that differ by less share a bound
 _SLACK = 1e-10  # relative, covers the quadrature of moments on panels this narrow and its rounding
-_CHUNK = 4_000_000
+_CHUNK = 1_000_000
 
 
 def log_decay(
@@ -56,9 +56,9 @@ def log_decay(
     Returns:
         (n_laws, n), at most 0, not rising along a row.
     """
-    if len(laws) <= _MANY or laws.cut is not None:
+    if len(laws) <= MANY or laws.cut is not None:
         return _own_decay(laws, tilt, direction, frequencies)
-    log_transform = transform.tilted_law(laws, tilt, direction).log_transform
+    log_transform = transform.log_transforms(laws, tilt, direction)
     log_log = np.log(np.maximum(log_transform, 1e-300))
     alike = np.floor(np.stack([np.log(laws.shift), log_log, log_transform], axis=1) / _ALIKE)
     keys = np.column_stack([laws.sample_rate, alike])
@@ -77,35 +77,38 @@ def log_decay(
 def _own_decay(
     laws: StepLaws, tilt: float, direction: Direction, frequencies: FloatArray
 ) -> FloatArray:
-    """`log_decay` without sharing."""
-    law, edges = _panels(laws, tilt, direction)
+    """`log_decay` without sharing: what is found for a law does not depend on the others."""
+    a = exponent_of(tilt, direction)
+    low, high = tilted_window(laws, tilt, direction)
+    wanted = (high - low) * np.sqrt(_curvature(laws, a)) / _PANEL_WIDTH
+    n_panels = np.exp2(np.ceil(np.log2(np.clip(wanted, *_PANELS))))
+    bound = np.empty((len(laws), len(frequencies)))
+    for value in np.unique(n_panels):
+        alike = np.flatnonzero(n_panels == value)
+        at_once = max(1, _CHUNK // (int(value) * len(frequencies)))
+        for start in range(0, len(alike), at_once):
+            part = alike[start : start + at_once]
+            edges = np.linspace(low[part], high[part], int(value) + 1, axis=1)
+            bound[part] = _decay_on_panels(laws.select(part), edges, a, direction, frequencies)
+    return bound
+
+
+def _decay_on_panels(
+    laws: StepLaws, edges: FloatArray, a: float, direction: Direction, frequencies: FloatArray
+) -> FloatArray:
+    """`log_decay` by panels between edges (n_laws, n_panels + 1), equally wide for each law."""
     n_laws, n_panels = len(edges), edges.shape[1] - 1
-    bound = _tail_bound(law, edges, laws, exponent_of(tilt, direction), frequencies)
+    width = (edges[:, -1] - edges[:, 0]) / n_panels
+    z = (edges[:, :-1, None] + width[:, None, None] / 2 * (1 + _NODES)).reshape(n_laws, -1)
+    law = transform.law_on(z, np.outer(width / 2, np.tile(_WEIGHTS, n_panels)), laws, a, direction)
+    bound = _tail_bound(law, edges, laws, a, frequencies)
     offset = law.losses - np.sum(law.weights * law.losses, axis=1, keepdims=True)
     by_panel = (n_laws, n_panels, _PER_PANEL)
     powers = np.stack([(law.weights * offset**k).reshape(by_panel).sum(axis=2) for k in range(5)])
-    rows = max(1, _CHUNK // (n_panels * len(frequencies)))
-    for start in range(0, n_laws, rows):
-        part = slice(start, start + rows)
-        saved = _best_partition(powers[:, part], frequencies)
-        bound[part] = np.minimum(1.0 - saved * (1 - _SLACK), bound[part])
+    saved = _best_partition(powers, frequencies)
+    bound = np.minimum(1.0 - saved * (1 - _SLACK), bound)
     bound = np.maximum.accumulate(bound[:, ::-1], axis=1)[:, ::-1]
     return np.log(np.clip(bound, 1e-300, 1.0))
-
-
-def _panels(
-    laws: StepLaws, tilt: float, direction: Direction
-) -> tuple[transform.Tilted, FloatArray]:
-    """The tilted law on Gauss-Legendre nodes of panels, and their edges (n_laws, n_panels + 1)."""
-    a = exponent_of(tilt, direction)
-    low, high = tilted_window(laws, tilt, direction)
-    wanted = np.max((high - low) * np.sqrt(_curvature(laws, a))) / _PANEL_WIDTH
-    n_panels = 2 ** int(np.ceil(np.log2(np.clip(wanted, *_PANELS))))
-    width = (high - low) / n_panels
-    edges = low[:, None] + width[:, None] * np.arange(n_panels + 1)
-    z = (edges[:, :-1, None] + width[:, None, None] / 2 * (1 + _NODES)).reshape(len(laws), -1)
-    weight = np.tile(width[:, None] / 2 * _WEIGHTS, n_panels)
-    return transform.law_on(z, weight, laws, a, direction), edges
 
 
 def _curvature(laws: StepLaws, a: float) -> FloatArray:

@@ -32,7 +32,7 @@ from indpriv.accountant.pld.loss_sum import Bounds, Direction, LossSum
 from indpriv.accountant.pld.quadrature import count_nodes
 from indpriv.accountant.pld.real_axis import Problem, Scan, WorkBudget
 
-_VALUES_AT_ONCE = 1 << 18  # of examples on a contour: 4 MB
+_VALUES_AT_ONCE = 1 << 17  # of examples on a contour: 2 MB, which stay in cache
 _NEPERS = 9.0  # of delta within which examples share a cut
 
 
@@ -45,6 +45,7 @@ class _Effort:
         refinements: the number of times that tilts may be refined.
         slack: nepers by which a shared tilt may be worse than an example's best one.
         max_nodes: on half a contour.
+        tolerance: of aliasing and of truncation, relative to delta.
         tight: relative width of a bracket that is not tried again.
     """
 
@@ -52,14 +53,30 @@ class _Effort:
     refinements: int
     slack: float
     max_nodes: int
+    tolerance: float
     tight: float
 
 
-_EFFORTS = (
-    _Effort(0.0, 0, 2.0, 1024, 1e-7),
-    _Effort(1e-7, 3, 6.0, 16384, 1e-6),
-    _Effort(1e-4, 2, 6.0, 16384, 2e-5),
-)
+_FINE, _FINEST = 1e-6, 1e-10  # tolerance up to which errors of delta are this small at once
+
+
+def _efforts(tolerance: float) -> list[_Effort]:
+    """Attempts until a bracket is this tight, relative: errors of delta count less in epsilon."""
+    rough = [
+        _Effort(0.0, 0, 2.0, 4096, tolerance / 16, tolerance),
+        _Effort(tolerance / 512, 1, 6.0, 4096, tolerance / 16, tolerance),
+        _Effort(tolerance / 512, 1, 6.0, 4096, tolerance / 512, tolerance),
+    ]
+    fine = [
+        _Effort(0.0, 0, 2.0, 1024, _FINEST, 1e-7),
+        _Effort(1e-7, 3, 6.0, 16384, _FINEST, 1e-6),
+        _Effort(1e-4, 2, 6.0, 16384, _FINEST, 2e-5),
+    ]
+    if tolerance <= _FINE:
+        return fine
+    return rough + [replace(effort, tight=max(tolerance, effort.tight)) for effort in fine[1:]]
+
+
 # Work is counted in contour nodes times quadrature nodes of all laws, about 1e9 a second. The grids
 # that would be made instead of an axis cost about this much for each example and for each law
 _WORK_PER_EXAMPLE, _WORK_PER_LAW = 3e8, 7e7
@@ -67,13 +84,21 @@ _MAX_WORK = 4e10  # on one axis, whatever the number of examples
 _MOST_WORK = 6e10  # in one call
 
 
-def contour_brackets(losses: LossSum, delta: float, direction: Direction) -> Bounds:
+def contour_brackets(
+    losses: LossSum,
+    delta: float,
+    direction: Direction,
+    tolerance: float = 0.0,
+    enough: FloatArray | float = 0.0,
+) -> Bounds:
     """Bracket epsilon(delta) of every example.
 
     Args:
         losses: the composed losses.
         delta: target.
         direction: "remove" or "add".
+        tolerance: relative width of a bracket that is not narrowed further.
+        enough: (n_examples,) an upper end that need not be lowered further.
 
     Returns:
         the bracket, proven everywhere. Where no contour converges within the limit of nodes, the
@@ -81,12 +106,17 @@ def contour_brackets(losses: LossSum, delta: float, direction: Direction) -> Bou
     """
     lower, upper = np.zeros(len(losses)), np.full(len(losses), np.inf)
     remaining, budget = np.arange(len(losses)), WorkBudget(_MOST_WORK)
-    for effort in _EFFORTS:
+    limit, start = np.broadcast_to(enough, upper.shape), 0
+    for effort in _efforts(tolerance):
         if not len(remaining):
             break
         log_delta = np.full(len(remaining), np.log(delta))
-        problem = Problem(losses.select(remaining), log_delta, direction, effort.cut)
-        scan = real_axis.scan(problem)
+        problem = Problem(losses.rows(remaining), log_delta, direction, effort.cut)
+        scan = real_axis.scan(problem, start=start)
+        start = scan.start
+        upper[remaining] = np.minimum(np.maximum(scan.epsilon, 0.0), upper[remaining])
+        open_ = np.flatnonzero(upper[remaining] > limit[remaining])
+        remaining, scan, problem = remaining[open_], scan.select(open_), problem.select(open_)
         for refinement in range(effort.refinements + 1):
             if refinement:
                 scan = real_axis.refine(scan, problem)
@@ -107,7 +137,9 @@ def _solve_on_contours(
     upper = np.maximum(scan.epsilon, 0.0)
     lower = np.zeros_like(upper)
     for rows, contour in _contours(problem, scan, upper > 0, effort, budget):
-        low, high = contour.solve(problem.log_delta[rows], problem.upper_goal[rows])
+        low, high = contour.solve(
+            problem.log_delta[rows], problem.upper_goal[rows], max(effort.tolerance, 1e-7)
+        )
         lower[rows], upper[rows] = low, np.minimum(high, upper[rows])
     return lower, upper
 
@@ -130,7 +162,7 @@ def contour_deltas(
     middle = epsilon.shape[1] // 2
     lower, upper = np.zeros_like(epsilon), np.ones_like(epsilon)
     log_delta, budget = np.zeros(len(losses)), WorkBudget(_MOST_WORK)
-    for effort in _EFFORTS:
+    for effort in _efforts(0.0):
         width = upper[:, middle] - lower[:, middle]
         remaining = np.flatnonzero(width > effort.tight * upper[:, middle])
         # A cut is made for the smallest delta, so that only examples of similar deltas share one
@@ -138,7 +170,7 @@ def contour_deltas(
         for value in np.unique(size):
             rows = remaining[size == value]
             part = Problem(
-                losses.select(rows), log_delta[rows], direction, effort.cut, epsilon[rows, middle]
+                losses.rows(rows), log_delta[rows], direction, effort.cut, epsilon[rows, middle]
             )
             low, high, bound = _deltas(part, epsilon[rows], effort, budget)
             lower[rows] = np.maximum(lower[rows], low)
@@ -177,45 +209,44 @@ def _contours(
     There is none where no tilt will do or where it would be too much work.
     """
     columns = np.where(wanted, scan.shared_columns(problem, effort.slack), -1)
+    log_tolerance = float(np.log(effort.tolerance))
     for column in np.unique(columns[columns >= 0]):
         examples = np.flatnonzero(columns == column)
         part, part_scan = problem.select(examples), scan.select(examples)
-        period = alias_free_period(part_scan, column, part)
-        reach = Reach.of(part, part_scan, column, period, effort.max_nodes)
-        n_nodes = reach.frequency * period / (2 * np.pi)
-        for group in _groups(n_nodes, period, effort.max_nodes):
-            frequency, tail = reach.shared(group)
-            alike, longest = part.select(group), float(period[group].max())
-            work = _work(alike, scan, column, longest * frequency / (2 * np.pi), frequency)
-            if work > _worth(alike) or not budget.affords(work):
+        period = alias_free_period(part_scan, column, part.log_delta, log_tolerance)
+        reach = Reach.of(part, part_scan, column, log_tolerance)
+        n_nodes = reach.frequencies[reach.place] * period / (2 * np.pi)
+        possible = (reach.place >= 0) & (n_nodes <= effort.max_nodes)
+        keys = np.column_stack([period, reach.place])[possible]
+        shared, group = np.unique(keys, axis=0, return_inverse=True)
+        for number, (longest, place) in enumerate(shared):
+            alike = np.flatnonzero(possible)[group.ravel() == number]
+            frequency = float(reach.frequencies[int(place)])
+            chosen = part.select(alike)
+            work = _work(chosen, scan, column, longest * frequency / (2 * np.pi), frequency)
+            if work > _worth(chosen) or not budget.affords(work):
                 continue
-            axis = Axis.of(alike, scan, column, longest, frequency)
+            axis = Axis.of(chosen, scan, column, float(longest), frequency)
             at_once = max(1, _VALUES_AT_ONCE // len(axis.frequencies))
-            for start in range(0, len(group), at_once):
-                rows = np.arange(start, min(start + at_once, len(group)))
-                losses, row_scan = alike.losses.rows(rows), part_scan.select(group[rows])
-                contour = Contour.of(axis, losses, row_scan, column, tail[rows])
-                yield examples[group[rows]], contour
-
-
-def _groups(nodes: FloatArray, period: FloatArray, max_nodes: int) -> list[NDArray[np.intp]]:
-    """Examples that may share an axis: of similar periods and numbers of nodes, if not too many."""
-    possible = np.flatnonzero(nodes <= max_nodes)
-    size = np.ceil(np.log2(np.maximum(nodes[possible], 16)))
-    key = np.stack([np.ceil(2 * np.log2(period[possible])), size], axis=1)
-    _, group = np.unique(key, axis=0, return_inverse=True)
-    return [possible[group.ravel() == number] for number in range(group.max(initial=-1) + 1)]
+            for start in range(0, len(alike), at_once):
+                rows = alike[start : start + at_once]
+                losses, row_scan = part.losses.rows(rows), part_scan.select(rows)
+                contour = Contour.of(axis, losses, row_scan, column, reach.tail[rows, int(place)])
+                yield examples[rows], contour
 
 
 def _work(problem: Problem, scan: Scan, column: int, n_nodes: float, frequency: float) -> float:
     """What an axis for these examples costs."""
-    laws, tilt = problem.laws(scan.step_cut), float(scan.tilts[column])
-    if not len(laws):
+    needed = np.flatnonzero(problem.losses.used)
+    if not len(needed):
         return 0.0
-    return n_nodes * len(laws) * int(count_nodes(laws, tilt, problem.direction, frequency).max())
+    largest = needed[[problem.losses.shift[needed].argmax()]]
+    law, tilt = problem.laws(scan.step_cut).select(largest), float(scan.tilts[column])
+    n_quadrature = int(count_nodes(law, tilt, problem.direction, frequency)[0])
+    return n_nodes * len(needed) * n_quadrature
 
 
 def _worth(problem: Problem) -> float:
     """What an axis for these examples may cost: no more than the grids that would replace it."""
-    n_laws = len(problem.losses.shift)
+    n_laws = int(problem.losses.used.sum())
     return min(_WORK_PER_EXAMPLE * len(problem.losses) + _WORK_PER_LAW * n_laws, _MAX_WORK)

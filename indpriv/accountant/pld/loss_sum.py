@@ -18,6 +18,7 @@ from scipy.special import erf, ndtri
 
 from indpriv._arrays import FloatArray
 from indpriv.accountant.histogram.mechanisms import Participations
+from indpriv.accountant.pld.shared_laws import SharedLaws, shared_laws
 
 ComplexArray = NDArray[np.complex128]
 UNIT_ROUNDOFF = 2.0**-53
@@ -30,15 +31,13 @@ class LossSum:
     """The number of one-step losses of each law that add up for each example; free steps left out.
 
     Attributes:
-        shift: (n_laws,) relative_norm / noise_multiplier, above 0.
-        sample_rate: (n_laws,) in (0, 1).
+        laws: of one step.
         counts: (n_examples, n_laws) number of steps under each law, float64.
         gaussian: (n_examples,) sum of shift^2 over the unsampled steps (sample_rate 1), which
             compose to one Gaussian.
     """
 
-    shift: FloatArray
-    sample_rate: FloatArray
+    laws: SharedLaws
     counts: FloatArray
     gaussian: FloatArray
 
@@ -49,12 +48,27 @@ class LossSum:
         counts = np.asarray(participations.counts, dtype=np.float64)
         whole = participations.sample_rate >= 1.0
         gaussian = counts[:, whole] @ shift[whole] ** 2
-        kept = np.flatnonzero(~whole & (shift > 0))
-        kept = kept[(counts[:, kept] > 0).any(axis=0)]
-        return cls(shift[kept], participations.sample_rate[kept], counts[:, kept], gaussian)
+        kept = ~whole & (shift > 0)
+        laws = shared_laws(shift[kept], participations.sample_rate[kept])
+        return cls(laws, counts if kept.all() else counts[:, kept], gaussian)
 
     def __len__(self) -> int:
         return len(self.gaussian)
+
+    @property
+    def shift(self) -> FloatArray:
+        """(n_laws,) of the laws."""
+        return self.laws.shift
+
+    @property
+    def sample_rate(self) -> FloatArray:
+        """(n_laws,) of the laws."""
+        return self.laws.sample_rate
+
+    @property
+    def used(self) -> NDArray[np.bool_]:
+        """(n_laws,) laws that some example has a step under."""
+        return np.asarray((self.counts > 0).any(axis=0))
 
     @property
     def steps(self) -> FloatArray:
@@ -64,12 +78,11 @@ class LossSum:
     def select(self, examples: NDArray[np.intp]) -> LossSum:
         """The sums of some examples, without the laws that none of them has a step under."""
         part = self.rows(examples)
-        kept = np.flatnonzero((part.counts > 0).any(axis=0))
-        if len(kept) == len(self.shift):
+        kept = part.used
+        if kept.all():
             return part
-        return LossSum(
-            self.shift[kept], self.sample_rate[kept], part.counts[:, kept], part.gaussian
-        )
+        laws = SharedLaws(self.shift[kept], self.sample_rate[kept])
+        return LossSum(laws, part.counts[:, kept], part.gaussian)
 
     def rows(self, examples: NDArray[np.intp]) -> LossSum:
         """The sums of some examples, with all laws."""
@@ -111,7 +124,7 @@ class StepLaws:
     def __len__(self) -> int:
         return len(self.shift)
 
-    def select(self, laws: NDArray[np.bool_]) -> StepLaws:
+    def select(self, laws: NDArray[np.bool_] | NDArray[np.intp]) -> StepLaws:
         """Some of the laws."""
         cut = None if self.cut is None else self.cut[laws]
         return StepLaws(self.shift[laws], self.sample_rate[laws], cut)

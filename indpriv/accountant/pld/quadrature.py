@@ -20,10 +20,12 @@ QUADRATURE_ERROR = 1e-16
 
 _HALF_WINDOW = 9.5  # a Gaussian holds 2e-21 beyond it
 _LOG_ERROR = 42.0  # -log of the error allowed to the trapezoid rule, 6e-19
-_GAUSS_NODES, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(16)
-# Variation of the logarithm of the integrand over a panel; it is at most exp(4.3) on the ellipse of
-# parameter 4 around the panel, where 16 nodes err by 4^-32
-_PANEL_VARIATION = 4.0
+_GAUSS_NODES, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(32)
+# Variation of the logarithm of the integrand over a panel; it is at most exp(28) on the ellipse of
+# parameter 4 around the panel, where 32 nodes err by 4^-62
+_PANEL_VARIATION, _WIDEST = 20.0, 4.0  # the second over 1 + shift
+_LEAST_RATE = _PANEL_VARIATION / _WIDEST  # over 1 + shift
+_CLASSES = 2  # numbers of nodes from one power of two to the next
 
 
 def nodes_and_weights(
@@ -56,16 +58,26 @@ def nodes_and_weights(
 def count_nodes(
     laws: StepLaws, tilt: float, direction: Direction, highest_frequency: float
 ) -> NDArray[np.int64]:
-    """(n_laws,) nodes that each law needs; laws integrated together take the largest number."""
+    """(n_laws,) nodes that each law takes; few different numbers, so that many laws have the same.
+
+    Laws integrated together take the largest number.
+    """
     a = exponent_of(tilt, direction)
     low, high = tilted_window(laws, tilt, direction)
     if laws.cut is None:
-        intervals = np.ceil((high - low) / _trapezoid_step(laws, a, highest_frequency, low, high))
-        return intervals.astype(np.int64) + 1
+        step = _trapezoid_step(laws, a, highest_frequency, low, high)
+        return _rounded_up((high - low) / step) + 1
     ends = np.stack([low, high], axis=1)
     variation = _log_variation(ends, laws, np.hypot(a, highest_frequency))
-    panels = np.ceil((variation[:, 1] - variation[:, 0]) / _PANEL_VARIATION) + 1
-    return len(_GAUSS_NODES) * panels.astype(np.int64)
+    return len(_GAUSS_NODES) * _rounded_up(
+        (variation[:, 1] - variation[:, 0]) / _PANEL_VARIATION + 1
+    )
+
+
+def _rounded_up(numbers: FloatArray) -> NDArray[np.int64]:
+    """Whole numbers from a geometric series, at least these."""
+    exponent = np.ceil(_CLASSES * np.log2(np.maximum(numbers, 1.0))) / _CLASSES
+    return np.asarray(np.ceil(np.exp2(exponent)), np.int64)
 
 
 def tilted_window(
@@ -100,11 +112,12 @@ def full_window(laws: StepLaws) -> FloatArray:
 def _log_variation(z: FloatArray, laws: StepLaws, size: float) -> FloatArray:
     """Integral of a bound of how fast the logarithm of the integrand varies around a real z.
 
-    The rate is |z| + shift + size |(log f)'| for a power of f of this size.
+    The rate is |z| + shift + size |(log f)'| for a power of f of this size, and at least what keeps
+    panels from coming near the zeros of f, at a distance of pi / shift from the real axis.
     """
     shift, rate = laws.shift[:, None], laws.sample_rate[:, None]
     ratio = log_density_ratio(z, shift, rate)
-    return np.asarray(z * np.abs(z) / 2 + z * (1 + shift) + 1.5 * size * ratio)
+    return np.asarray(z * np.abs(z) / 2 + z * (1 + shift) * _LEAST_RATE + 1.5 * size * ratio)
 
 
 def _narrow_panels(
@@ -120,7 +133,7 @@ def _narrow_panels(
     for _ in range(3):  # Newton, since the grid is coarse for many panels
         ratio = log_density_ratio(edges, shift, rate)
         posterior = np.exp(np.log(rate) + edges * shift - np.square(shift) / 2 - ratio)
-        slope = np.abs(edges) + 1 + shift + 1.5 * size * shift * posterior
+        slope = np.abs(edges) + _LEAST_RATE * (1 + shift) + 1.5 * size * shift * posterior
         found = _log_variation(edges, laws, size)
         edges = np.clip(edges + (goals - found) / slope, low[:, None], high[:, None])
     return np.maximum.accumulate(edges, axis=1)

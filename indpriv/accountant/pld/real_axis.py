@@ -9,21 +9,24 @@ contour must cross the real axis. Sensitive.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from indpriv._arrays import FloatArray
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.pld import transform
 from indpriv.accountant.pld.loss_sum import Direction, LossSum, StepLaws
 
 ROUNDING = 1e-9  # more than the rounding of K of any run that has a finite bound
 
-_TILT_RATIO = 1.25  # of neighbouring tilts
-_COARSE = 6  # a first scan, which only finds the range, takes every sixth of them
+# All tilts are places of one series, so that all blocks and threads share what is computed there
 _LOWEST_TILT = 1e-5  # for an epsilon of about 1e6
 _HIGHEST_TILT = 1e11  # where delta is wanted: for losses of about 1e-10
-_REFINEMENT = 8  # factor by which tilts around the best ones become denser, when refined
+_RATIO = 1.25 ** (1 / 8)  # of neighbouring places
+_FINE = 8  # places between the tilts of a scan, before it is refined
+_COARSE = 6 * _FINE  # between those of a first scan, which only finds the range
+_AT_ONCE = 4  # tilts of the first scan that are tried together
 _INFINITE = 1e250
 
 
@@ -69,15 +72,18 @@ class Problem:
         """The problem of some examples."""
         return replace(
             self,
-            losses=self.losses.select(examples),
+            losses=self.losses.rows(examples),
             log_delta=self.log_delta[examples],
             epsilon=None if self.epsilon is None else self.epsilon[examples],
         )
 
     def step_cut(self) -> float:
-        """The probability with which one step may go beyond its cut."""
+        """The probability with which one step may go beyond its cut: a power of 2."""
+        if not self.cut:
+            return 0.0
         steps = float(self.losses.steps.max(initial=1.0))
-        return self.cut * float(np.exp(self.log_delta.min(initial=0.0))) / steps
+        probability = self.cut * float(np.exp(self.log_delta.min(initial=0.0))) / steps
+        return float(np.exp2(np.floor(np.log2(probability))))
 
     def laws(self, step_cut: float) -> StepLaws:
         """The one-step laws, cut where a step goes beyond with this probability; 0: whole laws."""
@@ -95,18 +101,28 @@ class Scan:
     """The real axis of all examples of a problem.
 
     Attributes:
-        tilts: (n_tilts,) rising.
+        place: (n_tilts,) places of the tilts in the series of all tilts, rising.
         step_cut: the probability at which each step's law is cut.
         transform: (n_examples, n_tilts) K at each tilt; inf where it is too large to matter.
         best: (n_examples,) index of the tilt with the smallest Chernoff bound.
         epsilon: (n_examples,) the smallest Chernoff bound of epsilon, or the problem's epsilon.
     """
 
-    tilts: FloatArray
+    place: IntArray
     step_cut: float
     transform: FloatArray
     best: NDArray[np.intp]
     epsilon: FloatArray
+
+    @property
+    def start(self) -> int:
+        """Where to look for the best tilts of similar problems: somewhat below the lowest one."""
+        return max(int(self.place[self.best].min()) // _COARSE - 1, 0) * _COARSE
+
+    @property
+    def tilts(self) -> FloatArray:
+        """(n_tilts,) rising."""
+        return tilt_at(self.place)
 
     def select(self, examples: NDArray[np.intp]) -> Scan:
         """The scan of some examples."""
@@ -136,8 +152,11 @@ class Scan:
         padded = np.pad(good, ((0, 0), (1, 1)))
         columns = np.full(len(rows), -1)
         remaining = rows[padded[rows, self.best] | padded[rows, self.best + 2]]
+        preferred = self.place % (2 * _FINE) == 0
         while len(remaining):
             covers = good[remaining].sum(axis=0)
+            if covers[preferred].any():  # so that all blocks take the same ones
+                covers = np.where(preferred, covers, 0)
             total = np.where(good[remaining], excess[remaining], 0.0).sum(axis=0)
             mean = total / np.maximum(covers, 1)
             column = int(np.where(covers == covers.max(), mean, np.inf).argmin())
@@ -152,61 +171,87 @@ def log_largest_weight(tilts: FloatArray) -> FloatArray:
     return -tilts * np.log1p(1 / tilts) - np.log1p(tilts)
 
 
-def scan(problem: Problem, *, beyond: float = 8.0) -> Scan:
+def tilt_at(place: IntArray) -> FloatArray:
+    """Tilts at places of the series."""
+    return np.asarray(_LOWEST_TILT * np.power(_RATIO, place))
+
+
+def _place_above(tilt: float) -> int:
+    return int(np.ceil(np.log(tilt / _LOWEST_TILT) / np.log(_RATIO)))
+
+
+def scan(problem: Problem, *, beyond: float = 8.0, start: int = 0) -> Scan:
     """K of every example on a geometric grid of tilts around the best ones.
 
-    beyond: the factor by which the grid goes beyond the largest of them.
+    Args:
+        problem: of the examples.
+        beyond: the factor by which the grid goes beyond the largest of them.
+        start: place in the series of all tilts from which they are looked for.
     """
     highest = _HIGHEST_TILT
     if problem.epsilon is None:
         highest = 100 * float(np.exp(-problem.log_delta.min()))
-    n_tilts = int(np.log(highest / _LOWEST_TILT) / np.log(_TILT_RATIO) / _COARSE)
-    tilts = np.geomspace(_LOWEST_TILT, highest, n_tilts)
-    step_cut = problem.step_cut()
-    coarse = _bounded(problem, tilts, _composed(problem, tilts, step_cut), step_cut)
-    low = tilts[max(int(coarse.best.min()) - 1, 0)]
-    high = tilts[min(int(coarse.best.max()) + 1, len(tilts) - 1)] * beyond
-    n_steps = np.ceil(np.log(high / low) / np.log(_TILT_RATIO))
-    tilts = low * _TILT_RATIO ** np.arange(n_steps + 1)
-    return _bounded(problem, tilts, _composed(problem, tilts, step_cut), step_cut)
+    places = np.arange(start, _place_above(highest) + _COARSE, _COARSE)
+    coarse = _scan_at(problem, places[:_AT_ONCE])
+    for first in range(_AT_ONCE, len(places), _AT_ONCE):
+        if np.all(coarse.best < first - 2):  # every example's bound has been rising for a while
+            break
+        more = _composed(problem, places[first : first + _AT_ONCE], coarse.step_cut)
+        composed = np.hstack([coarse.transform, more])
+        coarse = _bounded(problem, places[: first + _AT_ONCE], composed, coarse.step_cut)
+    low, high = np.clip([coarse.best.min() - 1, coarse.best.max() + 1], 0, len(coarse.place) - 1)
+    last = coarse.place[high] + _place_above(beyond * _LOWEST_TILT)
+    return _scan_at(problem, np.arange(coarse.place[low], last + _FINE, _FINE))
 
 
 def refine(old: Scan, problem: Problem) -> Scan:
-    """The scan with more tilts around the best ones: K may climb decades between coarse tilts."""
-    between = np.arange(1, _REFINEMENT) / _REFINEMENT
+    """The scan with all tilts around the best ones: K may climb decades between coarse tilts."""
     best = np.unique(old.best)
-    lower = np.unique(np.concatenate([best[best > 0] - 1, best[best < len(old.tilts) - 1]]))
-    low, high = old.tilts[lower, None], old.tilts[lower + 1, None]
-    added = (low * (high / low) ** between).ravel()
-    tilts = np.concatenate([old.tilts, added])
+    beside = np.clip([best - 1, best + 1], 0, len(old.place) - 1)
+    around = [np.arange(low, high + 1) for low, high in old.place[beside].T]
+    added = np.setdiff1d(np.concatenate(around), old.place)
+    place = np.concatenate([old.place, added])
     composed = np.hstack([old.transform, _composed(problem, added, old.step_cut)])
-    order = np.argsort(tilts)
-    return _bounded(problem, tilts[order], composed[:, order], old.step_cut)
+    order = np.argsort(place)
+    return _bounded(problem, place[order], composed[:, order], old.step_cut)
 
 
-def _composed(problem: Problem, tilts: FloatArray, step_cut: float) -> FloatArray:
+def _scan_at(problem: Problem, place: IntArray) -> Scan:
+    step_cut = problem.step_cut()
+    return _bounded(problem, place, _composed(problem, place, step_cut), step_cut)
+
+
+def _composed(problem: Problem, place: IntArray, step_cut: float) -> FloatArray:
     """(n_examples, n_tilts) K of the whole run."""
-    losses, laws = problem.losses, problem.laws(step_cut)
+    losses, tilts = problem.losses, tilt_at(place)
     composed = np.outer(losses.gaussian / 2, tilts * (tilts + 1))
-    if len(laws):
-        table = np.full((len(laws), len(tilts)), _INFINITE)
+    needed = losses.used
+    if needed.any():
+        laws, direction = problem.laws(step_cut), problem.direction
+
+        def make(missing: NDArray[np.intp], tilt: float) -> tuple[FloatArray]:
+            found = np.full(len(missing), _INFINITE)
+            usable = transform.is_representable(laws.select(missing), tilt, direction)
+            found[usable] = transform.log_transforms(laws.select(missing[usable]), tilt, direction)
+            return (found,)
+
+        table = np.empty((len(laws), len(tilts)))
         for column, tilt in enumerate(tilts):
-            usable = transform.is_representable(laws, tilt, problem.direction)
-            if usable.any():
-                law = transform.tilted_law(laws.select(usable), tilt, problem.direction)
-                table[usable, column] = law.log_transform
+            key = ("real", direction, step_cut, int(place[column]))
+            made = losses.laws.rows(key, needed, partial(make, tilt=tilt))
+            table[:, column] = made[0]
         composed += losses.counts @ table
     composed[composed > _INFINITE / 2] = np.inf
     return composed
 
 
-def _bounded(problem: Problem, tilts: FloatArray, composed: FloatArray, step_cut: float) -> Scan:
+def _bounded(problem: Problem, place: IntArray, composed: FloatArray, step_cut: float) -> Scan:
     """The scan with the best Chernoff bound of each example."""
-    rows = np.arange(len(composed))
+    rows, tilts = np.arange(len(composed)), tilt_at(place)
     if problem.epsilon is not None:
-        unbound = Scan(tilts, step_cut, composed, rows, problem.epsilon)
+        unbound = Scan(place, step_cut, composed, rows, problem.epsilon)
         return replace(unbound, best=unbound.exponents().argmin(axis=1))
     weight = log_largest_weight(tilts)
     epsilon = (composed + weight - problem.upper_goal[:, None] + ROUNDING) / tilts
     best = epsilon.argmin(axis=1)
-    return Scan(tilts, step_cut, composed, best, epsilon[rows, best])
+    return Scan(place, step_cut, composed, best, epsilon[rows, best])

@@ -9,6 +9,7 @@ huge losses would dominate the transform where the bulk of the loss decides delt
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,6 +111,33 @@ def _cut_off(
     return np.asarray(-alone - a * rate * (sampled - alone))
 
 
+def in_classes(
+    laws: StepLaws, tilt: float, direction: Direction, highest_frequency: float = 0.0
+) -> Iterator[tuple[NDArray[np.intp], Tilted]]:
+    """Yield positions of laws that take the same number of nodes, and their tilted laws.
+
+    What is found for a law does not depend on the other laws.
+    """
+    size = count_nodes(laws, tilt, direction, highest_frequency) if len(laws) else np.zeros(0)
+    for value in np.unique(size):
+        alike = np.flatnonzero(size == value)
+        at_once = max(1, _CHUNK // int(value))
+        for start in range(0, len(alike), at_once):
+            part = alike[start : start + at_once]
+            law = tilted_law(
+                laws.select(part), tilt, direction, highest_frequency=highest_frequency
+            )
+            yield part, law
+
+
+def log_transforms(laws: StepLaws, tilt: float, direction: Direction) -> FloatArray:
+    """(n_laws,) K at a real tilt."""
+    found = np.empty(len(laws))
+    for part, law in in_classes(laws, tilt, direction):
+        found[part] = law.log_transform
+    return found
+
+
 @dataclass(frozen=True)
 class ContourTable:
     """The transform of each one-step law along a contour.
@@ -127,18 +155,11 @@ class ContourTable:
 def contour_table(
     laws: StepLaws, tilt: float, direction: Direction, frequencies: FloatArray
 ) -> ContourTable:
-    """The transforms at equally spaced frequencies from 0.
-
-    Laws that need similar numbers of nodes are integrated together.
-    """
-    highest = float(frequencies[-1])
-    size = np.ceil(np.log2(count_nodes(laws, tilt, direction, highest)))
+    """The transforms at equally spaced frequencies from 0."""
     logarithm = np.empty((len(laws), len(frequencies)), np.complex128)
     error = np.empty(len(laws))
-    for value in np.unique(size):
-        alike = size == value
-        law = tilted_law(laws.select(alike), tilt, direction, highest_frequency=highest)
-        logarithm[alike], error[alike] = characteristic_log(law, frequencies), law.error
+    for part, law in in_classes(laws, tilt, direction, float(frequencies[-1])):
+        logarithm[part], error[part] = characteristic_log(law, frequencies), law.error
     return ContourTable(logarithm, error)
 
 
