@@ -102,7 +102,7 @@ class Account:
         return "example_id" if self.rows_per_unit is None else "unit_id"
 
     @property
-    def everybody(self) -> str:
+    def plural(self) -> str:
         """What epsilons are of, in the plural."""
         return "examples" if self.rows_per_unit is None else f"{self.unit}s"
 

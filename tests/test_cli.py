@@ -262,7 +262,9 @@ def test_a_non_private_baseline_on_request(in_process, tmp_path):
         SMALL.replace("non_dp_twin = true", "").replace("epochs = 2", "epochs = 1")
     )
     in_process("train", tmp_path / "plain.toml", "--run-dir", tmp_path / "without")
-    in_process("train", tmp_path / "plain.toml", "--run-dir", tmp_path / "with", "--non-dp-twin")
+    in_process(
+        "train", tmp_path / "plain.toml", "--run-dir", tmp_path / "with", "--non-private-baseline"
+    )
     assert not (tmp_path / "without" / "examples-non-dp.parquet").exists()
     assert (tmp_path / "with" / "examples-non-dp.parquet").is_file()
 

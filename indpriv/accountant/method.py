@@ -68,9 +68,9 @@ class Method:
             )
         if self.participation == "known" and self.neighbouring == "add_remove":
             raise InputError(
-                'neighbouring="add_remove" with participation="known": whoever knows who took part '
-                'also knows who is in the data; pass neighbouring="zero_out" (one example '
-                'contributes nothing) or "replace_one"'
+                'neighbouring="add_remove" with participation="known": an attacker who knows who '
+                'took part also knows who is in the data; pass neighbouring="zero_out" (one '
+                'example contributes nothing) or "replace_one"'
             )
         if (
             self.participation == "secret"

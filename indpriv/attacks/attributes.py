@@ -1,7 +1,7 @@
 """Membership by how much better a model tells an example's attributes than imputation. Sensitive.
 
-Whoever guesses attributes of members better than those of others tells the two apart: attribute
-inference is an attack on membership too, and what limits one limits the other.
+An attacker who guesses attributes of members better than those of others tells the two apart:
+attribute inference is an attack on membership too, and what limits one limits the other.
 """
 
 import numpy as np

@@ -30,7 +30,7 @@ from indpriv.report.pictures import pictures_of
 from indpriv.report.renderers.html import render_html
 from indpriv.report.renderers.markdown import render_markdown
 
-ATTACKS = "attacks.parquet"
+ATTACK_TABLE = "attacks.parquet"
 EPSILON, SUMMARY, REPORT, MARKDOWN = "epsilon.parquet", "audit.json", "report.html", "audit.md"
 
 
@@ -72,9 +72,9 @@ def write_audit(
         else:
             examples.to_parquet(output_dir / file)
     if attacks is None:
-        (output_dir / ATTACKS).unlink(missing_ok=True)
+        (output_dir / ATTACK_TABLE).unlink(missing_ok=True)
     else:
-        write_private_parquet(attacks, output_dir / ATTACKS)
+        write_private_parquet(attacks, output_dir / ATTACK_TABLE)
     page = render_html(summary, pictures, lookup)
     write_atomically(output_dir / REPORT, page.encode("utf-8"))
     write_atomically(output_dir / MARKDOWN, render_markdown(summary).encode("utf-8", "replace"))

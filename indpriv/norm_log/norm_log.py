@@ -92,7 +92,7 @@ class NormLog(_checks.FormerNames):
         reference_records: their rows, (total_steps, n_reference).
         batch_norms: norms of sampled examples, which cost no pass of their own, or None. They
             sharpen estimates, never claims.
-        most_participations: largest number of times that one example was drawn; None if nobody
+        most_participations: largest number of times that one example was drawn; None if it was not
             counted.
         known_caveats: reasons why an account with known participation is an estimate.
         filtered: which examples a privacy filter left out; None without a filter, or if a check

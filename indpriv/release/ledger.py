@@ -2,8 +2,8 @@
 
 An append-only hash-chained journal in AUDIT_DIR/ledger, with one writer: while a release is being
 drawn, a second process is refused, so that two cannot both spend what is left. A release exists
-once its line is on disk, and is shown only then; a crash before that has spent nothing, since
-nobody saw the draw. The ledger counts releases from this directory only: deleting it, or copying
+once its line is on disk, and is shown only then; a crash before that has spent nothing, since no
+one saw the draw. The ledger counts releases from this directory only: deleting it, or copying
 the audit elsewhere, evades it.
 """
 

@@ -1,6 +1,6 @@
 """Statements for owners: what one person may be told about their own records.
 
-Sensitive: for that owner only. Telling owner i their own epsilon costs nobody else any privacy:
+Sensitive: for that owner only. Telling owner i their own epsilon costs no one else any privacy:
 given all states of the trained model, which count as released, it is a function of their example
 (and of its own sampling) alone, so that outcome -> (value, outcome) is a bijection, the condition
 of Theorem 3.2 of Yu et al. 2023 (section 3.4; arXiv:2206.02617v7). Nothing else of the data may

@@ -78,7 +78,7 @@ def test_worst_case_equals_opacus_under_scheduled_settings():
 
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
-def test_equals_the_slow_twin(data):
+def test_equals_the_slow_reference(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     total_steps = data.draw(st.integers(1, 8))
     recorded = sorted(data.draw(st.sets(st.integers(0, total_steps - 1), min_size=1)))

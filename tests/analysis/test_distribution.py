@@ -8,7 +8,7 @@ from synthetic import epsilon_table
 
 
 @given(st.lists(st.floats(0, 50), min_size=1, max_size=60))
-def test_bins_hold_everybody_and_the_tail_is_shown(values):
+def test_bins_hold_all_examples_and_the_tail_is_shown(values):
     found = describe(epsilon_table(values, worst_case=max(values) * 1.5))
     assert sum(found.counts) == found.n == len(values)
     assert found.median <= found.p75 <= found.p95 <= found.p99 <= found.max == max(values)

@@ -13,7 +13,7 @@ from indpriv.errors import InputError
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=30), st.data())
 def test_a_rank_counts_all_that_are_as_likely(values, data):
-    """Slow twin: sort, and take the last place among equals."""
+    """Slow reference: sort, and take the last place among equals."""
     secret = data.draw(st.integers(0, len(values) - 1))
     last = max(k for k, value in enumerate(sorted(values)) if value == values[secret])
     assert exact_rank(values, secret) == last + 1

@@ -117,7 +117,7 @@ def test_a_flipped_bit_never_passes(run_dir, seed):
     bit = int(rng.integers(8 * len(content)))
     content[bit // 8] ^= 1 << (bit % 8)
     target.write_bytes(content)
-    before = NormLog.open(write(run_dir.parent / "twin"))
+    before = NormLog.open(write(run_dir.parent / "copy"))
     try:
         log = NormLog.open(run_dir)
     except InputError as error:

@@ -19,17 +19,17 @@ def test_given_the_norms_nobody_elses_epsilon_depends_on_who_else_is_there(accou
         max_grad_norm=1.0,
         sample_rate=0.2,
     )
-    everybody = indpriv.account(log, delta=1e-5, accountant=accountant)
+    whole = indpriv.account(log, delta=1e-5, accountant=accountant)
     for gone in (
-        [int(np.argmax(everybody.epsilon))],
-        [int(np.argmin(everybody.epsilon))],
+        [int(np.argmax(whole.epsilon))],
+        [int(np.argmin(whole.epsilon))],
         list(range(1, 60, 2)),
     ):
         rest = np.delete(np.arange(60), gone)
         without = indpriv.account(log.take(rest), delta=1e-5, accountant=accountant)
-        assert np.abs(without.epsilon - everybody.epsilon[rest]).max() <= wobble
-        worst = everybody.worst_case_epsilon
-        assert (to_cells(without.epsilon, worst) == to_cells(everybody.epsilon[rest], worst)).all()
+        assert np.abs(without.epsilon - whole.epsilon[rest]).max() <= wobble
+        worst = whole.worst_case_epsilon
+        assert (to_cells(without.epsilon, worst) == to_cells(whole.epsilon[rest], worst)).all()
 
 
 @pytest.mark.parametrize("rounding", [0, 0.01])
@@ -45,11 +45,11 @@ def test_nor_do_those_of_people_depend_on_how_many_rows_others_have(rounding):
         "rounding": rounding,
     }
     log = indpriv.NormLog.from_arrays(norms, np.arange(5), unit="user", unit_ids=unit, **run)
-    everybody = indpriv.account(log, delta=1e-5)
+    whole = indpriv.account(log, delta=1e-5)
     for gone in ([20], [21], [20, 21]):
         without = indpriv.account(log.take(np.flatnonzero(~np.isin(unit, gone))), delta=1e-5)
-        rest = ~np.isin(everybody.example_ids, gone)
-        assert np.abs(without.epsilon - everybody.epsilon[rest]).max() <= 1e-14
+        rest = ~np.isin(whole.example_ids, gone)
+        assert np.abs(without.epsilon - whole.epsilon[rest]).max() <= 1e-14
     assert (
-        without.worst_case_epsilon < everybody.worst_case_epsilon
+        without.worst_case_epsilon < whole.worst_case_epsilon
     )  # why the most rows of one person must be public

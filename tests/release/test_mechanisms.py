@@ -44,7 +44,7 @@ def test_one_person_moves_every_score_by_no_more_than_the_sensitivity(people, ce
 
 
 def shared_ranks(histogram, quantile):
-    """Broken: everybody in a cell shares one rank, so that a newcomer moves ranks by as many as the cell holds."""
+    """Broken: all examples of a cell share one rank, so that a newcomer moves ranks by as many as the cell holds."""
     occupied = histogram > 0
     return mechanisms.rank_distances(histogram * occupied * histogram, quantile)
 

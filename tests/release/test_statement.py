@@ -79,7 +79,7 @@ def test_an_id_that_climbs_out_of_the_folder_does_not(tmp_path):
     assert not any("\x1b" in path.read_text(encoding="utf-8") for path in paths)
 
 
-def test_everybody_gets_a_file(audit_dir):
+def test_every_owner_gets_a_file(audit_dir):
     told = []
     paths = write_statements(audit_dir, owners(audit_dir), progress=lambda *step: told.append(step))
     assert len(paths) == len(set(paths)) == 400

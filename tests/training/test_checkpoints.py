@@ -24,9 +24,9 @@ def test_a_checkpoint_comes_back_without_running_code(tmp_path):
     torch.load(path, weights_only=True)
     checkpoint = load_checkpoint(path)
     assert (checkpoint.step, checkpoint.accountant_history) == (9, HISTORY)
-    twin = nn.Linear(3, 2)
-    twin.load_state_dict(checkpoint.model_state_dict)
-    assert torch.equal(twin.weight, model.weight)
+    restored = nn.Linear(3, 2)
+    restored.load_state_dict(checkpoint.model_state_dict)
+    assert torch.equal(restored.weight, model.weight)
 
 
 def test_a_checkpoint_is_a_copy(tmp_path):

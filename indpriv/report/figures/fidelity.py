@@ -17,7 +17,7 @@ _COLOURS = {"last": ACCENT, "closest": INK, "worst_case": MUTED}
 
 
 def fidelity_against_k(
-    rows: Sequence[Fidelity], everybody: str = "examples", name: str = "fidelity"
+    rows: Sequence[Fidelity], plural: str = "examples", name: str = "fidelity"
 ) -> str:
     """Errors and share under-reported against K, one colour a rule; "" with fewer than two K."""
     rows = sorted((row for row in rows if not row.is_this_log), key=lambda row: row.every)
@@ -47,7 +47,7 @@ def fidelity_against_k(
                 )
         for axes, title in (
             (error, "absolute error of epsilon"),
-            (share, f"share of {everybody} under-reported"),
+            (share, f"share of {plural} under-reported"),
         ):
             axes.set_xscale("log")
             axes.xaxis.set_major_locator(FixedLocator(sorted({row.epochs for row in rows})))
@@ -64,6 +64,6 @@ def fidelity_against_k(
             name,
             "Error of epsilon against K",
             "Left: mean and 95th percentile of the absolute error of individual epsilon, against "
-            f"K in epochs. Right: share of {everybody} whose epsilon is under-reported. One "
+            f"K in epochs. Right: share of {plural} whose epsilon is under-reported. One "
             "colour for each rule between records.",
         )

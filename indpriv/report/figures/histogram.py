@@ -12,14 +12,14 @@ from indpriv.report.figures.svg import ACCENT, INK, WARN, bare, new_figure, styl
 def epsilon_histogram(
     individual: Distribution,
     worst_case_epsilon: float | None,
-    everybody: str = "examples",
+    plural: str = "examples",
     name: str = "histogram",
 ) -> str:
     """Histogram with the median marked, and the worst case unless it is None (far beyond)."""
     edges, counts = np.array(individual.edges), np.array(individual.counts)
     median, share = format_epsilon(individual.median), format_share(individual.share_at_worst_case)
     description = (
-        f"{individual.n:,} {everybody} in {len(counts)} bins from 0 to "
+        f"{individual.n:,} {plural} in {len(counts)} bins from 0 to "
         f"{format_epsilon(float(edges[-1]))}. Median {median}, 95th percentile "
         f"{format_epsilon(individual.p95)}; {share} are at the worst case"
     )
@@ -36,12 +36,12 @@ def epsilon_histogram(
         axes.set_xlim(edges[0], edges[-1] * 1.012)
         axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        bare(axes, "individual epsilon", everybody)
+        bare(axes, "individual epsilon", plural)
         if worst_case_epsilon is not None:
             worst = format_epsilon(worst_case_epsilon)
             description += f" of {worst}, marked by a line"
             axes.axvline(worst_case_epsilon, color=WARN, linewidth=1.6)
-            label = f"worst case {worst}: {share} of {everybody}"
+            label = f"worst case {worst}: {share} of {plural}"
             _above(axes, worst_case_epsilon, label, WARN, align="right")
         middle = [individual.median] * 2
         axes.plot(middle, [0, top], color=INK, linewidth=1.0, linestyle=(0, (2, 2)))
@@ -50,7 +50,7 @@ def epsilon_histogram(
         _above(axes, individual.median, f"median {median}", INK, align=align, row=int(close))
         texts = format_edges(individual.edges)
         tips = [
-            f"{low} to {high}: {count:,} {everybody if count != 1 else everybody[:-1]}"
+            f"{low} to {high}: {count:,} {plural if count != 1 else plural[:-1]}"
             for low, high, count in zip(texts, texts[1:], individual.counts, strict=False)
         ]
         return to_svg(figure, name, "Histogram of individual epsilon", f"{description}.", tips=tips)

@@ -15,7 +15,7 @@ from indpriv.report.figures.svg import ACCENT, INK, SECOND, WARN, bare, new_figu
 def epsilon_against_loss(
     loss: LossRelation,
     worst_case_epsilon: float | None,
-    everybody: str = "examples",
+    plural: str = "examples",
     name: str = "loss",
 ) -> str:
     """Counts by loss and epsilon, with quartiles and the fitted logarithm; "" where undefined."""
@@ -50,7 +50,7 @@ def epsilon_against_loss(
             figure,
             name,
             "Individual epsilon against loss",
-            f"Density of {loss.every.n:,} {everybody} in {len(bins.counts)} bins of loss, with the "
+            f"Density of {loss.every.n:,} {plural} in {len(bins.counts)} bins of loss, with the "
             "median and quartiles of epsilon per bin and the fitted logarithm. Pearson's r of "
             f"epsilon and log loss is {format_number(loss.every.pearson)}.",
         )

@@ -42,7 +42,7 @@ def search_data(summary: AuditSummary, lookup: Lookup) -> Markup:
     table = lookup.table
     ids = table.example_ids
     data = {
-        "what": table.account.everybody[:-1],
+        "what": table.account.plural[:-1],
         "n": len(table),
         # Ids that are positions need no list.
         "ids": None if np.array_equal(ids, np.arange(len(ids))) else list(map(str, ids.tolist())),

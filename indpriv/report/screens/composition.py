@@ -43,9 +43,9 @@ def print_composition(found: Composition, console: Console) -> None:
         paragraph(f"GUARANTEE ({found.status})  {found.statement}"),
         *(paragraph(f"  {reason}") for reason in found.reasons),
         paragraph(f"INDIVIDUAL EPSILON ({whole.claim}): {whole.account.describe()}"),
-        table(("in runs", whole.account.everybody, "share", *_QUANTILES), rows),
+        table(("in runs", whole.account.plural, "share", *_QUANTILES), rows),
         paragraph(whole.claim_reason),
-        table(("run alone", "steps", whole.account.everybody, "worst case", "median"), alone),
+        table(("run alone", "steps", whole.account.plural, "worst case", "median"), alone),
         paragraph(DISCLAIMER),
     ]
     print_blocks(blocks, console)

@@ -16,7 +16,7 @@ def drawn_worst_case(summary: AuditSummary) -> float | None:
 def distribution(summary: AuditSummary) -> Section:
     """Quantiles and histogram; the tail is always part of it."""
     individual, account = summary.individual, summary.account
-    everybody, share = account.everybody, individual.share_at_worst_case
+    plural, share = account.plural, individual.share_at_worst_case
     values = (
         individual.mean,
         individual.median,
@@ -35,25 +35,25 @@ def distribution(summary: AuditSummary) -> Section:
         (
             paragraph(
                 "An individual epsilon says how much this training run depended on one "
-                f"{everybody[:-1]}. {format_share(share)} of the {everybody} are "
+                f"{plural[:-1]}. {format_share(share)} of the {plural} are "
                 f"{account.at_worst_case}; three quarters have an epsilon of at most "
                 f"{format_epsilon(individual.p75)}."
             ),
             Figure(
                 "histogram",
-                (individual, drawn_worst_case(summary), everybody),
-                f"Each bar counts {everybody}; epsilon at {account.describe()}. "
+                (individual, drawn_worst_case(summary), plural),
+                f"Each bar counts {plural}; epsilon at {account.describe()}. "
                 f"{capitalised(summary.claim)}.",
             ),
             table(head, [(*map(format_epsilon, values), format_share(share, 1))], row_names=False),
             paragraph(
                 f"{capitalised(summary.claim)}; {account.describe()}; {individual.n:,} "
-                f"{everybody}. Every epsilon in this report is rounded up at the last digit shown.",
+                f"{plural}. Every epsilon in this report is rounded up at the last digit shown.",
                 style="note",
             ),
             Details(
                 "Table behind the figure",
-                (table(("From", "To", capitalised(everybody)), bins, row_names=False),),
+                (table(("From", "To", capitalised(plural)), bins, row_names=False),),
             ),
         ),
     )
@@ -61,14 +61,14 @@ def distribution(summary: AuditSummary) -> Section:
 
 def lookup(summary: AuditSummary) -> Section:
     """The file with every epsilon, and the search box of a page that holds them."""
-    everybody = summary.account.everybody
+    plural = summary.account.plural
     where = paragraph(
         "The file ",
         Span("epsilon.parquet", "code"),
-        f", which the audit writes beside this report, has the epsilon of each {everybody[:-1]}. "
-        f"For at most {MOST_EXAMPLES:,} {everybody}, the page that ",
+        f", which the audit writes beside this report, has the epsilon of each {plural[:-1]}. "
+        f"For at most {MOST_EXAMPLES:,} {plural}, the page that ",
         Span("indpriv audit", "code"),
         " writes can also be searched.",
         style="note",
     )
-    return Section("lookup", f"One {everybody[:-1]}", (Search(), where))
+    return Section("lookup", f"One {plural[:-1]}", (Search(), where))

@@ -27,7 +27,7 @@ def fidelity(summary: AuditSummary) -> Section:
             known = f"{known} {NO_EXACT_VALUES}"
         blocks.append(paragraph(known))
     if summary.fidelity.spacing is not None:
-        moved = paragraph(_spacing(summary.fidelity.spacing, summary.account.everybody))
+        moved = paragraph(_spacing(summary.fidelity.spacing, summary.account.plural))
         blocks.append(moved)
         screen.append(Entry("SPACING", (moved,)))
     blocks += [_by_group(row) for row in summary.fidelity.against_k if row.groups]
@@ -35,12 +35,12 @@ def fidelity(summary: AuditSummary) -> Section:
 
 
 def _errors(summary: AuditSummary) -> list[Block]:
-    found, everybody = summary.fidelity.against_k, summary.account.everybody
+    found, plural = summary.fidelity.against_k, summary.account.plural
     head = (
         "K, steps",
         "Epochs",
         "Between records",
-        capitalised(everybody),
+        capitalised(plural),
         "Pearson’s r",
         "Signed bias",
     )
@@ -52,7 +52,7 @@ def _errors(summary: AuditSummary) -> list[Block]:
         ),
         Figure(
             "fidelity",
-            (found, everybody),
+            (found, plural),
             "“last” holds the last known norm until the next record; “closest” takes the record "
             f"closest in time. Median exact epsilon: {format_epsilon(found[0].median_exact)}.",
         ),
@@ -83,7 +83,7 @@ def _errors(summary: AuditSummary) -> list[Block]:
         ),
         paragraph(
             "Errors are estimate minus exact, in epsilon; “too small” is the share of "
-            f"{everybody} whose epsilon would have been under-reported.",
+            f"{plural} whose epsilon would have been under-reported.",
             style="note",
         ),
     ]
@@ -129,12 +129,12 @@ def _lines(summary: AuditSummary) -> list[str]:
     ]
 
 
-def _spacing(found: Spacing, everybody: str) -> str:
+def _spacing(found: Spacing, plural: str) -> str:
     return (
         f"No exact values exist. With every second record left out ({found.n_kept:,} of "
         f"{found.n_records:,} kept; records of this run are {found.every:,} steps apart), epsilons "
         f"move by {found.mean_shift:+.3f} on average, by at most {found.p95_absolute:.3f} for 95 % "
-        f"of {everybody} and by at most {found.largest_absolute:.3f} for all (Pearson’s r "
+        f"of {plural} and by at most {found.largest_absolute:.3f} for all (Pearson’s r "
         f"{correlation(found.pearson)}). The error of these epsilons is of that order and may be "
         "larger: this is no bound."
     )

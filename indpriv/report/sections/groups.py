@@ -22,17 +22,17 @@ def groups(summary: AuditSummary) -> doc.Section | None:
     """None without an example table."""
     if not summary.groups:
         return None
-    everybody = summary.account.everybody
+    plural = summary.account.plural
     intro = doc.paragraph(
         "Groups by mean epsilon, worst first, raw and within each label. Where groups differ in "
         "their labels, a raw table alone misleads; the label-standardised mean says what a "
         "group’s mean would be if it had the label shares of the whole training set. Groups of "
-        f"fewer than {MIN_GROUP} {everybody} are in italics: they are too small to read. "
+        f"fewer than {MIN_GROUP} {plural} are in italics: they are too small to read. "
         "Intervals are 95 % bootstrap intervals, each taken alone; the interval of a ratio does "
         "not account for how its two groups were picked. The column p tests by permutation "
         "whether a group’s mean differs from the mean of all, corrected for the groups of its "
         "table; reversals are tested by permutation within label. All of this treats the "
-        f"{everybody} of this run as a sample: another training run would differ by more."
+        f"{plural} of this run as a sample: another training run would differ by more."
     )
     blocks = [block for found in summary.groups for block in _grouping(summary, found)]
     first = _first_tables(summary.groups)
@@ -159,8 +159,8 @@ def _grouping(summary: AuditSummary, found: GroupTable) -> list[doc.Block]:
     """One grouping on the page: findings, figure, table, and tables within label."""
     positions = shown_rows(found.rows)
     rows = [found.rows[index] for index in positions]
-    within, everybody = bool(found.within_label), summary.account.everybody
-    beside = f", over all {everybody} and within label" if within else ""
+    within, plural = bool(found.within_label), summary.account.plural
+    beside = f", over all {plural} and within label" if within else ""
     worst = "" if summary.unit_sizes else "; the thin line is the worst case"
     drawn = (found, drawn_worst_case(summary), f"groups{summary.groups.index(found)}")
     blocks: list[doc.Block] = [

@@ -32,15 +32,15 @@ def loss(summary: AuditSummary) -> doc.Section | None:
 
 
 def _correlations(summary: AuditSummary, found: LossRelation) -> doc.Paragraph:
-    account, everybody = summary.account, capitalised(summary.account.everybody)
+    account, plural = summary.account, capitalised(summary.account.plural)
     whose = "whose rows, by their mean loss, the" if summary.unit_sizes else "that the"
     had = "had" if (found.every.pearson or 0) > 0 else "did not have"
     text = ""
     if found.below.pearson is not None:
         text += (
-            f" Without the {account.everybody} {account.at_worst_case}, whose epsilon can grow no "
+            f" Without the {account.plural} {account.at_worst_case}, whose epsilon can grow no "
             f"further, r is {found.below.pearson:.2f}{after(found.below.pearson_interval)} "
-            f"({found.below.n:,} {account.everybody})."
+            f"({found.below.n:,} {account.plural})."
         )
     at_worst, below = found.median_loss_at_worst_case, found.median_loss_below_worst_case
     if at_worst is not None and below is not None:
@@ -50,7 +50,7 @@ def _correlations(summary: AuditSummary, found: LossRelation) -> doc.Paragraph:
         )
     rank = "undefined" if found.every.spearman is None else f"{found.every.spearman:.2f}"
     return doc.paragraph(
-        f"{everybody} {whose} final model learned poorly {had} less privacy: Pearson’s r of "
+        f"{plural} {whose} final model learned poorly {had} less privacy: Pearson’s r of "
         "epsilon and log loss is ",
         doc.Span(f"{found.every.pearson:.2f}"),
         f"{after(found.every.pearson_interval)}, Spearman’s rank correlation "
@@ -62,7 +62,7 @@ def _figure(summary: AuditSummary, found: LossRelation) -> tuple[doc.Block, ...]
     bins = found.bins
     if bins is None or found.line.slope is None or found.line.intercept is None:
         return ()
-    everybody = summary.account.everybody
+    plural = summary.account.plural
     slope, intercept = format_number(found.line.slope), format_number(found.line.intercept)
     sign = "+" if found.line.slope >= 0 else "−"
     edges = [f"{edge:.3g}" for edge in bins.loss_edges]
@@ -72,12 +72,12 @@ def _figure(summary: AuditSummary, found: LossRelation) -> tuple[doc.Block, ...]
             zip(bins.counts, bins.p25, bins.median, bins.p75, strict=True)
         )
     ]
-    head = ("Loss from", "To", capitalised(everybody), "25 %", "Median epsilon", "75 %")
+    head = ("Loss from", "To", capitalised(plural), "25 %", "Median epsilon", "75 %")
     return (
         doc.Figure(
             "loss",
-            (found, drawn_worst_case(summary), everybody),
-            f"Darker cells hold more {everybody}. Fitted: epsilon ≈ {intercept} {sign} "
+            (found, drawn_worst_case(summary), plural),
+            f"Darker cells hold more {plural}. Fitted: epsilon ≈ {intercept} {sign} "
             f"{format_number(abs(found.line.slope))} · ln(loss), loss in nats; slope "
             f"{slope}{after(found.line.slope_interval)}, intercept "
             f"{intercept}{after(found.line.intercept_interval)}.",

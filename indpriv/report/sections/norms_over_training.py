@@ -48,19 +48,19 @@ def _by_class(summary: AuditSummary) -> tuple[Block, ...]:
 
 
 def _ends(summary: AuditSummary) -> tuple[Block, ...]:
-    found, everybody = summary.drivers, summary.account.everybody
+    found, plural = summary.drivers, summary.account.plural
     ends = (
         ("Least protected", "Largest", found.least_protected, found.n_at_most),
         ("Most protected", "Smallest", found.most_protected, found.n_at_least),
     )
     texts = (
         paragraph(
-            f"{which} epsilon ({n:,} {everybody} share the {which.lower()}): "
+            f"{which} epsilon ({n:,} {plural} share the {which.lower()}): "
             f"{', '.join(map(str, ids))}."
         )
         for _, which, ids, n in ends
     )
     return (
-        Details(f"Ids of the least and the most protected {everybody}", tuple(texts)),
+        Details(f"Ids of the least and the most protected {plural}", tuple(texts)),
         *(Examples(title, ids) for title, _, ids, _ in ends),
     )

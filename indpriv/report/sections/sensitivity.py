@@ -10,7 +10,7 @@ def sensitivity(summary: AuditSummary) -> Section | None:
     """None where no other choice was tried."""
     if not summary.fidelity.sensitivity:
         return None
-    head = ("Choice", "Here", "Instead", capitalised(summary.account.everybody), "Pearson’s r")
+    head = ("Choice", "Here", "Instead", capitalised(summary.account.plural), "Pearson’s r")
     rows, lines = [], []
     for row in summary.fidelity.sensitivity:
         choice, here, instead = map(spaced, (row.choice, row.here, row.instead))

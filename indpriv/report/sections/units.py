@@ -9,7 +9,7 @@ def units(summary: AuditSummary) -> Section | None:
     """None where each unit has one row."""
     if not summary.unit_sizes:
         return None
-    unit, everybody = summary.account.unit, summary.account.everybody
+    unit, plural = summary.account.unit, summary.account.plural
     rows = [
         (
             format_rows(row.least, row.most),
@@ -29,19 +29,19 @@ def units(summary: AuditSummary) -> Section | None:
         (
             paragraph(
                 "Individual epsilon beside the worst case for the same number of rows. A cap on "
-                f"the number of rows would guarantee all {everybody} the worst case of its line, "
+                f"the number of rows would guarantee all {plural} the worst case of its line, "
                 "but it drops rows, and training without them would give another model. The "
                 f"number of rows of a {unit} is itself private: choose a cap without looking at "
                 "this table, or count that choice as tuning."
             ),
-            table((name, capitalised(everybody), *head), rows),
+            table((name, capitalised(plural), *head), rows),
         ),
         (
             Entry(
                 "",
                 (
                     table(
-                        (name.upper(), everybody, "worst case", "median", "largest", "a cap drops"),
+                        (name.upper(), plural, "worst case", "median", "largest", "a cap drops"),
                         screen,
                     ),
                 ),

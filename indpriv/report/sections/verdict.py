@@ -82,7 +82,7 @@ def lead(summary: AuditSummary) -> list[doc.Text]:
         found.append(doc.Span("This is hardly any protection."))
     if summary.claim == "exact":
         found.append(
-            f"In the training that happened, half of the {summary.account.everybody} had an "
+            f"In the training that happened, half of the {summary.account.plural} had an "
             f"individual epsilon of at most {format_epsilon(summary.individual.median)}."
         )
     return found
@@ -105,9 +105,9 @@ def _key_figures(summary: AuditSummary) -> doc.Table:
                 format_epsilon(individual.median),
                 f"{summary.claim}; not a guarantee",
             ),
-            (f"95 % of {account.everybody} have at most", format_epsilon(individual.p95), tail),
+            (f"95 % of {account.plural} have at most", format_epsilon(individual.p95), tail),
             (
-                f"{capitalised(account.everybody)} {account.at_worst_case}",
+                f"{capitalised(account.plural)} {account.at_worst_case}",
                 format_share(individual.share_at_worst_case),
                 "clipped in every step",
             ),

@@ -1,4 +1,4 @@
-"""Full and batch norms together, against a twin that looks at one step of one example at a time."""
+"""Full and batch norms together, compared with a reference that looks at one step of one example at a time."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Known participation, compared with slow twins and with accounts that know nothing of it."""
+"""Known participation, compared with slow reference implementations and with accounts that know nothing of it."""
 
 from dataclasses import replace
 
@@ -136,7 +136,7 @@ def test_twenty_shuffled_epochs():
     assert table.claim_reason.startswith("No norms of batches were recorded")
 
 
-def test_steps_without_batch_norms_count_everybody_at_max_grad_norm():
+def test_steps_without_batch_norms_count_all_examples_at_max_grad_norm():
     steps, positions = np.repeat(np.arange(4), 2), np.tile([0, 1], 4)
     log = log_of((steps, positions, np.full(8, 0.5)), 2, 4, noise_multiplier=1.0)
     whole = account(log, delta=DELTA, participation="known")

@@ -41,7 +41,7 @@ def secrets(ranks, rows=4):
 
 @given(st.floats(0, 20), st.sampled_from([0.0, 1e-5, 0.01]), st.sampled_from([2, 10, 1000]))
 def test_the_ceiling_covers_the_worst_law_of_ranks(epsilon, delta, n):
-    """Slow twin: the mean over ranks whose distribution function is as large as allowed."""
+    """Slow reference: the mean over ranks whose distribution function is as large as allowed."""
     reached = [min(1.0, math.exp(epsilon) * k / n + delta) for k in range(1, n)] + [1.0]
     chances = np.diff([0.0, *reached])
     mean = sum(chances * np.log2(n / np.arange(1, n + 1)))

@@ -80,7 +80,7 @@ def test_false_alarms_of_coins_are_of_new_coins():
 
 
 def false_alarms(trials, draw, fair_coins):
-    """Shares of trials without any leak in which the bound of everybody, and any bound of a group, is above 0."""
+    """Shares of trials without any leak in which the bound of all examples, and any bound of a group, is above 0."""
     found = np.zeros(2)
     stated = []
     for seed in range(trials):

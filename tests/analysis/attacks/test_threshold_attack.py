@@ -84,7 +84,7 @@ def test_groups_are_attacked_alone():
     assert attack.by == "kind"
 
 
-def test_a_twin_is_attacked_on_the_same_examples():
+def test_a_baseline_is_attacked_on_the_same_examples():
     rng = np.random.default_rng(2)
     values, groups = rng.random(80), ["a", "b"] * 40
     first = threshold_attack(scores(values[:40], values[40:], groups), model="dp", seed=3)

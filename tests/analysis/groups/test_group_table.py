@@ -111,10 +111,10 @@ def test_a_reversal_by_chance_is_marked_as_such():
 
 def test_reversals_are_corrected_for_groupings():
     epsilon, label, group = simpson()
-    train = rows("train", label, group=group, twin=group)
+    train = rows("train", label, group=group, same=group)
     test = rows("test", [])
     one = group_tables(epsilon_table(epsilon), train, test, ["group"])[0].tests.reversals
-    two = group_tables(epsilon_table(epsilon), train, test, ["group", "twin"])[0].tests.reversals
+    two = group_tables(epsilon_table(epsilon), train, test, ["group", "same"])[0].tests.reversals
     assert [each.p_value for each in two] == [2 * each.p_value for each in one]
 
 

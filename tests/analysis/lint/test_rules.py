@@ -173,7 +173,7 @@ def test_a_rule_says_all_that_a_reader_needs(rule):
 
 
 def test_the_noise_that_a_larger_batch_saves_is_what_the_definition_says():
-    """A slow twin: the variance of the mean of all averaged gradients, by adding up the steps."""
+    """A slow reference: the variance of the mean of all averaged gradients, by adding up the steps."""
     plan = replace(LESS_NOISE, total_steps=100)
     twice = Plan(0.5, 0.02, 50).with_epsilon(plan.epsilon(1e-6), 1e-6)
 

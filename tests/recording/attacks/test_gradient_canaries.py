@@ -53,7 +53,7 @@ def test_scores_are_distributed_as_the_mechanism_says(tmp_path, mode):
 
 
 def test_the_sum_gets_the_members_that_the_sampler_drew(tmp_path, monkeypatch):
-    """A plain twin: with the noise switched off, the update holds the examples and the canaries."""
+    """A plain reference: with the noise switched off, the update holds the examples and the canaries."""
     run = make_run(noise_multiplier=1e-12, max_grad_norm=0.5)
     drawn: list[np.ndarray] = []
     plain = torch.rand

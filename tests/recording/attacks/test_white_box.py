@@ -1,4 +1,4 @@
-"""The attacker of the analysis in real Opacus runs, beside a slow twin and its own prediction."""
+"""The attacker of the analysis in real Opacus runs, beside a slow reference and its own prediction."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def one_by_one(plain, module, inputs, targets):
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_scores_equal_a_slow_twin(tmp_path, mode):
+def test_scores_equal_a_slow_reference(tmp_path, mode):
     """Step by step: the noisy sum less every other example, projected on one gradient."""
     copied = mlp()
     torch.manual_seed(4)

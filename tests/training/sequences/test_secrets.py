@@ -38,7 +38,7 @@ def test_rows_of_text_are_encoded_and_shifted():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_shared_beginnings_give_the_likelihood_of_each_candidate(name):
-    """Slow twin: the whole sentence of each pin through the model, character by character."""
+    """Slow reference: the whole sentence of each pin through the model, character by character."""
     torch.manual_seed(0)
     module = MODELS[name]().eval()
     (secret,) = draw_secrets([1], np.random.default_rng(1))
