@@ -14,8 +14,10 @@ from indpriv.accountant.method import Method
 from indpriv.accountant.prepared import account_of, as_yu2023, checked, epsilon_blocks
 from indpriv.accountant.privacy_filter import under_filter
 from indpriv.accountant.relations.known import known_table
+from indpriv.accountant.relations.replace_one import ReplaceOneEngine
 from indpriv.accountant.units import Units, check_method, several_rows, worst_cases
 from indpriv.epsilon_table import EpsilonTable
+from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 
 
@@ -116,7 +118,8 @@ def table_of(
 ) -> EpsilonTable:
     """The account of single rows: norm log -> histogram -> divergences -> epsilon."""
     log = checked(log, method)
-    engine = ENGINES[method.accountant].prepare(log, method)
+    replaced = method.relation_of(log.neighbouring) == "replace_one"
+    engine = (ReplaceOneEngine if replaced else ENGINES[method.accountant]).prepare(log, method)
     found, done = [], 0
     for part in epsilon_blocks(log, engine, workers=workers):
         found.append(part)
@@ -146,6 +149,11 @@ def _of_units(
 ) -> EpsilonTable:
     """The account of units, some of several rows; those of one row are examples like any other."""
     check_method(method, log.unit)
+    if method.relation_of(log.neighbouring) == "replace_one":
+        raise InputError(
+            f'neighbouring="replace_one" has no account of several rows of one {log.unit} with '
+            'secret participation; pass participation="known"'
+        )
     log = as_yu2023(log) if method.preset == "yu2023" else log
     one = units.n_rows == 1
     single = replace(

@@ -17,6 +17,7 @@ class Declared:
     Attributes:
         name: of the run.
         delta: of its guarantee.
+        participation, neighbouring: of the account; see `indpriv.account`.
         groups: columns to compare, chosen beforehand.
         class_names: what the integer labels 0, 1, ... mean.
         released: what is published of the run.
@@ -31,6 +32,8 @@ class Declared:
 
     name: str | None = None
     delta: float | None = None
+    participation: str | None = None
+    neighbouring: str | None = None
     groups: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     released: str | None = None
@@ -58,6 +61,8 @@ class Declared:
         return cls(
             name=_text(content, ("name",)),
             delta=None if delta is None else float(delta),
+            participation=_text(content, ("participation",), ("config", "audit", "participation")),
+            neighbouring=_text(content, ("config", "audit", "neighbouring")),
             groups=_texts("groups", first_at(content, ("groups",), ("config", "audit", "groups"))),
             class_names=_texts(
                 "class_names", first_at(content, ("class_names",), ("data", "class_names"))

@@ -27,6 +27,7 @@ from indpriv.norm_log.evidence import (
     PASSED,
     RECORDS,
     SAMPLER,
+    TOOK_PART,
     Assumption,
     Check,
 )
@@ -169,6 +170,10 @@ def _released(run: RunFacts, guarantee: Guarantee) -> Disclosure:
 def _training(run: RunFacts, account: Account, checks: Sequence[Check]) -> list[Disclosure]:
     observed = run.recorder.get("sampler_class")
     sampler = account.sampler + (f"; observed: {observed}" if observed else "; not observed")
+    known = account.participation == "known"
+    if known:
+        sampler += "; who took part in which step counts as known to the attacker"
+    of_sampler = (TOOK_PART,) if known else (SAMPLER, BATCH_SIZES, PARTICIPATION)
     steps = (
         f"{run.settings.total_steps:,}, about {format_number(run.settings.expected_epochs)} epochs"
     )
@@ -178,14 +183,10 @@ def _training(run: RunFacts, account: Account, checks: Sequence[Check]) -> list[
     later = run.recorder.get("replayed") or run.recorder.get("converted")
     clipping = DECLARED if later else _read_from(run, "clipping")
     return [
-        Disclosure(
-            "sampler", "Sampler", sampler, status_of(checks, SAMPLER, BATCH_SIZES, PARTICIPATION)
-        ),
+        Disclosure("sampler", "Sampler", sampler, status_of(checks, *of_sampler)),
         Disclosure("steps", "Steps", steps, status_of(checks, BATCH_FOR_EVERY_STEP, CLOSED)),
         Disclosure("sample_rate", "sample_rate", str(run.settings.sample_rate), settings),
-        Disclosure(
-            "noise_multiplier", "noise_multiplier", str(run.settings.noise_multiplier), settings
-        ),
+        Disclosure("noise_multiplier", "noise_multiplier", _noise(run), settings),
         Disclosure("max_grad_norm", "max_grad_norm", str(run.settings.max_grad_norm), clipping),
         _clip_mode(run, checks),
         Disclosure(
@@ -198,10 +199,20 @@ def _training(run: RunFacts, account: Account, checks: Sequence[Check]) -> list[
         Disclosure(
             "accountant",
             "Accountant",
-            f"{account.accountant.upper()}, conversion {account.conversion}",
+            account.method
+            if account.conversion == "none"
+            else f"{account.accountant.upper()}, conversion {account.conversion}",
             VERIFIED,
         ),
     ]
+
+
+def _noise(run: RunFacts) -> str:
+    """The noise multiplier that accounts use, which is smaller where clipping is not exact."""
+    counted, excess = str(run.settings.noise_multiplier), run.recorder.get("clip_excess")
+    if not excess:
+        return counted
+    return f"{counted}: the optimizer's over {1 + excess:.6g}, since clipped gradients are longer"
 
 
 def _clip_mode(run: RunFacts, checks: Sequence[Check]) -> Disclosure:
@@ -244,7 +255,9 @@ def _norms(
         f"{records.n_records:,} of {total:,} steps recorded "
         f"({format_share(records.recorded_share)}), {norms}"
     )
-    if records.recorded_share < 1:
+    if account.participation == "known":
+        source = f"batches of {format_share(account.recorded_share)} of {total:,} steps, {norms}"
+    elif records.recorded_share < 1:
         source += f"; between records: {account.between_records.replace('_', ' ')}"
     secure = run.recorder.get("secure_mode")
     generator = (

@@ -9,17 +9,30 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
+from scipy.special import ndtr, ndtri
 
 from indpriv._formatting import format_delta, format_epsilon
 from indpriv._plain import AtLeastZero, Limits, Share
+from indpriv.accountant.pld.curves import gaussian_mu
 from indpriv.accountant.risk import worst_case_risk
+from indpriv.analysis.divisor import Divisor
 from indpriv.epsilon_table import EpsilonTable
-from indpriv.norm_log.evidence import FAILED, SEEDED, WORST_CASE, Check
+from indpriv.norm_log.evidence import (
+    FAILED,
+    OF_SECRECY,
+    SEEDED,
+    WORST_CASE,
+    Check,
+)
 from indpriv.norm_log.norm_log import NormLog
 
 SUPPORTED, DECLARED, UNPROVEN, VOID = "supported", "declared", "unproven", "void"
 STATUSES = (SUPPORTED, DECLARED, UNPROVEN, VOID)  # the weakest last
 STANDS = (SUPPORTED, DECLARED)  # the statuses of a guarantee that no check contradicts
+
+_WITHOUT_POISSON = (
+    "; an audit with --participation known gives a guarantee that needs no Poisson sampling"
+)
 
 FALSE_POSITIVE_RATE = 0.01  # at which reports state the limit on membership tests
 
@@ -106,13 +119,15 @@ def guarantee_of(
     checks: Sequence[Check],
     recorder: Mapping[str, Any],
     membership: Membership | None = None,
+    divisor: Divisor | None = None,
 ) -> Guarantee:
     """State the worst case of a run; those checks that bear on it decide its status.
 
-    `recorder` is what the recorder noted about the run: "seeded" voids the guarantee.
+    `recorder` is what the recorder noted about the run: "seeded" voids the guarantee. `divisor`
+    refutes adding or removing an example where it tells their number.
     """
     account = table.account
-    status, reasons = _status(table, checks, recorder)
+    status, reasons = _status(table, checks, recorder, divisor)
     statement, delta_times_n = _statement(table, status), account.delta * len(table)
     if status in STANDS and delta_times_n >= 1:
         statement += (
@@ -131,16 +146,26 @@ def guarantee_of(
 
 
 def _status(
-    table: EpsilonTable, checks: Sequence[Check], recorder: Mapping[str, Any]
+    table: EpsilonTable,
+    checks: Sequence[Check],
+    recorder: Mapping[str, Any],
+    divisor: Divisor | None,
 ) -> tuple[str, list[str]]:
     """The status of the guarantee, and why it is not "supported"."""
     if recorder.get("seeded"):
         return VOID, [SEEDED]
+    account = table.account
+    known = account.participation == "known"
+    left_out = OF_SECRECY if known else frozenset()
     reasons = [
-        check.detail for check in checks if check.status == FAILED and check.bears_on == WORST_CASE
+        check.detail
+        for check in checks
+        if check.status == FAILED and check.bears_on == WORST_CASE and check.key not in left_out
     ]
-    if table.account.sampler != "poisson":
-        reasons.insert(0, f"batches were {table.account.sampler}, not Poisson-sampled")
+    if account.neighbouring == "add_remove" and divisor is not None and divisor.tells_n:
+        reasons.append(f"{divisor.describe()}; an audit with --neighbouring zero-out allows for it")
+    if account.sampler != "poisson" and not known:
+        reasons.insert(0, f"batches were {account.sampler}, not Poisson-sampled{_WITHOUT_POISSON}")
     if reasons:
         return UNPROVEN, reasons
     if not checks:
@@ -148,6 +173,10 @@ def _status(
     if recorder.get("replayed") or recorder.get("converted"):
         return DECLARED, [
             "the training was not recorded as it ran: sampler, steps and settings are as declared"
+        ]
+    if known and account.sampler == "other":
+        return DECLARED, [
+            "nothing shows that whatever chose the examples of a batch looks at no data"
         ]
     return SUPPORTED, []
 
@@ -166,6 +195,18 @@ def worst_case_membership(log: NormLog, delta: float) -> Membership | None:
         true_positive_rate=float(risk.true_positive_rate[0, 0]),
         advantage=float(risk.advantage[0]),
         mu=float(risk.mu[0]),
+    )
+
+
+def membership_if_known(table: EpsilonTable) -> Membership:
+    """The same for an account with known participation, which is that of a Gaussian mechanism."""
+    worst = np.array([table.worst_case_epsilon]), np.array([table.account.delta])
+    mu = float(gaussian_mu(*worst)[0])
+    return Membership(
+        false_positive_rate=FALSE_POSITIVE_RATE,
+        true_positive_rate=float(ndtr(ndtri(FALSE_POSITIVE_RATE) + mu)),
+        advantage=float(2 * ndtr(mu / 2) - 1),
+        mu=mu,
     )
 
 
@@ -197,7 +238,7 @@ def _statement(table: EpsilonTable, status: str) -> str:
         )
     bound = (
         f"epsilon {format_epsilon(table.worst_case_epsilon)} and delta "
-        f"{format_delta(account.delta)} ({account.relation}, Poisson sampling, "
+        f"{format_delta(account.delta)} ({account.relation}, {account.sampling}, "
         f"{account.guaranteed_by})"
     )
     if status == UNPROVEN:

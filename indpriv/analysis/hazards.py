@@ -15,6 +15,7 @@ from indpriv.analysis.disclosures import (
     declared_or_unknown,
     status_of,
 )
+from indpriv.analysis.divisor import divisor_of
 from indpriv.analysis.guarantee import Guarantee
 from indpriv.analysis.run_facts import RunFacts
 from indpriv.epsilon_table import Account
@@ -26,6 +27,7 @@ from indpriv.norm_log.evidence import (
     NORM_PRECISION,
     PARTICIPATION,
     SAMPLER,
+    TOOK_PART,
     Check,
 )
 
@@ -72,6 +74,15 @@ SAMPLING = Hazard(
     "The account relies on amplification by Poisson sampling. Shuffled or weighted batches do not "
     "give it.",
 )
+TAKING_PART = Hazard(
+    "participation",
+    ASSUMPTION,
+    "participation",
+    "Who takes part in which step depends on no data",
+    UNKNOWN,
+    "The account fixes who took part. Weights by label or loss, curricula and clients that select "
+    "themselves look at data. It claims no amplification by sampling.",
+)
 SEEDS = Hazard(
     "seeds",
     ASSUMPTION,
@@ -92,10 +103,29 @@ def hazards(
 ) -> tuple[Hazard, ...]:
     """How this account can be wrong or misread; caveats are those of the attacks that were run."""
     return (
-        *assumptions(run, account.delta, checks),
+        *assumptions(run, account.delta, checks, known=account.participation == "known"),
+        *_of_divisor(run, account),
         *_readings(guarantee, " ".join(caveats)),
         *_SCOPE,
     )
+
+
+def _of_divisor(run: RunFacts, account: Account) -> list[Hazard]:
+    """Whether updates tell the number of examples, and whether the relation allows for that."""
+    steps, rows = run.settings.total_steps, account.rows_per_unit or 1
+    found = divisor_of(run.n_examples, steps, run.recorder, rows=rows)
+    if found is None:
+        return []
+    same_n = account.neighbouring != "add_remove"
+    return [
+        _assumption(
+            "divisor",
+            "The divisor of gradients does not tell the number of examples",
+            FAILED if found.tells_n and not same_n else VERIFIED,
+            f"{found.describe()}."
+            + (" Neighbouring data sets have the same number of examples here." if same_n else ""),
+        )
+    ]
 
 
 def delta_is_too_large(delta: float, n_examples: int) -> bool:
@@ -103,11 +133,16 @@ def delta_is_too_large(delta: float, n_examples: int) -> bool:
     return delta * n_examples >= 1
 
 
-def assumptions(run: RunFacts, delta: float | None, checks: Sequence[Check]) -> list[Hazard]:
-    """What the account assumes; run.json may declare more, or say something about these."""
+def assumptions(
+    run: RunFacts, delta: float | None, checks: Sequence[Check], *, known: bool = False
+) -> list[Hazard]:
+    """What the account assumes; run.json may declare more, or say something about these.
+
+    known: the account is one with known participation, which assumes no Poisson sampling.
+    """
     declared = {_key(item): (item, text) for item, text in run.declared.on_trust.items()}
     found = []
-    for hazard in _assumed(run, delta, checks):
+    for hazard in _assumed(run, delta, checks, known):
         if text := declared.pop(hazard.key, ("", ""))[1]:
             status = DECLARED if hazard.status == UNKNOWN else hazard.status
             detail = f"{hazard.detail} Declared: {sentence(text)}"
@@ -119,15 +154,21 @@ def assumptions(run: RunFacts, delta: float | None, checks: Sequence[Check]) -> 
     ]
 
 
-def _assumed(run: RunFacts, delta: float | None, checks: Sequence[Check]) -> list[Hazard]:
+def _assumed(
+    run: RunFacts, delta: float | None, checks: Sequence[Check], known: bool
+) -> list[Hazard]:
     """Each assumption with its status."""
     seeded, secure = run.recorder.get("seeded"), run.recorder.get("secure_mode")
-    sampling = status_of(checks, SAMPLER, BATCH_FOR_EVERY_STEP, BATCH_SIZES, PARTICIPATION)
+    if known:
+        sampling = replace(TAKING_PART, status=status_of(checks, BATCH_FOR_EVERY_STEP, TOOK_PART))
+    else:
+        poisson = status_of(checks, SAMPLER, BATCH_FOR_EVERY_STEP, BATCH_SIZES, PARTICIPATION)
+        sampling = replace(SAMPLING, status=poisson)
     seeds = UNKNOWN if seeded is None else FAILED if seeded else DECLARED
     too_large = delta is not None and delta_is_too_large(delta, run.n_examples)
     return [
         *([DELTA] if too_large else []),
-        replace(SAMPLING, status=sampling),
+        sampling,
         _assumption(
             "norms",
             "The norm pass computes the norms that training clips",

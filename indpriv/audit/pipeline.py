@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._columns import Partition, partition
-from indpriv._formatting import format_delta
+from indpriv._formatting import format_delta, sentence
 from indpriv._progress import StageProgress, silent
+from indpriv.accountant.claims import ESTIMATE
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
 from indpriv.analysis.declared import Declared
+from indpriv.analysis.divisor import divisor_of
 from indpriv.analysis.fidelity.batch_norms import free_fidelity
 from indpriv.analysis.lookup import Lookup, look_up
 from indpriv.analysis.summary import AuditSummary, FidelityFindings
@@ -29,6 +31,7 @@ from indpriv.audit.unit_attacks import unit_attack_table
 from indpriv.audit.variants import effect_of_spacing, fidelity_against_k, sensitivity
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
+from indpriv.norm_log.evidence import FAILED, TOOK_PART
 from indpriv.norm_log.norm_log import NormLog, open_run
 from indpriv.norm_log.run_files import EXAMPLES, check_holds_log
 from indpriv.report.pictures import check_images
@@ -47,6 +50,8 @@ def audit(
     between_records: str = "last",
     tolerance: float = 1e-4,
     preset: str | None = None,
+    participation: str | None = None,
+    neighbouring: str | None = None,
     by: Sequence[str] = (),
     unit_column: str | None = None,
     unreadable: str = "refuse",
@@ -67,6 +72,10 @@ def audit(
         between_records: norms assumed between records: "last", "closest" or "worst_case".
         tolerance: relative width that brackets of epsilon by "pld" may have.
         preset: "yu2023": the paper's accountant, conversion and rule between records.
+        participation: "secret" or "known", see `indpriv.account`; default the one in run.json, else
+            "known" if batches were no Poisson samples and the log says who took part.
+        neighbouring: "add_remove", "zero_out" or "replace_one"; default the one in run.json, else
+            that of the log, or "zero_out" where updates tell the number of examples.
         by: columns such as "race" or "age:bins=10"; default those in run.json, else label and all
             metadata.
         unit_column: metadata column that names the owner of each row; epsilons are then of owners.
@@ -88,6 +97,7 @@ def audit(
     _check_arguments(path, output_dir, images)
     folders = (signals, baseline_signals)
     log, recorded = _read(path, unreadable, unit_column, folders, tell)
+    usual, usual_relation = _usual_participation(log, preset), _usual_relation(log, recorded)
     method = Method(
         delta=_delta(delta, recorded.declared, path, log.n_examples),
         accountant=accountant,
@@ -95,8 +105,14 @@ def audit(
         between_records=between_records,
         tolerance=tolerance,
         preset=preset,
+        participation=participation or recorded.declared.participation or usual,
+        neighbouring=neighbouring or recorded.declared.neighbouring or usual_relation,
     )
     command = _command(path, output_dir, method, by, unit_column, unreadable, seed, folders)
+    if method.participation != usual:
+        command += f" --participation {method.participation}"
+    if method.neighbouring != usual_relation:
+        command += f" --neighbouring {method.neighbouring}"
     name = path.resolve().name
     table, summary, scored = _analyse(log, recorded, method, name, by, seed, command, tell)
     _write(output_dir, log, table, recorded, summary, scored, images, tell)
@@ -133,6 +149,9 @@ def _analyse(
 ) -> tuple[EpsilonTable, AuditSummary, Sequence[ScoredAttack]]:
     """The epsilons of a log and all that is found; name: of the run, where run.json has none."""
     table = table_for(log, method, progress=lambda done, total: tell(ACCOUNTING, done, total))
+    refuted = [one for one in recorded.checks if (one.key, one.status) == (TOOK_PART.key, FAILED)]
+    if refuted and method.participation == "known":
+        table = replace(table, claim=ESTIMATE, claim_reason=sentence(refuted[0].detail))
     holdout, members = _holdout(log, recorded, method, table)
     fidelity = _fidelity(log, method, table, _groups(log, recorded, by), tell)
     with _stage(tell, ANALYSING):
@@ -239,6 +258,8 @@ def _holdout(
     Test examples are never sampled, so the hold-out has no batch norms: members are compared with
     it by full records alone.
     """
+    if method.participation == "known":  # test examples take part in no step
+        return None, None
     if recorded.holdout is None or table.account.rows_per_unit is not None:
         return None, None
     holdout = table_for(recorded.holdout, method)
@@ -254,6 +275,8 @@ def _fidelity(
     groups: dict[str, Partition],
     tell: StageProgress,
 ) -> FidelityFindings:
+    if method.participation == "known":  # nothing is assumed between records
+        return FidelityFindings()
     against_k = fidelity_against_k(log, method, table, tell, groups)
     return FidelityFindings(
         against_k=against_k,
@@ -270,6 +293,22 @@ def _groups(log: NormLog, recorded: RecordedRun, by: Sequence[str]) -> dict[str,
     train = recorded.examples.aligned(log.example_ids)
     columns, _ = choose_groups(train, by, recorded.declared.groups)
     return {column: partition(train, train.iloc[:0], column) for column in columns}
+
+
+def _usual_participation(log: NormLog, preset: str | None) -> str:
+    """Secret, unless that gives no guarantee and the log says who took part."""
+    some = log.batch_norms is not None or log.most_participations is not None
+    return "known" if log.sampler != "poisson" and some and preset is None else "secret"
+
+
+def _usual_relation(log: NormLog, recorded: RecordedRun) -> str | None:
+    """Zero-out where updates tell the number of examples, so that add/remove does not hold."""
+    rows = 1
+    if log.unit != "example" and log.unit_ids is not None:
+        rows = int(np.unique(log.unit_ids, return_counts=True)[1].max())
+    divisor = divisor_of(log.n_examples, log.total_steps, recorded.recorder, rows=rows)
+    told = divisor is not None and divisor.tells_n and log.neighbouring == "add_remove"
+    return "zero_out" if told else None
 
 
 def _delta(delta: float | None, declared: Declared, path: Path, n_examples: int) -> float:
@@ -298,7 +337,7 @@ def _command(
     words += ["--delta", repr(float(method.delta))]
     if method.preset is not None:
         words += ["--preset", method.preset]
-    else:
+    elif method.participation == "secret":
         words += ["--accountant", method.accountant, "--conversion", method.conversion]
         words += ["--between-records", method.between_records]
         if method.accountant == "pld":

@@ -92,6 +92,7 @@ def recorded_run(run: OpenedRun, unreadable: str = "refuse") -> RecordedRun:
             "seeded": state.seeded,
             **{key: state.header["norm_pass"].get(key) for key in ("backend", "slack")},
             "policy": state.header["policy"] or None,
+            "clip_excess": state.clip_excess,
             "pass_seconds": state.pass_seconds,
             "training_seconds": state.training_seconds,
         },

@@ -18,9 +18,16 @@ from indpriv._columns import MISSING, to_floats
 from indpriv.analysis.attacks.ceilings import ceilings_of
 from indpriv.analysis.disclosures import disclosures
 from indpriv.analysis.distribution import describe
+from indpriv.analysis.divisor import divisor_of
 from indpriv.analysis.duplicates import undeclared_people
 from indpriv.analysis.groups.group_table import GroupTable, group_tables
-from indpriv.analysis.guarantee import Guarantee, guarantee_of, worst_case_membership
+from indpriv.analysis.guarantee import (
+    Guarantee,
+    Membership,
+    guarantee_of,
+    membership_if_known,
+    worst_case_membership,
+)
 from indpriv.analysis.hazards import hazards
 from indpriv.analysis.loss import LossRelation, relate_to_loss
 from indpriv.analysis.norms_over_training import describe_drivers
@@ -95,7 +102,7 @@ def summarise(
     run = run_facts(log, recorded.examples, recorded.recorder, recorded.declared)
     provenance = _provenance(command)
     guarantee = _guarantee(log, table, recorded)
-    missing = (*_missing(recorded, log, fidelity), *found.missing)
+    missing = (*_missing(recorded, log, table, fidelity), *found.missing)
     return AuditSummary(
         name=name,
         provenance=provenance,
@@ -148,8 +155,16 @@ def _of_examples(
 
 
 def _guarantee(log: NormLog, table: EpsilonTable, recorded: RecordedRun) -> Guarantee:
-    membership = worst_case_membership(log, table.account.delta)
-    return guarantee_of(table, recorded.checks, recorded.recorder, membership)
+    account = table.account
+    if account.participation == "known":
+        membership: Membership | None = membership_if_known(table)
+    elif account.neighbouring == "replace_one":
+        membership = None  # its curve is not that of the Poisson pair
+    else:
+        membership = worst_case_membership(log, account.delta)
+    rows = account.rows_per_unit or 1
+    divisor = divisor_of(log.n_examples, log.total_steps, recorded.recorder, rows=rows)
+    return guarantee_of(table, recorded.checks, recorded.recorder, membership, divisor)
 
 
 def _notes(
@@ -185,7 +200,9 @@ def _version(library: str) -> str:
         return "not installed (run from its source)"
 
 
-def _missing(recorded: RecordedRun, log: NormLog, fidelity: FidelityFindings) -> list[str]:
+def _missing(
+    recorded: RecordedRun, log: NormLog, table: EpsilonTable, fidelity: FidelityFindings
+) -> list[str]:
     """What the audit lacks, in sentences."""
     found = []
     if recorded.examples is None:
@@ -203,7 +220,8 @@ def _missing(recorded: RecordedRun, log: NormLog, fidelity: FidelityFindings) ->
             f"There is no non-private baseline ({EXAMPLES_NON_DP}): the attack cannot be compared "
             "with one on a model trained without DP."
         )
-    if not fidelity.has_exact_values and not log.individually_clipped:
+    assumes_norms = not log.individually_clipped and table.account.participation == "secret"
+    if assumes_norms and not fidelity.has_exact_values:
         found.append(NO_EXACT_VALUES)
     return found
 

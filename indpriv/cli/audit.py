@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from indpriv.cli.first_contact import checked_run
+from indpriv.cli.images import training_images
 from indpriv.cli.options import (
     By,
     DataDir,
@@ -22,9 +23,6 @@ from indpriv.cli.options import (
 from indpriv.errors import InputError
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from indpriv.analysis.summary import AuditSummary
 
 REPLAY = "For a folder of checkpoints"  # heading in --help
@@ -55,6 +53,21 @@ Preset = Annotated[
     str | None,
     typer.Option(
         help="yu2023: account as in that paper (needs a log with norms rounded to nearest)."
+    ),
+]
+Participation = Annotated[
+    str | None,
+    typer.Option(
+        help="Whether an attacker knows who took part in which step: secret, which needs Poisson "
+        "sampling, or known, which needs none.",
+        show_default="secret with Poisson sampling, else known",
+    ),
+]
+Neighbouring = Annotated[
+    str | None,
+    typer.Option(
+        help="Neighbouring relation: add-remove, zero-out or replace-one.",
+        show_default="add-remove, or zero-out with known participation",
     ),
 ]
 UnitColumn = Annotated[
@@ -155,6 +168,8 @@ def audit(
     between_records: BetweenRecords = "last",
     tolerance: Tolerance = 1e-4,
     preset: Preset = None,
+    participation: Participation = None,
+    neighbouring: Neighbouring = None,
     by: By = None,
     unit_column: UnitColumn = None,
     unreadable: Unreadable = "refuse",
@@ -198,13 +213,15 @@ def audit(
             between_records=between_records.replace("-", "_"),
             tolerance=tolerance,
             preset=preset,
+            participation=participation,
+            neighbouring=neighbouring and neighbouring.replace("-", "_"),
             by=by or [],
             unit_column=unit_column,
             unreadable=unreadable.replace("-", "_"),
             seed=seed,
             signals=signals,
             baseline_signals=baseline_signals,
-            images=_images(path, data_dir) if show_examples else None,
+            images=training_images(path, data_dir) if show_examples else None,
             progress=progress,
         )
     show_audit(summary, output_dir, as_json=as_json)
@@ -323,27 +340,3 @@ def _replay(
             tell=lambda text: errors.print(escape(text)),
         )
     return output_dir / "replay"
-
-
-def _images(run_dir: Path, data_dir: Path | None) -> NDArray[np.float32]:
-    """Training images of a run of `indpriv train`, if its data set is still the same."""
-    from indpriv._files import read_json
-    from indpriv.norm_log.run_files import RUN_JSON
-    from indpriv.training.datasets import load_dataset
-
-    record = run_dir / RUN_JSON
-    content = read_json(record) if record.is_file() else {}
-    data = content.get("data") if isinstance(content, dict) else None
-    if not isinstance(data, dict) or not isinstance(data.get("dataset"), str):
-        raise InputError(
-            f"--show-examples: {record} names no data set (data.dataset), and a run directory "
-            "holds no examples; leave the option out and look examples up by the ids in the report"
-        )
-    dataset = load_dataset(data["dataset"], data_dir)
-    if dataset.fingerprint() != data.get("fingerprint"):
-        raise InputError(
-            f"--show-examples: the run was trained on other data than {data['dataset']} as loaded "
-            "(another fingerprint: canaries, a subset or another version), so the ids would name "
-            "other examples; leave the option out"
-        )
-    return dataset.train.inputs

@@ -168,6 +168,16 @@ class FileBatchNorms:
         small = position.astype(np.uint16) if stop - start <= 1 << 16 else position
         return BatchNormEntries(position, step, norm).select(np.argsort(small, kind="stable"))
 
+    def participations(self, first: int, stop: int, n_examples: int) -> NDArray[np.int64]:
+        """(n_examples,) number of entries of each example at steps first to stop."""
+        counts = np.zeros(n_examples, np.int64)
+        for part in self.parts:
+            if part.first < stop and first < part.first + part.count:
+                entries = self._read(part, 0, n_examples)
+                inside = (entries.step >= first) & (entries.step < stop)
+                counts += np.bincount(entries.position[inside], minlength=n_examples)
+        return counts
+
     def _read(self, file: BatchNormFile, start: int, stop: int) -> BatchNormEntries:
         try:
             with pq.ParquetFile(file.path, page_checksum_verification=True) as parquet:

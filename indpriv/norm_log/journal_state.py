@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from indpriv._journal import read_journal
 from indpriv.errors import EvidenceError
 from indpriv.norm_log.checks.sessions import session_checks
-from indpriv.norm_log.evidence import FAILED, Check
+from indpriv.norm_log.evidence import FAILED, OF_FULL_RECORDS, OF_SECRECY, SEEDED, Check
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
@@ -87,6 +87,28 @@ class LogState:
         return tuple(dict.fromkeys([*self.norm_caveats, *failed]))
 
     @property
+    def known_caveats(self) -> tuple[str, ...]:
+        """Reasons why an account with known participation is an estimate.
+
+        It reads the norms of batches as training clipped them, whatever drew the batches, so
+        neither the sampler nor the norm pass matters to it.
+        """
+        found = [caveat for one in self.sessions if one.training is None for caveat in one.caveats]
+        found += [SEEDED] if self.seeded else []
+        found += [
+            check.detail
+            for check in self.checks()
+            if check.status == FAILED and check.key not in OF_SECRECY | OF_FULL_RECORDS
+        ]
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def most_participations(self) -> int | None:
+        """Largest number of times that one example was drawn; None if nobody counted."""
+        counts = [session.draws.participations_max for session in self.sessions if session.draws]
+        return sum(counts) if counts and len(counts) == len(self.sessions) else None
+
+    @property
     def sampler(self) -> str:
         """What drew the batches: "poisson" if it did so in every session, else the first other."""
         samplers = (session.sampler for session in self.sessions)
@@ -124,6 +146,29 @@ class LogState:
             for name in SETTING_NAMES
         }
         return StepSettings.from_values(self.total_steps, **columns)
+
+    @property
+    def clip_excess(self) -> float:
+        """The largest excess of clipped gradients that accounts count in a session."""
+        return max(
+            (s.training.clipping.accounted_excess for s in self.sessions if s.training), default=0.0
+        )
+
+    def accounted_settings(self) -> StepSettings:
+        """The settings with less noise where clipped gradients stay longer than max_grad_norm.
+
+        Noise counts in units of the longest gradient: noise_multiplier / (1 + excess).
+        """
+        found = self.settings()
+        if not self.clip_excess:
+            return found
+        noise = found.noise_multiplier.copy()
+        for session in self.sessions:  # in order: a later one replaces the steps from its first on
+            start, training = session.from_step, session.training
+            noise[start:] = found.noise_multiplier[start:]
+            if training is not None:
+                noise[start:] /= 1 + training.clipping.accounted_excess
+        return replace(found, noise_multiplier=noise)
 
 
 def read_state(run_dir: Path) -> LogState:

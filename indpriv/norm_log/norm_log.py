@@ -74,7 +74,8 @@ class NormLog(_checks.FormerNames):
     Attributes:
         example_ids: (n_examples,) unique ids.
         recorded_steps: (n_records,) strictly increasing, each below total_steps.
-        settings: realised settings of all steps.
+        settings: realised settings of all steps; less noise where clipped gradients stay longer
+            than max_grad_norm by a measured share.
         levels: the rounding; None if rounding is 0 and norms are kept in full.
         sampler: what drew the batches: "poisson", as accounts with secret participation assume,
             "shuffled", "sequential", "fixed_size", "with_replacement" or "other".

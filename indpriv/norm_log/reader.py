@@ -15,7 +15,7 @@ from indpriv.errors import EvidenceError
 from indpriv.norm_log.batch_norms import BatchNormFile, FileBatchNorms
 from indpriv.norm_log.evidence import FAILED, NORM_PRECISION, NORMS_IN_TRAINING
 from indpriv.norm_log.journal_state import LogState
-from indpriv.norm_log.levels import Levels, levels_of
+from indpriv.norm_log.levels import levels_of
 from indpriv.norm_log.records import FileRecords
 from indpriv.norm_log.run_files import IDS, RECORDS
 from indpriv.norm_log.validation import check_unit_ids, check_words
@@ -87,7 +87,7 @@ def log_fields(state: LogState, faults: Faults) -> dict[str, Any]:
         "unit_ids": check_unit_ids(units, len(ids), header["unit"]),
         "recorded_steps": np.array([line["step"] for line in used], dtype=np.int64),
         "unreadable_steps": tuple(line["step"] for line in used if line["file"] in faults),
-        "settings": state.settings(),
+        "settings": state.accounted_settings(),
         "levels": levels,
         "sampler": state.sampler,
         "unit": header["unit"],
@@ -98,7 +98,9 @@ def log_fields(state: LogState, faults: Faults) -> dict[str, Any]:
         "rows": np.arange(len(rows)),
         "reference_positions": np.flatnonzero(ids["exact"].to_numpy()) if whole else None,
         "reference_records": FileRecords(reference_rows, levels) if whole else None,
-        "batch_norms": _batch_norms(state, faults, levels),
+        "batch_norms": batch_norms_of(state, faults),
+        "most_participations": state.most_participations,
+        "known_caveats": state.known_caveats,
     }
 
 
@@ -137,11 +139,13 @@ def filter_is_proven(state: LogState, faults: Faults) -> bool:
     """Whether a privacy filter watched the run and nothing on which its guarantee rests has failed.
 
     These are all checks except those of the norms: an example was charged for the level that it was
-    clipped at, whatever its norm.
+    clipped at, whatever its norm. It was charged for the noise as it was, which is too little where
+    clipped gradients stay longer than their level.
     """
     about_norms = (NORMS_IN_TRAINING.key, NORM_PRECISION.key)
     return (
         bool(state.header["privacy_filter"])
+        and not state.clip_excess
         and not any(line["file"] in faults for line in state.left_out)
         and not any(
             check.status == FAILED and check.key not in about_norms for check in state.checks()
@@ -159,8 +163,9 @@ def read_left_out(state: LogState) -> IntArray:
     return left_out_at
 
 
-def _batch_norms(state: LogState, faults: Faults, levels: Levels | None) -> FileBatchNorms | None:
+def batch_norms_of(state: LogState, faults: Faults) -> FileBatchNorms | None:
     """The batch norms of a log that has any; steps of unreadable files have none."""
+    levels = levels_of(state.header["rounding"], state.header["rounding_mode"])
     steps, found = [], []
     for line in state.batch_norms:
         first, stop = line["first"], min(line["first"] + line["count"], state.total_steps)

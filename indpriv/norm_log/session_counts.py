@@ -16,6 +16,9 @@ from indpriv import _plain
 from indpriv._arrays import IntArray
 from indpriv.errors import EvidenceError, InputError
 
+NEGLIGIBLE_EXCESS = 1e-4  # of max_grad_norm
+_MEASURED_MARGIN = 2.0
+
 _FLAT = {"flatten": True}  # keys of a part stand among those of the session
 
 
@@ -104,6 +107,18 @@ class ClippingCounts:
     clip_excess: float = 0.0
     clip_rounding: float = 0.0
 
+    @property
+    def accounted_excess(self) -> float:
+        """By how much longer than max_grad_norm accounts let a clipped gradient be, as a fraction.
+
+        Twice the measured excess of float32 sums, which agrees with that of gradients to within a
+        half; and what half precision can add, a bound. An excess below what rounding epsilons up
+        for display adds is left out.
+        """
+        measured = _MEASURED_MARGIN * self.clip_excess
+        counted = measured if self.clip_excess > NEGLIGIBLE_EXCESS else 0.0
+        return (1 + counted) * (1 + self.clip_rounding) - 1
+
 
 @dataclass
 class ComparedNorms:
@@ -161,12 +176,15 @@ class TrainingCounts:
         training_seconds: wall time of the steps, without the passes that take norms.
         ranks: number of processes that trained together.
         changed_outside: steps before which something other than the optimizer changed parameters.
+        took_part: fingerprint of how often each example was in the batch of a step; None if the
+            log keeps no batch norms, or several ranks trained.
     """
 
     sampler_class: str = ""
     training_seconds: float = 0.0
     ranks: int = 1
     changed_outside: int = 0
+    took_part: str | None = None
     batches: BatchCounts = field(default_factory=BatchCounts, metadata=_FLAT)
     clipping: ClippingCounts = field(default_factory=ClippingCounts, metadata=_FLAT)
     norms: ComparedNorms = field(default_factory=ComparedNorms, metadata=_FLAT)
@@ -229,7 +247,7 @@ class SessionCounts:
         from_step: the first of its steps.
         seeded: the user said that random numbers come from a known seed.
         caveats: reasons why an account of its norms is an estimate.
-        sampler: "poisson", "shuffled" or "other".
+        sampler: of the log; see `NormLog`.
         conversion, replay: where its norms come from; both None if a recorder watched training.
         draws: how often examples were drawn; None if it is not known.
         training: counts of a recorder that watched training; None if none did.

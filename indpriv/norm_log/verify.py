@@ -9,6 +9,7 @@ import numpy as np
 from indpriv._files import others_can_read, read_json
 from indpriv._formatting import format_cost
 from indpriv.errors import EvidenceError
+from indpriv.norm_log.checks.took_part import who_took_part
 from indpriv.norm_log.evidence import (
     COVERAGE,
     DECLARED_SETTINGS,
@@ -38,6 +39,7 @@ def verify(run: OpenedRun) -> list[Check]:
         *_records(run),
         _coverage(state),
         *state.checks(),
+        *who_took_part(state, run.faults),
         _norm_pass(state),
         _declared_settings(state),
         _permissions(state.run_dir),

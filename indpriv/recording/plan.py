@@ -86,7 +86,9 @@ class Plan:
                 'on_write_error="stop"'
             )
         run_id, positions = ranks.gather("attach", (self.run_id, self.reference_positions))[0]
-        plan = replace(self, run_id=run_id, reference_positions=positions)
+        # What an account with known participation reads; for another sampler no other is supported.
+        policy = self.policy if run.is_poisson else replace(self.policy, batch_norms=True)
+        plan = replace(self, run_id=run_id, reference_positions=positions, policy=policy)
         header = plan._header(ranks, run, norm_pass)
         shared = {
             **vars(header),

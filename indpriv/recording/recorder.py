@@ -59,8 +59,9 @@ class Recorder:
         reference_examples: number of random examples whose norms are recorded at every step
             (default 0). They measure the error that a larger K causes; each step costs one pass
             over them.
-        batch_norms: keep the norms that DP-SGD computes for each sampled batch (default False).
-            They cost next to nothing and improve between_records="last" and "closest".
+        batch_norms: keep the norms that DP-SGD computes for each sampled batch (default False, but
+            always kept if batches are no Poisson samples). They cost next to nothing, improve
+            between_records="last" and "closest", and make participation="known" exact.
         individual_clipping: clip each example at its last recorded level instead of max_grad_norm,
             which makes the account exact for any K (Yu et al. 2023, Algorithm 3). The noise stays
             as it is.

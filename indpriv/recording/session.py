@@ -20,6 +20,7 @@ from indpriv.norm_log.reader import read_left_out
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.step_settings import StepSetting
 from indpriv.norm_log.validation import check_norms
+from indpriv.norm_log.writer import fingerprint
 from indpriv.recording.clipping.filtered import FilteredClipping
 from indpriv.recording.clipping.individual import ClipLevels
 from indpriv.recording.data_passes import Examples, SharedPass, norms_of
@@ -112,6 +113,8 @@ class Session:
         draws, training = self._watch.counts()
         training.training_seconds = round(self._training_seconds, 6)
         training.ranks, training.randomness.first_draw = self._pass.ranks.size, self._first_draw
+        if self._policy.batch_norms and training.ranks == 1:
+            training.took_part = fingerprint(self._watch.tally.took_part)
         return SessionCounts(
             from_step=self._plan.resume_at or 0,
             seeded=self._plan.seeded,

@@ -215,9 +215,18 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, config=_KNOWN_KEYS_ONLY)
 class GroupConfig:
-    """[audit]: the columns whose groups are compared, "label" or metadata; chosen beforehand."""
+    """[audit]: how a run is audited, chosen beforehand.
+
+    Attributes:
+        groups: columns whose groups are compared, "label" or metadata.
+        participation: "secret" or "known", see `indpriv.account`; None for "secret" with Poisson
+            sampling, and "known" without.
+        neighbouring: "add_remove", "zero_out" or "replace_one"; None for the usual one.
+    """
 
     groups: tuple[Name, ...] = ("label",)
+    participation: Literal["secret", "known"] | None = None
+    neighbouring: Literal["add_remove", "zero_out", "replace_one"] | None = None
 
     def __post_init__(self) -> None:
         if len(set(self.groups)) < len(self.groups):

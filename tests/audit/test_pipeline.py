@@ -295,12 +295,11 @@ def test_a_command_reads_the_journal_and_each_record_once(
 
 
 @quick
-def test_shuffled_batches_have_no_guarantee(artifacts, tmp_path):
+def test_shuffled_batches_have_no_guarantee_with_secret_participation(artifacts, tmp_path):
     log, examples = artifacts
     shuffled = replace(log, sampler="shuffled")
-    summary = audit(
-        write_run(tmp_path / "run", shuffled, examples), tmp_path / "audit", delta=DELTA
-    )
+    folder = write_run(tmp_path / "run", shuffled, examples)
+    summary = audit(folder, tmp_path / "audit", delta=DELTA, participation="secret")
     assert (summary.guarantee.status, summary.claim) == ("unproven", "estimate")
     assert "No guarantee is proven" in summary.guarantee.statement
 

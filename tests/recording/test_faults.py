@@ -1,7 +1,9 @@
 """Other faults of a training loop: refused, or the account is an estimate that says why."""
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -214,17 +216,22 @@ def test_what_a_buffer_keeps_of_the_examples_is_refused(tmp_path):
     assert record(make_run(model=Remembers(of_data=False)), tmp_path / "counts").caveats == ()
 
 
-@pytest.mark.parametrize(
-    ("excess", "status"), [(5e-5, "passed"), (5e-4, "not checked"), (4e-3, "failed")]
-)
-def test_clipping_by_norms_that_sums_make_too_small_is_told(excess, status, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("excess", "counted"), [(5e-5, 0.0), (5e-4, 1e-3), (4e-3, 8e-3)])
+def test_clipping_by_norms_that_sums_make_too_small_counts_as_less_noise(
+    excess, counted, tmp_path, monkeypatch
+):
     monkeypatch.setattr("indpriv.recording.opacus.watch.clip_excess", lambda _: excess)
-    log = record(make_run(), tmp_path / "run")
-    check = next(check for check in verify(open_run(tmp_path / "run")) if check.title == "clipping")
-    assert check.status == status
-    assert ("for gradients as long as this model's" in " ".join(log.caveats)) == (
-        status == "failed"
+    log = record(make_run(noise_multiplier=1.5), tmp_path / "run", every=1)
+    check = next(check for check in verify(open_run(tmp_path / "run")) if check.key == "clipping")
+    assert check.status == "passed"
+    assert ("for gradients as long as this model's" in check.detail) == (counted > 0)
+    assert log.settings.noise_multiplier == pytest.approx(1.5 / (1 + counted))
+    assert indpriv.account(log, delta=1e-5).claim == "exact"
+    exact = replace(
+        log, settings=replace(log.settings, noise_multiplier=np.full(log.total_steps, 1.5))
     )
+    larger = indpriv.account(log, delta=1e-5).worst_case_epsilon
+    assert (larger > indpriv.account(exact, delta=1e-5).worst_case_epsilon) == (counted > 0)
 
 
 @pytest.mark.parametrize("outside", [True, False])

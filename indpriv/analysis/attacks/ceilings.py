@@ -36,17 +36,24 @@ class Ceilings:
 def ceilings_of(log: NormLog, table: EpsilonTable) -> Ceilings | None:
     """The worst case's limits and the mean of the individual ones; None for units of several rows.
 
+    It is also None if neighbours differ by a replaced example.
+
     Args:
         log: the norm log.
         table: its epsilons.
     """
-    if log.unit_ids is not None:
+    if log.unit_ids is not None or table.account.neighbouring == "replace_one":
         return None
-    risk = worst_case_risk(log, delta=table.account.delta, false_positive_rate=FALSE_POSITIVE_RATES)
-    mu = mu_of(table)
+    account, mu = table.account, mu_of(table)
+    if account.participation == "known":
+        largest = gaussian_mu(np.array([table.worst_case_epsilon]), np.array([account.delta]))
+        limits = np.concatenate([true_positive_rate(largest, one) for one in FALSE_POSITIVE_RATES])
+    else:
+        risk = worst_case_risk(log, delta=account.delta, false_positive_rate=FALSE_POSITIVE_RATES)
+        limits = risk.true_positive_rate[0]
     worst, individual = {}, {}
     for column, rate in enumerate(FALSE_POSITIVE_RATES):
-        limit = float(risk.true_positive_rate[0, column])
+        limit = float(limits[column])
         worst[f"{rate:g}"] = limit
         of_each = np.minimum(true_positive_rate(mu, rate), limit)
         individual[f"{rate:g}"] = float(of_each.mean())

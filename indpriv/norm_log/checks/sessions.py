@@ -17,12 +17,10 @@ from indpriv.norm_log.evidence import (
     CLIPPING,
     CLIPPING_PRECISION,
     CLOSED,
-    FAILED,
     INDIVIDUAL_CLIPPING,
     NO_VOIDED_STEPS,
     NORM_PRECISION,
     NORMS_IN_TRAINING,
-    NOT_CHECKED,
     OPACUS_ACCOUNTANT,
     PARAMETERS,
     PRIVACY_FILTER,
@@ -34,6 +32,7 @@ from indpriv.norm_log.evidence import (
     Check,
 )
 from indpriv.norm_log.session_counts import (
+    NEGLIGIBLE_EXCESS,
     AccountantCounts,
     BatchCounts,
     ClippingCounts,
@@ -45,7 +44,6 @@ from indpriv.norm_log.session_counts import (
 
 _FEW_NORMS = 1e-3  # of the norms compared
 _SMALL_EXCESS = 1e-3  # of max_grad_norm
-_NEGLIGIBLE_EXCESS = 1e-4  # of max_grad_norm: less than what rounding epsilons up for display adds
 # Loops over the loader that drew a batch and took no step, such as a look at the data, are allowed
 # once per epoch and this number of times more.
 _MAX_LOOKS = 2
@@ -260,15 +258,11 @@ def _clipping(training: TrainingCounts) -> Check:
             "loss is not that of training, or Opacus computes wrong norms for a layer; train in "
             "hooks mode to find out which"
         )
-    excess = counts.clip_excess
-    if excess > _NEGLIGIBLE_EXCESS:
-        return CLIPPING.check(
-            FAILED if excess > _SMALL_EXCESS else NOT_CHECKED,
+    if counts.clip_excess > NEGLIGIBLE_EXCESS:
+        return CLIPPING.passed(
             "for gradients as long as this model's, Opacus on this machine computes norms that are "
-            f"{100 * excess:.2g} % too small, because sums in float32 fall short, and clipped "
-            "gradients stay longer than max_grad_norm by as much: all epsilons, the worst case "
-            "included, are too small by about as much; train on a GPU, in ghost mode, or in "
-            "float64",
+            f"{100 * counts.clip_excess:.2g} % too small, because sums in float32 fall short, and "
+            f"clipped gradients stay longer than max_grad_norm by as much; {_counted(counts)}"
         )
     return CLIPPING.passed(
         f"{gradients:,} gradients, all clipped at no more than the max_grad_norm of their step"
@@ -279,13 +273,16 @@ def _clipping_precision(counts: ClippingCounts) -> list[Check]:
     if not (rounding := counts.clip_rounding):
         return []
     return [
-        CLIPPING_PRECISION.not_checked(
-            "Opacus clipped by norms in half precision: rounding may leave a clipped gradient "
-            f"longer than max_grad_norm by up to {100 * rounding:.2g} %, and all epsilons, the "
-            "worst case included, too small by about as much; add that much more noise, or clip in "
-            "float32"
+        CLIPPING_PRECISION.passed(
+            "Opacus clipped by norms in half precision, and rounding may leave a clipped gradient "
+            f"longer than max_grad_norm by up to {100 * rounding:.2g} %; {_counted(counts)}"
         )
     ]
+
+
+def _counted(counts: ClippingCounts) -> str:
+    excess = 100 * counts.accounted_excess
+    return f"epsilons count gradients up to {excess:.2g} % longer, which is less noise"
 
 
 def _clipped_at(assumption: Assumption, counts: ClippingCounts, level: str) -> Check:

@@ -14,7 +14,7 @@ from opacus.utils.uniform_sampler import (
     UniformWithReplacementSampler,
 )
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from indpriv.errors import InputError
 from indpriv.recording.opacus.ranks import DISTRIBUTED, check_distributed_sampler
@@ -69,7 +69,7 @@ def _wrapped(model: nn.Module) -> nn.Module:
 
 
 def sampler_kind(batch_sampler: Any, optimizer: Any) -> str:
-    """How batches are drawn: "poisson", "shuffled" or "other".
+    """How batches are drawn: one of the samplers of a NormLog; "other" if nothing is known of it.
 
     Raises:
         InputError: several ranks do not fit together.
@@ -87,9 +87,23 @@ def sampler_kind(batch_sampler: Any, optimizer: Any) -> str:
         return "poisson"
     if type(batch_sampler) is UniformWithReplacementSampler:  # a subclass may draw otherwise
         return "poisson"
-    if isinstance(batch_sampler, BatchSampler) and isinstance(batch_sampler.sampler, RandomSampler):
-        return "shuffled"
-    return "other"
+    return _order_of_torch(batch_sampler) if type(batch_sampler) is BatchSampler else "other"
+
+
+def _order_of_torch(batch_sampler: BatchSampler) -> str:
+    """What torch's own batch sampler draws; "other" if what chooses examples is not torch's own.
+
+    A WeightedRandomSampler, a SubsetRandomSampler or a list may have been made by looking at data.
+    """
+    sampler: Any = batch_sampler.sampler
+    if type(sampler) is SequentialSampler:
+        return "sequential"
+    if type(sampler) is not RandomSampler:
+        return "other"
+    if sampler.replacement or sampler.num_samples > len(sampler.data_source):
+        return "with_replacement"
+    one_batch = sampler.num_samples <= batch_sampler.batch_size
+    return "fixed_size" if one_batch else "shuffled"
 
 
 def check_loader(loader: DataLoader[Any], n_examples: int) -> None:

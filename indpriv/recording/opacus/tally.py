@@ -61,12 +61,14 @@ class Tally:
     Attributes:
         counts: of training; `Watch` adds what it counts itself.
         participations: (n_examples,) how often each example was drawn.
+        took_part: (n_examples,) how often it was in the batch of a step.
         noise_multipliers: number of steps with each noise_multiplier.
     """
 
     def __init__(self, n_examples: int) -> None:
         self.counts = TrainingCounts()
         self.participations: IntArray = np.zeros(n_examples, dtype=np.int64)
+        self.took_part: IntArray = np.zeros(n_examples, dtype=np.int64)
         self.noise_multipliers: Counter[float] = Counter()
         self._draws = 0
         self._expected = self._variance = 0.0  # of one example's participations
@@ -127,6 +129,7 @@ class Tally:
         if not self._waiting:
             return None
         positions, sample_rate, _ = self._waiting.popleft()
+        np.add.at(self.took_part, positions, 1)
         whole = clipped == len(positions)
         self.counts.batches.unmatched_steps += not whole
         return positions, sample_rate, whole

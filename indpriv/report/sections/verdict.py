@@ -94,7 +94,7 @@ def _key_figures(summary: AuditSummary) -> doc.Table:
     if not guarantee.publishable:
         useful = "useful " if guarantee.stands else ""
         name = f"Worst-case epsilon, no {useful}guarantee"
-    meaning = f"delta {format_delta(guarantee.delta)}, {summary.account.relation}, Poisson sampling"
+    meaning = f"delta {format_delta(guarantee.delta)}, {account.relation}, {account.sampling}"
     tail = f"99 %: {format_epsilon(individual.p99)}; largest: {format_epsilon(individual.max)}"
     return doc.table(
         ("Figure", "Value", "Meaning"),
@@ -154,7 +154,7 @@ def _guarantee_lines(summary: AuditSummary) -> tuple[doc.Paragraph, ...]:
     guarantee, account = summary.guarantee, summary.account
     value = (
         f"worst-case epsilon {format_epsilon(guarantee.worst_case_epsilon)} (delta "
-        f"{format_delta(guarantee.delta)}, {summary.account.relation}, Poisson sampling, "
+        f"{format_delta(guarantee.delta)}, {account.relation}, {account.sampling}, "
         f"{account.guaranteed_by}; covers all checkpoints)"
     )
     if guarantee.stands:
@@ -182,8 +182,7 @@ def _run_lines(summary: AuditSummary) -> tuple[doc.Paragraph, ...]:
     )
     worst = f"{format_share(individual.share_at_worst_case)} {account.at_worst_case}"
     lines = [
-        f"individual epsilon, {summary.claim.upper()} ({account.accountant.upper()}; "
-        f"{run.records.n_records:,} of {run.settings.total_steps:,} steps recorded)",
+        f"individual epsilon, {summary.claim.upper()} ({_read(summary)})",
         f"median {median} | 75 % at most {p75} | {worst}",
         f"95 % at most {p95} | 99 % at most {p99} | largest {largest}",
     ]
@@ -199,6 +198,16 @@ def _run_lines(summary: AuditSummary) -> tuple[doc.Paragraph, ...]:
         )
         lines.append(f"Pearson's r with log loss {summary.loss.every.pearson:.2f}{accuracy}")
     return (*map(doc.paragraph, lines), disclaimer(summary))
+
+
+def _read(summary: AuditSummary) -> str:
+    """What epsilons were computed from, in few words."""
+    account, run = summary.account, summary.run
+    total = f"{run.settings.total_steps:,}"
+    if account.participation == "known":
+        batches = round(account.recorded_share * run.settings.total_steps)
+        return f"Gaussian; norms of {batches:,} of {total} batches"
+    return f"{account.accountant.upper()}; {run.records.n_records:,} of {total} steps recorded"
 
 
 def odds(epsilon: float) -> str:

@@ -1,0 +1,36 @@
+"""Images of a run's training set, which a report may show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from indpriv.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+def training_images(run_dir: Path, data_dir: Path | None) -> NDArray[np.float32]:
+    """Training images of a run of `indpriv train`, if its data set is still the same."""
+    from indpriv._files import read_json
+    from indpriv.norm_log.run_files import RUN_JSON
+    from indpriv.training.datasets import load_dataset
+
+    record = run_dir / RUN_JSON
+    content = read_json(record) if record.is_file() else {}
+    data = content.get("data") if isinstance(content, dict) else None
+    if not isinstance(data, dict) or not isinstance(data.get("dataset"), str):
+        raise InputError(
+            f"--show-examples: {record} names no data set (data.dataset), and a run directory "
+            "holds no examples; leave the option out and look examples up by the ids in the report"
+        )
+    dataset = load_dataset(data["dataset"], data_dir)
+    if dataset.fingerprint() != data.get("fingerprint"):
+        raise InputError(
+            f"--show-examples: the run was trained on other data than {data['dataset']} as loaded "
+            "(another fingerprint: canaries, a subset or another version), so the ids would name "
+            "other examples; leave the option out"
+        )
+    return dataset.train.inputs

@@ -1,0 +1,38 @@
+"""Compare who took part according to batch norms with what a recorder counted at each step."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from indpriv.norm_log.evidence import TOOK_PART, Check
+from indpriv.norm_log.journal_state import LogState
+from indpriv.norm_log.reader import Faults, batch_norms_of
+from indpriv.norm_log.writer import fingerprint
+
+
+def who_took_part(state: LogState, faults: Faults) -> list[Check]:
+    """One check for each session that counted how often each example was in the batch of a step."""
+    starts = [session.from_step for session in state.sessions]
+    spans = pairwise([*starts, state.total_steps])
+    return [
+        _of_session(state, faults, first, stop, session.training.took_part)
+        for session, (first, stop) in zip(state.sessions, spans, strict=True)
+        if session.training is not None and session.training.took_part is not None
+        if session.training.batches.steps == stop - first  # else resuming declared some steps void
+    ]
+
+
+def _of_session(state: LogState, faults: Faults, first: int, stop: int, counted: str) -> Check:
+    norms, n_examples = batch_norms_of(state, faults), state.header["n_examples"]
+    if norms is None or not np.isin(np.arange(first, stop), norms.steps).all():
+        return TOOK_PART.not_checked("some steps have no batch norms")
+    found = norms.participations(first, stop, n_examples)
+    detail = f"{found.sum():,} participations in {stop - first:,} steps"
+    if fingerprint(found) == counted:
+        return TOOK_PART.passed(f"{detail}, as counted at each step for each example")
+    return TOOK_PART.failed(
+        f"by its batch norms {detail}, but these are not the examples that were counted at each "
+        "step: the log does not say who took part, so an account with known participation is wrong"
+    )

@@ -1,0 +1,111 @@
+"""Replaced examples with secret Poisson sampling, compared with quadrature and with dp_accounting."""
+
+import dp_accounting
+import mpmath
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+
+from indpriv import InputError, NormLog, account
+from indpriv.accountant.relations.replace_one import replaced_divergences
+
+DELTA = 1e-5
+
+
+def by_definition(own, other, rate, order):
+    """One divergence in 30 digits, split at the peaks of the integrand; the tangent has mean 0."""
+    with mpmath.workdps(30):
+        a, b, q, order = map(mpmath.mpf, map(float, (own, other, rate, order)))
+
+        def integrand(z):
+            x, y = mpmath.exp(a * z - a * a / 2), mpmath.exp(-b * z - b * b / 2)
+            tangent = 1 + order * q * (x - 1) + (1 - order) * q * (y - 1)
+            moment = (1 - q + q * x) ** order * (1 - q + q * y) ** (1 - order)
+            return mpmath.npdf(z) * (moment - tangent)
+
+        end = float(order * (a + b)) + 14
+        knots = [-30, *np.linspace(-14 - float(b), end, 2 + int((end + 14) / 2)), end + 8]
+        total = mpmath.quad(integrand, [mpmath.mpf(float(knot)) for knot in knots])
+        return float(mpmath.log1p(total) / (order - 1))
+
+
+def compare(rng, n):
+    for _ in range(n):
+        sigma = float(rng.choice([0.3, 0.7, 1.0, 5.0, 50.0]))
+        own, other = float(rng.choice([0.0, 0.02, 0.3, 1.0])) / sigma, 1 / sigma
+        rate, order = float(rng.choice([1e-3, 0.05, 0.5, 0.99])), float(rng.uniform(1.01, 20))
+        if rng.random() < 0.5:
+            own, other = other, own
+        found = replaced_divergences(*(np.array([x]) for x in (own, other, rate, order)))[0, 0]
+        truth = by_definition(own, other, rate, order)
+        assert truth <= found <= truth * (1 + 1e-7)
+
+
+def test_divergences_are_those_of_the_definition_and_never_smaller():
+    compare(np.random.default_rng(0), 2)
+
+
+@pytest.mark.slow
+def test_divergences_of_many_settings():
+    compare(np.random.default_rng(1), 220)
+
+
+def test_without_sampling_the_shifts_add_up():
+    found = replaced_divergences(
+        np.array([0.5]), np.array([1.0]), np.array([1.0]), np.array([2.0, 8.0])
+    )
+    assert found[:, 0] == pytest.approx([1.5**2, 4 * 1.5**2])
+
+
+@pytest.mark.parametrize("angle", [0.0, 1.0, 2.5])
+def test_other_directions_of_the_replacement_cost_less(angle):
+    """The divergence in two dimensions, by a sum over a grid."""
+    a, b, q, order = 1.2, 0.9, 0.3, 3.0
+    grid = np.arange(-9, 16, 0.04)
+    x, y = np.meshgrid(grid, grid)
+    first = 1 - q + q * np.exp(a * x - a * a / 2)
+    second = 1 - q + q * np.exp(b * (np.cos(angle) * x + np.sin(angle) * y) - b * b / 2)
+    weight = np.exp(-(x * x + y * y) / 2) / (2 * np.pi) * 0.04**2
+    moment = (weight * first**order * second ** (1 - order)).sum()
+    worst = replaced_divergences(*(np.array([v]) for v in (a, b, q, order)))[0, 0]
+    assert np.log(moment) / (order - 1) <= worst
+
+
+def log_of(norms, **changes):
+    arguments = {"noise_multiplier": 2.0, "max_grad_norm": 1.0, "sample_rate": 0.1, **changes}
+    return NormLog.from_arrays(norms, [0], total_steps=20, **arguments)
+
+
+@pytest.mark.slow
+def test_the_worst_case_is_above_the_tight_one_of_dp_accounting():
+    theirs = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
+    theirs.compose(dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(2.0)), 20)
+    table = account(log_of([[0.1, 5.0]]), delta=DELTA, neighbouring="replace_one")
+    assert 1.0 <= table.worst_case_epsilon / theirs.get_epsilon(DELTA) <= 1.2
+
+
+def test_an_example_with_a_small_norm_still_pays_for_its_replacement():
+    log = log_of([[0.0, 0.3, 5.0]], rounding=0.1)
+    replaced = account(log, delta=DELTA, neighbouring="replace_one")
+    removed = account(log, delta=DELTA)
+    assert np.all(np.diff(replaced.epsilon) > 0)
+    assert np.all(replaced.epsilon > removed.epsilon)
+    assert replaced.epsilon[0] > 0.5 * removed.worst_case_epsilon
+    assert replaced.epsilon[2] == replaced.worst_case_epsilon
+    alike = replaced.details["epsilon_if_replaced_alike"]
+    assert alike[0] == 0.0
+    assert np.all(alike <= replaced.epsilon)
+    assert replaced.account.relation == "replace one example"
+
+
+def test_zero_out_with_poisson_sampling_is_add_or_remove():
+    log = log_of([[0.2, 5.0]])
+    zeroed, removed = (account(log, delta=DELTA, neighbouring=one) for one in ("zero_out", None))
+    assert np.array_equal(zeroed.epsilon, removed.epsilon)
+    assert zeroed.account.relation == "zero out one example"
+
+
+def test_people_of_several_rows_are_refu():
+    log = log_of([[0.2, 0.3]], unit="user", unit_ids=["a", "a"])
+    with pytest.raises(InputError, match='pass participation="known"'):
+        account(log, delta=DELTA, neighbouring="replace_one")

@@ -1,0 +1,138 @@
+"""Runs without Poisson sampling: what the Recorder recognises and counts, and what an audit says of it."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
+
+import indpriv
+import oracles
+from indpriv.audit import audit
+from indpriv.norm_log.norm_log import open_run
+from indpriv.norm_log.verify import verify
+from indpriv.recording.opacus.tally import Tally
+from runs import blobs, make_run, record
+
+
+class Shuffled(RandomSampler):
+    """A subclass may draw otherwise."""
+
+
+def loader_of(dataset, kind):
+    samplers = {
+        "shuffled": lambda: RandomSampler(dataset),
+        "sequential": lambda: SequentialSampler(dataset),
+        "fixed_size": lambda: RandomSampler(dataset, num_samples=12),
+        "with_replacement": lambda: RandomSampler(dataset, replacement=True),
+        "weighted": lambda: WeightedRandomSampler([1.0] * 120, 120),
+        "subclass": lambda: Shuffled(dataset),
+    }
+    return DataLoader(dataset, batch_size=12, sampler=samplers[kind]())
+
+
+def trained(tmp_path, kind, epochs=2, every=3, **options):
+    dataset = blobs()
+    run = make_run(dataset, data_loader=loader_of(dataset, kind), poisson_sampling=False, **options)
+    torch.seed()
+    return record(run, tmp_path / "run", epochs=epochs, every=every)
+
+
+def drawn(log):
+    entries = log.batch_norms.read(0, 120)
+    return entries.position.tolist(), entries.step.tolist()
+
+
+def status_of(run_dir, key):
+    return [check.status for check in verify(open_run(run_dir)) if check.key == key]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sampler"),
+    [
+        ("shuffled", "shuffled"),
+        ("sequential", "sequential"),
+        ("fixed_size", "fixed_size"),
+        ("with_replacement", "with_replacement"),
+        ("weighted", "other"),
+        ("subclass", "other"),
+    ],
+)
+def test_samplers_of_torch_are_recognised_and_counted(kind, sampler, tmp_path):
+    log = trained(tmp_path, kind)
+    assert log.sampler == sampler
+    counts = Counter(log.batch_norms.read(0, 120).position.tolist())
+    assert log.most_participations == max(counts.values())
+    assert status_of(tmp_path / "run", "took_part") == ["passed"]
+    table = indpriv.account(log, delta=1e-5, participation="known")
+    assert table.claim == ("estimate" if sampler == "other" else "exact")
+    steps = set(zip(*drawn(log), strict=True))  # one that is drawn twice counts once
+    assert table.details["participations"].sum() == len(steps)
+
+
+def test_a_shuffled_run_has_a_supported_guarantee(tmp_path):
+    trained(tmp_path, "shuffled", noise_multiplier=2.0)
+    summary = audit(tmp_path / "run", tmp_path / "audit", delta=1e-5)
+    assert (summary.guarantee.status, summary.claim) == ("supported", "exact")
+    truth = oracles.gaussian_epsilon(np.sqrt(2) / 2.0, 1e-5)
+    assert summary.guarantee.worst_case_epsilon == pytest.approx(truth)
+    assert "zero out one example, participation known" in summary.guarantee.statement
+    assert summary.guarantee.membership.mu == pytest.approx(np.sqrt(2) / 2.0, rel=1e-6)
+    assert summary.account.participation == "known"
+    secret = audit(tmp_path / "run", tmp_path / "secret", delta=1e-5, participation="secret")
+    assert secret.guarantee.status == "unproven"
+    assert "--participation known" in secret.guarantee.reasons[0]
+    assert secret.provenance.command.endswith("--participation secret")
+
+
+def test_one_participation_that_is_miscounted_fails(tmp_path, monkeypatch):
+    plain = Tally.next_batch
+
+    def one_for_another(self):
+        found = plain(self)
+        if self.counts.steps == 3:
+            self.took_part[[0, 1]] += (1, -1)
+        return found
+
+    monkeypatch.setattr(Tally, "next_batch", one_for_another)
+    trained(tmp_path, "shuffled")
+    assert status_of(tmp_path / "run", "took_part") == ["failed"]
+    summary = audit(tmp_path / "run", tmp_path / "audit", delta=1e-5)
+    assert (summary.guarantee.status, summary.claim) == ("unproven", "estimate")
+
+
+def test_a_sampler_that_may_look_at_data_is_at_best_declared(tmp_path):
+    trained(tmp_path, "weighted")
+    summary = audit(tmp_path / "run", tmp_path / "audit", delta=1e-5)
+    assert summary.guarantee.status == "declared"
+    assert "looks at no data" in summary.guarantee.reasons[0]
+
+
+def test_a_poisson_run_may_be_audited_with_known_participation(tmp_path):
+    record(make_run(noise_multiplier=2.0), tmp_path / "run", epochs=1, batch_norms=True)
+    known = audit(tmp_path / "run", tmp_path / "audit", delta=1e-5, participation="known")
+    assert (known.guarantee.status, known.claim) == ("supported", "exact")
+    assert known.provenance.command.endswith("--participation known")
+    replaced = audit(
+        tmp_path / "run",
+        tmp_path / "b",
+        delta=1e-5,
+        participation="known",
+        neighbouring="replace_one",
+    )
+    assert replaced.guarantee.worst_case_epsilon > known.guarantee.worst_case_epsilon
+
+
+def test_individual_epsilon_is_exact_without_a_pass_over_the_data(tmp_path):
+    """It equals that of norms which were recorded at every step, where each example was absent or not."""
+    log = trained(tmp_path, "shuffled", every=1)
+    entries = log.batch_norms.read(0, 120)
+    present = np.zeros((log.total_steps, 120), bool)
+    present[entries.step, entries.position] = True
+    contributions = np.where(present, log.levels.relative(log.read()), 0.0)
+    table = indpriv.account(log, delta=1e-5, participation="known")
+    mu = np.sqrt(np.square(contributions).sum(axis=0))
+    truth = [oracles.gaussian_epsilon(value, 1e-5) for value in mu]
+    np.testing.assert_allclose(table.epsilon, truth, atol=0.06)  # each norm is rounded by itself
+    assert np.all(table.epsilon <= table.worst_case_epsilon)
