@@ -31,7 +31,7 @@ from indpriv.audit.unit_attacks import unit_attack_table
 from indpriv.audit.variants import effect_of_spacing, fidelity_against_k, sensitivity
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
-from indpriv.norm_log.evidence import FAILED, TOOK_PART
+from indpriv.norm_log.evidence import FAILED, TOOK_PART, if_known
 from indpriv.norm_log.norm_log import NormLog, open_run
 from indpriv.norm_log.run_files import EXAMPLES, check_holds_log
 from indpriv.report.pictures import check_images
@@ -108,6 +108,8 @@ def audit(
         participation=participation or recorded.declared.participation or usual,
         neighbouring=neighbouring or recorded.declared.neighbouring or usual_relation,
     )
+    if method.participation == "known":
+        recorded = replace(recorded, checks=if_known(recorded.checks))
     command = _command(path, output_dir, method, by, unit_column, unreadable, seed, folders)
     if method.participation != usual:
         command += f" --participation {method.participation}"

@@ -266,13 +266,14 @@ def test_clipping_by_norms_in_half_precision_is_told(half, tmp_path):
             loss.backward()
             run.optimizer.step()
 
-    record(run, tmp_path / "run", loop)
+    log = record(run, tmp_path / "run", loop)
     told = [
         check
         for check in verify(open_run(tmp_path / "run"))
         if check.title == "clipping, precision"
     ]
-    assert [check.status for check in told] == ["not checked"] * half
+    assert [check.status for check in told] == ["passed"] * half
+    assert log.settings.noise_multiplier == pytest.approx(1.0 / (1 + half * 1.5 * 2**-7))
     assert all("by up to 1.2 %" in check.detail for check in told)
 
 

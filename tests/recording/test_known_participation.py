@@ -80,6 +80,7 @@ def test_a_shuffled_run_has_a_supported_guarantee(tmp_path):
     assert "zero out one example, participation known" in summary.guarantee.statement
     assert summary.guarantee.membership.mu == pytest.approx(np.sqrt(2) / 2.0, rel=1e-6)
     assert summary.account.participation == "known"
+    assert not any(check.status == "failed" for check in summary.notes.checks)
     secret = audit(tmp_path / "run", tmp_path / "secret", delta=1e-5, participation="secret")
     assert secret.guarantee.status == "unproven"
     assert "--participation known" in secret.guarantee.reasons[0]
