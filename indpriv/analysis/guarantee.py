@@ -17,9 +17,9 @@ from indpriv.accountant.pld.curves import gaussian_mu
 from indpriv.accountant.risk import worst_case_risk
 from indpriv.analysis.divisor import Divisor
 from indpriv.epsilon_table import EpsilonTable
+from indpriv.norm_log.checks.of_known import OF_SECRECY
 from indpriv.norm_log.evidence import (
     FAILED,
-    OF_SECRECY,
     SEEDED,
     WORST_CASE,
     Check,

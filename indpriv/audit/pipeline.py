@@ -31,7 +31,8 @@ from indpriv.audit.unit_attacks import unit_attack_table
 from indpriv.audit.variants import effect_of_spacing, fidelity_against_k, sensitivity
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
-from indpriv.norm_log.evidence import FAILED, TOOK_PART, if_known
+from indpriv.norm_log.checks.of_known import if_known
+from indpriv.norm_log.evidence import FAILED, TOOK_PART
 from indpriv.norm_log.norm_log import NormLog, open_run
 from indpriv.norm_log.run_files import EXAMPLES, check_holds_log
 from indpriv.report.pictures import check_images

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from indpriv._plain import Limits
@@ -323,19 +322,8 @@ NORMS_IN_TRAINING = Assumption(
 )
 # As the reference page lists them.
 ASSUMPTIONS = {
-    "Files of the run": (
-        HASH_CHAIN,
-        RECORDS,
-        COVERAGE,
-        DECLARED_SETTINGS,
-        PERMISSIONS,
-    ),
-    "The run as a whole": (
-        CLOSED,
-        NO_VOIDED_STEPS,
-        RANDOM_NUMBERS,
-        TRAINING_WATCHED,
-    ),
+    "Files of the run": (HASH_CHAIN, RECORDS, COVERAGE, DECLARED_SETTINGS, PERMISSIONS),
+    "The run as a whole": (CLOSED, NO_VOIDED_STEPS, RANDOM_NUMBERS, TRAINING_WATCHED),
     "Each recording session": (
         SAMPLER,
         SEEDS,
@@ -353,33 +341,5 @@ ASSUMPTIONS = {
         TOOK_PART,
         OPACUS_ACCOUNTANT,
     ),
-    "Norms": (
-        NORM_PASS,
-        NORM_PRECISION,
-        NORMS_IN_TRAINING,
-    ),
+    "Norms": (NORM_PASS, NORM_PRECISION, NORMS_IN_TRAINING),
 }
-
-# Assumptions of accounts with secret participation alone: those of Poisson sampling.
-OF_SECRECY = frozenset(check.key for check in (SAMPLER, BATCH_SIZES, PARTICIPATION))
-# Assumptions of accounts that use full records or clip levels, which those with known participation
-# do not read.
-OF_FULL_RECORDS = frozenset(
-    check.key
-    for check in (
-        NORM_PASS,
-        NORM_PRECISION,
-        NORMS_IN_TRAINING,
-        INDIVIDUAL_CLIPPING,
-        PRIVACY_FILTER,
-    )
-)
-
-
-def if_known(checks: Iterable[Check]) -> tuple[Check, ...]:
-    """Checks of a run as an account with known participation reads them."""
-    detail = "not assumed, since who took part counts as known"
-    return tuple(
-        replace(check, status=NOT_CHECKED, detail=detail) if check.key in OF_SECRECY else check
-        for check in checks
-    )

@@ -11,8 +11,9 @@ import numpy as np
 
 from indpriv._journal import read_journal
 from indpriv.errors import EvidenceError
+from indpriv.norm_log.checks.of_known import OF_FULL_RECORDS, OF_SECRECY
 from indpriv.norm_log.checks.sessions import session_checks
-from indpriv.norm_log.evidence import FAILED, OF_FULL_RECORDS, OF_SECRECY, SEEDED, Check
+from indpriv.norm_log.evidence import FAILED, SEEDED, Check
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
