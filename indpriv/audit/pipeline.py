@@ -16,7 +16,6 @@ from indpriv.accountant.claims import ESTIMATE
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
 from indpriv.analysis.declared import Declared
-from indpriv.analysis.divisor import divisor_of
 from indpriv.analysis.fidelity.batch_norms import free_fidelity
 from indpriv.analysis.lookup import Lookup, look_up
 from indpriv.analysis.summary import AuditSummary, FidelityFindings
@@ -28,7 +27,13 @@ from indpriv.audit.run_attacks import ScoredAttack, scored_attacks
 from indpriv.audit.run_directory import RecordedRun, in_rows_of, recorded_run
 from indpriv.audit.summarise import summarise
 from indpriv.audit.unit_attacks import unit_attack_table
-from indpriv.audit.variants import effect_of_spacing, fidelity_against_k, sensitivity
+from indpriv.audit.variants import (
+    effect_of_spacing,
+    fidelity_against_k,
+    sensitivity,
+    usual_participation,
+    usual_relation,
+)
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.checks.of_known import if_known
@@ -98,7 +103,7 @@ def audit(
     _check_arguments(path, output_dir, images)
     folders = (signals, baseline_signals)
     log, recorded = _read(path, unreadable, unit_column, folders, tell)
-    usual, usual_relation = _usual_participation(log, preset), _usual_relation(log, recorded)
+    usual, relation = usual_participation(log, preset), usual_relation(log, recorded.recorder)
     method = Method(
         delta=_delta(delta, recorded.declared, path, log.n_examples),
         accountant=accountant,
@@ -107,14 +112,14 @@ def audit(
         tolerance=tolerance,
         preset=preset,
         participation=participation or recorded.declared.participation or usual,
-        neighbouring=neighbouring or recorded.declared.neighbouring or usual_relation,
+        neighbouring=neighbouring or recorded.declared.neighbouring or relation,
     )
     if method.participation == "known":
         recorded = replace(recorded, checks=if_known(recorded.checks))
     command = _command(path, output_dir, method, by, unit_column, unreadable, seed, folders)
     if method.participation != usual:
         command += f" --participation {method.participation}"
-    if method.neighbouring != usual_relation:
+    if method.neighbouring != relation:
         command += f" --neighbouring {method.neighbouring}"
     name = path.resolve().name
     table, summary, scored = _analyse(log, recorded, method, name, by, seed, command, tell)
@@ -296,22 +301,6 @@ def _groups(log: NormLog, recorded: RecordedRun, by: Sequence[str]) -> dict[str,
     train = recorded.examples.aligned(log.example_ids)
     columns, _ = choose_groups(train, by, recorded.declared.groups)
     return {column: partition(train, train.iloc[:0], column) for column in columns}
-
-
-def _usual_participation(log: NormLog, preset: str | None) -> str:
-    """Secret, unless that gives no guarantee and the log says who took part."""
-    some = log.batch_norms is not None or log.most_participations is not None
-    return "known" if log.sampler != "poisson" and some and preset is None else "secret"
-
-
-def _usual_relation(log: NormLog, recorded: RecordedRun) -> str | None:
-    """Zero-out where updates tell the number of examples, so that add/remove does not hold."""
-    rows = 1
-    if log.unit != "example" and log.unit_ids is not None:
-        rows = int(np.unique(log.unit_ids, return_counts=True)[1].max())
-    divisor = divisor_of(log.n_examples, log.total_steps, recorded.recorder, rows=rows)
-    told = divisor is not None and divisor.tells_n and log.neighbouring == "add_remove"
-    return "zero_out" if told else None
 
 
 def _delta(delta: float | None, declared: Declared, path: Path, n_examples: int) -> float:

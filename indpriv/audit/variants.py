@@ -5,6 +5,7 @@ Sensitive.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from indpriv._columns import Partition
 from indpriv._progress import StageProgress, silent
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
+from indpriv.analysis.divisor import divisor_of
 from indpriv.analysis.fidelity.comparison import Fidelity, Sensitivity, Spacing, compare_with_exact
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.norm_log.norm_log import NormLog
@@ -151,3 +153,19 @@ def sensitivity(
         found.append(Sensitivity.to(choice, table, table_for(log_then, method_then)))
         (progress or silent)(CHOOSING, number, len(cases))
     return tuple(found)
+
+
+def usual_participation(log: NormLog, preset: str | None) -> str:
+    """Secret, unless that gives no guarantee and the log says who took part."""
+    some = log.batch_norms is not None or log.most_participations is not None
+    return "known" if log.sampler != "poisson" and some and preset is None else "secret"
+
+
+def usual_relation(log: NormLog, recorder: Mapping[str, Any]) -> str | None:
+    """Zero-out where updates tell the number of examples, so that add/remove does not hold."""
+    rows = 1
+    if log.unit != "example" and log.unit_ids is not None:
+        rows = int(np.unique(log.unit_ids, return_counts=True)[1].max())
+    divisor = divisor_of(log.n_examples, log.total_steps, recorder, rows=rows)
+    told = divisor is not None and divisor.tells_n and log.neighbouring == "add_remove"
+    return "zero_out" if told else None

@@ -215,13 +215,9 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, config=_KNOWN_KEYS_ONLY)
 class GroupConfig:
-    """[audit]: how a run is audited, chosen beforehand.
+    """[audit]: the columns whose groups are compared, "label" or metadata; chosen beforehand.
 
-    Attributes:
-        groups: columns whose groups are compared, "label" or metadata.
-        participation: "secret" or "known", see `indpriv.account`; None for "secret" with Poisson
-            sampling, and "known" without.
-        neighbouring: "add_remove", "zero_out" or "replace_one"; None for the usual one.
+    participation and neighbouring are those of `indpriv audit`; None for its defaults.
     """
 
     groups: tuple[Name, ...] = ("label",)
