@@ -128,7 +128,7 @@ TASKS = (
     Task(
         "adult",
         "Adult",
-        "The audit is [audits/adult.toml](../audits/adult.toml).",
+        "The audit is `audits/adult.toml`.",
         AuditConfig.from_toml(AUDITS / "adult.toml"),
         partial(load_dataset, "adult"),
         {DP: 32, BASELINE: 17},

@@ -24,8 +24,8 @@ def _secrets(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield from (
         "# Secrets and attributes",
         "",
-        "Made by `python reports/make_extraction.py`. [How to run these attacks]"
-        "(../docs/how-to/secrets-and-attributes.md).",
+        "Made by `python reports/make_extraction.py`; `docs/how-to/secrets-and-attributes.md` says how "
+        "to run these attacks.",
         "",
         "## Secrets in character models",
         "",
