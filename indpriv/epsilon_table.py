@@ -43,6 +43,8 @@ class Account:
         participation: "secret" if an attacker does not know who took part in which step, as
             amplification by sampling needs; "known" if the bound holds against one who does.
         accountant, conversion, between_records: how it was computed.
+        tolerance: relative width that brackets may have; 0 where the accountant takes none. Within
+            it, epsilons depend on which other examples are accounted with them.
         rounding: of norms, as a fraction of max_grad_norm; 0 is none.
         rounding_mode: "up" or "nearest".
         total_steps: of the run.
@@ -66,6 +68,7 @@ class Account:
     privacy_filter: str = ""
     rows_per_unit: int | None = None
     participation: str = "secret"
+    tolerance: float = 0.0
 
     @property
     def guaranteed_by(self) -> str:

@@ -103,6 +103,8 @@ def table_for(
     """The account of a log, by example or by unit; as `indpriv.account`."""
     if method.participation == "known":
         return known_table(log, method, progress=progress, workers=workers)
+    if method.relation_of(log.neighbouring) == "replace_one":
+        log = _to_be_replaced(log)
     if log.unit_ids is None or log.unit == "example":
         return under_filter(table_of(log, method, progress=progress, workers=workers), log)
     units = Units.of(log.unit_ids)
@@ -111,6 +113,16 @@ def table_for(
         table = under_filter(table_of(rows, method, progress=progress, workers=workers), rows)
         return replace(table, account=replace(table.account, rows_per_unit=1))
     return under_filter(_of_units(log, units, method, progress, workers), log, units)
+
+
+def _to_be_replaced(log: NormLog) -> NormLog:
+    """The log without its filter, whose charges are of add/remove; InputError if not Poisson."""
+    if log.sampler not in ("poisson", "other"):
+        raise InputError(
+            f'neighbouring="replace_one" with secret participation is proven for Poisson sampling, '
+            f'and batches were drawn by a {log.sampler} sampler; pass participation="known"'
+        )
+    return replace(log, filtered=None)
 
 
 def table_of(

@@ -106,6 +106,7 @@ def account_of(log: NormLog, method: Method) -> Account:
         rounding_mode="none" if log.levels is None else log.levels.rounding_mode,
         total_steps=log.total_steps,
         recorded_share=log.coverage,
+        tolerance=method.tolerance if method.accountant == "pld" else 0.0,
     )
 
 

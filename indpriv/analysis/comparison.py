@@ -160,7 +160,7 @@ def _change(
 
 
 def _check_meaning(first: EpsilonTable, second: EpsilonTable) -> None:
-    for name in ("delta", "unit", "neighbouring", "accountant", "conversion"):
+    for name in ("delta", "unit", "neighbouring", "participation", "accountant", "conversion"):
         ours, theirs = getattr(first.account, name), getattr(second.account, name)
         if ours != theirs:
             raise InputError(

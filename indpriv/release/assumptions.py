@@ -31,6 +31,7 @@ from indpriv.release.request import Budget, Request
 
 # Changes of an epsilon by more than this share can show in an answer.
 _LAST_DIGITS = 1e-12
+_NARROWEST = 1e-6  # tolerance up to which an accountant keeps its `numerical_noise`
 # Key of run.json: a list of the settings that were computed from the data, [] for none
 CHOSEN_FROM_DATA = "chosen_from_data"
 
@@ -39,8 +40,9 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
     """Refuse a run whose persons are not one record each, or that has no guarantee to compose with.
 
     Raises:
-        InputError: no guarantee, several rows of one person, known participation, or settings that
-            were chosen from the data according to run.json.
+        InputError: no guarantee, several rows of one person, known participation, a relation
+            other than add/remove, an account with a wide tolerance, or settings that were chosen
+            from the data according to run.json.
     """
     check_one_record(summary)
     guarantee = summary["guarantee"]
@@ -48,6 +50,13 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
         raise InputError(
             "epsilons of an account with known participation also depend on who took part when, "
             "which a release does not count: audit with --participation secret"
+        )
+    relation = summary["account"].get("neighbouring", "add_remove")
+    if relation != "add_remove":
+        raise InputError(
+            f"this audit is of neighbouring={relation!r}, under which a person changes one record; "
+            "a release is private where a record is added or removed: audit with --neighbouring "
+            "add-remove"
         )
     status = guarantee.get("status")
     if status not in STANDS:
@@ -64,7 +73,13 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
             PrivacyWarning,
             stacklevel=2,
         )
-    accountant = summary["account"]["accountant"]
+    accountant, tolerance = summary["account"]["accountant"], summary["account"].get("tolerance", 0)
+    if tolerance > _NARROWEST:
+        raise InputError(
+            f"this audit was made with tolerance {tolerance:g}, within which each person's epsilon "
+            "depends on the other people in the data; for a release, audit with the RDP accountant "
+            f"or with --tolerance {_NARROWEST:g}"
+        )
     if float(ENGINES[accountant].numerical_noise) > _LAST_DIGITS:
         warnings.warn(
             f"with the {accountant.upper()} accountant each person's epsilon depends on the other "

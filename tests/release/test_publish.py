@@ -325,6 +325,20 @@ def test_a_release_of_tight_epsilons_is_warned_about(tmp_path):
     assert "1e-9 with the PLD accountant" in " ".join(content["assumptions"])
 
 
+@pytest.mark.parametrize(
+    ("account", "reason"),
+    [
+        ({"accountant": "pld", "tolerance": 1e-4}, "audit with the RDP accountant or with --toler"),
+        ({"neighbouring": "zero_out"}, "audit with --neighbouring add-remove"),
+        ({"neighbouring": "replace_one"}, "audit with --neighbouring add-remove"),
+    ],
+)
+def test_accounts_whose_records_depend_on_others_are_refused(tmp_path, account, reason):
+    folder = write_small_audit(tmp_path / "audit", epsilons(20), **account)
+    with pytest.raises(InputError, match=reason):
+        release(folder, MEDIAN)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_values_that_are_no_numbers_reach_no_mechanism(audit_dir, bad):
     frame = pd.read_parquet(audit_dir / "epsilon.parquet")

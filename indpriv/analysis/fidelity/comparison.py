@@ -236,7 +236,8 @@ def compare_with_exact(
         InputError: an example is missing from the estimate, or the tables answer different
             questions (delta, unit, neighbouring relation, accountant or conversion).
     """
-    for name in ("delta", "unit", "neighbouring", "accountant", "conversion", "total_steps"):
+    names = ("delta", "unit", "neighbouring", "participation", "accountant", "conversion")
+    for name in (*names, "total_steps"):
         ours, theirs = getattr(estimated.account, name), getattr(exact.account, name)
         if ours != theirs:
             raise InputError(

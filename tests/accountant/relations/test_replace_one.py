@@ -1,5 +1,7 @@
 """Replaced examples with secret Poisson sampling, compared with quadrature and with dp_accounting."""
 
+from dataclasses import replace
+
 import dp_accounting
 import mpmath
 import numpy as np
@@ -8,6 +10,7 @@ from dp_accounting.pld import PLDAccountant
 
 from indpriv import InputError, NormLog, account
 from indpriv.accountant.relations.replace_one import replaced_divergences
+from indpriv.norm_log.norm_log import Filtered
 
 DELTA = 1e-5
 
@@ -105,7 +108,24 @@ def test_zero_out_with_poisson_sampling_is_add_or_remove():
     assert zeroed.account.relation == "zero out one example"
 
 
-def test_people_of_several_rows_are_refu():
+def test_people_of_several_rows_are_refused():
     log = log_of([[0.2, 0.3]], unit="user", unit_ids=["a", "a"])
     with pytest.raises(InputError, match='pass participation="known"'):
         account(log, delta=DELTA, neighbouring="replace_one")
+
+
+def test_the_charges_of_a_filter_are_of_add_or_remove_and_cap_nothing():
+    log = log_of(np.array([[0.5, 2.0]]))
+    capped = replace(
+        log, filtered=Filtered(order=4.0, rdp_cap=1e-3, left_out_at=np.full(2, log.total_steps))
+    )
+    plain = account(log, delta=1e-5, neighbouring="replace_one")
+    found = account(capped, delta=1e-5, neighbouring="replace_one")
+    assert np.array_equal(found.epsilon, plain.epsilon)
+    assert found.account.privacy_filter == ""
+
+
+def test_a_sampler_without_proof_is_refused():
+    log = replace(log_of(np.array([[0.5]])), sampler="fixed_size")
+    with pytest.raises(InputError, match="proven for Poisson sampling"):
+        account(log, delta=1e-5, neighbouring="replace_one")
