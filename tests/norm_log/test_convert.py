@@ -180,7 +180,7 @@ BAD_SETTINGS = {
     "pass one value, or the realised value": {"max_grad_norm": [1.0, 2.0]},
     "steps=0": {"steps": 0},
     "sampler='batched'": {"sampler": "batched"},
-    "neighbouring='replace_one'": {"neighbouring": "replace_one"},
+    "neighbouring='swap'": {"neighbouring": "swap"},
     "clipping='per_layer'": {"clipping": "per_layer"},
     "microbatch_size=4": {"microbatch_size": 4},
     "seeded='no'": {"seeded": "no"},

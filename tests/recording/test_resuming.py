@@ -52,10 +52,13 @@ def test_voided_steps_are_told(tmp_path):
 
 def test_each_session_of_a_resumed_run_counts(tmp_path):
     run = make_run()
-    record(run, tmp_path / "run", epochs=1)
-    log = record(make_run(), tmp_path / "run", epochs=1, resume_at=10, seeded=True)
+    record(run, tmp_path / "run", epochs=1, batch_norms=True)
+    log = record(
+        make_run(), tmp_path / "run", epochs=1, resume_at=10, seeded=True, batch_norms=True
+    )
     assert SEEDED in log.caveats
-    shuffled = record(make_run(poisson_sampling=False), tmp_path / "run", epochs=1, resume_at=20)
+    other = make_run(poisson_sampling=False)
+    shuffled = record(other, tmp_path / "run", epochs=1, resume_at=20, batch_norms=True)
     assert shuffled.sampler != "poisson"
 
 

@@ -80,7 +80,7 @@ def compose(
     ...                           max_grad_norm=1.0, sample_rate=0.1)
     >>> twice = compose([log, log], delta=1e-5)
     >>> round(twice.worst_case_epsilon, 3), twice.details["n_runs"].tolist()
-    (7.132, [2, 2])
+    (7.899, [2, 2])
     """
     _checks.check_choice("by", by, BY)
     method = Method(delta=delta, conversion=conversion, between_records=between_records)
