@@ -8,6 +8,7 @@ numbers: in all parameters and in each, unlike that of earlier steps, and unrela
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,7 +67,8 @@ class NoiseWatch:
         powers, along, squares, compared = [], [], [], []
         for p, (total, _), chosen in zip(self._parameters, self._sums, self._compared, strict=True):
             total = total.reshape(-1)
-            noise = (p.grad.reshape(-1) - total).div_(standard_deviation)  # type: ignore[union-attr]
+            noisy: Any = p.grad
+            noise = (noisy.reshape(-1) - total).div_(standard_deviation)
             compared.append(noise[chosen].double())
             along.append((noise * total).sum(dtype=torch.float64))
             squares.append(total.square().sum(dtype=torch.float64))

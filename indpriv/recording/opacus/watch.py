@@ -165,11 +165,7 @@ class Watch:
     def _begin_update(self, individually: bool) -> tuple[StepSetting, TrainedBatch | None]:
         """Count an update that is about to be made; return its setting and its batch."""
         run, optimizer = self._run, self._run.optimizer
-        if optimizer.accumulated_iterations != 1:
-            raise InputError(
-                f"{optimizer.accumulated_iterations} batches were accumulated into one step; each "
-                "Poisson batch must be one step (use BatchMemoryManager if memory is short)"
-            )
+        _check_one_batch(optimizer)
         if getattr(optimizer, "rank", 0) == 0:  # the rank that adds the noise of all
             self._count_randomness(self._noise_states, run.noise_generator)
         drawn = self.tally.next_batch()
@@ -253,6 +249,14 @@ class Watch:
             accountant_settings_match=run.history.matches(tally.noise_multipliers, run.sample_rate),
         )
         return tally.draw_counts(), training
+
+
+def _check_one_batch(optimizer: Any) -> None:
+    if optimizer.accumulated_iterations != 1:
+        raise InputError(
+            f"{optimizer.accumulated_iterations} batches were accumulated into one step; each "
+            "Poisson batch must be one step (use BatchMemoryManager if memory is short)"
+        )
 
 
 def _attacked_step(run: OpacusRun, tally: Tally) -> AttackedStep:
