@@ -9,7 +9,7 @@ from indpriv.analysis.attacks.attributes import AttributeFindings
 from indpriv.analysis.attacks.by_epsilon import AttackByEpsilon
 from indpriv.analysis.attacks.canary_findings import CanaryResults
 from indpriv.analysis.attacks.measures import AttackMeasures
-from indpriv.analysis.attacks.results import AttackResults
+from indpriv.analysis.attacks.results import AttackResults, UpdateRates
 from indpriv.analysis.attacks.strongest import StrongestAttack, UnitRates
 from indpriv.analysis.attacks.threshold_attack import ThresholdAttack
 from indpriv.analysis.disclosures import Disclosure
@@ -61,6 +61,7 @@ class AttackFindings:
         canaries: what canaries prove about the worst case; None where the run had none.
         gradient_canaries: what gradient canaries prove, beside the account; None where the run had
             none.
+        updates: attackers who see every noisy update; empty where the run was not attacked so.
         strongest: whom the strongest attack reaches; None unless it uses reference models.
         by_unit: rates of attacks on people with several rows; empty where each unit has one row.
         every: every attack that was run, over all examples, beside what any attack can reach.
@@ -71,6 +72,7 @@ class AttackFindings:
     by_epsilon: AttackByEpsilon | None = field(default=None, metadata={"json": "attack_by_epsilon"})
     canaries: AttackMeasures | None = None
     gradient_canaries: CanaryResults | None = None
+    updates: tuple[UpdateRates, ...] = field(default=(), metadata={"json": "attacks_on_updates"})
     strongest: StrongestAttack | None = field(default=None, metadata={"json": "strongest_attack"})
     by_unit: tuple[UnitRates, ...] = field(default=(), metadata={"json": "attacks_on_units"})
     every: AttackResults = field(default=AttackResults(), metadata={"json": "every_attack"})

@@ -18,6 +18,7 @@ from indpriv.analysis.attacks.results import (
     AttackResults,
     attack_result,
     ranked,
+    rates_on_updates,
 )
 from indpriv.analysis.attacks.strongest import StrongestAttack, strongest_attack
 from indpriv.analysis.attacks.threshold_attack import AttackRow, ThresholdAttack, threshold_attack
@@ -98,6 +99,11 @@ def run_attacks(
         canaries=None if canaries is None else measure_attack(canaries, delta=delta, seed=seed),
         attributes=attribute_attacks(
             materials(run), columns, members=members, holdout=holdout, ceilings=ceilings
+        ),
+        updates=tuple(
+            rates
+            for scores in (run.gradient_canaries, run.white_box)
+            if scores is not None and (rates := rates_on_updates(scores)) is not None
         ),
         gradient_canaries=None
         if run.gradient_canaries is None

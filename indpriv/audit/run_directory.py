@@ -26,6 +26,7 @@ from indpriv.norm_log.run_files import (
     GRADIENT_CANARIES,
     HOLDOUT,
     RUN_JSON,
+    WHITE_BOX,
     holds_log,
 )
 from indpriv.norm_log.verify import verify
@@ -46,6 +47,7 @@ class RecordedRun:
         canaries: scores of examples that fair coins included or left out; None where the run had
             none.
         gradient_canaries: scores of the run's gradient canaries; None where it had none.
+        white_box: scores of its white-box attack; None where it had none.
         references: signals of the run and of reference models, by name (see
             `indpriv.attacks.train_references`); empty where there are none.
         baseline_references: the same for the non-private baseline.
@@ -62,6 +64,7 @@ class RecordedRun:
     checks: Sequence[Check] = ()
     canaries: AttackScores | None = None
     gradient_canaries: AttackScores | None = None
+    white_box: AttackScores | None = None
     holdout: NormLog | None = None
     references: Mapping[str, AttackSignals] = field(default_factory=dict)
     baseline_references: Mapping[str, AttackSignals] = field(default_factory=dict)
@@ -76,16 +79,17 @@ def recorded_run(run: OpenedRun, unreadable: str = "refuse") -> RecordedRun:
     declared = Declared()
     if (path / RUN_JSON).is_file():
         declared = Declared.from_run_json(read_json(path / RUN_JSON))
-    canaries, gradients, holdout = path / CANARIES, path / GRADIENT_CANARIES, path / HOLDOUT
+    holdout = path / HOLDOUT
     return RecordedRun(
         examples=_table(path / EXAMPLES, declared),
         non_dp=_table(path / EXAMPLES_NON_DP, declared),
         declared=declared,
         checks=tuple(verify(run)),
-        canaries=AttackScores.from_file(canaries) if canaries.is_file() else None,
+        canaries=_scores(path / CANARIES),
         attributes=knowledge_of(path / ATTRIBUTES),
         baseline_attributes=knowledge_of(path / ATTRIBUTES_NON_DP),
-        gradient_canaries=AttackScores.from_file(gradients) if gradients.is_file() else None,
+        gradient_canaries=_scores(path / GRADIENT_CANARIES),
+        white_box=_scores(path / WHITE_BOX),
         holdout=NormLog.open(holdout, unreadable=unreadable) if holds_log(holdout) else None,
         recorder={
             **state.header["run"],
@@ -97,6 +101,10 @@ def recorded_run(run: OpenedRun, unreadable: str = "refuse") -> RecordedRun:
             "training_seconds": state.training_seconds,
         },
     )
+
+
+def _scores(path: Path) -> AttackScores | None:
+    return AttackScores.from_file(path) if path.is_file() else None
 
 
 def _table(path: Path, declared: Declared) -> ExampleTable | None:

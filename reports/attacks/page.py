@@ -167,7 +167,7 @@ def task_lines(part: Figures) -> Iterator[str]:
     yield from (
         "### The audited run",
         "",
-        "What its audit found, with four references for the model with DP. Mean ceilings of its",
+        "What its audit found, with four references for each of its two models. Mean ceilings of its",
         f"individual epsilons are {100 * run['ceilings']['individual']['0.01']:.1f} % at 1 % and",
         f"{100 * run['ceilings']['individual']['0.001']:.2f} % at 0.1 %.",
         "",

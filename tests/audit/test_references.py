@@ -102,6 +102,7 @@ def test_the_audit_runs_every_attack_whose_needs_are_met(run_dir, signals, tmp_p
     order = [ladder.index(capitalised(title)) for key, title in RUNGS.items() if key in SEEN]
     assert order == sorted(order)
     assert "An attack that fails is no evidence of privacy" in ladder
+    assert "train with gradient_canaries = 1000" in ladder.replace("\\", "")
     assert [text for text in summary.attacks.every.unchecked if text in page]
     assert "Individual ceiling, mean" in page
     assert f"--signals {tmp_path / 'signals.npz'}" in page.replace("\\", "")

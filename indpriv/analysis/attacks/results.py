@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from indpriv._arrays import FloatArray
-from indpriv._plain import Count
+from indpriv._plain import Count, Share
 from indpriv.analysis.attacks.ceilings import Ceilings
 from indpriv.analysis.attacks.roc import FALSE_POSITIVE_RATES, Discrimination, discriminate
 from indpriv.analysis.statistics.binomial import clopper_pearson
@@ -82,6 +82,51 @@ class AttackResults:
     def findings(self) -> int:
         """Number of attacks that exceed the worst case."""
         return sum(found.above_worst_case for found in self.results)
+
+
+@dataclass(frozen=True)
+class UpdateRates:
+    """What an attacker achieves who sees every noisy update of the run.
+
+    Attributes:
+        title: in a few words.
+        n_members, n_nonmembers: number of scores.
+        auc, auc_interval: area under the curve; no interval where scores share the run's noise.
+        tpr, tpr_interval: true-positive rate at 1 % false positives, likewise.
+    """
+
+    title: str
+    n_members: Count
+    n_nonmembers: Count
+    auc: Share
+    auc_interval: Interval | None
+    tpr: Share
+    tpr_interval: Interval | None
+
+
+def rates_on_updates(scores: AttackScores) -> UpdateRates | None:
+    """Rates of gradient canaries of the largest length, or of the white-box attack.
+
+    None without members or others.
+    """
+    member, values = scores.member, scores.scores
+    if scores.groups is not None:
+        lengths = scores.groups.astype(np.float64)
+        longest = lengths == lengths.max(initial=0.0)
+        member, values = member[longest], values[longest]
+    found = discriminate(values[member], values[~member])
+    if found is None:
+        return None
+    independent = scores.adversary == "updates"
+    return UpdateRates(
+        title=scores.method,
+        n_members=int(member.sum()),
+        n_nonmembers=int((~member).sum()),
+        auc=found.auc,
+        auc_interval=found.auc_interval if independent else None,
+        tpr=found.tpr_at_fpr["0.01"],
+        tpr_interval=found.tpr_at_fpr_intervals["0.01"] if independent else None,
+    )
 
 
 def ranked(

@@ -21,6 +21,16 @@ from indpriv.report.document import (
 )
 from indpriv.report.wording import MOST_ROWS, NO_EVIDENCE
 
+_ON_UPDATES = (
+    "An attacker who sees every noisy update is measured on gradient canaries, which stand for "
+    "the worst case, or on examples, whose scores share the noise of the run, so that no interval "
+    "over them holds; their 95 % intervals are for one row alone. "
+)
+_NONE_ON_UPDATES = (
+    "No attacker who sees every noisy update was tried: train with gradient_canaries = 1000 in "
+    "the table [attacks] of the audit file, or with Recorder(..., attack=WhiteBox()). "
+)
+
 
 def ladder(attacks: AttackFindings) -> list[Block]:
     """The strongest attack of every attacker, from the one who sees least; then the ceilings."""
@@ -48,6 +58,19 @@ def ladder(attacks: AttackFindings) -> list[Block]:
         )
     if not rows:
         return []
+    rows += [
+        (
+            "Every noisy update, all else known",
+            found.title,
+            f"{found.auc:.3f}",
+            auc_span(found.auc_interval),
+            format_share(found.tpr, 2),
+            rate_span(found.tpr_interval),
+            "–",
+            "–",
+        )
+        for found in attacks.updates
+    ]
     if results.ceilings is not None:
         for name, rates in (
             ("What no attacker exceeds, on average", results.ceilings.individual),
@@ -56,22 +79,19 @@ def ladder(attacks: AttackFindings) -> list[Block]:
             limit = format_share_up(rates["0.01"])
             rows.append((name, "–", "–", "–", limit, "–", "–", "–"))
     head = ("The attacker sees", "Strongest attack", "AUC", "interval", "TPR at 1 % FPR")
-    blocks: list[Block] = [
+    return [
         table(
             (*head, "interval", "without DP: AUC", "TPR at 1 %"),
             rows,
             caption="The ladder: from the attacker who sees least to what none exceeds",
         ),
         paragraph(
-            "Intervals hold at 95 % for all attacks together (Bonferroni). ",
+            "Intervals hold at 95 % for all attacks on models together (Bonferroni). ",
+            _ON_UPDATES if attacks.updates else _NONE_ON_UPDATES,
             Span(NO_EVIDENCE),
             style="note",
         ),
     ]
-    if attacks.gradient_canaries is not None:
-        text = "Attackers who see every noisy update are below, under gradient canaries."
-        blocks.append(paragraph(text, style="note"))
-    return blocks
 
 
 def by_epsilon_and_group(found: StrongestAttack | None) -> list[Block]:
