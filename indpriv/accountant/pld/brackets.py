@@ -143,7 +143,7 @@ def pld_delta(
     losses, epsilon = LossSum.from_participations(participations), np.asarray(epsilon, np.float64)
     lower, upper = np.zeros(epsilon.shape), np.zeros(epsilon.shape)
     for direction in directions:
-        low, high = _delta_bounds(losses, epsilon, direction)
+        low, high = _delta_bounds(losses, epsilon, direction, lower)
         least = np.where(_may_exceed(losses, epsilon, direction), _LEAST_DELTA, 0.0)
         lower, upper = np.maximum(lower, low), np.maximum(upper, np.maximum(high, least))
     return Bounds(np.where(lower < _LEAST_DELTA, 0.0, lower), upper)
@@ -271,9 +271,9 @@ def _may_exceed(losses: LossSum, epsilon: FloatArray, direction: Direction) -> N
 
 
 def _delta_bounds(
-    losses: LossSum, epsilon: FloatArray, direction: Direction
+    losses: LossSum, epsilon: FloatArray, direction: Direction, least: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Bounds of delta (n, k) in one direction.
+    """Bounds of delta (n, k) in one direction; below `least` (n, k) they need not be tight.
 
     Below 0 almost all of delta is 1 - exp(epsilon), whatever the loss; the rest is the delta of the
     other direction: delta(epsilon) = 1 - exp(epsilon) + exp(epsilon) * other(-epsilon).
@@ -282,9 +282,13 @@ def _delta_bounds(
     turned = epsilon[:, epsilon.shape[1] // 2] < 0
     plain, below = np.flatnonzero(~turned), np.flatnonzero(turned)
     if len(plain):
-        lower[plain], upper[plain] = _delta_above_0(losses.select(plain), epsilon[plain], direction)
+        lower[plain], upper[plain] = _delta_above_0(
+            losses.select(plain), epsilon[plain], direction, least[plain]
+        )
     if len(below):
-        low, high = _delta_above_0(losses.select(below), -epsilon[below], _OTHER[direction])
+        low, high = _delta_above_0(
+            losses.select(below), -epsilon[below], _OTHER[direction], 0 * epsilon[below]
+        )
         certain, rest = -np.expm1(epsilon[below]), np.exp(epsilon[below])
         lower[below] = np.clip(certain + rest * low - _TURNED_ERROR, 0.0, 1.0)
         upper[below] = np.minimum(certain + rest * high + _TURNED_ERROR, 1.0)
@@ -292,7 +296,7 @@ def _delta_bounds(
 
 
 def _delta_above_0(
-    losses: LossSum, epsilon: FloatArray, direction: Direction
+    losses: LossSum, epsilon: FloatArray, direction: Direction, least: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Bounds of delta (n, k) by the first method that is tight; for a middle epsilon above 0."""
     lower, upper = np.zeros(epsilon.shape), np.ones(epsilon.shape)
@@ -310,7 +314,8 @@ def _delta_above_0(
     lower[rest], upper[rest] = contour_deltas(losses.select(rest), epsilon[rest], direction)
     middle = epsilon.shape[1] // 2
     most = upper[rest, middle]
-    open_ = rest[(most - lower[rest, middle] > _TIGHT * most) & (most > _NO_DELTA)]
+    matters = (most > _NO_DELTA) & (upper[rest] > least[rest]).any(axis=1)
+    open_ = rest[matters & (most - lower[rest, middle] > _TIGHT * most)]
     if len(open_):
         bound = np.log(upper[open_, middle])
         low, high = grid_deltas(losses.select(open_), epsilon[open_], direction, bound)
