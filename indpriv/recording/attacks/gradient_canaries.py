@@ -6,13 +6,13 @@ examples; if it is a member, its gradient is added to the sum of clipped gradien
 noise. At the end its score is the log-likelihood ratio of all noisy updates along its coordinate.
 
 Canaries are no data: the guarantee of the examples stays. The noise on a canary's coordinate is
-perturbed by at most max_grad_norm in the steps that drew it. Clipping is not tested, since canaries
-enter after it.
+perturbed by at most max_grad_norm in the steps that drew it. Clipping is tested only by canaries
+that pass it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,8 @@ from indpriv.norm_log.run_files import GRADIENT_CANARIES
 from indpriv.recording.opacus.run_attack import AttackedRun, AttackedStep
 
 METHOD = "likelihood ratio of gradient canaries"
+_TOO_LONG = 10.0  # max_grad_norms: a canary of full length that clipping has to shorten
+_AT_ONCE = 1 << 24  # values of gradients that are clipped together
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,9 @@ class GradientCanaries:
             noise on one coordinate.
         lengths: norms of their gradients over max_grad_norm, in (0, 1], taken in turn. Canaries of
             full length test the worst case, shorter ones the epsilon of an example of that norm.
+        through_clipping: the optimizer's own clipping is tested too. Canaries pass it as examples
+            do, those of full length at ten times max_grad_norm. Not in ghost mode; each canary that
+            a step draws costs as much memory as an example.
         seed: makes coordinates and coins reproducible: for tests. None draws them from the
             operating system.
 
@@ -50,6 +55,7 @@ class GradientCanaries:
 
     count: int
     lengths: Sequence[float] = (1.0,)
+    through_clipping: bool = False
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -66,6 +72,12 @@ class GradientCanaries:
                 f"{self.count} gradient canaries need as many coordinates, but the model has "
                 f"{n_coordinates} trainable parameters; insert fewer"
             )
+        optimizer = attacked.run.optimizer
+        if self.through_clipping and (attacked.run.is_ghost or attacked.clips_at_levels):
+            raise InputError(
+                "canaries can pass the clipping of Opacus's hooks only, at max_grad_norm; leave "
+                "out through_clipping in ghost mode, with individual_clipping or privacy_filter"
+            )
         rng = np.random.default_rng(self.seed)
         coordinates = rng.choice(n_coordinates, self.count, replace=False)
         return Canaries(
@@ -73,6 +85,7 @@ class GradientCanaries:
             coordinates,
             lengths=np.resize(np.asarray(self.lengths, dtype=np.float64), self.count),
             member=rng.random(self.count) < 0.5,
+            clip=optimizer.clip_and_accumulate if self.through_clipping else None,
         )
 
 
@@ -88,8 +101,13 @@ class Canaries:
         *,
         lengths: FloatArray,
         member: BoolArray,
+        clip: Callable[[], None] | None,
     ) -> None:
-        """Place canaries; coordinates (n,) count through all parameters, lengths are relative."""
+        """Place canaries; coordinates (n,) count through all parameters, lengths are relative.
+
+        clip: adds the clipped sum of grad_sample to summed_grad; None to add canaries unclipped.
+        """
+        self._parameters, self._clip = parameters, clip
         self.n_canaries = len(coordinates)
         self._lengths, self._member = lengths, member
         self._evidence = np.zeros(self.n_canaries)
@@ -107,11 +125,29 @@ class Canaries:
         added = np.zeros(self.n_canaries)
         added[step.drawn_canaries] = step.setting.max_grad_norm
         added *= self._lengths * self._member
-        self._before = []
+        self._before = [place.read(place.parameter.summed_grad) for place in self._places]
+        if self._clip is not None:
+            self._add_clipped(added * np.where(self._lengths == 1, _TOO_LONG, 1.0), self._clip)
+            return
         for place in self._places:
-            total = place.parameter.summed_grad
-            self._before.append(place.read(total))
-            place.add(total, added[place.canaries])
+            place.add(place.parameter.summed_grad, added[place.canaries])
+
+    def _add_clipped(self, added: FloatArray, clip: Callable[[], None]) -> None:
+        """Let the optimizer clip gradients of norms (n_canaries,), in batches of their own."""
+        drawn = np.flatnonzero(added)
+        size = max(1, _AT_ONCE // sum(p.numel() for p in self._parameters))
+        examples = [getattr(p, "grad_sample", None) for p in self._parameters]
+        for part in np.split(drawn, range(size, len(drawn), size)):
+            for p in self._parameters:
+                p.grad_sample = p.new_zeros((len(part), *p.shape))
+            for place in self._places:
+                inside = np.flatnonzero(np.isin(place.canaries, part))
+                numbers = place.canaries[inside]
+                rows = torch.as_tensor(np.searchsorted(part, numbers))
+                place.set_rows(inside, rows, added[numbers])
+            clip()
+        for p, samples in zip(self._parameters, examples, strict=True):
+            p.grad_sample = samples
 
     def after_noise(self, step: AttackedStep) -> None:
         """Score what the update says along each coordinate."""
@@ -148,6 +184,12 @@ class _Place:
 
     def _index(self, values: Tensor) -> tuple[Tensor, ...]:
         return torch.unravel_index(self.positions.to(values.device), values.shape)
+
+    def set_rows(self, chosen: IntArray, rows: Tensor, values: FloatArray) -> None:
+        """Set one value in each of these rows of grad_sample, of the chosen of its canaries."""
+        samples = self.parameter.grad_sample
+        index = torch.unravel_index(self.positions[chosen].to(samples.device), samples.shape[1:])
+        samples[(rows.to(samples.device), *index)] = torch.as_tensor(values).to(samples)
 
     def read(self, values: Tensor) -> FloatArray:
         """Values of a tensor shaped as the parameter, at the canaries' coordinates."""

@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from opacus.optimizers import DPOptimizer
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from scipy import stats
 
 from indpriv import AttackScores, InputError
+from indpriv.audit.validation import canaries_of_run
 from indpriv.norm_log.run_files import GRADIENT_CANARIES
 from indpriv.recording import GradientCanaries, Recorder
+from indpriv.recording.attacks import gradient_canaries
 from runs import PER_EXAMPLE, Run, failed, make_run, mlp, record
 
 
@@ -52,7 +55,8 @@ def test_scores_are_distributed_as_the_mechanism_says(tmp_path, mode):
     assert not failed(tmp_path / "run") - {"seeds", "random numbers"}
 
 
-def test_the_sum_gets_the_members_that_the_sampler_drew(tmp_path, monkeypatch):
+@pytest.mark.parametrize("through_clipping", [False, True])
+def test_the_sum_gets_the_members_that_the_sampler_drew(tmp_path, monkeypatch, through_clipping):
     """A plain reference: with the noise switched off, the update holds the examples and the canaries."""
     run = make_run(noise_multiplier=1e-12, max_grad_norm=0.5)
     drawn: list[np.ndarray] = []
@@ -61,7 +65,8 @@ def test_the_sum_gets_the_members_that_the_sampler_drew(tmp_path, monkeypatch):
         torch, "rand", lambda *sizes, **kw: drawn.append(plain(*sizes, **kw)) or drawn[-1]
     )
     seen = []
-    canaries = GradientCanaries(16, lengths=(0.5, 1.0), seed=2)
+    monkeypatch.setattr(gradient_canaries, "_AT_ONCE", 100)  # one canary at a time
+    canaries = GradientCanaries(16, lengths=(0.5, 1.0), through_clipping=through_clipping, seed=2)
     recorder = Recorder(
         tmp_path / "run", dataset=run.dataset, loss_fn=PER_EXAMPLE, every="once", attack=canaries
     )
@@ -126,6 +131,33 @@ def test_lengths_are_groups_taken_in_turn(tmp_path):
     assert (tmp_path / "run" / GRADIENT_CANARIES).stat().st_mode & 0o777 == 0o600
 
 
+def test_canaries_that_pass_clipping_find_it_left_out(tmp_path, monkeypatch):
+    """Those that enter after it do not. The Recorder sees norms divided, and nothing amiss."""
+    clip, agrees = DPOptimizer.clip_and_accumulate, {}
+
+    def summed_up(self):
+        before = [p.summed_grad for p in self.params]
+        clip(self)
+        for p, total in zip(self.params, before, strict=True):
+            whole = p.grad_sample.sum(dim=0)
+            p.summed_grad = whole if total is None else total + whole
+
+    for name, method in (("sound", clip), ("broken", summed_up)):
+        monkeypatch.setattr(DPOptimizer, "clip_and_accumulate", method)
+        for through in (False, True):
+            torch.manual_seed(4)
+            attack = GradientCanaries(500, through_clipping=through, seed=4)
+            folder = tmp_path / f"{name}-{through}"
+            record(make_run(model=wide()), folder, epochs=1, every="once", attack=attack)
+            agrees[name, through] = canaries_of_run(folder).agree
+    assert agrees == {
+        ("sound", False): True,
+        ("sound", True): True,
+        ("broken", False): True,
+        ("broken", True): False,
+    }
+
+
 def refused(tmp_path, run: Run, message: str, attack: GradientCanaries, **options) -> None:
     with pytest.raises(InputError, match=message):
         record(run, tmp_path / "run", attack=attack, **options)
@@ -141,6 +173,12 @@ def test_refusals(tmp_path):
         make_run(poisson_sampling=False),
         "need one rank that draws Poisson batches",
         GradientCanaries(16),
+    )
+    refused(
+        tmp_path,
+        make_run(mode="ghost"),
+        "clipping of Opacus's hooks only",
+        GradientCanaries(16, through_clipping=True),
     )
     with pytest.raises(InputError, match="lengths"):
         GradientCanaries(16, lengths=(0.0,))

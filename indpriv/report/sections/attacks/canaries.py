@@ -19,7 +19,7 @@ _WHAT = (
     "and the run’s own sampler draws. Its score is the likelihood ratio of all noisy updates, the "
     "strongest test there is, and the account predicts the distribution of the scores. Canaries "
     "of full length stand for the worst case, shorter ones for examples of smaller norms. They "
-    "enter after clipping, so they do not test it."
+    "test clipping only if they were recorded with through_clipping=True."
 )
 
 
