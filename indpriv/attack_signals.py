@@ -164,8 +164,10 @@ class AttackSignals:
         """Raise InputError unless `least` references of other data are left beside the target."""
         if self.n_models - 1 < least:
             raise InputError(
-                f"there are {self.n_models - 1} reference models, and this attack needs {least}; "
-                "train more with indpriv shadow --models, or use rmia, which works with one"
+                f"the number of reference models is {self.n_models - 1}, and this attack needs "
+                f"{least}; train more with indpriv shadow --models"
+                + ", or use rmia, which works with one"
+                * (least > 1)
             )
         limit = max(_MOST_ALIKE, _DEVIATIONS / np.sqrt(self.n_examples))
         mine = self.member[target]

@@ -182,7 +182,9 @@ def results_of_run(
         lacking = ATTACKS[name].lacks(material)
         if lacking is not None:
             raise InputError(
-                f"{name} needs {lacking}, which this run and these signals do not have"
+                f"{name} needs {lacking}, which this run and its signals do not have"
+                + "; indpriv shadow AUDIT.toml --for-run RUN takes them, for --signals"
+                * bool(ATTACKS[name].references)
             )
     record = read_json(run_dir / RUN_JSON)
     epsilon, delta = (first_at(record, ("guarantee", key)) for key in ("epsilon", "delta"))

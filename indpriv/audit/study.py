@@ -35,6 +35,11 @@ def attack_study(
     Raises:
         InputError: an unknown attack, or one whose needs are not met.
     """
+    if any(part.audited is not None for part in signals.values()):
+        raise InputError(
+            "these signals are of references for a run, which alone can be attacked with them; "
+            "type: indpriv attack run RUN --signals DIR"
+        )
     first = material_of(None, {name: _target(part, 0) for name, part in signals.items()})
     for name in names:
         check_choice("attack", name, ATTACKS)

@@ -138,7 +138,8 @@ def attack_run(
     signals: Annotated[
         Path | None,
         typer.Option(
-            help="Signals of reference models, from indpriv shadow.", show_default="shadows/NAME"
+            help="Signals of reference models, from indpriv shadow.",
+            show_default="shadows/NAME for an audit file; a run is attacked without",
         ),
     ] = None,
     epsilon: Annotated[
@@ -159,13 +160,7 @@ def attack_run(
     Example: indpriv attack run audits/adult.toml --attack rmia --epsilon reports/adult
     """
     if target.suffix != ".toml":
-        from indpriv.norm_log.run_files import ATTRIBUTES
-
         checked_run(target, "attack run")
-        if signals is None and not (target / ATTRIBUTES).is_file():
-            raise InputError(
-                "pass --signals: indpriv shadow AUDIT.toml --for-run RUN trains the references"
-            )
         _attack_run(target, signals, attacks or (), as_json)
     else:
         _attack_study(target, signals, attacks or (), epsilon, unit_rule, as_json)

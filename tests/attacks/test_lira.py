@@ -137,11 +137,11 @@ def test_shrunk_effects_are_better_with_few_references():
 def test_too_few_references_are_refused():
     signals = signals_with_effect(0.5, 4, 100)
     for attack in (lira, plain_lira):
-        with pytest.raises(InputError, match=r"3 reference models, and this attack needs 4.*rmia"):
+        with pytest.raises(InputError, match=r"models is 3, and this attack needs 4.*rmia"):
             attack(signals, 0)
     two = AttackSignals.from_arrays(signals.signal[:2], signals.member[:2])
     for attack in (offline_lira, calibrated):
-        with pytest.raises(InputError, match="1 reference models, and this attack needs 2"):
+        with pytest.raises(InputError, match="models is 1, and this attack needs 2"):
             attack(two, 0)
 
 

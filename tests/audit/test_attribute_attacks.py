@@ -65,6 +65,9 @@ def test_a_run_is_attacked_without_references(a_run, capsys):
     assert [each["name"] for each in content["results"]] == ["attributes"]
     assert len(attributes_of_run(run_dir)) == 8
     assert run(["attack", "run", str(run_dir), "--attack", "rmia"]) == 2
+    assert "takes them, for --signals" in " ".join(capsys.readouterr().err.split())
+    assert run(["attack", "run", str(run_dir)]) == 0
+    assert "Loss threshold" in capsys.readouterr().out
 
 
 def test_a_run_that_names_none_has_none(tmp_path):

@@ -237,6 +237,8 @@ def test_every_model_of_a_study_is_attacked_with_the_others_as_references(
     assert "RMIA" in {of.title for of in found}
     assert "loss threshold" in {of.title for of in found}
     assert len(attack_study({"confidence": study}, ("rmia",))) == 1
+    with pytest.raises(InputError, match="of references for a run"):
+        attack_study({"confidence": replace(study, audited=0)})
     study.save(tmp_path / "study.npz")
     (tmp_path / "audit.toml").write_text(AUDIT)
     command = ["attack", "run", str(tmp_path / "audit.toml"), "--attack", "rmia"]

@@ -107,7 +107,8 @@ class Canaries:
 
         clip: adds the clipped sum of grad_sample to summed_grad; None to add canaries unclipped.
         """
-        self._parameters, self._clip = parameters, clip
+        self._parameters: Sequence[Any] = parameters  # Opacus adds grad_sample
+        self._clip = clip
         self.n_canaries = len(coordinates)
         self._lengths, self._member = lengths, member
         self._evidence = np.zeros(self.n_canaries)
