@@ -61,7 +61,7 @@ class AttackFindings:
         canaries: what canaries prove about the worst case; None where the run had none.
         gradient_canaries: what gradient canaries prove, beside the account; None where the run had
             none.
-        updates: attackers who see every noisy update; empty where the run was not attacked so.
+        updates: rates on gradient canaries; None where the run had none of some length.
         strongest: whom the strongest attack reaches; None unless it uses reference models.
         by_unit: rates of attacks on people with several rows; empty where each unit has one row.
         every: every attack that was run, over all examples, beside what any attack can reach.
@@ -72,7 +72,7 @@ class AttackFindings:
     by_epsilon: AttackByEpsilon | None = field(default=None, metadata={"json": "attack_by_epsilon"})
     canaries: AttackMeasures | None = None
     gradient_canaries: CanaryResults | None = None
-    updates: tuple[UpdateRates, ...] = field(default=(), metadata={"json": "attacks_on_updates"})
+    updates: UpdateRates | None = field(default=None, metadata={"json": "attack_on_updates"})
     strongest: StrongestAttack | None = field(default=None, metadata={"json": "strongest_attack"})
     by_unit: tuple[UnitRates, ...] = field(default=(), metadata={"json": "attacks_on_units"})
     every: AttackResults = field(default=AttackResults(), metadata={"json": "every_attack"})

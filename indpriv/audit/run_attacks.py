@@ -100,11 +100,7 @@ def run_attacks(
         attributes=attribute_attacks(
             materials(run), columns, members=members, holdout=holdout, ceilings=ceilings
         ),
-        updates=tuple(
-            rates
-            for scores in (run.gradient_canaries, run.white_box)
-            if scores is not None and (rates := rates_on_updates(scores)) is not None
-        ),
+        updates=None if run.gradient_canaries is None else rates_on_updates(run.gradient_canaries),
         gradient_canaries=None
         if run.gradient_canaries is None
         else measure_gradient_canaries(run.gradient_canaries, settings, delta=delta, seed=seed),

@@ -26,7 +26,6 @@ from indpriv.norm_log.run_files import (
     GRADIENT_CANARIES,
     HOLDOUT,
     RUN_JSON,
-    WHITE_BOX,
     holds_log,
 )
 from indpriv.norm_log.verify import verify
@@ -47,7 +46,6 @@ class RecordedRun:
         canaries: scores of examples that fair coins included or left out; None where the run had
             none.
         gradient_canaries: scores of the run's gradient canaries; None where it had none.
-        white_box: scores of its white-box attack; None where it had none.
         references: signals of the run and of reference models, by name (see
             `indpriv.attacks.train_references`); empty where there are none.
         baseline_references: the same for the non-private baseline.
@@ -64,7 +62,6 @@ class RecordedRun:
     checks: Sequence[Check] = ()
     canaries: AttackScores | None = None
     gradient_canaries: AttackScores | None = None
-    white_box: AttackScores | None = None
     holdout: NormLog | None = None
     references: Mapping[str, AttackSignals] = field(default_factory=dict)
     baseline_references: Mapping[str, AttackSignals] = field(default_factory=dict)
@@ -89,7 +86,6 @@ def recorded_run(run: OpenedRun, unreadable: str = "refuse") -> RecordedRun:
         attributes=knowledge_of(path / ATTRIBUTES),
         baseline_attributes=knowledge_of(path / ATTRIBUTES_NON_DP),
         gradient_canaries=_scores(path / GRADIENT_CANARIES),
-        white_box=_scores(path / WHITE_BOX),
         holdout=NormLog.open(holdout, unreadable=unreadable) if holds_log(holdout) else None,
         recorder={
             **state.header["run"],

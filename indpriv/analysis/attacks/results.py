@@ -86,13 +86,13 @@ class AttackResults:
 
 @dataclass(frozen=True)
 class UpdateRates:
-    """What an attacker achieves who sees every noisy update of the run.
+    """What an attacker achieves on gradient canaries who sees every noisy update of the run.
 
     Attributes:
         title: in a few words.
-        n_members, n_nonmembers: number of scores.
-        auc, auc_interval: area under the curve; no interval where scores share the run's noise.
-        tpr, tpr_interval: true-positive rate at 1 % false positives, likewise.
+        n_members, n_nonmembers: number of canaries of the largest length.
+        auc, auc_interval: area under the curve.
+        tpr, tpr_interval: true-positive rate at 1 % false positives.
     """
 
     title: str
@@ -101,14 +101,17 @@ class UpdateRates:
     auc: Share
     auc_interval: Interval | None
     tpr: Share
-    tpr_interval: Interval | None
+    tpr_interval: Interval
 
 
 def rates_on_updates(scores: AttackScores) -> UpdateRates | None:
-    """Rates of gradient canaries of the largest length, or of the white-box attack.
+    """Rates of gradient canaries of the largest length; None without members or others.
 
-    None without members or others.
+    Raises:
+        InputError: scores of the white-box attack. Those of one run are computed with the true
+            noise, which they share: ranked among each other, they give memberships away.
     """
+    scores.check_adversary("a rate of one run")
     member, values = scores.member, scores.scores
     if scores.groups is not None:
         lengths = scores.groups.astype(np.float64)
@@ -117,15 +120,14 @@ def rates_on_updates(scores: AttackScores) -> UpdateRates | None:
     found = discriminate(values[member], values[~member])
     if found is None:
         return None
-    independent = scores.adversary == "updates"
     return UpdateRates(
         title=scores.method,
         n_members=int(member.sum()),
         n_nonmembers=int((~member).sum()),
         auc=found.auc,
-        auc_interval=found.auc_interval if independent else None,
+        auc_interval=found.auc_interval,
         tpr=found.tpr_at_fpr["0.01"],
-        tpr_interval=found.tpr_at_fpr_intervals["0.01"] if independent else None,
+        tpr_interval=found.tpr_at_fpr_intervals["0.01"],
     )
 
 

@@ -5,6 +5,7 @@ import pytest
 from scipy import stats
 
 from indpriv.analysis.attacks.measures import measure_attack
+from indpriv.analysis.attacks.results import rates_on_updates
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 
@@ -85,3 +86,14 @@ def test_scores_of_several_models_prove_nothing_from_one_run():
     with pytest.raises(InputError, match="several models"):
         measure_attack(several)
     assert measure_attack(replace(several, model=np.ones(4, np.int64))).overall.n_members == 2
+
+
+def test_scores_that_share_the_noise_of_a_run_have_no_rates():
+    """Leave-one-out scores in one run: each hardly tells, but ranked they tell all."""
+    rng = np.random.default_rng(0)
+    member = rng.random(1000) < 0.5
+    shared = 0.5 * member + rng.normal()  # noise along one direction, known to the attacker
+    with pytest.raises(InputError, match="a rate of one run"):
+        rates_on_updates(AttackScores(shared, member, "white box", adversary="full"))
+    found = rates_on_updates(AttackScores(shared, member, "canaries", adversary="updates"))
+    assert (found.auc, found.tpr) == (1.0, 1.0)  # of one direction, wrongly declared as canaries

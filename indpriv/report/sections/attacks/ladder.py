@@ -23,12 +23,12 @@ from indpriv.report.wording import MOST_ROWS, NO_EVIDENCE
 
 _ON_UPDATES = (
     "An attacker who sees every noisy update is measured on gradient canaries, which stand for "
-    "the worst case, or on examples, whose scores share the noise of the run, so that no interval "
-    "over them holds; their 95 % intervals are for one row alone. "
+    "examples at the worst case; the intervals of that row are for it alone. "
 )
 _NONE_ON_UPDATES = (
-    "No attacker who sees every noisy update was tried: train with gradient_canaries = 1000 in "
-    "the table [attacks] of the audit file, or with Recorder(..., attack=WhiteBox()). "
+    "No attacker who sees every noisy update was tried on this run: train with gradient_canaries "
+    "= 1000 in the table [attacks] of the audit file. To attack examples in this way, record "
+    "several runs with attack=WhiteBox(), then type: indpriv validate RUN RUN. "
 )
 
 
@@ -58,19 +58,19 @@ def ladder(attacks: AttackFindings) -> list[Block]:
         )
     if not rows:
         return []
-    rows += [
-        (
-            "Every noisy update, all else known",
-            found.title,
-            f"{found.auc:.3f}",
-            auc_span(found.auc_interval),
-            format_share(found.tpr, 2),
-            rate_span(found.tpr_interval),
-            "–",
-            "–",
+    if (found := attacks.updates) is not None:
+        rows.append(
+            (
+                "Every noisy update",
+                found.title,
+                f"{found.auc:.3f}",
+                auc_span(found.auc_interval),
+                format_share(found.tpr, 2),
+                rate_span(found.tpr_interval),
+                "–",
+                "–",
+            )
         )
-        for found in attacks.updates
-    ]
     if results.ceilings is not None:
         for name, rates in (
             ("What no attacker exceeds, on average", results.ceilings.individual),
@@ -87,7 +87,7 @@ def ladder(attacks: AttackFindings) -> list[Block]:
         ),
         paragraph(
             "Intervals hold at 95 % for all attacks on models together (Bonferroni). ",
-            _ON_UPDATES if attacks.updates else _NONE_ON_UPDATES,
+            _NONE_ON_UPDATES if attacks.updates is None else _ON_UPDATES,
             Span(NO_EVIDENCE),
             style="note",
         ),
