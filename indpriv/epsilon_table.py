@@ -141,9 +141,10 @@ class EpsilonTable:
         claim_reason: why.
         account: delta, unit, neighbouring relation, sampler and method.
         details: further columns, each (n_examples,). Of "rdp": best_order, and order_at_boundary
-            where a wider range of orders might give less. Of "pld": bracket ("certified", "checked"
-            or "fallback") and rdp_epsilon. Of units: n_rows, and unit_worst_case, the worst case of
-            a unit with that number of rows; worst_case_epsilon is that of the unit with the most
+            where a wider range of orders might give less. Of "pld": rdp_epsilon, and bracket
+            ("certified", "checked", "fallback", or "upper" with a lower end of 0). Of units:
+            n_rows, and unit_worst_case, the worst case of a unit with that number of rows;
+            worst_case_epsilon is that of the unit with the most
             rows. Under a privacy filter: left_out_at, the step from which an example was left out,
             or -1.
     """

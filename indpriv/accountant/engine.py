@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -29,11 +30,20 @@ class Epsilons:
     epsilon_lower: FloatArray
     details: dict[str, NDArray[np.generic]]
 
+    @classmethod
+    def concatenated(cls, parts: Sequence[Epsilons]) -> Epsilons:
+        """The examples of all parts, which have the same details."""
+        names = parts[0].details
+        return cls(
+            np.concatenate([part.epsilon for part in parts]),
+            np.concatenate([part.epsilon_lower for part in parts]),
+            {name: np.concatenate([part.details[name] for part in parts]) for name in names},
+        )
+
 
 class Engine(Protocol):
     """The account of one log by one accountant: what all blocks share, then block by block."""
 
-    takes_units: ClassVar[bool]  # whether several rows of one unit can be accounted together
     numerical_noise: ClassVar[str]  # largest relative change of others' epsilons without one person
 
     @classmethod

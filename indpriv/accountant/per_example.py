@@ -9,13 +9,14 @@ from numpy.typing import ArrayLike
 
 from indpriv._progress import Progress
 from indpriv.accountant.claims import ESTIMATE, claim_of
+from indpriv.accountant.engine import Epsilons
 from indpriv.accountant.engines import ENGINES
 from indpriv.accountant.method import Method
 from indpriv.accountant.prepared import account_of, as_yu2023, checked, epsilon_blocks
 from indpriv.accountant.privacy_filter import under_filter
 from indpriv.accountant.relations.known import known_table
 from indpriv.accountant.relations.replace_one import ReplaceOneEngine
-from indpriv.accountant.units import Units, check_method, several_rows, worst_cases
+from indpriv.accountant.units import Units, several_rows, worst_cases
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
@@ -65,8 +66,8 @@ def account(
         epsilon a little larger than it need be, never smaller: see `indpriv.EpsilonTable`.
 
     Raises:
-        InputError: a bad argument, a log that does not fit the preset, or a unit of several rows,
-            which "pld" cannot take together, or a relation that such an account cannot be of.
+        InputError: a bad argument, a log that does not fit the preset, or a relation that such an
+            account cannot be of.
 
     Warns:
         PrivacyWarning: delta is at least 1 / n_examples, or rows of unit "example" share units.
@@ -138,21 +139,18 @@ def table_of(
         done += len(part.epsilon)
         if progress is not None:
             progress(done, log.n_examples)
-    epsilon = np.concatenate([part.epsilon for part in found])
+    whole = Epsilons.concatenated(found)
     claim, reason = claim_of(log, method.between_records)
     return EpsilonTable(
         example_ids=log.example_ids,
-        epsilon=epsilon,
-        epsilon_lower=np.concatenate([part.epsilon_lower for part in found]),
-        epsilon_upper=epsilon,
+        epsilon=whole.epsilon,
+        epsilon_lower=whole.epsilon_lower,
+        epsilon_upper=whole.epsilon,
         worst_case_epsilon=float(engine.worst_case.epsilon[0]),
         claim=claim,
         claim_reason=reason,
         account=account_of(log, method),
-        details={
-            name: np.concatenate([part.details[name] for part in found])
-            for name in found[0].details
-        },
+        details=whole.details,
     )
 
 
@@ -160,7 +158,6 @@ def _of_units(
     log: NormLog, units: Units, method: Method, progress: Progress | None, workers: int | None
 ) -> EpsilonTable:
     """The account of units, some of several rows; those of one row are examples like any other."""
-    check_method(method, log.unit)
     if method.relation_of(log.neighbouring) == "replace_one":
         raise InputError(
             f'neighbouring="replace_one" has no account of several rows of one {log.unit} with '
@@ -177,31 +174,28 @@ def _of_units(
     n_rows, size = np.unique(units.n_rows, return_inverse=True)
     worst = worst_cases(log, method, n_rows)[size]
     found = several_rows(log, units.take(~one), method, progress=progress, workers=workers)
-    epsilon, order = np.empty((2, len(units)))
-    boundary = np.empty(len(units), dtype=bool)
+    epsilon, lower = np.empty((2, len(units)))
     # The divergence grows with every norm, so the worst case of its number of rows bounds a unit.
-    epsilon[~one] = np.minimum(found.epsilon, worst[~one])
-    order[~one], boundary[~one] = found.best_order, found.order_at_boundary
+    epsilon[~one], lower[~one] = np.minimum(found.epsilon, worst[~one]), 0.0
+    details = {name: np.empty(len(units), value.dtype) for name, value in found.details.items()}
+    for name, values in details.items():
+        values[~one] = found.details[name]
     if alone is not None:
         worst[one] = alone.worst_case_epsilon
-        epsilon[one], order[one] = alone.epsilon, alone.details["best_order"]
-        boundary[one] = alone.details["order_at_boundary"]
+        epsilon[one], lower[one] = alone.epsilon, alone.epsilon_lower
+        for name, values in details.items():
+            values[one] = alone.details[name]
     claim, reason = claim_of(replace(log, batch_norms=None), method.between_records)
     if alone is not None and alone.claim == ESTIMATE:
         claim, reason = alone.claim, alone.claim_reason
     return EpsilonTable(
         example_ids=units.ids,
         epsilon=epsilon,
-        epsilon_lower=np.zeros(len(units)),
+        epsilon_lower=lower,
         epsilon_upper=epsilon,
         worst_case_epsilon=float(worst.max()),
         claim=claim,
         claim_reason=reason,
         account=replace(account_of(log, method), rows_per_unit=int(n_rows[-1])),
-        details={
-            "n_rows": units.n_rows,
-            "unit_worst_case": worst,
-            "best_order": order,
-            "order_at_boundary": boundary,
-        },
+        details={"n_rows": units.n_rows, "unit_worst_case": worst, **details},
     )

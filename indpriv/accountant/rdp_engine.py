@@ -29,7 +29,6 @@ class RdpEngine:
         worst_case: of the run.
     """
 
-    takes_units: ClassVar[bool] = True
     numerical_noise: ClassVar[str] = "1e-14"
 
     histogram: Histogram
@@ -41,7 +40,7 @@ class RdpEngine:
         """See Engine; finest: distance of the orders that are tried, as in RdpAccountant."""
         histogram = Histogram.of(log, method.between_records)
         accountant = RdpAccountant(histogram, method, finest)
-        return cls(histogram, accountant, _bounds(worst_case_rdp(log, method)))
+        return cls(histogram, accountant, rdp_bounds(worst_case_rdp(log, method)))
 
     @property
     def bytes_per_example(self) -> int:
@@ -50,13 +49,14 @@ class RdpEngine:
 
     def block(self, block: NormLog) -> Epsilons:
         """See Engine."""
-        found = _bounds(self.accountant.epsilons(self.histogram.counts(block)))
+        found = rdp_bounds(self.accountant.epsilons(self.histogram.counts(block)))
         # The divergence grows with the norm, so the worst case bounds each example; its search may
         # have found a better order than an example's own.
         epsilon = np.minimum(found.epsilon, self.worst_case.epsilon)
         return Epsilons(epsilon, found.epsilon_lower, found.details)
 
 
-def _bounds(found: RdpEpsilons) -> Epsilons:
+def rdp_bounds(found: RdpEpsilons) -> Epsilons:
+    """Rényi bounds as an engine's."""
     details = {"best_order": found.best_order, "order_at_boundary": found.order_at_boundary}
     return Epsilons(found.epsilon, np.zeros(len(found.epsilon)), details)

@@ -48,6 +48,8 @@ The bound is exact where the rows of a unit are equal, and slightly loose elsewh
 (tests/accountant/test_units.py measures it). Beyond MOST_ROWS rows, u is raised to sum / MOST_ROWS,
 which majorises s again and is looser.
 
+The accountant "pld" composes the losses of the pairs of 1 themselves (pld/mixture_law.py).
+
 Two sums are no bounds: that of the rows' epsilons, and that of their RDP. For loss distributions
 the mechanism of rate q with the full sum is no bound either: some row is sampled with probability
 1 - (1 - q)^k, not q, so that its delta is too small by up to a factor k. (Its RDP is, by 3, an
@@ -56,7 +58,7 @@ upper bound at every order, but a loose one that no account here uses.)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -67,11 +69,14 @@ from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._progress import Progress
 from indpriv.accountant.blocks import in_order, threads
-from indpriv.accountant.engines import ENGINES
+from indpriv.accountant.engine import Epsilons
 from indpriv.accountant.histogram.counts import DenseCounts
 from indpriv.accountant.histogram.unit_cells import EqualRows, UnitCells
 from indpriv.accountant.method import Method
-from indpriv.accountant.rdp_orders import RdpAccountant, RdpEpsilons
+from indpriv.accountant.pld.brackets import FALLBACK
+from indpriv.accountant.pld.unit_losses import UPPER, UnitSteps, unit_epsilon, unit_steps
+from indpriv.accountant.rdp_engine import rdp_bounds
+from indpriv.accountant.rdp_orders import RdpAccountant
 from indpriv.accountant.worst_case import clipped_steps
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
@@ -124,16 +129,6 @@ class Units:
         )
 
 
-def check_method(method: Method, unit: str) -> None:
-    """Refuse a method that cannot account for several rows of one unit together."""
-    if not ENGINES[method.accountant].takes_units:
-        raise InputError(
-            f'accountant="{method.accountant}" cannot take several rows of one {unit} together: '
-            "their loss is that of a mixture of Gaussians, which it cannot compute; pass "
-            'accountant="rdp", which bounds it, or account rows with unit="example"'
-        )
-
-
 def several_rows(
     log: NormLog,
     units: Units,
@@ -141,8 +136,8 @@ def several_rows(
     *,
     progress: Progress | None = None,
     workers: int | None = None,
-) -> RdpEpsilons:
-    """Rényi bounds of units with several rows, before they are limited by their worst case.
+) -> Epsilons:
+    """Bounds of units with several rows, before they are limited by their worst case.
 
     Batch norms are left out: they are norms of single rows at single steps. If the rows of a unit
     are not neighbours in the log, all its records are read into memory, one byte per norm.
@@ -150,7 +145,7 @@ def several_rows(
     Args:
         log: the log.
         units: the units to account for, from this log.
-        method: how to account; "rdp".
+        method: how to account.
         progress: called with (units done, units in all).
         workers: threads, default one for each core.
     """
@@ -163,9 +158,12 @@ def several_rows(
     rdp = RdpAccountant(cells, method)
     first_row = np.append(units.starts, len(units.positions))
 
-    def work(first: int, last: int, block: NormLog) -> tuple[int, RdpEpsilons]:
-        counts = cells.counts(block, first_row[first:last] - first_row[first])
-        return last, rdp.epsilons(counts)
+    def work(first: int, last: int, block: NormLog) -> tuple[int, Epsilons]:
+        starts = first_row[first:last] - first_row[first]
+        found = rdp_bounds(rdp.epsilons(cells.counts(block, starts)))
+        if method.accountant == "pld":
+            found = _tight(unit_steps(cells.norms, block, starts), method, found.epsilon)
+        return last, found
 
     size = max(1, _BLOCK_BYTES // cells.bytes_per_unit)
     tasks = (
@@ -177,11 +175,17 @@ def several_rows(
         found.append(part)
         if progress is not None:
             progress(last, len(units))
-    return RdpEpsilons(
-        np.concatenate([part.epsilon for part in found]),
-        np.concatenate([part.best_order for part in found]),
-        np.concatenate([part.order_at_boundary for part in found]),
+    return Epsilons.concatenated(found)
+
+
+def _tight(units: Iterable[UnitSteps], method: Method, limit: FloatArray) -> Epsilons:
+    """Bounds by loss distributions, none above the limits."""
+    pairs = zip(units, limit, strict=True)
+    epsilon = np.array(
+        [unit_epsilon(unit, method.delta, float(most), method.tolerance) for unit, most in pairs]
     )
+    bracket = np.where(epsilon < limit, UPPER, FALLBACK).astype("<U9")
+    return Epsilons(epsilon, np.zeros(len(epsilon)), {"bracket": bracket, "rdp_epsilon": limit})
 
 
 def _blocks(first_row: IntArray, most_units: int) -> Iterator[tuple[int, int]]:
@@ -211,6 +215,11 @@ def worst_cases(log: NormLog, method: Method, n_rows: IntArray) -> FloatArray:
     counts[np.arange(len(n_rows)), np.arange(len(n_rows))] = steps
     rdp = RdpAccountant(cells, method)
     epsilon = rdp.epsilons(DenseCounts(counts.reshape(len(n_rows), -1))).epsilon
+    if method.accountant == "pld" and np.isfinite(epsilon).all():
+        shift, rate = 1 / mechanisms.noise_multiplier, mechanisms.sample_rate
+        kinds = (np.repeat(shift[:, None], k, axis=1) for k in n_rows.tolist())
+        units = (UnitSteps.summarised(kind, rate, steps) for kind in kinds)
+        epsilon = _tight(units, method, epsilon).epsilon
     if not np.isfinite(epsilon).all():
         raise InputError(
             f"units of {int(n_rows[~np.isfinite(epsilon)].min())} rows have no finite epsilon with "
@@ -246,7 +255,7 @@ def cap_rows(log: NormLog, method: Method, caps: Sequence[int]) -> tuple[RowCap,
 
     Args:
         log: the norm log of a run whose unit is not the example; it needs unit_ids.
-        method: how to account; its accountant must take units of several rows.
+        method: how to account.
         caps: numbers of rows, each at least 1.
 
     Raises:
@@ -265,7 +274,6 @@ def cap_rows(log: NormLog, method: Method, caps: Sequence[int]) -> tuple[RowCap,
             'this log has no units to cap: it needs unit_ids and a unit such as "user"'
         )
     units = Units.of(log.unit_ids)
-    check_method(method, log.unit)
     wanted = np.array([_checks.check_positive_int("cap", cap) for cap in caps], dtype=np.int64)
     most, place = np.unique(np.minimum(wanted, units.n_rows.max()), return_inverse=True)
     epsilon = worst_cases(log, method, most)[place]

@@ -357,8 +357,6 @@ def test_rows_that_share_people_are_warned_about():
 
 def test_what_cannot_take_several_rows_together_refuses_them():
     log = unit_log([[0.3, 0.4]], ["a", "a"])
-    with pytest.raises(InputError, match='accountant="pld" cannot take several rows of one user'):
-        account(log, delta=DELTA, accountant="pld")
     with pytest.raises(InputError, match=r"only indpriv\.account takes several rows of one user"):
         membership_risk(log, delta=DELTA)
 

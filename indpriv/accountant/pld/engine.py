@@ -37,7 +37,6 @@ class PldEngine:
         worst_case: of the run.
     """
 
-    takes_units: ClassVar[bool] = False
     numerical_noise: ClassVar[str] = "1e-9"
 
     method: Method

@@ -25,7 +25,7 @@ from scipy.special import log_ndtr, ndtr
 from indpriv._arrays import FloatArray
 from indpriv.accountant.pld.closed_form import invert_delta
 from indpriv.accountant.pld.loss_grid import LOWER_EXCESS, LossGrid, Step, lower_grid, upper_grid
-from indpriv.accountant.pld.loss_sum import UNIT_ROUNDOFF, ComplexArray, StepLaws
+from indpriv.accountant.pld.loss_sum import UNIT_ROUNDOFF, ComplexArray, Direction, StepLaws
 from indpriv.accountant.pld.real_axis import Problem, log_largest_weight
 
 HIGHER = (1.05, 1.15, 1.4, 2.0, 4.0, 8.0)  # larger tilts, relative; they bound what leaves a window
@@ -90,44 +90,76 @@ class _Table:
     places: NDArray[np.int64]
 
 
-class Composer:
-    """Composes the steps of a window's examples on one grid, above and below."""
+@dataclass(frozen=True)
+class GridLaws:
+    """What is composed.
 
-    def __init__(self, problem: Problem, window: Window, n_points: int) -> None:
-        self.problem, self.tilt, self.left = problem, window.tilt, window.left
-        self.spacing, self.n_points = window.length / n_points, n_points
-        self.higher = self.tilt * np.array(HIGHER)
-        losses = problem.losses
+    Attributes:
+        direction: of the losses.
+        log_delta: (n_examples,) logarithm of the delta at which epsilon is wanted.
+        counts: (n_examples, n_laws) steps under each law.
+        missed: (n_laws,) what one step can add to delta beyond the end that raises the loss.
+        lost: (n_laws,) bound of the share of one step's tilted law beyond the other end.
+        upper, lower: the laws above and below; no lower ones if no lower end is wanted.
+    """
+
+    direction: Direction
+    log_delta: FloatArray
+    counts: FloatArray
+    missed: FloatArray
+    lost: FloatArray
+    upper: list[LossGrid]
+    lower: list[LossGrid]
+
+    @classmethod
+    def of(cls, problem: Problem, tilt: float, spacing: float) -> GridLaws:
+        """The laws of a problem's steps."""
+        losses, direction = problem.losses, problem.direction
         shift, rate, counts = losses.shift, losses.sample_rate, losses.counts
         if np.any(losses.gaussian > 0):  # then the window has one example
             shift = np.append(shift, np.sqrt(losses.gaussian[0]))
             rate, counts = np.append(rate, 1.0), np.append(counts, [[1.0]], axis=1)
-        self.counts = counts
         n_steps = float(counts.sum(axis=1).max())
-        laws = zip(shift, rate, strict=True)
-        steps = [step_law(problem, self.tilt, *law, n_steps) for law in laws]
-        self.missed = counts @ np.array([self._missed(step) for step in steps])
-        self.lost = counts @ np.array([self._lost(step) for step in steps])
-        self.upper = self._table([upper_grid(step, self.spacing) for step in steps])
-        self.lower = self._table([lower_grid(step, self.spacing) for step in steps])
+        steps = [step_law(problem, tilt, *law, n_steps) for law in zip(shift, rate, strict=True)]
+        return cls(
+            direction,
+            problem.log_delta,
+            counts,
+            np.array([_missed(step, direction) for step in steps]),
+            np.array([_lost(step, direction, tilt) for step in steps]),
+            [upper_grid(step, spacing) for step in steps],
+            [lower_grid(step, spacing) for step in steps],
+        )
 
-    def _missed(self, step: Step) -> float:
-        """What one step can add to delta beyond the end that raises the loss, at most."""
-        if self.problem.direction == "remove":
-            rate, sampled = step.sample_rate, ndtr(step.shift - step.high)
-            return float((1 - rate) * ndtr(-step.high) + rate * sampled)
-        return float(ndtr(step.low))
 
-    def _lost(self, step: Step) -> float:
-        """Bound of the share of one step's tilted law beyond the other end; losses far below."""
-        if self.problem.direction == "remove":
-            return 0.0
-        lowest = step.floor + float(step.rise(step.high))
-        return float(np.exp(log_ndtr(-step.high) - self.tilt * lowest))
+def _missed(step: Step, direction: Direction) -> float:
+    if direction == "remove":
+        rate, sampled = step.sample_rate, ndtr(step.shift - step.high)
+        return float((1 - rate) * ndtr(-step.high) + rate * sampled)
+    return float(ndtr(step.low))
+
+
+def _lost(step: Step, direction: Direction, tilt: float) -> float:
+    """Beyond the far end losses are far below."""
+    if direction == "remove":
+        return 0.0
+    lowest = step.floor + float(step.rise(step.high))
+    return float(np.exp(log_ndtr(-step.high) - tilt * lowest))
+
+
+class Composer:
+    """Composes the steps of a window's examples on one grid, above and below."""
+
+    def __init__(self, laws: GridLaws, window: Window, n_points: int) -> None:
+        self.laws, self.tilt, self.left = laws, window.tilt, window.left
+        self.spacing, self.n_points = window.length / n_points, n_points
+        self.higher = self.tilt * np.array(HIGHER)
+        self.missed, self.lost = laws.counts @ laws.missed, laws.counts @ laws.lost
+        self.upper, self.lower = self._table(laws.upper), self._table(laws.lower)
 
     def _table(self, grids: list[LossGrid]) -> _Table:
         """Tilted transforms of the grids."""
-        n_laws, remove = len(grids), self.problem.direction == "remove"
+        n_laws, remove = len(grids), self.laws.direction == "remove"
         sign = 1 if remove else -1
         offsets, norms, log_tilted = np.empty(n_laws), np.empty(n_laws), np.empty(n_laws)
         atoms, places = np.zeros(n_laws), np.zeros(n_laws, np.int64)
@@ -157,9 +189,9 @@ class Composer:
         turns = (np.arange(self.n_points // 2 + 1) * place) % self.n_points
         return np.asarray(np.exp(-2j * np.pi / self.n_points * turns))
 
-    def solve(self, row: int, limit: float) -> tuple[float, float]:
-        """Proven lower and upper epsilon of one example; limit: a proven upper one."""
-        target = np.exp(self.problem.log_delta[row : row + 1])
+    def upper_end(self, row: int, limit: float) -> float:
+        """Proven upper epsilon of one example; limit: another one."""
+        target = np.exp(self.laws.log_delta[row : row + 1])
         high = limit
         for _ in range(_RECENTRINGS):  # the first window may lie too far right
             above = _Composed(self, self.upper, row, high)
@@ -167,14 +199,19 @@ class Composer:
             _, high = _crossing(above.upper_delta, target, begin, high)
             if high > begin or begin == 0:
                 break
+        return high
+
+    def lower_end(self, row: int, high: float) -> float:
+        """Proven lower epsilon of one example; high: an upper one."""
+        target = np.exp(self.laws.log_delta[row : row + 1])
         below = _Composed(self, self.lower, row, high)
         gap = 1e-7 * high
         while gap < 4 * high:  # from the right, since far left of epsilon rounding hides the bound
             begin = max(high - gap, below.first_loss, 0.0)
             if below.lower_delta(np.array([begin]))[0] > target[0]:
-                return _crossing(below.lower_delta, target, begin, high)[0], high
+                return _crossing(below.lower_delta, target, begin, high)[0]
             gap *= 4
-        return 0.0, high
+        return 0.0
 
     def deltas(self, row: int, epsilon: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Proven lower and upper delta of one example at several epsilons."""
@@ -204,7 +241,7 @@ class _Composed:
     """The composed tilted law of one example on a window of losses around a given epsilon."""
 
     def __init__(self, composer: Composer, table: _Table, row: int, near: float) -> None:
-        counts = composer.counts[row]
+        counts = composer.laws.counts[row]
         self.composer = composer
         self.missed, self.lost = float(composer.missed[row]), float(composer.lost[row])
         offset = float(counts @ table.offsets)

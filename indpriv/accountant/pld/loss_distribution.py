@@ -14,12 +14,18 @@ from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray
 from indpriv.accountant.pld import real_axis
-from indpriv.accountant.pld.grid_composition import HIGHER, Composer, Window, step_law
+from indpriv.accountant.pld.grid_composition import (
+    HIGHER,
+    Composer,
+    GridLaws,
+    Window,
+    step_law,
+)
 from indpriv.accountant.pld.loss_sum import Bounds, Direction, LossSum
 from indpriv.accountant.pld.real_axis import Problem, Scan, WorkBudget, log_largest_weight
 
 _CUT = 1e-7  # share of delta given to losses beyond the ends of the steps' laws
-_LOG_TOLERANCE = np.log(1e-9)  # of what leaves the window, relative to delta
+LOG_TOLERANCE = np.log(1e-9)  # of what leaves the window, relative to delta
 _POINTS = tuple(2**k for k in (14, 16, 18, 20, 21))
 _TIGHT = 1e-5  # relative width at which no finer grid is tried
 # A finer grid must narrow the bracket to this share of its width, or none finer is tried: rounding
@@ -30,7 +36,7 @@ _PROGRESS = 0.8
 # keep the wider bracket that is proven by then
 _MOST_WORK = 3e9
 _PER_BUCKET, _PER_LAW, _PER_EXAMPLE, _PER_SOLUTION = 150.0, 40.0, 2.0, 200.0
-_MARGIN = 1.5  # factor by which windows are longer than needed at the epsilon they are chosen for
+MARGIN = 1.5  # factor by which windows are longer than needed at the epsilon they are chosen for
 _LARGEST_UNIT = 16.0  # nepers by which exp(K(tilt) - tilt epsilon) may exceed delta
 _TILTS_BEYOND = 1e3  # factor above the best tilt up to which others are considered
 
@@ -59,8 +65,9 @@ def grid_brackets(losses: LossSum, delta: float, direction: Direction) -> Bounds
         return np.flatnonzero((upper - lower > _TIGHT * upper) & improving)
 
     for composer, row, example in _composed_examples(problem, scan, upper, open_examples):
-        low, high = composer.solve(row, float(upper[example]))
-        lower[example], upper[example] = max(lower[example], low), min(upper[example], high)
+        upper[example] = composer.upper_end(row, float(upper[example]))
+        low = composer.lower_end(row, float(upper[example]))
+        lower[example] = max(lower[example], low)
     return Bounds(lower, upper)
 
 
@@ -114,7 +121,8 @@ def _composed_examples(
             examples = open_[window.examples]
             part = problem.select(examples)
             if budget.affords(_work(part, window, n_points)):
-                composer = Composer(part, window, n_points)
+                laws = GridLaws.of(part, window.tilt, window.length / n_points)
+                composer = Composer(laws, window, n_points)
                 yield from ((composer, row, int(example)) for row, example in enumerate(examples))
 
 
@@ -124,19 +132,12 @@ def _windows(problem: Problem, scan: Scan, upper: FloatArray) -> list[Window]:
     A larger tilt than the best one damps losses left of epsilon sooner, until it lifts those on the
     right or makes delta small compared with the terms of its sum.
     """
-    goal = problem.log_delta + _LOG_TOLERANCE
+    goal = problem.log_delta + LOG_TOLERANCE
     rows = np.arange(len(upper))
     with np.errstate(invalid="ignore", over="ignore"):
         exponent = scan.transform - np.outer(upper, scan.tilts)
-    length = np.full(exponent.shape, np.inf)
-    for column, tilt in enumerate(scan.tilts[:-1]):
-        above = scan.tilts[column + 1 :]
-        usable = (above <= HIGHER[-1] * tilt) & (above >= HIGHER[0] * tilt)
-        if usable.any():
-            bound = exponent[:, column + 1 :][:, usable] + log_largest_weight(above[usable])
-            right = ((bound - goal[:, None]) / (above[usable] - tilt)).min(axis=1)
-            length[:, column] = _MARGIN * (-goal / tilt + np.maximum(right, -goal / tilt / 2))
-    allowed = exponent <= np.maximum(problem.log_delta + _LARGEST_UNIT, 1.0)[:, None]
+    length = window_lengths(exponent, scan.tilts, goal)
+    allowed = may_tilt(exponent, problem.log_delta)
     allowed[rows, scan.best] = True
     best = np.where(allowed, length, np.inf).argmin(axis=1)
     chosen = length[rows, best]
@@ -150,9 +151,34 @@ def _windows(problem: Problem, scan: Scan, upper: FloatArray) -> list[Window]:
         examples = np.flatnonzero(place.ravel() == group)
         if np.isfinite(log_length):
             tilt = float(scan.tilts[int(column)])
-            left = -_MARGIN * float(goal[examples].min()) / tilt
+            left = -MARGIN * float(goal[examples].min()) / tilt
             windows.append(Window(examples, tilt, left, float(chosen[examples].max())))
     return windows
+
+
+def window_lengths(exponent: FloatArray, tilts: FloatArray, goal: FloatArray) -> FloatArray:
+    """(n_examples, n_tilts) lengths of windows that nothing that matters leaves; inf if unknown.
+
+    Args:
+        exponent: (n_examples, n_tilts) K(tilt) - tilt epsilon.
+        tilts: (n_tilts,) rising.
+        goal: (n_examples,) logarithm of what may leave a window.
+    """
+    length = np.full(exponent.shape, np.inf)
+    for column, tilt in enumerate(tilts[:-1]):
+        above = tilts[column + 1 :]
+        usable = (above <= HIGHER[-1] * tilt) & (above >= HIGHER[0] * tilt)
+        if usable.any():
+            bound = exponent[:, column + 1 :][:, usable] + log_largest_weight(above[usable])
+            right = ((bound - goal[:, None]) / (above[usable] - tilt)).min(axis=1)
+            length[:, column] = MARGIN * (-goal / tilt + np.maximum(right, -goal / tilt / 2))
+    return length
+
+
+def may_tilt(exponent: FloatArray, log_delta: FloatArray) -> NDArray[np.bool_]:
+    """(n_examples, n_tilts) whether delta is not too small compared with exp(exponent)."""
+    allowed = exponent <= np.maximum(log_delta + _LARGEST_UNIT, 1.0)[:, None]
+    return np.asarray(allowed)
 
 
 def _work(problem: Problem, window: Window, n_points: int) -> float:

@@ -143,7 +143,6 @@ class ReplaceOneEngine:
         worst_case: of the run.
     """
 
-    takes_units: ClassVar[bool] = False
     numerical_noise: ClassVar[str] = "1e-9"
 
     histogram: Histogram

@@ -1,0 +1,199 @@
+"""One step's privacy loss of a unit of several rows, with a law that provably lies above it.
+
+As units.py proves, a step of a unit is dominated by P = E N(M, 1) against Q = N(0, 1), where M is
+the sum of the shifts of the rows that are sampled. Three more facts make a law of few points of it;
+f = P/Q = E exp(M z - M^2 / 2) increases in z throughout.
+
+* A larger M is worse. If M is stochastically below M', then P(z > t) <= P'(z > t) for every t. The
+  best test for removal rejects where z > t, that for addition where z < t, so the pair of M' has
+  the larger hockey-stick divergences in both directions, and dominates. So values of M may be
+  rounded up.
+* Large values of M of probability p may be left out of P: what remains of f still increases, and
+  removal gains at most p by them; addition only loses, since E (1 - c f)_+ falls in f.
+* z is cut into short intervals. On each of them f lies between its ends and has a known mean, so
+  that moving its mass to the ends, at the same mean, is a mean-preserving spread (loss_grid.py).
+
+Rounding: logarithms of f and of means, which are sums of positive terms, err by far less than
+_SLACK; each is moved by that much to the side that raises delta, and masses by a factor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from indpriv._arrays import FloatArray
+from indpriv.accountant.pld.loss_grid import LossGrid
+from indpriv.accountant.pld.loss_sum import Direction
+
+LARGEST_END = 37.5  # of z; N(0, 1) holds less than the smallest float beyond
+_SLACK = 1e-11  # in a logarithm
+_MOST_SUMS = 1024  # values of M that are kept apart; more are rounded up to a lattice
+_LATTICE = 1 << 15  # its points
+_WIDTH = 0.008  # of an interval of z
+# The rule of five Gauss-Lobatto nodes errs on an interval of width w by less than
+# 2e-7 ((|z - M| + 3) w / 2)^8 of a term's integral: below 1e-14 if this times w is at most _TURN
+_TURN = 0.25
+_NODES = np.array([-np.sqrt(3 / 7), 0.0, np.sqrt(3 / 7)])  # and both ends
+_WEIGHTS, _END_WEIGHT = np.array([49 / 90, 32 / 45, 49 / 90]), 1 / 10
+_AT_ONCE = 1 << 21  # exponentials
+
+
+@dataclass(frozen=True)
+class SumLaw:
+    """The law of M; arrays have shape (n,).
+
+    Attributes:
+        value: at least 0, rising.
+        probability: of each value.
+        beyond: of larger values, which are left out.
+    """
+
+    value: FloatArray
+    probability: FloatArray
+    beyond: float
+
+    @classmethod
+    def of(cls, shifts: FloatArray, rate: float, tail: float) -> SumLaw:
+        """The sum of the shifts (k,) of rows that are sampled independently, or a larger one.
+
+        rate: of sampling one row. tail: probability of large values that may be left out.
+        """
+        shift, copies = np.unique(shifts[shifts > 0], return_counts=True)
+        if np.prod(copies + 1.0) > _MOST_SUMS:
+            unit = float(shift @ copies) / _LATTICE * (1 + 1e-9)
+            steps, place = np.unique(np.ceil(shift / unit), return_inverse=True)
+            copies = np.bincount(place, weights=copies).astype(np.int64)
+            shift = steps * unit
+        value, probability = np.zeros(1), np.ones(1)
+        for one, n in zip(shift, copies, strict=True):
+            more = np.add.outer(value, one * np.arange(n + 1.0)).ravel()
+            weights = np.outer(probability, _binomial(int(n), rate)).ravel()
+            value, probability = _merged(more, weights)
+        below = np.cumsum(probability[::-1])[::-1] > tail
+        # With hundreds of rows that are nearly always sampled, all probabilities may underflow
+        beyond = float(probability[~below].sum()) if probability.sum() > 0.999 else 1.0
+        below &= probability > 0
+        return cls(*_coarsened(value[below], probability[below]), beyond * (1 + 1e-9))
+
+
+def _binomial(n: int, rate: float) -> FloatArray:
+    """(n + 1,) probabilities of the number of sampled rows among n, by products alone."""
+    if rate >= 1:
+        return np.append(np.zeros(n), 1.0)
+    number = np.arange(float(n))
+    ratio = (n - number) / (number + 1) * (rate / (1 - rate))
+    return np.asarray(np.exp(n * np.log1p(-rate)) * np.append(1.0, np.cumprod(ratio)))
+
+
+def _merged(value: FloatArray, probability: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Values that differ by rounding only are one, the largest of them."""
+    order = np.argsort(value)
+    value, probability = value[order], probability[order]
+    last = np.append(np.diff(value) > 1e-12 * value[1:], True)
+    starts = np.append(0, np.flatnonzero(last)[:-1] + 1)
+    return value[last], np.add.reduceat(probability, starts)
+
+
+def _coarsened(value: FloatArray, probability: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """At most 4 _MOST_SUMS values: more are rounded up, by at most about 1 / _MOST_SUMS."""
+    if len(value) <= 2 * _MOST_SUMS:
+        return value, probability
+    some = value[value > 0]
+    fine = min(float(some[0]), float(some[-1]) / _MOST_SUMS)
+    nodes = np.append(0.0, np.geomspace(fine, some[-1], 4 * _MOST_SUMS - 1))
+    nodes[-1] = some[-1]
+    place = np.searchsorted(nodes, value)
+    summed = np.bincount(place, weights=probability, minlength=len(nodes))
+    weights = np.asarray(summed, np.float64)
+    return nodes[weights > 0], weights[weights > 0]
+
+
+@dataclass(frozen=True)
+class MixtureLoss:
+    """A law above that of one step's loss, in one direction.
+
+    Attributes:
+        loss: (n,) log f at its points, rising.
+        mass: (n,) probability under Q; under P it is mass * exp(loss).
+        missed: what a step can add to delta beyond these points.
+        direction: "remove" or "add".
+    """
+
+    loss: FloatArray
+    mass: FloatArray
+    missed: float
+    direction: Direction
+
+    @classmethod
+    def of(cls, law: SumLaw, tail: float, direction: Direction) -> MixtureLoss | None:
+        """The loss of a step with this law of M; None if z would reach beyond LARGEST_END.
+
+        tail: probability of z on either side that is not followed.
+        """
+        low, largest = float(ndtri(tail)), float(law.value[-1])
+        high = largest - low
+        if high > LARGEST_END:
+            return None
+        reach = 3 + max(high, largest - low)
+        n = int(np.ceil((high - low) / min(_WIDTH, _TURN / reach)))
+        ends = np.linspace(low, high, n + 1)
+        half = np.diff(ends) / 2
+        inner = (ends[:-1] + half)[:, None] + half[:, None] * _NODES
+        loss, inside = _log_ratio(law, ends), _log_ratio(law, inner.ravel()).reshape(inner.shape)
+        q_ends, q_inside = np.exp(-np.square(ends) / 2), np.exp(-np.square(inner) / 2)
+        unit = half / np.sqrt(2 * np.pi)
+        q = unit * _integral(q_ends, q_inside)
+        p = unit * _integral(q_ends * np.exp(loss), q_inside * np.exp(inside))
+        side = _SLACK if direction == "remove" else -_SLACK
+        to_end = np.expm1(np.maximum(np.log(p / q) + side - loss[:-1], 0.0))
+        upper = q * np.clip(to_end / np.maximum(np.expm1(np.diff(loss)), 1e-300), 0.0, 1.0)
+        mass = np.append(q - upper, 0.0)
+        mass[1:] += upper
+        if direction == "remove":
+            mass[0] += ndtr(low)
+            missed = law.beyond + float(law.probability @ ndtr(law.value - high))
+        else:
+            mass[-1] += ndtr(-high)
+            missed = float(ndtr(low))
+        return cls(loss + side, mass * (1 + _SLACK), missed * (1 + 1e-9), direction)
+
+    def transforms(self, tilts: FloatArray) -> FloatArray:
+        """(n_tilts,) log E exp(tilt loss), with the sign and the law of the direction."""
+        power = tilts + 1 if self.direction == "remove" else -tilts
+        exponent = np.outer(power, self.loss)
+        peak = exponent.max(axis=1, keepdims=True)
+        return np.asarray(np.log(np.exp(exponent - peak) @ self.mass) + peak[:, 0])
+
+    def grid(self, spacing: float) -> LossGrid:
+        """The law with its masses moved to points of a grid, at the same mean."""
+        side = _SLACK if self.direction == "remove" else -_SLACK
+        offset = float(self.loss[0]) - _SLACK
+        above = self.loss - offset
+        point = np.floor(above / spacing).astype(np.int64)
+        inside = np.clip(above - point * spacing + side, 0.0, spacing)
+        upper = self.mass * (np.expm1(inside) / np.expm1(spacing))
+        size = int(point[-1]) + 2
+        mass = np.bincount(point, weights=self.mass - upper, minlength=size)
+        mass += np.bincount(point + 1, weights=upper, minlength=size)
+        return LossGrid(offset, np.asarray(mass, np.float64))
+
+
+def _integral(ends: FloatArray, inside: FloatArray) -> FloatArray:
+    """(n,) over intervals of half width 1, from the (n + 1,) ends and (n, 3) nodes inside."""
+    return np.asarray(inside @ _WEIGHTS + _END_WEIGHT * (ends[:-1] + ends[1:]))
+
+
+def _log_ratio(law: SumLaw, z: FloatArray) -> FloatArray:
+    """(n,) log f(z)."""
+    found = np.empty(len(z))
+    size = max(1, _AT_ONCE // len(law.value))
+    constant = (np.log(law.probability) - np.square(law.value) / 2)[:, None]
+    for start in range(0, len(z), size):
+        part = z[start : start + size]
+        exponent = np.outer(law.value, part) + constant
+        peak = exponent.max(axis=0)
+        found[start : start + size] = np.log(np.exp(exponent - peak).sum(axis=0)) + peak
+    return found
