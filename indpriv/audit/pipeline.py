@@ -5,34 +5,32 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._columns import Partition, partition
-from indpriv._formatting import format_delta, sentence
+from indpriv._formatting import sentence
 from indpriv._progress import StageProgress, silent
 from indpriv.accountant.claims import ESTIMATE
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
-from indpriv.analysis.declared import Declared
 from indpriv.analysis.fidelity.batch_norms import free_fidelity
 from indpriv.analysis.lookup import Lookup, look_up
 from indpriv.analysis.summary import AuditSummary, FidelityFindings
-from indpriv.audit.attack_table import attack_table
+from indpriv.audit.attack_table import attack_table, unit_attack_table
 from indpriv.audit.audit_directory import write_audit
 from indpriv.audit.groups import choose_groups
+from indpriv.audit.method_of_run import MethodOptions, method_of_run
 from indpriv.audit.references import read_references, unchecked_facts
 from indpriv.audit.run_attacks import ScoredAttack, scored_attacks
 from indpriv.audit.run_directory import RecordedRun, in_rows_of, recorded_run
 from indpriv.audit.summarise import summarise
-from indpriv.audit.unit_attacks import unit_attack_table
 from indpriv.audit.variants import (
     effect_of_spacing,
     fidelity_against_k,
     sensitivity,
-    usual_participation,
-    usual_relation,
 )
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
@@ -50,14 +48,6 @@ def audit(
     path: Path,
     output_dir: Path,
     *,
-    delta: float | None = None,
-    accountant: str = "rdp",
-    conversion: str = "canonne2020",
-    between_records: str = "last",
-    tolerance: float = 1e-4,
-    preset: str | None = None,
-    participation: str | None = None,
-    neighbouring: str | None = None,
     by: Sequence[str] = (),
     unit_column: str | None = None,
     unreadable: str = "refuse",
@@ -66,22 +56,13 @@ def audit(
     signals: Path | None = None,
     baseline_signals: Path | None = None,
     progress: StageProgress | None = None,
+    **method: Unpack[MethodOptions],
 ) -> AuditSummary:
     """Account, analyse and attack a recorded run, and write an audit directory.
 
     Args:
         path: a run directory.
         output_dir: for epsilon.parquet, audit.json, report.html and copies of the example tables.
-        delta: of the guarantee; default the one in run.json.
-        accountant: "rdp" or "pld".
-        conversion: from RDP, "canonne2020" or "mironov2017".
-        between_records: norms assumed between records: "last", "closest" or "worst_case".
-        tolerance: relative width that brackets of epsilon by "pld" may have.
-        preset: "yu2023": the paper's accountant, conversion and rule between records.
-        participation: "secret" or "known", see `indpriv.account`; default the one in run.json, else
-            "known" if batches were no Poisson samples and the log says who took part.
-        neighbouring: "add_remove", "zero_out" or "replace_one"; default the one in run.json, else
-            that of the log, or "zero_out" where updates tell the number of examples.
         by: columns such as "race" or "age:bins=10"; default those in run.json, else label and all
             metadata.
         unit_column: metadata column that names the owner of each row; epsilons are then of owners.
@@ -91,6 +72,7 @@ def audit(
         signals: folder that `indpriv shadow --for-run` wrote; attacks that need one are then run.
         baseline_signals: the same for the non-private baseline (`--without-dp`).
         progress: called as progress(stage, done, total).
+        method: how epsilons are computed, see `MethodOptions`.
 
     Returns:
         what audit.json holds.
@@ -103,26 +85,12 @@ def audit(
     _check_arguments(path, output_dir, images)
     folders = (signals, baseline_signals)
     log, recorded = _read(path, unreadable, unit_column, folders, tell)
-    usual, relation = usual_participation(log, preset), usual_relation(log, recorded.recorder)
-    method = Method(
-        delta=_delta(delta, recorded.declared, path, log.n_examples),
-        accountant=accountant,
-        conversion=conversion,
-        between_records=between_records,
-        tolerance=tolerance,
-        preset=preset,
-        participation=participation or recorded.declared.participation or usual,
-        neighbouring=neighbouring or recorded.declared.neighbouring or relation,
-    )
-    if method.participation == "known":
+    chosen, options = method_of_run(log, recorded, path, method)
+    if chosen.participation == "known":
         recorded = replace(recorded, checks=if_known(recorded.checks))
-    command = _command(path, output_dir, method, by, unit_column, unreadable, seed, folders)
-    if method.participation != usual:
-        command += f" --participation {method.participation}"
-    if method.neighbouring != relation:
-        command += f" --neighbouring {method.neighbouring}"
+    command = _command(path, output_dir, options, by, unit_column, unreadable, seed, folders)
     name = path.resolve().name
-    table, summary, scored = _analyse(log, recorded, method, name, by, seed, command, tell)
+    table, summary, scored = _analyse(log, recorded, chosen, name, by, seed, command, tell)
     _write(output_dir, log, table, recorded, summary, scored, images, tell)
     return summary
 
@@ -303,37 +271,18 @@ def _groups(log: NormLog, recorded: RecordedRun, by: Sequence[str]) -> dict[str,
     return {column: partition(train, train.iloc[:0], column) for column in columns}
 
 
-def _delta(delta: float | None, declared: Declared, path: Path, n_examples: int) -> float:
-    found = declared.delta if delta is None else delta
-    if found is None:
-        example = format_delta(10.0 ** -len(str(10 * n_examples)))  # below 1 / (10 n)
-        raise InputError(
-            "delta is not given, and run.json names none; pass a value well below 1/n, with "
-            f"n = {n_examples:,} examples, e.g. type: indpriv audit {path} --delta {example}"
-        )
-    return found
-
-
 def _command(
     path: Path,
     output_dir: Path,
-    method: Method,
+    options: Sequence[str],
     by: Sequence[str],
     unit_column: str | None,
     unreadable: str,
     seed: int,
     folders: tuple[Path | None, Path | None],
 ) -> str:
-    """The same audit on the command line, with all digits of delta."""
-    words = ["indpriv", "audit", str(path), "--output-dir", str(output_dir)]
-    words += ["--delta", repr(float(method.delta))]
-    if method.preset is not None:
-        words += ["--preset", method.preset]
-    elif method.participation == "secret":
-        words += ["--accountant", method.accountant, "--conversion", method.conversion]
-        words += ["--between-records", method.between_records]
-        if method.accountant == "pld":
-            words += ["--tolerance", repr(method.tolerance)]
+    """The same audit on the command line."""
+    words = ["indpriv", "audit", str(path), "--output-dir", str(output_dir), *options]
     for column in by:
         words += ["--by", column]
     if unit_column is not None:

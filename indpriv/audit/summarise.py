@@ -41,10 +41,10 @@ from indpriv.analysis.summary import (
     Provenance,
 )
 from indpriv.analysis.units import unit_sizes
+from indpriv.audit.attack_table import rates_of_units
 from indpriv.audit.groups import choose_groups
 from indpriv.audit.run_attacks import ScoredAttack, run_attacks, scored_attacks
 from indpriv.audit.run_directory import RecordedRun, in_rows_of
-from indpriv.audit.unit_attacks import rates_of_units
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog

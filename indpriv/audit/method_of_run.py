@@ -1,0 +1,86 @@
+"""How an audit accounts a run: what its caller asks for, else what the run declares or needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypedDict
+
+from indpriv._formatting import format_delta
+from indpriv.accountant.method import Method
+from indpriv.analysis.declared import Declared
+from indpriv.audit.run_directory import RecordedRun
+from indpriv.audit.variants import usual_participation, usual_relation
+from indpriv.errors import InputError
+from indpriv.norm_log.norm_log import NormLog
+
+
+class MethodOptions(TypedDict, total=False):
+    """Arguments of `indpriv.account` that an audit hands on; left out or None, they are as follows.
+
+    Attributes:
+        delta: the one in run.json.
+        accountant, conversion, between_records, tolerance, preset: as `indpriv.account` has them.
+        participation: the one in run.json, else "known" if batches were no Poisson samples and the
+            log says who took part.
+        neighbouring: the one in run.json, else that of the log, or "zero_out" where updates tell
+            the number of examples.
+    """
+
+    delta: float | None
+    accountant: str
+    conversion: str
+    between_records: str
+    tolerance: float
+    preset: str | None
+    participation: str | None
+    neighbouring: str | None
+
+
+def method_of_run(
+    log: NormLog, recorded: RecordedRun, path: Path, options: MethodOptions
+) -> tuple[Method, list[str]]:
+    """How to account the log of a run, and the words that say so on the command line.
+
+    Raises:
+        InputError: a bad value, or no delta.
+    """
+    declared = recorded.declared
+    participation = usual_participation(log, options.get("preset"))
+    relation = usual_relation(log, recorded.recorder)
+    settings: dict[str, Any] = {
+        **options,
+        "delta": _delta(options.get("delta"), declared, path, log.n_examples),
+        "participation": options.get("participation") or declared.participation or participation,
+        "neighbouring": options.get("neighbouring") or declared.neighbouring or relation,
+    }
+    method = Method(**settings)
+    words = _words(method)
+    if method.participation != participation:
+        words += ["--participation", method.participation]
+    if method.neighbouring is not None and method.neighbouring != relation:
+        words += ["--neighbouring", method.neighbouring]
+    return method, words
+
+
+def _words(method: Method) -> list[str]:
+    """Options of the command line, with all digits of delta."""
+    words = ["--delta", repr(float(method.delta))]
+    if method.preset is not None:
+        words += ["--preset", method.preset]
+    elif method.participation == "secret":
+        words += ["--accountant", method.accountant, "--conversion", method.conversion]
+        words += ["--between-records", method.between_records]
+        if method.accountant == "pld":
+            words += ["--tolerance", repr(method.tolerance)]
+    return words
+
+
+def _delta(delta: float | None, declared: Declared, path: Path, n_examples: int) -> float:
+    found = declared.delta if delta is None else delta
+    if found is None:
+        example = format_delta(10.0 ** -len(str(10 * n_examples)))  # below 1 / (10 n)
+        raise InputError(
+            "delta is not given, and run.json names none; pass a value well below 1/n, with "
+            f"n = {n_examples:,} examples, e.g. type: indpriv audit {path} --delta {example}"
+        )
+    return found
