@@ -7,9 +7,12 @@ delete them, as here, or never let them leave the curator.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,8 @@ _FACTS: dict[str, dict[str, str]] = {
 
 TrainFn = Callable[[IntArray, int], Any]
 SignalFn = Callable[[Any, IntArray], "ArrayLike | Mapping[str, ArrayLike]"]
+
+_Trained = tuple[dict[str, NDArray[np.float32]], BoolArray]  # signals by name, and memberships
 
 
 @dataclass(frozen=True)
@@ -133,6 +138,7 @@ def train_references(
     output: str | Path,
     settings: Mapping[str, Any] | None = None,
     seed: int | None = None,
+    workers: int = 1,
     progress: StageProgress | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> AttackSignals:
@@ -152,6 +158,8 @@ def train_references(
         settings: what the models have in common; compared when a series goes on.
         seed: of choices and coins; None draws them from the operating system. Each model has a seed
             of its own from the operating system, unless this is given.
+        workers: number of processes that train at once; above 1, train_fn and signal_fn are sent
+            to them, so they must be functions of a module.
         progress: called as progress(stage, done, total) after each model.
         tell: called with an estimate of the time that is left, after the first model.
 
@@ -162,24 +170,45 @@ def train_references(
         InputError: a folder of another pool or of other settings, or signals of a wrong shape.
     """
     check_positive_int("n_models", n_models)
+    check_positive_int("workers", workers)
     pool = pool if isinstance(pool, Pool) else study_pool(pool, seed=seed, output=output)
     series = _Series.start(Path(output), pool, dict(settings or {}))
     report, rows = progress or silent, int(pool.audited is not None)
     with series.main.lock():
         done = len(series.main.models) - rows
         report(TRAINING, done, n_models)
-        for number in range(done, n_models):
-            started = time.monotonic()
-            words = None if seed is None else [seed, number]
-            rng = np.random.default_rng(words)
-            member = pool.flip(rng)
-            model = train_fn(pool.positions(member), int(rng.integers(2**63)))
-            series = series.append(_named(signal_fn(model, pool.targets)), member)
+        started, numbers = time.monotonic(), range(done, n_models)
+        train = partial(_train_one, train_fn, signal_fn, pool, seed)
+        for number, (signals, member) in zip(
+            numbers, _all_of(train, numbers, workers), strict=True
+        ):
+            series = series.append(signals, member)
             report(TRAINING, number + 1, n_models)
             if number == done and tell is not None and number + 1 < n_models:
-                seconds = (time.monotonic() - started) * (n_models - number - 1)
+                seconds = (time.monotonic() - started) * (n_models - number - 1) / workers
                 tell(f"about {timedelta(seconds=round(seconds))} for the models that are left")
     return AttackSignals.open(series.main.path)
+
+
+def _train_one(
+    train_fn: TrainFn, signal_fn: SignalFn, pool: Pool, seed: int | None, number: int
+) -> _Trained:
+    """Signals and memberships of one model."""
+    rng = np.random.default_rng(None if seed is None else [seed, number])
+    member = pool.flip(rng)
+    model = train_fn(pool.positions(member), int(rng.integers(2**63)))
+    return _named(signal_fn(model, pool.targets)), member
+
+
+def _all_of(
+    train: Callable[[int], _Trained], numbers: Sequence[int], workers: int
+) -> Iterator[_Trained]:
+    """Train these models in their order, in processes of their own if there are several."""
+    if workers == 1:
+        yield from map(train, numbers)
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as executor:
+        yield from executor.map(train, numbers)
 
 
 def open_signals(path: str | Path) -> dict[str, AttackSignals]:

@@ -222,6 +222,7 @@ def shadow(
     seed: Annotated[
         int | None, typer.Option(help="Make the reference models reproducible.")
     ] = None,
+    workers: Annotated[int, typer.Option(help="Number of processes that train at once.")] = 1,
     data_dir: DataDir = None,
     device: Annotated[str, typer.Option(help="Device to train on, e.g. cpu or cuda.")] = "cpu",
 ) -> None:
@@ -251,6 +252,7 @@ def shadow(
             labels=labels or config.attacks.labels,
             checkpoints=checkpoints or config.attacks.checkpoints,
             seed=seed,
+            workers=workers,
             progress=progress,
             tell=lambda text: errors.print(escape(text)),
             device=device,

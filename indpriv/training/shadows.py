@@ -59,6 +59,7 @@ def train_shadows(
     labels: bool = False,
     checkpoints: bool = False,
     seed: int | None = None,
+    workers: int = 1,
     progress: StageProgress | None = None,
     tell: Callable[[str], None] | None = None,
     device: str = "cpu",
@@ -80,6 +81,7 @@ def train_shadows(
         labels: also take the share of right labels under perturbations.
         checkpoints: also take the mean confidence over the audit's checkpoints.
         seed: of coins and training; None draws each from the operating system.
+        workers: number of processes that train at once.
         progress: called as progress(stage, done, total) after each model.
         tell: called with an estimate of the time that is left.
         device: device to train on.
@@ -105,6 +107,7 @@ def train_shadows(
         output=output,
         settings={**settings, **made},
         seed=seed,
+        workers=workers,
         progress=progress,
         tell=tell,
     )

@@ -114,6 +114,18 @@ def test_an_interrupted_series_goes_on(tmp_path):
         assert np.array_equal(found[name].signal, last[name].signal), name
 
 
+@pytest.mark.slow
+def test_several_processes_train_the_same_models(tmp_path):
+    one, two = (
+        train_shadows(CONFIG, tmp_path / str(workers), 3, targets=100, seed=5, workers=workers)
+        for workers in (1, 2)
+    )
+    assert np.array_equal(one.member, two.member)
+    np.testing.assert_allclose(one.signal, two.signal, rtol=1e-4)
+    with pytest.raises(InputError, match="workers"):
+        train_shadows(CONFIG, tmp_path / "none", 3, seed=5, workers=0)
+
+
 def test_a_study_without_a_seed_keeps_its_targets_when_it_goes_on(tmp_path):
     first = train_shadows(CONFIG, tmp_path / "s", 1, targets=300)
     more = train_shadows(CONFIG, tmp_path / "s", 2, targets=300)
