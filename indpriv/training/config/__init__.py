@@ -1,0 +1,23 @@
+"""What an audit file says: one frozen dataclass for each table. Nothing here imports torch."""
+
+from indpriv.training.config.audit_file import AuditConfig
+from indpriv.training.config.sections import (
+    AttackConfig,
+    CheckpointConfig,
+    DataConfig,
+    GroupConfig,
+    ModelConfig,
+    RecordingConfig,
+)
+from indpriv.training.config.training_section import TrainingConfig
+
+__all__ = [
+    "AttackConfig",
+    "AuditConfig",
+    "CheckpointConfig",
+    "DataConfig",
+    "GroupConfig",
+    "ModelConfig",
+    "RecordingConfig",
+    "TrainingConfig",
+]

@@ -1,0 +1,127 @@
+"""AuditConfig: what an audit trains and records, read from a TOML file. Not sensitive.
+
+A configuration holds public choices only; data, run directory and seed are arguments of `train`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from indpriv._checks import check_choice, with_current_names
+from indpriv.errors import InputError
+from indpriv.training.config.errors import explain
+from indpriv.training.config.sections import (
+    AttackConfig,
+    CheckpointConfig,
+    DataConfig,
+    GroupConfig,
+    ModelConfig,
+    RecordingConfig,
+)
+from indpriv.training.config.training_section import TrainingConfig
+from indpriv.training.config.values import KNOWN_KEYS_ONLY, Name
+from indpriv.training.datasets import DATASETS
+
+
+@dataclass(frozen=True, config=KNOWN_KEYS_ONLY)
+class AuditConfig:
+    """One audit, as its TOML file describes it. `to_dict` returns the same tables.
+
+    >>> config = AuditConfig.from_dict({
+    ...     "name": "small", "data": {"dataset": "digits"}, "model": {"architecture": "mlp"},
+    ...     "training": {"epochs": 1, "batch_size": 128, "learning_rate": 0.5, "max_grad_norm": 1.0,
+    ...                  "delta": 1e-5, "target_epsilon": 3.0},
+    ...     "recording": {"every": 1}, "checkpoints": {"every": "epoch"}})
+    >>> config.training.momentum, config.audit.groups
+    (0.0, ('label',))
+    """
+
+    name: Name
+    data: DataConfig
+    model: ModelConfig
+    training: TrainingConfig
+    recording: RecordingConfig
+    checkpoints: CheckpointConfig
+    audit: GroupConfig = Field(default_factory=GroupConfig)
+    attacks: AttackConfig = Field(default_factory=AttackConfig)
+
+    def __post_init__(self) -> None:
+        if self.data.unit_column is not None and self.training.target_epsilon is not None:
+            raise InputError(
+                "[training] target_epsilon is of one row, and [data] unit_column makes units of "
+                "several; give noise_multiplier"
+            )
+        tables = DATASETS[self.data.dataset].attributes
+        for name in self.attacks.attributes:
+            check_choice("[attacks] attributes", name, tables)
+        known = ("label", *DATASETS[self.data.dataset].metadata_columns)
+        for group in self.audit.groups:
+            if group not in known:
+                raise InputError(
+                    f"[audit] groups has {group!r}; the data set {self.data.dataset} has "
+                    f"{', '.join(map(repr, known))}"
+                )
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> AuditConfig:
+        """Read an audit file.
+
+        Raises:
+            InputError: no such file, broken TOML, or a key that is unknown, missing, or of a wrong
+                type or range; the message names file, table, key, value and what is accepted.
+        """
+        path = Path(path)
+        try:
+            with path.open("rb") as file:
+                tables = tomllib.load(file)
+        except FileNotFoundError as error:
+            raise InputError(
+                f"{path} does not exist; pass an audit file such as audits/adult.toml"
+            ) from error
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise InputError(f"{path} cannot be read as TOML: {error}") from error
+        try:
+            return cls.from_dict(tables)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
+
+    @classmethod
+    def from_dict(cls, tables: Mapping[str, Any]) -> AuditConfig:
+        """Make a configuration from the tables of a TOML file; InputError as in `from_toml`.
+
+        Former names of keys are accepted.
+        """
+        renamed = {
+            name: _with_current_keys(name, table) if isinstance(table, Mapping) else table
+            for name, table in tables.items()
+        }
+        try:
+            return _ADAPTER.validate_python(renamed)
+        except ValidationError as error:
+            raise InputError(explain(error, cls.json_schema())) from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """The tables of an equivalent TOML file, with defaults filled in."""
+        tables: dict[str, Any] = _ADAPTER.dump_python(self, mode="json", exclude_none=True)
+        return tables
+
+    @classmethod
+    def json_schema(cls) -> dict[str, Any]:
+        """JSON Schema of an audit file."""
+        return _ADAPTER.json_schema()
+
+
+def _with_current_keys(section: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return with_current_names(table)
+    except InputError as error:
+        raise InputError(f"[{section}] {error}") from error
+
+
+_ADAPTER = TypeAdapter(AuditConfig)

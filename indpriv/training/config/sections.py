@@ -1,0 +1,169 @@
+"""The tables of an audit file, except [training]."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+from pydantic.dataclasses import dataclass
+
+from indpriv._checks import check_choice, check_rounding
+from indpriv.errors import InputError
+from indpriv.norm_log.recording_policy import RecordingPolicy
+from indpriv.training.config.values import (
+    KNOWN_KEYS_ONLY,
+    Count,
+    CountOrZero,
+    Epochs,
+    Flag,
+    Name,
+    PositiveShare,
+    Share,
+)
+from indpriv.training.datasets import DATASETS
+
+DatasetName = Annotated[
+    str,
+    Field(strict=True, json_schema_extra={"enum": list(DATASETS)}),
+    AfterValidator(lambda name: check_choice("dataset", name, DATASETS)),
+]
+
+
+@dataclass(frozen=True, config=KNOWN_KEYS_ONLY)
+class DataConfig:
+    """[data]: the rows to train on, and whose they are.
+
+    Attributes:
+        dataset: one of `indpriv.training.datasets.DATASETS`.
+        unit_column: metadata column that names the person behind each row; the run's unit is then
+            "user". None if each row is its own unit.
+        max_rows_per_unit: train on at most this number of rows of each unit, the first ones; None
+            for all.
+    """
+
+    dataset: DatasetName
+    unit_column: Name | None = None
+    max_rows_per_unit: Count | None = None
+
+    def __post_init__(self) -> None:
+        known = DATASETS[self.dataset].metadata_columns
+        if self.unit_column is not None and self.unit_column not in known:
+            raise InputError(
+                f"unit_column={self.unit_column!r} is not a column of {self.dataset}, which has "
+                f"{', '.join(known) or 'none'}"
+            )
+        if self.max_rows_per_unit is not None and self.unit_column is None:
+            raise InputError(
+                "max_rows_per_unit is given without unit_column; name the column that says whose "
+                "rows they are, or leave it out"
+            )
+
+
+@dataclass(frozen=True, config=KNOWN_KEYS_ONLY)
+class ModelConfig:
+    """[model]: the architecture.
+
+    Attributes:
+        architecture: see `indpriv.training.models`.
+        hidden: units of each hidden layer; for "mlp" only.
+        activation: for "mlp" only.
+    """
+
+    architecture: Literal["mlp", "tanh_cnn", "resnet20_gn", "wrn16_4"]
+    hidden: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None
+    activation: Literal["tanh", "relu"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.architecture != "mlp":
+            for name in ("hidden", "activation"):
+                if getattr(self, name) is not None:
+                    raise InputError(
+                        f'{name} is for architecture = "mlp" only; leave it out of a '
+                        f"{self.architecture}"
+                    )
+
+
+@dataclass(frozen=True, config=KNOWN_KEYS_ONLY)
+class RecordingConfig:
+    """[recording]: what the Recorder records, and how.
+
+    Attributes:
+        every, growth, longest, batch_norms, reference_examples, first: see `RecordingPolicy`.
+        record_holdout: also record the norms of the test examples, for attacks that use epsilon.
+        rounding: rounding of norms, as a fraction of max_grad_norm; 0 keeps full precision.
+        rounding_mode: "up" (never under-reports) or "nearest" (as in the paper).
+    """
+
+    every: Count | Literal["epoch", "once"] | Epochs
+    growth: Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)] = 1.0
+    longest: Count | Literal["epoch"] | Epochs | None = None
+    batch_norms: Flag = False
+    rounding: Share = 0.01
+    rounding_mode: Literal["up", "nearest"] = "up"
+    reference_examples: CountOrZero = 0
+    first: CountOrZero = 0
+    record_holdout: Flag = False
+
+    def __post_init__(self) -> None:
+        check_rounding(self.rounding)
+        self.to_policy()
+
+    def to_policy(self) -> RecordingPolicy:
+        """The Recorder's policy; InputError if gaps, growth and longest do not fit together."""
+        return RecordingPolicy(
+            self.every,
+            self.growth,
+            self.longest,
+            self.batch_norms,
+            self.reference_examples,
+            self.first,
+        )
+
+
+@dataclass(frozen=True, config=KNOWN_KEYS_ONLY)
+class CheckpointConfig:
+    """[checkpoints]: number of steps between checkpoints, or "epoch".
+
+    The first and the last model are always saved.
+    """
+
+    every: Count | Literal["epoch"]
+
+
+@dataclass(frozen=True, config=KNOWN_KEYS_ONLY)
+class GroupConfig:
+    """[audit]: the columns whose groups are compared, "label" or metadata; chosen beforehand.
+
+    participation and neighbouring are those of `indpriv audit`; None for its defaults.
+    """
+
+    groups: tuple[Name, ...] = ("label",)
+    participation: Literal["secret", "known"] | None = None
+    neighbouring: Literal["add_remove", "zero_out", "replace_one"] | None = None
+
+    def __post_init__(self) -> None:
+        if len(set(self.groups)) < len(self.groups):
+            raise InputError(f"groups = {list(self.groups)} has a name twice; list each once")
+
+
+@dataclass(frozen=True, config=KNOWN_KEYS_ONLY)
+class AttackConfig:
+    """[attacks]: canaries in the run itself, and what attacks on this audit need.
+
+    Attributes:
+        gradient_canaries: number of made-up gradients that audit the run while it trains, see
+            `indpriv.recording.GradientCanaries`; 0 for none.
+        canary_lengths: their norms over max_grad_norm, taken in turn.
+        references: number of reference models that `indpriv shadow` trains.
+        labels: it also takes labels of perturbed copies, for label-only attacks.
+        checkpoints: it also takes the mean confidence over the checkpoints.
+        attributes: categorical columns of a table, such as "sex", that an attacker is to infer from
+            the model that `indpriv train` trains.
+    """
+
+    gradient_canaries: CountOrZero = 0
+    canary_lengths: Annotated[tuple[PositiveShare, ...], Field(min_length=1)] = (1.0,)
+    references: Count = 4
+    labels: Flag = False
+    checkpoints: Flag = False
+    attributes: tuple[Name, ...] = ()

@@ -1,0 +1,73 @@
+"""[training] of an audit file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from indpriv.errors import InputError
+from indpriv.training.config.values import KNOWN_KEYS_ONLY, Count, Flag, Positive, Share
+
+
+@dataclass(frozen=True, config=KNOWN_KEYS_ONLY)
+class TrainingConfig:
+    """[training]: DP-SGD in Opacus's words.
+
+    Attributes:
+        epochs: passes over the data, in expectation.
+        batch_size: expected size of a Poisson batch; the sampling rate is
+            1 / ceil(n / batch_size), as in Opacus.
+        learning_rate: learning rate of SGD with momentum.
+        max_grad_norm: clipping norm.
+        delta: delta of every epsilon of the run.
+        target_epsilon: worst-case epsilon of one row; the noise is chosen to reach it. Pass either
+            this or noise_multiplier.
+        noise_multiplier: noise standard deviation divided by max_grad_norm.
+        momentum: momentum of SGD.
+        individual_clipping: clip each example at its last recorded level, which makes the account
+            exact however rarely norms are recorded.
+        clip_headroom: how far that level is above the norm, as a fraction of max_grad_norm; None
+            for the Recorder's default.
+        filter_epsilon: limit of a privacy filter: no example's epsilon exceeds it at delta,
+            whatever the noise; None for no filter.
+        grad_sample_mode: how Opacus computes per-example gradients: "hooks", or "ghost" (less
+            memory, often faster).
+        max_physical_batch_size: number of examples that are computed at once; None for whole
+            batches.
+        non_private_baseline: also train the same model without privacy, to compare attacks.
+        non_private_learning_rate: learning rate of the baseline; None for learning_rate.
+    """
+
+    epochs: Count
+    batch_size: Count
+    learning_rate: Positive
+    max_grad_norm: Positive
+    delta: Annotated[float, Field(strict=True, gt=0, lt=1)]
+    target_epsilon: Positive | None = None
+    noise_multiplier: Positive | None = None
+    momentum: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
+    individual_clipping: Flag = False
+    clip_headroom: Share | None = None
+    filter_epsilon: Positive | None = None
+    grad_sample_mode: Literal["hooks", "ghost"] = "hooks"
+    max_physical_batch_size: Count | None = None
+    non_private_baseline: Flag = False
+    non_private_learning_rate: Positive | None = None
+
+    def __post_init__(self) -> None:
+        if self.target_epsilon is None and self.noise_multiplier is None:
+            raise InputError("it has neither target_epsilon nor noise_multiplier; give one of them")
+        if self.target_epsilon is not None and self.noise_multiplier is not None:
+            raise InputError("it has both target_epsilon and noise_multiplier; give one of them")
+        if self.clip_headroom is not None and not self.individual_clipping:
+            raise InputError(
+                "clip_headroom is given without individual clipping; set individual_clipping = "
+                "true or leave it out"
+            )
+        if self.non_private_learning_rate is not None and not self.non_private_baseline:
+            raise InputError(
+                "non_private_learning_rate is given without a baseline; set non_private_baseline = "
+                "true or leave it out"
+            )
