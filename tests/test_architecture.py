@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "release": {"helpers", "artifacts", "accountant", "analysis", "report", "audit"},
     "recording": {"helpers", "artifacts"},
     "integrations": {"helpers", "artifacts", "accountant"},
-    "training": {"helpers", "artifacts", "recording", "attacks"},
+    "training": {"helpers", "artifacts", "recording", "attacks", "accountant"},
     "cli": set(STAGES) - {"cli"},
 }
 RUN_SIDE = {"recording", "training"}

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from torch import nn
 
 from indpriv._progress import StageProgress, silent
@@ -82,8 +83,8 @@ def train(
         data_dir: folder of data sets that do not ship with a package; default: INDPRIV_DATA.
         dataset: data to use instead of loading the configuration's.
         privacy_filter: an `indpriv.PrivacyFilter` that limits each example's epsilon, see
-            `Recorder`; or a function that makes one from the run's noise_multiplier and
-            sample_rate. An audit with filter_epsilon needs one.
+            `Recorder`; or a function that makes one from the run's noise_multiplier (of a
+            schedule, the median) and sample_rate. An audit with filter_epsilon needs one.
         n_planned: number of examples that sampling rate and noise are computed for, where coins
             left some out of the data; default those in the data.
 
@@ -100,10 +101,11 @@ def train(
     with quiet_opacus():
         private = make_private(config, dataset, randomness, device, n_planned)
         if callable(privacy_filter):
-            privacy_filter = privacy_filter(private.noise_multiplier, private.loader.sample_rate)
+            noise = float(np.median(private.planned.noise_multiplier))
+            privacy_filter = privacy_filter(noise, private.loader.sample_rate)
         recorder = _make_recorder(run_dir, config, dataset, private, randomness, privacy_filter)
         _take_recorded_steps(recorder, private, config, device, progress)
-        epsilon = float(private.accountant.get_epsilon(config.training.delta))
+        epsilon = private.worst_case_epsilon(config.training.delta)
     run = TrainedRun(run_dir, private.module, private.steps_taken, epsilon, _test_accuracy(run_dir))
     seconds = time.monotonic() - started
     complete_record(run_dir, private, epsilon, run.test_accuracy, seconds)

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 from opacus import PrivacyEngine
 from opacus.accountants import IAccountant
-from opacus.accountants.utils import get_noise_multiplier
 from opacus.data_loader import DPDataLoader
 from torch import nn
 
-from indpriv.errors import InputError
+from indpriv.norm_log.step_settings import StepSettings
 from indpriv.recording.attacks.mislabelled_canaries import PlannedLoader
 from indpriv.training.config import AuditConfig, TrainingConfig
 from indpriv.training.datasets import Dataset
 from indpriv.training.models import first_parameters
 from indpriv.training.randomness import Randomness, generator
+from indpriv.training.step_plan import (
+    planned_steps,
+    steps_per_epoch,
+    with_noise,
+    worst_case_epsilon,
+)
 from indpriv.training.tensors import BatchedTensorDataset, tensor_set, whole_batch
-
-_EPSILON_TOLERANCE = 1e-3  # the noise gives an epsilon below the target by at most this
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class PrivateSetting:
     Attributes:
         module: the model itself; `model` wraps it.
         train_set: the data that the loader draws from.
-        total_steps: number of steps of the whole run.
+        settings: of the training, with its noise.
+        planned: settings of every step.
     """
 
     module: nn.Module
@@ -44,13 +48,35 @@ class PrivateSetting:
     criterion: Callable[..., Any]
     loader: DPDataLoader
     accountant: IAccountant
-    noise_multiplier: float
-    total_steps: int
+    settings: TrainingConfig
+    planned: StepSettings
+
+    @property
+    def total_steps(self) -> int:
+        """Number of steps of the whole run."""
+        return len(self.planned)
 
     @property
     def steps_taken(self) -> int:
         """Number of updates so far, as the accountant counts them."""
         return sum(steps for _, _, steps in self.accountant.history)
+
+    def worst_case_epsilon(self, delta: float) -> float:
+        """Epsilon of the steps taken, by Opacus's RDP accountant."""
+        history = self.accountant.history
+        if len(history) <= 1:
+            return float(self.accountant.get_epsilon(delta))
+        noise, _, steps = np.array(history).T
+        by_step = np.repeat(noise, steps.astype(np.int64))
+        return worst_case_epsilon(by_step, history[0][1], delta)
+
+    def set_step(self, step: int) -> None:
+        """Give Opacus the noise and the clipping norm of a step that is about to begin."""
+        setting = self.planned.at(step)
+        self.optimizer.noise_multiplier = setting.noise_multiplier
+        self.optimizer.max_grad_norm = setting.max_grad_norm
+        if self.settings.grad_sample_mode == "ghost":  # the model clips, the optimizer adds noise
+            cast(Any, self.model).max_grad_norm = setting.max_grad_norm
 
 
 def make_private(
@@ -114,15 +140,17 @@ def made_private(
         collate_fn=whole_batch,
         generator=generator(randomness.sampling),
     )
-    noise_multiplier = noise_multiplier_of(settings, n_planned)
+    settings = with_noise(settings, n_planned)
+    per_epoch = steps_per_epoch(settings, n_planned)
+    planned = planned_steps(settings, settings.epochs * per_epoch, 1 / per_epoch)
     engine = PrivacyEngine(accountant="rdp")
     made = engine.make_private(
         module=module,
         optimizer=optimizer,
         criterion=criterion,
         data_loader=loader,
-        noise_multiplier=noise_multiplier,
-        max_grad_norm=settings.max_grad_norm,
+        noise_multiplier=planned.at(0).noise_multiplier,
+        max_grad_norm=planned.at(0).max_grad_norm,
         noise_generator=generator(randomness.noise, next(module.parameters()).device),
         grad_sample_mode=settings.grad_sample_mode,
     )
@@ -139,23 +167,9 @@ def made_private(
         criterion=criterion,
         loader=private_loader,
         accountant=engine.accountant,
-        noise_multiplier=noise_multiplier,
-        total_steps=settings.epochs * len(private_loader),
+        settings=settings,
+        planned=planned,
     )
-
-
-def noise_multiplier_of(settings: TrainingConfig, n_examples: int) -> float:
-    """The noise multiplier of an audit with this number of training examples."""
-    return settings.noise_multiplier or _noise_for(settings, _steps_per_epoch(settings, n_examples))
-
-
-def _steps_per_epoch(settings: TrainingConfig, n_examples: int) -> int:
-    """Steps that Opacus takes in an epoch.
-
-    It samples at 1 / ceil(n / batch_size). For some lengths, float division makes it take one step
-    fewer.
-    """
-    return int(1 / (1 / math.ceil(n_examples / settings.batch_size)))
 
 
 def _warn_of_delta(delta: float, n_examples: int) -> None:
@@ -165,25 +179,6 @@ def _warn_of_delta(delta: float, n_examples: int) -> None:
             "publishing a whole example; choose it well below 1/n",
             stacklevel=5,
         )
-
-
-def _noise_for(settings: TrainingConfig, steps_per_epoch: int) -> float:
-    """The noise multiplier that reaches the target epsilon."""
-    try:
-        noise_multiplier: float = get_noise_multiplier(
-            target_epsilon=settings.target_epsilon,
-            target_delta=settings.delta,
-            sample_rate=1 / steps_per_epoch,
-            steps=settings.epochs * steps_per_epoch,
-            accountant="rdp",
-            epsilon_tolerance=_EPSILON_TOLERANCE,
-        )
-    except ValueError as error:
-        raise InputError(
-            f"target_epsilon={settings.target_epsilon} cannot be reached at delta="
-            f"{settings.delta:g} with any noise; choose a larger one, or give noise_multiplier"
-        ) from error
-    return noise_multiplier
 
 
 @contextmanager

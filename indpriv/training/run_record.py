@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from indpriv.training.datasets import Dataset
 from indpriv.training.models import count_parameters, describe_model
 from indpriv.training.private_setting import PrivateSetting
 from indpriv.training.randomness import GENERATORS, SEEDED_LABEL
+
+# What run.json says of noise and clipping: numbers, or schedules as in the audit file.
+NOISE_AND_CLIPPING = ("noise_multiplier", "noise_std", "max_grad_norm")
 
 ON_TRUST = {
     "random generator": f"noise and sampling come from {GENERATORS}",
@@ -50,6 +54,7 @@ def first_record(
 ) -> dict[str, Any]:
     """What is known before the first step: the content of run.json while the run trains."""
     steps_per_epoch = len(private.loader)
+    settings = replace(config, training=private.settings).to_dict()["training"]
     return {
         "name": config.name,
         "status": "running",
@@ -75,8 +80,7 @@ def first_record(
             "sample_rate": private.loader.sample_rate,
             "steps_per_epoch": steps_per_epoch,
             "planned_steps": private.total_steps,
-            "noise_multiplier": private.noise_multiplier,
-            "max_grad_norm": config.training.max_grad_norm,
+            **{name: settings[name] for name in NOISE_AND_CLIPPING if name in settings},
             "clipping": "individual" if config.training.individual_clipping else "flat",
             "target_epsilon": config.training.target_epsilon,
             "delta": config.training.delta,

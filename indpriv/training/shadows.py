@@ -40,9 +40,11 @@ from indpriv.training.config import AuditConfig
 from indpriv.training.datasets import Dataset, Split, load_dataset
 from indpriv.training.dp_sgd import capped
 from indpriv.training.models import first_parameters
-from indpriv.training.private_setting import make_private, noise_multiplier_of, quiet_opacus
+from indpriv.training.private_setting import make_private, quiet_opacus
 from indpriv.training.randomness import Randomness
 from indpriv.training.robustness import robustness
+from indpriv.training.run_record import NOISE_AND_CLIPPING
+from indpriv.training.step_plan import with_noise
 from indpriv.training.steps import take_steps
 
 _BATCH = 4096
@@ -93,6 +95,7 @@ def train_shadows(
     """
     dataset = capped(dataset or load_dataset(config.data.dataset, data_dir), config.data)
     n_train = len(dataset.train)
+    config = replace(config, training=with_noise(config.training, n_train))
     settings = _settings(config, n_train, for_run)
     pool, dataset = _pool(config, dataset, targets, seed, Path(output), for_run)
     made = {"without_dp": without_dp, "labels": labels, "checkpoints": checkpoints}
@@ -122,31 +125,36 @@ def _settings(config: AuditConfig, n_train: int, for_run: str | Path | None) -> 
                 "reference models cannot be trained like it"
             )
     training = config.training
+    tables = config.to_dict()["training"]
     found = {
-        "noise_multiplier": noise_multiplier_of(training, n_train),
+        **{name: tables[name] for name in NOISE_AND_CLIPPING if name in tables},
         "steps_per_epoch": math.ceil(n_train / training.batch_size),
         "epochs": training.epochs,
-        "max_grad_norm": training.max_grad_norm,
     }
     if for_run is None:
         return found
     path = Path(for_run) / RUN_JSON
     record = read_json(path)
-    for name, keys in (
-        ("noise_multiplier", ("training", "noise_multiplier")),
-        ("steps_per_epoch", ("training", "steps_per_epoch")),
-        ("epochs", ("config", "training", "epochs")),
-        ("max_grad_norm", ("training", "max_grad_norm")),
-    ):
-        value = first_at(record, keys)
-        if value is None or not math.isclose(value, found[name], rel_tol=1e-9):
+    for name, planned in found.items():
+        value = first_at(record, ("training", name), ("config", "training", name))
+        if not _same(value, planned):
             raise InputError(
-                f"{path}: {name} is {value}, and this audit file gives {found[name]}; pass the "
+                f"{path}: {name} is {value}, and this audit file gives {planned}; pass the "
                 "audit file of the run"
             )
     if record.get("status") != "finished":
         raise InputError(f"{path}: the run is not finished; references would be trained for longer")
     return found
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Whether numbers, or schedules, are equal up to rounding."""
+    if isinstance(value, dict) and isinstance(other, dict):
+        return value.keys() == other.keys() and all(
+            value[key] == other[key] or _same(value[key], other[key]) for key in value
+        )
+    numbers = isinstance(value, int | float) and isinstance(other, int | float)
+    return numbers and math.isclose(value, other, rel_tol=1e-9)
 
 
 def _pool(
@@ -247,8 +255,6 @@ class _Trainer:
         training = replace(
             self.config.training,
             batch_size=_batch_size(len(positions), self.settings["steps_per_epoch"]),
-            target_epsilon=None,
-            noise_multiplier=self.settings["noise_multiplier"],
         )
         config = replace(self.config, training=training)
         states: list[Mapping[str, Tensor]] = []

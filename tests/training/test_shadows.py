@@ -48,7 +48,8 @@ def settings_seen(monkeypatch):
 
     def watched(config, dataset, randomness, device):
         private = make(config, dataset, randomness, device)
-        seen.append((private.noise_multiplier, private.loader.sample_rate, private.total_steps))
+        noise = private.planned.at(0).noise_multiplier
+        seen.append((noise, private.loader.sample_rate, private.total_steps))
         return private
 
     monkeypatch.setattr(shadows, "make_private", watched)

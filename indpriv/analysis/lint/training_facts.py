@@ -85,11 +85,13 @@ def facts_of_plan(
         layers: of its architecture.
     """
     training = config["training"]
-    plan, delta = None, training["delta"]
-    if n_examples is not None:
+    plan, delta, clip = None, training["delta"], training["max_grad_norm"]
+    noise = training.get("noise_multiplier", 1.0)
+    varies = isinstance(noise, Mapping) or "noise_std" in training
+    if n_examples is not None and not varies:
         steps_per_epoch = math.ceil(n_examples / training["batch_size"])
         steps = training["epochs"] * steps_per_epoch
-        plan = Plan(training.get("noise_multiplier", 1.0), 1 / steps_per_epoch, steps)
+        plan = Plan(noise, 1 / steps_per_epoch, steps)
         if "target_epsilon" in training:
             plan = plan.with_epsilon(training["target_epsilon"], delta)
     too_large = n_examples is not None and delta_is_too_large(delta, n_examples)
@@ -97,7 +99,7 @@ def facts_of_plan(
         n_examples=n_examples,
         delta=delta,
         plan=plan,
-        max_grad_norm=training["max_grad_norm"],
+        max_grad_norm=None if isinstance(clip, Mapping) else clip,
         epsilon_cap=training.get("filter_epsilon"),
         sgd=SgdSettings(training["learning_rate"], training.get("momentum", 0.0), 0.0),
         layers=layers,

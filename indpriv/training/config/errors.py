@@ -13,8 +13,11 @@ Schema = Mapping[str, Any]
 UNKNOWN, MISSING = "unexpected_keyword_argument", "missing"  # pydantic's names
 
 
-def explain(error: ValidationError, schema: Schema) -> str:
-    """One problem: an unknown key, else all missing keys of a table, else a wrong value."""
+def explain(error: ValidationError, schema: Schema, whole: str = "the file") -> str:
+    """One problem: an unknown key, else all missing keys of a table, else a wrong value.
+
+    whole: what the schema describes.
+    """
     problems = error.errors()
     kinds = [problem["type"] for problem in problems]
     kind = next((kind for kind in (UNKNOWN, MISSING) if kind in kinds), kinds[0])
@@ -22,7 +25,7 @@ def explain(error: ValidationError, schema: Schema) -> str:
     if kind not in (UNKNOWN, MISSING):
         return _wrong_value(problem["loc"], problem["input"], problem.get("ctx", {}), schema)
     *tables, key = problem["loc"]
-    where = f"[{tables[0]}]" if tables else "the file"
+    where = f"[{tables[0]}]" if tables else whole
     if kind == MISSING:
         missing = [
             str(other["loc"][-1])
@@ -42,6 +45,8 @@ def _wrong_value(
     """A value that is not accepted, or (in `context`) values that do not fit together."""
     if not location:
         return str(context["error"])
+    if isinstance(value, Mapping) and len(location) > 1 and "error" in context:  # of a schedule
+        return f"[{location[0]}] {location[1]}: {context['error']}"
     section = str(location[0])
     if "$ref" not in schema["properties"][section]:  # a key outside tables
         return _rejected(section, value, schema["properties"][section])
@@ -81,6 +86,8 @@ def _in_words(schema: Schema) -> str:
         return repr(schema["const"])
     if "enum" in schema:
         return f"one of {', '.join(map(repr, schema['enum']))}"
+    if "$ref" in schema:
+        return 'a schedule such as { law = "linear", start = 4.0, end = 2.0 }'
     if schema["type"] == "boolean":
         return "true or false"
     if schema["type"] == "array":

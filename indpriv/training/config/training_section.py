@@ -8,6 +8,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from indpriv.errors import InputError
+from indpriv.training.config.schedules import NumberOrSchedule, Schedule
 from indpriv.training.config.values import KNOWN_KEYS_ONLY, Count, Flag, Positive, Share
 
 
@@ -20,11 +21,14 @@ class TrainingConfig:
         batch_size: expected size of a Poisson batch; the sampling rate is
             1 / ceil(n / batch_size), as in Opacus.
         learning_rate: learning rate of SGD with momentum.
-        max_grad_norm: clipping norm.
+        max_grad_norm: clipping norm, a number or a schedule.
         delta: delta of every epsilon of the run.
         target_epsilon: worst-case epsilon of one row; the noise is chosen to reach it. Pass either
-            this or noise_multiplier.
-        noise_multiplier: noise standard deviation divided by max_grad_norm.
+            this or noise; or both, with noise as a schedule: its shape is kept, and it is
+            multiplied by the number that reaches the target.
+        noise_multiplier: noise standard deviation divided by max_grad_norm, a number or a schedule.
+        noise_std: in its place, the noise standard deviation of a sum of gradients, a number or a
+            schedule; noise_multiplier is then noise_std / max_grad_norm of each step.
         momentum: momentum of SGD.
         individual_clipping: clip each example at its last recorded level, which makes the account
             exact however rarely norms are recorded.
@@ -43,10 +47,11 @@ class TrainingConfig:
     epochs: Count
     batch_size: Count
     learning_rate: Positive
-    max_grad_norm: Positive
+    max_grad_norm: NumberOrSchedule
     delta: Annotated[float, Field(strict=True, gt=0, lt=1)]
     target_epsilon: Positive | None = None
-    noise_multiplier: Positive | None = None
+    noise_multiplier: NumberOrSchedule | None = None
+    noise_std: NumberOrSchedule | None = None
     momentum: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
     individual_clipping: Flag = False
     clip_headroom: Share | None = None
@@ -57,10 +62,17 @@ class TrainingConfig:
     non_private_learning_rate: Positive | None = None
 
     def __post_init__(self) -> None:
-        if self.target_epsilon is None and self.noise_multiplier is None:
+        if self.noise_multiplier is not None and self.noise_std is not None:
+            raise InputError("it has both noise_multiplier and noise_std; give one of them")
+        noise = self.noise_std if self.noise_multiplier is None else self.noise_multiplier
+        if self.target_epsilon is None and noise is None:
             raise InputError("it has neither target_epsilon nor noise_multiplier; give one of them")
-        if self.target_epsilon is not None and self.noise_multiplier is not None:
-            raise InputError("it has both target_epsilon and noise_multiplier; give one of them")
+        if self.target_epsilon is not None and not isinstance(noise, Schedule | None):
+            name = "noise_std" if self.noise_multiplier is None else "noise_multiplier"
+            raise InputError(
+                f"it has both target_epsilon and {name}; give one of them, or a schedule, whose "
+                "shape is kept"
+            )
         if self.clip_headroom is not None and not self.individual_clipping:
             raise InputError(
                 "clip_headroom is given without individual clipping; set individual_clipping = "
