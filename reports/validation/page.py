@@ -3,100 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
+from attacks.page import HEAD, rates
 from markdown_table import table
 
-from indpriv.accountant.predicted_evidence import PredictedEvidence
-from indpriv.analysis.attacks.account_test import (
-    Evidence,
-    Separation,
-    agree,
-    identities,
-    separation_of,
-)
 from indpriv.analysis.attacks.canary_bounds import BOUNDS
-from validation.study import DELTA, EPOCHS, STEPS_PER_EPOCH, STUDIES, Study, StudyData
+from validation.study import DELTA, EPOCHS, STEPS_PER_EPOCH, STUDIES, Study
 
-BINS = 8
-RATES = (0.01, 0.1)  # of false positives
-TOLERANCE = 0.05  # of mu: what the design asks for
-POWER = 2.0  # standard errors that must fit into it, or a bin says nothing about it
+Figures = Mapping[str, Any]
 
 
-def read_runs(study: Study, folder: Path, n_runs: int) -> tuple[Evidence, np.ndarray, np.ndarray]:
-    """Evidence of all targets in all runs; their positions; and simulated evidence."""
-    targets = StudyData.load(study).targets
-    parts, example, simulated = [], [], []
-    for number in range(n_runs):
-        with np.load(folder / f"run-{number:03}.npz") as file:
-            run = dict(file)
-        rows = np.isin(run["example"], targets)
-        example.append(run["example"][rows])
-        simulated.append(run["simulated"][rows])
-        predicted = PredictedEvidence(
-            run["with_example"], run["without_example"], run["orders"], run["renyi"]
-        ).take(rows)
-        parts.append((run["evidence"][rows], run["member"][rows], predicted))
-    evidence = Evidence(
-        np.concatenate([one for one, _, _ in parts]),
-        np.concatenate([member for _, member, _ in parts]),
-        np.repeat(np.arange(n_runs), [len(one) for one, _, _ in parts]),
-        PredictedEvidence.concatenated([predicted for _, _, predicted in parts]),
-    )
-    return evidence, np.concatenate(example), np.concatenate(simulated)
-
-
-def true_positives(scores: np.ndarray, member: np.ndarray, rate: float) -> float:
-    """Share of members above the threshold that this share of others exceeds."""
-    return float((scores[member] > np.quantile(scores[~member], 1 - rate)).mean())
-
-
-@dataclass(frozen=True)
-class Bin:
-    """Targets of like epsilon, in all runs."""
-
-    epsilon: float
-    separation: Separation
-    rates: tuple[tuple[float, float], ...]
-
-    @property
-    def off(self) -> float:
-        """How far the observed mu is from that of the account, as a share of it."""
-        return self.separation.observed_mu / self.separation.predicted_mu - 1
-
-    @property
-    def has_power(self) -> bool:
-        """Whether a difference of 5 % could be seen."""
-        error = self.separation.mu_error / self.separation.predicted_mu
-        return POWER * error <= TOLERANCE
-
-
-def bins(evidence: Evidence, simulated: np.ndarray, epsilon: np.ndarray) -> Iterator[Bin]:
-    """Bins of about equal size, from small to large epsilon."""
-    edges = np.unique(np.quantile(epsilon, np.linspace(0, 1, BINS + 1)))
-    number = np.clip(np.searchsorted(edges, epsilon, side="right") - 1, 0, len(edges) - 2)
-    for k in range(len(edges) - 1):
-        rows = number == k
-        part = evidence.take(rows)
-        yield Bin(
-            float(epsilon[rows].mean()),
-            separation_of(part),
-            tuple(
-                (
-                    true_positives(simulated[rows], part.member, rate),
-                    true_positives(part.evidence, part.member, rate),
-                )
-                for rate in RATES
-            ),
-        )
-
-
-def render(folder: Path, n_runs: Mapping[str, int], canaries: Mapping[str, Any]) -> str:
-    """The page; n_runs: of each study at most, by name. A study without two runs is left out."""
+def render(known: Figures) -> str:
+    """The page, from reports/validation.json."""
     lines = [
         "# Do individual epsilons hold for the attacker that they assume?",
         "",
@@ -119,42 +38,39 @@ def render(folder: Path, n_runs: Mapping[str, int], canaries: Mapping[str, Any])
         "",
     ]
     for study in STUDIES:
-        finished = len(list((folder / study.name).glob("run-???.npz")))
-        if finished > 1:
-            count = min(finished, n_runs[study.name])
-            lines.extend(study_lines(study, folder / study.name, count))
-    return "\n".join([*lines, *canary_lines(canaries)]) + "\n"
+        lines.extend(study_lines(study, known["studies"][study.name]))
+    return "\n".join([*lines, *canary_lines(known)]) + "\n"
 
 
-def study_lines(study: Study, folder: Path, n_runs: int) -> Iterator[str]:
+def study_lines(study: Study, found: Figures) -> Iterator[str]:
     """The section of one study."""
-    evidence, example, simulated = read_runs(study, folder, n_runs)
-    *epsilons, worst = np.load(folder / "epsilon.npy").tolist()
-    found = identities(evidence)
-    verdict = "agree with" if agree(found) else "CONTRADICT"
-    parts = list(bins(evidence, simulated, np.array(epsilons)[example]))
-    with_power = [part for part in parts if part.has_power]
-    within = sum(abs(part.off) <= TOLERANCE for part in with_power)
+    verdict = "agree with" if found["agree"] else "CONTRADICT"
+    with_power = [part for part in found["bins"] if part["has_power"]]
+    within = sum(part["within"] for part in with_power)
+    last = found["identities"][-1]
+    largest = max(abs(one["z"]) for one in found["identities"])
+    tenth = last["expected"] / 10 / last["standard_error"]
     yield from (
         f"## {study.title[0].upper()}{study.title[1:]}",
         "",
-        f"{study.targets:,} targets, {n_runs} runs of {EPOCHS * STEPS_PER_EPOCH} steps with noise",
-        f"multiplier {study.noise}. The worst case is epsilon {worst:.2f} at delta {DELTA:g}",
+        f"{study.targets:,} targets, {study.runs} runs of {EPOCHS * STEPS_PER_EPOCH} steps with noise",
+        f"multiplier {study.noise}. The worst case is epsilon {found['worst_case']:.2f} at delta {DELTA:g}",
         f"({study.accountant.upper()}). All identities together {verdict} the account; the largest",
-        f"|z| is {max(abs(one.z) for one in found):.1f}. Of {len(with_power)} bins with power,",
-        f"{within} have an observed mu within 5 % of the account's.",
+        f"|z| is {largest:.1f}. Of {len(with_power)} bins with power,",
+        f"{within} have an observed mu within 5 % of the account's. An account that forgot one step",
+        f"in ten would be {tenth:.1f} standard errors off in the last row.",
         "",
         table(
             ("identity", "mean", "account", "error", "z"),
             [
                 (
-                    one.name.replace("|", "\\|"),
-                    f"{one.mean:.4f}",
-                    f"{one.expected:.4f}",
-                    f"{one.standard_error:.4f}",
-                    f"{one.z:+.2f}",
+                    one["name"].replace("|", "\\|"),
+                    f"{one['mean']:.4f}",
+                    f"{one['expected']:.4f}",
+                    f"{one['standard_error']:.4f}",
+                    f"{one['z']:+.2f}",
                 )
-                for one in found
+                for one in found["identities"]
             ],
         ),
         "",
@@ -168,25 +84,35 @@ def study_lines(study: Study, folder: Path, n_runs: int) -> Iterator[str]:
                 "TPR at 1 %",
                 "TPR at 10 %",
             ),
-            [bin_row(part) for part in parts],
+            [bin_row(part) for part in found["bins"]],
+        ),
+        "",
+        "Rates over all targets, at thresholds for all runs, with 95 % intervals over runs:",
+        "",
+        table(
+            ("", *HEAD),
+            [
+                ("observed", *rates(found["rates"]["observed"])),
+                ("by the account", *rates(found["rates"]["predicted"])),
+            ],
         ),
         "",
     )
 
 
-def bin_row(part: Bin) -> tuple[str, ...]:
+def bin_row(part: Figures) -> tuple[str, ...]:
     """A bin as cells."""
     return (
-        f"{part.epsilon:.2f}",
-        f"{part.separation.predicted_mu:.3f}",
-        f"{part.separation.observed_mu:.3f} ± {part.separation.mu_error:.3f}",
-        f"{100 * part.off:+.1f} %",
-        "yes" if part.has_power else "no",
-        *(f"{100 * simulated:.1f} % / {100 * seen:.1f} %" for simulated, seen in part.rates),
+        f"{part['epsilon']:.2f}",
+        f"{part['mu_predicted']:.3f}",
+        f"{part['mu_observed']:.3f} ± {part['mu_error']:.3f}",
+        f"{100 * (part['mu_observed'] / part['mu_predicted'] - 1):+.1f} %",
+        "yes" if part["has_power"] else "no",
+        *(f"{100 * simulated:.1f} % / {100 * seen:.1f} %" for simulated, seen in part["rates"]),
     )
 
 
-def canary_lines(canaries: Mapping[str, Any]) -> Iterator[str]:
+def canary_lines(canaries: Figures) -> Iterator[str]:
     """The section on gradient canaries."""
     yield from (
         "## Gradient canaries",
@@ -231,6 +157,8 @@ def canary_lines(canaries: Mapping[str, Any]) -> Iterator[str]:
             )
         ],
     )
+    yield ""
+    yield "A bound holds with 95 % confidence: about one draw in 20 may be above the truth."
     yield ""
     for name, method in BOUNDS.items():
         yield f"* `{name}`: {method.title}. It assumes: {method.assumption}."

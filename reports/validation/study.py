@@ -47,6 +47,7 @@ class Study:
         noise: noise multiplier.
         learning_rate: of SGD with momentum 0.9.
         accountant: of the epsilons by which the page sorts examples into bins.
+        runs: number of attacked runs.
     """
 
     name: str
@@ -58,11 +59,13 @@ class Study:
     noise: float
     learning_rate: float
     accountant: str
+    runs: int
 
 
-DIGITS = Study("digits", "scikit-learn's digits", "digits", None, 700, 32, 0.8, 0.5, "pld")
-ADULT = Study("adult", "8,000 rows of Adult", "adult", 8000, 4000, 64, 1.2, 0.3, "rdp")
-STUDIES = (DIGITS, ADULT)
+DIGITS = Study("digits", "scikit-learn's digits", "digits", None, 700, 32, 0.8, 0.5, "pld", 48)
+ADULT = Study("adult", "8,000 rows of Adult", "adult", 8000, 4000, 64, 1.2, 0.3, "rdp", 32)
+MNIST = Study("mnist", "4,000 pictures of MNIST", "mnist", 4000, 2000, 64, 0.8, 0.3, "pld", 24)
+STUDIES = (DIGITS, ADULT, MNIST)
 
 
 @dataclass(frozen=True)
@@ -182,17 +185,15 @@ def attacked_run(study: Study, data: StudyData, number: int) -> dict[str, np.nda
     }
 
 
-def take_runs(
-    study: Study, folder: Path, n_runs: int, progress: Callable[[int, int], None]
-) -> None:
+def take_runs(study: Study, folder: Path, progress: Callable[[int, int], None]) -> None:
     """Take the runs that the folder does not hold yet."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     data = StudyData.load(study)
     epsilons(study, data, folder)
-    for number in range(n_runs):
+    for number in range(study.runs):
         path = folder / f"run-{number:03}.npz"
         if not path.is_file():
             partial = path.with_suffix(".tmp.npz")
             np.savez(partial, **attacked_run(study, data, number))
             partial.rename(path)
-        progress(number + 1, n_runs)
+        progress(number + 1, study.runs)
