@@ -16,56 +16,19 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from indpriv import _checks
 from indpriv._arrays import FloatArray
 from indpriv._progress import Progress
 from indpriv.accountant.blocks import in_blocks
-from indpriv.accountant.claims import claim_of
+from indpriv.accountant.claims import claim_if_known, claim_of
 from indpriv.accountant.histogram.histogram import Histogram, whole_histograms
-from indpriv.accountant.histogram.mechanisms import Participations
 from indpriv.accountant.method import Method
-from indpriv.accountant.pld import curves
-from indpriv.accountant.pld.loss_sum import Bounds
-from indpriv.accountant.prepared import account_of, block_size, checked
+from indpriv.accountant.prepared import account_of, block_size, checked, warn_of_delta
+from indpriv.accountant.readings import Readings, Risk
+from indpriv.accountant.relations.known import known_account, known_shifts
+from indpriv.accountant.units import Units
 from indpriv.accountant.worst_case import worst_case_participations, worst_case_rdp
 from indpriv.epsilon_table import DISCLAIMER, Account
 from indpriv.norm_log.norm_log import NormLog
-
-
-@dataclass(frozen=True)
-class Risk:
-    """What the privacy curve of each of n examples says.
-
-    Figures named `_lower` are never above the truth, the others never below it.
-
-    Attributes:
-        advantage: (n,) largest true-positive minus false-positive rate of any attack: delta at
-            epsilon 0.
-        true_positive_rate: (n, n_rates) largest one of any attack at each false-positive rate.
-        delta: (n, n_epsilons) at each epsilon, the larger neighbouring direction.
-        mu: (n,) of a Gaussian mechanism like this run: the smallest whose delta is nowhere below
-            the run's, at some epsilons from 0 to epsilon(delta). An approximation.
-        mu_error: (n,) by how much its delta exceeds the run's there, at most.
-    """
-
-    advantage: FloatArray
-    advantage_lower: FloatArray
-    true_positive_rate: FloatArray
-    true_positive_rate_lower: FloatArray
-    delta: FloatArray
-    delta_lower: FloatArray
-    mu: FloatArray
-    mu_error: FloatArray
-
-    def take(self, examples: NDArray[np.intp]) -> Risk:
-        """The risk of some examples, in this order."""
-        return Risk(**{field.name: getattr(self, field.name)[examples] for field in fields(self)})
-
-    @classmethod
-    def concatenated(cls, parts: list[Risk]) -> Risk:
-        """The risk of the examples of all parts."""
-        names = [field.name for field in fields(cls)]
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 @dataclass(frozen=True)
@@ -134,6 +97,7 @@ def membership_risk(
     false_positive_rate: ArrayLike = 0.01,
     epsilon: ArrayLike = (),
     between_records: str = "last",
+    participation: str = "secret",
     progress: Progress | None = None,
     workers: int | None = None,
 ) -> RiskTable:
@@ -145,6 +109,8 @@ def membership_risk(
         false_positive_rate: one or (n_rates,), in (0, 1), to give true-positive rates at.
         epsilon: one or (n_epsilons,), at least 0, to give delta at.
         between_records: as of `indpriv.account`.
+        participation: as of `indpriv.account`. With "known", neighbours differ by one that
+            contributes nothing, figures are exact, and units may have several rows.
         progress: called with (examples done, examples in all) after each block.
         workers: threads; by default one for each core. They do not change the figures.
 
@@ -153,7 +119,7 @@ def membership_risk(
         `indpriv.account(accountant="pld")` rounds them (down for lower figures).
 
     Raises:
-        InputError: a bad argument, or units of several rows.
+        InputError: a bad argument, or units of several rows with secret participation.
 
     Warns:
         PrivacyWarning: delta is at least 1 / n_examples.
@@ -166,12 +132,15 @@ def membership_risk(
     >>> round(float(table.worst_case.delta[0, 0]), 9), table.claim
     (1e-05, 'estimate')
     """
-    prepared = prepare_risk(
-        log,
-        Method(delta=delta, accountant="pld", between_records=between_records),
-        false_positive_rate=false_positive_rate,
-        epsilon=epsilon,
+    method = Method(
+        delta=delta,
+        accountant="pld",
+        between_records=between_records,
+        participation=participation,
     )
+    if participation == "known":
+        return _known_risk(log, method, false_positive_rate, epsilon, progress, workers)
+    prepared = prepare_risk(log, method, false_positive_rate=false_positive_rate, epsilon=epsilon)
     blocks: list[Risk] = []
     for block in prepared.blocks(workers=workers):
         blocks.append(block)
@@ -189,70 +158,30 @@ def membership_risk(
     )
 
 
-@dataclass(frozen=True)
-class Readings:
-    """Which figures to read off a privacy curve (see `membership_risk`).
-
-    largest_epsilon bounds the epsilon of every example.
-    """
-
-    false_positive_rate: FloatArray
-    epsilon: FloatArray
-    delta: float
-    largest_epsilon: float
-
-    @classmethod
-    def of(
-        cls,
-        false_positive_rate: ArrayLike,
-        epsilon: ArrayLike,
-        *,
-        delta: float,
-        largest_epsilon: float,
-    ) -> Readings:
-        """Check the arguments."""
-        rates = _checks.check_row(
-            "false_positive_rate",
-            false_positive_rate,
-            lambda x: (x > 0) & (x < 1),
-            "numbers in (0, 1), e.g. 0.001",
-        )
-        epsilons = _checks.check_row(
-            "epsilon",
-            epsilon,
-            lambda x: np.isfinite(x) & (x >= 0),
-            "finite numbers of at least 0, e.g. 1.0",
-        )
-        return cls(rates, epsilons, delta, largest_epsilon)
-
-    def off(self, up: Participations, down: Participations) -> Risk:
-        """Read the curves of some examples.
-
-        up, down: steps never better, and never worse, than theirs.
-        """
-        high = self._bounds(up)
-        low = high if down is up else self._bounds(down)
-        gaussian = curves.gaussian_approximation(
-            up, down, delta=self.delta, limit=self.largest_epsilon
-        )
-        return Risk(
-            advantage=high[0].upper,
-            advantage_lower=low[0].lower,
-            true_positive_rate=high[1].upper,
-            true_positive_rate_lower=low[1].lower,
-            delta=high[2].upper,
-            delta_lower=low[2].lower,
-            mu=gaussian.mu,
-            mu_error=gaussian.error,
-        )
-
-    def _bounds(self, participations: Participations) -> tuple[Bounds, Bounds, Bounds]:
-        advantage = curves.membership_advantage(participations)
-        return (
-            advantage,
-            curves.true_positive_rates(participations, self.false_positive_rate, advantage),
-            curves.delta_curve(participations, self.epsilon),
-        )
+def _known_risk(
+    log: NormLog,
+    method: Method,
+    false_positive_rate: ArrayLike,
+    epsilon: ArrayLike,
+    progress: Progress | None,
+    workers: int | None,
+) -> RiskTable:
+    """Of Gaussian mechanisms, in closed form."""
+    warn_of_delta(log, method)
+    readings = Readings.of(false_positive_rate, epsilon, delta=method.delta)
+    units = None if log.unit_ids is None or log.unit == "example" else Units.of(log.unit_ids)
+    found = known_shifts(log, method, units, progress=progress, workers=workers)
+    claim, reason = claim_if_known(log)
+    return RiskTable(
+        example_ids=log.example_ids if units is None else units.ids,
+        individual=readings.off_gaussian(np.sqrt(found.shifts.own)),
+        worst_case=readings.off_gaussian(np.sqrt(np.array([found.worst]))),
+        false_positive_rate=readings.false_positive_rate,
+        epsilon=readings.epsilon,
+        claim=claim,
+        claim_reason=reason,
+        account=known_account(log, method, units),
+    )
 
 
 @dataclass(frozen=True)

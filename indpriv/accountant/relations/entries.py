@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 import numpy as np
+from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.norm_log.batch_norms import BatchNormEntries
@@ -73,7 +74,7 @@ def squared_shifts(
     else:
         squares = _shifts(log, entries, opposite, power=2)
         most = np.array((1 + opposite) ** 2)
-    participations = np.bincount(unit, minlength=n)
+    participations = _lengths(unit, n)
     weight = 1 / np.square(log.settings.noise_multiplier)
     if weight.min() == weight.max():
         factor = float(weight[0])
@@ -83,6 +84,14 @@ def squared_shifts(
     clipped = (_sums(most, participations) if most.ndim else participations * most) * factor
     rounding = 1 + np.finfo(np.float64).eps * (log.total_steps + 8)  # of sums of as many terms
     return SquaredShifts(own * rounding, clipped * rounding, participations)
+
+
+def _lengths(unit: NDArray[np.integer], n: int) -> IntArray:
+    """(n,) number of entries of each unit, from their units in order."""
+    ends = np.append(np.flatnonzero(unit[1:] != unit[:-1]) + 1, len(unit))[: len(unit)]
+    found = np.zeros(n, np.int64)
+    found[unit[ends - 1]] = np.diff(ends, prepend=0)
+    return found
 
 
 def _sums(values: FloatArray, lengths: IntArray) -> FloatArray:

@@ -19,6 +19,7 @@ from indpriv.accountant.pld.closed_form import CLOSED_FORM_ERROR, gaussian_delta
 _MOST_EXACT = 8192  # values of mu that are inverted one by one; more are read off a table
 _MOST_SORTED = 1 << 18  # values among which equal ones are looked for
 _NODES = 1 << 13
+_AT_ONCE = 1 << 15  # values of mu: what is made of them stays in cache
 
 
 def gaussian_epsilons(mu: FloatArray, delta: float) -> tuple[FloatArray, FloatArray]:
@@ -64,14 +65,21 @@ def _interpolated(mu: FloatArray, delta: float) -> tuple[FloatArray, FloatArray]
     b = low / nodes + nodes / 2
     slope = np.exp(-np.square(b) / 2 - log_ndtr(-b)) / np.sqrt(2 * np.pi)
     slope[low == 0] = 0.0
+    rise = np.diff(high) / np.diff(nodes)
     ratio = np.log(nodes[-1] / nodes[0]) / (_NODES - 1)
-    safe = np.maximum(mu, smallest)
-    cell = np.clip((np.log(safe / smallest) / ratio).astype(np.int64), 0, _NODES - 2)
-    share = (safe - nodes[cell]) / (nodes[cell + 1] - nodes[cell])
-    upper = high[cell] + share * (high[cell + 1] - high[cell])
-    lower = np.maximum(
-        low[cell] + (safe - nodes[cell]) * slope[cell],
-        low[cell + 1] - (nodes[cell + 1] - safe) * slope[cell + 1],
-    )
-    upper = np.where(mu > 0, upper * (1 + 1e-13), 0.0)
-    return np.where(mu > 0, np.clip(lower * (1 - 1e-9), 0.0, upper), 0.0), upper
+    lower, upper = np.empty((2, len(mu)))
+    for start in range(0, len(mu), _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        safe = np.maximum(mu[part], smallest)
+        cell = np.clip((np.log(safe / smallest) / ratio).astype(np.int64), 0, _NODES - 2)
+        above = safe - nodes[cell]
+        chord = high[cell] + above * rise[cell]
+        tangent = np.maximum(
+            low[cell] + above * slope[cell],
+            low[cell + 1] - (nodes[cell + 1] - safe) * slope[cell + 1],
+        )
+        upper[part] = chord * (1 + 1e-13)
+        lower[part] = np.clip(tangent * (1 - 1e-9), 0.0, upper[part])
+    free = mu <= 0
+    lower[free], upper[free] = 0.0, 0.0
+    return lower, upper

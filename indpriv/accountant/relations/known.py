@@ -29,7 +29,7 @@ from indpriv.norm_log.batch_norms import BatchNorms
 from indpriv.norm_log.norm_log import NormLog
 
 GAUSSIAN = "gaussian"
-_AT_ONCE = 1 << 17  # examples
+_AT_ONCE = 1 << 15  # examples: what is made of their entries stays in cache
 _REPEATING = ("with_replacement", "other")  # samplers that may draw an example twice for a step
 
 
@@ -67,9 +67,7 @@ def known_table(
     if found.alike is not None:
         alike = gaussian_epsilons(np.sqrt(found.alike), method.delta)[1]
         details["epsilon_if_replaced_alike"] = np.minimum(alike, epsilon)
-    rows_per_unit = None
     if units is not None:
-        rows_per_unit = int(units.n_rows.max())
         details |= {"n_rows": units.n_rows, "unit_worst_case": np.full(len(units), worst)}
     claim, reason = claim_if_known(log)
     return EpsilonTable(
@@ -80,19 +78,22 @@ def known_table(
         worst_case_epsilon=worst,
         claim=claim,
         claim_reason=reason,
-        account=replace(_account(log, method), rows_per_unit=rows_per_unit),
+        account=known_account(log, method, units),
         details=details,
     )
 
 
-def _account(log: NormLog, method: Method) -> Account:
+def known_account(log: NormLog, method: Method, units: Units | None) -> Account:
+    """What such an account means; units: those of a log whose unit is not the example."""
     steps = () if log.batch_norms is None else log.batch_norms.steps
     return replace(
         account_of(log, method),
         accountant=GAUSSIAN,
         conversion="none",
+        tolerance=0.0,
         between_records="none",
         recorded_share=len(steps) / log.total_steps,
+        rows_per_unit=None if units is None else int(units.n_rows.max()),
     )
 
 

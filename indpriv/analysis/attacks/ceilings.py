@@ -48,16 +48,17 @@ def ceilings_of(log: NormLog, table: EpsilonTable) -> Ceilings | None:
     if account.participation == "known":
         largest = gaussian_mu(np.array([table.worst_case_epsilon]), np.array([account.delta]))
         limits = np.concatenate([true_positive_rate(largest, one) for one in FALSE_POSITIVE_RATES])
+        advantage = float(2 * ndtr(largest[0] / 2) - 1)
     else:
         risk = worst_case_risk(log, delta=account.delta, false_positive_rate=FALSE_POSITIVE_RATES)
-        limits = risk.true_positive_rate[0]
+        limits, advantage = risk.true_positive_rate[0], float(risk.advantage[0])
     worst, individual = {}, {}
     for column, rate in enumerate(FALSE_POSITIVE_RATES):
         limit = float(limits[column])
         worst[f"{rate:g}"] = limit
         of_each = np.minimum(true_positive_rate(mu, rate), limit)
         individual[f"{rate:g}"] = float(of_each.mean())
-    return Ceilings(worst, individual, float(risk.advantage[0]))
+    return Ceilings(worst, individual, advantage)
 
 
 def mu_of(table: EpsilonTable) -> FloatArray:

@@ -8,9 +8,10 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import ndtr, ndtri
 
 import oracles
-from indpriv import InputError, NormLog, account
+from indpriv import InputError, NormLog, account, membership_risk
 from indpriv.accountant import Method
 from indpriv.norm_log.batch_norms import ArrayBatchNorms
 
@@ -241,3 +242,30 @@ def test_relations_that_do_not_fit_are_refused(arguments, message):
 def test_unknown_samplers_are_refused(sampler):
     with pytest.raises(InputError, match="sampler"):
         log_of(None, 2, 2, sampler=sampler)
+
+
+def test_risk_is_that_of_gaussian_mechanisms():
+    rng = np.random.default_rng(8)
+    log = log_of(drawn(rng, 5, 12, 0.4), 5, 12)
+    table = account(log, delta=DELTA, participation="known")
+    epsilon = table.epsilon[1]
+    risk = membership_risk(
+        log, delta=DELTA, participation="known", false_positive_rate=0.01, epsilon=epsilon
+    )
+    mu = table.details["mu"]
+    np.testing.assert_allclose(risk.individual.mu, mu, rtol=1e-12)
+    np.testing.assert_allclose(risk.individual.advantage, 2 * ndtr(mu / 2) - 1, rtol=1e-10)
+    power = risk.individual.true_positive_rate[:, 0]
+    np.testing.assert_allclose(ndtri(power) - ndtri(0.01), mu, rtol=1e-8)
+    assert risk.individual.delta[1, 0] == pytest.approx(DELTA, rel=1e-8)
+    assert (risk.individual.mu <= risk.worst_case.mu).all()
+    assert risk.account == table.account
+    assert (risk.claim, len(risk)) == (table.claim, 5)
+
+
+def test_risk_of_units_counts_all_their_rows():
+    entries = np.array([0, 0, 1]), np.array([0, 1, 2]), np.array([0.5, 0.25, 1.0])
+    log = log_of(entries, 3, 2, unit="user", unit_ids=["a", "a", "b"], rounding=0)
+    risk = membership_risk(log, delta=DELTA, participation="known")
+    assert risk.example_ids.tolist() == ["a", "b"]
+    np.testing.assert_allclose(risk.individual.mu, np.array([0.75, 1.0]) / 1.3, rtol=1e-12)
