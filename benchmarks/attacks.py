@@ -8,18 +8,18 @@ Every model is attacked in turn with the others as references; intervals are ove
 
 from __future__ import annotations
 
+import resource
 import sys
 import tempfile
 import time
-import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from indpriv.analysis.attacks.results import attack_result
 from indpriv.attack_signals import AttackSignals
-from indpriv.attacks.lira import lira
-from indpriv.attacks.rmia import rmia
+from indpriv.attacks import ATTACKS, Material
 from indpriv.attacks.train_references import open_signals
 from indpriv.audit import attack_study
 from indpriv.training.config import AuditConfig
@@ -73,26 +73,31 @@ def study(config: AuditConfig, *, without_dp: bool, models: int) -> None:
         )
 
 
-def memory(n_examples: int = 200_000, n_models: int = 16) -> None:
-    """Peak memory of the attacks beside the signals, and what 10^6 examples x 64 models need."""
+def memory(n_examples: int = 1_000_000, n_models: int = 64) -> None:
+    """Time and peak memory of all attacks on confidences and of their rates, signals included."""
     rng = np.random.default_rng(0)
-    signals = AttackSignals(
-        rng.normal(size=(n_models, n_examples)).astype(np.float32),
-        rng.random((n_models, n_examples)) < 0.5,
-        np.arange(n_examples),
-    )
-    for attack in (rmia, lira):
-        tracemalloc.start()
-        started = time.process_time()
-        attack(signals, 0)
-        seconds = time.process_time() - started
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        large = 1e6 * (peak / n_examples + 64 * 5) / 2**30
-        print(
-            f"{attack.__name__}: {seconds:.1f} s and {peak / n_examples:.0f} bytes an example beside "
-            f"the signals; 10^6 x 64 models: {large:.2f} GiB (limit 4)"
+    signal = np.empty((n_models, n_examples), np.float32)
+    for row in signal:
+        row[:] = rng.normal(size=n_examples)
+    member = rng.random((n_models, n_examples), dtype=np.float32) < 0.5
+    material = Material(signals=AttackSignals(signal, member, np.arange(n_examples), audited=0))
+    started = time.process_time()
+    used = [attack for attack in ATTACKS.values() if attack.can_use(material)]
+    for attack in used:
+        scores = attack.scores(material, None)
+        attack_result(
+            scores,
+            name=attack.name,
+            model="dp",
+            references=n_models - 1,
+            guarantee=(3.0, 1e-5),
+            tests=len(used),
         )
+    print(
+        f"{n_examples:,} examples x {n_models} models: {len(used)} attacks in "
+        f"{time.process_time() - started:.1f} s, peak memory of the process "
+        f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB (limit 4)"
+    )
 
 
 if __name__ == "__main__":

@@ -45,12 +45,14 @@ def rates_over_models(scores: Iterable[AttackScores]) -> RatesOverModels:
     """Measure an attack on one model after the other; only one model's scores are held at once.
 
     Raises:
-        InputError: no scores, or a model without members or without non-members.
+        InputError: no scores, a model without members or without non-members, or scores that share
+            the noise of their model's training, which ranks within a model do not hold for.
     """
     keys = [f"{rate:g}" for rate in FALSE_POSITIVE_RATES]
     rows, n_scores, title = [], 0, ""
     for of_model in scores:
         of_model.check_one_model("a rate of one model")
+        of_model.check_adversary("a rate of one model")
         member = of_model.member
         found = discriminate(of_model.scores[member], of_model.scores[~member], with_roc=False)
         if found is None:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -92,6 +94,8 @@ def test_rates_over_models_are_means_with_errors_over_models():
     assert (found.n_models, found.n_scores) == (12, 7200)
     with pytest.raises(InputError, match="no scores"):
         rates_over_models([])
+    with pytest.raises(InputError, match="a rate of one model does not hold"):
+        rates_over_models([replace(scores[0], adversary="full")])
 
 
 @pytest.mark.parametrize("rule", ["max", "mean", "log_sum"])
