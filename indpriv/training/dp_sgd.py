@@ -18,7 +18,7 @@ from indpriv.attacks.attribute_knowledge import write_knowledge
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import ATTRIBUTES, ATTRIBUTES_NON_DP, EXAMPLES, EXAMPLES_NON_DP
-from indpriv.recording import GradientCanaries, Recorder
+from indpriv.recording import GradientCanaries, Recorder, WhiteBox
 from indpriv.recording.clipping.filtered import Filter
 from indpriv.training.attributes import attribute_knowledge
 from indpriv.training.baseline import example_table, fit_without_dp
@@ -169,25 +169,30 @@ def _make_recorder(
         individual_clipping=config.training.individual_clipping,
         clip_headroom=config.training.clip_headroom,
         test_set=tensor_set(dataset.test),
-        record_holdout=recording.record_holdout,
+        record_holdout=recording.record_holdout or config.attacks.white_box > 0,
         metadata=dataset.train.metadata,
         unit="example" if column is None else "user",
         unit_ids=None if column is None else dataset.train.units(column),
         test_metadata=dataset.test.metadata,
         privacy_filter=privacy_filter,
-        attack=_canaries(config, randomness),
+        attack=_attack(config, randomness),
         seeded=randomness.seeded,
         run_info=first_record(config, dataset, private, seeded=randomness.seeded),
     )
 
 
-def _canaries(config: AuditConfig, randomness: Randomness) -> GradientCanaries | None:
-    """The gradient canaries of an audit; None if it has none."""
+def _attack(config: AuditConfig, randomness: Randomness) -> GradientCanaries | WhiteBox | None:
+    """The attack that the run makes on itself; None if the audit file has none."""
     attacks = config.attacks
+    if attacks.white_box:
+        return WhiteBox(attacks.white_box, seed=randomness.canaries)
     if not attacks.gradient_canaries:
         return None
     return GradientCanaries(
-        attacks.gradient_canaries, attacks.canary_lengths, seed=randomness.canaries
+        attacks.gradient_canaries,
+        attacks.canary_lengths,
+        attacks.through_clipping,
+        seed=randomness.canaries,
     )
 
 

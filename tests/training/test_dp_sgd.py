@@ -15,6 +15,7 @@ import indpriv
 from indpriv._files import read_json
 from indpriv.audit import audit
 from indpriv.audit.gate import Limits, judge
+from indpriv.audit.validation import white_box_of_run
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.norm_log import NormLog, open_run
@@ -424,8 +425,33 @@ def test_adult_reaches_the_promised_accuracy_at_epsilon_3(tmp_path):
     assert run.test_accuracy >= 0.845
 
 
+def test_an_audit_file_attacks_examples_through_every_update(tmp_path):
+    mine = replace(config(), attacks=AttackConfig(white_box=20))
+    train(mine, tmp_path / "run", dataset=toy(), seed=3)
+    scores, predicted = white_box_of_run(tmp_path / "run")
+    assert (int(scores.member.sum()), len(scores.member)) == (20, 40)
+    assert (predicted.separation > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"white_box": 5, "gradient_canaries": 20}, "both given"),
+        ({"through_clipping": True}, "without gradient_canaries"),
+    ],
+)
+def test_attacks_that_do_not_go_together_are_refused(given, message):
+    with pytest.raises(InputError, match=message):
+        AuditConfig.from_dict({**config().to_dict(), "attacks": given})
+
+
 def test_an_audit_file_inserts_gradient_canaries_and_the_audit_judges_them(tmp_path):
-    mine = replace(config(), attacks=AttackConfig(gradient_canaries=60, canary_lengths=(1.0, 0.5)))
+    mine = replace(
+        config(),
+        attacks=AttackConfig(
+            gradient_canaries=60, canary_lengths=(1.0, 0.5), through_clipping=True
+        ),
+    )
     train(mine, tmp_path / "run", dataset=toy(), seed=3)
     found = audit(tmp_path / "run", tmp_path / "audit")
     rates, longest = found.attacks.updates, found.attacks.gradient_canaries.lengths[-1]

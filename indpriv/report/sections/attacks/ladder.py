@@ -27,8 +27,8 @@ _ON_UPDATES = (
 )
 _NONE_ON_UPDATES = (
     "No attacker who sees every noisy update was tried on this run: train with gradient_canaries "
-    "= 1000 in the table [attacks] of the audit file. To attack examples in this way, record "
-    "several runs with attack=WhiteBox(), then type: indpriv validate RUN RUN. "
+    "= 1000 in the table [attacks] of the audit file. To attack examples in this way, train "
+    "several runs with white_box = 1000 there, then type: indpriv validate RUN RUN. "
 )
 
 
