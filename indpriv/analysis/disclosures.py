@@ -219,6 +219,8 @@ def _clip_mode(run: RunFacts, checks: Sequence[Check]) -> Disclosure:
     key, title = "clip_mode", "Clip mode"
     if not run.settings.individually_clipped:
         text = str(run.recorder.get("clipping") or "")
+        if text == "per_layer":
+            text = "per layer; the log holds norms of what clipping leaves"
         return Disclosure(key, title, text, _read_from(run, "clipping"))
     headroom = run.recorder.get("clip_headroom") or 0.0
     above = f" ({headroom:g} of max_grad_norm above its norm)" if headroom else ""

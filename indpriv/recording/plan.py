@@ -104,6 +104,11 @@ class Plan:
 
     def _header(self, ranks: Ranks, run: OpacusRun, norm_pass: NormPass) -> LogHeader:
         limit = self.privacy_filter
+        if run.limits and (self.individual_clipping or limit or self.attack):
+            raise InputError(
+                "individual clipping, privacy filters and attacks on the run need flat clipping; "
+                'leave them out, or use make_private(clipping="flat")'
+            )
         return LogHeader(
             rounding=self.rounding,
             rounding_mode=self.rounding_mode,
@@ -118,7 +123,7 @@ class Plan:
             else {"order": limit.order, "rdp_cap": limit.rdp_cap},
             run={
                 "id": self.run_id,
-                "clipping": "individual" if self.individual_clipping else "flat",
+                "clipping": "individual" if self.individual_clipping else run.clipping,
                 "clip_headroom": self.clip_headroom,
                 "seeded": self.seeded,
                 "ranks": ranks.size,

@@ -177,7 +177,8 @@ class Recorder:
 
         Args:
             model: as returned by PrivacyEngine.make_private, as are optimizer and loader.
-            optimizer: an Opacus DPOptimizer with flat clipping, in any grad_sample_mode.
+            optimizer: an Opacus DPOptimizer with flat clipping, in any grad_sample_mode, or with
+                clipping per layer.
             loader: the loader that the loop draws from (BatchMemoryManager may wrap it inside the
                 block).
 
@@ -202,6 +203,7 @@ class Recorder:
             closing(Ranks(optimizer)) as ranks,
         ):
             norm_pass.check_training(model, inputs, targets)
+            norm_pass.clip_each(run.limits)
             check_buffers(run.module, inputs)
             if test is not None:
                 with norm_pass.evaluation() as evaluated:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -143,6 +144,10 @@ def made_private(
     settings = with_noise(settings, n_planned)
     per_epoch = steps_per_epoch(settings, n_planned)
     planned = planned_steps(settings, settings.epochs * per_epoch, 1 / per_epoch)
+    max_grad_norm: float | list[float] = planned.at(0).max_grad_norm
+    if settings.clipping == "per_layer":
+        n_layers = sum(p.requires_grad for p in module.parameters())
+        max_grad_norm = [planned.at(0).max_grad_norm / math.sqrt(n_layers)] * n_layers
     engine = PrivacyEngine(accountant="rdp")
     made = engine.make_private(
         module=module,
@@ -150,7 +155,8 @@ def made_private(
         criterion=criterion,
         data_loader=loader,
         noise_multiplier=planned.at(0).noise_multiplier,
-        max_grad_norm=planned.at(0).max_grad_norm,
+        max_grad_norm=max_grad_norm,
+        clipping=settings.clipping,
         noise_generator=generator(randomness.noise, next(module.parameters()).device),
         grad_sample_mode=settings.grad_sample_mode,
     )
@@ -159,7 +165,7 @@ def made_private(
     else:
         model, optimizer, private_loader = made
     made[1].expected_batch_size = int(n_planned * (1 / len(loader)))
-    return PrivateSetting(
+    private = PrivateSetting(
         module=module,
         train_set=train_set,
         model=model,
@@ -170,6 +176,8 @@ def made_private(
         settings=settings,
         planned=planned,
     )
+    private.set_step(0)  # in full precision: Opacus adds up the norms of layers in float32
+    return private
 
 
 def _warn_of_delta(delta: float, n_examples: int) -> None:

@@ -81,7 +81,9 @@ def first_record(
             "steps_per_epoch": steps_per_epoch,
             "planned_steps": private.total_steps,
             **{name: settings[name] for name in NOISE_AND_CLIPPING if name in settings},
-            "clipping": "individual" if config.training.individual_clipping else "flat",
+            "clipping": "individual"
+            if config.training.individual_clipping
+            else config.training.clipping,
             "target_epsilon": config.training.target_epsilon,
             "delta": config.training.delta,
             "secure_mode": False,

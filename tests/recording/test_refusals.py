@@ -53,9 +53,18 @@ def test_a_plain_optimizer_is_refused(tmp_path):
         record(run, tmp_path / "run")
 
 
-def test_per_layer_clipping_is_refused(tmp_path):
-    run = make_run(clipping="per_layer", max_grad_norm=[1.0] * 4)
-    with pytest.raises(InputError, match="DPPerLayerOptimizer is not supported"):
+ADAPTIVE = {
+    "target_unclipped_quantile": 0.5,
+    "clipbound_learning_rate": 0.2,
+    "max_clipbound": 10.0,
+    "min_clipbound": 0.1,
+    "unclipped_num_std": 5.0,
+}
+
+
+def test_adaptive_clipping_in_hooks_mode_is_refused(tmp_path):
+    run = make_run(clipping="adaptive", max_grad_norm=1.0, **ADAPTIVE)
+    with pytest.raises(InputError, match="AdaClipDPOptimizer is not supported"):
         record(run, tmp_path / "run")
 
 

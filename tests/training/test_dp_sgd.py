@@ -469,3 +469,31 @@ def test_an_audit_file_inserts_gradient_canaries_and_the_audit_judges_them(tmp_p
     content = replace(found, attacks=replace(found.attacks, gradient_canaries=wrong)).to_json()
     gate = {one.name: one for one in judge(content, Limits())}
     assert not gate["gradient canaries agree with the account"].passed
+
+
+def test_an_audit_file_clips_per_layer(tmp_path):
+    with dp_sgd.quiet_opacus():
+        run = train(
+            config(clipping="per_layer", max_grad_norm=0.6),
+            tmp_path / "run",
+            dataset=toy(n_test=5),
+        )
+    log = indpriv.NormLog.open(tmp_path / "run")
+    assert set(log.settings.max_grad_norm) == {0.6}
+    assert log.records.read(log.rows, 0, 300).max() <= 0.6 * (1 + 1e-5)
+    assert read_json(tmp_path / "run" / "run.json")["training"]["clipping"] == "per_layer"
+    assert indpriv.account(log, delta=DELTA).worst_case_epsilon <= run.worst_case_epsilon
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"grad_sample_mode": "ghost"},
+        {"individual_clipping": True},
+        {"filter_epsilon": 3.0},
+        {"max_grad_norm": {"law": "linear", "start": 1.0, "end": 0.5}},
+    ],
+)
+def test_what_clipping_per_layer_does_not_go_with(changes):
+    with pytest.raises(InputError, match="does not go with"):
+        config(clipping="per_layer", **changes)

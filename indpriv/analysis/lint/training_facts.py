@@ -139,7 +139,7 @@ def facts_of_run(
         sgd=_sgd(recorder, declared.content),
         layers=_layers(recorder, declared.content),
         views=_views(declared.content),
-        clipped=_clipped_shares(log),
+        clipped=np.empty(0) if recorder.get("clipping") == "per_layer" else _clipped_shares(log),
         hazards={hazard.key: hazard for hazard in found},
     )
 

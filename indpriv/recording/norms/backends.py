@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -25,7 +27,11 @@ Backend = Callable[[Batch], tuple[Tensor, Tensor]]
 
 
 def _opacus(
-    wrapper: type[AbstractGradSampleModule], shadow: nn.Module, loss_fn: LossFn, **options: Any
+    wrapper: type[AbstractGradSampleModule],
+    shadow: nn.Module,
+    loss_fn: LossFn,
+    limits: Sequence[float] = (),
+    **options: Any,
 ) -> Backend:
     """The shadow model wrapped as Opacus does for training.
 
@@ -49,16 +55,17 @@ def _opacus(
             losses = check_losses(loss_fn(wrapped(batch.inputs), batch.targets), batch.targets)
             losses.sum().backward()
         squares = torch.zeros(len(losses), dtype=torch.float64, device=losses.device)
-        for parameter in wrapped.parameters():
-            if parameter.requires_grad:
-                squares += squares_of(parameter, len(losses))
+        trained = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
+        for parameter, limit in zip(trained, limits or repeat(math.inf), strict=False):
+            part = torch.as_tensor(squares_of(parameter, len(losses)))
+            squares += part.clamp(max=limit**2)
         wrapped.zero_grad(set_to_none=True)
         return squares.sqrt(), losses.detach()
 
     return norms
 
 
-def _functorch(shadow: nn.Module, loss_fn: LossFn) -> Backend:
+def _functorch(shadow: nn.Module, loss_fn: LossFn, limits: Sequence[float] = ()) -> Backend:
     """torch.func: vmap over the gradient of one example's loss; fits almost every model."""
     frozen = {name: p for name, p in shadow.named_parameters() if not p.requires_grad}
     fixed = {**frozen, **dict(shadow.named_buffers())}
@@ -75,22 +82,25 @@ def _functorch(shadow: nn.Module, loss_fn: LossFn) -> Backend:
         trainable = {name: p.detach() for name, p in named if p.requires_grad}
         gradients, losses = compute(trainable, batch.inputs, batch.targets)
         flat = [g.reshape(len(losses), -1).double() for g in gradients.values()]
-        return sum(g.square().sum(1) for g in flat).sqrt(), losses.detach()
+        each = zip(flat, limits or repeat(math.inf), strict=False)
+        squares = [g.square().sum(1).clamp(max=limit**2) for g, limit in each]
+        return torch.stack(squares).sum(0).sqrt(), losses.detach()
 
     return norms
 
 
-BACKENDS: dict[str, Callable[[nn.Module, LossFn, Choose], Backend]] = {
+BACKENDS: dict[str, Callable[[nn.Module, LossFn, Choose, Sequence[float]], Backend]] = {
     "layerwise": LayerwiseNorms,
-    "ghost": lambda shadow, loss_fn, _: _opacus(
-        GradSampleModuleFastGradientClipping, shadow, loss_fn
+    "ghost": lambda shadow, loss_fn, _, limits: _opacus(
+        GradSampleModuleFastGradientClipping, shadow, loss_fn, limits
     ),
-    "hooks": lambda shadow, loss_fn, _: _opacus(GradSampleModule, shadow, loss_fn),
-    "functorch": lambda shadow, loss_fn, _: _functorch(shadow, loss_fn),
+    "hooks": lambda shadow, loss_fn, _, limits: _opacus(GradSampleModule, shadow, loss_fn, limits),
+    "functorch": lambda shadow, loss_fn, _, limits: _functorch(shadow, loss_fn, limits),
 }
 """What makes a backend from a shadow model, by name, in the order in which they are tried.
 
-The last argument chooses between equivalent variants of a layer; only "layerwise" has variants.
+The third argument chooses between equivalent variants of a layer; only "layerwise" has variants.
+The last one is `ModelInTraining.limits`, which a backend reads anew in each call.
 """
 
 KEEP_GRADIENTS = ("hooks", "functorch")  # backends that hold every example's gradient in memory

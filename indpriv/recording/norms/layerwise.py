@@ -9,7 +9,7 @@ times are added up before they are squared.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,9 +35,17 @@ class LayerwiseNorms:
     trainable ones.
     """
 
-    def __init__(self, shadow: nn.Module, loss_fn: LossFn, choose: Choose) -> None:
-        """Attach to a shadow model; `choose` chooses among the variants of a layer."""
+    def __init__(
+        self, shadow: nn.Module, loss_fn: LossFn, choose: Choose, limits: Sequence[float] = ()
+    ) -> None:
+        """Attach to a shadow model; `choose` chooses among the variants of a layer.
+
+        limits: clipping norm of each trainable tensor of parameters, or empty, as it is at a call.
+        """
         self._shadow, self._loss_fn, self._choose = shadow, loss_fn, choose
+        self._limits = limits
+        self._trained = [id(p) for p in shadow.parameters() if p.requires_grad]
+        self._of_parameter: dict[int, Tensor] = {}  # squared norms, where each has a limit
         layers = layers_of(shadow)
         for p in shadow.parameters():
             p.requires_grad_(False)
@@ -59,6 +67,7 @@ class LayerwiseNorms:
         """(norms float64, losses) of a batch; under autocast, the forward pass alone runs so."""
         self._uses.clear()
         self._shared.clear()
+        self._of_parameter.clear()
         self._squares, self._size, self._recomputing = None, len(batch), False
         losses = check_losses(
             self._loss_fn(self._shadow(batch.inputs), batch.targets), batch.targets
@@ -67,8 +76,11 @@ class LayerwiseNorms:
         with torch.autocast(losses.device.type, enabled=False):
             if self._uses:
                 losses.sum().backward()
-            for gradients in self._shared.values():
-                self._squares += _squares_of_sum(gradients, self._size)
+            for key, gradients in self._shared.items():
+                self._add(_squares_of_sum(gradients, self._size), key)
+        for parameter, limit in zip(self._trained, self._limits, strict=False):
+            if parameter in self._of_parameter:
+                self._squares += self._of_parameter[parameter].clamp(max=limit**2)
         self._shared.clear()
         return self._squares.sqrt(), losses.detach()
 
@@ -104,7 +116,9 @@ class LayerwiseNorms:
                 )
             self._recomputing = True
             with precision:
-                self._add(_by_torch_func(module, list(layer.keys), inputs, kwargs, gradient))
+                for names in self._together(layer.keys):
+                    squares = _by_torch_func(module, names, inputs, kwargs, gradient)
+                    self._add(squares, layer.keys[names[0]])
             self._recomputing = False
 
         return self._on_gradient(layer.keys, args, output, add)
@@ -132,10 +146,18 @@ class LayerwiseNorms:
         output.register_hook(after_backward)
         return output
 
-    def _add(self, squares: Tensor) -> None:
+    def _together(self, keys: dict[str, Key]) -> list[list[str]]:
+        """The parameters of a layer whose squared norms may be computed as one sum."""
+        return [[name] for name in keys] if self._limits else [list(keys)]
+
+    def _add(self, squares: Tensor, key: Key) -> None:
+        """Add squared norms of the parameter of this key; without limits, of any parameters."""
         if self._squares is None:
             raise RuntimeError("a backward pass ran before the forward pass was complete")
-        self._squares += squares
+        if self._limits:
+            self._of_parameter[key[0]] = squares + self._of_parameter.get(key[0], 0.0)
+        else:
+            self._squares += squares
 
     def _add_known(self, layer: Layer, inputs: Tensor, gradient: Tensor) -> None:
         first = layer.batch_dimension(inputs, gradient, self._size)
@@ -156,9 +178,10 @@ class LayerwiseNorms:
             for name, key in keys.items():
                 self._shared[key].append(partial(_gradient_of_some, module, name, inputs, gradient))
             return
-        names = frozenset(keys)
-        squares = self._choose(module, names, inputs, gradient)
-        self._add(squares(module, names, inputs, gradient))
+        for together in self._together(keys):
+            names = frozenset(together)
+            squares = self._choose(module, names, inputs, gradient)
+            self._add(squares(module, names, inputs, gradient), keys[together[0]])
 
     def _group_norm(
         self, layer: Layer, forward: Callable[..., Any], *args: Any, **kwargs: Any
@@ -174,7 +197,7 @@ class LayerwiseNorms:
                 if self._uses[key] > 1:
                     self._shared[key].append(gradients.__getitem__)
                 else:
-                    self._add(sum_squares(gradients))
+                    self._add(sum_squares(gradients), key)
 
         self._uses.update(layer.keys.values())
         return group_norms.group_norm(layer.module, args[0], add)

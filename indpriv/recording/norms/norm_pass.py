@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -170,6 +170,13 @@ class NormPass:
     def threads(self) -> int:
         """Number of threads that share a batch."""
         return len(self._variant.shadows)
+
+    def clip_each(self, limits: Sequence[float]) -> None:
+        """From now on, give norms of what clipping each tensor of parameters leaves.
+
+        limits: clipping norm of each trainable one, in the order of `model.parameters()`.
+        """
+        self._model.limits[:] = limits
 
     def to_header(self, caveats: Iterable[str]) -> dict[str, Any]:
         """What the header of a log says of its norm pass, with all caveats known there."""

@@ -49,6 +49,8 @@ class ModelInTraining:
         precision: makes the context in which forward passes run.
         compute_dtype: type that matrix products are computed in.
         n_parameters: number of trainable parameters.
+        limits: clipping norm of each trainable tensor of parameters, in order; empty unless
+            training clips them one by one. Norms are then those of what clipping leaves.
     """
 
     def __init__(self, model: nn.Module, loss_fn: LossFn) -> None:
@@ -58,6 +60,7 @@ class ModelInTraining:
         if not trainable:
             raise InputError("the model has no trainable parameter; there is no gradient to record")
         self._trainable = _trainable_names(self.module)
+        self.limits: list[float] = []
         self.n_parameters = sum(p.numel() for p in trainable)
         # In a model of several types, frozen parts included, rounding is that of the coarsest.
         types = {p.dtype for p in self.module.parameters() if p.dtype.is_floating_point}

@@ -8,7 +8,11 @@ from typing import Any
 from opacus.accountants.accountant import IAccountant
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.grad_sample import AbstractGradSampleModule, GradSampleModuleFastGradientClipping
-from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+from opacus.optimizers import (
+    DPOptimizer,
+    DPOptimizerFastGradientClipping,
+    DPPerLayerOptimizer,
+)
 from opacus.utils.uniform_sampler import (
     DistributedUniformWithReplacementSampler,
     UniformWithReplacementSampler,
@@ -19,7 +23,12 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from indpriv.errors import InputError
 from indpriv.recording.opacus.ranks import DISTRIBUTED, check_distributed_sampler
 
-_FLAT_CLIPPING = (DPOptimizer, DPOptimizerFastGradientClipping, *DISTRIBUTED)
+_ACCOUNTED = (
+    DPOptimizer,
+    DPOptimizerFastGradientClipping,
+    DPPerLayerOptimizer,
+    *DISTRIBUTED,
+)
 
 
 def check_optimizer(optimizer: Any, model: nn.Module) -> None:
@@ -29,10 +38,11 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
             f"the optimizer is a {type(optimizer).__name__}, not an Opacus DPOptimizer; attach the "
             "one that PrivacyEngine.make_private returned"
         )
-    if type(optimizer) not in _FLAT_CLIPPING:
+    if type(optimizer) not in _ACCOUNTED:
         raise InputError(
-            f"{type(optimizer).__name__} is not supported: only flat clipping is accounted (not "
-            'per-layer, adaptive, automatic or sharded); use make_private(clipping="flat")'
+            f"{type(optimizer).__name__} is not supported: flat clipping is accounted, and per "
+            "layer in one process (not adaptive, automatic or sharded); use "
+            'make_private(clipping="flat")'
         )
     if isinstance(optimizer, DISTRIBUTED) and not isinstance(
         _wrapped(model), DifferentiallyPrivateDistributedDataParallel

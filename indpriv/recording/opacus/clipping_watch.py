@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from opacus.grad_sample import GradSampleModuleFastGradientClipping
-from opacus.optimizers import DPOptimizer
+from opacus.optimizers import DPOptimizer, DPPerLayerOptimizer
 from torch import Tensor, nn
 
 from indpriv._arrays import IntArray
@@ -58,7 +58,7 @@ class ClippedBatch:
 
     Attributes:
         norms: (n,) float64 gradient norms before clipping, on the model's device, in Opacus's own
-            precision.
+            precision; where layers are clipped one by one, of what clipping leaves.
         positions: (n,) of its examples in the data set; None if it is not part of the batch drawn
             for this step.
         max_grad_norm: at the time.
@@ -194,6 +194,8 @@ class _Observer:
 
     def clip(self, owner: Any, clip: Callable[[], None]) -> ClippedBatch | None:
         """Run Opacus's clipping; return the batch whose norms it divided by, if it did so."""
+        if isinstance(owner, DPPerLayerOptimizer):
+            return self._clip_each(owner, clip)
         max_grad_norm = owner.max_grad_norm
         stand_in = _StandIn(max_grad_norm, self)
         owner.max_grad_norm = stand_in
@@ -202,6 +204,25 @@ class _Observer:
         finally:
             owner.max_grad_norm = max_grad_norm
         return stand_in.seen
+
+    def _clip_each(
+        self, owner: DPPerLayerOptimizer, clip: Callable[[], None]
+    ) -> ClippedBatch | None:
+        """The same where each tensor of parameters is clipped at a norm of its own."""
+        limits = owner.max_grad_norms
+        stand_ins = [_StandIn(limit, self) for limit in limits]
+        owner.max_grad_norms = stand_ins
+        try:
+            clip()
+        finally:
+            owner.max_grad_norms = limits
+        seen = [stand_in.seen for stand_in in stand_ins]
+        batches = [batch for batch in seen if batch is not None]
+        if len(batches) < len(limits):
+            return None
+        left = [batch.norms.clamp(max=batch.max_grad_norm) for batch in batches]
+        rounding = max(batch.rounding for batch in batches)
+        return self.batch(torch.stack(left).norm(dim=0), owner.max_grad_norm, rounding)
 
 
 class _StandIn:

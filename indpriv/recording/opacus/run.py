@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
 import torch
 from opacus.accountants.accountant import IAccountant
 from opacus.grad_sample import GradSampleModuleFastGradientClipping
-from opacus.optimizers import DPOptimizer
+from opacus.optimizers import DPOptimizer, DPPerLayerOptimizer
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -55,7 +56,23 @@ class OpacusRun:
                 "small; make the loader and the accountant with one make_private call"
             )
         self._trained = {id(p) for p in optimizer.params}
+        self.limits = self._limits_now()
         self.setting()
+
+    def _limits_now(self) -> tuple[float, ...]:
+        """Clipping norm of each trainable tensor, in the module's order; empty if all share one."""
+        if not isinstance(self.optimizer, DPPerLayerOptimizer):
+            return ()
+        limits = {
+            id(p): limit
+            for p, limit in zip(self.optimizer.params, self.optimizer.max_grad_norms, strict=True)
+        }
+        return tuple(float(limits[id(p)]) for p in self.module.parameters() if id(p) in limits)
+
+    @property
+    def clipping(self) -> str:
+        """What is clipped at one norm: the whole gradient, or each tensor of parameters."""
+        return "per_layer" if self.limits else "flat"
 
     @property
     def is_poisson(self) -> bool:
@@ -154,10 +171,13 @@ class OpacusRun:
                 'this account would leave out; use make_private(clipping="flat") with a fixed '
                 "max_grad_norm"
             )
-        if not isinstance(max_grad_norm, int | float):
+        if self._limits_now() != self.limits or (
+            self.limits and not math.isclose(math.hypot(*self.limits), max_grad_norm, rel_tol=1e-6)
+        ):
             raise InputError(
-                f"max_grad_norm={max_grad_norm} is not a single number; clipping per layer is not "
-                "supported"
+                f"the clipping norms per layer moved while training, or max_grad_norm="
+                f"{max_grad_norm:g}, which the noise is for, is not their Euclidean norm: what was "
+                "recorded was clipped at others; leave both as make_private set them"
             )
         return max_grad_norm
 

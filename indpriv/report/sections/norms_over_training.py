@@ -25,11 +25,17 @@ def _by_class(summary: AuditSummary) -> tuple[Block, ...]:
             "it was clipped, headroom included."
         )
     first, last = (f"step {found.steps[index]:,}" for index in (0, -1))
+    shown = "Gradient norms before clipping, by class; a norm above 1 is clipped."
+    if summary.run.recorder.get("clipping") == "per_layer":
+        shown = (
+            "Norms of what clipping per layer leaves of a gradient, by class; 1 is a gradient that "
+            "is clipped in every layer."
+        )
     return (
         Figure(
             "norms over training",
             (found,),
-            f"Gradient norms before clipping, by class; a norm above 1 is clipped. {epsilon}",
+            f"{shown} {epsilon}",
         ),
         table(
             ("Class", f"Median norm at {first}", f"at {last}", f"Clipped at {first}", f"at {last}"),

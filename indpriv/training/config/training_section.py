@@ -30,6 +30,9 @@ class TrainingConfig:
         noise_std: in its place, the noise standard deviation of a sum of gradients, a number or a
             schedule; noise_multiplier is then noise_std / max_grad_norm of each step.
         momentum: momentum of SGD.
+        clipping: "flat", or "per_layer": each of the M tensors of parameters is clipped at
+            max_grad_norm / sqrt(M). Wei and Liu state clipping norm C and noise sigma of one layer;
+            their run has max_grad_norm = C sqrt(M) and noise_multiplier = sigma / sqrt(M).
         individual_clipping: clip each example at its last recorded level, which makes the account
             exact however rarely norms are recorded.
         clip_headroom: how far that level is above the norm, as a fraction of max_grad_norm; None
@@ -53,6 +56,7 @@ class TrainingConfig:
     noise_multiplier: NumberOrSchedule | None = None
     noise_std: NumberOrSchedule | None = None
     momentum: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
+    clipping: Literal["flat", "per_layer"] = "flat"
     individual_clipping: Flag = False
     clip_headroom: Share | None = None
     filter_epsilon: Positive | None = None
@@ -73,6 +77,8 @@ class TrainingConfig:
                 f"it has both target_epsilon and {name}; give one of them, or a schedule, whose "
                 "shape is kept"
             )
+        if self.clipping == "per_layer":
+            self._check_per_layer()
         if self.clip_headroom is not None and not self.individual_clipping:
             raise InputError(
                 "clip_headroom is given without individual clipping; set individual_clipping = "
@@ -83,3 +89,15 @@ class TrainingConfig:
                 "non_private_learning_rate is given without a baseline; set non_private_baseline = "
                 "true or leave it out"
             )
+
+    def _check_per_layer(self) -> None:
+        """Raise InputError for what clipping per layer does not go with."""
+        others = {
+            'grad_sample_mode = "ghost"': self.grad_sample_mode == "ghost",
+            "individual_clipping": self.individual_clipping,
+            "filter_epsilon": self.filter_epsilon is not None,
+            "a schedule of max_grad_norm": isinstance(self.max_grad_norm, Schedule),
+        }
+        for name, given in others.items():
+            if given:
+                raise InputError(f'clipping = "per_layer" does not go with {name}; leave one out')

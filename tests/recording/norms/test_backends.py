@@ -166,7 +166,7 @@ def test_all_agree(kind, data):
         if name == "ew":
             norms = expanded_weights(shadow, inputs, targets)
         else:
-            backend = BACKENDS[name](shadow, loss_fn, Fastest())
+            backend = BACKENDS[name](shadow, loss_fn, Fastest(), ())
             norms = backend(Batch(inputs, targets))[0]
         np.testing.assert_allclose(norms.numpy(), expected, rtol=1e-4, err_msg=name)
 
