@@ -38,6 +38,7 @@ _WIDTH = 0.008  # of an interval of z
 _TURN = 0.25
 _NODES = np.array([-np.sqrt(3 / 7), 0.0, np.sqrt(3 / 7)])  # and both ends
 _WEIGHTS, _END_WEIGHT = np.array([49 / 90, 32 / 45, 49 / 90]), 1 / 10
+_LEAST_LOG = -660.0  # of a probability
 _AT_ONCE = 1 << 21  # exponentials
 
 
@@ -73,19 +74,25 @@ class SumLaw:
             weights = np.outer(probability, _binomial(int(n), rate)).ravel()
             value, probability = _merged(more, weights)
         below = np.cumsum(probability[::-1])[::-1] > tail
-        # With hundreds of rows that are nearly always sampled, all probabilities may underflow
+        # With hundreds of rows that are nearly always sampled, nothing is known
         beyond = float(probability[~below].sum()) if probability.sum() > 0.999 else 1.0
         below &= probability > 0
         return cls(*_coarsened(value[below], probability[below]), beyond * (1 + 1e-9))
 
 
 def _binomial(n: int, rate: float) -> FloatArray:
-    """(n + 1,) probabilities of the number of sampled rows among n, by products alone."""
+    """(n + 1,) probabilities of the number of sampled rows among n, by products alone.
+
+    They are 0 where that of no row is too small for a float to have all its digits.
+    """
     if rate >= 1:
         return np.append(np.zeros(n), 1.0)
+    log_none = n * np.log1p(-rate)
+    if log_none < _LEAST_LOG:
+        return np.zeros(n + 1)
     number = np.arange(float(n))
     ratio = (n - number) / (number + 1) * (rate / (1 - rate))
-    return np.asarray(np.exp(n * np.log1p(-rate)) * np.append(1.0, np.cumprod(ratio)))
+    return np.asarray(np.exp(log_none) * np.append(1.0, np.cumprod(ratio)))
 
 
 def _merged(value: FloatArray, probability: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -129,10 +136,14 @@ class MixtureLoss:
 
     @classmethod
     def of(cls, law: SumLaw, tail: float, direction: Direction) -> MixtureLoss | None:
-        """The loss of a step with this law of M; None if z would reach beyond LARGEST_END.
+        """The loss of a step with this law of M; None if it cannot be followed.
+
+        z may not reach beyond LARGEST_END, and something must be known of M.
 
         tail: probability of z on either side that is not followed.
         """
+        if not len(law.value):
+            return None
         low, largest = float(ndtri(tail)), float(law.value[-1])
         high = largest - low
         if high > LARGEST_END:

@@ -30,6 +30,7 @@ from indpriv.norm_log.norm_log import NormLog
 UPPER = "upper"  # a bracket whose upper end is certified, and whose lower end is 0
 
 _TAIL = 1e-8  # share of delta that is given to what the laws of a run leave out
+_MOST_MISSED = 1e-6  # share of delta, three times _TAIL with a wide margin
 _TILTS = np.geomspace(1e-4, 1e5, 120)
 _POINTS = tuple(2**k for k in (14, 16, 18, 20))
 _MOST_LAWS = 200  # of one unit; more are summarised
@@ -132,8 +133,7 @@ def _epsilon(
     if enough and np.exp(min(at_enough, 0.0)) * (1 + 1e-6) + counts @ missed <= delta:
         return enough
     log_delta = np.array([np.log(delta)])
-    # What the laws leave out is less than a millionth of delta
-    high = max(float(((chernoff - log_delta - np.log1p(-1e-6)) / _TILTS).min()), 0.0)
+    high = max(float(((chernoff - log_delta - np.log1p(-_MOST_MISSED)) / _TILTS).min()), 0.0)
     for n_points in _POINTS:
         window = _window(transform, high, log_delta)
         if window is None:

@@ -185,3 +185,6 @@ def test_what_is_free_and_what_has_almost_no_noise():
     assert bound([0.0, 0.0], 0.1, 10, 1e-5) == 0.0
     assert bound([1e-9], 0.01, 1, 1e-5) <= 1e-8
     assert bound([40.0, 40.0], 0.5, 10, 1e-5) == LIMIT
+    many = np.full(1000, 1e-3)  # of which no fewer than some are ever sampled
+    assert bound(many, 0.8, 10, 1e-5) == LIMIT
+    assert bound(many, 0.1, 10, 1e-5) < 10
