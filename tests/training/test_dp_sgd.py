@@ -441,6 +441,11 @@ def test_an_audit_file_attacks_examples_through_every_update(tmp_path):
     ],
 )
 def test_attacks_that_do_not_go_together_are_refused(given, message):
+    """Nor does a white box with clipping of each tensor."""
+    layers = config().to_dict()
+    layers["training"]["clipping"] = "per_layer"
+    with pytest.raises(InputError, match="need flat clipping"):
+        AuditConfig.from_dict({**layers, "attacks": {"white_box": 5}})
     with pytest.raises(InputError, match=message):
         AuditConfig.from_dict({**config().to_dict(), "attacks": given})
 

@@ -57,10 +57,11 @@ class AuditConfig:
                 "[training] target_epsilon is of one row, and [data] unit_column makes units of "
                 "several; give noise_multiplier"
             )
-        if self.attacks.gradient_canaries and self.training.clipping != "flat":
+        attacked = self.attacks.gradient_canaries or self.attacks.white_box
+        if attacked and self.training.clipping != "flat":
             raise InputError(
-                "[attacks] gradient_canaries need flat clipping; leave out [training] clipping = "
-                f'"{self.training.clipping}"'
+                "[attacks] gradient_canaries and white_box need flat clipping; leave out "
+                f'[training] clipping = "{self.training.clipping}"'
             )
         tables = DATASETS[self.data.dataset].attributes
         for name in self.attacks.attributes:
