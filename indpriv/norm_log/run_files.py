@@ -14,6 +14,7 @@ CANARIES, GRADIENT_CANARIES = "canaries.parquet", "gradient-canaries.parquet"
 WHITE_BOX = "white-box.parquet"
 ATTRIBUTES, ATTRIBUTES_NON_DP = "attributes.parquet", "attributes-non-dp.parquet"
 SECRETS = "secrets.parquet"
+CURVE = "curve.parquet"
 HOLDOUT = "holdout"  # a folder: the log of the test examples
 RUN_DIRECTORY = (
     f"a run directory is what a Recorder writes: {JOURNAL}, {IDS}, {RECORDS}/, {RUN_JSON}, and at "

@@ -24,7 +24,9 @@ from indpriv.training.attributes import attribute_knowledge
 from indpriv.training.baseline import example_table, fit_without_dp
 from indpriv.training.checkpoints import save_checkpoint
 from indpriv.training.config import AuditConfig, DataConfig
+from indpriv.training.curve import Curve
 from indpriv.training.datasets import Dataset, load_dataset
+from indpriv.training.datasets.base import Split
 from indpriv.training.private_setting import PrivateSetting, make_private, quiet_opacus
 from indpriv.training.randomness import Randomness
 from indpriv.training.run_record import complete_record, first_record
@@ -67,7 +69,8 @@ def train(
 ) -> TrainedRun:
     """Train an audit's model with DP-SGD and record it.
 
-    Writes RUN/run.json, the Recorder's log and examples.parquet, RUN/checkpoints/step-*.pt and, if
+    Writes RUN/run.json, the Recorder's log and examples.parquet, RUN/checkpoints/step-*.pt, their
+    test accuracy and epsilon in RUN/curve.parquet and, if
     the audit asks for the non-private baseline, RUN/examples-non-dp.parquet; if it names
     attributes, also RUN/attributes.parquet and, of the baseline, RUN/attributes-non-dp.parquet.
     Ctrl-C or SIGTERM stops training after the current step: log, last checkpoint and example table
@@ -104,7 +107,7 @@ def train(
             noise = float(np.median(private.planned.noise_multiplier))
             privacy_filter = privacy_filter(noise, private.loader.sample_rate)
         recorder = _make_recorder(run_dir, config, dataset, private, randomness, privacy_filter)
-        _take_recorded_steps(recorder, private, config, device, progress)
+        _take_recorded_steps(recorder, private, config, dataset.test, device, progress)
         epsilon = private.worst_case_epsilon(config.training.delta)
     run = TrainedRun(run_dir, private.module, private.steps_taken, epsilon, _test_accuracy(run_dir))
     seconds = time.monotonic() - started
@@ -200,6 +203,7 @@ def _take_recorded_steps(
     recorder: Recorder,
     private: PrivateSetting,
     config: AuditConfig,
+    test: Split,
     device: str,
     progress: StageProgress,
 ) -> None:
@@ -207,7 +211,10 @@ def _take_recorded_steps(
     every = config.checkpoints.every
     gap = len(private.loader) if isinstance(every, str) else every
 
+    curve = Curve(private, test, device)
+
     def save(step: int) -> None:
+        curve.add(step)
         save_checkpoint(recorder.run_dir, private.module, step, private.accountant.history)
 
     def after_step(step: int) -> None:
@@ -223,3 +230,4 @@ def _take_recorded_steps(
         take_steps(private, config.training, after_step, stop_asked, device)
         if private.steps_taken < private.total_steps:
             save(private.steps_taken)
+    curve.write(recorder.run_dir, config.training.delta)

@@ -10,7 +10,7 @@ from opacus.accountants import RDPAccountant
 from opacus.accountants.analysis.rdp import get_privacy_spent
 from opacus.accountants.utils import get_noise_multiplier
 
-from indpriv._arrays import FloatArray
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.histogram.lattice import condensed
 from indpriv.accountant.histogram.mechanisms import Mechanisms
 from indpriv.errors import InputError
@@ -75,6 +75,18 @@ def worst_case_epsilon(noise_multipliers: FloatArray, sample_rate: float, delta:
     shared between the nodes of a lattice, which overstates epsilon by about 1e-6.
     """
     return _epsilon(*_nodes(noise_multipliers, sample_rate), delta)
+
+
+def epsilons_after(steps: IntArray, plan: StepSettings, delta: float) -> FloatArray:
+    """`worst_case_epsilon` after the first steps[i] steps of a plan; steps (n,) ascends."""
+    rdp, found, done = np.zeros(len(_ORDERS)), [], 0
+    for end in steps.tolist():
+        if end > done:
+            nodes, count = _nodes(plan.noise_multiplier[done:end], plan.at(done).sample_rate)
+            rdp, done = rdp + nodes.divergences(_ORDERS) @ count, end
+        spent = get_privacy_spent(orders=_ORDERS, rdp=rdp, delta=delta)[0] if done else 0.0
+        found.append(float(spent))
+    return np.array(found)
 
 
 def _nodes(noise_multipliers: FloatArray, sample_rate: float) -> tuple[Mechanisms, FloatArray]:

@@ -502,3 +502,10 @@ def test_an_audit_file_clips_per_layer(tmp_path):
 def test_what_clipping_per_layer_does_not_go_with(changes):
     with pytest.raises(InputError, match="does not go with"):
         config(clipping="per_layer", **changes)
+
+
+def test_gradient_canaries_need_flat_clipping():
+    tables = config(clipping="per_layer").to_dict()
+    tables["attacks"] = {"gradient_canaries": 20}
+    with pytest.raises(InputError, match="need flat clipping"):
+        AuditConfig.from_dict(tables)
