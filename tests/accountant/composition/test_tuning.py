@@ -10,7 +10,7 @@ from indpriv.accountant import Tuning
 from indpriv.accountant.composition.tuning import least_epsilon
 
 dp = pytest.importorskip("dp_accounting")
-ORDERS = 1 + np.geomspace(1e-2, 1e3, 120)
+ORDERS = 1 + np.geomspace(1.1e-2, 1e3, 120)  # the peer leaves out those below 1.01 for Poisson
 
 
 def peer(noise, steps, rate, tuning, delta):
@@ -29,13 +29,15 @@ def test_prices_are_those_of_dp_accounting(settings):
     shapes = [0.0, 1.0, math.inf, 0.5, 3.0]
     for number in range(settings):
         tuning = Tuning(float(rng.choice([1, 1.5, 2, 10, 300])), shapes[number % len(shapes)])
-        noise, steps = float(rng.uniform(0.5, 20)), int(rng.integers(1, 500))
+        noise = float(rng.choice([0.3, 50.0, rng.uniform(0.5, 20)], p=[0.1, 0.1, 0.8]))
+        steps = int(rng.choice([1, rng.integers(1, 500)], p=[0.1, 0.9]))
         rate, delta = float(rng.choice([1.0, 0.1, 0.01])), float(10 ** rng.uniform(-9, -2))
         theirs, curve = peer(noise, steps, rate, tuning, delta)
         if not np.isfinite(curve).all():
             continue
         ours = least_epsilon(ORDERS, tuning.rdp(ORDERS, curve), delta, "canonne2020")
-        assert ours >= theirs * (1 - 1e-6)  # it bisects for gamma, and ends a little below the root
+        # it bisects for gamma, and ends a little below the root, which adds to its log
+        assert ours >= theirs * (1 - 1e-6) - 1e-8
         assert ours == pytest.approx(theirs, rel=1e-4)
 
 
