@@ -100,9 +100,15 @@ def _declared_settings(state: LogState) -> Check:
     settings = state.settings()
     for name in names:
         used = getattr(settings, name)
-        if not np.allclose(used, declared[name], rtol=1e-9):
+        said = np.atleast_1d(declared[name])  # one value, or one for each planned step
+        if len(said) > 1 and len(said) < len(used):
             return DECLARED_SETTINGS.failed(
-                f"it declares {name}={declared[name]}, the optimizer used {used.min():g} to "
+                f"it declares {name} for {len(said)} steps of {len(used)}"
+            )
+        if not np.allclose(used, said[: len(used)], rtol=1e-9):
+            shown = f"{said.min():g} to {said.max():g}" if len(said) > 1 else declared[name]
+            return DECLARED_SETTINGS.failed(
+                f"it declares {name}={shown}, the optimizer used {used.min():g} to "
                 f"{used.max():g}, which the account uses"
             )
     return DECLARED_SETTINGS.passed(f"{', '.join(names)} are the optimizer's own at every step")

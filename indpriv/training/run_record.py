@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,12 @@ import torch
 
 from indpriv._files import read_json, write_json
 from indpriv.norm_log.run_files import RUN_JSON
+from indpriv.norm_log.step_settings import StepSettings
 from indpriv.training.config import AuditConfig
 from indpriv.training.datasets import Dataset
 from indpriv.training.models import count_parameters, describe_model
 from indpriv.training.private_setting import PrivateSetting
 from indpriv.training.randomness import GENERATORS, SEEDED_LABEL
-
-# What run.json says of noise and clipping: numbers, or schedules as in the audit file.
-NOISE_AND_CLIPPING = ("noise_multiplier", "noise_std", "max_grad_norm")
 
 ON_TRUST = {
     "random generator": f"noise and sampling come from {GENERATORS}",
@@ -45,6 +42,18 @@ def _on_trust(config: AuditConfig, dataset: Dataset) -> dict[str, str]:
     return {**ON_TRUST, **units, **dataset.on_trust}
 
 
+def noise_and_clipping(planned: StepSettings) -> dict[str, float | list[float]]:
+    """What run.json says of noise and clipping: one number, or one for each step."""
+    columns = {
+        "noise_multiplier": planned.noise_multiplier,
+        "max_grad_norm": planned.max_grad_norm,
+    }
+    return {
+        name: column.tolist() if np.ptp(column) else float(column[0])
+        for name, column in columns.items()
+    }
+
+
 def first_record(
     config: AuditConfig,
     dataset: Dataset,
@@ -54,7 +63,6 @@ def first_record(
 ) -> dict[str, Any]:
     """What is known before the first step: the content of run.json while the run trains."""
     steps_per_epoch = len(private.loader)
-    settings = replace(config, training=private.settings).to_dict()["training"]
     return {
         "name": config.name,
         "status": "running",
@@ -80,7 +88,7 @@ def first_record(
             "sample_rate": private.loader.sample_rate,
             "steps_per_epoch": steps_per_epoch,
             "planned_steps": private.total_steps,
-            **{name: settings[name] for name in NOISE_AND_CLIPPING if name in settings},
+            **noise_and_clipping(private.planned),
             "clipping": "individual"
             if config.training.individual_clipping
             else config.training.clipping,

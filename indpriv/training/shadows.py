@@ -43,8 +43,8 @@ from indpriv.training.models import first_parameters
 from indpriv.training.private_setting import make_private, quiet_opacus
 from indpriv.training.randomness import Randomness
 from indpriv.training.robustness import robustness
-from indpriv.training.run_record import NOISE_AND_CLIPPING
-from indpriv.training.step_plan import with_noise
+from indpriv.training.run_record import noise_and_clipping
+from indpriv.training.step_plan import planned_steps, with_noise
 from indpriv.training.steps import take_steps
 
 _BATCH = 4096
@@ -125,21 +125,22 @@ def _settings(config: AuditConfig, n_train: int, for_run: str | Path | None) -> 
                 "reference models cannot be trained like it"
             )
     training = config.training
-    tables = config.to_dict()["training"]
-    found = {
-        **{name: tables[name] for name in NOISE_AND_CLIPPING if name in tables},
-        "steps_per_epoch": math.ceil(n_train / training.batch_size),
+    per_epoch = math.ceil(n_train / training.batch_size)
+    planned = planned_steps(training, training.epochs * per_epoch, 1 / per_epoch)
+    found: dict[str, Any] = {
+        **noise_and_clipping(planned),
+        "steps_per_epoch": per_epoch,
         "epochs": training.epochs,
     }
     if for_run is None:
         return found
     path = Path(for_run) / RUN_JSON
     record = read_json(path)
-    for name, planned in found.items():
+    for name, wanted in found.items():
         value = first_at(record, ("training", name), ("config", "training", name))
-        if not _same(value, planned):
+        if value is None or not _same(value, wanted):
             raise InputError(
-                f"{path}: {name} is {value}, and this audit file gives {planned}; pass the "
+                f"{path}: {name} is {value}, and this audit file gives {wanted}; pass the "
                 "audit file of the run"
             )
     if record.get("status") != "finished":
@@ -147,14 +148,9 @@ def _settings(config: AuditConfig, n_train: int, for_run: str | Path | None) -> 
     return found
 
 
-def _same(value: Any, other: Any) -> bool:
-    """Whether numbers, or schedules, are equal up to rounding."""
-    if isinstance(value, dict) and isinstance(other, dict):
-        return value.keys() == other.keys() and all(
-            value[key] == other[key] or _same(value[key], other[key]) for key in value
-        )
-    numbers = isinstance(value, int | float) and isinstance(other, int | float)
-    return numbers and math.isclose(value, other, rel_tol=1e-9)
+def _same(value: Any, other: float | list[float]) -> bool:
+    """Whether numbers, or lists of one for each step, are equal up to rounding."""
+    return np.shape(value) == np.shape(other) and np.allclose(value, other, rtol=1e-9, atol=0)
 
 
 def _pool(

@@ -9,6 +9,8 @@ from opacus.accountants import RDPAccountant
 
 import indpriv
 from indpriv.errors import InputError
+from indpriv.norm_log.norm_log import open_run
+from indpriv.norm_log.verify import verify
 from indpriv.training import dp_sgd
 from indpriv.training.config import TrainingConfig
 from indpriv.training.config.schedules import Schedule
@@ -164,3 +166,4 @@ def test_realised_settings_are_those_declared(law, mode, tmp_path):
     assert run.worst_case_epsilon == pytest.approx(accountant.get_epsilon(1e-4), rel=1e-12)
     found = indpriv.account(log, delta=1e-4, orders=RDPAccountant.DEFAULT_ALPHAS)
     assert found.worst_case_epsilon == pytest.approx(run.worst_case_epsilon, rel=1e-6)
+    assert [c.title for c in verify(open_run(tmp_path / "run")) if c.status == "failed"] == []
