@@ -17,7 +17,7 @@ class Declared:
     Attributes:
         name: of the run.
         delta: of its guarantee.
-        participation, neighbouring: of the account; see `indpriv.account`.
+        participation, neighbouring, tolerance: of the account; see `indpriv.account`.
         groups: columns to compare, chosen beforehand.
         class_names: what the integer labels 0, 1, ... mean.
         released: what is published of the run.
@@ -34,6 +34,7 @@ class Declared:
     delta: float | None = None
     participation: str | None = None
     neighbouring: str | None = None
+    tolerance: float | None = None
     groups: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     released: str | None = None
@@ -63,6 +64,7 @@ class Declared:
             delta=None if delta is None else float(delta),
             participation=_text(content, ("participation",), ("config", "audit", "participation")),
             neighbouring=_text(content, ("config", "audit", "neighbouring")),
+            tolerance=first_at(content, ("config", "audit", "tolerance")),
             groups=_texts("groups", first_at(content, ("groups",), ("config", "audit", "groups"))),
             class_names=_texts(
                 "class_names", first_at(content, ("class_names",), ("data", "class_names"))

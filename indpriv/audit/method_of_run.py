@@ -19,7 +19,8 @@ class MethodOptions(TypedDict, total=False):
 
     Attributes:
         delta: the one in run.json.
-        accountant, conversion, between_records, tolerance, preset: as `indpriv.account` has them.
+        accountant, conversion, between_records, preset: as `indpriv.account` has them.
+        tolerance: the one in run.json, else as `indpriv.account` has it.
         participation: the one in run.json, else "known" if batches were no Poisson samples and the
             log says who took part.
         neighbouring: the one in run.json, else that of the log, or "zero_out" where updates tell
@@ -30,7 +31,7 @@ class MethodOptions(TypedDict, total=False):
     accountant: str
     conversion: str
     between_records: str
-    tolerance: float
+    tolerance: float | None
     preset: str | None
     participation: str | None
     neighbouring: str | None
@@ -52,6 +53,7 @@ def method_of_run(
         "delta": _delta(options.get("delta"), declared, path, log.n_examples),
         "participation": options.get("participation") or declared.participation or participation,
         "neighbouring": options.get("neighbouring") or declared.neighbouring or relation,
+        "tolerance": _first(options.get("tolerance"), declared.tolerance, Method.tolerance),
     }
     method = Method(**settings)
     words = _words(method)
@@ -73,6 +75,11 @@ def _words(method: Method) -> list[str]:
         if method.accountant == "pld":
             words += ["--tolerance", repr(method.tolerance)]
     return words
+
+
+def _first(*values: float | None) -> float | None:
+    """The first value that is given."""
+    return next((value for value in values if value is not None), None)
 
 
 def _delta(delta: float | None, declared: Declared, path: Path, n_examples: int) -> float:

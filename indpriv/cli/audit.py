@@ -48,7 +48,13 @@ Conversion = Annotated[
 BetweenRecords = Annotated[
     str, typer.Option(help="Norms assumed between records: last, closest or worst-case.")
 ]
-Tolerance = Annotated[float, typer.Option(help="Relative width that brackets by pld may have.")]
+Tolerance = Annotated[
+    float | None,
+    typer.Option(
+        help="Relative width that brackets by pld may have.",
+        show_default="the audit file's, else 1e-4",
+    ),
+]
 Preset = Annotated[
     str | None,
     typer.Option(
@@ -166,7 +172,7 @@ def audit(
     accountant: Accountant = "rdp",
     conversion: Conversion = "canonne2020",
     between_records: BetweenRecords = "last",
-    tolerance: Tolerance = 1e-4,
+    tolerance: Tolerance = None,
     preset: Preset = None,
     participation: Participation = None,
     neighbouring: Neighbouring = None,

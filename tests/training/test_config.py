@@ -161,6 +161,8 @@ def test_whole_numbers_become_floats_where_floats_are_meant():
             "groups has 'income'; the data set adult has 'label', 'race', 'sex', 'age_band'",
         ),
         ("audit", "groups", "label", "a list"),
+        ("audit", "tolerance", 0.2, "tolerance must be above 0 and at most 0.1, got 0.2"),
+        ("audit", "tolerance", "1e-4", "tolerance = '1e-4'"),
         (None, "name", "../../etc", "name = '../../etc'"),
         (None, "name", 3, "name = 3"),
         (None, "data", "adult", r"data = 'adult' is not a table; write it as \[data\]"),

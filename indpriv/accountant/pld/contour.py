@@ -20,7 +20,7 @@ from indpriv.accountant.pld.real_axis import Problem, Scan, log_largest_weight
 
 _ROOT_STEPS = 80  # at most; Newton takes about five
 _PREFACTOR = 2.0  # nepers by which delta is mostly below its Chernoff bound
-_SMALL = 100.0  # epsilon times tilt beyond which delta at 0 need not be compared with its target
+_SMALL = 20.0  # epsilon times tilt beyond which delta at 0 need not be compared with its target
 # Periods are powers of 4, and contours end at every fourth of the frequencies below: few different
 # ones, because making the tables of a contour takes longer than to add more nodes to it
 _PERIOD_RATIO, _REACHES = 4.0, 4

@@ -47,6 +47,7 @@ class _Effort:
         max_nodes: on half a contour.
         tolerance: of aliasing and of truncation, relative to delta.
         tight: relative width of a bracket that is not tried again.
+        apart: places between the tilts that are tried first.
     """
 
     cut: float
@@ -55,6 +56,7 @@ class _Effort:
     max_nodes: int
     tolerance: float
     tight: float
+    apart: int = real_axis.NEAR_TILTS
 
 
 _FINE, _FINEST = 1e-6, 1e-10  # tolerance up to which errors of delta are this small at once
@@ -63,8 +65,8 @@ _FINE, _FINEST = 1e-6, 1e-10  # tolerance up to which errors of delta are this s
 def _efforts(tolerance: float) -> list[_Effort]:
     """Attempts until a bracket is this tight, relative: errors of delta count less in epsilon."""
     rough = [
-        _Effort(0.0, 0, 2.0, 4096, tolerance / 16, tolerance),
-        _Effort(tolerance / 512, 1, 6.0, 4096, tolerance / 16, tolerance),
+        _Effort(0.0, 0, 4.0, 4096, tolerance / 16, tolerance, real_axis.FAR_TILTS),
+        _Effort(tolerance / 512, 1, 6.0, 4096, tolerance / 16, tolerance, real_axis.FAR_TILTS),
         _Effort(tolerance / 512, 1, 6.0, 4096, tolerance / 512, tolerance),
     ]
     fine = [
@@ -112,7 +114,7 @@ def contour_brackets(
             break
         log_delta = np.full(len(remaining), np.log(delta))
         problem = Problem(losses.rows(remaining), log_delta, direction, effort.cut)
-        scan = real_axis.scan(problem, start=start)
+        scan = real_axis.scan(problem, start=start, apart=effort.apart)
         start = scan.start
         upper[remaining] = np.minimum(np.maximum(scan.epsilon, 0.0), upper[remaining])
         open_ = np.flatnonzero(upper[remaining] > limit[remaining])
@@ -137,9 +139,9 @@ def _solve_on_contours(
     upper = np.maximum(scan.epsilon, 0.0)
     lower = np.zeros_like(upper)
     for rows, contour in _contours(problem, scan, upper > 0, effort, budget):
-        low, high = contour.solve(
-            problem.log_delta[rows], problem.upper_goal[rows], max(effort.tolerance, 1e-7)
-        )
+        # Its square is what is left of an error of epsilon
+        precision = float(np.sqrt(effort.tolerance)) / 32
+        low, high = contour.solve(problem.log_delta[rows], problem.upper_goal[rows], precision)
         lower[rows], upper[rows] = low, np.minimum(high, upper[rows])
     return lower, upper
 

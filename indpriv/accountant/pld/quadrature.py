@@ -29,7 +29,11 @@ _CLASSES = 2  # numbers of nodes from one power of two to the next
 
 
 def nodes_and_weights(
-    laws: StepLaws, tilt: float, direction: Direction, highest_frequency: float = 0.0
+    laws: StepLaws,
+    tilt: float,
+    direction: Direction,
+    highest_frequency: float = 0.0,
+    n_nodes: int | None = None,
 ) -> tuple[FloatArray, FloatArray]:
     """Quadrature of exp((tilt + i omega) loss) for all |omega| <= highest_frequency.
 
@@ -38,13 +42,15 @@ def nodes_and_weights(
         tilt: real part of w, above 0.
         direction: "remove" or "add".
         highest_frequency: the largest |imaginary part| of w.
+        n_nodes: what `count_nodes` says, where it is known.
 
     Returns:
         z and weights, each (n_laws, n_nodes), with enough nodes for every law.
     """
     a = exponent_of(tilt, direction)
     low, high = tilted_window(laws, tilt, direction)
-    n_nodes = int(count_nodes(laws, tilt, direction, highest_frequency).max())
+    if n_nodes is None:
+        n_nodes = int(count_nodes(laws, tilt, direction, highest_frequency).max())
     if laws.cut is None:
         step = (high - low) / (n_nodes - 1)
         z = low[:, None] + step[:, None] * np.arange(n_nodes)

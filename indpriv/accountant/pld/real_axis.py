@@ -24,8 +24,9 @@ ROUNDING = 1e-9  # more than the rounding of K of any run that has a finite boun
 _LOWEST_TILT = 1e-5  # for an epsilon of about 1e6
 _HIGHEST_TILT = 1e11  # where delta is wanted: for losses of about 1e-10
 _RATIO = 1.25 ** (1 / 8)  # of neighbouring places
-_FINE = 8  # places between the tilts of a scan, before it is refined
-_COARSE = 6 * _FINE  # between those of a first scan, which only finds the range
+NEAR_TILTS = 8  # places between the tilts of a scan, before it is refined
+FAR_TILTS = 2 * NEAR_TILTS  # the same where little is asked of a contour
+_COARSE = 3 * FAR_TILTS  # between those of a first scan, which only finds the range
 _AT_ONCE = 4  # tilts of the first scan that are tried together
 _INFINITE = 1e250
 
@@ -152,7 +153,7 @@ class Scan:
         padded = np.pad(good, ((0, 0), (1, 1)))
         columns = np.full(len(rows), -1)
         remaining = rows[padded[rows, self.best] | padded[rows, self.best + 2]]
-        preferred = self.place % (2 * _FINE) == 0
+        preferred = self.place % FAR_TILTS == 0
         while len(remaining):
             covers = good[remaining].sum(axis=0)
             if covers[preferred].any():  # so that all blocks take the same ones
@@ -180,13 +181,14 @@ def _place_above(tilt: float) -> int:
     return int(np.ceil(np.log(tilt / _LOWEST_TILT) / np.log(_RATIO)))
 
 
-def scan(problem: Problem, *, beyond: float = 8.0, start: int = 0) -> Scan:
+def scan(problem: Problem, *, beyond: float = 8.0, start: int = 0, apart: int = NEAR_TILTS) -> Scan:
     """K of every example on a geometric grid of tilts around the best ones.
 
     Args:
         problem: of the examples.
         beyond: the factor by which the grid goes beyond the largest of them.
         start: place in the series of all tilts from which they are looked for.
+        apart: places between the tilts of the grid, NEAR_TILTS or FAR_TILTS.
     """
     highest = _HIGHEST_TILT
     if problem.epsilon is None:
@@ -201,7 +203,7 @@ def scan(problem: Problem, *, beyond: float = 8.0, start: int = 0) -> Scan:
         coarse = _bounded(problem, places[: first + _AT_ONCE], composed, coarse.step_cut)
     low, high = np.clip([coarse.best.min() - 1, coarse.best.max() + 1], 0, len(coarse.place) - 1)
     last = coarse.place[high] + _place_above(beyond * _LOWEST_TILT)
-    return _scan_at(problem, np.arange(coarse.place[low], last + _FINE, _FINE))
+    return _scan_at(problem, np.arange(coarse.place[low], last + apart, apart))
 
 
 def refine(old: Scan, problem: Problem) -> Scan:

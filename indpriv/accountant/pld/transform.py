@@ -62,10 +62,15 @@ def is_representable(laws: StepLaws, tilt: float, direction: Direction) -> NDArr
 
 
 def tilted_law(
-    laws: StepLaws, tilt: float, direction: Direction, *, highest_frequency: float = 0.0
+    laws: StepLaws,
+    tilt: float,
+    direction: Direction,
+    *,
+    highest_frequency: float = 0.0,
+    n_nodes: int | None = None,
 ) -> Tilted:
     """The tilted laws on the nodes of `quadrature.nodes_and_weights`."""
-    z, weight = nodes_and_weights(laws, tilt, direction, highest_frequency)
+    z, weight = nodes_and_weights(laws, tilt, direction, highest_frequency, n_nodes)
     return law_on(z, weight, laws, exponent_of(tilt, direction), direction)
 
 
@@ -125,7 +130,11 @@ def in_classes(
         for start in range(0, len(alike), at_once):
             part = alike[start : start + at_once]
             law = tilted_law(
-                laws.select(part), tilt, direction, highest_frequency=highest_frequency
+                laws.select(part),
+                tilt,
+                direction,
+                highest_frequency=highest_frequency,
+                n_nodes=int(value),
             )
             yield part, law
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from indpriv._checks import check_choice, check_rounding
+from indpriv._checks import check_choice, check_rounding, check_tolerance
 from indpriv.errors import InputError
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.training.config.values import (
@@ -17,6 +17,7 @@ from indpriv.training.config.values import (
     Epochs,
     Flag,
     Name,
+    Positive,
     PositiveShare,
     Share,
 )
@@ -134,14 +135,17 @@ class CheckpointConfig:
 class GroupConfig:
     """[audit]: the columns whose groups are compared, "label" or metadata; chosen beforehand.
 
-    participation and neighbouring are those of `indpriv audit`; None for its defaults.
+    participation, neighbouring and tolerance are those of `indpriv audit`; None for its defaults.
     """
 
     groups: tuple[Name, ...] = ("label",)
     participation: Literal["secret", "known"] | None = None
     neighbouring: Literal["add_remove", "zero_out", "replace_one"] | None = None
+    tolerance: Positive | None = None
 
     def __post_init__(self) -> None:
+        if self.tolerance is not None:
+            check_tolerance(self.tolerance)
         if len(set(self.groups)) < len(self.groups):
             raise InputError(f"groups = {list(self.groups)} has a name twice; list each once")
 

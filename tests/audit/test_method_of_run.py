@@ -1,0 +1,33 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from indpriv.analysis.declared import Declared
+from indpriv.audit.method_of_run import method_of_run
+from indpriv.audit.run_directory import RecordedRun
+from indpriv.errors import InputError
+
+
+def tolerance_of(artifacts, declared, **options):
+    recorded = replace(
+        RecordedRun(), declared=Declared.from_run_json({"config": {"audit": declared}})
+    )
+    method, words = method_of_run(
+        artifacts[0], recorded, Path("run"), {"delta": 1e-5, "accountant": "pld", **options}
+    )
+    assert float(words[words.index("--tolerance") + 1]) == method.tolerance
+    return method.tolerance
+
+
+def test_the_tolerance_is_the_callers_then_that_of_the_audit_file_then_the_default(artifacts):
+    assert tolerance_of(artifacts, {"tolerance": 1e-3}, tolerance=1e-2) == 1e-2
+    assert tolerance_of(artifacts, {"tolerance": 1e-3}, tolerance=None) == 1e-3
+    assert tolerance_of(artifacts, {"tolerance": 1e-3}) == 1e-3
+    assert tolerance_of(artifacts, {}) == 1e-4
+
+
+@pytest.mark.parametrize("tolerance", [0, 0.2, "wide", True])
+def test_a_tolerance_that_makes_no_sense_is_refused(artifacts, tolerance):
+    with pytest.raises(InputError, match="tolerance must be above 0 and at most"):
+        tolerance_of(artifacts, {"tolerance": tolerance})
