@@ -134,7 +134,7 @@ class EpsilonTable:
         example_ids: (n_examples,); ids of units, one row per unit, unless account.rows_per_unit is
             None.
         epsilon, epsilon_lower, epsilon_upper: (n_examples,); the bracket covers numerical error
-            only; RDP's lower end is 0.
+            only; the lower end is 0 by RDP and for units of several rows.
         worst_case_epsilon: the run's guarantee: of an example at max_grad_norm in every step, or
             the cap of the run's privacy filter if that is smaller.
         claim: "exact" (never too small for this trajectory) or "estimate".

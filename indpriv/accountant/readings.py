@@ -20,7 +20,8 @@ from indpriv.accountant.pld.loss_sum import Bounds
 class Risk:
     """What the privacy curve of each of n examples says.
 
-    Figures named `_lower` are never above the truth, the others never below it.
+    Figures named `_lower` are never above the truth for the norms as counted, which are rounded up;
+    the others are never below it.
 
     Attributes:
         advantage: (n,) largest true-positive minus false-positive rate of any attack: delta at
@@ -109,22 +110,29 @@ class Readings:
             mu_error=gaussian.error,
         )
 
-    def off_gaussian(self, mu: FloatArray) -> Risk:
-        """Read the curves of Gaussian mechanisms with these sensitivities over the noise (n,)."""
+    def off_gaussian(self, mu: FloatArray, least: FloatArray) -> Risk:
+        """Read the curves of Gaussian mechanisms: mu (n,) from above and, at most as large, below.
+
+        mu is a sensitivity over the noise's standard deviation.
+        """
         more, less = 1 + CLOSED_FORM_ERROR, 1 - CLOSED_FORM_ERROR
-        advantage = gaussian_delta(np.zeros(len(mu)), mu)
-        rates = ndtr(ndtri(self.false_positive_rate) + mu[:, None])
-        delta = gaussian_delta(self.epsilon, mu[:, None])
+        advantage, rates, delta = self._gaussian(mu)
+        low = self._gaussian(least)
         return Risk(
             advantage=np.minimum(advantage * more, 1.0),
-            advantage_lower=advantage * less,
+            advantage_lower=low[0] * less,
             true_positive_rate=np.minimum(rates * more, 1.0),
-            true_positive_rate_lower=rates * less,
+            true_positive_rate_lower=low[1] * less,
             delta=np.minimum(delta * more, 1.0),
-            delta_lower=delta * less,
+            delta_lower=low[2] * less,
             mu=mu,
-            mu_error=np.zeros(len(mu)),
+            mu_error=np.where(least < mu, advantage * more, 0.0),
         )
+
+    def _gaussian(self, mu: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        advantage = gaussian_delta(np.zeros(len(mu)), mu)
+        rates = ndtr(ndtri(self.false_positive_rate) + mu[:, None])
+        return advantage, rates, gaussian_delta(self.epsilon, mu[:, None])
 
     def _bounds(self, participations: Participations) -> tuple[Bounds, Bounds, Bounds]:
         advantage = curves.membership_advantage(participations)

@@ -109,8 +109,8 @@ def membership_risk(
         false_positive_rate: one or (n_rates,), in (0, 1), to give true-positive rates at.
         epsilon: one or (n_epsilons,), at least 0, to give delta at.
         between_records: as of `indpriv.account`.
-        participation: as of `indpriv.account`. With "known", neighbours differ by one that
-            contributes nothing, figures are exact, and units may have several rows.
+        participation: as of `indpriv.account`. With "known", figures have a closed form, and
+            units may have several rows.
         progress: called with (examples done, examples in all) after each block.
         workers: threads; by default one for each core. They do not change the figures.
 
@@ -172,10 +172,11 @@ def _known_risk(
     units = None if log.unit_ids is None or log.unit == "example" else Units.of(log.unit_ids)
     found = known_shifts(log, method, units, progress=progress, workers=workers)
     claim, reason = claim_if_known(log)
+    worst = np.sqrt(np.array([found.worst]))
     return RiskTable(
         example_ids=log.example_ids if units is None else units.ids,
-        individual=readings.off_gaussian(np.sqrt(found.shifts.own)),
-        worst_case=readings.off_gaussian(np.sqrt(np.array([found.worst]))),
+        individual=readings.off_gaussian(np.sqrt(found.shifts.own), np.sqrt(found.least)),
+        worst_case=readings.off_gaussian(worst, worst),
         false_positive_rate=readings.false_positive_rate,
         epsilon=readings.epsilon,
         claim=claim,

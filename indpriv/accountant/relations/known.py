@@ -39,12 +39,14 @@ class KnownShifts:
 
     Attributes:
         shifts: of each unit, none above `worst`; steps without batch norms count at max_grad_norm.
+        least: (n,) what recorded norms show; 0 for units of several rows, which may cancel out.
         alike: (n,) squared mu if the replacement has the unit's own norms; None unless rows are
             replaced.
         worst: squared mu of the unit that is most exposed at max_grad_norm.
     """
 
     shifts: SquaredShifts
+    least: FloatArray
     alike: FloatArray | None
     worst: float
 
@@ -61,6 +63,8 @@ def known_table(
     found = known_shifts(log, method, units, progress=progress, workers=workers)
     shifts = found.shifts
     lower, epsilon = gaussian_epsilons(np.sqrt(shifts.own), method.delta)
+    if not np.array_equal(found.least, shifts.own):
+        lower = gaussian_epsilons(np.sqrt(found.least), method.delta)[0]
     worst = float(gaussian_epsilons(np.sqrt([found.worst]), method.delta)[1][0])
     epsilon = np.where(shifts.own >= found.worst, worst, np.minimum(epsilon, worst))
     details = {"participations": shifts.participations, "mu": np.sqrt(shifts.own)}
@@ -127,12 +131,13 @@ def known_shifts(
             "batch_norms=True, or pass most_participations"
         )
     own = np.minimum(shifts.own + anybody, clipped)
+    least = np.where(rows > 1, 0.0, np.minimum(shifts.own, own))
     alike = None
     if opposite:
         plain = _summed(log, units, 0.0, None, workers)
         alike = np.minimum(4 * plain.own + anybody, own)
     found = replace(shifts, own=own, clipped=clipped)
-    return KnownShifts(found, alike, float(clipped.max()))
+    return KnownShifts(found, least, alike, float(clipped.max()))
 
 
 def _summed(

@@ -269,3 +269,18 @@ def test_risk_of_units_counts_all_their_rows():
     risk = membership_risk(log, delta=DELTA, participation="known")
     assert risk.example_ids.tolist() == ["a", "b"]
     np.testing.assert_allclose(risk.individual.mu, np.array([0.75, 1.0]) / 1.3, rtol=1e-12)
+
+
+def test_lower_figures_are_what_norms_show():
+    entries = np.array([0, 0, 1]), np.array([0, 1, 2]), np.array([0.5, 0.5, 1.0])
+    norms = log_of(entries, 3, 2, unit="user", unit_ids=["a", "a", "b"], rounding=0)
+    counts = log_of(None, 3, 2, most_participations=1)
+    for log, least in ((norms, [0.0, 1.0 / 1.3]), (counts, [0.0] * 3)):  # rows of a may cancel
+        table = account(log, delta=DELTA, participation="known")
+        risk = membership_risk(log, delta=DELTA, participation="known").individual
+        least = np.array(least)
+        truth = [oracles.gaussian_epsilon(mu, DELTA) if mu else 0.0 for mu in least]
+        np.testing.assert_allclose(table.epsilon_lower, truth, rtol=1e-7)
+        np.testing.assert_allclose(risk.advantage_lower, 2 * ndtr(least / 2) - 1, rtol=1e-10)
+        assert (table.epsilon > 0).all()
+        assert (risk.mu_error[least == 0] > 0).all()
