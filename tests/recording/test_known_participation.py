@@ -84,7 +84,7 @@ def test_a_shuffled_run_has_a_supported_guarantee(tmp_path):
     secret = audit(tmp_path / "run", tmp_path / "secret", delta=1e-5, participation="secret")
     assert secret.guarantee.status == "unproven"
     assert "--participation known" in secret.guarantee.reasons[0]
-    assert secret.provenance.command.endswith("--participation secret")
+    assert "--participation secret" in secret.provenance.command
 
 
 def test_one_participation_that_is_miscounted_fails(tmp_path, monkeypatch):
@@ -114,7 +114,7 @@ def test_a_poisson_run_may_be_audited_with_known_participation(tmp_path):
     record(make_run(noise_multiplier=2.0), tmp_path / "run", epochs=1, batch_norms=True)
     known = audit(tmp_path / "run", tmp_path / "audit", delta=1e-5, participation="known")
     assert (known.guarantee.status, known.claim) == ("supported", "exact")
-    assert known.provenance.command.endswith("--participation known")
+    assert "--participation known" in known.provenance.command
     replaced = audit(
         tmp_path / "run",
         tmp_path / "b",
