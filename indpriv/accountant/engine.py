@@ -30,15 +30,15 @@ class Epsilons:
     epsilon_lower: FloatArray
     details: dict[str, NDArray[np.generic]]
 
-    @classmethod
-    def concatenated(cls, parts: Sequence[Epsilons]) -> Epsilons:
-        """The examples of all parts, which have the same details."""
-        names = parts[0].details
-        return cls(
-            np.concatenate([part.epsilon for part in parts]),
-            np.concatenate([part.epsilon_lower for part in parts]),
-            {name: np.concatenate([part.details[name] for part in parts]) for name in names},
-        )
+
+def joined(parts: Sequence[Epsilons]) -> Epsilons:
+    """The examples of all parts, which have the same details."""
+    names = parts[0].details
+    return Epsilons(
+        np.concatenate([part.epsilon for part in parts]),
+        np.concatenate([part.epsilon_lower for part in parts]),
+        {name: np.concatenate([part.details[name] for part in parts]) for name in names},
+    )
 
 
 class Engine(Protocol):

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from indpriv._progress import Progress
 from indpriv.accountant.claims import ESTIMATE, claim_of
-from indpriv.accountant.engine import Epsilons
+from indpriv.accountant.engine import joined
 from indpriv.accountant.engines import ENGINES
 from indpriv.accountant.method import Method
 from indpriv.accountant.prepared import account_of, as_yu2023, checked, epsilon_blocks
@@ -139,7 +139,7 @@ def table_of(
         done += len(part.epsilon)
         if progress is not None:
             progress(done, log.n_examples)
-    whole = Epsilons.concatenated(found)
+    whole = joined(found)
     claim, reason = claim_of(log, method.between_records)
     return EpsilonTable(
         example_ids=log.example_ids,

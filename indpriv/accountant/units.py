@@ -69,7 +69,7 @@ from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._progress import Progress
 from indpriv.accountant.blocks import in_order, threads
-from indpriv.accountant.engine import Epsilons
+from indpriv.accountant.engine import Epsilons, joined
 from indpriv.accountant.histogram.counts import DenseCounts
 from indpriv.accountant.histogram.unit_cells import EqualRows, UnitCells
 from indpriv.accountant.method import Method
@@ -175,7 +175,7 @@ def several_rows(
         found.append(part)
         if progress is not None:
             progress(last, len(units))
-    return Epsilons.concatenated(found)
+    return joined(found)
 
 
 def _tight(units: Iterable[UnitSteps], method: Method, limit: FloatArray) -> Epsilons:

@@ -101,12 +101,7 @@ class LayerwiseNorms:
             return self._on_gradient(
                 layer.keys, args, output, partial(self._add_known, layer, inputs[0])
             )
-        device = output.device.type
-        precision = torch.autocast(
-            device,
-            dtype=torch.get_autocast_dtype(device),
-            enabled=torch.is_autocast_enabled(device),
-        )
+        precision = _autocast_now(output.device.type)
 
         def add(gradient: Tensor) -> None:
             layer.check_batch(self._size, inputs[0], gradient)
@@ -167,13 +162,8 @@ class LayerwiseNorms:
     def _add_batch_first(
         self, module: nn.Module, keys: dict[str, Key], inputs: Tensor, gradient: Tensor
     ) -> None:
-        """Add squared norms; half precision is widened after rounding as training does."""
-        if gradient.dtype in HALF:
-            if isinstance(module, (nn.Linear, *CONVOLUTIONS)):
-                inputs = inputs.to(gradient.dtype)  # as autocast does
-            gradient = gradient.float()
-        if inputs.dtype in HALF or (inputs.is_floating_point() and inputs.dtype != gradient.dtype):
-            inputs = inputs.to(gradient.dtype)
+        """Add squared norms of a layer whose first dimension is the batch."""
+        inputs, gradient = _widened(module, inputs, gradient)
         if any(self._uses[key] > 1 for key in keys.values()):
             for name, key in keys.items():
                 self._shared[key].append(partial(_gradient_of_some, module, name, inputs, gradient))
@@ -235,6 +225,26 @@ class LayerwiseNorms:
             self._add_batch_first(shape, keys, *sides)
 
         return self._on_gradient(keys, (inputs,), output, add)
+
+
+def _autocast_now(device: str) -> torch.autocast:
+    """The autocast settings of this moment, to compute under them later."""
+    return torch.autocast(
+        device,
+        dtype=torch.get_autocast_dtype(device),
+        enabled=torch.is_autocast_enabled(device),
+    )
+
+
+def _widened(module: nn.Module, inputs: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in one precision of at least 32 bits, after rounding as training does."""
+    if gradient.dtype in HALF:
+        if isinstance(module, (nn.Linear, *CONVOLUTIONS)):
+            inputs = inputs.to(gradient.dtype)  # as autocast does
+        gradient = gradient.float()
+    if inputs.dtype in HALF or (inputs.is_floating_point() and inputs.dtype != gradient.dtype):
+        inputs = inputs.to(gradient.dtype)
+    return inputs, gradient
 
 
 def _replace_forward(layer: Layer, forward: Callable[..., Any]) -> None:
