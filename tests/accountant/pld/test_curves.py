@@ -68,7 +68,7 @@ def test_one_sampled_step_is_the_attack_on_its_outcome(shift, rate):
 
 @pytest.mark.parametrize("steps", COMPOSED)
 def test_no_attack_on_rounded_losses_does_better_and_fine_ones_do_as_well(steps):
-    run, width = run_of(*steps), 4e-3
+    run, width = run_of(*steps), 2e-3
     lower, upper = rates_of(run)
     laws = oracles.laws_of_rounded_losses(steps, width)
     finer = oracles.laws_of_rounded_losses(steps, width / 2)
