@@ -185,3 +185,11 @@ def test_files_and_folders_keep_their_size():
     assert not {name for name, lines in long.items() if lines > 350}
     folders = Counter(path.parent for path in MODULES if path.name != "__init__.py")
     assert max(folders.values()) <= 17
+    limits = {ast.ClassDef: 200, ast.FunctionDef: 60, ast.AsyncFunctionDef: 60}
+    assert not [
+        (name_of(path), node.name)
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, tuple(limits))
+        and node.end_lineno - node.lineno + 1 > limits[type(node)]
+    ]

@@ -44,45 +44,31 @@ def account(
         delta: of the bound, in (0, 1); choose it well below 1 / n_examples.
         accountant: "rdp" (an upper bound) or "pld" (tight, with a bracket).
         conversion: RDP to (epsilon, delta): "canonne2020" (tighter) or "mironov2017" (the paper's).
-        between_records: what a step without a record counts at: "last" (the last known norm),
-            "closest" (the record closest in time; of two equally close ones the larger norm) or
-            "worst_case" (max_grad_norm, at which steps before the first record always count).
+        between_records: the norm of a step without a record: the "last" one, the "closest" in time
+            (the larger of two) or "worst_case", max_grad_norm, as before the first record.
         orders: Rényi orders; by default a grid from 1.0001 to 10^5, refined for each example.
-        preset: "yu2023" is the paper's: nearest rounding to 0.01, 2017 conversion, last norm.
-        participation: "secret" if an attacker does not know who took part in which step, or
-            "known": an exact account of the norms of batches, for every sampler, which claims no
-            amplification by sampling. It needs no full records, and no accountant is chosen.
-        neighbouring: "add_remove" (one example is added or removed), "zero_out" (it contributes
-            nothing, and takes part when it did) or "replace_one" (by any other). Default: that of
-            the log, and "zero_out" in place of "add_remove" with known participation.
-        tolerance: relative width in (0, 0.1] that brackets of "pld" may have; narrower ones take
-            longer, and the default is 1e-4. The upper end is reported, the worst case to 1e-6.
+        preset: "yu2023", the paper's: nearest rounding to 0.01, 2017 conversion, last norm.
+        participation: "secret" if an attacker does not know who took part in which step; "known"
+            accounts for the norms of batches, with any sampler, and claims no amplification.
+        neighbouring: "add_remove" an example, "zero_out" what it contributes, or "replace_one".
+            Default: the log's, and "zero_out" for "add_remove" with known participation.
+        tolerance: relative width in (0, 0.1] of brackets by "pld", whose upper end is reported.
         progress: called with (examples done, all examples) after each block.
         workers: threads, by default one for each core; they do not change the result.
 
     Returns:
-        the table, with a row per example, or per unit if the unit has several rows (`unit_ids`). No
-        epsilon exceeds its worst_case_epsilon. Norms without rounding and very many settings make
-        epsilon a little larger than it need be, never smaller: see `indpriv.EpsilonTable`.
+        the table, a row per example or unit; see `indpriv.EpsilonTable` for what rounding adds.
 
     Raises:
-        InputError: a bad argument, a log that does not fit the preset, or a relation that such an
-            account cannot be of.
+        InputError: a bad argument, or a log that does not fit the preset or the relation.
 
     Warns:
         PrivacyWarning: delta is at least 1 / n_examples, or rows of unit "example" share units.
 
-    >>> import numpy as np
-    >>> from indpriv import NormLog, account
-    >>> log = NormLog.from_arrays(
-    ...     np.array([[0.1, 2.0]]), [0], total_steps=3660, noise_multiplier=3.0,
-    ...     max_grad_norm=1.0, sample_rate=4096 / 50000,
-    ... )
-    >>> table = account(log, delta=1e-5)
-    >>> bool(table.epsilon[1] == table.worst_case_epsilon), round(table.worst_case_epsilon, 3)
-    (True, 8.881)
-    >>> table.claim, round(float(table.epsilon[0]), 3)
-    ('estimate', 0.647)
+    >>> log = NormLog.from_arrays([[0.1, 2.0]], [0], total_steps=3660, noise_multiplier=3.0,
+    ...                           max_grad_norm=1.0, sample_rate=4096 / 50000)
+    >>> account(log, delta=1e-5).epsilon.round(3)
+    array([0.647, 8.881])
     """
     method = Method(
         delta=delta,

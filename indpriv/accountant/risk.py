@@ -138,8 +138,19 @@ def membership_risk(
         between_records=between_records,
         participation=participation,
     )
-    if participation == "known":
-        return _known_risk(log, method, false_positive_rate, epsilon, progress, workers)
+    risk_of = _known_risk if participation == "known" else _secret_risk
+    return risk_of(log, method, false_positive_rate, epsilon, progress, workers)
+
+
+def _secret_risk(
+    log: NormLog,
+    method: Method,
+    false_positive_rate: ArrayLike,
+    epsilon: ArrayLike,
+    progress: Progress | None,
+    workers: int | None,
+) -> RiskTable:
+    """The table by brackets of privacy losses, for whoever does not know the batches."""
     prepared = prepare_risk(log, method, false_positive_rate=false_positive_rate, epsilon=epsilon)
     blocks: list[Risk] = []
     for block in prepared.blocks(workers=workers):

@@ -4,6 +4,7 @@ Sensitive, and no accusation: decisions about single examples change from model 
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -12,12 +13,22 @@ from indpriv._columns import to_floats
 from indpriv.analysis.attacks.ceilings import Ceilings, mu_of, true_positive_rate
 from indpriv.analysis.attacks.strongest import UnitRates, unit_rates
 from indpriv.attack_scores import AttackScores
+from indpriv.attacks import Attack
 from indpriv.attacks.units import UNIT_RULES, calibrated_unit_scores
-from indpriv.audit.run_attacks import ScoredAttack
 from indpriv.audit.run_directory import RecordedRun, in_rows_of
 from indpriv.epsilon_table import EpsilonTable
 
 _RATE = 0.01  # false-positive rate of the ceiling
+
+
+@dataclass(frozen=True)
+class ScoredAttack:
+    """An attack of the registry, the model it was run on ("dp" or "non_dp"), and its scores."""
+
+    attack: Attack
+    model: str
+    references: int
+    scores: AttackScores
 
 
 def attack_table(

@@ -19,12 +19,12 @@ from indpriv.accountant.per_example import table_for
 from indpriv.analysis.fidelity.batch_norms import free_fidelity
 from indpriv.analysis.lookup import Lookup, look_up
 from indpriv.analysis.summary import AuditSummary, FidelityFindings
-from indpriv.audit.attack_table import attack_table, unit_attack_table
+from indpriv.audit.attack_table import ScoredAttack, attack_table, unit_attack_table
 from indpriv.audit.audit_directory import write_audit
 from indpriv.audit.groups import choose_groups
 from indpriv.audit.method_of_run import MethodOptions, method_of_run
 from indpriv.audit.references import read_references, unchecked_facts
-from indpriv.audit.run_attacks import ScoredAttack, scored_attacks
+from indpriv.audit.run_attacks import scored_attacks
 from indpriv.audit.run_directory import RecordedRun, in_rows_of, recorded_run
 from indpriv.audit.summarise import summarise
 from indpriv.audit.variants import (

@@ -1,7 +1,6 @@
 """Running the attacks of the registry on a recorded run. Sensitive."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from indpriv._files import first_at, read_json
 from indpriv.analysis.attacks.attributes import AttributeFindings
 from indpriv.analysis.attacks.by_epsilon import AttackByEpsilon, attack_by_epsilon
 from indpriv.analysis.attacks.canary_findings import measure_gradient_canaries
-from indpriv.analysis.attacks.ceilings import Ceilings
+from indpriv.analysis.attacks.ceilings import Ceilings, ceilings_of
 from indpriv.analysis.attacks.measures import measure_attack
 from indpriv.analysis.attacks.results import (
     AttackResults,
@@ -25,30 +24,21 @@ from indpriv.analysis.attacks.threshold_attack import AttackRow, ThresholdAttack
 from indpriv.analysis.summary import AttackFindings
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
-from indpriv.attacks import ATTACKS, Attack, Material
+from indpriv.attacks import ATTACKS, Material
 from indpriv.attacks.attribute_knowledge import AttributeKnowledge
 from indpriv.attacks.loss_threshold import LOSS_THRESHOLD
 from indpriv.attacks.train_references import CHECKPOINTS, CONFIDENCE, LABELS
+from indpriv.audit.attack_table import ScoredAttack, rates_of_units
 from indpriv.audit.attribute_attacks import attribute_attacks
 from indpriv.audit.references import read_references, unchecked_facts
 from indpriv.audit.run_directory import RecordedRun, knowledge_of
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
+from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.run_files import ATTRIBUTES, ATTRIBUTES_NON_DP, EXAMPLES, RUN_JSON
-from indpriv.norm_log.step_settings import StepSettings
 
 BY_GROUP = "loss_threshold"  # the attack of the paper's protocol
-
-
-@dataclass(frozen=True)
-class ScoredAttack:
-    """An attack of the registry, the model it was run on ("dp" or "non_dp"), and its scores."""
-
-    attack: Attack
-    model: str
-    references: int
-    scores: AttackScores
 
 
 def scored_attacks(run: RecordedRun, names: Collection[str] = ()) -> list[ScoredAttack]:
@@ -66,28 +56,30 @@ def scored_attacks(run: RecordedRun, names: Collection[str] = ()) -> list[Scored
 
 def run_attacks(
     run: RecordedRun,
+    log: NormLog,
+    table: EpsilonTable,
     columns: Sequence[str],
-    *,
     scored: Sequence[ScoredAttack],
-    settings: StepSettings,
-    members: EpsilonTable,
+    *,
+    members: EpsilonTable | None,
     holdout: EpsilonTable | None,
     seed: int,
-    ceilings: Ceilings | None = None,
 ) -> AttackFindings:
     """What the attacks on a run found.
 
     Args:
         run: what is known about the run.
+        log: its norm log.
+        table: epsilons of the log.
         columns: to group by.
         scored: attacks with their scores.
-        settings: of the run's steps.
-        members: epsilons of the training examples, to compare with those of the hold-out; canaries
-            test the guarantee at their delta.
+        members: epsilons of the training examples, to compare with those of the hold-out, as far as
+            they are not the table; canaries test the guarantee at their delta.
         holdout: epsilons that the test examples would have had on the same trajectory.
         seed: of the random choices.
-        ceilings: what any attack can reach.
     """
+    members = table if members is None else members
+    ceilings = ceilings_of(log, table) if run.references or run.attributes else None
     canaries, delta = run.canaries, members.account.delta
     guarantee = (members.worst_case_epsilon, delta)
     every = _ranked(scored, guarantee, seed, ceilings, run.unchecked)
@@ -103,7 +95,8 @@ def run_attacks(
         updates=None if run.gradient_canaries is None else rates_on_updates(run.gradient_canaries),
         gradient_canaries=None
         if run.gradient_canaries is None
-        else measure_gradient_canaries(run.gradient_canaries, settings, delta=delta, seed=seed),
+        else measure_gradient_canaries(run.gradient_canaries, log.settings, delta=delta, seed=seed),
+        by_unit=rates_of_units(run, scored, table, seed),
     )
 
 

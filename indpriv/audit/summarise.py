@@ -6,7 +6,6 @@ Sensitive.
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
@@ -15,7 +14,6 @@ import numpy as np
 import pandas as pd
 
 from indpriv._columns import MISSING, to_floats
-from indpriv.analysis.attacks.ceilings import ceilings_of
 from indpriv.analysis.disclosures import disclosures
 from indpriv.analysis.distribution import describe
 from indpriv.analysis.divisor import divisor_of
@@ -41,9 +39,9 @@ from indpriv.analysis.summary import (
     Provenance,
 )
 from indpriv.analysis.units import unit_sizes
-from indpriv.audit.attack_table import rates_of_units
+from indpriv.audit.attack_table import ScoredAttack
 from indpriv.audit.groups import choose_groups
-from indpriv.audit.run_attacks import ScoredAttack, run_attacks, scored_attacks
+from indpriv.audit.run_attacks import run_attacks, scored_attacks
 from indpriv.audit.run_directory import RecordedRun, in_rows_of
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
@@ -89,16 +87,8 @@ def summarise(
     found, account = _of_examples(log, table, recorded, by, seed), table.account
     scored = scored_attacks(recorded) if scored is None else scored
     attacks = run_attacks(
-        recorded,
-        found.columns,
-        scored=scored,
-        settings=log.settings,
-        members=table if members is None else members,
-        holdout=holdout,
-        seed=seed,
-        ceilings=ceilings_of(log, table) if recorded.references or recorded.attributes else None,
+        recorded, log, table, found.columns, scored, members=members, holdout=holdout, seed=seed
     )
-    attacks = replace(attacks, by_unit=rates_of_units(recorded, scored, table, seed))
     run = run_facts(log, recorded.examples, recorded.recorder, recorded.declared)
     provenance = _provenance(command)
     guarantee = _guarantee(log, table, recorded)

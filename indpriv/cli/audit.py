@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -200,8 +200,7 @@ def audit(
     Example: indpriv audit runs/adult --output-dir reports/adult --by race --by sex
 
     A run that was never recorded is replayed from its checkpoints: indpriv audit checkpoints
-    --spec train.py:spec --max-grad-norm 1.0 --sampler poisson --delta 1e-5. The same command
-    continues a replay that was interrupted.
+    --spec train.py:spec --max-grad-norm 1.0 --sampler poisson --delta 1e-5, which can be resumed.
     """
     from indpriv.audit import audit as audit_run
 
@@ -209,21 +208,16 @@ def audit(
     path, output_dir = _checked_folders(path, output_dir, spec, settings, show_examples)
     if spec is not None:
         path = _replay(path, spec, output_dir, settings, device, batch_size, processes)
+    words = (accountant, conversion, between_records, preset, participation, neighbouring)
     with progress_bar() as progress:
         summary = audit_run(
             path,
             output_dir,
             delta=delta,
-            accountant=accountant,
-            conversion=conversion,
-            between_records=between_records.replace("-", "_"),
             tolerance=tolerance,
-            preset=preset,
-            participation=participation,
-            neighbouring=neighbouring and neighbouring.replace("-", "_"),
+            **_options(*words, unreadable),
             by=by or [],
             unit_column=unit_column,
-            unreadable=unreadable.replace("-", "_"),
             seed=seed,
             signals=signals,
             baseline_signals=baseline_signals,
@@ -231,6 +225,13 @@ def audit(
             progress=progress,
         )
     show_audit(summary, output_dir, as_json=as_json)
+
+
+def _options(*words: str | None) -> dict[str, Any]:
+    """Options that are a word, by name, as the interface in Python spells them."""
+    names = "accountant conversion between_records preset participation neighbouring unreadable"
+    spelled = [word and word.replace("-", "_") for word in words]
+    return dict(zip(names.split(), spelled, strict=True))
 
 
 def show_audit(summary: AuditSummary, output_dir: Path, *, as_json: bool) -> None:

@@ -13,30 +13,33 @@ from indpriv.cli.first_contact import checked_run
 from indpriv.cli.options import Json, check_folder, print_json, progress_bar
 from indpriv.errors import InputError
 
+By = Annotated[
+    str,
+    typer.Option(
+        help="What identifies someone in all runs: example_id, unit_id, or a metadata column that "
+        "names the owner of each row."
+    ),
+]
+TuningMean = Annotated[
+    float | None,
+    typer.Option(
+        help="These runs were tried, and only the best one is published: the mean of the law from "
+        "which their number was drawn. The worst case is then that of the best run.",
+        show_default="all runs are published",
+    ),
+]
+
 
 def compose(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
-    by: Annotated[
-        str,
-        typer.Option(
-            help="What identifies someone in all runs: example_id, unit_id, or a metadata column "
-            "that names the owner of each row."
-        ),
-    ] = "example_id",
+    by: By = "example_id",
     delta: Annotated[
         float | None,
         typer.Option(help="Delta of the bound over all runs.", show_default="that of the runs"),
     ] = None,
     between_records: BetweenRecords = "last",
     conversion: Conversion = "canonne2020",
-    tuning_mean: Annotated[
-        float | None,
-        typer.Option(
-            help="These runs were tried, and only the best one is published: the mean of the law "
-            "from which their number was drawn. The worst case is then that of the best run.",
-            show_default="all runs are published",
-        ),
-    ] = None,
+    tuning_mean: TuningMean = None,
     tuning_shape: Annotated[
         float,
         typer.Option(help="Shape of that law: 1 geometric, 0 logarithmic, inf Poisson."),

@@ -10,14 +10,23 @@ from rich.console import Console
 
 from indpriv.cli.options import Json, Seed, check_device, check_folder, print_json, progress_bar
 
+RunDir = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN", help="New directory to train in, or a run that had secrets before."
+    ),
+]
+Repeats = Annotated[
+    list[int] | None,
+    typer.Option(
+        help="Number of rows with a secret. Can be given several times.",
+        show_default="1, 4 and 16",
+    ),
+]
+
 
 def exposure(
-    run_dir: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN", help="New directory to train in, or a run that had secrets before."
-        ),
-    ],
+    run_dir: RunDir,
     model: Annotated[str, typer.Option(help="lstm or transformer.")] = "lstm",
     target_epsilon: Annotated[
         float, typer.Option(help="Worst-case epsilon of one row; the noise is chosen for it.")
@@ -25,13 +34,7 @@ def exposure(
     without_dp: Annotated[
         bool, typer.Option("--without-dp", help="Train without clipping and noise.")
     ] = False,
-    repeats: Annotated[
-        list[int] | None,
-        typer.Option(
-            help="Number of rows with a secret. Can be given several times.",
-            show_default="1, 4 and 16",
-        ),
-    ] = None,
+    repeats: Repeats = None,
     secrets: Annotated[int, typer.Option(help="Number of secrets for each number of rows.")] = 8,
     epochs: Annotated[int, typer.Option(help="Passes over the data, in expectation.")] = 20,
     text_rows: Annotated[int, typer.Option(help="Rows of the text around the secrets.")] = 1500,

@@ -156,28 +156,25 @@ class NormLog(_checks.FormerNames):
             rounding: r as a fraction of max_grad_norm; 0 means full float precision.
             rounding_mode: "up" (never under-reports) or "nearest" (the paper's; an estimate).
             individually_clipped: training clipped each example at its last recorded level.
-            sampler: "poisson", "shuffled", "sequential", "fixed_size", "with_replacement" or
-                "other".
-            unit: "example", "user" or "client".
-            unit_ids: (n_examples,) the unit of each row; needed unless the unit is the example.
+            sampler: "poisson", "shuffled", "sequential", "fixed_size", "with_replacement", "other".
+            unit: "example", or "user" or "client", which need unit_ids.
+            unit_ids: (n_examples,) the unit of each row.
             neighbouring: "add_remove", "zero_out" or "replace_one".
-            caveats: reasons why an account is an estimate, e.g. how the norms were taken.
-            batch_norms: (steps, positions, norms), each (n_entries,): the norms of the examples
-                that each step sampled, for all steps; positions count from 0.
+            caveats: why an account is an estimate, e.g. how the norms were taken.
+            batch_norms: (steps, positions, norms), each (n_entries,), of all sampled examples.
             most_participations: largest number of times that one example was drawn.
 
         Raises:
             InputError: a wrong shape or range, NaN or negative norms, repeated ids or entries.
         """
+        check_words(sampler, unit, neighbouring)
         given = StepSettings.from_values(total_steps, noise_multiplier, max_grad_norm, sample_rate)
         ids, steps, kept = _checked_rows(norms, recorded_steps, example_ids, len(given))
-        check_words(sampler, unit, neighbouring)
         levels = levels_of(rounding, rounding_mode)
         records = ArrayRecords(views.encode_rows(kept, given.max_grad_norm[steps], levels))
         rows = np.arange(len(steps))
-        log = cls(ids, steps, given, levels, sampler, unit, neighbouring, records, rows)
         return replace(
-            log,
+            cls(ids, steps, given, levels, sampler, unit, neighbouring, records, rows),
             unit_ids=check_unit_ids(unit_ids, len(ids), unit),
             individually_clipped=bool(individually_clipped),
             caveats=tuple(caveats),

@@ -70,9 +70,8 @@ def train(
     """Train an audit's model with DP-SGD and record it.
 
     Writes RUN/run.json, the Recorder's log and examples.parquet, RUN/checkpoints/step-*.pt, their
-    test accuracy and epsilon in RUN/curve.parquet and, if
-    the audit asks for the non-private baseline, RUN/examples-non-dp.parquet; if it names
-    attributes, also RUN/attributes.parquet and, of the baseline, RUN/attributes-non-dp.parquet.
+    test accuracy and epsilon in RUN/curve.parquet and, if the audit names attributes,
+    RUN/attributes.parquet; examples and attributes also of the non-private baseline, if it has one.
     Ctrl-C or SIGTERM stops training after the current step: log, last checkpoint and example table
     are written as at a normal end, and KeyboardInterrupt is raised.
 
@@ -85,9 +84,8 @@ def train(
         device: device to train on, e.g. "cpu" or "cuda".
         data_dir: folder of data sets that do not ship with a package; default: INDPRIV_DATA.
         dataset: data to use instead of loading the configuration's.
-        privacy_filter: an `indpriv.PrivacyFilter` that limits each example's epsilon, see
-            `Recorder`; or a function that makes one from the run's noise_multiplier (of a
-            schedule, the median) and sample_rate. An audit with filter_epsilon needs one.
+        privacy_filter: an `indpriv.PrivacyFilter` (see `Recorder`), or a function that makes one of
+            noise_multiplier (the median) and sample_rate; an audit with filter_epsilon needs it.
         n_planned: number of examples that sampling rate and noise are computed for, where coins
             left some out of the data; default those in the data.
 
@@ -96,17 +94,14 @@ def train(
         EvidenceError: the log would be wrong (from the Recorder).
         KeyboardInterrupt: the run was stopped; RUN is usable.
     """
-    started = time.monotonic()
-    run_dir, progress = Path(run_dir), progress or silent
+    started, run_dir, progress = time.monotonic(), Path(run_dir), progress or silent
     _check_filter(config, privacy_filter)
     dataset = capped(dataset or load_dataset(config.data.dataset, data_dir), config.data)
     randomness = Randomness.from_seed(seed)
     with quiet_opacus():
         private = make_private(config, dataset, randomness, device, n_planned)
-        if callable(privacy_filter):
-            noise = float(np.median(private.planned.noise_multiplier))
-            privacy_filter = privacy_filter(noise, private.loader.sample_rate)
-        recorder = _make_recorder(run_dir, config, dataset, private, randomness, privacy_filter)
+        limit = _filter_of(private, privacy_filter)
+        recorder = _make_recorder(run_dir, config, dataset, private, randomness, limit)
         _take_recorded_steps(recorder, private, config, dataset.test, device, progress)
         epsilon = private.worst_case_epsilon(config.training.delta)
     run = TrainedRun(run_dir, private.module, private.steps_taken, epsilon, _test_accuracy(run_dir))
@@ -117,10 +112,25 @@ def train(
         raise KeyboardInterrupt(f"stopped after {taken}, and can be verified and audited")
     _write_attributes(config, run.module, dataset, run_dir / ATTRIBUTES, device)
     if config.training.non_private_baseline:
-        module = fit_without_dp(config, dataset, seed=seed, progress=progress, device=device)
-        example_table(module, dataset, device).to_parquet(run_dir / EXAMPLES_NON_DP)
-        _write_attributes(config, module, dataset, run_dir / ATTRIBUTES_NON_DP, device)
+        baseline = fit_without_dp(config, dataset, seed=seed, progress=progress, device=device)
+        _write_baseline(config, baseline, dataset, run_dir, device)
     return run
+
+
+def _filter_of(
+    private: PrivateSetting, given: Filter | Callable[[float, float], Filter] | None
+) -> Filter | None:
+    if not callable(given):
+        return given
+    noise = float(np.median(private.planned.noise_multiplier))
+    return given(noise, private.loader.sample_rate)
+
+
+def _write_baseline(
+    config: AuditConfig, module: nn.Module, dataset: Dataset, run_dir: Path, device: str
+) -> None:
+    example_table(module, dataset, device).to_parquet(run_dir / EXAMPLES_NON_DP)
+    _write_attributes(config, module, dataset, run_dir / ATTRIBUTES_NON_DP, device)
 
 
 def _write_attributes(

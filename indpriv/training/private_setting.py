@@ -134,20 +134,10 @@ def made_private(
     """
     n_planned = n_planned or len(train_set)
     _warn_of_delta(settings.delta, len(train_set))
-    loader = PlannedLoader(
-        train_set,
-        n_planned=n_planned,
-        batch_size=settings.batch_size,
-        collate_fn=whole_batch,
-        generator=generator(randomness.sampling),
-    )
+    loader = _loader(train_set, n_planned, settings.batch_size, randomness)
     settings = with_noise(settings, n_planned)
     per_epoch = steps_per_epoch(settings, n_planned)
     planned = planned_steps(settings, settings.epochs * per_epoch, 1 / per_epoch)
-    max_grad_norm: float | list[float] = planned.at(0).max_grad_norm
-    if settings.clipping == "per_layer":
-        n_layers = sum(p.requires_grad for p in module.parameters())
-        max_grad_norm = [planned.at(0).max_grad_norm / math.sqrt(n_layers)] * n_layers
     engine = PrivacyEngine(accountant="rdp")
     made = engine.make_private(
         module=module,
@@ -155,7 +145,7 @@ def made_private(
         criterion=criterion,
         data_loader=loader,
         noise_multiplier=planned.at(0).noise_multiplier,
-        max_grad_norm=max_grad_norm,
+        max_grad_norm=_first_clipping_norm(module, settings, planned),
         clipping=settings.clipping,
         noise_generator=generator(randomness.noise, next(module.parameters()).device),
         grad_sample_mode=settings.grad_sample_mode,
@@ -178,6 +168,29 @@ def made_private(
     )
     private.set_step(0)  # in full precision: Opacus adds up the norms of layers in float32
     return private
+
+
+def _loader(
+    train_set: BatchedTensorDataset, n_planned: int, batch_size: int, randomness: Randomness
+) -> PlannedLoader:
+    return PlannedLoader(
+        train_set,
+        n_planned=n_planned,
+        batch_size=batch_size,
+        collate_fn=whole_batch,
+        generator=generator(randomness.sampling),
+    )
+
+
+def _first_clipping_norm(
+    module: nn.Module, settings: TrainingConfig, planned: StepSettings
+) -> float | list[float]:
+    """Of the first step; per layer, equal ones that make up the whole."""
+    whole = planned.at(0).max_grad_norm
+    if settings.clipping != "per_layer":
+        return whole
+    n_layers = sum(p.requires_grad for p in module.parameters())
+    return [whole / math.sqrt(n_layers)] * n_layers
 
 
 def _warn_of_delta(delta: float, n_examples: int) -> None:

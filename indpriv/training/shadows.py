@@ -82,38 +82,45 @@ def train_shadows(
         without_dp: train without clipping and noise, as the non-private baseline.
         labels: also take the share of right labels under perturbations.
         checkpoints: also take the mean confidence over the audit's checkpoints.
-        seed: of coins and training; None draws each from the operating system.
-        workers: number of processes that train at once.
+        seed: as in `train`, also of coins.
+        workers: number of processes.
         progress: called as progress(stage, done, total) after each model.
         tell: called with an estimate of the time that is left.
-        device: device to train on.
-        data_dir: folder of data sets that do not ship with a package.
-        dataset: data to use instead of loading the configuration's.
+        device: as in `train`.
+        data_dir: as in `train`.
+        dataset: as in `train`.
 
     Raises:
         InputError: an audit or a run that references cannot be trained for, or a folder of others.
     """
     dataset = capped(dataset or load_dataset(config.data.dataset, data_dir), config.data)
-    n_train = len(dataset.train)
-    config = replace(config, training=with_noise(config.training, n_train))
-    settings = _settings(config, n_train, for_run)
-    pool, dataset = _pool(config, dataset, targets, seed, Path(output), for_run)
-    made = {"without_dp": without_dp, "labels": labels, "checkpoints": checkpoints}
-    trainer = _Trainer(config, dataset, settings, device, **made)
-    if for_run is not None:
-        pool = replace(pool, audited=_audited(trainer, Path(for_run), n_train))
+    options = {"without_dp": without_dp, "labels": labels, "checkpoints": checkpoints}
+    trainer = _trainer(config, dataset, for_run, device, options)
+    trainer, pool = _with_pool(trainer, targets, seed, Path(output), for_run)
     return train_references(
         trainer.fit,
         n_models,
         signal_fn=trainer.signals,
         pool=pool,
         output=output,
-        settings={**settings, **made},
+        settings={**trainer.settings, **options},
         seed=seed,
         workers=workers,
         progress=progress,
         tell=tell,
     )
+
+
+def _trainer(
+    config: AuditConfig,
+    dataset: Dataset,
+    for_run: str | Path | None,
+    device: str,
+    options: Mapping[str, bool],
+) -> _Trainer:
+    n_train = len(dataset.train)
+    config = replace(config, training=with_noise(config.training, n_train))
+    return _Trainer(config, dataset, _settings(config, n_train, for_run), device, **options)
 
 
 def _settings(config: AuditConfig, n_train: int, for_run: str | Path | None) -> dict[str, Any]:
@@ -153,19 +160,22 @@ def _same(value: Any, other: float | list[float]) -> bool:
     return np.shape(value) == np.shape(other) and np.allclose(value, other, rtol=1e-9, atol=0)
 
 
-def _pool(
-    config: AuditConfig,
-    dataset: Dataset,
+def _with_pool(
+    trainer: _Trainer,
     targets: int | None,
     seed: int | None,
     output: Path,
     for_run: str | Path | None,
-) -> tuple[Pool, Dataset]:
+) -> tuple[_Trainer, Pool]:
     """Whose memberships are drawn, of a study or for a run, and all examples as training set."""
+    config, dataset = trainer.config, trainer.dataset
     if for_run is not None:
         if targets is not None:
             raise InputError("--targets is for a study; every example of a run is a target")
-        return _pool_of_run(Path(for_run), config, dataset)
+        pool, joined = _pool_of_run(Path(for_run), config, dataset)
+        trainer = replace(trainer, dataset=joined)
+        audited = _audited(trainer, Path(for_run), len(dataset.train))
+        return trainer, replace(pool, audited=audited)
     column = config.data.unit_column
     pool = study_pool(
         len(dataset.train),
@@ -175,7 +185,7 @@ def _pool(
         seed=seed,
         output=output,
     )
-    return pool, dataset
+    return trainer, pool
 
 
 def _pool_of_run(run_dir: Path, config: AuditConfig, dataset: Dataset) -> tuple[Pool, Dataset]:
@@ -248,10 +258,8 @@ class _Trainer:
         inside = np.zeros(len(self.dataset.train), dtype=bool)
         inside[positions] = True
         subset = replace(self.dataset, train=self.dataset.train.take(inside))
-        training = replace(
-            self.config.training,
-            batch_size=_batch_size(len(positions), self.settings["steps_per_epoch"]),
-        )
+        batch_size = _batch_size(len(positions), self.settings["steps_per_epoch"])
+        training = replace(self.config.training, batch_size=batch_size)
         config = replace(self.config, training=training)
         states: list[Mapping[str, Tensor]] = []
 
@@ -273,12 +281,11 @@ class _Trainer:
         data, modules = self.dataset.train, self._modules(fitted)
         inputs = torch.from_numpy(data.inputs[positions])
         targets = torch.from_numpy(data.targets[positions])
-        found = {}
         total = np.zeros(len(positions))
         for module in modules:
             last = _confidence(module, inputs, targets, self.device)
             total += last
-        found[CONFIDENCE] = last
+        found = {CONFIDENCE: last}
         if self.checkpoints:
             found[CHECKPOINTS] = total / len(fitted.states)
         if self.labels:

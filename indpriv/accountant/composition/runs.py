@@ -84,14 +84,25 @@ def compose(
     """
     _checks.check_choice("by", by, BY)
     method = Method(delta=delta, conversion=conversion, between_records=between_records)
-    logs = _checked(runs, by, method)
+    return _composed(_checked(runs, by, method), by, method, tuning, progress, workers)
+
+
+def _composed(
+    logs: list[NormLog],
+    by: str,
+    method: Method,
+    tuning: Tuning | None,
+    progress: Progress | None,
+    workers: int | None,
+) -> EpsilonTable:
+    """The table of logs that were checked."""
     groups = [_group(log, by) for log in logs]
     ids, places = _matched([units.ids for units in groups])
     n_rows = np.stack([_rows_of(units, place) for units, place in zip(groups, places, strict=True)])
     largest = n_rows.max(axis=1)
     whole = bool((largest == 1).all())
     parts = [
-        RunPart.of(log, units, place, between_records, None if whole else int(most))
+        RunPart.of(log, units, place, method.between_records, None if whole else int(most))
         for log, units, place, most in zip(logs, groups, places, largest, strict=True)
     ]
     patterns, pattern = np.unique(np.column_stack([largest, n_rows]), axis=1, return_inverse=True)
@@ -102,7 +113,7 @@ def compose(
         most = _best_published(logs, largest, tuning, method)
         worst = np.minimum(worst, most)
     epsilon = np.minimum(found.epsilon, worst)
-    claim, reason = _claim(logs, between_records)
+    claim, reason = _claim(logs, method.between_records)
     return EpsilonTable(
         example_ids=ids,
         epsilon=epsilon,
