@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # in the order of the data flow
     # isort: off
     from indpriv.norm_log.norm_log import NormLog
     from indpriv.example_table import ExampleTable
+    from indpriv.round_recorder import RoundRecorder
     from indpriv.accountant import PrivacyFilter, RiskTable, account, membership_risk
     from indpriv.epsilon_table import EpsilonTable
     from indpriv.attack_scores import AttackScores
@@ -35,6 +36,7 @@ __all__ = [
     "NormLog",
     "PrivacyFilter",
     "RiskTable",
+    "RoundRecorder",
     "account",
     "membership_risk",
 ]
@@ -49,6 +51,7 @@ _MODULES = {  # public name -> the module that defines it
     "NormLog": "indpriv.norm_log.norm_log",
     "PrivacyFilter": "indpriv.accountant",
     "RiskTable": "indpriv.accountant",
+    "RoundRecorder": "indpriv.round_recorder",
     "account": "indpriv.accountant",
     "membership_risk": "indpriv.accountant",
 }

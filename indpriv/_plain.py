@@ -285,6 +285,7 @@ def _fields(kind: Any) -> tuple[_Field, ...]:
     )
 
 
+@functools.cache
 def _descriptions(kind: Any) -> dict[str, str]:
     """Field -> its text in the Attributes section of the docstring; fields may share a text."""
     section = re.search(

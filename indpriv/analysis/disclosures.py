@@ -180,7 +180,7 @@ def _training(run: RunFacts, account: Account, checks: Sequence[Check]) -> list[
     if _ranks(run) > 1:
         steps += f", each taken by {_ranks(run)} ranks together"
     settings = status_of(checks, OPACUS_ACCOUNTANT)
-    later = run.recorder.get("replayed") or run.recorder.get("converted")
+    later = any(run.recorder.get(kind) for kind in ("replayed", "converted", "rounds"))
     clipping = DECLARED if later else _read_from(run, "clipping")
     return [
         Disclosure("sampler", "Sampler", sampler, status_of(checks, *of_sampler)),

@@ -170,6 +170,10 @@ def _status(
         return UNPROVEN, reasons
     if not checks:
         return DECLARED, ["nothing was checked: sampler, steps and settings are as the log says"]
+    if recorder.get("rounds"):
+        return DECLARED, [
+            "clipping, noise and participants are as the federated trainer passed them"
+        ]
     if recorder.get("replayed") or recorder.get("converted"):
         return DECLARED, [
             "the training was not recorded as it ran: sampler, steps and settings are as declared"

@@ -196,9 +196,14 @@ def _missing(
     """What the audit lacks, in sentences."""
     found = []
     if recorded.examples is None:
+        why = (
+            "a RoundRecorder knows no losses"
+            if recorded.recorder.get("rounds")
+            else "the run ended before the losses of the final model were taken"
+        )
         found.append(
-            f"{EXAMPLES} is absent: the run ended before the losses of the final model were taken. "
-            "Epsilons cover all logged steps; loss, groups and attacks are not shown."
+            f"{EXAMPLES} is absent: {why}. Epsilons cover all logged steps; loss, groups and "
+            "attacks are not shown."
         )
     elif recorded.examples.test.empty:
         found.append(

@@ -23,16 +23,12 @@ from indpriv.norm_log.norms_file import NormsFile, check_norms_file, read_norms
 from indpriv.norm_log.run_files import RUN_JSON, holds_log
 from indpriv.norm_log.session_counts import Conversion, DrawCounts, SessionCounts
 from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
-from indpriv.norm_log.validation import check_words
+from indpriv.norm_log.validation import check_words, widened
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
 
 DECLARED = (
     "norms and settings are as another trainer wrote them: indpriv did not watch its sampling, "
     "clipping and noise"
-)
-_NARROW = (
-    "norms are {dtype}: sums of squares in this precision can be too small (in float32 by up to "
-    "0.00055 of the norm, as observed)"
 )
 _REQUIRED = ("steps", *SETTING_NAMES, "sampler", "unit", "neighbouring")
 _CLIPPING = ("flat", "individual")
@@ -96,8 +92,8 @@ def convert(
     header = _header(settings, rounding)
     writer = NormLogWriter(run_dir, header, norms.example_ids, norms.unit_ids, no_positions)
     try:
-        dtypes = _write_records(writer, norms, settings.steps, progress)
-        counts = _counts(norms, settings, dtypes)
+        narrow = _write_records(writer, norms, settings.steps, progress)
+        counts = _counts(norms, settings, narrow)
         for start, stop in settings.steps.spans():
             writer.steps(start, stop - start, **vars(settings.steps.at(start)), counts=counts)
         write_json(run_dir / RUN_JSON, {"name": run_dir.name, **settings.content})
@@ -129,15 +125,11 @@ def _write_records(
     steps: StepSettings,
     progress: StageProgress | None,
 ) -> set[str]:
-    """Append every record; return the types of norms that are narrower than float64."""
+    """Append every record; return caveats of norms that are narrower than float64."""
     narrow: set[str] = set()
     for number, step in enumerate(norms.recorded_steps.tolist()):
-        values = norms.read(number)
-        exact = values.astype(np.float64)
-        if values.dtype.kind == "f" and values.dtype.itemsize < exact.dtype.itemsize:
-            narrow.add(str(values.dtype))
-            # What was rounded to this type may have been above it.
-            exact *= 1 + float(np.finfo(str(values.dtype)).eps)
+        exact, caveat = widened(norms.read(number))
+        narrow |= {caveat} - {""}
         writer.record(
             step,
             exact,
@@ -152,7 +144,7 @@ def _write_records(
 
 def _counts(norms: NormsFile, settings: _Settings, narrow: set[str]) -> SessionCounts:
     """Nothing was watched, except if the trainer counted how often it drew each example."""
-    caveats = [DECLARED, *(_NARROW.format(dtype=dtype) for dtype in sorted(narrow))]
+    caveats = [DECLARED, *sorted(narrow)]
     draws, rates = None, settings.steps.sample_rate
     if norms.participations is not None:
         draws = DrawCounts.of(

@@ -146,8 +146,8 @@ RANDOM_NUMBERS = Assumption(
 TRAINING_WATCHED = Assumption(
     "training_watched",
     "training",
-    holds="A recorder watched the training. Shown only for replayed and converted runs, where it "
-    "is “not checked”.",
+    holds="A recorder watched the training. Shown only for replayed, converted and federated "
+    "runs, where it is “not checked”.",
     failure="It never fails; nothing confirms the settings of such a run.",
     advice="Attach a `Recorder` to the next run.",
 )

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from indpriv._journal import read_journal
-from indpriv.errors import EvidenceError
+from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.checks.of_known import OF_FULL_RECORDS, OF_SECRECY
 from indpriv.norm_log.checks.sessions import session_checks
 from indpriv.norm_log.evidence import FAILED, SEEDED, Check
 from indpriv.norm_log.recording_policy import RecordingPolicy
+from indpriv.norm_log.run_files import holds_log
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
 from indpriv.norm_log.writer import SCHEMA
@@ -58,6 +59,11 @@ class LogState:
     def files(self) -> list[Line]:
         """Lines of all record files."""
         return [*self.records, *self.exact, *self.batch_norms, *self.left_out]
+
+    @property
+    def of_rounds(self) -> bool:
+        """A `RoundRecorder` wrote the log."""
+        return any(session.rounds is not None for session in self.sessions)
 
     @property
     def unwatched(self) -> bool:
@@ -202,6 +208,29 @@ def read_state(run_dir: Path) -> LogState:
         else:
             _add(state, line)
     state.sessions = [SessionCounts.from_json(found) for found in counts.values()]
+    return state
+
+
+def state_to_resume(run_dir: Path, step: int | None) -> LogState | None:
+    """The log that recording continues at a step, or None where it begins a new one.
+
+    Raises:
+        InputError: there is a log and no step, or the log does not reach that step.
+    """
+    if step is None:
+        if holds_log(run_dir):
+            raise InputError(
+                f"{run_dir} already holds a recorded run; choose another directory, remove it, "
+                "or continue it with resume_at=STEP"
+            )
+        return None
+    state = read_state(run_dir)
+    if step > state.total_steps:
+        raise InputError(
+            f"resume_at={step}, but the log in {run_dir} proves only {state.total_steps} "
+            "steps; the steps between would be missing: resume from a checkpoint at step "
+            f"{state.total_steps} or before"
+        )
     return state
 
 

@@ -240,6 +240,21 @@ class Replay:
 
 
 @dataclass(frozen=True)
+class RoundCounts:
+    """Rounds that a federated trainer passed to a `RoundRecorder`.
+
+    Attributes:
+        of: what takes part: "client", or "example" where the log is of their rows.
+        steps: number of rounds, or of local steps.
+        took_part: fingerprint of how often each took part.
+    """
+
+    of: str
+    steps: int
+    took_part: str
+
+
+@dataclass(frozen=True)
 class SessionCounts:
     """What one session says about the steps that it logged.
 
@@ -248,7 +263,8 @@ class SessionCounts:
         seeded: the user said that random numbers come from a known seed.
         caveats: reasons why an account of its norms is an estimate.
         sampler: of the log; see `NormLog`.
-        conversion, replay: where its norms come from; both None if a recorder watched training.
+        conversion, replay, rounds: where its norms come from; all None if a recorder watched
+            training.
         draws: how often examples were drawn; None if it is not known.
         training: counts of a recorder that watched training; None if none did.
         noise: measured as training added it; None if it was not.
@@ -260,9 +276,19 @@ class SessionCounts:
     sampler: str
     conversion: Conversion | None = field(default=None, metadata={"json": "converted"})
     replay: Replay | None = field(default=None, metadata={"json": "replayed"})
+    rounds: RoundCounts | None = None
     draws: DrawCounts | None = field(default=None, metadata=_FLAT)
     training: TrainingCounts | None = field(default=None, metadata=_FLAT)
     noise: NoiseCounts | None = None
+
+    @property
+    def took_part(self) -> tuple[int, str] | None:
+        """Number of steps, and fingerprint of how often each example took part; None if unknown."""
+        if self.rounds is not None:
+            return self.rounds.steps, self.rounds.took_part
+        if self.training is None or self.training.took_part is None:
+            return None
+        return self.training.batches.steps, self.training.took_part
 
     def to_json(self) -> dict[str, Any]:
         """As the journal holds them: what is not known is left out."""

@@ -17,11 +17,10 @@ from indpriv import _checks
 from indpriv._arrays import IntArray
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import SEEDED
-from indpriv.norm_log.journal_state import LogState, read_state
+from indpriv.norm_log.journal_state import LogState, state_to_resume
 from indpriv.norm_log.levels import Levels
 from indpriv.norm_log.reader import read_reference_positions
 from indpriv.norm_log.recording_policy import DEFAULT_POLICY, RecordingPolicy
-from indpriv.norm_log.run_files import holds_log
 from indpriv.norm_log.writer import LogHeader, fingerprint
 from indpriv.recording.clipping.filtered import Filter
 from indpriv.recording.clipping.individual import check_headroom
@@ -171,25 +170,12 @@ class Beginning:
     @classmethod
     def of(cls, run_dir: Path, resume_at: int | Mapping[str, Any] | None) -> Beginning:
         """Look at a run directory; InputError unless recording can begin there."""
-        if resume_at is None:
-            if holds_log(run_dir):
-                raise InputError(
-                    f"{run_dir} already holds a recorded run; choose another directory, remove it, "
-                    "or continue it with resume_at=STEP"
-                )
-            return cls(None, None)
-        step, run_id = _checked_step(resume_at)
-        state = read_state(run_dir)
-        if run_id is not None and run_id != state.header["run"].get("id", ""):
+        step, run_id = (None, None) if resume_at is None else _checked_step(resume_at)
+        state = state_to_resume(run_dir, step)
+        if state is not None and run_id is not None and run_id != state.header["run"].get("id", ""):
             raise InputError(
                 f"the checkpoint was saved while another run was recorded than that in {run_dir}; "
                 "pass the run directory that belongs to it"
-            )
-        if step > state.total_steps:
-            raise InputError(
-                f"resume_at={step}, but the log in {run_dir} proves only {state.total_steps} "
-                "steps; the steps between would be missing: resume from a checkpoint at step "
-                f"{state.total_steps} or before"
             )
         return cls(step, state)
 

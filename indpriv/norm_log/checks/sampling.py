@@ -31,10 +31,10 @@ def declared_sampler(sampler: str, source: str) -> Check:
     return declared.failed(f"batches were {sampler}, which the analysis does not cover")
 
 
-def batch_sizes(n_examples: int, sampler: str, counts: DrawCounts) -> Check:
-    """Whether the number of examples drawn is plausible under Poisson sampling."""
+def batch_sizes(n_examples: int, sampler: str, counts: DrawCounts, of: str = "example") -> Check:
+    """Whether the number of examples, or what `of` says, fits Poisson sampling."""
     if sampler != "poisson" or not counts.draws:
-        return BATCH_SIZES.not_checked("only Poisson sampling has an expected number of examples")
+        return BATCH_SIZES.not_checked(f"only Poisson sampling has an expected number of {of}s")
     from scipy import stats  # takes longer to import than the rest of the audit side
 
     trials = n_examples * counts.draws
@@ -42,7 +42,7 @@ def batch_sizes(n_examples: int, sampler: str, counts: DrawCounts) -> Check:
     seen = counts.participations
     below, above = stats.binom.cdf(seen, trials, rate), stats.binom.sf(seen - 1, trials, rate)
     chance = 2 * float(min(below, above))
-    detail = f"{seen:,} examples drawn where {rate * trials:,.0f} are expected"
+    detail = f"{seen:,} {of}s drawn where {rate * trials:,.0f} are expected"
     if chance < FALSE_ALARM:
         return BATCH_SIZES.failed(
             f"{detail}: under Poisson sampling a deviation this large has probability {chance:.1g}"
@@ -50,31 +50,32 @@ def batch_sizes(n_examples: int, sampler: str, counts: DrawCounts) -> Check:
     return BATCH_SIZES.passed(detail)
 
 
-def participation(n_examples: int, sampler: str, counts: DrawCounts) -> Check:
+def participation(n_examples: int, sampler: str, counts: DrawCounts, of: str = "example") -> Check:
     """Whether the counts of the examples, and their spread, are plausible for Poisson sampling."""
     n, draws = n_examples, counts.draws
+    assumption = replace(PARTICIPATION, title=f"participation of each {of}")
     if sampler != "poisson" or not draws:
-        return PARTICIPATION.not_checked("only Poisson sampling has an expected participation")
+        return assumption.not_checked("only Poisson sampling has an expected participation")
     from scipy import stats
 
     rate = counts.expected_participations / (n * draws)
     least, most = counts.participations_min, counts.participations_max
     detail = (
-        f"each example was drawn {least:,} to {most:,} times in {draws:,} draws at rate {rate:.4g}"
+        f"each {of} was drawn {least:,} to {most:,} times in {draws:,} draws at rate {rate:.4g}"
     )
     if (evenness := _chance_of_evenness(n, counts)) < FALSE_ALARM:
-        return PARTICIPATION.failed(
+        return assumption.failed(
             f"{detail}: the probability that independent draws are as even as this is at most "
             f"{evenness:.1g} (shuffled batches?)"
         )
     low = n * float(stats.binom.cdf(least, draws, rate))
     high = n * float(stats.binom.sf(most - 1, draws, rate))
     if min(low, high) < FALSE_ALARM:
-        return PARTICIPATION.failed(
+        return assumption.failed(
             f"{detail}: under Poisson sampling the probability of a count this extreme is at most "
             f"{min(low, high):.1g}"
         )
-    return PARTICIPATION.passed(detail)
+    return assumption.passed(detail)
 
 
 def _chance_of_evenness(n_examples: int, counts: DrawCounts) -> float:

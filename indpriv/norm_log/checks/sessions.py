@@ -11,7 +11,7 @@ from indpriv.norm_log.checks.sampling import (
     observed_sampler,
     participation,
 )
-from indpriv.norm_log.checks.unwatched import conversion_checks, replay_checks
+from indpriv.norm_log.checks.unwatched import conversion_checks, replay_checks, round_checks
 from indpriv.norm_log.evidence import (
     BATCH_FOR_EVERY_STEP,
     CLIPPING,
@@ -77,6 +77,8 @@ def session_checks(
             return [*checks, *conversion_checks(n_examples, session, session.conversion.source)]
         if session.replay is not None:
             return [*checks, *replay_checks(session.sampler, session.replay)]
+        if session.rounds is not None:
+            return [*checks, *round_checks(n_examples, sessions, voided_steps)]
     checks += [
         _no_voided_steps(voided_steps, resumed=len(sessions) > 1),
         *_different_random_states(sessions),

@@ -9,6 +9,7 @@ import numpy as np
 from indpriv.norm_log.evidence import TOOK_PART, Check
 from indpriv.norm_log.journal_state import LogState
 from indpriv.norm_log.reader import Faults, batch_norms_of
+from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.writer import fingerprint
 
 
@@ -17,22 +18,27 @@ def who_took_part(state: LogState, faults: Faults) -> list[Check]:
     starts = [session.from_step for session in state.sessions]
     spans = pairwise([*starts, state.total_steps])
     return [
-        _of_session(state, faults, first, stop, session.training.took_part)
+        _of_session(state, faults, range(first, stop), session.took_part[1], _kind(session))
         for session, (first, stop) in zip(state.sessions, spans, strict=True)
-        if session.training is not None and session.training.took_part is not None
-        if session.training.batches.steps == stop - first  # else resuming declared some steps void
+        if session.took_part is not None
+        if session.took_part[0] == stop - first  # else resuming declared some steps void
     ]
 
 
-def _of_session(state: LogState, faults: Faults, first: int, stop: int, counted: str) -> Check:
+def _kind(session: SessionCounts) -> str:
+    """What takes part in a step."""
+    return "example" if session.rounds is None else session.rounds.of
+
+
+def _of_session(state: LogState, faults: Faults, steps: range, counted: str, kind: str) -> Check:
     norms, n_examples = batch_norms_of(state, faults), state.header["n_examples"]
-    if norms is None or not np.isin(np.arange(first, stop), norms.steps).all():
+    if norms is None or not np.isin(np.asarray(steps), norms.steps).all():
         return TOOK_PART.not_checked("some steps have no batch norms")
-    found = norms.participations(first, stop, n_examples)
-    detail = f"{found.sum():,} participations in {stop - first:,} steps"
+    found = norms.participations(steps.start, steps.stop, n_examples)
+    detail = f"{found.sum():,} participations in {len(steps):,} steps"
     if fingerprint(found) == counted:
-        return TOOK_PART.passed(f"{detail}, as counted at each step for each example")
+        return TOOK_PART.passed(f"{detail}, as counted at each step for each {kind}")
     return TOOK_PART.failed(
-        f"by its batch norms {detail}, but these are not the examples that were counted at each "
+        f"by its batch norms {detail}, but these are not the {kind}s that were counted at each "
         "step: the log does not say who took part, so an account with known participation is wrong"
     )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from indpriv.norm_log.checks.sampling import batch_sizes, declared_sampler, participation
 from indpriv.norm_log.evidence import (
+    NO_VOIDED_STEPS,
     NOT_CHECKED,
     OPACUS_ACCOUNTANT,
     PASSED,
@@ -31,6 +34,33 @@ def conversion_checks(n_examples: int, session: SessionCounts, source: str) -> l
             batch_sizes(n_examples, session.sampler, session.draws),
             participation(n_examples, session.sampler, session.draws),
         ]
+    return checks
+
+
+def round_checks(
+    n_clients: int, sessions: Sequence[SessionCounts], voided_steps: int
+) -> list[Check]:
+    """A `RoundRecorder` sees participants and norms, and neither clipping nor noise."""
+    checks = [
+        NO_VOIDED_STEPS.failed(
+            f"{voided_steps} rounds were declared void on resuming: no account covers them, so "
+            "anyone who saw their models saw more than the account covers"
+        )
+        if voided_steps
+        else NO_VOIDED_STEPS.passed("the account covers every round that was recorded"),
+        TRAINING_WATCHED.not_checked(
+            "participants, norms and settings of each round are as the federated trainer passed "
+            "them: nothing confirms how updates were clipped, or what noise was added"
+        ),
+    ]
+    for session in sessions:
+        checks.append(declared_sampler(session.sampler, "the federated trainer"))
+        if session.draws is not None and session.rounds is not None:
+            of = session.rounds.of
+            checks += [
+                batch_sizes(n_clients, session.sampler, session.draws, of),
+                participation(n_clients, session.sampler, session.draws, of),
+            ]
     return checks
 
 

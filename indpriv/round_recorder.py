@@ -1,0 +1,327 @@
+"""RoundRecorder: rounds of any federated trainer -> NormLog. Needs no torch; files are sensitive.
+
+A client that takes part in a round sends one update. The server clips it at max_grad_norm, adds the
+updates up and adds noise. This log holds who took part and the norm of each update before clipping,
+which is all that an account with known participation needs.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from indpriv import _checks, _files
+from indpriv._arrays import FloatArray, IntArray
+from indpriv.errors import InputError
+from indpriv.norm_log.evidence import SEEDED
+from indpriv.norm_log.journal_state import state_to_resume
+from indpriv.norm_log.run_files import RUN_JSON
+from indpriv.norm_log.session_counts import DrawCounts, RoundCounts, SessionCounts
+from indpriv.norm_log.validation import (
+    check_ids,
+    check_norms,
+    check_unit_ids,
+    check_words,
+    widened,
+)
+from indpriv.norm_log.writer import LogHeader, NormLogWriter, fingerprint
+
+
+class RoundRecorder:
+    """Records the rounds of one federated run. Use it as a context manager.
+
+    When `round` returns, the round is on disk and survives a crash. Call it before the new model
+    leaves the server: a model that others saw without its round in the log is in no account.
+
+    Args:
+        run_dir: directory of the run; it is created (0700) and may not hold another run.
+        client_ids: (n_clients,) unique ids of all clients that may take part, whether or not they
+            ever do.
+        sampler: what chooses the participants of a round: "poisson" (independent coins),
+            "fixed_size" (a random set of one size), "shuffled", "sequential", or "other".
+        rounding: of norms, upwards, as a fraction of max_grad_norm; 0 keeps float64.
+        unit: what is protected, and what the ids name: "client"; or "example" if the ids are those
+            of single rows whose own gradients are clipped and noised, with the client of each row
+            as unit_ids.
+        unit_ids: (n,) of rows only.
+        seeded: sampling or noise use a published or reproducible seed: the run gives no privacy,
+            and is labelled so.
+        resume_at: continue the log in run_dir after this number of rounds; later ones become void.
+        run_info: what else to keep in run.json, e.g. {"delta": 1e-5}.
+
+    Raises:
+        InputError: ids that are empty or repeated, an unknown word, or a run directory in use.
+        EvidenceError: on resuming, the log is of other clients or settings.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with RoundRecorder(folder, ["a", "b", "c"], sampler="fixed_size") as recorder:
+    ...         recorder.round(["c", "a"], [0.3, 1.7], noise_multiplier=1.0, max_grad_norm=0.5)
+    ...         recorder.n_rounds
+    1
+    """
+
+    def __init__(
+        self,
+        run_dir: str | Path,
+        client_ids: ArrayLike,
+        *,
+        sampler: str,
+        rounding: float = 0.01,
+        unit: str = "client",
+        unit_ids: ArrayLike | None = None,
+        seeded: bool = False,
+        resume_at: int | None = None,
+        run_info: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.run_dir = Path(run_dir)
+        self._ids = np.asarray(client_ids)
+        check_ids(self._ids, self._ids.size)
+        check_words(sampler, unit, "add_remove")
+        owners = self._ids if unit_ids is None and unit != "example" else unit_ids
+        units = check_unit_ids(owners, len(self._ids), unit)
+        header = _header(sampler, unit, _checks.check_rounding(rounding), seeded)
+        if resume_at is not None:
+            resume_at = _checks.check_positive_int("resume_at", resume_at, minimum=0)
+        state = state_to_resume(self.run_dir, resume_at)
+        self._sampler, self._seeded = sampler, seeded
+        self._of = unit
+        self._caveats: dict[str, None] = {SEEDED: None} if seeded else {}
+        self._order: NDArray[np.intp] = np.argsort(self._ids)
+        self._from = self._next = resume_at or 0
+        self._participations: IntArray = np.zeros(len(self._ids), np.int64)
+        self._expected = self._variance = 0.0
+        self.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        no_positions = np.zeros(0, np.int64)
+        self._writer = NormLogWriter(self.run_dir, header, self._ids, units, no_positions)
+        with _files.on_failure(self.close):
+            if state is not None:
+                self._writer.truncate(self._from)
+            if state is None or run_info is not None:
+                about = {"name": self.run_dir.resolve().name, **(run_info or {})}
+                _files.write_json(self.run_dir / RUN_JSON, about)
+
+    @property
+    def n_rounds(self) -> int:
+        """Number of rounds in the log."""
+        return self._next
+
+    def round(
+        self,
+        participants: ArrayLike,
+        norms: ArrayLike,
+        *,
+        noise_multiplier: float,
+        max_grad_norm: float,
+        sample_rate: float | None = None,
+        number: int | None = None,
+    ) -> None:
+        """Append one round, and wait until it is on disk.
+
+        Args:
+            participants: (m,) ids of the clients whose updates are in the sum, each once.
+            norms: (m,) norms of their updates before clipping, in the order of participants; sum
+                their squares in float64. Where clients count with different weights, the norm of
+                each update times its weight over the largest one.
+            noise_multiplier: standard deviation of the noise on the sum, over max_grad_norm.
+            max_grad_norm: what each update was clipped at.
+            sample_rate: chance of a client to be chosen, which "poisson" needs; default the share
+                of clients that took part.
+            number: of the round, from 0; checked to be the next one.
+
+        Raises:
+            InputError: unknown or repeated participants, norms that are NaN or negative or do not
+                fit them, a round that is not the next one, a setting out of range or not a number,
+                or a closed recorder. Nothing is written.
+        """
+        self.steps(
+            [participants],
+            [norms],
+            noise_multiplier=noise_multiplier,
+            max_grad_norm=max_grad_norm,
+            sample_rate=sample_rate,
+            number=number,
+        )
+
+    def steps(
+        self,
+        participants: Sequence[ArrayLike],
+        norms: Sequence[ArrayLike],
+        *,
+        noise_multiplier: float,
+        max_grad_norm: float,
+        sample_rate: float | None = None,
+        number: int | None = None,
+    ) -> None:
+        """Append several steps of equal settings together, as the local steps of one round.
+
+        Arguments are those of `round`, but a sequence of participants and norms, one of each step;
+        `number` is that of the first one.
+        """
+        if number is not None and number != self._next:
+            raise InputError(
+                f"round {number} follows {self._next} recorded rounds; rounds are recorded in "
+                f"order, and the next one is {self._next}: after a crash, pass resume_at=ROUND"
+            )
+        rate_of_all = _rate(sample_rate, participants, self._sampler, len(self._ids))
+        noise, clip, rate = (
+            _one_number(name, check, value)
+            for name, check, value in (
+                ("noise_multiplier", _checks.check_noise_multiplier, noise_multiplier),
+                ("max_grad_norm", _checks.check_max_grad_norm, max_grad_norm),
+                ("sample_rate", _checks.check_sample_rate, rate_of_all),
+            )
+        )
+        found = [
+            _checked(*step, self._ids, self._order)
+            for step in zip(participants, norms, strict=True)
+        ]
+        batches = [(positions, lengths) for positions, lengths, _ in found]
+        self._caveats |= {caveat: None for *_, caveat in found if caveat}
+        with _files.on_failure(self.close):  # half a round may be on disk: nothing may follow it
+            for positions, _ in batches:
+                self._participations[positions] += 1
+            self._expected += rate * len(batches)
+            self._variance += rate * (1 - rate) * len(batches)
+            first, self._next = self._next, self._next + len(batches)
+            self._writer.free(first, batches, np.full(len(batches), clip))
+            self._writer.steps(
+                first,
+                len(batches),
+                noise_multiplier=noise,
+                max_grad_norm=clip,
+                sample_rate=rate,
+                counts=self._counts(),
+            )
+
+    def close(self) -> None:
+        """Release the directory. The log then says that the run did not end as intended."""
+        self._writer.close()
+
+    def __enter__(self) -> RoundRecorder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self._writer.finish(self._counts())
+        finally:
+            self.close()
+
+    def _counts(self) -> SessionCounts:
+        steps = self._next - self._from
+        return SessionCounts(
+            from_step=self._from,
+            seeded=self._seeded,
+            caveats=tuple(self._caveats),
+            sampler=self._sampler,
+            rounds=RoundCounts(self._of, steps, fingerprint(self._participations)),
+            draws=DrawCounts.of(
+                self._participations,
+                draws=steps,
+                expected=self._expected,
+                variance=self._variance,
+            ),
+        )
+
+
+def _rate(
+    sample_rate: float | None, participants: Sequence[ArrayLike], sampler: str, n_clients: int
+) -> float:
+    """The given sampling rate, else the share of clients that took part."""
+    if sample_rate is not None:
+        return sample_rate
+    if sampler == "poisson":
+        raise InputError(
+            'sampler="poisson" without sample_rate: the account needs the chance of the coins; '
+            "pass sample_rate=, or another sampler if participation is known"
+        )
+    most = max((np.size(who) for who in participants), default=0)
+    return min(1.0, max(most, 1) / n_clients)
+
+
+def _checked(
+    who: ArrayLike, lengths: ArrayLike, ids: NDArray[np.generic], order: NDArray[np.intp]
+) -> tuple[IntArray, FloatArray, str]:
+    """Positions and norms of the participants of one step, and the caveat of these norms."""
+    names, norms = np.asarray(who), np.asarray(lengths)
+    if names.ndim != 1 or norms.shape != names.shape:
+        raise InputError(
+            f"participants have shape {names.shape}, norms {norms.shape}; pass one norm for "
+            "each participant"
+        )
+    if not len(names):
+        return np.zeros(0, np.int64), np.zeros(0), ""
+    if norms.dtype.kind not in "fiu":
+        raise InputError(f"norms are {norms.dtype}; they must be numbers")
+    positions = _positions(names, ids, order)
+    check_norms(norms, names)
+    return positions, *widened(norms)
+
+
+def _positions(
+    names: NDArray[np.generic], ids: NDArray[np.generic], order: NDArray[np.intp]
+) -> IntArray:
+    """Positions of participants among ids, which `order` sorts; InputError unless all differ."""
+    known = ids[order]
+    if known.dtype.kind != names.dtype.kind and "U" in (known.dtype.kind, names.dtype.kind):
+        raise InputError(
+            f"participants are {names.dtype}, but client_ids are {known.dtype}; pass ids of "
+            "one kind"
+        )
+    place = np.minimum(np.searchsorted(known, names), len(known) - 1)
+    unknown = names[known[place] != names]
+    if len(unknown):
+        raise InputError(
+            f"{len(unknown)} of {len(names)} participants are not among the "
+            f"{len(ids)} client_ids, e.g. {unknown.tolist()[0]!r}; name every client "
+            "when the recorder is made"
+        )
+    positions: IntArray = order[place].astype(np.int64)
+    each, times = np.unique(positions, return_counts=True)
+    if len(each) < len(positions):
+        raise InputError(
+            f"{int((times > 1).sum())} participants are named twice in one round, e.g. "
+            f"{ids[each[times > 1]].tolist()[0]!r}; a client that sends two updates adds "
+            "up their norms"
+        )
+    return positions
+
+
+def _header(sampler: str, unit: str, rounding: float, seeded: bool) -> LogHeader:
+    return LogHeader(
+        rounding=rounding,
+        rounding_mode="up",
+        unit=unit,
+        neighbouring="add_remove",
+        sampler=sampler,
+        individually_clipped=False,
+        norm_pass={"backend": "a federated trainer", "slack": 0.0, "caveats": []},
+        run={
+            "id": secrets.token_hex(8),
+            "rounds": True,
+            "clipping": "flat",
+            "seeded": seeded,
+        },
+    )
+
+
+def _one_number(name: str, check: Any, value: ArrayLike) -> float:
+    found = check(value)
+    if found.ndim:
+        raise InputError(
+            f"{name} has {found.size} values; all participants of a round share one setting: "
+            "record rounds of different settings one by one"
+        )
+    return float(found)

@@ -1,0 +1,292 @@
+"""RoundRecorder: what it logs, what it refuses, and what a kill leaves."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import norm as normal
+
+import indpriv
+from indpriv import EvidenceError, InputError, NormLog, RoundRecorder
+from indpriv.audit import audit
+from indpriv.errors import PrivacyWarning
+from indpriv.norm_log.journal_state import read_state
+from indpriv.norm_log.norm_log import open_run
+from indpriv.norm_log.verify import verify
+from indpriv.norm_log.writer import NormLogWriter
+from processes import running
+
+IDS = [f"c{number}" for number in range(20)]
+SETTINGS = {"noise_multiplier": 2.0, "max_grad_norm": 0.5}
+
+
+def rounds(seed, n_rounds, m=4):
+    """(participants, norms) of every round."""
+    rng = np.random.default_rng(seed)
+    return [(rng.choice(IDS, m, replace=False), rng.gamma(2, 0.3, m)) for _ in range(n_rounds)]
+
+
+def record(run_dir, found, **options):
+    with RoundRecorder(run_dir, IDS, **({"sampler": "fixed_size"} | options)) as recorder:
+        for who, norms in found:
+            recorder.round(who, norms, **SETTINGS)
+    return NormLog.open(run_dir)
+
+
+def delta_of(epsilon, mu):
+    """Of a Gaussian mechanism: Balle and Wang 2018 (arXiv:1805.06530), Theorem 8."""
+    return normal.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * normal.cdf(-mu / 2 - epsilon / mu)
+
+
+def test_each_client_is_charged_for_its_own_rounds(tmp_path):
+    found = rounds(0, 12)
+    log = record(tmp_path, found, rounding=0)
+    table = indpriv.account(log, delta=1e-3, participation="known")
+    assert (table.claim, table.account.unit) == ("exact", "client")
+    squares, most = dict.fromkeys(IDS, 0.0), dict.fromkeys(IDS, 0)
+    for who, norms in found:
+        for client, length in zip(who, norms, strict=True):
+            squares[client] += (min(length / 0.5, 1) / 2.0) ** 2
+            most[client] += 1
+    frame = table.to_frame().set_index("unit_id")
+    for client in IDS:
+        mu, epsilon = np.sqrt(squares[client]), frame.loc[client, "epsilon"]
+        assert frame.loc[client, "mu"] == pytest.approx(mu, rel=1e-12)
+        if mu:
+            assert delta_of(epsilon, mu) == pytest.approx(1e-3, rel=1e-4)
+    worst = np.sqrt(max(most.values())) / 2
+    assert delta_of(table.worst_case_epsilon, worst) == pytest.approx(1e-3, rel=1e-4)
+
+
+def test_the_log_of_coins_is_the_one_from_arrays(tmp_path):
+    rng = np.random.default_rng(1)
+    taking = rng.random((30, len(IDS))) < 0.2
+    norms = rng.gamma(2, 0.3, taking.shape)
+    with RoundRecorder(tmp_path, IDS, sampler="poisson") as recorder:
+        for number, (row, lengths) in enumerate(zip(taking, norms, strict=True)):
+            recorder.round(
+                np.array(IDS)[row][::-1],
+                lengths[row][::-1],
+                sample_rate=0.2,
+                number=number,
+                **SETTINGS,
+            )
+    steps, positions = np.nonzero(taking)
+    expected = NormLog.from_arrays(
+        np.zeros((0, len(IDS))),
+        np.zeros(0, int),
+        total_steps=30,
+        sample_rate=0.2,
+        example_ids=IDS,
+        unit="client",
+        unit_ids=IDS,
+        batch_norms=(steps, positions, norms[taking]),
+        **SETTINGS,
+    )
+    for options in ({}, {"participation": "known"}):
+        ours, theirs = (
+            indpriv.account(log, delta=1e-3, **options)
+            for log in (NormLog.open(tmp_path), expected)
+        )
+        assert np.array_equal(ours.epsilon, theirs.epsilon)
+        assert ours.worst_case_epsilon == theirs.worst_case_epsilon
+
+
+def test_an_audit_speaks_of_clients(tmp_path):
+    record(tmp_path / "run", rounds(0, 10), run_info={"delta": 1e-3, "scheme": "Fed-SDP"})
+    summary = audit(tmp_path / "run", tmp_path / "report")
+    assert summary.guarantee.status == "declared"
+    assert "zero out one client, participation known" in summary.guarantee.statement
+    assert "federated trainer" in summary.guarantee.reasons[0]
+    checks = verify(open_run(tmp_path / "run"))
+    details = {check.key: check.detail for check in checks}
+    assert details["took_part"] == (
+        "40 participations in 10 steps, as counted at each step for each client"
+    )
+    assert pd.read_parquet(tmp_path / "report/epsilon.parquet")["unit_id"].tolist() == IDS
+    assert json.loads((tmp_path / "run/run.json").read_text())["scheme"] == "Fed-SDP"
+    assert not any("example" in check.title for check in checks)
+
+
+def test_rows_may_share_clients(tmp_path):
+    """The log of rows, from several local steps of a round at once."""
+    with RoundRecorder(
+        tmp_path, range(6), sampler="fixed_size", unit="example", unit_ids=list("aabbcc")
+    ) as recorder:
+        recorder.steps([[0, 1], [1, 4]], [[0.1, 0.2], [0.3, 0.4]], **SETTINGS)
+        assert recorder.n_rounds == 2
+    log = NormLog.open(tmp_path)
+    entries = log.batch_norms.read(0, 6)
+    assert (entries.position.tolist(), entries.step.tolist()) == ([0, 1, 1, 4], [0, 0, 1, 1])
+    assert log.unit_ids.tolist() == list("aabbcc")
+
+
+def test_norms_in_float32_are_rounded_up_and_make_an_estimate(tmp_path):
+    log = record(tmp_path, [(IDS[:2], np.array([0.1, 0.2], np.float32))], rounding=0)
+    assert (log.batch_norms.read(0, 2).norm > [0.1, 0.2]).all()
+    table = indpriv.account(log, delta=1e-3, participation="known")
+    assert table.claim == "estimate"
+    assert "float32" in table.claim_reason
+
+
+def test_infinite_norms_count_as_clipped(tmp_path):
+    with pytest.warns(PrivacyWarning, match="count as clipped"):
+        log = record(tmp_path, [(["c3"], [np.inf])])
+    table = indpriv.account(log, delta=1e-3, participation="known")
+    assert table.epsilon[3] == table.worst_case_epsilon
+
+
+REFUSED = {
+    "unknown": ((["c1", "x"], [0.1, 0.1]), {}, "1 of 2 participants are not among the 20"),
+    "another kind": (([1], [0.1]), {}, "participants are int64, but client_ids are"),
+    "repeated": ((["c1", "c2", "c1"], [0.1] * 3), {}, "1 participants are named twice.*'c1'"),
+    "more than all": (([*IDS, "c20"], [0.1] * 21), {}, "not among the 20 client_ids"),
+    "NaN": ((["c1", "c2"], [0.1, np.nan]), {}, r"NaN gradient norms.*\['c2'\]"),
+    "negative": ((["c1", "c2"], [-0.1, 1]), {}, r"negative gradient norms.*\['c1'\]"),
+    "lengths": ((["c1", "c2"], [0.1]), {}, "one norm for each participant"),
+    "texts": ((["c1"], ["0.1"]), {}, "must be numbers"),
+    "order": ((["c1"], [0.1]), {"number": 2}, "round 2 follows 0 recorded rounds"),
+    "no noise": ((["c1"], [0.1]), {"noise_multiplier": 0.0}, "noise_multiplier=0.0 is not"),
+    "no clipping": ((["c1"], [0.1]), {"max_grad_norm": np.inf}, "max_grad_norm=inf is not"),
+    "settings": ((["c1", "c2"], [0.1, 0.1]), {"max_grad_norm": [0.5, 1]}, "share one setting"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_round_leaves_no_trace(name, tmp_path):
+    given, changed, message = REFUSED[name]
+    with RoundRecorder(tmp_path, IDS, sampler="fixed_size") as recorder:
+        with pytest.raises(InputError, match=message):
+            recorder.round(*given, **(SETTINGS | changed))
+        recorder.round(["c5"], [0.1], **SETTINGS)
+    log = NormLog.open(tmp_path)
+    assert log.batch_norms.read(0, 20).position.tolist() == [5]
+    assert log.most_participations == 1
+
+
+def test_coins_need_their_rate(tmp_path):
+    with (
+        RoundRecorder(tmp_path, IDS, sampler="poisson") as recorder,
+        pytest.raises(InputError, match="without sample_rate"),
+    ):
+        recorder.round(["c1"], [0.1], **SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("ids", "options", "message"),
+    [
+        ([], {}, "empty"),
+        (["a", "a"], {}, "duplicates"),
+        (IDS, {"sampler": "random"}, "sampler='random' is not known"),
+        (IDS, {"rounding": 2}, "rounding=2"),
+        (IDS, {"resume_at": -1}, "resume_at=-1"),
+    ],
+)
+def test_a_recorder_that_cannot_be_made(ids, options, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        RoundRecorder(tmp_path / "run", ids, **({"sampler": "fixed_size"} | options))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_continued_after_the_round_of_a_model(tmp_path):
+    found = rounds(2, 9)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        RoundRecorder(tmp_path, IDS, sampler="fixed_size") as recorder,
+    ):
+        for who, norms in found[:6]:
+            recorder.round(who, norms, **SETTINGS)
+        raise KeyboardInterrupt
+    with pytest.raises(InputError, match="already holds a recorded run"):
+        RoundRecorder(tmp_path, IDS, sampler="fixed_size")
+    with pytest.raises(InputError, match="proves only 6"):
+        RoundRecorder(tmp_path, IDS, sampler="fixed_size", resume_at=7)
+    with pytest.raises(EvidenceError, match="ids_fingerprint"):
+        RoundRecorder(tmp_path, IDS[::-1], sampler="fixed_size", resume_at=6)
+    log = record(tmp_path, found[6:], resume_at=6)
+    whole = record(tmp_path / "whole", found)
+    ours, theirs = (indpriv.account(one, delta=1e-3, participation="known") for one in (log, whole))
+    assert np.array_equal(ours.epsilon, theirs.epsilon)
+    assert ours.claim == "exact"
+    assert {check.key: check.status for check in verify(open_run(tmp_path))}[
+        "took_part"
+    ] == "passed"
+
+
+def test_rounds_behind_a_later_model_become_void(tmp_path):
+    found = rounds(2, 9)
+    record(tmp_path, found[:6])
+    log = record(tmp_path, found[6:], resume_at=4)
+    assert log.total_steps == 7
+    assert any("2 rounds were declared void" in caveat for caveat in log.known_caveats)
+
+
+@pytest.mark.parametrize("moment", ["free", "steps"])
+def test_nothing_follows_half_a_round(moment, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    found = rounds(3, 4)
+    recorder = RoundRecorder(tmp_path, IDS, sampler="fixed_size")
+    recorder.round(*found[0], **SETTINGS)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(NormLogWriter, moment, full)
+        recorder.round(*found[1], **SETTINGS)
+    with pytest.raises(InputError, match="is closed"):
+        recorder.round(*found[2], **SETTINGS)
+    log = record(tmp_path, found[1:], resume_at=1)
+    assert np.array_equal(
+        indpriv.account(log, delta=1e-3, participation="known").epsilon,
+        indpriv.account(
+            record(tmp_path / "whole", found), delta=1e-3, participation="known"
+        ).epsilon,
+    )
+
+
+ROUNDS_WHILE_TESTED = """
+import os
+import numpy as np
+from indpriv import RoundRecorder
+ids = np.arange(50)
+tester = os.getppid()
+with RoundRecorder({run_dir!r}, ids, sampler="fixed_size") as recorder:
+    for number in range(100_000):
+        who = (7 * number + np.arange(5)) % 50
+        recorder.round(who, who / 50, noise_multiplier=1.0, max_grad_norm=1.0)
+        os.write(1, b"%d\\n" % number)
+        if os.getppid() != tester:
+            break
+"""
+
+
+def killed_at_a_random_moment(run_dir, seed):
+    """Number of rounds that a recorder had acknowledged when it was killed."""
+    code = ROUNDS_WHILE_TESTED.format(run_dir=str(run_dir))
+    with running([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        first = process.stdout.readline()
+        time.sleep(random.Random(seed).uniform(0, 0.3))
+        process.kill()
+        return len((first + process.stdout.read()).decode().split("\n")) - 1
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 30))]
+)
+def test_a_kill_loses_no_acknowledged_round(seed, tmp_path):
+    acknowledged = killed_at_a_random_moment(tmp_path, seed)
+    log = NormLog.open(tmp_path)
+    assert acknowledged <= log.total_steps <= acknowledged + 1
+    steps = np.arange(log.total_steps)
+    expected = sorted((7 * step + k) % 50 * 1_000_000 + step for step in steps for k in range(5))
+    entries = log.batch_norms.read(0, 50)
+    assert (entries.position.astype(int) * 1_000_000 + entries.step).tolist() == expected
+    with RoundRecorder(tmp_path, np.arange(50), sampler="fixed_size", resume_at=log.total_steps):
+        pass
+    assert not read_state(tmp_path).voided_steps
+    assert os.listdir(tmp_path / "records")
