@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import multiprocessing
 import os
 import pickle
@@ -102,7 +103,9 @@ def train(
 def with_expected_norms(run_dir: Path, mode: str) -> NDArray[np.float64]:
     """Norms (steps, N) by autograd of the first rank's model before each step, one by one."""
     copy = mlp()
-    run = make(mode=mode)
+    limits = [0.4, 0.1, 0.3, 0.2] if mode == "per_layer" else [math.inf] * 4
+    layers = {"clipping": "per_layer", "max_grad_norm": limits}
+    run = make(**(layers if mode == "per_layer" else {"mode": mode}))
     inputs, targets = run.dataset.tensors
     expected: list[list[float]] = []
 
@@ -115,7 +118,8 @@ def with_expected_norms(run_dir: Path, mode: str) -> NDArray[np.float64]:
         for example, target in zip(inputs, targets, strict=True):
             loss = PER_EXAMPLE(copy(example), target)
             gradients = torch.autograd.grad(loss, list(copy.parameters()))
-            norms.append(float(sum(g.double().square().sum() for g in gradients) ** 0.5))
+            each = zip(gradients, limits, strict=True)
+            norms.append(math.hypot(*(min(float(g.double().norm()), c) for g, c in each)))
         expected.append(norms)
 
     with recorded(run, run_dir, every=1, rounding=0, batch_norms=True):

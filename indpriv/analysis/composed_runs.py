@@ -82,7 +82,7 @@ def composed_statement(table: EpsilonTable, status: str, n_runs: int, tuning: Tu
             f"{tuning.mean:g}, each like one of these"
         )
     if status == VOID:
-        return "These runs have no differential-privacy guarantee: one of them was seeded."
+        return "These runs have no differential-privacy guarantee: one of them has no privacy."
     if status == UNPROVEN:
         return f"No guarantee is proven. Had every assumption held: {what} would satisfy {bound}."
     verb = "satisfy" if tuning is None else "satisfies"

@@ -32,6 +32,7 @@ from indpriv.norm_log.evidence import (
     Check,
 )
 from indpriv.norm_log.recording_policy import RecordingPolicy
+from indpriv.norm_log.validation import CONTRIBUTIONS
 
 VERIFIED, DECLARED, UNKNOWN, NOT_COVERED = "verified", "declared", "unknown", "not covered"
 # How a statement is known.
@@ -219,8 +220,8 @@ def _clip_mode(run: RunFacts, checks: Sequence[Check]) -> Disclosure:
     key, title = "clip_mode", "Clip mode"
     if not run.settings.individually_clipped:
         text = str(run.recorder.get("clipping") or "")
-        if text == "per_layer":
-            text = "per layer; the log holds norms of what clipping leaves"
+        if text in CONTRIBUTIONS:
+            text = f"{text}; the log holds {CONTRIBUTIONS[text]}"
         return Disclosure(key, title, text, _read_from(run, "clipping"))
     headroom = run.recorder.get("clip_headroom") or 0.0
     above = f" ({headroom:g} of max_grad_norm above its norm)" if headroom else ""

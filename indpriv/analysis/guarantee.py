@@ -109,7 +109,7 @@ class Guarantee:
         if self.publishable:
             return ""
         return {
-            VOID: "the run was seeded (reproducible: no privacy)",
+            VOID: self.reasons[0].rpartition(": ")[0] if self.reasons else "it has no privacy",
             UNPROVEN: "a check of its assumptions failed",
         }.get(self.status, "delta is at least 1/n")
 
@@ -123,12 +123,13 @@ def guarantee_of(
 ) -> Guarantee:
     """State the worst case of a run; those checks that bear on it decide its status.
 
-    `recorder` is what the recorder noted about the run: "seeded" voids the guarantee. `divisor`
+    `recorder` is what the recorder noted about the run: "seeded" and "no_privacy", the reason why
+    its noise protects nobody, void the guarantee. `divisor`
     refutes adding or removing an example where it tells their number.
     """
     account = table.account
     status, reasons = _status(table, checks, recorder, divisor)
-    statement, delta_times_n = _statement(table, status), account.delta * len(table)
+    statement, delta_times_n = _statement(table, status, reasons), account.delta * len(table)
     if status in STANDS and delta_times_n >= 1:
         statement += (
             " Delta is not below 1/n, so this guarantee promises almost nothing and is not to be "
@@ -152,8 +153,8 @@ def _status(
     divisor: Divisor | None,
 ) -> tuple[str, list[str]]:
     """The status of the guarantee, and why it is not "supported"."""
-    if recorder.get("seeded"):
-        return VOID, [SEEDED]
+    if void := SEEDED if recorder.get("seeded") else recorder.get("no_privacy"):
+        return VOID, [void]
     account = table.account
     known = account.participation == "known"
     left_out = OF_SECRECY if known else frozenset()
@@ -233,13 +234,10 @@ def true_positive_bound(epsilon: float, delta: float, false_positive_rate: float
     return min(1.0, above, below)
 
 
-def _statement(table: EpsilonTable, status: str) -> str:
+def _statement(table: EpsilonTable, status: str, reasons: Sequence[str]) -> str:
     account = table.account
     if status == VOID:
-        return (
-            "This run has no differential-privacy guarantee: its random numbers are reproducible "
-            "from a seed."
-        )
+        return f"This run has no differential-privacy guarantee: {reasons[0]}."
     bound = (
         f"epsilon {format_epsilon(table.worst_case_epsilon)} and delta "
         f"{format_delta(account.delta)} ({account.relation}, {account.sampling}, "

@@ -151,12 +151,17 @@ def _sentence(run: TrainedRun, config: AuditConfig, seed: int | None) -> str:
     from indpriv._formatting import format_delta, format_epsilon
 
     settings, has_units = config.training, config.data.unit_column is not None
-    claim = (
-        "guarantee: worst-case epsilon"
-        if seed is None
-        else "no guarantee (seeded, reproducible: no privacy); unseeded, its worst-case epsilon "
-        "would be"
-    )
+    claim = "guarantee: worst-case epsilon"
+    if settings.noise_scale == "largest_norm":
+        claim = (
+            "no guarantee (the noise depends on the data); had it been fixed beforehand, its "
+            "worst-case epsilon would be"
+        )
+    elif seed is not None:
+        claim = (
+            "no guarantee (seeded, reproducible: no privacy); unseeded, its worst-case epsilon "
+            "would be"
+        )
     text = (
         f"{run.run_dir}: {run.steps} steps, test accuracy {run.test_accuracy:.4f}; {claim} "
         f"{format_epsilon(run.worst_case_epsilon)} at delta {format_delta(settings.delta)} "

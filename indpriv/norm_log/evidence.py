@@ -15,6 +15,10 @@ SEEDED = (
     "the run was seeded (reproducible: no privacy): anyone with the seed can regenerate noise and "
     "sampling"
 )
+LARGEST_NORM = (
+    "the noise of a step is scaled by the largest norm in its batch (no privacy): anyone who sees "
+    "the update sees that norm, in the size of the noise"
+)
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ class LogState:
         neither the sampler nor the norm pass matters to it.
         """
         found = [caveat for one in self.sessions if one.training is None for caveat in one.caveats]
-        found += [SEEDED] if self.seeded else []
+        found += [self.no_privacy] if self.no_privacy else []
         found += [
             check.detail
             for check in self.checks()
@@ -127,6 +127,11 @@ class LogState:
         return bool(self.header["run"].get("seeded")) or any(
             session.seeded for session in self.sessions
         )
+
+    @property
+    def no_privacy(self) -> str:
+        """Why the run has no privacy at all; "" if nothing says so."""
+        return SEEDED if self.seeded else str(self.header["run"].get("no_privacy") or "")
 
     @property
     def policy(self) -> RecordingPolicy | None:

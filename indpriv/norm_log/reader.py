@@ -18,7 +18,7 @@ from indpriv.norm_log.journal_state import LogState
 from indpriv.norm_log.levels import levels_of
 from indpriv.norm_log.records import FileRecords
 from indpriv.norm_log.run_files import IDS, RECORDS
-from indpriv.norm_log.validation import check_unit_ids, check_words
+from indpriv.norm_log.validation import CONTRIBUTIONS, check_unit_ids, check_words
 
 Faults = Mapping[str, str]  # file name -> what is wrong with it
 
@@ -80,14 +80,18 @@ def log_fields(state: LogState, faults: Faults) -> dict[str, Any]:
         if line["file"] not in faults
         for step in range(line["first"], min(line["first"] + line["count"], state.total_steps))
     ]
+    recorded = np.array([line["step"] for line in used], dtype=np.int64)
+    settings = state.accounted_settings()
+    if header["run"].get("clipping") in CONTRIBUTIONS:
+        settings = settings.steady_between(recorded)
     whole = header["n_exact"] > 0 and len(reference_rows) == state.total_steps
     units = ids["unit_id"].to_numpy() if "unit_id" in ids else None
     return {
         "example_ids": ids["example_id"].to_numpy(),
         "unit_ids": check_unit_ids(units, len(ids), header["unit"]),
-        "recorded_steps": np.array([line["step"] for line in used], dtype=np.int64),
+        "recorded_steps": recorded,
         "unreadable_steps": tuple(line["step"] for line in used if line["file"] in faults),
-        "settings": state.accounted_settings(),
+        "settings": settings,
         "levels": levels,
         "sampler": state.sampler,
         "unit": header["unit"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 
 import numpy as np
@@ -90,6 +90,19 @@ class StepSettings:
         if index is not None:
             step[index] = np.arange(len(index))  # one that has this setting
         return index, StepSettings(**{name: column[step] for name, column in columns.items()})
+
+    def steady_between(self, recorded_steps: IntArray) -> StepSettings:
+        """The same with one max_grad_norm from record to record: the smallest there and at both.
+
+        What clipping leaves of a gradient, as a share of max_grad_norm, does not fall where
+        max_grad_norm rises; a smaller max_grad_norm makes a recorded contribution a larger share.
+        """
+        clip = self.max_grad_norm.copy()
+        ends = [-1, *recorded_steps.tolist(), len(self)]
+        for first, last in pairwise(ends):
+            if last - first > 1:
+                clip[first + 1 : last] = self.max_grad_norm[max(first, 0) : last + 1].min()
+        return replace(self, max_grad_norm=clip)
 
     def spans(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
         """(first, end) of each stretch of equal settings, from step start to before stop."""

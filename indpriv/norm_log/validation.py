@@ -16,6 +16,12 @@ from indpriv.errors import InputError, PrivacyWarning
 SAMPLERS = ("poisson", "shuffled", "sequential", "fixed_size", "with_replacement", "other")
 NEIGHBOURING = ("add_remove", "zero_out", "replace_one")
 UNITS = ("example", "user", "client")
+# What a log holds in place of gradient norms, by the kind of clipping.
+CONTRIBUTIONS = {
+    "per_layer": "norms of what clipping per layer leaves of a gradient",
+    "quantile": "contributions to the clipped sum and the number of unclipped gradients together",
+    "adaclip": "norms of gradients that are centred and scaled by coordinate",
+}
 
 
 def check_words(sampler: str, unit: str, neighbouring: str) -> None:

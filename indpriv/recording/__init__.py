@@ -5,14 +5,18 @@ from indpriv.recording.attacks import GradientCanaries, MislabelledCanaries, Whi
 from indpriv.recording.checkpoints.audit_spec import AuditSpec
 from indpriv.recording.checkpoints.replay import replay
 from indpriv.recording.checkpoints.run_settings import StepOptions
+from indpriv.recording.clipping.rules import AdaClip, LargestNormNoise, QuantileClipping
 from indpriv.recording.norms.norm_pass import NormPass, per_example_gradient_norms
 from indpriv.recording.recorder import Recorder
 
 __all__ = [
+    "AdaClip",
     "AuditSpec",
     "GradientCanaries",
+    "LargestNormNoise",
     "MislabelledCanaries",
     "NormPass",
+    "QuantileClipping",
     "Recorder",
     "RecordingPolicy",
     "StepOptions",

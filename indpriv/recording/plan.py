@@ -103,11 +103,15 @@ class Plan:
 
     def _header(self, ranks: Ranks, run: OpacusRun, norm_pass: NormPass) -> LogHeader:
         limit = self.privacy_filter
-        if run.limits and (self.individual_clipping or limit or self.attack):
+        if (run.clipping != "flat" or run.no_privacy) and (
+            self.individual_clipping or limit or self.attack
+        ):
             raise InputError(
-                "individual clipping, privacy filters and attacks on the run need flat clipping; "
-                'leave them out, or use make_private(clipping="flat")'
+                "individual clipping, privacy filters and attacks on the run need flat clipping "
+                'with noise for max_grad_norm; leave them out, or use make_private(clipping="flat")'
             )
+        void = [SEEDED] if self.seeded else []
+        void += [run.no_privacy] if run.no_privacy else []
         return LogHeader(
             rounding=self.rounding,
             rounding_mode=self.rounding_mode,
@@ -115,7 +119,7 @@ class Plan:
             neighbouring="add_remove",
             sampler=run.sampler,
             individually_clipped=self.individual_clipping,
-            norm_pass=norm_pass.to_header([*norm_pass.caveats, *([SEEDED] if self.seeded else [])]),
+            norm_pass=norm_pass.to_header([*norm_pass.caveats, *void]),
             policy=self.policy.in_steps(run.steps_per_epoch).to_dict(),
             privacy_filter={}
             if limit is None
@@ -125,6 +129,7 @@ class Plan:
                 "clipping": "individual" if self.individual_clipping else run.clipping,
                 "clip_headroom": self.clip_headroom,
                 "seeded": self.seeded,
+                "no_privacy": run.no_privacy,
                 "ranks": ranks.size,
                 **_described(run),
             },

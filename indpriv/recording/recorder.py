@@ -199,11 +199,10 @@ class Recorder:
         train, test = data.examples(loader.collate_fn, device)
         inputs, targets = next(train.batches(_CHECKED))
         with (
-            NormPass(model, data.loss_fn, inputs, targets) as norm_pass,
+            NormPass(model, data.loss_fn, inputs, targets, backend=run.norm_backend) as norm_pass,
             closing(Ranks(optimizer)) as ranks,
         ):
             norm_pass.check_training(model, inputs, targets)
-            norm_pass.clip_each(run.limits)
             check_buffers(run.module, inputs)
             if test is not None:
                 with norm_pass.evaluation() as evaluated:

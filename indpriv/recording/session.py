@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from indpriv._arrays import IntArray
-from indpriv.errors import EvidenceError
+from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.reader import read_left_out
 from indpriv.norm_log.session_counts import SessionCounts
@@ -61,6 +61,7 @@ class Session:
         self._step = plan.resume_at or 0
         self._taken: TakenNorms | None = None  # before the coming step
         self._batch: Batch | None = None  # of the current step
+        self._limits: tuple[float, ...] = ()  # per layer, at which norms were taken
         self._clip_levels: ClipLevels | None = None
         if plan.individual_clipping:
             self._clip_levels = ClipLevels(plan.levels, plan.clip_headroom)
@@ -141,6 +142,12 @@ class Session:
     def _before_step(self, setting: StepSetting, trained: TrainedBatch | None) -> None:
         """Keep the norms that training clips at this step; compare them with the recorded ones."""
         self._batch = None
+        if self._taken is not None and self._limits != self._watch.limits:
+            raise InputError(
+                "the clipping norms per layer moved after the norms of this step were recorded, "
+                "which are of what clipping leaves; move them in the optimizer's step hook, before "
+                "the update ends"
+            )
         recorded = None if self._taken is None else self._taken.full
         needed = recorded is not None or self._policy.batch_norms
         batch = self._exchange(
@@ -166,7 +173,8 @@ class Session:
                 setting.max_grad_norm,
                 ghost_slack=norm_pass.slack if self._run.is_ghost else None,
             )
-        self._batch = positions, norms * (1 + norm_pass.slack)
+        safe = norms * (1 + norm_pass.slack)
+        self._batch = positions, self._run.contributions(safe, setting)
 
     def _exchange(
         self,
@@ -196,6 +204,7 @@ class Session:
                 self._clip_levels.end_record(setting.max_grad_norm)
             taken, self._taken = self._taken, None
             if taken is not None:
+                taken = taken.map(lambda norms: self._run.contributions(norms, setting))
                 self._log.add_record(self._step, taken, setting)
             self._log.add_step(setting, self._batch)
             self._step += 1
@@ -211,6 +220,8 @@ class Session:
         if not due and not len(reference):
             return
         moment = f"the pass before step {self._step}"
+        self._limits = self._run.limits
+        self._pass.norm_pass.clip_each(self._limits, self._run.transforms)
         taken = self._pass.norms(moment, None if due else reference)
         if not due:
             self._taken = TakenNorms(taken.norms, None, None, taken.seconds)

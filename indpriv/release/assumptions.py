@@ -102,11 +102,13 @@ def check_one_record(summary: Mapping[str, Any]) -> None:
     """Refuse a run whose epsilons, by run.json, depend on others' data beyond the trajectory.
 
     Raises:
-        InputError: settings that were chosen from the data, or an audit that is incomplete.
+        InputError: settings that were chosen from the data, noise that protects no example, or an
+            audit that is incomplete.
     """
     missing = [name for name in ("name", "account", "guarantee", "run") if name not in summary]
     if missing:
         raise InputError(f"audit.json lacks {', '.join(missing)}; make the audit again")
+    check_noise(summary["run"].get("recorder") or {})
     chosen = declared_choices(summary)
     if chosen:
         raise InputError(
@@ -117,6 +119,12 @@ def check_one_record(summary: Mapping[str, Any]) -> None:
             "(indpriv release RUN --quantiles 0.5 gives a private median of gradient norms), and "
             "train again"
         )
+
+
+def check_noise(recorder: Mapping[str, Any]) -> None:
+    """Refuse a run that the recorder marks as not private, whatever its noise."""
+    if reason := recorder.get("no_privacy"):
+        raise InputError(f"nothing of this run may be published: {reason}; train it another way")
 
 
 def declared_choices(summary: Mapping[str, Any]) -> list[str] | None:

@@ -21,10 +21,16 @@ from indpriv.audit.audit_directory import EPSILON, SUMMARY
 from indpriv.epsilon_table import DISCLAIMER, EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.levels import Levels
-from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.run_files import holds_log
+from indpriv.norm_log.validation import CONTRIBUTIONS
 from indpriv.norm_log.writer import fingerprint
-from indpriv.release.assumptions import check_releasable, epsilon_assumptions, norm_assumptions
+from indpriv.release.assumptions import (
+    check_noise,
+    check_releasable,
+    epsilon_assumptions,
+    norm_assumptions,
+)
 from indpriv.release.request import Budget, Request
 
 # Values that an answer can take; more cost time and, by the logarithm of their number, accuracy
@@ -155,7 +161,9 @@ def _norms(run_dir: Path, request: Request) -> Source:
             "of gradient norms only quantiles of all people can be released; leave --by and --mean "
             "out"
         )
-    log = NormLog.open(run_dir)
+    run = open_run(run_dir)
+    log, recorder = run.log, run.state.header["run"]
+    check_noise(recorder)
     if log.n_records == 0 or log.recorded_steps[0] != 0:
         raise InputError(
             f"{run_dir} has no record before the first step, and a clipping norm is chosen by "
@@ -175,13 +183,20 @@ def _norms(run_dir: Path, request: Request) -> Source:
         grid_text=grid_text,
         name=run_dir.resolve().name,
         quantity="gradient norm before the first step",
-        meaning="Norm of one example's gradient at the initial parameters, before clipping"
-        + (", and the headroom of individual clipping." if log.individually_clipped else "."),
+        meaning=_meaning(str(recorder.get("clipping", "flat"))),
         unit=log.unit,
         neighbouring=log.neighbouring,
         training=None,
         assumptions=tuple(norm_assumptions(log.unit, log.neighbouring, request)),
     )
+
+
+def _meaning(clipping: str) -> str:
+    """What the norms of a log are, by its kind of clipping."""
+    if clipping in CONTRIBUTIONS:
+        return f"Of the first step: {CONTRIBUTIONS[clipping]}."
+    headroom = ", and the headroom of individual clipping" if clipping == "individual" else ""
+    return f"Norm of one example's gradient at the initial parameters, before clipping{headroom}."
 
 
 def _norm_grid(

@@ -191,10 +191,7 @@ def _promise(owner: Owner, summary: Mapping[str, Any]) -> list[str]:
     epsilon = guarantee["worst_case_epsilon"]
     meaning = f"epsilon {format_epsilon(epsilon)} ({summary['meaning']})"
     if guarantee["status"] == VOID:
-        return [
-            "Nothing. The random numbers of this training can be generated again from a seed, "
-            "which undoes the noise."
-        ]
+        return [f"Nothing: {'; '.join(guarantee['reasons'])}."]
     if guarantee["status"] == UNPROVEN:
         return [
             "Nothing that is proven: a check of the assumptions behind the promise failed. If all "

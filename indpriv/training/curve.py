@@ -8,10 +8,12 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
 
 from indpriv._files import write_private_parquet
+from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.run_files import CURVE
 from indpriv.recording.norms.shadow_model import make_shadow
 from indpriv.training.datasets.base import Split
@@ -33,24 +35,28 @@ class Curve:
     def add(self, step: int) -> None:
         """Measure the model after this number of steps."""
         seconds = time.monotonic() - self._started
-        setting = self._private.planned.at(max(step - 1, 0))
         self._rows.append(
             {
                 "step": step,
                 "epoch": step / len(self._private.loader),
                 "test_accuracy": self._accuracy(),
-                "max_grad_norm": setting.max_grad_norm,
-                "noise_multiplier": setting.noise_multiplier,
-                "noise_std": setting.noise_multiplier * setting.max_grad_norm,
                 "seconds": seconds,
             }
         )
 
     def write(self, run_dir: Path, delta: float) -> None:
-        """Write the rows, with the worst-case epsilon at delta after each number of steps."""
-        table = pd.DataFrame(self._rows)
-        planned = self._private.planned
-        table["worst_case_epsilon"] = epsilons_after(table["step"].to_numpy(), planned, delta)
+        """Write the rows, with what the log of the run says of the step before each.
+
+        The worst-case epsilon is at delta; NaN if the run has no privacy, whatever its noise.
+        """
+        table, used = pd.DataFrame(self._rows), read_state(run_dir).settings()
+        steps = table["step"].to_numpy()
+        before = np.maximum(steps - 1, 0)
+        table["max_grad_norm"] = used.max_grad_norm[before]
+        table["noise_multiplier"] = used.noise_multiplier[before]
+        table["noise_std"] = table["noise_multiplier"] * table["max_grad_norm"]
+        void = getattr(self._private.optimizer, "no_privacy", "")
+        table["worst_case_epsilon"] = np.nan if void else epsilons_after(steps, used, delta)
         write_private_parquet(table, run_dir / CURVE)
 
     @torch.no_grad()

@@ -18,6 +18,7 @@ from torch import nn
 
 from indpriv.norm_log.step_settings import StepSettings
 from indpriv.recording.attacks.mislabelled_canaries import PlannedLoader
+from indpriv.recording.clipping.rules import AdaClip, LargestNormNoise, QuantileClipping
 from indpriv.training.config import AuditConfig, TrainingConfig
 from indpriv.training.datasets import Dataset
 from indpriv.training.models import first_parameters
@@ -72,10 +73,15 @@ class PrivateSetting:
         return worst_case_epsilon(by_step, history[0][1], delta)
 
     def set_step(self, step: int) -> None:
-        """Give Opacus the noise and the clipping norm of a step that is about to begin."""
+        """Give Opacus the noise and the clipping norm of a step that comes next."""
         setting = self.planned.at(step)
         self.optimizer.noise_multiplier = setting.noise_multiplier
+        if self.settings.clipping == "quantile":  # the optimizer moves its clipping norm
+            return
         self.optimizer.max_grad_norm = setting.max_grad_norm
+        if self.settings.clipping == "per_layer":
+            n_layers = len(self.optimizer.params)
+            self.optimizer.max_grad_norms = [setting.max_grad_norm / math.sqrt(n_layers)] * n_layers
         if self.settings.grad_sample_mode == "ghost":  # the model clips, the optimizer adds noise
             cast(Any, self.model).max_grad_norm = setting.max_grad_norm
 
@@ -146,26 +152,28 @@ def made_private(
         data_loader=loader,
         noise_multiplier=planned.at(0).noise_multiplier,
         max_grad_norm=_first_clipping_norm(module, settings, planned),
-        clipping=settings.clipping,
+        clipping="per_layer" if settings.clipping == "per_layer" else "flat",
         noise_generator=generator(randomness.noise, next(module.parameters()).device),
         grad_sample_mode=settings.grad_sample_mode,
     )
     if settings.grad_sample_mode == "ghost":
-        model, optimizer, criterion, private_loader = made
+        model, made_optimizer, criterion, private_loader = made
     else:
-        model, optimizer, private_loader = made
-    made[1].expected_batch_size = int(n_planned * (1 / len(loader)))
+        model, made_optimizer, private_loader = made
+    made_optimizer.expected_batch_size = int(n_planned * (1 / len(loader)))
+    private_optimizer = _with_rule(made_optimizer, settings)
     private = PrivateSetting(
         module=module,
         train_set=train_set,
         model=model,
-        optimizer=optimizer,
+        optimizer=private_optimizer,
         criterion=criterion,
         loader=private_loader,
         accountant=engine.accountant,
         settings=settings,
         planned=planned,
     )
+    private_optimizer.attach_step_hook(_moving(private, private_optimizer.step_hook))
     private.set_step(0)  # in full precision: Opacus adds up the norms of layers in float32
     return private
 
@@ -191,6 +199,33 @@ def _first_clipping_norm(
         return whole
     n_layers = sum(p.requires_grad for p in module.parameters())
     return [whole / math.sqrt(n_layers)] * n_layers
+
+
+def _moving(
+    private: PrivateSetting, accountant_hook: Callable[[Any], None]
+) -> Callable[[Any], None]:
+    """A step hook that counts the step, then moves noise and clipping to those of the next one."""
+
+    def hook(optimizer: Any) -> None:
+        accountant_hook(optimizer)
+        if private.steps_taken < private.total_steps:
+            private.set_step(private.steps_taken)
+
+    return hook
+
+
+def _with_rule(optimizer: Any, settings: TrainingConfig) -> Any:
+    """The optimizer with the clipping and the noise that Opacus does not have."""
+    if settings.noise_scale == "largest_norm":
+        return LargestNormNoise.of(optimizer)
+    if settings.clipping == "adaclip":
+        return AdaClip.of(optimizer)
+    if settings.clipping != "quantile":
+        return optimizer
+    count_noise = (settings.quantile_noise or 0.05) * optimizer.expected_batch_size
+    options = {"quantile": settings.quantile, "rate": settings.quantile_rate}
+    given = {name: value for name, value in options.items() if value is not None}
+    return QuantileClipping.of(optimizer, count_noise=count_noise, **given)
 
 
 def _warn_of_delta(delta: float, n_examples: int) -> None:

@@ -14,7 +14,7 @@ import torch
 from indpriv._files import read_json, write_json
 from indpriv.norm_log.run_files import RUN_JSON
 from indpriv.norm_log.step_settings import StepSettings
-from indpriv.training.config import AuditConfig
+from indpriv.training.config import AuditConfig, TrainingConfig
 from indpriv.training.datasets import Dataset
 from indpriv.training.models import count_parameters, describe_model
 from indpriv.training.private_setting import PrivateSetting
@@ -42,12 +42,18 @@ def _on_trust(config: AuditConfig, dataset: Dataset) -> dict[str, str]:
     return {**ON_TRUST, **units, **dataset.on_trust}
 
 
-def noise_and_clipping(planned: StepSettings) -> dict[str, float | list[float]]:
-    """What run.json says of noise and clipping: one number, or one for each step."""
-    columns = {
-        "noise_multiplier": planned.noise_multiplier,
-        "max_grad_norm": planned.max_grad_norm,
-    }
+def noise_and_clipping(
+    planned: StepSettings, settings: TrainingConfig
+) -> dict[str, float | list[float]]:
+    """What run.json says of noise and clipping: one number, or one for each step.
+
+    What training chooses as it goes, and only the log knows, is left out.
+    """
+    columns = {}
+    if settings.noise_scale == "max_grad_norm":
+        columns["noise_multiplier"] = planned.noise_multiplier
+    if settings.clipping != "quantile":
+        columns["max_grad_norm"] = planned.max_grad_norm
     return {
         name: column.tolist() if np.ptp(column) else float(column[0])
         for name, column in columns.items()
@@ -88,7 +94,7 @@ def first_record(
             "sample_rate": private.loader.sample_rate,
             "steps_per_epoch": steps_per_epoch,
             "planned_steps": private.total_steps,
-            **noise_and_clipping(private.planned),
+            **noise_and_clipping(private.planned, config.training),
             "clipping": "individual"
             if config.training.individual_clipping
             else config.training.clipping,
@@ -119,10 +125,11 @@ def complete_record(
 ) -> None:
     """Add to run.json what is known once the run has ended, perhaps before its last step."""
     first = read_json(run_dir / RUN_JSON)
+    void = SEEDED_LABEL if first["seeded"] else getattr(private.optimizer, "no_privacy", "")
     guarantee = {
         "epsilon": epsilon,
         "delta": first["training"]["delta"],
-        "claim": f"none ({SEEDED_LABEL})" if first["seeded"] else "worst_case",
+        "claim": f"none ({void})" if void else "worst_case",
         "unit": "example",
         "neighbouring": "add_remove",
         "sampler": "poisson",

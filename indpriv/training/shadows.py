@@ -135,7 +135,7 @@ def _settings(config: AuditConfig, n_train: int, for_run: str | Path | None) -> 
     per_epoch = math.ceil(n_train / training.batch_size)
     planned = planned_steps(training, training.epochs * per_epoch, 1 / per_epoch)
     found: dict[str, Any] = {
-        **noise_and_clipping(planned),
+        **noise_and_clipping(planned, training),
         "steps_per_epoch": per_epoch,
         "epochs": training.epochs,
     }

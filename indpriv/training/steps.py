@@ -36,8 +36,6 @@ def take_steps(
                     after_step(step)
                     if stop_asked():
                         return
-                    if step < private.total_steps:
-                        private.set_step(step)
 
 
 def _physical_batches(

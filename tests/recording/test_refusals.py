@@ -64,7 +64,7 @@ ADAPTIVE = {
 
 def test_adaptive_clipping_in_hooks_mode_is_refused(tmp_path):
     run = make_run(clipping="adaptive", max_grad_norm=1.0, **ADAPTIVE)
-    with pytest.raises(InputError, match="AdaClipDPOptimizer is not supported"):
+    with pytest.raises(InputError, match="adaptive clipping is not supported"):
         record(run, tmp_path / "run")
 
 

@@ -99,10 +99,10 @@ def test_a_person_of_several_rows_is_told_nothing_by_an_audit_of_rows(audit_dir)
 
 @pytest.mark.parametrize(
     ("status", "words"),
-    [("void", "Nothing. The random numbers"), ("unproven", "Nothing that is proven")],
+    [("void", "Nothing: it was seeded"), ("unproven", "Nothing that is proven")],
 )
 def test_without_a_guarantee_nobody_is_promised_one(audit_dir, edit_audit, status, words):
-    edit_audit(lambda summary: summary["guarantee"].update(status=status))
+    edit_audit(lambda s: s["guarantee"].update(status=status, reasons=["it was seeded"]))
     text = words_of(audit_dir, example="1")
     assert words in text
     assert "This is the guarantee" not in text

@@ -25,12 +25,14 @@ from indpriv.recording.checkpoints.safe_files import read_content
 from indpriv.recording.checkpoints.weights import state_of
 from indpriv.training import dp_sgd
 from indpriv.training.config import AttackConfig, AuditConfig, DataConfig
+from indpriv.training.config.schedules import Schedule
 from indpriv.training.datasets.base import Dataset, Split
 from indpriv.training.dp_sgd import train
 from indpriv.training.models import build_model
 from indpriv.training.randomness import Randomness
 
 DELTA = 1e-4
+SCHEDULE = {"law": "linear", "start": 1.0, "end": 0.5}
 
 
 def config(architecture="mlp", recording=None, checkpoints=5, **training):
@@ -496,12 +498,70 @@ def test_an_audit_file_clips_per_layer(tmp_path):
         {"grad_sample_mode": "ghost"},
         {"individual_clipping": True},
         {"filter_epsilon": 3.0},
-        {"max_grad_norm": {"law": "linear", "start": 1.0, "end": 0.5}},
     ],
 )
-def test_what_clipping_per_layer_does_not_go_with(changes):
+@pytest.mark.parametrize("clipping", ["per_layer", "quantile", "adaclip"])
+def test_what_other_clipping_does_not_go_with(clipping, changes):
     with pytest.raises(InputError, match="does not go with"):
-        config(clipping="per_layer", **changes)
+        config(clipping=clipping, **changes)
+
+
+LARGEST = {"noise_scale": "largest_norm", "allow_no_privacy": True}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"clipping": "quantile", "max_grad_norm": SCHEDULE}, "does not go with a schedule"),
+        ({"clipping": "quantile", "noise_multiplier": None, "noise_std": 1.0}, "noise_std"),
+        ({"quantile": 0.5}, "for clipping"),
+        ({"noise_scale": "largest_norm"}, "not differentially private"),
+        (LARGEST | {"target_epsilon": 3.0}, "does not go with target_epsilon"),
+        (LARGEST | {"filter_epsilon": 3.0}, "does not go with filter_epsilon"),
+        (LARGEST | {"clipping": "per_layer"}, "does not go with clipping"),
+    ],
+)
+def test_clipping_and_noise_that_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        config(**settings)
+
+
+def test_noise_of_the_number_that_is_too_small_is_refused_before_training(tmp_path):
+    audit = config(clipping="quantile", quantile_noise=0.01)
+    with pytest.raises(InputError, match="twice the noise"):
+        train(audit, tmp_path / "run", dataset=toy())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("clipping", ["per_layer", "adaclip"])
+def test_a_schedule_with_other_clipping_is_realised(clipping, tmp_path):
+    """Norms are recorded after the clipping norms have moved to those of the coming step."""
+    settings = {"clipping": clipping, "max_grad_norm": SCHEDULE, "noise_multiplier": SCHEDULE}
+    with dp_sgd.quiet_opacus():
+        train(config(**settings, epochs=1), tmp_path / "run", dataset=toy(n_test=5))
+    log = indpriv.NormLog.open(tmp_path / "run")
+    values = Schedule(**SCHEDULE).values(6)
+    np.testing.assert_allclose(log.settings.max_grad_norm, values)
+    np.testing.assert_allclose(log.settings.noise_multiplier, values)
+    assert [c.title for c in verify(open_run(tmp_path / "run")) if c.status == "failed"] == []
+    assert indpriv.account(log, delta=DELTA).claim == "exact"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("clipping", ["flat", "per_layer", "quantile", "adaclip"])
+def test_a_run_of_each_clipping_is_trained_and_audited(clipping, tmp_path):
+    """With schedules, of noise_std where the clipping norm does not follow the data."""
+    settings = {"clipping": clipping, "noise_multiplier": SCHEDULE, "epochs": 1}
+    if clipping != "quantile":
+        settings |= {"max_grad_norm": SCHEDULE, "noise_multiplier": None, "noise_std": SCHEDULE}
+    with dp_sgd.quiet_opacus():
+        run = train(config(**settings), tmp_path / "run", dataset=toy())
+    found = audit(tmp_path / "run", tmp_path / "audit", neighbouring="add_remove")
+    assert found.claim == "exact"
+    assert found.guarantee.worst_case_epsilon <= run.worst_case_epsilon * (1 + 1e-9)
+    epsilon = pd.read_parquet(tmp_path / "audit" / "epsilon.parquet")["epsilon"]
+    assert 0 < epsilon.max() <= found.guarantee.worst_case_epsilon
+    assert [check.title for check in found.checks if check.status == "failed"] == []
 
 
 def test_gradient_canaries_need_flat_clipping():
@@ -509,3 +569,13 @@ def test_gradient_canaries_need_flat_clipping():
     tables["attacks"] = {"gradient_canaries": 20}
     with pytest.raises(InputError, match="need flat clipping"):
         AuditConfig.from_dict(tables)
+
+
+def test_a_run_with_noise_of_the_largest_norm_says_so(tmp_path):
+    settings = LARGEST | {"epochs": 1, "max_grad_norm": 50.0}
+    with dp_sgd.quiet_opacus():
+        train(config(**settings), tmp_path / "run", dataset=toy())
+    assert "largest norm" in read_json(tmp_path / "run" / "run.json")["guarantee"]["claim"]
+    curve = pd.read_parquet(tmp_path / "run" / "curve.parquet")
+    assert curve["worst_case_epsilon"].isna().all()
+    assert (curve["noise_multiplier"].iloc[1:] < 1).all()

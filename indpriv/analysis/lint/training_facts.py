@@ -24,6 +24,7 @@ from indpriv.analysis.norms_over_training import evenly_spaced_records, read_one
 from indpriv.analysis.run_facts import run_facts
 from indpriv.norm_log.evidence import Check
 from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.validation import CONTRIBUTIONS
 
 _MOST_RECORDS = 60  # of more records, evenly spaced ones are read
 _LAYER = re.compile(r"(?:\S+: )?(\w+)\(")  # "1: Linear(in_features=64, ...)" in run.json
@@ -139,7 +140,7 @@ def facts_of_run(
         sgd=_sgd(recorder, declared.content),
         layers=_layers(recorder, declared.content),
         views=_views(declared.content),
-        clipped=np.empty(0) if recorder.get("clipping") == "per_layer" else _clipped_shares(log),
+        clipped=np.empty(0) if recorder.get("clipping") in CONTRIBUTIONS else _clipped_shares(log),
         hazards={hazard.key: hazard for hazard in found},
     )
 

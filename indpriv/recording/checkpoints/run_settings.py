@@ -265,6 +265,8 @@ class _Sources:
             self.problems.append(
                 f"run.json says clipping={clipping!r}; only runs with flat clipping can be replayed"
             )
+        if reason := first_at(self.declared, ("recorder", "no_privacy")):
+            self.problems.append(f"the run has no privacy to account for: {reason}")
         moving = next((model.path.name for model in self._models if model.clipping_moves), None)
         if moving and max_grad_norm is not None and np.ptp(max_grad_norm) == 0:
             self.problems.append(

@@ -69,7 +69,7 @@ def _try(
     variant = Variant(model, name, ())
     try:
         shadow = model.shadow()
-        variant.shadows = ((shadow, BACKENDS[name](shadow, model.loss_fn, choose, model.limits)),)
+        variant.shadows = ((shadow, BACKENDS[name](shadow, model.loss_fn, choose, model.each)),)
         reason = _probe(variant, check)
         if not reason:
             largest = _largest_batch(variant, batch)
@@ -152,7 +152,7 @@ def _more_shadows(
     try:
         for _ in range(1, min(torch.get_num_threads(), _THREADS)):
             shadow, loss_fn = model.shadow(), copy.deepcopy(model.loss_fn)  # either may keep state
-            more.append((shadow, BACKENDS[variant.name](shadow, loss_fn, choose, model.limits)))
+            more.append((shadow, BACKENDS[variant.name](shadow, loss_fn, choose, model.each)))
             if _probe(replace(variant, shadows=more[-1:]), check):
                 return ()
         _probe(replace(variant, shadows=(*variant.shadows, *more)), check)

@@ -9,7 +9,7 @@ times are added up before they are squared.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from indpriv.recording.norms.batches import Batch, LossFn, check_losses
 from indpriv.recording.norms.layer_choice import Choose
 from indpriv.recording.norms.layer_squares import CONVOLUTIONS, gradient_of, sum_squares
 from indpriv.recording.norms.layers import Key, Layer, layers_of
-from indpriv.recording.norms.shadow_model import HALF
+from indpriv.recording.norms.shadow_model import HALF, EachTensor
 
 _SHARED_ELEMENTS = 2**24  # of gradients held at once for a parameter that is used several times
 
@@ -36,14 +36,14 @@ class LayerwiseNorms:
     """
 
     def __init__(
-        self, shadow: nn.Module, loss_fn: LossFn, choose: Choose, limits: Sequence[float] = ()
+        self, shadow: nn.Module, loss_fn: LossFn, choose: Choose, each: EachTensor | None = None
     ) -> None:
         """Attach to a shadow model; `choose` chooses among the variants of a layer.
 
-        limits: clipping norm of each trainable tensor of parameters, or empty, as it is at a call.
+        each: clipping norms of tensors of parameters, as they are at a call.
         """
         self._shadow, self._loss_fn, self._choose = shadow, loss_fn, choose
-        self._limits = limits
+        self._each = each or EachTensor()
         self._trained = [id(p) for p in shadow.parameters() if p.requires_grad]
         self._of_parameter: dict[int, Tensor] = {}  # squared norms, where each has a limit
         layers = layers_of(shadow)
@@ -78,7 +78,7 @@ class LayerwiseNorms:
                 losses.sum().backward()
             for key, gradients in self._shared.items():
                 self._add(_squares_of_sum(gradients, self._size), key)
-        for parameter, limit in zip(self._trained, self._limits, strict=False):
+        for parameter, limit in zip(self._trained, self._each.limits, strict=False):
             if parameter in self._of_parameter:
                 self._squares += self._of_parameter[parameter].clamp(max=limit**2)
         self._shared.clear()
@@ -143,13 +143,13 @@ class LayerwiseNorms:
 
     def _together(self, keys: dict[str, Key]) -> list[list[str]]:
         """The parameters of a layer whose squared norms may be computed as one sum."""
-        return [[name] for name in keys] if self._limits else [list(keys)]
+        return [[name] for name in keys] if self._each.limits else [list(keys)]
 
     def _add(self, squares: Tensor, key: Key) -> None:
         """Add squared norms of the parameter of this key; without limits, of any parameters."""
         if self._squares is None:
             raise RuntimeError("a backward pass ran before the forward pass was complete")
-        if self._limits:
+        if self._each.limits:
             self._of_parameter[key[0]] = squares + self._of_parameter.get(key[0], 0.0)
         else:
             self._squares += squares

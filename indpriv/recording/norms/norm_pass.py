@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from indpriv.errors import InputError
 from indpriv.recording.norms.autograd_check import AutogradCheck
 from indpriv.recording.norms.autotune import choose_variant
+from indpriv.recording.norms.backends import KEEP_GRADIENTS
 from indpriv.recording.norms.batches import Batch, LossFn, first_tensor
 from indpriv.recording.norms.memory import in_micro_batches
 from indpriv.recording.norms.model_checks import check_opacus_norms, validate_module
@@ -171,12 +172,19 @@ class NormPass:
         """Number of threads that share a batch."""
         return len(self._variant.shadows)
 
-    def clip_each(self, limits: Sequence[float]) -> None:
+    def clip_each(
+        self, limits: Sequence[float] = (), transforms: Sequence[tuple[Tensor, Tensor]] = ()
+    ) -> None:
         """From now on, give norms of what clipping each tensor of parameters leaves.
 
-        limits: clipping norm of each trainable one, in the order of `model.parameters()`.
+        Args:
+            limits: clipping norm of each trainable one, in the order of `model.parameters()`.
+            transforms: (centre, factor) of each; norms are those of (gradient - centre) * factor.
+                Only the backends "hooks" and "functorch" have gradients to transform.
         """
-        self._model.limits[:] = limits
+        if transforms and self.backend not in KEEP_GRADIENTS:
+            raise InputError(f"the backend {self.backend} has no gradients to transform")
+        self._model.each.limits, self._model.each.transforms = limits, transforms
 
     def to_header(self, caveats: Iterable[str]) -> dict[str, Any]:
         """What the header of a log says of its norm pass, with all caveats known there."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -38,6 +39,19 @@ def standard_module(model: nn.Module) -> nn.Module:
             return inner
 
 
+@dataclass
+class EachTensor:
+    """What norms are taken of, for each trainable tensor in order; empty: of gradients as they are.
+
+    Attributes:
+        limits: clipping norms; norms are those of what clipping leaves.
+        transforms: (centre, factor); norms are those of (gradient - centre) * factor.
+    """
+
+    limits: Sequence[float] = ()
+    transforms: Sequence[tuple[Tensor, Tensor]] = ()
+
+
 class ModelInTraining:
     """A user's model with its loss and arithmetic, from which shadow models are made.
 
@@ -49,8 +63,7 @@ class ModelInTraining:
         precision: makes the context in which forward passes run.
         compute_dtype: type that matrix products are computed in.
         n_parameters: number of trainable parameters.
-        limits: clipping norm of each trainable tensor of parameters, in order; empty unless
-            training clips them one by one. Norms are then those of what clipping leaves.
+        each: what training does to the gradient of each trainable tensor of parameters.
     """
 
     def __init__(self, model: nn.Module, loss_fn: LossFn) -> None:
@@ -60,7 +73,7 @@ class ModelInTraining:
         if not trainable:
             raise InputError("the model has no trainable parameter; there is no gradient to record")
         self._trainable = _trainable_names(self.module)
-        self.limits: list[float] = []
+        self.each = EachTensor()
         self.n_parameters = sum(p.numel() for p in trainable)
         # In a model of several types, frozen parts included, rounding is that of the coarsest.
         types = {p.dtype for p in self.module.parameters() if p.dtype.is_floating_point}

@@ -9,9 +9,11 @@ from opacus.accountants.accountant import IAccountant
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.grad_sample import AbstractGradSampleModule, GradSampleModuleFastGradientClipping
 from opacus.optimizers import (
+    AdaClipDPOptimizer,
     DPOptimizer,
     DPOptimizerFastGradientClipping,
     DPPerLayerOptimizer,
+    SimpleDistributedPerLayerOptimizer,
 )
 from opacus.utils.uniform_sampler import (
     DistributedUniformWithReplacementSampler,
@@ -21,13 +23,23 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from indpriv.errors import InputError
+from indpriv.recording.clipping.rules import AdaClip, LargestNormNoise, QuantileClipping
 from indpriv.recording.opacus.ranks import DISTRIBUTED, check_distributed_sampler
 
 _ACCOUNTED = (
     DPOptimizer,
     DPOptimizerFastGradientClipping,
     DPPerLayerOptimizer,
+    SimpleDistributedPerLayerOptimizer,
+    QuantileClipping,
+    AdaClip,
+    LargestNormNoise,
     *DISTRIBUTED,
+)
+NOT_AS_PROVEN = (
+    "Opacus's adaptive clipping is not supported: it does not centre the number of unclipped "
+    "gradients, so its noise is too little for the theorem, and it divides by the number of "
+    "sampled examples, which is data; use indpriv.recording.QuantileClipping.of(optimizer)"
 )
 
 
@@ -38,10 +50,12 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
             f"the optimizer is a {type(optimizer).__name__}, not an Opacus DPOptimizer; attach the "
             "one that PrivacyEngine.make_private returned"
         )
+    if type(optimizer) is AdaClipDPOptimizer:
+        raise InputError(NOT_AS_PROVEN)
     if type(optimizer) not in _ACCOUNTED:
         raise InputError(
             f"{type(optimizer).__name__} is not supported: flat clipping is accounted, and per "
-            "layer in one process (not adaptive, automatic or sharded); use "
+            "layer (not automatic or sharded); use "
             'make_private(clipping="flat")'
         )
     if isinstance(optimizer, DISTRIBUTED) and not isinstance(

@@ -9,6 +9,7 @@ noise, which is added later, stays at max_grad_norm.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -222,15 +223,21 @@ class _Observer:
             return None
         left = [batch.norms.clamp(max=batch.max_grad_norm) for batch in batches]
         rounding = max(batch.rounding for batch in batches)
-        return self.batch(torch.stack(left).norm(dim=0), owner.max_grad_norm, rounding)
+        whole = math.hypot(*limits)  # Opacus adds it up in float32
+        same = math.isclose(whole, owner.max_grad_norm, rel_tol=1e-6)
+        norms = torch.stack(left).norm(dim=0)
+        return self.batch(norms, owner.max_grad_norm if same else whole, rounding)
 
 
 class _StandIn:
-    """Stands for max_grad_norm while Opacus clips; anything but a division by the norms fails."""
+    """Stands for max_grad_norm while Opacus clips: divided by norms, or read by float()."""
 
     def __init__(self, max_grad_norm: float, observer: _Observer) -> None:
         self._max_grad_norm, self._observer = max_grad_norm, observer
         self.seen: ClippedBatch | None = None
+
+    def __float__(self) -> float:
+        return float(self._max_grad_norm)
 
     def __truediv__(self, stabilised: Tensor) -> Tensor:
         norms = (stabilised.detach().double() - _STABILISER).clamp_(min=0)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
 from opacus.accountants.accountant import IAccountant
 from opacus.grad_sample import GradSampleModuleFastGradientClipping
 from opacus.optimizers import DPOptimizer, DPPerLayerOptimizer
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from indpriv import _checks
+from indpriv._arrays import FloatArray
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.step_settings import StepSetting
+from indpriv.recording.clipping.rules import AdaClip, ClippingRule
 from indpriv.recording.norms.shadow_model import standard_module
 from indpriv.recording.opacus.checks import (
+    NOT_AS_PROVEN,
     check_loader,
     check_optimizer,
     check_parameters,
@@ -27,6 +31,7 @@ from indpriv.recording.opacus.checks import (
 from indpriv.recording.opacus.memory_format import check_memory_format
 from indpriv.recording.random_states import generator_of, is_guessable
 
+T = TypeVar("T")
 _SAME_RATE = 1 - 1e-9  # sampling rates that differ by less are the same number, rounded
 
 
@@ -41,6 +46,7 @@ class OpacusRun:
         self.model: Any = model
         self.module = standard_module(model)
         self.optimizer: DPOptimizer = optimizer
+        self._rule = optimizer if isinstance(optimizer, ClippingRule) else None
         self.loader = loader
         self.n_examples = n_examples
         self.batch_sampler: Any = loader.batch_sampler
@@ -56,23 +62,52 @@ class OpacusRun:
                 "small; make the loader and the accountant with one make_private call"
             )
         self._trained = {id(p) for p in optimizer.params}
-        self.limits = self._limits_now()
         self.setting()
 
-    def _limits_now(self) -> tuple[float, ...]:
+    @property
+    def limits(self) -> tuple[float, ...]:
         """Clipping norm of each trainable tensor, in the module's order; empty if all share one."""
         if not isinstance(self.optimizer, DPPerLayerOptimizer):
             return ()
-        limits = {
-            id(p): limit
-            for p, limit in zip(self.optimizer.params, self.optimizer.max_grad_norms, strict=True)
-        }
-        return tuple(float(limits[id(p)]) for p in self.module.parameters() if id(p) in limits)
+        return tuple(map(float, self._in_order(self.optimizer.max_grad_norms)))
+
+    @property
+    def transforms(self) -> list[tuple[Tensor, Tensor]]:
+        """(centre, factor) of each trainable tensor, if what is clipped is not the gradient."""
+        return self._in_order(self._rule.transforms()) if isinstance(self._rule, AdaClip) else []
+
+    def _in_order(self, values: Sequence[T]) -> list[T]:
+        """Values of the optimizer's parameters, in the order of the module."""
+        by_id = {id(p): value for p, value in zip(self.optimizer.params, values, strict=True)}
+        return [by_id[id(p)] for p in self.module.parameters() if id(p) in by_id]
+
+    @property
+    def norm_backend(self) -> str:
+        """What takes norms: "auto", or "hooks", where gradients are transformed before clipping."""
+        return "hooks" if isinstance(self._rule, AdaClip) else "auto"
 
     @property
     def clipping(self) -> str:
-        """What is clipped at one norm: the whole gradient, or each tensor of parameters."""
-        return "per_layer" if self.limits else "flat"
+        """How gradients are clipped: "flat", "per_layer", "quantile" or "adaclip"."""
+        if self._rule is not None:
+            return self._rule.clipping
+        return "per_layer" if isinstance(self.optimizer, DPPerLayerOptimizer) else "flat"
+
+    @property
+    def no_privacy(self) -> str:
+        """Why the run is not differentially private, whatever its noise; "" if it may be."""
+        return "" if self._rule is None else self._rule.no_privacy
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise that the optimizer adds to the sum of gradients."""
+        if self._rule is not None:
+            return self._rule.noise_std
+        return float(self.optimizer.noise_multiplier * self.optimizer.max_grad_norm)
+
+    def contributions(self, norms: FloatArray, setting: StepSetting) -> FloatArray:
+        """What examples with these norms (n,) contribute to a step, in units of max_grad_norm."""
+        return norms if self._rule is None else self._rule.contributions(norms, setting)
 
     @property
     def is_poisson(self) -> bool:
@@ -166,18 +201,13 @@ class OpacusRun:
                 "the account assumes"
             )
         if getattr(self.optimizer, "_adjusted_noise_multiplier", None) is not None:
+            raise InputError(NOT_AS_PROVEN)
+        limits = self.limits
+        if limits and not math.isclose(math.hypot(*limits), max_grad_norm, rel_tol=1e-6):
             raise InputError(
-                "adaptive clipping is not supported: each example also enters a noisy count, which "
-                'this account would leave out; use make_private(clipping="flat") with a fixed '
-                "max_grad_norm"
-            )
-        if self._limits_now() != self.limits or (
-            self.limits and not math.isclose(math.hypot(*self.limits), max_grad_norm, rel_tol=1e-6)
-        ):
-            raise InputError(
-                f"the clipping norms per layer moved while training, or max_grad_norm="
-                f"{max_grad_norm:g}, which the noise is for, is not their Euclidean norm: what was "
-                "recorded was clipped at others; leave both as make_private set them"
+                f"max_grad_norm={max_grad_norm:g}, which the noise is for, is not the Euclidean "
+                f"norm of the clipping norms per layer, {math.hypot(*limits):g}; Opacus's "
+                "schedulers move only one of the two: move both"
             )
         return max_grad_norm
 

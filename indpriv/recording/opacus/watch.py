@@ -64,6 +64,7 @@ class Watch:
         self._sampling_states, self._noise_states = SeenStates(), SeenStates()
         self._noise = NoiseWatch(run.optimizer.params)
         self._noised: StepSetting | None = None  # at which noise was added to the current step
+        self.limits: tuple[float, ...] = ()  # per layer, when noise was added
         self._updating: StepSetting | None = None  # of the update that has begun
         self._versions: list[int] = []  # of the parameters, as the last update left them
 
@@ -151,9 +152,10 @@ class Watch:
         self._noise.before()
         add_noise()
         # Now, since another step hook may change settings before it calls ours.
-        self._noised = setting = self._run.setting()
+        self._noised = self._run.setting()
+        self.limits = self._run.limits
         if getattr(self._run.optimizer, "rank", 0) == 0:  # the rank that adds the noise of all
-            self._noise.after(setting.noise_multiplier * setting.max_grad_norm)
+            self._noise.after(self._run.noise_std)
         if attack is not None and step is not None:
             attack.after_noise(step)
 

@@ -2,6 +2,7 @@
 
 from indpriv._formatting import format_number, format_share
 from indpriv.analysis.summary import AuditSummary
+from indpriv.norm_log.validation import CONTRIBUTIONS
 from indpriv.report.document import Block, Details, Examples, Figure, Section, paragraph, table
 
 
@@ -26,11 +27,9 @@ def _by_class(summary: AuditSummary) -> tuple[Block, ...]:
         )
     first, last = (f"step {found.steps[index]:,}" for index in (0, -1))
     shown = "Gradient norms before clipping, by class; a norm above 1 is clipped."
-    if summary.run.recorder.get("clipping") == "per_layer":
-        shown = (
-            "Norms of what clipping per layer leaves of a gradient, by class; 1 is a gradient that "
-            "is clipped in every layer."
-        )
+    clipping = summary.run.recorder.get("clipping")
+    if clipping in CONTRIBUTIONS:
+        shown = f"What the log holds by class, {CONTRIBUTIONS[clipping]}; 1 is the worst case."
     return (
         Figure(
             "norms over training",

@@ -58,10 +58,11 @@ class AuditConfig:
                 "several; give noise_multiplier"
             )
         attacked = self.attacks.gradient_canaries or self.attacks.white_box
-        if attacked and self.training.clipping != "flat":
+        settings = self.training
+        if attacked and (settings.clipping, settings.noise_scale) != ("flat", "max_grad_norm"):
             raise InputError(
                 "[attacks] gradient_canaries and white_box need flat clipping; leave out "
-                f'[training] clipping = "{self.training.clipping}"'
+                f'[training] clipping = "{settings.clipping}" and noise_scale'
             )
         tables = DATASETS[self.data.dataset].attributes
         for name in self.attacks.attributes:

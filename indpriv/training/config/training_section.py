@@ -33,6 +33,16 @@ class TrainingConfig:
         clipping: "flat", or "per_layer": each of the M tensors of parameters is clipped at
             max_grad_norm / sqrt(M). Wei and Liu state clipping norm C and noise sigma of one layer;
             their run has max_grad_norm = C sqrt(M) and noise_multiplier = sigma / sqrt(M).
+            "quantile": max_grad_norm is that of the first step and then follows a quantile of the
+            norms; "adaclip": each coordinate is centred and scaled; see
+            `indpriv.recording.QuantileClipping` and `AdaClip`.
+        quantile: of "quantile", the share of gradients that are to stay unclipped; default 0.5.
+        quantile_rate: of "quantile", the learning rate of the clipping norm; default 0.2.
+        quantile_noise: of "quantile", the noise of the number of unclipped gradients, as a share
+            of the expected batch size; default 0.05. noise_multiplier is that of both together.
+        noise_scale: what the noise is in proportion to: "max_grad_norm", or "largest_norm" of the
+            batch (l2-max and dynS of Wei and Liu), which is not differentially private.
+        allow_no_privacy: the run may have no privacy; "largest_norm" needs it.
         individual_clipping: clip each example at its last recorded level, which makes the account
             exact however rarely norms are recorded.
         clip_headroom: how far that level is above the norm, as a fraction of max_grad_norm; None
@@ -56,7 +66,12 @@ class TrainingConfig:
     noise_multiplier: NumberOrSchedule | None = None
     noise_std: NumberOrSchedule | None = None
     momentum: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
-    clipping: Literal["flat", "per_layer"] = "flat"
+    clipping: Literal["flat", "per_layer", "quantile", "adaclip"] = "flat"
+    quantile: Annotated[float, Field(strict=True, gt=0, lt=1)] | None = None
+    quantile_rate: Positive | None = None
+    quantile_noise: Positive | None = None
+    noise_scale: Literal["max_grad_norm", "largest_norm"] = "max_grad_norm"
+    allow_no_privacy: Flag = False
     individual_clipping: Flag = False
     clip_headroom: Share | None = None
     filter_epsilon: Positive | None = None
@@ -77,8 +92,7 @@ class TrainingConfig:
                 f"it has both target_epsilon and {name}; give one of them, or a schedule, whose "
                 "shape is kept"
             )
-        if self.clipping == "per_layer":
-            self._check_per_layer()
+        self._check_clipping()
         if self.clip_headroom is not None and not self.individual_clipping:
             raise InputError(
                 "clip_headroom is given without individual clipping; set individual_clipping = "
@@ -90,14 +104,30 @@ class TrainingConfig:
                 "true or leave it out"
             )
 
-    def _check_per_layer(self) -> None:
-        """Raise InputError for what clipping per layer does not go with."""
+    def _check_clipping(self) -> None:
+        """Raise InputError for what this kind of clipping or of noise does not go with."""
+        largest = self.noise_scale == "largest_norm"
+        if largest and not self.allow_no_privacy:
+            raise InputError(
+                'noise_scale = "largest_norm" is not differentially private: the size of the noise '
+                "tells the largest norm of the batch; set allow_no_privacy = true, or leave it out"
+            )
+        for name in ("quantile", "quantile_rate", "quantile_noise"):
+            if getattr(self, name) is not None and self.clipping != "quantile":
+                raise InputError(f'{name} is for clipping = "quantile" only; leave it out')
+        moves = isinstance(self.max_grad_norm, Schedule)
         others = {
             'grad_sample_mode = "ghost"': self.grad_sample_mode == "ghost",
             "individual_clipping": self.individual_clipping,
             "filter_epsilon": self.filter_epsilon is not None,
-            "a schedule of max_grad_norm": isinstance(self.max_grad_norm, Schedule),
+            "target_epsilon": largest and self.target_epsilon is not None,
+            f'clipping = "{self.clipping}"': largest and self.clipping != "flat",
+            "a schedule of max_grad_norm": moves and self.clipping == "quantile",
+            "noise_std": self.clipping == "quantile" and self.noise_std is not None,
         }
+        if not largest and self.clipping == "flat":
+            return
+        kind = 'noise_scale = "largest_norm"' if largest else f'clipping = "{self.clipping}"'
         for name, given in others.items():
             if given:
-                raise InputError(f'clipping = "per_layer" does not go with {name}; leave one out')
+                raise InputError(f"{kind} does not go with {name}; leave one out")

@@ -26,7 +26,7 @@ from several_ranks import (
 )
 
 
-@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+@pytest.mark.parametrize("mode", ["hooks", "ghost", "per_layer"])
 def test_norms_of_all_ranks_are_those_of_autograd(mode, tmp_path):
     first, _ = launch(with_expected_norms, tmp_path, tmp_path / "run", mode)
     log = NormLog.open(tmp_path / "run")

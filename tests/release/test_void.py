@@ -1,0 +1,56 @@
+"""No publishing command takes a run whose noise protects nobody."""
+
+import warnings
+
+import pytest
+
+from indpriv._files import read_json
+from indpriv.cli import publish, run
+from indpriv.norm_log.evidence import LARGEST_NORM
+from indpriv.recording import LargestNormNoise, Recorder
+from tests.release.conftest import epsilons, write_small_audit
+from tests.runs import PER_EXAMPLE, make_run
+
+COMMANDS = {
+    "release": ("release", "audit", "--mean", "--epsilon", "1"),
+    "release of norms": ("release", "run", "--quantiles", "0.5", "--epsilon", "1"),
+    "create_statement": ("statement", "create", "audit", "--all"),
+    "model_card": ("model-card", "audit"),
+    "gate": ("gate", "audit"),
+}
+
+
+@pytest.fixture(scope="module")
+def void(tmp_path_factory):
+    """One step with noise of the largest norm, and an audit of such a run."""
+    folder = tmp_path_factory.mktemp("void")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = make_run()
+        made.optimizer = LargestNormNoise.of(made.optimizer)
+        recorder = Recorder(folder / "run", dataset=made.dataset, loss_fn=PER_EXAMPLE, every=1)
+        with recorder.attach(made.model, made.optimizer, made.loader):
+            made.step(*next(iter(made.loader)))
+    header = {"no_privacy": LARGEST_NORM}
+    write_small_audit(folder / "audit", epsilons(400), recorder=header)
+    return folder
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_a_publishing_command_refuses_noise_of_the_largest_norm(command, void, monkeypatch, capsys):
+    monkeypatch.chdir(void)
+    assert read_json(void / "audit" / "audit.json")["guarantee"]["status"] == "void"
+    assert run([*command]) != 0
+    shown = " ".join("".join(capsys.readouterr()).split())
+    assert "void" in shown or "no privacy" in shown
+    assert not list(void.glob("*/shareable/*"))
+
+
+def test_every_publishing_command_is_tested():
+    """All of indpriv/cli/publish.py, but for the PDF of the sensitive report."""
+    found = {
+        name
+        for name, value in vars(publish).items()
+        if getattr(value, "__module__", "") == publish.__name__ and name in dir(publish)
+    }
+    assert found == {name for name in COMMANDS if " " not in name} | {"pdf"}
