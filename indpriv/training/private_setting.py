@@ -156,10 +156,7 @@ def made_private(
         noise_generator=generator(randomness.noise, next(module.parameters()).device),
         grad_sample_mode=settings.grad_sample_mode,
     )
-    if settings.grad_sample_mode == "ghost":
-        model, made_optimizer, criterion, private_loader = made
-    else:
-        model, made_optimizer, private_loader = made
+    model, made_optimizer, *criteria, private_loader = made  # ghost mode has its own criterion
     made_optimizer.expected_batch_size = int(n_planned * (1 / len(loader)))
     private_optimizer = _with_rule(made_optimizer, settings)
     private = PrivateSetting(
@@ -167,7 +164,7 @@ def made_private(
         train_set=train_set,
         model=model,
         optimizer=private_optimizer,
-        criterion=criterion,
+        criterion=criteria[0] if criteria else criterion,
         loader=private_loader,
         accountant=engine.accountant,
         settings=settings,

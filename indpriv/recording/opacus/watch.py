@@ -91,10 +91,8 @@ class Watch:
 
         with ExitStack() as stack:
             n_canaries = 0 if self._attack is None else self._attack.n_canaries
-            sampler = _sampler_watched(
-                run.batch_sampler, n_canaries, self._on_draw, self._on_epoch_end
-            )
-            stack.enter_context(sampler)
+            draws = self._on_draw, self._on_epoch_end
+            stack.enter_context(_sampler_watched(run.batch_sampler, n_canaries, *draws))
             stack.enter_context(memory_format_watched(run.model, run.module))
             clipping = clipping_watched(
                 run.model,
