@@ -13,7 +13,7 @@ export OMP_WAIT_POLICY = passive
 BIN = $(VENV)/bin
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -c constraints.txt
 
-.PHONY: demo test test-all test-lowest check dist format schema docs screens figures reproduce validate attacks benchmarks clean
+.PHONY: demo test test-all test-lowest check dist format schema docs screens figures reproduce validate attacks wei2021 benchmarks clean
 
 demo: $(VENV)/.installed
 	$(BIN)/indpriv demo --output-dir $(DEMO_DIR)
@@ -87,6 +87,10 @@ validate: $(VENV)/.installed-dev
 # MNIST: INDPRIV_DATA=DIR make attacks
 attacks: $(VENV)/.installed-dev
 	$(BIN)/python reports/make_attacks.py
+
+# reports/wei2021.md: runs on MNIST with dynamic privacy parameters. It goes on where it was stopped. INDPRIV_DATA=DIR make wei2021
+wei2021: $(VENV)/.installed-dev
+	$(BIN)/python reports/make_wei2021.py
 
 clean:
 	rm -rf $(VENV) $(LOWEST) .venv-dist dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

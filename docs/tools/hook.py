@@ -24,6 +24,7 @@ _OUTSIDE = (
     "reports/adult.svg",
     "reports/yu2023.md",
     "reports/validation.md",
+    "reports/wei2021.md",
     "reports/attacks.md",
     "reports/extraction.md",
     "reports/*/audit.md",

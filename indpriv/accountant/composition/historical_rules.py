@@ -31,6 +31,8 @@ class ComposedEpsilons:
     Attributes:
         basic: BaseC, the sum of the steps' epsilons.
         advanced: AdvC, the classic advanced composition.
+        advanced_as_printed: AdvC as the papers print it, the plainest form of Kairouz, Oh and
+            Viswanath's theorem; with changing noise their tables use this one.
         optimal: OptC, the optimal composition of Kairouz, Oh and Viswanath as the papers use it.
         zcdp: zero-concentrated differential privacy with q^2 / noise_multiplier^2 for each step.
         moments: MA, the moments accountant: RDP with the 2017 conversion. Only this is a bound.
@@ -38,6 +40,7 @@ class ComposedEpsilons:
 
     basic: float
     advanced: float
+    advanced_as_printed: float
     optimal: float
     zcdp: float
     moments: float
@@ -82,13 +85,14 @@ def composed_epsilons(
     mechanisms = Mechanisms(np.ones(len(settings)), settings[:, 0], settings[:, 1])
     moments = RdpAccountant(mechanisms, Method(delta=delta, conversion="mironov2017"))
     with np.errstate(over="ignore"):
-        advanced = float(count @ (epsilon * np.expm1(epsilon)))
-    advanced += math.sqrt(2 * math.log(1 / delta) * squares)
-    optimal = float(count @ (epsilon * np.tanh(epsilon / 2)))
-    optimal += math.sqrt(2 * squares * math.log(math.e + math.sqrt(squares) / delta))
+        classic_drift = float(count @ (epsilon * np.expm1(epsilon)))
+    drift = float(count @ (epsilon * np.tanh(epsilon / 2)))
+    spread = math.sqrt(2 * math.log(1 / delta) * squares)
+    optimal = drift + math.sqrt(2 * squares * math.log(math.e + math.sqrt(squares) / delta))
     return ComposedEpsilons(
         basic=float(count @ epsilon),
-        advanced=advanced,
+        advanced=classic_drift + spread,
+        advanced_as_printed=drift + spread,
         optimal=optimal,
         zcdp=zcdp + 2 * math.sqrt(math.log(1 / delta) * zcdp),
         moments=float(moments.epsilons(DenseCounts(count[None, :].astype(np.float64))).epsilon[0]),

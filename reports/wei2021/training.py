@@ -1,0 +1,117 @@
+"""Runs on MNIST at the epsilon of the paper, in a tenth of its steps: three seeds of each setting.
+
+1,000 steps at the rate 0.01 with noise multiplier 2.07 have the epsilon of the paper's 10,000 steps
+with 6 (by its moments accountant). The learning rate times the clipping norm is 0.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from indpriv import NormLog, account
+from indpriv._files import read_json, read_parquet
+from indpriv.norm_log.run_files import CURVE, RUN_JSON
+from indpriv.training.config import AuditConfig
+from indpriv.training.dp_sgd import train
+
+STEPS, RATE, NOISE, DELTA = 1000, 0.01, 2.07, 1e-5
+SEEDS = 3  # runs of each setting; their noise is drawn from the operating system, as in any run
+CLIPPING_NORMS = (1.0, 4.0, 32.0)
+_STEP_LENGTH = 0.5  # learning rate times clipping norm
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way of clipping and adding noise: its name in the paper, and keys of [training].
+
+    Attributes:
+        name: of its folders and in the JSON file.
+        title: in the paper.
+        keys: of [training], for a clipping norm.
+    """
+
+    name: str
+    title: str
+    keys: Callable[[float], dict[str, Any]]
+
+
+METHODS = (
+    Method("baseline", "DP-baseline", lambda norm: {"max_grad_norm": norm}),
+    Method(
+        "cdecay",
+        "dynS[Cdecay]",
+        lambda norm: {"max_grad_norm": {"law": "linear", "start": norm, "end": norm / 2}},
+    ),
+)
+
+
+def config_of(method: Method, norm: float) -> AuditConfig:
+    """The audit of one run."""
+    return AuditConfig.from_dict(
+        {
+            "name": f"wei2021_{method.name}_{norm:g}",
+            "data": {"dataset": "mnist"},
+            "model": {"architecture": "tanh_cnn"},
+            "training": {
+                "epochs": round(STEPS * RATE),
+                "batch_size": 600,
+                "learning_rate": _STEP_LENGTH / norm,
+                "noise_multiplier": NOISE,
+                "delta": DELTA,
+                **method.keys(norm),
+            },
+            "recording": {"every": 250},
+            "checkpoints": {"every": 50},
+        }
+    )
+
+
+def folder_of(folder: Path, method: Method, norm: float, run: int) -> Path:
+    """Where one run lies."""
+    return folder / f"{method.name}-{norm:g}-{run}"
+
+
+def train_missing(folder: Path, tell: Callable[[str], None]) -> None:
+    """Train every run that is not finished; a folder that was begun is left alone."""
+    for run in range(SEEDS):
+        for norm in CLIPPING_NORMS:
+            for method in METHODS:
+                path = folder_of(folder, method, norm, run)
+                if not path.exists():
+                    tell(f"{path.name}: training")
+                    train(config_of(method, norm), path)
+
+
+def trained(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """What every finished run reached, by the name of its method."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for method in METHODS:
+        for norm in CLIPPING_NORMS:
+            for run in range(SEEDS):
+                path = folder_of(folder, method, norm, run)
+                record = path / RUN_JSON
+                if record.is_file() and read_json(record).get("status") == "finished":
+                    found.setdefault(method.name, []).append(figures_of(path, norm))
+    return found
+
+
+def figures_of(path: Path, norm: float) -> dict[str, Any]:
+    """Accuracy and epsilon at every checkpoint of a run, and individual epsilons at its end."""
+    curve = read_parquet(path / CURVE)
+    table = account(NormLog.open(path), delta=DELTA)
+    return {
+        "max_grad_norm": norm,
+        "step": curve["step"].tolist(),
+        "test_accuracy": curve["test_accuracy"].tolist(),
+        "worst_case_epsilon": [round(value, 6) for value in curve["worst_case_epsilon"]],
+        "seconds_per_step": float(curve["seconds"].iloc[-1] / curve["step"].iloc[-1]),
+        "worst_case": table.worst_case_epsilon,
+        "median_epsilon": float(np.median(table.epsilon)),
+        "at_worst_case": float(np.mean(table.at_worst_case)),
+        "claim": table.claim,
+    }

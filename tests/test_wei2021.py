@@ -1,0 +1,100 @@
+"""reports/wei2021.md: it is written from its figures, and its verdicts follow them."""
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+from wei2021 import paper
+from wei2021.accounts import noise_of
+from wei2021.page import (
+    epsilon_at,
+    render,
+    verdict_at_accuracy,
+    verdict_of_accuracy,
+    verdict_of_table_5,
+    verdict_of_table_8,
+)
+
+from indpriv._files import read_json
+from indpriv.accountant import composed_epsilons
+
+REPORTS = Path(__file__).parents[1] / "reports"
+RUN = {
+    "max_grad_norm": 4.0,
+    "step": [0, 50, 100],
+    "test_accuracy": [0.1, 0.5, 0.9],
+    "worst_case_epsilon": [0.0, 0.4, 0.6],
+    "worst_case": 0.6,
+    "median_epsilon": 0.3,
+    "at_worst_case": 0.1,
+}
+
+
+@pytest.fixture
+def known():
+    return read_json(REPORTS / "wei2021.json")
+
+
+def runs_of(final, reached=0.6):
+    run = {**RUN, "test_accuracy": [0.1, 0.5, final], "worst_case_epsilon": [0.0, 0.4, reached]}
+    return [run] * 3
+
+
+def test_the_page_is_written_from_its_figures(known):
+    assert (REPORTS / "wei2021.md").read_text(encoding="utf-8") == render(known)
+
+
+def test_verdicts_of_accounts_follow_the_figures(known):
+    accounts = copy.deepcopy(known["accounts"])
+    assert verdict_of_table_5(accounts) == "reproduced"
+    assert verdict_of_table_8(accounts).startswith("reproduced")
+    accounts["table_5"]["10000"][0] *= 1.002
+    accounts["table_8"]["linear"][0] += 6
+    assert verdict_of_table_5(accounts) == "not reproduced"
+    assert verdict_of_table_8(accounts) == "not reproduced"
+
+
+@pytest.mark.parametrize(
+    ("decay", "accuracy", "at_accuracy"),
+    [
+        ([], "not run", "not run"),
+        (runs_of(0.95), "reproduced", "reproduced"),
+        (runs_of(0.85), "not reproduced", "not reproduced"),
+        (runs_of(0.95, 0.7), "reproduced", "not reproduced"),
+    ],
+)
+def test_verdicts_of_runs(decay, accuracy, at_accuracy):
+    runs = {"baseline": runs_of(0.9), "cdecay": decay}
+    assert verdict_of_accuracy(runs) == accuracy
+    assert verdict_at_accuracy(runs) == at_accuracy
+
+
+def test_epsilon_at_an_accuracy_is_interpolated_and_never_beyond():
+    assert epsilon_at(RUN, 0.7) == pytest.approx(0.5)
+    assert epsilon_at(RUN, 0.05) == 0.0
+    assert epsilon_at(RUN, 0.95) is None
+
+
+def test_the_laws_of_noise_are_those_of_the_published_code():
+    linear, exponential = noise_of("linear"), noise_of("exponential")
+    assert (round(linear[0], 1), round(linear[-1], 1)) == (15.8, 3.7)
+    assert (round(exponential[0], 1), round(exponential[-1], 1)) == (15.8, 3.0)
+    assert np.ptp(np.diff(1 / linear)) < 1e-12
+    assert np.ptp(np.diff(np.log(1 / exponential))) < 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", paper.STEP_EPSILON)
+def test_iterations_of_the_printed_table(law):
+    """Within 4 of what is printed: less is spent 4 before, and more 5 after."""
+    fields = ("basic", "advanced_as_printed", *paper.FIELDS[2:])
+    noise = noise_of(law)
+    for field, budget, printed in zip(
+        fields, paper.TABLE_5[10_000], paper.TABLE_8[law], strict=True
+    ):
+        before, after = (
+            getattr(composed_epsilons(noise[:n], 0.01, total_steps=n, delta=1e-5), field)
+            for n in (printed - 4, printed + 5)
+        )
+        assert before <= budget < after, field
