@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,13 @@ ADVERSARIES = {
     "checkpoints": "several checkpoints of the run",
     "updates": "every noisy update, but no other example's membership",
     "full": "every noisy update, and the membership or the batches of all other examples",
+    "gradients": "a gradient or an update of the example itself, once",
 }
+_SHARED_NOISE = (
+    "the scores of one run share its noise, so that they are not independent; compare such scores "
+    "over many runs"
+)
+_ANOTHER = "there, a non-member is another example's gradient and not its absence"
 # What attackers see, from the least to the most.
 RUNGS = {
     "labels": "predicted labels",
@@ -52,6 +58,7 @@ class AttackScores:
         model: (n,) int64, the number of the attacked model, or None for one model.
         adversary: what the attacker sees, one of `ADVERSARIES`. It decides which bounds hold for
             the scores.
+        details: further numbers of each score by name, (n,) each; NaN where there is none.
     """
 
     scores: NDArray[np.float64]
@@ -62,6 +69,7 @@ class AttackScores:
     example_ids: NDArray[np.generic] | None = None
     model: NDArray[np.int64] | None = None
     adversary: str = "final_model"
+    details: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.scores.ndim != 1 or self.scores.shape != self.member.shape:
@@ -69,8 +77,8 @@ class AttackScores:
                 f"scores {self.scores.shape} and member {self.member.shape} must have the same "
                 f"length"
             )
-        for name in ("groups", "example_ids", "model"):
-            values = getattr(self, name)
+        columns = {name: getattr(self, name) for name in ("groups", "example_ids", "model")}
+        for name, values in (columns | dict(self.details)).items():
             if values is not None and values.shape != self.scores.shape:
                 raise InputError(
                     f"{name} {values.shape} and scores {self.scores.shape} must have the same "
@@ -110,13 +118,12 @@ class AttackScores:
         if self.adversary in refused:
             raise InputError(
                 f"{bound} does not hold for scores of an attacker who sees "
-                f"{ADVERSARIES[self.adversary]} (adversary {self.adversary!r}): the scores of one "
-                "run share its noise, so that they are not independent; compare such scores over "
-                "many runs"
+                f"{ADVERSARIES[self.adversary]} (adversary {self.adversary!r}): "
+                + (_ANOTHER if self.adversary == "gradients" else _SHARED_NOISE)
             )
 
     def to_parquet(self, path: Path) -> None:
-        """Write columns score and member, and those of group, example_id and model that are known.
+        """Write columns score and member, those of group, example_id and model, and the details.
 
         Only the owner can read the file (0600).
         """
@@ -124,7 +131,14 @@ class AttackScores:
         for column, values in zip(_OPTIONAL, self._optional(), strict=True):
             if values is not None:
                 frame[column] = values
-        frame.attrs = {"method": self.method, _COINS: self.fair_coins, "adversary": self.adversary}
+        for name, numbers in self.details.items():
+            frame[name] = numbers
+        frame.attrs = {
+            "method": self.method,
+            _COINS: self.fair_coins,
+            "adversary": self.adversary,
+            "details": list(self.details),
+        }
         write_private_parquet(frame, path)
 
     @classmethod
@@ -160,6 +174,9 @@ class AttackScores:
             example_ids=frame["example_id"].to_numpy() if "example_id" in frame.columns else None,
             model=_models(frame["model"], path) if "model" in frame.columns else None,
             adversary=str(frame.attrs.get("adversary", "final_model")),
+            details={
+                name: frame[name].to_numpy(np.float64) for name in frame.attrs.get("details", ())
+            },
         )
 
     def _optional(self) -> tuple[NDArray[np.generic] | None, ...]:

@@ -44,6 +44,7 @@ STAGES = {
     "release": {"release"},
     "recording": {"recording"},
     "integrations": {"integrations"},
+    "leakage": {"leakage"},
     "training": {"training"},
     "cli": {"cli", "__main__"},
 }  # fmt: skip
@@ -57,11 +58,12 @@ MAY_IMPORT = {
     "audit": {"helpers", "artifacts", "accountant", "analysis", "attacks", "report"},
     "release": {"helpers", "artifacts", "accountant", "analysis", "report", "audit"},
     "recording": {"helpers", "artifacts"},
+    "leakage": {"helpers", "artifacts", "recording"},
     "integrations": {"helpers", "artifacts", "accountant"},
-    "training": {"helpers", "artifacts", "recording", "attacks", "accountant"},
+    "training": {"helpers", "artifacts", "recording", "leakage", "attacks", "accountant"},
     "cli": set(STAGES) - {"cli"},
 }
-RUN_SIDE = {"recording", "training"}
+RUN_SIDE = {"recording", "leakage", "training"}
 
 
 def stage_of(module: str) -> str:
@@ -171,7 +173,7 @@ sys.meta_path.insert(0, Blocked())
 import importlib, pathlib, numpy as np, indpriv
 for path in pathlib.Path(indpriv.__file__).parent.rglob("*.py"):
     module = ".".join(("indpriv", *path.relative_to(pathlib.Path(indpriv.__file__).parent).with_suffix("").parts))
-    if not module.startswith(("indpriv.recording", "indpriv.training")):
+    if not module.startswith(("indpriv.recording", "indpriv.leakage", "indpriv.training")):
         importlib.import_module(module.removesuffix(".__init__"))
 log = indpriv.NormLog.from_arrays(np.full((2, 3), 0.5), [0, 1], total_steps=2, noise_multiplier=1.0,
                                   max_grad_norm=1.0, sample_rate=0.1)

@@ -189,6 +189,7 @@ _AREAS = {
     "recording": "Recording a run",
     "norm_log": "Run directories and norms from elsewhere",
     "training": "Audit files, data sets and reference runs",
+    "leakage": "Reconstruction",
     "accountant": "The accountant",
     "attacks": "Attacks",
     "audit": "Audits",

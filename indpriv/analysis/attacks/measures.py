@@ -88,7 +88,7 @@ def measure_attack(scores: AttackScores, *, delta: float = 1e-5, seed: int = 0) 
     """
     delta = check_delta(delta)
     check_positive_int("seed", seed, minimum=0)
-    scores.check_adversary("a lower bound from one run")
+    scores.check_adversary("a lower bound from one run", ("full", "gradients"))
     scores.check_one_model("a lower bound from one run")
     names, indices = group_indices(scores)
     n_tested = sum(len(index) >= 2 * LEAST_GUESSES for index in indices)

@@ -1,0 +1,187 @@
+"""Reconstruction from gradients beside its ceiling. Sensitive.
+
+An attack names one of m candidates. Each example's name comes up by chance with some probability
+nu_z, and these add up to 1, so on average at most the largest mean of Phi(Phi^-1(nu_z) + mu_z) is
+found: Hayes, Mahloujifar and Balle 2023 (arXiv:2302.07225) for one example, added up over all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import ndtr
+
+from indpriv._arrays import BoolArray, FloatArray
+from indpriv._plain import Share
+from indpriv.analysis.statistics.binomial import clopper_pearson
+from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
+from indpriv.attack_scores import AttackScores
+from indpriv.errors import InputError
+
+CLOSE = 1e-3  # mean squared error over the squared range, below which a picture is the same
+_BINS = 4
+_LEAST_MU = 1e-3  # smaller ones count as this
+
+
+@dataclass(frozen=True)
+class ReconstructionBin:
+    """Examples with an individual epsilon above low and at most high; see Reconstruction."""
+
+    low: float
+    high: float
+    n_examples: int
+    identified: Share
+    interval: Interval
+    ceiling: Share
+    above_ceiling: bool
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """One attack on one kind of observation.
+
+    Attributes:
+        method: the attack, and what it saw.
+        n_examples: number of examples, one observation each.
+        chance: mean probability to name an example that is not there: one in the number of
+            candidates, times the size of a batch.
+        identified: share of examples that were named.
+        interval: of that share, exact binomial.
+        ceiling: the largest share that any attack can reach on average, at one look at this model.
+        above_ceiling: the share is above it by more than chance: the noise is not what is claimed.
+        label_found: share of examples whose label was inferred; None where it was known.
+        error: median mean squared error over the squared range of inputs; None if most failed.
+        close: share of examples with an error below `CLOSE`.
+        close_by_chance: the same with reconstructions of other examples.
+        iterations: median.
+        bins: by individual epsilon; empty without it.
+    """
+
+    method: str
+    n_examples: int
+    chance: Share
+    identified: Share
+    interval: Interval
+    ceiling: Share
+    above_ceiling: bool
+    label_found: Share | None
+    error: float | None
+    close: Share
+    close_by_chance: Share
+    iterations: float
+    bins: tuple[ReconstructionBin, ...] = ()
+
+
+def reconstruction_of(
+    scores: AttackScores, epsilon: FloatArray | None = None, *, tests: int = 1
+) -> Reconstruction:
+    """Measure the scores of `indpriv.leakage.leak`.
+
+    Args:
+        scores: of one attack.
+        epsilon: (n_examples,) individual epsilons of the attacked examples; NaN where unknown.
+        tests: number of attacks that are compared with their ceilings, for Bonferroni's correction.
+
+    Raises:
+        InputError: scores of another attack.
+    """
+    if "identified" not in scores.details:
+        raise InputError(
+            f"scores of {scores.method!r} say nothing of identification; pass those of leak"
+        )
+    member = scores.member
+    facts = {name: values[member] for name, values in scores.details.items()}
+    errors, others = -scores.scores[member], -scores.scores[~member]
+    named, mu = facts["identified"] == 1, facts["mu"]
+    chance = float(facts["chance"].mean())
+    parts = () if epsilon is None else _parts(epsilon)
+    level = 1 - (1 - CONFIDENCE) / (tests * (1 + len(parts)))
+    whole = _compared(named, mu, chance, level)
+    known = facts["label_found"][~np.isnan(facts["label_found"])]
+    median = float(np.median(errors))
+    return Reconstruction(
+        method=scores.method,
+        n_examples=len(named),
+        chance=chance,
+        identified=whole[0],
+        interval=whole[1],
+        ceiling=whole[2],
+        above_ceiling=whole[3],
+        label_found=float(known.mean()) if len(known) else None,
+        error=median if np.isfinite(median) else None,
+        close=float(np.mean(errors < CLOSE)),
+        close_by_chance=float(np.mean(others < CLOSE)),
+        iterations=float(np.median(facts["iterations"])),
+        bins=tuple(
+            ReconstructionBin(
+                low,
+                high,
+                int(inside.sum()),
+                *_compared(
+                    named[inside],
+                    mu[inside],
+                    min(1.0, len(named) / inside.sum() * chance),
+                    level,
+                ),
+            )
+            for low, high, inside in parts
+        ),
+    )
+
+
+def identification_ceiling(mu: FloatArray, chance: float) -> float:
+    """Largest share of examples that any attack can name, if names come up by chance this often.
+
+    Args:
+        mu: (n,) what each example adds over the standard deviation of the noise, at least 0.
+        chance: mean probability in (0, 1] that an example is named when it is not there.
+
+    Returns:
+        the maximum of the mean of Phi(Phi^-1(nu) + mu) over all nu with the mean `chance`.
+
+    >>> round(identification_ceiling(np.array([1.0, 1.0]), 0.01), 4)
+    0.0924
+    """
+    sure = np.isinf(mu)
+    rest = np.maximum(mu[~sure], _LEAST_MU)
+    budget = chance * len(mu)  # those without noise need none of it
+    if len(rest) <= budget:
+        return 1.0
+
+    def quantiles(log_slope: float) -> FloatArray:
+        return -(log_slope + rest**2 / 2) / rest
+
+    def excess(log_slope: float) -> float:
+        return float(ndtr(quantiles(log_slope)).sum() - budget)
+
+    reach = float((rest**2).max() + 40 * rest.max())
+    best = quantiles(brentq(excess, -reach, reach, xtol=1e-13))
+    return float(min(1.0, (sure.sum() + ndtr(best + rest).sum()) / len(mu) + 1e-9))
+
+
+def _compared(
+    named: BoolArray, mu: FloatArray, chance: float, level: float
+) -> tuple[float, Interval, float, bool]:
+    """The share named, its interval, its ceiling, and whether it is above that."""
+    hits, n = int(named.sum()), len(named)
+    ceiling = identification_ceiling(mu, chance)
+    above = clopper_pearson(hits, n, level).low > ceiling
+    return hits / n, clopper_pearson(hits, n), ceiling, bool(above)
+
+
+def _parts(epsilon: FloatArray) -> tuple[tuple[float, float, BoolArray], ...]:
+    """Bins of about as many examples each: low, high, and which are inside."""
+    known = epsilon[~np.isnan(epsilon)]
+    if not len(known):
+        return ()
+    inner = np.quantile(known, np.linspace(0, 1, _BINS + 1)[1:], method="inverted_cdf")
+    edges = sorted({0.0, *inner.tolist()})
+    found = []
+    for low, high in pairwise(edges):
+        inside = ((epsilon > low) | (low == 0.0)) & (epsilon <= high)
+        if inside.any():
+            found.append((low, high, inside))
+    return tuple(found)

@@ -1,0 +1,291 @@
+"""Attacks that reconstruct examples from what was read of a gradient. Sensitive.
+
+Each is a frozen dataclass of its settings, and a function from a `Look` to a `Guess`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from indpriv._checks import check_choice, check_positive_int
+from indpriv.errors import InputError
+from indpriv.leakage.observation import Reader
+
+STARTS = ("patterned", "uniform", "normal")
+_FOUND, _STALLED = 1e-10, 3  # a loss that ends the search, and calls without progress that do
+_ADAM_RATE, _TOTAL_VARIATION = 0.1, 1e-4  # Geiping et al. 2020
+
+
+@dataclass(frozen=True)
+class Look:
+    """One observation, and what the attacker knows.
+
+    Attributes:
+        observed: (d,) what was read, with its noise.
+        sent: (d,) bool, the coordinates that were sent.
+        targets: (batch,) labels, found or known.
+        shape: of the inputs of the batch.
+        low, high: the range of inputs.
+        reader: what inputs would add, by model, loss and clipping.
+        generator: of the random start.
+        alternatives: from the place of an example in the batch to candidates (m, ...), and what
+            would be read (m, d) without noise if each of them stood there.
+    """
+
+    observed: Tensor
+    sent: Tensor
+    targets: Tensor
+    shape: tuple[int, ...]
+    low: float
+    high: float
+    reader: Reader
+    generator: torch.Generator
+    alternatives: Callable[[int], tuple[Tensor, Tensor]]
+
+    def mismatch(self, inputs: Tensor, *, clipped: bool) -> Tensor:
+        """Sum of squared differences between what inputs add and what was observed."""
+        found = self.reader.read(inputs, self.targets, clipped=clipped, differentiable=True)
+        return (((found - self.observed)[self.sent]) / self.reader.unit).square().sum()
+
+
+@dataclass(frozen=True)
+class Guess:
+    """(batch, ...) reconstructed inputs, and after how many iterations."""
+
+    inputs: Tensor
+    iterations: int
+
+
+class Inversion(Protocol):
+    """An attack.
+
+    Attributes:
+        name: in commands and files.
+        title: in a few words.
+        source: the paper.
+        knows_candidates: it names one of them, with its label, and knows the rest of the batch.
+        needs_labels: of the examples.
+    """
+
+    name: ClassVar[str]
+    source: ClassVar[str]
+    knows_candidates: ClassVar[bool]
+    needs_labels: ClassVar[bool]
+
+    @property
+    def title(self) -> str:
+        """In a few words."""
+
+    def invert(self, look: Look) -> Guess:
+        """Reconstruct the examples of a look."""
+
+
+@dataclass(frozen=True)
+class LBFGS:
+    """Match the gradient by torch's L-BFGS with its defaults, from a random start.
+
+    Attributes:
+        iterations: largest number of calls, each of up to 20 inner steps.
+        start: "patterned" (a random patch of half the side, tiled; Wei et al. 2020), "uniform" or
+            "normal" (Zhu, Liu and Han 2019).
+        knows_clipping: clip the gradient of the guess as the real one was clipped. False is the
+            attack of the papers, which clipping fools.
+    """
+
+    name: ClassVar[str] = "lbfgs"
+    source: ClassVar[str] = "Wei et al. 2020 (ESORICS, arXiv:2004.10397)"
+    knows_candidates: ClassVar[bool] = False
+    needs_labels: ClassVar[bool] = True
+
+    iterations: int = 300
+    start: str = "patterned"
+    knows_clipping: bool = True
+
+    def __post_init__(self) -> None:
+        check_positive_int("iterations", self.iterations)
+        check_choice("start", self.start, STARTS)
+
+    @property
+    def title(self) -> str:
+        """In a few words."""
+        return f"L-BFGS, {self.start} start" + ", forgets clipping" * (not self.knows_clipping)
+
+    def invert(self, look: Look) -> Guess:
+        """See Inversion."""
+        guess = _start(look, self.start).requires_grad_()
+        optimizer: Any = torch.optim.LBFGS([guess])
+
+        def loss() -> Tensor:
+            optimizer.zero_grad()
+            found = look.mismatch(guess, clipped=self.knows_clipping)
+            (guess.grad,) = torch.autograd.grad(found, [guess])
+            return found.detach()
+
+        best, least, stalled, calls = guess.detach().clone(), math.inf, 0, 0
+        while calls < self.iterations and stalled < _STALLED and least >= _FOUND:
+            optimizer.step(loss)
+            calls += 1
+            found = float(look.mismatch(guess, clipped=self.knows_clipping).detach())
+            if not math.isfinite(found):
+                break
+            stalled = 0 if found < 0.999 * least else stalled + 1
+            if found < least:
+                best, least = guess.detach().clone(), found
+        return Guess(best.clamp(look.low, look.high), calls)
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Match the direction of the gradient by Adam with signed steps, for smooth images.
+
+    Cosine distance plus total variation; inputs stay in their range.
+
+    Attributes:
+        iterations: number of steps.
+        knows_clipping: as of `LBFGS`; under flat clipping of one example the direction is the same.
+    """
+
+    name: ClassVar[str] = "adam"
+    source: ClassVar[str] = "Geiping et al. 2020 (arXiv:2003.14053)"
+    knows_candidates: ClassVar[bool] = False
+    needs_labels: ClassVar[bool] = True
+
+    iterations: int = 2000
+    knows_clipping: bool = True
+
+    def __post_init__(self) -> None:
+        check_positive_int("iterations", self.iterations)
+
+    @property
+    def title(self) -> str:
+        """In a few words."""
+        return "Adam, cosine distance and total variation"
+
+    def invert(self, look: Look) -> Guess:
+        """See Inversion."""
+        guess = _start(look, "normal").clamp(look.low, look.high).requires_grad_()
+        optimizer = torch.optim.Adam([guess], lr=_ADAM_RATE * (look.high - look.low))
+        steps = [self.iterations * part // 8 for part in (3, 5, 7)]
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, steps, gamma=0.1)
+        target = look.observed * look.sent
+        best, least = guess.detach().clone(), math.inf
+        for _ in range(self.iterations):
+            found = look.reader.read(
+                guess, look.targets, clipped=self.knows_clipping, differentiable=True
+            )
+            loss = 1 - nn.functional.cosine_similarity(found * look.sent, target, dim=0)
+            loss = loss + _TOTAL_VARIATION * _total_variation(guess)
+            if not math.isfinite(float(loss.detach())):
+                break
+            if float(loss.detach()) < least:
+                best, least = guess.detach().clone(), float(loss.detach())
+            (gradient,) = torch.autograd.grad(loss, [guess])
+            guess.grad = gradient.sign()
+            optimizer.step()
+            schedule.step()
+            guess.data.clamp_(look.low, look.high)
+        return Guess(best, self.iterations)
+
+
+@dataclass(frozen=True)
+class FirstLayer:
+    """Read inputs off a first linear layer with bias: its weight gradients are multiples of them.
+
+    Of one example, the least-squares solution over all rows; of a batch, the rows with the largest
+    bias gradients, which mix examples wherever a unit is active for several.
+    """
+
+    name: ClassVar[str] = "first-layer"
+    source: ClassVar[str] = "Geiping et al. 2020 (arXiv:2003.14053v2), Proposition 3.1"
+    knows_candidates: ClassVar[bool] = False
+    needs_labels: ClassVar[bool] = False
+
+    @property
+    def title(self) -> str:
+        """In a few words."""
+        return "the first layer, solved"
+
+    def invert(self, look: Look) -> Guess:
+        """See Inversion."""
+        names = [name for name, _ in look.reader.parameters.items()][:2]
+        weight, bias = self._first_layer(look, names)
+        if len(look.targets) == 1:
+            rows = (weight.T @ bias / bias.square().sum()).unsqueeze(0)
+        else:
+            largest = bias.abs().topk(min(len(look.targets), len(bias))).indices
+            rows = weight[largest] / bias[largest, None]
+            rows = rows.repeat(math.ceil(len(look.targets) / len(rows)), 1)[: len(look.targets)]
+        return Guess(rows.reshape(look.shape).clamp(look.low, look.high), 1)
+
+    def _first_layer(self, look: Look, names: list[str]) -> tuple[Tensor, Tensor]:
+        first = next(
+            (m for m in look.reader.model.modules() if next(m.parameters(False), None) is not None),
+            None,
+        )
+        inputs = math.prod(look.shape[1:])
+        if not isinstance(first, nn.Linear) or first.bias is None or first.in_features != inputs:
+            raise InputError(
+                "the attack first-layer needs a model whose first layer is linear, has a bias and "
+                f"takes all {inputs} inputs; use lbfgs, adam or informed"
+            )
+        found = look.reader.gradients(look.observed * look.sent)
+        return found[names[0]], found[names[1]]
+
+
+@dataclass(frozen=True)
+class Informed:
+    """Name the candidate whose gradient makes the observation likeliest.
+
+    It knows the candidates, and the other examples of the batch: the attack that meets the ceiling
+    and must never exceed it.
+    """
+
+    name: ClassVar[str] = "informed"
+    source: ClassVar[str] = "the likelihood-ratio test of the Gaussian mechanism"
+    knows_candidates: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = False
+
+    @property
+    def title(self) -> str:
+        """In a few words."""
+        return "most likely of the candidates"
+
+    def invert(self, look: Look) -> Guess:
+        """See Inversion."""
+        named = []
+        for place in range(len(look.targets)):
+            inputs, read = look.alternatives(place)
+            distance = (read - look.observed)[:, look.sent].square().sum(1)
+            named.append(inputs[distance.argmin()])
+        return Guess(torch.stack(named), 1)
+
+
+INVERSIONS: dict[str, type[Inversion]] = {
+    attack.name: attack for attack in (Informed, FirstLayer, LBFGS, Adam)
+}
+
+
+def _start(look: Look, kind: str) -> Tensor:
+    """Where a search begins; random in the range of the inputs, or normal around its middle."""
+    if kind == "normal":
+        middle, spread = (look.low + look.high) / 2, (look.high - look.low) / 2
+        return middle + spread * torch.randn(look.shape, generator=look.generator)
+    start = torch.rand(look.shape, generator=look.generator)
+    if kind == "patterned" and len(look.shape) == 4:
+        height, width = (math.ceil(side / 2) for side in look.shape[2:])
+        start = start[..., :height, :width].tile(1, 1, 2, 2)[..., : look.shape[2], : look.shape[3]]
+    return look.low + (look.high - look.low) * start
+
+
+def _total_variation(images: Tensor) -> Tensor:
+    """Mean absolute difference of neighbouring pixels; 0 for inputs that are no images."""
+    if images.dim() != 4:
+        return images.new_zeros(())
+    across = (images[..., 1:] - images[..., :-1]).abs().mean()
+    return across + (images[..., 1:, :] - images[..., :-1, :]).abs().mean()

@@ -1,0 +1,309 @@
+"""`leak`: observe examples, reconstruct them, and compare. Sensitive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
+
+from indpriv._progress import Progress
+from indpriv.attack_scores import AttackScores
+from indpriv.errors import InputError
+from indpriv.leakage.inversion import Guess, Inversion, Look
+from indpriv.leakage.observation import Observation, Reader, one_by_one
+from indpriv.recording.norms.batches import LossFn
+
+_MOST_LABELS = 8  # a larger batch, whose labels an attacker knows, is worth saying aloud
+
+
+def leak(
+    model: nn.Module,
+    loss_fn: LossFn,
+    inputs: Tensor,
+    targets: Tensor,
+    observation: Observation,
+    attack: Inversion,
+    *,
+    candidates: tuple[Tensor, Tensor] | None = None,
+    example_ids: ArrayLike | None = None,
+    knows_labels: bool | None = None,
+    seed: int | None = None,
+    watch: Callable[[int, Tensor], None] | None = None,
+    progress: Progress | None = None,
+) -> AttackScores:
+    """Reconstruct examples from what is read of their gradients at this state of the model.
+
+    Each example is observed once, with noise of its own. A reconstruction identifies an example if
+    the example is nearer to it than every other candidate. The chance of that is 1 over their
+    number, on average over examples and candidates that were drawn alike, whatever the model; a
+    batch of B examples has B times the chance, since each of B reconstructions may be the one.
+
+    Args:
+        model: at the state of the observation, without dropout and layers that mix examples.
+        loss_fn: `loss_fn(outputs, targets)` -> per-example losses (batch,).
+        inputs: (n, ...) of n examples, drawn at random before anything is looked at; consecutive
+            ones make a batch.
+        targets: (n,) their labels.
+        observation: what is read, and what protects it.
+        attack: one of `INVERSIONS`.
+        candidates: inputs (m, ...) and targets (m,) that an example is told from; default the
+            examples themselves. Copies of the example are left out.
+        example_ids: (n,) default 0..n-1.
+        knows_labels: the attacker knows the labels, and candidates are those of the same label;
+            default for batches. It infers that of a single example otherwise (Zhao et al. 2020,
+            arXiv:2001.02610).
+        seed: makes noise and starts reproducible: for tests.
+        watch: called with the position of each example and the reconstruction nearest to it.
+        progress: called with (examples done, examples in all).
+
+    Returns:
+        2n scores, minus the mean squared error of a value, where inputs range from 0 to 1. As a
+        member, an example is compared with the reconstruction from its own observation; as a
+        non-member, with the one from the observation before it. A reconstruction that is not
+        finite scores minus infinity. Columns in `details`: error; identified (0 or 1); label_found
+        (NaN where none was inferred); iterations; chance, of identification; and mu, how far the
+        example moves what is read over the standard deviation of its noise, which is the mu of the
+        best test between present and absent.
+
+    Raises:
+        InputError: a model, inputs or options that the attack does not take, fewer than two
+            observations, or fewer than two candidates.
+
+    >>> from indpriv.leakage import FirstLayer, Observation, leak
+    >>> _ = torch.manual_seed(0)
+    >>> model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+    >>> found = leak(model, nn.CrossEntropyLoss(reduction="none"), torch.rand(4, 5),
+    ...              torch.tensor([0, 1, 2, 0]), Observation(max_grad_norm=1.0), FirstLayer())
+    >>> found.details["identified"][found.member].mean(), found.scores[found.member].min() > -1e-10
+    (np.float64(1.0), np.True_)
+    """
+    _check(inputs, targets, observation, attack)
+    known = observation.batch_size > 1 if knows_labels is None else knows_labels
+    _check_labels(observation, attack, knows_labels, known)
+    scene = _Scene(
+        Reader(model, loss_fn, observation),
+        attack,
+        inputs,
+        targets,
+        candidates or (inputs, targets),
+        known and attack.needs_labels,
+        _generator(seed),
+    )
+    rows: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
+    size = observation.batch_size
+    for start in range(0, len(inputs), size):
+        guess, label = scene.attacked(range(start, start + size))
+        for shift, member in ((0, True), (size, False)):
+            for place in range(start + shift, start + shift + size):
+                found, nearest = scene.compared(guess, place % len(inputs), label)
+                rows[member].append({"place": place % len(inputs), **found})
+                if member and watch is not None:
+                    watch(place, nearest)
+        if progress is not None:
+            progress(start + size, len(inputs))
+    columns = {
+        name: np.array([row[name] for m in rows for row in rows[m]]) for name in rows[True][0]
+    }
+    places = columns.pop("place")
+    ids = np.arange(len(inputs)) if example_ids is None else np.asarray(example_ids)
+    return AttackScores(
+        scores=-columns["error"],
+        member=np.repeat([True, False], len(inputs)),
+        method=f"{attack.title}, from {observation.text}" + ", labels known" * scene.labels_known,
+        example_ids=ids[places.astype(np.int64)],
+        adversary="gradients",
+        details=columns,
+    )
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """What all looks of one call share."""
+
+    reader: Reader
+    attack: Inversion
+    inputs: Tensor
+    targets: Tensor
+    candidates: tuple[Tensor, Tensor]
+    labels_known: bool
+    generator: torch.Generator
+
+    def attacked(self, places: Sequence[int]) -> tuple[Guess, Tensor | None]:
+        """Observe the examples at these places, and reconstruct them; also their inferred label."""
+        seen = self.reader.observation
+        inputs, targets = self.inputs[list(places)], self.targets[list(places)]
+        observed = self.reader.read(inputs, targets).detach()
+        noise = torch.randn(observed.shape, generator=self.generator, dtype=observed.dtype)
+        observed = observed + seen.noise_std * noise
+        sent = torch.ones_like(observed, dtype=torch.bool)
+        if seen.share < 1:
+            sent[observed.abs().argsort()[: round((1 - seen.share) * len(sent))]] = False
+        label = self._inferred(observed * sent) if len(places) == 1 else None
+        if self.attack.needs_labels and not self.labels_known and label is None:
+            raise InputError(
+                f"the attack {self.attack.name} needs a label, and none can be inferred: the model "
+                "does not end with a linear layer, or targets are no class numbers; pass "
+                "knows_labels=True"
+            )
+        look = Look(
+            observed,
+            sent,
+            targets if label is None or self.labels_known else label,
+            tuple(inputs.shape),
+            *self._range,
+            self.reader,
+            self.generator,
+            lambda place: self._alternatives(places, place),
+        )
+        return self.attack.invert(look), label
+
+    def compared(
+        self, guess: Guess, place: int, label: Tensor | None
+    ) -> tuple[dict[str, Any], Tensor]:
+        """The columns of one example and a guess, and the reconstruction nearest to it."""
+        others = self._candidates[self._others(place)]
+        low, high = self._range
+        own = self.inputs[place].flatten().double()
+        guesses = guess.inputs.flatten(1).double()
+        away = (guesses - own).square().mean(1) / (high - low) ** 2
+        away = torch.nan_to_num(away, nan=np.inf, posinf=np.inf)
+        nearest = int(away.argmin())
+        least = (
+            torch.cdist(guesses, others).square().min(1).values / own.numel() / (high - low) ** 2
+        )
+        target = self.targets[place : place + 1]
+        columns = {
+            "error": float(away[nearest]),
+            "identified": bool((away < least).any()),
+            "label_found": np.nan
+            if label is None or self.labels_known
+            else float(torch.equal(label, target)),
+            "iterations": guess.iterations,
+            "chance": min(1.0, len(guesses) / (len(others) + 1)),
+            "mu": float(self._mu[place]),
+        }
+        return columns, guess.inputs[nearest]
+
+    @cached_property
+    def _range(self) -> tuple[float, float]:
+        values = self.candidates[0].double()
+        low = min(float(values.min()), float(self.inputs.min()))
+        return low, max(float(values.max()), float(self.inputs.max()), low + 1e-12)
+
+    @cached_property
+    def _candidates(self) -> Tensor:
+        """(m, d) flat."""
+        return self.candidates[0].flatten(1).double()
+
+    @cached_property
+    def _gradients(self) -> Tensor:
+        """(m, d) what each candidate adds to a sum of gradients."""
+        return torch.stack([self._read(*pair) for pair in one_by_one(*self.candidates)])
+
+    @cached_property
+    def _mu(self) -> list[float]:
+        """(n,) of each example, in its own batch."""
+        size, std = self.reader.observation.batch_size, self.reader.observation.noise_std
+        found = []
+        for place in range(len(self.inputs)):
+            batch = range(place - place % size, place - place % size + size)
+            moved = float(
+                (self._batch(batch) - self._batch([p for p in batch if p != place])).norm()
+            )
+            found.append(moved / std if std else (np.inf if moved else 0.0))
+        return found
+
+    def _batch(self, places: Sequence[int]) -> Tensor:
+        return self._read(self.inputs[list(places)], self.targets[list(places)])
+
+    def _read(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return self.reader.read(inputs, targets).detach()
+
+    def _others(self, place: int) -> Tensor:
+        """(m,) bool, the candidates that an example is told from."""
+        own = self.inputs[place].flatten().double()
+        others = (self._candidates != own).any(1)
+        if self.labels_known:
+            others &= self.candidates[1] == self.targets[place]
+        if not others.any():
+            raise InputError(
+                "an example is told from no other candidate"
+                + " of its label" * self.labels_known
+                + "; pass more candidates, two at least"
+            )
+        return others
+
+    def _alternatives(self, places: Sequence[int], place: int) -> tuple[Tensor, Tensor]:
+        """See `Look`. The example itself comes last, so that ties count against the attack."""
+        own, rest = places[place], [p for p in places if p != places[place]]
+        others = self._others(own)
+        inputs = torch.cat([self.candidates[0][others], self.inputs[own : own + 1]])
+        targets = torch.cat([self.candidates[1][others], self.targets[own : own + 1]])
+        if self.reader.observation.of == "update":
+            beside = self.inputs[rest], self.targets[rest]
+            read = [
+                self._read(torch.cat([x, beside[0]]), torch.cat([y, beside[1]]))
+                for x, y in one_by_one(inputs, targets)
+            ]
+            return inputs, torch.stack(read)
+        added = torch.cat([self._gradients[others], self._batch([own]).unsqueeze(0)])
+        return inputs, added + self._batch(rest)
+
+    def _inferred(self, observed: Tensor) -> Tensor | None:
+        """(1,) label of a single example, by the sign of the last layer's gradient."""
+        layers = [n for n, m in self.reader.model.named_modules() if isinstance(m, nn.Linear)]
+        found = self.reader.gradients(observed)
+        if not layers or self.targets.is_floating_point() or self.targets.dim() != 1:
+            return None
+        last = found.get(f"{layers[-1]}.bias")
+        if last is None:
+            weight = found.get(f"{layers[-1]}.weight")
+            last = None if weight is None else weight.sum(1)
+        if last is None or f"{layers[-1]}." not in list(found)[-1]:
+            return None
+        return last.argmin().reshape(1)
+
+
+def _generator(seed: int | None) -> torch.Generator:
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    return generator
+
+
+def _check(inputs: Tensor, targets: Tensor, observation: Observation, attack: Inversion) -> None:
+    if len(inputs) != len(targets):
+        raise InputError(f"there are {len(inputs)} inputs and {len(targets)} targets")
+    if not inputs.is_floating_point() and not attack.knows_candidates:
+        raise InputError(
+            f"the attack {attack.name} reconstructs floating-point inputs, not {inputs.dtype}; use "
+            "the attack informed"
+        )
+    size = observation.batch_size
+    if len(inputs) % size or len(inputs) < 2 * size:
+        raise InputError(
+            f"{len(inputs)} examples make no two whole batches of {size}; each reconstruction is "
+            "compared with the examples of another observation"
+        )
+
+
+def _check_labels(
+    observation: Observation, attack: Inversion, given: bool | None, known: bool
+) -> None:
+    if not attack.needs_labels:
+        return
+    if observation.batch_size > 1 and not known:
+        raise InputError("labels are inferred of single examples only; pass knows_labels=True")
+    if observation.batch_size > _MOST_LABELS and given is None:
+        raise InputError(
+            f"a batch of {observation.batch_size} has more than {_MOST_LABELS} labels, which "
+            "nothing infers; pass knows_labels=True for an attacker who knows them"
+        )
