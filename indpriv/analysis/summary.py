@@ -21,6 +21,7 @@ from indpriv.analysis.guarantee import Guarantee
 from indpriv.analysis.hazards import Hazard
 from indpriv.analysis.loss import LossRelation
 from indpriv.analysis.norms_over_training import Drivers
+from indpriv.analysis.reconstruction import Reconstruction
 from indpriv.analysis.run_facts import RunFacts
 from indpriv.analysis.units import UnitSizes
 from indpriv.epsilon_table import DISCLAIMER, Account
@@ -66,6 +67,7 @@ class AttackFindings:
         by_unit: rates of attacks on people with several rows; empty where each unit has one row.
         every: every attack that was run, over all examples, beside what any attack can reach.
         attributes: attacks that guess attributes; empty where the audit file names none.
+        reconstruction: attacks on gradients that someone reads, one for each file of RUN/leakage.
     """
 
     by_group: tuple[ThresholdAttack, ...] = field(default=(), metadata={"json": "attacks"})
@@ -79,6 +81,7 @@ class AttackFindings:
     attributes: tuple[AttributeFindings, ...] = field(
         default=(), metadata={"json": "attribute_attacks"}
     )
+    reconstruction: tuple[Reconstruction, ...] = ()
 
 
 @dataclass(frozen=True)

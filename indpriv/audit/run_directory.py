@@ -25,6 +25,7 @@ from indpriv.norm_log.run_files import (
     EXAMPLES_NON_DP,
     GRADIENT_CANARIES,
     HOLDOUT,
+    LEAKAGE,
     RUN_JSON,
     holds_log,
 )
@@ -52,6 +53,7 @@ class RecordedRun:
         attributes: what speaks for each value of attributes of the examples; None where the run
             did not say.
         baseline_attributes: the same for the non-private baseline.
+        leakage: scores of reconstructions from gradients, one for each observation and attack.
         unchecked: what could not be checked about these signals, in sentences.
     """
 
@@ -68,6 +70,7 @@ class RecordedRun:
     unchecked: Sequence[str] = ()
     attributes: tuple[AttributeKnowledge, ...] | None = None
     baseline_attributes: tuple[AttributeKnowledge, ...] | None = None
+    leakage: tuple[AttackScores, ...] = ()
 
 
 def recorded_run(run: OpenedRun, unreadable: str = "refuse") -> RecordedRun:
@@ -86,6 +89,9 @@ def recorded_run(run: OpenedRun, unreadable: str = "refuse") -> RecordedRun:
         attributes=knowledge_of(path / ATTRIBUTES),
         baseline_attributes=knowledge_of(path / ATTRIBUTES_NON_DP),
         gradient_canaries=_scores(path / GRADIENT_CANARIES),
+        leakage=tuple(
+            AttackScores.from_file(file) for file in sorted((path / LEAKAGE).glob("*.parquet"))
+        ),
         holdout=NormLog.open(holdout, unreadable=unreadable) if holds_log(holdout) else None,
         recorder={
             **state.header["run"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -14,6 +14,9 @@ from indpriv.cli.exposure import exposure
 from indpriv.cli.first_contact import checked_audit_file, checked_run
 from indpriv.cli.options import DataDir, Json, check_device, check_folder, print_json, progress_bar
 from indpriv.errors import InputError
+
+if TYPE_CHECKING:
+    from indpriv.analysis.reconstruction import Reconstruction
 
 Scores = Annotated[
     Path | None,
@@ -32,7 +35,7 @@ FairCoins = Annotated[
 Adversary = Annotated[
     str | None,
     typer.Option(
-        help="What the attacker saw: final_model, checkpoints, updates or full.",
+        help="What the attacker saw: final_model, checkpoints, updates, full or gradients.",
         show_default="as the file says, else final_model",
     ),
 ]
@@ -103,6 +106,7 @@ def attack(
     from dataclasses import replace
 
     from indpriv.analysis.attacks.measures import measure_attack
+    from indpriv.analysis.reconstruction import reconstruction_of
     from indpriv.attack_scores import AttackScores
     from indpriv.report.screens.attack import attack_document, print_attack
 
@@ -112,11 +116,23 @@ def attack(
         fair_coins=fair_coins or found.fair_coins,
         adversary=adversary or found.adversary,
     )
+    if "identified" in found.details:
+        _show_reconstruction([reconstruction_of(found)], as_json)
+        return
     measures = measure_attack(found, delta=delta, seed=seed)
     if as_json:
         print_json(attack_document(measures))
     else:
         print_attack(measures, Console())
+
+
+def _show_reconstruction(found: Sequence[Reconstruction], as_json: bool) -> None:
+    from indpriv.report.screens.reconstruction import print_reconstruction, reconstruction_document
+
+    if as_json:
+        print_json(reconstruction_document(found))
+    else:
+        print_reconstruction(found, Console())
 
 
 @attack_app.command("run")

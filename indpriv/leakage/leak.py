@@ -1,4 +1,19 @@
-"""`leak`: observe examples, reconstruct them, and compare. Sensitive."""
+"""`leak`: observe examples, reconstruct them, and compare. Sensitive.
+
+Each example is observed once, with noise of its own. As a member it is compared with the
+reconstruction from its own observation; as a non-member, with the one from the observation before
+it. The columns of `details`:
+
+    error        infinite where a reconstruction is not finite
+    identified   0 or 1: the example is nearer to the reconstruction than every other candidate
+    chance       of that, on average over examples and candidates that were drawn alike: 1 over
+                 the number of candidates, times the batch size, as each of its reconstructions
+                 may be the one
+    label_found  0 or 1; NaN where no label was inferred
+    iterations
+    mu           how far the example moves what is read, over the standard deviation of the noise:
+                 the mu of the best test between present and absent
+"""
 
 from __future__ import annotations
 
@@ -12,6 +27,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from indpriv._arrays import FloatArray
 from indpriv._progress import Progress
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
@@ -39,87 +55,68 @@ def leak(
 ) -> AttackScores:
     """Reconstruct examples from what is read of their gradients at this state of the model.
 
-    Each example is observed once, with noise of its own. A reconstruction identifies an example if
-    the example is nearer to it than every other candidate. The chance of that is 1 over their
-    number, on average over examples and candidates that were drawn alike, whatever the model; a
-    batch of B examples has B times the chance, since each of B reconstructions may be the one.
-
     Args:
-        model: at the state of the observation, without dropout and layers that mix examples.
+        model: without dropout and layers that mix examples.
         loss_fn: `loss_fn(outputs, targets)` -> per-example losses (batch,).
-        inputs: (n, ...) of n examples, drawn at random before anything is looked at; consecutive
-            ones make a batch.
+        inputs: (n, ...) chosen without looking at them; consecutive ones make a batch.
         targets: (n,) their labels.
         observation: what is read, and what protects it.
         attack: one of `INVERSIONS`.
         candidates: inputs (m, ...) and targets (m,) that an example is told from; default the
-            examples themselves. Copies of the example are left out.
+            examples. Copies of the example are left out.
         example_ids: (n,) default 0..n-1.
-        knows_labels: the attacker knows the labels, and candidates are those of the same label;
-            default for batches. It infers that of a single example otherwise (Zhao et al. 2020,
-            arXiv:2001.02610).
+        knows_labels: candidates then have the example's label. Default for batches; the label of
+            a single example is inferred (Zhao et al. 2020, arXiv:2001.02610).
         seed: makes noise and starts reproducible: for tests.
         watch: called with the position of each example and the reconstruction nearest to it.
         progress: called with (examples done, examples in all).
 
     Returns:
-        2n scores, minus the mean squared error of a value, where inputs range from 0 to 1. As a
-        member, an example is compared with the reconstruction from its own observation; as a
-        non-member, with the one from the observation before it. A reconstruction that is not
-        finite scores minus infinity. Columns in `details`: error; identified (0 or 1); label_found
-        (NaN where none was inferred); iterations; chance, of identification; and mu, how far the
-        example moves what is read over the standard deviation of its noise, which is the mu of the
-        best test between present and absent.
+        2n scores: minus the mean squared error of a value, where inputs range from 0 to 1. See
+        the module for the columns of `details`.
 
     Raises:
         InputError: a model, inputs or options that the attack does not take, fewer than two
-            observations, or fewer than two candidates.
-
-    >>> from indpriv.leakage import FirstLayer, Observation, leak
-    >>> _ = torch.manual_seed(0)
-    >>> model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
-    >>> found = leak(model, nn.CrossEntropyLoss(reduction="none"), torch.rand(4, 5),
-    ...              torch.tensor([0, 1, 2, 0]), Observation(max_grad_norm=1.0), FirstLayer())
-    >>> found.details["identified"][found.member].mean(), found.scores[found.member].min() > -1e-10
-    (np.float64(1.0), np.True_)
+            observations or than two candidates.
     """
     _check(inputs, targets, observation, attack)
     known = observation.batch_size > 1 if knows_labels is None else knows_labels
     _check_labels(observation, attack, knows_labels, known)
-    scene = _Scene(
-        Reader(model, loss_fn, observation),
-        attack,
-        inputs,
-        targets,
-        candidates or (inputs, targets),
-        known and attack.needs_labels,
-        _generator(seed),
-    )
-    rows: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
-    size = observation.batch_size
-    for start in range(0, len(inputs), size):
-        guess, label = scene.attacked(range(start, start + size))
-        for shift, member in ((0, True), (size, False)):
-            for place in range(start + shift, start + shift + size):
-                found, nearest = scene.compared(guess, place % len(inputs), label)
-                rows[member].append({"place": place % len(inputs), **found})
-                if member and watch is not None:
-                    watch(place, nearest)
-        if progress is not None:
-            progress(start + size, len(inputs))
-    columns = {
-        name: np.array([row[name] for m in rows for row in rows[m]]) for name in rows[True][0]
-    }
-    places = columns.pop("place")
+    reader, known = Reader(model, loss_fn, observation), known and attack.needs_labels
+    candidates, generator = candidates or (inputs, targets), _generator(seed)
+    scene = _Scene(reader, attack, inputs, targets, candidates, known, generator)
+    columns = _columns(scene, watch, progress)
+    places = columns.pop("place").astype(np.int64)
     ids = np.arange(len(inputs)) if example_ids is None else np.asarray(example_ids)
     return AttackScores(
         scores=-columns["error"],
         member=np.repeat([True, False], len(inputs)),
-        method=f"{attack.title}, from {observation.text}" + ", labels known" * scene.labels_known,
-        example_ids=ids[places.astype(np.int64)],
+        method=f"{attack.title}, from {observation.text}" + ", labels known" * known,
+        example_ids=ids[places],
         adversary="gradients",
         details=columns,
     )
+
+
+def _columns(
+    scene: _Scene, watch: Callable[[int, Tensor], None] | None, progress: Progress | None
+) -> dict[str, FloatArray]:
+    """(2n,) each: of every example as a member, and then of every one as a non-member."""
+    members, others = [], []
+    n, size = len(scene.inputs), scene.reader.observation.batch_size
+    for start in range(0, n, size):
+        guess, label = scene.attacked(range(start, start + size))
+        for place in range(start, start + size):
+            found, nearest = scene.compared(guess, place, label)
+            members.append({"place": place, **found})
+            if watch is not None:
+                watch(place, nearest)
+            other = (place + size) % n
+            others.append({"place": other, **scene.compared(guess, other, label)[0]})
+        if progress is not None:
+            progress(start + size, n)
+    every = [*members, *others]
+    return {name: np.array([row[name] for row in every], np.float64) for name in every[0]}
 
 
 @dataclass(frozen=True)

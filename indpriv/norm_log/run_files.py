@@ -15,6 +15,7 @@ WHITE_BOX = "white-box.parquet"
 ATTRIBUTES, ATTRIBUTES_NON_DP = "attributes.parquet", "attributes-non-dp.parquet"
 SECRETS = "secrets.parquet"
 CURVE = "curve.parquet"
+LEAKAGE = "leakage"  # a folder: scores and pictures of reconstructions
 HOLDOUT = "holdout"  # a folder: the log of the test examples
 RUN_DIRECTORY = (
     f"a run directory is what a Recorder writes: {JOURNAL}, {IDS}, {RECORDS}/, {RUN_JSON}, and at "

@@ -10,6 +10,7 @@ import indpriv
 from indpriv.analysis.reconstruction import identification_ceiling, reconstruction_of
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
+from reconstructions import scores
 
 MUS = st.lists(st.floats(0.01, 6), min_size=1, max_size=6).map(np.array)
 
@@ -45,22 +46,6 @@ def test_examples_without_noise_are_found_and_take_no_chance():
     assert identification_ceiling(np.array([np.inf, np.inf]), 0.01) == 1
     mixed = identification_ceiling(np.array([np.inf, 1.0]), 0.05)
     assert mixed == pytest.approx((1 + ndtr(ndtri(0.1) + 1)) / 2)
-
-
-def scores(named, mu, *, errors=None):
-    """As leak gives them."""
-    n = len(named)
-    errors = np.zeros(2 * n) if errors is None else errors
-    details = {
-        "error": errors,
-        "identified": np.r_[named, np.zeros(n)].astype(float),
-        "label_found": np.full(2 * n, np.nan),
-        "iterations": np.ones(2 * n),
-        "chance": np.full(2 * n, 0.01),
-        "mu": np.full(2 * n, mu),
-    }
-    member = np.repeat([True, False], n)
-    return AttackScores(-errors, member, "an attack", adversary="gradients", details=details)
 
 
 def test_more_than_the_ceiling_is_found_only_where_noise_is_missing():

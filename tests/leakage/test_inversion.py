@@ -9,7 +9,7 @@ from torch import nn
 from indpriv.analysis.reconstruction import reconstruction_of
 from indpriv.errors import InputError
 from indpriv.leakage import INVERSIONS, LBFGS, Adam, FirstLayer, Informed, Observation, leak
-from tests.leakage.scenes import LOSS, cpl_network, digits, mlp
+from leakage_scenes import LOSS, cpl_network, digits, mlp
 
 
 def attacked(model, n, observation, attack, others=99, **options):

@@ -8,7 +8,7 @@ from torch import nn
 from indpriv import AttackScores
 from indpriv.errors import InputError
 from indpriv.leakage import LBFGS, FirstLayer, Informed, Observation, leak
-from tests.leakage.scenes import LOSS, cpl_network, digits, mlp
+from leakage_scenes import LOSS, cpl_network, digits, mlp
 
 SEEN = Observation(max_grad_norm=0.1)
 

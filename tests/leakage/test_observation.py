@@ -9,7 +9,7 @@ from torch import nn
 from indpriv.errors import InputError
 from indpriv.leakage import Observation
 from indpriv.leakage.observation import Reader
-from tests.leakage.scenes import LOSS, cpl_network, digits, mlp
+from leakage_scenes import LOSS, cpl_network, digits, mlp
 
 
 def gradients(model, inputs, targets):

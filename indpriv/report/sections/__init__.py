@@ -16,6 +16,7 @@ from indpriv.report.sections.hazards import hazards
 from indpriv.report.sections.loss import loss
 from indpriv.report.sections.norms_over_training import norms_over_training
 from indpriv.report.sections.publish import publish
+from indpriv.report.sections.reconstruction import reconstruction
 from indpriv.report.sections.reproduce import reproduce
 from indpriv.report.sections.run import run
 from indpriv.report.sections.sensitivity import sensitivity
@@ -38,6 +39,7 @@ SECTIONS: tuple[Callable[[AuditSummary], Section | None], ...] = (
     attack_by_epsilon,
     canaries,
     gradient_canaries,
+    reconstruction,
     fidelity,
     sensitivity,
     batch_norms,
