@@ -22,7 +22,11 @@ DISCLAIMER = (
 )
 
 
-_SAMPLERS = {"poisson": "Poisson", "truncated_poisson": "truncated Poisson"}
+_SAMPLERS = {
+    "poisson": "Poisson",
+    "truncated_poisson": "truncated Poisson",
+    "fixed_size": "fixed-size",
+}
 _RELATIONS = {"add_remove": "add/remove", "zero_out": "zero out", "replace_one": "replace"}
 
 
@@ -49,6 +53,7 @@ class Account:
         rounding_mode: "up" or "nearest".
         total_steps: of the run.
         recorded_share: share of them that have a record.
+        max_batch_size: cap on batches, of sampler "truncated_poisson"; else None.
         privacy_filter: what caps all epsilons; "" if only max_grad_norm does.
         rows_per_unit: None if each row is a unit. Otherwise the rows of a unit were accounted
             together, and the worst case is that of the largest unit, which has this many rows.
@@ -69,6 +74,7 @@ class Account:
     rows_per_unit: int | None = None
     participation: str = "secret"
     tolerance: float = 0.0
+    max_batch_size: int | None = None
 
     @property
     def guaranteed_by(self) -> str:
@@ -86,7 +92,9 @@ class Account:
         """What the bound assumes of sampling, e.g. "Poisson sampling"."""
         if self.participation == "known":
             return "participation known"
-        return f"{_SAMPLERS.get(self.sampler, self.sampler)} sampling"
+        words = f"{_SAMPLERS.get(self.sampler, self.sampler)} sampling"
+        cap = self.max_batch_size
+        return words if cap is None else f"{words} with at most {cap:,} in a batch"
 
     @property
     def one_unit(self) -> str:

@@ -28,7 +28,7 @@ def claim_of(log: NormLog, between_records: str) -> tuple[str, str]:
     doubts = []
     if log.levels is not None and log.levels.rounding_mode != "up":
         doubts.append(_rounded_to(log.levels.rounding_mode))
-    if log.sampler != "poisson":
+    if log.sampler not in ("poisson", "truncated_poisson"):
         which = "another" if log.sampler == "other" else f"a {log.sampler}"
         doubts.append(
             f"batches were drawn by {which} sampler, and the analysis assumes Poisson sampling"
@@ -88,6 +88,21 @@ def claim_if_known(log: NormLog) -> tuple[str, str]:
         return ESTIMATE, _sentences(doubts)
     rounding = "not rounded" if log.levels is None else "rounded up"
     return EXACT, _sentences([f"{covered}, and norms are {rounding}" if known else covered])
+
+
+def claim_of_worst_case(log: NormLog) -> tuple[str, str]:
+    """The claim of an account that reads no norms, and its reason.
+
+    Caveats that concern the sampler or full records do not matter to it.
+    """
+    if log.known_caveats:
+        return ESTIMATE, _sentences(list(log.known_caveats))
+    return EXACT, _sentences(
+        [
+            "every example has the worst case, at max_grad_norm in every step: with fixed-size "
+            "batches and replaced examples, no smaller epsilon of one example is proven"
+        ]
+    )
 
 
 def _rounded_to(mode: str) -> str:

@@ -14,12 +14,14 @@ from indpriv.accountant.engines import ENGINES
 from indpriv.accountant.method import Method
 from indpriv.accountant.prepared import account_of, as_yu2023, checked, epsilon_blocks
 from indpriv.accountant.privacy_filter import under_filter
+from indpriv.accountant.relations.fixed_size import fixed_size_table
 from indpriv.accountant.relations.known import known_table
-from indpriv.accountant.relations.replace_one import ReplaceOneEngine
+from indpriv.accountant.relations.pairs import PairsEngine, rare_truncations
 from indpriv.accountant.units import Units, several_rows, worst_cases
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.validation import is_covered
 
 
 def account(
@@ -90,8 +92,17 @@ def table_for(
     """The account of a log, by example or by unit; as `indpriv.account`."""
     if method.participation == "known":
         return known_table(log, method, progress=progress, workers=workers)
-    if method.relation_of(log.neighbouring) == "replace_one":
-        log = _to_be_replaced(log)
+    if log.truncation is not None and (rare := rare_truncations(log)) < method.delta / 10:
+        plain, rest = replace(log, truncation=None), replace(method, delta=method.delta - rare)
+        table = table_for(plain, rest, progress=progress, workers=workers)
+        cap = log.truncation.max_batch_size
+        return replace(
+            table, account=replace(table.account, delta=method.delta, max_batch_size=cap)
+        )
+    if uses_pairs(log, method):
+        log = _as_pairs(log, method)
+        if log.sampler == "fixed_size":
+            return fixed_size_table(log, method)
     if log.unit_ids is None or log.unit == "example":
         return under_filter(table_of(log, method, progress=progress, workers=workers), log)
     units = Units.of(log.unit_ids)
@@ -102,12 +113,26 @@ def table_for(
     return under_filter(_of_units(log, units, method, progress, workers), log, units)
 
 
-def _to_be_replaced(log: NormLog) -> NormLog:
-    """The log without its filter, whose charges are of add/remove; InputError if not Poisson."""
-    if log.sampler not in ("poisson", "other"):
+def uses_pairs(log: NormLog, method: Method) -> bool:
+    """Whether a step is another pair of laws than that of adding an example to a Poisson sample."""
+    return method.relation_of(log.neighbouring) == "replace_one" or log.truncation is not None
+
+
+def _as_pairs(log: NormLog, method: Method) -> NormLog:
+    """The log without its filter, whose charges are of add/remove with Poisson sampling.
+
+    InputError where no account is proven.
+    """
+    relation = method.relation_of(log.neighbouring)
+    if log.sampler != "other" and not is_covered(log.sampler, relation):
         raise InputError(
             f'neighbouring="replace_one" with secret participation is proven for Poisson sampling, '
             f'and batches were drawn by a {log.sampler} sampler; pass participation="known"'
+        )
+    if method.accountant != "rdp":
+        raise InputError(
+            f'accountant="{method.accountant}" has no account of truncated batches; pass '
+            'accountant="rdp"'
         )
     return replace(log, filtered=None)
 
@@ -117,8 +142,8 @@ def table_of(
 ) -> EpsilonTable:
     """The account of single rows: norm log -> histogram -> divergences -> epsilon."""
     log = checked(log, method)
-    replaced = method.relation_of(log.neighbouring) == "replace_one"
-    engine = (ReplaceOneEngine if replaced else ENGINES[method.accountant]).prepare(log, method)
+    kind = PairsEngine if uses_pairs(log, method) else ENGINES[method.accountant]
+    engine = kind.prepare(log, method)
     found, done = [], 0
     for part in epsilon_blocks(log, engine, workers=workers):
         found.append(part)
@@ -144,10 +169,11 @@ def _of_units(
     log: NormLog, units: Units, method: Method, progress: Progress | None, workers: int | None
 ) -> EpsilonTable:
     """The account of units, some of several rows; those of one row are examples like any other."""
-    if method.relation_of(log.neighbouring) == "replace_one":
+    if uses_pairs(log, method):
+        what = "truncated batches" if log.truncation else 'neighbouring="replace_one"'
         raise InputError(
-            f'neighbouring="replace_one" has no account of several rows of one {log.unit} with '
-            'secret participation; pass participation="known"'
+            f"{what}: there is no account of several rows of one {log.unit} with secret "
+            'participation; pass participation="known"'
         )
     log = as_yu2023(log) if method.preset == "yu2023" else log
     one = units.n_rows == 1

@@ -82,6 +82,15 @@ def checked(log: NormLog, method: Method) -> NormLog:
     return replace(log, batch_norms=None)
 
 
+def check_not_truncated(log: NormLog, what: str) -> None:
+    """InputError if batches were truncated, so that steps are no Poisson samples."""
+    if log.truncation is not None:
+        raise InputError(
+            f"{what} assumes Poisson sampling, and batches were truncated at "
+            f"max_batch_size={log.truncation.max_batch_size}; indpriv.account allows for that"
+        )
+
+
 def warn_of_delta(log: NormLog, method: Method) -> None:
     """Warn with PrivacyWarning if delta is at least 1 / n_examples."""
     if method.delta * log.n_examples >= 1:
@@ -107,6 +116,7 @@ def account_of(log: NormLog, method: Method) -> Account:
         total_steps=log.total_steps,
         recorded_share=log.coverage,
         tolerance=method.tolerance if method.accountant == "pld" else 0.0,
+        max_batch_size=None if log.truncation is None else log.truncation.max_batch_size,
     )
 
 

@@ -22,7 +22,13 @@ from indpriv.accountant.blocks import in_blocks
 from indpriv.accountant.claims import claim_if_known, claim_of
 from indpriv.accountant.histogram.histogram import Histogram, whole_histograms
 from indpriv.accountant.method import Method
-from indpriv.accountant.prepared import account_of, block_size, checked, warn_of_delta
+from indpriv.accountant.prepared import (
+    account_of,
+    block_size,
+    check_not_truncated,
+    checked,
+    warn_of_delta,
+)
 from indpriv.accountant.readings import Readings, Risk
 from indpriv.accountant.relations.known import known_account, known_shifts
 from indpriv.accountant.units import Units
@@ -264,9 +270,15 @@ def worst_case_risk(log: NormLog, *, delta: float, false_positive_rate: ArrayLik
     return _worst_case(log, _readings(log, method, false_positive_rate, ()))
 
 
+def has_risk_curve(account: Account) -> bool:
+    """Whether `worst_case_risk` describes the neighbours and the sampler of an account."""
+    return account.neighbouring != "replace_one" and account.sampler != "truncated_poisson"
+
+
 def _readings(
     log: NormLog, method: Method, false_positive_rate: ArrayLike, epsilon: ArrayLike
 ) -> Readings:
+    check_not_truncated(log, "the privacy curve of a run")
     largest = float(worst_case_rdp(log, method).epsilon[0])
     return Readings.of(false_positive_rate, epsilon, delta=method.delta, largest_epsilon=largest)
 

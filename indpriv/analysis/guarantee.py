@@ -25,6 +25,7 @@ from indpriv.norm_log.evidence import (
     Check,
 )
 from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.validation import is_covered
 
 SUPPORTED, DECLARED, UNPROVEN, VOID = "supported", "declared", "unproven", "void"
 STATUSES = (SUPPORTED, DECLARED, UNPROVEN, VOID)  # the weakest last
@@ -157,7 +158,8 @@ def _status(
         return VOID, [void]
     account = table.account
     known = account.participation == "known"
-    left_out = OF_SECRECY if known else frozenset()
+    covered = is_covered(account.sampler, account.neighbouring)
+    left_out = OF_SECRECY if known or (covered and account.sampler == "fixed_size") else frozenset()
     reasons = [
         check.detail
         for check in checks
@@ -165,7 +167,7 @@ def _status(
     ]
     if account.neighbouring == "add_remove" and divisor is not None and divisor.tells_n:
         reasons.append(f"{divisor.describe()}; an audit with --neighbouring zero-out allows for it")
-    if account.sampler != "poisson" and not known:
+    if not covered and not known:
         reasons.insert(0, f"batches were {account.sampler}, not Poisson-sampled{_WITHOUT_POISSON}")
     if reasons:
         return UNPROVEN, reasons

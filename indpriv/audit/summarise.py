@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from indpriv._columns import MISSING, to_floats
+from indpriv.accountant.risk import has_risk_curve
 from indpriv.analysis.disclosures import disclosures
 from indpriv.analysis.distribution import describe
 from indpriv.analysis.divisor import divisor_of
@@ -148,8 +149,8 @@ def _guarantee(log: NormLog, table: EpsilonTable, recorded: RecordedRun) -> Guar
     account = table.account
     if account.participation == "known":
         membership: Membership | None = membership_if_known(table)
-    elif account.neighbouring == "replace_one":
-        membership = None  # its curve is not that of the Poisson pair
+    elif not has_risk_curve(account):
+        membership = None
     else:
         membership = worst_case_membership(log, account.delta)
     rows = account.rows_per_unit or 1

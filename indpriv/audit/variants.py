@@ -158,7 +158,8 @@ def sensitivity(
 def usual_participation(log: NormLog, preset: str | None) -> str:
     """Secret, unless that gives no guarantee and the log says who took part."""
     some = log.batch_norms is not None or log.most_participations is not None
-    return "known" if log.sampler != "poisson" and some and preset is None else "secret"
+    amplifies = log.sampler in ("poisson", "truncated_poisson")
+    return "known" if not amplifies and some and preset is None else "secret"
 
 
 def usual_relation(log: NormLog, recorder: Mapping[str, Any]) -> str | None:

@@ -65,10 +65,11 @@ def convert(
             (0-based) holds the norms, before clipping, at the parameters that step t starts from.
         run_json: an object with steps, noise_multiplier (standard deviation of the noise on the sum
             of clipped gradients over max_grad_norm), max_grad_norm, sample_rate (each one number,
-            or a list with one per step), sampler ("poisson", "shuffled", "other"), unit ("example",
-            "user", "client") and neighbouring ("add_remove"); optionally clipping ("individual" if
-            each example was clipped at its last recorded norm, rounded up), microbatch_size,
-            seeded, delta. Other keys are kept.
+            or a list with one per step), sampler ("poisson", "truncated_poisson", "shuffled",
+            "fixed_size", "other"; see `NormLog`), unit ("example", "user", "client") and
+            neighbouring ("add_remove", "zero_out", "replace_one"); max_batch_size if batches are
+            truncated; optionally clipping ("individual" if each example was clipped at its last
+            recorded norm, rounded up), microbatch_size, seeded, delta. Other keys are kept.
         output_dir: the run directory: new, or without a log.
         rounding: as a fraction of max_grad_norm, upwards; 0 keeps float64.
         progress: called as progress(stage, done, total), in records.
@@ -115,8 +116,14 @@ def _header(settings: _Settings, rounding: float) -> LogHeader:
             "converted": True,
             "clipping": settings.content.get("clipping", "flat"),
             "seeded": settings.seeded,
+            **_truncation(settings),
         },
     )
+
+
+def _truncation(settings: _Settings) -> dict[str, int]:
+    cap = settings.content.get("max_batch_size")
+    return {} if cap is None else {"max_batch_size": cap}
 
 
 def _write_records(
@@ -188,7 +195,12 @@ def _read_settings(path: Path) -> _Settings:
     try:
         numbers = {name: _numbers(name, content[name]) for name in SETTING_NAMES}
         total_steps = _checks.check_positive_int("steps", content["steps"])
-        check_words(content["sampler"], content["unit"], content["neighbouring"])
+        check_words(
+            content["sampler"],
+            content["unit"],
+            content["neighbouring"],
+            content.get("max_batch_size"),
+        )
         clipping = _checks.check_choice("clipping", content.get("clipping", "flat"), _CLIPPING)
         return _Settings(
             steps=StepSettings.from_values(total_steps, **numbers),

@@ -117,9 +117,9 @@ class LogState:
 
     @property
     def sampler(self) -> str:
-        """What drew the batches: "poisson" if it did so in every session, else the first other."""
-        samplers = (session.sampler for session in self.sessions)
-        return next((sampler for sampler in samplers if sampler != "poisson"), "poisson")
+        """What drew the batches; "other" if it was not the same in every session."""
+        samplers = {session.sampler for session in self.sessions} or {"poisson"}
+        return samplers.pop() if len(samplers) == 1 else "other"
 
     @property
     def seeded(self) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks
-from indpriv._arrays import FloatArray, IntArray
+from indpriv._arrays import IntArray
 from indpriv.errors import InputError
 from indpriv.norm_log import views
 from indpriv.norm_log.batch_norms import (
@@ -36,6 +36,7 @@ from indpriv.norm_log.reader import (
 from indpriv.norm_log.records import ArrayRecords, Records
 from indpriv.norm_log.step_settings import StepSettings
 from indpriv.norm_log.validation import (
+    Truncation,
     check_ids,
     check_norms,
     check_recorded_steps,
@@ -78,7 +79,9 @@ class NormLog(_checks.FormerNames):
             than max_grad_norm by a measured share.
         levels: the rounding; None if rounding is 0 and norms are kept in full.
         sampler: what drew the batches: "poisson", as accounts with secret participation assume,
-            "shuffled", "sequential", "fixed_size", "with_replacement" or "other".
+            "truncated_poisson", "shuffled", "sequential", "fixed_size", "with_replacement" or
+            "other".
+        truncation: the cap on batches, of sampler "truncated_poisson"; else None.
         unit: what one person contributes.
         neighbouring: the neighbouring relation: "add_remove", "zero_out" or "replace_one".
         records: where the rows live.
@@ -119,6 +122,7 @@ class NormLog(_checks.FormerNames):
     filtered: Filtered | None = None
     most_participations: int | None = None
     known_caveats: tuple[str, ...] = ()
+    truncation: Truncation | None = None
 
     @classmethod
     @_checks.accepts_former_names
@@ -142,6 +146,7 @@ class NormLog(_checks.FormerNames):
         caveats: Sequence[str] = (),
         batch_norms: Sequence[ArrayLike] | None = None,
         most_participations: int | None = None,
+        max_batch_size: int | None = None,
     ) -> NormLog:
         """Make a log of norms in memory.
 
@@ -156,25 +161,24 @@ class NormLog(_checks.FormerNames):
             rounding: r as a fraction of max_grad_norm; 0 means full float precision.
             rounding_mode: "up" (never under-reports) or "nearest" (the paper's; an estimate).
             individually_clipped: training clipped each example at its last recorded level.
-            sampler: "poisson", "shuffled", "sequential", "fixed_size", "with_replacement", "other".
+            sampler: what drew the batches; its names are those of the attribute.
             unit: "example", or "user" or "client", which need unit_ids.
             unit_ids: (n_examples,) the unit of each row.
             neighbouring: "add_remove", "zero_out" or "replace_one".
             caveats: why an account is an estimate, e.g. how the norms were taken.
             batch_norms: (steps, positions, norms), each (n_entries,), of all sampled examples.
             most_participations: largest number of times that one example was drawn.
+            max_batch_size: largest batch that sampler "truncated_poisson" lets through.
 
         Raises:
             InputError: a wrong shape or range, NaN or negative norms, repeated ids or entries.
         """
-        check_words(sampler, unit, neighbouring)
         given = StepSettings.from_values(total_steps, noise_multiplier, max_grad_norm, sample_rate)
-        ids, steps, kept = _checked_rows(norms, recorded_steps, example_ids, len(given))
         levels = levels_of(rounding, rounding_mode)
-        records = ArrayRecords(views.encode_rows(kept, given.max_grad_norm[steps], levels))
-        rows = np.arange(len(steps))
+        ids, steps, rows, records = _checked_rows(norms, recorded_steps, example_ids, given, levels)
         return replace(
             cls(ids, steps, given, levels, sampler, unit, neighbouring, records, rows),
+            truncation=check_words(sampler, unit, neighbouring, max_batch_size, len(ids)),
             unit_ids=check_unit_ids(unit_ids, len(ids), unit),
             individually_clipped=bool(individually_clipped),
             caveats=tuple(caveats),
@@ -250,9 +254,13 @@ class NormLog(_checks.FormerNames):
 
 
 def _checked_rows(
-    norms: ArrayLike, recorded_steps: ArrayLike, example_ids: ArrayLike | None, total_steps: int
-) -> tuple[NDArray[np.generic], IntArray, FloatArray]:
-    """Ids, steps and norms of full records as arrays; see `NormLog.from_arrays`."""
+    norms: ArrayLike,
+    recorded_steps: ArrayLike,
+    example_ids: ArrayLike | None,
+    given: StepSettings,
+    levels: Levels | None,
+) -> tuple[NDArray[np.generic], IntArray, IntArray, ArrayRecords]:
+    """Ids, and steps, rows and norms of full records; see `NormLog.from_arrays`."""
     rows, steps = np.asarray(norms), np.asarray(recorded_steps)
     if rows.ndim != 2 or not (
         np.issubdtype(rows.dtype, np.floating) or np.issubdtype(rows.dtype, np.integer)
@@ -261,11 +269,13 @@ def _checked_rows(
             f"norms has shape {rows.shape} and dtype {rows.dtype}; pass (n_records, n_examples) "
             "floats"
         )
-    check_recorded_steps(steps, len(rows), total_steps)
+    check_recorded_steps(steps, len(rows), len(given))
     ids = np.arange(rows.shape[1]) if example_ids is None else np.asarray(example_ids)
     check_ids(ids, rows.shape[1])
     check_norms(rows, ids)
-    return ids, steps.astype(np.int64), rows.astype(np.float64)
+    clip = given.max_grad_norm[steps.astype(np.int64)]
+    records = ArrayRecords(views.encode_rows(rows.astype(np.float64), clip, levels))
+    return ids, steps.astype(np.int64), np.arange(len(steps)), records
 
 
 def _checked_most(most_participations: int | None) -> int | None:

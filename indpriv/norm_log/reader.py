@@ -68,7 +68,13 @@ def log_fields(state: LogState, faults: Faults) -> dict[str, Any]:
             "copy"
         )
     levels = levels_of(header["rounding"], header["rounding_mode"])
-    check_words(state.sampler, header["unit"], header["neighbouring"])
+    truncation = check_words(
+        state.sampler,
+        header["unit"],
+        header["neighbouring"],
+        header["run"].get("max_batch_size"),
+        header["n_examples"],
+    )
     # A crash can leave a record whose step was not logged.
     used = [line for line in state.records if line["step"] < state.total_steps]
     rows: list[tuple[Path | None, str]] = [
@@ -105,6 +111,7 @@ def log_fields(state: LogState, faults: Faults) -> dict[str, Any]:
         "batch_norms": batch_norms_of(state, faults),
         "most_participations": state.most_participations,
         "known_caveats": state.known_caveats,
+        "truncation": truncation,
     }
 
 

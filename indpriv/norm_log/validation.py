@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from indpriv._checks import check_choice
+from indpriv._checks import check_choice, check_positive_int
 from indpriv.errors import InputError, PrivacyWarning
 
-# "shuffled" and "sequential": every example once an epoch, in a new or in one order. "fixed_size":
-# a new random set of one size for each step. "with_replacement": an example may be drawn twice.
-SAMPLERS = ("poisson", "shuffled", "sequential", "fixed_size", "with_replacement", "other")
+# "truncated_poisson": a random max_batch_size of the examples that Poisson sampling drew, if these
+# are more. "shuffled" and "sequential": every example once an epoch, in a new or in one order.
+# "fixed_size": a new random set of one size for each step. "with_replacement": an example may be
+# drawn twice.
+SAMPLERS = (
+    "poisson",
+    "truncated_poisson",
+    "shuffled",
+    "sequential",
+    "fixed_size",
+    "with_replacement",
+    "other",
+)
 NEIGHBOURING = ("add_remove", "zero_out", "replace_one")
 UNITS = ("example", "user", "client")
 # What a log holds in place of gradient norms, by the kind of clipping.
@@ -24,11 +35,47 @@ CONTRIBUTIONS = {
 }
 
 
-def check_words(sampler: str, unit: str, neighbouring: str) -> None:
-    """Raise InputError unless each is a word that a log may use."""
+@dataclass(frozen=True)
+class Truncation:
+    """A cap on batches of Poisson sampling; which examples are left out is drawn at random.
+
+    max_batch_size: the cap. n_examples: of the whole training set.
+    """
+
+    max_batch_size: int
+    n_examples: int
+
+
+def check_words(
+    sampler: str,
+    unit: str,
+    neighbouring: str,
+    max_batch_size: int | None = None,
+    n_examples: int = 0,
+) -> Truncation | None:
+    """Check what a log says of itself, and return how its batches of n_examples were truncated.
+
+    Raises:
+        InputError: a word that a log may not use; a cap on batches that is missing, not positive,
+            or of a sampler that has none.
+    """
     check_choice("sampler", sampler, SAMPLERS)
     check_choice("unit", unit, UNITS)
     check_choice("neighbouring", neighbouring, NEIGHBOURING)
+    if (sampler == "truncated_poisson") != (max_batch_size is not None):
+        raise InputError(
+            f'sampler="{sampler}" with max_batch_size={max_batch_size}: sampler='
+            '"truncated_poisson" and the cap on its batches belong together; pass both or neither'
+        )
+    if max_batch_size is None:
+        return None
+    return Truncation(check_positive_int("max_batch_size", max_batch_size), n_examples)
+
+
+def is_covered(sampler: str, neighbouring: str) -> bool:
+    """Whether an account with secret participation is proven for batches of this sampler."""
+    replaced = sampler == "fixed_size" and neighbouring == "replace_one"
+    return sampler in ("poisson", "truncated_poisson") or replaced
 
 
 def check_recorded_steps(steps: NDArray[np.generic], n_records: int, total_steps: int) -> None:

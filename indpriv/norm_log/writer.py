@@ -139,8 +139,9 @@ class NormLogWriter:
             "policy": dict(header.policy),
             "privacy_filter": dict(header.privacy_filter),
             "ranks": header.run.get("ranks", 1),
+            "max_batch_size": header.run.get("max_batch_size"),
         }
-        logged = {"ranks": first["run"].get("ranks", 1), **first}
+        logged = {"ranks": 1, "max_batch_size": None, **first["run"], **first}
         for name, value in expected.items():
             if logged.get(name, {}) != value:
                 raise EvidenceError(

@@ -7,6 +7,7 @@ from indpriv.recording.checkpoints.replay import replay
 from indpriv.recording.checkpoints.run_settings import StepOptions
 from indpriv.recording.clipping.rules import AdaClip, LargestNormNoise, QuantileClipping
 from indpriv.recording.norms.norm_pass import NormPass, per_example_gradient_norms
+from indpriv.recording.opacus.truncated import TruncatedPoissonSampler
 from indpriv.recording.recorder import Recorder
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Recorder",
     "RecordingPolicy",
     "StepOptions",
+    "TruncatedPoissonSampler",
     "WhiteBox",
     "per_example_gradient_norms",
     "replay",

@@ -148,6 +148,7 @@ def _described(run: OpacusRun) -> dict[str, Any]:
         "expected_batch_size": optimizer.expected_batch_size,
         "secure_mode": bool(optimizer.secure_mode),
         "sampler_class": run.sampler_class,
+        **_truncation(run),
         "steps_per_epoch": run.steps_per_epoch,
         **described_parameters(run.module),
         "versions": {
@@ -156,6 +157,13 @@ def _described(run: OpacusRun) -> dict[str, Any]:
             "python": platform.python_version(),
         },
     }
+
+
+def _truncation(run: OpacusRun) -> dict[str, int]:
+    """The cap on batches; empty if there is none."""
+    if run.sampler != "truncated_poisson":
+        return {}
+    return {"max_batch_size": int(run.batch_sampler.max_batch_size)}
 
 
 def _of_all_groups(optimizer: Any, name: str) -> float | None:

@@ -1,6 +1,7 @@
 """Runs without Poisson sampling: what the Recorder recognises and counts, and what an audit says of it."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +12,15 @@ import indpriv
 import oracles
 from indpriv.audit import audit
 from indpriv.norm_log.norm_log import open_run
+from indpriv.norm_log.validation import Truncation
 from indpriv.norm_log.verify import verify
+from indpriv.recording import TruncatedPoissonSampler
 from indpriv.recording.opacus.tally import Tally
 from runs import blobs, make_run, record
+
+
+class LikeTruncated(TruncatedPoissonSampler):
+    """A subclass may truncate otherwise."""
 
 
 class Shuffled(RandomSampler):
@@ -29,14 +36,20 @@ def loader_of(dataset, kind):
         "weighted": lambda: WeightedRandomSampler([1.0] * 120, 120),
         "subclass": lambda: Shuffled(dataset),
     }
+    capped = {"num_samples": len(dataset), "sample_rate": 0.1, "max_batch_size": 20}
+    if kind == "truncated":
+        return DataLoader(dataset, batch_sampler=TruncatedPoissonSampler(**capped))
+    if kind == "like_truncated":
+        return DataLoader(dataset, batch_sampler=LikeTruncated(**capped))
     return DataLoader(dataset, batch_size=12, sampler=samplers[kind]())
 
 
-def trained(tmp_path, kind, epochs=2, every=3, **options):
+def trained(tmp_path, kind, epochs=2, every=3, batch_norms=None, rounding=0.01, **options):
     dataset = blobs()
     run = make_run(dataset, data_loader=loader_of(dataset, kind), poisson_sampling=False, **options)
     torch.seed()
-    return record(run, tmp_path / "run", epochs=epochs, every=every)
+    recorded = {} if batch_norms is None else {"batch_norms": batch_norms}
+    return record(run, tmp_path / "run", epochs=epochs, every=every, rounding=rounding, **recorded)
 
 
 def drawn(log):
@@ -57,10 +70,12 @@ def status_of(run_dir, key):
         ("with_replacement", "with_replacement"),
         ("weighted", "other"),
         ("subclass", "other"),
+        ("truncated", "truncated_poisson"),
+        ("like_truncated", "other"),
     ],
 )
 def test_samplers_of_torch_are_recognised_and_counted(kind, sampler, tmp_path):
-    log = trained(tmp_path, kind)
+    log = trained(tmp_path, kind, **({"batch_norms": True} if kind == "truncated" else {}))
     assert log.sampler == sampler
     counts = Counter(log.batch_norms.read(0, 120).position.tolist())
     assert log.most_participations == max(counts.values())
@@ -85,6 +100,30 @@ def test_a_shuffled_run_has_a_supported_guarantee(tmp_path):
     assert secret.guarantee.status == "unproven"
     assert "--participation known" in secret.guarantee.reasons[0]
     assert "--participation secret" in secret.provenance.command
+
+
+def test_a_truncated_run_has_a_supported_guarantee_that_allows_for_the_cap(tmp_path):
+    log = trained(tmp_path, "truncated", every=1, rounding=0.25, noise_multiplier=2.0)
+    assert log.truncation == Truncation(20, 120)
+    assert set(log.settings.sample_rate) == {0.1}
+    summary = audit(tmp_path / "run", tmp_path / "audit", delta=1e-5)
+    assert (summary.guarantee.status, summary.claim) == ("supported", "exact")
+    assert "truncated Poisson sampling with at most 20 in a batch" in summary.guarantee.statement
+    poisson = replace(log, sampler="poisson", truncation=None)
+    plain = indpriv.account(poisson, delta=1e-5, neighbouring="zero_out")
+    assert summary.guarantee.worst_case_epsilon > plain.worst_case_epsilon
+    assert summary.guarantee.membership is None  # no curve is known
+
+
+def test_a_fixed_size_run_is_supported_if_an_example_is_replaced(tmp_path):
+    log = trained(tmp_path, "fixed_size", epochs=20, noise_multiplier=2.0)
+    assert set(log.settings.sample_rate) == {0.1}
+    options = {"delta": 1e-5, "participation": "secret"}
+    summary = audit(tmp_path / "run", tmp_path / "a", neighbouring="replace_one", **options)
+    assert (summary.guarantee.status, summary.claim) == ("supported", "exact")
+    assert "replace one example, fixed-size sampling" in summary.guarantee.statement
+    removed = audit(tmp_path / "run", tmp_path / "b", neighbouring="add_remove", **options)
+    assert removed.guarantee.status == "unproven"
 
 
 def test_one_participation_that_is_miscounted_fails(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Rényi divergences where an example is replaced, with secret Poisson sampling. Sensitive.
+"""Rényi divergences where an example is replaced, with secret Poisson sampling.
 
 Given which other examples are sampled, a step of an example with clipped gradient g that another
 with gradient h replaces has the laws P = (1 - q) N(0, 1) + q N(g, 1) and Q = (1 - q) N(0, 1) + q
@@ -9,29 +9,13 @@ r = 1 - q + q y, a convex function, homogeneous in (p, r), so that F_12 <= 0 <= 
 heat equation its derivative in <g, h> is E[x y F_12] <= 0: opposite directions are the worst. Along
 them its derivative in a is E[a x^2 F_11 - b x y F_12] >= 0, and likewise in b. These laws compose
 over steps (Zhu, Dong and Wang 2022, arXiv:2106.08567v4, Theorem 10).
-
-The replacement is unknown, so b is max_grad_norm, whatever the example's own norm is.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
-
 import numpy as np
 
 from indpriv._arrays import FloatArray
-from indpriv.accountant.engine import Epsilons
-from indpriv.accountant.histogram.counts import Counts, DenseCounts
-from indpriv.accountant.histogram.histogram import Histogram
-from indpriv.accountant.histogram.mechanisms import Mechanisms
-from indpriv.accountant.rdp_orders import RdpAccountant
-from indpriv.accountant.worst_case import worst_case_steps
-from indpriv.errors import InputError
-from indpriv.norm_log.norm_log import NormLog
-
-if TYPE_CHECKING:
-    from indpriv.accountant.method import Method
 
 _SLACK = 1e-9  # relative; sums of the two spacings agree within a tenth of this
 _REACH = 10.0  # standard deviations beyond the outer peaks
@@ -106,108 +90,3 @@ def _log_ratio(tilt: FloatArray, q: float) -> tuple[FloatArray, FloatArray]:
     rise = q * np.expm1(np.minimum(tilt, 50.0))
     far = np.logaddexp(np.log1p(-q), np.log(q) + tilt)
     return np.where(tilt < 1.0, np.log1p(np.maximum(rise, -q)), far), rise
-
-
-@dataclass(frozen=True)
-class _Direction:
-    """Divergences of cells in one neighbouring direction; see Divergences.
-
-    Attributes:
-        histogram: None for mechanisms that are counted themselves.
-        own, other: (n_mechanisms,) contributions over the noise; the divergence is of the law of
-            own from that of other.
-    """
-
-    histogram: Histogram | None
-    own: FloatArray
-    other: FloatArray
-    sample_rate: FloatArray
-
-    def divergences(self, orders: FloatArray) -> FloatArray:
-        """See Divergences."""
-        triples = np.stack([self.own, self.other, self.sample_rate], axis=1)
-        distinct, inverse = np.unique(triples, axis=0, return_inverse=True)
-        own, other, rates = distinct.T
-        values = replaced_divergences(own, other, rates, orders)[:, inverse.ravel()]
-        return values if self.histogram is None else self.histogram.per_count(values)
-
-
-@dataclass(frozen=True)
-class ReplaceOneEngine:
-    """See Engine. Norms and settings between nodes are rounded up.
-
-    Attributes:
-        histogram: how norms are counted.
-        accountants: of both directions.
-        alike: of a replacement with the example's own norms, which is no bound.
-        worst_case: of the run.
-    """
-
-    numerical_noise: ClassVar[str] = "1e-9"
-
-    histogram: Histogram
-    accountants: tuple[RdpAccountant, RdpAccountant]
-    alike: RdpAccountant
-    worst_case: Epsilons
-
-    @classmethod
-    def prepare(cls, log: NormLog, method: Method) -> ReplaceOneEngine:
-        """See Engine."""
-        histogram = Histogram.of(log, method.between_records, "up")
-        found = histogram.mechanisms
-        own, other, rates = found.shifts, _clipped_shifts(found, log), found.sample_rate
-        clipped, steps = worst_case_steps(log, "up")
-        shift = _clipped_shifts(clipped, log)
-        worst = RdpAccountant(_Direction(None, shift, shift, clipped.sample_rate), method)
-        return cls(
-            histogram,
-            (
-                RdpAccountant(_Direction(histogram, own, other, rates), method),
-                RdpAccountant(_Direction(histogram, other, own, rates), method),
-            ),
-            RdpAccountant(_Direction(histogram, own, own, rates), method),
-            _finite(_larger((worst, worst), DenseCounts(steps[None]))),
-        )
-
-    @property
-    def bytes_per_example(self) -> int:
-        """See Engine."""
-        return self.histogram.bytes_per_example + 8192
-
-    def block(self, block: NormLog) -> Epsilons:
-        """See Engine."""
-        counts = self.histogram.counts(block)
-        found = _larger(self.accountants, counts)
-        epsilon = np.minimum(found.epsilon, self.worst_case.epsilon)
-        alike = np.minimum(self.alike.epsilons(counts).epsilon, epsilon)
-        details = {**found.details, "epsilon_if_replaced_alike": alike}
-        return Epsilons(epsilon, found.epsilon_lower, details)
-
-
-def _clipped_shifts(mechanisms: Mechanisms, log: NormLog) -> FloatArray:
-    """(n,) shift of a gradient at max_grad_norm in the steps of each mechanism, or a larger one.
-
-    Nodes of a lattice are not those of one noise multiplier: then it is that of the smallest.
-    """
-    noise = np.unique(log.settings.noise_multiplier)
-    if np.isin(mechanisms.noise_multiplier, noise).all():
-        return 1 / mechanisms.noise_multiplier
-    return np.full(len(mechanisms), 1 / noise[0])
-
-
-def _larger(accountants: tuple[RdpAccountant, RdpAccountant], counts: Counts) -> Epsilons:
-    """The larger epsilon of both directions."""
-    one, two = (accountant.epsilons(counts) for accountant in accountants)
-    epsilon = np.maximum(one.epsilon, two.epsilon)
-    first = one.epsilon >= two.epsilon
-    details = {
-        "best_order": np.where(first, one.best_order, two.best_order),
-        "order_at_boundary": np.where(first, one.order_at_boundary, two.order_at_boundary),
-    }
-    return Epsilons(epsilon, np.zeros(len(epsilon)), details)
-
-
-def _finite(worst: Epsilons) -> Epsilons:
-    if not np.isfinite(worst.epsilon).all():
-        raise InputError("this noise_multiplier leaves no finite epsilon; check the optimizer")
-    return worst

@@ -9,7 +9,7 @@ from scipy.special import ndtr, ndtri
 from indpriv._arrays import FloatArray
 from indpriv._plain import Share
 from indpriv.accountant.pld.curves import gaussian_mu
-from indpriv.accountant.risk import worst_case_risk
+from indpriv.accountant.risk import has_risk_curve, worst_case_risk
 from indpriv.analysis.attacks.roc import FALSE_POSITIVE_RATES
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.norm_log.norm_log import NormLog
@@ -36,13 +36,13 @@ class Ceilings:
 def ceilings_of(log: NormLog, table: EpsilonTable) -> Ceilings | None:
     """The worst case's limits and the mean of the individual ones; None for units of several rows.
 
-    It is also None if neighbours differ by a replaced example.
+    It is also None if neighbours differ by a replaced example, or batches were truncated.
 
     Args:
         log: the norm log.
         table: its epsilons.
     """
-    if log.unit_ids is not None or table.account.neighbouring == "replace_one":
+    if log.unit_ids is not None or not has_risk_curve(table.account):
         return None
     account, mu = table.account, mu_of(table)
     if account.participation == "known":

@@ -18,6 +18,8 @@ def observed_sampler(sampler: str, sampler_class: str) -> Check:
     assumption = replace(SAMPLER, title=f"sampler ({sampler_class})")
     if sampler == "poisson":
         return assumption.passed("Opacus's Poisson sampler draws every batch")
+    if sampler == "truncated_poisson":
+        return assumption.passed("Poisson sampling draws every batch, and a cap truncates it")
     return assumption.failed(
         f"batches come from {sampler_class}, not from Poisson sampling, which the analysis assumes"
     )
@@ -26,8 +28,8 @@ def observed_sampler(sampler: str, sampler_class: str) -> Check:
 def declared_sampler(sampler: str, source: str) -> Check:
     """How batches were drawn, according to a source."""
     declared = replace(SAMPLER, title="sampler (declared)")
-    if sampler == "poisson":
-        return declared.not_checked(f"{source} declares Poisson sampling")
+    if sampler in ("poisson", "truncated_poisson"):
+        return declared.not_checked(f"{source} declares {sampler.replace('_', ' ')} sampling")
     return declared.failed(f"batches were {sampler}, which the analysis does not cover")
 
 

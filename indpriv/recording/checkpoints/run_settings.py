@@ -31,6 +31,8 @@ from indpriv.recording.checkpoints.step_values import (
 
 # The sampler classes of Opacus that a Recorder reports.
 _POISSON_CLASSES = ("UniformWithReplacementSampler", "DistributedUniformWithReplacementSampler")
+# A checkpoint does not say at which size batches were truncated.
+_REPLAYED = tuple(sampler for sampler in SAMPLERS if sampler != "truncated_poisson")
 _MAX_STEPS = 10**8  # arrays of all steps are held in memory
 _EXAMPLES = {
     "noise_multiplier": "--noise-multiplier 1.1",
@@ -241,9 +243,10 @@ class _Sources:
         known = {RUN_JSON: said, OPTIONS: self._options.sampler}
         known = {source: value for source, value in known.items() if value is not None}
         for source, value in known.items():
-            if value not in SAMPLERS:
+            if value not in _REPLAYED:
                 self.problems.append(
-                    f"{source}: sampler={value!r} is not known; choose one of {', '.join(SAMPLERS)}"
+                    f"{source}: sampler={value!r} is not known; choose one of "
+                    f"{', '.join(_REPLAYED)}"
                 )
         self._check_same("sampler", known)
         self.said_by["sampler"] = OPTIONS if self._options.sampler is not None else RUN_JSON

@@ -25,6 +25,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from indpriv.errors import InputError
 from indpriv.recording.clipping.rules import AdaClip, LargestNormNoise, QuantileClipping
 from indpriv.recording.opacus.ranks import DISTRIBUTED, check_distributed_sampler
+from indpriv.recording.opacus.truncated import TruncatedPoissonSampler
 
 _ACCOUNTED = (
     DPOptimizer,
@@ -111,6 +112,8 @@ def sampler_kind(batch_sampler: Any, optimizer: Any) -> str:
         return "poisson"
     if type(batch_sampler) is UniformWithReplacementSampler:  # a subclass may draw otherwise
         return "poisson"
+    if type(batch_sampler) is TruncatedPoissonSampler:
+        return "truncated_poisson"
     return _order_of_torch(batch_sampler) if type(batch_sampler) is BatchSampler else "other"
 
 

@@ -111,8 +111,8 @@ class OpacusRun:
 
     @property
     def is_poisson(self) -> bool:
-        """Whether each batch is a Poisson sample."""
-        return self.sampler == "poisson"
+        """Whether each batch is a Poisson sample, truncated or not."""
+        return self.sampler in ("poisson", "truncated_poisson")
 
     @property
     def is_ghost(self) -> bool:
@@ -121,10 +121,12 @@ class OpacusRun:
 
     @property
     def sample_rate(self) -> float:
-        """The sampler's rate; without Poisson sampling, the rate that the accountant assumes."""
-        return (
-            float(self.batch_sampler.sample_rate) if self.is_poisson else self.history.sample_rate
-        )
+        """Share of the examples that a batch holds, before truncation; if unknown, as accounted."""
+        if self.is_poisson:
+            return float(self.batch_sampler.sample_rate)
+        if self.sampler == "fixed_size":
+            return float(self.batch_sampler.sampler.num_samples / self.n_examples)
+        return self.history.sample_rate
 
     @property
     def steps_per_epoch(self) -> int:

@@ -126,6 +126,6 @@ def test_the_charges_of_a_filter_are_of_add_or_remove_and_cap_nothing():
 
 
 def test_a_sampler_without_proof_is_refused():
-    log = replace(log_of(np.array([[0.5]])), sampler="fixed_size")
+    log = replace(log_of(np.array([[0.5]])), sampler="shuffled")
     with pytest.raises(InputError, match="proven for Poisson sampling"):
         account(log, delta=1e-5, neighbouring="replace_one")

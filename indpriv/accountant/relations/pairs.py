@@ -1,0 +1,246 @@
+"""Secret sampling where a step is not the Poisson pair of add/remove. Sensitive.
+
+**Replaced examples.** The replacement is unknown, so its gradient has norm max_grad_norm = 1 and
+points away from the example's own (see `replace_one`).
+
+**Truncated batches** (Ganesh 2025, arXiv:2508.15089). A step draws each of n examples with
+probability q, and if these are more than B it keeps a random B of them. Let K be the number of the
+others that were drawn, on which an example has no influence. If K < B, no one is left out, and the
+step is one of Poisson sampling. If K >= B, the batch without the example is a random set of B
+others: a random set S of B - 1 of them, and one more, y. The example is in the batch with
+probability q' = q E[B / (K + 1) | K >= B], and then takes the place of y beside a random S, since
+a random set of random others is a random set of others. So for g = x - y, whose length is at most
+|x| + 1, the laws are mixtures over S and y of (1 - q') N(0) + q' N(g) and N(0) if x is removed; of
+N(-y) or of N(x' - y) in place of this N(0) with probability q' if x is zeroed or replaced. By joint
+convexity mixtures cost at most the most expensive pair, and exp((order - 1) * divergence) is at
+most the mean over both cases, as if K >= B were revealed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from scipy import stats
+from scipy.special import rel_entr
+
+from indpriv._arrays import FloatArray
+from indpriv.accountant.engine import Epsilons
+from indpriv.accountant.histogram.counts import Counts, DenseCounts
+from indpriv.accountant.histogram.histogram import Histogram
+from indpriv.accountant.histogram.mechanisms import Mechanisms
+from indpriv.accountant.rdp import renyi_divergences
+from indpriv.accountant.rdp_orders import RdpAccountant
+from indpriv.accountant.relations.replace_one import replaced_divergences
+from indpriv.accountant.worst_case import clipped_steps, worst_case_steps
+from indpriv.errors import InputError
+from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.validation import Truncation
+
+if TYPE_CHECKING:
+    from indpriv.accountant.method import Method
+
+_SLACK = 1e-9  # relative; of probabilities of truncation
+_LEAST_LOG = -690.0  # of a probability that floats can hold
+
+
+@dataclass(frozen=True)
+class Case:
+    """What may happen in a step of each of n mechanisms; arrays have shape (n,).
+
+    Attributes:
+        log_probability: of the case.
+        sample_rate: probability that the example is then in the batch.
+        displaces: whether it then takes the place of another example.
+    """
+
+    log_probability: FloatArray
+    sample_rate: FloatArray
+    displaces: bool
+
+
+def cases_of(
+    truncation: Truncation | None, sample_rate: FloatArray, settings: FloatArray
+) -> list[Case]:
+    """The cases of a step; their log moments less 1 are to be added up.
+
+    sample_rate: (n,) of mechanisms; settings: the rates of the run, of which they are, or which
+    they round up: their cases then have probabilities that are too large.
+    """
+    if truncation is None:
+        return [Case(np.zeros(len(sample_rate)), sample_rate, False)]
+    cap, n = truncation.max_batch_size, truncation.n_examples
+    if n <= cap:
+        return cases_of(None, sample_rate, settings)
+    # K has the law Binomial(n - 1, q).
+    exact = np.isin(sample_rate, settings)
+    log_cdf = np.maximum(stats.binom.logcdf(cap - 1, n - 1, sample_rate), -1e300)
+    whole = np.where(exact, log_cdf, 0.0)
+    log_cut = stats.binom.logsf(cap - 1, n - 1, sample_rate)
+    likely = exact & (log_cut > _LEAST_LOG)
+    share = cap / (n - 1)  # Chernoff's bound, where the tail is too small for floats
+    entropy = rel_entr(share, sample_rate) + rel_entr(1 - share, 1 - sample_rate)
+    log_cut = np.where(log_cut > _LEAST_LOG, log_cut, (1 - n) * entropy)
+    rate = sample_rate * (cap / (cap + 1))
+    mean = stats.binom.sf(cap, n, sample_rate[likely]) * cap / n
+    rate[likely] = np.minimum(rate[likely], mean / np.exp(log_cut[likely]) * (1 + _SLACK))
+    return [
+        Case(np.minimum(whole + _SLACK, 0.0), sample_rate, False),
+        Case(np.minimum(log_cut + _SLACK, 0.0), rate, True),
+    ]
+
+
+def rare_truncations(log: NormLog) -> float:
+    """Probability that in some step so many others are drawn that a unit might meet the cap.
+
+    Until then the run is one of Poisson sampling. The coins of the others alone decide, so a delta
+    that is smaller by this much accounts for the run as if nothing were ever truncated.
+    """
+    if log.truncation is None:
+        return 0.0
+    rows = 1
+    if log.unit != "example" and log.unit_ids is not None:
+        rows = int(np.unique(log.unit_ids, return_counts=True)[1].max())
+    cap, n = log.truncation.max_batch_size, log.truncation.n_examples
+    mechanisms, steps = clipped_steps(log)
+    each = stats.binom.sf(cap - rows, n, mechanisms.sample_rate) if cap < n else 0.0
+    return float((steps * each).sum() * (1 + _SLACK))
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Divergences of cells in one neighbouring direction; see Divergences.
+
+    Attributes:
+        histogram: None for mechanisms that are counted themselves.
+        cases: of each mechanism.
+        own: (n,) contribution over the noise, and `one` that of a gradient at max_grad_norm.
+        replacement: (n,) contribution over the noise of what takes the example's place, which may
+            be 0; None if nothing takes part instead.
+        swapped: whether the divergence is that of the replacement's law from the example's.
+    """
+
+    histogram: Histogram | None
+    cases: list[Case]
+    own: FloatArray
+    one: FloatArray
+    replacement: FloatArray | None
+    swapped: bool = False
+
+    def divergences(self, orders: FloatArray) -> FloatArray:
+        """See Divergences."""
+        values = [self._excess(case, orders) for case in self.cases]
+        found = np.logaddexp(0.0, reduce(np.logaddexp, values)) / (orders - 1)[:, None]
+        return found if self.histogram is None else self.histogram.per_count(found)
+
+    def _excess(self, case: Case, orders: FloatArray) -> FloatArray:
+        """(n_orders, n) log of probability * (exp((order - 1) * divergence) - 1).
+
+        Where nothing takes the example's place, removing it costs at least as much as adding it
+        (Mironov, Talwar and Zhang 2019, Theorem 5).
+        """
+        further = case.displaces * self.one
+        ends = [self.own + further, case.sample_rate]
+        if self.replacement is not None:
+            ends.insert(1, self.replacement + further)
+        distinct, inverse = np.unique(np.stack(ends, axis=1), axis=0, return_inverse=True)
+        own, *other, rates = distinct.T
+        if not other or not other[0].any():
+            values = renyi_divergences(own, rates, orders).T
+        elif self.swapped:
+            values = replaced_divergences(other[0], own, rates, orders)
+        else:
+            values = replaced_divergences(own, other[0], rates, orders)
+        moments = values[:, inverse.ravel()] * (orders - 1)[:, None]
+        with np.errstate(divide="ignore"):
+            return np.asarray(case.log_probability + moments + np.log(-np.expm1(-moments)))
+
+
+@dataclass(frozen=True)
+class PairsEngine:
+    """See Engine. Norms and settings between nodes are rounded up.
+
+    Attributes:
+        histogram: how norms are counted.
+        accountants: of each neighbouring direction that may be the larger one.
+        alike: of a replacement with the example's own norms, which is no bound; None unless
+            examples are replaced.
+        worst_case: of the run.
+    """
+
+    numerical_noise: ClassVar[str] = "1e-9"
+
+    histogram: Histogram
+    accountants: tuple[RdpAccountant, ...]
+    alike: RdpAccountant | None
+    worst_case: Epsilons
+
+    @classmethod
+    def prepare(cls, log: NormLog, method: Method) -> PairsEngine:
+        """See Engine."""
+        histogram = Histogram.of(log, method.between_records, "up")
+        clipped, steps = worst_case_steps(log, "up")
+        relation, rates = method.relation_of(log.neighbouring), log.settings.sample_rate
+
+        def accountants(found: Mechanisms, counted: Histogram | None) -> list[RdpAccountant]:
+            cases, one = cases_of(log.truncation, found.sample_rate, rates), _clipped(found, log)
+            own = found.shifts if counted is not None else one
+            replacement = {"add_remove": None, "zero_out": 0 * one, "replace_one": one}[relation]
+            pairs = [Pairs(counted, cases, own, one, replacement)]
+            if replacement is not None:
+                pairs.append(Pairs(counted, cases, own, one, replacement, swapped=True))
+            if relation == "replace_one" and counted is not None:
+                pairs.append(Pairs(counted, cases, own, one, own))
+            return [RdpAccountant(pair, method) for pair in pairs]
+
+        of_each = accountants(histogram.mechanisms, histogram)
+        alike = of_each.pop() if relation == "replace_one" else None
+        worst = _largest(accountants(clipped, None), DenseCounts(steps[None]))
+        return cls(histogram, tuple(of_each), alike, _finite(worst))
+
+    @property
+    def bytes_per_example(self) -> int:
+        """See Engine."""
+        return self.histogram.bytes_per_example + 8192
+
+    def block(self, block: NormLog) -> Epsilons:
+        """See Engine."""
+        counts = self.histogram.counts(block)
+        found = _largest(self.accountants, counts)
+        epsilon, details = np.minimum(found.epsilon, self.worst_case.epsilon), found.details
+        if self.alike is not None:
+            alike = np.minimum(self.alike.epsilons(counts).epsilon, epsilon)
+            details = {**details, "epsilon_if_replaced_alike": alike}
+        return Epsilons(epsilon, found.epsilon_lower, details)
+
+
+def _clipped(mechanisms: Mechanisms, log: NormLog) -> FloatArray:
+    """(n,) shift of a gradient at max_grad_norm in the steps of each mechanism, or a larger one.
+
+    Nodes of a lattice are not those of one noise multiplier: then it is that of the smallest.
+    """
+    noise = np.unique(log.settings.noise_multiplier)
+    if np.isin(mechanisms.noise_multiplier, noise).all():
+        return 1 / mechanisms.noise_multiplier
+    return np.full(len(mechanisms), 1 / noise[0])
+
+
+def _largest(accountants: Sequence[RdpAccountant], counts: Counts) -> Epsilons:
+    """The largest epsilon of all directions."""
+    found = [accountant.epsilons(counts) for accountant in accountants]
+    epsilons = np.stack([one.epsilon for one in found])
+    which, columns = epsilons.argmax(axis=0), np.arange(epsilons.shape[1])
+    details = {
+        name: np.stack([getattr(one, name) for one in found])[which, columns]
+        for name in ("best_order", "order_at_boundary")
+    }
+    return Epsilons(epsilons.max(axis=0), np.zeros(len(columns)), details)
+
+
+def _finite(worst: Epsilons) -> Epsilons:
+    if not np.isfinite(worst.epsilon).all():
+        raise InputError("this noise_multiplier leaves no finite epsilon; check the optimizer")
+    return worst

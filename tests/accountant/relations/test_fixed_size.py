@@ -1,0 +1,108 @@
+"""Fixed-size batches under replace-one, compared with dp_accounting's bound of the same theorem."""
+
+from math import comb
+
+import dp_accounting
+import mpmath
+import numpy as np
+import pytest
+from dp_accounting.rdp import RdpAccountant
+from dp_accounting.rdp.rdp_privacy_accountant import _compute_rdp_sample_wor_gaussian
+
+from indpriv import InputError, NormLog, account
+from indpriv.accountant.relations.fixed_size import fixed_size_divergences
+
+DELTA = 1e-5
+ORDERS = np.array([1.5, 2.0, 2.7, 3.0, 5.0, 8.5, 16.0, 40.0, 100.0])
+
+
+def by_definition(shift, rate, order):
+    """The bound of one whole order, with forward differences in 200 digits."""
+    with mpmath.workdps(200):
+        u, q = mpmath.mpf(shift), mpmath.mpf(rate)
+
+        def moment(j):
+            powers = (mpmath.exp(k * (k - 1) * u**2 / 2) for k in range(j + 1))
+            return sum((-1) ** (j - k) * comb(j, k) * value for k, value in enumerate(powers))
+
+        def term(j):
+            most = 2 * mpmath.exp(j * (j - 1) * u**2 / 2)
+            mean = 4 * mpmath.sqrt(moment(j - j % 2) * moment(j + j % 2))
+            return comb(order, j) * q**j * min(mean, most)
+
+        total = mpmath.fsum(term(j) for j in range(2, order + 1))
+        return float(mpmath.log1p(total) / (order - 1))
+
+
+def compare(rng, n):
+    for _ in range(n):
+        sigma, rate = float(rng.choice([0.3, 0.8, 3.0, 50.0])), float(rng.choice([1, 0.3, 0.01]))
+        # At this noise, beyond order 40, the differences of dp_accounting cancel.
+        orders = np.sort(1 + rng.uniform(0, 30 if sigma == 50 else 200, 6))
+        found = fixed_size_divergences(2 / sigma, rate, orders)
+        theirs = _compute_rdp_sample_wor_gaussian(rate, sigma / 2, orders)
+        np.testing.assert_allclose(found, theirs, rtol=1e-4)
+        assert np.all(found >= theirs * (1 - 1e-10))
+
+
+@pytest.mark.parametrize(("sigma", "rate", "order"), [(50.0, 0.3, 90), (3.0, 0.2, 17)])
+def test_divergences_are_those_of_the_theorem(sigma, rate, order):
+    found = fixed_size_divergences(2 / sigma, rate, np.array([float(order)]))[0]
+    truth = by_definition(2 / sigma, rate, order)
+    assert truth <= found <= truth * (1 + 1e-6)
+
+
+def test_divergences_are_those_of_dp_accounting():
+    compare(np.random.default_rng(0), 4)
+
+
+@pytest.mark.slow
+def test_divergences_of_many_settings():
+    compare(np.random.default_rng(1), 220)
+
+
+def log_of(norms=((0.1, 0.5, 2.0),), total_steps=1, sample_rate=0.1, **changes):
+    arguments = {"noise_multiplier": 2.0, "max_grad_norm": 1.0, "sampler": "fixed_size", **changes}
+    return NormLog.from_arrays(
+        np.array(norms), [0], total_steps=total_steps, sample_rate=sample_rate, **arguments
+    )
+
+
+@pytest.mark.parametrize(("sigma", "steps"), [(2.0, 100), (0.3, 1), (50.0, 1)])
+def test_everyone_has_the_worst_case_of_dp_accounting(sigma, steps):
+    log = log_of(total_steps=steps, noise_multiplier=sigma)
+    table = account(log, delta=DELTA, neighbouring="replace_one", orders=ORDERS)
+    theirs = RdpAccountant(ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE)
+    event = dp_accounting.SampledWithoutReplacementDpEvent(
+        1000, 100, dp_accounting.GaussianDpEvent(sigma / 2)
+    )
+    theirs.compose(event, steps)
+    assert table.worst_case_epsilon == pytest.approx(theirs.get_epsilon(DELTA), rel=1e-8)
+    assert np.all(table.epsilon == table.worst_case_epsilon)
+    assert table.claim == "exact"
+    assert "Every example has the worst case" in table.claim_reason
+    assert table.account.describe().startswith("delta 1e-5, replace one example, fixed-size")
+
+
+def test_all_examples_in_every_batch_is_the_gaussian_mechanism():
+    assert fixed_size_divergences(1.0, 1.0, ORDERS) == pytest.approx(ORDERS / 2)
+
+
+def test_settings_may_change():
+    changing = log_of(total_steps=2, noise_multiplier=[1.0, 3.0], sample_rate=[0.1, 0.2])
+    found = account(changing, delta=DELTA, neighbouring="replace_one").worst_case_epsilon
+    parts = [
+        account(log_of(total_steps=2, noise_multiplier=sigma, sample_rate=rate), delta=DELTA,
+                neighbouring="replace_one").worst_case_epsilon
+        for sigma, rate in ((3.0, 0.1), (1.0, 0.2))
+    ]  # fmt: skip
+    assert parts[0] < found < parts[1]
+
+
+def test_several_rows_of_a_person_and_add_or_remove_are_refused():
+    people = log_of(unit="user", unit_ids=["a", "a", "b"])
+    with pytest.raises(InputError, match="several rows of one user"):
+        account(people, delta=DELTA, neighbouring="replace_one")
+    with pytest.raises(InputError, match='pass accountant="rdp"'):
+        account(log_of(), delta=DELTA, neighbouring="replace_one", accountant="pld")
+    assert account(log_of(), delta=DELTA).claim == "estimate"  # nothing is proven for it
