@@ -28,7 +28,7 @@ from indpriv.recording.clipping.filtered import Filter
 from indpriv.recording.data_passes import Examples, SharedPass
 from indpriv.recording.environment import environment_of
 from indpriv.recording.norms.batches import LossFn
-from indpriv.recording.norms.model_checks import check_buffers
+from indpriv.recording.norms.model_checks import check_memory
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.opacus.ranks import Ranks
 from indpriv.recording.opacus.run import OpacusRun
@@ -203,7 +203,7 @@ class Recorder:
             closing(Ranks(optimizer)) as ranks,
         ):
             norm_pass.check_training(model, inputs, targets)
-            check_buffers(run.module, inputs)
+            check_memory(run.module, inputs)
             if test is not None:
                 with norm_pass.evaluation() as evaluated:
                     data.check_test_set(evaluated, test)

@@ -216,6 +216,26 @@ def test_what_a_buffer_keeps_of_the_examples_is_refused(tmp_path):
     assert record(make_run(model=Remembers(of_data=False)), tmp_path / "counts").caveats == ()
 
 
+class KeepsInputs(nn.Module):
+    """Adds a little of the last input it saw to the next output, or only counts its passes."""
+
+    def __init__(self, of_data):
+        super().__init__()
+        self.layer, self._of_data, self.kept = nn.Linear(6, 2), of_data, []
+
+    def forward(self, inputs):
+        outputs = self.layer(inputs) + 1e-4 * sum(part.mean() for part in self.kept[-1:])
+        if len(inputs):
+            self.kept.append(inputs.detach() if self._of_data else torch.ones(1))
+        return outputs
+
+
+def test_what_a_list_keeps_of_the_examples_is_refused(tmp_path):
+    run = make_run(model=KeepsInputs(of_data=True))
+    with pytest.raises(InputError, match="depend on examples that it has seen before"):
+        record(run, tmp_path / "run")
+
+
 @pytest.mark.parametrize(("excess", "counted"), [(5e-5, 0.0), (5e-4, 1e-3), (4e-3, 8e-3)])
 def test_clipping_by_norms_that_sums_make_too_small_counts_as_less_noise(
     excess, counted, tmp_path, monkeypatch

@@ -24,7 +24,7 @@ from indpriv.recording.checkpoints.audit_spec import AuditSpec, load_spec
 from indpriv.recording.checkpoints.safe_files import first_line, read_content
 from indpriv.recording.checkpoints.weights import fingerprint_of, fit, load_into, state_of
 from indpriv.recording.data_passes import Measured, norms_of
-from indpriv.recording.norms.model_checks import check_buffers
+from indpriv.recording.norms.model_checks import check_memory
 from indpriv.recording.norms.norm_pass import NormPass
 
 AUTO = "auto"
@@ -77,7 +77,7 @@ class CheckpointPass:
         with _explained("dataset"):
             inputs, targets = next(self._examples.batches(_CHECKED))
             self.norm_pass = NormPass(self.model, spec.loss_fn, inputs, targets, backend=backend)
-            check_buffers(self.model, inputs)
+            check_memory(self.model, inputs)
         if isinstance(batch_size, int):
             self.norm_pass.batch_size = batch_size
         once, again = (next(self._examples.batches(_PROBED)) for _ in range(2))

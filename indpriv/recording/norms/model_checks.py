@@ -8,6 +8,7 @@ import torch
 from opacus.grad_sample import AbstractGradSampleModule, GradSampleModuleFastGradientClipping
 from opacus.validators import ModuleValidator
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from indpriv.errors import InputError
 from indpriv.recording.norms.autograd_check import TINY
@@ -19,6 +20,8 @@ from indpriv.recording.norms.variant import Variant
 from indpriv.recording.random_states import kept_random_state
 
 _PROBED = 4  # examples that stand for all others
+_ROUNDING = 1e-6  # relative, of outputs
+_LEAK = "which thus reach the model without clipping or noise, so no epsilon is valid"
 
 
 def validate_module(module: nn.Module) -> None:
@@ -62,32 +65,54 @@ def _opacus_errors(module: nn.Module) -> list[str]:
     return [str(error) for error in errors if str(error) not in accepted]
 
 
-def check_buffers(module: nn.Module, inputs: Any) -> None:
-    """Raise InputError if a forward pass stores anything about its examples in a buffer.
+def check_memory(module: nn.Module, inputs: Any) -> None:
+    """Raise InputError if a forward pass keeps anything about its examples.
 
-    Compares the buffers after passes over two parts of some real inputs, on copies of the module.
+    Two copies of the module pass over different parts of some real inputs. Then their buffers are
+    equal, and so are their outputs for one and the same part: whatever else a module keeps of its
+    examples, in lists or attributes, matters only if it changes outputs.
     """
     size = min(_PROBED, len(first_tensor(inputs)) // 2)
-    if not size or next(module.buffers(), None) is None:
+    if not size:
         return
-    first, second = (_buffers_after(module, inputs, start, start + size) for start in (0, size))
-    for name, value in first.items():
-        both_nan = (value != value) & (second[name] != second[name])
-        if not bool(((value == second[name]) | both_nan).all()):
+    parts = [_rows(inputs, start, start + size) for start in (0, size)]
+    first, second = (make_shadow(module) for _ in parts)
+    for shadow, part in zip((first, second), parts, strict=True):
+        _outputs(shadow, part)
+    others = dict(second.named_buffers())
+    for name, value in first.named_buffers():
+        both_nan = (value != value) & (others[name] != others[name])
+        if not bool(((value == others[name]) | both_nan).all()):
             raise InputError(
-                f"a forward pass changes the buffer {name!r} depending on its examples, which thus "
-                "reach the model without clipping or noise, so no epsilon is valid; remove that, "
-                "or fix the buffer before training"
+                f"a forward pass changes the buffer {name!r} depending on its examples, {_LEAK}; "
+                "remove that, or fix the buffer before training"
             )
+    mine, theirs = (_outputs(shadow, parts[0]) for shadow in (first, second))
+    if not all(map(_close, mine, theirs)):
+        raise InputError(
+            "outputs of the model depend on examples that it has seen before: a layer keeps "
+            f"something of them, {_LEAK}; remove that, e.g. a list or a running mean in the module"
+        )
 
 
-def _buffers_after(module: nn.Module, inputs: Any, start: int, stop: int) -> dict[str, Tensor]:
-    """Buffers of a copy after a training pass over some examples, always with the same seed."""
-    shadow = make_shadow(module)
+def _outputs(shadow: nn.Module, inputs: Any) -> list[Tensor]:
+    """The tensors that a copy of the model returns in training, always with the same seed."""
     with kept_random_state(), torch.no_grad():
         torch.manual_seed(0)
-        shadow(map_tensors(inputs, lambda tensor: tensor[start:stop]))
-    return dict(shadow.named_buffers())
+        leaves = tree_leaves(shadow(inputs))
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _rows(inputs: Any, start: int, stop: int) -> Any:
+    return map_tensors(inputs, lambda tensor: tensor[start:stop])
+
+
+def _close(mine: Tensor, theirs: Tensor) -> bool:
+    """Equal, or up to rounding on devices that sum in another order each time."""
+    if mine.shape != theirs.shape or not mine.is_floating_point():
+        return torch.equal(mine, theirs)
+    scale = _ROUNDING * float(mine.abs().nan_to_num().max()) if mine.numel() else 0.0
+    return torch.allclose(mine, theirs, rtol=0, atol=scale, equal_nan=True)
 
 
 def check_opacus_norms(

@@ -17,6 +17,7 @@ from indpriv.recording import Recorder
 from indpriv.recording.norms.backends import BACKENDS
 from indpriv.recording.norms.batches import Batch
 from indpriv.recording.norms.layer_choice import Fastest
+from indpriv.recording.norms.shadow_model import EachTensor
 from runs import PER_EXAMPLE, make_run
 
 SIZE = 4
@@ -166,7 +167,7 @@ def test_all_agree(kind, data):
         if name == "ew":
             norms = expanded_weights(shadow, inputs, targets)
         else:
-            backend = BACKENDS[name](shadow, loss_fn, Fastest(), ())
+            backend = BACKENDS[name](shadow, loss_fn, Fastest(), EachTensor())
             norms = backend(Batch(inputs, targets))[0]
         np.testing.assert_allclose(norms.numpy(), expected, rtol=1e-4, err_msg=name)
 
