@@ -244,7 +244,7 @@ def _found_at_accuracy(runs: Figures) -> dict[str, tuple[float, list[float], int
 def verdict_at_accuracy(runs: Figures) -> str:
     """Whether decay reaches the baseline's accuracy with less epsilon."""
     found = _found_at_accuracy(runs)
-    if not found or min(n for _, _, n in found.values()) < 3:
+    if not found or min(found[name][2] for name in ("baseline", "cdecay")) < 3:
         return NOT_RUN
     base, ours = found["baseline"][1], found["cdecay"][1]
     return REPRODUCED if ours and base and mean(ours) < mean(base) else NOT_REPRODUCED
