@@ -23,6 +23,7 @@ from indpriv.analysis.loss import LossRelation
 from indpriv.analysis.norms_over_training import Drivers
 from indpriv.analysis.reconstruction import Reconstruction
 from indpriv.analysis.run_facts import RunFacts
+from indpriv.analysis.schedule.findings import ScheduleFindings
 from indpriv.analysis.units import UnitSizes
 from indpriv.epsilon_table import DISCLAIMER, Account
 from indpriv.errors import InputError
@@ -141,6 +142,7 @@ class AuditSummary:
         drivers: norms over training by class, and the examples at both ends.
         loss: epsilon and loss; None without an example table.
         groups: one table per column asked for.
+        schedule: noise, clipping and accuracy over training.
     """
 
     name: str
@@ -158,6 +160,7 @@ class AuditSummary:
     attacks: AttackFindings = field(metadata={"flatten": True})
     fidelity: FidelityFindings = field(metadata={"flatten": True})
     notes: Notes = field(metadata={"flatten": True})
+    schedule: ScheduleFindings | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The content of audit.json: dicts, lists, texts and finite numbers."""

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from indpriv._files import read_json
+from indpriv._files import read_json, read_parquet
 from indpriv.analysis.declared import Declared
+from indpriv.analysis.schedule.curve import Curve
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks.attribute_knowledge import AttributeKnowledge, read_knowledge
@@ -21,6 +22,7 @@ from indpriv.norm_log.run_files import (
     ATTRIBUTES,
     ATTRIBUTES_NON_DP,
     CANARIES,
+    CURVE,
     EXAMPLES,
     EXAMPLES_NON_DP,
     GRADIENT_CANARIES,
@@ -54,6 +56,7 @@ class RecordedRun:
             did not say.
         baseline_attributes: the same for the non-private baseline.
         leakage: scores of reconstructions from gradients, one for each observation and attack.
+        curve: test accuracy and epsilon at checkpoints; None where the run kept none.
         unchecked: what could not be checked about these signals, in sentences.
     """
 
@@ -71,6 +74,7 @@ class RecordedRun:
     attributes: tuple[AttributeKnowledge, ...] | None = None
     baseline_attributes: tuple[AttributeKnowledge, ...] | None = None
     leakage: tuple[AttackScores, ...] = ()
+    curve: Curve | None = None
 
 
 def recorded_run(run: OpenedRun, unreadable: str = "refuse") -> RecordedRun:
@@ -92,6 +96,7 @@ def recorded_run(run: OpenedRun, unreadable: str = "refuse") -> RecordedRun:
         leakage=tuple(
             AttackScores.from_file(file) for file in sorted((path / LEAKAGE).glob("*.parquet"))
         ),
+        curve=Curve.of(read_parquet(path / CURVE)) if (path / CURVE).is_file() else None,
         holdout=NormLog.open(holdout, unreadable=unreadable) if holds_log(holdout) else None,
         recorder={
             **state.header["run"],

@@ -31,6 +31,7 @@ from indpriv.analysis.hazards import hazards
 from indpriv.analysis.loss import LossRelation, relate_to_loss
 from indpriv.analysis.norms_over_training import describe_drivers
 from indpriv.analysis.run_facts import RunFacts, run_facts
+from indpriv.analysis.schedule.findings import schedule_of
 from indpriv.analysis.summary import (
     NO_EXACT_VALUES,
     AttackFindings,
@@ -110,6 +111,7 @@ def summarise(
         attacks=attacks,
         fidelity=fidelity,
         notes=_notes(run, table, recorded, guarantee, provenance.versions, attacks, missing),
+        schedule=schedule_of(log, account.delta, recorded.curve),
     )
 
 

@@ -185,10 +185,9 @@ class AdaClip(ClippingRule):
 
     After Pichapati et al. 2019 (arXiv:1908.07643), Algorithm 1.
 
-    Mean and standard deviation of each coordinate are estimated from the noisy gradients of
+    Mean and standard deviation of each coordinate are estimated from the noisy mean gradients of
     earlier steps, which are public. In the first step it clips at max_grad_norm; later that is
-    only the unit of contributions. The variance of one example's gradient is the expected batch
-    size times that of the mean, which the paper's algorithm leaves to the choice of a scale.
+    only the unit of contributions.
     """
 
     clipping = "adaclip"
@@ -231,7 +230,7 @@ class AdaClip(ClippingRule):
         clip, size = float(self.max_grad_norm), float(self.expected_batch_size)
         for index, (p, b) in enumerate(zip(self.params, self._scales(), strict=True)):
             away = p.grad * (b / clip)
-            seen = size * (away.square() - (self.noise_multiplier * b / size).square())
+            seen = away.square() - (self.noise_multiplier * b / size).square()
             seen.clamp_(self._LEAST, self._MOST)
             p.grad = away + self._means[index]
             self._means[index] = self._means[index] + (1 - self._MEAN) * away

@@ -8,6 +8,7 @@ from indpriv.report.figures.histogram import epsilon_histogram
 from indpriv.report.figures.loss import epsilon_against_loss
 from indpriv.report.figures.norms_over_training import norms_over_training
 from indpriv.report.figures.roc import roc_curves
+from indpriv.report.figures.schedule import schedule
 
 # By the name that a section gives; each returns an SVG element, or "" if there is nothing to draw.
 FIGURES: Mapping[str, Callable[..., str]] = {
@@ -17,4 +18,5 @@ FIGURES: Mapping[str, Callable[..., str]] = {
     "loss": epsilon_against_loss,
     "roc": roc_curves,
     "fidelity": fidelity_against_k,
+    "schedule": schedule,
 }

@@ -19,6 +19,7 @@ from indpriv.report.sections.publish import publish
 from indpriv.report.sections.reconstruction import reconstruction
 from indpriv.report.sections.reproduce import reproduce
 from indpriv.report.sections.run import run
+from indpriv.report.sections.schedule import schedule
 from indpriv.report.sections.sensitivity import sensitivity
 from indpriv.report.sections.units import units
 from indpriv.report.sections.verdict import verdict
@@ -31,6 +32,7 @@ SECTIONS: tuple[Callable[[AuditSummary], Section | None], ...] = (
     distribution,
     units,
     norms_over_training,
+    schedule,
     lookup,
     groups,
     loss,

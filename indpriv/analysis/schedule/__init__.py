@@ -1,0 +1,1 @@
+"""Noise, clipping and accuracy over training."""
