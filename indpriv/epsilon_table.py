@@ -143,8 +143,9 @@ class EpsilonTable:
             None.
         epsilon, epsilon_lower, epsilon_upper: (n_examples,); the bracket covers numerical error
             only; the lower end is 0 by RDP and for units of several rows.
-        worst_case_epsilon: the run's guarantee: of an example at max_grad_norm in every step, or
-            the cap of the run's privacy filter if that is smaller.
+        worst_case_epsilon: the run's guarantee: of an example at max_grad_norm in every step, with
+            known participation of the most exposed one in the steps that it took part in, or the
+            cap of the run's privacy filter if that is smaller.
         claim: "exact" (never too small for this trajectory) or "estimate".
         claim_reason: why.
         account: delta, unit, neighbouring relation, sampler and method.

@@ -130,9 +130,10 @@ def _as_pairs(log: NormLog, method: Method) -> NormLog:
             f'and batches were drawn by a {log.sampler} sampler; pass participation="known"'
         )
     if method.accountant != "rdp":
+        what = "truncated batches" if log.truncation else f'neighbouring="{relation}"'
         raise InputError(
-            f'accountant="{method.accountant}" has no account of truncated batches; pass '
-            'accountant="rdp"'
+            f'accountant="{method.accountant}" has no account of {what} with secret participation; '
+            'pass accountant="rdp"'
         )
     return replace(log, filtered=None)
 

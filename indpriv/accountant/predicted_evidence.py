@@ -19,7 +19,7 @@ from indpriv._likelihood import log_likelihood_ratio
 from indpriv.accountant.blocks import in_blocks
 from indpriv.accountant.histogram.histogram import Histogram
 from indpriv.accountant.histogram.mechanisms import Mechanisms
-from indpriv.accountant.prepared import check_not_truncated
+from indpriv.accountant.prepared import check_poisson_pairs
 from indpriv.norm_log.norm_log import NormLog
 
 _SPACING = 1 / 16  # of the trapezoid rule, in standard deviations, over the largest shift above 1
@@ -84,7 +84,7 @@ def predicted_evidence(
     >>> predicted_evidence(log).separation
     array([0.25, 1.  ])
     """
-    check_not_truncated(log, "predicted_evidence")
+    check_poisson_pairs(log, log.neighbouring, "predicted_evidence")
     histogram = Histogram.of(log, between_records)
     wanted = np.asarray(orders, dtype=np.float64)
     kl = histogram.per_count(kl_divergences(histogram.mechanisms))

@@ -82,8 +82,13 @@ def checked(log: NormLog, method: Method) -> NormLog:
     return replace(log, batch_norms=None)
 
 
-def check_not_truncated(log: NormLog, what: str) -> None:
-    """InputError if batches were truncated, so that steps are no Poisson samples."""
+def check_poisson_pairs(log: NormLog, relation: str, what: str) -> None:
+    """InputError if batches were truncated, or neighbours differ by a replaced example."""
+    if relation == "replace_one":
+        raise InputError(
+            f"{what} with secret participation is of an added or removed example, and this log is "
+            'of neighbouring="replace_one"; pass participation="known"'
+        )
     if log.truncation is not None:
         raise InputError(
             f"{what} assumes Poisson sampling, and batches were truncated at "

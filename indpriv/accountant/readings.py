@@ -118,15 +118,18 @@ class Readings:
         more, less = 1 + CLOSED_FORM_ERROR, 1 - CLOSED_FORM_ERROR
         advantage, rates, delta = self._gaussian(mu)
         low = self._gaussian(least)
+        # A figure that is too small for a float is not 0.
+        smallest = np.where(mu > 0, np.finfo(np.float64).tiny, 0.0)
+        advantage = np.clip(advantage * more, smallest, 1.0)
         return Risk(
-            advantage=np.minimum(advantage * more, 1.0),
-            advantage_lower=low[0] * less,
+            advantage=advantage,
+            advantage_lower=np.maximum(low[0] * less, 0.0),
             true_positive_rate=np.minimum(rates * more, 1.0),
             true_positive_rate_lower=low[1] * less,
-            delta=np.minimum(delta * more, 1.0),
-            delta_lower=low[2] * less,
+            delta=np.clip(delta * more, smallest[:, None], 1.0),
+            delta_lower=np.maximum(low[2] * less, 0.0),
             mu=mu,
-            mu_error=np.where(least < mu, advantage * more, 0.0),
+            mu_error=np.where(least < mu, advantage, 0.0),
         )
 
     def _gaussian(self, mu: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -1,10 +1,10 @@
 """`membership_risk`: the privacy curve of every example as attack success rates. Sensitive.
 
 An attacker sees the whole trajectory and must decide whether an example was in the training set.
-"Absent" is the null hypothesis: the false-positive rate is how often the attack says "present" of a
-run without the example, the true-positive rate how often it says so of a run with it. Individual
-figures describe attacks on this run's trajectory as it happened; only those of the worst case limit
-attacks in general.
+"Absent" is the null hypothesis ("replaced" where another takes its place): the false-positive rate
+is how often the attack says "present" of a run without the example, the true-positive rate how
+often it says so of a run with it. Individual figures describe attacks on this run's trajectory as
+it happened; only those of the worst case limit attacks in general.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from indpriv.accountant.method import Method
 from indpriv.accountant.prepared import (
     account_of,
     block_size,
-    check_not_truncated,
+    check_poisson_pairs,
     checked,
     warn_of_delta,
 )
@@ -44,7 +44,9 @@ class RiskTable:
     Attributes:
         example_ids: (n_examples,).
         individual: of each example along this trajectory. It limits no attack in general.
-        worst_case: of one example at max_grad_norm in every step: the guarantee of the run.
+        worst_case: of one example at max_grad_norm in every step, or with known participation of
+            the most exposed one, at max_grad_norm in the steps that it took part in: the guarantee
+            of the run.
         false_positive_rate: (n_rates,) of the columns of true_positive_rate.
         epsilon: (n_epsilons,) of the columns of delta.
         claim: "exact" (never too small for this trajectory) or "estimate".
@@ -74,7 +76,9 @@ class RiskTable:
         frame.attrs = {
             "sensitive": "for the curator only",
             "disclaimer": DISCLAIMER.replace("epsilon", "risk"),
-            "null_hypothesis": "absent",
+            "null_hypothesis": "replaced"
+            if self.account.neighbouring == "replace_one"
+            else "absent",
             "worst_case": {
                 name: float(values[0]) for name, values in self._columns(self.worst_case).items()
             },
@@ -247,6 +251,8 @@ def prepare_risk(
     log: NormLog, method: Method, *, false_positive_rate: ArrayLike, epsilon: ArrayLike
 ) -> PreparedRisk:
     """Do what all blocks of examples share; raises and warns as `membership_risk` does."""
+    relation = method.relation_of(log.neighbouring)
+    check_poisson_pairs(log, relation, "the privacy curve of a run")
     log = checked(log, method)
     upper, lower = whole_histograms(log, method.between_records)
     readings = _readings(log, method, false_positive_rate, epsilon)
@@ -266,6 +272,7 @@ def worst_case_risk(log: NormLog, *, delta: float, false_positive_rate: ArrayLik
 
     It is the risk of one row at max_grad_norm in every step; a unit of several rows has more.
     """
+    check_poisson_pairs(log, "add_remove", "the privacy curve of a run")
     method = Method(delta=delta, accountant="pld")
     return _worst_case(log, _readings(log, method, false_positive_rate, ()))
 
@@ -278,7 +285,6 @@ def has_risk_curve(account: Account) -> bool:
 def _readings(
     log: NormLog, method: Method, false_positive_rate: ArrayLike, epsilon: ArrayLike
 ) -> Readings:
-    check_not_truncated(log, "the privacy curve of a run")
     largest = float(worst_case_rdp(log, method).epsilon[0])
     return Readings.of(false_positive_rate, epsilon, delta=method.delta, largest_epsilon=largest)
 

@@ -63,7 +63,8 @@ class Guarantee:
     """The run's differential-privacy guarantee.
 
     Attributes:
-        worst_case_epsilon: of an example at max_grad_norm in every step.
+        worst_case_epsilon: of an example at max_grad_norm in every step, or with known
+            participation of the most exposed one in the steps that it took part in.
         delta: of the guarantee.
         delta_times_n: expected number of people whom a delta failure could expose.
         status: "supported" (every check of its assumptions passed), "declared" (assumptions were

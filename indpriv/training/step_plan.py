@@ -28,7 +28,16 @@ def steps_per_epoch(settings: TrainingConfig, n_examples: int) -> int:
 
     It samples at 1 / ceil(n / batch_size). For some lengths, float division makes it take one step
     fewer.
+
+    Raises:
+        InputError: fewer examples than a batch.
     """
+    if settings.batch_size > n_examples:
+        raise InputError(
+            f"batch_size={settings.batch_size:,} is larger than the training set of {n_examples:,} "
+            "examples (after any cap on rows): every step would train on all of them, without "
+            f"amplification by sampling; lower batch_size to at most {n_examples:,}"
+        )
     return int(1 / (1 / math.ceil(n_examples / settings.batch_size)))
 
 

@@ -320,9 +320,10 @@ def test_a_unit_column_goes_into_the_log_and_a_cap_drops_the_rows_beyond_it(tmp_
     dataset = replace(
         dataset, train=replace(dataset.train, metadata=pd.DataFrame({"person_id": people}))
     )
-    by_person = replace(
-        config(epochs=1), data=DataConfig("lfw", unit_column="person_id", max_rows_per_unit=3)
-    )
+    data = DataConfig("lfw", unit_column="person_id", max_rows_per_unit=3)
+    with pytest.raises(InputError, match="larger than the training set of 45 examples"):
+        dp_sgd.train(replace(config(batch_size=50), data=data), tmp_path / "r", dataset=dataset)
+    by_person = replace(config(epochs=1, batch_size=20), data=data)
     with dp_sgd.quiet_opacus():
         dp_sgd.train(by_person, tmp_path / "run", dataset=dataset)
     log = NormLog.open(tmp_path / "run")

@@ -15,7 +15,7 @@ from indpriv.training import dp_sgd
 from indpriv.training.config import TrainingConfig
 from indpriv.training.config.schedules import Schedule
 from indpriv.training.dp_sgd import train
-from indpriv.training.step_plan import planned_steps, with_noise
+from indpriv.training.step_plan import planned_steps, steps_per_epoch, with_noise
 from tests.training.test_dp_sgd import config, toy
 
 LAWS = ("constant", "linear", "exponential", "inverse_linear", "inverse_exponential", "cyclic")
@@ -167,3 +167,10 @@ def test_realised_settings_are_those_declared(law, mode, tmp_path):
     found = indpriv.account(log, delta=1e-4, orders=RDPAccountant.DEFAULT_ALPHAS)
     assert found.worst_case_epsilon == pytest.approx(run.worst_case_epsilon, rel=1e-6)
     assert [c.title for c in verify(open_run(tmp_path / "run")) if c.status == "failed"] == []
+
+
+def test_a_batch_larger_than_the_data_is_refused():
+    settings = TrainingConfig(**BASE, noise_multiplier=1.0, max_grad_norm=1.0)
+    assert steps_per_epoch(settings, 50) == 1
+    with pytest.raises(InputError, match=r"batch_size=50 is larger than .* of 49 examples"):
+        steps_per_epoch(settings, 49)

@@ -30,7 +30,7 @@ from indpriv.accountant.histogram.counts import DenseCounts
 from indpriv.accountant.histogram.mechanisms import Mechanisms
 from indpriv.accountant.histogram.unit_cells import EqualRows, UnitCells
 from indpriv.accountant.method import Method
-from indpriv.accountant.prepared import account_of, block_size, check_not_truncated, checked
+from indpriv.accountant.prepared import account_of, block_size, check_poisson_pairs, checked
 from indpriv.accountant.rdp_orders import RdpAccountant, RdpEpsilons
 from indpriv.accountant.units import Units
 from indpriv.accountant.worst_case import clipped_steps
@@ -149,7 +149,7 @@ def _checked(runs: Sequence[NormLog], by: str, method: Method) -> list[NormLog]:
             "add_remove only"
         )
     for log in runs:
-        check_not_truncated(log, "a composition of runs")
+        check_poisson_pairs(log, log.neighbouring, "a composition of runs")
     if by == "example_id":
         return [checked(log, method) for log in runs]
     for number, log in enumerate(runs, start=1):

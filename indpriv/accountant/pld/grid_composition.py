@@ -32,7 +32,9 @@ HIGHER = (1.05, 1.15, 1.4, 2.0, 4.0, 8.0)  # larger tilts, relative; they bound 
 
 _FAR = 10.0  # standard deviations to which a law is followed at least, where losses are harmless
 _FAINT = 60.0  # nepers by which the tilt must damp losses that are dropped where they are harmless
-_MASS_ERROR = 64.0  # units of rounding that a point's mass may be wrong by, quadrature included
+# Relative error of the mass of one point of a law, in units of rounding: bounds what quadrature and
+# a few dozen operations on positive numbers can do. It counts once for each step.
+_MASS_ERROR = 64.0
 _RECENTRINGS = 6
 
 

@@ -1,8 +1,8 @@
 """One step's privacy loss of a unit of several rows, with a law that provably lies above it.
 
 As units.py proves, a step of a unit is dominated by P = E N(M, 1) against Q = N(0, 1), where M is
-the sum of the shifts of the rows that are sampled. Three more facts make a law of few points of it;
-f = P/Q = E exp(M z - M^2 / 2) increases in z throughout.
+the sum of the shifts of the rows that are sampled. The ratio f = P/Q = E exp(M z - M^2 / 2)
+increases in z. Because of three facts, log f has a law of a few thousand points above its own:
 
 * A larger M is worse. If M is stochastically below M', then P(z > t) <= P'(z > t) for every t. The
   best test for removal rejects where z > t, that for addition where z < t, so the pair of M' has
@@ -74,7 +74,7 @@ class SumLaw:
             weights = np.outer(probability, _binomial(int(n), rate)).ravel()
             value, probability = _merged(more, weights)
         below = np.cumsum(probability[::-1])[::-1] > tail
-        # With hundreds of rows that are nearly always sampled, nothing is known
+        # With hundreds of rows that are nearly always sampled, nothing can be computed
         beyond = float(probability[~below].sum()) if probability.sum() > 0.999 else 1.0
         below &= probability > 0
         return cls(*_coarsened(value[below], probability[below]), beyond * (1 + 1e-9))
@@ -138,7 +138,7 @@ class MixtureLoss:
     def of(cls, law: SumLaw, tail: float, direction: Direction) -> MixtureLoss | None:
         """The loss of a step with this law of M; None if it cannot be followed.
 
-        z may not reach beyond LARGEST_END, and something must be known of M.
+        z may not reach beyond LARGEST_END, and the law of M must have been computed.
 
         tail: probability of z on either side that is not followed.
         """
@@ -148,7 +148,7 @@ class MixtureLoss:
         high = largest - low
         if high > LARGEST_END:
             return None
-        reach = 3 + max(high, largest - low)
+        reach = 3 + high  # of |z - M| + 3
         n = int(np.ceil((high - low) / min(_WIDTH, _TURN / reach)))
         ends = np.linspace(low, high, n + 1)
         half = np.diff(ends) / 2

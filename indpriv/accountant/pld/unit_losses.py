@@ -55,7 +55,7 @@ class UnitSteps:
     def summarised(
         cls, shifts: FloatArray, sample_rate: FloatArray, counts: FloatArray
     ) -> UnitSteps:
-        """Kinds of step that cost the same are one, and free ones are left out.
+        """Equal kinds of step are put together, and free ones are left out.
 
         More than _MOST_LAWS are put together by similar cost: each then counts at the largest
         shifts and the largest rate among its neighbours.
@@ -125,7 +125,7 @@ def _epsilon(
     enough: float,
     tolerance: float,
 ) -> float:
-    """Upper bound in one direction; enough: an epsilon below which nothing is wanted."""
+    """Upper bound in one direction, but not below `enough`, a bound of the other direction."""
     missed = np.array([law.missed for law in laws])
     transform = counts @ np.stack([law.transforms(_TILTS) for law in laws])
     chernoff = transform + log_largest_weight(_TILTS)

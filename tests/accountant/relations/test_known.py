@@ -284,3 +284,22 @@ def test_lower_figures_are_what_norms_show():
         np.testing.assert_allclose(risk.advantage_lower, 2 * ndtr(least / 2) - 1, rtol=1e-10)
         assert (table.epsilon > 0).all()
         assert (risk.mu_error[least == 0] > 0).all()
+
+
+def test_a_delta_that_is_too_small_for_a_float_is_not_zero():
+    entries = (np.zeros(2, int), np.array([0, 1]), np.array([0.0, 2.0]))
+    log = log_of(entries, 3, 1, noise_multiplier=50.0)
+    risk = membership_risk(log, delta=DELTA, participation="known", epsilon=[1.0, 800.0])
+    assert np.all(risk.individual.delta[[0, 2]] == 0)
+    assert np.all(risk.individual.delta[1] > 0)
+    assert np.all(risk.worst_case.delta > 0)
+    assert np.all(risk.individual.delta_lower == 0)
+
+
+def test_the_frame_says_that_an_example_is_replaced_and_not_absent():
+    log = log_of((np.arange(2), np.zeros(2, int), np.full(2, 0.25)), 1, 2)
+    log = replace(log, neighbouring="replace_one")
+    frame = membership_risk(log, delta=DELTA, participation="known").to_frame()
+    assert frame.attrs["null_hypothesis"] == "replaced"
+    with pytest.raises(InputError, match='pass participation="known"'):
+        membership_risk(log, delta=DELTA)
