@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,18 @@ class AttackScores:
                 f"{int(np.isnan(self.scores).sum())} attack scores are NaN; an attack must score "
                 "every example"
             )
+
+    def take(self, chosen: NDArray[np.bool_]) -> AttackScores:
+        """The scores that a mask (n,) chooses."""
+        return replace(
+            self,
+            scores=self.scores[chosen],
+            member=self.member[chosen],
+            groups=None if self.groups is None else self.groups[chosen],
+            example_ids=None if self.example_ids is None else self.example_ids[chosen],
+            model=None if self.model is None else self.model[chosen],
+            details={name: values[chosen] for name, values in self.details.items()},
+        )
 
     @property
     def several_models(self) -> bool:

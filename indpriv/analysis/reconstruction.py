@@ -7,10 +7,12 @@ found: Hayes, Mahloujifar and Balle 2023 (arXiv:2302.07225) for one example, add
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
@@ -19,6 +21,7 @@ from indpriv._plain import Share
 from indpriv.analysis.statistics.binomial import clopper_pearson
 from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
 from indpriv.attack_scores import AttackScores
+from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 
 CLOSE = 1e-3  # mean squared error over the squared range, below which a picture is the same
@@ -45,9 +48,9 @@ class Reconstruction:
 
     Attributes:
         method: the attack, and what it saw.
+        step: number of updates before it; None where the model was given.
         n_examples: number of examples, one observation each.
-        chance: mean probability to name an example that is not there: one in the number of
-            candidates, times the size of a batch.
+        chance: mean probability to name an example that is not there; see `leak`.
         identified: share of examples that were named.
         interval: of that share, exact binomial.
         ceiling: the largest share that any attack can reach on average, at one look at this model.
@@ -61,6 +64,7 @@ class Reconstruction:
     """
 
     method: str
+    step: int | None
     n_examples: int
     chance: Share
     identified: Share
@@ -104,6 +108,7 @@ def reconstruction_of(
     median = float(np.median(errors))
     return Reconstruction(
         method=scores.method,
+        step=int(facts["step"][0]) if "step" in facts else None,
         n_examples=len(named),
         chance=chance,
         identified=whole[0],
@@ -130,6 +135,34 @@ def reconstruction_of(
             for low, high, inside in parts
         ),
     )
+
+
+def reconstructions_of(
+    every: Sequence[AttackScores], table: EpsilonTable | None = None
+) -> tuple[Reconstruction, ...]:
+    """Measure each attack at each step, in bins of the epsilons of a table.
+
+    Units of several rows have no bins: their epsilon is not that of one row.
+    """
+    parts = [part for scores in every for part in _by_step(scores)]
+    by_id = None
+    if table is not None and not table.account.rows_per_unit:
+        by_id = pd.Series(table.epsilon, index=table.example_ids.astype(str))
+    found = []
+    for scores in parts:
+        epsilon = None
+        if by_id is not None and scores.example_ids is not None:
+            attacked = scores.example_ids[scores.member].astype(str)
+            epsilon = np.asarray(by_id.reindex(attacked), np.float64)
+        found.append(reconstruction_of(scores, epsilon, tests=len(parts)))
+    return tuple(found)
+
+
+def _by_step(scores: AttackScores) -> list[AttackScores]:
+    if "step" not in scores.details:
+        return [scores]
+    steps = scores.details["step"]
+    return [scores.take(steps == step) for step in np.unique(steps)]
 
 
 def identification_ceiling(mu: FloatArray, chance: float) -> float:

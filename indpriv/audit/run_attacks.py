@@ -4,7 +4,6 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from indpriv._checks import check_choice
 from indpriv._columns import to_floats
@@ -22,7 +21,7 @@ from indpriv.analysis.attacks.results import (
 )
 from indpriv.analysis.attacks.strongest import StrongestAttack, strongest_attack
 from indpriv.analysis.attacks.threshold_attack import AttackRow, ThresholdAttack, threshold_attack
-from indpriv.analysis.reconstruction import Reconstruction, reconstruction_of
+from indpriv.analysis.reconstruction import reconstructions_of
 from indpriv.analysis.summary import AttackFindings
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
@@ -99,23 +98,8 @@ def run_attacks(
         if run.gradient_canaries is None
         else measure_gradient_canaries(run.gradient_canaries, log.settings, delta=delta, seed=seed),
         by_unit=rates_of_units(run, scored, table, seed),
-        reconstruction=reconstructions(run.leakage, table),
+        reconstruction=reconstructions_of(run.leakage, table),
     )
-
-
-def reconstructions(
-    leakage: Sequence[AttackScores], table: EpsilonTable | None = None
-) -> tuple[Reconstruction, ...]:
-    """Attacks on gradients, in bins of the epsilons of a table whose rows are examples."""
-    found = []
-    for scores in leakage:
-        epsilon = None
-        if table is not None and scores.example_ids is not None and not table.account.rows_per_unit:
-            by_id = pd.Series(table.epsilon, index=table.example_ids.astype(str))
-            attacked = scores.example_ids[scores.member].astype(str)
-            epsilon = np.asarray(by_id.reindex(attacked), np.float64)
-        found.append(reconstruction_of(scores, epsilon, tests=len(leakage)))
-    return tuple(found)
 
 
 def _strongest(

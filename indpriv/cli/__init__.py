@@ -23,6 +23,7 @@ from rich.markup import escape
 from indpriv.cli.attacks import attack_app, shadow, validate
 from indpriv.cli.audit import audit
 from indpriv.cli.compose import compose
+from indpriv.cli.leak import leak
 from indpriv.cli.lint import lint
 from indpriv.cli.publish import create_statement, gate, model_card, pdf, release
 from indpriv.cli.reading import compare, convert, groups, verify
@@ -62,7 +63,7 @@ def _options(
 
 
 _COMMANDS = (
-    *(demo, lint, train, audit, groups, release, shadow, validate),
+    *(demo, lint, train, audit, groups, release, shadow, leak, validate),
     *(compose, compare, convert, verify, gate, pdf),
 )
 for _command in _COMMANDS:

@@ -106,7 +106,7 @@ def attack(
     from dataclasses import replace
 
     from indpriv.analysis.attacks.measures import measure_attack
-    from indpriv.analysis.reconstruction import reconstruction_of
+    from indpriv.analysis.reconstruction import reconstructions_of
     from indpriv.attack_scores import AttackScores
     from indpriv.report.screens.attack import attack_document, print_attack
 
@@ -117,7 +117,7 @@ def attack(
         adversary=adversary or found.adversary,
     )
     if "identified" in found.details:
-        _show_reconstruction([reconstruction_of(found)], as_json)
+        show_reconstruction(reconstructions_of([found]), as_json)
         return
     measures = measure_attack(found, delta=delta, seed=seed)
     if as_json:
@@ -126,7 +126,8 @@ def attack(
         print_attack(measures, Console())
 
 
-def _show_reconstruction(found: Sequence[Reconstruction], as_json: bool) -> None:
+def show_reconstruction(found: Sequence[Reconstruction], as_json: bool) -> None:
+    """Print what was reconstructed."""
     from indpriv.report.screens.reconstruction import print_reconstruction, reconstruction_document
 
     if as_json:

@@ -7,8 +7,8 @@ it. The columns of `details`:
     error        infinite where a reconstruction is not finite
     identified   0 or 1: the example is nearer to the reconstruction than every other candidate
     chance       of that, on average over examples and candidates that were drawn alike: 1 over
-                 the number of candidates, times the batch size, as each of its reconstructions
-                 may be the one
+                 the number of candidates, times the number of reconstructions that may be the one
+                 (those of a batch, but for an attack that names each example in its place)
     label_found  0 or 1; NaN where no label was inferred
     iterations
     mu           how far the example moves what is read, over the standard deviation of the noise:
@@ -167,7 +167,10 @@ class _Scene:
         others = self._candidates[self._others(place)]
         low, high = self._range
         own = self.inputs[place].flatten().double()
-        guesses = guess.inputs.flatten(1).double()
+        inputs = guess.inputs
+        if self.attack.knows_candidates:  # its guesses stand in the order of the batch
+            inputs = inputs[place % len(inputs)].unsqueeze(0)
+        guesses = inputs.flatten(1).double()
         away = (guesses - own).square().mean(1) / (high - low) ** 2
         away = torch.nan_to_num(away, nan=np.inf, posinf=np.inf)
         nearest = int(away.argmin())
@@ -185,7 +188,7 @@ class _Scene:
             "chance": min(1.0, len(guesses) / (len(others) + 1)),
             "mu": float(self._mu[place]),
         }
-        return columns, guess.inputs[nearest]
+        return columns, inputs[nearest]
 
     @cached_property
     def _range(self) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from typing import Any
 from indpriv._files import write_atomically, write_json
 from indpriv._plain import to_json
 from indpriv.errors import InputError
+from indpriv.norm_log.run_files import LEAKAGE
 from indpriv.release import mechanisms
 from indpriv.release.draw import draw
 from indpriv.release.ledger import Ledger
@@ -68,6 +69,11 @@ def release(
             the cost, or another process that is releasing. Nothing is drawn, spent or written then.
     """
     directory = Path(path)
+    if (directory / SHAREABLE / LEAKAGE).exists():
+        raise InputError(
+            f"{directory / SHAREABLE / LEAKAGE} holds what was reconstructed of people, and what "
+            "is shareable is for others; take it out"
+        )
     source = open_source(directory, request)
     with Ledger(directory, source.fingerprint) as ledger:
         if budget is not None:

@@ -17,7 +17,7 @@ def check_images(inputs: NDArray[np.float32]) -> None:
     if inputs.ndim != 4 or inputs.shape[1] not in (1, 3):
         raise InputError(
             f"examples of shape {inputs.shape[1:]} are not images with one or three channels; "
-            "leave out --show-examples"
+            "leave out --show-examples or --pictures"
         )
 
 
@@ -45,9 +45,29 @@ def pictures_of(drivers: Drivers, images: NDArray[np.float32]) -> dict[Any, str]
     return {each: _png((images[each] - low) / (high - low)) for each in ids}
 
 
+def picture_pairs(pairs: NDArray[np.float32]) -> bytes:
+    """A PNG of pictures above their reconstructions, on one scale.
+
+    Args:
+        pairs: (k, 2, channels, height, width).
+
+    Raises:
+        InputError: not images.
+    """
+    check_images(pairs[:, 0])
+    low, high = float(pairs.min()), float(pairs.max())
+    rows = [np.concatenate(list(pairs[:, row]), axis=2) for row in (0, 1)]
+    scaled = (np.concatenate(rows, axis=1) - low) / max(high - low, 1e-12)
+    return _png_bytes(scaled.astype(np.float32))
+
+
 def _png(image: NDArray[np.float32]) -> str:
     """A data URI of an image (channels, height, width) with values in [0, 1]."""
+    return "data:image/png;base64," + base64.b64encode(_png_bytes(image)).decode("ascii")
+
+
+def _png_bytes(image: NDArray[np.float32]) -> bytes:
     buffer = io.BytesIO()
     pixels = image[0] if len(image) == 1 else np.moveaxis(image, 0, -1)
     imsave(buffer, np.clip(pixels, 0.0, 1.0), format="png", cmap="gray", vmin=0.0, vmax=1.0)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+    return buffer.getvalue()

@@ -27,6 +27,7 @@ from indpriv.training.config import AuditConfig, DataConfig
 from indpriv.training.curve import Curve
 from indpriv.training.datasets import Dataset, load_dataset
 from indpriv.training.datasets.base import Split
+from indpriv.training.leakage import leak_after_training
 from indpriv.training.private_setting import PrivateSetting, make_private, quiet_opacus
 from indpriv.training.randomness import Randomness
 from indpriv.training.run_record import complete_record, first_record
@@ -70,7 +71,7 @@ def train(
     """Train an audit's model with DP-SGD and record it.
 
     Writes RUN/run.json, the Recorder's log and examples.parquet, RUN/checkpoints/step-*.pt, their
-    test accuracy and epsilon in RUN/curve.parquet and, if the audit names attributes,
+    test accuracy and epsilon in RUN/curve.parquet and, if the audit asks for them, RUN/leakage and
     RUN/attributes.parquet; examples and attributes also of the non-private baseline, if it has one.
     Ctrl-C or SIGTERM stops training after the current step: log, last checkpoint and example table
     are written as at a normal end, and KeyboardInterrupt is raised.
@@ -105,12 +106,12 @@ def train(
         _take_recorded_steps(recorder, private, config, dataset.test, device, progress)
         epsilon = private.worst_case_epsilon(config.training.delta)
     run = TrainedRun(run_dir, private.module, private.steps_taken, epsilon, _test_accuracy(run_dir))
-    seconds = time.monotonic() - started
-    complete_record(run_dir, private, epsilon, run.test_accuracy, seconds)
+    complete_record(run_dir, private, epsilon, run.test_accuracy, time.monotonic() - started)
     if run.steps < private.total_steps:
         taken = f"{run.steps} of {private.total_steps} steps; {run_dir} holds them"
         raise KeyboardInterrupt(f"stopped after {taken}, and can be verified and audited")
     _write_attributes(config, run.module, dataset, run_dir / ATTRIBUTES, device)
+    leak_after_training(config, run_dir, dataset, seed, progress)
     if config.training.non_private_baseline:
         baseline = fit_without_dp(config, dataset, seed=seed, progress=progress, device=device)
         _write_baseline(config, baseline, dataset, run_dir, device)

@@ -1,11 +1,62 @@
-"""Commands about reconstruction."""
+"""`indpriv leak`, and what other commands make of its scores."""
 
 import json
+import tomllib
 
 import numpy as np
+import pytest
+import torch
 
+from indpriv import AttackScores
+from indpriv._files import read_json, write_json
+from indpriv.audit import read_summary
 from indpriv.cli import run
+from indpriv.norm_log.run_files import JOURNAL, RUN_JSON
+from indpriv.training.checkpoints import save_checkpoint
+from indpriv.training.config import AuditConfig
+from indpriv.training.datasets import load_dataset
+from indpriv.training.models import build_model
 from reconstructions import scores
+
+AUDIT = """
+name = "small"
+[data]
+dataset = "digits"
+[model]
+architecture = "mlp"
+hidden = [16]
+[training]
+epochs = 1
+batch_size = 512
+learning_rate = 0.5
+max_grad_norm = 1.0
+noise_multiplier = 2.0
+delta = 1e-5
+[recording]
+every = 1
+[checkpoints]
+every = "epoch"
+[leakage]
+attacks = ["informed"]
+examples = 12
+"""
+SPEC = """
+import numpy as np, torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from indpriv.recording import AuditSpec
+inputs = torch.rand(20, 6, generator=torch.Generator().manual_seed(0))
+spec = AuditSpec(
+    model=lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)),
+    dataset=TensorDataset(inputs, (inputs[:, 0] > 0.5).long()),
+    loss_fn=nn.CrossEntropyLoss(reduction="none"),
+    example_ids=np.arange(100, 120),
+)
+"""
+
+
+def in_one_line(capsys, stream="out"):
+    return " ".join(getattr(capsys.readouterr(), stream).split())
 
 
 def test_scores_of_reconstructions_are_compared_with_their_ceiling(tmp_path, capsys):
@@ -15,4 +66,137 @@ def test_scores_of_reconstructions_are_compared_with_their_ceiling(tmp_path, cap
     (found,) = json.loads(capsys.readouterr().out)["reconstruction"]
     assert (found["identified"], found["above_ceiling"]) == (0.3, True)
     assert run(["attack", "--scores", str(path)]) == 0
-    assert "there was less noise" in " ".join(capsys.readouterr().out.split())
+    assert "there was less noise" in in_one_line(capsys)
+
+
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory):
+    """What `indpriv leak` reads of a run of `indpriv train`, without training."""
+    folder = tmp_path_factory.mktemp("run")
+    config = AuditConfig.from_dict(tomllib.loads(AUDIT))
+    dataset = load_dataset("digits")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = build_model(config.model, dataset.input_shape, dataset.n_classes)
+    for step in (0, 3):
+        save_checkpoint(folder, model, step, [(2.0, 1 / 3, step)] if step else [])
+    settings = {"max_grad_norm": 1.0, "noise_multiplier": [2.0, 2.0, 4.0], "clipping": "flat"}
+    data = {"fingerprint": dataset.fingerprint()}
+    record = {"config": config.to_dict(), "data": data, "training": settings}
+    write_json(folder / RUN_JSON, record)
+    (folder / JOURNAL).write_text("", encoding="utf-8")
+    return folder
+
+
+def test_noise_is_that_of_the_step(small_run, capsys):
+    arguments = ["leak", str(small_run), "--examples", "12", "--name", "steps", "--json"]
+    assert run(arguments) == 0
+    found = AttackScores.from_file(small_run / "leakage" / "steps.parquet")
+    most = {step: found.details["mu"][found.details["step"] == step].max() for step in (0, 3)}
+    assert most == pytest.approx({0: 1 / 2, 3: 1 / 4})  # max_grad_norm over the noise
+
+
+@pytest.mark.slow
+def test_an_audit_file_attacks_gradients_after_training(tmp_path, capsys):
+    (tmp_path / "small.toml").write_text(AUDIT, encoding="utf-8")
+    run_dir = tmp_path / "run"
+    assert run(["train", str(tmp_path / "small.toml"), "--run-dir", str(run_dir)]) == 0
+    path = run_dir / "leakage" / "row-informed.parquet"
+    assert path.stat().st_mode & 0o777 == 0o600
+    found = AttackScores.from_file(path)
+    assert set(found.details["step"]) == {0, 3}  # the first model and the last
+    assert found.member.sum() == 24
+    assert found.details["mu"].max() <= 0.5 + 1e-6  # max_grad_norm over the noise of the run
+    assert found.details["chance"] == pytest.approx(1 / 12)
+    capsys.readouterr()
+    output = tmp_path / "audit"
+    assert run(["audit", str(run_dir), "--output-dir", str(output)]) == 0
+    assert "RECONSTRUCTION" in capsys.readouterr().out
+    every = read_summary(output)["reconstruction"]
+    assert [(one["step"], one["n_examples"]) for one in every] == [(0, 12), (3, 12)]
+    assert all(one["bins"] for one in every)
+
+
+def test_a_run_is_attacked(small_run, capsys):
+    arguments = ["leak", str(small_run), "--attack", "first-layer", "--before-noise"]
+    arguments += ["--examples", "6", "--at", "last", "--name", "row", "--pictures", "3", "--json"]
+    assert run(arguments) == 0
+    (found,) = json.loads(capsys.readouterr().out)["reconstruction"]
+    assert (found["identified"], found["step"], found["n_examples"]) == (1, 3, 6)
+    for name in ("row.parquet", "row.png"):
+        assert (small_run / "leakage" / name).stat().st_mode & 0o777 == 0o600
+    assert run(arguments) == 2
+    assert "choose another name" in in_one_line(capsys, "err")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--at", "2"], "choose among 0, 3"),
+        (["--see", "row", "--batch-size", "3"], "reads one example"),
+        (["--see", "update"], "before_noise = true"),
+        (["--see", "picture"], "--see picture"),
+        (["--attack", "guess"], "'informed', 'first-layer', 'lbfgs' or 'adam'"),
+        (["--examples", "1"], "--examples 1"),
+        (["--pictures", "13"], "at most 12"),
+        (["--name", "a", "--attack", "informed", "--attack", "adam"], "one file of one attack"),
+        (["--name", "a/b"], "one file of one attack"),
+        (["--noise-multiplier", "2"], "those of the run"),
+    ],
+)
+def test_refusals(small_run, options, message, capsys):
+    assert run(["leak", str(small_run), *options]) == 2
+    assert message in in_one_line(capsys, "err")
+
+
+def test_checkpoints_with_a_spec(tmp_path, capsys):
+    (tmp_path / "train.py").write_text(SPEC, encoding="utf-8")
+    models = tmp_path / "models"
+    models.mkdir()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    torch.save(model.state_dict(), models / "step_5.pt")
+    arguments = ["leak", str(models), "--spec", f"{tmp_path / 'train.py'}:spec", "--at", "5"]
+    assert run(arguments) == 2
+    assert "the same as before it" in in_one_line(capsys, "err")
+    arguments += ["--max-grad-norm", "0.1", "--noise-multiplier", "0.001", "--json"]
+    assert run([*arguments, "--attack", "informed", "--attack", "first-layer"]) == 0
+    informed, first = json.loads(capsys.readouterr().out)["reconstruction"]
+    assert (informed["identified"], informed["n_examples"]) == (1, 20)
+    assert first["error"] < 0.01
+    found = AttackScores.from_file(models / "leakage" / "row-informed.parquet")
+    assert sorted(found.example_ids[found.member]) == list(range(100, 120))
+    shared = tmp_path / "shareable"
+    models.rename(shared)
+    assert run(["leak", str(shared), *arguments[2:]]) == 2
+    assert "holds what was reconstructed" in in_one_line(capsys, "err")
+
+
+def test_only_runs_of_train_are_rebuilt_without_a_spec(tmp_path, capsys):
+    (tmp_path / "journal.jsonl").write_text("", encoding="utf-8")
+    assert run(["leak", str(tmp_path)]) == 2
+    assert "--spec" in in_one_line(capsys, "err")
+
+
+def test_other_data_are_no_data_of_the_run(small_run, tmp_path, capsys):
+    record = read_json(small_run / RUN_JSON)
+    write_json(tmp_path / RUN_JSON, {**record, "data": {"fingerprint": "another"}})
+    (tmp_path / JOURNAL).write_text("", encoding="utf-8")
+    assert run(["leak", str(tmp_path)]) == 2
+    assert "trained on other data" in in_one_line(capsys, "err")
+
+
+@pytest.mark.parametrize("clipping", ["quantile", "individual"])
+def test_clipping_that_depends_on_data_is_not_imitated(small_run, tmp_path, capsys, clipping):
+    record = read_json(small_run / RUN_JSON)
+    settings = {**record["training"], "clipping": clipping}
+    write_json(tmp_path / RUN_JSON, {**record, "training": settings})
+    (tmp_path / JOURNAL).write_text("", encoding="utf-8")
+    assert run(["leak", str(tmp_path)]) == 2
+    assert f"({clipping})" in in_one_line(capsys, "err")
+
+
+def test_nothing_is_released_beside_reconstructions(tmp_path, capsys):
+    (tmp_path / "shareable" / "leakage").mkdir(parents=True)
+    assert run(["release", str(tmp_path), "--quantiles", "0.5", "--epsilon", "1"]) == 2
+    assert "take it out" in in_one_line(capsys, "err")

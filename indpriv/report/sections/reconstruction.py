@@ -37,11 +37,11 @@ def reconstruction(summary: AuditSummary) -> doc.Section | None:
         blocks.append(finding(ABOVE))
     for found in every:
         if found.bins:
-            blocks += [doc.Heading(capitalised(found.method), 4), _by_epsilon(found)]
+            blocks += [doc.Heading(capitalised(_named(found)), 4), _by_epsilon(found)]
     blocks.append(doc.paragraph(MEANING, style="note"))
     lines = tuple(
         doc.paragraph(
-            f"{found.method}: identified {format_share(found.identified, 1)} (at most "
+            f"{_named(found)}: identified {format_share(found.identified, 1)} (at most "
             f"{format_share_up(found.ceiling)}; {found.n_examples:,} examples)",
             style="alarm" if found.above_ceiling else "",
         )
@@ -57,7 +57,7 @@ def reconstruction_rows(every: Sequence[Reconstruction]) -> doc.Table:
         _HEAD,
         [
             (
-                capitalised(found.method),
+                capitalised(_named(found)),
                 format_share(found.identified, 1),
                 percent_span(found.interval),
                 format_share_up(found.ceiling),
@@ -69,7 +69,12 @@ def reconstruction_rows(every: Sequence[Reconstruction]) -> doc.Table:
             for found in every
         ],
         caption="Examples reconstructed from gradients",
+        wide=frozenset({2, 4, 7}),
     )
+
+
+def _named(found: Reconstruction) -> str:
+    return found.method + ("" if found.step is None else f", after {found.step:,} steps")
 
 
 def _by_epsilon(found: Reconstruction) -> doc.Table:

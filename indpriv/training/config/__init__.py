@@ -6,6 +6,7 @@ from indpriv.training.config.sections import (
     CheckpointConfig,
     DataConfig,
     GroupConfig,
+    LeakageConfig,
     ModelConfig,
     RecordingConfig,
 )
@@ -17,6 +18,7 @@ __all__ = [
     "CheckpointConfig",
     "DataConfig",
     "GroupConfig",
+    "LeakageConfig",
     "ModelConfig",
     "RecordingConfig",
     "TrainingConfig",

@@ -21,6 +21,7 @@ from indpriv.training.config.sections import (
     CheckpointConfig,
     DataConfig,
     GroupConfig,
+    LeakageConfig,
     ModelConfig,
     RecordingConfig,
 )
@@ -50,6 +51,7 @@ class AuditConfig:
     checkpoints: CheckpointConfig
     audit: GroupConfig = Field(default_factory=GroupConfig)
     attacks: AttackConfig = Field(default_factory=AttackConfig)
+    leakage: LeakageConfig = Field(default_factory=LeakageConfig)
 
     def __post_init__(self) -> None:
         if self.data.unit_column is not None and self.training.target_epsilon is not None:

@@ -189,3 +189,41 @@ class AttackConfig:
                 "through_clipping is given without gradient_canaries, which pass it; set "
                 "gradient_canaries, e.g. to 1000"
             )
+
+
+@dataclass(frozen=True, config=KNOWN_KEYS_ONLY)
+class LeakageConfig:
+    """[leakage]: examples that are reconstructed from gradients, once training has ended.
+
+    Attributes:
+        see: what is read: the gradient of a "row", of a "batch", or an "update" of local steps.
+        attacks: of `indpriv.leakage.INVERSIONS`.
+        examples: number of training examples, drawn at random; they are also the candidates.
+        at: numbers of updates of the checkpoints that are attacked; or "last".
+        before_noise: what is read has no noise yet.
+        batch_size: of a batch or an update.
+        local_steps, learning_rate: of an update, which is neither clipped nor noised.
+        share: share of coordinates that is sent, the largest first.
+        knows_labels: the attacker knows the labels; in batches of up to 8 it does anyway.
+        knows_clipping: "lbfgs" clips the gradient of its guess; false is the attack of the papers.
+    """
+
+    see: Literal["row", "batch", "update"] = "row"
+    attacks: tuple[Literal["informed", "first-layer", "lbfgs", "adam"], ...] = ()
+    examples: Annotated[int, Field(strict=True, ge=2)] = 100
+    at: Annotated[tuple[CountOrZero | Literal["last"], ...], Field(min_length=1)] = (0, "last")
+    before_noise: Flag = False
+    batch_size: Count = 1
+    local_steps: Count = 1
+    learning_rate: Positive = 0.1
+    share: PositiveShare = 1.0
+    knows_labels: Flag = False
+    knows_clipping: Flag = True
+
+    def __post_init__(self) -> None:
+        if self.see == "row" and self.batch_size != 1:
+            raise InputError('see = "row" reads one example; leave out batch_size, or see a batch')
+        if self.see == "update" and not self.before_noise:
+            raise InputError(
+                'see = "update" has no noise in DP-SGD, before or after: set before_noise = true'
+            )

@@ -1,0 +1,162 @@
+"""Reconstruction from gradients of reference runs, as [leakage] of an audit file says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from indpriv._files import read_json
+from indpriv._progress import StageProgress, silent
+from indpriv.errors import InputError
+from indpriv.leakage import INVERSIONS, LBFGS, Observation
+from indpriv.leakage.at_checkpoints import Leaked, leak_at_checkpoints
+from indpriv.norm_log.run_files import LEAKAGE, RUN_JSON
+from indpriv.recording import AuditSpec
+from indpriv.training.config import AuditConfig, LeakageConfig
+from indpriv.training.datasets import Dataset, load_dataset
+from indpriv.training.models import build_model
+from indpriv.training.tensors import tensor_set
+
+ObservationAt = Callable[[int], Observation]
+
+
+def leak_after_training(
+    config: AuditConfig,
+    run_dir: Path,
+    dataset: Dataset,
+    seed: int | None,
+    progress: StageProgress = silent,
+) -> None:
+    """Write RUN/leakage/SEE-ATTACK.parquet for each attack of an audit file."""
+    if not config.leakage.attacks:
+        return
+    spec, observation_at = spec_of(config, dataset), observations(run_dir, config.leakage)
+    for attack in config.leakage.attacks:
+        found = leak_run(spec, run_dir, observation_at, config.leakage, attack, seed, progress)
+        write_scores(found, run_dir / LEAKAGE, f"{config.leakage.see}-{attack}")
+
+
+def leak_run(
+    spec: AuditSpec,
+    folder: Path,
+    observation_at: ObservationAt,
+    plan: LeakageConfig,
+    attack: str,
+    seed: int | None = None,
+    progress: StageProgress = silent,
+    *,
+    pictures: int = 0,
+) -> Leaked:
+    """One attack of a plan on the checkpoints in a folder; see `leak_at_checkpoints`."""
+    knows = {} if plan.knows_clipping or attack != LBFGS.name else {"knows_clipping": False}
+    return leak_at_checkpoints(
+        spec,
+        folder,
+        observation_at,
+        INVERSIONS[attack](**knows),
+        at=plan.at,
+        examples=plan.examples,
+        knows_labels=plan.knows_labels or None,
+        pictures=pictures,
+        seed=seed,
+        progress=lambda done, total: progress(f"reconstructing ({attack})", done, total),
+    )
+
+
+def write_scores(found: Leaked, folder: Path, name: str) -> None:
+    """Write FOLDER/NAME.parquet, for its owner only (0600)."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found.scores.to_parquet(folder / f"{name}.parquet")
+
+
+def read_run(run_dir: Path, data_dir: Path | None) -> AuditSpec:
+    """What rebuilds the model and the data of a run of `indpriv train`.
+
+    Raises:
+        InputError: another kind of run, or other data than the run was trained on.
+    """
+    record = _record(run_dir)
+    config = AuditConfig.from_dict(record["config"])
+    dataset = load_dataset(config.data.dataset, data_dir)
+    if dataset.fingerprint() != record["data"]["fingerprint"]:
+        raise InputError(
+            f"{run_dir} was trained on other data than {config.data.dataset} as loaded (canaries, "
+            "a subset or another version); pass --spec, which says what it was"
+        )
+    return spec_of(config, dataset)
+
+
+def spec_of(config: AuditConfig, dataset: Dataset) -> AuditSpec:
+    """What rebuilds the model and the data of an audit."""
+    return AuditSpec(
+        model=lambda: build_model(config.model, dataset.input_shape, dataset.n_classes),
+        dataset=tensor_set(dataset.train),
+        loss_fn=nn.CrossEntropyLoss(reduction="none"),
+    )
+
+
+def observations(run_dir: Path, plan: LeakageConfig) -> ObservationAt:
+    """What is read of a run of `indpriv train` before each step, with its clipping and noise.
+
+    Raises:
+        InputError: another kind of run, or a kind of clipping that an observation does not have.
+    """
+    settings = _record(run_dir)["training"]
+    planned = _record(run_dir)["config"]["training"]
+    if settings["clipping"] not in ("flat", "per_layer") or "largest" in planned.get(
+        "noise_scale", ""
+    ):
+        raise InputError(
+            f"{run_dir} clips or scales its noise by what it sees ({settings['clipping']}), which "
+            'an observation does not imitate; use a run with clipping = "flat" or "per_layer"'
+        )
+
+    def at(step: int) -> Observation:
+        clip, noise = (_at(settings[name], step) for name in ("max_grad_norm", "noise_multiplier"))
+        return observation(plan, clip, noise, settings["clipping"])
+
+    return at
+
+
+def observation(
+    plan: LeakageConfig, max_grad_norm: float | None, noise: float, clipping: str = "flat"
+) -> Observation:
+    """What a plan reads where gradients are clipped at max_grad_norm, with this noise multiplier.
+
+    Local updates are neither clipped nor noised by DP-SGD.
+    """
+    if plan.see == "update":
+        return Observation(
+            "update",
+            plan.batch_size,
+            local_steps=plan.local_steps,
+            learning_rate=plan.learning_rate,
+            share=plan.share,
+        )
+    return Observation(
+        plan.see,
+        plan.batch_size,
+        max_grad_norm,
+        clipping,
+        0.0 if plan.before_noise else noise,
+        share=plan.share,
+    )
+
+
+def _at(values: float | list[float], step: int) -> float:
+    """A setting of the step that comes after `step` updates, or of the last one."""
+    return values[min(step, len(values) - 1)] if isinstance(values, list) else values
+
+
+def _record(run_dir: Path) -> dict[str, Any]:
+    path = run_dir / RUN_JSON
+    content = read_json(path) if path.is_file() else {}
+    if not isinstance(content, dict) or not {"config", "training", "data"} <= content.keys():
+        raise InputError(
+            f"{run_dir} is no run of indpriv train, so that nothing rebuilds its model; pass its "
+            "checkpoints with --spec FILE:spec"
+        )
+    return content
