@@ -141,11 +141,14 @@ def pld_delta(
     if not np.all(np.isfinite(epsilon)):
         raise InputError("delta was requested at an epsilon that is not finite; pass real numbers")
     losses, epsilon = LossSum.from_participations(participations), np.asarray(epsilon, np.float64)
-    lower, upper = np.zeros(epsilon.shape), np.zeros(epsilon.shape)
+    lower, highest = np.zeros(epsilon.shape), []
     for direction in directions:
         low, high = _delta_bounds(losses, epsilon, direction, lower)
         least = np.where(_may_exceed(losses, epsilon, direction), _LEAST_DELTA, 0.0)
-        lower, upper = np.maximum(lower, low), np.maximum(upper, np.maximum(high, least))
+        lower = np.maximum(lower, low)
+        highest.append(np.maximum(high, least))
+    # At 0 delta is the total variation, which is the same in both directions.
+    upper = np.where(epsilon == 0, np.minimum.reduce(highest), np.maximum.reduce(highest))
     return Bounds(np.where(lower < _LEAST_DELTA, 0.0, lower), upper)
 
 

@@ -100,6 +100,22 @@ def test_delta_of_composed_runs(steps, epsilon):
     assert upper - lower <= 1e-5 * upper
 
 
+def test_delta_at_0_is_one_number_in_both_directions():
+    """The total variation: the narrower bracket of the two holds, at 0 and nowhere else."""
+    one = np.ones(1)
+    steps = Participations(one, one, 0.1 * one, np.array([[10.0]]))
+    for epsilon, narrower in ((0.0, True), (1e-9, False)):
+        whole, remove, add = (
+            pld_delta(steps, np.array([[epsilon]]), directions=directions)
+            for directions in (("remove", "add"), ("remove",), ("add",))
+        )
+        choose = min if narrower else max
+        assert whole.upper == choose(remove.upper, add.upper)
+        assert whole.lower <= whole.upper
+        assert remove.lower <= add.upper
+        assert add.lower <= remove.upper
+
+
 def test_several_epsilons_of_several_examples_are_those_of_each_alone():
     run = Participations(
         np.array([0.5, 1.0]), np.ones(2), np.full(2, 0.05), np.array([[300.0, 20.0], [5.0, 4.0]])
