@@ -15,6 +15,9 @@ from baseline.figures import EXPECTED
 
 EXACTLY = 1e-6  # relative
 NEARLY_ZERO = 1e-9  # differences of this size count as none
+# An advantage is delta at epsilon 0, where contours of short runs cost more work than they may since
+# the tables are shared: grids then prove an upper end up to 3e-6 above the former one, and no lower.
+ADVANTAGE = 3e-6
 CASES = {path.stem: json.loads(path.read_text()) for path in sorted(EXPECTED.glob("*-*.json"))}
 RUNS = [name for name, case in CASES.items() if "run" in case]
 ARRAYS = [name for name in CASES if name.startswith("arrays-")]
@@ -60,6 +63,7 @@ def assert_figures(found, expected, where="", *, larger=0.0, near_zero=NEARLY_ZE
         for key, value in expected.items():
             # the worst case follows from the settings alone: nothing of it is rounded
             more = 0.0 if key == "worst_case_epsilon" else larger
+            more = max(more, ADVANTAGE) if key == "advantage" else more
             assert_figures(found[key], value, f"{where}/{key}", larger=more, near_zero=near_zero)
     elif isinstance(expected, list):
         assert len(found) == len(expected), where
