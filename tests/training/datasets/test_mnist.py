@@ -118,3 +118,22 @@ def test_labels_must_be_digits_and_as_many_as_images(folder):
     path.write_bytes(idx_bytes(np.zeros(6, dtype=np.uint8)))
     with pytest.raises(EvidenceError, match="6 labels for 7 images"):
         mnist.load(folder)
+
+
+def test_fashion_mnist_is_read_from_its_own_folder(folder):
+    with pytest.raises(InputError, match="dataset-fashion-mnist"):
+        mnist.load_fashion(folder)  # where the files of MNIST lie
+    (folder / "fashion_mnist").mkdir()
+    for path in folder.glob("*ubyte*"):
+        path.rename(folder / "fashion_mnist" / path.name)
+    found = mnist.load_fashion(folder)
+    assert (found.name, len(found.train), len(found.test)) == ("fashion_mnist", 7, 3)
+    assert found.class_names[9] == "Ankle boot"
+
+
+@pytest.mark.skipif(
+    not (SHARED / "fashion_mnist").is_dir(), reason=f"Fashion-MNIST is not in {SHARED}"
+)
+def test_reads_the_real_files_of_fashion_mnist():
+    found = mnist.load_fashion(SHARED)
+    assert np.bincount(found.train.targets).tolist() == [6000] * 10
