@@ -62,8 +62,8 @@ def fit_without_dp(
         generator=generator(randomness.shuffling),
     )
     criterion = nn.CrossEntropyLoss()
-    total_steps, step = settings.epochs * len(loader), 0
-    for _ in range(settings.epochs):
+    total_steps, step = settings.total_steps(len(loader)), 0
+    while step < total_steps:
         for inputs, targets in loader:
             optimizer.zero_grad()
             criterion(module(inputs.to(device)), targets.to(device)).backward()
@@ -72,6 +72,8 @@ def fit_without_dp(
             if after_step is not None:
                 after_step(module, step, len(loader))
             progress("training without DP", step, total_steps)
+            if step == total_steps:
+                break
     return module
 
 

@@ -24,8 +24,7 @@ from indpriv.training.datasets import Dataset
 from indpriv.training.models import first_parameters
 from indpriv.training.randomness import Randomness, generator
 from indpriv.training.step_plan import (
-    planned_steps,
-    steps_per_epoch,
+    plan_of,
     with_noise,
     worst_case_epsilon,
 )
@@ -142,8 +141,7 @@ def made_private(
     _warn_of_delta(settings.delta, len(train_set))
     loader = _loader(train_set, n_planned, settings.batch_size, randomness)
     settings = with_noise(settings, n_planned)
-    per_epoch = steps_per_epoch(settings, n_planned)
-    planned = planned_steps(settings, settings.epochs * per_epoch, 1 / per_epoch)
+    planned = plan_of(settings, n_planned)
     engine = PrivacyEngine(accountant="rdp")
     made = engine.make_private(
         module=module,

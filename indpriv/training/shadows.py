@@ -44,7 +44,7 @@ from indpriv.training.private_setting import make_private, quiet_opacus
 from indpriv.training.randomness import Randomness
 from indpriv.training.robustness import robustness
 from indpriv.training.run_record import noise_and_clipping
-from indpriv.training.step_plan import planned_steps, with_noise
+from indpriv.training.step_plan import plan_of, steps_per_epoch, with_noise
 from indpriv.training.steps import take_steps
 
 _BATCH = 4096
@@ -131,13 +131,11 @@ def _settings(config: AuditConfig, n_train: int, for_run: str | Path | None) -> 
                 f"the audit trains with {name}, which depends on what its own run recorded; "
                 "reference models cannot be trained like it"
             )
-    training = config.training
-    per_epoch = math.ceil(n_train / training.batch_size)
-    planned = planned_steps(training, training.epochs * per_epoch, 1 / per_epoch)
+    training, planned = config.training, plan_of(config.training, n_train)
     found: dict[str, Any] = {
         **noise_and_clipping(planned, training),
-        "steps_per_epoch": per_epoch,
-        "epochs": training.epochs,
+        "steps_per_epoch": steps_per_epoch(training, n_train),
+        "planned_steps": len(planned),
     }
     if for_run is None:
         return found
@@ -266,7 +264,7 @@ class _Trainer:
         def keep(module: nn.Module, step: int, steps_per_epoch: int) -> None:
             every = self.config.checkpoints.every
             gap = steps_per_epoch if isinstance(every, str) else every
-            last = step == training.epochs * steps_per_epoch
+            last = step == self.settings["planned_steps"]
             if last or (self.checkpoints and step % gap == 0):
                 states.append({k: v.detach().clone() for k, v in module.state_dict().items()})
 

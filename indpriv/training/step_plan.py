@@ -14,7 +14,7 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.histogram.lattice import condensed
 from indpriv.accountant.histogram.mechanisms import Mechanisms
 from indpriv.errors import InputError
-from indpriv.norm_log.step_settings import StepSettings
+from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
 from indpriv.training.config import TrainingConfig
 from indpriv.training.config.schedules import Schedule, values_of
 
@@ -52,9 +52,9 @@ def with_noise(settings: TrainingConfig, n_examples: int) -> TrainingConfig:
     per_epoch = steps_per_epoch(settings, n_examples)
     std, multiplier = settings.noise_std, settings.noise_multiplier
     if std is None and multiplier is None:
-        noise = _noise_for(settings.target_epsilon, settings.delta, per_epoch, settings.epochs)
+        noise = _noise_for(settings, settings.target_epsilon, per_epoch)
         return replace(settings, target_epsilon=None, noise_multiplier=noise)
-    plan = planned_steps(settings, settings.epochs * per_epoch, 1 / per_epoch)
+    plan = planned_steps(settings, settings.total_steps(per_epoch), 1 / per_epoch)
     factor = _factor(plan, settings.target_epsilon, settings.delta)
     return replace(
         settings,
@@ -62,6 +62,31 @@ def with_noise(settings: TrainingConfig, n_examples: int) -> TrainingConfig:
         noise_std=std.times(factor) if isinstance(std, Schedule) else None,
         noise_multiplier=multiplier.times(factor) if isinstance(multiplier, Schedule) else None,
     )
+
+
+def plan_of(settings: TrainingConfig, n_examples: int) -> StepSettings:
+    """Settings of every step of a training whose noise is known, as far as stop_at_epsilon.
+
+    Raises:
+        InputError: the first step spends more.
+    """
+    per_epoch = steps_per_epoch(settings, n_examples)
+    plan = planned_steps(settings, settings.total_steps(per_epoch), 1 / per_epoch)
+    limit = settings.stop_at_epsilon
+    if limit is None:
+        return plan
+    within, beyond = 0, len(plan) + 1
+    while beyond - within > 1:
+        middle = (within + beyond) // 2
+        epsilon = worst_case_epsilon(plan.noise_multiplier[:middle], 1 / per_epoch, settings.delta)
+        within, beyond = (middle, beyond) if epsilon <= limit else (within, middle)
+    if within == 0:
+        raise InputError(
+            f"stop_at_epsilon={limit:g} is spent by the first step; choose a larger one, or more "
+            "noise"
+        )
+    columns = {name: getattr(plan, name)[:within] for name in SETTING_NAMES}
+    return StepSettings(**columns)
 
 
 def planned_steps(settings: TrainingConfig, total_steps: int, sample_rate: float) -> StepSettings:
@@ -131,19 +156,19 @@ def _factor(plan: StepSettings, target_epsilon: float, delta: float) -> float:
     return high
 
 
-def _noise_for(target_epsilon: float, delta: float, per_epoch: int, epochs: int) -> float:
+def _noise_for(settings: TrainingConfig, target_epsilon: float, per_epoch: int) -> float:
     """The constant noise multiplier that reaches the target epsilon."""
     try:
         noise_multiplier: float = get_noise_multiplier(
             target_epsilon=target_epsilon,
-            target_delta=delta,
+            target_delta=settings.delta,
             sample_rate=1 / per_epoch,
-            steps=epochs * per_epoch,
+            steps=settings.total_steps(per_epoch),
             accountant="rdp",
             epsilon_tolerance=_EPSILON_TOLERANCE,
         )
     except ValueError as error:
-        raise _unreachable(target_epsilon, delta) from error
+        raise _unreachable(target_epsilon, settings.delta) from error
     return noise_multiplier
 
 

@@ -25,7 +25,7 @@ def take_steps(
 ) -> None:
     """Train until the last step, or until a stop is asked for."""
     step = 0
-    for _ in range(settings.epochs):
+    while step < private.total_steps:
         with _physical_batches(private, settings.max_physical_batch_size) as batches:
             for inputs, targets in batches:
                 private.optimizer.zero_grad()
@@ -34,7 +34,7 @@ def take_steps(
                 if private.steps_taken > step:  # this was the last physical batch of a step
                     step = private.steps_taken
                     after_step(step)
-                    if stop_asked():
+                    if stop_asked() or step == private.total_steps:
                         return
 
 

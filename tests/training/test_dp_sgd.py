@@ -30,6 +30,7 @@ from indpriv.training.datasets.base import Dataset, Split
 from indpriv.training.dp_sgd import train
 from indpriv.training.models import build_model
 from indpriv.training.randomness import Randomness
+from indpriv.training.step_plan import worst_case_epsilon
 
 DELTA = 1e-4
 SCHEDULE = {"law": "linear", "start": 1.0, "end": 0.5}
@@ -580,3 +581,54 @@ def test_a_run_with_noise_of_the_largest_norm_says_so(tmp_path):
     curve = pd.read_parquet(tmp_path / "run" / "curve.parquet")
     assert curve["worst_case_epsilon"].isna().all()
     assert (curve["noise_multiplier"].iloc[1:] < 1).all()
+
+
+def test_a_run_of_a_number_of_steps_ends_within_an_epoch(tmp_path):
+    """And the baseline beside it, after as many."""
+    settings = {"epochs": None, "steps": 8, "non_private_baseline": True}
+    seen = []
+    with dp_sgd.quiet_opacus():
+        run = train(
+            config(**settings),
+            tmp_path / "run",
+            dataset=toy(n_test=5),
+            progress=lambda *args: seen.append(args),
+        )
+    assert run.steps == 8
+    assert read_json(tmp_path / "run" / "run.json")["status"] == "finished"
+    assert indpriv.NormLog.open(tmp_path / "run").total_steps == 8
+    assert [c.title for c in verify(open_run(tmp_path / "run")) if c.status == "failed"] == []
+    assert max(done for stage, done, _ in seen if stage == "training without DP") == 8
+
+
+def test_a_run_stops_before_its_worst_case_passes_a_limit(tmp_path):
+    limit = 3.0
+    settings = config(noise_multiplier=SCHEDULE, epochs=3, stop_at_epsilon=limit)
+    with dp_sgd.quiet_opacus():
+        run = train(settings, tmp_path / "run", dataset=toy(n_test=5))
+    noise = Schedule(**SCHEDULE).values(18)
+    spent = [worst_case_epsilon(noise[:n], 1 / 6, DELTA) for n in (run.steps, run.steps + 1)]
+    assert run.worst_case_epsilon == pytest.approx(spent[0])
+    assert spent[0] <= limit < spent[1]
+    record = read_json(tmp_path / "run" / "run.json")
+    assert (record["status"], record["training"]["planned_steps"]) == ("finished", run.steps)
+    with pytest.raises(InputError, match="spent by the first step"):
+        train(
+            replace(settings, training=replace(settings.training, stop_at_epsilon=0.1)),
+            tmp_path / "x",
+            dataset=toy(),
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epochs": None}, "neither epochs nor steps"),
+        ({"steps": 10}, "both epochs and steps"),
+        ({"stop_at_epsilon": 1.0, "non_private_baseline": True}, "does not go with"),
+        (LARGEST | {"stop_at_epsilon": 1.0}, "does not go with stop_at_epsilon"),
+    ],
+)
+def test_ends_of_training_that_are_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        config(**changes)

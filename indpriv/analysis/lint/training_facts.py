@@ -88,10 +88,10 @@ def facts_of_plan(
     training = config["training"]
     plan, delta, clip = None, training["delta"], training["max_grad_norm"]
     noise = training.get("noise_multiplier", 1.0)
-    varies = isinstance(noise, Mapping) or "noise_std" in training
+    varies = isinstance(noise, Mapping) or {"noise_std", "stop_at_epsilon"} & training.keys()
     if n_examples is not None and not varies:
         steps_per_epoch = math.ceil(n_examples / training["batch_size"])
-        steps = training["epochs"] * steps_per_epoch
+        steps = training.get("steps") or training["epochs"] * steps_per_epoch
         plan = Plan(noise, 1 / steps_per_epoch, steps)
         if "target_epsilon" in training:
             plan = plan.with_epsilon(training["target_epsilon"], delta)

@@ -17,12 +17,15 @@ class TrainingConfig:
     """[training]: DP-SGD in Opacus's words.
 
     Attributes:
-        epochs: passes over the data, in expectation.
+        epochs: passes over the data, in expectation. Pass either this or steps.
         batch_size: expected size of a Poisson batch; the sampling rate is
             1 / ceil(n / batch_size), as in Opacus.
         learning_rate: learning rate of SGD with momentum.
         max_grad_norm: clipping norm, a number or a schedule.
         delta: delta of every epsilon of the run.
+        steps: number of steps.
+        stop_at_epsilon: the run ends before the step with which the worst-case epsilon of one row
+            would pass this; by plan, before it begins.
         target_epsilon: worst-case epsilon of one row; the noise is chosen to reach it. Pass either
             this or noise; or both, with noise as a schedule: its shape is kept, and it is
             multiplied by the number that reaches the target.
@@ -57,12 +60,14 @@ class TrainingConfig:
         non_private_learning_rate: learning rate of the baseline; None for learning_rate.
     """
 
-    epochs: Count
     batch_size: Count
     learning_rate: Positive
     max_grad_norm: NumberOrSchedule
     delta: Annotated[float, Field(strict=True, gt=0, lt=1)]
+    epochs: Count | None = None
+    steps: Count | None = None
     target_epsilon: Positive | None = None
+    stop_at_epsilon: Positive | None = None
     noise_multiplier: NumberOrSchedule | None = None
     noise_std: NumberOrSchedule | None = None
     momentum: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
@@ -80,7 +85,22 @@ class TrainingConfig:
     non_private_baseline: Flag = False
     non_private_learning_rate: Positive | None = None
 
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Number of steps, unless stop_at_epsilon ends the run before."""
+        return self.steps or (self.epochs or 0) * steps_per_epoch
+
     def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise InputError(
+                "it has neither epochs nor steps; give one of them"
+                if self.epochs is None
+                else "it has both epochs and steps; give one of them"
+            )
+        if self.stop_at_epsilon is not None and self.non_private_baseline:
+            raise InputError(
+                "stop_at_epsilon does not go with non_private_baseline, which would train for "
+                "longer; give steps"
+            )
         if self.noise_multiplier is not None and self.noise_std is not None:
             raise InputError("it has both noise_multiplier and noise_std; give one of them")
         noise = self.noise_std if self.noise_multiplier is None else self.noise_multiplier
@@ -121,6 +141,7 @@ class TrainingConfig:
             "individual_clipping": self.individual_clipping,
             "filter_epsilon": self.filter_epsilon is not None,
             "target_epsilon": largest and self.target_epsilon is not None,
+            "stop_at_epsilon": largest and self.stop_at_epsilon is not None,
             f'clipping = "{self.clipping}"': largest and self.clipping != "flat",
             "a schedule of max_grad_norm": moves and self.clipping == "quantile",
             "noise_std": self.clipping == "quantile" and self.noise_std is not None,
