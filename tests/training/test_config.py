@@ -204,8 +204,8 @@ def test_the_json_schema_accepts_the_audit_files_and_refuses_unknown_keys():
 
 def test_missing_keys_and_sections_are_named():
     tables = copy.deepcopy(SMALL)
-    del tables["training"]["epochs"], tables["training"]["delta"]
-    with pytest.raises(InputError, match=r"\[training\] lacks epochs, delta"):
+    del tables["training"]["learning_rate"], tables["training"]["delta"]
+    with pytest.raises(InputError, match=r"\[training\] lacks learning_rate, delta"):
         AuditConfig.from_dict(tables)
     tables = copy.deepcopy(SMALL)
     del tables["name"], tables["recording"]
