@@ -41,8 +41,10 @@ def reconstruction(summary: AuditSummary) -> doc.Section | None:
     blocks.append(doc.paragraph(MEANING, style="note"))
     lines = tuple(
         doc.paragraph(
-            f"{_named(found)}: identified {format_share(found.identified, 1)} (at most "
-            f"{format_share_up(found.ceiling)}; {found.n_examples:,} examples)",
+            f"{_named(found)}: identified {format_share(found.identified, 1)} of "
+            f"{found.n_examples:,} (95 %: {percent_span(found.interval)}); at most "
+            f"{format_share_up(found.ceiling)} on average, by chance "
+            f"{format_share(found.chance, 1)}",
             style="alarm" if found.above_ceiling else "",
         )
         for found in every
@@ -69,7 +71,7 @@ def reconstruction_rows(every: Sequence[Reconstruction]) -> doc.Table:
             for found in every
         ],
         caption="Examples reconstructed from gradients",
-        wide=frozenset({2, 4, 7}),
+        wide=frozenset({4, 7}),
     )
 
 
