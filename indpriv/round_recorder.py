@@ -82,7 +82,7 @@ class RoundRecorder:
         self.run_dir = Path(run_dir)
         self._ids = np.asarray(client_ids)
         check_ids(self._ids, self._ids.size)
-        check_words(sampler, unit, "add_remove")
+        check_words(sampler, unit, "zero_out")
         owners = self._ids if unit_ids is None and unit != "example" else unit_ids
         units = check_unit_ids(owners, len(self._ids), unit)
         header = _header(sampler, unit, _checks.check_rounding(rounding), seeded)
@@ -298,7 +298,7 @@ def _header(sampler: str, unit: str, rounding: float, seeded: bool) -> LogHeader
         rounding=rounding,
         rounding_mode="up",
         unit=unit,
-        neighbouring="add_remove",
+        neighbouring="zero_out",  # who may take part is public
         sampler=sampler,
         individually_clipped=False,
         norm_pass={"backend": "a federated trainer", "slack": 0.0, "caveats": []},

@@ -86,6 +86,7 @@ def test_the_log_of_coins_is_the_one_from_arrays(tmp_path):
         example_ids=IDS,
         unit="client",
         unit_ids=IDS,
+        neighbouring="zero_out",
         batch_norms=(steps, positions, norms[taking]),
         **SETTINGS,
     )
@@ -125,6 +126,22 @@ def test_rows_may_share_clients(tmp_path):
     entries = log.batch_norms.read(0, 6)
     assert (entries.position.tolist(), entries.step.tolist()) == ([0, 1, 1, 4], [0, 0, 1, 1])
     assert log.unit_ids.tolist() == list("aabbcc")
+
+
+def test_clients_of_several_rows_are_audited_from_the_log_of_rows(tmp_path):
+    with RoundRecorder(
+        tmp_path / "r",
+        range(6),
+        sampler="fixed_size",
+        unit="user",
+        unit_ids=list("aabbcc"),
+        run_info={"delta": 1e-3},
+    ) as recorder:
+        recorder.round([0, 1, 4], [9.0, 9.0, 9.0], **SETTINGS)
+    summary = audit(tmp_path / "r", tmp_path / "report")
+    assert "user of at most 2 rows" in summary.guarantee.statement
+    assert delta_of(summary.guarantee.worst_case_epsilon, 2 / 2.0) == pytest.approx(1e-3, rel=1e-4)
+    assert summary.unit_sizes == ()
 
 
 def test_norms_in_float32_are_rounded_up_and_make_an_estimate(tmp_path):

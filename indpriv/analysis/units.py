@@ -38,9 +38,12 @@ class UnitSizes:
 
 
 def unit_sizes(log: NormLog, table: EpsilonTable) -> tuple[UnitSizes, ...]:
-    """The units of a table by their number of rows, fewest first; empty where each has one row."""
+    """The units of a table by their number of rows, fewest first; empty where each has one row.
+
+    Empty too with known participation, where the worst case depends on who took part when.
+    """
     largest = table.account.rows_per_unit
-    if largest is None or largest == 1:
+    if largest is None or largest == 1 or table.account.participation == "known":
         return ()
     most = [*(cap for cap in _CAPS if cap < largest), largest]
     method = Method(delta=table.account.delta, conversion=table.account.conversion)
