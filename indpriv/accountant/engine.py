@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray
+from indpriv._progress import Advance
 from indpriv.accountant.histogram.histogram import Histogram
 from indpriv.norm_log.norm_log import NormLog
 
@@ -68,4 +69,13 @@ class Engine(Protocol):
 
     def block(self, block: NormLog) -> Epsilons:
         """Bounds of the examples of a block, none above the worst case."""
+        ...
+
+
+@runtime_checkable
+class Watched(Protocol):
+    """An engine whose blocks take so long that it reports how far it is in each."""
+
+    def watched(self, advance: Advance) -> Engine:
+        """The same engine, which calls advance for at most the examples of each block."""
         ...

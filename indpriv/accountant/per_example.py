@@ -55,7 +55,7 @@ def account(
         neighbouring: "add_remove" an example, "zero_out" what it contributes, or "replace_one".
             Default: the log's, and "zero_out" for "add_remove" with known participation.
         tolerance: relative width in (0, 0.1] of brackets by "pld", whose upper end is reported.
-        progress: called with (examples done, all examples) after each block.
+        progress: called with (examples done, all examples), by any thread, one at a time.
         workers: threads, by default one for each core; they do not change the result.
 
     Returns:
@@ -145,13 +145,7 @@ def table_of(
     log = checked(log, method)
     kind = PairsEngine if uses_pairs(log, method) else ENGINES[method.accountant]
     engine = kind.prepare(log, method)
-    found, done = [], 0
-    for part in epsilon_blocks(log, engine, workers=workers):
-        found.append(part)
-        done += len(part.epsilon)
-        if progress is not None:
-            progress(done, log.n_examples)
-    whole = joined(found)
+    whole = joined(list(epsilon_blocks(log, engine, workers=workers, progress=progress)))
     claim, reason = claim_of(log, method.between_records)
     return EpsilonTable(
         example_ids=log.example_ids,

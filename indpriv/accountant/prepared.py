@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray
+from indpriv._progress import Examples, Progress
 from indpriv.accountant.blocks import in_blocks
 from indpriv.accountant.claims import uses_batch_norms
-from indpriv.accountant.engine import Engine, Epsilons
+from indpriv.accountant.engine import Engine, Epsilons, Watched
 from indpriv.accountant.method import Method
 from indpriv.epsilon_table import Account
 from indpriv.errors import InputError
@@ -32,6 +33,7 @@ def epsilon_blocks(
     start: int = 0,
     stop: int | None = None,
     workers: int | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[Epsilons]:
     """Yield the epsilons of consecutive blocks of the examples at positions start to stop.
 
@@ -43,11 +45,21 @@ def epsilon_blocks(
         start: position of the first example.
         stop: position after the last one; by default all examples.
         workers: threads, by default one for each core.
+        progress: called with (examples done, all examples), from any of the threads.
     """
     worst = engine.worst_case
+    examples = Examples(log.n_examples, progress)
 
     def work(block: NormLog) -> Epsilons:
-        found = engine.block(block)
+        within: list[float] = []
+
+        def advance(more: float) -> None:
+            within.append(more)
+            examples.advance(more)
+
+        watched = engine.watched(advance) if isinstance(engine, Watched) else engine
+        found = watched.block(block)
+        examples.advance(block.n_examples - sum(within))
         epsilon, lower = found.epsilon.copy(), found.epsilon_lower.copy()
         close = np.flatnonzero(epsilon >= worst.epsilon * (1 - _CLOSE))
         if len(close):

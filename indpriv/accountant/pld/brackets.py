@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray
+from indpriv._progress import Advance, unheard
 from indpriv.accountant.histogram.mechanisms import Participations
 from indpriv.accountant.pld import closed_form
 from indpriv.accountant.pld.laplace import contour_brackets, contour_deltas
@@ -62,7 +63,12 @@ class PldResult:
 
 
 def pld_epsilon(
-    participations: Participations, *, delta: float, rdp_upper: FloatArray, tolerance: float = 0.0
+    participations: Participations,
+    *,
+    delta: float,
+    rdp_upper: FloatArray,
+    tolerance: float = 0.0,
+    advance: Advance = unheard,
 ) -> PldResult:
     """Bracket the (epsilon, delta) of every example of a block.
 
@@ -72,6 +78,7 @@ def pld_epsilon(
         delta: in (0, 1).
         rdp_upper: (n_examples,) upper bounds of epsilon at the same delta, e.g. Renyi bounds.
         tolerance: relative width of a bracket that is not narrowed further.
+        advance: called with the number of examples that are done since the last call, not all.
 
     Returns:
         the brackets.
@@ -104,7 +111,7 @@ def pld_epsilon(
     rest = np.flatnonzero(np.isinf(upper) & ~_is_noiseless(losses))
     if len(rest):
         first, place = _distinct(losses.rows(rest))
-        low, high = _composed_brackets(losses.rows(rest[first]), delta, tolerance)
+        low, high = _composed_brackets(losses.rows(rest[first]), delta, tolerance, advance)
         lower[rest], upper[rest] = low[place], high[place]
         bracket[rest] = CERTIFIED
     return _reported(lower, upper, bracket, np.asarray(rdp_upper, np.float64))
@@ -205,11 +212,15 @@ def _exact_brackets(losses: LossSum, delta: float) -> tuple[FloatArray, FloatArr
 
 
 def _composed_brackets(
-    losses: LossSum, delta: float, tolerance: float
+    losses: LossSum, delta: float, tolerance: float, advance: Advance
 ) -> tuple[FloatArray, FloatArray]:
     """Brackets of composed runs: contours for all, then grids where contours are not tight."""
-    remove = contour_brackets(losses, delta, "remove", tolerance)
-    add = contour_brackets(losses, delta, "add", tolerance, enough=remove.upper)
+
+    def half(more: float) -> None:
+        advance(more / 2)
+
+    remove = contour_brackets(losses, delta, "remove", tolerance, advance=half)
+    add = contour_brackets(losses, delta, "add", tolerance, enough=remove.upper, advance=half)
     found = [remove, add]
     lower = np.maximum(*(bracket.lower for bracket in found))
     upper = np.maximum(*(bracket.upper for bracket in found))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from indpriv._arrays import FloatArray
+from indpriv._progress import Advance, unheard
 from indpriv.accountant.engine import Epsilons
 from indpriv.accountant.histogram.histogram import Histogram, whole_histograms
 from indpriv.accountant.histogram.mechanisms import Participations
@@ -35,6 +36,7 @@ class PldEngine:
         rdp: gives upper bounds, which the tight ones never exceed.
         upper, histogram: norms and settings rounded up, and down; one and the same if nothing is.
         worst_case: of the run.
+        advance: called while a block takes long.
     """
 
     numerical_noise: ClassVar[str] = "1e-9"
@@ -44,6 +46,7 @@ class PldEngine:
     upper: Histogram
     histogram: Histogram
     worst_case: Epsilons
+    advance: Advance = unheard
 
     @classmethod
     def prepare(cls, log: NormLog, method: Method) -> PldEngine:
@@ -57,14 +60,19 @@ class PldEngine:
     @property
     def bytes_per_example(self) -> int:
         """See Engine."""
-        return self.rdp.bytes_per_example + 16 * len(self.upper.mechanisms)
+        # Half of it: in larger blocks more examples share a contour
+        return self.rdp.bytes_per_example // 2 + 8 * len(self.upper.mechanisms)
+
+    def watched(self, advance: Advance) -> PldEngine:
+        """See Watched."""
+        return replace(self, advance=advance)
 
     def block(self, block: NormLog) -> Epsilons:
         """See Engine."""
         upper = self.upper.participations(block)
         lower = upper if self.histogram is self.upper else self.histogram.participations(block)
         bound, tolerance = self.rdp.block(block).epsilon, self.method.tolerance
-        found = _bracket(upper, lower, self.method.delta, bound, tolerance)
+        found = _bracket(upper, lower, self.method.delta, bound, tolerance, self.advance)
         epsilon = np.minimum(found.epsilon, self.worst_case.epsilon)
         return Epsilons(epsilon, np.minimum(found.epsilon_lower, epsilon), found.details)
 
@@ -75,10 +83,13 @@ def _bracket(
     delta: float,
     rdp: FloatArray,
     tolerance: float = 0.0,
+    advance: Advance = unheard,
 ) -> Epsilons:
     """The upper end from steps rounded up, the lower end from steps rounded down."""
     bracket = partial(pld_epsilon, delta=delta, rdp_upper=rdp, tolerance=tolerance)
-    high = bracket(upper)
-    low = high if lower is upper else bracket(lower)
+    if lower is upper:
+        high = low = bracket(upper, advance=advance)
+    else:
+        high, low = (bracket(end, advance=lambda more: advance(more / 2)) for end in (upper, lower))
     details = {"bracket": high.bracket, "rdp_epsilon": rdp}
     return Epsilons(high.epsilon, low.epsilon_lower, details)

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray
+from indpriv._progress import Advance, unheard
 from indpriv.accountant.pld import real_axis
 from indpriv.accountant.pld.contour import Axis, Contour, Reach, alias_free_period
 from indpriv.accountant.pld.loss_sum import Bounds, Direction, LossSum
@@ -48,6 +49,7 @@ class _Effort:
         tolerance: of aliasing and of truncation, relative to delta.
         tight: relative width of a bracket that is not tried again.
         apart: places between the tilts that are tried first.
+        refined: places between those that are added by a refinement.
     """
 
     cut: float
@@ -57,6 +59,7 @@ class _Effort:
     tolerance: float
     tight: float
     apart: int = real_axis.NEAR_TILTS
+    refined: int = 1
 
 
 _FINE, _FINEST = 1e-6, 1e-10  # tolerance up to which errors of delta are this small at once
@@ -66,7 +69,7 @@ def _efforts(tolerance: float) -> list[_Effort]:
     """Attempts until a bracket is this tight, relative: errors of delta count less in epsilon."""
     rough = [
         _Effort(0.0, 0, 4.0, 4096, tolerance / 16, tolerance, real_axis.FAR_TILTS),
-        _Effort(tolerance / 512, 1, 6.0, 4096, tolerance / 16, tolerance, real_axis.FAR_TILTS),
+        _Effort(tolerance / 512, 1, 6.0, 4096, tolerance / 16, tolerance, real_axis.FAR_TILTS, 4),
         _Effort(tolerance / 512, 1, 6.0, 4096, tolerance / 512, tolerance),
     ]
     fine = [
@@ -92,6 +95,7 @@ def contour_brackets(
     direction: Direction,
     tolerance: float = 0.0,
     enough: FloatArray | float = 0.0,
+    advance: Advance = unheard,
 ) -> Bounds:
     """Bracket epsilon(delta) of every example.
 
@@ -101,6 +105,7 @@ def contour_brackets(
         direction: "remove" or "add".
         tolerance: relative width of a bracket that is not narrowed further.
         enough: (n_examples,) an upper end that need not be lowered further.
+        advance: called with the number of examples that are done since the last call, not all.
 
     Returns:
         the bracket, proven everywhere. Where no contour converges within the limit of nodes, the
@@ -118,11 +123,12 @@ def contour_brackets(
         start = scan.start
         upper[remaining] = np.minimum(np.maximum(scan.epsilon, 0.0), upper[remaining])
         open_ = np.flatnonzero(upper[remaining] > limit[remaining])
+        advance(len(remaining) - len(open_))
         remaining, scan, problem = remaining[open_], scan.select(open_), problem.select(open_)
         for refinement in range(effort.refinements + 1):
             if refinement:
-                scan = real_axis.refine(scan, problem)
-            low, high = _solve_on_contours(problem, scan, effort, budget)
+                scan = real_axis.refine(scan, problem, effort.refined)
+            low, high = _solve_on_contours(problem, scan, effort, budget, advance)
             lower[remaining] = np.maximum(low, lower[remaining])
             upper[remaining] = np.minimum(high, upper[remaining])
             open_ = np.flatnonzero((high - low > effort.tight * high) | np.isinf(high))
@@ -133,7 +139,7 @@ def contour_brackets(
 
 
 def _solve_on_contours(
-    problem: Problem, scan: Scan, effort: _Effort, budget: WorkBudget
+    problem: Problem, scan: Scan, effort: _Effort, budget: WorkBudget, advance: Advance
 ) -> tuple[FloatArray, FloatArray]:
     """Brackets of epsilon by one tilt of the scan for each example."""
     upper = np.maximum(scan.epsilon, 0.0)
@@ -143,6 +149,7 @@ def _solve_on_contours(
         precision = float(np.sqrt(effort.tolerance)) / 32
         low, high = contour.solve(problem.log_delta[rows], problem.upper_goal[rows], precision)
         lower[rows], upper[rows] = low, np.minimum(high, upper[rows])
+        advance(int(np.sum(upper[rows] - low <= effort.tight * upper[rows])))
     return lower, upper
 
 

@@ -206,12 +206,16 @@ def scan(problem: Problem, *, beyond: float = 8.0, start: int = 0, apart: int = 
     return _scan_at(problem, np.arange(coarse.place[low], last + apart, apart))
 
 
-def refine(old: Scan, problem: Problem) -> Scan:
-    """The scan with all tilts around the best ones: K may climb decades between coarse tilts."""
+def refine(old: Scan, problem: Problem, apart: int = 1) -> Scan:
+    """The scan with more tilts around the best ones: K may climb decades between coarse tilts.
+
+    apart: places between the new ones.
+    """
     best = np.unique(old.best)
     beside = np.clip([best - 1, best + 1], 0, len(old.place) - 1)
     around = [np.arange(low, high + 1) for low, high in old.place[beside].T]
     added = np.setdiff1d(np.concatenate(around), old.place)
+    added = added[added % apart == 0]
     place = np.concatenate([old.place, added])
     composed = np.hstack([old.transform, _composed(problem, added, old.step_cut)])
     order = np.argsort(place)

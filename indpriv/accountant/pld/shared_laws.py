@@ -31,10 +31,7 @@ class _Table:
     made: NDArray[np.bool_]
     arrays: Arrays = ()
     lock: threading.Lock = field(default_factory=threading.Lock)
-
-    @property
-    def n_bytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays)
+    n_bytes: int = 0  # as counted among those of all tables
 
 
 class SharedLaws:
@@ -49,6 +46,7 @@ class SharedLaws:
         self.shift, self.sample_rate = shift, sample_rate
         self._tables: OrderedDict[Hashable, _Table] = OrderedDict()
         self._lock = threading.Lock()
+        self._n_bytes = 0
 
     def __len__(self) -> int:
         return len(self.shift)
@@ -80,14 +78,17 @@ class SharedLaws:
                     array[missing] = rows
                 table.made[missing] = True
         if new:
-            self._forget_oldest()
+            self._count(key, table)
         return table.arrays
 
-    def _forget_oldest(self) -> None:
+    def _count(self, key: Hashable, table: _Table) -> None:
+        """Count the bytes of a new table, and forget the oldest ones where there are too many."""
         with self._lock:
-            total = sum(table.n_bytes for table in self._tables.values())
-            while total > _MOST_BYTES and len(self._tables) > 1:
-                total -= self._tables.popitem(last=False)[1].n_bytes
+            if self._tables.get(key) is table:
+                table.n_bytes = sum(array.nbytes for array in table.arrays)
+                self._n_bytes += table.n_bytes
+            while self._n_bytes > _MOST_BYTES and len(self._tables) > 1:
+                self._n_bytes -= self._tables.popitem(last=False)[1].n_bytes
 
 
 def shared_laws(shift: FloatArray, sample_rate: FloatArray) -> SharedLaws:

@@ -25,9 +25,16 @@ from indpriv.accountant.pld.loss_sum import (
     exponent_of,
     log_density_ratio,
 )
-from indpriv.accountant.pld.quadrature import count_nodes, full_window, nodes_and_weights
+from indpriv.accountant.pld.quadrature import (
+    QUADRATURE_ERROR,
+    count_nodes,
+    full_window,
+    nodes_and_weights,
+)
 
 _CHUNK = 1 << 18  # numbers held at a time: 4 MB
+_NOTHING = QUADRATURE_ERROR / 16  # of a law's weights
+_KEPT_MULTIPLE = 128  # few different numbers of nodes, so that many laws have the same
 _NODES_AT_ONCE = 1024  # summed by one matrix product; sums of sums err less than one long sum
 
 
@@ -178,24 +185,38 @@ def characteristic_log(law: Tilted, frequencies: FloatArray) -> ComplexArray:
     Every omega is the sum of a coarse and a fine one, so exp(i omega loss) - 1 = A B + A + B of
     the two parts' own, and all nodes of a contour are one matrix product for each law. Nothing is
     added to 1 before the logarithm: near omega = 0 all terms are small, so that thousands of equal
-    steps keep full precision.
+    steps keep full precision. Nodes that together hold less than _NOTHING of a law are left out.
     """
-    n_laws, n_nodes = law.losses.shape
     fine = int(np.ceil(np.sqrt(len(frequencies))))
     coarse = -(-len(frequencies) // fine)
     spacing = float(frequencies[1]) if len(frequencies) > 1 else 0.0
-    sums = np.zeros((n_laws, coarse, fine), np.complex128)
-    laws_at_once = max(1, _CHUNK // (min(n_nodes, _NODES_AT_ONCE) * (fine + coarse)))
-    for start in range(0, n_laws, laws_at_once):
-        rows = slice(start, start + laws_at_once)
-        for first in range(0, n_nodes, _NODES_AT_ONCE):
-            nodes = slice(first, first + _NODES_AT_ONCE)
-            angle, weights = spacing * law.losses[rows, nodes], law.weights[rows, nodes]
-            near = _turns(angle, fine)
-            far = _turns(fine * angle, coarse) * weights[:, None]
-            sums[rows] += far @ near.transpose(0, 2, 1) + far.sum(axis=2)[:, :, None]
-            sums[rows] += (near @ weights[:, :, None]).transpose(0, 2, 1)
-    return _complex_log1p(sums.reshape(n_laws, -1)[:, : len(frequencies)])
+    sums = np.empty((len(law.losses), coarse, fine), np.complex128)
+    n_nodes = law.weights.shape[1]
+    light = law.weights < _NOTHING / n_nodes
+    n_kept = -(-(n_nodes - light.sum(axis=1)) // _KEPT_MULTIPLE) * _KEPT_MULTIPLE
+    for value in np.unique(n_kept):
+        alike = np.flatnonzero(n_kept == value)
+        laws_at_once = max(1, _CHUNK // (min(int(value), _NODES_AT_ONCE) * (fine + coarse)))
+        for start in range(0, len(alike), laws_at_once):
+            rows = alike[start : start + laws_at_once]
+            kept = np.argsort(light[rows], axis=1, kind="stable")[:, :value]
+            angle = spacing * np.take_along_axis(law.losses[rows], kept, axis=1)
+            weights = np.take_along_axis(law.weights[rows], kept, axis=1)
+            sums[rows] = _excess(angle, weights, coarse, fine)
+    return _complex_log1p(sums.reshape(len(sums), -1)[:, : len(frequencies)])
+
+
+def _excess(angle: FloatArray, weights: FloatArray, coarse: int, fine: int) -> ComplexArray:
+    """Sum of weights (exp(i k angle) - 1) for k = fine * row + column: (n_laws, coarse, fine)."""
+    sums = np.zeros((len(angle), coarse, fine), np.complex128)
+    for first in range(0, angle.shape[1], _NODES_AT_ONCE):
+        part = angle[:, first : first + _NODES_AT_ONCE]
+        weight = weights[:, first : first + _NODES_AT_ONCE]
+        near = _turns(part, fine)
+        far = _turns(fine * part, coarse) * weight[:, None]
+        sums += far @ near.transpose(0, 2, 1) + far.sum(axis=2)[:, :, None]
+        sums += (near @ weight[:, :, None]).transpose(0, 2, 1)
+    return sums
 
 
 def _turns(angle: FloatArray, n_turns: int) -> ComplexArray:

@@ -134,6 +134,7 @@ def _epsilon(
         return enough
     log_delta = np.array([np.log(delta)])
     high = max(float(((chernoff - log_delta - np.log1p(-_MOST_MISSED)) / _TILTS).min()), 0.0)
+    chernoff_end = high  # the Chernoff bound, which the first grids of a long run may not reach
     for n_points in _POINTS:
         window = _window(transform, high, log_delta)
         if window is None:
@@ -146,8 +147,8 @@ def _epsilon(
             laws[0].direction, log_delta, counts[None], missed, np.zeros(len(laws)), grids, []
         )
         before, high = high, min(high, Composer(steps, window, n_points).upper_end(0, high))
-        if before - high <= tolerance * high:  # a finer one would gain less than a tenth of it
-            break
+        if before - high <= tolerance * high and high < chernoff_end:
+            break  # a finer one would gain less than a tenth of it
     return high
 
 

@@ -198,3 +198,15 @@ def test_what_is_free_and_what_has_almost_no_noise():
     many = np.full(1000, 1e-3)  # of which no fewer than some are ever sampled
     assert bound(many, 0.8, 10, 1e-5) == LIMIT
     assert bound(many, 0.1, 10, 1e-5) < 10
+
+
+def test_finer_grids_are_tried_until_one_has_beaten_the_chernoff_bound(monkeypatch):
+    one = np.ones(1)
+    run = Participations(0.5 * one, one, 1e-3 * one, np.array([[1e4]]))
+    truth = pld_epsilon(run, delta=1e-6, rdp_upper=np.full(1, np.inf)).epsilon_lower[0]
+    found = {}
+    for points in ((1 << 10,), (1 << 10, 1 << 14)):
+        monkeypatch.setattr(unit_losses, "_POINTS", points)
+        found[len(points)] = bound([0.5], 1e-3, 1e4, 1e-6)
+    assert found[1] > truth * 1.03
+    assert truth * (1 - 1e-9) <= found[2] <= truth * 1.01
