@@ -155,7 +155,8 @@ def pld_delta(
         lower = np.maximum(lower, low)
         highest.append(np.maximum(high, least))
     # At 0 delta is the total variation, which is the same in both directions.
-    upper = np.where(epsilon == 0, np.minimum.reduce(highest), np.maximum.reduce(highest))
+    least, most = np.minimum.reduce(highest), np.maximum.reduce(highest)
+    upper = np.asarray(np.where(epsilon == 0, least, most), np.float64)
     return Bounds(np.where(lower < _LEAST_DELTA, 0.0, lower), upper)
 
 
