@@ -563,7 +563,7 @@ def test_a_run_of_each_clipping_is_trained_and_audited(clipping, tmp_path):
     assert found.guarantee.worst_case_epsilon <= run.worst_case_epsilon * (1 + 1e-9)
     epsilon = pd.read_parquet(tmp_path / "audit" / "epsilon.parquet")["epsilon"]
     assert 0 < epsilon.max() <= found.guarantee.worst_case_epsilon
-    assert [check.title for check in found.checks if check.status == "failed"] == []
+    assert [check.title for check in found.notes.checks if check.status == "failed"] == []
 
 
 def test_gradient_canaries_need_flat_clipping():
