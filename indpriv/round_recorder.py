@@ -43,12 +43,14 @@ class RoundRecorder:
         client_ids: (n_clients,) unique ids of all clients that may take part, whether or not they
             ever do.
         sampler: what chooses the participants of a round: "poisson" (independent coins),
-            "fixed_size" (a random set of one size), "shuffled", "sequential", or "other".
+            "fixed_size" (a random set of one size), "shuffled", "sequential", "by_client", or
+            "other".
         rounding: of norms, upwards, as a fraction of max_grad_norm; 0 keeps float64.
         unit: what is protected, and what the ids name: "client"; or "example" if the ids are those
             of single rows whose own gradients are clipped and noised, with the client of each row
             as unit_ids.
         unit_ids: (n,) of rows only.
+        clipping: "flat", or "per_layer": norms are then of what clipping leaves.
         seeded: sampling or noise use a published or reproducible seed: the run gives no privacy,
             and is labelled so.
         resume_at: continue the log in run_dir after this number of rounds; later ones become void.
@@ -75,6 +77,7 @@ class RoundRecorder:
         rounding: float = 0.01,
         unit: str = "client",
         unit_ids: ArrayLike | None = None,
+        clipping: str = "flat",
         seeded: bool = False,
         resume_at: int | None = None,
         run_info: Mapping[str, Any] | None = None,
@@ -85,7 +88,8 @@ class RoundRecorder:
         check_words(sampler, unit, "zero_out")
         owners = self._ids if unit_ids is None and unit != "example" else unit_ids
         units = check_unit_ids(owners, len(self._ids), unit)
-        header = _header(sampler, unit, _checks.check_rounding(rounding), seeded)
+        _checks.check_choice("clipping", clipping, ("flat", "per_layer"))
+        header = _header(sampler, unit, _checks.check_rounding(rounding), clipping, seeded)
         if resume_at is not None:
             resume_at = _checks.check_positive_int("resume_at", resume_at, minimum=0)
         state = state_to_resume(self.run_dir, resume_at)
@@ -293,7 +297,7 @@ def _positions(
     return positions
 
 
-def _header(sampler: str, unit: str, rounding: float, seeded: bool) -> LogHeader:
+def _header(sampler: str, unit: str, rounding: float, clipping: str, seeded: bool) -> LogHeader:
     return LogHeader(
         rounding=rounding,
         rounding_mode="up",
@@ -305,7 +309,7 @@ def _header(sampler: str, unit: str, rounding: float, seeded: bool) -> LogHeader
         run={
             "id": secrets.token_hex(8),
             "rounds": True,
-            "clipping": "flat",
+            "clipping": clipping,
             "seeded": seeded,
         },
     )

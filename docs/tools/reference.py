@@ -70,7 +70,7 @@ def audit_file() -> str:
     schema = config.AuditConfig.json_schema()
     sections = []
     for table, content in schema["properties"].items():
-        name = _target(content)
+        name = next(filter(None, map(_target, content.get("anyOf", [content]))), None)
         if name is None:
             sections.append(f"## {table}\n\nAt the top of the file: {_kind(content, schema)}.\n")
             continue

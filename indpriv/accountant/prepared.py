@@ -87,6 +87,12 @@ def checked(log: NormLog, method: Method) -> NormLog:
         PrivacyWarning: delta is at least 1 / n_examples, or rows share units with unit="example".
     """
     log = as_yu2023(log) if method.preset == "yu2023" else log
+    if log.sampler == "by_client":
+        raise InputError(
+            'sampler="by_client" with secret participation: all rows of a client share one coin, '
+            "and the rest of its update tells whether it took part, so coins amplify nothing; pass "
+            'participation="known"'
+        )
     _check_units(log)
     warn_of_delta(log, method)
     if uses_batch_norms(log, method.between_records):

@@ -31,6 +31,8 @@ def choose_groups(
     chosen, left_out = [], []
     for column in groupable_columns(train):
         distinct = train[column].nunique()
+        if not distinct:  # units of rows that differ in it
+            continue
         if distinct <= MAX_NUMERIC_VALUES:
             chosen.append(column)
         elif pd.api.types.is_numeric_dtype(train[column]):

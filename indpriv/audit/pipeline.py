@@ -207,7 +207,8 @@ def with_units(
         )
     examples = recorded.examples.with_units(unit_column)
     units = examples.aligned(log.example_ids)["unit_id"].to_numpy()
-    unit = "user" if log.unit == "example" else log.unit
+    one = "client" if log.sampler == "by_client" else "user"
+    unit = one if log.unit == "example" else log.unit
     return replace(log, unit=unit, unit_ids=units), replace(recorded, examples=examples)
 
 

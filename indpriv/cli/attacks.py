@@ -254,6 +254,7 @@ def shadow(
     from indpriv.training.shadows import train_shadows
 
     config = AuditConfig.from_toml(checked_audit_file(audit_file, "shadow"))
+    config.check_central("indpriv shadow")
     output_dir = output_dir or Path("shadows") / (config.name + "-without-dp" * without_dp)
     check_folder("--output-dir", output_dir)
     check_device(device)

@@ -72,6 +72,7 @@ def _facts_of_file(path: Path, data_dir: Path | None, delta: float | None) -> Tr
     if delta is not None:
         raise InputError(f"--delta is for runs; {path} says its delta itself, in [training]")
     config = AuditConfig.from_toml(path)
+    config.check_central("indpriv lint")
     n_examples = _n_examples(config, data_dir)
     return facts_of_plan(config.to_dict(), n_examples, layer_counts(config.model))
 

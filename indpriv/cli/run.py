@@ -121,6 +121,7 @@ def _train(
     from indpriv.training.canaries import train_with_canaries
     from indpriv.training.config import AuditConfig
     from indpriv.training.dp_sgd import train as train_run
+    from indpriv.training.federated.train import train_federated
 
     config = AuditConfig.from_toml(audit_file)
     if baseline:
@@ -128,7 +129,12 @@ def _train(
     run_dir = run_dir or Path("runs") / config.name
     check_folder("--run-dir", run_dir)
     check_device(device)
-    if canaries:
+    train_on: Callable[..., TrainedRun]
+    if config.federated is not None:
+        if canaries:
+            config.check_central("--canaries")
+        train_on = train_federated
+    elif canaries:
         train_on = partial(train_with_canaries, n_canaries=canaries)
     else:
         train_on = partial(train_run, privacy_filter=_filter_for(config))
@@ -162,11 +168,16 @@ def _sentence(run: TrainedRun, config: AuditConfig, seed: int | None) -> str:
             "no guarantee (seeded, reproducible: no privacy); unseeded, its worst-case epsilon "
             "would be"
         )
+    if config.federated is not None and config.federated.protect == "nobody":
+        return (
+            f"{run.run_dir}: {run.steps} rounds, test accuracy {run.test_accuracy:.4f}; no privacy"
+        )
+    row = "row" if has_units else "example"
+    meaning = f"add/remove one {row}, Poisson sampling, Opacus's RDP accountant"
     text = (
-        f"{run.run_dir}: {run.steps} steps, test accuracy {run.test_accuracy:.4f}; {claim} "
-        f"{format_epsilon(run.worst_case_epsilon)} at delta {format_delta(settings.delta)} "
-        f"(add/remove one {'row' if has_units else 'example'}, Poisson sampling, Opacus's RDP "
-        "accountant)"
+        f"{run.run_dir}: {run.steps} {'rounds' if run.account else 'steps'}, test accuracy "
+        f"{run.test_accuracy:.4f}; {claim} {format_epsilon(run.worst_case_epsilon)} at delta "
+        f"{format_delta(settings.delta)} ({run.account or meaning})"
     )
     if has_units:
         text += "; the guarantee for a person with several rows is weaker: see indpriv audit"

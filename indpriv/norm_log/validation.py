@@ -15,7 +15,8 @@ from indpriv.errors import InputError, PrivacyWarning
 # "truncated_poisson": a random max_batch_size of the examples that Poisson sampling drew, if these
 # are more. "shuffled" and "sequential": every example once an epoch, in a new or in one order.
 # "fixed_size": a new random set of one size for each step. "with_replacement": an example may be
-# drawn twice.
+# drawn twice. "by_client": all rows of a federated client together, or clients that add noise
+# themselves.
 SAMPLERS = (
     "poisson",
     "truncated_poisson",
@@ -23,6 +24,7 @@ SAMPLERS = (
     "sequential",
     "fixed_size",
     "with_replacement",
+    "by_client",
     "other",
 )
 NEIGHBOURING = ("add_remove", "zero_out", "replace_one")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from numpy.typing import ArrayLike
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -77,12 +78,18 @@ def fit_without_dp(
     return module
 
 
-def example_table(module: nn.Module, dataset: Dataset, device: str = "cpu") -> ExampleTable:
-    """Losses and predictions of a model on every training and test example; ids are positions."""
+def example_table(
+    module: nn.Module, dataset: Dataset, device: str = "cpu", unit_ids: ArrayLike | None = None
+) -> ExampleTable:
+    """Losses and predictions of a model on every training and test example; ids are positions.
+
+    unit_ids: (n_train,) the unit of each training row.
+    """
     module.eval()
     data = TrainingData(
         tensor_set(dataset.train),
         nn.CrossEntropyLoss(reduction="none"),
+        unit_ids=unit_ids,
         metadata=dataset.train.metadata,
         test_set=tensor_set(dataset.test),
         test_metadata=dataset.test.metadata,

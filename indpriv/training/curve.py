@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
+from torch import nn
 
+from indpriv._arrays import FloatArray, IntArray
 from indpriv._files import write_private_parquet
-from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.run_files import CURVE
+from indpriv.norm_log.step_settings import StepSettings
 from indpriv.recording.norms.shadow_model import make_shadow
 from indpriv.training.datasets.base import Split
-from indpriv.training.private_setting import PrivateSetting
-from indpriv.training.step_plan import epsilons_after
 
 _BATCH = 4096
 
@@ -26,9 +26,10 @@ _BATCH = 4096
 class Curve:
     """Test accuracy and seconds at each checkpoint, with the settings and the epsilon there."""
 
-    def __init__(self, private: PrivateSetting, test: Split, device: str) -> None:
+    def __init__(self, module: nn.Module, steps_per_epoch: float, test: Split, device: str) -> None:
         """Begin before the first step; the clock starts now, and runs while models are tested."""
-        self._private, self._device, self._started = private, device, time.monotonic()
+        self._module, self._device, self._started = module, device, time.monotonic()
+        self._steps_per_epoch = steps_per_epoch
         self._inputs, self._targets = torch.from_numpy(test.inputs), torch.from_numpy(test.targets)
         self._rows: list[dict[str, float]] = []
 
@@ -38,30 +39,36 @@ class Curve:
         self._rows.append(
             {
                 "step": step,
-                "epoch": step / len(self._private.loader),
+                "epoch": step / self._steps_per_epoch,
                 "test_accuracy": self._accuracy(),
                 "seconds": seconds,
             }
         )
 
-    def write(self, run_dir: Path, delta: float) -> None:
-        """Write the rows, with what the log of the run says of the step before each.
+    @property
+    def steps(self) -> IntArray:
+        """(n,) number of steps at each measurement."""
+        return np.array([row["step"] for row in self._rows], dtype=np.int64)
 
-        The worst-case epsilon is at delta; NaN if the run has no privacy, whatever its noise.
+    def write(self, run_dir: Path, used: StepSettings, epsilons: FloatArray) -> None:
+        """Write the rows, with the settings of the step before each.
+
+        Args:
+            run_dir: directory of the run.
+            used: settings of all steps.
+            epsilons: (n,) worst case at each of `steps`; NaN without privacy.
         """
-        table, used = pd.DataFrame(self._rows), read_state(run_dir).settings()
-        steps = table["step"].to_numpy()
-        before = np.maximum(steps - 1, 0)
+        table = pd.DataFrame(self._rows)
+        before = np.maximum(self.steps - 1, 0)
         table["max_grad_norm"] = used.max_grad_norm[before]
         table["noise_multiplier"] = used.noise_multiplier[before]
         table["noise_std"] = table["noise_multiplier"] * table["max_grad_norm"]
-        void = getattr(self._private.optimizer, "no_privacy", "")
-        table["worst_case_epsilon"] = np.nan if void else epsilons_after(steps, used, delta)
+        table["worst_case_epsilon"] = epsilons
         write_private_parquet(table, run_dir / CURVE)
 
     @torch.no_grad()
     def _accuracy(self) -> float:
-        model, right = make_shadow(self._private.module).eval(), 0
+        model, right = make_shadow(self._module).eval(), 0
         for inputs, targets in zip(
             self._inputs.split(_BATCH), self._targets.split(_BATCH), strict=True
         ):

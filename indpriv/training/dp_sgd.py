@@ -17,6 +17,7 @@ from indpriv._progress import StageProgress, silent
 from indpriv.attacks.attribute_knowledge import write_knowledge
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
+from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.run_files import ATTRIBUTES, ATTRIBUTES_NON_DP, EXAMPLES, EXAMPLES_NON_DP
 from indpriv.recording import GradientCanaries, Recorder, WhiteBox
 from indpriv.recording.clipping.filtered import Filter
@@ -30,7 +31,14 @@ from indpriv.training.datasets.base import Split
 from indpriv.training.leakage import leak_after_training
 from indpriv.training.private_setting import PrivateSetting, make_private, quiet_opacus
 from indpriv.training.randomness import Randomness
-from indpriv.training.run_record import complete_record, first_record
+from indpriv.training.run_record import (
+    check_finished,
+    complete_record,
+    first_record,
+    guarantee_of,
+    training_facts,
+)
+from indpriv.training.step_plan import epsilons_after
 from indpriv.training.steps import stop_requests, take_steps
 from indpriv.training.tensors import tensor_set
 
@@ -47,6 +55,7 @@ class TrainedRun:
             delta, for adding or removing one example, with Poisson sampling. Void if the run was
             seeded.
         test_accuracy: share of the test examples that the final model classifies correctly.
+        account: of a federated run, what its worst-case epsilon means.
     """
 
     run_dir: Path
@@ -54,6 +63,7 @@ class TrainedRun:
     steps: int
     worst_case_epsilon: float
     test_accuracy: float
+    account: str = ""
 
 
 def train(
@@ -106,10 +116,10 @@ def train(
         _take_recorded_steps(recorder, private, config, dataset.test, device, progress)
         epsilon = private.worst_case_epsilon(config.training.delta)
     run = TrainedRun(run_dir, private.module, private.steps_taken, epsilon, _test_accuracy(run_dir))
-    complete_record(run_dir, private, epsilon, run.test_accuracy, time.monotonic() - started)
-    if run.steps < private.total_steps:
-        taken = f"{run.steps} of {private.total_steps} steps; {run_dir} holds them"
-        raise KeyboardInterrupt(f"stopped after {taken}, and can be verified and audited")
+    guarantee = guarantee_of(private, epsilon, seeded=randomness.seeded)
+    counts = run.steps, private.total_steps, time.monotonic() - started
+    complete_record(run_dir, guarantee, run.test_accuracy, *counts)
+    check_finished(run_dir, run.steps, private.total_steps, "steps")
     _write_attributes(config, run.module, dataset, run_dir / ATTRIBUTES, device)
     leak_after_training(config, run_dir, dataset, seed, progress)
     if config.training.non_private_baseline:
@@ -191,7 +201,13 @@ def _make_recorder(
         privacy_filter=privacy_filter,
         attack=_attack(config, randomness),
         seeded=randomness.seeded,
-        run_info=first_record(config, dataset, private, seeded=randomness.seeded),
+        run_info=first_record(
+            config,
+            dataset,
+            private.module,
+            training_facts(config, private),
+            seeded=randomness.seeded,
+        ),
     )
 
 
@@ -222,7 +238,7 @@ def _take_recorded_steps(
     every = config.checkpoints.every
     gap = len(private.loader) if isinstance(every, str) else every
 
-    curve = Curve(private, test, device)
+    curve = Curve(private.module, len(private.loader), test, device)
 
     def save(step: int) -> None:
         curve.add(step)
@@ -241,4 +257,8 @@ def _take_recorded_steps(
         take_steps(private, config.training, after_step, stop_asked, device)
         if private.steps_taken < private.total_steps:
             save(private.steps_taken)
-    curve.write(recorder.run_dir, config.training.delta)
+    used, void = read_state(recorder.run_dir).settings(), hasattr(private.optimizer, "no_privacy")
+    epsilons = np.full(len(curve.steps), np.nan)
+    if not void:
+        epsilons = epsilons_after(curve.steps, used, config.training.delta)
+    curve.write(recorder.run_dir, used, epsilons)

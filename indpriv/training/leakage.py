@@ -80,6 +80,7 @@ def read_run(run_dir: Path, data_dir: Path | None) -> AuditSpec:
     """
     record = _record(run_dir)
     config = AuditConfig.from_dict(record["config"])
+    config.check_central("indpriv leak")
     dataset = load_dataset(config.data.dataset, data_dir)
     if dataset.fingerprint() != record["data"]["fingerprint"]:
         raise InputError(

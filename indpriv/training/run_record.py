@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import opacus
 import torch
+from torch import nn
 
 from indpriv._files import read_json, write_json
 from indpriv.norm_log.run_files import RUN_JSON
@@ -60,15 +62,36 @@ def noise_and_clipping(
     }
 
 
+def training_facts(config: AuditConfig, private: PrivateSetting) -> dict[str, Any]:
+    """What run.json says of training with DP-SGD."""
+    return {
+        "sampler": "poisson",
+        "sample_rate": private.loader.sample_rate,
+        "steps_per_epoch": len(private.loader),
+        "planned_steps": private.total_steps,
+        **noise_and_clipping(private.planned, config.training),
+        "clipping": "individual"
+        if config.training.individual_clipping
+        else config.training.clipping,
+        "target_epsilon": config.training.target_epsilon,
+        "delta": config.training.delta,
+        "secure_mode": False,
+        "device": str(next(private.module.parameters()).device),
+    }
+
+
 def first_record(
     config: AuditConfig,
     dataset: Dataset,
-    private: PrivateSetting,
+    module: nn.Module,
+    training: Mapping[str, Any],
     *,
     seeded: bool,
 ) -> dict[str, Any]:
-    """What is known before the first step: the content of run.json while the run trains."""
-    steps_per_epoch = len(private.loader)
+    """What is known before the first step: the content of run.json while the run trains.
+
+    training: its settings.
+    """
     return {
         "name": config.name,
         "status": "running",
@@ -86,23 +109,10 @@ def first_record(
         },
         "model": {
             "architecture": config.model.architecture,
-            "parameters": count_parameters(private.module),
-            "layers": describe_model(private.module).splitlines(),
+            "parameters": count_parameters(module),
+            "layers": describe_model(module).splitlines(),
         },
-        "training": {
-            "sampler": "poisson",
-            "sample_rate": private.loader.sample_rate,
-            "steps_per_epoch": steps_per_epoch,
-            "planned_steps": private.total_steps,
-            **noise_and_clipping(private.planned, config.training),
-            "clipping": "individual"
-            if config.training.individual_clipping
-            else config.training.clipping,
-            "target_epsilon": config.training.target_epsilon,
-            "delta": config.training.delta,
-            "secure_mode": False,
-            "device": str(next(private.module.parameters()).device),
-        },
+        "training": dict(training),
         "released": "every checkpoint may be published under the worst-case epsilon; losses and "
         "norms may not",
         "on_trust": _on_trust(config, dataset),
@@ -116,33 +126,46 @@ def first_record(
     }
 
 
-def complete_record(
-    run_dir: Path,
-    private: PrivateSetting,
-    epsilon: float,
-    test_accuracy: float,
-    seconds: float,
-) -> None:
-    """Add to run.json what is known once the run has ended, perhaps before its last step."""
-    first = read_json(run_dir / RUN_JSON)
-    void = SEEDED_LABEL if first["seeded"] else getattr(private.optimizer, "no_privacy", "")
-    guarantee = {
+def guarantee_of(private: PrivateSetting, epsilon: float, *, seeded: bool) -> dict[str, Any]:
+    """What run.json says of the guarantee of DP-SGD."""
+    void = SEEDED_LABEL if seeded else getattr(private.optimizer, "no_privacy", "")
+    return {
         "epsilon": epsilon,
-        "delta": first["training"]["delta"],
+        "delta": private.settings.delta,
         "claim": f"none ({void})" if void else "worst_case",
         "unit": "example",
         "neighbouring": "add_remove",
         "sampler": "poisson",
         "accountant": "Opacus RDPAccountant",
     }
+
+
+def complete_record(
+    run_dir: Path,
+    guarantee: Mapping[str, Any],
+    test_accuracy: float,
+    steps: int,
+    planned_steps: int,
+    seconds: float,
+) -> None:
+    """Add to run.json what is known once the run has ended, perhaps before its last step."""
     last = {
-        "status": "interrupted" if private.steps_taken < private.total_steps else "finished",
-        "steps": private.steps_taken,
-        "guarantee": guarantee,
+        "status": "interrupted" if steps < planned_steps else "finished",
+        "steps": steps,
+        "guarantee": dict(guarantee),
         "test_accuracy": test_accuracy,
         "wall_seconds": round(seconds, 2),
     }
-    write_json(run_dir / RUN_JSON, {**first, **last})
+    write_json(run_dir / RUN_JSON, {**read_json(run_dir / RUN_JSON), **last})
+
+
+def check_finished(run_dir: Path, done: int, planned: int, what: str) -> None:
+    """Raise KeyboardInterrupt if a run was stopped before its last step or round."""
+    if done < planned:
+        raise KeyboardInterrupt(
+            f"stopped after {done} of {planned} {what}; {run_dir} holds them, and can be verified "
+            "and audited"
+        )
 
 
 def _version() -> str:

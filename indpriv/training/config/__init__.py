@@ -1,6 +1,7 @@
 """What an audit file says: one frozen dataclass for each table. Nothing here imports torch."""
 
 from indpriv.training.config.audit_file import AuditConfig
+from indpriv.training.config.federated_section import FederatedConfig
 from indpriv.training.config.sections import (
     AttackConfig,
     CheckpointConfig,
@@ -17,6 +18,7 @@ __all__ = [
     "AuditConfig",
     "CheckpointConfig",
     "DataConfig",
+    "FederatedConfig",
     "GroupConfig",
     "LeakageConfig",
     "ModelConfig",

@@ -16,6 +16,7 @@ from pydantic.dataclasses import dataclass
 from indpriv._checks import check_choice, with_current_names
 from indpriv.errors import InputError
 from indpriv.training.config.errors import explain
+from indpriv.training.config.federated_section import FederatedConfig
 from indpriv.training.config.sections import (
     AttackConfig,
     CheckpointConfig,
@@ -52,8 +53,10 @@ class AuditConfig:
     audit: GroupConfig = Field(default_factory=GroupConfig)
     attacks: AttackConfig = Field(default_factory=AttackConfig)
     leakage: LeakageConfig = Field(default_factory=LeakageConfig)
+    federated: FederatedConfig | None = None
 
     def __post_init__(self) -> None:
+        self._check_scheme()
         if self.data.unit_column is not None and self.training.target_epsilon is not None:
             raise InputError(
                 "[training] target_epsilon is of one row, and [data] unit_column makes units of "
@@ -76,6 +79,36 @@ class AuditConfig:
                     f"[audit] groups has {group!r}; the data set {self.data.dataset} has "
                     f"{', '.join(map(repr, known))}"
                 )
+
+    def _check_scheme(self) -> None:
+        """Raise InputError for what does not go with [federated]."""
+        if self.federated is None:
+            return
+        for name, value in self.to_dict()["training"].items():
+            if name not in _FEDERATED_SETTINGS and value != _DEFAULTS.get(name):
+                raise InputError(f"[training] {name} does not go with [federated]; leave it out")
+        if self.training.clipping not in ("flat", "per_layer"):
+            raise InputError(
+                f'[training] clipping = "{self.training.clipping}" does not go with [federated]'
+            )
+        if self.recording != RecordingConfig(every=1, rounding=self.recording.rounding):
+            raise InputError(
+                "[recording] of a federated run is every = 1, with rounding at most: the norms of "
+                "all who take part are recorded"
+            )
+        others = (self.attacks, self.leakage) != (AttackConfig(), LeakageConfig())
+        if self.data.unit_column is not None or others:
+            raise InputError(
+                "[data] unit_column, [attacks] and [leakage] do not go with [federated]"
+            )
+
+    def check_central(self, command: str) -> None:
+        """Raise InputError for a federated audit, which a command does not know."""
+        if self.federated is not None:
+            raise InputError(
+                f"{self.name} is a federated run, which {command} does not know; use indpriv train "
+                "and indpriv audit"
+            )
 
     @classmethod
     def from_toml(cls, path: str | Path) -> AuditConfig:
@@ -110,6 +143,7 @@ class AuditConfig:
             name: _with_current_keys(name, table) if isinstance(table, Mapping) else table
             for name, table in tables.items()
         }
+        _check_not_lacking(renamed)
         try:
             return _ADAPTER.validate_python(renamed)
         except ValidationError as error:
@@ -126,6 +160,16 @@ class AuditConfig:
         return _ADAPTER.json_schema()
 
 
+def _check_not_lacking(tables: Mapping[str, Any]) -> None:
+    """Raise InputError if [training] lacks what only federated runs do not need."""
+    training = tables.get("training")
+    if "federated" in tables or not isinstance(training, Mapping) or set(training) - set(_DEFAULTS):
+        return
+    required = ("batch_size", "learning_rate", "max_grad_norm", "delta")
+    if missing := [name for name in required if name not in training]:
+        raise InputError(f"[training] lacks {', '.join(missing)}")
+
+
 def _with_current_keys(section: str, table: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return with_current_names(table)
@@ -134,3 +178,8 @@ def _with_current_keys(section: str, table: Mapping[str, Any]) -> dict[str, Any]
 
 
 _ADAPTER = TypeAdapter(AuditConfig)
+_DEFAULTS = {
+    name: key.get("default")
+    for name, key in TypeAdapter(TrainingConfig).json_schema()["properties"].items()
+}
+_FEDERATED_SETTINGS = {"max_grad_norm", "delta", "noise_multiplier", "noise_std", "clipping"}

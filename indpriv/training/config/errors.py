@@ -48,7 +48,7 @@ def _wrong_value(
     if isinstance(value, Mapping) and len(location) > 1 and "error" in context:  # of a schedule
         return f"[{location[0]}] {location[1]}: {context['error']}"
     section = str(location[0])
-    if "$ref" not in schema["properties"][section]:  # a key outside tables
+    if "$ref" not in _variants(schema["properties"][section])[0]:  # a key outside tables
         return _rejected(section, value, schema["properties"][section])
     if len(location) == 1:
         if "error" in context:
@@ -67,7 +67,7 @@ def _rejected(key: str, value: object, schema: Schema) -> str:
 
 
 def _keys_of(section: str, schema: Schema) -> Mapping[str, Schema]:
-    name = schema["properties"][section]["$ref"].rpartition("/")[2]
+    name = _variants(schema["properties"][section])[0]["$ref"].rpartition("/")[2]
     keys: Mapping[str, Schema] = schema["$defs"][name]["properties"]
     return keys
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -10,6 +10,8 @@ from pydantic.dataclasses import dataclass
 from indpriv.errors import InputError
 from indpriv.training.config.schedules import NumberOrSchedule, Schedule
 from indpriv.training.config.values import KNOWN_KEYS_ONLY, Count, Flag, Positive, Share
+
+_NOT_FEDERATED: Any = Field(default=None)  # None in federated runs, which have rounds instead
 
 
 @dataclass(frozen=True, config=KNOWN_KEYS_ONLY)
@@ -60,10 +62,10 @@ class TrainingConfig:
         non_private_learning_rate: learning rate of the baseline; None for learning_rate.
     """
 
-    batch_size: Count
-    learning_rate: Positive
     max_grad_norm: NumberOrSchedule
     delta: Annotated[float, Field(strict=True, gt=0, lt=1)]
+    batch_size: Count = _NOT_FEDERATED
+    learning_rate: Positive = _NOT_FEDERATED
     epochs: Count | None = None
     steps: Count | None = None
     target_epsilon: Positive | None = None
@@ -90,7 +92,8 @@ class TrainingConfig:
         return self.steps or (self.epochs or 0) * steps_per_epoch
 
     def __post_init__(self) -> None:
-        if (self.epochs is None) == (self.steps is None):
+        federated = self.batch_size is None
+        if not federated and (self.epochs is None) == (self.steps is None):
             raise InputError(
                 "it has neither epochs nor steps; give one of them"
                 if self.epochs is None

@@ -1,0 +1,1 @@
+"""Reference runs of federated learning: rows divided among clients, rounds, recorded."""

@@ -1,0 +1,250 @@
+"""Reference runs of federated learning, recorded.
+
+What they write is sensitive, except for the models under their guarantee.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from torch import nn
+
+from indpriv._arrays import FloatArray, IntArray
+from indpriv._files import write_json
+from indpriv._progress import StageProgress, silent
+from indpriv.accountant import account
+from indpriv.accountant.relations.gaussian import gaussian_epsilons
+from indpriv.errors import InputError
+from indpriv.example_table import ExampleTable
+from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.run_files import EXAMPLES, RUN_JSON
+from indpriv.norm_log.step_settings import StepSettings
+from indpriv.round_recorder import RoundRecorder
+from indpriv.training.baseline import example_table
+from indpriv.training.checkpoints import save_checkpoint
+from indpriv.training.config import AuditConfig, FederatedConfig
+from indpriv.training.curve import Curve
+from indpriv.training.datasets import Dataset, load_dataset
+from indpriv.training.dp_sgd import TrainedRun
+from indpriv.training.federated.partition import CLIENT, partitioned
+from indpriv.training.federated.rounds import Clients, Federation
+from indpriv.training.models import first_parameters
+from indpriv.training.randomness import SEEDED_LABEL, Randomness
+from indpriv.training.run_record import (
+    check_finished,
+    complete_record,
+    first_record,
+    noise_and_clipping,
+)
+from indpriv.training.step_plan import epsilons_after, planned_steps
+from indpriv.training.steps import stop_requests
+
+BY_CLIENT = "by_client"
+
+
+def train_federated(
+    config: AuditConfig,
+    run_dir: str | Path,
+    *,
+    seed: int | None = None,
+    progress: StageProgress | None = None,
+    device: str = "cpu",
+    data_dir: str | Path | None = None,
+    dataset: Dataset | None = None,
+) -> TrainedRun:
+    """Train an audit's model in rounds of clients, and record them.
+
+    Writes what `indpriv.training.dp_sgd.train` writes, and stops as it does. The log is of clients,
+    or of rows if they are protected, with the norms of all who took part; there is none if nobody
+    is protected. Arguments, errors and result are those of `train`; steps are rounds.
+    """
+    if config.federated is None:
+        raise InputError(f"{config.name} has no table [federated]; train it with `train`")
+    started, run_dir, settings = time.monotonic(), Path(run_dir), config.federated
+    randomness = Randomness.from_seed(seed)
+    dataset = dataset or load_dataset(config.data.dataset, data_dir)
+    order = np.random.default_rng(randomness.shuffling)
+    dataset, clients = _divided(dataset, *partitioned(dataset.train, settings, order))
+    module = first_parameters(
+        config.model, dataset.input_shape, dataset.n_classes, randomness.first_parameters
+    ).to(device)
+    clipping = config.training.clipping
+    run = Federation(settings, clipping, clients, module, dataset.train, randomness)
+    planned = planned_steps(config.training, settings.rounds, settings.client_rate)
+    facts = _training_facts(config, settings, clients, planned, device)
+    about = first_record(config, dataset, module, facts, seeded=randomness.seeded)
+    by_client = settings.protect == "client"
+    if by_client:
+        about["groups"] = []
+    curve = Curve(module, 1 / settings.client_rate, dataset.test, device)
+    tell = progress or silent
+    with _recording(run_dir, config, dataset, clients, about) as recorder:
+        done, mus = _take_rounds(run, module, config, planned, recorder, curve, run_dir, tell)
+    curve.write(run_dir, planned, _epsilons(config, planned, mus))
+    names = dataset.train.units(CLIENT).to_numpy()
+    if by_client:  # labels and metadata of its rows are not those of a client
+        dataset = replace(dataset, train=replace(dataset.train, metadata=None))
+    examples = example_table(module, dataset, device, unit_ids=names)
+    if by_client:
+        frame = examples.frame
+        examples = ExampleTable(frame.assign(label=frame["label"].mask(frame["split"] == "train")))
+    examples.to_parquet(run_dir / EXAMPLES)
+    accuracy = float(examples.test["correct"].mean())
+    guarantee = _guarantee(run_dir, config, seeded=randomness.seeded)
+    seconds = time.monotonic() - started
+    complete_record(run_dir, guarantee, accuracy, done, settings.rounds, seconds)
+    check_finished(run_dir, done, settings.rounds, "rounds")
+    return TrainedRun(
+        run_dir, module, done, guarantee["epsilon"] or np.inf, accuracy, guarantee["account"]
+    )
+
+
+def _divided(
+    dataset: Dataset, names: NDArray[np.generic], rows: list[IntArray]
+) -> tuple[Dataset, Clients]:
+    """The data set without rows of no client, and with a metadata column of clients."""
+    owner = np.full(len(dataset.train), -1)
+    for number, own in enumerate(rows):
+        owner[own] = number
+    train, owner = dataset.train.take(owner >= 0), owner[owner >= 0]
+    metadata = pd.DataFrame(index=range(len(train))) if train.metadata is None else train.metadata
+    train = replace(train, metadata=metadata.assign(**{CLIENT: names[owner]}))
+    held = [np.flatnonzero(owner == number) for number in range(len(names))]
+    return replace(dataset, train=train), Clients(names, held, len(train))
+
+
+def _training_facts(
+    config: AuditConfig,
+    settings: FederatedConfig,
+    clients: Clients,
+    planned: StepSettings,
+    device: str,
+) -> dict[str, Any]:
+    """What run.json says of training."""
+    sizes = [len(rows) for rows in clients.rows]
+    return {
+        "sampler": settings.sampler,
+        "sample_rate": settings.client_rate,
+        "planned_steps": settings.rounds,
+        "clients": len(clients),
+        "rows_per_client": [min(sizes), max(sizes)],
+        **noise_and_clipping(planned, config.training),
+        "clipping": config.training.clipping,
+        "delta": config.training.delta,
+        "secure_mode": False,
+        "device": device,
+    }
+
+
+def _sampler(settings: FederatedConfig) -> str:
+    """The word of the log; coins of clients are secret only where the server adds all noise."""
+    if settings.noise_place == "server":
+        return settings.sampler
+    return BY_CLIENT
+
+
+@contextmanager
+def _recording(
+    run_dir: Path,
+    config: AuditConfig,
+    dataset: Dataset,
+    clients: Clients,
+    about: Mapping[str, Any],
+) -> Iterator[RoundRecorder | None]:
+    """The recorder of the run; None, and run.json alone, if nobody is protected."""
+    settings = config.federated
+    if settings is None or settings.protect == "nobody":
+        run_dir.mkdir(parents=True, exist_ok=False, mode=0o700)
+        write_json(run_dir / RUN_JSON, about)
+        yield None
+        return
+    by_row = settings.protect == "row"
+    with RoundRecorder(
+        run_dir,
+        np.arange(clients.n_rows) if by_row else clients.names,
+        sampler=_sampler(settings),
+        rounding=config.recording.rounding,
+        unit="example" if by_row else "client",
+        unit_ids=dataset.train.units(CLIENT).to_numpy() if by_row else None,
+        clipping=config.training.clipping,
+        seeded=bool(about["seeded"]),
+        run_info=about,
+    ) as recorder:
+        yield recorder
+
+
+def _take_rounds(
+    run: Federation,
+    module: nn.Module,
+    config: AuditConfig,
+    planned: StepSettings,
+    recorder: RoundRecorder | None,
+    curve: Curve,
+    run_dir: Path,
+    progress: StageProgress,
+) -> tuple[int, dict[int, float]]:
+    """Train until the last round, or until a stop is asked for.
+
+    Returns the number of rounds, and the largest mu under known participation at each checkpoint.
+    """
+    mus: dict[int, float] = {}
+    epoch = max(1, round(1 / planned.at(0).sample_rate))
+    gap = epoch if isinstance(config.checkpoints.every, str) else config.checkpoints.every
+
+    def save(done: int) -> None:
+        run.write_parameters(module)
+        mus[done] = run.largest_mu
+        curve.add(done)
+        save_checkpoint(run_dir, module, done, [])
+
+    done = 0
+    with stop_requests() as stop_asked:
+        save(0)
+        while done < len(planned) and not stop_asked():
+            run.round(planned.at(done), recorder)
+            done += 1
+            progress("training", done, len(planned))
+            if done % gap == 0 or done == len(planned):
+                save(done)
+        if done not in mus:
+            save(done)
+    return done, mus
+
+
+def _epsilons(config: AuditConfig, planned: StepSettings, mus: Mapping[int, float]) -> FloatArray:
+    """Worst-case epsilon at each checkpoint; NaN if nobody is protected."""
+    settings, delta = config.federated, config.training.delta
+    steps = np.array(sorted(mus))
+    if settings is None or settings.protect == "nobody":
+        return np.full(len(steps), np.nan)
+    if _sampler(settings) == "poisson":
+        return epsilons_after(steps, planned, delta)
+    return gaussian_epsilons(np.array([mus[step] for step in steps.tolist()]), delta)[1]
+
+
+def _guarantee(run_dir: Path, config: AuditConfig, *, seeded: bool) -> dict[str, Any]:
+    """What run.json says of the guarantee, from the log."""
+    settings, delta = config.federated, config.training.delta
+    if settings is None or settings.protect == "nobody":
+        return {"epsilon": None, "claim": "none (nobody is protected)", "account": "no noise"}
+    participation = "secret" if _sampler(settings) == "poisson" else "known"
+    table = account(NormLog.open(run_dir), delta=delta, participation=participation)
+    meaning = table.account
+    return {
+        "epsilon": table.worst_case_epsilon,
+        "delta": delta,
+        "claim": f"none ({SEEDED_LABEL})" if seeded else "worst_case",
+        "unit": meaning.unit,
+        "neighbouring": meaning.neighbouring,
+        "sampler": meaning.sampler,
+        "participation": participation,
+        "account": f"{meaning.relation}, {meaning.sampling}, {meaning.method}",
+    }

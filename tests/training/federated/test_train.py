@@ -1,0 +1,277 @@
+"""Federated reference runs: the same as DP-SGD where they must be, logged as they were."""
+
+import os
+import signal
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parameters_to_vector
+
+import indpriv
+from indpriv import InputError, NormLog
+from indpriv._files import read_json
+from indpriv.audit import audit
+from indpriv.norm_log.norm_log import open_run
+from indpriv.norm_log.step_settings import StepSetting
+from indpriv.norm_log.verify import verify
+from indpriv.training.config import AuditConfig, FederatedConfig
+from indpriv.training.datasets.base import Dataset, Split
+from indpriv.training.federated.rounds import Clients, Federation
+from indpriv.training.federated.train import train_federated
+from indpriv.training.models import first_parameters, mlp
+from indpriv.training.randomness import Randomness, generator
+
+DELTA = 1e-4
+FEDERATED = {
+    "clients": 30,
+    "rounds": 4,
+    "protect": "client",
+    "client_rate": 0.3,
+    "local_learning_rate": 0.2,
+}
+
+
+def config(training=None, **federated):
+    settings = {"max_grad_norm": 0.1, "noise_multiplier": 1.5, "delta": DELTA} | (training or {})
+    return AuditConfig.from_dict(
+        {
+            "name": "toy",
+            "data": {"dataset": "digits"},
+            "model": {"architecture": "mlp", "hidden": [4]},
+            "training": settings,
+            "federated": FEDERATED | federated,
+            "recording": {"every": 1, "rounding": 0},
+            "checkpoints": {"every": 2},
+        }
+    )
+
+
+def toy(n=120, n_test=30):
+    rng = np.random.default_rng(0)
+    splits = []
+    for size in (n, n_test):
+        targets = np.arange(size) % 3
+        inputs = rng.normal(size=(size, 6)) + 1.5 * targets[:, None]
+        splits.append(Split(inputs.astype(np.float32), targets.astype(np.int64)))
+    return Dataset("toy", *splits, tuple("abc"), "none", "made here")
+
+
+def federation(data, seed=7, **changes):
+    """Clients of one row each."""
+    settings = FederatedConfig(**{**FEDERATED, "clients": len(data.train), **changes})
+    rows = [np.array([row]) for row in range(len(data.train))]
+    randomness = Randomness.from_seed(seed)
+    torch.manual_seed(0)
+    module = mlp(6, (4,), 3, "tanh")
+    clients = Clients(np.arange(len(rows)), rows, len(rows))
+    return Federation(settings, "flat", clients, module, data.train, randomness), module, randomness
+
+
+def test_clients_of_one_row_and_one_local_step_are_dp_sgd():
+    """With the same coins and the same noise, step by step."""
+    data, rate, clip, noise_multiplier = toy(), 0.2, 0.3, 1.5
+    run, module, randomness = federation(data, server_learning_rate=2.0)
+    coins, noise = generator(randomness.sampling), generator(randomness.noise)
+    inputs, targets = torch.from_numpy(data.train.inputs), torch.from_numpy(data.train.targets)
+    for _ in range(5):
+        taken = torch.rand(120, generator=coins, dtype=torch.float64) < 0.3
+        total = torch.zeros_like(run.parameters)
+        for row in torch.nonzero(taken)[:, 0].tolist():  # DP-SGD clips gradients at clip / rate
+            module.zero_grad()
+            nn.functional.cross_entropy(module(inputs[[row]]), targets[[row]]).backward()
+            gradient = torch.cat([p.grad.reshape(-1) for p in module.parameters()])
+            total += gradient * min(1, clip / rate / float(gradient.norm()))
+        total -= noise_multiplier * clip / rate * torch.randn(len(total), generator=noise)
+        start = parameters_to_vector(module.parameters()).detach()
+        expected = start - 2.0 * rate * total / (0.3 * 120)
+        run.round(StepSetting(noise_multiplier, clip, 0.3), None)
+        torch.testing.assert_close(run.parameters, expected, rtol=1e-5, atol=1e-6)
+        run.write_parameters(module)
+
+
+PLACES = [
+    ("client", "server", 1.0),
+    ("client", "clients", 1.0),
+    ("client", "clients", 0.5),
+    ("client", "clients_shared", 1.0),
+    ("client", "clients_shared", 0.5),
+    ("row", "batch", 1.0),
+    ("row", "row", 1.0),
+]
+
+
+@pytest.mark.parametrize(("protect", "place", "share"), PLACES)
+def test_the_log_holds_the_noise_that_was_added(protect, place, share, tmp_path):
+    """Against a formula written by hand: 9 of 30 clients, batches of 2 rows."""
+    run = train_federated(
+        config(
+            protect=protect,
+            noise_at=place,
+            share=share,
+            sampler="fixed_size",
+            local_steps=2,
+            local_batch_size=2,
+        ),
+        tmp_path / "r",
+        dataset=toy(),
+        seed=1,
+    )
+    log = NormLog.open(tmp_path / "r")
+    expected = {
+        ("server", 1.0): 1.5,
+        ("clients", 1.0): 1.5 * 3,
+        ("clients", 0.5): 1.5,
+        ("clients_shared", 1.0): 1.5,
+        ("clients_shared", 0.5): 1.5 / 3,
+        ("batch", 1.0): 1.5,
+        ("row", 1.0): 1.5 * 2**0.5,
+    }[place, share]
+    assert log.settings.noise_multiplier == pytest.approx(expected)
+    steps, n = (8, 120) if protect == "row" else (4, 30)
+    assert (log.total_steps, log.n_examples) == (steps, n)
+    entries = log.batch_norms.read(0, n)
+    assert np.bincount(entries.step).tolist() == [18 if protect == "row" else 9] * steps
+    record = read_json(tmp_path / "r" / "run.json")
+    table = indpriv.account(log, delta=DELTA, participation="known")
+    assert record["guarantee"]["epsilon"] == table.worst_case_epsilon == run.worst_case_epsilon
+    curve = pd.read_parquet(tmp_path / "r" / "curve.parquet")
+    assert curve["step"].tolist() == [0, 2, 4]
+    assert curve["worst_case_epsilon"].iloc[-1] == pytest.approx(run.worst_case_epsilon, rel=1e-6)
+    took_part = [check for check in verify(open_run(tmp_path / "r")) if check.key == "took_part"]
+    assert [check.status for check in took_part] == ["passed"]
+    if log.sampler == "by_client":
+        with pytest.raises(InputError, match="coins amplify nothing"):
+            indpriv.account(log, delta=DELTA)
+
+
+@pytest.mark.parametrize("place", ["server", "clients", "clients_shared"])
+def test_noise_of_clients_has_the_stated_size(place):
+    """Where clients do not move, the model moves by the noise over the planned number."""
+    run, _, _ = federation(
+        toy(400, 30), client_rate=0.25, noise_at=place, local_learning_rate=1e-12
+    )
+    start, came = run.parameters.clone(), []
+    recorder = type("Seen", (), {"round": lambda _, who, *__, **___: came.append(len(who))})()
+    rounds = 60
+    for _ in range(rounds):
+        run.round(StepSetting(2.0, 0.5, 0.25), recorder)
+    moved = float((run.parameters - start).square().mean())
+    on_sum = {"server": rounds, "clients": sum(came), "clients_shared": sum(came) / 100}[place]
+    assert moved == pytest.approx(on_sum / 100**2, rel=0.5)  # of 43 parameters
+
+
+def test_norms_of_updates_are_those_before_clipping(tmp_path):
+    """One round of all clients: each update is the gradient of its own rows."""
+    data = toy()
+    train_federated(
+        config(client_rate=1.0, rounds=1, training={"max_grad_norm": 1e-3}),
+        tmp_path / "r",
+        dataset=data,
+        seed=1,
+    )
+    log = NormLog.open(tmp_path / "r")
+    examples = pd.read_parquet(tmp_path / "r" / "examples.parquet")
+    train = examples[examples["split"] == "train"]
+    first = first_parameters(config().model, (6,), 3, Randomness.from_seed(1).first_parameters)
+    for client, norm in enumerate(log.batch_norms.read(0, 30).norm.tolist()):
+        rows = train["example_id"][train["unit_id"] == client].to_numpy()
+        first.zero_grad()
+        inputs, targets = (
+            torch.from_numpy(part[rows]) for part in (data.train.inputs, data.train.targets)
+        )
+        nn.functional.cross_entropy(first(inputs), targets).backward()
+        gradient = torch.cat([p.grad.reshape(-1) for p in first.parameters()])
+        assert norm == pytest.approx(0.2 * float(gradient.norm()), rel=1e-4)
+
+
+def test_nobody_is_protected(tmp_path):
+    run = train_federated(
+        config(protect="nobody", rounds=40, local_learning_rate=1.0),
+        tmp_path / "r",
+        dataset=toy(),
+        seed=0,
+    )
+    assert run.worst_case_epsilon == np.inf
+    assert run.test_accuracy > 0.6
+    assert not (tmp_path / "r" / "journal.jsonl").exists()
+    assert read_json(tmp_path / "r" / "run.json")["guarantee"]["claim"].startswith("none")
+
+
+@pytest.mark.parametrize("protect", ["client", "row"])
+def test_a_run_is_audited(protect, tmp_path):
+    train_federated(config(protect=protect, partition="shards"), tmp_path / "r", dataset=toy())
+    summary = audit(tmp_path / "r", tmp_path / "report", participation="known")
+    assert summary.guarantee.status == "declared"
+    unit = {"client": "client", "row": "example"}[protect]
+    assert f"zero out one {unit}, participation known" in summary.guarantee.statement
+    if protect == "row":  # the same log, of clients
+        clients = audit(tmp_path / "r", tmp_path / "clients", unit_column="client")
+        assert clients.guarantee.worst_case_epsilon > 2 * summary.guarantee.worst_case_epsilon
+        assert "client of at most 4 rows" in clients.guarantee.statement
+
+
+def test_ctrl_c_leaves_a_usable_run(tmp_path):
+    def interrupt(stage, done, total):
+        if done == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt, match="3 of 4 rounds"):
+        train_federated(config(), tmp_path / "r", dataset=toy(), progress=interrupt)
+    assert read_json(tmp_path / "r" / "run.json")["status"] == "interrupted"
+    log = NormLog.open(tmp_path / "r")
+    assert log.total_steps == 3
+    assert pd.read_parquet(tmp_path / "r" / "curve.parquet")["step"].tolist() == [0, 2, 3]
+    assert len(indpriv.ExampleTable.from_parquet(tmp_path / "r" / "examples.parquet").train) == 120
+
+
+def test_ten_thousand_clients_of_one_row(tmp_path):
+    run = train_federated(
+        config(clients=10_000, rounds=2, client_rate=0.1, training={"delta": 1e-6}),
+        tmp_path / "r",
+        dataset=toy(10_000),
+        seed=0,
+    )
+    assert run.steps == 2
+    log = NormLog.open(tmp_path / "r")
+    assert abs(len(log.batch_norms.read(0, 10_000)) - 2000) < 300
+
+
+def test_a_seeded_run_repeats(tmp_path):
+    runs = [
+        train_federated(config(protect="row"), tmp_path / name, dataset=toy(), seed=5)
+        for name in "ab"
+    ]
+    ours, theirs = (parameters_to_vector(run.module.parameters()) for run in runs)
+    assert torch.equal(ours, theirs)
+    assert NormLog.open(tmp_path / "a").caveats
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"training": {"epochs": 3}}, r"\[training\] epochs does not go with \[federated\]"),
+        ({"training": {"momentum": 0.9}}, r"\[training\] momentum does not go"),
+        ({"training": {"clipping": "quantile"}}, 'clipping = "quantile" does not go'),
+        ({"recording": {"every": 5}}, "of a federated run is every = 1"),
+        ({"attacks": {"white_box": 5}}, r"\[attacks\] and \[leakage\] do not go"),
+        ({"federated": {"clients": 0}}, "clients"),
+    ],
+)
+def test_what_does_not_go_with_rounds(changes, message):
+    tables = config().to_dict()
+    for table, values in changes.items():
+        tables[table] = tables.get(table, {}) | values
+    with pytest.raises(InputError, match=message):
+        AuditConfig.from_dict(tables)
+
+
+def test_other_commands_refuse_federated_audits():
+    with pytest.raises(InputError, match="which indpriv lint does not know"):
+        config().check_central("indpriv lint")
+    central = replace(config(), federated=None)
+    with pytest.raises(InputError, match=r"no table \[federated\]"):
+        train_federated(central, "runs/never", dataset=toy())
