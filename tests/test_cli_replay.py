@@ -89,7 +89,7 @@ def test_what_is_missing_is_asked_for_at_once(indpriv):
         "audit", "saved", "--spec", "my_spec.py:spec", "--output-dir", "new", code=2
     ).err
     assert "--max-grad-norm 1.0 --delta 1e-5 --sampler poisson" in error
-    assert error.startswith("error:")
+    assert error.lstrip().startswith("error:")
     assert not Path("new/replay").exists()
 
 
