@@ -74,7 +74,15 @@ def statuses(found):
     return {each["key"]: each["status"] for each in found["findings"]}
 
 
-@pytest.mark.parametrize("path", AUDITS, ids=lambda path: path.stem)
+FEDERATED = [path for path in AUDITS if "[federated]" in path.read_text("utf-8")]
+
+
+@pytest.mark.parametrize("path", FEDERATED, ids=lambda path: path.stem)
+def test_federated_audits_are_refused(lint, path):
+    assert f"{path.stem} is a federated run" in lint(path, code=2).err
+
+
+@pytest.mark.parametrize("path", sorted({*AUDITS} - {*FEDERATED}), ids=lambda path: path.stem)
 def test_every_audit_file_is_judged_without_its_data(lint, path):
     found = json.loads(lint(path, "--json").out)
     assert set(statuses(found)) == set(RULES)

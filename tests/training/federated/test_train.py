@@ -214,6 +214,7 @@ def test_a_run_is_audited(protect, tmp_path):
         assert "client of at most 4 rows" in clients.guarantee.statement
 
 
+@pytest.mark.usefixtures("hears_ctrl_c")
 def test_ctrl_c_leaves_a_usable_run(tmp_path):
     def interrupt(stage, done, total):
         if done == 3:
