@@ -19,16 +19,15 @@ def unheard(_more: float) -> None:
     """Report nothing."""
 
 
-class Examples:
-    """Counts examples that are done, on any thread, and reports them."""
+def advancing(total: int, progress: Progress | None) -> Advance:
+    """A function that counts the examples done, on any thread, and reports how many there are."""
+    done, lock = 0.0, threading.Lock()
 
-    def __init__(self, total: int, progress: Progress | None) -> None:
-        self._done, self._total, self._progress = 0.0, total, progress
-        self._lock = threading.Lock()
+    def advance(more: float) -> None:
+        nonlocal done
+        with lock:
+            done += more
+            if progress is not None:
+                progress(min(round(done), total), total)
 
-    def advance(self, more: float) -> None:
-        """Report that more examples are done."""
-        with self._lock:
-            self._done += more
-            if self._progress is not None:
-                self._progress(min(round(self._done), self._total), self._total)
+    return advance

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray
-from indpriv._progress import Examples, Progress
+from indpriv._progress import Progress, advancing
 from indpriv.accountant.blocks import in_blocks
 from indpriv.accountant.claims import uses_batch_norms
 from indpriv.accountant.engine import Engine, Epsilons, Watched
@@ -48,18 +48,18 @@ def epsilon_blocks(
         progress: called with (examples done, all examples), from any of the threads.
     """
     worst = engine.worst_case
-    examples = Examples(log.n_examples, progress)
+    report = advancing(log.n_examples, progress)
 
     def work(block: NormLog) -> Epsilons:
         within: list[float] = []
 
         def advance(more: float) -> None:
             within.append(more)
-            examples.advance(more)
+            report(more)
 
         watched = engine.watched(advance) if isinstance(engine, Watched) else engine
         found = watched.block(block)
-        examples.advance(block.n_examples - sum(within))
+        report(block.n_examples - sum(within))
         epsilon, lower = found.epsilon.copy(), found.epsilon_lower.copy()
         close = np.flatnonzero(epsilon >= worst.epsilon * (1 - _CLOSE))
         if len(close):
