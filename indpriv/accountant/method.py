@@ -72,15 +72,6 @@ class Method:
                 'took part also knows who is in the data; pass neighbouring="zero_out" (one '
                 'example contributes nothing) or "replace_one"'
             )
-        if (
-            self.participation == "secret"
-            and self.neighbouring == "replace_one"
-            and self.accountant != "rdp"
-        ):
-            raise InputError(
-                f'accountant="{self.accountant}" has no account for neighbouring="replace_one" '
-                'with secret participation; pass accountant="rdp"'
-            )
 
     def relation_of(self, of_log: str) -> str:
         """The neighbouring relation of an account of a log that declares a relation.

@@ -44,7 +44,7 @@ def account(
     Args:
         log: the norm log of the run.
         delta: of the bound, in (0, 1); choose it well below 1 / n_examples.
-        accountant: "rdp" (an upper bound) or "pld" (tight, with a bracket).
+        accountant: "rdp" (an upper bound) or "pld" (tight; in some relations only the worst case).
         conversion: RDP to (epsilon, delta): "canonne2020" (tighter) or "mironov2017" (the paper's).
         between_records: the norm of a step without a record: the "last" one, the "closest" in time
             (the larger of two) or "worst_case", max_grad_norm, as before the first record.
@@ -128,12 +128,6 @@ def _as_pairs(log: NormLog, method: Method) -> NormLog:
         raise InputError(
             f'neighbouring="replace_one" with secret participation is proven for Poisson sampling, '
             f'and batches were drawn by a {log.sampler} sampler; pass participation="known"'
-        )
-    if method.accountant != "rdp":
-        what = "truncated batches" if log.truncation else f'neighbouring="{relation}"'
-        raise InputError(
-            f'accountant="{method.accountant}" has no account of {what} with secret participation; '
-            'pass accountant="rdp"'
         )
     return replace(log, filtered=None)
 

@@ -135,41 +135,56 @@ class MixtureLoss:
     direction: Direction
 
     @classmethod
-    def of(cls, law: SumLaw, tail: float, direction: Direction) -> MixtureLoss | None:
+    def of(
+        cls, law: SumLaw, tail: float, direction: Direction, against: SumLaw | None = None
+    ) -> MixtureLoss | None:
         """The loss of a step with this law of M; None if it cannot be followed.
 
         z may not reach beyond LARGEST_END, and the law of M must have been computed.
 
-        tail: probability of z on either side that is not followed.
+        Args:
+            law: of M.
+            tail: probability of z on either side that is not followed.
+            direction: of the loss; "remove" if `against` is given.
+            against: the law of M of Q, at most 0, by default 0: log f is then the difference of two
+                such logarithms, and increases in z all the same.
         """
         if not len(law.value):
             return None
-        low, largest = float(ndtri(tail)), float(law.value[-1])
-        high = largest - low
-        if high > LARGEST_END:
+        against = SumLaw(np.zeros(1), np.ones(1), 0.0) if against is None else against
+        least, largest = float(against.value[0]), float(law.value[-1])
+        low, high = least + float(ndtri(tail)), largest - float(ndtri(tail))
+        if max(high, -low) > LARGEST_END:
             return None
-        reach = 3 + high  # of |z - M| + 3
+        reach = 3 + high - least  # of |z - M| + 3
         n = int(np.ceil((high - low) / min(_WIDTH, _TURN / reach)))
         ends = np.linspace(low, high, n + 1)
         half = np.diff(ends) / 2
         inner = (ends[:-1] + half)[:, None] + half[:, None] * _NODES
-        loss, inside = _log_ratio(law, ends), _log_ratio(law, inner.ravel()).reshape(inner.shape)
-        q_ends, q_inside = np.exp(-np.square(ends) / 2), np.exp(-np.square(inner) / 2)
-        unit = half / np.sqrt(2 * np.pi)
-        q = unit * _integral(q_ends, q_inside)
-        p = unit * _integral(q_ends * np.exp(loss), q_inside * np.exp(inside))
+        p, log_p = _masses(law, ends, inner, half)
+        q, log_q = _masses(against, ends, inner, half)
+        loss = log_p - log_q
         side = _SLACK if direction == "remove" else -_SLACK
         to_end = np.expm1(np.maximum(np.log(p / q) + side - loss[:-1], 0.0))
         upper = q * np.clip(to_end / np.maximum(np.expm1(np.diff(loss)), 1e-300), 0.0, 1.0)
         mass = np.append(q - upper, 0.0)
         mass[1:] += upper
         if direction == "remove":
-            mass[0] += ndtr(low)
+            mass[0] += against.probability @ ndtr(low - against.value)
             missed = law.beyond + float(law.probability @ ndtr(law.value - high))
         else:
             mass[-1] += ndtr(-high)
             missed = float(ndtr(low))
         return cls(loss + side, mass * (1 + _SLACK), missed * (1 + 1e-9), direction)
+
+    @classmethod
+    def mixed(cls, weights: list[float], laws: list[MixtureLoss]) -> MixtureLoss:
+        """The loss of a step that is one of several, with these probabilities, and tells which."""
+        loss = np.concatenate([law.loss for law in laws])
+        mass = np.concatenate([w * law.mass for w, law in zip(weights, laws, strict=True)])
+        missed = sum(w * law.missed for w, law in zip(weights, laws, strict=True))
+        order = np.argsort(loss, kind="stable")
+        return cls(loss[order], mass[order], missed, laws[0].direction)
 
     def transforms(self, tilts: FloatArray) -> FloatArray:
         """(n_tilts,) log E exp(tilt loss), with the sign and the law of the direction."""
@@ -195,6 +210,19 @@ class MixtureLoss:
 def _integral(ends: FloatArray, inside: FloatArray) -> FloatArray:
     """(n,) over intervals of half width 1, from the (n + 1,) ends and (n, 3) nodes inside."""
     return np.asarray(inside @ _WEIGHTS + _END_WEIGHT * (ends[:-1] + ends[1:]))
+
+
+def _masses(
+    law: SumLaw, ends: FloatArray, inner: FloatArray, half: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Probability of each interval of z under E N(M, 1), and log of its ratio to N(0, 1) at ends.
+
+    ends: (n + 1,). inner: (n, 3) nodes inside. half: (n,) half widths.
+    """
+    log_ends = _log_ratio(law, ends)
+    log_inner = _log_ratio(law, inner.ravel()).reshape(inner.shape)
+    at_ends, inside = np.exp(log_ends - ends**2 / 2), np.exp(log_inner - inner**2 / 2)
+    return half / np.sqrt(2 * np.pi) * _integral(at_ends, inside), log_ends
 
 
 def _log_ratio(law: SumLaw, z: FloatArray) -> FloatArray:

@@ -7,7 +7,7 @@ if they cancel out the unit leaves no trace. Sensitive.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -100,16 +100,44 @@ def unit_epsilon(unit: UnitSteps, delta: float, limit: float, tolerance: float) 
     """
     if not len(unit.counts):
         return 0.0
-    tail = _TAIL * delta / float(unit.counts.sum())
+    tail = tail_of(unit.counts, delta)
+    laws = (
+        [
+            _loss(shifts.tobytes(), float(rate), tail, direction)
+            for shifts, rate in zip(unit.shifts, unit.sample_rate, strict=True)
+        ]
+        for direction in DIRECTIONS
+    )
+    return composed_epsilon(laws, unit.counts, delta, limit, tolerance)
+
+
+def tail_of(counts: FloatArray, delta: float) -> float:
+    """Probability that the law of one of these numbers of steps may leave out."""
+    return _TAIL * delta / float(counts.sum())
+
+
+def composed_epsilon(
+    directions: Iterable[Sequence[MixtureLoss | None]],
+    counts: FloatArray,
+    delta: float,
+    limit: float,
+    tolerance: float,
+) -> float:
+    """Upper bound of epsilon, the larger one of both directions.
+
+    Args:
+        directions: the laws of the kinds of step in each; None where there is none.
+        counts: (n_kinds,) number of steps of each kind.
+        delta: in (0, 1).
+        limit: another upper bound, which is never exceeded.
+        tolerance: see `unit_epsilon`.
+    """
     found = 0.0
-    for direction in DIRECTIONS:
-        laws = []
-        for shifts, rate in zip(unit.shifts, unit.sample_rate, strict=True):
-            law = _loss(shifts.tobytes(), float(rate), tail, direction)
-            if law is None:
-                return limit
-            laws.append(law)
-        found = max(found, _epsilon(laws, unit.counts, delta, found, tolerance))
+    for laws in directions:
+        known = [law for law in laws if law is not None]
+        if len(known) < len(laws):
+            return limit
+        found = max(found, _epsilon(known, counts, delta, found, tolerance))
     return min(found, limit)
 
 

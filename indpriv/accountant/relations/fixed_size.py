@@ -8,7 +8,8 @@ t_j = min(4 sqrt(B(2 floor(j / 2)) B(2 ceil(j / 2))), 2 exp(j (j - 1) u^2 / 2)) 
 u - u^2 / 2) - 1)^j], z ~ N(0, 1). Orders in between lie below the chord of (order - 1) *
 divergence, which is convex (their Corollary 10).
 
-The bound does not depend on the norm of an example: each one has the worst case.
+The bound does not depend on the norm of an example: each one has the worst case. The accountant
+"pld" composes the loss distributions of the pair that `pairs` proves instead.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from indpriv.accountant.histogram.mechanisms import Mechanisms
 from indpriv.accountant.method import Method
 from indpriv.accountant.prepared import account_of, warn_of_delta
 from indpriv.accountant.rdp_orders import RdpAccountant
+from indpriv.accountant.relations.pairs import tight_worst_case
 from indpriv.accountant.worst_case import worst_case_steps
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
@@ -111,14 +113,17 @@ def fixed_size_table(log: NormLog, method: Method) -> EpsilonTable:
     warn_of_delta(log, method)
     clipped, steps = worst_case_steps(log, "up")
     found = RdpAccountant(_FixedSize(clipped), method).epsilons(DenseCounts(steps[None]))
-    epsilon = np.repeat(found.epsilon, log.n_examples)
+    worst = float(found.epsilon[0])
+    if method.accountant == "pld":
+        worst = tight_worst_case(log, method, worst)
+    epsilon = np.full(log.n_examples, worst)
     claim, reason = claim_of_worst_case(log)
     return EpsilonTable(
         example_ids=log.example_ids,
         epsilon=epsilon,
         epsilon_lower=np.zeros(log.n_examples),
         epsilon_upper=epsilon,
-        worst_case_epsilon=float(found.epsilon[0]),
+        worst_case_epsilon=worst,
         claim=claim,
         claim_reason=reason,
         account=account_of(log, method),

@@ -14,12 +14,14 @@ a random set of random others is a random set of others. So for g = x - y, whose
 N(-y) or of N(x' - y) in place of this N(0) with probability q' if x is zeroed or replaced. By joint
 convexity mixtures cost at most the most expensive pair, and exp((order - 1) * divergence) is at
 most the mean over both cases, as if K >= B were revealed.
+
+**Fixed-size batches** without replacement are the second case alone, with q' = m / n.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, ClassVar
 
@@ -32,18 +34,22 @@ from indpriv.accountant.engine import Epsilons
 from indpriv.accountant.histogram.counts import Counts, DenseCounts
 from indpriv.accountant.histogram.histogram import Histogram
 from indpriv.accountant.histogram.mechanisms import Mechanisms
+from indpriv.accountant.pld.brackets import FALLBACK
+from indpriv.accountant.pld.mixture_law import MixtureLoss, SumLaw
+from indpriv.accountant.pld.unit_losses import UPPER, composed_epsilon, tail_of
 from indpriv.accountant.rdp import renyi_divergences
 from indpriv.accountant.rdp_orders import RdpAccountant
 from indpriv.accountant.relations.replace_one import replaced_divergences
 from indpriv.accountant.worst_case import clipped_steps, worst_case_steps
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
-from indpriv.norm_log.validation import Truncation
 
 if TYPE_CHECKING:
     from indpriv.accountant.method import Method
 
 _SLACK = 1e-9  # relative; of probabilities of truncation
+_MOST_SETTINGS = 200  # whose loss distributions are composed
+_TOLERANCE = 1e-5  # relative; of the tight worst case
 _LEAST_LOG = -690.0  # of a probability that floats can hold
 
 
@@ -62,21 +68,21 @@ class Case:
     displaces: bool
 
 
-def cases_of(
-    truncation: Truncation | None, sample_rate: FloatArray, settings: FloatArray
-) -> list[Case]:
+def cases_of(log: NormLog, sample_rate: FloatArray) -> list[Case]:
     """The cases of a step; their log moments less 1 are to be added up.
 
-    sample_rate: (n,) of mechanisms; settings: the rates of the run, of which they are, or which
-    they round up: their cases then have probabilities that are too large.
+    sample_rate: (n,) of mechanisms: those of the log's steps, or what these were rounded up to. The
+    cases of the latter have probabilities that are too large.
     """
-    if truncation is None:
-        return [Case(np.zeros(len(sample_rate)), sample_rate, False)]
+    always = np.zeros(len(sample_rate))
+    if log.sampler == "fixed_size":
+        return [Case(always, sample_rate, True)]
+    truncation = log.truncation
+    if truncation is None or truncation.n_examples <= truncation.max_batch_size:
+        return [Case(always, sample_rate, False)]
     cap, n = truncation.max_batch_size, truncation.n_examples
-    if n <= cap:
-        return cases_of(None, sample_rate, settings)
     # K has the law Binomial(n - 1, q).
-    exact = np.isin(sample_rate, settings)
+    exact = np.isin(sample_rate, log.settings.sample_rate)
     log_cdf = np.maximum(stats.binom.logcdf(cap - 1, n - 1, sample_rate), -1e300)
     whole = np.where(exact, log_cdf, 0.0)
     log_cut = stats.binom.logsf(cap - 1, n - 1, sample_rate)
@@ -91,6 +97,54 @@ def cases_of(
         Case(np.minimum(whole + _SLACK, 0.0), sample_rate, False),
         Case(np.minimum(log_cut + _SLACK, 0.0), rate, True),
     ]
+
+
+def tight_worst_case(log: NormLog, method: Method, limit: float) -> float:
+    """Epsilon of an example at max_grad_norm in every step, by loss distributions of these pairs.
+
+    limit: another upper bound, which is never exceeded; also that of very many settings.
+    """
+    mechanisms, counts = clipped_steps(log)
+    if len(counts) > _MOST_SETTINGS:
+        return limit
+    one, tail = 1 / mechanisms.noise_multiplier, tail_of(counts, method.delta)
+    base = {"add_remove": 0.0, "zero_out": 0.0, "replace_one": 1.0}
+    relation = method.relation_of(log.neighbouring)
+    cases = cases_of(log, mechanisms.sample_rate)
+
+    def law(index: int, swapped: bool) -> MixtureLoss | None:
+        weights, laws = [], []
+        for case in cases:
+            weight = float(np.exp(case.log_probability[index]))
+            if weight == 0:
+                continue
+            further = 0.0 if relation == "add_remove" else float(case.displaces)
+            lengths = 1.0 + case.displaces, base[relation] + further
+            own, other = lengths[::-1] if swapped else lengths
+            shift, rate = one[index], float(case.sample_rate[index])
+            found = MixtureLoss.of(
+                _two_points(own * shift, rate),
+                tail,
+                "remove",
+                _two_points(-other * shift, rate),
+            )
+            if found is None:
+                return None
+            weights.append(weight)
+            laws.append(found)
+        return MixtureLoss.mixed(weights, laws)
+
+    directions = ([law(k, swapped) for k in range(len(counts))] for swapped in (False, True))
+    return composed_epsilon(directions, counts, method.delta, limit, _TOLERANCE)
+
+
+def _two_points(shift: float, rate: float) -> SumLaw:
+    """The law of a shift that is there with this probability, and else 0."""
+    if shift == 0 or rate == 1:
+        return SumLaw(np.array([shift]), np.ones(1), 0.0)
+    value, probability = np.array([0.0, shift]), np.array([1 - rate, rate])
+    order = np.argsort(value)
+    return SumLaw(value[order], probability[order], 0.0)
 
 
 def rare_truncations(log: NormLog) -> float:
@@ -169,6 +223,7 @@ class PairsEngine:
         alike: of a replacement with the example's own norms, which is no bound; None unless
             examples are replaced.
         worst_case: of the run.
+        tight: whether that is by loss distributions.
     """
 
     numerical_noise: ClassVar[str] = "1e-9"
@@ -177,16 +232,17 @@ class PairsEngine:
     accountants: tuple[RdpAccountant, ...]
     alike: RdpAccountant | None
     worst_case: Epsilons
+    tight: bool
 
     @classmethod
     def prepare(cls, log: NormLog, method: Method) -> PairsEngine:
         """See Engine."""
         histogram = Histogram.of(log, method.between_records, "up")
         clipped, steps = worst_case_steps(log, "up")
-        relation, rates = method.relation_of(log.neighbouring), log.settings.sample_rate
+        relation = method.relation_of(log.neighbouring)
 
         def accountants(found: Mechanisms, counted: Histogram | None) -> list[RdpAccountant]:
-            cases, one = cases_of(log.truncation, found.sample_rate, rates), _clipped(found, log)
+            cases, one = cases_of(log, found.sample_rate), _clipped(found, log)
             own = found.shifts if counted is not None else one
             replacement = {"add_remove": None, "zero_out": 0 * one, "replace_one": one}[relation]
             pairs = [Pairs(counted, cases, own, one, replacement)]
@@ -198,8 +254,12 @@ class PairsEngine:
 
         of_each = accountants(histogram.mechanisms, histogram)
         alike = of_each.pop() if relation == "replace_one" else None
-        worst = _largest(accountants(clipped, None), DenseCounts(steps[None]))
-        return cls(histogram, tuple(of_each), alike, _finite(worst))
+        worst = _finite(_largest(accountants(clipped, None), DenseCounts(steps[None])))
+        tight = method.accountant == "pld"
+        if tight:
+            epsilon = tight_worst_case(log, method, float(worst.epsilon[0]))
+            worst = replace(worst, epsilon=np.array([epsilon]))
+        return cls(histogram, tuple(of_each), alike, worst, tight)
 
     @property
     def bytes_per_example(self) -> int:
@@ -211,6 +271,9 @@ class PairsEngine:
         counts = self.histogram.counts(block)
         found = _largest(self.accountants, counts)
         epsilon, details = np.minimum(found.epsilon, self.worst_case.epsilon), found.details
+        if self.tight:
+            bracket = np.where(epsilon < found.epsilon, UPPER, FALLBACK)
+            details = {"bracket": bracket, "rdp_epsilon": found.epsilon}
         if self.alike is not None:
             alike = np.minimum(self.alike.epsilons(counts).epsilon, epsilon)
             details = {**details, "epsilon_if_replaced_alike": alike}

@@ -230,7 +230,6 @@ def test_doubts_make_an_estimate(changes):
         ({"neighbouring": "swap"}, "neighbouring"),
         ({"participation": "known", "neighbouring": "add_remove"}, 'pass neighbouring="zero_out"'),
         ({"participation": "known", "preset": "yu2023"}, "leave out"),
-        ({"neighbouring": "replace_one", "accountant": "pld"}, 'accountant="rdp"'),
     ],
 )
 def test_relations_that_do_not_fit_are_refused(arguments, message):

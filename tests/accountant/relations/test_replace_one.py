@@ -79,12 +79,16 @@ def log_of(norms, **changes):
     return NormLog.from_arrays(norms, [0], total_steps=20, **arguments)
 
 
-@pytest.mark.slow
-def test_the_worst_case_is_above_the_tight_one_of_dp_accounting():
+def test_the_tight_worst_case_is_that_of_dp_accounting():
     theirs = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
     theirs.compose(dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(2.0)), 20)
-    table = account(log_of([[0.1, 5.0]]), delta=DELTA, neighbouring="replace_one")
-    assert 1.0 <= table.worst_case_epsilon / theirs.get_epsilon(DELTA) <= 1.2
+    log = log_of([[0.1, 5.0]], rounding=0.1)
+    bound = account(log, delta=DELTA, neighbouring="replace_one")
+    tight = account(log, delta=DELTA, neighbouring="replace_one", accountant="pld")
+    assert -1e-6 <= tight.worst_case_epsilon / theirs.get_epsilon(DELTA) - 1 <= 1e-4
+    assert tight.worst_case_epsilon < bound.worst_case_epsilon
+    assert tight.epsilon[1] == tight.worst_case_epsilon
+    assert tight.epsilon[0] == pytest.approx(bound.epsilon[0])
 
 
 def test_an_example_with_a_small_norm_still_pays_for_its_replacement():
