@@ -24,8 +24,10 @@ from opacus.accountants.analysis import rdp as opacus_rdp
 
 from indpriv import NormLog, account, membership_risk
 from indpriv.accountant import Method
+from indpriv.accountant.blocks import in_blocks
 from indpriv.accountant.engines import ENGINES
 from indpriv.accountant.prepared import epsilon_blocks
+from indpriv.norm_log.batch_norms import ArrayBatchNorms, BatchNormEntries
 
 CIFAR = {
     "total_steps": 3660,
@@ -316,6 +318,34 @@ def rdp_of_many_settings(full: bool) -> list[bool]:
         report("50,000 x 200, 3,660 distinct sample rates", times[1], "s"),
         report("50,000 x 200, ten million steps", times[2], "s"),
     ]
+
+
+@benchmark
+def known_participation(full: bool) -> list[bool]:
+    """Shuffled epochs: 20 batch norms of each example; time of the account beside reading them."""
+    n, epochs = 10_000_000 if full else 1_000_000, 20
+    rng = np.random.default_rng(0)
+    steps = rng.integers(0, 50, (n, epochs), np.int32) + 50 * np.arange(epochs, dtype=np.int32)
+    entries = BatchNormEntries(
+        np.repeat(np.arange(n, dtype=np.int32), epochs),
+        steps.ravel(),
+        rng.integers(1, 101, n * epochs, np.uint8),
+    )
+    empty = NormLog.from_arrays(
+        np.zeros((0, n)), [], sampler="shuffled", **{**CIFAR, "total_steps": 50 * epochs}
+    )
+    log = replace(empty, batch_norms=ArrayBatchNorms(np.arange(50 * epochs), entries))
+
+    def read() -> list[int]:
+        return list(in_blocks(log, lambda block: block.n_examples, size=1 << 15, workers=1))
+
+    busy = []
+    for work in (read, lambda: account(log, delta=DELTA, participation="known", workers=1)):
+        start = time.process_time()
+        work()
+        busy.append(time.process_time() - start)
+    what = f"{n:,} examples x {epochs} batch norms, beside reading: one core's own time"
+    return [report(what, busy[1] - busy[0], "s", at_most=2e-7 * n)]
 
 
 @benchmark

@@ -50,6 +50,8 @@ class BatchNormEntries:
         bounds = np.array([start, stop], self.position.dtype)  # another type would copy positions
         first, last = np.searchsorted(self.position, bounds)
         entries = self.select(slice(int(first), int(last)))
+        if start == 0:
+            return entries
         return BatchNormEntries(entries.position - np.int32(start), entries.step, entries.norm)
 
     def take(self, positions: NDArray[np.int64], n_examples: int) -> BatchNormEntries:

@@ -106,9 +106,10 @@ def _sums(values: FloatArray, lengths: IntArray) -> FloatArray:
 def _shifts(log: NormLog, entries: BatchNormEntries, opposite: float, power: int = 1) -> FloatArray:
     """(n_entries,) contributions as fractions of max_grad_norm, plus `opposite`, to this power."""
     if log.levels is None:
-        norms = np.asarray(entries.norm, np.float64)
-        relative = np.minimum(norms / log.settings.max_grad_norm[entries.step], 1.0)
-        return np.asarray((relative + opposite) ** power)
-    fractions = np.ones(log.levels.max_code + 1)
-    fractions[: log.levels.top + 1] = log.levels.fractions
-    return np.asarray(((fractions + opposite) ** power)[entries.norm])
+        relative = np.asarray(entries.norm, np.float64) / log.settings.max_grad_norm[entries.step]
+    else:  # faster than to look fractions up
+        relative = entries.norm * max(log.levels.rounding, 1 / log.levels.top)
+    np.minimum(relative, 1.0, out=relative)
+    if opposite:
+        relative += opposite
+    return np.asarray(relative if power == 1 else np.square(relative, out=relative))

@@ -18,7 +18,7 @@ from indpriv.accountant.pld.closed_form import CLOSED_FORM_ERROR, gaussian_delta
 
 _MOST_EXACT = 8192  # values of mu that are inverted one by one; more are read off a table
 _MOST_SORTED = 1 << 18  # values among which equal ones are looked for
-_NODES = 1 << 13
+_CELL_BITS = 43  # of 52 that follow the first one of mu: 512 cells between powers of 2
 _AT_ONCE = 1 << 15  # values of mu: what is made of them stays in cache
 
 
@@ -58,28 +58,24 @@ def _inverted(mu: FloatArray, delta: float) -> tuple[FloatArray, FloatArray]:
 
 def _interpolated(mu: FloatArray, delta: float) -> tuple[FloatArray, FloatArray]:
     """(n,) bounds, by chords and tangents between nodes."""
-    smallest, largest = float(mu[mu > 0].min()), float(mu.max())
-    nodes = np.geomspace(smallest, max(largest, smallest * (1 + 1e-9)), _NODES)
-    nodes[0], nodes[-1] = smallest, max(largest, nodes[-2])
+    largest = max(float(mu.max()), delta)  # epsilon is 0 below delta
+    smallest = max(float(mu.min(where=mu > 0, initial=largest)), delta)
+    ends = np.array([smallest, largest])
+    first, last = (ends.view(np.int64) >> _CELL_BITS).tolist()
+    nodes = (np.arange(first, last + 2) << _CELL_BITS).view(np.float64)
     low, high = _inverted(nodes, delta)
     b = low / nodes + nodes / 2
     slope = np.exp(-np.square(b) / 2 - log_ndtr(-b)) / np.sqrt(2 * np.pi)
     slope[low == 0] = 0.0
     rise = np.diff(high) / np.diff(nodes)
-    ratio = np.log(nodes[-1] / nodes[0]) / (_NODES - 1)
     lower, upper = np.empty((2, len(mu)))
     for start in range(0, len(mu), _AT_ONCE):
         part = slice(start, start + _AT_ONCE)
         safe = np.maximum(mu[part], smallest)
-        cell = np.clip((np.log(safe / smallest) / ratio).astype(np.int64), 0, _NODES - 2)
+        cell = (safe.view(np.int64) >> _CELL_BITS) - first
         above = safe - nodes[cell]
-        chord = high[cell] + above * rise[cell]
-        tangent = np.maximum(
-            low[cell] + above * slope[cell],
-            low[cell + 1] - (nodes[cell + 1] - safe) * slope[cell + 1],
-        )
-        upper[part] = chord * (1 + 1e-13)
-        lower[part] = np.clip(tangent * (1 - 1e-9), 0.0, upper[part])
-    free = mu <= 0
-    lower[free], upper[free] = 0.0, 0.0
+        chord = (high[cell] + above * rise[cell]) * (1 + 1e-13)
+        tangent = (low[cell] + above * slope[cell]) * (1 - 1e-9)
+        upper[part] = np.where(mu[part] > 0, chord, 0.0)
+        lower[part] = np.minimum(tangent, upper[part])
     return lower, upper

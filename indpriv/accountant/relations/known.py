@@ -61,13 +61,13 @@ def known_table(
     warn_of_delta(log, method)
     units = None if log.unit_ids is None or log.unit == "example" else Units.of(log.unit_ids)
     found = known_shifts(log, method, units, progress=progress, workers=workers)
-    shifts = found.shifts
-    lower, epsilon = gaussian_epsilons(np.sqrt(shifts.own), method.delta)
+    shifts, mu = found.shifts, np.sqrt(found.shifts.own)
+    lower, epsilon = gaussian_epsilons(mu, method.delta)
     if not np.array_equal(found.least, shifts.own):
         lower = gaussian_epsilons(np.sqrt(found.least), method.delta)[0]
     worst = float(gaussian_epsilons(np.sqrt([found.worst]), method.delta)[1][0])
     epsilon = np.where(shifts.own >= found.worst, worst, np.minimum(epsilon, worst))
-    details = {"participations": shifts.participations, "mu": np.sqrt(shifts.own)}
+    details = {"participations": shifts.participations, "mu": mu}
     if found.alike is not None:
         alike = gaussian_epsilons(np.sqrt(found.alike), method.delta)[1]
         details["epsilon_if_replaced_alike"] = np.minimum(alike, epsilon)
@@ -111,15 +111,14 @@ def known_shifts(
 ) -> KnownShifts:
     """What is known about each example or unit (n,); see `known_table`."""
     opposite = 1.0 if method.relation_of(log.neighbouring) == "replace_one" else 0.0
-    n = log.n_examples if units is None else len(units)
-    rows = np.ones(n) if units is None else units.n_rows.astype(np.float64)
+    rows = np.ones(1) if units is None else units.n_rows.astype(np.float64)
     # Anyone may have taken part in a step without batch norms, with all rows at max_grad_norm.
     weight = (1 + opposite) ** 2 / np.square(log.settings.noise_multiplier)
     recorded = np.zeros(0, np.int64) if log.batch_norms is None else log.batch_norms.steps
     missing = np.delete(weight, recorded)
     anybody = np.square(rows) * missing.sum()
     if log.sampler in _REPEATING and len(missing):
-        anybody = np.full(n, np.inf)  # nothing says how often one row was drawn for such a step
+        anybody = np.full_like(rows, np.inf)  # one row may be drawn any number of times for a step
     shifts = _summed(log, units, opposite, progress, workers)
     # Counts limit what batch norms leave open, and never what they show.
     limit = np.maximum(_by_counts(log, weight, rows), shifts.clipped)

@@ -40,3 +40,4 @@ def test_many_values_are_read_between_nodes_and_never_too_small(monkeypatch, low
     assert np.all(lower <= exact_upper * (1 + 1e-12))
     assert np.all(upper <= exact_upper * (1 + 1e-5) + 1e-9)
     assert np.all(lower >= exact_lower * (1 - 1e-5) - 1e-9)
+    assert not np.any(gaussian_epsilons(np.zeros(20), 1e-6))  # they took no part
