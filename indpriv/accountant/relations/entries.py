@@ -108,7 +108,8 @@ def _shifts(log: NormLog, entries: BatchNormEntries, opposite: float, power: int
     if log.levels is None:
         relative = np.asarray(entries.norm, np.float64) / log.settings.max_grad_norm[entries.step]
     else:  # faster than to look fractions up
-        relative = entries.norm * max(log.levels.rounding, 1 / log.levels.top)
+        level = max(log.levels.rounding, 1 / log.levels.top)
+        relative = np.multiply(entries.norm, level, dtype=np.float64)
     np.minimum(relative, 1.0, out=relative)
     if opposite:
         relative += opposite
