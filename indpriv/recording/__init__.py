@@ -6,6 +6,7 @@ from indpriv.recording.checkpoints.audit_spec import AuditSpec
 from indpriv.recording.checkpoints.replay import replay
 from indpriv.recording.checkpoints.run_settings import StepOptions
 from indpriv.recording.clipping.rules import AdaClip, LargestNormNoise, QuantileClipping
+from indpriv.recording.norms.losses import CausalLMLoss
 from indpriv.recording.norms.norm_pass import NormPass, per_example_gradient_norms
 from indpriv.recording.opacus.truncated import TruncatedPoissonSampler
 from indpriv.recording.recorder import Recorder
@@ -13,6 +14,7 @@ from indpriv.recording.recorder import Recorder
 __all__ = [
     "AdaClip",
     "AuditSpec",
+    "CausalLMLoss",
     "GradientCanaries",
     "LargestNormNoise",
     "MislabelledCanaries",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv.errors import InputError
 from indpriv.norm_log.validation import check_norms
 from indpriv.recording.checkpoints.weights import fingerprint_of
-from indpriv.recording.norms.batches import map_tensors
+from indpriv.recording.norms.batches import Keywords, map_tensors
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.opacus.ranks import Ranks, check_together
 from indpriv.recording.random_states import kept_random_state
@@ -28,7 +28,10 @@ CollateFn = Callable[[list[Any]], Any]
 
 
 class Examples:
-    """A map-style data set of (inputs, targets), read in order."""
+    """A map-style data set of (inputs, targets) or of dicts, read in order.
+
+    A dict is the inputs, which the model takes by keyword, and the targets too.
+    """
 
     def __init__(
         self,
@@ -62,10 +65,12 @@ class Examples:
             dataset = whole if positions is None else Subset(whole, positions.tolist())
             batches = DataLoader(dataset, batch_size=batch_size, collate_fn=self._collate_fn)
         for batch in batches:
+            if isinstance(batch, Mapping):
+                batch = (Keywords(batch),) * 2
             if not (isinstance(batch, list | tuple) and len(batch) == 2):
                 raise InputError(
                     f"the data set yields batches of type {type(batch).__name__}; a Recorder needs "
-                    "(inputs, targets) pairs"
+                    "(inputs, targets) pairs, or dicts that the model takes by keyword"
                 )
             inputs, targets = map_tensors(batch, lambda tensor: tensor.to(self._device))
             yield inputs, targets

@@ -24,6 +24,7 @@ from indpriv.norm_log.recording_policy import DEFAULT_POLICY, RecordingPolicy
 from indpriv.norm_log.writer import LogHeader, fingerprint
 from indpriv.recording.clipping.filtered import Filter
 from indpriv.recording.clipping.individual import check_headroom
+from indpriv.recording.norms.losses import described_loss
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.norms.shadow_model import described_parameters
 from indpriv.recording.opacus.ranks import Ranks, check_together
@@ -131,6 +132,7 @@ class Plan:
                 "seeded": self.seeded,
                 "no_privacy": run.no_privacy,
                 "ranks": ranks.size,
+                "loss": described_loss(self.data.loss_fn),
                 **_described(run),
             },
         )

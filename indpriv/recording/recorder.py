@@ -28,6 +28,7 @@ from indpriv.recording.clipping.filtered import Filter
 from indpriv.recording.data_passes import Examples, SharedPass
 from indpriv.recording.environment import environment_of
 from indpriv.recording.norms.batches import LossFn
+from indpriv.recording.norms.losses import with_targets
 from indpriv.recording.norms.model_checks import check_memory
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.opacus.ranks import Ranks
@@ -46,8 +47,10 @@ class Recorder:
 
     Args:
         run_dir: directory of the run; it is created (0700) and may not hold another run.
-        dataset: the training set that the loader draws from, map-style, of (inputs, targets).
-        loss_fn: `loss_fn(outputs, targets)` -> per-example losses (batch,).
+        dataset: the training set that the loader draws from, map-style, of (inputs, targets), or of
+            dicts that the model takes by keyword, as Hugging Face's do.
+        loss_fn: `loss_fn(outputs, targets)` or `loss_fn(outputs)` -> per-example losses (batch,).
+            Where batches are dicts, targets is the whole dict; see `CausalLMLoss`.
         every: K: full norm passes before steps 0, K, 2K, ...; or "epoch", "2 epochs", ...; or
             "once". With 1 the account is exact. Default: after gaps of 4, 8, 16, ... steps, at
             most an epoch.
@@ -137,6 +140,7 @@ class Recorder:
         run_info: Mapping[str, Any] | None = None,
     ) -> None:
         self.run_dir = Path(run_dir)
+        loss_fn = with_targets(loss_fn)
         data = TrainingData(
             dataset, loss_fn, example_ids, unit, unit_ids, metadata, test_set, test_metadata
         )

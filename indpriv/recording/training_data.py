@@ -19,7 +19,7 @@ from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, check_metadata, check_storable
 from indpriv.norm_log.validation import UNITS, check_ids, check_unit_ids
 from indpriv.recording.data_passes import CollateFn, Examples
-from indpriv.recording.norms.batches import LossFn, check_losses, precise_losses
+from indpriv.recording.norms.batches import Keywords, LossFn, call, check_losses, precise_losses
 from indpriv.recording.random_states import kept_random_state
 
 
@@ -72,7 +72,7 @@ class TrainingData:
         """Raise InputError if the final losses of the test set could not be taken."""
         try:
             inputs, targets = next(test.batches(2))
-            check_losses(self.loss_fn(model(inputs), targets), targets)
+            check_losses(self.loss_fn(call(model, inputs), targets), targets)
         except StopIteration as error:
             raise InputError(
                 "the test set is empty; pass test_set=None to record without one"
@@ -121,7 +121,7 @@ class TrainingData:
         losses, labels, correct = [], [], []
         with torch.no_grad(), kept_random_state():
             for inputs, targets in examples.batches(4096):
-                outputs = model(inputs)
+                outputs = call(model, inputs)
                 losses.append(precise_losses(self.loss_fn, outputs, targets).cpu().numpy())
                 labels.append(_labels(targets))
                 correct.append(_correct(outputs, targets))
@@ -158,6 +158,8 @@ def _joined(batches: list[Any], dtype: Any, n: int) -> Any:
 
 def _labels(targets: Any) -> Any:
     """(batch,) int64 class labels; None if the targets are none."""
+    if isinstance(targets, Keywords):
+        targets = targets.get("labels")
     if not isinstance(targets, Tensor) or targets.ndim != 1 or targets.is_complex():
         return None
     values = targets.cpu().numpy()
@@ -168,6 +170,8 @@ def _labels(targets: Any) -> Any:
 
 def _correct(outputs: Any, targets: Any) -> Any:
     """(batch,) bool; None if the task has no accuracy."""
+    if isinstance(targets, Keywords):
+        outputs, targets = getattr(outputs, "logits", outputs), targets.get("labels")
     if _labels(targets) is None or not isinstance(outputs, Tensor):
         return None
     if outputs.ndim == 2 and outputs.shape[1] > 1:

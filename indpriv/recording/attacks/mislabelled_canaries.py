@@ -19,7 +19,7 @@ from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import CANARIES
 from indpriv.recording.data_passes import Examples
-from indpriv.recording.norms.batches import precise_losses
+from indpriv.recording.norms.batches import call, precise_losses
 from indpriv.recording.opacus.run_attack import AttackedRun, AttackedStep
 from indpriv.recording.training_data import length
 
@@ -139,7 +139,7 @@ class MislabelledCanaries:
         """Minus the final loss of every canary."""
         examples = Examples(self._canaries, self._collate_fn, self._device)
         losses = [
-            precise_losses(self._loss_fn, model(inputs), targets)
+            precise_losses(self._loss_fn, call(model, inputs), targets)
             for inputs, targets in examples.batches(1024)
         ]
         return AttackScores(

@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 from indpriv.errors import InputError
 from indpriv.recording.checkpoints.weights import LoadFn
 from indpriv.recording.norms.batches import LossFn
+from indpriv.recording.norms.losses import with_targets
 from indpriv.recording.training_data import TrainingData, length
 
 _EXAMPLE = "my_package.training:spec or path/to/file.py:spec"
@@ -34,7 +35,7 @@ class AuditSpec:
             parameters frozen and in the same mode.
         dataset: the training set: map-style, of (inputs, targets), in the order used in training,
             without random augmentation.
-        loss_fn: `loss_fn(outputs, targets)` -> per-example losses (batch,).
+        loss_fn: per-example losses (batch,), see `Recorder`.
         test_set: test examples (inputs, targets); their losses are used by attacks and for the
             accuracy of groups.
         metadata: one row per training example, indexed by example id; its columns define groups.
@@ -100,7 +101,7 @@ class AuditSpec:
         """The data sets, and what is known of each example."""
         return TrainingData(
             self.dataset,
-            self.loss_fn,
+            with_targets(self.loss_fn),
             self.example_ids,
             self.unit,
             self.unit_ids,

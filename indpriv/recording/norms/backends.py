@@ -17,7 +17,7 @@ from opacus.grad_sample import (
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from indpriv.recording.norms.batches import Batch, LossFn, check_losses, map_tensors
+from indpriv.recording.norms.batches import Batch, LossFn, call, check_losses, map_tensors
 from indpriv.recording.norms.layer_choice import Choose
 from indpriv.recording.norms.layerwise import LayerwiseNorms
 from indpriv.recording.norms.shadow_model import EachTensor
@@ -68,7 +68,8 @@ def _opacus(
     def norms(batch: Batch) -> tuple[Tensor, Tensor]:
         with warnings.catch_warnings():  # of Opacus's own hooks on a first layer
             warnings.filterwarnings("ignore", "Full backward hook is firing")
-            losses = check_losses(loss_fn(wrapped(batch.inputs), batch.targets), batch.targets)
+            outputs = call(wrapped, batch.inputs)
+            losses = check_losses(loss_fn(outputs, batch.targets), batch.targets)
             losses.sum().backward()
         squares = torch.zeros(len(losses), dtype=torch.float64, device=losses.device)
         trained = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
@@ -87,8 +88,11 @@ def _functorch(shadow: nn.Module, loss_fn: LossFn, each: EachTensor) -> Backend:
 
     def loss_of_one(parameters: dict[str, Tensor], example: Any, target: Any) -> Tensor:
         inputs, targets = (map_tensors(x, lambda t: t.unsqueeze(0)) for x in (example, target))
-        losses = loss_fn(functional_call(shadow, (parameters, fixed), (inputs,)), targets)
-        return check_losses(losses, targets)[0]
+
+        def model(*args: Any, **kwargs: Any) -> Any:
+            return functional_call(shadow, (parameters, fixed), args, kwargs)
+
+        return check_losses(loss_fn(call(model, inputs), targets), targets)[0]
 
     compute = vmap(grad_and_value(loss_of_one), in_dims=(None, 0, 0), randomness="different")
 

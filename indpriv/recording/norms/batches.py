@@ -14,6 +14,22 @@ from indpriv.errors import InputError
 LossFn = Callable[[Any, Any], Tensor]
 
 
+class Keywords(dict[str, Any]):
+    """A batch that a model takes by keyword, as Hugging Face's do."""
+
+
+torch.utils._pytree.register_pytree_node(
+    Keywords,
+    lambda batch: (list(batch.values()), list(batch)),
+    lambda values, names: Keywords(zip(names, values, strict=True)),
+)
+
+
+def call(model: Callable[..., Any], inputs: Any) -> Any:
+    """The outputs of a model."""
+    return model(**inputs) if isinstance(inputs, Keywords) else model(inputs)
+
+
 @dataclass(frozen=True)
 class Batch:
     """Inputs and targets, each a tensor or nested containers of tensors with the batch first."""
@@ -55,7 +71,7 @@ def first_tensor(value: Any) -> Tensor:
             return leaf
     raise InputError(
         f"a batch of type {type(value).__name__} contains no tensor; "
-        "the data set must return (inputs, targets)"
+        "the data set must return (inputs, targets), or a dict"
     )
 
 
@@ -65,7 +81,8 @@ def check_losses(losses: Tensor, targets: Any) -> Tensor:
     if losses.ndim != 1 or len(losses) != expected:
         raise InputError(
             f"loss_fn returned shape {tuple(losses.shape)} for {expected} examples; it must "
-            'return one loss per example, e.g. nn.CrossEntropyLoss(reduction="none")'
+            'return one loss per example, e.g. nn.CrossEntropyLoss(reduction="none"), or '
+            "indpriv.recording.CausalLMLoss() of a language model's outputs"
         )
     return losses
 

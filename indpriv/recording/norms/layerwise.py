@@ -19,7 +19,7 @@ from torch.func import functional_call, vjp, vmap
 
 from indpriv.recording.norms import group_norms
 from indpriv.recording.norms.attention import observed_projections
-from indpriv.recording.norms.batches import Batch, LossFn, check_losses
+from indpriv.recording.norms.batches import Batch, LossFn, call, check_losses
 from indpriv.recording.norms.layer_choice import Choose
 from indpriv.recording.norms.layer_squares import CONVOLUTIONS, gradient_of, sum_squares
 from indpriv.recording.norms.layers import Key, Layer, layers_of
@@ -70,7 +70,7 @@ class LayerwiseNorms:
         self._of_parameter.clear()
         self._squares, self._size, self._recomputing = None, len(batch), False
         losses = check_losses(
-            self._loss_fn(self._shadow(batch.inputs), batch.targets), batch.targets
+            self._loss_fn(call(self._shadow, batch.inputs), batch.targets), batch.targets
         )
         self._squares = torch.zeros(self._size, dtype=torch.float64, device=losses.device)
         with torch.autocast(losses.device.type, enabled=False):

@@ -14,7 +14,7 @@ from indpriv.errors import InputError
 from indpriv.recording.norms.autograd_check import TINY
 from indpriv.recording.norms.autotune import UNFIT
 from indpriv.recording.norms.backends import training_backend
-from indpriv.recording.norms.batches import Batch, first_tensor, map_tensors
+from indpriv.recording.norms.batches import Batch, call, first_tensor, map_tensors
 from indpriv.recording.norms.shadow_model import ModelInTraining, make_shadow
 from indpriv.recording.norms.variant import Variant
 from indpriv.recording.random_states import kept_random_state
@@ -99,7 +99,7 @@ def _outputs(shadow: nn.Module, inputs: Any) -> list[Tensor]:
     """The tensors that a copy of the model returns in training, always with the same seed."""
     with kept_random_state(), torch.no_grad():
         torch.manual_seed(0)
-        leaves = tree_leaves(shadow(inputs))
+        leaves = tree_leaves(call(shadow, inputs))
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 

@@ -20,7 +20,8 @@ from opacus.grad_sample import AbstractGradSampleModule
 from torch import Tensor, nn
 
 from indpriv.errors import InputError
-from indpriv.recording.norms.batches import Batch, LossFn, check_losses
+from indpriv.recording.norms.batches import Batch, LossFn, call, check_losses
+from indpriv.recording.norms.losses import with_targets
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -68,7 +69,7 @@ class ModelInTraining:
 
     def __init__(self, model: nn.Module, loss_fn: LossFn) -> None:
         """Unwrap a model; InputError if no parameter is trainable."""
-        self.module, self.loss_fn = standard_module(model), loss_fn
+        self.module, self.loss_fn = standard_module(model), with_targets(loss_fn)
         trainable = [p for p in self.module.parameters() if p.requires_grad]
         if not trainable:
             raise InputError("the model has no trainable parameter; there is no gradient to record")
@@ -141,7 +142,9 @@ class ModelInTraining:
     def losses(self, shadow: nn.Module, batch: Batch) -> Tensor:
         """Checked losses (batch,) of a shadow model, in training's arithmetic."""
         with self.precision():
-            return check_losses(self.loss_fn(shadow(batch.inputs), batch.targets), batch.targets)
+            return check_losses(
+                self.loss_fn(call(shadow, batch.inputs), batch.targets), batch.targets
+            )
 
 
 def make_shadow(module: nn.Module) -> nn.Module:
