@@ -32,6 +32,7 @@ def compose_runs(
     *,
     by: str = "example_id",
     delta: float | None = None,
+    accountant: str = "rdp",
     conversion: str = "canonne2020",
     between_records: str = "last",
     tuning: Tuning | None = None,
@@ -44,6 +45,7 @@ def compose_runs(
         paths: run directories.
         by: "example_id", "unit_id", or a metadata column that names the owner of each row.
         delta: of the bound; default that of the runs.
+        accountant: see there.
         conversion: see there.
         between_records: see there.
         tuning: see there.
@@ -63,12 +65,15 @@ def compose_runs(
         logs,
         delta=delta,
         by="example_id" if by == "example_id" else "unit_id",
+        accountant=accountant,
         conversion=conversion,
         between_records=between_records,
         tuning=tuning,
         progress=lambda done, total: tell(COMPOSING, done, total),
     )
-    method = Method(delta=delta, conversion=conversion, between_records=between_records)
+    method = Method(
+        delta=delta, accountant=accountant, conversion=conversion, between_records=between_records
+    )
     alone = [table_for(log, method) for log in logs]
     status, reasons = _status(paths, alone, [recorded for _, recorded in opened])
     return Composition(

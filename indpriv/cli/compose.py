@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from indpriv.cli.audit import BetweenRecords, Conversion
+from indpriv.cli.audit import Accountant, BetweenRecords, Conversion
 from indpriv.cli.first_contact import checked_run
 from indpriv.cli.options import Json, check_folder, print_json, progress_bar
 from indpriv.errors import InputError
@@ -37,6 +37,7 @@ def compose(
         float | None,
         typer.Option(help="Delta of the bound over all runs.", show_default="that of the runs"),
     ] = None,
+    accountant: Accountant = "rdp",
     between_records: BetweenRecords = "last",
     conversion: Conversion = "canonne2020",
     tuning_mean: TuningMean = None,
@@ -76,6 +77,7 @@ def compose(
             runs,
             by=by,
             delta=delta,
+            accountant=accountant,
             conversion=conversion,
             between_records=between_records.replace("-", "_"),
             tuning=None if tuning_mean is None else Tuning(tuning_mean, tuning_shape),

@@ -12,6 +12,7 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.histogram.counts import Counts
 from indpriv.accountant.histogram.histogram import Histogram
 from indpriv.accountant.histogram.unit_cells import UnitCells
+from indpriv.accountant.method import Method
 from indpriv.accountant.units import Units
 from indpriv.norm_log.norm_log import NormLog
 
@@ -33,7 +34,7 @@ class RunPart:
 
     @classmethod
     def of(
-        cls, log: NormLog, units: Units, place: IntArray, between_records: str, most: int | None
+        cls, log: NormLog, units: Units, place: IntArray, method: Method, most: int | None
     ) -> RunPart:
         """most: rows of the run's largest unit; None if no unit of any run has several."""
         present = place[place >= 0]
@@ -43,9 +44,10 @@ class RunPart:
         if not np.array_equal(order, np.arange(log.n_examples)):
             log = log.take(order)
         if most is None:
-            cells: Histogram | UnitCells = Histogram.of(log, between_records)
+            between_nodes = "up" if method.accountant == "pld" else "share"
+            cells: Histogram | UnitCells = Histogram.of(log, method.between_records, between_nodes)
         else:
-            cells = UnitCells.of(log, between_records, most)
+            cells = UnitCells.of(log, method.between_records, most)
         first_row = np.append(0, np.cumsum(units.n_rows[present]))
         return cls(log, cells, first_row, np.append(0, np.cumsum(place >= 0)))
 

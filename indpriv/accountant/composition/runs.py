@@ -1,14 +1,14 @@
-"""Several runs on the same people: Rényi divergences add up over all steps of all runs. Sensitive.
+"""Several runs on the same people: what their steps cost adds up over all runs. Sensitive.
 
-Runs may choose their settings by looking at earlier ones (adaptive composition: Mironov 2017,
-arXiv:1702.07476v3, Proposition 1). Someone who was in one run only keeps the account of that run.
+Rényi divergences add up, and `joined_losses` composes loss distributions. Runs may choose their
+settings by looking at earlier ones (adaptive composition: Mironov 2017, arXiv:1702.07476v3,
+Proposition 1). Someone who was in one run only keeps the account of that run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import reduce
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv._progress import Progress
 from indpriv.accountant.blocks import in_order, threads
 from indpriv.accountant.claims import ESTIMATE, claim_of
+from indpriv.accountant.composition.joined_losses import JoinedLosses
 from indpriv.accountant.composition.joined_runs import (
     JoinedCells,
     JoinedCounts,
@@ -26,12 +27,15 @@ from indpriv.accountant.composition.joined_runs import (
     RunPart,
 )
 from indpriv.accountant.composition.tuning import Tuning, least_epsilon
+from indpriv.accountant.engine import Epsilons, joined
 from indpriv.accountant.histogram.counts import DenseCounts
 from indpriv.accountant.histogram.mechanisms import Mechanisms
 from indpriv.accountant.histogram.unit_cells import EqualRows, UnitCells
 from indpriv.accountant.method import Method
+from indpriv.accountant.pld.engine import bracketed
 from indpriv.accountant.prepared import account_of, block_size, check_poisson_pairs, checked
-from indpriv.accountant.rdp_orders import RdpAccountant, RdpEpsilons
+from indpriv.accountant.rdp_engine import rdp_bounds
+from indpriv.accountant.rdp_orders import RdpAccountant
 from indpriv.accountant.units import Units
 from indpriv.accountant.worst_case import clipped_steps
 from indpriv.epsilon_table import Account, EpsilonTable
@@ -47,18 +51,20 @@ def compose(
     *,
     delta: float,
     by: str = "example_id",
+    accountant: str = "rdp",
     conversion: str = "canonne2020",
     between_records: str = "last",
     tuning: Tuning | None = None,
     progress: Progress | None = None,
     workers: int | None = None,
 ) -> EpsilonTable:
-    """The epsilon of everyone who took part in several runs, by Rényi DP under add/remove.
+    """The epsilon of everyone who took part in several runs, under add/remove.
 
     Args:
         runs: their norm logs, two or more, of the same unit and neighbouring relation.
         delta: of the composed bound, in (0, 1).
         by: what identifies someone in all runs: "example_id", or "unit_id" for owners of rows.
+        accountant: "rdp", or "pld" (tight; for runs of single rows only).
         conversion: as in `account`.
         between_records: as in `account`.
         tuning: the law of the number of runs, if these runs were tried and only the best one is
@@ -69,12 +75,13 @@ def compose(
 
     Returns:
         the table, a row for each id in any run, in the order of first appearance. `account` has
-        the steps of all runs; details are best_order, order_at_boundary, n_runs (how many runs
-        someone was in) and unit_worst_case (the worst case of those runs; of as many rows).
+        the steps of all runs; details are those of the accountant, n_runs (how many runs someone
+        was in) and unit_worst_case (the worst case of those runs; of as many rows).
 
     Raises:
         InputError: fewer than two runs, or runs that differ in unit or relation; ids of different
-            types; several rows of one unit by example_id; no unit ids by unit_id.
+            types; several rows of one unit by example_id, or with accountant="pld"; no unit ids by
+            unit_id.
 
     >>> log = NormLog.from_arrays([[0.1, 2.0]], [0], total_steps=50, noise_multiplier=1.0,
     ...                           max_grad_norm=1.0, sample_rate=0.1)
@@ -83,7 +90,9 @@ def compose(
     (7.899, [2, 2])
     """
     _checks.check_choice("by", by, BY)
-    method = Method(delta=delta, conversion=conversion, between_records=between_records)
+    method = Method(
+        delta=delta, accountant=accountant, conversion=conversion, between_records=between_records
+    )
     return _composed(_checked(runs, by, method), by, method, tuning, progress, workers)
 
 
@@ -101,8 +110,13 @@ def _composed(
     n_rows = np.stack([_rows_of(units, place) for units, place in zip(groups, places, strict=True)])
     largest = n_rows.max(axis=1)
     whole = bool((largest == 1).all())
+    if method.accountant == "pld" and not whole:
+        raise InputError(
+            f'accountant="pld" composes runs of single rows, and one {logs[0].unit} has '
+            f'{largest.max()} rows in a run; pass accountant="rdp"'
+        )
     parts = [
-        RunPart.of(log, units, place, method.between_records, None if whole else int(most))
+        RunPart.of(log, units, place, method, None if whole else int(most))
         for log, units, place, most in zip(logs, groups, places, largest, strict=True)
     ]
     patterns, pattern = np.unique(np.column_stack([largest, n_rows]), axis=1, return_inverse=True)
@@ -117,15 +131,14 @@ def _composed(
     return EpsilonTable(
         example_ids=ids,
         epsilon=epsilon,
-        epsilon_lower=np.zeros(len(ids)),
+        epsilon_lower=np.minimum(found.epsilon_lower, epsilon),
         epsilon_upper=epsilon,
         worst_case_epsilon=most,
         claim=claim,
         claim_reason=reason,
         account=_account(logs, method, None if by == "example_id" else int(largest.max())),
         details={
-            "best_order": found.best_order,
-            "order_at_boundary": found.order_at_boundary,
+            **found.details,
             "n_runs": (n_rows > 0).sum(axis=0),
             "unit_worst_case": worst,
         },
@@ -189,29 +202,28 @@ def _epsilons(
     method: Method,
     progress: Progress | None,
     workers: int | None,
-) -> RdpEpsilons:
-    """Rényi bounds of everyone, before they are limited by a worst case."""
+) -> Epsilons:
+    """Bounds of everyone, before they are limited by a worst case."""
     slow = isinstance(parts[0].cells, UnitCells)
     accountant = RdpAccountant(JoinedUnitCells(parts) if slow else JoinedCells(parts), method)
     ends = np.cumsum([part.n_columns for part in parts]).tolist()
     columns = [slice(end - part.n_columns, end) for part, end in zip(parts, ends, strict=True)]
+    losses = JoinedLosses.of(parts, method) if method.accountant == "pld" else None
 
-    def work(start: int, stop: int) -> tuple[int, RdpEpsilons]:
+    def work(start: int, stop: int) -> tuple[int, Epsilons]:
         counted = [
             (*part.counts(start, stop), own) for part, own in zip(parts, columns, strict=True)
         ]
-        return stop, accountant.epsilons(JoinedCounts(stop - start, counted))
+        found = rdp_bounds(accountant.epsilons(JoinedCounts(stop - start, counted)))
+        return stop, found if losses is None else losses.epsilons(start, stop, found.epsilon)
 
+    width = max(ends[-1], 0 if losses is None else len(losses.mechanisms))
     found = []
-    for done, part in in_order(work, _ranges(n, block_size(8 * ends[-1])), threads(workers)):
+    for done, part in in_order(work, _ranges(n, block_size(8 * width)), threads(workers)):
         found.append(part)
         if progress is not None:
             progress(done, n)
-    return RdpEpsilons(
-        np.concatenate([part.epsilon for part in found]),
-        np.concatenate([part.best_order for part in found]),
-        np.concatenate([part.order_at_boundary for part in found]),
-    )
+    return joined(found)
 
 
 def _ranges(n: int, size: int) -> Iterator[tuple[int, int]]:
@@ -226,28 +238,23 @@ def _worst_cases(logs: Sequence[NormLog], patterns: IntArray, method: Method) ->
         for k in np.unique(rows[rows > 0]).tolist():
             cells.append((np.full(len(steps), k), mechanisms))
             counts.append((rows == k)[:, None] * steps)
-    value = DenseCounts(np.hstack(counts))
+    every, met = Mechanisms.concatenated([own for _, own in cells]), np.hstack(counts)
     if patterns.max() == 1:
-        joined = reduce(_side_by_side, (mechanisms for _, mechanisms in cells))
-        accountant = RdpAccountant(joined, method)
+        accountant = RdpAccountant(every, method)
     else:
         accountant = RdpAccountant(
             EqualRows.at_clipping_norm(
                 np.concatenate([rows for rows, _ in cells]),
-                np.concatenate([mechanisms.noise_multiplier for _, mechanisms in cells]),
-                np.concatenate([mechanisms.sample_rate for _, mechanisms in cells]),
+                every.noise_multiplier,
+                every.sample_rate,
             ),
             method,
         )
-    return accountant.epsilons(value).epsilon
-
-
-def _side_by_side(first: Mechanisms, second: Mechanisms) -> Mechanisms:
-    return Mechanisms(
-        np.append(first.relative_norms, second.relative_norms),
-        np.append(first.noise_multiplier, second.noise_multiplier),
-        np.append(first.sample_rate, second.sample_rate),
-    )
+    epsilon = accountant.epsilons(DenseCounts(met)).epsilon
+    if method.accountant == "pld":
+        clipped = every.participations(met)
+        epsilon = bracketed(clipped, clipped, method.delta, epsilon).epsilon
+    return epsilon
 
 
 def _best_published(

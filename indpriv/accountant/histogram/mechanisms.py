@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,12 @@ class Mechanisms:
 
     def __len__(self) -> int:
         return len(self.sample_rate)
+
+    @classmethod
+    def concatenated(cls, parts: Sequence[Mechanisms]) -> Mechanisms:
+        """The mechanisms of all parts."""
+        names = [field.name for field in fields(cls)]
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     def take(self, index: IntArray) -> Mechanisms:
         """Some of the mechanisms."""

@@ -54,7 +54,7 @@ class PldEngine:
         finest = _ORDERS_APART if method.tolerance > _FINE else 1
         rdp = RdpEngine.prepare(log, method, finest=finest)
         up, down = whole_histograms(log, method.between_records)
-        worst = _bracket(*worst_case_participations(log), method.delta, rdp.worst_case.epsilon)
+        worst = bracketed(*worst_case_participations(log), method.delta, rdp.worst_case.epsilon)
         return cls(method, rdp, up, down, worst)
 
     @property
@@ -72,12 +72,12 @@ class PldEngine:
         upper = self.upper.participations(block)
         lower = upper if self.histogram is self.upper else self.histogram.participations(block)
         bound, tolerance = self.rdp.block(block).epsilon, self.method.tolerance
-        found = _bracket(upper, lower, self.method.delta, bound, tolerance, self.advance)
+        found = bracketed(upper, lower, self.method.delta, bound, tolerance, self.advance)
         epsilon = np.minimum(found.epsilon, self.worst_case.epsilon)
         return Epsilons(epsilon, np.minimum(found.epsilon_lower, epsilon), found.details)
 
 
-def _bracket(
+def bracketed(
     upper: Participations,
     lower: Participations,
     delta: float,
@@ -85,7 +85,10 @@ def _bracket(
     tolerance: float = 0.0,
     advance: Advance = unheard,
 ) -> Epsilons:
-    """The upper end from steps rounded up, the lower end from steps rounded down."""
+    """The upper end from steps rounded up, the lower end from steps rounded down.
+
+    rdp: (n_examples,) upper bounds, which are never exceeded.
+    """
     bracket = partial(pld_epsilon, delta=delta, rdp_upper=rdp, tolerance=tolerance)
     if lower is upper:
         high = low = bracket(upper, advance=advance)
