@@ -123,6 +123,17 @@ class Account:
         several = (self.rows_per_unit or 1) > 1
         return "at the worst case of as many rows" if several else "at the worst case"
 
+    @property
+    def why_at_worst_case(self) -> str:
+        """What is known of examples or units whose epsilon is the worst case."""
+        if self.participation == "known":
+            return "took part the most, and were clipped in each of their steps"
+        pairs = self.sampler == "truncated_poisson" or self.neighbouring == "replace_one"
+        loose = self.sampler == "fixed_size" or (pairs and self.accountant == "pld")
+        if self.privacy_filter or loose:
+            return "no smaller bound is proven for them"
+        return "clipped in every step"
+
     def describe(self) -> str:
         """One line that is shown with every epsilon."""
         return f"delta {format_delta(self.delta)}, {self.relation}, {self.sampling}, {self.method}"
@@ -193,7 +204,7 @@ class EpsilonTable:
 
     @property
     def at_worst_case(self) -> NDArray[np.bool_]:
-        """(n_examples,) whether the example, or each row of the unit, was clipped in every step."""
+        """(n_examples,) whether epsilon is the worst case, of a unit that of as many rows."""
         worst = self.details.get("unit_worst_case", np.float64(self.worst_case_epsilon))
         return np.asarray(self.epsilon >= worst.astype(np.float64) * (1 - 1e-9))
 

@@ -95,6 +95,9 @@ def test_a_shuffled_run_has_a_supported_guarantee(tmp_path):
     assert "zero out one example, participation known" in summary.guarantee.statement
     assert summary.guarantee.membership.mu == pytest.approx(np.sqrt(2) / 2.0, rel=1e-6)
     assert summary.account.participation == "known"
+    page = (tmp_path / "audit" / "audit.md").read_text()
+    assert "took part the most" in page
+    assert "clipped in every step" not in page
     assert not any(check.status == "failed" for check in summary.notes.checks)
     secret = audit(tmp_path / "run", tmp_path / "secret", delta=1e-5, participation="secret")
     assert secret.guarantee.status == "unproven"

@@ -109,7 +109,7 @@ def _key_figures(summary: AuditSummary) -> doc.Table:
             (
                 f"{capitalised(account.plural)} {account.at_worst_case}",
                 format_share(individual.share_at_worst_case),
-                "clipped in every step",
+                account.why_at_worst_case,
             ),
         ],
         style="key",

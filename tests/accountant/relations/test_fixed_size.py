@@ -82,6 +82,7 @@ def test_everyone_has_the_worst_case_of_dp_accounting(sigma, steps):
     assert np.all(table.epsilon == table.worst_case_epsilon)
     assert table.claim == "exact"
     assert "Every example has the worst case" in table.claim_reason
+    assert "clipped" not in table.account.why_at_worst_case
     assert table.account.describe().startswith("delta 1e-5, replace one example, fixed-size")
 
 

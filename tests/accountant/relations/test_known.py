@@ -221,6 +221,7 @@ def test_the_claim_holds_for_every_sampler_that_looks_at_no_data(sampler, claim)
     entries = (np.arange(2), np.zeros(2, int), np.full(2, 0.25))
     table = account(log_of(entries, 1, 2, sampler=sampler), delta=DELTA, participation="known")
     assert (table.claim, table.account.sampler) == (claim, sampler)
+    assert "took part the most" in table.account.why_at_worst_case
 
 
 @pytest.mark.parametrize(
