@@ -6,7 +6,7 @@ from indpriv.recording.checkpoints.audit_spec import AuditSpec
 from indpriv.recording.checkpoints.replay import replay
 from indpriv.recording.checkpoints.run_settings import StepOptions
 from indpriv.recording.clipping.rules import AdaClip, LargestNormNoise, QuantileClipping
-from indpriv.recording.norms.losses import CausalLMLoss
+from indpriv.recording.losses import CausalLMLoss
 from indpriv.recording.norms.norm_pass import NormPass, per_example_gradient_norms
 from indpriv.recording.opacus.truncated import TruncatedPoissonSampler
 from indpriv.recording.recorder import Recorder

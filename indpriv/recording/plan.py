@@ -24,7 +24,7 @@ from indpriv.norm_log.recording_policy import DEFAULT_POLICY, RecordingPolicy
 from indpriv.norm_log.writer import LogHeader, fingerprint
 from indpriv.recording.clipping.filtered import Filter
 from indpriv.recording.clipping.individual import check_headroom
-from indpriv.recording.norms.losses import described_loss
+from indpriv.recording.losses import described_loss
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.norms.shadow_model import described_parameters
 from indpriv.recording.opacus.ranks import Ranks, check_together

@@ -27,8 +27,8 @@ from indpriv.norm_log.writer import LogHeader
 from indpriv.recording.clipping.filtered import Filter
 from indpriv.recording.data_passes import Examples, SharedPass
 from indpriv.recording.environment import environment_of
+from indpriv.recording.losses import with_targets
 from indpriv.recording.norms.batches import LossFn
-from indpriv.recording.norms.losses import with_targets
 from indpriv.recording.norms.model_checks import check_memory
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.opacus.ranks import Ranks

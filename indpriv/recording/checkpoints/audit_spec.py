@@ -19,8 +19,8 @@ from torch.utils.data import Dataset
 
 from indpriv.errors import InputError
 from indpriv.recording.checkpoints.weights import LoadFn
+from indpriv.recording.losses import with_targets
 from indpriv.recording.norms.batches import LossFn
-from indpriv.recording.norms.losses import with_targets
 from indpriv.recording.training_data import TrainingData, length
 
 _EXAMPLE = "my_package.training:spec or path/to/file.py:spec"

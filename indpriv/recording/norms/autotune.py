@@ -6,7 +6,7 @@ A choice changes the cost of norms, never the norms: every variant is compared w
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from indpriv.errors import InputError
 from indpriv.recording.norms.autograd_check import N_CHECKED, AutogradCheck
 from indpriv.recording.norms.backends import BACKENDS, KEEP_GRADIENTS
 from indpriv.recording.norms.batches import Batch
+from indpriv.recording.norms.hindrance import hindrance
 from indpriv.recording.norms.layer_choice import Fastest, fewest_multiplications
 from indpriv.recording.norms.memory import largest_that_fits, saved_bytes
 from indpriv.recording.norms.shadow_model import ModelInTraining
@@ -56,9 +57,20 @@ def choose_variant(
             if name == "layerwise" or not tune:
                 break
     if not fitting:
-        listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-        raise InputError(f"no backend can compute this model's per-example norms ({listed})")
+        raise InputError(_why_none_fits(model, check, reasons))
     return min(fitting, key=lambda variant: variant.seconds), next(iter(reasons.values()))
+
+
+def _why_none_fits(model: ModelInTraining, check: AutogradCheck, reasons: Mapping[str, str]) -> str:
+    """What the backend asked for says; of several, which layer stands in the way, or the last one.
+
+    The last one fits almost every model.
+    """
+    name, reason = list(reasons.items())[-1]
+    return (hindrance(model.module, check.few) if len(reasons) > 1 else "") or (
+        f"per-example norms of this model cannot be computed: {reason} (backend {name}); freeze "
+        "the layers that it names (requires_grad_(False)), or replace them"
+    )
 
 
 def _try(

@@ -37,6 +37,7 @@ class Layer:
             name: (id(p), 0) for name, p in module.named_parameters() if id(p) in trainable
         }
         self._batch_dimensions = {0, 1} if isinstance(module, _ANY_LEADING) else {0}
+        self._shared_rows = False
         self._features = {nn.Linear: 1, nn.Embedding: 0}.get(type(module), self._trained[0].ndim)
 
     def check_batch(self, size: int, *values: Tensor) -> None:
@@ -62,6 +63,18 @@ class Layer:
             raise self._no_batch()
         self._batch_dimensions = possible
         return min(possible)
+
+    def looks_up_for_all(self, inputs: Tensor, size: int) -> bool:
+        """Whether an Embedding looks up the same rows for all examples: positions (1, length).
+
+        Once found, this holds for all calls, also where the length happens to be the batch size.
+        """
+        if type(self.module) is not nn.Embedding or inputs.ndim > 2:
+            return False
+        one_row = inputs.ndim == 1 or (inputs.shape[0] == 1 and size > 1)
+        if one_row and size not in inputs.shape:
+            self._shared_rows, self._batch_dimensions = True, {0}
+        return one_row and self._shared_rows
 
     def key_of_block(self, block: Tensor) -> Key | None:
         """The trainable parameter that a block of rows belongs to, or None if it is frozen."""

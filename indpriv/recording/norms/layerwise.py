@@ -96,6 +96,9 @@ class LayerwiseNorms:
             return output
         if not isinstance(output, Tensor) or not args or not isinstance(args[0], Tensor):
             raise NotImplementedError(f"{type(module).__name__} does not map a tensor to a tensor")
+        if layer.looks_up_for_all(args[0], self._size):  # each example gets a copy of its own
+            args = (args[0].expand(self._size, *args[0].shape[-1:]), *args[1:])
+            output = output.expand(self._size, *output.shape[-2:]).contiguous()
         inputs = tuple(value.detach() if isinstance(value, Tensor) else value for value in args)
         if layer.known:
             return self._on_gradient(

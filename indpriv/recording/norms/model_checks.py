@@ -15,6 +15,7 @@ from indpriv.recording.norms.autograd_check import TINY
 from indpriv.recording.norms.autotune import UNFIT
 from indpriv.recording.norms.backends import training_backend
 from indpriv.recording.norms.batches import Batch, call, first_tensor, map_tensors
+from indpriv.recording.norms.hindrance import hindrance, named, shared_positions
 from indpriv.recording.norms.shadow_model import ModelInTraining, make_shadow
 from indpriv.recording.norms.variant import Variant
 from indpriv.recording.random_states import kept_random_state
@@ -33,11 +34,11 @@ def validate_module(module: nn.Module) -> None:
                 "no epsilon is valid; store real and imaginary part as a real parameter "
                 "(torch.view_as_complex makes it complex in the forward pass)"
             )
-    if errors := _opacus_errors(module):
+    if replaceable := _replaceable(module):
         raise InputError(
-            "per-example gradients of this model do not exist or are not private: "
-            + "; ".join(error.strip() for error in errors)
-            + " (opacus.validators.ModuleValidator.fix(model) replaces such layers before training)"
+            f"{', '.join(replaceable)}: Opacus takes no per-example gradients of such layers, "
+            "which mix examples or hide their parts; replace them before the optimizer is made: "
+            "model = opacus.validators.ModuleValidator.fix(model)"
         )
     for part in module.modules():
         if isinstance(part, nn.Embedding) and (
@@ -49,20 +50,17 @@ def validate_module(module: nn.Module) -> None:
             )
 
 
-def _opacus_errors(module: nn.Module) -> list[str]:
-    """What Opacus's validator finds, except nn.MultiheadAttention, whose norms exist."""
-    modes = [(part, part.training) for part in module.modules()]
-    errors = ModuleValidator.validate(module.train(), strict=False)
-    for part, training in modes:
-        part.training = training
-    attention = ModuleValidator.VALIDATORS[nn.MultiheadAttention]
-    accepted = {
-        str(error)
-        for part in module.modules()
-        if type(part) is nn.MultiheadAttention
-        for error in attention(part)
-    }
-    return [str(error) for error in errors if str(error) not in accepted]
+def _replaceable(module: nn.Module) -> list[str]:
+    """Layers that Opacus's validator refuses, except nn.MultiheadAttention, whose norms exist."""
+    checks = ModuleValidator.VALIDATORS
+    return [
+        named(name, part)
+        for name, part in module.named_modules()
+        if type(part) in checks
+        and type(part) is not nn.MultiheadAttention
+        and any(p.requires_grad for p in part.parameters())
+        and checks[type(part)](part)
+    ]
 
 
 def check_memory(module: nn.Module, inputs: Any) -> None:
@@ -127,14 +125,17 @@ def check_opacus_norms(
     Compares the norms of a few examples with `ours`, which agree with autograd.
     """
     _check_padding(wrapped, model.module)
+    if shared := shared_positions(wrapped, batch):
+        raise InputError(shared)
     shadow = model.shadow()
     try:
         backend = training_backend(wrapped, shadow, model.loss_fn)
         theirs = Variant(model, "Opacus", ((shadow, backend),)).updated_norms(batch)
     except UNFIT as error:
         raise InputError(
-            "Opacus cannot compute per-example gradients of this model as it is wrapped "
-            f'({type(error).__name__}: {error}); train with grad_sample_mode="functorch"'
+            hindrance(wrapped, batch)
+            or "Opacus cannot compute per-example gradients of this model as it is wrapped "
+            f"({type(error).__name__}: {error}); {_another_mode(wrapped)}"
         ) from error
     wrong = theirs < ours * (1 - tolerance) - TINY
     if not isinstance(wrapped, GradSampleModuleFastGradientClipping):
@@ -143,10 +144,17 @@ def check_opacus_norms(
     if bool(wrong.any()):
         i = int(wrong.int().argmax())
         raise InputError(
-            "Opacus computes other per-example gradients of this model than autograd: in training "
-            f"example {i} would have norm {float(theirs[i]):.6g}, by autograd it has "
-            f'{float(ours[i]):.6g}; train with grad_sample_mode="functorch"'
+            hindrance(wrapped, batch)
+            or "Opacus computes other per-example gradients of this model than autograd: in "
+            f"training example {i} would have norm {float(theirs[i]):.6g}, by autograd it has "
+            f"{float(ours[i]):.6g}; {_another_mode(wrapped)}"
         )
+
+
+def _another_mode(wrapped: AbstractGradSampleModule) -> str:
+    if getattr(wrapped, "force_functorch", False):
+        return "freeze the layers that Opacus does not support (requires_grad_(False))"
+    return 'train with grad_sample_mode="functorch"'
 
 
 def _check_padding(wrapped: AbstractGradSampleModule, module: nn.Module) -> None:

@@ -20,8 +20,8 @@ from opacus.grad_sample import AbstractGradSampleModule
 from torch import Tensor, nn
 
 from indpriv.errors import InputError
+from indpriv.recording.losses import with_targets
 from indpriv.recording.norms.batches import Batch, LossFn, call, check_losses
-from indpriv.recording.norms.losses import with_targets
 
 HALF = (torch.float16, torch.bfloat16)
 

@@ -358,3 +358,27 @@ def test_a_layer_over_a_folded_batch_is_left_to_others():
     np.testing.assert_allclose(norms.numpy(), reference(model, inputs), rtol=2e-4)
     with pytest.raises(InputError, match="is not the batch"):
         per_example_gradient_norms(model, loss_fn, inputs, torch.arange(SIZE), backend="layerwise")
+
+
+class Positions(nn.Module):
+    """Learned positions that all examples share, and a head tied to the tokens, as in GPT-2."""
+
+    def __init__(self, add_row):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(7, 4), nn.Embedding(12, 4)
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.tokens.weight
+        self.add_row = add_row
+
+    def forward(self, inputs):
+        positions = torch.arange(inputs.shape[1])
+        positions = positions[None] if self.add_row else positions
+        values = torch.tanh(self.tokens(inputs) + self.positions(positions))
+        return self.head(values.cumsum(1)).flatten(1)
+
+
+@pytest.mark.parametrize("add_row", [False, True])
+@pytest.mark.parametrize("length", [1, 3, SIZE - 1, SIZE, SIZE + 1, SIZE + 2, 11])
+def test_positions_that_all_examples_share_are_looked_up_for_each(length, add_row):
+    torch.manual_seed(length)
+    check(Positions(add_row), torch.randint(0, 7, (SIZE, length)))

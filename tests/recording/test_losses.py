@@ -10,8 +10,8 @@ from torch.utils.data import Dataset
 from indpriv import InputError
 from indpriv.norm_log.norm_log import open_run
 from indpriv.recording import CausalLMLoss, NormPass, Recorder
+from indpriv.recording.losses import described_loss, with_targets
 from indpriv.recording.norms.batches import Keywords
-from indpriv.recording.norms.losses import described_loss, with_targets
 from runs import make_run
 
 VOCABULARY = 7

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from indpriv._checks import check_choice
 from indpriv.errors import InputError
-from indpriv.recording.norms.batches import LossFn
 
 
 @dataclass
@@ -64,7 +63,7 @@ class CausalLMLoss:
         return losses / (labels[:, 1:] != self.ignore_index).sum(1).clamp(min=1)
 
 
-def with_targets(loss_fn: Callable[..., Tensor]) -> LossFn:
+def with_targets(loss_fn: Callable[..., Tensor]) -> Callable[[Any, Any], Tensor]:
     """The loss as a function of (outputs, targets), also where it takes outputs alone."""
     try:
         inspect.signature(loss_fn).bind(None, None)

@@ -1,0 +1,143 @@
+"""Which layer keeps examples from having gradients of their own, why, and what to change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from opacus.grad_sample import GradSampleModuleFastGradientClipping
+from torch import Tensor, nn
+
+from indpriv.recording.norms.batches import Batch, call
+from indpriv.recording.norms.shadow_model import make_shadow, standard_module
+from indpriv.recording.random_states import kept_random_state
+
+
+def named(name: str, part: nn.Module) -> str:
+    """A layer as messages call it: its class, and its name in the model."""
+    return f"{type(part).__name__} {name!r}" if name else type(part).__name__
+
+
+def hindrance(model: nn.Module, batch: Batch) -> str:
+    """Which layer keeps Opacus from per-example gradients, why, and what to change; "" if unknown.
+
+    Args:
+        model: as it is trained, wrapped by Opacus or not.
+        batch: a few examples.
+    """
+    seen = _Seen(standard_module(model), batch)
+    if bags := seen.trained(lambda name, part: isinstance(part, nn.EmbeddingBag)):
+        return (
+            f"Opacus takes no per-example gradients of {bags[0]}, whose texts lie one after "
+            "another; use nn.Embedding and the mean over positions, embedding(tokens).mean(1)"
+        )
+    if shared := shared_positions(model, batch):
+        return shared
+    if changed := seen.changed():
+        in_place = [named(*each) for each in seen.parts if getattr(each[1], "inplace", False)]
+        if in_place:
+            return (
+                f"{in_place[0]} changes the output of {changed[0]} in place, which Opacus's hooks "
+                "cannot follow; switch it over: for part in model.modules(): "
+                'if hasattr(part, "inplace"): part.inplace = False'
+            )
+        return (
+            f"the output of {changed[0]} is changed in place, which Opacus's hooks cannot follow; "
+            "in the model's forward, write out = out + x for out += x"
+        )
+    if hidden := seen.trained(lambda name, part: seen.calls[name] == 0 or name in seen.keywords):
+        return (
+            f"{hidden[0]} has trained parameters that the model uses otherwise than by calling it "
+            "on tensors, so Opacus sees no gradient of single examples; use another kind of "
+            "adapter (plain LoRA instead of DoRA, IA3 or prompts), or freeze it"
+        )
+    tied = seen.trained(lambda name, part: seen.calls[name] > 1 or seen.is_tied(part))
+    if tied and isinstance(model, GradSampleModuleFastGradientClipping):
+        return (
+            f"{' and '.join(tied)}: a parameter is used several times, whose gradients ghost "
+            'clipping cannot add up; train with grad_sample_mode="hooks", or untie it (Hugging '
+            "Face: tie_word_embeddings=False)"
+        )
+    return ""
+
+
+def shared_positions(model: nn.Module, batch: Batch) -> str:
+    """The trained Embedding that looks up the same rows for all examples, and what to change.
+
+    Opacus then takes each position for an example, also where no error says so.
+    """
+    sizes = batch, batch.repeated(len(batch) + 1)  # a length may be one batch size by chance
+    for seen in (_Seen(standard_module(model), each) for each in sizes):
+        if shared := [named(*each) for each in seen.parts if each[0] in seen.shared]:
+            return (
+                f"{shared[0]} looks up the same positions for all examples, so that none has a "
+                "gradient of its own; give each batch ids of shape (batch, length) by keyword, "
+                "e.g. position_ids=torch.arange(length).repeat(batch, 1), and for BERT "
+                "token_type_ids, or freeze the layer"
+            )
+    return ""
+
+
+class _Seen:
+    """What the layers of a model do in one forward pass.
+
+    Attributes:
+        parts: all of them, by name.
+        calls: the number of calls of each.
+        keywords: names of those that are given tensors or layers by keyword.
+        shared: names of trained Embeddings whose input has no dimension for the batch.
+    """
+
+    def __init__(self, module: nn.Module, batch: Batch) -> None:
+        self.parts = list(module.named_modules())
+        self.calls: Counter[str] = Counter()
+        self.keywords: set[str] = set()
+        self.shared: set[str] = set()
+        self._outputs: list[tuple[str, Tensor, int]] = []
+        self._uses = Counter(id(p) for _, part in self.parts for p in _own(part))
+        shadow = make_shadow(module)
+        for name, part in shadow.named_modules():
+            part.register_forward_hook(partial(self._after, name, len(batch)), with_kwargs=True)
+        with kept_random_state(), torch.no_grad():
+            call(shadow, batch.inputs)
+
+    def _after(
+        self,
+        name: str,
+        size: int,
+        part: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        output: Any,
+    ) -> None:
+        self.calls[name] += 1
+        if kwargs and not all(
+            value is None or isinstance(value, bool) for value in kwargs.values()
+        ):
+            self.keywords.add(name)
+        if isinstance(output, Tensor):
+            self._outputs.append((name, output, output._version))
+        if isinstance(part, nn.Embedding) and _own(part) and args and size not in args[0].shape[:2]:
+            self.shared.add(name)
+
+    def trained(self, which: Callable[[str, nn.Module], bool]) -> list[str]:
+        """Those among the layers with trained parameters of their own, each as it is named."""
+        return [named(*each) for each in self.parts if _own(each[1]) and which(*each)]
+
+    def changed(self) -> list[str]:
+        """Layers whose output was changed in place after they returned it."""
+        names = dict(self.parts)
+        return [
+            named(n, names[n]) for n, output, before in self._outputs if output._version != before
+        ]
+
+    def is_tied(self, part: nn.Module) -> bool:
+        """Whether another layer has a parameter of this one."""
+        return any(self._uses[id(p)] > 1 for p in _own(part))
+
+
+def _own(part: nn.Module) -> list[nn.Parameter]:
+    return [p for p in part.parameters(recurse=False) if p.requires_grad]
