@@ -186,6 +186,19 @@ class MixtureLoss:
         order = np.argsort(loss, kind="stable")
         return cls(loss[order], mass[order], missed, laws[0].direction)
 
+    def symmetric(self) -> MixtureLoss:
+        """The law whose delta is this one's at epsilons of at least 0, whichever way it is taken.
+
+        So it has this law's losses above 0 and, with the laws exchanged, their opposites. The rest
+        of its mass is at 0.
+        """
+        loss, mass = (values[self.loss > 0] for values in (self.loss, self.mass))
+        opposite = mass * np.exp(loss)
+        rest = max(0.0, 1.0 - float(mass.sum() + opposite.sum()))
+        points = np.concatenate([-loss[::-1], [0.0], loss])
+        masses = np.concatenate([opposite[::-1], [rest], mass])
+        return MixtureLoss(points, masses, self.missed, "remove")
+
     def transforms(self, tilts: FloatArray) -> FloatArray:
         """(n_tilts,) log E exp(tilt loss), with the sign and the law of the direction."""
         power = tilts + 1 if self.direction == "remove" else -tilts

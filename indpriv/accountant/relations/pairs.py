@@ -16,6 +16,12 @@ convexity mixtures cost at most the most expensive pair, and exp((order - 1) * d
 most the mean over both cases, as if K >= B were revealed.
 
 **Fixed-size batches** without replacement are the second case alone, with q' = m / n.
+
+**Loss distributions** of the second case, if x is zeroed or replaced, need no pair. The laws (1 -
+q') N(0) + q' N(g) and (1 - q') N(0) + q' N(h) have |g|, |h|, |g - h| <= 2, so for c >= 1 their
+hockey-stick divergence is at most q' times the largest one of N(g) from N(0) or N(h), at 1 + (c -
+1) / q' (Balle, Barthe and Gaboardi 2018, arXiv:1807.01647v2, Theorem 2). That is the divergence of
+(1 - q') N(0) + q' N(2) from N(0). It holds in both directions, and `MixtureLoss.symmetric` has it.
 """
 
 from __future__ import annotations
@@ -108,7 +114,6 @@ def tight_worst_case(log: NormLog, method: Method, limit: float) -> float:
     if len(counts) > _MOST_SETTINGS:
         return limit
     one, tail = 1 / mechanisms.noise_multiplier, tail_of(counts, method.delta)
-    base = {"add_remove": 0.0, "zero_out": 0.0, "replace_one": 1.0}
     relation = method.relation_of(log.neighbouring)
     cases = cases_of(log, mechanisms.sample_rate)
 
@@ -118,20 +123,16 @@ def tight_worst_case(log: NormLog, method: Method, limit: float) -> float:
             weight = float(np.exp(case.log_probability[index]))
             if weight == 0:
                 continue
-            further = 0.0 if relation == "add_remove" else float(case.displaces)
-            lengths = 1.0 + case.displaces, base[relation] + further
-            own, other = lengths[::-1] if swapped else lengths
+            both_ways = case.displaces and relation != "add_remove"
+            lengths = 1.0 + case.displaces, float(relation == "replace_one" and not both_ways)
+            own, other = lengths[::-1] if swapped and not both_ways else lengths
             shift, rate = one[index], float(case.sample_rate[index])
-            found = MixtureLoss.of(
-                _two_points(own * shift, rate),
-                tail,
-                "remove",
-                _two_points(-other * shift, rate),
-            )
+            against = _two_points(-other * shift, rate)
+            found = MixtureLoss.of(_two_points(own * shift, rate), tail, "remove", against)
             if found is None:
                 return None
             weights.append(weight)
-            laws.append(found)
+            laws.append(found.symmetric() if both_ways and rate < 1 else found)
         return MixtureLoss.mixed(weights, laws)
 
     directions = ([law(k, swapped) for k in range(len(counts))] for swapped in (False, True))
