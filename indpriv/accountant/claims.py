@@ -73,7 +73,7 @@ def claim_if_known(log: NormLog) -> tuple[str, str]:
     doubts.extend(log.known_caveats)
     known = 0 if log.batch_norms is None else len(log.batch_norms.steps)
     if known == log.total_steps:
-        covered = "the norms of every batch were recorded"
+        covered = "the norms of every batch were recorded as it was trained on, dropout included"
     elif known:
         covered = (
             f"the norms of {known:,} of {log.total_steps:,} batches were recorded, and every "

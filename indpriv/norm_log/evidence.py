@@ -301,7 +301,8 @@ NORM_PASS = Assumption(
     "about them is in doubt.",
     failure="The forward pass is random (dropout), or another caveat is named: the norms are of "
     "another draw than training's.",
-    advice="Turn dropout off, or accept an estimate.",
+    advice="Record batch norms, which are of training's own draw, and account for them with known "
+    "participation: exact at no cost. Or turn dropout off, or accept an estimate.",
 )
 NORM_PRECISION = Assumption(
     "norm_precision",

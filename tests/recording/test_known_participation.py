@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
 
 import indpriv
@@ -14,9 +15,9 @@ from indpriv.audit import audit
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.validation import Truncation
 from indpriv.norm_log.verify import verify
-from indpriv.recording import TruncatedPoissonSampler
+from indpriv.recording import Recorder, TruncatedPoissonSampler
 from indpriv.recording.opacus.tally import Tally
-from runs import blobs, make_run, record
+from runs import PER_EXAMPLE, blobs, make_run, record
 
 
 class LikeTruncated(TruncatedPoissonSampler):
@@ -179,3 +180,31 @@ def test_individual_epsilon_is_exact_without_a_pass_over_the_data(tmp_path):
     truth = [oracles.gaussian_epsilon(value, 1e-5) for value in mu]
     np.testing.assert_allclose(table.epsilon, truth, atol=0.06)  # each norm is rounded by itself
     assert np.all(table.epsilon <= table.worst_case_epsilon)
+
+
+def test_dropout_is_exact_from_the_norms_of_training_itself(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    run = make_run(blobs(), model)
+    recorder = Recorder(
+        tmp_path / "run",
+        dataset=run.dataset,
+        loss_fn=PER_EXAMPLE,
+        every="once",
+        batch_norms=True,
+        rounding=0,
+    )
+    norms = []
+    with recorder.attach(run.model, run.optimizer, run.loader):
+        for inputs, targets in run.loader:
+            run.optimizer.zero_grad()
+            run.criterion(run.model(inputs), targets).backward()
+            squares = [p.grad_sample.flatten(1).square().sum(1) for p in run.model.parameters()]
+            norms.extend(sum(squares).sqrt().tolist())
+            run.optimizer.step()
+    log = open_run(tmp_path / "run").log
+    known = indpriv.account(log, delta=1e-3, participation="known")
+    assert (known.claim, indpriv.account(log, delta=1e-3).claim) == ("exact", "estimate")
+    assert "dropout included" in known.claim_reason
+    recorded = log.batch_norms.read(0, 120)
+    np.testing.assert_allclose(sorted(recorded.norm), sorted(norms), rtol=1e-4)

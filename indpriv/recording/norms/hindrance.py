@@ -48,6 +48,12 @@ def hindrance(model: nn.Module, batch: Batch) -> str:
             f"the output of {changed[0]} is changed in place, which Opacus's hooks cannot follow; "
             "in the model's forward, write out = out + x for out += x"
         )
+    if turned := [named(*each) for each in seen.parts if each[0] in seen.turned]:
+        return (
+            f"the model gives {turned[0]} images that are not stored row by row, of which Opacus "
+            "takes wrong gradients; call .contiguous() on them in the model's forward, or train "
+            'with grad_sample_mode="functorch"'
+        )
     if hidden := seen.trained(lambda name, part: seen.calls[name] == 0 or name in seen.keywords):
         return (
             f"{hidden[0]} has trained parameters that the model uses otherwise than by calling it "
@@ -89,6 +95,7 @@ class _Seen:
         calls: the number of calls of each.
         keywords: names of those that are given tensors or layers by keyword.
         shared: names of trained Embeddings whose input has no dimension for the batch.
+        turned: names of trained convolutions of images in another order than Opacus assumes.
     """
 
     def __init__(self, module: nn.Module, batch: Batch) -> None:
@@ -96,6 +103,7 @@ class _Seen:
         self.calls: Counter[str] = Counter()
         self.keywords: set[str] = set()
         self.shared: set[str] = set()
+        self.turned: set[str] = set()
         self._outputs: list[tuple[str, Tensor, int]] = []
         self._uses = Counter(id(p) for _, part in self.parts for p in _own(part))
         shadow = make_shadow(module)
@@ -122,6 +130,8 @@ class _Seen:
             self._outputs.append((name, output, output._version))
         if isinstance(part, nn.Embedding) and _own(part) and args and size not in args[0].shape[:2]:
             self.shared.add(name)
+        if type(part) is nn.Conv2d and _own(part) and not args[0].is_contiguous():
+            self.turned.add(name)
 
     def trained(self, which: Callable[[str, nn.Module], bool]) -> list[str]:
         """Those among the layers with trained parameters of their own, each as it is named."""

@@ -22,7 +22,7 @@ from indpriv.recording.random_states import kept_random_state
 
 _RANDOM = (
     "the model's forward pass is random (dropout?), so the recorded norms belong to another random "
-    "draw than training's"
+    "draw than training's; batch norms and known participation make an exact account"
 )
 
 
