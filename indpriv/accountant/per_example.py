@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from indpriv._progress import Progress
+from indpriv.accountant.blocks import Workers, one_blas_thread, workers_of
 from indpriv.accountant.claims import ESTIMATE, claim_of
 from indpriv.accountant.engine import joined
 from indpriv.accountant.engines import ENGINES
@@ -37,6 +38,7 @@ def account(
     neighbouring: str | None = None,
     tolerance: float = 1e-4,
     progress: Progress | None = None,
+    engine: str = "local",
     workers: int | None = None,
 ) -> EpsilonTable:
     """The epsilon of every example along the trajectory that the log recorded.
@@ -46,17 +48,16 @@ def account(
         delta: of the bound, in (0, 1); choose it well below 1 / n_examples.
         accountant: "rdp" (an upper bound) or "pld" (tight; in some relations only the worst case).
         conversion: RDP to (epsilon, delta): "canonne2020" (tighter) or "mironov2017" (the paper's).
-        between_records: the norm of a step without a record: the "last" one, the "closest" in time
-            (the larger of two) or "worst_case", max_grad_norm, as before the first record.
+        between_records: norms between records: "last", "closest" (larger of two) or "worst_case".
         orders: Rényi orders; by default a grid from 1.0001 to 10^5, refined for each example.
         preset: "yu2023", the paper's: nearest rounding to 0.01, 2017 conversion, last norm.
         participation: "secret" if an attacker does not know who took part in which step; "known"
             accounts for the norms of batches, with any sampler, and claims no amplification.
-        neighbouring: "add_remove" an example, "zero_out" what it contributes, or "replace_one".
-            Default: the log's, and "zero_out" for "add_remove" with known participation.
+        neighbouring: "add_remove", "zero_out" or "replace_one"; default the log's, or "zero_out".
         tolerance: relative width in (0, 0.1] of brackets by "pld", whose upper end is reported.
         progress: called with (examples done, all examples), by any thread, one at a time.
-        workers: threads, by default one for each core; they do not change the result.
+        engine: "local" threads, or "ray": tasks on a cluster, which read the log themselves.
+        workers: how many at once, by default one for each core; they do not change the result.
 
     Returns:
         the table, a row per example or unit; see `indpriv.EpsilonTable` for what rounding adds.
@@ -83,11 +84,12 @@ def account(
         neighbouring=neighbouring,
         tolerance=tolerance,
     )
-    return table_for(log, method, progress=progress, workers=workers)
+    return table_for(log, method, progress=progress, workers=workers_of(engine, workers))
 
 
+@one_blas_thread
 def table_for(
-    log: NormLog, method: Method, *, progress: Progress | None = None, workers: int | None = None
+    log: NormLog, method: Method, *, progress: Progress | None = None, workers: Workers = None
 ) -> EpsilonTable:
     """The account of a log, by example or by unit; as `indpriv.account`."""
     if method.participation == "known":
@@ -133,7 +135,7 @@ def _as_pairs(log: NormLog, method: Method) -> NormLog:
 
 
 def table_of(
-    log: NormLog, method: Method, *, progress: Progress | None = None, workers: int | None = None
+    log: NormLog, method: Method, *, progress: Progress | None = None, workers: Workers = None
 ) -> EpsilonTable:
     """The account of single rows: norm log -> histogram -> divergences -> epsilon."""
     log = checked(log, method)
@@ -155,7 +157,7 @@ def table_of(
 
 
 def _of_units(
-    log: NormLog, units: Units, method: Method, progress: Progress | None, workers: int | None
+    log: NormLog, units: Units, method: Method, progress: Progress | None, workers: Workers
 ) -> EpsilonTable:
     """The account of units, some of several rows; those of one row are examples like any other."""
     if uses_pairs(log, method):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from indpriv import _checks
 from indpriv._arrays import FloatArray
 from indpriv._progress import Progress, advancing
-from indpriv.accountant.blocks import in_blocks
+from indpriv.accountant.blocks import Workers, in_blocks
 from indpriv.accountant.claims import uses_batch_norms
 from indpriv.accountant.engine import Engine, Epsilons, Watched
 from indpriv.accountant.method import Method
@@ -32,7 +33,7 @@ def epsilon_blocks(
     *,
     start: int = 0,
     stop: int | None = None,
-    workers: int | None = None,
+    workers: Workers = None,
     progress: Progress | None = None,
 ) -> Iterator[Epsilons]:
     """Yield the epsilons of consecutive blocks of the examples at positions start to stop.
@@ -44,11 +45,17 @@ def epsilon_blocks(
         engine: prepared for this log.
         start: position of the first example.
         stop: position after the last one; by default all examples.
-        workers: threads, by default one for each core.
+        workers: threads, by default one for each core, or a pool.
         progress: called with (examples done, all examples), from any of the threads.
     """
-    worst = engine.worst_case
     report = advancing(log.n_examples, progress)
+    size = block_size(engine.bytes_per_example)
+    in_range = partial(in_blocks, log, size=size, start=start, stop=stop, workers=workers)
+    if not (workers is None or isinstance(workers, int)):  # progress is not heard from elsewhere
+        for found in in_range(partial(_epsilons, engine)):
+            report(len(found.epsilon))
+            yield found
+        return
 
     def work(block: NormLog) -> Epsilons:
         within: list[float] = []
@@ -58,17 +65,22 @@ def epsilon_blocks(
             report(more)
 
         watched = engine.watched(advance) if isinstance(engine, Watched) else engine
-        found = watched.block(block)
+        found = _epsilons(watched, block)
         report(block.n_examples - sum(within))
-        epsilon, lower = found.epsilon.copy(), found.epsilon_lower.copy()
-        close = np.flatnonzero(epsilon >= worst.epsilon * (1 - _CLOSE))
-        if len(close):
-            clipped = close[engine.histogram.norms.always_clipped(block.take(close))]
-            epsilon[clipped], lower[clipped] = worst.epsilon, worst.epsilon_lower
-        return Epsilons(epsilon, lower, found.details)
+        return found
 
-    size = block_size(engine.bytes_per_example)
-    return in_blocks(log, work, size=size, start=start, stop=stop, workers=workers)
+    yield from in_range(work)
+
+
+def _epsilons(engine: Engine, block: NormLog) -> Epsilons:
+    """Those of a block; an example that is clipped in every step has the worst case's, exactly."""
+    worst, found = engine.worst_case, engine.block(block)
+    epsilon, lower = found.epsilon.copy(), found.epsilon_lower.copy()
+    close = np.flatnonzero(epsilon >= worst.epsilon * (1 - _CLOSE))
+    if len(close):
+        clipped = close[engine.histogram.norms.always_clipped(block.take(close))]
+        epsilon[clipped], lower[clipped] = worst.epsilon, worst.epsilon_lower
+    return Epsilons(epsilon, lower, found.details)
 
 
 def block_size(bytes_per_example: int) -> int:

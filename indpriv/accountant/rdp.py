@@ -212,7 +212,9 @@ def _quadrature(
     h = _spacing(u)
     first = -np.ceil(_REACH / h)
     end = order * k * u[row] + _REACH
-    n_nodes = (np.ceil(end / h[row]) - first[row] + 1).astype(np.int64)
+    needed = np.ceil(end / h[row]) - first[row] + 1
+    # A few fixed widths, so that the bits of a sum do not depend on what else is computed.
+    n_nodes = np.ceil(1.2 ** np.ceil(np.log(needed) / math.log(1.2))).astype(np.int64)
     grid = _grid(u, q, k, first, int(n_nodes.max(initial=1)))
     largest_power = order * np.maximum(
         _density_ratio(end, u[row], q[row], k)[0], -k * np.log1p(-q[row])
@@ -225,11 +227,8 @@ def _quadrature(
     for limit, n_terms in _SERIES:
         chosen = np.flatnonzero((largest_power <= limit) & ~done)
         done[chosen] = True
-        if len(chosen):
-            width = int(n_nodes[chosen].max())
-            values[chosen] = _log_moments_by_series(
-                grid, row[chosen], order[chosen], width, n_terms
-            )
+        for cells, width in _buckets(chosen, n_nodes):
+            values[cells] = _log_moments_by_series(grid, row[cells], order[cells], width, n_terms)
     small &= ~done
     for cells, width in _buckets(np.flatnonzero(small), n_nodes):
         values[cells] = _small_log_moments(grid, row[cells], order[cells, None], width)
@@ -241,18 +240,11 @@ def _quadrature(
 
 
 def _buckets(cells: IntArray, n_nodes: IntArray) -> Iterator[tuple[IntArray, int]]:
-    """Split cells into parts that need about the same number of nodes."""
-    ranking = cells[np.argsort(n_nodes[cells], kind="stable")]
-    widths = n_nodes[ranking]
-    begin = 0
-    while begin < len(ranking):
-        width = int(widths[begin] * 1.2) + 4
-        end = min(
-            int(np.searchsorted(widths, width, side="right")),
-            begin + max(1, _ELEMENTS_AT_ONCE // width),
-        )
-        yield ranking[begin:end], int(widths[end - 1])
-        begin = end
+    """Split cells into parts that need the same number of nodes, which are small enough."""
+    for width in np.unique(n_nodes[cells]).tolist():
+        alike = cells[n_nodes[cells] == width]
+        step = max(1, _ELEMENTS_AT_ONCE // width)
+        yield from ((alike[begin : begin + step], width) for begin in range(0, len(alike), step))
 
 
 def _density_ratio(
@@ -319,8 +311,8 @@ def _log_moments_by_series(
     """log1p(sum over k of (a^k - a) E[(log f)^k] / k!) of cells whose a * log f is small."""
     rows, place = np.unique(row, return_inverse=True)
     log_f = grid.log_f[rows, :width]
-    scale = np.ones(len(rows))  # keeps powers of log f and of the order in range
-    np.minimum.at(scale, place, 1 / order)
+    scale = np.ones(len(rows))  # a power of 2 that keeps powers of log f and of the order in range
+    np.minimum.at(scale, place, np.exp2(-np.ceil(np.log2(order))))
     scaled = log_f / scale[:, None]
     moment = grid.weight[rows, :width] * scaled
     power, first = order * scale[place], scale.copy()  # (a c)^k / k! and c^k / k!

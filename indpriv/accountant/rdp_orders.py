@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
+from indpriv.accountant.blocks import Lock
 from indpriv.accountant.histogram.counts import Counts
 from indpriv.accountant.order_search import default_orders, refine
 
@@ -99,7 +99,7 @@ class RdpAccountant:
             n_cells = self._coarse.shape[1]
             usual = next(step for limit, step in _FINEST.items() if n_cells <= limit)
             self._finest = max(finest, usual)
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._values, self._row_of = np.zeros((0, n_cells)), dict[float, int]()
         self._known = np.zeros((0, n_cells if self._coarse is None else 0), dtype=bool)
 

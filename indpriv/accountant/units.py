@@ -68,7 +68,7 @@ from numpy.typing import NDArray
 from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._progress import Progress
-from indpriv.accountant.blocks import in_order, threads
+from indpriv.accountant.blocks import Workers, in_order
 from indpriv.accountant.engine import Epsilons, joined
 from indpriv.accountant.histogram.counts import DenseCounts
 from indpriv.accountant.histogram.unit_cells import EqualRows, UnitCells
@@ -135,7 +135,7 @@ def several_rows(
     method: Method,
     *,
     progress: Progress | None = None,
-    workers: int | None = None,
+    workers: Workers = None,
 ) -> Epsilons:
     """Bounds of units with several rows, before they are limited by their worst case.
 
@@ -171,7 +171,7 @@ def several_rows(
         for first, last in _blocks(first_row, size)
     )
     found = []
-    for last, part in in_order(work, tasks, threads(workers)):
+    for last, part in in_order(work, tasks, workers):
         found.append(part)
         if progress is not None:
             progress(last, len(units))

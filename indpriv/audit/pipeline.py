@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from indpriv._columns import Partition, partition
 from indpriv._formatting import sentence
 from indpriv._progress import StageProgress, silent
+from indpriv.accountant.blocks import Workers, workers_of
 from indpriv.accountant.claims import ESTIMATE
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
@@ -55,6 +57,7 @@ def audit(
     images: NDArray[np.float32] | None = None,
     signals: Path | None = None,
     baseline_signals: Path | None = None,
+    engine: str = "local",
     progress: StageProgress | None = None,
     **method: Unpack[MethodOptions],
 ) -> AuditSummary:
@@ -71,6 +74,7 @@ def audit(
         images: (n_examples, channels, height, width) inputs by id, some of which the report shows.
         signals: folder that `indpriv shadow --for-run` wrote; attacks that need one are then run.
         baseline_signals: the same for the non-private baseline (`--without-dp`).
+        engine: "local", or "ray" to account on a Ray cluster that reads the same `path`.
         progress: called as progress(stage, done, total).
         method: how epsilons are computed, see `MethodOptions`.
 
@@ -83,6 +87,7 @@ def audit(
     """
     path, output_dir, tell = Path(path), Path(output_dir), progress or silent
     _check_arguments(path, output_dir, images)
+    workers = workers_of(engine)
     folders = (signals, baseline_signals)
     log, recorded = _read(path, unreadable, unit_column, folders, tell)
     chosen, options = method_of_run(log, recorded, path, method)
@@ -90,7 +95,7 @@ def audit(
         recorded = replace(recorded, checks=if_known(recorded.checks))
     command = _command(path, output_dir, options, by, unit_column, unreadable, seed, folders)
     name = path.resolve().name
-    table, summary, scored = _analyse(log, recorded, chosen, name, by, seed, command, tell)
+    table, summary, scored = _analyse(log, recorded, chosen, name, by, seed, command, workers, tell)
     _write(output_dir, log, table, recorded, summary, scored, images, tell)
     return summary
 
@@ -121,10 +126,12 @@ def _analyse(
     by: Sequence[str],
     seed: int,
     command: str,
+    workers: Workers,
     tell: StageProgress,
 ) -> tuple[EpsilonTable, AuditSummary, Sequence[ScoredAttack]]:
     """The epsilons of a log and all that is found; name: of the run, where run.json has none."""
-    table = table_for(log, method, progress=lambda done, total: tell(ACCOUNTING, done, total))
+    progress = partial(tell, ACCOUNTING)
+    table = table_for(log, method, progress=progress, workers=workers)
     refuted = [one for one in recorded.checks if (one.key, one.status) == (TOOK_PART.key, FAILED)]
     if refuted and method.participation == "known":
         table = replace(table, claim=ESTIMATE, claim_reason=sentence(refuted[0].detail))

@@ -12,9 +12,11 @@ from rich.markup import escape
 from indpriv.cli.first_contact import checked_run
 from indpriv.cli.images import training_images
 from indpriv.cli.options import (
+    BaselineSignals,
     By,
     DataDir,
     Json,
+    Signals,
     check_device,
     check_folder,
     print_json,
@@ -76,6 +78,10 @@ Neighbouring = Annotated[
         show_default="add-remove, or zero-out with known participation",
     ),
 ]
+Engine = Annotated[
+    str,
+    typer.Option(help="Where epsilons are computed: local, or ray, a cluster that reads RUN too."),
+]
 UnitColumn = Annotated[
     str | None,
     typer.Option(
@@ -91,16 +97,6 @@ Unreadable = Annotated[
 ]
 AttackSeed = Annotated[
     int, typer.Option(help="Seed of the attack's random choices. It has no effect on training.")
-]
-Signals = Annotated[
-    Path | None,
-    typer.Option(
-        help="Signals of reference models for this run, from indpriv shadow --for-run RUN."
-    ),
-]
-BaselineSignals = Annotated[
-    Path | None,
-    typer.Option(help="The same for the non-private baseline, from indpriv shadow --without-dp."),
 ]
 ShowExamples = Annotated[
     bool,
@@ -176,6 +172,7 @@ def audit(
     preset: Preset = None,
     participation: Participation = None,
     neighbouring: Neighbouring = None,
+    engine: Engine = "local",
     by: By = None,
     unit_column: UnitColumn = None,
     unreadable: Unreadable = "refuse",
@@ -199,8 +196,7 @@ def audit(
 
     Example: indpriv audit runs/adult --output-dir reports/adult --by race --by sex
 
-    A run that was never recorded is replayed from its checkpoints: indpriv audit checkpoints
-    --spec train.py:spec --max-grad-norm 1.0 --sampler poisson --delta 1e-5, which can be resumed.
+    Checkpoints of a run that was never recorded are replayed: see --spec, and the options below it.
     """
     from indpriv.audit import audit as audit_run
 
@@ -208,7 +204,7 @@ def audit(
     path, output_dir = _checked_folders(path, output_dir, spec, settings, show_examples)
     if spec is not None:
         path = _replay(path, spec, output_dir, settings, device, batch_size, processes)
-    words = (accountant, conversion, between_records, preset, participation, neighbouring)
+    words = accountant, conversion, between_records, preset, participation, neighbouring, engine
     with progress_bar() as progress:
         summary = audit_run(
             path,
@@ -229,7 +225,9 @@ def audit(
 
 def _options(*words: str | None) -> dict[str, Any]:
     """Options that are a word, by name, as the interface in Python spells them."""
-    names = "accountant conversion between_records preset participation neighbouring unreadable"
+    names = (
+        "accountant conversion between_records preset participation neighbouring engine unreadable"
+    )
     spelled = [word and word.replace("-", "_") for word in words]
     return dict(zip(names.split(), spelled, strict=True))
 

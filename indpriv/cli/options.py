@@ -42,6 +42,16 @@ DataDir = Annotated[
         envvar="INDPRIV_DATA", help="Folder of the data sets that do not ship with indpriv."
     ),
 ]
+Signals = Annotated[
+    Path | None,
+    typer.Option(
+        help="Signals of reference models for this run, from indpriv shadow --for-run RUN."
+    ),
+]
+BaselineSignals = Annotated[
+    Path | None,
+    typer.Option(help="The same for the non-private baseline, from indpriv shadow --without-dp."),
+]
 
 
 def print_json(content: object) -> None:

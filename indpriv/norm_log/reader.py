@@ -60,7 +60,7 @@ def check_readable(faults: Faults, state: LogState, unreadable: str) -> None:
 
 def log_fields(state: LogState, faults: Faults) -> dict[str, Any]:
     """The fields of the NormLog of a run; records with faults count at max_grad_norm."""
-    header, folder = state.header, state.run_dir / RECORDS
+    header, folder = state.header, (state.run_dir / RECORDS).absolute()
     ids = _files.read_parquet(state.run_dir / IDS)
     if _files.sha256(state.run_dir / IDS) != header["ids_sha256"]:
         raise EvidenceError(
@@ -182,6 +182,6 @@ def batch_norms_of(state: LogState, faults: Faults) -> FileBatchNorms | None:
         first, stop = line["first"], min(line["first"] + line["count"], state.total_steps)
         if line["file"] not in faults and first < stop:
             steps.append(np.setdiff1d(np.arange(first, stop), line["missing"]))
-            path = state.run_dir / RECORDS / line["file"]
+            path = (state.run_dir / RECORDS).absolute() / line["file"]
             found.append(BatchNormFile(path, first, stop - first))
     return FileBatchNorms(np.concatenate(steps), tuple(found), levels) if found else None

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._progress import Progress
-from indpriv.accountant.blocks import in_order, threads
+from indpriv.accountant.blocks import Workers, in_order
 from indpriv.accountant.claims import ESTIMATE, claim_of
 from indpriv.accountant.composition.joined_losses import JoinedLosses
 from indpriv.accountant.composition.joined_runs import (
@@ -102,7 +102,7 @@ def _composed(
     method: Method,
     tuning: Tuning | None,
     progress: Progress | None,
-    workers: int | None,
+    workers: Workers,
 ) -> EpsilonTable:
     """The table of logs that were checked."""
     groups = [_group(log, by) for log in logs]
@@ -201,7 +201,7 @@ def _epsilons(
     n: int,
     method: Method,
     progress: Progress | None,
-    workers: int | None,
+    workers: Workers,
 ) -> Epsilons:
     """Bounds of everyone, before they are limited by a worst case."""
     slow = isinstance(parts[0].cells, UnitCells)
@@ -219,7 +219,7 @@ def _epsilons(
 
     width = max(ends[-1], 0 if losses is None else len(losses.mechanisms))
     found = []
-    for done, part in in_order(work, _ranges(n, block_size(8 * width)), threads(workers)):
+    for done, part in in_order(work, _ranges(n, block_size(8 * width)), workers):
         found.append(part)
         if progress is not None:
             progress(done, n)

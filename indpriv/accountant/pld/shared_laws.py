@@ -6,7 +6,6 @@ any example: so results do not depend on the order in which threads need them.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray
+from indpriv.accountant.blocks import Lock
 
 Arrays = tuple[NDArray[Any], ...]
 
@@ -30,7 +30,7 @@ class _Table:
 
     made: NDArray[np.bool_]
     arrays: Arrays = ()
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: Lock = field(default_factory=Lock)
     n_bytes: int = 0  # as counted among those of all tables
 
 
@@ -45,7 +45,7 @@ class SharedLaws:
     def __init__(self, shift: FloatArray, sample_rate: FloatArray) -> None:
         self.shift, self.sample_rate = shift, sample_rate
         self._tables: OrderedDict[Hashable, _Table] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._n_bytes = 0
 
     def __len__(self) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 
 from indpriv._arrays import FloatArray
 from indpriv._progress import Progress
-from indpriv.accountant.blocks import in_blocks
+from indpriv.accountant.blocks import Workers, in_blocks
 from indpriv.accountant.claims import claim_if_known
 from indpriv.accountant.method import Method
 from indpriv.accountant.prepared import account_of, warn_of_delta
@@ -52,7 +52,7 @@ class KnownShifts:
 
 
 def known_table(
-    log: NormLog, method: Method, *, progress: Progress | None = None, workers: int | None = None
+    log: NormLog, method: Method, *, progress: Progress | None = None, workers: Workers = None
 ) -> EpsilonTable:
     """The account of a log with known participation; as `indpriv.account`.
 
@@ -107,7 +107,7 @@ def known_shifts(
     units: Units | None = None,
     *,
     progress: Progress | None = None,
-    workers: int | None = None,
+    workers: Workers = None,
 ) -> KnownShifts:
     """What is known about each example or unit (n,); see `known_table`."""
     opposite = 1.0 if method.relation_of(log.neighbouring) == "replace_one" else 0.0
@@ -144,7 +144,7 @@ def _summed(
     units: Units | None,
     opposite: float,
     progress: Progress | None,
-    workers: int | None,
+    workers: Workers,
 ) -> SquaredShifts:
     """Sums over the steps that have batch norms."""
     n = log.n_examples if units is None else len(units)

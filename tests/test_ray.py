@@ -1,0 +1,170 @@
+"""Accounts on Ray: the same bits as on threads, whatever becomes of the workers."""
+
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import indpriv._ray
+from indpriv import NormLog, account
+from indpriv._ray import RayPool
+from indpriv.accountant.blocks import in_blocks
+from indpriv.accountant.method import Method
+from indpriv.accountant.per_example import table_for
+from indpriv.errors import EvidenceError, InputError
+from synthetic import small_run, write_run
+
+DELTA = 1e-6
+
+
+class PicklingPool:
+    """What a pool of processes does to work, tasks and results, in this process."""
+
+    n_tasks = 2
+
+    def in_order(self, work, tasks):
+        work = pickle.loads(pickle.dumps(work))
+        for task in tasks:
+            yield pickle.loads(pickle.dumps(work(*pickle.loads(pickle.dumps(task)))))
+
+
+def log_of(n=20_000, records=6, **options):
+    rng = np.random.default_rng(0)
+    norms = rng.uniform(0, 1.3, (records, n)).round(2)
+    run = {"total_steps": 5 * records, "noise_multiplier": 1.2, "max_grad_norm": 1.0}
+    options = run | {"sample_rate": 0.02, "rounding": 0.01} | options
+    return NormLog.from_arrays(norms, 5 * np.arange(records), **options)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_a_pool_gives_the_same_bits(accountant):
+    log = log_of(30 if accountant == "pld" else 20_000)
+    method, told = Method(delta=DELTA, accountant=accountant), []
+    table = table_for(
+        log, method, workers=PicklingPool(), progress=lambda done, total: told.append((done, total))
+    )
+    assert np.array_equal(table.epsilon, account(log, delta=DELTA, accountant=accountant).epsilon)
+    assert told[-1] == (log.n_examples, log.n_examples)
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 1000])
+def test_blocks_are_the_same_wherever_they_run(size):
+    log = log_of(100)
+
+    def ids(block):
+        return block.example_ids.tolist()
+
+    local = list(in_blocks(log, ids, size=size, workers=1))
+
+    class Pool(PicklingPool):
+        def in_order(self, work, tasks):
+            return (work(*task) for task in tasks)
+
+    assert list(in_blocks(log, ids, size=size, workers=Pool())) == local
+    assert [each for block in local for each in block] == log.example_ids.tolist()
+
+
+def test_without_ray_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match=r'pip install "indpriv\[ray\]"'):
+        account(log_of(10), delta=DELTA, engine="ray")
+
+
+def test_another_engine_is_refused():
+    with pytest.raises(InputError, match="engine='dask'"):
+        account(log_of(10), delta=DELTA, engine="dask")
+
+
+@pytest.fixture(scope="module")
+def ray():
+    ray = pytest.importorskip("ray", reason="the extra indpriv[ray] is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        patch.setenv("RAY_worker_niceness", "0")
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        yield ray
+        ray.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("n", "options", "log"),
+    [
+        (20_000, {}, {}),
+        (20_000, {}, {"rounding": 0}),
+        (300, {"accountant": "pld"}, {}),
+        (600, {}, {"unit": "user", "unit_ids": np.arange(600) // 3}),
+    ],
+    ids=["rdp", "unrounded", "pld", "people"],
+)
+def test_ray_gives_the_same_bits_whatever_the_workers(ray, n, options, log):
+    log, threads = log_of(n, **log), []
+    for workers in (1, 2):
+        threads.append(account(log, delta=DELTA, workers=workers, **options))
+        threads.append(account(log, delta=DELTA, engine="ray", workers=workers, **options))
+    for table in threads[1:]:
+        assert np.array_equal(table.epsilon, threads[0].epsilon)
+        assert np.array_equal(table.epsilon_lower, threads[0].epsilon_lower)
+
+
+@pytest.mark.slow
+def test_workers_that_are_killed_change_no_bit(ray):
+    log = log_of(200_000)
+    whole, over, killed = account(log, delta=DELTA), threading.Event(), []
+
+    @ray.remote
+    def pid():
+        time.sleep(0.05)
+        return os.getpid()
+
+    def kill():
+        random = np.random.default_rng(0)
+        while not over.is_set() and len(killed) < 50:
+            time.sleep(random.uniform(0.02, 0.2))
+            victims = set(ray.get([pid.remote() for _ in range(2)]))
+            for victim in victims:
+                os.kill(victim, signal.SIGKILL)
+                killed.append(victim)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        while len(killed) < 50:
+            table = account(log, delta=DELTA, engine="ray")
+            assert np.array_equal(table.epsilon, whole.epsilon)
+    finally:
+        over.set()
+        killer.join()
+
+
+@pytest.mark.slow
+def test_a_changed_record_stops_the_account_and_names_it(ray, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "run", *small_run())
+    log = NormLog.open("run")  # workers find it though the path is relative
+    assert len(account(log, delta=DELTA, engine="ray")) == log.n_examples
+    record = sorted((tmp_path / "run" / "records").glob("0*.parquet"))[0]
+    record.unlink()
+    with pytest.raises(EvidenceError, match=record.name):
+        account(log, delta=DELTA, engine="ray")
+
+
+@pytest.mark.slow
+def test_other_versions_are_refused(ray, monkeypatch):
+    monkeypatch.setattr(indpriv._ray, "_versions", lambda: {"Python": "3.99", "numpy": "1.0"})
+    with pytest.raises(InputError, match=r"a Ray worker has .*, and this process .*install the"):
+        account(log_of(100), delta=DELTA, engine="ray")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
+def test_a_cluster_that_does_not_answer_is_named(monkeypatch, address):
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(InputError, match=f"no Ray cluster answers at RAY_ADDRESS={address}"):
+        RayPool.connect()
