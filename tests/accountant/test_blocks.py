@@ -1,4 +1,4 @@
-"""Accounts on Ray: the same bits as on threads, whatever becomes of the workers."""
+"""Blocks of examples, on threads and on Ray: the same bits as on threads, whatever becomes of the workers."""
 
 import os
 import pickle
@@ -11,10 +11,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import indpriv._ray
+import indpriv.accountant.blocks
 from indpriv import NormLog, account
-from indpriv._ray import RayPool
-from indpriv.accountant.blocks import in_blocks
+from indpriv.accountant.blocks import RayPool, in_blocks
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
 from indpriv.errors import EvidenceError, InputError
@@ -157,7 +156,9 @@ def test_a_changed_record_stops_the_account_and_names_it(ray, tmp_path, monkeypa
 
 @pytest.mark.slow
 def test_other_versions_are_refused(ray, monkeypatch):
-    monkeypatch.setattr(indpriv._ray, "_versions", lambda: {"Python": "3.99", "numpy": "1.0"})
+    monkeypatch.setattr(
+        indpriv.accountant.blocks, "_versions", lambda: {"Python": "3.99", "numpy": "1.0"}
+    )
     with pytest.raises(InputError, match=r"a Ray worker has .*, and this process .*install the"):
         account(log_of(100), delta=DELTA, engine="ray")
 
