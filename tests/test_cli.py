@@ -417,7 +417,9 @@ def test_a_seeded_run_is_labelled(tmp_path):
 
 
 @pytest.mark.usefixtures("hears_ctrl_c")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_interrupted_training_leaves_a_usable_run_and_code_130(number, tmp_path):
     (tmp_path / "long.toml").write_text(SMALL.replace("epochs = 2", "epochs = 2000"))
     with running(
