@@ -127,6 +127,7 @@ def test_every_module_is_imported_by_another():
         "indpriv",
         "indpriv.__main__",
         "indpriv.integrations.callbacks",
+        "indpriv.integrations.flower",
         "indpriv.training.data",
         "indpriv.training.data.build_adult",
     }  # read as files, run by hand

@@ -195,7 +195,7 @@ _AREAS = {
     "audit": "Audits",
     "analysis": "Groups and statistics",
     "release": "Releases and statements",
-    "integrations": "Trackers",
+    "integrations": "Other trainers and trackers",
     "report": "Reports",
     "cli": "The command line",
     "": "Common checks and tables",

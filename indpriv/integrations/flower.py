@@ -1,0 +1,259 @@
+"""Records the rounds of Flower's strategies with fixed clipping. Needs flwr; files are sensitive.
+
+Flower averages updates by weights that clients send, and adds noise for equal ones: its standard
+deviation on the average is noise_multiplier * clipping_norm / num_sampled_clients. One client moves
+the average by at most its weight times clipping_norm. So what is recorded is the noise over the
+largest weight of the round, which falls below Flower's noise_multiplier where weights differ or
+clients drop out. Read from flwr 1.41.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from indpriv import _checks
+from indpriv._arrays import FloatArray
+from indpriv.errors import InputError
+from indpriv.round_recorder import RoundRecorder
+
+_ROUNDING = 1e-3  # by which float32 may leave an update longer than the clipping norm
+
+
+def recorded(
+    strategy: Any,
+    run_dir: str | Path,
+    *,
+    client_ids: ArrayLike | None = None,
+    client_of: Callable[[Any], Any] | None = None,
+    seeded: bool = False,
+    resume_at: int | None = None,
+    run_info: Mapping[str, Any] | None = None,
+) -> Any:
+    """A strategy that does what the given one does, and records each round before it is published.
+
+    Start it in place of the given strategy. A round in which Flower skips the aggregation, as it
+    does after an error of a client, changes no model and is not recorded.
+
+    Args:
+        strategy: a DifferentialPrivacyServerSideFixedClipping or ...ClientSideFixedClipping of
+            `flwr.serverapp.strategy`, around a strategy that averages as FedAvg does.
+        run_dir: as for `RoundRecorder`.
+        client_ids: all clients that may take part; default the nodes that are connected when the
+            first round begins, as texts. Then a client is a node: one that connects again under
+            another id counts as another client.
+        client_of: the client of a reply, one of client_ids, where it is not the node.
+        seeded: Python's or numpy's random numbers have a known seed: the run gives no privacy.
+        resume_at: as for `RoundRecorder`.
+        run_info: what else to keep in run.json, e.g. {"delta": 1e-5}.
+
+    Returns:
+        a `flwr.serverapp.strategy.Strategy`.
+
+    Raises:
+        InputError: a strategy without a known average, with adaptive clipping or without noise; and
+            while it runs, a reply that is not finite or has other arrays than the model, integers
+            in the model, or an update that its client did not clip.
+    """
+    _check_strategy(strategy)
+    if client_of is not None and client_ids is None:
+        raise InputError("client_of without client_ids: name all clients that may take part")
+    about = {"participation": "known", **(run_info or {})}
+    options = {"seeded": seeded, "resume_at": resume_at, "run_info": about}
+    return _strategy(strategy, _Rounds(strategy, Path(run_dir), client_ids, client_of, options))
+
+
+def _strategy(strategy: Any, rounds: _Rounds) -> Any:
+    """The given strategy, whose rounds are recorded."""
+    from flwr.serverapp.strategy import Strategy
+
+    class Recorded(Strategy):  # type: ignore[misc, unused-ignore]
+        def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
+            messages = list(strategy.configure_train(server_round, arrays, config, grid))
+            rounds.begin(arrays, list(grid.get_node_ids()), len(messages))
+            return messages
+
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            replies = list(replies)
+            lengths = rounds.lengths(replies)  # Flower clips in place
+            arrays, metrics = strategy.aggregate_train(server_round, replies)
+            if arrays is not None:
+                rounds.record(replies, lengths)
+            return arrays, metrics
+
+        def configure_evaluate(self, server_round: int, *settings: Any) -> Any:
+            return strategy.configure_evaluate(server_round, *settings)
+
+        def aggregate_evaluate(self, server_round: int, replies: Any) -> Any:
+            return strategy.aggregate_evaluate(server_round, replies)
+
+        def summary(self) -> None:
+            strategy.summary()
+
+        def start(self, *settings: Any, **named: Any) -> Any:
+            with rounds:
+                return super().start(*settings, **named)
+
+    return Recorded()
+
+
+def _check_strategy(strategy: Any) -> None:
+    """InputError unless the sensitivity of what a strategy publishes is known."""
+    from flwr.serverapp import strategy as flower
+
+    kind, advice = type(strategy), "DifferentialPrivacyServerSideFixedClipping(FedAvg(...), ...)"
+    adaptive = (
+        flower.DifferentialPrivacyServerSideAdaptiveClipping,
+        flower.DifferentialPrivacyClientSideAdaptiveClipping,
+    )
+    if isinstance(strategy, adaptive):
+        raise InputError(
+            f"{kind.__name__} clips at a norm that depends on the data, and this account does not "
+            f"cover what that tells. Use {advice} of flwr.serverapp.strategy."
+        )
+    if kind not in (
+        flower.DifferentialPrivacyServerSideFixedClipping,
+        flower.DifferentialPrivacyClientSideFixedClipping,
+    ):
+        raise InputError(
+            f"{kind.__module__}.{kind.__name__} is no strategy whose clipping and noise are known. "
+            f"Use {advice} of flwr.serverapp.strategy."
+        )
+    inner = type(strategy.strategy)
+    if getattr(inner, "aggregate_train", None) is not flower.FedAvg.aggregate_train:
+        raise InputError(
+            f"{inner.__name__} does not publish a weighted average of the updates, so how far one "
+            "client moves its result is unknown, and Flower's noise does not fit it. Wrap FedAvg, "
+            "or a strategy that averages as it does (FedProx)."
+        )
+    _checks.check_max_grad_norm(strategy.clipping_norm)
+    if not strategy.noise_multiplier > 0:
+        raise InputError(
+            f"noise_multiplier={strategy.noise_multiplier}: without noise no client is protected. "
+            "Choose a positive one, such as 1.0."
+        )
+    _checks.check_noise_multiplier(strategy.noise_multiplier)
+
+
+class _Rounds:
+    """The log of one strategy. Use it as a context manager around all rounds."""
+
+    def __init__(
+        self,
+        strategy: Any,
+        run_dir: Path,
+        client_ids: ArrayLike | None,
+        client_of: Callable[[Any], Any] | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        self._strategy, self._run_dir, self._options = strategy, run_dir, options
+        self._client_ids, self._client_of = client_ids, client_of or _node
+        self._recorder: RoundRecorder | None = None
+
+    def __enter__(self) -> _Rounds:
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.__exit__(*failure)
+
+    def begin(self, model: Any, nodes: Sequence[int], n_chosen: int) -> None:
+        """A round in which n_chosen of the connected nodes get the model."""
+        arrays = {name: array.numpy() for name, array in model.items()}
+        if others := [name for name, array in arrays.items() if array.dtype.kind != "f"]:
+            raise InputError(
+                f"array {others[0]!r} of the model is {arrays[others[0]].dtype}, and noise on it "
+                "would be rounded. Send floating-point parameters only, not the counters of batch "
+                "norms."
+            )
+        self._model = {name: array.astype(np.float64) for name, array in arrays.items()}
+        self._rate = min(1.0, max(n_chosen, 1) / max(len(nodes), 1))
+        if self._recorder is None:
+            ids = [str(node) for node in nodes] if self._client_ids is None else self._client_ids
+            self._recorder = RoundRecorder(
+                self._run_dir, ids, sampler=self._sampler(), **self._options
+            )
+
+    def lengths(self, replies: Sequence[Any]) -> FloatArray:
+        """(n,) lengths of the updates in replies, of which errors count as 0."""
+        return np.array([0.0 if reply.has_error() else self._length(reply) for reply in replies])
+
+    def record(self, replies: Sequence[Any], before: FloatArray) -> None:
+        """Append a round, given the lengths of updates before clipping.
+
+        The replies are as Flower averaged them.
+        """
+        strategy, recorder = self._strategy, self._recorder
+        if recorder is None:
+            raise InputError("aggregate_train came before configure_train; call `start`")
+        limit = float(strategy.clipping_norm)
+        after = self.lengths(replies)
+        who = [self._client_of(reply) for reply in replies]
+        if after.max() > limit * (1 + _ROUNDING):
+            raise InputError(
+                f"the update of client {who[int(after.argmax())]!r} is {after.max():.4g} long and "
+                f"was averaged without clipping at {limit:.4g}. Give its ClientApp "
+                "mods=[fixedclipping_mod], or clip on the server."
+            )
+        weights = self._weights(replies)
+        share = weights / weights.max()
+        largest = weights.max() / weights.sum() * max(1.0, after.max() / limit)
+        recorder.round(
+            who,
+            np.where(share < 1, np.minimum(before, limit) * share, before),
+            noise_multiplier=strategy.noise_multiplier / (strategy.num_sampled_clients * largest),
+            max_grad_norm=limit,
+            sample_rate=self._rate,
+        )
+
+    def _sampler(self) -> str:
+        """Flower's own choice of nodes is a random set of one size."""
+        from flwr.serverapp.strategy import FedAvg, FedProx
+
+        known = FedAvg.configure_train, FedProx.configure_train
+        own = type(self._strategy.strategy).configure_train
+        return "fixed_size" if own in known else "other"
+
+    def _weights(self, replies: Sequence[Any]) -> FloatArray:
+        key = self._strategy.strategy.weighted_by_key
+        found = np.array(
+            [float(next(iter(reply.content.metric_records.values()))[key]) for reply in replies]
+        )
+        if not (np.isfinite(found).all() and (found >= 0).all() and found.max() > 0):
+            raise InputError(
+                f"clients sent the weights {found.tolist()[:5]} as {key!r}, which make no average. "
+                "Let each send a positive number, best the same."
+            )
+        return found
+
+    def _length(self, reply: Any) -> float:
+        """Of the update of one client: its arrays less those of the model."""
+        squares = 0.0
+        for record in reply.content.array_records.values():
+            arrays = {name: array.numpy() for name, array in record.items()}
+            if _form(arrays) != _form(self._model):
+                raise InputError(
+                    f"client {self._client_of(reply)!r} sent other arrays than those of the model, "
+                    "or integers. Send the same names, shapes and order, in floating point."
+                )
+            for name, start in self._model.items():
+                squares += float(np.square(arrays[name] - start).sum())
+        if not np.isfinite(squares):
+            raise InputError(
+                f"client {self._client_of(reply)!r} sent an update that is not finite, which "
+                "clipping does not mend. Let the client send the model unchanged instead."
+            )
+        return float(np.sqrt(squares))
+
+
+def _form(arrays: Mapping[str, NDArray[Any]]) -> list[tuple[str, tuple[int, ...], str]]:
+    return [(name, array.shape, array.dtype.kind) for name, array in arrays.items()]
+
+
+def _node(reply: Any) -> str:
+    return str(reply.metadata.src_node_id)
