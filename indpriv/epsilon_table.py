@@ -35,7 +35,8 @@ def relation_words(neighbouring: str) -> str:
     return _RELATIONS.get(neighbouring, neighbouring)
 
 
-_UNIT_DETAILS = ("n_rows", "unit_worst_case")
+FALSE_POSITIVE_RATE = 0.01  # at which accounts state the limit on membership tests
+_KEPT_DETAILS = ("n_rows", "unit_worst_case", "true_positive_limit")
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,9 @@ class EpsilonTable:
         claim: "exact" (never too small for this trajectory) or "estimate".
         claim_reason: why.
         account: delta, unit, neighbouring relation, sampler and method.
-        details: further columns, each (n_examples,). Of "rdp": best_order, and order_at_boundary
+        details: further columns, each (n_examples,). true_positive_limit, the largest rate of a
+            membership test at a false-positive rate of 1 %, by Rényi divergences, and exact with
+            known participation. Of "rdp": best_order, and order_at_boundary
             where a wider range of orders might give less. Of "pld": rdp_epsilon, and bracket
             ("certified", "checked", "fallback", or "upper" with a lower end of 0). Of units:
             n_rows, and unit_worst_case, the worst case of a unit with that number of rows;
@@ -269,7 +272,7 @@ class EpsilonTable:
                 "indpriv"
             )
         account = Account(**frame.attrs["account"])
-        kept = [name for name in _UNIT_DETAILS if name in frame]
+        kept = [name for name in _KEPT_DETAILS if name in frame]
         return cls(
             example_ids=frame[account.id_column].to_numpy(),
             epsilon=frame["epsilon"].to_numpy(np.float64),

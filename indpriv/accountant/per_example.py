@@ -98,9 +98,9 @@ def table_for(
         plain, rest = replace(log, truncation=None), replace(method, delta=method.delta - rare)
         table = table_for(plain, rest, progress=progress, workers=workers)
         cap = log.truncation.max_batch_size
-        return replace(
-            table, account=replace(table.account, delta=method.delta, max_batch_size=cap)
-        )
+        details = {k: v for k, v in table.details.items() if k != "true_positive_limit"}
+        account = replace(table.account, delta=method.delta, max_batch_size=cap)
+        return replace(table, account=account, details=details)
     if uses_pairs(log, method):
         log = _as_pairs(log, method)
         if log.sampler == "fixed_size":

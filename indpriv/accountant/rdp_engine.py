@@ -58,5 +58,6 @@ class RdpEngine:
 
 def rdp_bounds(found: RdpEpsilons) -> Epsilons:
     """Rényi bounds as an engine's."""
-    details = {"best_order": found.best_order, "order_at_boundary": found.order_at_boundary}
+    names = ("best_order", "order_at_boundary", "true_positive_limit")
+    details = {name: getattr(found, name) for name in names}
     return Epsilons(found.epsilon, np.zeros(len(found.epsilon)), details)

@@ -14,6 +14,7 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.blocks import Lock
 from indpriv.accountant.histogram.counts import Counts
 from indpriv.accountant.order_search import default_orders, refine
+from indpriv.epsilon_table import FALSE_POSITIVE_RATE
 
 if TYPE_CHECKING:
     from indpriv.accountant.method import Method
@@ -39,13 +40,33 @@ def epsilon_offsets(orders: FloatArray, delta: float, conversion: str) -> FloatA
     return np.asarray(np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1))
 
 
+def true_positive_limit(rdp: FloatArray, orders: FloatArray) -> FloatArray:
+    """(n_examples,) largest true-positive rate of a membership test at FALSE_POSITIVE_RATE.
+
+    A divergence rho at order alpha leaves a test with false-positive rate k a true-positive rate of
+    at most (k e^rho)^((alpha - 1) / alpha): arXiv 1702.07476v3, Proposition 10. Every order holds.
+
+    Args:
+        rdp: (n_examples, n_orders) of a run with the example from one without; may be infinite.
+        orders: (n_orders,) above 1.
+
+    >>> orders = np.array([2.0, 4.0, 8.0])
+    >>> true_positive_limit(0.5 * 0.66**2 * orders[None], orders).round(3)  # Gaussian, mu = 0.66
+    array([0.061])
+    """
+    log_rates = (np.log(FALSE_POSITIVE_RATE) + rdp) * (1 - 1 / orders)
+    limit = np.exp(np.minimum(log_rates.min(axis=1), 0.0))
+    return np.where(rdp.any(axis=1), np.maximum(limit, FALSE_POSITIVE_RATE), FALSE_POSITIVE_RATE)
+
+
 @dataclass(frozen=True)
 class RdpEpsilons:
-    """epsilon, best_order, order_at_boundary: each (n_examples,)."""
+    """epsilon, best_order, order_at_boundary, true_positive_limit: each (n_examples,)."""
 
     epsilon: FloatArray
     best_order: FloatArray
     order_at_boundary: NDArray[np.bool_]
+    true_positive_limit: FloatArray
 
 
 class Divergences(Protocol):
@@ -118,7 +139,8 @@ class RdpAccountant:
         if self._search:
             refine(epsilon, order, bounds, bounds_at, finest=self._finest)
         epsilon[(epsilon < 0) | ~rdp.any(axis=1)] = 0.0
-        return RdpEpsilons(epsilon, order, boundary & (epsilon > 0))
+        limit = true_positive_limit(rdp, self._orders)
+        return RdpEpsilons(epsilon, order, boundary & (epsilon > 0), limit)
 
     def rdp(self, counts: Counts, examples: IntArray, orders: FloatArray) -> FloatArray:
         """(len(examples), k) divergence of the run of each example, at its orders of that shape."""

@@ -162,7 +162,9 @@ def several_rows(
         starts = first_row[first:last] - first_row[first]
         found = rdp_bounds(rdp.epsilons(cells.counts(block, starts)))
         if method.accountant == "pld":
-            found = _tight(unit_steps(cells.norms, block, starts), method, found.epsilon)
+            tight = _tight(unit_steps(cells.norms, block, starts), method, found.epsilon)
+            limit = {"true_positive_limit": found.details["true_positive_limit"]}
+            found = replace(tight, details={**tight.details, **limit})
         return last, found
 
     size = max(1, _BLOCK_BYTES // cells.bytes_per_unit)

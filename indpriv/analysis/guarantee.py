@@ -16,7 +16,7 @@ from indpriv._plain import AtLeastZero, Limits, Share
 from indpriv.accountant.pld.curves import gaussian_mu
 from indpriv.accountant.risk import worst_case_risk
 from indpriv.analysis.divisor import Divisor
-from indpriv.epsilon_table import EpsilonTable
+from indpriv.epsilon_table import FALSE_POSITIVE_RATE, EpsilonTable
 from indpriv.norm_log.checks.of_known import OF_SECRECY
 from indpriv.norm_log.evidence import (
     FAILED,
@@ -34,8 +34,6 @@ STANDS = (SUPPORTED, DECLARED)  # the statuses of a guarantee that no check cont
 _WITHOUT_POISSON = (
     "; an audit with --participation known gives a guarantee that needs no Poisson sampling"
 )
-
-FALSE_POSITIVE_RATE = 0.01  # at which reports state the limit on membership tests
 
 
 @dataclass(frozen=True)
@@ -95,12 +93,13 @@ class Guarantee:
         """Whether the statement may be published: no check failed and delta is below 1/n."""
         return self.stands and self.delta_times_n < 1
 
-    def true_positive_limit(self, epsilon: float) -> float:
+    def true_positive_limit(self, epsilon: float, own: float = 1.0) -> float:
         """Largest true-positive rate at FALSE_POSITIVE_RATE of a test bounded by this epsilon.
 
         epsilon is at most the worst case, so the limit of the worst case's privacy curve holds too.
+        own: an example's own limit, by all of its divergences.
         """
-        limit = true_positive_bound(epsilon, self.delta, FALSE_POSITIVE_RATE)
+        limit = min(own, true_positive_bound(epsilon, self.delta, FALSE_POSITIVE_RATE))
         if self.membership is None:
             return limit
         return min(limit, self.membership.true_positive_rate)

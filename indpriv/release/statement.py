@@ -16,12 +16,11 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-import pandas as pd
+import numpy as np
 
 from indpriv._files import read_parquet, write_atomically
 from indpriv._formatting import format_epsilon, format_share_up
 from indpriv.analysis.guarantee import (
-    FALSE_POSITIVE_RATE,
     SUPPORTED,
     UNPROVEN,
     VOID,
@@ -29,7 +28,7 @@ from indpriv.analysis.guarantee import (
 )
 from indpriv.audit import read_summary
 from indpriv.audit.audit_directory import EPSILON
-from indpriv.epsilon_table import EpsilonTable
+from indpriv.epsilon_table import FALSE_POSITIVE_RATE, EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import EXAMPLES
@@ -55,6 +54,7 @@ class Owner:
         n_rows: number of their rows.
         epsilon: for all of their rows together.
         worst_case_epsilon: of this number of rows.
+        true_positive_limit: of a test at FALSE_POSITIVE_RATE, by the account of all of their rows.
     """
 
     kind: str
@@ -62,6 +62,7 @@ class Owner:
     n_rows: int
     epsilon: float
     worst_case_epsilon: float
+    true_positive_limit: float
 
 
 def owners(audit_dir: Path, *, example: str | None = None, unit: str | None = None) -> list[Owner]:
@@ -79,12 +80,17 @@ def owners(audit_dir: Path, *, example: str | None = None, unit: str | None = No
         raise InputError("both --example and --unit were passed; pass one of them")
     table = EpsilonTable.from_frame(read_parquet(audit_dir / EPSILON))
     by_unit = table.account.rows_per_unit is not None
-    worst = pd.Series(table.worst_case_epsilon, range(len(table)))
     names = [str(item) for item in table.example_ids.tolist()]
+
+    def detail(name: str, otherwise: float) -> list[Any]:
+        values: list[Any] = table.details.get(name, np.full(len(table), otherwise)).tolist()
+        return values
+
     figures = zip(
-        table.details.get("n_rows", pd.Series(1, range(len(table)))).tolist(),
+        detail("n_rows", 1),
         table.epsilon.tolist(),
-        table.details.get("unit_worst_case", worst).tolist(),
+        detail("unit_worst_case", table.worst_case_epsilon),
+        detail("true_positive_limit", 1.0),
         strict=True,
     )
     figures_of = dict(zip(names, figures, strict=True))
@@ -222,10 +228,10 @@ def _promise(owner: Owner, summary: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _true_positive_rate(epsilon: float, summary: Mapping[str, Any]) -> float:
-    """Bound for a test at FALSE_POSITIVE_RATE: by an epsilon, and by the run's privacy curve."""
+def _true_positive_rate(epsilon: float, summary: Mapping[str, Any], own: float = 1.0) -> float:
+    """Bound for a test at FALSE_POSITIVE_RATE: by an epsilon, the run's curve and an owner's."""
     guarantee = summary["guarantee"]
-    bound = true_positive_bound(epsilon, guarantee["delta"], FALSE_POSITIVE_RATE)
+    bound = min(own, true_positive_bound(epsilon, guarantee["delta"], FALSE_POSITIVE_RATE))
     membership = guarantee.get("membership")
     return bound if membership is None else min(bound, float(membership["true_positive_rate"]))
 
@@ -235,7 +241,8 @@ def _own(owner: Owner, summary: Mapping[str, Any]) -> list[str]:
     whose = f", for all {owner.n_rows} records together" if owner.n_rows > 1 else ""
     in_odds = ""
     if summary["guarantee"]["status"] not in (VOID, UNPROVEN):  # else there is no test above
-        odds = format_share_up(_true_positive_rate(owner.epsilon, summary))
+        limit = _true_positive_rate(owner.epsilon, summary, owner.true_positive_limit)
+        odds = format_share_up(limit)
         in_odds = (
             f" In the odds of the test above that would be at most {odds} rather than {usual}, if "
             "it were a guarantee."

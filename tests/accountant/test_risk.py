@@ -8,6 +8,7 @@ import oracles
 from indpriv import InputError, NormLog, account
 from indpriv.accountant import Method, blocks, membership_risk, prepared
 from indpriv.accountant.risk import prepare_risk
+from indpriv.analysis.guarantee import true_positive_bound
 from indpriv.errors import PrivacyWarning
 
 RUN = {"total_steps": 60, "noise_multiplier": 1.2, "max_grad_norm": 1.0, "sample_rate": 0.1}
@@ -150,3 +151,36 @@ def test_next_to_no_noise_is_refused_and_a_large_delta_warned_about():
     with pytest.warns(PrivacyWarning, match="at least 1/n") as caught:
         membership_risk(make_log(), delta=0.2)
     assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("changes", [{}, {"sample_rate": 1.0, "noise_multiplier": 8.0}])
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_the_limit_of_an_account_is_above_the_curve_and_near_it(changes, accountant):
+    log = make_log(**changes)
+    table = account(log, delta=1e-5, accountant=accountant)
+    limit = table.details["true_positive_limit"]
+    curve = membership_risk(log, delta=1e-5).individual.true_positive_rate_lower[:, 0]
+    assert np.all(limit >= curve)
+    assert np.all(limit <= 1.5 * curve)
+    by_epsilon = [true_positive_bound(one, 1e-5, 0.01) for one in table.epsilon[1:]]
+    assert np.all(limit[1:] < by_epsilon)
+    assert limit[0] == 0.01  # an example without gradient
+
+
+def test_the_limit_counts_all_rows_of_a_unit_and_is_the_curve_with_known_participation():
+    run = {
+        **RUN,
+        "sample_rate": 1.0,
+        "noise_multiplier": 4.0,
+        "unit": "user",
+        "unit_ids": ["a", "a", "b"],
+    }
+    log = NormLog.from_arrays(np.full((60, 3), 0.2), np.arange(60), **run)
+    rates = norm.cdf(norm.ppf(0.01) + np.array([0.4, 0.2]) * np.sqrt(60) / 4)
+    for accountant in ("rdp", "pld"):
+        limit = account(log, delta=1e-5, accountant=accountant).details["true_positive_limit"]
+        assert np.all((rates <= limit) & (limit <= 1.5 * rates))
+    known = account(log, delta=1e-5, participation="known").details["true_positive_limit"]
+    risk = membership_risk(log, delta=1e-5, participation="known").individual
+    assert np.all(known >= risk.true_positive_rate_lower[:, 0])
+    np.testing.assert_allclose(known, risk.true_positive_rate[:, 0], rtol=1e-9)

@@ -1,12 +1,14 @@
 import re
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from indpriv._files import read_json
+from indpriv._files import read_json, read_parquet
 from indpriv.analysis.guarantee import true_positive_bound
+from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.release.statement import owners, statement, write_statements
 
@@ -141,3 +143,16 @@ def test_odds_of_a_large_guarantee_do_not_overflow(audit_dir):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert "at most 100 %" in " ".join(statement(owner, summary).split())
+
+
+def test_an_owner_reads_the_odds_of_their_own_account(audit_dir):
+    """All divergences of an example leave a test less than its epsilon does."""
+    path = audit_dir / "epsilon.parquet"
+    table = EpsilonTable.from_frame(read_parquet(path))
+    limit = np.full(len(table), 0.5)
+    limit[17] = 0.0123
+    replace(table, details={"true_positive_limit": limit}).to_parquet(path)
+    assert "would be at most 1.3 % rather than 1 %" in words_of(audit_dir, example="17")
+    own = 100 * true_positive_bound(table.epsilon[18], 1e-5, 0.01)
+    shown = re.search(r"at most ([\d.]+) % rather", words_of(audit_dir, example="18"))
+    assert own <= float(shown[1]) <= own + 0.1 < 50

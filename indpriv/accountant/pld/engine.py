@@ -71,10 +71,12 @@ class PldEngine:
         """See Engine."""
         upper = self.upper.participations(block)
         lower = upper if self.histogram is self.upper else self.histogram.participations(block)
-        bound, tolerance = self.rdp.block(block).epsilon, self.method.tolerance
-        found = bracketed(upper, lower, self.method.delta, bound, tolerance, self.advance)
+        rdp, tolerance = self.rdp.block(block), self.method.tolerance
+        found = bracketed(upper, lower, self.method.delta, rdp.epsilon, tolerance, self.advance)
         epsilon = np.minimum(found.epsilon, self.worst_case.epsilon)
-        return Epsilons(epsilon, np.minimum(found.epsilon_lower, epsilon), found.details)
+        limit = {"true_positive_limit": rdp.details["true_positive_limit"]}
+        lower_end = np.minimum(found.epsilon_lower, epsilon)
+        return Epsilons(epsilon, lower_end, {**found.details, **limit})
 
 
 def bracketed(

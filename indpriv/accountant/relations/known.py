@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
+from scipy.special import ndtr, ndtri
 
 from indpriv._arrays import FloatArray
 from indpriv._progress import Progress
@@ -23,7 +24,7 @@ from indpriv.accountant.prepared import account_of, warn_of_delta
 from indpriv.accountant.relations.entries import SquaredShifts, squared_shifts
 from indpriv.accountant.relations.gaussian import gaussian_epsilons
 from indpriv.accountant.units import Units
-from indpriv.epsilon_table import Account, EpsilonTable
+from indpriv.epsilon_table import FALSE_POSITIVE_RATE, Account, EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.batch_norms import BatchNorms
 from indpriv.norm_log.norm_log import NormLog
@@ -67,7 +68,8 @@ def known_table(
         lower = gaussian_epsilons(np.sqrt(found.least), method.delta)[0]
     worst = float(gaussian_epsilons(np.sqrt([found.worst]), method.delta)[1][0])
     epsilon = np.where(shifts.own >= found.worst, worst, np.minimum(epsilon, worst))
-    details = {"participations": shifts.participations, "mu": mu}
+    limit = ndtr(ndtri(FALSE_POSITIVE_RATE) + mu)
+    details = {"participations": shifts.participations, "mu": mu, "true_positive_limit": limit}
     if found.alike is not None:
         alike = gaussian_epsilons(np.sqrt(found.alike), method.delta)[1]
         details["epsilon_if_replaced_alike"] = np.minimum(alike, epsilon)

@@ -274,7 +274,12 @@ class PairsEngine:
         epsilon, details = np.minimum(found.epsilon, self.worst_case.epsilon), found.details
         if self.tight:
             bracket = np.where(epsilon < found.epsilon, UPPER, FALLBACK)
-            details = {"bracket": bracket, "rdp_epsilon": found.epsilon}
+            limit = details["true_positive_limit"]
+            details = {
+                "bracket": bracket,
+                "rdp_epsilon": found.epsilon,
+                "true_positive_limit": limit,
+            }
         if self.alike is not None:
             alike = np.minimum(self.alike.epsilons(counts).epsilon, epsilon)
             details = {**details, "epsilon_if_replaced_alike": alike}
@@ -301,6 +306,7 @@ def _largest(accountants: Sequence[RdpAccountant], counts: Counts) -> Epsilons:
         name: np.stack([getattr(one, name) for one in found])[which, columns]
         for name in ("best_order", "order_at_boundary")
     }
+    details["true_positive_limit"] = np.max([one.true_positive_limit for one in found], axis=0)
     return Epsilons(epsilons.max(axis=0), np.zeros(len(columns)), details)
 
 

@@ -16,10 +16,9 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from indpriv._formatting import format_epsilon, format_share, format_share_up
-from indpriv.analysis.guarantee import FALSE_POSITIVE_RATE
 from indpriv.analysis.lookup import CLIPPED, Lookup
 from indpriv.analysis.summary import AuditSummary
-from indpriv.epsilon_table import EpsilonTable
+from indpriv.epsilon_table import FALSE_POSITIVE_RATE, EpsilonTable
 
 
 @cache
@@ -67,7 +66,9 @@ def _figures(summary: AuditSummary, table: EpsilonTable) -> list[dict[str, Any]]
             f"Membership test at {format_share(FALSE_POSITIVE_RATE)} false alarms, if this epsilon "
             "were a guarantee"
         )
-        limits = map(summary.guarantee.true_positive_limit, largest)
+        own = np.zeros(len(shown))
+        np.maximum.at(own, codes, table.details.get("true_positive_limit", np.float64(1.0)))
+        limits = map(summary.guarantee.true_positive_limit, largest, own.tolist())
         facts.append((title, [f"finds it in at most {format_share_up(each)}" for each in limits]))
     found = [_coding(facts, codes)]
     if "unit_worst_case" in table.details:

@@ -11,8 +11,9 @@ from indpriv._formatting import (
     sentence,
 )
 from indpriv.analysis.disclosures import recording
-from indpriv.analysis.guarantee import FALSE_POSITIVE_RATE, Guarantee
+from indpriv.analysis.guarantee import Guarantee
 from indpriv.analysis.summary import AuditSummary
+from indpriv.epsilon_table import FALSE_POSITIVE_RATE
 from indpriv.report import document as doc
 from indpriv.report.wording import disclaimer, joined
 
