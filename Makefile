@@ -13,7 +13,7 @@ export OMP_WAIT_POLICY = passive
 BIN = $(VENV)/bin
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -c constraints.txt
 
-.PHONY: demo test test-all test-lowest check dist format schema docs screens figures reproduce validate attacks wei2021 benchmarks clean
+.PHONY: demo test test-all test-lowest check dist format schema docs screens figures reproduce validate attacks wei2021 fedcdp benchmarks clean
 
 demo: $(VENV)/.installed
 	$(BIN)/indpriv demo --output-dir $(DEMO_DIR)
@@ -91,6 +91,10 @@ attacks: $(VENV)/.installed-dev
 # reports/wei2021.md: runs on MNIST with dynamic privacy parameters. It goes on where it was stopped. INDPRIV_DATA=DIR make wei2021
 wei2021: $(VENV)/.installed-dev
 	$(BIN)/python reports/make_wei2021.py
+
+# reports/fedcdp.md: federated runs, and accounts of the paper. It goes on where it was stopped. INDPRIV_DATA=DIR make fedcdp
+fedcdp: $(VENV)/.installed-dev
+	$(BIN)/python reports/make_fedcdp.py
 
 clean:
 	rm -rf $(VENV) $(LOWEST) .venv-dist dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -25,6 +25,7 @@ _OUTSIDE = (
     "reports/yu2023.md",
     "reports/validation.md",
     "reports/wei2021.md",
+    "reports/fedcdp.md",
     "reports/attacks.md",
     "reports/extraction.md",
     "reports/*/audit.md",

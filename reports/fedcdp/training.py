@@ -1,0 +1,138 @@
+"""Runs of the page: the stated setting on MNIST, and usable noise by the audits of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcdp import paper
+from indpriv import NormLog, account
+from indpriv._files import read_json, read_parquet
+from indpriv.norm_log.run_files import CURVE, RUN_JSON
+from indpriv.training.config import AuditConfig
+from indpriv.training.federated.train import train_federated
+
+AUDITS = Path(__file__).resolve().parents[2] / "audits"
+STATED_ROUNDS = 40  # of the paper's 100
+_TENSORS = 4  # of a network with one hidden layer and biases: each is clipped at C
+_ROWS = {"clients": 100, "partition": "shards", "local_steps": 100, "local_batch_size": 5}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the page.
+
+    Attributes:
+        title: of its row.
+        config: its audit.
+        stated: it has the noise of the paper.
+        chance: accuracy of the most frequent class of its test data, about.
+    """
+
+    title: str
+    config: Callable[[], AuditConfig]
+    stated: bool = False
+    chance: float = 0.1
+
+
+def _stated(protect: str) -> AuditConfig:
+    """The paper's setting on MNIST, 10 of 100 clients in a round."""
+    training: dict[str, Any] = {"delta": paper.DELTA}
+    training |= {"max_grad_norm": 1.0, "noise_multiplier": 1.0} | (
+        {}
+        if protect == "nobody"
+        else {
+            "max_grad_norm": paper.CLIP * sqrt(_TENSORS),
+            "noise_multiplier": paper.NOISE / sqrt(_TENSORS),
+            "clipping": "per_layer",
+        }
+    )
+    return AuditConfig.from_dict(
+        {
+            "name": f"fedcdp_{protect}",
+            "data": {"dataset": "mnist"},
+            "model": {"architecture": "mlp", "hidden": [64], "activation": "relu"},
+            "training": training,
+            "federated": {
+                **_ROWS,
+                "rounds": STATED_ROUNDS,
+                "protect": protect,
+                "sampler": "fixed_size",
+                "client_rate": paper.CLIENT_RATE,
+                "local_learning_rate": paper.LOCAL_RATE,
+            },
+            "recording": {"every": 1},
+            "checkpoints": {"every": 10},
+        }
+    )
+
+
+def _audit(name: str) -> AuditConfig:
+    return AuditConfig.from_toml(AUDITS / f"{name}.toml")
+
+
+RUNS: Mapping[str, Run] = {
+    "no_dp": Run("MNIST, 100 clients, no DP", partial(_stated, "nobody")),
+    "sdp": Run("MNIST, 100 clients, Fed-SDP", partial(_stated, "client"), stated=True),
+    "cdp": Run("MNIST, 100 clients, Fed-CDP", partial(_stated, "row"), stated=True),
+    "mnist_fed_client": Run("MNIST, 1,000 clients, Fed-SDP", partial(_audit, "mnist_fed_client")),
+    "mnist_fed_row": Run("MNIST, 1,000 clients, Fed-CDP", partial(_audit, "mnist_fed_row")),
+    "adult_fed": Run("Adult, 320 clients, Fed-SDP", partial(_audit, "adult_fed"), chance=0.76),
+    "breast_cancer_fed": Run(
+        "Breast cancer, 114 clients, Fed-SDP", partial(_audit, "breast_cancer_fed"), chance=0.63
+    ),
+    "lfw_fed": Run(
+        "LFW, a client for each person, Fed-SDP", partial(_audit, "lfw_fed"), chance=0.77
+    ),
+}
+
+
+def train_missing(folder: Path, tell: Callable[[str], None]) -> None:
+    """Train every run that is not there; a folder that was begun is left alone."""
+    for name, run in RUNS.items():
+        if not (folder / name).exists():
+            tell(f"{name}: training")
+            train_federated(run.config(), folder / name)
+
+
+def trained(folder: Path) -> dict[str, dict[str, Any]]:
+    """What every finished run reached."""
+    return {
+        name: figures_of(folder / name)
+        for name in RUNS
+        if (folder / name / RUN_JSON).is_file()
+        and read_json(folder / name / RUN_JSON).get("status") == "finished"
+    }
+
+
+def figures_of(path: Path) -> dict[str, Any]:
+    """Accuracies at checkpoints, and epsilons of the units at hand and of clients."""
+    record, curve = read_json(path / RUN_JSON), read_parquet(path / CURVE)
+    found: dict[str, Any] = {
+        "step": curve["step"].tolist(),
+        "test_accuracy": curve["test_accuracy"].tolist(),
+        "delta": record["training"]["delta"],
+    }
+    if record["guarantee"]["epsilon"] is None:
+        return found
+    log, delta = NormLog.open(path), record["training"]["delta"]
+    found["secret"] = (
+        account(log, delta=delta).worst_case_epsilon if log.sampler == "poisson" else None
+    )
+    known = account(log, delta=delta, participation="known")
+    found["known"], found["known_median"] = (
+        known.worst_case_epsilon,
+        float(np.median(known.epsilon)),
+    )
+    found["unit"] = known.account.unit
+    if known.account.unit == "example":
+        clients = account(replace(log, unit="client"), delta=delta, participation="known")
+        found["client_known"] = clients.worst_case_epsilon
+        found["client_known_median"] = float(np.median(clients.epsilon))
+    return found

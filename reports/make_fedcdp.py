@@ -1,0 +1,28 @@
+"""reports/fedcdp.md and reports/fedcdp.json by one command: `make fedcdp`.
+
+python reports/make_fedcdp.py [--write-only]
+
+Runs that lie under reports/runs/fedcdp are kept, so the command goes on where it was stopped. MNIST
+and LFW are read from the folder in INDPRIV_DATA. All runs take about five minutes on one core.
+"""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+from typing import Any
+
+from fedcdp.accounts import accounts
+from fedcdp.page import render
+from fedcdp.proposition import proposition_2
+from fedcdp.training import train_missing, trained
+from page_command import write_page
+
+
+def computed() -> dict[str, Any]:
+    """Figures that need no training."""
+    return {"accounts": accounts(), "proposition_2": proposition_2()}
+
+
+if __name__ == "__main__":
+    write_page("fedcdp", __doc__ or "", train_missing, computed, trained, render)

@@ -1,0 +1,97 @@
+"""reports/fedcdp.md: its numbers are computed, and its verdicts follow them."""
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fedcdp import paper
+from fedcdp.accounts import honest, known, shared_coins, shared_coins_by_moments, table_6
+from fedcdp.page import (
+    render,
+    verdict_of_accuracy,
+    verdict_of_chance,
+    verdict_of_limit,
+    verdict_of_table_6,
+)
+from fedcdp.proposition import MULTIPLES
+from scipy.stats import norm
+
+from indpriv._files import read_json
+
+REPORTS = Path(__file__).parents[1] / "reports"
+
+
+@pytest.fixture
+def figures():
+    return read_json(REPORTS / "fedcdp.json")
+
+
+def test_the_page_is_written_from_its_figures(figures):
+    assert (REPORTS / "fedcdp.md").read_text(encoding="utf-8") == render(figures)
+
+
+@pytest.mark.parametrize("name", ["MNIST", "cancer"])
+def test_the_printed_epsilons_take_one_round_too_many(name):
+    setting = paper.SETTINGS[name]
+    assert table_6(setting) == pytest.approx(paper.TABLE_6[name], abs=2e-4)
+    fewer = paper.Setting(setting.rounds - 1, setting.local_steps, setting.batch)
+    without = table_6(fewer)  # composes the number of rounds there are
+    for place in (0, 2):
+        assert paper.TABLE_6[name][place] - without[place] > 2e-4
+
+
+def test_honest_figures_of_a_client_and_of_a_row(figures):
+    found = honest(paper.SETTINGS["MNIST"])
+    assert found == pytest.approx(figures["accounts"]["honest"]["MNIST"])
+    assert found["client_one_round"] == pytest.approx(69.46, abs=0.01)
+    assert found["client"] == pytest.approx(458.7, abs=0.1)
+    assert found["row"] < found["sdp_row"] < found["row_in_every_round"] < found["client"]
+
+
+@pytest.mark.parametrize("mu", [0.2, 3.0, 26.0])
+def test_known_participation_has_the_delta_of_its_gaussian(mu):
+    epsilon = known(mu**2)
+    low, high = norm.logcdf([-epsilon / mu - mu / 2, -epsilon / mu + mu / 2])
+    assert np.exp(high) - np.exp(epsilon + low) == pytest.approx(paper.DELTA, rel=1e-6)
+
+
+def test_rates_of_one_coin_may_not_be_multiplied(figures):
+    coins = figures["accounts"]["shared_coins"]
+    assert shared_coins_by_moments() == pytest.approx(coins["moments"])
+    for multiplied, shared in coins.values():
+        assert shared > 1.5 * multiplied
+
+
+@pytest.mark.slow
+def test_rates_of_one_coin_by_loss_distributions(figures):
+    coins = figures["accounts"]["shared_coins"]
+    assert shared_coins()["pld"] == pytest.approx(coins["pld"], rel=1e-3)
+
+
+def test_verdicts_follow_the_figures(figures):
+    assert verdict_of_table_6(figures["accounts"]) == "reproduced"
+    accounts = copy.deepcopy(figures["accounts"])
+    accounts["table_6"]["Adult"][1] -= 3e-4
+    assert verdict_of_table_6(accounts) == "not reproduced"
+    found = {"lost": {"random": [0.0] * len(MULTIPLES)}}
+    assert verdict_of_limit(found) == "refuted"
+    found["lost"]["random"][MULTIPLES.index(10.0)] = 0.6
+    assert verdict_of_limit(found) == "not refuted"
+
+
+@pytest.mark.parametrize(
+    ("sdp", "cdp", "accuracy", "chance"),
+    [
+        ([0.1, 0.12, 0.15], [0.1, 0.09, 0.1], "not reproduced", "shown"),
+        ([0.1, 0.12, 0.15], [0.1, 0.3, 0.1], "not reproduced", "not shown"),
+        ([0.1, 0.7, 0.82], [0.1, 0.7, 0.85], "reproduced", "not shown"),
+        (None, [0.1, 0.1, 0.1], "not run", "not run"),
+    ],
+)
+def test_verdicts_of_runs(sdp, cdp, accuracy, chance):
+    runs = {"cdp": {"test_accuracy": cdp}}
+    if sdp is not None:
+        runs["sdp"] = {"test_accuracy": sdp}
+    assert verdict_of_accuracy(runs) == accuracy
+    assert verdict_of_chance(runs) == chance
