@@ -50,10 +50,12 @@ def fit_without_dp(
     module = first_parameters(
         config.model, dataset.input_shape, dataset.n_classes, randomness.first_parameters
     ).to(device)
+    rate = settings.non_private_learning_rate or settings.learning_rate
     optimizer = torch.optim.SGD(
         module.parameters(),
-        lr=settings.non_private_learning_rate or settings.learning_rate,
+        lr=rate,
         momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
     )
     loader = DataLoader(
         train_set,
@@ -63,10 +65,14 @@ def fit_without_dp(
         generator=generator(randomness.shuffling),
     )
     criterion = nn.CrossEntropyLoss()
-    total_steps, step = settings.total_steps(len(loader)), 0
+    longer = settings.non_private_epochs
+    total_steps = longer * len(loader) if longer else settings.total_steps(len(loader))
+    step = 0
     while step < total_steps:
         for inputs, targets in loader:
             optimizer.zero_grad()
+            for group in optimizer.param_groups:
+                group["lr"] = rate * settings.learning_rate_factor(step, total_steps)
             criterion(module(inputs.to(device)), targets.to(device)).backward()
             optimizer.step()
             step += 1

@@ -72,16 +72,19 @@ class PrivateSetting:
         return worst_case_epsilon(by_step, history[0][1], delta)
 
     def set_step(self, step: int) -> None:
-        """Give Opacus the noise and the clipping norm of a step that comes next."""
-        setting = self.planned.at(step)
+        """Give Opacus the learning rate, noise and clipping norm of a step that comes next."""
+        setting, config = self.planned.at(step), self.settings
+        rate = config.learning_rate * config.learning_rate_factor(step, self.total_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
         self.optimizer.noise_multiplier = setting.noise_multiplier
-        if self.settings.clipping == "quantile":  # the optimizer moves its clipping norm
+        if config.clipping == "quantile":  # the optimizer moves its clipping norm
             return
         self.optimizer.max_grad_norm = setting.max_grad_norm
-        if self.settings.clipping == "per_layer":
+        if config.clipping == "per_layer":
             n_layers = len(self.optimizer.params)
             self.optimizer.max_grad_norms = [setting.max_grad_norm / math.sqrt(n_layers)] * n_layers
-        if self.settings.grad_sample_mode == "ghost":  # the model clips, the optimizer adds noise
+        if config.grad_sample_mode == "ghost":  # the model clips, the optimizer adds noise
             cast(Any, self.model).max_grad_norm = setting.max_grad_norm
 
 
@@ -105,7 +108,10 @@ def make_private(
         config.model, dataset.input_shape, dataset.n_classes, randomness.first_parameters
     ).to(device)
     optimizer = torch.optim.SGD(
-        module.parameters(), lr=settings.learning_rate, momentum=settings.momentum
+        module.parameters(),
+        lr=settings.learning_rate,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
     )
     criterion = nn.CrossEntropyLoss()
     return made_private(

@@ -29,8 +29,10 @@ from indpriv.training.config.schedules import Schedule
 from indpriv.training.datasets.base import Dataset, Split
 from indpriv.training.dp_sgd import train
 from indpriv.training.models import build_model
+from indpriv.training.private_setting import make_private
 from indpriv.training.randomness import Randomness
 from indpriv.training.step_plan import worst_case_epsilon
+from indpriv.training.steps import take_steps
 
 DELTA = 1e-4
 SCHEDULE = {"law": "linear", "start": 1.0, "end": 0.5}
@@ -632,3 +634,16 @@ def test_a_run_stops_before_its_worst_case_passes_a_limit(tmp_path):
 def test_ends_of_training_that_are_refused(changes, message):
     with pytest.raises(InputError, match=message):
         config(**changes)
+
+
+def test_the_learning_rate_falls_as_a_cosine_and_weights_decay():
+    settings = config(schedule="cosine", weight_decay=0.01)
+    private = make_private(settings, toy(), Randomness.from_seed(1), "cpu")
+    (group,) = private.optimizer.param_groups
+    rates = [group["lr"]]
+    take_steps(
+        private, settings.training, lambda _: rates.append(group["lr"]), lambda: False, "cpu"
+    )
+    expected = 0.5 * np.cos(np.pi * np.arange(12) / 24) ** 2
+    np.testing.assert_allclose(rates[:12], expected, rtol=1e-12)
+    assert group["weight_decay"] == 0.01

@@ -102,7 +102,11 @@ def facts_of_plan(
         plan=plan,
         max_grad_norm=None if isinstance(clip, Mapping) else clip,
         epsilon_cap=training.get("filter_epsilon"),
-        sgd=SgdSettings(training["learning_rate"], training.get("momentum", 0.0), 0.0),
+        sgd=SgdSettings(
+            training["learning_rate"],
+            training.get("momentum", 0.0),
+            training.get("weight_decay", 0.0),
+        ),
         layers=layers,
         views=1,
         hazards={DELTA.key: DELTA} if too_large else {},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -9,7 +10,14 @@ from pydantic.dataclasses import dataclass
 
 from indpriv.errors import InputError
 from indpriv.training.config.schedules import NumberOrSchedule, Schedule
-from indpriv.training.config.values import KNOWN_KEYS_ONLY, Count, Flag, Positive, Share
+from indpriv.training.config.values import (
+    KNOWN_KEYS_ONLY,
+    AtLeastZero,
+    Count,
+    Flag,
+    Positive,
+    Share,
+)
 
 _NOT_FEDERATED: Any = Field(default=None)  # None in federated runs, which have rounds instead
 
@@ -35,6 +43,11 @@ class TrainingConfig:
         noise_std: in its place, the noise standard deviation of a sum of gradients, a number or a
             schedule; noise_multiplier is then noise_std / max_grad_norm of each step.
         momentum: momentum of SGD.
+        weight_decay: this times the parameters is added to the noisy gradient, which costs no
+            privacy; the baseline has it, too.
+        schedule: of the learning rate, also that of the baseline: "constant", or "cosine", which
+            falls from learning_rate to 0 over the run (Loshchilov and Hutter 2017, without
+            restarts). Noise and clipping norm have schedules of their own.
         clipping: "flat", or "per_layer": each of the M tensors of parameters is clipped at
             max_grad_norm / sqrt(M). Wei and Liu state clipping norm C and noise sigma of one layer;
             their run has max_grad_norm = C sqrt(M) and noise_multiplier = sigma / sqrt(M).
@@ -60,6 +73,8 @@ class TrainingConfig:
             batches.
         non_private_baseline: also train the same model without privacy, to compare attacks.
         non_private_learning_rate: learning rate of the baseline; None for learning_rate.
+        non_private_epochs: passes of the baseline over the data; None for as many steps as with DP.
+            A baseline that trains for longer remembers more, which an attack can show.
     """
 
     max_grad_norm: NumberOrSchedule
@@ -73,6 +88,8 @@ class TrainingConfig:
     noise_multiplier: NumberOrSchedule | None = None
     noise_std: NumberOrSchedule | None = None
     momentum: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
+    weight_decay: AtLeastZero = 0.0
+    schedule: Literal["constant", "cosine"] = "constant"
     clipping: Literal["flat", "per_layer", "quantile", "adaclip"] = "flat"
     quantile: Annotated[float, Field(strict=True, gt=0, lt=1)] | None = None
     quantile_rate: Positive | None = None
@@ -86,10 +103,20 @@ class TrainingConfig:
     max_physical_batch_size: Count | None = None
     non_private_baseline: Flag = False
     non_private_learning_rate: Positive | None = None
+    non_private_epochs: Count | None = None
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Number of steps, unless stop_at_epsilon ends the run before."""
         return self.steps or (self.epochs or 0) * steps_per_epoch
+
+    def learning_rate_factor(self, step: int, total_steps: int) -> float:
+        """What the learning rate of a step is multiplied by.
+
+        step: from 0 to total_steps - 1.
+        """
+        if self.schedule == "constant":
+            return 1.0
+        return 0.5 * (1 + math.cos(math.pi * step / total_steps))
 
     def __post_init__(self) -> None:
         federated = self.batch_size is None
@@ -121,11 +148,12 @@ class TrainingConfig:
                 "clip_headroom is given without individual clipping; set individual_clipping = "
                 "true or leave it out"
             )
-        if self.non_private_learning_rate is not None and not self.non_private_baseline:
-            raise InputError(
-                "non_private_learning_rate is given without a baseline; set non_private_baseline = "
-                "true or leave it out"
-            )
+        for name in ("non_private_learning_rate", "non_private_epochs"):
+            if getattr(self, name) is not None and not self.non_private_baseline:
+                raise InputError(
+                    f"{name} is given without a baseline; set non_private_baseline = true or leave "
+                    "it out"
+                )
 
     def _check_clipping(self) -> None:
         """Raise InputError for what this kind of clipping or of noise does not go with."""

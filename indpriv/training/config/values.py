@@ -12,6 +12,7 @@ Flag = Annotated[bool, Field(strict=True)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 CountOrZero = Annotated[int, Field(strict=True, ge=0)]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+AtLeastZero = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 PositiveShare = Annotated[float, Field(strict=True, gt=0, le=1)]
 Name = Annotated[
