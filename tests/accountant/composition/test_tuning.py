@@ -23,7 +23,7 @@ def peer(noise, steps, rate, tuning, delta):
     return accountant.get_epsilon(delta), np.asarray(one._rdp)
 
 
-@pytest.mark.parametrize("settings", [15, pytest.param(250, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("settings", [10, pytest.param(250, marks=pytest.mark.slow)])
 def test_prices_are_those_of_dp_accounting(settings):
     rng = np.random.default_rng(settings)
     shapes = [0.0, 1.0, math.inf, 0.5, 3.0]

@@ -121,7 +121,7 @@ def test_code_of_a_moving_clipping_norm_by_hand():
     assert met[2] == {1.0: 3}  # clipped, so that its true norm is unknown: counts as 1
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data(), between_records=st.sampled_from(BETWEEN_RECORDS))
 def test_norms_without_rounding_are_slightly_above_the_step_by_step_sum(data, between_records):
     norms, recorded, run = draw_run(data, varying_norm=True)

@@ -95,7 +95,7 @@ def test_few_settings_equal_the_step_by_step_sum(seed, between_records, unrolled
     )
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 2**32),
     between_records=st.sampled_from(RULES),
@@ -111,7 +111,7 @@ def test_a_moving_clipping_norm_never_lowers_a_contribution(seed, between_record
         assert np.all(ours[:, ORDERS <= 3] <= truth[:, ORDERS <= 3] * (1 + 2e-4))
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 2**32), between_records=st.sampled_from(RULES))
 def test_many_settings_are_slightly_above_the_step_by_step_sum(seed, between_records):
     norms, recorded, batch_norms, run = draw_run(seed, n_rates=25)

@@ -164,7 +164,7 @@ def test_the_rest_of_a_block_moves_an_end_within_the_bracket_only(method):
 
 
 def test_delta_falls_with_epsilon_and_is_one_far_below():
-    run = run_of((1.0, 0.8, 0.05, 30))
+    run = run_of((1.0, 0.8, 0.05, 5))
     bounds = [delta_of(run, epsilon) for epsilon in (-30.0, -2.0, 0.0, 4.0, 40.0)]
     assert bounds[0][1] == pytest.approx(1.0)
     assert all(later[0] <= earlier[1] for earlier, later in itertools.pairwise(bounds))

@@ -133,7 +133,7 @@ def ends(step, run):
         (replaced, step_of_replaced, 200),
         (truncated, step_of_truncated, 200),
         (fixed_size, step_of_fixed_size, 200),
-        (one_person, step_of_person, 40),  # the peer is slow; pld/test_unit_losses.py has others
+        (one_person, step_of_person, 20),  # the peer is slow; pld/test_unit_losses.py has others
     ],
 )
 def test_epsilons_are_those_of_dp_accounting(ours, step, n_runs):
