@@ -31,8 +31,8 @@ _METHOD_TEXTS = {
     HISTOGRAM: "one noisy cumulative distribution from a tree of counts with discrete Laplace "
     "noise (OpenDP)",
     DESCENT: f"quantile descent (Andrew et al. 2021): {mechanisms.ROUNDS} rounds, step size "
-    f"{mechanisms.STEP_SIZE:g} in the logarithm, from the middle of the range, discrete Gaussian "
-    "noise (OpenDP)",
+    f"{mechanisms.FIRST_STEP:g} * {mechanisms.DECAY:g}^round in the logarithm, from the middle of "
+    "the range, discrete Gaussian noise (OpenDP)",
 }
 
 

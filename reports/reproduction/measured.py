@@ -28,7 +28,7 @@ from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.run_files import JOURNAL
 from indpriv.release import Request, release
-from indpriv.release.mechanisms import ROUNDS, STEP_SIZE
+from indpriv.release.mechanisms import ROUNDS
 from indpriv.release.request import DEFAULT_QUANTILES, DESCENT, EXPONENTIAL, HISTOGRAM
 from reproduction.audits import ROOT, folder_of, read_audits, values_of
 from reproduction.paper import DELTA, INDIVIDUAL_CLIPPING_SEEDS, RELEASE_EPSILON
@@ -39,7 +39,7 @@ NORM_RELEASES = ("utkface_gender", "mnist")  # of footnote 3, and one more
 METHODS = {
     EXPONENTIAL: "private selection (the default)",
     HISTOGRAM: "noisy histogram",
-    DESCENT: f"descent of Andrew et al. 2021, {ROUNDS} rounds, step size {STEP_SIZE:g}",
+    DESCENT: f"descent of Andrew et al. 2021, {ROUNDS} rounds",
 }
 DISTRIBUTION, TABLE_1, TABLE_2, TABLE_3, FOOTNOTE_3, MACHINE = (
     "distribution",

@@ -131,7 +131,8 @@ def table_2(known: Known) -> Section:
         "again from the stored answers. **Non-private values are printed here because these data sets are public; of other data "
         "they are for the curator only.** Settings of these runs were tried on the same data, and earlier runs were "
         "released from; no ledger here counts that. The step size and the mean's share of the budget are ours, the paper names "
-        "the default setup of Andrew et al. only. Where many people share one value, as those who were clipped in every step do, "
+        "the default setup of Andrew et al. only. The answers here were drawn with constant steps of 0.5; steps have fallen as "
+        "2 * 0.85^round since. Where many people share one value, as those who were clipped in every step do, "
         "descent by constant steps swings around it. Mean errors over many draws: benchmarks/release.py."
     )
     title = "average and quantiles of individual epsilon, released in private"
