@@ -54,7 +54,7 @@ def hindrance(model: nn.Module, batch: Batch) -> str:
             "takes wrong gradients; call .contiguous() on them in the model's forward, or train "
             'with grad_sample_mode="functorch"'
         )
-    if hidden := seen.trained(lambda name, part: seen.calls[name] == 0 or name in seen.keywords):
+    if hidden := seen.trained(seen.is_hidden):
         return (
             f"{hidden[0]} has trained parameters that the model uses otherwise than by calling it "
             "on tensors, so Opacus sees no gradient of single examples; use another kind of "
@@ -143,6 +143,11 @@ class _Seen:
         return [
             named(n, names[n]) for n, output, before in self._outputs if output._version != before
         ]
+
+    def is_hidden(self, name: str, part: nn.Module) -> bool:
+        """Whether parameters of this layer reach outputs in a way that no hook sees."""
+        uncalled = self.calls[name] == 0 and not self.is_tied(part)
+        return uncalled or name in self.keywords
 
     def is_tied(self, part: nn.Module) -> bool:
         """Whether another layer has a parameter of this one."""

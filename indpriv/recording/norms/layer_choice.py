@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from indpriv.recording.norms.layer_squares import Squares, variants_of
 from indpriv.recording.norms.timing import fastest
 
-_TIMED = 128  # examples, at most, on which variants are timed
+_TIMED = 32  # examples, at most, on which variants are timed
 _OPTIONS = ("kernel_size", "stride", "padding", "dilation", "groups")
 
 Choose = Callable[[nn.Module, frozenset[str], Tensor, Tensor], Squares]

@@ -121,6 +121,12 @@ def test_a_parameter_used_twice_is_refused_in_ghost_mode_alone():
     said = refusal(tied(), inputs, "ghost")
     assert "Linear '0' and Linear '2': a parameter is used several times" in said
     assert 'grad_sample_mode="hooks"' in said
+    model = tied()
+    model[3].spare = nn.Linear(4, 4, bias=False)  # never called, as T5's shared embedding
+    model[3].spare.weight = model[0].weight
+    assert "Linear '3.spare'" in hindrance(
+        wrap_model(model, grad_sample_mode="ghost"), Batch(inputs, inputs)
+    )
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.LSTM(4, 4), nn.GRU(4, 4)])
