@@ -106,6 +106,7 @@ def hazards(
         *assumptions(run, account.delta, checks, known=account.participation == "known"),
         *_of_divisor(run, account),
         *_readings(guarantee, " ".join(caveats)),
+        *([_BESIDE_UPDATES] if run.recorder.get("rounds") else []),
         *_SCOPE,
     )
 
@@ -249,6 +250,15 @@ def _readings(guarantee: Guarantee, caveats: str) -> list[Hazard]:
     return found
 
 
+_BESIDE_UPDATES = Hazard(
+    "beside_updates",
+    SCOPE,
+    "metrics of clients",
+    "Clients send more than their updates",
+    NOT_COVERED,
+    "Metrics, numbers of examples, statistics of batch norms and ids that clients send beside "
+    "their updates have no noise. Averages weighted by private numbers tell these numbers.",
+)
 _SCOPE = (
     Hazard(
         "other_uses",

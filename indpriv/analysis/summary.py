@@ -14,6 +14,7 @@ from indpriv.analysis.attacks.strongest import StrongestAttack, UnitRates
 from indpriv.analysis.attacks.threshold_attack import ThresholdAttack
 from indpriv.analysis.disclosures import Disclosure
 from indpriv.analysis.distribution import Distribution
+from indpriv.analysis.federated.views import View
 from indpriv.analysis.fidelity.batch_norms import BatchNormFidelity
 from indpriv.analysis.fidelity.comparison import Fidelity, Sensitivity, Spacing
 from indpriv.analysis.groups.group_table import GroupTable
@@ -143,6 +144,7 @@ class AuditSummary:
         loss: epsilon and loss; None without an example table.
         groups: one table per column asked for.
         schedule: noise, clipping and accuracy over training.
+        views: what each observer of a federated run can learn; empty for other runs.
     """
 
     name: str
@@ -161,6 +163,7 @@ class AuditSummary:
     fidelity: FidelityFindings = field(metadata={"flatten": True})
     notes: Notes = field(metadata={"flatten": True})
     schedule: ScheduleFindings | None = None
+    views: tuple[View, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The content of audit.json: dicts, lists, texts and finite numbers."""

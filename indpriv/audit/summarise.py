@@ -19,6 +19,7 @@ from indpriv.analysis.disclosures import disclosures
 from indpriv.analysis.distribution import describe
 from indpriv.analysis.divisor import divisor_of
 from indpriv.analysis.duplicates import undeclared_people
+from indpriv.analysis.federated.views import views_of
 from indpriv.analysis.groups.group_table import GroupTable, group_tables
 from indpriv.analysis.guarantee import (
     Guarantee,
@@ -112,6 +113,7 @@ def summarise(
         fidelity=fidelity,
         notes=_notes(run, table, recorded, guarantee, provenance.versions, attacks, missing),
         schedule=schedule_of(log, account.delta, recorded.curve),
+        views=views_of(log, table, recorded.recorder, recorded.declared.content),
     )
 
 

@@ -23,10 +23,12 @@ from indpriv.report.sections.schedule import schedule
 from indpriv.report.sections.sensitivity import sensitivity
 from indpriv.report.sections.units import units
 from indpriv.report.sections.verdict import verdict
+from indpriv.report.sections.views import views
 
 # In the order of the report. A nested section belongs to the one before it.
 SECTIONS: tuple[Callable[[AuditSummary], Section | None], ...] = (
     verdict,
+    views,
     publish,
     run,
     distribution,

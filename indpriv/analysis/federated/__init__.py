@@ -1,0 +1,1 @@
+"""Federated runs: who is protected from whom."""

@@ -1,0 +1,176 @@
+"""Who sees what of a federated run, and what that may tell of a client or of a row. Sensitive.
+
+An outsider sees every model that the server publishes. The server sees the update of each client,
+and so does whoever reads it on its way. Some may read the gradient of a single row in training.
+Noise protects only from those who read what has it. All but outsiders know who took part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import numpy as np
+
+from indpriv._arrays import FloatArray, IntArray
+from indpriv._files import first_at
+from indpriv._plain import Limits
+from indpriv.accountant.method import Method
+from indpriv.accountant.relations.gaussian import gaussian_epsilons
+from indpriv.accountant.relations.known import known_shifts
+from indpriv.accountant.units import Units
+from indpriv.epsilon_table import EpsilonTable
+from indpriv.norm_log.norm_log import NormLog
+
+OBSERVERS = ("outsider", "update", "gradient")
+CLIENT, ROW = "client", "row"
+
+
+@dataclass(frozen=True)
+class View:
+    """What one observer can learn of one unit.
+
+    Attributes:
+        unit: "client" or "row".
+        observer: "outsider" (every published model), "update" (the server, and readers of the
+            update of a client) or "gradient" (readers of the gradient of a row in training).
+        noise_multiplier: the smallest of any step, of what this observer reads; None without noise.
+        participation: whether the observer knows who took part: "secret" or "known".
+        worst_case_epsilon: of the unit that is most exposed; None if nothing protects it.
+        median_epsilon: of individual epsilon; None without one.
+        reason: why nothing protects the unit, or what the epsilon rests on.
+    """
+
+    unit: Annotated[str, Limits(texts=(CLIENT, ROW))]
+    observer: Annotated[str, Limits(texts=OBSERVERS)]
+    noise_multiplier: float | None
+    participation: Annotated[str, Limits(texts=("secret", "known"))]
+    worst_case_epsilon: float | None
+    median_epsilon: float | None
+    reason: str
+
+
+def views_of(
+    log: NormLog, table: EpsilonTable, recorder: Mapping[str, Any], content: Mapping[str, Any]
+) -> tuple[View, ...]:
+    """The views of a recorded federated run; empty for other runs and other units.
+
+    Args:
+        log: of clients or of rows, as the reference loop or a RoundRecorder wrote it.
+        table: of this log.
+        recorder: what the log's header says of the run.
+        content: of run.json; its table [federated] says where noise is added. Without one, the
+            server adds it to the sum of updates, or each client to its batches of rows.
+    """
+    several = (table.account.rows_per_unit or 1) > 1  # rows of people from another column
+    if not recorder.get("rounds") or several or log.unit not in ("client", "example"):
+        return ()
+    settings = first_at(content, ("config", "federated")) or {}
+    place, pruned = settings.get("noise_at"), settings.get("share", 1.0) < 1
+    if log.unit == "client":
+        return _of_clients(log, table, place or "server", pruned)
+    outside = settings.get("local_steps") == 1 and not pruned
+    return _of_rows(log, table.account.delta, place or "batch", outside)
+
+
+def _of_clients(log: NormLog, table: EpsilonTable, place: str, pruned: bool) -> tuple[View, ...]:
+    """Updates of clients are clipped; rows are protected as parts of them."""
+    delta, least = table.account.delta, float(log.settings.noise_multiplier.min())
+    outside = View(
+        CLIENT,
+        OBSERVERS[0],
+        least,
+        table.account.participation,
+        table.worst_case_epsilon,
+        float(np.median(table.epsilon)),
+        "",
+    )
+    found = [(outside, _replaced_row(log, delta, OBSERVERS[0]))]
+    if place == "server":
+        late = "the server adds noise after it has read the updates"
+        found.append((_nothing(CLIENT, OBSERVERS[1], late), _nothing(ROW, OBSERVERS[1], late)))
+    else:  # the log has the noise of all who came, of whom each added the same
+        came = np.ones(log.total_steps) if pruned else _participants(log)
+        own = _with_noise(log, 1 / np.sqrt(came))
+        found.append(
+            (_known(own, delta, CLIENT, OBSERVERS[1]), _replaced_row(own, delta, OBSERVERS[1]))
+        )
+    plain = "gradients have no noise"
+    found.append((_nothing(CLIENT, OBSERVERS[2], plain), _nothing(ROW, OBSERVERS[2], plain)))
+    clients, rows = zip(*found, strict=True)
+    return (*clients, *rows)
+
+
+def _of_rows(log: NormLog, delta: float, place: str, adds_up: bool) -> tuple[View, ...]:
+    """Gradients of rows are clipped; a client is protected as far as its rows add up.
+
+    adds_up: a round is one local step, so that the noise of all who came is in the model.
+    """
+    if log.unit_ids is None:
+        return ()
+    _, owners = np.unique(log.unit_ids, return_inverse=True)
+    clients, smallest, largest = _batches(log, owners)
+    alike = adds_up and np.array_equal(smallest, largest)
+    outside = _with_noise(log, np.sqrt(clients)) if alike else log
+    found = [
+        _known(replace(seen, unit=unit), delta, name, observer)
+        for name, unit in ((CLIENT, "client"), (ROW, "example"))
+        for seen, observer in ((outside, OBSERVERS[0]), (log, OBSERVERS[1]))
+    ]
+    last = _nothing(ROW, OBSERVERS[2], "noise is added to the sum of a batch, not to its gradients")
+    if place == "row":  # the log has the noise of a batch
+        own = _with_noise(log, 1 / np.sqrt(largest))
+        last = _known(own, delta, ROW, OBSERVERS[2])
+    return (*found, last)
+
+
+def _known(log: NormLog, delta: float, unit: str, observer: str) -> View:
+    """A view against those who know who took part."""
+    units = Units.of(log.unit_ids) if log.unit != "example" and log.unit_ids is not None else None
+    found = known_shifts(log, Method(delta=delta, participation="known"), units)
+    each = gaussian_epsilons(np.sqrt(found.shifts.own), delta)[1]
+    worst = gaussian_epsilons(np.sqrt([found.worst]), delta)[1]
+    least = float(log.settings.noise_multiplier.min())
+    return View(unit, observer, least, "known", float(worst[0]), float(np.median(each)), "")
+
+
+def _replaced_row(log: NormLog, delta: float, observer: str) -> View:
+    """A row whose client sends another update: their distance is at most 2 max_grad_norm."""
+    half = _with_noise(log, np.full(log.total_steps, 0.5))
+    whole = _known(half, delta, ROW, observer)
+    return replace(whole, median_epsilon=None, reason="its client is replaced")
+
+
+def _nothing(unit: str, observer: str, reason: str) -> View:
+    return View(unit, observer, None, "known", None, None, reason)
+
+
+def _with_noise(log: NormLog, factor: FloatArray) -> NormLog:
+    noise = log.settings.noise_multiplier * factor
+    return replace(log, settings=replace(log.settings, noise_multiplier=noise))
+
+
+def _participants(log: NormLog) -> FloatArray:
+    """(total_steps,) number of clients in each step, 1 where none came."""
+    if log.batch_norms is None:
+        return np.ones(log.total_steps)
+    steps = log.batch_norms.read(0, log.n_examples).step
+    return np.maximum(np.bincount(steps, minlength=log.total_steps), 1).astype(np.float64)
+
+
+def _batches(log: NormLog, owners: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """(total_steps,) numbers of clients, and of rows in their smallest and largest batch."""
+    clients, smallest, largest = np.ones((3, log.total_steps))
+    if log.batch_norms is None:
+        return clients, smallest, largest
+    entries = log.batch_norms.read(0, log.n_examples)
+    keys = entries.step.astype(np.int64) * (int(owners.max()) + 1) + owners[entries.position]
+    found, sizes = np.unique(keys, return_counts=True)
+    steps = found // (int(owners.max()) + 1)
+    came, first = np.unique(steps, return_index=True)
+    if len(came):
+        clients[came] = np.bincount(steps, minlength=log.total_steps)[came]
+        smallest[came] = np.minimum.reduceat(sizes, first)
+        largest[came] = np.maximum.reduceat(sizes, first)
+    return clients, smallest, largest
