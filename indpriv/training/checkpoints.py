@@ -42,7 +42,7 @@ def checkpoint_path(run_dir: Path, step: int) -> Path:
 
 
 def save_checkpoint(
-    run_dir: Path, module: nn.Module, step: int, accountant_history: list[Any]
+    run_dir: Path, module: nn.Module, step: int, accountant_history: list[Any] | None
 ) -> Path:
     """Save a model after `step` updates, atomically and with permissions 0600.
 
@@ -50,7 +50,7 @@ def save_checkpoint(
         run_dir: the run's directory.
         module: the model itself, without Opacus's wrapper.
         step: number of updates so far.
-        accountant_history: history of Opacus's accountant.
+        accountant_history: history of Opacus's accountant; None if it counts nothing of this run.
 
     Returns:
         path of the checkpoint.
@@ -63,9 +63,9 @@ def save_checkpoint(
         "model_state_dict": {
             name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()
         },
-        "accountant_history": [
-            (float(noise), float(rate), int(steps)) for noise, rate, steps in accountant_history
-        ],
+        "accountant_history": None
+        if accountant_history is None
+        else [(float(noise), float(rate), int(steps)) for noise, rate, steps in accountant_history],
     }
     buffer = io.BytesIO()
     torch.save(content, buffer)
@@ -99,7 +99,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
             "indpriv"
         )
     return Checkpoint(
-        int(content["step"]), content["model_state_dict"], content["accountant_history"]
+        int(content["step"]), content["model_state_dict"], content["accountant_history"] or []
     )
 
 

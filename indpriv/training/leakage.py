@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from indpriv.leakage import INVERSIONS, LBFGS, Observation
 from indpriv.leakage.at_checkpoints import Leaked, leak_at_checkpoints
 from indpriv.norm_log.run_files import LEAKAGE, RUN_JSON
 from indpriv.recording import AuditSpec
-from indpriv.training.config import AuditConfig, LeakageConfig
+from indpriv.training.config import AuditConfig, FederatedConfig, LeakageConfig
 from indpriv.training.datasets import Dataset, load_dataset
 from indpriv.training.models import build_model
 from indpriv.training.tensors import tensor_set
@@ -80,7 +81,6 @@ def read_run(run_dir: Path, data_dir: Path | None) -> AuditSpec:
     """
     record = _record(run_dir)
     config = AuditConfig.from_dict(record["config"])
-    config.check_central("indpriv leak")
     dataset = load_dataset(config.data.dataset, data_dir)
     if dataset.fingerprint() != record["data"]["fingerprint"]:
         raise InputError(
@@ -105,8 +105,9 @@ def observations(run_dir: Path, plan: LeakageConfig) -> ObservationAt:
     Raises:
         InputError: another kind of run, or a kind of clipping that an observation does not have.
     """
-    settings = _record(run_dir)["training"]
-    planned = _record(run_dir)["config"]["training"]
+    record = _record(run_dir)
+    settings, planned = record["training"], record["config"]["training"]
+    federated = AuditConfig.from_dict(record["config"]).federated
     if settings["clipping"] not in ("flat", "per_layer") or "largest" in planned.get(
         "noise_scale", ""
     ):
@@ -117,9 +118,51 @@ def observations(run_dir: Path, plan: LeakageConfig) -> ObservationAt:
 
     def at(step: int) -> Observation:
         clip, noise = (_at(settings[name], step) for name in ("max_grad_norm", "noise_multiplier"))
-        return observation(plan, clip, noise, settings["clipping"])
+        if federated is None:
+            return observation(plan, clip, noise, settings["clipping"])
+        came = federated.planned(settings["clients"])
+        return at_a_client(plan, federated, came, (clip, noise, settings["clipping"]))
 
     return at
+
+
+def at_a_client(
+    plan: LeakageConfig, federated: FederatedConfig, planned: float, law: tuple[float, float, str]
+) -> Observation:
+    """What a plan reads at one client of a federated run; noise of the server comes later.
+
+    Args:
+        plan: what is read. A batch or update is of rows drawn from all clients.
+        federated: who is protected where.
+        planned: number of clients of a round.
+        law: max_grad_norm, noise multiplier and clipping of the round.
+
+    Raises:
+        InputError: an update of a run that protects rows inside its local steps.
+    """
+    (clip, noise, clipping), place = law, federated.noise_place
+    if federated.protect == "row" and plan.see == "update":
+        raise InputError(
+            'rows are clipped and get noise in each local step; use see = "batch", which is the '
+            "update of one local step"
+        )
+    if plan.see == "update":
+        shares = {"clients": 1.0, "clients_shared": 1 / math.sqrt(planned)}
+        noise, protected = noise * shares.get(place, 0.0), place in shares
+    else:  # noise once a batch comes after the gradient of a row
+        protected = federated.protect == "row"
+        noise *= place == "row" or plan.see == "batch"
+    return Observation(
+        plan.see,
+        plan.batch_size,
+        clip if protected else None,
+        clipping if protected else "flat",
+        noise if protected and not plan.before_noise else 0.0,
+        "row" if place == "row" else "batch",
+        plan.local_steps if plan.see == "update" else 1,
+        federated.local_learning_rate,
+        plan.share,
+    )
 
 
 def observation(
@@ -129,6 +172,7 @@ def observation(
 
     Local updates are neither clipped nor noised by DP-SGD.
     """
+    plan.check_central()
     if plan.see == "update":
         return Observation(
             "update",

@@ -83,6 +83,7 @@ class AuditConfig:
     def _check_scheme(self) -> None:
         """Raise InputError for what does not go with [federated]."""
         if self.federated is None:
+            self.leakage.check_central()
             return
         for name, value in self.to_dict()["training"].items():
             if name not in _FEDERATED_SETTINGS and value != _DEFAULTS.get(name):
@@ -96,11 +97,8 @@ class AuditConfig:
                 "[recording] of a federated run is every = 1, with rounding at most: the norms of "
                 "all who take part are recorded"
             )
-        others = (self.attacks, self.leakage) != (AttackConfig(), LeakageConfig())
-        if self.data.unit_column is not None or others:
-            raise InputError(
-                "[data] unit_column, [attacks] and [leakage] do not go with [federated]"
-            )
+        if self.data.unit_column is not None or self.attacks != AttackConfig():
+            raise InputError("[data] unit_column and [attacks] do not go with [federated]")
 
     def check_central(self, command: str) -> None:
         """Raise InputError for a federated audit, which a command does not know."""

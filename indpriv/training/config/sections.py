@@ -202,7 +202,8 @@ class LeakageConfig:
         at: numbers of updates of the checkpoints that are attacked; or "last".
         before_noise: what is read has no noise yet.
         batch_size: of a batch or an update.
-        local_steps, learning_rate: of an update, which is neither clipped nor noised.
+        local_steps, learning_rate: of an update, which DP-SGD neither clips nor noises. A federated
+            run protects it as [federated] says, and its learning rate is the local one.
         share: share of coordinates that is sent, the largest first.
         knows_labels: the attacker knows the labels; in batches of up to 8 it does anyway.
         knows_clipping: "lbfgs" clips the gradient of its guess; false is the attack of the papers.
@@ -223,6 +224,9 @@ class LeakageConfig:
     def __post_init__(self) -> None:
         if self.see == "row" and self.batch_size != 1:
             raise InputError('see = "row" reads one example; leave out batch_size, or see a batch')
+
+    def check_central(self) -> None:
+        """Raise InputError for noise on an update of a run that is not federated."""
         if self.see == "update" and not self.before_noise:
             raise InputError(
                 'see = "update" has no noise in DP-SGD, before or after: set before_noise = true'

@@ -36,6 +36,7 @@ from indpriv.training.datasets import Dataset, load_dataset
 from indpriv.training.dp_sgd import TrainedRun
 from indpriv.training.federated.partition import CLIENT, partitioned
 from indpriv.training.federated.rounds import Clients, Federation
+from indpriv.training.leakage import leak_after_training
 from indpriv.training.models import first_parameters
 from indpriv.training.randomness import SEEDED_LABEL, Randomness
 from indpriv.training.run_record import (
@@ -102,6 +103,7 @@ def train_federated(
     seconds = time.monotonic() - started
     complete_record(run_dir, guarantee, accuracy, done, settings.rounds, seconds)
     check_finished(run_dir, done, settings.rounds, "rounds")
+    leak_after_training(config, run_dir, dataset, seed, tell)
     return TrainedRun(
         run_dir, module, done, guarantee["epsilon"] or np.inf, accuracy, guarantee["account"]
     )
@@ -203,7 +205,7 @@ def _take_rounds(
         run.write_parameters(module)
         mus[done] = run.largest_mu
         curve.add(done)
-        save_checkpoint(run_dir, module, done, [])
+        save_checkpoint(run_dir, module, done, None)
 
     done = 0
     with stop_requests() as stop_asked:
