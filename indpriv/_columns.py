@@ -16,6 +16,7 @@ from indpriv.errors import InputError
 
 FIXED_COLUMNS = ("example_id", "unit_id", "split", "label", "loss", "correct")
 RESERVED_COLUMNS = {*FIXED_COLUMNS, "epsilon", "epsilon_lower", "epsilon_upper"}
+_RESULTS = ("correct", "loss")  # of the final model, which examples are grouped by if asked
 MISSING = "(missing)"
 _EMPTY = "(empty)"
 _AND = " × "  # between the values of an intersection
@@ -52,8 +53,9 @@ def partition(
     Args:
         train: training rows.
         test: test rows, with the same columns; may be empty.
-        by: "label" or a metadata column; "column:bins=10" cuts a numeric column at quantiles of the
-            training rows; "race,age:bins=4" makes a group of every combination that occurs.
+        by: "label", "correct", "loss" or a metadata column; "column:bins=10" cuts a numeric column
+            at quantiles of the training rows; "race,age:bins=4" makes a group of every combination
+            that occurs.
         max_values: largest number of distinct values of a numeric column without bins; None for no
             limit.
 
@@ -64,7 +66,7 @@ def partition(
         InputError: there is no such column, a column with bins is not numeric, or it has too many
             numeric values.
     """
-    columns = groupable_columns(train)
+    columns = [*groupable_columns(train), *(name for name in _RESULTS if name in train)]
     if "," in by and by not in columns:
         return _intersection(
             [partition(train, test, part.strip(), max_values=max_values) for part in by.split(",")]

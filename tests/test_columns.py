@@ -86,8 +86,12 @@ def test_a_column_whose_name_looks_like_bins_comes_first():
 @pytest.mark.parametrize(
     ("values", "by", "message"),
     [
-        (["a"], "shoe_size", "no column 'shoe_size' to group by; choose among label, group"),
-        (["a"], "loss", "no column 'loss'"),
+        (
+            ["a"],
+            "shoe_size",
+            "no column 'shoe_size' to group by; choose among label, group, correct, loss",
+        ),
+        (["a"], "unit_id", "no column 'unit_id'"),
         (["a"], "group:bins=3", "group is not numeric"),
         ([True], "group:bins=3", "group is not numeric"),
         ([1.0, 2.0], "group:bins=1", "at least 2"),
@@ -145,3 +149,14 @@ def test_a_column_with_a_comma_in_its_name_comes_first():
     assert partition(train, train, "sex,place").names == ("x", "y")
     with pytest.raises(InputError, match="there is no column 'sex'"):
         partition(train, train, "label,sex")
+
+
+def test_results_of_the_model_are_groups_if_asked():
+    train = rows("train", [0] * 4, loss=[0.1, 0.2, 3.0, 4.0], correct=[True, True, False, None])
+    test = rows("test", [0], loss=[9.0], correct=[False])
+    correct = partition(train, test, "correct")
+    assert correct.names == ("False", "True", MISSING)
+    assert (correct.train_codes.tolist(), correct.test_codes.tolist()) == ([1, 1, 0, 2], [0])
+    loss = partition(train, test, "loss:bins=2")
+    assert (loss.train_codes.tolist(), loss.test_codes.tolist()) == ([0, 1, 1, 1], [1])
+    assert groupable_columns(train) == ["label"]

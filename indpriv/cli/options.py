@@ -27,7 +27,8 @@ By = Annotated[
     typer.Option(
         "--by",
         help="Column to compare groups by, e.g. race; age:bins=10 for ranges; race,sex for "
-        "combinations. Can be given several times.",
+        "combinations; correct or loss:bins=10 for the final model's results. Can be given several "
+        "times.",
     ),
 ]
 Seed = Annotated[

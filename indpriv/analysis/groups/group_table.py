@@ -138,8 +138,8 @@ def group_table(
         table: epsilons of the training examples.
         train: rows of the training examples in the table's order; see `ExampleTable.aligned`.
         test: rows of the test examples; may be empty.
-        by: "label" or a metadata column; "column:bins=10" cuts a numeric column at its deciles;
-            "race,sex" takes every combination.
+        by: "label", "correct", "loss:bins=10" or a metadata column; "column:bins=10" cuts a numeric
+            column at its deciles; "race,sex" takes every combination.
         min_size: groups with fewer training examples are marked as too small to read, and left out
             of ratios and tests.
         seed: of the resampling: an analysis seed, not one of training.
