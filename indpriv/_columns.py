@@ -16,7 +16,7 @@ from indpriv.errors import InputError
 
 FIXED_COLUMNS = ("example_id", "unit_id", "split", "label", "loss", "correct")
 RESERVED_COLUMNS = {*FIXED_COLUMNS, "epsilon", "epsilon_lower", "epsilon_upper"}
-_RESULTS = ("correct", "loss")  # of the final model, which examples are grouped by if asked
+RESULTS = ("correct", "loss")  # of the final model, which examples are grouped by if asked
 MISSING = "(missing)"
 _EMPTY = "(empty)"
 _AND = " × "  # between the values of an intersection
@@ -66,7 +66,7 @@ def partition(
         InputError: there is no such column, a column with bins is not numeric, or it has too many
             numeric values.
     """
-    columns = [*groupable_columns(train), *(name for name in _RESULTS if name in train)]
+    columns = [*groupable_columns(train), *(name for name in RESULTS if name in train)]
     if "," in by and by not in columns:
         return _intersection(
             [partition(train, test, part.strip(), max_values=max_values) for part in by.split(",")]

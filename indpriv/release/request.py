@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from indpriv._checks import check_choice, check_positive_int
+from indpriv._columns import RESULTS
 from indpriv.errors import InputError
 
 EXPONENTIAL, HISTOGRAM, DESCENT = "exponential", "histogram", "descent"
@@ -110,6 +111,12 @@ class Request:
             raise InputError(
                 f"--by {self.by}: bins are cut at quantiles of the data, so their edges are "
                 "private; make a column of groups with public edges"
+            )
+        if results := {part.strip() for part in self.by.split(",")} & {*RESULTS}:
+            raise InputError(
+                f"--by {self.by}: {min(results)} is of the final model, so that one person's data "
+                "move others between groups, which no mechanism here allows for; choose a column "
+                "of the data"
             )
         if bool(self.by) != bool(self.groups):
             raise InputError(

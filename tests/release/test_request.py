@@ -24,6 +24,8 @@ from indpriv.release.request import DEFAULT_QUANTILES
         ({"epsilon": 1, "delta": 1.0}, r"delta=1\.0 is not in"),
         ({"epsilon": 1, "by": "sex"}, "The list must be public"),
         ({"epsilon": 1, "groups": ("Male",)}, "name a column"),
+        ({"epsilon": 1, "by": "correct", "groups": ("True",)}, "move others between groups"),
+        ({"epsilon": 1, "by": "sex, loss", "groups": ("a",)}, "loss is of the final model"),
         ({"epsilon": 1, "by": "age:bins=10", "groups": ("<20",)}, "edges are private"),
         ({"epsilon": 1, "by": "sex", "groups": ("Male", "Male")}, "listed twice in"),
         ({"epsilon": 1, "by": "sex", "groups": ("Male",), "public_n": 10}, "not in each group"),
