@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import socket
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -45,22 +44,6 @@ def one_blas_thread(function: AnyFunction) -> AnyFunction:
 def n_cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class Lock:
-    """A lock among the threads of one process: a copy in another process is free."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-
-    def __reduce__(self) -> tuple[type[Lock], tuple[()]]:
-        return Lock, ()
 
 
 class Pool(Protocol):

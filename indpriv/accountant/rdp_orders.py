@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -11,7 +12,6 @@ from numpy.typing import NDArray
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
-from indpriv.accountant.blocks import Lock
 from indpriv.accountant.histogram.counts import Counts
 from indpriv.accountant.order_search import default_orders, refine
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE
@@ -26,6 +26,7 @@ _FINEST = {2_048: 1, 4_096: 32, 65_536: 64, math.inf: 256}
 # If divergences are slow to compute, orders are tried upwards from the first one, then downwards.
 _FINEST_IF_SLOW, _FIRST_IF_SLOW, _AT_A_TIME = 32, 2.0, 4
 _CACHED_VALUES = 1 << 24  # divergences kept for further blocks: 128 MB
+_FILLING = threading.Lock()  # of all accountants, so that one can be sent to another process
 
 
 def epsilon_offsets(orders: FloatArray, delta: float, conversion: str) -> FloatArray:
@@ -120,7 +121,6 @@ class RdpAccountant:
             n_cells = self._coarse.shape[1]
             usual = next(step for limit, step in _FINEST.items() if n_cells <= limit)
             self._finest = max(finest, usual)
-        self._lock = Lock()
         self._values, self._row_of = np.zeros((0, n_cells)), dict[float, int]()
         self._known = np.zeros((0, n_cells if self._coarse is None else 0), dtype=bool)
 
@@ -192,7 +192,7 @@ class RdpAccountant:
         """
         wanted, inverse = np.unique(orders, return_inverse=True)
         inverse = inverse.reshape(orders.shape)
-        with self._lock:
+        with _FILLING:
             rows, new = self._rows(wanted)
             if isinstance(self._source, SlowDivergences):
                 used = [

@@ -6,6 +6,7 @@ any example: so results do not depend on the order in which threads need them.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -16,12 +17,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray
-from indpriv.accountant.blocks import Lock
 
 Arrays = tuple[NDArray[Any], ...]
 
 _MOST_BYTES = 1 << 29  # of the tables of a run; those used longest ago are made again if needed
 _MOST_RUNS = 4  # whose tables are kept: of one account, laws rounded up and down, and worst cases
+
+
+class _Lock:
+    """A lock among the threads of one process: a copy in another process is free."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type[_Lock], tuple[()]]:
+        return _Lock, ()
 
 
 @dataclass
@@ -30,7 +46,7 @@ class _Table:
 
     made: NDArray[np.bool_]
     arrays: Arrays = ()
-    lock: Lock = field(default_factory=Lock)
+    lock: _Lock = field(default_factory=_Lock)
     n_bytes: int = 0  # as counted among those of all tables
 
 
@@ -45,7 +61,7 @@ class SharedLaws:
     def __init__(self, shift: FloatArray, sample_rate: FloatArray) -> None:
         self.shift, self.sample_rate = shift, sample_rate
         self._tables: OrderedDict[Hashable, _Table] = OrderedDict()
-        self._lock = Lock()
+        self._lock = _Lock()
         self._n_bytes = 0
 
     def __len__(self) -> int:
