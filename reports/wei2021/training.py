@@ -123,7 +123,9 @@ def figures_of(path: Path, norm: float) -> dict[str, Any]:
         "max_grad_norm": norm,
         "step": curve["step"].tolist(),
         "test_accuracy": curve["test_accuracy"].tolist(),
-        "worst_case_epsilon": [round(value, 6) for value in curve["worst_case_epsilon"]],
+        "worst_case_epsilon": [
+            None if np.isnan(value) else round(value, 6) for value in curve["worst_case_epsilon"]
+        ],  # none for other clipping, whose account is made at the end
         "seconds_per_step": float(curve["seconds"].iloc[-1] / curve["step"].iloc[-1]),
         "worst_case": table.worst_case_epsilon,
         "median_epsilon": float(np.median(table.epsilon)),
