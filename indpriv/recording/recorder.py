@@ -31,6 +31,7 @@ from indpriv.recording.losses import with_targets
 from indpriv.recording.norms.batches import LossFn
 from indpriv.recording.norms.model_checks import check_memory
 from indpriv.recording.norms.norm_pass import NormPass
+from indpriv.recording.norms.shadow_model import autocast_anywhere
 from indpriv.recording.opacus.ranks import Ranks
 from indpriv.recording.opacus.run import OpacusRun
 from indpriv.recording.opacus.run_attack import AttackedRun, RunAttack
@@ -44,6 +45,8 @@ _CHECKED = 256  # number of examples that the norm pass is checked and timed on
 
 class Recorder:
     """Records one Opacus run. Everything that can be checked before training is checked at once.
+
+    If training uses `torch.autocast`, construct the Recorder under the same autocast.
 
     Args:
         run_dir: directory of the run; it is created (0700) and may not hold another run.
@@ -165,6 +168,7 @@ class Recorder:
             resume_at=beginning.resume_at,
             attack=attack,
         )
+        self._autocast = autocast_anywhere()
         self._run_info = dict(run_info or {})
         self._attached = False
         self._session: Session | None = None
@@ -202,10 +206,9 @@ class Recorder:
         device = next(run.module.parameters()).device
         train, test = data.examples(loader.collate_fn, device)
         inputs, targets = next(train.batches(_CHECKED))
-        with (
-            NormPass(model, data.loss_fn, inputs, targets, backend=run.norm_backend) as norm_pass,
-            closing(Ranks(optimizer)) as ranks,
-        ):
+        with self._autocast():
+            norm_pass = NormPass(model, data.loss_fn, inputs, targets, backend=run.norm_backend)
+        with norm_pass, closing(Ranks(optimizer)) as ranks:
             norm_pass.check_training(model, inputs, targets)
             check_memory(run.module, inputs)
             if test is not None:

@@ -23,7 +23,7 @@ from indpriv.recording.norms.batches import Batch, LossFn, call, check_losses
 from indpriv.recording.norms.layer_choice import Choose
 from indpriv.recording.norms.layer_squares import CONVOLUTIONS, gradient_of, sum_squares
 from indpriv.recording.norms.layers import Key, Layer, layers_of
-from indpriv.recording.norms.shadow_model import HALF, EachTensor
+from indpriv.recording.norms.shadow_model import HALF, EachTensor, autocast_now
 
 _SHARED_ELEMENTS = 2**24  # of gradients held at once for a parameter that is used several times
 
@@ -104,7 +104,7 @@ class LayerwiseNorms:
             return self._on_gradient(
                 layer.keys, args, output, partial(self._add_known, layer, inputs[0])
             )
-        precision = _autocast_now(output.device.type)
+        precision = autocast_now(output.device.type)
 
         def add(gradient: Tensor) -> None:
             layer.check_batch(self._size, inputs[0], gradient)
@@ -113,7 +113,7 @@ class LayerwiseNorms:
                     f"{type(module).__name__} shares a parameter or is used several times"
                 )
             self._recomputing = True
-            with precision:
+            with precision():
                 for names in self._together(layer.keys):
                     squares = _by_torch_func(module, names, inputs, kwargs, gradient)
                     self._add(squares, layer.keys[names[0]])
@@ -228,15 +228,6 @@ class LayerwiseNorms:
             self._add_batch_first(shape, keys, *sides)
 
         return self._on_gradient(keys, (inputs,), output, add)
-
-
-def _autocast_now(device: str) -> torch.autocast:
-    """The autocast settings of this moment, to compute under them later."""
-    return torch.autocast(
-        device,
-        dtype=torch.get_autocast_dtype(device),
-        enabled=torch.is_autocast_enabled(device),
-    )
 
 
 def _widened(module: nn.Module, inputs: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from opacus.grad_sample import AbstractGradSampleModule
+from opacus.grad_sample import AbstractGradSampleModule, GradSampleModuleNoOp
 from torch import Tensor, nn
 
 from indpriv.errors import InputError
@@ -218,6 +218,8 @@ class NormPass:
         """
         if self._check.is_random or not isinstance(model, AbstractGradSampleModule):
             return
+        if isinstance(model, GradSampleModuleNoOp):
+            return  # the loop computes gradients itself
         few = Batch(inputs, targets).rows(0, len(self._check.few))
         with kept_random_state():
             ours = self(few.inputs, few.targets)[0] / (1 + self.slack)

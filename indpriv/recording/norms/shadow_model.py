@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -80,16 +80,8 @@ class ModelInTraining:
         types = {p.dtype for p in self.module.parameters() if p.dtype.is_floating_point}
         self._dtype = max(types, key=lambda t: torch.finfo(t).eps, default=torch.float32)
         device = next(self.module.parameters()).device.type
+        self.precision = autocast_now(device)
         autocast = torch.is_autocast_enabled(device)
-        # Weights cast under autocast are not cached: the cache would outlive a training step if
-        # the user's own autocast context does.
-        self.precision = partial(
-            torch.autocast,
-            device,
-            dtype=torch.get_autocast_dtype(device),
-            enabled=autocast,
-            cache_enabled=False,
-        )
         self.compute_dtype = torch.get_autocast_dtype(device) if autocast else self._dtype
 
     @property
@@ -145,6 +137,34 @@ class ModelInTraining:
             return check_losses(
                 self.loss_fn(call(shadow, batch.inputs), batch.targets), batch.targets
             )
+
+
+def autocast_now(device: str) -> partial[torch.autocast]:
+    """Makes contexts with the autocast settings of this moment, to compute under them later.
+
+    Weights cast under autocast are not cached: the cache would outlive a training step if the
+    user's own autocast context does.
+    """
+    return partial(
+        torch.autocast,
+        device,
+        dtype=torch.get_autocast_dtype(device),
+        enabled=torch.is_autocast_enabled(device),
+        cache_enabled=False,
+    )
+
+
+def autocast_anywhere() -> Callable[[], ExitStack]:
+    """The same for CPU and CUDA, where the device is not known yet."""
+    made = [autocast_now(device) for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+
+    def entered() -> ExitStack:
+        stack = ExitStack()
+        for context in made:
+            stack.enter_context(context())
+        return stack
+
+    return entered
 
 
 def make_shadow(module: nn.Module) -> nn.Module:
