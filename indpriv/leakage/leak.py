@@ -6,8 +6,9 @@ it. The columns of `details`:
 
     error        infinite where a reconstruction is not finite
     identified   0 or 1: the example is nearer to the reconstruction than every other candidate
-    chance       of that, on average over examples and candidates that were drawn alike: 1 over
-                 the number of candidates, times the number of reconstructions that may be the one
+    chance       the most of that without the example, on average over examples and candidates that
+                 were drawn alike: the number of copies of the most frequent candidate over the
+                 number of candidates, times the number of reconstructions that may be the one
                  (those of a batch, but for an attack that names each example in its place)
     label_found  0 or 1; NaN where no label was inferred
     iterations
@@ -164,7 +165,9 @@ class _Scene:
         self, guess: Guess, place: int, label: Tensor | None
     ) -> tuple[dict[str, Any], Tensor]:
         """The columns of one example and a guess, and the reconstruction nearest to it."""
-        others = self._candidates[self._others(place)]
+        pool, (numbers, mine) = self._pool(place), self._numbers
+        others, numbers = self._candidates[self._others(place)], numbers[pool]
+        n_candidates = len(numbers) + int(mine[place] not in numbers)
         low, high = self._range
         own = self.inputs[place].flatten().double()
         inputs = guess.inputs
@@ -174,9 +177,8 @@ class _Scene:
         away = (guesses - own).square().mean(1) / (high - low) ** 2
         away = torch.nan_to_num(away, nan=np.inf, posinf=np.inf)
         nearest = int(away.argmin())
-        least = (
-            torch.cdist(guesses, others).square().min(1).values / own.numel() / (high - low) ** 2
-        )
+        distances = torch.cdist(guesses, others, compute_mode="donot_use_mm_for_euclid_dist")
+        least = distances.square().min(1).values / own.numel() / (high - low) ** 2
         target = self.targets[place : place + 1]
         columns = {
             "error": float(away[nearest]),
@@ -185,7 +187,7 @@ class _Scene:
             if label is None or self.labels_known
             else float(torch.equal(label, target)),
             "iterations": guess.iterations,
-            "chance": min(1.0, len(guesses) / (len(others) + 1)),
+            "chance": min(1.0, len(guesses) * int(numbers.bincount().max()) / n_candidates),
             "mu": float(self._mu[place]),
         }
         return columns, inputs[nearest]
@@ -225,12 +227,30 @@ class _Scene:
     def _read(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return self.reader.read(inputs, targets).detach()
 
+    @cached_property
+    def _numbers(self) -> tuple[Tensor, Tensor]:
+        """Of candidates (m,) and of examples (n,): copies have the same number."""
+        every = torch.cat([self.candidates[0], self.inputs]).flatten(1)
+        found = torch.unique(every, dim=0, return_inverse=True)[1]
+        return found[: -len(self.inputs)], found[-len(self.inputs) :]
+
+    def _pool(self, place: int) -> Tensor:
+        """(m,) bool, the candidates that what the attacker knows leaves for an example."""
+        numbers, mine = self._numbers
+        pool = torch.ones(len(numbers), dtype=torch.bool)
+        if self.labels_known:
+            pool &= self.candidates[1] == self.targets[place]
+        if self.attack.knows_candidates:  # and the rest of the batch
+            size = self.reader.observation.batch_size
+            start = place - place % size
+            rest = [p for p in range(start, start + size) if p != place]
+            pool &= ~torch.isin(numbers, mine[rest])
+        return pool
+
     def _others(self, place: int) -> Tensor:
         """(m,) bool, the candidates that an example is told from."""
-        own = self.inputs[place].flatten().double()
-        others = (self._candidates != own).any(1)
-        if self.labels_known:
-            others &= self.candidates[1] == self.targets[place]
+        numbers, mine = self._numbers
+        others = self._pool(place) & (numbers != mine[place])
         if not others.any():
             raise InputError(
                 "an example is told from no other candidate"

@@ -92,7 +92,8 @@ class Observation:
             "update": f"an update of {self.local_steps} local steps on {self.batch_size} examples",
         }[self.of]
         clip = "" if self.max_grad_norm is None else f", clipped at {self.max_grad_norm:g}"
-        noise = f", noise multiplier {self.noise_multiplier:.3g}" if self.noise_multiplier else ""
+        scale = self.noise_multiplier
+        noise = f", noise multiplier {scale:.3g}" if scale else ", without noise"
         sent = f", the largest {self.share:.0%} of it" if self.share < 1 else ""
         return f"{read}{clip}{' per layer' * (self.clipping == 'per_layer')}{noise}{sent}"
 

@@ -6,8 +6,10 @@ import torch
 from torch import nn
 
 from indpriv import AttackScores
+from indpriv.analysis.reconstruction import reconstruction_of
 from indpriv.errors import InputError
 from indpriv.leakage import LBFGS, FirstLayer, Informed, Observation, leak
+from indpriv.leakage.inversion import Guess
 from leakage_scenes import LOSS, cpl_network, digits, mlp
 
 SEEN = Observation(max_grad_norm=0.1)
@@ -59,8 +61,43 @@ def test_copies_of_an_example_are_no_candidates():
     inputs, targets = digits(4)
     copies = torch.cat([inputs, inputs]), torch.cat([targets, targets])
     found = leak(mlp(), LOSS, inputs, targets, SEEN, Informed(), candidates=copies)
-    assert found.details["chance"] == pytest.approx(1 / 7)  # itself, and three others twice
+    assert found.details["chance"] == pytest.approx(2 / 8)  # four candidates, each twice
     assert found.details["identified"][:4].all()
+
+
+class Commonest:
+    """Names the candidate with the most copies, whatever it sees."""
+
+    name, source, title = "commonest", "none", "the most frequent candidate"
+    knows_candidates, needs_labels = True, False
+
+    def invert(self, look):
+        values, counts = look.alternatives(0)[0].flatten(1).unique(dim=0, return_counts=True)
+        return Guess(values[counts.argmax()].reshape(look.shape), 1)
+
+
+def test_chance_is_what_naming_the_most_frequent_candidate_reaches():
+    (inputs, targets), copies = digits(3), torch.tensor([0, 0, 0, 0, 0, 0, 0, 1, 1, 2])
+    seen = Observation(max_grad_norm=0.1, noise_multiplier=1e3)
+    found = reconstruction_of(
+        leak(mlp(), LOSS, inputs[copies], targets[copies], seen, Commonest(), seed=0)
+    )
+    assert found.chance == pytest.approx(0.7)
+    assert 0.69 < found.ceiling < 0.71
+
+
+def test_the_rest_of_a_batch_is_ruled_out_by_an_attacker_who_knows_it():
+    inputs, targets = digits(8)
+    seen = Observation("batch", batch_size=4, max_grad_norm=0.1, noise_multiplier=1e3)
+    named = {}
+    found = leak(
+        mlp(), LOSS, inputs, targets, seen, Informed(), seed=0,
+        watch=lambda place, picture: named.__setitem__(place, picture),
+    )  # fmt: skip
+    assert found.details["chance"] == pytest.approx(1 / 5)  # of 8, without 3
+    for place, picture in named.items():
+        batch = range(place - place % 4, place - place % 4 + 4)
+        assert not any(torch.equal(picture, inputs[p]) for p in batch if p != place)
 
 
 def test_whoever_knows_labels_names_among_fewer():

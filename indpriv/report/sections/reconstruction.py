@@ -20,10 +20,13 @@ MEANING = (
     "candidate. At most: the largest share that any attack can name on average under this noise, "
     "at one look at this model (Hayes, Mahloujifar and Balle 2023). Error: the mean squared error "
     "of a value, where inputs range from 0 to 1. Same: the share of reconstructions with an error "
-    f"below {CLOSE:g}, and in brackets of those of other examples. {NO_EVIDENCE}"
+    f"below {CLOSE:g}, and in brackets of those of other examples. indpriv leak computes gradients "
+    "anew and draws noise by the recorded settings: it shows what such noise hides, not that the "
+    f"run drew it. {NO_EVIDENCE}"
 )
 ABOVE = (
-    "More examples are identified than any attack can under the stated noise: there was less noise."
+    "More examples are identified than any attack can under the stated noise (95 % confidence): "
+    "there was less noise, or the candidates were not drawn as the examples were."
 )
 
 
