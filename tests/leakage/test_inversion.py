@@ -1,14 +1,19 @@
 """Each attack finds what it should, and clipping fools only an attacker who forgets it."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
 from scipy.special import ndtr, ndtri
 from torch import nn
 
-from indpriv.analysis.reconstruction import reconstruction_of
+from indpriv.analysis.reconstruction import identification_ceiling, reconstruction_of
+from indpriv.analysis.statistics.binomial import clopper_pearson
 from indpriv.errors import InputError
 from indpriv.leakage import INVERSIONS, LBFGS, Adam, FirstLayer, Informed, Observation, leak
+from indpriv.leakage.inversion import Look
+from indpriv.training.datasets import load_dataset
 from leakage_scenes import LOSS, cpl_network, digits, mlp
 
 
@@ -59,6 +64,29 @@ def test_the_informed_attack_reaches_most_of_its_ceiling():
     assert 0.3 * found.ceiling < found.identified
 
 
+@pytest.mark.parametrize("noise", [0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 6.0])
+def test_of_far_apart_gradients_most_of_the_ceiling_is_reached_and_no_more(noise):
+    """1,000 looks at 100 candidates, whose gradients have random directions and the length 1."""
+    generator = torch.Generator().manual_seed(0)
+    added = torch.randn((100, 200), generator=generator, dtype=torch.float64)
+    added /= added.norm(dim=1, keepdim=True)
+    inputs, sent = torch.arange(100.0).unsqueeze(1), torch.ones(200, dtype=torch.bool)
+    hits = 0
+    for look in range(1000):
+        seen = added[look % 100] + noise * torch.randn(200, generator=generator)
+        found = Informed().invert(
+            Look(
+                seen, sent, torch.zeros(1), (1, 1), 0, 99, None, generator,
+                lambda place: (inputs, added),
+            )
+        )  # fmt: skip
+        hits += int(found.inputs) == look % 100
+    ceiling = identification_ceiling(np.full(100, 1 / noise), 0.01)
+    assert clopper_pearson(hits, 1000).low < ceiling
+    if noise <= 1:
+        assert hits / 1000 > ceiling / 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.5, 1.0, 2.0])
 def test_the_informed_attack_stays_below_its_ceiling(noise):
@@ -93,6 +121,30 @@ def test_clipping_fools_only_an_attacker_who_forgets_it():
     assert aware["error"].max() < 1e-3
     assert naive["error"].min() > 0.1
     assert not naive["identified"].any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [1e-4, 1e-3, 1e-2])
+def test_under_noise_too_an_attacker_who_clips_the_guess_comes_nearer(noise):
+    seen = Observation(max_grad_norm=1.0, clipping="per_layer", noise_multiplier=noise)
+    aware = columns(attacked(cpl_network(8), 4, seen, LBFGS(8)))
+    naive = columns(attacked(cpl_network(8), 4, seen, LBFGS(8, knows_clipping=False)))
+    assert (aware["error"] < naive["error"] / 2).all()
+    assert aware["identified"].sum() >= 3
+    assert not naive["identified"].any()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("INDPRIV_DATA" not in os.environ, reason="needs the files of the data set")
+@pytest.mark.parametrize("name", ["mnist", "lfw_people"])
+def test_lbfgs_finds_real_pictures_in_eight_iterations(name):
+    data = load_dataset(name)
+    inputs = torch.from_numpy(data.train.inputs[::300][:6] + 1) / 2
+    targets = torch.from_numpy(data.train.targets[::300][:6])
+    model = cpl_network(inputs.shape[-1], data.n_classes)
+    found = columns(leak(model, LOSS, inputs, targets, Observation(), LBFGS(8), seed=1))
+    assert (found["error"] < 1e-3).sum() >= 5
+    assert found["label_found"].all()
 
 
 @pytest.mark.slow
