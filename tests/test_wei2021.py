@@ -98,3 +98,10 @@ def test_iterations_of_the_printed_table(law):
             for n in (printed - 4, printed + 5)
         )
         assert before <= budget < after, field
+
+
+@pytest.mark.parametrize(("layers", "epsilon"), [(1, 0.823), (3, 1.47), (5, 1.94)])
+def test_clipping_each_layer_divides_the_noise_multiplier_by_their_root(layers, epsilon):
+    noise = paper.NOISE / np.sqrt(layers)
+    found = composed_epsilons(noise, 0.01, total_steps=10_000, delta=paper.DELTA)
+    assert found.moments == pytest.approx(epsilon, abs=5e-3)

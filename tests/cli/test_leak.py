@@ -196,6 +196,15 @@ def test_clipping_that_depends_on_data_is_not_imitated(small_run, tmp_path, caps
     assert f"({clipping})" in in_one_line(capsys, "err")
 
 
+def test_noise_of_the_largest_norm_is_not_imitated(small_run, tmp_path, capsys):
+    record = read_json(small_run / RUN_JSON)
+    record["config"]["training"] |= {"noise_scale": "largest_norm", "allow_no_privacy": True}
+    write_json(tmp_path / RUN_JSON, record)
+    (tmp_path / JOURNAL).write_text("", encoding="utf-8")
+    assert run(["leak", str(tmp_path)]) == 2
+    assert "scales its noise by what it sees" in in_one_line(capsys, "err")
+
+
 def test_nothing_is_released_beside_reconstructions(tmp_path, capsys):
     (tmp_path / "shareable" / "leakage").mkdir(parents=True)
     assert run(["release", str(tmp_path), "--quantiles", "0.5", "--epsilon", "1"]) == 2

@@ -1,6 +1,7 @@
 """Clipping per layer: what the log holds, against gradients of one example at a time."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -105,6 +106,27 @@ def test_the_log_holds_contributions_in_every_step(tmp_path):
     assert (table.epsilon < table.worst_case_epsilon).all()
     known = indpriv.account(log, delta=1e-5, participation="known")
     assert known.claim == "exact"
+
+
+@pytest.mark.parametrize("limits", [LIMITS, (1e-4,) * 8], ids=["some clipped", "all clipped"])
+def test_an_example_moves_the_sum_by_its_contribution(limits):
+    """Where each of M parameters is clipped at C, that is up to sqrt(M) C and not C."""
+    dataset, model = data(6), module(tied=False)
+    expected = contributions(model, dataset, limits)
+    wrapped, optimizer, _ = private(model, dataset, limits)
+    sums = [0.0]
+    for count in range(1, len(dataset) + 1):
+        inputs, targets = (rows[:count] for rows in dataset.tensors)
+        optimizer.zero_grad()
+        LOSS(wrapped(inputs), targets).mean().backward()
+        optimizer.clip_and_accumulate()
+        sums.append(torch.cat([p.summed_grad.ravel().double() for p in optimizer.params]))
+    moved = [float((after - before).norm()) for before, after in pairwise(sums)]
+    np.testing.assert_allclose(moved, expected, rtol=1e-3)
+    whole = math.hypot(*limits)
+    assert max(moved) <= whole * (1 + 1e-5)
+    if limits is not LIMITS:
+        np.testing.assert_allclose(moved, math.sqrt(8) * 1e-4, rtol=0.01)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def reconstruction(summary: AuditSummary) -> doc.Section | None:
             f"{found.n_examples:,} (95 %: {percent_span(found.interval)}); at most "
             f"{format_share_up(found.ceiling)} on average, by chance "
             f"{format_share(found.chance, 1)}",
-            style="alarm" if found.above_ceiling else "",
+            style="alarm" if found.above_ceiling or _bins_above(found) else "",
         )
         for found in every
     )

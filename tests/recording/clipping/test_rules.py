@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from opacus.optimizers import DPOptimizer
 from torch import nn
 
@@ -99,6 +100,30 @@ def test_the_joint_release_of_neighbours_is_within_the_account(
         exact = np.log((np.exp(-squares) * ratio**power).sum() * cell) / (order - 1)
         assert exact <= account * (1 + 1e-5) + 1e-12
     assert account > 0
+
+
+VECTORS = arrays(np.float64, st.tuples(st.integers(1, 8), st.just(2)), elements=st.floats(-3, 3))
+
+
+@given(
+    gradients=VECTORS, clip=st.floats(0.1, 4.0), rule=st.sampled_from([QuantileClipping, AdaClip])
+)
+@settings(max_examples=40, derandomize=True)
+def test_what_is_released_is_the_sum_of_what_examples_contribute(gradients, clip, rule):
+    optimizer, parameter = optimizer_of(rule, max_grad_norm=clip)
+    found, centred = release(optimizer, parameter, gradients)
+    if rule is AdaClip:  # the first widths are those of max_grad_norm in all coordinates
+        (centre, factor), *_ = optimizer.transforms()
+        gradients = (gradients - centre.numpy()) * factor.numpy()
+    lengths = np.linalg.norm(gradients, axis=1)
+    each = gradients * np.minimum(1, clip / np.maximum(lengths, 1e-30))[:, None]
+    np.testing.assert_allclose(found, each.sum(0), atol=1e-5 * len(each) * clip)
+    of = optimizer.contributions(lengths, StepSetting(1.0, clip, 0.1)) / clip
+    if rule is QuantileClipping:
+        assert centred == (lengths + 1e-6 <= clip).sum() - len(each) / 2
+        together = np.linalg.norm(each, axis=1) / optimizer.noise_std
+        np.testing.assert_allclose(of, np.hypot(together, 0.5 / optimizer.count_noise))
+        assert (of <= 1 + 1e-12).all()
 
 
 def test_the_clipping_norm_follows_the_share_of_unclipped_gradients():

@@ -38,6 +38,16 @@ def test_more_than_the_ceiling_is_a_finding(summary, named, above):
     assert entry.blocks[0].style == ("alarm" if above else "")
 
 
+def test_a_bin_above_its_ceiling_is_a_finding_on_the_first_screen(summary):
+    epsilon = np.repeat([1.0, 2.0, 3.0, 4.0], 250)
+    found = reconstruction_of(scores(np.arange(1000) >= 890, 1.0), epsilon)
+    assert not found.above_ceiling
+    assert found.bins[-1].above_ceiling
+    section = section_of(summary, found)
+    assert any(isinstance(block, Callout) for block in section.blocks)
+    assert section.screen[0].blocks[0].style == "alarm"
+
+
 def test_the_screen_names_attack_and_ceiling(capsys):
     print_reconstruction([reconstruction_of(scores(np.arange(200) < 4, 1.0))], Console(width=150))
     shown = capsys.readouterr().out
