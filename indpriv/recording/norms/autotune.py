@@ -27,7 +27,7 @@ from indpriv.recording.norms.variant import Variant
 
 _MANY = 256  # examples that stand for a whole data set: larger batches are then tried as well
 _LARGEST = 32_768  # examples at once: no model gains from more
-_COMPARED = 32  # examples on which both memory orders of images are timed
+_COMPARED = 16  # examples on which both memory orders of images are timed
 _THREADS = 8  # at most; each may use several cores, since Python itself runs in one at a time
 _MARGIN = 0.15  # keep threads unless slower by more: they cope better when other programs compete
 _WORKSPACE = 3  # times the saved bytes: gradients and patches of convolutions add to them
@@ -87,6 +87,7 @@ def _try(
             largest = _largest_batch(variant, batch)
             variant.batch_size = largest
             if tune and largest > N_CHECKED:
+                choose.times = True
                 reason = _tune(variant, check, batch, largest, choose)
     except InputError:
         raise

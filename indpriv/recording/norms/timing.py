@@ -13,6 +13,7 @@ _LONG_BATCH = 0.25  # seconds: call overhead is negligible; larger batches only 
 _ROUNDS = 3  # runs of each variant; the fastest counts, the others were slowed by other programs
 _FAR_BEHIND = 3  # times the best: too slow for other programs to be the reason
 _LONG_RUN = 0.05  # seconds: one such run after a first one is precise enough
+_VERY_LONG_RUN = 0.2  # seconds: what slows a whole run so long would slow another as well
 
 
 def best_seconds(run: Callable[[], object], device: torch.device) -> float:
@@ -37,7 +38,7 @@ def fastest(
         best = {i: min(before, _seconds(variants[i], device)) for i, before in best.items()}
         lead = min(best.values())
         best = {i: seconds for i, seconds in best.items() if seconds <= _FAR_BEHIND * lead}
-        if len(best) == 1 or (done > 1 and lead > _LONG_RUN):
+        if len(best) == 1 or lead > (_LONG_RUN if done > 1 else _VERY_LONG_RUN):
             break
     return min(best, key=lambda i: best[i] / (1.0 if i else 1.0 + margin))
 
