@@ -33,10 +33,10 @@ class AutogradCheck:
         again = model.norms_one_by_one(self.few.rows(0, _TWICE))
         shadow = model.shadow()
         with torch.no_grad():
-            losses = [model.losses(shadow, self.few) for _ in range(2)]
+            losses, others = (model.losses(shadow, self.few) for _ in range(2))
         self.is_random = not (
             torch.allclose(self.norms[:_TWICE], again, rtol=1e-6, equal_nan=True)
-            and torch.allclose(*losses, rtol=1e-6, equal_nan=True)
+            and torch.allclose(losses, others, rtol=1e-6, equal_nan=True)
         )
         self.tolerance = _TOLERANCE[model.compute_dtype]
 

@@ -87,7 +87,6 @@ def _try(
             largest = _largest_batch(variant, batch)
             variant.batch_size = largest
             if tune and largest > N_CHECKED:
-                choose.times = True
                 reason = _tune(variant, check, batch, largest, choose)
     except InputError:
         raise
@@ -123,6 +122,7 @@ def _largest_batch(variant: Variant, batch: Batch) -> int:
 def _tune(variant: Variant, check: AutogradCheck, batch: Batch, largest: int, choose: Any) -> str:
     """Find the fastest threads, memory order and batch size; return how norms disagree, or ""."""
     device = batch.device
+    choose.times = True
 
     def trial(variant: Variant, size: int) -> Callable[[], Tensor]:
         return partial(variant.updated_norms, batch.repeated(size))
