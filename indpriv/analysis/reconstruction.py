@@ -92,12 +92,17 @@ def reconstruction_of(
     Raises:
         InputError: scores of another attack.
     """
-    if "identified" not in scores.details:
+    if missing := {"identified", "chance", "mu", "label_found", "iterations"} - set(scores.details):
         raise InputError(
-            f"scores of {scores.method!r} say nothing of identification; pass those of leak"
+            f"scores of {scores.method!r} have no column {min(missing)}; pass those of leak"
         )
     member = scores.member
     facts = {name: values[member] for name, values in scores.details.items()}
+    if not ((facts["mu"] >= 0).all() and (facts["chance"] > 0).all() and member.any()):
+        raise InputError(
+            f"in scores of {scores.method!r} mu must be at least 0 and chance above 0 for each "
+            "member, and there must be one"
+        )
     errors, others = -scores.scores[member], -scores.scores[~member]
     named, mu = facts["identified"] == 1, facts["mu"]
     chance = float(facts["chance"].mean())

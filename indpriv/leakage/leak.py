@@ -36,6 +36,7 @@ from indpriv.leakage.inversion import Guess, Inversion, Look
 from indpriv.leakage.observation import Observation, Reader, one_by_one
 from indpriv.recording.norms.batches import LossFn
 
+_SAME = 1e-3  # a relative difference of gradients that rounding explains
 _MOST_LABELS = 8  # a larger batch, whose labels an attacker knows, is worth saying aloud
 
 
@@ -86,6 +87,7 @@ def leak(
     reader, known = Reader(model, loss_fn, observation), known and attack.needs_labels
     candidates, generator = candidates or (inputs, targets), _generator(seed)
     scene = _Scene(reader, attack, inputs, targets, candidates, known, generator)
+    scene.check_repeats()
     columns = _columns(scene, watch, progress)
     places = columns.pop("place").astype(np.int64)
     ids = np.arange(len(inputs)) if example_ids is None else np.asarray(example_ids)
@@ -131,6 +133,16 @@ class _Scene:
     candidates: tuple[Tensor, Tensor]
     labels_known: bool
     generator: torch.Generator
+
+    def check_repeats(self) -> None:
+        """Raise InputError where the model is random: mu would be that of another draw."""
+        first, again = self._batch([0]), self._batch([0])
+        if (first - again).norm() > _SAME * first.norm():
+            raise InputError(
+                "the gradient of the same example differs from one call to the next, and an "
+                "attacker cannot know what was drawn; observe the model without dropout and other "
+                "randomness"
+            )
 
     def attacked(self, places: Sequence[int]) -> tuple[Guess, Tensor | None]:
         """Observe the examples at these places, and reconstruct them; also their inferred label."""

@@ -83,3 +83,11 @@ def test_other_scores_are_refused():
     plain = AttackScores(np.zeros(2), np.array([True, False]), "losses")
     with pytest.raises(InputError, match="pass those of leak"):
         reconstruction_of(plain)
+
+
+@pytest.mark.parametrize(("column", "value"), [("mu", np.nan), ("mu", -1.0), ("chance", 0.0)])
+def test_numbers_that_leak_never_writes_are_refused(column, value):
+    found = scores(np.ones(4), 1.0)
+    found.details[column][1] = value
+    with pytest.raises(InputError, match="mu must be at least 0"):
+        reconstruction_of(found)

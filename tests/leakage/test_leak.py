@@ -171,6 +171,26 @@ def test_an_example_needs_another_candidate():
         )  # fmt: skip
 
 
+class Attention(nn.Module):
+    """With dropout that no layer of its own shows."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix, self.last = nn.MultiheadAttention(8, 2, dropout=0.5), nn.Linear(64, 10)
+
+    def forward(self, x):
+        rows = x.squeeze(1).transpose(0, 1)
+        return self.last(self.mix(rows, rows, rows)[0].transpose(0, 1).flatten(1))
+
+
+def test_a_model_that_is_random_is_refused():
+    torch.manual_seed(0)
+    inputs, targets = digits(4)
+    with pytest.raises(InputError, match="differs from one call to the next"):
+        leak(Attention(), LOSS, inputs, targets, SEEN, Informed())
+    leak(Attention().eval(), LOSS, inputs, targets, SEEN, Informed())
+
+
 def test_a_label_that_nothing_infers_must_be_known():
     inputs, targets = digits(4)
     model = nn.Sequential(mlp(), nn.LayerNorm(10))

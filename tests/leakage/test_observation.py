@@ -104,6 +104,11 @@ def test_models_whose_gradients_are_not_of_one_example_are_refused(layer, messag
         Reader(nn.Sequential(nn.Flatten(), layer, nn.Linear(64, 10)), LOSS, Observation())
 
 
+def test_what_has_no_noise_says_so():
+    assert Observation(max_grad_norm=1.0).text.endswith("clipped at 1, without noise")
+    assert "without" not in Observation(max_grad_norm=1.0, noise_multiplier=2.0).text
+
+
 def test_dropout_is_no_obstacle_in_evaluation():
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10)).eval()
     Reader(model, LOSS, Observation())

@@ -17,12 +17,12 @@ from indpriv.report.wording import NO_EVIDENCE, finding, percent_span
 _HEAD = ("Attack", "Identified", "95 %", "At most", "By chance", "Label", "Median error", "Same")
 MEANING = (
     "A reconstruction identifies an example if the example is nearer to it than every other "
-    "candidate. At most: the largest share that any attack can name on average under this noise, "
-    "at one look at this model (Hayes, Mahloujifar and Balle 2023). Error: the mean squared error "
-    "of a value, where inputs range from 0 to 1. Same: the share of reconstructions with an error "
-    f"below {CLOSE:g}, and in brackets of those of other examples. indpriv leak computes gradients "
-    "anew and draws noise by the recorded settings: it shows what such noise hides, not that the "
-    f"run drew it. {NO_EVIDENCE}"
+    "candidate. At most: the largest share that any attack can name on average among these "
+    "candidates under this noise, at one look at this model (Hayes, Mahloujifar and Balle 2023). "
+    "Error: the mean squared error of a value, where inputs range from 0 to 1. Same: the share of "
+    f"reconstructions with an error below {CLOSE:g}, and in brackets of those of other examples. "
+    "indpriv leak computes gradients anew and draws noise by the recorded settings: it shows what "
+    f"such noise hides, not that the run drew it. {NO_EVIDENCE}"
 )
 ABOVE = (
     "More examples are identified than any attack can under the stated noise (95 % confidence): "
