@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import ndtr, ndtri
+from scipy.stats import norm
 
 import indpriv
 from indpriv.analysis.reconstruction import identification_ceiling, reconstruction_of
@@ -25,6 +26,24 @@ def test_no_split_of_chance_gives_more_than_the_ceiling(mu, chance):
     assert (reached <= ceiling + 1e-9).all()
     assert chance <= ceiling + 1e-9
     assert ceiling <= 1
+
+
+@given(
+    candidates=st.lists(
+        st.tuples(st.floats(-4, 4), st.integers(1, 5)),
+        min_size=2,
+        max_size=6,
+        unique_by=lambda c: c[0],
+    )
+)
+def test_not_even_the_best_attack_passes_the_ceiling(candidates):
+    """It names the likeliest of candidates with copies; each is a gradient of one coordinate."""
+    gradients, copies = (np.array(column) for column in zip(*candidates, strict=True))
+    y = np.linspace(-13, 13, 4001)
+    likelihoods = copies[:, None] * norm.pdf(y - gradients[:, None])
+    share = likelihoods.max(0).sum() * (y[1] - y[0]) / copies.sum()
+    mu = np.repeat(np.abs(gradients), copies)
+    assert share <= identification_ceiling(mu, copies.max() / copies.sum()) + 1e-6
 
 
 @given(mu=st.floats(0.01, 6), chance=st.floats(1e-3, 0.9))
