@@ -50,11 +50,12 @@ class Reconstruction:
         method: the attack, and what it saw.
         step: number of updates before it; None where the model was given.
         n_examples: number of examples, one observation each.
-        chance: mean probability to name an example that is not there; see `leak`.
+        chance: largest mean probability of naming an example that is not there; see `leak`.
         identified: share of examples that were named.
         interval: of that share, exact binomial.
         ceiling: the largest share that any attack can reach on average, at one look at this model.
-        above_ceiling: the share is above it by more than chance: the noise is not what is claimed.
+        above_ceiling: the share is above it by more than chance: there was less noise, or candidates
+            were not drawn as the examples were.
         label_found: share of examples whose label was inferred; None where it was known.
         error: median mean squared error over the squared range of inputs; None if most failed.
         close: share of examples with an error below `CLOSE`.
