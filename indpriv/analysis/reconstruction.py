@@ -54,8 +54,8 @@ class Reconstruction:
         identified: share of examples that were named.
         interval: of that share, exact binomial.
         ceiling: the largest share that any attack can reach on average, at one look at this model.
-        above_ceiling: the share is above it by more than chance: there was less noise, or candidates
-            were not drawn as the examples were.
+        above_ceiling: the share is above it by more than chance: there was less noise, or
+            candidates were not drawn as the examples were.
         label_found: share of examples whose label was inferred; None where it was known.
         error: median mean squared error over the squared range of inputs; None if most failed.
         close: share of examples with an error below `CLOSE`.
