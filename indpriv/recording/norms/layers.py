@@ -1,15 +1,23 @@
-"""The layers of a model whose gradients are computed together."""
+"""The layers of a model whose gradients are computed together, and what a batch uses of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
 
+import torch
+from opacus.layers.dp_rnn import DPRNNBase, RNNLinear
 from torch import Tensor, nn
 
-from indpriv.recording.norms.layer_squares import is_known
+from indpriv.recording.norms.layer_squares import gradient_of, is_known, sum_squares
 
 # These work on the last dimensions, whatever comes before.
 _ANY_LEADING = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
+
+_Use = tuple[nn.Module, Tensor, Tensor]  # a layer, its inputs and the gradient of its output
+_SHARED_ELEMENTS = 2**24  # of gradients held at once for a parameter that is used several times
 
 Key = tuple[int, int]
 """A parameter, or a block of its rows: identity of the parameter, and start of the block."""
@@ -26,19 +34,22 @@ class Layer:
 
     Attributes:
         module: the module.
-        known: whether `layer_squares` knows it.
+        formula: the layer whose formulas hold for it: the module, or a Linear of the same shape.
+        known: whether `layer_squares` knows that.
         keys: its trainable parameters by name.
     """
 
     def __init__(self, module: nn.Module, trainable: set[int]) -> None:
-        self.module, self.known = module, is_known(module)
+        self.module, self.formula = module, _linear(module)
+        self.known = is_known(self.formula)
         self._trained = [p for p in module.parameters() if id(p) in trainable]
         self.keys = {
             name: (id(p), 0) for name, p in module.named_parameters() if id(p) in trainable
         }
-        self._batch_dimensions = {0, 1} if isinstance(module, _ANY_LEADING) else {0}
+        self._batch_dimensions = {0, 1} if isinstance(self.formula, _ANY_LEADING) else {0}
         self._shared_rows = False
-        self._features = {nn.Linear: 1, nn.Embedding: 0}.get(type(module), self._trained[0].ndim)
+        features = {nn.Linear: 1, nn.Embedding: 0}
+        self._features = features.get(type(self.formula), self._trained[0].ndim)
 
     def check_batch(self, size: int, *values: Tensor) -> None:
         """Raise RuntimeError unless the first dimension of all values is the batch."""
@@ -85,6 +96,20 @@ class Layer:
         return None
 
 
+def _linear(module: nn.Module) -> nn.Module:
+    """A Linear for a layer that is one by another name; else the module.
+
+    GPT-2's Conv1D has its weight transposed: norms are the same. A weight that a Linear used as
+    well would have two orders, which the check of every backend by autograd would find.
+    """
+    weight: Any = getattr(module, "weight", None)
+    if type(module) is RNNLinear:
+        return nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+    if f"{type(module).__module__}.{type(module).__name__}" == "transformers.pytorch_utils.Conv1D":
+        return nn.Linear(weight.shape[0], weight.shape[1], device="meta")
+    return module
+
+
 def _topmost(
     module: nn.Module, trainable: set[int], seen: set[int] | None = None
 ) -> Iterator[nn.Module]:
@@ -94,8 +119,85 @@ def _topmost(
     seen.add(id(module))
     # An attention itself uses the parameters of the modules inside it.
     recurse = isinstance(module, nn.MultiheadAttention)
-    if any(id(p) in trainable for p in module.parameters(recurse=recurse)):
+    own = [] if isinstance(module, DPRNNBase) else module.parameters(recurse=recurse)
+    if any(id(p) in trainable for p in own):  # an RNN of Opacus lists those of its cells as its own
         yield module
         return
     for child in module.children():
         yield from _topmost(child, trainable, seen)
+
+
+class Uses:
+    """How often a batch uses each parameter; those used several times, until all uses are known.
+
+    Attributes:
+        count: number of uses in the forward pass.
+        gradients: of parameters used several times: what gives the gradients of some examples in
+            one use.
+    """
+
+    def __init__(self) -> None:
+        self.count: Counter[Key] = Counter()
+        self.gradients: defaultdict[Key, list[Callable[[slice], Tensor]]] = defaultdict(list)
+        self._linear: defaultdict[tuple[tuple[str, Key], ...], list[_Use]] = defaultdict(list)
+
+    def clear(self) -> None:
+        """Begin another batch."""
+        self.count.clear()
+        self.gradients.clear()
+        self._linear.clear()
+
+    def is_one(self, keys: Mapping[str, Key]) -> bool:
+        """Whether each of these parameters is used once."""
+        return all(self.count[key] == 1 for key in keys.values())
+
+    def keep(
+        self, module: nn.Module, keys: Mapping[str, Key], inputs: Tensor, gradient: Tensor
+    ) -> None:
+        """Keep one of several uses; the batch comes first in both tensors."""
+        use = module, inputs, gradient
+        if type(module) is nn.Linear:
+            self._linear[tuple(keys.items())].append(use)
+        else:
+            self._keep_gradients(use, keys)
+
+    def of_linear(self) -> Iterator[tuple[nn.Module, dict[str, Key], Tensor, Tensor]]:
+        """Linear layers with all uses of their parameters, as positions of one use.
+
+        What other layers use as well goes to `gradients`.
+        """
+        for items, uses in self._linear.items():
+            keys = dict(items)
+            if all(self.count[key] == len(uses) for key in keys.values()):
+                yield uses[0][0], keys, _all_positions(uses, 1), _all_positions(uses, 2)
+            else:
+                for use in uses:
+                    self._keep_gradients(use, keys)
+
+    def _keep_gradients(self, use: _Use, keys: Mapping[str, Key]) -> None:
+        for name, key in keys.items():
+            self.gradients[key].append(partial(_gradient_of_some, name, use))
+
+
+def _all_positions(uses: Sequence[_Use], side: Literal[1, 2]) -> Tensor:
+    """(batch, positions of all uses, features) of the inputs or of the gradients."""
+    values = [use[side] for use in uses]
+    return torch.cat([each.reshape(len(each), -1, each.shape[-1]) for each in values], 1)
+
+
+def _gradient_of_some(name: str, use: _Use, part: slice) -> Tensor:
+    module, inputs, gradient = use
+    return gradient_of(module, name, inputs[part], gradient[part])
+
+
+def squares_of_sum(gradients: list[Callable[[slice], Tensor]], size: int) -> Tensor:
+    """(size,) squared norms of the sum of a parameter's gradients, computed in parts."""
+    one = gradients[0](slice(0, 1)).numel()
+    step = max(1, _SHARED_ELEMENTS // one)
+    parts = [slice(start, start + step) for start in range(0, size, step)]
+    return torch.cat(
+        [
+            sum_squares(sum(gradient(part) for gradient in gradients[1:]) + gradients[0](part))
+            for part in parts
+        ]
+    )

@@ -3,12 +3,11 @@
 One backward pass gives the inputs and output gradients of each layer, from which its squared norm
 is computed exactly (`layer_squares`). Layers of other kinds, with all modules inside them, are
 differentiated example by example with torch.func. The gradients of a parameter that is used several
-times are added up before they are squared.
+times are added up before they are squared; uses of a Linear are positions of one use.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -21,11 +20,9 @@ from indpriv.recording.norms import group_norms
 from indpriv.recording.norms.attention import observed_projections
 from indpriv.recording.norms.batches import Batch, LossFn, call, check_losses
 from indpriv.recording.norms.layer_choice import Choose
-from indpriv.recording.norms.layer_squares import CONVOLUTIONS, gradient_of, sum_squares
-from indpriv.recording.norms.layers import Key, Layer, layers_of
+from indpriv.recording.norms.layer_squares import CONVOLUTIONS, sum_squares
+from indpriv.recording.norms.layers import Key, Layer, Uses, layers_of, squares_of_sum
 from indpriv.recording.norms.shadow_model import HALF, EachTensor, autocast_now
-
-_SHARED_ELEMENTS = 2**24  # of gradients held at once for a parameter that is used several times
 
 
 class LayerwiseNorms:
@@ -57,8 +54,7 @@ class LayerwiseNorms:
             else:
                 hook = partial(self._after_forward, layer)
                 layer.module.register_forward_hook(hook, with_kwargs=True)
-        self._uses: Counter[Key] = Counter()
-        self._shared: defaultdict[Key, list[Callable[[slice], Tensor]]] = defaultdict(list)
+        self._uses = Uses()
         self._squares: Tensor | None = None
         self._size = 0
         self._recomputing = False
@@ -66,7 +62,6 @@ class LayerwiseNorms:
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """(norms float64, losses) of a batch; under autocast, the forward pass alone runs so."""
         self._uses.clear()
-        self._shared.clear()
         self._of_parameter.clear()
         self._squares, self._size, self._recomputing = None, len(batch), False
         losses = check_losses(
@@ -74,14 +69,16 @@ class LayerwiseNorms:
         )
         self._squares = torch.zeros(self._size, dtype=torch.float64, device=losses.device)
         with torch.autocast(losses.device.type, enabled=False):
-            if self._uses:
+            if self._uses.count:
                 losses.sum().backward()
-            for key, gradients in self._shared.items():
-                self._add(_squares_of_sum(gradients, self._size), key)
+            for module, keys, inputs, gradient in self._uses.of_linear():
+                self._add_squares(module, keys, inputs, gradient)
+            for key, gradients in self._uses.gradients.items():
+                self._add(squares_of_sum(gradients, self._size), key)
         for parameter, limit in zip(self._trained, self._each.limits, strict=False):
             if parameter in self._of_parameter:
                 self._squares += self._of_parameter[parameter].clamp(max=limit**2)
-        self._shared.clear()
+        self._uses.clear()
         return self._squares.sqrt(), losses.detach()
 
     def _after_forward(
@@ -108,7 +105,7 @@ class LayerwiseNorms:
 
         def add(gradient: Tensor) -> None:
             layer.check_batch(self._size, inputs[0], gradient)
-            if any(self._uses[key] > 1 for key in layer.keys.values()):
+            if not self._uses.is_one(layer.keys):
                 raise NotImplementedError(
                     f"{type(module).__name__} shares a parameter or is used several times"
                 )
@@ -129,7 +126,7 @@ class LayerwiseNorms:
         add: Callable[[Tensor], None],
     ) -> Tensor:
         """Call `add` with the gradient of a layer's output in the backward pass."""
-        self._uses.update(keys.values())
+        self._uses.count.update(keys.values())
         if not output.requires_grad:  # the first layer with trainable parameters starts the graph
             output = _Start.apply(output.detach(), torch.zeros((), requires_grad=True))
         versions = [(value, value._version) for value in args if isinstance(value, Tensor)]
@@ -160,21 +157,21 @@ class LayerwiseNorms:
     def _add_known(self, layer: Layer, inputs: Tensor, gradient: Tensor) -> None:
         first = layer.batch_dimension(inputs, gradient, self._size)
         sides = inputs.transpose(0, first), gradient.transpose(0, first)
-        self._add_batch_first(layer.module, layer.keys, *sides)
+        self._add_batch_first(layer.formula, layer.keys, *sides)
 
     def _add_batch_first(
         self, module: nn.Module, keys: dict[str, Key], inputs: Tensor, gradient: Tensor
     ) -> None:
         """Add squared norms of a layer whose first dimension is the batch."""
         inputs, gradient = _widened(module, inputs, gradient)
-        if any(self._uses[key] > 1 for key in keys.values()):
-            for name, key in keys.items():
-                self._shared[key].append(partial(_gradient_of_some, module, name, inputs, gradient))
-            return
+        add = self._add_squares if self._uses.is_one(keys) else self._uses.keep
+        add(module, keys, inputs, gradient)
+
+    def _add_squares(self, module: nn.Module, keys: dict[str, Key], *sides: Tensor) -> None:
         for together in self._together(keys):
             names = frozenset(together)
-            squares = self._choose(module, names, inputs, gradient)
-            self._add(squares(module, names, inputs, gradient), keys[together[0]])
+            squares = self._choose(module, names, *sides)
+            self._add(squares(module, names, *sides), keys[together[0]])
 
     def _group_norm(
         self, layer: Layer, forward: Callable[..., Any], *args: Any, **kwargs: Any
@@ -187,12 +184,12 @@ class LayerwiseNorms:
             layer.check_batch(self._size, weights)
             for name, key in layer.keys.items():
                 gradients = weights if name == "weight" else biases
-                if self._uses[key] > 1:
-                    self._shared[key].append(gradients.__getitem__)
+                if self._uses.count[key] > 1:
+                    self._uses.gradients[key].append(gradients.__getitem__)
                 else:
                     self._add(sum_squares(gradients), key)
 
-        self._uses.update(layer.keys.values())
+        self._uses.count.update(layer.keys.values())
         return group_norms.group_norm(layer.module, args[0], add)
 
     def _attention(
@@ -259,25 +256,6 @@ class _Start(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> tuple[None, None]:
         return None, None
-
-
-def _gradient_of_some(
-    module: nn.Module, name: str, inputs: Tensor, gradient: Tensor, part: slice
-) -> Tensor:
-    return gradient_of(module, name, inputs[part], gradient[part])
-
-
-def _squares_of_sum(gradients: list[Callable[[slice], Tensor]], size: int) -> Tensor:
-    """(size,) squared norms of the sum of a parameter's gradients, computed in parts."""
-    one = gradients[0](slice(0, 1)).numel()
-    step = max(1, _SHARED_ELEMENTS // one)
-    parts = [slice(start, start + step) for start in range(0, size, step)]
-    return torch.cat(
-        [
-            sum_squares(sum(gradient(part) for gradient in gradients[1:]) + gradients[0](part))
-            for part in parts
-        ]
-    )
 
 
 def _by_torch_func(
