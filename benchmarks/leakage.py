@@ -1,6 +1,6 @@
 """What reconstruction from gradients costs and finds: CPU seconds an example, and successes.
 
-    python benchmarks/leakage.py                                          digits, three minutes
+    python benchmarks/leakage.py 6                                        digits, three minutes
     INDPRIV_DATA=DIR python benchmarks/leakage.py 6 mnist lfw_people      6 pictures each, 20 minutes
 
 "Same" counts reconstructions with a mean squared error below 1e-3. 100 candidates, chance 1 %.
@@ -20,10 +20,11 @@ from indpriv.leakage import LBFGS, Adam, FirstLayer, Informed, Observation, leak
 from indpriv.leakage.inversion import Inversion
 from indpriv.training.datasets import Dataset, load_dataset
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from leakage_scenes import LOSS, cpl_network
+sys.path.insert(0, str(Path(__file__).parents[1] / "reports"))
+from wei2021.leakage import network
 
 CANDIDATES = 100
+LOSS = nn.CrossEntropyLoss(reduction="none")
 
 
 def examples(dataset: Dataset, n: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -76,7 +77,7 @@ def simple(data: Dataset, looks: int) -> None:
 
 def pictures(data: Dataset, n: int) -> None:
     """Matching gradients of the network of Wei et al. 2020, with and without clipping and noise."""
-    model = cpl_network(data.train.inputs.shape[-1], data.n_classes)
+    model = network(data.train.inputs.shape[-1], data.n_classes)
     for attack in (LBFGS(7), LBFGS(), LBFGS(start="normal")):
         show("cpl", model, data, n, Observation(), attack)
     for noise in (0.0, 1e-4, 1e-3, 1e-2):

@@ -3,7 +3,7 @@
 python reports/make_wei2021.py [--write-only]
 
 Runs that lie under reports/runs/wei2021 are kept, so the command goes on where it was stopped. MNIST
-is read from the folder in INDPRIV_DATA. Each run takes about four minutes on one core that is idle.
+and LFW are read from the folder in INDPRIV_DATA. Each run takes about four minutes on one core that is idle.
 """
 
 import os
@@ -14,6 +14,7 @@ from typing import Any
 
 from page_command import write_page
 from wei2021.accounts import accounts, grey_pictures, largest_norm_attack
+from wei2021.leakage import leakage
 from wei2021.page import render
 from wei2021.training import train_missing, trained
 
@@ -24,6 +25,7 @@ def computed() -> dict[str, Any]:
         "accounts": accounts(),
         "grey": grey_pictures(),
         "largest_norm": largest_norm_attack(),
+        "leakage": leakage(),
     }
 
 

@@ -22,17 +22,3 @@ def mlp(*, bias: bool = True) -> nn.Module:
         return nn.Sequential(
             nn.Flatten(), nn.Linear(64, 32, bias), nn.Tanh(), nn.Linear(32, 10, bias)
         )
-
-
-def cpl_network(side: int, classes: int = 10, seed: int = 0) -> nn.Module:
-    """The network of Wei et al. 2020: four sigmoid convolutions of 12 channels, large weights."""
-    layers: list[nn.Module] = []
-    for channels, stride in ((1, 2), (12, 2), (12, 1), (12, 1)):
-        layers += [nn.Conv2d(channels, 12, 5, stride, padding=2), nn.Sigmoid()]
-    outputs = 12 * ((side + 3) // 4) ** 2
-    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(outputs, classes))
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.uniform_(-0.5, 0.5, generator=generator)
-    return model

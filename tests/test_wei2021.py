@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from wei2021 import paper
 from wei2021.accounts import noise_of
+from wei2021.leakage import verdict_of_leakage, what_clipping_fools
 from wei2021.page import (
     epsilon_at,
     render,
@@ -105,3 +106,26 @@ def test_clipping_each_layer_divides_the_noise_multiplier_by_their_root(layers, 
     noise = paper.NOISE / np.sqrt(layers)
     found = composed_epsilons(noise, 0.01, total_steps=10_000, delta=paper.DELTA)
     assert found.moments == pytest.approx(epsilon, abs=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("place", "column", "value", "verdict"),
+    [
+        (0, "n", 6, "reproduced"),
+        (0, "close", 4 / 6, "differs"),
+        (-1, "close", 1 / 6, "differs"),
+        (-1, "data", "digits", "not run"),
+    ],
+)
+def test_the_verdict_of_leakage_follows_its_rows(place, column, value, verdict, known):
+    rows = copy.deepcopy(known["leakage"])
+    rows[place][column] = value
+    assert verdict_of_leakage(rows) == verdict
+
+
+def test_what_clipping_fools_names_both_attacks(known):
+    rows = copy.deepcopy(known["leakage"])
+    for row in rows:
+        row["close"] = {"as published": 1 / 6, "lbfgs": 5 / 6}.get(row["attack"], 1.0)
+    text = " ".join(" ".join(what_clipping_fools(rows)).split())
+    assert "attack finds 2 of 12 pictures, and 10 of 12 when" in text

@@ -11,6 +11,8 @@ from markdown_table import table
 from reproduction.rules import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 
 from wei2021 import paper
+from wei2021.leakage import RULE as LEAKAGE_RULE
+from wei2021.leakage import leakage_section, verdict_of_leakage, what_clipping_fools
 from wei2021.training import CLIPPING_NORMS, METHODS, NOISE, RATE, STEPS
 
 Figures = Mapping[str, Any]
@@ -19,6 +21,7 @@ RULES = {
     "accounts (V, VIII)": "reproduced within 0.15 % (V) or 4 iterations (VIII)",
     "order of methods (IV)": "reproduced where the mean accuracy exceeds the baseline's at every "
     "clipping norm at which both were run three times, differs where at some",
+    "leakage (III)": LEAKAGE_RULE,
     "epsilon at an accuracy (VI, VII, IX)": "reproduced where the method reaches the baseline's "
     "final accuracy with less epsilon, on average over the runs that reach it at all",
 }
@@ -40,6 +43,7 @@ def render(known: Figures) -> str:
         *_figure_4(known["accounts"]),
         *_runs(known.get("runs", {})),
         *_at_accuracy(known.get("runs", {})),
+        *leakage_section(known.get("leakage", [])),
         *_not_run(),
         *_what_does_not_hold(known),
         "## Rules",
@@ -58,7 +62,12 @@ def _overview(known: Figures) -> Iterator[str]:
         ["VI, VII, IX", "epsilon at the baseline's accuracy", verdict_at_accuracy(runs)],
         ["VIII", "iterations at a budget", verdict_of_table_8(known["accounts"])],
         ["Figure 4", "noise over training", "computed; no rule"],
-        ["III, X, Figure 5", "leakage, cost", NOT_RUN],
+        [
+            "III, Figure 5",
+            "pictures from one gradient",
+            verdict_of_leakage(known.get("leakage", [])),
+        ],
+        ["X", "cost", NOT_RUN],
     ]
     yield from ("## Overview", "", table(["item", "what", "verdict"], rows), "")
 
@@ -279,7 +288,6 @@ def _not_run() -> Iterator[str]:
     yield from (
         "## Not run",
         "",
-        "- Table III and Figure 5 (leakage from one gradient).",
         "- Table VII (noise standard deviation held fixed).",
         "- Table X (seconds an iteration): ours are in the runs of reports/wei2021.json.",
         "- CIFAR-10, Fashion-MNIST, LFW and Purchase, and the full 10,000 steps.",
@@ -305,5 +313,6 @@ def _what_does_not_hold(known: Figures) -> Iterator[str]:
         f"- **A mean squared error below {paper.SUCCESS:.2f} is no success.** On pixels from",
         f"  {grey['low']:g} to {grey['high']:g}, a grey picture has {grey['grey']:.3f} and succeeds on "
         f"{grey['grey_success']:.0%} of MNIST; the mean image has {grey['mean']:.3f}.",
+        *what_clipping_fools(known.get("leakage", [])),
         "",
     )

@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy.special import ndtr, ndtri
 from torch import nn
+from wei2021.leakage import network as cpl_network
 
 from indpriv.analysis.reconstruction import identification_ceiling, reconstruction_of
 from indpriv.analysis.statistics.binomial import clopper_pearson
@@ -14,7 +15,7 @@ from indpriv.errors import InputError
 from indpriv.leakage import INVERSIONS, LBFGS, Adam, FirstLayer, Informed, Observation, leak
 from indpriv.leakage.inversion import Look
 from indpriv.training.datasets import load_dataset
-from leakage_scenes import LOSS, cpl_network, digits, mlp
+from leakage_scenes import LOSS, digits, mlp
 
 
 def attacked(model, n, observation, attack, others=99, **options):

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from wei2021.leakage import network as cpl_network
 
 from indpriv import AttackScores
 from indpriv.analysis.reconstruction import reconstruction_of
 from indpriv.errors import InputError
 from indpriv.leakage import LBFGS, FirstLayer, Informed, Observation, leak
 from indpriv.leakage.inversion import Guess
-from leakage_scenes import LOSS, cpl_network, digits, mlp
+from leakage_scenes import LOSS, digits, mlp
 
 SEEN = Observation(max_grad_norm=0.1)
 

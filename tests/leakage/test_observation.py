@@ -5,11 +5,12 @@ import math
 import pytest
 import torch
 from torch import nn
+from wei2021.leakage import network as cpl_network
 
 from indpriv.errors import InputError
 from indpriv.leakage import Observation
 from indpriv.leakage.observation import Reader
-from leakage_scenes import LOSS, cpl_network, digits, mlp
+from leakage_scenes import LOSS, digits, mlp
 
 
 def gradients(model, inputs, targets):
