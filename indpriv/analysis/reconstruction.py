@@ -93,17 +93,7 @@ def reconstruction_of(
     Raises:
         InputError: scores of another attack.
     """
-    if missing := {"identified", "chance", "mu", "label_found", "iterations"} - set(scores.details):
-        raise InputError(
-            f"scores of {scores.method!r} have no column {min(missing)}; pass those of leak"
-        )
-    member = scores.member
-    facts = {name: values[member] for name, values in scores.details.items()}
-    if not ((facts["mu"] >= 0).all() and (facts["chance"] > 0).all() and member.any()):
-        raise InputError(
-            f"in scores of {scores.method!r} mu must be at least 0 and chance above 0 for each "
-            "member, and there must be one"
-        )
+    member, facts = scores.member, _facts(scores)
     errors, others = -scores.scores[member], -scores.scores[~member]
     named, mu = facts["identified"] == 1, facts["mu"]
     chance = float(facts["chance"].mean())
@@ -141,6 +131,22 @@ def reconstruction_of(
             for low, high, inside in parts
         ),
     )
+
+
+def _facts(scores: AttackScores) -> dict[str, FloatArray]:
+    """(n_examples,) each: what `leak` says of the members."""
+    if missing := {"identified", "chance", "mu", "label_found", "iterations"} - set(scores.details):
+        raise InputError(
+            f"scores of {scores.method!r} have no column {min(missing)}; pass those of leak"
+        )
+    member = scores.member
+    facts = {name: values[member] for name, values in scores.details.items()}
+    if not ((facts["mu"] >= 0).all() and (facts["chance"] > 0).all() and member.any()):
+        raise InputError(
+            f"in scores of {scores.method!r} mu must be at least 0 and chance above 0 for each "
+            "member, and there must be one"
+        )
+    return facts
 
 
 def reconstructions_of(
