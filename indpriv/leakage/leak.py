@@ -87,7 +87,7 @@ def leak(
     reader, known = Reader(model, loss_fn, observation), known and attack.needs_labels
     candidates, generator = candidates or (inputs, targets), _generator(seed)
     scene = _Scene(reader, attack, inputs, targets, candidates, known, generator)
-    scene.check_repeats()
+    scene.check()
     columns = _columns(scene, watch, progress)
     places = columns.pop("place").astype(np.int64)
     ids = np.arange(len(inputs)) if example_ids is None else np.asarray(example_ids)
@@ -134,8 +134,14 @@ class _Scene:
     labels_known: bool
     generator: torch.Generator
 
-    def check_repeats(self) -> None:
-        """Raise InputError where the model is random: mu would be that of another draw."""
+    def check(self) -> None:
+        """Raise InputError before any attack.
+
+        Each example needs another candidate, and of a random model mu would be that of another
+        draw.
+        """
+        for place in range(len(self.inputs)):
+            self._others(place)
         first, again = self._batch([0]), self._batch([0])
         if (first - again).norm() > _SAME * first.norm():
             raise InputError(

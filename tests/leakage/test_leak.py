@@ -163,13 +163,16 @@ def test_refusals(n, seen, attack, options, message):
         leak(mlp(), LOSS, inputs, targets, seen, attack, **options)
 
 
-def test_an_example_needs_another_candidate():
+def test_an_example_needs_another_candidate_before_any_is_attacked():
     inputs, targets = digits(2)
-    with pytest.raises(InputError, match="two at least"):
-        leak(
-            mlp(), LOSS, inputs, targets, SEEN, Informed(),
-            candidates=(inputs[:1], targets[:1]),
-        )  # fmt: skip
+    done = []
+    for candidates in ((inputs[:1], targets[:1]), (inputs[1:], targets[1:])):
+        with pytest.raises(InputError, match="two at least"):
+            leak(
+                mlp(), LOSS, inputs, targets, SEEN, Informed(), candidates=candidates,
+                progress=lambda *parts: done.append(parts),
+            )  # fmt: skip
+    assert done == []
 
 
 class Attention(nn.Module):
