@@ -32,6 +32,7 @@ from indpriv._arrays import FloatArray
 from indpriv._progress import Progress
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
+from indpriv.leakage.candidates import Candidates
 from indpriv.leakage.inversion import Guess, Inversion, Look
 from indpriv.leakage.observation import Observation, Reader, one_by_one
 from indpriv.recording.norms.batches import LossFn
@@ -134,6 +135,14 @@ class _Scene:
     labels_known: bool
     generator: torch.Generator
 
+    @cached_property
+    def told_from(self) -> Candidates:
+        """What each example is told from."""
+        known_with = self.reader.observation.batch_size if self.attack.knows_candidates else 1
+        return Candidates(
+            *self.candidates, self.inputs, self.targets, self.labels_known, known_with
+        )
+
     def check(self) -> None:
         """Raise InputError before any attack.
 
@@ -141,7 +150,7 @@ class _Scene:
         draw.
         """
         for place in range(len(self.inputs)):
-            self._others(place)
+            self.told_from.others(place)
         first, again = self._batch([0]), self._batch([0])
         if (first - again).norm() > _SAME * first.norm():
             raise InputError(
@@ -183,9 +192,7 @@ class _Scene:
         self, guess: Guess, place: int, label: Tensor | None
     ) -> tuple[dict[str, Any], Tensor]:
         """The columns of one example and a guess, and the reconstruction nearest to it."""
-        pool, (numbers, mine) = self._pool(place), self._numbers
-        others, numbers = self._candidates[self._others(place)], numbers[pool]
-        n_candidates = len(numbers) + int(mine[place] not in numbers)
+        others = self._candidates[self.told_from.others(place)]
         low, high = self._range
         own = self.inputs[place].flatten().double()
         inputs = guess.inputs
@@ -205,7 +212,7 @@ class _Scene:
             if label is None or self.labels_known
             else float(torch.equal(label, target)),
             "iterations": guess.iterations,
-            "chance": min(1.0, len(guesses) * int(numbers.bincount().max()) / n_candidates),
+            "chance": self.told_from.chance(place, len(guesses)),
             "mu": float(self._mu[place]),
         }
         return columns, inputs[nearest]
@@ -245,42 +252,10 @@ class _Scene:
     def _read(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return self.reader.read(inputs, targets).detach()
 
-    @cached_property
-    def _numbers(self) -> tuple[Tensor, Tensor]:
-        """Of candidates (m,) and of examples (n,): copies have the same number."""
-        every = torch.cat([self.candidates[0], self.inputs]).flatten(1)
-        found = torch.unique(every, dim=0, return_inverse=True)[1]
-        return found[: -len(self.inputs)], found[-len(self.inputs) :]
-
-    def _pool(self, place: int) -> Tensor:
-        """(m,) bool, the candidates that what the attacker knows leaves for an example."""
-        numbers, mine = self._numbers
-        pool = torch.ones(len(numbers), dtype=torch.bool)
-        if self.labels_known:
-            pool &= self.candidates[1] == self.targets[place]
-        if self.attack.knows_candidates:  # and the rest of the batch
-            size = self.reader.observation.batch_size
-            start = place - place % size
-            rest = [p for p in range(start, start + size) if p != place]
-            pool &= ~torch.isin(numbers, mine[rest])
-        return pool
-
-    def _others(self, place: int) -> Tensor:
-        """(m,) bool, the candidates that an example is told from."""
-        numbers, mine = self._numbers
-        others = self._pool(place) & (numbers != mine[place])
-        if not others.any():
-            raise InputError(
-                "an example is told from no other candidate"
-                + " of its label" * self.labels_known
-                + "; pass more candidates, two at least"
-            )
-        return others
-
     def _alternatives(self, places: Sequence[int], place: int) -> tuple[Tensor, Tensor]:
         """See `Look`. The example itself comes last, so that ties count against the attack."""
         own, rest = places[place], [p for p in places if p != places[place]]
-        others = self._others(own)
+        others = self.told_from.others(own)
         inputs = torch.cat([self.candidates[0][others], self.inputs[own : own + 1]])
         targets = torch.cat([self.candidates[1][others], self.targets[own : own + 1]])
         if self.reader.observation.of == "update":
