@@ -48,7 +48,7 @@ class Candidates:
         return others
 
     def chance(self, place: int, n_guesses: int) -> float:
-        """The most that the example is named by so many guesses that do not see it."""
+        """The most that the example is named by this number of guesses, which do not see it."""
         numbers, own = self._numbers
         left = self._left(place)
         number = int(left.sum()) + int(own[place] not in numbers[left])
