@@ -28,6 +28,7 @@ from indpriv.cli.lint import lint
 from indpriv.cli.publish import create_statement, gate, model_card, pdf, release
 from indpriv.cli.reading import compare, convert, groups, verify
 from indpriv.cli.run import demo, train
+from indpriv.cli.sweep import sweep
 from indpriv.errors import InputError
 
 app = typer.Typer(
@@ -63,7 +64,7 @@ def _options(
 
 
 _COMMANDS = (
-    *(demo, lint, train, audit, groups, release, shadow, leak, validate),
+    *(demo, lint, train, sweep, audit, groups, release, shadow, leak, validate),
     *(compose, compare, convert, verify, gate, pdf),
 )
 for _command in _COMMANDS:

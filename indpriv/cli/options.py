@@ -37,6 +37,11 @@ Seed = Annotated[
         help="Make sampling and noise reproducible. Such a run has no privacy and is labelled so."
     ),
 ]
+AuditFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="AUDIT.toml", help="Audit file, e.g. audits/adult.toml."),
+]
+Device = Annotated[str, typer.Option(help="Device to train on, e.g. cpu or cuda.")]
 DataDir = Annotated[
     Path | None,
     typer.Option(

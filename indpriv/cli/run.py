@@ -16,7 +16,9 @@ from rich.markup import escape
 from indpriv.cli.audit import show_audit
 from indpriv.cli.first_contact import checked_audit_file, shipped_audits
 from indpriv.cli.options import (
+    AuditFile,
     DataDir,
+    Device,
     Json,
     Seed,
     check_device,
@@ -59,16 +61,13 @@ def demo(
 
 
 def train(
-    audit_file: Annotated[
-        Path | None,
-        typer.Argument(metavar="AUDIT.toml", help="Audit file, e.g. audits/adult.toml."),
-    ] = None,
+    audit_file: AuditFile = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="New directory of the run.", show_default="runs/NAME")
     ] = None,
     seed: Seed = None,
     data_dir: DataDir = None,
-    device: Annotated[str, typer.Option(help="Device to train on, e.g. cpu or cuda.")] = "cpu",
+    device: Device = "cpu",
     canaries: Annotated[
         int,
         typer.Option(
@@ -137,7 +136,7 @@ def _train(
     elif canaries:
         train_on = partial(train_with_canaries, n_canaries=canaries)
     else:
-        train_on = partial(train_run, privacy_filter=_filter_for(config))
+        train_on = partial(train_run, privacy_filter=filter_for(config))
     with progress_bar() as progress:
         try:
             run = train_on(
@@ -186,7 +185,7 @@ def _sentence(run: TrainedRun, config: AuditConfig, seed: int | None) -> str:
     return text
 
 
-def _filter_for(config: AuditConfig) -> Callable[[float, float], PrivacyFilter] | None:
+def filter_for(config: AuditConfig) -> Callable[[float, float], PrivacyFilter] | None:
     """Function from noise multiplier and sampling rate to the audit's privacy filter, if any."""
     from indpriv.accountant import PrivacyFilter
 

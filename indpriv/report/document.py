@@ -194,6 +194,25 @@ class Section:
     nested: bool = False
 
 
+@dataclass(frozen=True)
+class Page:
+    """A page: sections, and what stands around them.
+
+    Attributes:
+        title: of the document. eyebrow: above the heading. name: the heading.
+        meta: below the heading.
+        sections: in order.
+        disclaimer: at the foot.
+    """
+
+    title: str
+    eyebrow: str
+    name: str
+    meta: str
+    sections: tuple[Section, ...]
+    disclaimer: Paragraph
+
+
 def plain(text: Text) -> str:
     """A text without its style."""
     return text.text if isinstance(text, Span) else text

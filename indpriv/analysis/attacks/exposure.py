@@ -28,6 +28,7 @@ from scipy import stats
 from indpriv._arrays import FloatArray
 from indpriv._plain import AtLeastZero, Count, Share
 from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
+from indpriv.analysis.statistics.student import student_interval
 from indpriv.attacks.exposure import Exposures
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
@@ -192,7 +193,7 @@ def _row(
         rows=rows,
         n_secrets=len(bits),
         mean=float(bits.mean()),
-        interval=_interval(bits, math.log2(n)),
+        interval=student_interval(bits, 0.0, math.log2(n)),
         extracted=int((exposures.share[mine] * n < 1.5).sum()),
         extrapolated=int(exposures.extrapolated[mine].sum()),
         worst_case_epsilon=worst,
@@ -202,13 +203,6 @@ def _row(
         p_value=p_value,
         above_ceiling=p_value is not None and p_value <= (1 - CONFIDENCE) / tests,
     )
-
-
-def _interval(bits: FloatArray, most: float) -> Interval | None:
-    if len(bits) < 2:
-        return None
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(bits) - 1) * stats.sem(bits))
-    return Interval(max(0.0, float(bits.mean()) - half), min(most, float(bits.mean()) + half))
 
 
 def _of_owners(exposures: Exposures, table: EpsilonTable) -> tuple[FloatArray, FloatArray]:

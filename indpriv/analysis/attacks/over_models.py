@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from indpriv._arrays import FloatArray
 from indpriv._plain import Count, Share
 from indpriv.analysis.attacks.roc import FALSE_POSITIVE_RATES, discriminate
-from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
+from indpriv.analysis.statistics.bootstrap import Interval
+from indpriv.analysis.statistics.student import student_interval
 from indpriv.attack_scores import AttackScores
 from indpriv.errors import InputError
 
@@ -75,10 +75,6 @@ def rates_over_models(scores: Iterable[AttackScores]) -> RatesOverModels:
 
 
 def _intervals(table: FloatArray) -> list[Interval]:
-    """Student's interval of each column's mean, cut to [0, 1]; none for one row."""
-    n = len(table)
-    if n < 2:
-        return []
-    width = stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * table.std(axis=0, ddof=1) / np.sqrt(n)
-    ends = zip(table.mean(axis=0) - width, table.mean(axis=0) + width, strict=True)
-    return [Interval(max(0.0, float(low)), min(1.0, float(high))) for low, high in ends]
+    """Of each column's mean, cut to [0, 1]; none for one row."""
+    found = (student_interval(column, 0.0, 1.0) for column in table.T)
+    return [interval for interval in found if interval is not None]

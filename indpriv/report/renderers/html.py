@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 
 from indpriv.analysis.lookup import Lookup
 from indpriv.analysis.summary import SENSITIVE, AuditSummary
-from indpriv.report.document import Block, Figure
+from indpriv.report.document import Block, Figure, Page
 from indpriv.report.figures import FIGURES
 from indpriv.report.renderers.script import page_script, script_hash, search_data
 from indpriv.report.sections import sections_of
@@ -36,6 +36,22 @@ def render_html(
         lookup: single examples that the page can be searched for; without them, no epsilon of one
             example is on the page.
     """
+    run, made = summary.run, summary.provenance
+    page = Page(
+        title=f"Privacy audit of {summary.name}",
+        eyebrow="Individual privacy audit",
+        name=summary.name,
+        meta=f"{run.n_examples:,} training examples · {run.settings.total_steps:,} steps of DP-SGD "
+        f"· audited {made.created[:10]} with indpriv {made.versions['indpriv']}",
+        sections=sections_of(summary),
+        disclaimer=disclaimer(summary),
+    )
+    data = None if lookup is None else search_data(summary, lookup)
+    return render_page(page, pictures=pictures, search_data=data, account=summary.account)
+
+
+def render_page(page: Page, **content: Any) -> str:
+    """A page as text; content: what single blocks of an audit's page show."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -44,13 +60,10 @@ def render_html(
         lstrip_blocks=True,
     )
     environment.filters.update(figure=_figure, kind=_kind, unbroken=_unbroken)
-    data = None if lookup is None else search_data(summary, lookup)
-    environment.globals.update(pictures=pictures, search_data=data)
+    environment.globals.update({"pictures": None, "search_data": None, **content})
     return environment.get_template("report.html.j2").render(
-        audit=summary,
-        sections=sections_of(summary),
+        page=page,
         sensitive=SENSITIVE,
-        disclaimer=disclaimer(summary),
         script=Markup(page_script()),
         script_hash=script_hash(),
     )

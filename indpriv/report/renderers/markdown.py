@@ -1,6 +1,7 @@
 """Markdown in which texts of the data stay text, and an audit's report as audit.md. Sensitive."""
 
 import re
+from collections.abc import Sequence
 
 from indpriv.analysis.summary import SENSITIVE, AuditSummary
 from indpriv.report.document import (
@@ -28,8 +29,13 @@ def escape(text: str) -> str:
 
 def render_markdown(summary: AuditSummary) -> str:
     """The report of an audit as Markdown, without figures and what the page folds away."""
-    first, *rest = sections_of(summary)
-    top = f"**{SENSITIVE}**\n\n# Privacy audit of {escape(summary.name)}"
+    return render_sections(f"Privacy audit of {summary.name}", sections_of(summary))
+
+
+def render_sections(title: str, sections: Sequence[Section]) -> str:
+    """Sections below a title; the first one has no heading of its own."""
+    first, *rest = sections
+    top = f"**{SENSITIVE}**\n\n# {escape(title)}"
     return "\n\n".join([top, *_blocks(first), *map(_section, rest)]) + "\n"
 
 

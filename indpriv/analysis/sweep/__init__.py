@@ -1,0 +1,1 @@
+"""Audits of one file under several settings and seeds, beside each other."""
