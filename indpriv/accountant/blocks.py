@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import socket
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -39,6 +40,22 @@ def one_blas_thread(function: AnyFunction) -> AnyFunction:
     Blocks have threads of their own.
     """
     return cast(AnyFunction, threadpool_limits.wrap(limits=1, user_api="blas")(function))
+
+
+class ThreadLock:
+    """A lock among the threads of one process: a copy in another process is free."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type[ThreadLock], tuple[()]]:
+        return ThreadLock, ()
 
 
 def n_cores() -> int:

@@ -21,11 +21,12 @@ from indpriv.accountant.histogram.counts import DenseCounts, SparseCounts
 from indpriv.accountant.histogram.governing_norms import AT_CLIPPING_NORM, GoverningNorms
 from indpriv.accountant.histogram.lattice import Lattice
 from indpriv.accountant.histogram.mechanisms import Mechanisms, Participations
+from indpriv.accountant.histogram.norm_codes import NormCodes
 from indpriv.norm_log.norm_log import NormLog
 
 # The number of (setting, code) mechanisms up to which each is a node of its own, and of nodes of a
 # lattice beyond. Accountants of loss distributions need far longer for each.
-_MOST_OWN = {"share": 1 << 14, "up": 1 << 13, "down": 1 << 13}
+_MOST_OWN = {"share": 1 << 14, "chord": 0, "up": 1 << 13, "down": 1 << 13}
 _RATIO = {"share": 4e-3, "up": 1.5e-3, "down": 1.5e-3}  # of neighbouring nodes, if these suffice
 _MOST_NODES = {"share": 1 << 14, "up": 1 << 14, "down": 1 << 14}
 _MOST_DENSE = 2048  # (setting, code) cells that are counted in a dense array
@@ -40,6 +41,7 @@ class Histogram:
     Attributes:
         norms: which norm of an example counts in which step.
         mechanisms: (n_mechanisms,) that the steps of cells are taken with.
+        lattice: of chords, whose nodes the mechanisms are; None without.
         steps: (n_cells, n_mechanisms) steps of one count of each cell.
         record: (n_entries,) records that examples are counted at.
         first: (n_entries,) cell of code 0 of the record's mix. weight: (n_entries,) counts.
@@ -50,6 +52,7 @@ class Histogram:
 
     norms: GoverningNorms
     mechanisms: Mechanisms
+    lattice: Lattice | None
     steps: csr_array
     record: IntArray
     first: IntArray
@@ -68,7 +71,7 @@ class Histogram:
             log: the log.
             between_records: what governs steps between records; see `indpriv.account`.
             between_nodes: "share" a step between neighbouring nodes, which is for RDP alone, or
-                count it at one of them, "up" or "down".
+                count it at one of them, "up" or "down"; or "chord" (see pld/chords.py).
         """
         norms = GoverningNorms.of(log, between_records, between_nodes)
         n_codes, n_settings = norms.codes.n_codes, len(norms.settings)
@@ -81,10 +84,11 @@ class Histogram:
         known = record != AT_CLIPPING_NORM
         certain = np.zeros(mixes.shape[0] * n_codes)
         np.add.at(certain, (mix[~known] + 1) * n_codes - 1, weight[~known])
-        mechanisms, steps = _steps_of_cells(mixes, norms)
+        mechanisms, lattice, steps = _steps_of_cells(mixes, norms)
         return cls(
             norms=norms,
             mechanisms=mechanisms,
+            lattice=lattice,
             steps=steps,
             record=record[known],
             first=mix[known] * n_codes,
@@ -214,14 +218,16 @@ def _mixes(governing: GoverningNorms) -> tuple[IntArray, IntArray, IntArray, csr
     )
 
 
-def _steps_of_cells(mixes: csr_array, norms: GoverningNorms) -> tuple[Mechanisms, csr_array]:
-    """Mechanisms, and the (n_cells, n_mechanisms) steps of one count of each cell."""
+def _steps_of_cells(
+    mixes: csr_array, norms: GoverningNorms
+) -> tuple[Mechanisms, Lattice | None, csr_array]:
+    """Mechanisms, their lattice of chords, and (n_cells, n_mechanisms) steps of one count."""
     codes, settings = norms.codes, norms.settings
-    mechanisms, locate = _placed(
+    mechanisms, lattice, locate = _placed(
         codes.table(settings.max_grad_norm),
         settings.noise_multiplier,
         settings.sample_rate,
-        codes.between_nodes,
+        codes,
     )
     n_codes = codes.n_codes
     shape = (mixes.shape[0] * n_codes, len(mechanisms))
@@ -236,26 +242,38 @@ def _steps_of_cells(mixes: csr_array, norms: GoverningNorms) -> tuple[Mechanisms
             entries = np.broadcast_to(share * steps, cell.shape).ravel()
             total = total + csr_array((entries, (cell.ravel(), index.ravel())), shape=shape)
     total.eliminate_zeros()
-    return mechanisms, total
+    return mechanisms, lattice, total
 
 
 def _placed(
-    relative: FloatArray, noise: FloatArray, rate: FloatArray, between_nodes: str
-) -> tuple[Mechanisms, Callable[[IntArray], Iterable[tuple[IntArray, FloatArray | float]]]]:
-    """Mechanisms, and where the codes of settings lie among them: (index, share of a step).
+    relative: FloatArray, noise: FloatArray, rate: FloatArray, codes: NormCodes
+) -> tuple[
+    Mechanisms,
+    Lattice | None,
+    Callable[[IntArray], Iterable[tuple[IntArray, FloatArray | float]]],
+]:
+    """Mechanisms, their lattice, and where the codes of settings lie: (index, share of a step).
 
     relative: (n_settings, n_codes). noise, rate: (n_settings,).
     """
+    between_nodes = codes.between_nodes
     if relative.size <= _MOST_OWN[between_nodes]:
         settings = np.broadcast_to(np.stack([noise, rate], axis=1)[:, None], (*relative.shape, 2))
         met = np.concatenate([relative[:, :, None], settings], axis=2).reshape(-1, 3)
         distinct, index = np.unique(met, axis=0, return_inverse=True)
         places = index.reshape(relative.shape)
-        return Mechanisms(*distinct.T), lambda setting: [(places[setting], 1.0)]
-    shifts, most = relative / noise[:, None], _MOST_NODES[between_nodes]
-    ratio = _RATIO[between_nodes]
-    lattice = Lattice.covering(shifts, rate, between_nodes, ratio=ratio, most=most)
-    return lattice.mechanisms, lambda setting: lattice.locate(shifts[setting], rate[setting])
+        return Mechanisms(*distinct.T), None, lambda setting: [(places[setting], 1.0)]
+    shifts = relative / noise[:, None]
+    if between_nodes == "chord":
+        lattice = Lattice.of_chords(shifts, rate, codes.apart)
+    else:
+        ratio, most = _RATIO[between_nodes], _MOST_NODES[between_nodes]
+        lattice = Lattice.covering(shifts, rate, between_nodes, ratio=ratio, most=most)
+    return (
+        lattice.mechanisms,
+        lattice if between_nodes == "chord" else None,
+        lambda setting: lattice.locate(shifts[setting], rate[setting]),
+    )
 
 
 def _add_codes(

@@ -22,11 +22,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.histogram.mechanisms import Mechanisms
 
 _FEW_SHIFTS, _FEW_RATES = 512, 32  # at most this many distinct values are nodes themselves
+# Of a lattice of chords: neighbouring shifts differ by _NEAR or by _STEP, whichever is less, and by
+# _TINY_RATIO from _TINY to _SMALL of the largest one; rates by _RATE_RATIO if there are many
+_NEAR, _STEP = 1.06, 0.008
+_SMALL, _TINY, _TINY_RATIO = 0.005, 1e-4, 1.5
+_CHORD_RATES, _RATE_RATIO = 4, 1.06
 _RATE_SPACING = {"share": 4.0, "up": 1.0, "down": 1.0}  # times that of shifts: less curvature
 
 
@@ -46,6 +52,11 @@ def neighbours(
     return below, above, np.clip(share, 0.0, 1.0)
 
 
+def spread_of(shift: ArrayLike) -> FloatArray:
+    """exp(u**2) - 1, the variance of the ratio of the densities of one unsampled step."""
+    return np.asarray(np.expm1(np.square(shift)))
+
+
 def corners(
     nodes: FloatArray,
     values: FloatArray,
@@ -54,7 +65,7 @@ def corners(
 ) -> list[tuple[IntArray, FloatArray | None]]:
     """The nodes that values count at, each with its share of the values (None: all of it)."""
     below, above, share = neighbours(nodes, values, curve)
-    if between_nodes == "share":
+    if between_nodes in ("share", "chord"):
         return [(below, 1.0 - share), (above, share)]
     return [(above if between_nodes == "up" else np.where(share < 1.0, below, above), None)]
 
@@ -66,12 +77,16 @@ class Lattice:
     Attributes:
         shifts: (n_shifts,) ascending. rates: (n_rates,) ascending.
         between_nodes: "share" a step between neighbours, which suits RDP alone, or count it "up" or
-            "down" at one of them.
+            "down" at one of them; "chord" shares it as pld/chords.py says.
+        chord_norms: relative distance of the norms that are shared before; chord_rates: whether
+            steps lie between rates. Both of a lattice of chords only.
     """
 
     shifts: FloatArray
     rates: FloatArray
     between_nodes: str
+    chord_norms: float = 0.0
+    chord_rates: bool = False
 
     @classmethod
     def covering(
@@ -101,6 +116,20 @@ class Lattice:
             axes[index] = np.append(axis[axis == 0], np.geomspace(smallest, axis[-1], n_nodes))
         return cls(axes[0], axes[1], between_nodes)
 
+    @classmethod
+    def of_chords(cls, shifts: FloatArray, rates: FloatArray, norms: float) -> Lattice:
+        """A lattice of few nodes; norms: see chord_norms."""
+        largest, rates = float(shifts.max()), np.unique(rates)
+        many = len(rates) > _CHORD_RATES
+        nodes = [largest]
+        while nodes[-1] > _TINY * largest:
+            ratio = _NEAR if nodes[-1] > _SMALL * largest else _TINY_RATIO
+            nodes.append(max(nodes[-1] / ratio, nodes[-1] - _STEP))
+        if many:
+            n_rates = int(np.ceil(np.log(rates[-1] / rates[0]) / np.log(_RATE_RATIO))) + 1
+            rates = np.geomspace(rates[0], rates[-1], n_rates)
+        return cls(np.array([0.0, *nodes[::-1]]), rates, "chord", norms, many)
+
     @property
     def mechanisms(self) -> Mechanisms:
         """The nodes as mechanisms at max_grad_norm or below."""
@@ -116,8 +145,10 @@ class Lattice:
         self, shift: FloatArray, rate: FloatArray
     ) -> Iterator[tuple[IntArray, FloatArray | float]]:
         """Yield the nodes of mechanisms and their shares; shift has shape (n, m), rate (n,)."""
-        by_rate = corners(self.rates, rate, np.log, self.between_nodes)
-        for column, part in corners(self.shifts, shift, np.square, self.between_nodes):
+        chords = self.between_nodes == "chord"
+        of_shift, of_rate = (spread_of, np.square) if chords else (np.square, np.log)
+        by_rate = corners(self.rates, rate, of_rate, self.between_nodes)
+        for column, part in corners(self.shifts, shift, of_shift, self.between_nodes):
             for row, other in by_rate:
                 weight = 1.0 if part is None or other is None else part * other[:, None]
                 yield column + row[:, None] * len(self.shifts), weight

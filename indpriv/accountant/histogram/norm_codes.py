@@ -17,8 +17,8 @@ Values = NDArray[Any]  # codes of a rounded log, or float64 norms in units of No
 
 # Of a lattice, relative to max_grad_norm: its smallest norm above 0, and the distance of
 # neighbouring norms.
-_SMALLEST = {"share": 1e-4, "up": 1e-3, "down": 1e-3}
-_RATIO = {"share": 4e-3, "up": 1.5e-3, "down": 1.5e-3}
+_SMALLEST = {"share": 1e-4, "chord": 1e-4, "up": 1e-3, "down": 1e-3}
+_RATIO = {"share": 4e-3, "chord": 4e-3, "up": 1.5e-3, "down": 1.5e-3}
 _MOST_LEVELS = 4096  # of all max_grad_norms together; beyond, norms are located in a lattice
 _MOST_CLIPPING_NORMS = 512  # distinct max_grad_norms; more are snapped to a geometric series
 _CLIPPING_RATIO, _MOST_SNAPPED = 5e-4, 2048  # of neighbouring max_grad_norms that are snapped to
@@ -116,6 +116,11 @@ class NormCodes:
             return [(values, None)]
         rule = "up" if self.exact else self.between_nodes
         return corners(self.bounds, values, np.square, rule)
+
+    @property
+    def apart(self) -> float:
+        """Relative distance of bounds that norms are shared between; 0 if none is."""
+        return 0.0 if self.exact else _RATIO[self.between_nodes]
 
     @property
     def n_codes(self) -> int:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from indpriv import _checks
 from indpriv._arrays import FloatArray
 from indpriv._progress import Advance, unheard
+from indpriv.accountant.histogram.lattice import Lattice
 from indpriv.accountant.histogram.mechanisms import Participations
 from indpriv.accountant.pld import closed_form
 from indpriv.accountant.pld.laplace import contour_brackets, contour_deltas
@@ -68,6 +69,7 @@ def pld_epsilon(
     delta: float,
     rdp_upper: FloatArray,
     tolerance: float = 0.0,
+    lattice: Lattice | None = None,
     advance: Advance = unheard,
 ) -> PldResult:
     """Bracket the (epsilon, delta) of every example of a block.
@@ -78,6 +80,8 @@ def pld_epsilon(
         delta: in (0, 1).
         rdp_upper: (n_examples,) upper bounds of epsilon at the same delta, e.g. Renyi bounds.
         tolerance: relative width of a bracket that is not narrowed further.
+        lattice: that the mechanisms are nodes of, if steps are shared between them; shares need not
+            be whole. Contours alone are tried.
         advance: called with the number of examples that are done since the last call, not all.
 
     Returns:
@@ -95,14 +99,15 @@ def pld_epsilon(
     (8.249377, 'certified')
     """
     delta = _checks.check_delta(delta)
-    _check_counts(participations.counts)
-    losses = LossSum.from_participations(participations)
+    _check_counts(participations.counts, whole=lattice is None)
+    losses = LossSum.from_participations(participations, lattice)
     n = len(losses)
     lower, upper = np.zeros(n), np.full(n, np.inf)
     bracket = np.full(n, CERTIFIED, dtype="<U9")
     free = losses.total_variation_bound() <= delta * (1 - 1e-12)
     upper[free] = 0.0
-    short = np.flatnonzero(closed_form.has_exact_form(losses) & ~free)
+    exact = closed_form.has_exact_form(losses) if lattice is None else losses.steps == 0
+    short = np.flatnonzero(exact & ~free)
     if len(short):
         first, place = _distinct(losses.select(short))
         low, high = _exact_brackets(losses.select(short[first]), delta)
@@ -160,9 +165,9 @@ def pld_delta(
     return Bounds(np.where(lower < _LEAST_DELTA, 0.0, lower), upper)
 
 
-def _check_counts(counts: FloatArray) -> None:
+def _check_counts(counts: FloatArray, *, whole: bool = True) -> None:
     values = np.asarray(counts, np.float64)
-    if values.size and not (values.min() >= 0 and np.all(values == np.floor(values))):
+    if whole and values.size and not (values.min() >= 0 and np.all(values == np.floor(values))):
         raise InputError(
             "counts of steps must be whole numbers of at least 0 for the tight accountant: a share "
             "of a step has a Renyi divergence but no loss distribution; round norms up, or use "
@@ -227,7 +232,7 @@ def _composed_brackets(
     upper = np.maximum(*(bracket.upper for bracket in found))
     tight = max(_TIGHT, tolerance)
     open_ = np.flatnonzero(upper - lower > tight * upper)
-    if len(open_):
+    if len(open_) and losses.laws.cells is None:
         contours = [bracket.select(open_) for bracket in found]
         lower[open_], upper[open_] = _with_grids(losses.select(open_), delta, contours, tight)
     return lower, upper

@@ -13,22 +13,18 @@ from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray
 from indpriv.accountant.pld import transform
-from indpriv.accountant.pld.decay import MANY, log_decay
-from indpriv.accountant.pld.loss_sum import UNIT_ROUNDOFF, ComplexArray, LossSum
+from indpriv.accountant.pld.chords import chord_terms, features
+from indpriv.accountant.pld.loss_sum import UNIT_ROUNDOFF, ComplexArray, LossSum, exponent_of
 from indpriv.accountant.pld.quadrature import QUADRATURE_ERROR
 from indpriv.accountant.pld.real_axis import Problem, Scan, log_largest_weight
 
 _ROOT_STEPS = 80  # at most; Newton takes about five
 _PREFACTOR = 2.0  # nepers by which delta is mostly below its Chernoff bound
 _SMALL = 20.0  # epsilon times tilt beyond which delta at 0 need not be compared with its target
-# Periods are powers of 4, and contours end at every fourth of the frequencies below: few different
-# ones, because making the tables of a contour takes longer than to add more nodes to it
-_PERIOD_RATIO, _REACHES = 4.0, 4
-# Frequencies over the tilt at which decay is bounded: closer together as far as contours mostly go
-_NEAR, _FAR, _NEAR_STEP, _FAR_STEP = -4, 6, 1 / 3, 2
-_FREQUENCIES = np.exp2(
-    np.concatenate([np.arange(_NEAR, _FAR, _NEAR_STEP), np.arange(_FAR, 26, _FAR_STEP)])
-)
+# Periods are powers of 4: few different ones, because making the tables of a contour takes longer
+# than to add more nodes to it
+_PERIOD_RATIO = 4.0
+_LARGEST_ERROR = 50.0  # nepers; a contour with a larger one is of no use
 
 
 def alias_free_period(
@@ -50,59 +46,17 @@ def alias_free_period(
     return np.asarray(_PERIOD_RATIO ** np.ceil(np.log(period) / np.log(_PERIOD_RATIO)))
 
 
-@dataclass(frozen=True)
-class Reach:
-    """How far along a contour each example must go.
+def _chord_terms(problem: Problem, tilt: float, place: int) -> FloatArray:
+    """(n_used, 7) `chord_terms` of the laws that are used; 0 where no steps are shared."""
+    laws, used, direction = problem.losses.laws, problem.losses.used, problem.direction
+    cells = laws.cells
+    if cells is None or not used.any():
+        return np.zeros((int(used.sum()), 7))
 
-    Attributes:
-        frequencies: (n_frequencies,) rising.
-        tail: (n, n_frequencies) bound of 1 / pi times the integral of |E| / |w|^2 beyond each
-            frequency.
-        place: (n,) of the first one beyond which the contour adds less than the tolerance; -1 where
-            there is none.
-    """
+    def make(missing: NDArray[np.intp]) -> tuple[FloatArray]:
+        return (chord_terms(cells.select(missing), tilt, direction),)
 
-    frequencies: FloatArray
-    tail: FloatArray
-    place: NDArray[np.intp]
-
-    @classmethod
-    def of(cls, problem: Problem, scan: Scan, column: int, log_tolerance: float) -> Reach:
-        """Bound the contours of examples that share a tilt; log_tolerance: relative to delta."""
-        tilt, losses = float(scan.tilts[column]), problem.losses
-        frequencies = tilt * _FREQUENCIES
-        log_size = -np.outer(losses.gaussian / 2, frequencies**2)
-        needed = losses.used
-        if needed.any():
-            laws, direction = problem.laws(scan.step_cut), problem.direction
-            if len(laws) > MANY:  # they share bounds, which must not depend on who is asking
-                needed = needed | transform.is_representable(laws, tilt, direction)
-
-            def make(missing: NDArray[np.intp]) -> tuple[FloatArray]:
-                return (log_decay(laws.select(missing), tilt, direction, frequencies),)
-
-            key = ("decay", direction, scan.step_cut, int(scan.place[column]))
-            log_size += losses.counts @ losses.laws.rows(key, needed, make)[0]
-        tail = _integrated(log_size, tilt, frequencies)
-        scale = scan.transform[:, column] - tilt * scan.epsilon + 1.0
-        enough = np.log(tail) + scale[:, None] <= (problem.log_delta + log_tolerance)[:, None]
-        first = enough.argmax(axis=1)
-        rounded = -(-first // _REACHES) * _REACHES
-        rounded = np.minimum(rounded, len(frequencies) - 1)
-        return cls(frequencies, tail, np.where(enough.any(axis=1), rounded, -1))
-
-
-def _integrated(log_size: FloatArray, tilt: float, frequencies: FloatArray) -> FloatArray:
-    """1 / pi times the integral of exp(log_size) / (tilt^2 + omega^2) beyond each frequency.
-
-    Shape (n, n_frequencies).
-    """
-    widths = np.diff(np.append(np.arctan(frequencies / tilt), np.pi / 2))
-    # Far out the difference of arc tangents cancels, and 1 / omega^2 is a close upper bound
-    far = frequencies > 1e3 * tilt
-    widths[far] = tilt * (1 / frequencies[far] - np.append(1 / frequencies[1:], 0.0)[far])
-    terms = np.exp(np.maximum(log_size, -700.0)) * widths / (np.pi * tilt)
-    return np.cumsum(terms[:, ::-1], axis=1)[:, ::-1] + 1e-300
+    return np.asarray(laws.rows(("chord", direction, place), used, make)[0][used])
 
 
 @dataclass(frozen=True)
@@ -118,6 +72,8 @@ class Axis:
         log_modulus, angle: (n_used, n_nodes) parts of the logarithm of their transforms over those
             at the tilt. error: (n_used,) bound of their rounding (see transform.ContourTable).
         higher: (n_higher,) larger tilts, whose Chernoff bounds limit aliasing.
+        chord_terms, at_tilt, features: (n_used, 5), (5,) and (n_nodes, 5) whose product bounds the
+            error of K where steps are shared between laws, at the tilt and at the frequencies.
     """
 
     tilt: float
@@ -130,6 +86,9 @@ class Axis:
     angle: FloatArray
     error: FloatArray
     higher: FloatArray
+    chord_terms: FloatArray
+    at_tilt: FloatArray
+    features: FloatArray
 
     @classmethod
     def of(cls, problem: Problem, scan: Scan, column: int, period: float, frequency: float) -> Axis:
@@ -148,7 +107,11 @@ class Axis:
             place = int(scan.place[column])
             key = ("contour", direction, scan.step_cut, place, period, frequency)
             logarithm, error = problem.losses.laws.rows(key, used, make)
-        w = tilt + 1j * frequencies
+        w = np.asarray(tilt + 1j * frequencies, np.complex128)
+        terms = _chord_terms(problem, tilt, int(scan.place[column]))
+        a = exponent_of(tilt, problem.direction) + 1j * frequencies  # or its conjugate
+        ratio = np.exp(logarithm.real[used].min(axis=0, initial=0.0))
+        ratio -= np.abs(a * (a - 1)) * terms[:, 5].max(initial=0.0)
         weights = np.asarray(spacing / np.pi / (w * (w + 1)), np.complex128)
         weights[0] /= 2
         return cls(
@@ -162,6 +125,9 @@ class Axis:
             angle=np.ascontiguousarray(logarithm.imag[used]),
             error=error[used],
             higher=scan.tilts[column + 1 :],
+            chord_terms=terms[:, :5],
+            at_tilt=features(w[0], problem.direction, 1.0),
+            features=features(w, problem.direction, ratio),
         )
 
     @cached_property
@@ -203,10 +169,13 @@ class Contour:
     def of(cls, axis: Axis, losses: LossSum, scan: Scan, column: int, tail: FloatArray) -> Contour:
         """The contour of examples whose laws are those of the axis; tail: their truncation."""
         tilt, frequencies, n_frequencies = axis.tilt, axis.frequencies, len(axis.frequencies)
-        scale, guess = scan.transform[:, column], scan.epsilon
+        guess = scan.epsilon
         decay = np.outer(losses.gaussian / 2, -(frequencies**2))
         turn = np.outer(losses.gaussian * (tilt + 0.5) - guess, frequencies)
         counts = losses.counts[:, axis.used]
+        chords = counts @ axis.chord_terms
+        too_large = chords @ axis.at_tilt
+        scale = scan.transform[:, column] - too_large
         decay += counts @ axis.log_modulus
         turn += counts @ axis.angle
         modulus = np.exp(decay) * np.abs(axis.weights)
@@ -222,10 +191,13 @@ class Contour:
         relative += losses.steps * (modulus @ axis.largest_angle)
         angle = losses.gaussian * (tilt + 0.5) + np.abs(guess)
         relative += angle * (modulus @ frequencies)
-        noise = tail + (counts.shape[1] + 16) * UNIT_ROUNDOFF * relative
+        noise = tail * np.exp(too_large) + (counts.shape[1] + 16) * UNIT_ROUNDOFF * relative
         amplified = modulus @ ((1 + tilt + frequencies) / axis.smallest)
         noise += (counts @ axis.error) * amplified
         noise += QUADRATURE_ERROR * losses.steps * (modulus @ (1 / axis.smallest))
+        if axis.chord_terms.any():
+            error = np.minimum(chords @ axis.features.T, _LARGEST_ERROR)
+            noise += np.einsum("nk,nk->n", modulus, np.expm1(error))
         blocks = values.reshape(len(losses), -1, axis.fine)
         return cls(axis, scale, blocks, size, guess, noise, scan.transform[:, column + 1 :])
 

@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 from indpriv._arrays import FloatArray
 from indpriv._progress import Advance, unheard
 from indpriv.accountant.pld import real_axis
-from indpriv.accountant.pld.contour import Axis, Contour, Reach, alias_free_period
+from indpriv.accountant.pld.contour import Axis, Contour, alias_free_period
+from indpriv.accountant.pld.decay import Reach
 from indpriv.accountant.pld.loss_sum import Bounds, Direction, LossSum
 from indpriv.accountant.pld.quadrature import count_nodes
 from indpriv.accountant.pld.real_axis import Problem, Scan, WorkBudget
@@ -62,6 +63,7 @@ class _Effort:
     refined: int = 1
 
 
+_ROUGH = 4e-4  # relative width of a bracket by shared steps that is wide
 _FINE, _FINEST = 1e-6, 1e-10  # tolerance up to which errors of delta are this small at once
 
 
@@ -80,6 +82,17 @@ def _efforts(tolerance: float) -> list[_Effort]:
     if tolerance <= _FINE:
         return fine
     return rough + [replace(effort, tight=max(tolerance, effort.tight)) for effort in fine[1:]]
+
+
+def _shared_efforts(tolerance: float) -> list[_Effort]:
+    """The same where steps are shared between laws: at a tilt near the best one that counts less.
+
+    Nothing is cut off, since that would depend on the law.
+    """
+    return [
+        _Effort(0.0, 0, 1.0, 4096, 1e-5, max(_ROUGH, tolerance)),
+        _Effort(0.0, 1, 0.3, 4096, 1e-5, max(_ROUGH / 2, tolerance), refined=4),
+    ]
 
 
 # Work is counted in contour nodes times quadrature nodes of all laws, about 1e9 a second. The grids
@@ -114,7 +127,8 @@ def contour_brackets(
     lower, upper = np.zeros(len(losses)), np.full(len(losses), np.inf)
     remaining, budget = np.arange(len(losses)), WorkBudget(_MOST_WORK)
     limit, start = np.broadcast_to(enough, upper.shape), 0
-    for effort in _efforts(tolerance):
+    efforts = _efforts(tolerance) if losses.laws.cells is None else _shared_efforts(tolerance)
+    for effort in efforts:
         if not len(remaining):
             break
         log_delta = np.full(len(remaining), np.log(delta))

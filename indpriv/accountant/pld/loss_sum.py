@@ -5,25 +5,126 @@ without the example and P = (1 - q) N(0, 1) + q N(shift, 1) with it, where
 shift = relative_norm / noise_multiplier and q is the Poisson sampling rate. Their density ratio is
 f(z) = 1 - q + q exp(z shift - shift^2 / 2). The two neighbouring directions are "remove" (loss
 log f, z from P) and "add" (loss -log f, z from Q).
+
+All blocks and threads of a run share tables of functions of its one-step laws. A row of a table
+belongs to one law and does not depend on which other rows were asked for, nor on any example: so
+results do not depend on the order in which threads need them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erf, ndtri
 
 from indpriv._arrays import FloatArray
+from indpriv.accountant.blocks import ThreadLock
+from indpriv.accountant.histogram.lattice import Lattice, spread_of
 from indpriv.accountant.histogram.mechanisms import Participations
-from indpriv.accountant.pld.shared_laws import SharedLaws, shared_laws
 
+Arrays = tuple[NDArray[Any], ...]
 ComplexArray = NDArray[np.complex128]
 UNIT_ROUNDOFF = 2.0**-53
 Direction = Literal["remove", "add"]
 DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
+
+_MOST_BYTES = 1 << 29  # of the tables of a run; those used longest ago are made again if needed
+_MOST_RUNS = 4  # whose tables are kept: of one account, laws rounded up and down, and worst cases
+
+
+@dataclass
+class _Table:
+    """Rows that are made when they are first needed; arrays have shape (n_laws, ...)."""
+
+    made: NDArray[np.bool_]
+    arrays: Arrays = ()
+    lock: ThreadLock = field(default_factory=ThreadLock)
+    n_bytes: int = 0  # as counted among those of all tables
+
+
+class SharedLaws:
+    """The laws of the loss of one step that a run has, and tables of their functions.
+
+    Attributes:
+        shift: (n_laws,) relative_norm / noise_multiplier, above 0.
+        sample_rate: (n_laws,) in (0, 1).
+        cells: where steps of other laws are shared between these; None where these are all.
+    """
+
+    def __init__(
+        self, shift: FloatArray, sample_rate: FloatArray, cells: Cells | None = None
+    ) -> None:
+        self.shift, self.sample_rate, self.cells = shift, sample_rate, cells
+        self._tables: OrderedDict[Hashable, _Table] = OrderedDict()
+        self._lock = ThreadLock()
+        self._n_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self.shift)
+
+    def rows(
+        self, key: Hashable, needed: NDArray[np.bool_], make: Callable[[NDArray[np.intp]], Arrays]
+    ) -> Arrays:
+        """Tables of shape (n_laws, ...) of which the needed rows are filled in; others may be 0.
+
+        Args:
+            key: names the function and all that it depends on besides the law.
+            needed: (n_laws,) laws whose rows are read.
+            make: returns arrays (k, ...) for the laws at k positions.
+        """
+        with self._lock:
+            table = self._tables.setdefault(key, _Table(np.zeros(len(self), dtype=bool)))
+            self._tables.move_to_end(key)
+        with table.lock:
+            missing, new = np.flatnonzero(needed & ~table.made), not table.arrays
+            if len(missing) or new:
+                found = make(missing)
+                if new:
+                    shapes = [(len(self), *array.shape[1:]) for array in found]
+                    table.arrays = tuple(
+                        np.zeros(shape, array.dtype)
+                        for shape, array in zip(shapes, found, strict=True)
+                    )
+                for array, rows in zip(table.arrays, found, strict=True):
+                    array[missing] = rows
+                table.made[missing] = True
+        if new:
+            self._count(key, table)
+        return table.arrays
+
+    def _count(self, key: Hashable, table: _Table) -> None:
+        """Count the bytes of a new table, and forget the oldest ones where there are too many."""
+        with self._lock:
+            if self._tables.get(key) is table:
+                table.n_bytes = sum(array.nbytes for array in table.arrays)
+                self._n_bytes += table.n_bytes
+            while self._n_bytes > _MOST_BYTES and len(self._tables) > 1:
+                self._n_bytes -= self._tables.popitem(last=False)[1].n_bytes
+
+
+def shared_laws(
+    shift: FloatArray, sample_rate: FloatArray, lattice: Lattice | None = None
+) -> SharedLaws:
+    """The laws with these parameters: the same object for equal arrays, as long as it is in use.
+
+    lattice: that the laws are nodes of, if steps are shared between them.
+    """
+    shift, sample_rate = (np.ascontiguousarray(part, np.float64) for part in (shift, sample_rate))
+    between = None if lattice is None else (lattice.chord_norms, lattice.chord_rates)
+    return _of_bytes(shift.tobytes(), sample_rate.tobytes(), between)
+
+
+@lru_cache(maxsize=_MOST_RUNS)
+def _of_bytes(shift: bytes, sample_rate: bytes, between: tuple[float, bool] | None) -> SharedLaws:
+    laws = StepLaws(np.frombuffer(shift), np.frombuffer(sample_rate))
+    cells = None if between is None else Cells.of(laws, *between)
+    return SharedLaws(laws.shift, laws.sample_rate, cells)
 
 
 @dataclass(frozen=True)
@@ -42,14 +143,19 @@ class LossSum:
     gaussian: FloatArray
 
     @classmethod
-    def from_participations(cls, participations: Participations) -> LossSum:
-        """Leave out free steps and compose unsampled ones: their squared shifts add exactly."""
+    def from_participations(
+        cls, participations: Participations, lattice: Lattice | None = None
+    ) -> LossSum:
+        """Leave out free steps and compose unsampled ones: their squared shifts add exactly.
+
+        lattice: that mechanisms are nodes of, if steps are shared between them.
+        """
         shift = participations.relative_norms / participations.noise_multiplier
         counts = np.asarray(participations.counts, dtype=np.float64)
         whole = participations.sample_rate >= 1.0
         gaussian = counts[:, whole] @ shift[whole] ** 2
         kept = ~whole & (shift > 0)
-        laws = shared_laws(shift[kept], participations.sample_rate[kept])
+        laws = shared_laws(shift[kept], participations.sample_rate[kept], lattice)
         return cls(laws, counts if kept.all() else counts[:, kept], gaussian)
 
     def __len__(self) -> int:
@@ -81,7 +187,8 @@ class LossSum:
         kept = part.used
         if kept.all():
             return part
-        laws = SharedLaws(self.shift[kept], self.sample_rate[kept])
+        cells = self.laws.cells and self.laws.cells.select(kept)
+        laws = SharedLaws(self.shift[kept], self.sample_rate[kept], cells)
         return LossSum(laws, part.counts[:, kept], part.gaussian)
 
     def rows(self, examples: NDArray[np.intp]) -> LossSum:
@@ -90,7 +197,8 @@ class LossSum:
 
     def total_variation_bound(self) -> FloatArray:
         """(n_examples,) sum of the steps' total variations: never below delta at epsilon 0."""
-        one_step = self.sample_rate * erf(self.shift / np.sqrt(8.0))
+        laws = self.laws.cells.high if self.laws.cells else self.laws
+        one_step = laws.sample_rate * erf(laws.shift / np.sqrt(8.0))
         return np.asarray(self.counts @ one_step + erf(np.sqrt(self.gaussian / 8.0)))
 
 
@@ -141,6 +249,69 @@ class StepLaws:
         sampled = self.shift - ndtri(np.minimum(probability / 2 / self.sample_rate, 0.5))
         by_component = np.where(probability < self.sample_rate, sampled, self.shift)
         return replace(self, cut=np.maximum(by_mixture, by_component))
+
+
+_FIRST_CELL = 8.0  # (smallest of norm_codes.py over that of lattice.py)^4 / 2 is at most 5.1 / 2
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Around each law at a node of a lattice, the laws whose steps are shared with it.
+
+    Attributes:
+        low, high: laws of the smallest and of the largest shift and rate among them.
+        rate: (n_laws,) of the nodes.
+        chord_shift, chord_rate: (n_laws,) what a chord errs by at most, over the second derivative
+            in the squared shift and in the squared rate.
+    """
+
+    low: StepLaws
+    high: StepLaws
+    rate: FloatArray
+    chord_shift: FloatArray
+    chord_norm: FloatArray
+    chord_rate: FloatArray
+
+    @classmethod
+    def of(cls, laws: StepLaws, norms: float, rates: bool) -> Cells:
+        """Of all nodes of a lattice above 0: every shift at every rate.
+
+        norms: relative distance of norms that are shared between before they are located.
+        rates: whether steps lie between rates, too.
+        """
+        shifts, column = np.unique(laws.shift, return_inverse=True)
+        below, above = np.append(0.0, shifts[:-1]), np.append(shifts[1:], shifts[-1])
+        widths = np.diff(spread_of([below, shifts, above]), axis=0)
+        # A node at 0 costs nothing: what is shared with it counts at the first node above it
+        widths[0, 0] *= 2
+        chord = np.square(widths.max(axis=0)) / 8
+        # Norms are shared first: widths of these cells, and of the one from 0
+        of_norms = np.square(np.expm1(2 * norms) * np.square(above)) / 2
+        of_norms += (norms > 0) * shifts[0] ** 4 * _FIRST_CELL
+        own, row = np.unique(laws.sample_rate, return_inverse=True)
+        lower, higher, between = own, own, np.zeros(len(own))
+        if rates:
+            lower, higher = np.append(own[0], own[:-1]), np.append(own[1:], own[-1])
+            between = np.square(np.diff(np.square([lower, own, higher]), axis=0).max(axis=0)) / 8
+        return cls(
+            StepLaws(below[column], lower[row]),
+            StepLaws(above[column], higher[row]),
+            laws.sample_rate,
+            (chord + of_norms)[column],
+            of_norms[column],
+            between[row],
+        )
+
+    def select(self, laws: NDArray[np.bool_] | NDArray[np.intp]) -> Cells:
+        """The cells of some laws."""
+        return Cells(
+            self.low.select(laws),
+            self.high.select(laws),
+            self.rate[laws],
+            self.chord_shift[laws],
+            self.chord_norm[laws],
+            self.chord_rate[laws],
+        )
 
 
 def exponent_of(tilt: float, direction: Direction) -> float:

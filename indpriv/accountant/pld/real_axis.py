@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.pld import transform
+from indpriv.accountant.pld.chords import chord_terms, features
 from indpriv.accountant.pld.loss_sum import Direction, LossSum, StepLaws
 
 ROUNDING = 1e-9  # more than the rounding of K of any run that has a finite bound
@@ -104,7 +105,8 @@ class Scan:
     Attributes:
         place: (n_tilts,) places of the tilts in the series of all tilts, rising.
         step_cut: the probability at which each step's law is cut.
-        transform: (n_examples, n_tilts) K at each tilt; inf where it is too large to matter.
+        transform: (n_examples, n_tilts) K at each tilt; inf where it is too large to matter. Where
+            steps are shared between laws, with what K may be larger by.
         best: (n_examples,) index of the tilt with the smallest Chernoff bound.
         epsilon: (n_examples,) the smallest Chernoff bound of epsilon, or the problem's epsilon.
     """
@@ -239,6 +241,11 @@ def _composed(problem: Problem, place: IntArray, step_cut: float) -> FloatArray:
             found = np.full(len(missing), _INFINITE)
             usable = transform.is_representable(laws.select(missing), tilt, direction)
             found[usable] = transform.log_transforms(laws.select(missing[usable]), tilt, direction)
+            if losses.laws.cells is not None:
+                terms = chord_terms(losses.laws.cells.select(missing[usable]), tilt, direction)
+                # No matrix product: its last bits would depend on the number of laws
+                at_tilt = features(np.array(tilt + 0j), direction, 1.0)
+                found[usable] += (terms[:, :5] * at_tilt).sum(axis=1)
             return (found,)
 
         table = np.empty((len(laws), len(tilts)))

@@ -1,0 +1,192 @@
+"""One table for many laws: steps between the nodes of a lattice count at the nodes, by shares.
+
+A step of squared shift v and rate q, s = q^2, is shared between neighbouring nodes linearly in s,
+and at each of these in V = exp(v) - 1. A chord of width h of a function g errs by at most
+h^2 / 8 max |g''|. For g = K = log E, E = E[f^a], with A = Re a and p = 1 - (1-q)/f:
+
+* In v, E' = a(a-1)/2 E[p^2 f^a], and E'' = a(a-1)/4 E[(2 + 4(a-2) p + (a-2)(a-3) p^2) p^2 f^a],
+  since exp(y) is a martingale in v. With p^2 = c + x for any c, E'' / E - (E' / E)^2 is a(a-1)/4
+  times E[(2 + 4(a-2) p) p^2 f^a] / E - (4a-6) (c^2 + 2 c E[x f^a] / E) +
+  (a-2)(a-3) E[x^2 f^a] / E - a(a-1) (E[x f^a] / E)^2. The second derivative in V is exp(-2v) times
+  this less E' / E, which cancels the 2.
+* In s, E' = a/(2 q^2) E[(f-1)(f^(a-1) - 1)], as E[f] = 1, is at most
+  |a(a-1)|/(2 q^2) E[(f-1)^2 max(1, f^(A-2))]. E'' = a/(4 q^4) E[(f-1) ((a-1)(f-1) f^(a-2) -
+  f^(a-1) + 1)] = a(a-1)(a-2)/(4 q^4) E[(f-1) int_1^f (t-1) t^(a-3) dt] is at most
+  |a(a-1)(a-2)|/(4 q^4) (E[(f-1)^3] / 2 + |a-3|/3 E[(f-1)^4 max(1, f^(A-4))]).
+
+All are bounded by means of f^A, for all laws around a node: E[f^A] rises with v and q, and so do
+the means of powers of |f-1| (they are convex in exp(y)). So does E[p^k f^A] with v where A > 1;
+else such means rise by at most sqrt(v_2 / v_1) exp((v_2 - v_1) / 8), the ratio of the densities of
+y. |E| is at least what it is at a node less h max |E'|. Thus a few sums over steps bound the error
+of K at all frequencies. Sensitive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from indpriv._arrays import FloatArray
+from indpriv.accountant.histogram.lattice import Lattice, spread_of
+from indpriv.accountant.histogram.mechanisms import Mechanisms
+from indpriv.accountant.pld.loss_sum import (
+    Cells,
+    ComplexArray,
+    Direction,
+    StepLaws,
+    exponent_of,
+    log_density_ratio,
+)
+from indpriv.accountant.pld.transform import is_representable
+
+_STEP = 0.3  # of the trapezoid rule, in units of the narrowest scale; it errs by about 1e-9
+_WINDOW = 10.0
+_SLACK = 1e-6  # nepers; covers the quadrature
+_LARGEST = 230.0  # logarithm; nothing so large is of use
+_CHUNK = 1 << 18
+_NO_BOUND = 1e200
+
+
+def chord_terms(cells: Cells, tilt: float, direction: Direction) -> FloatArray:
+    """What the error of K depends on besides the frequency.
+
+    Args:
+        cells: of the laws.
+        tilt: above 0.
+        direction: "remove" or "add".
+
+    Returns:
+        (n_laws, 7): five numbers that `features` multiplies, the largest change of E over E at the
+        tilt, per |a(a-1)|, and the logarithm of the share that decay.py needs.
+    """
+    size = abs(exponent_of(tilt, direction))
+    shift = cells.high.shift
+    start, stop = _window(cells, tilt, direction)
+    width = stop - start
+    step = _STEP / np.sqrt(1 + (size + 5) * np.square(shift) / 4)
+    n_nodes = np.exp2(np.ceil(np.log2(width / step)))
+    terms = np.empty((len(shift), 7))
+    for value in np.unique(n_nodes):
+        alike = np.flatnonzero(n_nodes == value)
+        at_once = max(1, _CHUNK // int(value))
+        for first in range(0, len(alike), at_once):
+            part = alike[first : first + at_once]
+            terms[part] = _terms(cells.select(part), tilt, direction, int(value))
+    return terms
+
+
+def features(w: ComplexArray, direction: Direction, ratio: FloatArray | float) -> FloatArray:
+    """(n, 5) numbers at points w whose product with the terms of a law bounds the error of K.
+
+    ratio: (n,) least |E(w)| over E(Re w) of all laws; where it is not positive, so is no bound.
+    """
+    a = w + 1 if direction == "remove" else -w
+    ratio = np.maximum(ratio, 1e-30)
+    once = np.abs(a * (a - 1)) / ratio
+    twice = np.square(once)
+    squares = once * np.abs((a - 2) * (a - 3)) + twice
+    found = [once, once * np.abs(a - 2), once * np.abs(4 * a - 6), squares, twice]
+    return np.asarray(np.stack(found, axis=-1))
+
+
+def _window(cells: Cells, tilt: float, direction: Direction) -> tuple[FloatArray, FloatArray]:
+    """Interval of z outside which nothing counts, as in quadrature.tilted_window."""
+    shift = cells.high.shift
+    if direction == "remove":
+        return np.full_like(shift, -_WINDOW), _WINDOW + (tilt + 4) * shift
+    rise = np.sqrt(-2 * tilt * np.log1p(-cells.high.sample_rate))
+    return -_WINDOW - np.minimum(tilt * shift, rise), _WINDOW + 3 * shift
+
+
+def _terms(cells: Cells, tilt: float, direction: Direction, n_nodes: int) -> FloatArray:
+    a, low, high, rate = exponent_of(tilt, direction), cells.low, cells.high, cells.rate
+    start, stop = _window(cells, tilt, direction)
+    step = (stop - start) / (n_nodes - 1)
+    z = start[:, None] + step[:, None] * np.arange(n_nodes)
+    log_gauss = np.log(step / np.sqrt(2 * np.pi))[:, None] - np.square(z) / 2
+
+    def log_mean(values: FloatArray) -> FloatArray:
+        values = values + log_gauss
+        peak = values.max(axis=1)
+        return np.asarray(peak + np.log(np.exp(values - peak[:, None]).sum(axis=1)))
+
+    lowest = log_mean(a * log_density_ratio(z, low.shift[:, None], low.sample_rate[:, None]))
+    ratio = log_density_ratio(z, high.shift[:, None], rate[:, None])
+    tilted = z * high.shift[:, None] - np.square(high.shift)[:, None] / 2
+    posterior = np.log(rate)[:, None] + tilted - ratio
+    second, third, fourth = (log_mean(a * ratio + k * posterior) for k in (2, 3, 4))
+    top = log_density_ratio(z, high.shift[:, None], high.sample_rate[:, None])
+    highest = np.maximum(log_mean(a * top), log_mean(a * ratio))
+    centre = np.exp(second - log_mean(a * ratio))
+    with np.errstate(divide="ignore"):
+        spread = log_mean(a * ratio + 2 * np.log(np.abs(np.exp(2 * posterior) - centre[:, None])))
+        denser = np.log(high.shift / low.shift) + np.square(high.shift) / 8
+    denser -= np.square(low.shift) / 8
+    free = low.shift <= 0  # around which no two densities compare
+    if direction == "add":
+        most = a * np.log1p(-rate)  # as p <= 1
+        second, third = (np.where(free, most, moment + denser) for moment in (second, third))
+        fourth = np.where(free, most, fourth)
+    spread = np.where(free, np.logaddexp(fourth, 2 * np.log(centre) + highest), spread + denser)
+    n2, n3, m2 = (_bounded(moment - lowest) for moment in (second, third, spread))
+    m1 = np.sqrt(m2 * _bounded(highest - lowest))
+    by_shift, by_rate = cells.chord_shift, cells.chord_rate
+    s2 = s4 = np.zeros(len(rate))
+    variance = spread_of(high.shift)
+    skewness = high.sample_rate**3 * np.square(variance) * (3 + variance) * _bounded(-lowest)
+    if by_rate.any():
+        with np.errstate(divide="ignore"):
+            excess = np.log(np.abs(np.expm1(np.minimum(top, _LARGEST))))
+        s2, s4 = (
+            _bounded(log_mean(k * excess + np.maximum((a - k) * top, 0.0)) - lowest) for k in (2, 4)
+        )
+    smallest = low.sample_rate
+    tilted_by = np.log1p(-high.sample_rate) - np.log1p(-smallest)
+    if direction == "add":
+        tilted_by = np.log(high.sample_rate / smallest)
+    return np.stack(
+        [
+            cells.chord_norm * n2 / 2,
+            by_shift * n3 + by_rate * skewness / (8 * smallest**4),
+            by_shift * (np.square(centre) + 2 * centre * m1) / 4,
+            by_shift * m2 * _bounded(highest - lowest) / 4 + by_rate * s4 / (12 * smallest**4),
+            by_rate * np.square(s2) / (4 * smallest**4),
+            np.sqrt(8 * by_shift) * n2 / 2 + np.sqrt(8 * by_rate) * s2 / (2 * smallest**2),
+            lowest - highest - denser + a * tilted_by - _SLACK,
+        ],
+        axis=1,
+    )
+
+
+def _bounded(logarithm: FloatArray) -> FloatArray:
+    return np.asarray(np.exp(np.minimum(logarithm + _SLACK, _LARGEST)))
+
+
+@dataclass(frozen=True)
+class SharedDivergences:
+    """Renyi divergences of one step at each node of a lattice, with what a chord may err by.
+
+    mechanisms: all nodes.
+    """
+
+    mechanisms: Mechanisms
+    lattice: Lattice
+
+    def divergences(self, orders: FloatArray) -> FloatArray:
+        """(n_orders, n_mechanisms) upper bounds."""
+        found = self.mechanisms.divergences(orders)
+        shift, rate = self.mechanisms.shifts, self.mechanisms.sample_rate
+        kept = np.flatnonzero((shift > 0) & (rate < 1))
+        if len(kept):
+            laws = StepLaws(shift[kept], rate[kept])
+            cells = Cells.of(laws, self.lattice.chord_norms, self.lattice.chord_rates)
+            for row, order in enumerate(orders):
+                tilt = float(order) - 1
+                usable = is_representable(cells.high, tilt, "remove")
+                terms = chord_terms(cells.select(usable), tilt, "remove")[:, :5]
+                error = np.full(len(kept), _NO_BOUND)
+                bound = terms @ features(np.array(tilt + 0j), "remove", 1.0)
+                error[usable] = np.minimum(bound, _NO_BOUND)
+                found[row, kept] += error / tilt
+        return found

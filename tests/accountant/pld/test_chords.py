@@ -1,0 +1,124 @@
+"""Steps that are shared between the nodes of a lattice: brackets contain those of the exact laws."""
+
+import numpy as np
+import pytest
+
+from indpriv import NormLog, account
+from indpriv.accountant.histogram.lattice import Lattice
+from indpriv.accountant.histogram.mechanisms import Mechanisms
+from indpriv.accountant.pld.brackets import pld_epsilon
+from indpriv.accountant.pld.chords import SharedDivergences, chord_terms, features
+from indpriv.accountant.pld.loss_sum import DIRECTIONS, Cells, StepLaws
+from indpriv.accountant.pld.transform import contour_table, log_transforms
+
+
+def random_run(rng, *, many_rates):
+    """Shifts, rates and numbers of steps of a few laws, and a lattice that they lie in."""
+    n_laws, largest = int(rng.integers(1, 9)), rng.uniform(0.05, 1.5)
+    shift = largest * np.exp(-rng.exponential(1.0, n_laws))
+    rate = np.full(n_laws, np.exp(rng.uniform(np.log(1e-3), np.log(0.4))))
+    rates = rate
+    if many_rates:
+        rate = rate * np.exp(rng.uniform(0, 0.4, n_laws))
+        rates = np.concatenate([rate, np.linspace(rate.min(), rate.max(), 9)])
+    lattice = Lattice.of_chords(np.append(shift, largest), rates, 0.0)
+    return shift, rate, rng.integers(20, 1500, n_laws).astype(float), lattice
+
+
+def shared(lattice, shift, rate, steps):
+    counts = np.zeros(len(lattice.shifts) * len(lattice.rates))
+    for node, share in lattice.locate(shift[:, None], rate):
+        np.add.at(counts, node[:, 0], np.broadcast_to(share, (len(steps), 1))[:, 0] * steps)
+    return counts
+
+
+def relative_width(found):
+    return (found.epsilon_upper[0] - found.epsilon_lower[0]) / max(found.epsilon_upper[0], 1e-300)
+
+
+def check_runs(seed, n_runs, many_rates):
+    rng, infinite, widths = np.random.default_rng(seed), np.array([np.inf]), []
+    for _ in range(n_runs):
+        shift, rate, steps, lattice = random_run(rng, many_rates=many_rates)
+        delta = 10.0 ** -rng.integers(3, 9)
+        laws = Mechanisms(np.ones(len(shift)), 1 / shift, rate).participations(steps[None])
+        exact = pld_epsilon(laws, delta=delta, rdp_upper=infinite)
+        nodes = lattice.mechanisms.participations(shared(lattice, shift, rate, steps)[None])
+        found = pld_epsilon(nodes, delta=delta, rdp_upper=infinite, tolerance=1e-4, lattice=lattice)
+        assert found.epsilon_lower[0] <= exact.epsilon_upper[0] * (1 + 1e-12)
+        assert found.epsilon_upper[0] >= exact.epsilon_lower[0] * (1 - 1e-12)
+        widths.append(relative_width(found) if np.isfinite(found.epsilon_upper[0]) else 1.0)
+    assert np.median(widths) <= 2e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("many_rates", [False, True])
+def test_brackets_by_shared_steps_contain_exact_ones(many_rates):
+    check_runs(1, 200, many_rates)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("tilt", [0.5, 4.0, 40.0])
+def test_the_bound_of_a_chord_contains_its_error_along_a_contour(tilt, direction):
+    rng, seen = np.random.default_rng(7), 0.0
+    frequencies = np.linspace(0, 2 * tilt + 10, 33)
+    w = tilt + 1j * frequencies
+    for many_rates in (False, True):
+        shift, rate, _, lattice = random_run(rng, many_rates=many_rates)
+        mechanisms = lattice.mechanisms
+        kept = mechanisms.shifts > 0
+        nodes = StepLaws(mechanisms.shifts[kept], mechanisms.sample_rate[kept])
+        cells = Cells.of(nodes, 0.0, lattice.chord_rates)
+
+        def cumulants(laws):
+            """(n_laws, n_frequencies) K, and its change from that at the tilt."""
+            change = contour_table(laws, tilt, direction, frequencies).logarithm
+            return change + log_transforms(laws, tilt, direction)[:, None], change
+
+        at_nodes, change = cumulants(nodes)
+        terms = chord_terms(cells, tilt, direction)
+        a = w + 1 if direction == "remove" else -w
+        ratio = np.exp(change.real.min(axis=0)) - np.abs(a * (a - 1)) * terms[:, 5].max()
+        bound = features(w, direction, ratio)[ratio > 0] @ terms[:, :5].T
+        for own in range(len(shift)):
+            one = slice(own, own + 1)
+            share = shared(lattice, shift[one], rate[one], np.ones(1))[kept]
+            exact, _ = cumulants(StepLaws(shift[one], rate[one]))
+            error = np.abs(exact[0] - share @ at_nodes)[ratio > 0]
+            assert np.all(error <= bound @ share + 1e-13)
+            seen = max(seen, float((error / (bound @ share)).max()))
+    assert seen > 0.02  # the bound is not vacuous
+
+
+def test_renyi_bounds_of_nodes_are_never_below_those_of_the_run():
+    rng = np.random.default_rng(3)
+    orders = np.array([1.5, 4.0, 32.0])
+    for many_rates in (False, True):
+        shift, rate, steps, lattice = random_run(rng, many_rates=many_rates)
+        exact = Mechanisms(np.ones(len(shift)), 1 / shift, rate).divergences(orders) @ steps
+        counts = shared(lattice, shift, rate, steps)
+        found = SharedDivergences(lattice.mechanisms, lattice).divergences(orders) @ counts
+        assert np.all(found >= exact * (1 - 1e-12))
+        assert np.all(found <= exact * 1.05)
+
+
+def test_a_log_without_rounding_is_accounted_within_a_thousandth_of_exact_laws():
+    norms = np.random.default_rng(5).uniform(0, 1.1, (3, 12))
+    settings = {
+        "total_steps": 300,
+        "max_grad_norm": 1.0,
+        "noise_multiplier": 2.0,
+        "sample_rate": 0.1,
+    }
+    log = NormLog.from_arrays(norms, [0, 100, 200], rounding=0, **settings)
+    found = account(log, delta=1e-5, accountant="pld")
+    shares = np.minimum(norms, 1.0).T
+    for example, own in enumerate(shares):
+        laws = Mechanisms(own, np.full(3, 2.0), np.full(3, 0.1)).participations(
+            np.full((1, 3), 100.0)
+        )
+        exact = pld_epsilon(laws, delta=1e-5, rdp_upper=np.array([np.inf]))
+        assert found.epsilon_lower[example] <= exact.epsilon_upper[0] * (1 + 1e-9)
+        assert found.epsilon[example] >= exact.epsilon_lower[0] * (1 - 1e-9)
+        width = found.epsilon[example] - found.epsilon_lower[example]
+        assert width <= 1e-3 * found.epsilon[example]
