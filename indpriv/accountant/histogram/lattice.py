@@ -30,9 +30,9 @@ from indpriv.accountant.histogram.mechanisms import Mechanisms
 _FEW_SHIFTS, _FEW_RATES = 512, 32  # at most this many distinct values are nodes themselves
 # Of a lattice of chords: neighbouring shifts differ by _NEAR or by _STEP, whichever is less, and by
 # _TINY_RATIO from _TINY to _SMALL of the largest one; rates by _RATE_RATIO if there are many
-_NEAR, _STEP = 1.06, 0.008
+_NEAR, _STEP = 1.04, 0.004
 _SMALL, _TINY, _TINY_RATIO = 0.005, 1e-4, 1.5
-_CHORD_RATES, _RATE_RATIO = 4, 1.06
+_CHORD_RATES, _RATE_RATIO = 4, 1.04
 _RATE_SPACING = {"share": 4.0, "up": 1.0, "down": 1.0}  # times that of shifts: less curvature
 
 
@@ -146,7 +146,9 @@ class Lattice:
     ) -> Iterator[tuple[IntArray, FloatArray | float]]:
         """Yield the nodes of mechanisms and their shares; shift has shape (n, m), rate (n,)."""
         chords = self.between_nodes == "chord"
-        of_shift, of_rate = (spread_of, np.square) if chords else (np.square, np.log)
+        # Without sampling, squared shifts add up
+        of_shift = spread_of if chords and self.rates[-1] < 1 else np.square
+        of_rate = np.square if chords else np.log
         by_rate = corners(self.rates, rate, of_rate, self.between_nodes)
         for column, part in corners(self.shifts, shift, of_shift, self.between_nodes):
             for row, other in by_rate:

@@ -43,6 +43,7 @@ from indpriv.accountant.pld.transform import is_representable
 _STEP = 0.3  # of the trapezoid rule, in units of the narrowest scale; it errs by about 1e-9
 _WINDOW = 10.0
 _SLACK = 1e-6  # nepers; covers the quadrature
+_KINK = 1e-2  # nepers; the same where a third derivative jumps
 _LARGEST = 230.0  # logarithm; nothing so large is of use
 _CHUNK = 1 << 18
 _NO_BOUND = 1e200
@@ -79,10 +80,9 @@ def chord_terms(cells: Cells, tilt: float, direction: Direction) -> FloatArray:
 def features(w: ComplexArray, direction: Direction, ratio: FloatArray | float) -> FloatArray:
     """(n, 5) numbers at points w whose product with the terms of a law bounds the error of K.
 
-    ratio: (n,) least |E(w)| over E(Re w) of all laws; where it is not positive, so is no bound.
+    ratio: (n,) least |E(w)| over E(Re w) of all laws, above 0.
     """
     a = w + 1 if direction == "remove" else -w
-    ratio = np.maximum(ratio, 1e-30)
     once = np.abs(a * (a - 1)) / ratio
     twice = np.square(once)
     squares = once * np.abs((a - 2) * (a - 3)) + twice
@@ -96,7 +96,7 @@ def _window(cells: Cells, tilt: float, direction: Direction) -> tuple[FloatArray
     if direction == "remove":
         return np.full_like(shift, -_WINDOW), _WINDOW + (tilt + 4) * shift
     rise = np.sqrt(-2 * tilt * np.log1p(-cells.high.sample_rate))
-    return -_WINDOW - np.minimum(tilt * shift, rise), _WINDOW + 3 * shift
+    return -_WINDOW - np.minimum(tilt * shift, rise), _WINDOW + 4 * shift
 
 
 def _terms(cells: Cells, tilt: float, direction: Direction, n_nodes: int) -> FloatArray:
@@ -137,9 +137,10 @@ def _terms(cells: Cells, tilt: float, direction: Direction, n_nodes: int) -> Flo
     skewness = high.sample_rate**3 * np.square(variance) * (3 + variance) * _bounded(-lowest)
     if by_rate.any():
         with np.errstate(divide="ignore"):
-            excess = np.log(np.abs(np.expm1(np.minimum(top, _LARGEST))))
+            excess = np.maximum(top, 0.0) + np.log(-np.expm1(-np.abs(top)))
         s2, s4 = (
-            _bounded(log_mean(k * excess + np.maximum((a - k) * top, 0.0)) - lowest) for k in (2, 4)
+            _bounded(log_mean(k * excess + np.maximum((a - k) * top, 0.0)) - lowest + _KINK)
+            for k in (2, 4)
         )
     smallest = low.sample_rate
     tilted_by = np.log1p(-high.sample_rate) - np.log1p(-smallest)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from indpriv._arrays import FloatArray
 from indpriv.accountant.pld import transform
 from indpriv.accountant.pld.chords import chord_terms, features
+from indpriv.accountant.pld.decay import Reach
 from indpriv.accountant.pld.loss_sum import UNIT_ROUNDOFF, ComplexArray, LossSum, exponent_of
 from indpriv.accountant.pld.quadrature import QUADRATURE_ERROR
 from indpriv.accountant.pld.real_axis import Problem, Scan, log_largest_weight
@@ -24,7 +25,8 @@ _SMALL = 20.0  # epsilon times tilt beyond which delta at 0 need not be compared
 # Periods are powers of 4: few different ones, because making the tables of a contour takes longer
 # than to add more nodes to it
 _PERIOD_RATIO = 4.0
-_LARGEST_ERROR = 50.0  # nepers; a contour with a larger one is of no use
+_LEAST_RATIO = 1e-6  # of moduli; a smaller one bounds no error of K
+_LARGEST_ERROR = 5.0  # nepers; beyond, what the two transforms are at most is a better bound
 
 
 def alias_free_period(
@@ -59,6 +61,27 @@ def _chord_terms(problem: Problem, tilt: float, place: int) -> FloatArray:
     return np.asarray(laws.rows(("chord", direction, place), used, make)[0][used])
 
 
+def _chord_noise(
+    axis: Axis, modulus: FloatArray, chords: FloatArray, reach: Reach, too_large: FloatArray
+) -> FloatArray:
+    """(n,) bound of what shared steps change in the sum of a contour.
+
+    It is |exp(K)| times exp(error) - 1 or, where the error is large, the size of both transforms.
+    """
+    error = chords @ axis.features.T
+    far = axis.unbound | np.any(error > _LARGEST_ERROR, axis=0)
+    noise = np.einsum("nk,nk->n", modulus[:, ~far], np.expm1(error[:, ~far]))
+    if far.any():
+        sizes = np.pad(reach.log_size, ((0, 0), (1, 0)))
+        sizes = sizes[:, np.searchsorted(reach.frequencies, axis.frequencies[far], "right")]
+        with np.errstate(over="ignore"):
+            both = np.exp(sizes + too_large[:, None]) * np.abs(axis.weights[far]) + modulus[:, far]
+        near = np.expm1(np.minimum(error[:, far], _LARGEST_ERROR)) * modulus[:, far]
+        unknown = axis.unbound[far] | (error[:, far] > _LARGEST_ERROR)
+        noise += np.where(unknown, both, np.minimum(near, both)).sum(axis=1)
+    return np.asarray(noise)
+
+
 @dataclass(frozen=True)
 class Axis:
     """What a group of examples shares.
@@ -74,6 +97,7 @@ class Axis:
         higher: (n_higher,) larger tilts, whose Chernoff bounds limit aliasing.
         chord_terms, at_tilt, features: (n_used, 5), (5,) and (n_nodes, 5) whose product bounds the
             error of K where steps are shared between laws, at the tilt and at the frequencies.
+        unbound: (n_nodes,) frequencies at which there is no such bound.
     """
 
     tilt: float
@@ -89,6 +113,7 @@ class Axis:
     chord_terms: FloatArray
     at_tilt: FloatArray
     features: FloatArray
+    unbound: NDArray[np.bool_]
 
     @classmethod
     def of(cls, problem: Problem, scan: Scan, column: int, period: float, frequency: float) -> Axis:
@@ -127,7 +152,8 @@ class Axis:
             higher=scan.tilts[column + 1 :],
             chord_terms=terms[:, :5],
             at_tilt=features(w[0], problem.direction, 1.0),
-            features=features(w, problem.direction, ratio),
+            features=features(w, problem.direction, np.where(ratio > _LEAST_RATIO, ratio, 1.0)),
+            unbound=ratio <= _LEAST_RATIO,
         )
 
     @cached_property
@@ -166,8 +192,8 @@ class Contour:
     higher_transform: FloatArray
 
     @classmethod
-    def of(cls, axis: Axis, losses: LossSum, scan: Scan, column: int, tail: FloatArray) -> Contour:
-        """The contour of examples whose laws are those of the axis; tail: their truncation."""
+    def of(cls, axis: Axis, losses: LossSum, scan: Scan, column: int, reach: Reach) -> Contour:
+        """The contour of examples whose laws are those of the axis, and whose reach it has."""
         tilt, frequencies, n_frequencies = axis.tilt, axis.frequencies, len(axis.frequencies)
         guess = scan.epsilon
         decay = np.outer(losses.gaussian / 2, -(frequencies**2))
@@ -191,13 +217,15 @@ class Contour:
         relative += losses.steps * (modulus @ axis.largest_angle)
         angle = losses.gaussian * (tilt + 0.5) + np.abs(guess)
         relative += angle * (modulus @ frequencies)
-        noise = tail * np.exp(too_large) + (counts.shape[1] + 16) * UNIT_ROUNDOFF * relative
+        tail = reach.tail[np.arange(len(losses)), reach.place]
+        with np.errstate(over="ignore"):
+            tail *= np.exp(too_large)
+        noise = tail + (counts.shape[1] + 16) * UNIT_ROUNDOFF * relative
         amplified = modulus @ ((1 + tilt + frequencies) / axis.smallest)
         noise += (counts @ axis.error) * amplified
         noise += QUADRATURE_ERROR * losses.steps * (modulus @ (1 / axis.smallest))
         if axis.chord_terms.any():
-            error = np.minimum(chords @ axis.features.T, _LARGEST_ERROR)
-            noise += np.einsum("nk,nk->n", modulus, np.expm1(error))
+            noise += _chord_noise(axis, modulus, chords, reach, too_large)
         blocks = values.reshape(len(losses), -1, axis.fine)
         return cls(axis, scale, blocks, size, guess, noise, scan.transform[:, column + 1 :])
 

@@ -29,7 +29,7 @@ losses, since loss' = shift pi: by at least 1 and by at most the ratio of the od
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,12 +72,15 @@ class Reach:
         frequencies: (n_frequencies,) rising.
         tail: (n, n_frequencies) bound of 1 / pi times the integral of |E| / |w|^2 beyond each
             frequency.
+        log_size: (n, n_frequencies) logarithm of a bound of |E| beyond each frequency, over E at
+            the tilt.
         place: (n,) of the first one beyond which the contour adds less than the tolerance; -1 where
             there is none.
     """
 
     frequencies: FloatArray
     tail: FloatArray
+    log_size: FloatArray
     place: NDArray[np.intp]
 
     @classmethod
@@ -107,7 +110,17 @@ class Reach:
         first = enough.argmax(axis=1)
         rounded = -(-first // _REACHES) * _REACHES
         rounded = np.minimum(rounded, len(frequencies) - 1)
-        return cls(frequencies, tail, np.where(enough.any(axis=1), rounded, -1))
+        place = np.where(enough.any(axis=1), rounded, -1)
+        return cls(frequencies, tail, log_size, place)
+
+    def select(self, examples: NDArray[np.intp]) -> Reach:
+        """The reach of some examples."""
+        return replace(
+            self,
+            tail=self.tail[examples],
+            log_size=self.log_size[examples],
+            place=self.place[examples],
+        )
 
 
 def _integrated(log_size: FloatArray, tilt: float, frequencies: FloatArray) -> FloatArray:

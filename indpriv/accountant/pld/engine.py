@@ -33,8 +33,8 @@ _FINE = 1e-6  # tolerance up to which the Renyi bound is the best there is
 
 
 _MOST_LAWS = 256  # beyond which steps are shared between the nodes of a lattice
-# Relative width of a bracket by shared steps up to which whole numbers of steps are not tried: it is
-# what these reach where every law is exact, and where laws are rounded, too
+# Relative width of a bracket by shared steps up to which whole numbers of steps are not tried: that
+# of theirs where every law is exact, and where laws are rounded, too
 _WIDEST, _WIDEST_IF_ROUNDED = 1e-3, 6e-3
 _MOST_CLIPPING_NORMS = 512  # beyond which norm_codes.py rounds them
 

@@ -254,7 +254,7 @@ def _contours(
             for start in range(0, len(alike), at_once):
                 rows = alike[start : start + at_once]
                 losses, row_scan = part.losses.rows(rows), part_scan.select(rows)
-                contour = Contour.of(axis, losses, row_scan, column, reach.tail[rows, int(place)])
+                contour = Contour.of(axis, losses, row_scan, column, reach.select(rows))
                 yield examples[rows], contour
 
 

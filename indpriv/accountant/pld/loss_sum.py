@@ -123,7 +123,7 @@ def shared_laws(
 @lru_cache(maxsize=_MOST_RUNS)
 def _of_bytes(shift: bytes, sample_rate: bytes, between: tuple[float, bool] | None) -> SharedLaws:
     laws = StepLaws(np.frombuffer(shift), np.frombuffer(sample_rate))
-    cells = None if between is None else Cells.of(laws, *between)
+    cells = Cells.of(laws, *between) if between is not None and len(laws) else None
     return SharedLaws(laws.shift, laws.sample_rate, cells)
 
 
@@ -197,8 +197,9 @@ class LossSum:
 
     def total_variation_bound(self) -> FloatArray:
         """(n_examples,) sum of the steps' total variations: never below delta at epsilon 0."""
-        laws = self.laws.cells.high if self.laws.cells else self.laws
-        one_step = laws.sample_rate * erf(laws.shift / np.sqrt(8.0))
+        if self.laws.cells is not None:  # it is no sum over nodes: it falls slowly towards 0
+            return np.where(self.steps > 0, np.inf, erf(np.sqrt(self.gaussian / 8.0)))
+        one_step = self.sample_rate * erf(self.shift / np.sqrt(8.0))
         return np.asarray(self.counts @ one_step + erf(np.sqrt(self.gaussian / 8.0)))
 
 
@@ -281,12 +282,15 @@ class Cells:
         """
         shifts, column = np.unique(laws.shift, return_inverse=True)
         below, above = np.append(0.0, shifts[:-1]), np.append(shifts[1:], shifts[-1])
+        if norms > 0:  # the norms that are shared first lie beyond by their distance, or at 0
+            below, above = below * np.exp(-norms), np.minimum(above * np.exp(norms), shifts[-1])
+            below[:2] = 0.0
         widths = np.diff(spread_of([below, shifts, above]), axis=0)
         # A node at 0 costs nothing: what is shared with it counts at the first node above it
         widths[0, 0] *= 2
         chord = np.square(widths.max(axis=0)) / 8
-        # Norms are shared first: widths of these cells, and of the one from 0
-        of_norms = np.square(np.expm1(2 * norms) * np.square(above)) / 2
+        # Widths of the cells of norms, and of the one from 0
+        of_norms = np.square(np.expm1(2 * norms) * np.square(above)) / 8
         of_norms += (norms > 0) * shifts[0] ** 4 * _FIRST_CELL
         own, row = np.unique(laws.sample_rate, return_inverse=True)
         lower, higher, between = own, own, np.zeros(len(own))
