@@ -18,7 +18,13 @@ All are bounded by means of f^A, for all laws around a node: E[f^A] rises with v
 the means of powers of |f-1| (they are convex in exp(y)). So does E[p^k f^A] with v where A > 1;
 else such means rise by at most sqrt(v_2 / v_1) exp((v_2 - v_1) / 8), the ratio of the densities of
 y. |E| is at least what it is at a node less h max |E'|. Thus a few sums over steps bound the error
-of K at all frequencies. Sensitive.
+of K at all frequencies; where |E| has no such bound, contour.py adds the sizes of both transforms.
+
+Sharing in s, in V and between norms, which comes first and is linear in v, are operators on three
+axes that commute: the error is at most the sum of those of each alone, at nodes of the others. A
+node bounds all laws whose steps may count at it. Below the first node a step of spread V counts
+with the share V / V_0, and errs by no more than this share of four times a chord's error: K_ss
+falls there as V^2. Without sampling K is linear in v, and shares are exact. Sensitive.
 """
 
 from __future__ import annotations

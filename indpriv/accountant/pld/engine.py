@@ -170,10 +170,18 @@ def bracketed(
 
     rdp: (n_examples,) upper bounds, which are never exceeded.
     """
-    bracket = partial(pld_epsilon, delta=delta, rdp_upper=rdp, tolerance=tolerance)
+    bracket = partial(pld_epsilon, delta=delta, tolerance=tolerance)
     if lower is upper:
-        high = low = bracket(upper, advance=advance)
+        high = low = bracket(upper, rdp_upper=rdp, advance=advance)
     else:
-        high, low = (bracket(end, advance=lambda more: advance(more / 2)) for end in (upper, lower))
-    details = {"bracket": high.bracket, "rdp_epsilon": rdp}
-    return Epsilons(high.epsilon, low.epsilon_lower, details)
+
+        def half(more: float) -> None:
+            advance(more / 2)
+
+        # Of the steps themselves, which may cost far less than those that are rounded up
+        high = bracket(upper, rdp_upper=np.full_like(rdp, np.inf), advance=half)
+        low = bracket(lower, rdp_upper=rdp, advance=half)
+    unproven = (low.epsilon_lower <= 0) & (high.epsilon >= rdp) & (rdp > 0)
+    label = np.where(unproven, FALLBACK, high.bracket)
+    details = {"bracket": label, "rdp_epsilon": rdp}
+    return Epsilons(np.minimum(high.epsilon, rdp), low.epsilon_lower, details)

@@ -103,6 +103,7 @@ def test_renyi_bounds_of_nodes_are_never_below_those_of_the_run():
         assert np.all(found[:2] <= exact[:2] * 1.06)
 
 
+@pytest.mark.slow
 def test_a_log_without_rounding_is_accounted_within_a_thousandth_of_exact_laws():
     norms = np.random.default_rng(5).uniform(0, 1.1, (3, 12))
     settings = {
@@ -123,3 +124,49 @@ def test_a_log_without_rounding_is_accounted_within_a_thousandth_of_exact_laws()
         assert found.epsilon[example] >= exact.epsilon_lower[0] * (1 - 1e-9)
         width = found.epsilon[example] - found.epsilon_lower[example]
         assert width <= 1e-3 * found.epsilon[example]
+
+
+def exact_bracket(norms, noise, rate, steps, delta):
+    laws = Mechanisms(norms, np.full(len(norms), noise), np.full(len(norms), rate))
+    found = pld_epsilon(
+        laws.participations(np.full((1, len(norms)), steps)),
+        delta=delta,
+        rdp_upper=np.array([np.inf]),
+    )
+    return found.epsilon_lower[0], found.epsilon_upper[0]
+
+
+def test_without_sampling_squared_shifts_add_up():
+    norms = np.random.default_rng(8).uniform(0, 1, (3, 4))
+    settings = {"total_steps": 6, "max_grad_norm": 1.0, "noise_multiplier": 4.0, "sample_rate": 1.0}
+    log = NormLog.from_arrays(norms, [0, 2, 4], rounding=0, **settings)
+    found = account(log, delta=1e-5, accountant="pld")
+    for example, own in enumerate(norms.T):
+        lower, upper = exact_bracket(own, 4.0, 1.0, 2.0, 1e-5)
+        assert lower * (1 - 1e-9) <= found.epsilon[example] <= upper * (1 + 1e-4)
+        assert found.epsilon_lower[example] <= upper * (1 + 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", [5e-5, 1.5e-4])
+def test_norms_near_zero_are_not_free(norm):
+    settings = {"total_steps": 9, "max_grad_norm": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.5}
+    norms = np.full((3, 1), norm)
+    delta = 4.5 * norm / np.sqrt(8 * np.pi)  # half of the steps' total variation
+    log = NormLog.from_arrays(norms, [0, 3, 6], rounding=0, **settings)
+    found = account(log, delta=delta / 4, accountant="pld")
+    lower, upper = exact_bracket(norms[:, 0], 1.0, 0.5, 3.0, delta / 4)
+    assert lower > 0
+    assert found.epsilon[0] >= lower
+    assert found.epsilon_lower[0] <= upper
+
+
+@pytest.mark.slow
+def test_threads_that_share_a_table_give_the_same_bits(monkeypatch):
+    norms = np.random.default_rng(9).uniform(0, 1.1, (3, 24))
+    settings = {"total_steps": 300, "max_grad_norm": 1.0, "noise_multiplier": 3.0}
+    log = NormLog.from_arrays(norms, [0, 100, 200], rounding=0, sample_rate=0.1, **settings)
+    monkeypatch.setattr("indpriv.accountant.prepared._HISTOGRAM_BYTES", 1 << 15)
+    one, three = (account(log, delta=1e-5, accountant="pld", workers=n) for n in (1, 3))
+    assert np.array_equal(one.epsilon, three.epsilon)
+    assert np.array_equal(one.epsilon_lower, three.epsilon_lower)
