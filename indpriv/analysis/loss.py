@@ -25,6 +25,7 @@ from indpriv.epsilon_table import EpsilonTable
 
 # Smaller losses, in nats, are raised to this one, so that one denormal does not dominate ln(loss).
 _SMALLEST_LOSS = 1e-12
+STATED_FLOOR = 1e-3  # nats; whether a loss is 1e-6 or 1e-9 says nothing of an example's privacy
 _LOSS_BINS = 28
 _EPSILON_BINS = 20
 
@@ -97,6 +98,9 @@ class LossRelation:
             infinity.
         floor: nats.
         left_out: number of examples whose loss is infinite, negative or missing.
+        pearson_with_floor: Pearson's r of epsilon and ln(loss) over all examples, with every loss
+            below 1e-3 nats raised to it; None where undefined.
+        pearson_with_floor_interval: as pearson_interval.
         undefined_reason: why there is no correlation.
         bins: for the figure; None where undefined.
     """
@@ -111,6 +115,8 @@ class LossRelation:
     left_out: Count
     undefined_reason: str
     bins: LossBins | None
+    pearson_with_floor: float | None = None
+    pearson_with_floor_interval: Interval | None = None
 
 
 def relate_to_loss(table: EpsilonTable, loss: FloatArray) -> LossRelation:
@@ -129,6 +135,11 @@ def relate_to_loss(table: EpsilonTable, loss: FloatArray) -> LossRelation:
     # Near a loss of 1, ln(loss) makes a signal of float noise.
     same_loss = len(kept) > 0 and is_constant(floored)
     every = _correlation(epsilon, kept, log_loss, constant_loss=same_loss)
+    raised = np.maximum(floored, STATED_FLOOR)
+    stated = every[0]
+    if (floored < STATED_FLOOR).any():
+        same = is_constant(raised)
+        stated = _correlation(epsilon, kept, np.log(raised), constant_loss=same)[0]
     return LossRelation(
         every=every[0],
         below=_correlation(epsilon[below], kept[below], log_loss[below])[0],
@@ -140,6 +151,8 @@ def relate_to_loss(table: EpsilonTable, loss: FloatArray) -> LossRelation:
         left_out=int((~usable).sum()),
         undefined_reason=_why_undefined(epsilon, floored) if every[0].pearson is None else "",
         bins=None if every[0].pearson is None else _bins(epsilon, floored, top_of_range(table)),
+        pearson_with_floor=stated.pearson,
+        pearson_with_floor_interval=stated.pearson_interval,
     )
 
 

@@ -31,6 +31,23 @@ def test_it_is_scipys_regression():
     )
 
 
+def test_small_losses_can_be_raised_to_a_stated_floor():
+    rng = np.random.default_rng(0)
+    loss = np.concatenate([np.geomspace(1e-9, 5e-4, 100), rng.gamma(1.0, 1.0, 100) + 0.01, [0.0]])
+    epsilon = np.maximum(loss, 1e-3) ** 0.2 + 0.01 * rng.random(201)
+    found = relate_to_loss(epsilon_table(epsilon), loss)
+    expected = stats.pearsonr(epsilon, np.log(np.maximum(loss, 1e-3))).statistic
+    assert found.pearson_with_floor == pytest.approx(expected)
+    interval = found.pearson_with_floor_interval
+    assert found.every.pearson_interval.high < interval.low
+    assert interval.low < expected < interval.high
+    large = relate_to_loss(epsilon_table(epsilon), loss + 0.01)
+    assert large.pearson_with_floor == large.every.pearson
+    tiny = relate_to_loss(epsilon_table(epsilon[:100]), loss[:100])
+    assert tiny.every.pearson is not None
+    assert tiny.pearson_with_floor is None
+
+
 def test_examples_at_the_worst_case_are_told_apart():
     loss = np.array([0.1, 0.2, 0.4, 0.8, 5.0, 0.01])
     epsilon = np.array([1.0, 1.5, 2.0, 2.5, 3.0, 3.0])

@@ -1,7 +1,7 @@
 """Individual epsilon against the loss of the final model."""
 
 from indpriv._formatting import capitalised, format_epsilon, format_number
-from indpriv.analysis.loss import LossRelation
+from indpriv.analysis.loss import STATED_FLOOR, LossRelation
 from indpriv.analysis.summary import AuditSummary
 from indpriv.report import document as doc
 from indpriv.report.sections.distribution import drawn_worst_case
@@ -41,6 +41,11 @@ def _correlations(summary: AuditSummary, found: LossRelation) -> doc.Paragraph:
             f" Without the {account.plural} {account.at_worst_case}, whose epsilon can grow no "
             f"further, r is {found.below.pearson:.2f}{after(found.below.pearson_interval)} "
             f"({found.below.n:,} {account.plural})."
+        )
+    if found.pearson_with_floor not in (None, found.every.pearson):
+        text += (
+            f" With every loss below {STATED_FLOOR:g} nats raised to it, r over all is "
+            f"{found.pearson_with_floor:.2f}{after(found.pearson_with_floor_interval)}."
         )
     at_worst, below = found.median_loss_at_worst_case, found.median_loss_below_worst_case
     if at_worst is not None and below is not None:
