@@ -38,7 +38,8 @@ def runs(page):
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory):
     """A folder with the run runs/digits and its audit reports/digits."""
-    folder = tmp_path_factory.getbasetemp().parent / "digits"  # shared by the workers
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "digits"
     with FileLock(f"{folder}.lock"):
         if not (folder / "reports/digits/report.html").is_file():
             shutil.rmtree(folder, ignore_errors=True)
