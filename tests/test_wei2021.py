@@ -77,6 +77,12 @@ def test_epsilon_at_an_accuracy_is_interpolated_and_never_beyond():
     assert epsilon_at(RUN, 0.95) is None
 
 
+def test_a_run_without_privacy_has_no_epsilon_at_an_accuracy():
+    run = {"test_accuracy": [0.1, 0.9], "worst_case_epsilon": [None, None]}
+    assert epsilon_at(run, 0.05) is None
+    assert epsilon_at(run, 0.5) is None
+
+
 def test_the_laws_of_noise_are_those_of_the_published_code():
     linear, exponential = noise_of("linear"), noise_of("exponential")
     assert (round(linear[0], 1), round(linear[-1], 1)) == (15.8, 3.7)

@@ -226,9 +226,12 @@ def _spread(values: Sequence[float], form: str = "{:.3f}") -> str:
 
 
 def epsilon_at(run: Figures, accuracy: float) -> float | None:
-    """Worst case when a run first reaches an accuracy, interpolated; None if it never does."""
+    """Worst case when a run first reaches an accuracy, interpolated.
+
+    None if it never does, or is not differentially private.
+    """
     reached = np.maximum.accumulate(run["test_accuracy"])
-    if reached[-1] < accuracy:
+    if reached[-1] < accuracy or None in run["worst_case_epsilon"]:
         return None
     place = int(np.argmax(reached >= accuracy))
     if place == 0:

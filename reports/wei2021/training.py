@@ -15,9 +15,11 @@ import numpy as np
 
 from indpriv import NormLog, account
 from indpriv._files import read_json, read_parquet
+from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.run_files import CURVE, RUN_JSON
 from indpriv.training.config import AuditConfig
 from indpriv.training.dp_sgd import train
+from indpriv.training.step_plan import epsilons_after
 
 STEPS, RATE, NOISE, DELTA = 1000, 0.01, 2.07, 1e-5
 RUNS = 3  # of each setting; their noise is drawn from the operating system, as in any run
@@ -117,15 +119,17 @@ def trained(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 def figures_of(path: Path, norm: float) -> dict[str, Any]:
     """Accuracy and epsilon at every checkpoint of a run, and individual epsilons at its end."""
-    curve = read_parquet(path / CURVE)
+    curve, state = read_parquet(path / CURVE), read_state(path)
+    epsilons: list[float | None] = [None] * len(curve)
+    if not state.no_privacy:
+        found = epsilons_after(curve["step"].to_numpy(), state.settings(), DELTA)
+        epsilons = [round(value, 6) for value in found.tolist()]
     table = account(NormLog.open(path), delta=DELTA)
     return {
         "max_grad_norm": norm,
         "step": curve["step"].tolist(),
         "test_accuracy": curve["test_accuracy"].tolist(),
-        "worst_case_epsilon": [
-            None if np.isnan(value) else round(value, 6) for value in curve["worst_case_epsilon"]
-        ],  # none for other clipping, whose account is made at the end
+        "worst_case_epsilon": epsilons,
         "seconds_per_step": float(curve["seconds"].iloc[-1] / curve["step"].iloc[-1]),
         "worst_case": table.worst_case_epsilon,
         "median_epsilon": float(np.median(table.epsilon)),
