@@ -187,7 +187,8 @@ class AdaClip(ClippingRule):
 
     Mean and standard deviation of each coordinate are estimated from the noisy mean gradients of
     earlier steps, which are public. In the first step it clips at max_grad_norm; later that is
-    only the unit of contributions.
+    only the unit of contributions. Means of batches vary less than single gradients: once most are
+    clipped, the widths shrink from step to step, and training stalls.
     """
 
     clipping = "adaclip"

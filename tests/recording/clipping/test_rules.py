@@ -274,3 +274,13 @@ def test_rules_take_the_place_of_a_plain_optimizer_only():
     run = make_run(clipping="per_layer", max_grad_norm=[1.0] * 4)
     with pytest.raises(InputError, match="is a DPPerLayerOptimizer"):
         AdaClip.of(run.optimizer)
+
+
+def test_widths_of_adaclip_shrink_with_batch_means():
+    run = make_run(batch_size=60, noise_multiplier=2.0, learning_rate=0.1)
+    rule = AdaClip.of(run.optimizer)
+    run.optimizer, widths = rule, []
+    for _ in range(12):
+        widths.append(float(sum(b.sum() for b in rule._scales())))
+        run.train(1)
+    assert widths[-1] < 0.5 * widths[0]
