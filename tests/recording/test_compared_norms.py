@@ -4,7 +4,6 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from opacus.layers import DPGRU
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -117,16 +116,18 @@ def test_autocast_that_only_training_has_is_found(attaching, training, mode, tmp
 
 
 def test_why_norms_are_not_taken_the_fastest_way_is_told(tmp_path):
-    class Memory(nn.Module):
+    class Scale(nn.Module):
         def __init__(self):
             super().__init__()
-            self.memory, self.last = DPGRU(2, 4, batch_first=True), nn.Linear(4, 2)
+            self.weight = nn.Parameter(torch.ones(6))
 
         def forward(self, inputs):
-            return self.last(self.memory(inputs.unflatten(1, (3, 2)))[0][:, -1])
+            return inputs * self.weight
 
+    scale = Scale()  # used twice, and no layer that has a formula
+    twice = nn.Sequential(scale, nn.Tanh(), scale, nn.Linear(6, 2))
     details = {}
-    for name, model in (("plain", mlp()), ("memory", Memory())):
+    for name, model in (("plain", mlp()), ("twice", twice)):
         run = make_run(model=model)
         recorder = Recorder(tmp_path / name, dataset=run.dataset, loss_fn=PER_EXAMPLE, every=10)
         with recorder.attach(run.model, run.optimizer, run.loader):
@@ -137,8 +138,8 @@ def test_why_norms_are_not_taken_the_fastest_way_is_told(tmp_path):
             if check.title == "norm pass"
         )
     assert details["plain"] == "layerwise, compared with one example at a time"
-    assert "not layerwise, which is faster: " in details["memory"]
-    assert "DPGRU does not map a tensor to a tensor" in details["memory"]
+    assert "not layerwise, which is faster: " in details["twice"]
+    assert "Scale shares a parameter or is used several times" in details["twice"]
 
 
 @pytest.mark.parametrize(

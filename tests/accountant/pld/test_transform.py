@@ -95,7 +95,7 @@ def test_decay_lies_above_the_transform_at_and_beyond_each_frequency(shift, rate
 
 @pytest.mark.parametrize(("direction", "tilt"), [("remove", 4.0), ("add", 6.0)])
 def test_shared_decay_lies_above_each_transform(monkeypatch, direction, tilt):
-    monkeypatch.setattr(decay, "MANY", 0)
+    monkeypatch.setattr(decay, "_MANY", 0)
     shift, rate = np.meshgrid(np.geomspace(0.3, 2.0, 12), [0.01, 0.3])
     kinds, frequencies = StepLaws(shift.ravel(), rate.ravel()), np.geomspace(0.1, 100.0, 20)
     bound = log_decay(kinds, tilt, direction, frequencies)
