@@ -75,6 +75,7 @@ def make_run(
     )
     engine = PrivacyEngine(accountant="rdp")
     criterion: Any = nn.CrossEntropyLoss()
+    ghost = mode in ("ghost", "ghost_fsdp")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made = engine.make_private(
@@ -84,10 +85,10 @@ def make_run(
             noise_multiplier=noise_multiplier,
             max_grad_norm=max_grad_norm,
             grad_sample_mode=mode,
-            **({"criterion": criterion} if mode == "ghost" else {}),
+            **({"criterion": criterion} if ghost else {}),
             **options,
         )
-    if mode == "ghost":
+    if ghost:
         model, optimizer, criterion, loader = made
     else:
         model, optimizer, loader = made

@@ -21,7 +21,10 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.utils.batch_memory_manager import BatchMemoryManager
+from opacus.utils.fsdp_utils import FSDP2Wrapper
 from opacus.utils.uniform_sampler import DistributedUniformWithReplacementSampler
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.data import TensorDataset
 
 from indpriv import PrivacyFilter
@@ -74,11 +77,13 @@ def _rank(rank: int, scenario: Callable[..., Any], place: Path, arguments: tuple
     os._exit(0)  # a rank that waits for one that is gone would take gloo's half hour to end
 
 
-def make(dataset: Any = None, *, batch_size: int = 60, **options: Any) -> Run:
+def make(dataset: Any = None, *, batch_size: int = 60, mode: str = "hooks", **options: Any) -> Run:
     """As tests.runs.make_run, on this rank."""
-    model = DifferentiallyPrivateDistributedDataParallel(mlp())  # seeds torch alike on every rank
+    sharded = mode == "ghost_fsdp"
+    wrapper = FSDP2Wrapper if sharded else DifferentiallyPrivateDistributedDataParallel
+    model = wrapper(mlp())  # seeds torch alike on every rank
     torch.seed()
-    return make_run(dataset or blobs(N), model, batch_size=batch_size, **options)
+    return make_run(dataset or blobs(N), model, batch_size=batch_size, mode=mode, **options)
 
 
 @contextmanager
@@ -110,10 +115,11 @@ def with_expected_norms(run_dir: Path, mode: str) -> NDArray[np.float64]:
     expected: list[list[float]] = []
 
     def note(_: int) -> None:
+        for mine, theirs in zip(copy.parameters(), run.model.parameters(), strict=True):
+            whole = theirs.full_tensor() if mode == "ghost_fsdp" else theirs
+            mine.data = whole.detach().clone()
         if dist.get_rank() > 0:
             return
-        for mine, theirs in zip(copy.parameters(), run.model.parameters(), strict=True):
-            mine.data = theirs.detach().clone()
         norms = []
         for example, target in zip(inputs, targets, strict=True):
             loss = PER_EXAMPLE(copy(example), target)
@@ -138,15 +144,20 @@ def in_small_batches(run_dir: Path) -> None:
         train(run, 2, loader=loader)
 
 
-def filtered(run_dir: Path) -> None:
-    run = make(noise_multiplier=0.7)
+def filtered(run_dir: Path, mode: str) -> None:
+    run = make(noise_multiplier=0.7, mode=mode)
+
+    def evaluate(_: int) -> None:
+        with torch.no_grad():  # after which FSDP2 keeps parameters whole
+            run.model(run.dataset.tensors[0][:4])
+
     options = {
         "individual_clipping": True,
         "clip_headroom": 0.0,
         "privacy_filter": PrivacyFilter(3.0, 3.0),
     }
     with recorded(run, run_dir, **options):
-        train(run, 3)
+        train(run, 3, evaluate)
 
 
 def one_is_killed(run_dir: Path, moment: str) -> None:
@@ -260,6 +271,24 @@ def resumed(run_dir: Path) -> dict[str, Any]:
     return state
 
 
+def _divided_otherwise(model: Any) -> None:
+    for part in FSDP2Wrapper(model).modules():
+        if isinstance(part, FSDPModule):
+            part.set_gradient_divide_factor(1.0)
+
+
+SHARDED_OTHERWISE: dict[str, Callable[[Any], None]] = {
+    "half precision": lambda model: FSDP2Wrapper(
+        model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    ),
+    "a sum over ranks": _divided_otherwise,
+    "one parameter whole": lambda model: fully_shard(model, ignored_params={model[2].bias}),
+    "in each rank": lambda model: fully_shard(
+        model, mesh=init_device_mesh("cpu", (SIZE, 1), mesh_dim_names=("a", "b"))["b"]
+    ),
+}
+
+
 def without_shards(run_dir: Path, what: str) -> None:
     """Set-ups that several ranks cannot be accounted in."""
     with warnings.catch_warnings():
@@ -271,6 +300,11 @@ def without_shards(run_dir: Path, what: str) -> None:
         elif what == "plain DDP":
             model = torch.nn.parallel.DistributedDataParallel(mlp())
             run = make_run(blobs(N), model, batch_size=60)
+        elif what in SHARDED_OTHERWISE:
+            model = mlp()
+            SHARDED_OTHERWISE[what](model)
+            torch.seed()
+            run = make_run(blobs(N), model, batch_size=60, mode="ghost_fsdp")
         else:
             run = make()
     options = {"on_write_error": "continue"} if what == "continue" else {}

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from opacus.data_loader import CollateFnWithEmpty
-from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from indpriv._arrays import FloatArray, IntArray
@@ -22,6 +21,7 @@ from indpriv.recording.checkpoints.weights import fingerprint_of
 from indpriv.recording.norms.batches import Keywords, map_tensors
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.opacus.ranks import Ranks, check_together
+from indpriv.recording.opacus.whole_model import WholeModel
 from indpriv.recording.random_states import kept_random_state
 
 CollateFn = Callable[[list[Any]], Any]
@@ -107,7 +107,7 @@ class SharedPass:
     """Passes over the training set: each rank of a run takes a part, and all get the whole."""
 
     ranks: Ranks
-    module: nn.Module
+    whole: WholeModel
     norm_pass: NormPass
     examples: Examples
     ids: NDArray[np.generic]
@@ -121,10 +121,12 @@ class SharedPass:
         if self.ranks.size == 1:
             return norms_of(self.norm_pass, self.examples, self.ids, positions)
         start = time.perf_counter()
+        self.whole.gather()
+        module = self.whole.module
         wanted = np.arange(len(self.ids)) if positions is None else positions
         taken = _taken(self.norm_pass, self.examples, self.ranks.part(wanted))
         weights = fingerprint_of(
-            {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+            {**dict(module.named_parameters()), **dict(module.named_buffers())}
         )
         parts = self.ranks.gather(moment, (weights, *taken))
         check_together(moment, [{"the model's parameters": part[0]} for part in parts], [])

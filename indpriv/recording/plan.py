@@ -152,7 +152,7 @@ def _described(run: OpacusRun) -> dict[str, Any]:
         "sampler_class": run.sampler_class,
         **_truncation(run),
         "steps_per_epoch": run.steps_per_epoch,
-        **described_parameters(run.module),
+        **described_parameters(run.whole.module),
         "versions": {
             "torch": torch.__version__,
             "opacus": opacus.__version__,

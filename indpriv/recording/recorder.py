@@ -179,7 +179,7 @@ class Recorder:
     ) -> Iterator[Recorder]:
         """Record while the block trains. The loop, the loader and the optimizer are used unchanged.
 
-        If several ranks train (Opacus's DPDDP), each attaches a Recorder made with the same
+        If several ranks train (Opacus's DPDDP, FSDP2), each attaches a Recorder made with the same
         arguments: full passes are divided between them, and the first rank writes the log. To
         resume, all ranks must see the run directory.
 
@@ -207,16 +207,18 @@ class Recorder:
         train, test = data.examples(loader.collate_fn, device)
         inputs, targets = next(train.batches(_CHECKED))
         with self._autocast():
-            norm_pass = NormPass(model, data.loss_fn, inputs, targets, backend=run.norm_backend)
+            norm_pass = NormPass(
+                run.whole.module, data.loss_fn, inputs, targets, backend=run.norm_backend
+            )
         with norm_pass, closing(Ranks(optimizer)) as ranks:
-            norm_pass.check_training(model, inputs, targets)
-            check_memory(run.module, inputs)
+            norm_pass.check_training(run.whole.in_training(model), inputs, targets)
+            check_memory(run.whole.module, inputs)
             if test is not None:
                 with norm_pass.evaluation() as evaluated:
                     data.check_test_set(evaluated, test)
             self._attached = True
             self._plan, header = self._plan.agreed(ranks, run, norm_pass)
-            shared_pass = SharedPass(ranks, run.module, norm_pass, train, data.ids)
+            shared_pass = SharedPass(ranks, run.whole, norm_pass, train, data.ids)
             about = {**environment_of(device), **self._run_info, "recorder": dict(header.run)}
             try:
                 with _recording(self._plan, header, run, shared_pass, test, about) as self._session:
@@ -268,6 +270,7 @@ def _recording(
         with session.recording():
             yield session
         log.finish(session.counts())  # the run is complete, whatever fails from here on
+        run.whole.gather()
         if log.writes:
             with log.disk_errors_handled(), norm_pass.evaluation() as model:
                 table = plan.data.example_table(model, shared_pass.examples, test)

@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.grad_sample import AbstractGradSampleModule
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from indpriv.errors import InputError
 from indpriv.recording.losses import with_targets
 from indpriv.recording.norms.batches import Batch, LossFn, call, check_losses
 
 HALF = (torch.float16, torch.bfloat16)
+_NONE: Mapping[int, nn.Parameter] = MappingProxyType({})
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
+# Where hooks, handles and states are kept that a shadow model goes without.
+_KEPT = ("autograd_grad_sample_hooks", "__composable_api_state_key")
 
 
 def standard_module(model: nn.Module) -> nn.Module:
@@ -167,10 +173,13 @@ def autocast_anywhere() -> Callable[[], ExitStack]:
     return entered
 
 
-def make_shadow(module: nn.Module) -> nn.Module:
-    """A copy without Opacus's hooks, in the module's modes, or in train() if it is in eval()."""
-    with _without_hooks(module):
-        shadow = copy.deepcopy(module)
+def make_shadow(module: nn.Module, parameters: Mapping[int, nn.Parameter] = _NONE) -> nn.Module:
+    """A copy without Opacus's hooks, in the module's modes, or in train() if it is in eval().
+
+    It is also without FSDP2, and has the given parameters, by the id of those that they replace.
+    """
+    with _as_written(module):
+        shadow = copy.deepcopy(module, dict(parameters))
     return shadow if shadow.training else shadow.train()
 
 
@@ -199,30 +208,41 @@ def _trainable_names(module: nn.Module) -> frozenset[str]:
     return frozenset(name for name, p in module.named_parameters() if p.requires_grad)
 
 
+def plain_class(module: nn.Module) -> type[nn.Module]:
+    """The class that the user wrote; FSDP2 replaces it with a subclass."""
+    kind = type(module)
+    return next(k for k in kind.__mro__[1:] if k is not FSDPModule) if _is_shard(module) else kind
+
+
 @contextmanager
-def _without_hooks(module: nn.Module) -> Iterator[None]:
-    """Take Opacus's per-example hooks off a module, and put them back on leaving."""
-    hooked = [m for m in module.modules() if m._forward_hooks or m._backward_hooks]
-    kept = [(m, m._forward_hooks, m._backward_hooks, m._backward_pre_hooks) for m in hooked]
-    handles = module.__dict__.pop("autograd_grad_sample_hooks", None)
+def _as_written(module: nn.Module) -> Iterator[None]:
+    """Take hooks of Opacus and FSDP2 off a module, and put them back on leaving."""
+    kept = [(part, type(part), dict(vars(part))) for part in module.modules()]
     try:
-        for m, forward, backward, pre in kept:
-            m._forward_hooks = _without_opacus(forward)
-            m._backward_hooks = _without_opacus(backward)
-            m._backward_pre_hooks = _without_opacus(pre)
+        for part, _, own in kept:
+            if _is_shard(part):
+                part.__class__ = plain_class(part)
+            for name in own:
+                if name in _HOOKS:
+                    vars(part)[name] = _of_the_user(own[name])
+                elif name.startswith(_KEPT):
+                    del vars(part)[name]
         yield
     finally:
-        for m, forward, backward, pre in kept:
-            m._forward_hooks, m._backward_hooks, m._backward_pre_hooks = forward, backward, pre
-        if handles is not None:
-            module.autograd_grad_sample_hooks = handles
+        for part, kind, own in kept:
+            part.__class__ = kind
+            vars(part).update(own)
 
 
-def _without_opacus(hooks: Any) -> Any:
-    return type(hooks)((key, hook) for key, hook in hooks.items() if not _is_opacus(hook))
+def _is_shard(module: nn.Module) -> bool:
+    return isinstance(module, FSDPModule)
 
 
-def _is_opacus(hook: Any) -> bool:
+def _of_the_user(hooks: Any) -> Any:
+    return type(hooks)((key, hook) for key, hook in hooks.items() if not _is_wrapper(hook))
+
+
+def _is_wrapper(hook: Any) -> bool:
     function = getattr(hook, "func", hook)  # Opacus wraps its backward hook in functools.partial
     owner = getattr(function, "__self__", None)
-    return type(owner).__module__.startswith("opacus.")
+    return type(owner).__module__.startswith(("opacus.", "torch.distributed.fsdp."))

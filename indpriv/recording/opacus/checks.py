@@ -7,12 +7,13 @@ from typing import Any
 
 from opacus.accountants.accountant import IAccountant
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
-from opacus.grad_sample import AbstractGradSampleModule, GradSampleModuleFastGradientClipping
+from opacus.grad_sample import AbstractGradSampleModule
 from opacus.optimizers import (
     AdaClipDPOptimizer,
     DPOptimizer,
     DPOptimizerFastGradientClipping,
     DPPerLayerOptimizer,
+    FSDPOptimizerFastGradientClipping,
     SimpleDistributedPerLayerOptimizer,
 )
 from opacus.utils.uniform_sampler import (
@@ -20,12 +21,14 @@ from opacus.utils.uniform_sampler import (
     UniformWithReplacementSampler,
 )
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from indpriv.errors import InputError
 from indpriv.recording.clipping.rules import AdaClip, LargestNormNoise, QuantileClipping
 from indpriv.recording.opacus.ranks import DISTRIBUTED, check_distributed_sampler
 from indpriv.recording.opacus.truncated import TruncatedPoissonSampler
+from indpriv.recording.opacus.whole_model import GHOST_MODELS
 
 _ACCOUNTED = (
     DPOptimizer,
@@ -59,14 +62,8 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
             "layer (not automatic or sharded); use "
             'make_private(clipping="flat")'
         )
-    if isinstance(optimizer, DISTRIBUTED) and not isinstance(
-        _wrapped(model), DifferentiallyPrivateDistributedDataParallel
-    ):
-        raise InputError(
-            "the optimizer adds up the gradients of several ranks, but the model is a "
-            f"{type(_wrapped(model)).__name__}; pass "
-            "opacus.distributed.DifferentiallyPrivateDistributedDataParallel(model) to make_private"
-        )
+    if isinstance(optimizer, DISTRIBUTED):
+        _check_distributed_model(_wrapped(model), optimizer)
     if not isinstance(model, nn.Module):
         raise InputError(
             f"the model is a {type(model).__name__}, as make_private(wrap_model=False) returns; "
@@ -78,7 +75,7 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
             "epsilon 0; attach the optimizer that PrivacyEngine.make_private returned"
         )
     if isinstance(optimizer, DPOptimizerFastGradientClipping) and not isinstance(
-        model, GradSampleModuleFastGradientClipping
+        model, GHOST_MODELS
     ):
         raise InputError(
             f"the optimizer clips in ghost mode, but the model is a plain {type(model).__name__}, "
@@ -86,6 +83,23 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
         )
     if optimizer.loss_reduction not in ("mean", "sum"):
         raise InputError(f"loss_reduction={optimizer.loss_reduction!r} is not known")
+
+
+def _check_distributed_model(wrapped: nn.Module, optimizer: Any) -> None:
+    """Raise InputError unless a model of several ranks is one that its optimizer is for."""
+    needed, remedy = (
+        (FSDPModule, "opacus.utils.fsdp_utils.FSDP2Wrapper(model)")
+        if isinstance(optimizer, FSDPOptimizerFastGradientClipping)
+        else (
+            DifferentiallyPrivateDistributedDataParallel,
+            "opacus.distributed.DifferentiallyPrivateDistributedDataParallel(model)",
+        )
+    )
+    if not isinstance(wrapped, needed):
+        raise InputError(
+            "the optimizer adds up the gradients of several ranks, but the model is a "
+            f"{type(wrapped).__name__}; pass {remedy} to make_private"
+        )
 
 
 def _wrapped(model: nn.Module) -> nn.Module:

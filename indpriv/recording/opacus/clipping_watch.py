@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from opacus.grad_sample import GradSampleModuleFastGradientClipping
 from opacus.optimizers import DPOptimizer, DPPerLayerOptimizer
 from torch import Tensor, nn
 
 from indpriv._arrays import IntArray
 from indpriv.errors import EvidenceError
+from indpriv.recording.opacus.whole_model import GHOST_MODELS
 
 _MANY_SQUARES = 10**6  # a sum of fewer squares is too small by less than 1e-4 in float32
 # To the precision of the norms: of a parameter's norm, of all parameters', and of the clip factor.
@@ -98,7 +98,7 @@ def clipping_watched(
             gradients were changed after clipping.
     """
     observer = _Observer(positions_of, thresholds)
-    if isinstance(model, GradSampleModuleFastGradientClipping):
+    if isinstance(model, GHOST_MODELS):
         with _ghost_clipping_watched(model, optimizer, observer, on_batch):
             yield
         return
@@ -122,7 +122,7 @@ def clipping_watched(
 
 @contextmanager
 def _ghost_clipping_watched(
-    model: GradSampleModuleFastGradientClipping,
+    model: Any,
     optimizer: Any,
     observer: _Observer,
     on_batch: Callable[[ClippedBatch], None],

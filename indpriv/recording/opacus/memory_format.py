@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from indpriv.errors import InputError
+from indpriv.recording.norms.shadow_model import plain_class
 
 _REMEDY = (
     "Opacus then computes wrong per-example gradients without a warning; keep the model in "
@@ -59,7 +60,7 @@ def _convolutions(model: nn.Module, module: nn.Module) -> list[tuple[str, nn.Con
     return [
         (name, layer)
         for name, layer in module.named_modules()
-        if type(layer) is nn.Conv2d and any(p.requires_grad for p in layer.parameters())
+        if plain_class(layer) is nn.Conv2d and any(p.requires_grad for p in layer.parameters())
     ]
 
 

@@ -7,7 +7,7 @@ numbers: in all parameters and in each, unlike that of earlier steps, and unrela
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from indpriv.norm_log.session_counts import NoiseCounts
+from indpriv.recording.opacus.whole_model import local
 
 _SHORT = 1e-10  # norm of a sum that has no direction: of an empty batch, or lost in rounding
 _COMPARED = 10_000  # coordinates whose noise is compared with that of earlier steps
@@ -23,10 +24,18 @@ _COMPARED = 10_000  # coordinates whose noise is compared with that of earlier s
 class NoiseWatch:
     """Sums over the noise of one session; they stay on the model's device until they are read."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Prepare; parameters are those that the noise is added to."""
-        self._parameters = parameters
-        self._sizes = np.array([p.numel() for p in parameters])
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        states: Mapping[nn.Parameter, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Prepare; parameters are those that the noise is added to.
+
+        With FSDP2, sums are in the optimizer's states of parameters, and this rank's shards of
+        parameters are watched, to which it adds noise.
+        """
+        self._parameters, self._states = parameters, states
+        self._sizes = np.array([local(p).numel() for p in parameters])
         # MPS has no float64, and half precision rounds the noise.
         self._measures = all(
             p.device.type != "mps" and p.dtype in (torch.float32, torch.float64) for p in parameters
@@ -49,7 +58,10 @@ class NoiseWatch:
 
     def before(self) -> None:
         """Remember the clipped sums of a step, to which noise is about to be added."""
-        sums = [getattr(p, "summed_grad", None) for p in self._parameters]
+        if self._states is None:
+            sums = [getattr(p, "summed_grad", None) for p in self._parameters]
+        else:
+            sums = [self._states[p]["summed_grad"] for p in self._parameters]
         self._sums = [(total, total._version) for total in sums if total is not None]
         self._measures &= len(self._sums) == len(sums)
 
@@ -66,9 +78,9 @@ class NoiseWatch:
     def _add(self, standard_deviation: float) -> None:
         powers, along, squares, compared = [], [], [], []
         for p, (total, _), chosen in zip(self._parameters, self._sums, self._compared, strict=True):
-            total = total.reshape(-1)
+            total = local(total).reshape(-1)
             noisy: Any = p.grad
-            noise = (noisy.reshape(-1) - total).div_(standard_deviation)
+            noise = (local(noisy).reshape(-1) - total).div_(standard_deviation)
             compared.append(noise[chosen].double())
             along.append((noise * total).sum(dtype=torch.float64))
             squares.append(total.square().sum(dtype=torch.float64))

@@ -1,7 +1,8 @@
 """The processes (ranks) that train one model together, and what they exchange. Sensitive.
 
 Opacus divides a run between them: each rank draws from its own shard, clips its own gradients and
-sums them; the first rank adds the noise to its sum, and all sums are added. Here all ranks exchange
+sums them; the first rank adds the noise to its sum, and all sums are added. (With FSDP2, sums are
+added first, and each rank adds the noise of the parameters that it holds.) Here all ranks exchange
 what they saw, before each step and after each pass, so that all reach the same verdict and stop
 together. Only the first rank writes the log.
 """
@@ -14,13 +15,21 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch.distributed as dist
-from opacus.optimizers import DistributedDPOptimizer, DistributedDPOptimizerFastGradientClipping
+from opacus.optimizers import (
+    DistributedDPOptimizer,
+    DistributedDPOptimizerFastGradientClipping,
+    FSDPOptimizerFastGradientClipping,
+)
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.errors import EvidenceError, InputError
 from indpriv.recording.opacus.tally import RankCounts
 
-DISTRIBUTED = (DistributedDPOptimizer, DistributedDPOptimizerFastGradientClipping)
+DISTRIBUTED = (
+    DistributedDPOptimizer,
+    DistributedDPOptimizerFastGradientClipping,
+    FSDPOptimizerFastGradientClipping,
+)
 # Opacus's sampler drops an empty local batch. A run in which this is likelier is refused.
 DROPPED_BATCH = 1e-9
 

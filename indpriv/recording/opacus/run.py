@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import torch
 from opacus.accountants.accountant import IAccountant
-from opacus.grad_sample import GradSampleModuleFastGradientClipping
 from opacus.optimizers import DPOptimizer, DPPerLayerOptimizer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -29,6 +28,7 @@ from indpriv.recording.opacus.checks import (
     sampler_kind,
 )
 from indpriv.recording.opacus.memory_format import check_memory_format
+from indpriv.recording.opacus.whole_model import GHOST_MODELS, WholeModel
 from indpriv.recording.random_states import generator_of, is_guessable
 
 T = TypeVar("T")
@@ -45,6 +45,7 @@ class OpacusRun:
         check_optimizer(optimizer, model)
         self.model: Any = model
         self.module = standard_module(model)
+        self.whole = WholeModel(self.module)
         self.optimizer: DPOptimizer = optimizer
         self._rule = optimizer if isinstance(optimizer, ClippingRule) else None
         self.loader = loader
@@ -117,7 +118,7 @@ class OpacusRun:
     @property
     def is_ghost(self) -> bool:
         """Whether Opacus clips in ghost mode, by norms that it computes without the gradients."""
-        return isinstance(self.model, GradSampleModuleFastGradientClipping)
+        return isinstance(self.model, GHOST_MODELS)
 
     @property
     def sample_rate(self) -> float:

@@ -62,7 +62,7 @@ class Watch:
         if not run.is_ghost:  # where norms are not sums over a gradient
             self.tally.counts.clipping.clip_excess = clip_excess(run.optimizer)
         self._sampling_states, self._noise_states = SeenStates(), SeenStates()
-        self._noise = NoiseWatch(run.optimizer.params)
+        self._noise = NoiseWatch(run.optimizer.params, getattr(run.optimizer, "grad_state", None))
         self._noised: StepSetting | None = None  # at which noise was added to the current step
         self.limits: tuple[float, ...] = ()  # per layer, when noise was added
         self._updating: StepSetting | None = None  # of the update that has begun
@@ -143,17 +143,16 @@ class Watch:
 
     def _add_noise(self, add_noise: Callable[[], None]) -> None:
         """Let Opacus add the noise, with an attack's view of it before and after."""
-        attack = self._attack
-        step = None if attack is None else _attacked_step(self._run, self.tally)
+        run, attack = self._run, self._attack
+        step = None if attack is None else _attacked_step(run, self.tally)
         if attack is not None and step is not None:
             attack.before_noise(step)
         self._noise.before()
         add_noise()
         # Now, since another step hook may change settings before it calls ours.
-        self._noised = self._run.setting()
-        self.limits = self._run.limits
-        if getattr(self._run.optimizer, "rank", 0) == 0:  # the rank that adds the noise of all
-            self._noise.after(self._run.noise_std)
+        self._noised, self.limits = run.setting(), run.limits
+        if getattr(run.optimizer, "rank", 0) == 0:  # of several shards, the first is watched
+            self._noise.after(run.noise_std / run.whole.noise_divisor(run.optimizer))
         if attack is not None and step is not None:
             attack.after_noise(step)
 
@@ -166,7 +165,7 @@ class Watch:
         """Count an update that is about to be made; return its setting and its batch."""
         run, optimizer = self._run, self._run.optimizer
         _check_one_batch(optimizer)
-        if getattr(optimizer, "rank", 0) == 0:  # the rank that adds the noise of all
+        if run.whole.adds_noise(optimizer):
             self._count_randomness(self._noise_states, run.noise_generator)
         drawn = self.tally.next_batch()
         now = run.setting(sample_rate=drawn[1] if drawn and run.is_poisson else None)

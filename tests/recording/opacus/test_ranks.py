@@ -26,7 +26,7 @@ from several_ranks import (
 )
 
 
-@pytest.mark.parametrize("mode", ["hooks", "ghost", "per_layer"])
+@pytest.mark.parametrize("mode", ["hooks", "ghost", "per_layer", "ghost_fsdp"])
 def test_norms_of_all_ranks_are_those_of_autograd(mode, tmp_path):
     first, _ = launch(with_expected_norms, tmp_path, tmp_path / "run", mode)
     log = NormLog.open(tmp_path / "run")
@@ -36,6 +36,10 @@ def test_norms_of_all_ranks_are_those_of_autograd(mode, tmp_path):
     assert failed(tmp_path / "run") == set()
     checks = {check.title: check.detail for check in verify(open_run(tmp_path / "run"))}
     assert checks["ranks"].startswith("2 ranks")
+    noise = read_state(tmp_path / "run").sessions[0].noise
+    n_parameters = 74
+    assert noise.values == 8 * (n_parameters // 2 if mode == "ghost_fsdp" else n_parameters)
+    assert noise.variance == pytest.approx(1, abs=6 * np.sqrt(2 / noise.values))
     assert indpriv.account(log, delta=1e-5).claim == "exact"
     assert log.batch_norms.steps.tolist() == list(range(8))
     entries = log.batch_norms.read(0, log.n_examples)
@@ -52,8 +56,9 @@ def test_physical_batches_of_all_ranks_are_one_step(tmp_path):
     assert log.caveats == ()
 
 
-def test_levels_and_filter_hold_on_all_ranks(tmp_path):
-    assert launch(filtered, tmp_path, tmp_path / "run") == [None, None]
+@pytest.mark.parametrize("mode", ["hooks", "ghost_fsdp"])
+def test_levels_and_filter_hold_on_all_ranks(mode, tmp_path):
+    assert launch(filtered, tmp_path, tmp_path / "run", mode) == [None, None]
     assert failed(tmp_path / "run") == set()
     log = NormLog.open(tmp_path / "run")
     assert (log.filtered.left_out_at < log.total_steps).any()
@@ -149,6 +154,10 @@ def test_ranks_resume_together_and_in_the_same_number(tmp_path):
         ("shuffled", "with Poisson sampling"),
         ("plain DDP", "DifferentiallyPrivateDistributedDataParallel"),
         ("continue", "on_write_error='continue' with several ranks"),
+        ("half precision", "gradients of another precision than recorded norms"),
+        ("a sum over ranks", "the noise would not be what the account assumes"),
+        ("one parameter whole", r"'2\.bias' is not sharded over all 2 ranks"),
+        ("in each rank", r"'0\.weight' is not sharded over all 2 ranks"),
     ],
 )
 def test_what_several_ranks_cannot_be_accounted_in_is_refused(what, message, tmp_path):
