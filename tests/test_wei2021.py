@@ -9,7 +9,7 @@ from wei2021 import paper
 from wei2021.accounts import noise_of
 from wei2021.leakage import verdict_of_leakage, what_clipping_fools
 from wei2021.page import (
-    epsilon_at,
+    curve_of,
     render,
     verdict_at_accuracy,
     verdict_of_accuracy,
@@ -71,16 +71,9 @@ def test_verdicts_of_runs(decay, accuracy, at_accuracy):
     assert verdict_at_accuracy(runs) == at_accuracy
 
 
-def test_epsilon_at_an_accuracy_is_interpolated_and_never_beyond():
-    assert epsilon_at(RUN, 0.7) == pytest.approx(0.5)
-    assert epsilon_at(RUN, 0.05) == 0.0
-    assert epsilon_at(RUN, 0.95) is None
-
-
 def test_a_run_without_privacy_has_no_epsilon_at_an_accuracy():
-    run = {"test_accuracy": [0.1, 0.9], "worst_case_epsilon": [None, None]}
-    assert epsilon_at(run, 0.05) is None
-    assert epsilon_at(run, 0.5) is None
+    assert curve_of(RUN).epsilon_at(0.7) == pytest.approx(0.5)
+    assert curve_of({**RUN, "worst_case_epsilon": [None] * 3}).epsilon_at(0.7) is None
 
 
 def test_the_laws_of_noise_are_those_of_the_published_code():

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray
 from indpriv._columns import partition
+from indpriv._plain import AtLeastZero, Share
 from indpriv.analysis.comparison import Comparison
 from indpriv.analysis.groups.group_rows import MIN_GROUP
+from indpriv.analysis.schedule.readings import CurveReading
 from indpriv.analysis.statistics.correlation import spearman
 from indpriv.epsilon_table import EpsilonTable
 
@@ -82,11 +84,17 @@ class AuditComparison:
         summaries: what audit.json says of each.
         comparisons: of the first with each other one.
         stability: what holds over all of them.
+        at_epsilon, at_accuracy: where `readings` were taken; None where not asked for.
+        readings: of each audit, in their order; None for a run without a curve. Empty where nothing
+            was asked for.
     """
 
     summaries: tuple[Mapping[str, Any], ...]
     comparisons: tuple[Comparison, ...]
     stability: Stability
+    at_epsilon: AtLeastZero | None = None
+    at_accuracy: Share | None = None
+    readings: tuple[CurveReading | None, ...] = ()
 
 
 def stability_of(

@@ -131,6 +131,12 @@ def _check_is_audit(audit_dir: Path) -> None:
     raise InputError(f"{audit_dir} holds no {SUMMARY}; {remedy}")
 
 
+def audit_in(folder: Path) -> Path:
+    """The folder, or, for a run, the audit that `indpriv audit` wrote in it."""
+    inside = folder / "audit"
+    return inside if (inside / SUMMARY).is_file() and holds_log(folder) else folder
+
+
 def read_summary(audit_dir: Path) -> dict[str, Any]:
     """The content of audit.json; InputError where it lacks what the epsilons mean."""
     path = audit_dir / SUMMARY

@@ -4,10 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from indpriv._plain import to_json
 from indpriv.analysis.comparison import compare_tables
+from indpriv.analysis.schedule.readings import CurveReading, read_curve
 from indpriv.analysis.stability import AuditComparison, stability_of
-from indpriv.audit.audit_directory import read_audit, read_summary
+from indpriv.analysis.summary import AuditSummary
+from indpriv.audit.audit_directory import audit_in, read_audit, read_summary
 from indpriv.audit.groups import choose_groups
 from indpriv.errors import InputError
 
@@ -23,18 +27,27 @@ _SETTINGS = (
 )
 
 
-def compare_audits(audit_dirs: Sequence[Path], by: Sequence[str] = ()) -> AuditComparison:
+def compare_audits(
+    audit_dirs: Sequence[Path],
+    by: Sequence[str] = (),
+    *,
+    at_epsilon: float | None = None,
+    at_accuracy: float | None = None,
+) -> AuditComparison:
     """Compare two or more audits of the same data.
 
     Args:
-        audit_dirs: audit directories, each once.
+        audit_dirs: audit directories, each once; a run stands for the audit in it.
         by: columns to group by; default the label and every metadata column.
+        at_epsilon: worst case at which test accuracies are read off the curves of the runs.
+        at_accuracy: test accuracy at which worst cases are read off them.
 
     Raises:
         InputError: fewer than two directories, one of them twice, or audits that cannot be
             compared.
     """
-    folders = [Path(folder).resolve() for folder in audit_dirs]
+    _check_places(at_epsilon, at_accuracy)
+    folders = [audit_in(Path(folder).resolve()) for folder in audit_dirs]
     if len(folders) < 2 or len(set(folders)) < len(folders):
         raise InputError(
             f"there are {len(set(folders))} different audit directories; pass two or more, each "
@@ -53,7 +66,20 @@ def compare_audits(audit_dirs: Sequence[Path], by: Sequence[str] = ()) -> AuditC
         columns,
         same_settings=all(found == settings[0] for found in settings),
     )
-    return AuditComparison(summaries, comparisons, stability)
+    readings: tuple[CurveReading | None, ...] = ()
+    if at_epsilon is not None or at_accuracy is not None:
+        readings = tuple(
+            read_curve(AuditSummary.from_json(summary), at_epsilon, at_accuracy)
+            for summary in summaries
+        )
+    return AuditComparison(summaries, comparisons, stability, at_epsilon, at_accuracy, readings)
+
+
+def _check_places(at_epsilon: float | None, at_accuracy: float | None) -> None:
+    if at_epsilon is not None and not 0 < at_epsilon < np.inf:
+        raise InputError(f"at_epsilon={at_epsilon:g} is not positive and finite")
+    if at_accuracy is not None and not 0 <= at_accuracy <= 1:
+        raise InputError(f"at_accuracy={at_accuracy:g} is not in [0, 1]; 0.95 means 95 %")
 
 
 def _settings(summary: Mapping[str, Any]) -> list[Any]:
@@ -72,6 +98,9 @@ def comparison_json(found: AuditComparison) -> dict[str, Any]:
         "audits": [_side(summary) for summary in found.summaries],
         "comparisons": to_json(found.comparisons),
         "stability": to_json(found.stability),
+        "at_epsilon": found.at_epsilon,
+        "at_accuracy": found.at_accuracy,
+        "readings": to_json(found.readings),
     }
 
 

@@ -45,9 +45,20 @@ def groups(
 def compare(
     audit_dirs: Annotated[
         list[Path],
-        typer.Argument(metavar="AUDIT_DIR...", help="Two or more audits of the same data."),
+        typer.Argument(
+            metavar="AUDIT_DIR...",
+            help="Two or more audits of the same data, or runs that hold their audit.",
+        ),
     ],
     by: By = None,
+    at_epsilon: Annotated[
+        float | None,
+        typer.Option(help="Also compare test accuracies when the worst case was this epsilon."),
+    ] = None,
+    at_accuracy: Annotated[
+        float | None,
+        typer.Option(help="Also compare worst cases when test accuracy first reached this share."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare audits of the same data: which examples are better or worse off than in the first.
@@ -55,11 +66,12 @@ def compare(
     Example: indpriv compare reports/adult reports/adult-clipped --by race
 
     Runs that differ only in their randomness show how stable ranks and the order of groups are.
+    --at-epsilon and --at-accuracy read the checkpoints of runs of indpriv train.
     """
     from indpriv.audit import compare_audits, comparison_json
     from indpriv.report.screens.comparison import print_comparison
 
-    found = compare_audits(audit_dirs, by or [])
+    found = compare_audits(audit_dirs, by or [], at_epsilon=at_epsilon, at_accuracy=at_accuracy)
     if as_json:
         print_json(comparison_json(found))
     else:

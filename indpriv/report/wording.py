@@ -10,6 +10,11 @@ from indpriv.epsilon_table import DISCLAIMER
 from indpriv.report.document import Callout, Paragraph, Span, Text, paragraph
 
 NO_EVIDENCE = "An attack that fails is no evidence of privacy."
+BETWEEN_CHECKPOINTS = (
+    "Between checkpoints on a line. Had the run been planned to end there, that epsilon would be "
+    "its guarantee; to end it because of its test accuracy is a choice made afterwards, and free "
+    "only if the test data are public."
+)
 MOST_ROWS = 40  # of one table; audit.json has all
 _BEST_SHOWN = 4
 

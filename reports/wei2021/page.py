@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-import numpy as np
 from markdown_table import table
 from reproduction.rules import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 
+from indpriv.analysis.schedule.curve import Curve
 from wei2021 import paper
 from wei2021.leakage import RULE as LEAKAGE_RULE
 from wei2021.leakage import leakage_section, verdict_of_leakage, what_clipping_fools
@@ -225,21 +225,10 @@ def _spread(values: Sequence[float], form: str = "{:.3f}") -> str:
     return f"{found} ({form.format(min(values))} to {form.format(max(values))})"
 
 
-def epsilon_at(run: Figures, accuracy: float) -> float | None:
-    """Worst case when a run first reaches an accuracy, interpolated.
-
-    None if it never does, or is not differentially private.
-    """
-    reached = np.maximum.accumulate(run["test_accuracy"])
-    if reached[-1] < accuracy or None in run["worst_case_epsilon"]:
-        return None
-    place = int(np.argmax(reached >= accuracy))
-    if place == 0:
-        return float(run["worst_case_epsilon"][0])
-    low, high = reached[place - 1], reached[place]
-    share = (accuracy - low) / (high - low)
-    first, second = run["worst_case_epsilon"][place - 1 : place + 1]
-    return float(first + share * (second - first))
+def curve_of(run: Figures) -> Curve:
+    """Accuracy and worst case at its checkpoints; without epsilons where it has no privacy."""
+    epsilons = run["worst_case_epsilon"]
+    return Curve(run["step"], run["test_accuracy"], () if None in epsilons else epsilons)
 
 
 def _found_at_accuracy(runs: Figures) -> dict[str, tuple[float, list[float], int]]:
@@ -251,7 +240,7 @@ def _found_at_accuracy(runs: Figures) -> dict[str, tuple[float, list[float], int
     found = {}
     for method in METHODS:
         own = by_norm(runs, method.name).get(4.0, [])
-        reached = [epsilon_at(run, accuracy) for run in own]
+        reached = [curve_of(run).epsilon_at(accuracy) for run in own]
         found[method.name] = (accuracy, [one for one in reached if one is not None], len(own))
     return found
 

@@ -35,11 +35,13 @@ class Method:
         name: of its folders and in the JSON file.
         title: in the paper.
         keys: of [training], for a clipping norm.
+        clipping_norms: with which it is trained.
     """
 
     name: str
     title: str
     keys: Callable[[float], dict[str, Any]]
+    clipping_norms: tuple[float, ...] = CLIPPING_NORMS
 
 
 METHODS = (
@@ -65,6 +67,16 @@ METHODS = (
     ),
     Method("adaclip", "AdaClip", lambda norm: {"max_grad_norm": norm, "clipping": "adaclip"}),
 )
+FIXED_STD = Method(
+    "cdecay_std",
+    "dynS[Cdecay]",
+    lambda norm: {
+        "max_grad_norm": {"law": "linear", "start": norm, "end": norm / 2},
+        "noise_std": NOISE * norm,
+    },
+    clipping_norms=(4.0,),
+)  # of Table VII: its noise multiplier rises while its clipping norm falls
+TRAINED = (*METHODS, FIXED_STD)
 
 
 def config_of(method: Method, norm: float) -> AuditConfig:
@@ -78,14 +90,18 @@ def config_of(method: Method, norm: float) -> AuditConfig:
                 "epochs": round(STEPS * RATE),
                 "batch_size": 600,
                 "learning_rate": _STEP_LENGTH / norm,
-                "noise_multiplier": NOISE,
                 "delta": DELTA,
-                **method.keys(norm),
+                **_noise(method.keys(norm)),
             },
             "recording": {"every": 250},
             "checkpoints": {"every": 50},
         }
     )
+
+
+def _noise(keys: dict[str, Any]) -> dict[str, Any]:
+    """With the noise multiplier of the baseline, unless they name another noise."""
+    return keys if "noise_std" in keys else {"noise_multiplier": NOISE, **keys}
 
 
 def folder_of(folder: Path, method: Method, norm: float, run: int) -> Path:
@@ -96,8 +112,8 @@ def folder_of(folder: Path, method: Method, norm: float, run: int) -> Path:
 def train_missing(folder: Path, tell: Callable[[str], None]) -> None:
     """Train every run that is not finished; a folder that was begun is left alone."""
     for run in range(RUNS):
-        for norm in CLIPPING_NORMS:
-            for method in METHODS:
+        for method in TRAINED:
+            for norm in method.clipping_norms:
                 path = folder_of(folder, method, norm, run)
                 if not path.exists():
                     tell(f"{path.name}: training")
@@ -107,8 +123,8 @@ def train_missing(folder: Path, tell: Callable[[str], None]) -> None:
 def trained(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """What every finished run reached, by the name of its method."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for method in METHODS:
-        for norm in CLIPPING_NORMS:
+    for method in TRAINED:
+        for norm in method.clipping_norms:
             for run in range(RUNS):
                 path = folder_of(folder, method, norm, run)
                 record = path / RUN_JSON

@@ -12,6 +12,7 @@ from indpriv.analysis.schedule.curve import Curve
 from indpriv.norm_log.norm_log import NormLog
 
 _SHOWN = 200  # steps
+_SAME = 1e-9  # a relative difference that rounding explains
 _MOST_SETTINGS = 20_000  # different ones, for which the rules take seconds
 
 
@@ -38,6 +39,16 @@ class ScheduleFindings:
     def moves(self) -> bool:
         """Whether noise or clipping changed while training."""
         return any(len(set(column)) > 1 for column in (self.max_grad_norm, self.noise_multiplier))
+
+    @property
+    def held_fixed(self) -> str:
+        """What stayed the same at all steps: noise multiplier, standard deviation, or both."""
+        columns = {
+            "noise multiplier": self.noise_multiplier,
+            "noise standard deviation": self.noise_std,
+        }
+        still = [name for name, column in columns.items() if np.ptp(column) <= _SAME * max(column)]
+        return " and ".join(still) or "neither"
 
 
 def schedule_of(log: NormLog, delta: float, curve: Curve | None) -> ScheduleFindings:

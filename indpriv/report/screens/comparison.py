@@ -12,7 +12,7 @@ from indpriv.epsilon_table import DISCLAIMER
 from indpriv.report.document import Entry, Paragraph, Table, paragraph, table
 from indpriv.report.renderers.terminal import print_blocks
 from indpriv.report.screens.groups import worst_case_of
-from indpriv.report.wording import MOST_ROWS
+from indpriv.report.wording import BETWEEN_CHECKPOINTS, MOST_ROWS
 
 _HEAD = (
     "group",
@@ -48,6 +48,7 @@ def print_comparison(found: AuditComparison, console: Console) -> None:
             ]
         blocks += _changes(comparison)
     blocks += _stability(found.stability)
+    blocks += _readings(found)
     blocks.append(
         paragraph(
             f"Better and worse: by more than {format_share(SAME)} of the first epsilon. Two runs "
@@ -58,6 +59,30 @@ def print_comparison(found: AuditComparison, console: Console) -> None:
         text = "An estimate has an error of its own, which is part of these changes."
         blocks.append(paragraph(text, style="warn"))
     print_blocks([*blocks, paragraph(DISCLAIMER, style="disclaimer")], console)
+
+
+def _readings(found: AuditComparison) -> list[Entry | Paragraph | Table]:
+    """Accuracy at the epsilon and epsilon at the accuracy asked for; empty where neither was."""
+    if not found.readings:
+        return []
+    head, rows = ["audit", "held fixed"], []
+    if found.at_epsilon is not None:
+        head.append(f"accuracy at epsilon {format_epsilon(found.at_epsilon)}")
+    if found.at_accuracy is not None:
+        head += [f"epsilon at accuracy {format_share(found.at_accuracy, 1)}", "step"]
+    head += ["worst case, end", "median epsilon, end"]
+    for number, one in enumerate(found.readings, 1):
+        if one is None:
+            rows.append((f"{number}", "no checkpoints", *["–"] * (len(head) - 2)))
+            continue
+        cells = [f"{number}", one.held_fixed]
+        if found.at_epsilon is not None:
+            cells.append(format_share(one.accuracy, 1))
+        if found.at_accuracy is not None:
+            cells += [format_epsilon(one.epsilon), "–" if one.step is None else f"{one.step:,.0f}"]
+        cells += map(format_epsilon, (one.worst_case_epsilon, one.median_epsilon))
+        rows.append(tuple(cells))
+    return [table(head, rows, caption="on the way"), paragraph(BETWEEN_CHECKPOINTS)]
 
 
 def _changes(comparison: Comparison) -> list[Entry | Paragraph | Table]:

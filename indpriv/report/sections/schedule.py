@@ -1,10 +1,10 @@
 """Noise, clipping and accuracy over training, and five historical rules beside the account."""
 
 from indpriv._formatting import format_epsilon, format_number, format_share
-from indpriv.analysis.schedule.curve import Curve
 from indpriv.analysis.schedule.findings import ScheduleFindings
 from indpriv.analysis.summary import AuditSummary
 from indpriv.report.document import Block, Details, Figure, Section, paragraph, table
+from indpriv.report.wording import BETWEEN_CHECKPOINTS
 
 _RULES = {
     "basic": "basic composition",
@@ -29,7 +29,7 @@ def schedule(summary: AuditSummary) -> Section | None:
             "their ratio; individual epsilons also on the clipping norm.",
         ),
         *([_settings(found)] if found.moves else []),
-        *(_accuracy(found.curve) if found.curve is not None else ()),
+        *_accuracy(found),
         *(_rules(summary, found)),
     )
     return Section("schedule", "Noise and clipping over training", blocks, nested=True)
@@ -52,9 +52,10 @@ def _settings(found: ScheduleFindings) -> Block:
     )
 
 
-def _accuracy(curve: Curve) -> tuple[Block, ...]:
+def _accuracy(found: ScheduleFindings) -> tuple[Block, ...]:
     """Test accuracy at shares of the final worst case, and the worst case at shares of the best."""
-    if len(curve.epsilon) < 2 or not curve.epsilon[-1]:
+    curve = found.curve
+    if curve is None or len(curve.epsilon) < 2 or not curve.epsilon[-1]:
         return ()
     at_epsilon = [
         (format_epsilon(epsilon), format_share(accuracy))
@@ -69,14 +70,10 @@ def _accuracy(curve: Curve) -> tuple[Block, ...]:
         and (step := curve.step_at(accuracy)) is not None
     ]
     return (
+        paragraph(f"Held fixed over training: {found.held_fixed}."),
         table(("Worst-case epsilon", "Test accuracy"), at_epsilon),
         table(("Test accuracy", "First reached at epsilon", "Step"), at_accuracy),
-        paragraph(
-            "Between checkpoints on a line. Had the run been planned to end there, that epsilon "
-            "would be its guarantee; to end it because of its test accuracy is a choice made "
-            "afterwards, and free only if the test data are public.",
-            style="note",
-        ),
+        paragraph(BETWEEN_CHECKPOINTS, style="note"),
     )
 
 

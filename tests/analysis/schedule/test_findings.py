@@ -45,3 +45,17 @@ def test_the_moments_accountant_is_no_smaller_than_the_account():
     rules = schedule_of(log, 1e-5, None).rules
     assert rules.moments > indpriv.account(log, delta=1e-5).worst_case_epsilon
     assert rules.optimal == pytest.approx(rules.advanced_as_printed, rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("noise", "clip", "held"),
+    [
+        ([2.0, 2.0], [4.0, 2.0], "noise multiplier"),
+        ([2.0, 4.0], [4.0, 2.0], "noise standard deviation"),
+        ([2.0, 2.0], [4.0, 4.0], "noise multiplier and noise standard deviation"),
+        ([2.0, 1.0], [4.0, 3.0], "neither"),
+    ],
+)
+def test_what_noise_was_held_fixed(noise, clip, held):
+    found = schedule_of(log_of(np.repeat(noise, 150), np.repeat(clip, 150)), 1e-5, None)
+    assert found.held_fixed == held
