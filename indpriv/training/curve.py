@@ -17,6 +17,7 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv._files import write_private_parquet
 from indpriv.norm_log.run_files import CURVE
 from indpriv.norm_log.step_settings import StepSettings
+from indpriv.recording.clipping.rules import ClippingRule
 from indpriv.recording.norms.shadow_model import make_shadow
 from indpriv.training.datasets.base import Split
 
@@ -50,19 +51,28 @@ class Curve:
         """(n,) number of steps at each measurement."""
         return np.array([row["step"] for row in self._rows], dtype=np.int64)
 
-    def write(self, run_dir: Path, used: StepSettings, epsilons: FloatArray) -> None:
+    def write(
+        self,
+        run_dir: Path,
+        used: StepSettings,
+        epsilons: FloatArray,
+        rule: ClippingRule | None = None,
+    ) -> None:
         """Write the rows, with the settings of the step before each.
 
         Args:
             run_dir: directory of the run.
             used: settings of all steps.
             epsilons: (n,) worst case at each of `steps`; NaN without privacy.
+            rule: clips and adds noise, where that is not Opacus.
         """
         table = pd.DataFrame(self._rows)
         before = np.maximum(self.steps - 1, 0)
         table["max_grad_norm"] = used.max_grad_norm[before]
         table["noise_multiplier"] = used.noise_multiplier[before]
-        table["noise_std"] = table["noise_multiplier"] * table["max_grad_norm"]
+        noise = table["noise_multiplier"]
+        added = noise if rule is None else noise.map(rule.gradient_multiplier)
+        table["noise_std"] = added * table["max_grad_norm"]
         table["worst_case_epsilon"] = epsilons
         write_private_parquet(table, run_dir / CURVE)
 

@@ -21,6 +21,7 @@ from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.run_files import ATTRIBUTES, ATTRIBUTES_NON_DP, EXAMPLES, EXAMPLES_NON_DP
 from indpriv.recording import GradientCanaries, Recorder, WhiteBox
 from indpriv.recording.clipping.filtered import Filter
+from indpriv.recording.clipping.rules import ClippingRule
 from indpriv.training.attributes import attribute_knowledge
 from indpriv.training.baseline import example_table, fit_without_dp
 from indpriv.training.checkpoints import save_checkpoint
@@ -261,4 +262,5 @@ def _take_recorded_steps(
     epsilons = np.full(len(curve.steps), np.nan)
     if not void:
         epsilons = epsilons_after(curve.steps, used, config.training.delta)
-    curve.write(recorder.run_dir, used, epsilons)
+    rule = private.optimizer if isinstance(private.optimizer, ClippingRule) else None
+    curve.write(recorder.run_dir, used, epsilons, rule)

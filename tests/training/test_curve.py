@@ -2,6 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from opacus.accountants import RDPAccountant
+from opacus.optimizers import optimizer
 
 from indpriv.training import dp_sgd
 from indpriv.training.config.schedules import Schedule
@@ -32,3 +33,23 @@ def test_the_curve_of_a_run(tmp_path):
     assert epsilons[3] == pytest.approx(run.worst_case_epsilon, rel=1e-9)
     assert curve["test_accuracy"].iloc[-1] == run.test_accuracy
     assert (curve["seconds"].diff()[1:] > 0).all()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"clipping": "quantile"}, {"noise_scale": "largest_norm", "allow_no_privacy": True}],
+)
+def test_the_noise_of_the_curve_is_that_which_was_added(tmp_path, monkeypatch, settings):
+    added, generate = [], optimizer._generate_noise
+
+    def watched(std, *args, **keywords):
+        added.append(float(std))
+        return generate(std, *args, **keywords)
+
+    monkeypatch.setattr(optimizer, "_generate_noise", watched)
+    audit = config(checkpoints=1, max_grad_norm=2.0, **settings)
+    with dp_sgd.quiet_opacus():
+        train(audit, tmp_path / "run", dataset=toy())
+    curve = pd.read_parquet(tmp_path / "run" / "curve.parquet")
+    each = len(added) // 12  # parameters
+    np.testing.assert_allclose(curve["noise_std"].iloc[1:], added[::each], rtol=1e-6)

@@ -21,7 +21,8 @@ class ScheduleFindings:
     """Settings at evenly spaced steps; each of the first four fields has one value for each.
 
     Attributes:
-        steps: their numbers. noise_std: noise_multiplier times max_grad_norm.
+        steps: their numbers. noise_std: noise_multiplier times max_grad_norm. Quantile clipping
+            adds slightly more to the sum of gradients, since its multiplier is of two releases.
         max_grad_norm, noise_multiplier: as accounted.
         curve: test accuracy at checkpoints; None where the run kept none.
         rules: the worst case by the rules of the papers on dynamic parameters; they are not

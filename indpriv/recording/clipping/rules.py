@@ -72,7 +72,11 @@ class ClippingRule(DPOptimizer):
     @property
     def noise_std(self) -> float:
         """Standard deviation of the noise on the sum of gradients."""
-        return float(self.noise_multiplier * self.max_grad_norm)
+        return float(self.gradient_multiplier(self.noise_multiplier) * self.max_grad_norm)
+
+    def gradient_multiplier(self, noise_multiplier: float) -> float:
+        """Noise multiplier of the sum of gradients, of that of all that a step releases."""
+        return noise_multiplier
 
     def contributions(self, norms: FloatArray, setting: StepSetting) -> FloatArray:
         """Contributions (n,) of examples with these norms (n,), in units of max_grad_norm."""
@@ -127,10 +131,10 @@ class QuantileClipping(ClippingRule):
         self.quantile, self.rate = quantile, rate
         self.count_noise = self.expected_batch_size / 20 if count_noise is None else count_noise
         self._first, self._centred = float(self.max_grad_norm), 0.0
-        self._multiplier(self.noise_multiplier)
+        self.gradient_multiplier(self.noise_multiplier)
 
-    def _multiplier(self, noise_multiplier: float) -> float:
-        """Noise multiplier of the gradients alone."""
+    def gradient_multiplier(self, noise_multiplier: float) -> float:
+        """See ClippingRule: without the number of unclipped gradients."""
         rest = noise_multiplier**-2 - (2 * self.count_noise) ** -2 if noise_multiplier else math.inf
         if rest <= 0:
             raise InputError(
@@ -140,15 +144,10 @@ class QuantileClipping(ClippingRule):
             )
         return float(rest**-0.5)
 
-    @property
-    def noise_std(self) -> float:
-        """Standard deviation of the noise on the sum of gradients."""
-        return self._multiplier(self.noise_multiplier) * float(self.max_grad_norm)
-
     def contributions(self, norms: FloatArray, setting: StepSetting) -> FloatArray:
         """Of the sum and of the number together; never 0, since even a gradient of 0 is counted."""
         sigma, clip = setting.noise_multiplier, setting.max_grad_norm
-        share = np.minimum(norms / clip, 1.0) / self._multiplier(sigma)
+        share = np.minimum(norms / clip, 1.0) / self.gradient_multiplier(sigma)
         return np.asarray(clip * sigma * np.hypot(share, 1 / (2 * self.count_noise)))
 
     def clip_and_accumulate(self) -> None:
@@ -161,7 +160,7 @@ class QuantileClipping(ClippingRule):
     def add_noise(self) -> None:
         """Add the noise of the gradients."""
         accounted = self.noise_multiplier
-        self.noise_multiplier = self._multiplier(accounted)
+        self.noise_multiplier = self.gradient_multiplier(accounted)
         try:
             super().add_noise()
         finally:
