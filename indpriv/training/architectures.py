@@ -13,6 +13,18 @@ _LAYERS: Mapping[str, Mapping[str, int]] = {
     "tanh_cnn": {"Conv2d": 2, "Tanh": 3, "MaxPool2d": 2, "Flatten": 1, "Linear": 2},
     "resnet20_gn": {"Conv2d": 19, "GroupNorm": 19, "Linear": 1},
     "wrn16_4": {"Conv2d": 16, "GroupNorm": 13, "Linear": 1, "Identity": 3},
+    # Linear: the adapters' two in each of two blocks, and the head.
+    "gpt2_lora": {
+        "Conv1D": 8,
+        "Dropout": 7,
+        "Embedding": 2,
+        "GELUTanh": 2,
+        "Identity": 2,
+        "LayerNorm": 5,
+        "Linear": 5,
+        "ModuleDict": 2,
+        "ParameterDict": 4,
+    },
 }
 
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from indpriv.errors import InputError
 from indpriv.training.architectures import DEFAULT_ACTIVATION, DEFAULT_HIDDEN
 from indpriv.training.config import ModelConfig
+from indpriv.training.sequences.gpt2 import Gpt2WithLora
 
 _ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 _GROUPS = 4  # groups of each GroupNorm in ResNet-20, whose narrowest layer has 16 channels
@@ -31,6 +32,10 @@ def build_model(config: ModelConfig, input_shape: tuple[int, ...], n_classes: in
             n_classes,
             config.activation or DEFAULT_ACTIVATION,
         )
+    if config.architecture == "gpt2_lora":
+        if len(input_shape) != 1:
+            raise InputError(f"gpt2_lora takes texts (length,), not inputs of shape {input_shape}")
+        return Gpt2WithLora(input_shape[0], n_classes)
     if len(input_shape) != 3:
         raise InputError(
             f"{config.architecture} takes images (channels, height, width), not inputs of shape "

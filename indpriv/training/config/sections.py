@@ -70,7 +70,7 @@ class ModelConfig:
         activation: for "mlp" only.
     """
 
-    architecture: Literal["mlp", "tanh_cnn", "resnet20_gn", "wrn16_4"]
+    architecture: Literal["mlp", "tanh_cnn", "resnet20_gn", "wrn16_4", "gpt2_lora"]
     hidden: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None
     activation: Literal["tanh", "relu"] | None = None
 

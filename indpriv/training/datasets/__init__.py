@@ -19,6 +19,7 @@ from indpriv.training.datasets import (
     lfw,
     location30,
     mnist,
+    topics,
     utkface,
 )
 from indpriv.training.datasets.base import Dataset, Split
@@ -62,6 +63,7 @@ DATASETS: Mapping[str, DatasetKind] = {
     ),
     "digits": DatasetKind(from_sklearn.load_digits, 1_438),
     "breast_cancer": DatasetKind(from_sklearn.load_breast_cancer, 456),
+    "topics": DatasetKind(topics.load, topics.N_TRAIN, metadata_columns=topics.METADATA_COLUMNS),
     "mnist": DatasetKind(mnist.load, 60_000, from_files=True),
     "cifar10": DatasetKind(cifar10.load, 50_000, from_files=True),
     "utkface_gender": DatasetKind(

@@ -30,12 +30,17 @@ def lines_of_text(n: int, rng: np.random.Generator) -> list[str]:
     Raises:
         InputError: the text has fewer pieces.
     """
-    text = " ".join(topics[name] for name in sorted(topics)).lower()
-    text = re.sub(r"\s+", " ", "".join(c if c in ALPHABET or c.isspace() else " " for c in text))
-    pieces = [text[k : k + LENGTH] for k in range(0, len(text) - LENGTH + 1, LENGTH)]
+    pieces = pieces_of(" ".join(topics[name] for name in sorted(topics)), LENGTH)
     if n > len(pieces):
         raise InputError(f"rows={n} is more than the {len(pieces)} rows of the text; pass fewer")
     return [pieces[k] for k in rng.permutation(len(pieces))[:n]]
+
+
+def pieces_of(text: str, length: int) -> list[str]:
+    """A text in the characters of ALPHABET, cut into pieces of one length; its end is left out."""
+    plain = "".join(c if c in ALPHABET or c.isspace() else " " for c in text.lower())
+    text = re.sub(r"\s+", " ", plain)
+    return [text[k : k + length] for k in range(0, len(text) - length + 1, length)]
 
 
 @dataclass(frozen=True)
@@ -73,10 +78,10 @@ def draw_secrets(rows: list[int], rng: np.random.Generator) -> list[Secret]:
     return [Secret(*each) for each in zip(sorted(owners), pins, rows, strict=True)]
 
 
-def encode(lines: list[str]) -> IntArray:
-    """(n, LENGTH) numbers of characters; short lines end in spaces."""
+def encode(lines: list[str], length: int = LENGTH) -> IntArray:
+    """(n, length) numbers of characters; short lines end in spaces."""
     codes = {character: number for number, character in enumerate(ALPHABET)}
-    return np.array([[codes[c] for c in line.ljust(LENGTH)] for line in lines], dtype=np.int64)
+    return np.array([[codes[c] for c in line.ljust(length)] for line in lines], dtype=np.int64)
 
 
 def shifted(codes: IntArray) -> IntArray:
