@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from decimal import ROUND_CEILING, Context
 
 _DELTA_DIGITS = 6  # significant
+_NO_LIMIT = 1e6  # from here on, the end of an interval of epsilons or their ratios says nothing
 _FLOAT_NOISE = 1e-9  # relative; 1.5500000000000003 is shown as 1.55
 
 
@@ -118,12 +119,12 @@ def format_lower_bound(value: float) -> str:
 def format_interval(low: float, high: float) -> str:
     """A confidence interval, rounded outwards to two decimals.
 
-    >>> format_interval(1.234, 1.561), format_interval(0.5, 1.0)
-    ('[1.23, 1.57]', '[0.50, 1.00]')
+    >>> format_interval(1.234, 1.561), format_interval(0.5, 1.0), format_interval(0.99, 1e304)
+    ('[1.23, 1.57]', '[0.50, 1.00]', '[0.99, no limit]')
     """
     down = math.floor(low * 100 + _FLOAT_NOISE) / 100
     up = math.ceil(high * 100 - _FLOAT_NOISE) / 100
-    return f"[{down:.2f}, {up:.2f}]"
+    return f"[{down:.2f}, {f'{up:.2f}' if high < _NO_LIMIT else 'no limit'}]"
 
 
 def format_cost(pass_seconds: float, training_seconds: float | None) -> str:

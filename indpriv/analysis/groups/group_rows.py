@@ -141,7 +141,9 @@ def describe_groups(
     """One row per name, without what is resampled; each quantity in one pass over all groups."""
     size = len(names)
     n, n_test = (np.bincount(codes, minlength=size) for codes in (train_codes, test_codes))
-    quantiles = pd.Series(values.epsilon).groupby(train_codes).quantile(_QUANTILES).unstack()
+    # No columns where there are no training examples, as of a label that only tests have.
+    found = pd.Series(values.epsilon).groupby(train_codes).quantile(_QUANTILES).unstack()
+    quantiles = found.reindex(columns=_QUANTILES)
     median, p95, p99, largest = (_by_group(quantiles[each], size) for each in _QUANTILES)
     mean = mean_by_group(values.epsilon, train_codes, size)
     worst = mean_by_group(values.at_worst_case.astype(np.float64), train_codes, size)

@@ -184,6 +184,13 @@ def test_one_example_one_group_empty_groups():
     )
 
 
+def test_a_label_that_only_test_examples_have():
+    test = rows("test", [5], group=["a"])
+    found = table_of(np.arange(20.0), [0] * 20, ["a", "b"] * 10, test=test)
+    assert [row.n for row in found.within_label[-1].rows] == [0, 0]
+    assert sum(row.n_test for row in found.within_label[-1].rows) == 1
+
+
 def test_missing_values_are_a_group_and_small_groups_are_marked():
     group = ["a"] * MIN_GROUP + [None] * MIN_GROUP + ["b"] * (MIN_GROUP - 1)
     n = len(group)
