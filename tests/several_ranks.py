@@ -40,14 +40,18 @@ _processes.set_forkserver_preload(["torch._dynamo", "opacus", "indpriv.recording
 
 
 def launch(
-    scenario: Callable[..., Any], folder: Path, *arguments: Any, timeout: float = 120
+    scenario: Callable[..., Any],
+    folder: Path,
+    *arguments: Any,
+    size: int = SIZE,
+    timeout: float = 120,
 ) -> list[Any]:
     """What a scenario returns or raises on each rank; None for a rank that was killed."""
     place = folder / f"ranks-{len(list(folder.glob('ranks-*')))}"
     place.mkdir()
     ranks = [
-        _processes.Process(target=_rank, args=(rank, scenario, place, arguments))
-        for rank in range(SIZE)
+        _processes.Process(target=_rank, args=(rank, size, scenario, place, arguments))
+        for rank in range(size)
     ]
     for process in ranks:
         process.start()
@@ -59,14 +63,20 @@ def launch(
     finally:
         for process in ranks:
             process.kill()
-    outcomes = [place / f"outcome-{rank}" for rank in range(SIZE)]
+    outcomes = [place / f"outcome-{rank}" for rank in range(size)]
     return [pickle.loads(path.read_bytes()) if path.exists() else None for path in outcomes]
 
 
-def _rank(rank: int, scenario: Callable[..., Any], place: Path, arguments: tuple[Any, ...]) -> None:
+def _rank(
+    rank: int,
+    size: int,
+    scenario: Callable[..., Any],
+    place: Path,
+    arguments: tuple[Any, ...],
+) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{place}/rendezvous", rank=rank, world_size=SIZE
+        "gloo", init_method=f"file://{place}/rendezvous", rank=rank, world_size=size
     )
     try:
         outcome = scenario(*arguments)

@@ -118,10 +118,10 @@ class SharedPass:
         Raises:
             EvidenceError: a rank is gone, is at another place, or has other parameters.
         """
-        if self.ranks.size == 1:
-            return norms_of(self.norm_pass, self.examples, self.ids, positions)
         start = time.perf_counter()
         self.whole.gather()
+        if self.ranks.size == 1:
+            return norms_of(self.norm_pass, self.examples, self.ids, positions)
         module = self.whole.module
         wanted = np.arange(len(self.ids)) if positions is None else positions
         taken = _taken(self.norm_pass, self.examples, self.ranks.part(wanted))

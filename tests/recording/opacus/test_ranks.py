@@ -49,6 +49,13 @@ def test_norms_of_all_ranks_are_those_of_autograd(mode, tmp_path):
     assert len(entries) == read_state(tmp_path / "run").sessions[0].draws.participations > N
 
 
+def test_one_rank_of_fsdp2_takes_norms_at_the_current_parameters(tmp_path):
+    (expected,) = launch(with_expected_norms, tmp_path, tmp_path / "run", "ghost_fsdp", size=1)
+    log = NormLog.open(tmp_path / "run")
+    np.testing.assert_allclose(log.read(), expected, rtol=1e-4)
+    assert failed(tmp_path / "run") == set()
+
+
 def test_physical_batches_of_all_ranks_are_one_step(tmp_path):
     assert launch(in_small_batches, tmp_path, tmp_path / "run") == [None, None]
     log = NormLog.open(tmp_path / "run")
