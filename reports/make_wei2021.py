@@ -14,6 +14,7 @@ from typing import Any
 
 from page_command import write_page
 from wei2021.accounts import accounts, grey_pictures, largest_norm_attack
+from wei2021.cost import cost
 from wei2021.leakage import leakage
 from wei2021.page import render
 from wei2021.training import train_missing, trained
@@ -26,6 +27,7 @@ def computed() -> dict[str, Any]:
         "grey": grey_pictures(),
         "largest_norm": largest_norm_attack(),
         "leakage": leakage(),
+        "cost": cost(),
     }
 
 

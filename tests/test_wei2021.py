@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from wei2021 import paper
 from wei2021.accounts import noise_of
+from wei2021.cost import verdict_of_cost
 from wei2021.leakage import verdict_of_leakage, what_clipping_fools
 from wei2021.page import (
     curve_of,
@@ -69,6 +70,22 @@ def test_verdicts_of_runs(decay, accuracy, at_accuracy):
     runs = {"baseline": runs_of(0.9), "cdecay": decay}
     assert verdict_of_accuracy(runs) == accuracy
     assert verdict_at_accuracy(runs) == at_accuracy
+    fixed = {"baseline": runs_of(0.9), "cdecay_std": decay}
+    assert verdict_at_accuracy(fixed, "cdecay_std") == at_accuracy
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, "reproduced"),
+        ({"quantile": 1.01}, "differs"),
+        ({"none": 2.0, "moving": 1.2, "adaclip": 1.2}, "not reproduced"),
+    ],
+)
+def test_the_verdict_of_cost_follows_its_three_claims(changes, verdict):
+    seconds = {"none": 0.1, "baseline": 1.0, "moving": 1.0, "quantile": 1.5, "adaclip": 1.5}
+    assert verdict_of_cost(seconds | changes) == verdict
+    assert verdict_of_cost({}) == "not run"
 
 
 def test_a_run_without_privacy_has_no_epsilon_at_an_accuracy():

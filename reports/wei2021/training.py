@@ -79,8 +79,8 @@ FIXED_STD = Method(
 TRAINED = (*METHODS, FIXED_STD)
 
 
-def config_of(method: Method, norm: float) -> AuditConfig:
-    """The audit of one run."""
+def config_of(method: Method, norm: float, **training: Any) -> AuditConfig:
+    """The audit of one run; keys of [training] replace its own."""
     return AuditConfig.from_dict(
         {
             "name": f"wei2021_{method.name}_{norm:g}",
@@ -92,6 +92,7 @@ def config_of(method: Method, norm: float) -> AuditConfig:
                 "learning_rate": _STEP_LENGTH / norm,
                 "delta": DELTA,
                 **_noise(method.keys(norm)),
+                **training,
             },
             "recording": {"every": 250},
             "checkpoints": {"every": 50},

@@ -89,6 +89,14 @@ def test_every_audit_file_is_judged_without_its_data(lint, path):
     assert found["failed"]["error"] == 0
 
 
+def test_a_run_without_privacy_has_no_epsilon(lint, audit_file):
+    """Its noise depends on the batch: an epsilon of the declared multiplier would be too small."""
+    keys = 'noise_multiplier = 2.0\nnoise_scale = "largest_norm"\nallow_no_privacy = true'
+    found = json.loads(lint(audit_file(("noise_multiplier = 2.0", keys)), "--json").out)
+    assert statuses(found)["epsilon"] == "not checked"
+    assert statuses(json.loads(lint(audit_file(), "--json").out))["epsilon"] == "passed"
+
+
 def test_a_screen_shows_figures_source_and_advice(lint, audit_file):
     path = audit_file(("[model]", '[model]\nactivation = "relu"'))
     shown = " ".join(lint(path).out.split())

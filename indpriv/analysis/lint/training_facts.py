@@ -89,6 +89,7 @@ def facts_of_plan(
     plan, delta, clip = None, training["delta"], training["max_grad_norm"]
     noise = training.get("noise_multiplier", 1.0)
     varies = isinstance(noise, Mapping) or {"noise_std", "stop_at_epsilon"} & training.keys()
+    varies = varies or training.get("allow_no_privacy", False)  # with the batch: no epsilon
     if n_examples is not None and not varies:
         steps_per_epoch = math.ceil(n_examples / training["batch_size"])
         steps = training.get("steps") or training["epochs"] * steps_per_epoch
