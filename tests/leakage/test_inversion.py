@@ -96,6 +96,29 @@ def test_the_informed_attack_stays_below_its_ceiling(noise):
     assert found.interval.low < found.ceiling
     if noise == 1.0:
         assert found.identified > found.ceiling / 2
+        limits = clopper_pearson(round(1000 * found.identified), 1000, confidence=0.999)
+        assert limits.low < best_share(mlp(), 1000) < limits.high
+
+
+def best_share(model, looks, draws=100):
+    """Share that the best of all attacks names: the likeliest of 100 equally likely Gaussians.
+
+    Simulated from inner products of gradients by autograd; noise multiplier 1, all are clipped.
+    """
+    rows = []
+    for image, label in zip(*digits(looks + 99), strict=True):
+        loss = LOSS(model(image[None]), label[None])
+        found = torch.autograd.grad(loss.sum(), list(model.parameters()))
+        rows.append(torch.cat([part.flatten() for part in found]).double().numpy())
+    unit = np.array(rows) / np.linalg.norm(rows, axis=1, keepdims=True)
+    rng, hits = np.random.default_rng(0), 0
+    for own in unit[:looks]:
+        candidates = np.vstack([unit[looks:], own])
+        inner = candidates @ candidates.T
+        root = np.linalg.cholesky(inner + 1e-9 * np.eye(100))
+        seen = inner[-1] + rng.standard_normal((draws, 100)) @ root.T
+        hits += (seen.argmax(1) == 99).sum()
+    return hits / (looks * draws)
 
 
 @pytest.mark.parametrize("attack", [FirstLayer(), Informed()], ids=lambda attack: attack.name)

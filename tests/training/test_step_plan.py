@@ -76,6 +76,11 @@ def test_values_are_those_of_the_formula(law, start, end, total, cycles, depth):
         ({"max_grad_norm": {"law": "linear", "start": 2.0}}, "max_grad_norm: .* lacks end"),
         ({"max_grad_norm": {"law": "constant", "start": 2.0, "end": 1.0}}, "has no end"),
         ({"noise_multiplier": {"law": "linear", "start": 0, "end": 1.0}}, "start = 0 .* above 0"),
+        ({"noise_multiplier": {"law": "linear", "start": 1, "end": math.inf}}, "end = inf"),
+        (
+            {"noise_std": {"law": "cyclic", "start": 1, "end": 1, "depth": 1.0}},
+            "depth = 1.0 .* below 1",
+        ),
         ({"noise_multiplier": {"law": "line", "start": 1, "end": 1.0}}, "law = 'line' .*'linear'"),
         ({"noise_multiplier": {"start": 1, "end": 1.0}}, "the schedule lacks law"),
         (
