@@ -26,7 +26,7 @@ from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError, PrivacyWarning
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP, holds_log
-from indpriv.report.pictures import pictures_of
+from indpriv.report.pictures import data_uri, pictures_of
 from indpriv.report.renderers.html import render_html
 from indpriv.report.renderers.markdown import render_markdown
 
@@ -51,11 +51,14 @@ def write_audit(
         recorded: what is known about the run in addition to its log.
         summary: what was found.
         images: (n_examples, channels, height, width) training inputs, where the report shows those
-            at both ends.
+            at both ends, and pictures of reconstructions.
         lookup: single examples that the report can be searched for.
         attacks: scores of every attack by example.
     """
-    pictures = None if images is None else pictures_of(summary.drivers, images)
+    pictures = reconstructed = None
+    if images is not None:
+        pictures = pictures_of(summary.drivers, images)
+        reconstructed = {path.stem: data_uri(path.read_bytes()) for path in recorded.reconstructed}
     output_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     if others_can_read(output_dir):
         warnings.warn(
@@ -75,7 +78,7 @@ def write_audit(
         (output_dir / ATTACK_TABLE).unlink(missing_ok=True)
     else:
         write_private_parquet(attacks, output_dir / ATTACK_TABLE)
-    page = render_html(summary, pictures, lookup)
+    page = render_html(summary, pictures, lookup, reconstructed)
     write_atomically(output_dir / REPORT, page.encode("utf-8"))
     write_atomically(output_dir / MARKDOWN, render_markdown(summary).encode("utf-8", "replace"))
     write_json(output_dir / SUMMARY, summary.to_json())

@@ -56,6 +56,7 @@ class RecordedRun:
             did not say.
         baseline_attributes: the same for the non-private baseline.
         leakage: scores of reconstructions from gradients, one for each observation and attack.
+        reconstructed: PNG files of pictures and their reconstructions.
         curve: test accuracy and epsilon at checkpoints; None where the run kept none.
         unchecked: what could not be checked about these signals, in sentences.
     """
@@ -74,6 +75,7 @@ class RecordedRun:
     attributes: tuple[AttributeKnowledge, ...] | None = None
     baseline_attributes: tuple[AttributeKnowledge, ...] | None = None
     leakage: tuple[AttackScores, ...] = ()
+    reconstructed: tuple[Path, ...] = ()
     curve: Curve | None = None
 
 
@@ -96,6 +98,7 @@ def recorded_run(run: OpenedRun, unreadable: str = "refuse") -> RecordedRun:
         leakage=tuple(
             AttackScores.from_file(file) for file in sorted((path / LEAKAGE).glob("*.parquet"))
         ),
+        reconstructed=tuple(sorted((path / LEAKAGE).glob("*.png"))),
         curve=Curve.of(read_parquet(path / CURVE)) if (path / CURVE).is_file() else None,
         holdout=NormLog.open(holdout, unreadable=unreadable) if holds_log(holdout) else None,
         recorder={

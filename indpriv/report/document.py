@@ -128,6 +128,11 @@ class Examples:
 
 
 @dataclass(frozen=True)
+class Reconstructions:
+    """Pictures and what was reconstructed of them: the page shows them where it is given them."""
+
+
+@dataclass(frozen=True)
 class Search:
     """Where the page has a search box, if it is given single examples."""
 
@@ -163,7 +168,17 @@ class Details:
 
 
 Block = (
-    Paragraph | Callout | Table | Figure | Examples | Search | Heading | Listing | Code | Details
+    Paragraph
+    | Callout
+    | Table
+    | Figure
+    | Examples
+    | Reconstructions
+    | Search
+    | Heading
+    | Listing
+    | Code
+    | Details
 )
 
 

@@ -63,7 +63,12 @@ def picture_pairs(pairs: NDArray[np.float32]) -> bytes:
 
 def _png(image: NDArray[np.float32]) -> str:
     """A data URI of an image (channels, height, width) with values in [0, 1]."""
-    return "data:image/png;base64," + base64.b64encode(_png_bytes(image)).decode("ascii")
+    return data_uri(_png_bytes(image))
+
+
+def data_uri(png: bytes) -> str:
+    """A PNG as a page holds it."""
+    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
 
 
 def _png_bytes(image: NDArray[np.float32]) -> bytes:

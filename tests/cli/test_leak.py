@@ -1,5 +1,6 @@
 """`indpriv leak`, and what other commands make of its scores."""
 
+import base64
 import json
 import tomllib
 
@@ -115,6 +116,13 @@ def test_an_audit_file_attacks_gradients_after_training(tmp_path, capsys):
     every = read_summary(output)["reconstruction"]
     assert [(one["step"], one["n_examples"]) for one in every] == [(0, 12), (3, 12)]
     assert all(one["bins"] for one in every)
+    assert b"data:image/png" not in (output / "report.html").read_bytes()
+
+    asked = ["--attack", "first-layer", "--before-noise", "--examples", "6", "--at", "last"]
+    assert run(["leak", str(run_dir), *asked, "--name", "shown", "--pictures", "3"]) == 0
+    assert run(["audit", str(run_dir), "--output-dir", str(output), "--show-examples"]) == 0
+    drawn = base64.b64encode((run_dir / "leakage" / "shown.png").read_bytes())
+    assert b"data:image/png;base64," + drawn in (output / "report.html").read_bytes()
 
 
 def test_a_run_is_attacked(small_run, capsys):

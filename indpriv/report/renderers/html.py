@@ -26,6 +26,7 @@ def render_html(
     summary: AuditSummary,
     pictures: Mapping[Any, str] | None = None,
     lookup: Lookup | None = None,
+    reconstructed: Mapping[str, str] | None = None,
 ) -> str:
     """The whole page as text, with every text of the data escaped.
 
@@ -35,6 +36,7 @@ def render_html(
             is on the page.
         lookup: single examples that the page can be searched for; without them, no epsilon of one
             example is on the page.
+        reconstructed: data URIs of pictures above their reconstructions, by the name of the attack.
     """
     run, made = summary.run, summary.provenance
     page = Page(
@@ -47,7 +49,13 @@ def render_html(
         disclaimer=disclaimer(summary),
     )
     data = None if lookup is None else search_data(summary, lookup)
-    return render_page(page, pictures=pictures, search_data=data, account=summary.account)
+    return render_page(
+        page,
+        pictures=pictures,
+        reconstructed=reconstructed,
+        search_data=data,
+        account=summary.account,
+    )
 
 
 def render_page(page: Page, **content: Any) -> str:
@@ -60,7 +68,9 @@ def render_page(page: Page, **content: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(figure=_figure, kind=_kind, unbroken=_unbroken)
-    environment.globals.update({"pictures": None, "search_data": None, **content})
+    environment.globals.update(
+        {"pictures": None, "reconstructed": None, "search_data": None, **content}
+    )
     return environment.get_template("report.html.j2").render(
         page=page,
         sensitive=SENSITIVE,

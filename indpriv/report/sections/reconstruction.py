@@ -41,7 +41,7 @@ def reconstruction(summary: AuditSummary) -> doc.Section | None:
     for found in every:
         if found.bins:
             blocks += [doc.Heading(capitalised(_named(found)), 4), _by_epsilon(found)]
-    blocks.append(doc.paragraph(MEANING, style="note"))
+    blocks += [doc.Reconstructions(), doc.paragraph(MEANING, style="note")]
     lines = tuple(
         doc.paragraph(
             f"{_named(found)}: identified {format_share(found.identified, 1)} of "

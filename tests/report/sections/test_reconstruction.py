@@ -8,6 +8,8 @@ from rich.console import Console
 
 from indpriv.analysis.reconstruction import reconstruction_of
 from indpriv.report.document import Callout, plain
+from indpriv.report.pictures import data_uri
+from indpriv.report.renderers.html import render_html
 from indpriv.report.screens.reconstruction import print_reconstruction
 from indpriv.report.sections.reconstruction import reconstruction
 from reconstructions import scores
@@ -36,6 +38,14 @@ def test_more_than_the_ceiling_is_a_finding(summary, named, above):
     ]
     (entry,) = section.screen
     assert entry.blocks[0].style == ("alarm" if above else "")
+
+
+def test_pictures_are_shown_only_where_the_page_is_given_them(summary):
+    found = reconstruction_of(scores(np.arange(200) < 4, 1.0), np.linspace(1, 2, 200))
+    changed = replace(summary, attacks=replace(summary.attacks, reconstruction=(found,)))
+    uri = data_uri(b"a picture")
+    assert f'src="{uri}"' in render_html(changed, reconstructed={"row": uri})
+    assert "below, what was reconstructed" not in render_html(changed)
 
 
 def test_a_bin_above_its_ceiling_is_a_finding_on_the_first_screen(summary):
