@@ -45,10 +45,12 @@ from indpriv.training.config import ModelConfig
 from indpriv.training.models import build_model
 
 MODES = ("hooks", "functorch", "ghost")
-N, BATCH, TIMED, COMPARED, ROUNDS = 120, 20, 32, 4, 2
-VOCABULARY, LENGTH, WIDTH = 100, 16, 32
+N, BATCH, TIMED, COMPARED, ROUNDS = 120, 20, 32, 4, 5
+VOCABULARY, LENGTH, WIDTH, IMAGE = 100, 16, 32, 16
+WIDE = 64, 192, 32  # the same of a transformer in which arithmetic costs more than calls
 PER_EXAMPLE = nn.CrossEntropyLoss(reduction="none")
 TITLES = ("model (parameters trained)", *MODES, "pass / plain", "attach (s)")
+WIDE_TITLES = ("model (parameters trained)", "pass / plain")
 MARKER = "<!-- benchmarks/models.py writes what follows -->"
 
 
@@ -219,7 +221,7 @@ def vit() -> Any:
         num_hidden_layers=2,
         num_attention_heads=4,
         intermediate_size=2 * WIDTH,
-        image_size=16,
+        image_size=IMAGE,
         patch_size=4,
         num_channels=3,
         hidden_dropout_prob=0.0,
@@ -369,10 +371,10 @@ KINDS = {
         lambda: classifier(nn.Embedding(VOCABULARY, WIDTH, padding_idx=0), Mean()), texts
     ),
     "EmbeddingBag": Kind(lambda: classifier(nn.EmbeddingBag(VOCABULARY, WIDTH)), texts),
-    "ViT": Kind(lambda: nn.Sequential(vit(), Logits()), lambda: vectors(3, 16, 16)),
+    "ViT": Kind(lambda: nn.Sequential(vit(), Logits()), lambda: vectors(3, IMAGE, IMAGE)),
     "ViT, LoRA": Kind(
         lambda: nn.Sequential(lora(vit(), "q_proj", "v_proj", "query", "value"), Logits()),
-        lambda: vectors(3, 16, 16),
+        lambda: vectors(3, IMAGE, IMAGE),
     ),
     "BERT, head": Kind(
         lambda: bert(head_only=True), lambda: Rows(input_ids=tokens(), labels=labels()), of_logits
@@ -431,6 +433,18 @@ KINDS = {
     "UNet": Kind(unet, noisy_images, denoising),
     "UNet, LoRA": Kind(lambda: lora(unet(), "to_q", "to_v"), noisy_images, denoising),
 }
+TRANSFORMERS = (
+    "ViT",
+    "ViT, LoRA",
+    "BERT, whole, position and type ids given",
+    "GPT-2, whole, position ids given",
+    "GPT-2, LoRA",
+    "Llama, whole",
+    "Llama, LoRA",
+)
+WIDE_HEAD = f"""## Wider transformers
+
+The same with width {WIDE[1]} and {WIDE[0]} positions: arithmetic costs more than calls."""
 
 
 @dataclass
@@ -566,6 +580,19 @@ def row(name: str, kind: Kind, device: str) -> tuple[str, list[Cell], str, str]:
     return f"{name} ({trained:,})", cells, ", ".join(ratios), f"{attach:.1f}" if ratios else ""
 
 
+def wide_row(name: str, kind: Kind, device: str) -> str:
+    """Cost of a norm pass of a wider and longer model, on one line of a table."""
+    global LENGTH, WIDTH, IMAGE
+    small = LENGTH, WIDTH, IMAGE
+    LENGTH, WIDTH, IMAGE = WIDE
+    try:
+        torch.manual_seed(0)
+        trained = sum(p.numel() for p in kind.build().parameters() if p.requires_grad)
+        return f"| {name} ({trained:,}) | {ratio(kind, 'layerwise', device):.2f} |"
+    finally:
+        LENGTH, WIDTH, IMAGE = small
+
+
 def table(rows: list[tuple[str, list[Cell], str, str]]) -> str:
     """The rows, and below them each refusal once."""
     refusals = dict.fromkeys(each.says for _, cells, *_ in rows for each in cells if not each.works)
@@ -587,10 +614,12 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    rows = []
+    rows, wide = [], ["| " + " | ".join(WIDE_TITLES) + " |", "| --- | --- |"]
     for name in options.only:
         try:
             rows.append(row(name, KINDS[name], options.device))
+            if name in TRANSFORMERS:
+                wide.append(wide_row(name, KINDS[name], options.device))
         except ImportError as error:
             print(f"{name}: left out, {error.name} is not installed")
             continue
@@ -599,12 +628,12 @@ def main() -> None:
     packages = [f"{name} {sys.modules[name].__version__}" for name in names if name in sys.modules]
     device = torch.cuda.get_device_name() if options.device == "cuda" else processor()
     versions = [f"torch {torch.__version__}", f"Opacus {opacus.__version__}", *packages]
-    text = f"{device}; {', '.join(versions)}.\n\n{table(rows)}\n"
+    text = f"{device}; {', '.join(versions)}.\n\n{table(rows)}\n\n{WIDE_HEAD}\n\n" + "\n".join(wide)
     if options.write is None:
         print(text)
     else:
         before = options.write.read_text("utf-8").partition(MARKER)[0]
-        options.write.write_text(f"{before}{MARKER}\n\n{text}", encoding="utf-8")
+        options.write.write_text(f"{before}{MARKER}\n\n{text}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

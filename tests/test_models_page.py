@@ -19,6 +19,8 @@ def benchmark():
 
 def test_the_page_has_every_model_and_every_refusal_a_remedy(benchmark):
     text = (ROOT / "docs/reference/models.md").read_text("utf-8").partition(benchmark.MARKER)[2]
+    text, _, wide = text.partition(benchmark.WIDE_HEAD)
+    assert [name in wide for name in benchmark.TRANSFORMERS] == [True] * 7
     rows = [
         [entry.strip() for entry in line.split("|")[1:-1]]
         for line in text.splitlines()

@@ -70,6 +70,7 @@ def test_figures_of_an_unsampled_run_are_those_of_its_gaussian():
     assert np.all(found.individual.mu <= mu * 1.01)
 
 
+@pytest.mark.slow
 @pytest.mark.slow  # epsilons of such norms are tested in test_per_example.py and histogram/
 def test_upper_and_lower_figures_enclose_a_run_of_norms_that_are_not_rounded():
     log = make_log(3, rounding=0)
@@ -102,6 +103,7 @@ def test_the_frame_names_rates_and_carries_what_the_figures_mean(table):
     assert "no" in frame.attrs["disclaimer"]
 
 
+@pytest.mark.slow
 def test_blocks_do_not_change_the_answer_and_progress_is_reported(table, monkeypatch):
     monkeypatch.setattr(blocks, "_READ_BYTES", 6 * 4)
     monkeypatch.setattr(prepared, "_HISTOGRAM_BYTES", 2 * 5000)

@@ -148,6 +148,7 @@ def test_training_without_dp_has_the_same_coins_and_no_noise(tmp_path, settings_
     assert plain.signal.mean() > private.signal.mean()
 
 
+@pytest.mark.slow
 def test_what_references_cannot_be_trained_for_is_refused(tmp_path, run_dir):
     other = replace(CONFIG, training=replace(CONFIG.training, epochs=3))
     with pytest.raises(InputError, match="and this audit file gives"):

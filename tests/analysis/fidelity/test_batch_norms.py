@@ -46,6 +46,7 @@ def mean_rdp(norms, order, noise=NOISE, rate=RATE):
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounding", [0.01, 0.0])
 def test_the_weighted_sum_is_unbiased_over_coins(rounding):
     norms, rng = norms_of(), np.random.default_rng(1)
