@@ -1,8 +1,8 @@
 """reports/fedcdp.md and reports/fedcdp.json by one command: `make fedcdp`.
 
-python reports/make_fedcdp.py [--write-only]
+python reports/make_fedcdp.py [--write-only | --runs-only]
 
-Runs that lie under reports/runs/fedcdp are kept, so the command goes on where it was stopped. MNIST
+The figures of a finished run are kept, so the command goes on where it was stopped. MNIST
 and LFW are read from the folder in INDPRIV_DATA. All runs take about five minutes on one core.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 from fedcdp.accounts import accounts
 from fedcdp.page import render
 from fedcdp.proposition import proposition_2
-from fedcdp.training import train_missing, trained
+from fedcdp.training import figures_of, runs
 from page_command import write_page
 
 
@@ -25,4 +25,4 @@ def computed() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    write_page("fedcdp", __doc__ or "", train_missing, computed, trained, render)
+    write_page("fedcdp", __doc__ or "", runs(), figures_of, computed, render)

@@ -1,8 +1,8 @@
 """reports/wei2021.md and reports/wei2021.json by one command: `make wei2021`.
 
-python reports/make_wei2021.py [--write-only]
+python reports/make_wei2021.py [--write-only | --runs-only]
 
-Runs that lie under reports/runs/wei2021 are kept, so the command goes on where it was stopped. MNIST
+The figures of a finished run are kept, so the command goes on where it was stopped. MNIST
 and LFW are read from the folder in INDPRIV_DATA. Each run takes about four minutes on one core that is idle.
 """
 
@@ -17,7 +17,7 @@ from wei2021.accounts import accounts, grey_pictures, largest_norm_attack
 from wei2021.cost import cost
 from wei2021.leakage import leakage
 from wei2021.page import render
-from wei2021.training import train_missing, trained
+from wei2021.training import figures_of, runs
 
 
 def computed() -> dict[str, Any]:
@@ -32,4 +32,4 @@ def computed() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    write_page("wei2021", __doc__ or "", train_missing, computed, trained, render)
+    write_page("wei2021", __doc__ or "", runs(), figures_of, computed, render)

@@ -93,22 +93,13 @@ RUNS: Mapping[str, Run] = {
 }
 
 
-def train_missing(folder: Path, tell: Callable[[str], None]) -> None:
-    """Train every run that is not there; a folder that was begun is left alone."""
-    for name, run in RUNS.items():
-        if not (folder / name).exists():
-            tell(f"{name}: training")
-            train_federated(run.config(), folder / name)
+def runs() -> dict[str, Callable[[Path], object]]:
+    """How each run is made."""
+    return {name: partial(_train, run) for name, run in RUNS.items()}
 
 
-def trained(folder: Path) -> dict[str, dict[str, Any]]:
-    """What every finished run reached."""
-    return {
-        name: figures_of(folder / name)
-        for name in RUNS
-        if (folder / name / RUN_JSON).is_file()
-        and read_json(folder / name / RUN_JSON).get("status") == "finished"
-    }
+def _train(run: Run, folder: Path) -> None:
+    train_federated(run.config(), folder)
 
 
 def figures_of(path: Path) -> dict[str, Any]:

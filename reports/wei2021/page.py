@@ -170,8 +170,10 @@ def _figure_4(accounts: Figures) -> Iterator[str]:
 def by_norm(runs: Figures, method: str) -> dict[float, list[Figures]]:
     """Runs of a method, by clipping norm."""
     found: dict[float, list[Figures]] = {}
-    for run in runs.get(method, ()):
-        found.setdefault(run["max_grad_norm"], []).append(run)
+    for name, run in runs.items():
+        its_method, norm, _ = name.split("-")
+        if its_method == method:
+            found.setdefault(float(norm), []).append(run)
     return found
 
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from indpriv import NormLog, account
-from indpriv._files import read_json, read_parquet
+from indpriv._files import read_parquet
 from indpriv.norm_log.journal_state import read_state
-from indpriv.norm_log.run_files import CURVE, RUN_JSON
+from indpriv.norm_log.run_files import CURVE
 from indpriv.training.config import AuditConfig
 from indpriv.training.dp_sgd import train
 from indpriv.training.step_plan import epsilons_after
@@ -105,36 +106,17 @@ def _noise(keys: dict[str, Any]) -> dict[str, Any]:
     return keys if "noise_std" in keys else {"noise_multiplier": NOISE, **keys}
 
 
-def folder_of(folder: Path, method: Method, norm: float, run: int) -> Path:
-    """Where one run lies."""
-    return folder / f"{method.name}-{norm:g}-{run}"
+def runs() -> dict[str, Callable[[Path], object]]:
+    """How each run is made, by its name: METHOD-NORM-RUN."""
+    return {
+        f"{method.name}-{norm:g}-{run}": partial(train, config_of(method, norm))
+        for run in range(RUNS)
+        for method in TRAINED
+        for norm in method.clipping_norms
+    }
 
 
-def train_missing(folder: Path, tell: Callable[[str], None]) -> None:
-    """Train every run that is not finished; a folder that was begun is left alone."""
-    for run in range(RUNS):
-        for method in TRAINED:
-            for norm in method.clipping_norms:
-                path = folder_of(folder, method, norm, run)
-                if not path.exists():
-                    tell(f"{path.name}: training")
-                    train(config_of(method, norm), path)
-
-
-def trained(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """What every finished run reached, by the name of its method."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for method in TRAINED:
-        for norm in method.clipping_norms:
-            for run in range(RUNS):
-                path = folder_of(folder, method, norm, run)
-                record = path / RUN_JSON
-                if record.is_file() and read_json(record).get("status") == "finished":
-                    found.setdefault(method.name, []).append(figures_of(path, norm))
-    return found
-
-
-def figures_of(path: Path, norm: float) -> dict[str, Any]:
+def figures_of(path: Path) -> dict[str, Any]:
     """Accuracy and epsilon at every checkpoint of a run, and individual epsilons at its end."""
     curve, state = read_parquet(path / CURVE), read_state(path)
     epsilons: list[float | None] = [None] * len(curve)
@@ -143,7 +125,6 @@ def figures_of(path: Path, norm: float) -> dict[str, Any]:
         epsilons = [round(value, 6) for value in found.tolist()]
     table = account(NormLog.open(path), delta=DELTA)
     return {
-        "max_grad_norm": norm,
         "step": curve["step"].tolist(),
         "test_accuracy": curve["test_accuracy"].tolist(),
         "worst_case_epsilon": epsilons,
