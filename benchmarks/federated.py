@@ -8,11 +8,14 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch.nn.utils import parameters_to_vector
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from accountant import benchmark, main, report
 from indpriv import RoundRecorder
@@ -24,7 +27,7 @@ from indpriv.training.federated.rounds import Clients, Federation
 from indpriv.training.models import mlp, tanh_cnn
 from indpriv.training.randomness import Randomness
 
-CLIENTS, STEPS, BATCH, ROUNDS = 100, 5, 10, 3
+CLIENTS, STEPS, BATCH, ROUNDS, RATE = 100, 5, 10, 3, 0.1
 MEMBERS, ROWS, RECORDED = 1_000, 60, 20  # what a RoundRecorder is timed on
 LEAST = {"cnn": 10.0, "mlp": 25.0}  # times as fast as one client at a time
 
@@ -41,20 +44,41 @@ def local_training(full: bool) -> list[bool]:
     verdicts = []
     modules = {"cnn": tanh_cnn((1, 28, 28), 10), "mlp": mlp(784, (64,), 10, "relu")}
     for name, module in modules.items():
-        local = LocalTraining(module, inputs, targets, 0.1)
+        local = LocalTraining(module, inputs, targets, RATE)
         start = parameters_to_vector(module.parameters()).detach()
+        ways = (
+            partial(_one_at_a_time, module, start, inputs, targets, rows),
+            partial(local.updates, start, [list(steps) for steps in rows]),
+        )
         ratios = []
         for _ in range(ROUNDS):
             spent = []
-            for at_once in (1, None):
+            for way in ways:
                 before = time.process_time()
-                local.updates(start, [list(steps) for steps in rows], at_once=at_once)
+                way()
                 spent.append(time.process_time() - before)
             ratios.append(spent[0] / spent[1])
         ratio = statistics.median(ratios)
         what = f"{name}: one client at a time, over one batch"
         verdicts.append(report(what, ratio, "times", at_least=LEAST[name]))
     return verdicts
+
+
+def _one_at_a_time(
+    module: nn.Module,
+    start: Tensor,
+    inputs: Tensor,
+    targets: Tensor,
+    rows: list[NDArray[np.int64]],
+) -> None:
+    """What a loop over clients does: ordinary autograd and SGD, nothing batched."""
+    for client in rows:
+        vector_to_parameters(start.clone(), module.parameters())
+        optimizer = torch.optim.SGD(module.parameters(), RATE)
+        for step in torch.from_numpy(client):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(module(inputs[step]), targets[step]).backward()
+            optimizer.step()
 
 
 @benchmark

@@ -76,7 +76,7 @@ class _Field:
     optional: bool
     metadata: Mapping[str, Any]
 
-    @property
+    @functools.cached_property
     def flattened(self) -> Any:
         """The dataclass whose keys stand among those of the parent; None for an ordinary field."""
         return _without_none(self.kind) if "flatten" in self.metadata else None
@@ -256,8 +256,13 @@ def _schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     return {} if kind is Any else {"type": _SCALARS[kind]}
 
 
-def _keys(kind: Any) -> Iterator[tuple[str, _Field, str]]:
+@functools.cache
+def _keys(kind: Any) -> tuple[tuple[str, _Field, str], ...]:
     """Every JSON key of a dataclass with its field and description, flattened fields included."""
+    return tuple(_each_key(kind))
+
+
+def _each_key(kind: Any) -> Iterator[tuple[str, _Field, str]]:
     texts = _descriptions(kind)
     for field in _fields(kind):
         if field.flattened is None:

@@ -14,51 +14,60 @@ from torch.nn import functional as F
 from indpriv._arrays import IntArray
 
 _FLOATS_AT_ONCE = 1 << 25  # of gradients and activations
+Parameters = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Clipping:
-    """Parts of a vector of parameters that are clipped on their own.
+    """How a vector of all parameters is clipped.
 
     Attributes:
-        sizes: numbers of coordinates of the parts, which share max_grad_norm equally: each of M
-            parts is clipped at max_grad_norm / sqrt(M). One part is flat clipping.
+        sizes: numbers of coordinates of its tensors.
+        per_layer: clip each of the M tensors on its own, at max_grad_norm / sqrt(M).
     """
 
     sizes: tuple[int, ...]
+    per_layer: bool = False
 
     def clip(self, vectors: Tensor, max_grad_norm: float) -> tuple[Tensor, Tensor]:
         """Clipped vectors (n, d), and the norms (n,) that a log of this clipping holds.
 
         Flat: norms before clipping. Per layer: of what clipping leaves.
         """
-        parts, factors, norms = self._factors(vectors, max_grad_norm)
+        parts = vectors.split(self.sizes, dim=-1)
+        factors, norms = self._factors(parts, max_grad_norm)
         each = zip(parts, factors, strict=True)
         return torch.cat([part * factor.unsqueeze(-1) for part, factor in each], dim=-1), norms
 
     def clipped_sums(
-        self, vectors: Tensor, kept: Tensor, max_grad_norm: float
-    ) -> tuple[Tensor, Tensor]:
-        """Sums (n, d) of clipped vectors (n, batch, d) where kept (n, batch) is 1; norms of all."""
-        parts, factors, norms = self._factors(vectors, max_grad_norm)
-        sums = [
-            torch.bmm((factor * kept).unsqueeze(1), part)[:, 0]
-            for part, factor in zip(parts, factors, strict=True)
-        ]
-        return torch.cat(sums, dim=-1), norms
+        self, parts: Sequence[Tensor], kept: Tensor, max_grad_norm: float
+    ) -> tuple[list[Tensor], Tensor]:
+        """Sums over a batch where kept (n, batch) is 1, and norms (n, batch) of all.
+
+        parts: tensors (n, batch, size) of the vectors; a sum is (n, size).
+        """
+        factors, norms = self._factors(parts, max_grad_norm)
+        each = zip(parts, factors, strict=True)
+        return [torch.bmm((f * kept).unsqueeze(1), part)[:, 0] for part, f in each], norms
 
     def _factors(
-        self, vectors: Tensor, max_grad_norm: float
-    ) -> tuple[tuple[Tensor, ...], list[Tensor], Tensor]:
-        """Parts of vectors (..., d), the factor of each part, and norms (...)."""
-        limit = max_grad_norm / math.sqrt(len(self.sizes))
-        parts, factors = vectors.split(self.sizes, dim=-1), []
-        squares = torch.zeros(vectors.shape[:-1], dtype=torch.float64, device=vectors.device)
-        for part in parts:
-            norm = torch.linalg.vector_norm(part, dim=-1, dtype=torch.float64)
-            factors.append((limit / norm.clamp(min=1e-300)).clamp(max=1.0).to(part.dtype))
-            squares += (norm if len(parts) == 1 else norm.clamp(max=limit)).square()
-        return parts, factors, squares.sqrt()
+        self, parts: Sequence[Tensor], max_grad_norm: float
+    ) -> tuple[list[Tensor], Tensor]:
+        """The factor of each part (..., size), and norms (...)."""
+        lengths = [torch.linalg.vector_norm(part, dim=-1, dtype=torch.float64) for part in parts]
+        limit = max_grad_norm / math.sqrt(len(parts)) if self.per_layer else max_grad_norm
+        if self.per_layer:
+            norms = _joint([length.clamp(max=limit) for length in lengths])
+        else:
+            norms = _joint(lengths)
+            lengths = [norms] * len(parts)
+        factors = [(limit / length.clamp(min=1e-300)).clamp(max=1.0) for length in lengths]
+        return [factor.to(parts[0].dtype) for factor in factors], norms
+
+
+def _joint(lengths: list[Tensor]) -> Tensor:
+    """The norm of a vector, of those of its parts."""
+    return torch.linalg.vector_norm(torch.stack(lengths), dim=0)
 
 
 @dataclass(frozen=True)
@@ -121,17 +130,27 @@ class LocalTraining:
     def _updates(
         self, start: Tensor, rows: Sequence[Sequence[IntArray]], protection: RowProtection | None
     ) -> tuple[Tensor, list[Tensor]]:
-        parameters, norms = start.expand(len(rows), -1), []
+        first, norms = self._named(start), []
+        parameters = {
+            name: value.expand(len(rows), *value.shape).clone() for name, value in first.items()
+        }
         for step in zip(*rows, strict=True):
             index, mask = self._padded(step)
             batch = self._inputs[index], self._targets[index], mask
             if protection is None:
-                direction = vmap(grad(self._mean_loss))(parameters, *batch)
+                directions = vmap(grad(self._mean_loss))(parameters, *batch)
             else:
-                direction, lengths = self._protected(parameters, batch, protection)
+                directions, lengths = self._protected(parameters, batch, protection)
                 norms.append(lengths)
-            parameters = parameters - self._rate * direction
-        return parameters - start, norms
+            for name, direction in directions.items():
+                parameters[name].sub_(direction, alpha=self._rate)
+        moved = [(value - first[name]).flatten(1) for name, value in parameters.items()]
+        return torch.cat(moved, dim=1), norms
+
+    def _named(self, vector: Tensor) -> Parameters:
+        """Parameters by name, as views of the vector of all."""
+        parts = zip(self._shapes.items(), vector.split(self.sizes), strict=True)
+        return {name: part.view(shape) for (name, shape), part in parts}
 
     def _padded(self, step: Sequence[IntArray]) -> tuple[Tensor, Tensor]:
         """Rows (n_clients, batch) of a step, and which of them are real."""
@@ -144,36 +163,34 @@ class LocalTraining:
         return index.to(self._inputs.device), mask.to(self._inputs.device)
 
     def _protected(
-        self, parameters: Tensor, batch: tuple[Tensor, Tensor, Tensor], protection: RowProtection
-    ) -> tuple[Tensor, Tensor]:
-        """Noisy mean of clipped gradients (n_clients, d), and norms (n_clients, batch)."""
+        self,
+        parameters: Parameters,
+        batch: tuple[Tensor, Tensor, Tensor],
+        protection: RowProtection,
+    ) -> tuple[Parameters, Tensor]:
+        """Noisy mean of clipped gradients (n_clients, ...), and norms (n_clients, batch)."""
         inputs, targets, mask = batch
         each = vmap(vmap(grad(self._loss), in_dims=(None, 0, 0)))(parameters, inputs, targets)
-        limit = protection.max_grad_norm
-        total, norms = protection.clipping.clipped_sums(each, mask, limit)
+        parts = [gradient.flatten(2) for gradient in each.values()]
+        totals, norms = protection.clipping.clipped_sums(parts, mask, protection.max_grad_norm)
         number = mask.sum(dim=1, keepdim=True)
-        noise = torch.randn(total.shape, generator=protection.noise, device=total.device)
-        if protection.on_each:  # independent noise on each row adds up
-            noise *= number.sqrt()
-        return (total + protection.noise_std * noise) / number, norms * mask
+        # independent noise on each row adds up
+        std = protection.noise_std * (number.sqrt() if protection.on_each else 1.0)
+        means = {}
+        for name, total in zip(each, totals, strict=True):
+            noise = torch.randn(total.shape, generator=protection.noise, device=total.device)
+            means[name] = ((total + std * noise) / number).view_as(parameters[name])
+        return means, norms * mask
 
-    def _outputs(self, parameters: Tensor, inputs: Tensor) -> Tensor:
-        named = {
-            name: part.view(shape)
-            for (name, shape), part in zip(
-                self._shapes.items(), parameters.split(self.sizes), strict=True
-            )
-        }
-        outputs: Tensor = functional_call(self._module, named, (inputs,))
-        return outputs
-
-    def _loss(self, parameters: Tensor, row: Tensor, target: Tensor) -> Tensor:
-        return F.cross_entropy(self._outputs(parameters, row[None]), target[None])
+    def _loss(self, parameters: Parameters, row: Tensor, target: Tensor) -> Tensor:
+        outputs: Tensor = functional_call(self._module, parameters, (row[None],))
+        return F.cross_entropy(outputs, target[None])
 
     def _mean_loss(
-        self, parameters: Tensor, inputs: Tensor, targets: Tensor, mask: Tensor
+        self, parameters: Parameters, inputs: Tensor, targets: Tensor, mask: Tensor
     ) -> Tensor:
-        losses = F.cross_entropy(self._outputs(parameters, inputs), targets, reduction="none")
+        outputs: Tensor = functional_call(self._module, parameters, (inputs,))
+        losses = F.cross_entropy(outputs, targets, reduction="none")
         return (losses * mask).sum() / mask.sum()
 
 

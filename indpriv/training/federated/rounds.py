@@ -58,8 +58,7 @@ class Federation:
             module, inputs.to(device), targets.to(device), settings.local_learning_rate
         )
         self.parameters = parameters_to_vector(module.parameters()).detach().clone()
-        sizes = self._local.sizes
-        self._clipping = Clipping(sizes if clipping == "per_layer" else (sum(sizes),))
+        self._clipping = Clipping(self._local.sizes, clipping == "per_layer")
         self._coins = generator(randomness.sampling)
         self._noise = generator(randomness.noise, device)
         self._order = np.random.default_rng(randomness.shuffling)

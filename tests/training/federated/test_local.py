@@ -62,7 +62,9 @@ def test_clients_in_one_batch_are_those_one_at_a_time(kind, clipping):
     sizes = local.sizes if clipping == "per_layer" else (sum(local.sizes),)
     protection = None
     if clipping is not None:
-        protection = RowProtection(Clipping(sizes), 0.8, 0.0, False, torch.Generator())
+        protection = RowProtection(
+            Clipping(local.sizes, clipping == "per_layer"), 0.8, 0.0, False, torch.Generator()
+        )
     whole, norms = local.updates(start, rows, protection)
     one, norms_of_one = local.updates(start, rows, protection, at_once=1)
     two, _ = local.updates(start, rows, protection, at_once=2)
@@ -86,7 +88,7 @@ def test_noise_of_rows_has_the_stated_size(on_each):
     local = LocalTraining(module, inputs, targets, 1.0)
     rows = [[np.arange(4)]] * 200 + [[np.arange(2)]] * 200
     quiet, noisy = (
-        RowProtection(Clipping((len(start),)), 0.5, std, on_each, torch.Generator().manual_seed(1))
+        RowProtection(Clipping(local.sizes), 0.5, std, on_each, torch.Generator().manual_seed(1))
         for std in (0.0, 3.0)
     )
     difference = local.updates(start, rows, noisy)[0] - local.updates(start, rows, quiet)[0]
