@@ -97,7 +97,9 @@ def recording(full: bool) -> list[bool]:
         local_learning_rate=0.1,
     )
     clients = Clients(
-        np.arange(MEMBERS), list(np.arange(len(inputs)).reshape(MEMBERS, ROWS)), len(inputs)
+        np.arange(MEMBERS),
+        list(np.arange(len(inputs)).reshape(MEMBERS, ROWS)),
+        np.arange(len(inputs)),
     )
     model = mlp(784, (64,), 10, "relu")
     run = Federation(settings, "flat", clients, model, train, Randomness.from_seed(0))

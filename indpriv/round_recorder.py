@@ -48,7 +48,8 @@ class RoundRecorder:
         rounding: of norms, upwards, as a fraction of max_grad_norm; 0 keeps float64.
         unit: what is protected, and what the ids name: "client"; or "example" if the ids are those
             of single rows whose own gradients are clipped and noised, with the client of each row
-            as unit_ids.
+            as unit_ids; or "row" if some of these rows are copies, with the original row of each as
+            unit_ids.
         unit_ids: (n,) of rows only.
         clipping: "flat", or "per_layer": norms are then of what clipping leaves.
         seeded: sampling or noise use a published or reproducible seed: the run gives no privacy,
@@ -94,7 +95,7 @@ class RoundRecorder:
             resume_at = _checks.check_positive_int("resume_at", resume_at, minimum=0)
         state = state_to_resume(self.run_dir, resume_at)
         self._sampler, self._seeded = sampler, seeded
-        self._of = unit
+        self._of = "client" if unit == "client" else "example"
         self._caveats: dict[str, None] = {SEEDED: None} if seeded else {}
         self._order: NDArray[np.intp] = np.argsort(self._ids)
         self._from = self._next = resume_at or 0

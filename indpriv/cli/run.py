@@ -83,6 +83,13 @@ def train(
             help="Also train the same model without DP, to compare attacks.",
         ),
     ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with an interrupted federated run in --run-dir, after its last checkpoint.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Train an audit's model with DP-SGD, record the run and save its checkpoints.
@@ -101,6 +108,7 @@ def train(
         device=device,
         canaries=canaries,
         baseline=non_private_baseline,
+        resume=resume,
     )
     if as_json:
         print_json(read_json(run.run_dir / RUN_JSON))
@@ -116,6 +124,7 @@ def _train(
     device: str = "cpu",
     canaries: int = 0,
     baseline: bool = False,
+    resume: bool = False,
 ) -> TrainedRun:
     from indpriv.training.canaries import train_with_canaries
     from indpriv.training.config import AuditConfig
@@ -132,7 +141,11 @@ def _train(
     if config.federated is not None:
         if canaries:
             config.check_central("--canaries")
-        train_on = train_federated
+        train_on = partial(train_federated, resume=resume)
+    elif resume:
+        raise InputError(
+            f"{config.name} is no federated run, and only those are resumed; choose a new --run-dir"
+        )
     elif canaries:
         train_on = partial(train_with_canaries, n_canaries=canaries)
     else:

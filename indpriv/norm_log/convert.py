@@ -66,7 +66,7 @@ def convert(
         run_json: an object with steps, noise_multiplier (standard deviation of the noise on the sum
             of clipped gradients over max_grad_norm), max_grad_norm, sample_rate (each one number,
             or a list with one per step), sampler ("poisson", "truncated_poisson", "shuffled",
-            "fixed_size", "other"; see `NormLog`), unit ("example", "user", "client") and
+            "fixed_size", "other"; see `NormLog`), unit ("example", "user", "client", "row") and
             neighbouring ("add_remove", "zero_out", "replace_one"); max_batch_size if batches are
             truncated; optionally clipping ("individual" if each example was clipped at its last
             recorded norm, rounded up), microbatch_size, seeded, delta. Other keys are kept.

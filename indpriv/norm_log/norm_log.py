@@ -162,7 +162,7 @@ class NormLog(_checks.FormerNames):
             rounding_mode: "up" (never under-reports) or "nearest" (the paper's; an estimate).
             individually_clipped: training clipped each example at its last recorded level.
             sampler: what drew the batches; its names are those of the attribute.
-            unit: "example", or "user" or "client", which need unit_ids.
+            unit: "example", or "user", "client" or "row" (with copies), which need unit_ids.
             unit_ids: (n_examples,) the unit of each row.
             neighbouring: "add_remove", "zero_out" or "replace_one".
             caveats: why an account is an estimate, e.g. how the norms were taken.

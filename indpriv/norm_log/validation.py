@@ -28,7 +28,7 @@ SAMPLERS = (
     "other",
 )
 NEIGHBOURING = ("add_remove", "zero_out", "replace_one")
-UNITS = ("example", "user", "client")
+UNITS = ("example", "user", "client", "row")  # row: of which there are copies
 # What a log holds in place of gradient norms, by the kind of clipping.
 CONTRIBUTIONS = {
     "per_layer": "norms of what clipping per layer leaves of a gradient",

@@ -27,12 +27,25 @@ _BATCH = 4096
 class Curve:
     """Test accuracy and seconds at each checkpoint, with the settings and the epsilon there."""
 
-    def __init__(self, module: nn.Module, steps_per_epoch: float, test: Split, device: str) -> None:
-        """Begin before the first step; the clock starts now, and runs while models are tested."""
+    def __init__(
+        self,
+        module: nn.Module,
+        steps_per_epoch: float,
+        test: Split,
+        device: str,
+        begun: pd.DataFrame | None = None,
+    ) -> None:
+        """Begin before the first step; the clock starts now, and runs while models are tested.
+
+        begun: rows of the run that is resumed; its clock goes on.
+        """
         self._module, self._device, self._started = module, device, time.monotonic()
         self._steps_per_epoch = steps_per_epoch
         self._inputs, self._targets = torch.from_numpy(test.inputs), torch.from_numpy(test.targets)
         self._rows: list[dict[str, float]] = []
+        if begun is not None and len(begun):
+            self._rows = begun.to_dict("records")  # type: ignore[assignment]
+            self._started -= self._rows[-1]["seconds"]
 
     def add(self, step: int) -> None:
         """Measure the model after this number of steps."""
@@ -45,6 +58,11 @@ class Curve:
                 "seconds": seconds,
             }
         )
+
+    @property
+    def rows(self) -> pd.DataFrame:
+        """What was measured so far."""
+        return pd.DataFrame(self._rows)
 
     @property
     def steps(self) -> IntArray:
@@ -66,7 +84,7 @@ class Curve:
             epsilons: (n,) worst case at each of `steps`; NaN without privacy.
             rule: clips and adds noise, where that is not Opacus.
         """
-        table = pd.DataFrame(self._rows)
+        table = self.rows
         before = np.maximum(self.steps - 1, 0)
         table["max_grad_norm"] = used.max_grad_norm[before]
         table["noise_multiplier"] = used.noise_multiplier[before]

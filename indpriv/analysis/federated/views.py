@@ -69,7 +69,11 @@ def views_of(
     settings = first_at(content, ("config", "federated")) or {}
     place, pruned = settings.get("noise_at"), settings.get("share", 1.0) < 1
     if log.unit == "client":
-        return _of_clients(log, table, place or "server", pruned)
+        found = _of_clients(log, table, place or "server", pruned)
+        if settings.get("copies", 1) > 1:
+            why = "copies of it are in several clients"
+            found = tuple(_nothing(ROW, o.observer, why) if o.unit == ROW else o for o in found)
+        return found
     outside = settings.get("local_steps") == 1 and not pruned
     return _of_rows(log, table.account.delta, place or "batch", outside)
 

@@ -45,6 +45,8 @@ class FederatedConfig:
             "batch" (once a local step) or "row" (on each gradient).
         share: share of its coordinates that a client sends, the largest first, chosen after the
             noise (pruning, DSSGD).
+        copies: how often each row stands in the data that clients get, as in the published code
+            of Wei et al. 2021. With more than one, the unit of protected rows is the original row.
     """
 
     rounds: Count
@@ -59,6 +61,7 @@ class FederatedConfig:
     server_learning_rate: Positive = 1.0
     noise_at: NoisePlace | None = None
     share: PositiveShare = 1.0
+    copies: Count = 1
 
     def __post_init__(self) -> None:
         by_column = self.partition not in ("shards", "equal")

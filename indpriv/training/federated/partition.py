@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from indpriv._arrays import IntArray
@@ -11,6 +12,7 @@ from indpriv.training.config import FederatedConfig
 from indpriv.training.datasets.base import Split
 
 CLIENT = "client"  # the metadata column that names the client of each row
+ORIGINAL = "original"  # that of the row which each row is a copy of
 
 
 def partitioned(
@@ -40,6 +42,16 @@ def partitioned(
             f"{least}: no row may be used twice in a round"
         )
     return names, rows
+
+
+def copied(train: Split, copies: int) -> Split:
+    """Every row so many times, with a metadata column of originals; itself without copies."""
+    if copies == 1:
+        return train
+    number = np.tile(np.arange(len(train)), copies)
+    metadata = pd.DataFrame(index=number) if train.metadata is None else train.metadata.loc[number]
+    metadata = metadata.reset_index(drop=True).assign(**{ORIGINAL: number})
+    return Split(train.inputs[number], train.targets[number], metadata)
 
 
 def _dealt(train: Split, n_clients: int, pieces: int, rng: np.random.Generator) -> list[IntArray]:

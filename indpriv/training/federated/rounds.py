@@ -24,11 +24,14 @@ _SLACK = 1e-6  # clipped vectors are rounded to float32
 
 @dataclass(frozen=True)
 class Clients:
-    """The clients: names (n_clients,), and the rows of each among n_rows."""
+    """The clients: names (n_clients,), the rows of each, and the original (n_rows,) of each row.
+
+    Rows that are copies of each other have the same original, numbered from 0.
+    """
 
     names: NDArray[np.generic]
     rows: list[IntArray]
-    n_rows: int
+    originals: IntArray
 
     def __len__(self) -> int:
         return len(self.names)
@@ -57,18 +60,23 @@ class Federation:
         self._local = LocalTraining(
             module, inputs.to(device), targets.to(device), settings.local_learning_rate
         )
-        self.parameters = parameters_to_vector(module.parameters()).detach().clone()
+        self.read_parameters(module)
         self._clipping = Clipping(self._local.sizes, clipping == "per_layer")
         self._coins = generator(randomness.sampling)
         self._noise = generator(randomness.noise, device)
         self._order = np.random.default_rng(randomness.shuffling)
-        n_units = clients.n_rows if settings.protect == "row" else len(clients)
-        self._squared_mu: FloatArray = np.zeros(n_units)
+        by_row = settings.protect == "row"
+        n_units = int(clients.originals.max()) + 1 if by_row else len(clients)
+        self.squared_mu: FloatArray = np.zeros(n_units)  # of each protected unit
 
     @property
     def largest_mu(self) -> float:
         """Of the unit that took part most, at max_grad_norm, as if all knew who took part."""
-        return math.sqrt(self._squared_mu.max())
+        return math.sqrt(self.squared_mu.max())
+
+    def read_parameters(self, module: nn.Module) -> None:
+        """Take the parameters of a module for those of the server."""
+        self.parameters = parameters_to_vector(module.parameters()).detach().clone()
 
     def write_parameters(self, module: nn.Module) -> None:
         """Put the parameters of the server into a module."""
@@ -164,7 +172,7 @@ class Federation:
         lengths: FloatArray,
     ) -> None:
         noise = self._multiplier_of_clients(setting.noise_multiplier, len(chosen))
-        self._squared_mu[chosen] += 1 / noise**2
+        self.squared_mu[chosen] += 1 / noise**2
         if recorder is not None:
             recorder.round(
                 self._clients.names[chosen],
@@ -193,8 +201,9 @@ class Federation:
         noise = setting.noise_multiplier
         if self._settings.noise_place == "row":
             noise *= math.sqrt(min((len(step) for client in rows for step in client), default=1))
-        for step in steps:
-            self._squared_mu[step] += 1 / noise**2
+        for step in steps:  # copies in one step add up
+            originals, copies = np.unique(self._clients.originals[step], return_counts=True)
+            self.squared_mu[originals] += (copies / noise) ** 2
         if recorder is not None:
             recorder.steps(
                 steps or [np.zeros(0, np.int64)] * self._settings.local_steps,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,13 @@ from indpriv.norm_log.run_files import EXAMPLES, RUN_JSON
 from indpriv.norm_log.step_settings import StepSettings
 from indpriv.round_recorder import RoundRecorder
 from indpriv.training.baseline import example_table
-from indpriv.training.checkpoints import save_checkpoint
+from indpriv.training.checkpoints import checkpoint_path, load_checkpoint, save_checkpoint
 from indpriv.training.config import AuditConfig, FederatedConfig
 from indpriv.training.curve import Curve
 from indpriv.training.datasets import Dataset, load_dataset
 from indpriv.training.dp_sgd import TrainedRun
-from indpriv.training.federated.partition import CLIENT, partitioned
+from indpriv.training.federated.partition import CLIENT, ORIGINAL, copied, partitioned
+from indpriv.training.federated.progress import PROGRESS, Progress
 from indpriv.training.federated.rounds import Clients, Federation
 from indpriv.training.leakage import leak_after_training
 from indpriv.training.models import first_parameters
@@ -60,18 +61,29 @@ def train_federated(
     device: str = "cpu",
     data_dir: str | Path | None = None,
     dataset: Dataset | None = None,
+    resume: bool = False,
 ) -> TrainedRun:
     """Train an audit's model in rounds of clients, and record them.
 
     Writes what `indpriv.training.dp_sgd.train` writes, and stops as it does. The log is of clients,
     or of rows if they are protected, with the norms of all who took part; there is none if nobody
     is protected. Arguments, errors and result are those of `train`; steps are rounds.
+
+    resume: go on with the run in run_dir after its last checkpoint, with new coins and noise.
+        Rounds after it, which only a crash leaves, become void; the audit says so.
+
+    Raises:
+        InputError: nothing to resume, a seeded run, or the run of another audit.
     """
     if config.federated is None:
         raise InputError(f"{config.name} has no table [federated]; train it with `train`")
     started, run_dir, settings = time.monotonic(), Path(run_dir), config.federated
-    randomness = Randomness.from_seed(seed)
+    randomness, begun = Randomness.from_seed(seed), None
+    if resume:
+        begun = Progress.read(run_dir, config)
+        randomness = replace(randomness, shuffling=begun.shuffling)
     dataset = dataset or load_dataset(config.data.dataset, data_dir)
+    dataset = replace(dataset, train=copied(dataset.train, settings.copies))
     order = np.random.default_rng(randomness.shuffling)
     dataset, clients = _divided(dataset, *partitioned(dataset.train, settings, order))
     module = first_parameters(
@@ -85,12 +97,14 @@ def train_federated(
     by_client = settings.protect == "client"
     if by_client:
         about["groups"] = []
-    curve = Curve(module, 1 / settings.client_rate, dataset.test, device)
+    rows = None if begun is None else begun.curve
+    curve = Curve(module, 1 / settings.client_rate, dataset.test, device, rows)
     tell = progress or silent
-    with _recording(run_dir, config, dataset, clients, about) as recorder:
-        done, mus = _take_rounds(run, module, config, planned, recorder, curve, run_dir, tell)
+    with _recording(run_dir, config, dataset, clients, about, begun) as recorder:
+        rounds = _Rounds(run, module, config, planned, curve, run_dir, randomness.shuffling)
+        done, mus = rounds.take(recorder, begun, tell)
     curve.write(run_dir, planned, _epsilons(config, planned, mus))
-    names = dataset.train.units(CLIENT).to_numpy()
+    names = dataset.train.units(_owner(settings)).to_numpy()
     if by_client:  # labels and metadata of its rows are not those of a client
         dataset = replace(dataset, train=replace(dataset.train, metadata=None))
     examples = example_table(module, dataset, device, unit_ids=names)
@@ -120,7 +134,15 @@ def _divided(
     metadata = pd.DataFrame(index=range(len(train))) if train.metadata is None else train.metadata
     train = replace(train, metadata=metadata.assign(**{CLIENT: names[owner]}))
     held = [np.flatnonzero(owner == number) for number in range(len(names))]
-    return replace(dataset, train=train), Clients(names, held, len(train))
+    originals = np.arange(len(train))
+    if ORIGINAL in metadata:
+        originals = np.unique(metadata[ORIGINAL], return_inverse=True)[1]
+    return replace(dataset, train=train), Clients(names, held, originals)
+
+
+def _owner(settings: FederatedConfig) -> str:
+    """The metadata column of unit ids: the client of a row, or the row that it is a copy of."""
+    return ORIGINAL if settings.protect == "row" and settings.copies > 1 else CLIENT
 
 
 def _training_facts(
@@ -160,65 +182,90 @@ def _recording(
     dataset: Dataset,
     clients: Clients,
     about: Mapping[str, Any],
+    begun: Progress | None,
 ) -> Iterator[RoundRecorder | None]:
     """The recorder of the run; None, and run.json alone, if nobody is protected."""
     settings = config.federated
     if settings is None or settings.protect == "nobody":
-        run_dir.mkdir(parents=True, exist_ok=False, mode=0o700)
+        run_dir.mkdir(parents=True, exist_ok=begun is not None, mode=0o700)
         write_json(run_dir / RUN_JSON, about)
         yield None
         return
     by_row = settings.protect == "row"
+    of_row = "example" if settings.copies == 1 else "row"
+    steps_per_round = settings.local_steps if by_row else 1
     with RoundRecorder(
         run_dir,
-        np.arange(clients.n_rows) if by_row else clients.names,
+        np.arange(len(clients.originals)) if by_row else clients.names,
         sampler=_sampler(settings),
         rounding=config.recording.rounding,
-        unit="example" if by_row else "client",
-        unit_ids=dataset.train.units(CLIENT).to_numpy() if by_row else None,
+        unit=of_row if by_row else "client",
+        unit_ids=dataset.train.units(_owner(settings)).to_numpy() if by_row else None,
         clipping=config.training.clipping,
         seeded=bool(about["seeded"]),
+        resume_at=None if begun is None else begun.rounds * steps_per_round,
         run_info=about,
     ) as recorder:
         yield recorder
 
 
-def _take_rounds(
-    run: Federation,
-    module: nn.Module,
-    config: AuditConfig,
-    planned: StepSettings,
-    recorder: RoundRecorder | None,
-    curve: Curve,
-    run_dir: Path,
-    progress: StageProgress,
-) -> tuple[int, dict[int, float]]:
-    """Train until the last round, or until a stop is asked for.
+@dataclass
+class _Rounds:
+    """The rounds of a run, and what is kept at its checkpoints."""
 
-    Returns the number of rounds, and the largest mu under known participation at each checkpoint.
-    """
-    mus: dict[int, float] = {}
-    epoch = max(1, round(1 / planned.at(0).sample_rate))
-    gap = epoch if isinstance(config.checkpoints.every, str) else config.checkpoints.every
+    run: Federation
+    module: nn.Module
+    config: AuditConfig
+    planned: StepSettings
+    curve: Curve
+    run_dir: Path
+    shuffling: int
+    mus: dict[int, float] = field(default_factory=dict)
 
-    def save(done: int) -> None:
-        run.write_parameters(module)
-        mus[done] = run.largest_mu
-        curve.add(done)
-        save_checkpoint(run_dir, module, done, None)
+    def take(
+        self, recorder: RoundRecorder | None, begun: Progress | None, progress: StageProgress
+    ) -> tuple[int, dict[int, float]]:
+        """Train until the last round, or until a stop is asked for.
 
-    done = 0
-    with stop_requests() as stop_asked:
-        save(0)
-        while done < len(planned) and not stop_asked():
-            run.round(planned.at(done), recorder)
-            done += 1
-            progress("training", done, len(planned))
-            if done % gap == 0 or done == len(planned):
-                save(done)
-        if done not in mus:
-            save(done)
-    return done, mus
+        Returns the number of rounds, and the largest mu under known participation at each
+        checkpoint.
+        """
+        every, total = self.config.checkpoints.every, len(self.planned)
+        epoch = max(1, round(1 / self.planned.at(0).sample_rate))
+        gap = epoch if isinstance(every, str) else every
+        done = self._go_on(begun)
+        with stop_requests() as stop_asked:
+            while done < total and not stop_asked():
+                self.run.round(self.planned.at(done), recorder)
+                done += 1
+                progress("training", done, total)
+                if done % gap == 0 or done == total:
+                    self._save(done)
+            if done not in self.mus:
+                self._save(done)
+        if done == total:
+            (self.run_dir / PROGRESS).unlink(missing_ok=True)
+        return done, self.mus
+
+    def _go_on(self, begun: Progress | None) -> int:
+        """The number of rounds that are done."""
+        if begun is None:
+            self._save(0)
+            return 0
+        path = checkpoint_path(self.run_dir, begun.rounds)
+        self.module.load_state_dict(load_checkpoint(path).model_state_dict)
+        self.run.read_parameters(self.module)
+        self.run.squared_mu, self.mus = begun.squared_mu, begun.mus
+        return begun.rounds
+
+    def _save(self, done: int) -> None:
+        self.run.write_parameters(self.module)
+        self.mus[done] = self.run.largest_mu
+        self.curve.add(done)
+        save_checkpoint(self.run_dir, self.module, done, None)
+        Progress(done, self.shuffling, self.run.squared_mu, self.mus, self.curve.rows).write(
+            self.run_dir
+        )
 
 
 def _epsilons(config: AuditConfig, planned: StepSettings, mus: Mapping[int, float]) -> FloatArray:

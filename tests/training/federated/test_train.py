@@ -14,10 +14,12 @@ from torch.nn.utils import parameters_to_vector
 import indpriv
 from indpriv import InputError, NormLog
 from indpriv._files import read_json
+from indpriv.accountant.relations.gaussian import gaussian_epsilons
 from indpriv.audit import audit
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.step_settings import StepSetting
 from indpriv.norm_log.verify import verify
+from indpriv.training.checkpoints import checkpoint_path, load_checkpoint
 from indpriv.training.config import AuditConfig, FederatedConfig
 from indpriv.training.datasets.base import Dataset, Split
 from indpriv.training.federated.rounds import Clients, Federation
@@ -67,7 +69,7 @@ def federation(data, seed=7, **changes):
     randomness = Randomness.from_seed(seed)
     torch.manual_seed(0)
     module = mlp(6, (4,), 3, "tanh")
-    clients = Clients(np.arange(len(rows)), rows, len(rows))
+    clients = Clients(np.arange(len(rows)), rows, np.arange(len(rows)))
     return Federation(settings, "flat", clients, module, data.train, randomness), module, randomness
 
 
@@ -227,6 +229,112 @@ def test_ctrl_c_leaves_a_usable_run(tmp_path):
     assert log.total_steps == 3
     assert pd.read_parquet(tmp_path / "r" / "curve.parquet")["step"].tolist() == [0, 2, 3]
     assert len(indpriv.ExampleTable.from_parquet(tmp_path / "r" / "examples.parquet").train) == 120
+
+
+class CrashError(Exception):
+    pass
+
+
+def crashed_after(rounds, settings, folder, **options):
+    """A run that ends without warning, as by kill -9: nothing is saved."""
+
+    def crash(stage, done, total):
+        if done == rounds:
+            raise CrashError
+
+    with pytest.raises(CrashError):
+        train_federated(settings, folder, progress=crash, **options)
+
+
+@pytest.mark.parametrize("protect", ["client", "row"])
+def test_a_resumed_run_is_one_run(protect, tmp_path):
+    """Crashed after its fifth round, one after a checkpoint: it is void, and taken again."""
+    plan = config(protect=protect, rounds=8, local_steps=2, local_batch_size=2, copies=2)
+    crashed_after(5, plan, tmp_path / "r", dataset=toy())
+    per_round = 2 if protect == "row" else 1
+    assert NormLog.open(tmp_path / "r").total_steps == 5 * per_round
+    run = train_federated(plan, tmp_path / "r", dataset=toy(), resume=True)
+    assert run.steps == 8
+    log, record = NormLog.open(tmp_path / "r"), read_json(tmp_path / "r" / "run.json")
+    assert log.total_steps == 8 * per_round
+    assert record["status"] == "finished"
+    curve = pd.read_parquet(tmp_path / "r" / "curve.parquet")
+    assert curve["step"].tolist() == [0, 2, 4, 6, 8]
+    assert curve["seconds"].is_monotonic_increasing
+    known = indpriv.account(log, delta=DELTA, participation="known")
+    if protect == "row":
+        assert record["guarantee"]["epsilon"] == known.worst_case_epsilon
+        assert curve["worst_case_epsilon"].iloc[-1] == pytest.approx(
+            known.worst_case_epsilon, rel=1e-6
+        )
+    failed = {check.key for check in verify(open_run(tmp_path / "r")) if check.status == "failed"}
+    coins = {"sampler"} if protect == "row" else set()  # rows of a client share its coin
+    assert failed == {"no_voided_steps"} | coins
+    with pytest.raises(InputError, match="is finished"):
+        train_federated(plan, tmp_path / "r", dataset=toy(), resume=True)
+
+
+def test_a_resumed_run_goes_on_from_its_model_and_its_clients(tmp_path):
+    """All rows of all clients in one step: gradient descent, whatever the coins."""
+    plan = config(protect="nobody", client_rate=1.0, local_learning_rate=0.5)
+    crashed_after(3, plan, tmp_path / "r", dataset=toy())
+    run = train_federated(plan, tmp_path / "r", dataset=toy(), resume=True)
+    data = toy().train
+    module = mlp(6, (4,), 3, "tanh")
+    found = load_checkpoint(checkpoint_path(tmp_path / "r", 2)).model_state_dict
+    module.load_state_dict(found)
+    optimizer = torch.optim.SGD(module.parameters(), 0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        outputs = module(torch.from_numpy(data.inputs))
+        nn.functional.cross_entropy(outputs, torch.from_numpy(data.targets)).backward()
+        optimizer.step()
+    ours, theirs = (parameters_to_vector(each.parameters()) for each in (run.module, module))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("hears_ctrl_c")
+def test_ctrl_c_and_resume_leave_no_void_round(tmp_path):
+    def interrupt(stage, done, total):
+        if done == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train_federated(config(), tmp_path / "r", dataset=toy(), progress=interrupt)
+    train_federated(config(), tmp_path / "r", dataset=toy(), resume=True)
+    assert NormLog.open(tmp_path / "r").total_steps == 4
+    checks = verify(open_run(tmp_path / "r"))
+    assert "failed" not in {check.status for check in checks}
+
+
+def test_what_cannot_be_resumed(tmp_path):
+    with pytest.raises(InputError, match="nothing to resume"):
+        train_federated(config(), tmp_path / "none", dataset=toy(), resume=True)
+    crashed_after(3, config(), tmp_path / "seeded", dataset=toy(), seed=1)
+    with pytest.raises(InputError, match="is seeded"):
+        train_federated(config(), tmp_path / "seeded", dataset=toy(), resume=True)
+    crashed_after(3, config(), tmp_path / "r", dataset=toy())
+    with pytest.raises(InputError, match="other settings"):
+        train_federated(config(rounds=5), tmp_path / "r", dataset=toy(), resume=True)
+    (tmp_path / "r" / "progress.npz").unlink()
+    with pytest.raises(InputError, match="before its first checkpoint"):
+        train_federated(config(), tmp_path / "r", dataset=toy(), resume=True)
+
+
+def test_copies_of_a_row_are_one_unit(tmp_path):
+    """All clients in every round, all rows of each: every original is there with both copies."""
+    train_federated(
+        config(protect="row", copies=2, client_rate=1.0, rounds=3), tmp_path / "r", dataset=toy()
+    )
+    log = NormLog.open(tmp_path / "r")
+    assert (log.unit, log.n_examples, len(np.unique(log.unit_ids))) == ("row", 240, 120)
+    table = indpriv.account(log, delta=DELTA, participation="known")
+    assert len(table) == 120
+    alone = gaussian_epsilons(np.array([2 * 3**0.5 / 1.5]), DELTA)[1]
+    assert table.worst_case_epsilon == pytest.approx(float(alone[0]), rel=1e-6)
+    summary = audit(tmp_path / "r", tmp_path / "report", participation="known")
+    assert "zero out one row of at most 2 rows" in summary.guarantee.statement
+    assert not summary.views
 
 
 def test_ten_thousand_clients_of_one_row(tmp_path):

@@ -1,0 +1,100 @@
+"""How far a federated run has come, kept at each checkpoint to resume it. Sensitive."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from indpriv._arrays import FloatArray
+from indpriv._files import read_json, write_atomically
+from indpriv.errors import InputError
+from indpriv.norm_log.run_files import RUN_JSON
+from indpriv.training.config import AuditConfig
+
+PROGRESS = "progress.npz"
+_CURVE = "curve_"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a run needs, beside its last checkpoint, to go on.
+
+    Attributes:
+        rounds: number of rounds that are done.
+        shuffling: seed of the division of rows among clients.
+        squared_mu: (n_units,) of each protected unit so far, under known participation.
+        mus: largest mu at each checkpoint, by round.
+        curve: rows of the curve so far.
+    """
+
+    rounds: int
+    shuffling: int
+    squared_mu: FloatArray
+    mus: dict[int, float]
+    curve: pd.DataFrame
+
+    def write(self, run_dir: Path) -> None:
+        """Write RUN/progress.npz, for its owner only."""
+        buffer = io.BytesIO()
+        columns = {f"{_CURVE}{name}": values.to_numpy() for name, values in self.curve.items()}
+        np.savez(
+            buffer,
+            rounds=np.int64(self.rounds),
+            shuffling=np.uint64(self.shuffling),
+            squared_mu=self.squared_mu,
+            mus=np.array(list(self.mus.items()), dtype=np.float64).reshape(-1, 2),
+            **columns,  # type: ignore[arg-type]
+        )
+        write_atomically(run_dir / PROGRESS, buffer.getvalue())
+
+    @classmethod
+    def read(cls, run_dir: Path, config: AuditConfig) -> Progress:
+        """Read it, for the same audit.
+
+        Raises:
+            InputError: nothing to resume, or the run of another audit.
+        """
+        record = _record(run_dir)
+        if record.get("status") == "finished":
+            raise InputError(f"{run_dir} is finished; there is nothing to resume")
+        if record.get("seeded"):
+            raise InputError(
+                f"{run_dir} is seeded: resumed, it would not be the run that its seed promises; "
+                "delete it and train it anew"
+            )
+        if record.get("config") != config.to_dict():
+            raise InputError(
+                f"{run_dir} is the run of other settings than this audit's; resume it with the "
+                "audit file that it was begun with"
+            )
+        path = run_dir / PROGRESS
+        if not path.is_file():
+            raise InputError(
+                f"{run_dir} stopped before its first checkpoint; delete it and train it anew"
+            )
+        with np.load(path, allow_pickle=False) as held:
+            curve = {
+                name.removeprefix(_CURVE): held[name]
+                for name in held.files
+                if name.startswith(_CURVE)
+            }
+            return cls(
+                int(held["rounds"]),
+                int(held["shuffling"]),
+                held["squared_mu"],
+                {int(done): float(mu) for done, mu in held["mus"]},
+                pd.DataFrame(curve),
+            )
+
+
+def _record(run_dir: Path) -> dict[str, Any]:
+    path = run_dir / RUN_JSON
+    if not path.is_file():
+        raise InputError(f"{run_dir} is no run of indpriv train; there is nothing to resume")
+    content = read_json(path)
+    return content if isinstance(content, dict) else {}
