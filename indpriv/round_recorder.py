@@ -46,10 +46,9 @@ class RoundRecorder:
             "fixed_size" (a random set of one size), "shuffled", "sequential", "by_client", or
             "other".
         rounding: of norms, upwards, as a fraction of max_grad_norm; 0 keeps float64.
-        unit: what is protected, and what the ids name: "client"; or "example" if the ids are those
-            of single rows whose own gradients are clipped and noised, with the client of each row
-            as unit_ids; or "row" if some of these rows are copies, with the original row of each as
-            unit_ids.
+        unit: what is protected: "client"; "example", whose ids are those of rows with clipped and
+            noised gradients of their own, with the client of each as unit_ids; or "row" if some of
+            these are copies, with the original row of each as unit_ids.
         unit_ids: (n,) of rows only.
         clipping: "flat", or "per_layer": norms are then of what clipping leaves.
         seeded: sampling or noise use a published or reproducible seed: the run gives no privacy,

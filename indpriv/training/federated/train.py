@@ -70,18 +70,16 @@ def train_federated(
     is protected. Arguments, errors and result are those of `train`; steps are rounds.
 
     resume: go on with the run in run_dir after its last checkpoint, with new coins and noise.
-        Rounds after it, which only a crash leaves, become void; the audit says so.
-
-    Raises:
-        InputError: nothing to resume, a seeded run, or the run of another audit.
+        Rounds after it, which only a crash leaves, become void; the audit says so. InputError if
+        nothing can be resumed, or the run is seeded or of another audit.
     """
     if config.federated is None:
         raise InputError(f"{config.name} has no table [federated]; train it with `train`")
     started, run_dir, settings = time.monotonic(), Path(run_dir), config.federated
-    randomness, begun = Randomness.from_seed(seed), None
+    randomness, begun, rows = Randomness.from_seed(seed), None, None
     if resume:
         begun = Progress.read(run_dir, config)
-        randomness = replace(randomness, shuffling=begun.shuffling)
+        randomness, rows = replace(randomness, shuffling=begun.shuffling), begun.curve
     dataset = dataset or load_dataset(config.data.dataset, data_dir)
     dataset = replace(dataset, train=copied(dataset.train, settings.copies))
     order = np.random.default_rng(randomness.shuffling)
@@ -89,38 +87,41 @@ def train_federated(
     module = first_parameters(
         config.model, dataset.input_shape, dataset.n_classes, randomness.first_parameters
     ).to(device)
-    clipping = config.training.clipping
-    run = Federation(settings, clipping, clients, module, dataset.train, randomness)
+    run = Federation(settings, config.training.clipping, clients, module, dataset.train, randomness)
     planned = planned_steps(config.training, settings.rounds, settings.client_rate)
     facts = _training_facts(config, settings, clients, planned, device)
     about = first_record(config, dataset, module, facts, seeded=randomness.seeded)
-    by_client = settings.protect == "client"
-    if by_client:
+    if settings.protect == "client":
         about["groups"] = []
-    rows = None if begun is None else begun.curve
     curve = Curve(module, 1 / settings.client_rate, dataset.test, device, rows)
     tell = progress or silent
     with _recording(run_dir, config, dataset, clients, about, begun) as recorder:
         rounds = _Rounds(run, module, config, planned, curve, run_dir, randomness.shuffling)
         done, mus = rounds.take(recorder, begun, tell)
     curve.write(run_dir, planned, _epsilons(config, planned, mus))
-    names = dataset.train.units(_owner(settings)).to_numpy()
-    if by_client:  # labels and metadata of its rows are not those of a client
-        dataset = replace(dataset, train=replace(dataset.train, metadata=None))
-    examples = example_table(module, dataset, device, unit_ids=names)
-    if by_client:
-        frame = examples.frame
-        examples = ExampleTable(frame.assign(label=frame["label"].mask(frame["split"] == "train")))
+    examples = _examples(module, dataset, device, settings)
     examples.to_parquet(run_dir / EXAMPLES)
     accuracy = float(examples.test["correct"].mean())
     guarantee = _guarantee(run_dir, config, seeded=randomness.seeded)
-    seconds = time.monotonic() - started
-    complete_record(run_dir, guarantee, accuracy, done, settings.rounds, seconds)
+    spent = time.monotonic() - started
+    complete_record(run_dir, guarantee, accuracy, done, settings.rounds, spent)
     check_finished(run_dir, done, settings.rounds, "rounds")
     leak_after_training(config, run_dir, dataset, seed, tell)
     return TrainedRun(
         run_dir, module, done, guarantee["epsilon"] or np.inf, accuracy, guarantee["account"]
     )
+
+
+def _examples(
+    module: nn.Module, dataset: Dataset, device: str, settings: FederatedConfig
+) -> ExampleTable:
+    """Losses of all rows; labels and metadata of its rows are not those of a protected client."""
+    names = dataset.train.units(_owner(settings)).to_numpy()
+    if settings.protect != "client":
+        return example_table(module, dataset, device, unit_ids=names)
+    bare = replace(dataset, train=replace(dataset.train, metadata=None))
+    frame = example_table(module, bare, device, unit_ids=names).frame
+    return ExampleTable(frame.assign(label=frame["label"].mask(frame["split"] == "train")))
 
 
 def _divided(
