@@ -14,6 +14,7 @@ from wei2021.page import (
     render,
     verdict_at_accuracy,
     verdict_of_accuracy,
+    verdict_of_scheduled,
     verdict_of_table_5,
     verdict_of_table_8,
 )
@@ -72,6 +73,9 @@ def test_verdicts_of_runs(decay, accuracy, at_accuracy):
     assert verdict_at_accuracy(runs) == at_accuracy
     fixed = runs_of("baseline", 0.9) | (runs_of("cdecay_std", *decay) if decay else {})
     assert verdict_at_accuracy(fixed, "cdecay_std") == at_accuracy
+    laws = runs_of("baseline", 0.9) | runs_of("sigma_linear", 0.95)
+    laws |= runs_of("sigma_exponential", *decay) if decay else {}
+    assert verdict_of_scheduled(laws) == (at_accuracy if at_accuracy == "reproduced" else "differs")
 
 
 @pytest.mark.parametrize(

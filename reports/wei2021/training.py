@@ -23,6 +23,7 @@ from indpriv.training.dp_sgd import train
 from indpriv.training.step_plan import epsilons_after
 
 STEPS, RATE, NOISE, DELTA = 1000, 0.01, 2.07, 1e-5
+WORST_CASE = 0.657  # of these settings, by RDP
 RUNS = 3  # of each setting; their noise is drawn from the operating system, as in any run
 CLIPPING_NORMS = (1.0, 4.0, 32.0)
 _STEP_LENGTH = 0.5  # learning rate times clipping norm
@@ -77,7 +78,21 @@ FIXED_STD = Method(
     },
     clipping_norms=(4.0,),
 )  # of Table VII: its noise multiplier rises while its clipping norm falls
-TRAINED = (*METHODS, FIXED_STD)
+SCHEDULED = (
+    tuple(  # of Table IX: the constants of the published code, scaled to the baseline's epsilon
+        Method(
+            f"sigma_{law}",
+            f"dynsigma, {law}",
+            lambda norm, law=law, end=end: {  # type: ignore[misc]
+                "max_grad_norm": norm,
+                "target_epsilon": WORST_CASE,
+                "noise_multiplier": {"law": f"inverse_{law}", "start": 15.8, "end": end},
+            },
+            clipping_norms=(4.0,),
+        )
+        for law, end in (("linear", 3.7), ("exponential", 3.0))
+    )
+)
 
 
 def config_of(method: Method, norm: float, **training: Any) -> AuditConfig:
@@ -103,15 +118,17 @@ def config_of(method: Method, norm: float, **training: Any) -> AuditConfig:
 
 def _noise(keys: dict[str, Any]) -> dict[str, Any]:
     """With the noise multiplier of the baseline, unless they name another noise."""
-    return keys if "noise_std" in keys else {"noise_multiplier": NOISE, **keys}
+    own = "noise_std" in keys or "noise_multiplier" in keys
+    return keys if own else {"noise_multiplier": NOISE, **keys}
 
 
 def runs() -> dict[str, Callable[[Path], object]]:
     """How each run is made, by its name: METHOD-NORM-RUN."""
     return {
         f"{method.name}-{norm:g}-{run}": partial(train, config_of(method, norm))
+        for methods in ((*METHODS, FIXED_STD), SCHEDULED)
         for run in range(RUNS)
-        for method in TRAINED
+        for method in methods
         for norm in method.clipping_norms
     }
 
