@@ -21,7 +21,7 @@ from indpriv.leakage.inversion import Inversion
 from indpriv.training.datasets import Dataset, load_dataset
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "reports"))
-from wei2021.leakage import network
+from pictures import network
 
 CANDIDATES = 100
 LOSS = nn.CrossEntropyLoss(reduction="none")

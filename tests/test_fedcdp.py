@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 from fedcdp import paper
 from fedcdp.accounts import honest, known, shared_coins, shared_coins_by_moments, table_6
+from fedcdp.cost import verdict_of_cost
+from fedcdp.leakage import BATCHES, CDP, DATA, NO_DP, ROWS, SDP, seen, verdict_of_leakage
 from fedcdp.page import (
+    NORMS,
     render,
     verdict_of_accuracy,
     verdict_of_chance,
     verdict_of_limit,
+    verdict_of_norms,
     verdict_of_table_6,
 )
 from fedcdp.proposition import MULTIPLES
@@ -90,8 +94,44 @@ def test_verdicts_follow_the_figures(figures):
     ],
 )
 def test_verdicts_of_runs(sdp, cdp, accuracy, chance):
-    runs = {"cdp": {"test_accuracy": cdp}}
+    runs = {"cdp_cnn": {"test_accuracy": cdp}}
     if sdp is not None:
-        runs["sdp"] = {"test_accuracy": sdp}
+        runs["sdp_cnn"] = {"test_accuracy": sdp}
     assert verdict_of_accuracy(runs) == accuracy
     assert verdict_of_chance(runs) == chance
+
+
+def test_verdicts_of_cost_and_norms_follow_the_figures():
+    seconds = {"no DP": 2.0, "Fed-SDP": 2.1, "Fed-CDP": 6.0, "Fed-CDP(decay)": 6.0}
+    assert verdict_of_cost(seconds) == "reproduced"
+    assert verdict_of_cost(seconds | {"Fed-CDP": 3.0}) == "differs"
+    assert verdict_of_cost({}) == "not run"
+    runs = {name: {"norms": [0.3, 0.2]} for name in NORMS}
+    assert verdict_of_norms(runs) == "reproduced"
+    assert verdict_of_norms(runs | {"mnist_fed_row": {"norms": [0.1, 0.2]}}) == "not reproduced"
+    assert verdict_of_norms({}) == "not run"
+
+
+def test_the_verdict_of_leakage_follows_its_rows():
+    def row(data, system, close):
+        return {"data": data, "type": ROWS, "system": system, "close": close}
+
+    def rows(plain, noisy):
+        each = {f"{NO_DP}, {SDP}": plain, f"{CDP}, noise on each row": noisy}
+        return [row(data, *both) for data in DATA for both in each.items()]
+
+    assert verdict_of_leakage(rows(1.0, 0.0)) == "reproduced"
+    assert verdict_of_leakage(rows(0.5, 0.0)) == "differs"
+    assert verdict_of_leakage(rows(1.0, 0.5)) == "differs"
+    assert verdict_of_leakage([]) == "not run"
+
+
+def test_batches_and_rows_are_attacked_as_each_system_shows_them():
+    found = seen()
+    assert found[BATCHES, NO_DP].max_grad_norm is None
+    for (kind, system), observation in found.items():
+        assert observation.batch_size == (3 if kind == BATCHES else 1)
+        if CDP in system and "once" not in system:  # sigma and C of each of ten parameters
+            assert observation.noise_std / paper.NOISE == pytest.approx(
+                6.0 if "decay" in system else 4.0
+            )

@@ -19,8 +19,11 @@ from indpriv.training.config import AuditConfig
 from indpriv.training.federated.train import train_federated
 
 AUDITS = Path(__file__).resolve().parents[2] / "audits"
-STATED_ROUNDS = 40  # of the paper's 100
-_TENSORS = 4  # of a network with one hidden layer and biases: each is clipped at C
+_NETWORKS: Mapping[str, tuple[dict[str, Any], int, int]] = {  # keys of [model]; tensors; rounds
+    "mlp": ({"architecture": "mlp", "hidden": [64], "activation": "relu"}, 4, 40),
+    "cnn": ({"architecture": "tanh_cnn"}, 8, 100),
+}
+TENTHS = 10
 _ROWS = {"clients": 100, "partition": "shards", "local_steps": 100, "local_batch_size": 5}
 
 
@@ -41,27 +44,28 @@ class Run:
     chance: float = 0.1
 
 
-def _stated(protect: str) -> AuditConfig:
-    """The paper's setting on MNIST, 10 of 100 clients in a round."""
+def _stated(protect: str, network: str) -> AuditConfig:
+    """The paper's setting on MNIST, 10 of 100 clients in a round; each tensor is clipped at C."""
+    model, tensors, rounds = _NETWORKS[network]
     training: dict[str, Any] = {"delta": paper.DELTA}
     training |= {"max_grad_norm": 1.0, "noise_multiplier": 1.0} | (
         {}
         if protect == "nobody"
         else {
-            "max_grad_norm": paper.CLIP * sqrt(_TENSORS),
-            "noise_multiplier": paper.NOISE / sqrt(_TENSORS),
+            "max_grad_norm": paper.CLIP * sqrt(tensors),
+            "noise_multiplier": paper.NOISE / sqrt(tensors),
             "clipping": "per_layer",
         }
     )
     return AuditConfig.from_dict(
         {
-            "name": f"fedcdp_{protect}",
+            "name": f"fedcdp_{protect}_{network}",
             "data": {"dataset": "mnist"},
-            "model": {"architecture": "mlp", "hidden": [64], "activation": "relu"},
+            "model": model,
             "training": training,
             "federated": {
                 **_ROWS,
-                "rounds": STATED_ROUNDS,
+                "rounds": rounds,
                 "protect": protect,
                 "sampler": "fixed_size",
                 "client_rate": paper.CLIENT_RATE,
@@ -78,9 +82,19 @@ def _audit(name: str) -> AuditConfig:
 
 
 RUNS: Mapping[str, Run] = {
-    "no_dp": Run("MNIST, 100 clients, no DP", partial(_stated, "nobody")),
-    "sdp": Run("MNIST, 100 clients, Fed-SDP", partial(_stated, "client"), stated=True),
-    "cdp": Run("MNIST, 100 clients, Fed-CDP", partial(_stated, "row"), stated=True),
+    **{
+        f"{name}{suffix}": Run(
+            f"MNIST, 100 clients, {title}, {words}",
+            partial(_stated, protect, network),
+            stated=protect != "nobody",
+        )
+        for suffix, network, words in (("_cnn", "cnn", "convolutions"), ("", "mlp", "hidden layer"))
+        for name, protect, title in (
+            ("no_dp", "nobody", "no DP"),
+            ("sdp", "client", "Fed-SDP"),
+            ("cdp", "row", "Fed-CDP"),
+        )
+    },
     "mnist_fed_client": Run("MNIST, 1,000 clients, Fed-SDP", partial(_audit, "mnist_fed_client")),
     "mnist_fed_row": Run("MNIST, 1,000 clients, Fed-CDP", partial(_audit, "mnist_fed_row")),
     "adult_fed": Run("Adult, 320 clients, Fed-SDP", partial(_audit, "adult_fed"), chance=0.76),
@@ -102,6 +116,16 @@ def _train(run: Run, folder: Path) -> None:
     train_federated(run.config(), folder)
 
 
+def mean_norms(log: NormLog) -> list[float]:
+    """Means of the norms before flat clipping, in each tenth of the steps."""
+    if log.batch_norms is None:
+        return []
+    entries = log.batch_norms.read(0, log.n_examples)
+    tenth = entries.step.astype(np.int64) * TENTHS // log.total_steps
+    sums, counts = (np.bincount(tenth, each, TENTHS) for each in (entries.norm, None))
+    return [round(float(mean), 6) for mean in sums / np.maximum(counts, 1)]
+
+
 def figures_of(path: Path) -> dict[str, Any]:
     """Accuracies at checkpoints, and epsilons of the units at hand and of clients."""
     record, curve = read_json(path / RUN_JSON), read_parquet(path / CURVE)
@@ -113,6 +137,7 @@ def figures_of(path: Path) -> dict[str, Any]:
     if record["guarantee"]["epsilon"] is None:
         return found
     log, delta = NormLog.open(path), record["training"]["delta"]
+    found["norms"] = mean_norms(log) if record["training"]["clipping"] == "flat" else []
     found["secret"] = (
         account(log, delta=delta).worst_case_epsilon if log.sampler == "poisson" else None
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pictures import SUCCESS
 from torch import nn
 
 from indpriv import NormLog, account
@@ -97,7 +98,7 @@ def grey_pictures() -> dict[str, float]:
         "low": float(images.min()),
         "high": float(images.max()),
         "grey": float(grey.mean()),
-        "grey_success": float(np.mean(grey < paper.SUCCESS)),
+        "grey_success": float(np.mean(grey < SUCCESS)),
         "mean": float(mean.mean()),
     }
 

@@ -7,6 +7,7 @@ from statistics import mean
 from typing import Any
 
 from markdown_table import table
+from pictures import SUCCESS
 from reproduction.rules import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 
 from indpriv.analysis.schedule.curve import Curve
@@ -340,7 +341,7 @@ def _what_does_not_hold(known: Figures) -> Iterator[str]:
         f"{attack['second']:.2f} without.",
         "- **Clipping each of M layers at C with noise sigma C is not accounted by sigma**, but by",
         f"  sigma / sqrt(M): {per_layer['moments']:.2f} instead of 0.823 for three layers.",
-        f"- **A mean squared error below {paper.SUCCESS:.2f} is no success.** On pixels from",
+        f"- **A mean squared error below {SUCCESS:.2f} is no success.** On pixels from",
         f"  {grey['low']:g} to {grey['high']:g}, a grey picture has {grey['grey']:.3f} and succeeds on "
         f"{grey['grey_success']:.0%} of MNIST; the mean image has {grey['mean']:.3f}.",
         *what_clipping_fools(known.get("leakage", [])),
