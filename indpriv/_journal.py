@@ -119,8 +119,11 @@ class JournalWriter:
         fsync_folder(self._run_dir)
         return entries
 
-    def append(self, kind: str, **values: Any) -> None:
-        """Append one line and wait until it is on disk."""
+    def append(self, kind: str, *, wait: bool = True, **values: Any) -> None:
+        """Append one line and wait until it is on disk.
+
+        wait: False where another line follows at once, which waits for both.
+        """
         if self._descriptor is None:
             raise InputError(f"{self._run_dir / NAME} is closed; open it again to append")
         body = {"seq": self._next, "kind": kind, **values}
@@ -135,7 +138,8 @@ class JournalWriter:
                     f"only {written} of {len(data)} bytes were written",
                     str(self._run_dir / NAME),
                 )
-            os.fsync(self._descriptor)
+            if wait:
+                os.fsync(self._descriptor)
         except OSError:
             os.ftruncate(self._descriptor, end)  # a torn line in the middle would spoil the rest
             raise
