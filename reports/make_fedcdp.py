@@ -16,7 +16,7 @@ from fedcdp.accounts import accounts
 from fedcdp.cost import cost
 from fedcdp.leakage import leakage
 from fedcdp.page import render
-from fedcdp.proposition import proposition_2
+from fedcdp.proposition import averaging, proposition_2
 from fedcdp.training import figures_of, runs
 from page_command import write_page
 
@@ -26,6 +26,7 @@ def computed() -> dict[str, Any]:
     return {
         "accounts": accounts(),
         "proposition_2": proposition_2(),
+        "averaging": averaging(),
         "cost": cost(),
         "leakage": leakage(),
     }

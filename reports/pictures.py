@@ -54,15 +54,15 @@ class Gallery:
     candidates: tuple[Tensor, Tensor]
 
     @classmethod
-    def of(cls, name: str, pictures: int) -> Gallery:
-        """Drawn at random, by a fixed seed."""
+    def of(cls, name: str, pictures: int, *, drawn_wide: bool = True) -> Gallery:
+        """Drawn at random, by a fixed seed; drawn_wide: see `network`."""
         data = load_dataset(name)
-        drawn = np.random.default_rng(0).permutation(len(data.train))
-        chosen = drawn[: pictures + CANDIDATES - 1]
+        order = np.random.default_rng(0).permutation(len(data.train))
+        chosen = order[: pictures + CANDIDATES - 1]
         inputs = torch.from_numpy(data.train.inputs[chosen] + 1) / 2
         targets = torch.from_numpy(data.train.targets[chosen])
         others = inputs[pictures:], targets[pictures:]
-        model = network(inputs.shape[-1], data.n_classes)
+        model = network(inputs.shape[-1], data.n_classes, drawn_wide)
         return cls(name, model, inputs[:pictures], targets[:pictures], others)
 
     def attacked(self, seen: Observation, attacks: Iterable[str]) -> list[dict[str, Any]]:
@@ -94,8 +94,8 @@ class Gallery:
         }
 
 
-def network(side: int, classes: int = 10) -> nn.Module:
-    """Theirs, for grey pictures."""
+def network(side: int, classes: int = 10, drawn_wide: bool = True) -> nn.Sequential:
+    """Theirs, for grey pictures; its parameters are drawn as they do, or else as PyTorch does."""
     layers: list[nn.Module] = []
     for channels, stride in ((1, 2), (_CHANNELS, 2), (_CHANNELS, 1), (_CHANNELS, 1)):
         layers += [nn.Conv2d(channels, _CHANNELS, 5, stride, padding=2), nn.Sigmoid()]
@@ -103,8 +103,11 @@ def network(side: int, classes: int = 10) -> nn.Module:
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(outputs, classes))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.uniform_(-0.5, 0.5, generator=generator)
+        for layer in model:
+            inputs = layer.weight[0].numel() if hasattr(layer, "weight") else 1
+            limit = 0.5 if drawn_wide else 1 / math.sqrt(inputs)
+            for parameter in layer.parameters():
+                parameter.uniform_(-limit, limit, generator=generator)
     return model
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -54,6 +55,7 @@ def render(known: Figures) -> str:
         *_norms(runs),
         *_proposition(known["proposition_2"]),
         *_what_does_not_hold(accounts),
+        *_algorithms(known.get("averaging", {})),
         "## Not run",
         "",
         "- Accuracy after pruning (Figure 5): `share` in [federated].",
@@ -340,4 +342,21 @@ def _what_does_not_hold(accounts: Figures) -> Iterator[str]:
         "- **A mean squared error below 0.70 is no success** of a reconstruction: see",
         "  [the page of the companion paper](wei2021.md), where a grey picture succeeds.",
     )
+
+
+def _algorithms(found: Figures) -> Iterator[str]:
+    """What does not hold of the algorithms as they are printed."""
+    std, batch = paper.NOISE * paper.CLIP, paper.SETTINGS["MNIST"].batch
+    yield from (
+        "- **The printed algorithms are not the published code.** Algorithm 1 divides by the number of",
+        "  clients twice. Algorithm 2 adds noise to each row, so that the mean of a batch has noise of",
+        f"  {std / math.sqrt(batch):.1f} in each coordinate, its code once a batch: {std / batch:.1f}. Only the first protects the",
+        "  gradient of a row from who reads it.",
+    )
+    if found:
+        yield from (
+            "- **FedSGD and FedAveraging are not equivalent.** To average models or updates is the same",
+            f"  (they differ by {found['models']:.0e} of their length, on digits), but FedSGD takes one step on all",
+            f"  local rows: {found['fedsgd']:.0%} of the length away from as many steps together as long.",
+        )
     yield ""

@@ -11,17 +11,21 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.utils import parameters_to_vector
 
 from fedcdp import paper
+from indpriv._arrays import IntArray
 from indpriv.training.datasets import load_dataset
+from indpriv.training.federated.local import LocalTraining
 from indpriv.training.models import mlp
 
 MULTIPLES = (0.5, 0.9, 1.0, 2.0, 10.0, 100.0)
 _STEPS, _RATE, _HIDDEN = 300, 0.5, 64
+_CLIENTS, _LOCAL_STEPS, _BATCH = 10, 20, 5
 
 
 def proposition_2(seed: int = 0) -> dict[str, Any]:
@@ -41,6 +45,32 @@ def proposition_2(seed: int = 0) -> dict[str, Any]:
     with torch.no_grad():
         right = model(test[0]).argmax(1) == test[1]
     return _moved(model, test[0][right], test[1][right]) | {"accuracy": float(right.float().mean())}
+
+
+def averaging(seed: int = 0) -> dict[str, float]:
+    """One round of ten clients on digits, by what is averaged: relative lengths of differences.
+
+    models: of averaged models from averaged updates. fedsgd: of one step on all local rows, with the
+    learning rate of all steps together, from as many steps on parts of them.
+    """
+    torch.manual_seed(seed)
+    data = load_dataset("digits").train
+    model = mlp(data.inputs[0].size, (_HIDDEN,), 10, "relu")
+    start = parameters_to_vector(model.parameters()).detach()
+    inputs, targets = torch.from_numpy(data.inputs).flatten(1), torch.from_numpy(data.targets)
+    rows = np.arange(_CLIENTS * _LOCAL_STEPS * _BATCH).reshape(_CLIENTS, _LOCAL_STEPS, _BATCH)
+
+    def updates(rate: float, steps: list[list[IntArray]]) -> Tensor:
+        return LocalTraining(model, inputs, targets, rate).updates(start, steps)[0]
+
+    several = updates(_RATE, [list(each) for each in rows])
+    one = updates(_RATE * _LOCAL_STEPS, [[each.reshape(-1)] for each in rows]).mean(0)
+    by_models = (start + several).mean(0) - start
+    mean = several.mean(0)
+    return {
+        "models": float((by_models - mean).norm() / mean.norm()),
+        "fedsgd": float((one - mean).norm() / mean.norm()),
+    }
 
 
 def _moved(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
