@@ -195,10 +195,7 @@ class NormLogWriter:
         batches: Sequence[tuple[NDArray[np.int64], NDArray[np.float64]] | None],
         max_grad_norms: NDArray[np.float64],
     ) -> None:
-        """Append positions and norms of the batches of steps from `first`; None if unknown.
-
-        They are on disk once the settings of these steps are, which must follow: see `steps`.
-        """
+        """Append positions and norms of batches (None: unknown) of steps; `steps` must follow."""
         known = [step for step, batch in enumerate(batches) if batch is not None]
         position, norms = (
             np.concatenate([batch[part] for batch in batches if batch is not None] or [np.zeros(0)])
