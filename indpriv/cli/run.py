@@ -180,9 +180,11 @@ def _sentence(run: TrainedRun, config: AuditConfig, seed: int | None) -> str:
             "no guarantee (seeded, reproducible: no privacy); unseeded, its worst-case epsilon "
             "would be"
         )
+    left = _left_over(run.run_dir) if config.federated is not None else ""
     if config.federated is not None and config.federated.protect == "nobody":
         return (
             f"{run.run_dir}: {run.steps} rounds, test accuracy {run.test_accuracy:.4f}; no privacy"
+            f"{left}"
         )
     row = "row" if has_units else "example"
     meaning = f"add/remove one {row}, Poisson sampling, Opacus's RDP accountant"
@@ -195,7 +197,16 @@ def _sentence(run: TrainedRun, config: AuditConfig, seed: int | None) -> str:
         text += "; the guarantee for a person with several rows is weaker: see indpriv audit"
     if settings.filter_epsilon is not None:
         text += f"; the privacy filter caps it at {format_epsilon(settings.filter_epsilon)}"
-    return text
+    return text + left
+
+
+def _left_over(run_dir: Path) -> str:
+    """How many rows the clients of a federated run did not get."""
+    from indpriv._files import read_json
+    from indpriv.norm_log.run_files import RUN_JSON
+
+    rows = read_json(run_dir / RUN_JSON)["training"]["rows_left_over"]
+    return f"; {rows:,} rows could not be dealt evenly and were not trained on" if rows else ""
 
 
 def filter_for(config: AuditConfig) -> Callable[[float, float], PrivacyFilter] | None:

@@ -34,7 +34,7 @@ class FederatedConfig:
         sampler: "poisson" (independent coins) or "fixed_size".
         partition: "shards": rows sorted by label are cut into twice as many shards as there are
             clients, and each gets two; "equal": a random partition; or a metadata column whose
-            values are the clients. Rows left over are dropped.
+            values are the clients. Rows left over are not trained on; their number is told.
         local_steps: steps of SGD of a client in a round.
         local_batch_size: rows of each; left out for all rows of the client. No row is used twice
             in a round.

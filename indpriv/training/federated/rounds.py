@@ -32,6 +32,7 @@ class Clients:
     names: NDArray[np.generic]
     rows: list[IntArray]
     originals: IntArray
+    left_over: int = 0  # rows of no client
 
     def __len__(self) -> int:
         return len(self.names)

@@ -138,7 +138,8 @@ def _divided(
     originals = np.arange(len(train))
     if ORIGINAL in metadata:
         originals = np.unique(metadata[ORIGINAL], return_inverse=True)[1]
-    return replace(dataset, train=train), Clients(names, held, originals)
+    left_over = len(dataset.train) - len(train)
+    return replace(dataset, train=train), Clients(names, held, originals, left_over)
 
 
 def _owner(settings: FederatedConfig) -> str:
@@ -161,6 +162,7 @@ def _training_facts(
         "planned_steps": settings.rounds,
         "clients": len(clients),
         "rows_per_client": [min(sizes), max(sizes)],
+        "rows_left_over": clients.left_over,
         **noise_and_clipping(planned, config.training),
         "clipping": config.training.clipping,
         "delta": config.training.delta,

@@ -16,6 +16,7 @@ from indpriv import InputError, NormLog
 from indpriv._files import read_json
 from indpriv.accountant.relations.gaussian import gaussian_epsilons
 from indpriv.audit import audit
+from indpriv.cli.run import _left_over
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.step_settings import StepSetting
 from indpriv.norm_log.verify import verify
@@ -214,6 +215,14 @@ def test_a_run_is_audited(protect, tmp_path):
         clients = audit(tmp_path / "r", tmp_path / "clients", unit_column="client")
         assert clients.guarantee.worst_case_epsilon > 2 * summary.guarantee.worst_case_epsilon
         assert "client of at most 4 rows" in clients.guarantee.statement
+
+
+def test_rows_left_over_are_told(tmp_path):
+    train_federated(config(clients=50), tmp_path / "r", dataset=toy(), seed=1)
+    training = read_json(tmp_path / "r" / "run.json")["training"]
+    assert (training["rows_per_client"], training["rows_left_over"]) == ([2, 2], 20)
+    assert "20 rows could not be dealt evenly" in _left_over(tmp_path / "r")
+    assert NormLog.open(tmp_path / "r").n_examples == 50
 
 
 @pytest.mark.usefixtures("hears_ctrl_c")
