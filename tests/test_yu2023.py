@@ -150,8 +150,7 @@ def test_the_papers_own_numbers_agree_with_each_other():
             assert rules.error_rate(run.release.private, run.release.non_private) == pytest.approx(
                 run.release.error_rate, abs=0.02
             )
-        verdict = rules.fidelity(run.fidelity)
-        assert verdict.word == REPRODUCED
+        assert rules.fidelity(run.fidelity, run.fidelity).word == REPRODUCED
     assert sorted(paper.FIGURE_14_ORDER) == sorted(paper.run_named("cifar10").order)
 
 
@@ -173,6 +172,9 @@ def test_of_four_groups_only_the_same_order_is_reproduced():
         (rules.spread(0.4, 0.9, 1.0), REPRODUCED),
         (rules.spread(0.4, 1.0, 1.0), DIFFERS),
         (rules.spread(0.6, 0.9, 1.0), NOT_REPRODUCED),
+        (rules.spread(0.19, 0.9, 1.0, 0.13), REPRODUCED),
+        (rules.spread(0.3, 0.9, 1.0, 0.13), DIFFERS),
+        (rules.spread(0.45, 0.9, 1.0, 0.13), NOT_REPRODUCED),
         (
             rules.worst_served({"a": 2.0, "b": 1.0, "c": 1.5}, {"a": 0.5, "b": 0.9, "c": 0.7}),
             REPRODUCED,
@@ -182,12 +184,17 @@ def test_of_four_groups_only_the_same_order_is_reproduced():
             DIFFERS,
         ),
         (rules.worst_served({"a": 1.0, "b": 2.0}, {"a": 0.5, "b": 0.9}), NOT_REPRODUCED),
+        (rules.worst_served({"a": 1.2, "b": 1.0}, {"a": 0.5, "b": 0.9}, 35.0), REPRODUCED),
+        (rules.worst_served({"a": 1.1, "b": 1.0}, {"a": 0.5, "b": 0.9}, 35.0), DIFFERS),
         (rules.stratified({"a": [9, 1, 1], "b": [1, 2, 2]}, ("a", "b"), 1), REPRODUCED),
         (rules.stratified({"a": [1, 1, 9], "b": [2, 2, 2]}, ("a", "b"), 0), DIFFERS),
         (rules.stratified({"a": [9, 9, 1], "b": [2, 2, 2]}, ("a", "b"), 0), NOT_REPRODUCED),
         (rules.stratified({"a": [9, 9], "b": [2, 2]}, ("a", "b"), 2), NOT_RUN),
-        (rules.fidelity({1.0: (0.999, 0.1, 1.0), 3.0: (0.999, 0.2, 1.0)}), DIFFERS),
-        (rules.fidelity({1.0: (0.85, 0.2, 1.0), 3.0: (0.999, 0.1, 1.0)}), NOT_REPRODUCED),
+        (rules.fidelity({1.0: (0.992, 0.06, 0.2)}, {1.0: (0.999, 0.04, 0.17)}), REPRODUCED),
+        (rules.fidelity({1.0: (0.98, 0.06, 0.2)}, {1.0: (0.999, 0.04, 0.17)}), DIFFERS),
+        (rules.fidelity({1.0: (0.999, 0.1, 0.2)}, {1.0: (0.999, 0.04, 0.17)}), DIFFERS),
+        (rules.fidelity({1.0: (0.999, 0.04, 0.4)}, {1.0: (0.999, 0.04, 0.17)}), DIFFERS),
+        (rules.fidelity({1.0: (0.85, 0.1, 0.2)}, {1.0: (0.999, 0.04, 0.17)}), NOT_REPRODUCED),
         (rules.loss(0.91, 0.9), REPRODUCED),
         (rules.loss(0.5, 0.4), DIFFERS),
         (rules.loss(0.1, -0.1), NOT_REPRODUCED),

@@ -19,7 +19,7 @@ from fedcdp.training import RUNS, TENTHS
 
 Figures = Mapping[str, Any]
 COMMAND = "make fedcdp"
-TABLE_6_ERROR, ACCURACY_ERROR, CHANCE = 2e-4, 0.02, 0.1
+TABLE_6_ERROR, ACCURACY_ERROR, CHANCE, LEAST_FALL = 2e-4, 0.02, 0.1, 0.9
 RULES = {
     "epsilons (VI)": f"reproduced where all twelve agree within {TABLE_6_ERROR:g}",
     "accuracy at the stated noise (II, IV, V)": "reproduced where Fed-SDP and Fed-CDP reach the "
@@ -28,7 +28,7 @@ RULES = {
     f"{CHANCE:g} at its last three checkpoints",
     "cost (III)": COST_RULE,
     "leakage (VII)": LEAKAGE_RULE,
-    "norms (Figure 3)": "reproduced where both are smaller in the last tenth than in the first",
+    "norms (Figure 3)": f"reproduced where both are at most {LEAST_FALL:g} times the first in the last tenth",
     "noise limit (Proposition 2)": "refuted as a limit above which predictions are lost where no "
     "more than half of them are lost at 10 times the limit",
 }
@@ -238,11 +238,11 @@ NORMS = {
 
 
 def verdict_of_norms(runs: Figures) -> str:
-    """Whether norms are smaller in the last tenth of training than in the first."""
+    """Whether norms fall from the first tenth of training to the last."""
     found = [runs.get(name, {}).get("norms") for name in NORMS]
     if not all(found):
         return NOT_RUN
-    return REPRODUCED if all(each[-1] < each[0] for each in found) else NOT_REPRODUCED
+    return REPRODUCED if all(each[-1] <= LEAST_FALL * each[0] for each in found) else NOT_REPRODUCED
 
 
 def _norms(runs: Figures) -> Iterator[str]:
@@ -256,7 +256,8 @@ def _norms(runs: Figures) -> Iterator[str]:
     head = ["norms of", *(f"{100 * part // TENTHS} %" for part in range(1, TENTHS + 1))]
     yield from ("## Figure 3: norms over training", "", table(head, rows), "")
     yield from (
-        "Means before clipping in each tenth of the rounds, of 1,000 clients of MNIST at usable noise.",
+        "Means before clipping, over the clipping norm, in each tenth of the rounds: 1,000 clients of",
+        "MNIST at usable noise.",
         "The paper draws the mean norm of the gradients of 100 clients, which declines.",
         "",
     )

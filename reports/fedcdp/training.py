@@ -117,12 +117,13 @@ def _train(run: Run, folder: Path) -> None:
 
 
 def mean_norms(log: NormLog) -> list[float]:
-    """Means of the norms before flat clipping, in each tenth of the steps."""
-    if log.batch_norms is None:
+    """Means of norms before flat clipping, over max_grad_norm, in each tenth of the steps."""
+    if log.batch_norms is None or log.levels is None:
         return []
     entries = log.batch_norms.read(0, log.n_examples)
     tenth = entries.step.astype(np.int64) * TENTHS // log.total_steps
-    sums, counts = (np.bincount(tenth, each, TENTHS) for each in (entries.norm, None))
+    norms = log.levels.relative(entries.norm)
+    sums, counts = (np.bincount(tenth, each, TENTHS) for each in (norms, None))
     return [round(float(mean), 6) for mean in sums / np.maximum(counts, 1)]
 
 

@@ -99,7 +99,9 @@ def figure_1(known: Known) -> Section:
             return Found(
                 texts, {"": Verdict(rules.NOT_RUN, "the smallest epsilon was not measured")}
             )
-        return Found(texts, {"": rules.spread(more["smallest"], individual["median"], worst)})
+        ratio = None if run.min_epsilon is None else run.min_epsilon / run.max_epsilon
+        verdict = rules.spread(more["smallest"], individual["median"], worst, ratio)
+        return Found(texts, {"": verdict})
 
     return compare("Figure 1", "distribution of individual epsilon", known, printed, ours)
 
@@ -136,7 +138,7 @@ def figure_groups(known: Known, number: str, title: str) -> Section:
             texts,
             {
                 "order": rules.order(run.order, means),
-                "worst served": rules.worst_served(means, accuracies),
+                "worst served": rules.worst_served(means, accuracies, run.excess),
             },
         )
 
@@ -224,7 +226,7 @@ def figure_4(known: Known) -> Section:
             return Found({}, {"": Verdict(rules.NOT_RUN, "no exact values")})
         texts = {f"gamma {gamma:g}": line(values) for gamma, values in found.items()}
         texts["reference examples"] = f"{summary['fidelity'][0]['n']:,}"
-        return Found(texts, {"": rules.fidelity(found)})
+        return Found(texts, {"": rules.fidelity(found, run.fidelity)})
 
     return compare(
         "Figure 4",
@@ -437,7 +439,9 @@ def figure_14(known: Known) -> Section:
         }
         if 1.0 in found:
             texts["gamma 1"] = "{:.4f}, {:.3f}, {:.3f}".format(*found[1.0])
-            verdicts["fidelity"] = rules.fidelity({1.0: found[1.0]})
+            verdicts["fidelity"] = rules.fidelity(
+                {1.0: found[1.0]}, {1.0: paper.FIGURE_14_FIDELITY}
+            )
         return Found(texts, verdicts)
 
     return compare(
