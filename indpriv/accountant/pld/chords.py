@@ -53,6 +53,7 @@ _KINK = 1e-2  # nepers; the same where a third derivative jumps
 _LARGEST = 230.0  # logarithm; nothing so large is of use
 _CHUNK = 1 << 18
 _NO_BOUND = 1e200
+FARTHEST = 8.0  # a Gaussian holds 7e-16 beyond it; see decay.py
 
 
 def chord_terms(cells: Cells, tilt: float, direction: Direction) -> FloatArray:
@@ -149,9 +150,9 @@ def _terms(cells: Cells, tilt: float, direction: Direction, n_nodes: int) -> Flo
             for k in (2, 4)
         )
     smallest = low.sample_rate
-    tilted_by = np.log1p(-high.sample_rate) - np.log1p(-smallest)
-    if direction == "add":
-        tilted_by = np.log(high.sample_rate / smallest)
+    far = FARTHEST * low.shift
+    growth = np.expm1(far if direction == "add" else -far - np.square(low.shift) / 2)
+    tilted_by = np.log1p(high.sample_rate * growth) - np.log1p(smallest * growth)
     return np.stack(
         [
             cells.chord_norm * n2 / 2,

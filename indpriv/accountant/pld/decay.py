@@ -22,9 +22,11 @@ E = E[exp(tilt loss)], and the rest cannot add more than its mass:
 |E[exp(i omega loss)]| <= 1 - share (1 - bound under v_1).
 
 Where steps are shared between nodes of a lattice (chords.py), the bound is that of the smallest
-shift and rate around a node. A larger rate q tilts the law by another (f / f_1)^a, which is at
-least ((1-q) / (1-q_1))^a where a > 1 and (q / q_1)^a where a < 0, and stretches differences of
-losses, since loss' = shift pi: by at least 1 and by at most the ratio of the odds of q and q_1.
+shift and rate around a node. A larger rate q tilts the law by another (f / f_1)^a, and f / f_1
+rises with z: where z >= -8 and a > 1, or z <= 8 + shift / 2 and a < 0, it is at least its value at
+this end. Beyond that end f^a <= 1 <= E[f^a], so that at most 7e-16 of the law under q_1 is there;
+twice as much is added to its bound. A larger rate also stretches differences of losses, since
+loss' = shift pi: by at least 1 and by at most the ratio of the odds of q and q_1.
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ _MANY = 200  # laws beyond which they share bounds
 _ALIKE = 0.3  # log shifts, log transforms, and their logarithms that differ by less share a bound
 _SLACK = 1e-10  # relative, covers the quadrature of moments on panels this narrow and its rounding
 _CHUNK = 1_000_000
+_BEYOND = 2e-15  # twice what a law holds beyond chords.FARTHEST, and more
 _REACHES = 4  # contours end at every fourth of the frequencies below: few different ones
 # Frequencies over the tilt at which decay is bounded: closer together as far as contours mostly go
 _NEAR, _FAR, _NEAR_STEP, _FAR_STEP = -4, 6, 1 / 3, 2
@@ -99,7 +102,7 @@ class Reach:
 
             def make(missing: NDArray[np.intp]) -> tuple[FloatArray]:
                 if cells is not None:
-                    return (_decay_between(cells.select(missing), tilt, direction, frequencies),)
+                    return (decay_between(cells.select(missing), tilt, direction, frequencies),)
                 return (log_decay(laws.select(missing), tilt, direction, frequencies),)
 
             key = ("decay", direction, scan.step_cut, int(scan.place[column]))
@@ -168,7 +171,7 @@ def log_decay(
     return np.log1p(share[:, None] * np.expm1(own)[group])
 
 
-def _decay_between(
+def decay_between(
     cells: Cells, tilt: float, direction: Direction, frequencies: FloatArray
 ) -> FloatArray:
     """`log_decay` that is valid for all laws around nodes of a lattice."""
@@ -181,7 +184,7 @@ def _decay_between(
         ]
         own = _own_decay(cells.low, tilt, direction, frequencies, np.exp(odds[1] - odds[0]))
         share = np.exp(chord_terms(cells, tilt, direction)[:, 6]) * (1 - _SLACK)
-        bound[usable] = np.log1p(share[:, None] * np.expm1(own))
+        bound[usable] = np.log1p(share[:, None] * np.minimum(np.expm1(own) + _BEYOND, 0.0))
     return bound
 
 

@@ -8,6 +8,7 @@ from indpriv.accountant.histogram.lattice import Lattice
 from indpriv.accountant.histogram.mechanisms import Mechanisms
 from indpriv.accountant.pld.brackets import pld_epsilon
 from indpriv.accountant.pld.chords import SharedDivergences, chord_terms, features
+from indpriv.accountant.pld.decay import decay_between
 from indpriv.accountant.pld.loss_sum import DIRECTIONS, Cells, StepLaws
 from indpriv.accountant.pld.transform import contour_table, log_transforms
 
@@ -89,6 +90,29 @@ def test_the_bound_of_a_chord_contains_its_error_along_a_contour(tilt, direction
             seen = max(seen, float((error / (bound @ share)).max(initial=0.0)))
     if tilt < 40:
         assert seen > 0.02  # the bound is not vacuous
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("tilt", [0.5, 4.0, 150.0])
+def test_laws_around_a_node_decay_as_fast_as_its_bound_says(tilt, direction):
+    rng, frequencies = np.random.default_rng(11), tilt * np.exp2(np.arange(-3.0, 25.0))
+    for _ in range(2):
+        shift, rate, _, lattice = random_run(rng, many_rates=True)
+        shift = np.minimum(shift, 3 / tilt)
+        lattice = Lattice.of_chords(shift, lattice.rates, 0.0)
+        kept = lattice.mechanisms.shifts > 0.01 * shift.max()
+        nodes = StepLaws(lattice.mechanisms.shifts[kept], lattice.mechanisms.sample_rate[kept])
+        bound = decay_between(Cells.of(nodes, 0.0, True), tilt, direction, frequencies)
+        for own in np.flatnonzero(shift > 0.02 * shift.max()):
+            one, places = slice(own, own + 1), 2 ** np.arange(7)
+            share = shared(lattice, shift[one], rate[one], np.ones(1))[kept]
+            table = contour_table(
+                StepLaws(shift[one], rate[one]), tilt, direction, frequencies[0] * np.arange(65)
+            )
+            exact, found = table.logarithm[0, places].real, share @ bound[:, :7]
+            assert np.all(exact <= found + 1e-12)
+            # Rates that are 4 % apart differ by e^6 in f^150, but only at a z that nothing reaches
+            assert found[2] <= exact[2] / 8
 
 
 def test_renyi_bounds_of_nodes_are_never_below_those_of_the_run():
