@@ -182,10 +182,10 @@ def _check_counts(counts: FloatArray, *, whole: bool = True) -> None:
 
 def _distinct(losses: LossSum) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """One example of each distinct histogram, and which of them each example equals."""
-    rows = np.ascontiguousarray(np.column_stack([losses.counts, losses.gaussian]))
-    keys = rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1])))  # faster to sort than rows
-    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-    return first, inverse.ravel()
+    seen: dict[tuple[bytes, float], int] = {}
+    rows = zip(losses.counts, losses.gaussian.tolist(), strict=True)
+    place = [seen.setdefault((row.tobytes(), gaussian), len(seen)) for row, gaussian in rows]
+    return np.unique(place, return_index=True)[1], np.array(place)
 
 
 def _is_noiseless(losses: LossSum) -> NDArray[np.bool_]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray
 from indpriv.accountant.pld import transform
-from indpriv.accountant.pld.chords import chord_terms, features
+from indpriv.accountant.pld.chords import features
 from indpriv.accountant.pld.decay import Reach
 from indpriv.accountant.pld.loss_sum import UNIT_ROUNDOFF, ComplexArray, LossSum, exponent_of
 from indpriv.accountant.pld.quadrature import QUADRATURE_ERROR
@@ -46,19 +46,6 @@ def alias_free_period(
     # A quarter more, because delta is needed somewhat below the Chernoff epsilon
     period = 1.25 * np.maximum(-goal / tilt, right)
     return np.asarray(_PERIOD_RATIO ** np.ceil(np.log(period) / np.log(_PERIOD_RATIO)))
-
-
-def _chord_terms(problem: Problem, tilt: float, place: int) -> FloatArray:
-    """(n_used, 7) `chord_terms` of the laws that are used; 0 where no steps are shared."""
-    laws, used, direction = problem.losses.laws, problem.losses.used, problem.direction
-    cells = laws.cells
-    if cells is None or not used.any():
-        return np.zeros((int(used.sum()), 7))
-
-    def make(missing: NDArray[np.intp]) -> tuple[FloatArray]:
-        return (chord_terms(cells.select(missing), tilt, direction),)
-
-    return np.asarray(laws.rows(("chord", direction, place), used, make)[0][used])
 
 
 def _chord_noise(
@@ -133,7 +120,9 @@ class Axis:
             key = ("contour", direction, scan.step_cut, place, period, frequency)
             logarithm, error = problem.losses.laws.rows(key, used, make)
         w = np.asarray(tilt + 1j * frequencies, np.complex128)
-        terms = _chord_terms(problem, tilt, int(scan.place[column]))
+        terms = np.zeros((int(used.sum()), 7))
+        if problem.losses.laws.cells is not None and used.any():
+            terms = problem.chord_terms(used, int(scan.place[column]))[used]
         a = exponent_of(tilt, problem.direction) + 1j * frequencies  # or its conjugate
         ratio = np.exp(logarithm.real[used].min(axis=0, initial=0.0))
         ratio -= np.abs(a * (a - 1)) * terms[:, 5].max(initial=0.0)

@@ -22,11 +22,12 @@ E = E[exp(tilt loss)], and the rest cannot add more than its mass:
 |E[exp(i omega loss)]| <= 1 - share (1 - bound under v_1).
 
 Where steps are shared between nodes of a lattice (chords.py), the bound is that of the smallest
-shift and rate around a node. A larger rate q tilts the law by another (f / f_1)^a, and f / f_1
-rises with z: where z >= -8 and a > 1, or z <= 8 + shift / 2 and a < 0, it is at least its value at
-this end. Beyond that end f^a <= 1 <= E[f^a], so that at most 7e-16 of the law under q_1 is there;
-twice as much is added to its bound. A larger rate also stretches differences of losses, since
-loss' = shift pi: by at least 1 and by at most the ratio of the odds of q and q_1.
+shift and rate around a node and those like it. A larger rate q tilts the law by another
+(f / f_1)^a, and f / f_1 rises with z: where z >= -8 and a > 1, or z <= 8 + shift / 2 and a < 0, its
+power is at least that at this end. Beyond the end f^a <= 1 <= E[f^a], so that at most 7e-16 of the
+law under q_1 is there; twice as much is added to its bound. A larger rate also stretches
+differences of losses, since loss' = shift pi: by at least 1 and by at most the ratio of the odds of
+q and q_1.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ _PANEL_WIDTH = 0.5  # at most, in units of the narrowest scale of the tilted den
 _PANELS = (64, 1024)  # at least and at most; powers of two
 _MANY = 200  # laws beyond which they share bounds
 _ALIKE = 0.3  # log shifts, log transforms, and their logarithms that differ by less share a bound
+_JOINED = 0.2, 0.1  # log shifts and rates of nodes of a lattice that differ by less share a bound
 _SLACK = 1e-10  # relative, covers the quadrature of moments on panels this narrow and its rounding
 _CHUNK = 1_000_000
 _BEYOND = 2e-15  # twice what a law holds beyond chords.FARTHEST, and more
@@ -97,7 +99,7 @@ class Reach:
             laws, direction = problem.laws(scan.step_cut), problem.direction
             cells = losses.laws.cells
             # Many laws share bounds, which must not depend on who is asking
-            if cells is None and len(laws) > _MANY:
+            if cells is not None or len(laws) > _MANY:
                 needed = needed | transform.is_representable(laws, tilt, direction)
 
             def make(missing: NDArray[np.intp]) -> tuple[FloatArray]:
@@ -174,18 +176,30 @@ def log_decay(
 def decay_between(
     cells: Cells, tilt: float, direction: Direction, frequencies: FloatArray
 ) -> FloatArray:
-    """`log_decay` that is valid for all laws around nodes of a lattice."""
+    """`log_decay` that is valid for all laws around nodes of a lattice; similar nodes share it."""
     bound = np.zeros((len(cells.rate), len(frequencies)))
     usable = np.flatnonzero(cells.low.shift > 0)
     if len(usable):
-        cells = cells.select(usable)
-        odds = [
-            np.log(laws.sample_rate / (1 - laws.sample_rate)) for laws in (cells.low, cells.high)
-        ]
-        own = _own_decay(cells.low, tilt, direction, frequencies, np.exp(odds[1] - odds[0]))
-        share = np.exp(chord_terms(cells, tilt, direction)[:, 6]) * (1 - _SLACK)
-        bound[usable] = np.log1p(share[:, None] * np.minimum(np.expm1(own) + _BEYOND, 0.0))
+        shared, place = _joined(cells.select(usable))
+        low, high = shared.low, shared.high
+        odds = [np.log(laws.sample_rate / (1 - laws.sample_rate)) for laws in (low, high)]
+        own = _own_decay(low, tilt, direction, frequencies, np.exp(odds[1] - odds[0]))
+        share = np.exp(chord_terms(shared, tilt, direction)[:, 6]) * (1 - _SLACK)
+        found = np.log1p(share[:, None] * np.minimum(np.expm1(own) + _BEYOND, 0.0))
+        bound[usable] = found[place]
     return bound
+
+
+def _joined(cells: Cells) -> tuple[Cells, NDArray[np.intp]]:
+    """Cells around all nodes of similar shift and rate, without chords, and the one of each."""
+    middle = np.stack([cells.high.shift, cells.rate], axis=1)
+    keys, place = np.unique(np.floor(np.log(middle) / _JOINED), axis=0, return_inverse=True)
+    place, n = place.ravel(), len(keys)
+    least, most = np.full((2, n), np.inf), np.zeros((2, n))
+    for row, name in enumerate(("shift", "sample_rate")):
+        np.minimum.at(least[row], place, getattr(cells.low, name))
+        np.maximum.at(most[row], place, getattr(cells.high, name))
+    return Cells(StepLaws(*least), StepLaws(*most), most[1], *np.zeros((3, n))), place
 
 
 def _own_decay(

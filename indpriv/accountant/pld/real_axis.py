@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.pld import transform
 from indpriv.accountant.pld.chords import chord_terms, features
-from indpriv.accountant.pld.loss_sum import Direction, LossSum, StepLaws
+from indpriv.accountant.pld.loss_sum import Cells, Direction, LossSum, StepLaws
 
 ROUNDING = 1e-9  # more than the rounding of K of any run that has a finite bound
 
@@ -91,6 +92,16 @@ class Problem:
         """The one-step laws, cut where a step goes beyond with this probability; 0: whole laws."""
         laws = StepLaws(self.losses.shift, self.losses.sample_rate)
         return laws.cut_at(step_cut, self.direction) if step_cut > 0 and len(laws) else laws
+
+    def chord_terms(self, needed: NDArray[np.bool_], place: int) -> FloatArray:
+        """(n_laws, 7) `chord_terms` at a tilt's place, of the laws that are needed."""
+        laws, cells = self.losses.laws, cast(Cells, self.losses.laws.cells)
+        tilt = float(tilt_at(np.asarray(place)))
+
+        def make(missing: NDArray[np.intp]) -> tuple[FloatArray]:
+            return (chord_terms(cells.select(missing), tilt, self.direction),)
+
+        return np.asarray(laws.rows(("chord", self.direction, place), needed, make)[0])
 
     @property
     def upper_goal(self) -> FloatArray:
@@ -237,12 +248,13 @@ def _composed(problem: Problem, place: IntArray, step_cut: float) -> FloatArray:
     if needed.any():
         laws, direction = problem.laws(step_cut), problem.direction
 
-        def make(missing: NDArray[np.intp], tilt: float) -> tuple[FloatArray]:
+        def make(missing: NDArray[np.intp], tilt: float, at: int) -> tuple[FloatArray]:
             found = np.full(len(missing), _INFINITE)
             usable = transform.is_representable(laws.select(missing), tilt, direction)
             found[usable] = transform.log_transforms(laws.select(missing[usable]), tilt, direction)
             if losses.laws.cells is not None:
-                terms = chord_terms(losses.laws.cells.select(missing[usable]), tilt, direction)
+                known = np.isin(np.arange(len(laws)), missing[usable])
+                terms = problem.chord_terms(known, at)[missing[usable]]
                 # No matrix product: its last bits would depend on the number of laws
                 at_tilt = features(np.array(tilt + 0j), direction, 1.0)
                 found[usable] += (terms[:, :5] * at_tilt).sum(axis=1)
@@ -251,7 +263,8 @@ def _composed(problem: Problem, place: IntArray, step_cut: float) -> FloatArray:
         table = np.empty((len(laws), len(tilts)))
         for column, tilt in enumerate(tilts):
             key = ("real", direction, step_cut, int(place[column]))
-            made = losses.laws.rows(key, needed, partial(make, tilt=tilt))
+            work = partial(make, tilt=tilt, at=int(place[column]))
+            made = losses.laws.rows(key, needed, work)
             table[:, column] = made[0]
         composed += losses.counts @ table
     composed[composed > _INFINITE / 2] = np.inf
