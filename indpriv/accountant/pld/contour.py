@@ -187,7 +187,7 @@ class Contour:
         guess = scan.epsilon
         decay = np.outer(losses.gaussian / 2, -(frequencies**2))
         turn = np.outer(losses.gaussian * (tilt + 0.5) - guess, frequencies)
-        counts = losses.counts[:, axis.used]
+        counts = losses.counts if axis.used.all() else losses.counts[:, axis.used]
         chords = counts @ axis.chord_terms
         too_large = chords @ axis.at_tilt
         scale = scan.transform[:, column] - too_large
