@@ -256,8 +256,8 @@ def _norms(runs: Figures) -> Iterator[str]:
     head = ["norms of", *(f"{100 * part // TENTHS} %" for part in range(1, TENTHS + 1))]
     yield from ("## Figure 3: norms over training", "", table(head, rows), "")
     yield from (
-        "Means before clipping, over the clipping norm, in each tenth of the rounds: 1,000 clients of",
-        "MNIST at usable noise.",
+        "Means before clipping, over the clipping norm and rounded up, in each tenth of the rounds; 1,000",
+        "clients of MNIST at usable noise.",
         "The paper draws the mean norm of the gradients of 100 clients, which declines.",
         "",
     )

@@ -122,7 +122,7 @@ def mean_norms(log: NormLog) -> list[float]:
         return []
     entries = log.batch_norms.read(0, log.n_examples)
     tenth = entries.step.astype(np.int64) * TENTHS // log.total_steps
-    norms = log.levels.relative(entries.norm)
+    norms = log.levels.norms(entries.norm, 1.0)
     sums, counts = (np.bincount(tenth, each, TENTHS) for each in (norms, None))
     return [round(float(mean), 6) for mean in sums / np.maximum(counts, 1)]
 
