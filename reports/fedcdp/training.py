@@ -24,6 +24,9 @@ _NETWORKS: Mapping[str, tuple[dict[str, Any], int, int]] = {  # keys of [model];
     "cnn": ({"architecture": "tanh_cnn"}, 8, 100),
 }
 TENTHS = 10
+VALUES = (0.5, 1.0, 2.0, 4.0, 6.0, 8.0)  # of C in Table IV, and of sigma in Table V
+PRUNED = (0.1, 0.3, 0.5)  # shares of an update that are not sent
+COPIES = 10
 _ROWS = {"clients": 100, "partition": "shards", "local_steps": 100, "local_batch_size": 5}
 
 
@@ -44,7 +47,14 @@ class Run:
     chance: float = 0.1
 
 
-def _stated(protect: str, network: str) -> AuditConfig:
+def _stated(
+    protect: str,
+    network: str,
+    *,
+    clip: float = paper.CLIP,
+    noise: float = paper.NOISE,
+    **federated: Any,
+) -> AuditConfig:
     """The paper's setting on MNIST, 10 of 100 clients in a round; each tensor is clipped at C."""
     model, tensors, rounds = _NETWORKS[network]
     training: dict[str, Any] = {"delta": paper.DELTA}
@@ -52,8 +62,8 @@ def _stated(protect: str, network: str) -> AuditConfig:
         {}
         if protect == "nobody"
         else {
-            "max_grad_norm": paper.CLIP * sqrt(tensors),
-            "noise_multiplier": paper.NOISE / sqrt(tensors),
+            "max_grad_norm": clip * sqrt(tensors),
+            "noise_multiplier": noise / sqrt(tensors),
             "clipping": "per_layer",
         }
     )
@@ -70,6 +80,7 @@ def _stated(protect: str, network: str) -> AuditConfig:
                 "sampler": "fixed_size",
                 "client_rate": paper.CLIENT_RATE,
                 "local_learning_rate": paper.LOCAL_RATE,
+                **federated,
             },
             "recording": {"every": 1},
             "checkpoints": {"every": 10},
@@ -81,7 +92,7 @@ def _audit(name: str) -> AuditConfig:
     return AuditConfig.from_toml(AUDITS / f"{name}.toml")
 
 
-RUNS: Mapping[str, Run] = {
+RUNS: dict[str, Run] = {
     **{
         f"{name}{suffix}": Run(
             f"MNIST, 100 clients, {title}, {words}",
@@ -107,9 +118,39 @@ RUNS: Mapping[str, Run] = {
 }
 
 
+_MLP = "MNIST, 100 clients, {}, hidden layer"
+SWEEPS: dict[str, Run] = {
+    **{
+        f"cdp_clip_{value:g}": Run(
+            _MLP.format(f"Fed-CDP, C = {value:g}"), partial(_stated, "row", "mlp", clip=value)
+        )
+        for value in VALUES
+        if value != paper.CLIP
+    },
+    **{
+        f"cdp_noise_{value:g}": Run(
+            _MLP.format(f"Fed-CDP, sigma = {value:g}"), partial(_stated, "row", "mlp", noise=value)
+        )
+        for value in VALUES
+        if value != paper.NOISE
+    },
+    **{
+        f"pruned_{value:g}": Run(
+            _MLP.format(f"no DP, {value:.0%} pruned"),
+            partial(_stated, "nobody", "mlp", share=1 - value),
+        )
+        for value in PRUNED
+    },
+    "cdp_copies": Run(
+        f"MNIST, 1,000 clients, Fed-CDP, {COPIES} copies of each row",
+        partial(_stated, "row", "mlp", clients=1000, copies=COPIES),
+    ),
+}
+
+
 def runs() -> dict[str, Callable[[Path], object]]:
     """How each run is made."""
-    return {name: partial(_train, run) for name, run in RUNS.items()}
+    return {name: partial(_train, run) for name, run in (RUNS | SWEEPS).items()}
 
 
 def _train(run: Run, folder: Path) -> None:

@@ -5,9 +5,9 @@ import os
 import numpy as np
 import pytest
 import torch
+from pictures import network as cpl_network
 from scipy.special import ndtr, ndtri
 from torch import nn
-from wei2021.leakage import network as cpl_network
 
 from indpriv.analysis.reconstruction import identification_ceiling, reconstruction_of
 from indpriv.analysis.statistics.binomial import clopper_pearson

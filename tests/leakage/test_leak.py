@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from pictures import network as cpl_network
 from torch import nn
-from wei2021.leakage import network as cpl_network
 
 from indpriv import AttackScores
 from indpriv.analysis.reconstruction import reconstruction_of

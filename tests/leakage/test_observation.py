@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
+from pictures import network as cpl_network
 from torch import nn
-from wei2021.leakage import network as cpl_network
 
 from indpriv.errors import InputError
 from indpriv.leakage import Observation
