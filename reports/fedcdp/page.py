@@ -59,7 +59,7 @@ def render(known: Figures) -> str:
         *_algorithms(known.get("averaging", {})),
         "## Not run",
         "",
-        "- CIFAR-10; 10,000 clients that hold copies; other shares of clients in a round.",
+        "- CIFAR-10; 1,000 and 10,000 clients that hold copies; other shares of clients in a round.",
         "",
         "## Rules",
         "",
@@ -262,8 +262,7 @@ def _sweeps(runs: Figures) -> Iterator[str]:
     yield from ("## Tables IV and V, Figure 5: what moves the accuracy", "", table(head, rows), "")
     yield from (
         "MNIST with 100 clients, 10 in a round, the network with a hidden layer, 40 rounds; Fed-CDP with",
-        "sigma 6 and C = 4 where not said. With copies the unit is the original row: all of its copies",
-        "add up.",
+        "sigma 6 and C = 4 where not said. The unit of copies is the original row: they add up.",
         "",
     )
 
