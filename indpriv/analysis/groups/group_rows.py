@@ -77,8 +77,37 @@ class Standardised:
     smallest_label_count: Count | None = None
 
 
+@dataclass(frozen=True)
+class GroupRates:
+    """How the final model errs on the test examples of a group; the rates of equalised odds.
+
+    Of two labels the positive class is the second in sorted order, as in scikit-learn. Of more, the
+    true-positive rate is the mean over classes of the share recognised (recall), and the
+    false-positive rate is pooled over classes: every example is a negative of all classes but its
+    own, so that it follows from the accuracy.
+
+    Attributes:
+        true_positive: share of positives that are predicted positive; None without positives, or
+            with several classes if the group lacks one.
+        true_positive_interval: exact binomial; None also with several classes.
+        false_positive: share of negatives that are predicted positive; None without negatives.
+        false_positive_interval: exact binomial.
+    """
+
+    true_positive: Share | None = None
+    true_positive_interval: Interval | None = None
+    false_positive: Share | None = None
+    false_positive_interval: Interval | None = None
+
+
 _TRAIN = {"share": "train_accuracy", "interval": "train_accuracy_interval"}
 _TEST = {"share": "test_accuracy", "interval": "test_accuracy_interval"}
+_RATES = {
+    "true_positive": "true_positive_rate",
+    "true_positive_interval": "true_positive_rate_interval",
+    "false_positive": "false_positive_rate",
+    "false_positive_interval": "false_positive_rate_interval",
+}
 _STANDARDISED = {
     "mean": "standardised_mean",
     "interval": "standardised_interval",
@@ -107,6 +136,7 @@ class GroupRow:
     train_accuracy: GroupAccuracy = field(metadata={"flatten": _TRAIN})
     test_accuracy: GroupAccuracy = field(metadata={"flatten": _TEST})
     standardised: Standardised = field(default=Standardised(), metadata={"flatten": _STANDARDISED})
+    test_rates: GroupRates = field(default=GroupRates(), metadata={"flatten": _RATES})
 
 
 @dataclass(frozen=True)
@@ -180,6 +210,16 @@ def describe_groups(
             )
         )
     return rows
+
+
+def by_mean_epsilon(rows: Sequence[GroupRow]) -> list[int]:
+    """Positions by mean epsilon, largest first, ties by name; groups without examples last."""
+
+    def key(index: int) -> tuple[float, str]:
+        mean = rows[index].epsilon.mean
+        return (1.0 if mean is None else -mean, rows[index].name)
+
+    return sorted(range(len(rows)), key=key)
 
 
 def mean_by_group(values: FloatArray, codes: IntArray, size: int) -> list[float | None]:

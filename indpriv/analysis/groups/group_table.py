@@ -15,16 +15,18 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pandas as pd
 
+from indpriv._arrays import FloatArray
 from indpriv._checks import check_positive_int
 from indpriv._columns import Partition, partition, to_floats
 from indpriv._plain import Count, Share
 from indpriv.analysis.groups.group_rows import (
     MIN_GROUP,
     GroupRow,
-    Standardised,
     Values,
+    by_mean_epsilon,
     describe_groups,
 )
+from indpriv.analysis.groups.rates import positive_class, with_rates
 from indpriv.analysis.groups.ratios import Ratio, Ratios, ratios_of, raw_ratio
 from indpriv.analysis.groups.significance import (
     GroupTests,
@@ -34,6 +36,7 @@ from indpriv.analysis.groups.significance import (
     corrected,
     find_reversals,
 )
+from indpriv.analysis.groups.standardised import with_standardised
 from indpriv.analysis.statistics.bootstrap import (
     CONFIDENCE,
     Resampled,
@@ -78,6 +81,8 @@ class GroupTable:
         confidence: of every interval by itself.
         resamples: number of resamples of the bootstrap.
         seed: of the resampling.
+        positive_class: the label whose true- and false-positive rates the rows show; None where
+            labels are not two classes.
     """
 
     by: str
@@ -91,6 +96,7 @@ class GroupTable:
     confidence: Share
     resamples: Count
     seed: int
+    positive_class: str | None = None
 
     @property
     def too_small(self) -> int:
@@ -154,7 +160,8 @@ def group_table(
     check_positive_int("min_size", min_size)
     check_positive_int("seed", seed, minimum=0)
     groups = partition(train, test, by)
-    labels, notes = _labels(train, test, groups)
+    every_label = partition(train, test, "label", max_values=None)
+    labels, notes = _labels(every_label, groups)
     values = Values(
         epsilon=table.epsilon,
         at_worst_case=table.at_worst_case,
@@ -164,16 +171,30 @@ def group_table(
     )
     rng, top = generator_of(seed, by), table.worst_case_epsilon
     making = _Making(values, groups, labels, min_size, top, rng)
-    return making.table(by, notes, seed)
+    table_of_groups = making.table(by, notes, seed)
+    if len(every_label.names) > _MAX_LABELS:
+        return table_of_groups
+    return _with_rates(table_of_groups, groups, every_label, values.test_correct)
 
 
-def _labels(
-    train: pd.DataFrame, test: pd.DataFrame, groups: Partition
-) -> tuple[Partition | None, tuple[str, ...]]:
+def _with_rates(
+    table: GroupTable, groups: Partition, labels: Partition, correct: FloatArray
+) -> GroupTable:
+    """The table with true- and false-positive rates in each row."""
+    rows = {row.name: row for row in table.rows}
+    ordered = with_rates([rows[name] for name in groups.names], groups.test_codes, labels, correct)
+    rated = {row.name: row for row in ordered}
+    return replace(
+        table,
+        rows=tuple(rated[row.name] for row in table.rows),
+        positive_class=positive_class(labels.names),
+    )
+
+
+def _labels(labels: Partition, groups: Partition) -> tuple[Partition | None, tuple[str, ...]]:
     """The labels to compare within, or why there are none."""
     if "label" in groups.columns:
         return None, ()
-    labels = partition(train, test, "label", max_values=None)
     if len(labels.names) > _MAX_LABELS:
         return None, (
             f"{len(labels.names)} distinct labels are too many for classes: no table within label",
@@ -211,10 +232,13 @@ class _Making:
         )
         rows, spread, spread_within = self._tested(rows)
         rows = self._with_intervals(rows, means.groups)
-        order = _order(rows)
+        order = by_mean_epsilon(rows)
         within: tuple[WithinLabel, ...] = ()
         if labels is not None:
-            rows = self._standardised(rows, labels, means.standardised)
+            intervals = means.standardised.intervals(0.0, self.top)
+            rows = with_standardised(
+                rows, groups, labels, means.standardised.estimate, intervals, self.min_size
+            )
         if labels is not None and means.cells is not None:
             within = tuple(
                 self._within(labels, code, order, means.cells) for code in range(n_labels)
@@ -277,29 +301,6 @@ class _Making:
             for row, interval in zip(rows, means.intervals(0.0, self.top), strict=True)
         ]
 
-    def _standardised(
-        self, rows: Sequence[GroupRow], labels: Partition, means: Resampled
-    ) -> list[GroupRow]:
-        """Rows with means at the label shares of the whole training set."""
-        n_groups, n_labels = len(self.groups.names), len(labels.names)
-        cells = self.groups.train_codes * n_labels + labels.train_codes
-        counts = np.bincount(cells, minlength=n_groups * n_labels).reshape(n_groups, n_labels)
-        present = np.flatnonzero(counts.sum(axis=0))
-        intervals = means.intervals(0.0, self.top)
-
-        def of(row: GroupRow, index: int) -> Standardised:
-            own = counts[index, present]
-            smallest = int(own.min())
-            return Standardised(
-                mean=float(means.estimate[index]) if smallest else None,
-                interval=intervals[index] if smallest >= self.min_size else None,
-                p_value=row.standardised.p_value,
-                lacks_labels=tuple(labels.names[present[j]] for j in np.flatnonzero(own == 0)),
-                smallest_label_count=smallest,
-            )
-
-        return [replace(row, standardised=of(row, index)) for index, row in enumerate(rows)]
-
     def _within(
         self, labels: Partition, code: int, order: Sequence[int], cells: Resampled
     ) -> WithinLabel:
@@ -332,13 +333,3 @@ class _Making:
             min_size=self.min_size,
             rng=self.rng,
         )
-
-
-def _order(rows: Sequence[GroupRow]) -> list[int]:
-    """Positions by mean epsilon, largest first, ties by name; groups without examples last."""
-
-    def key(index: int) -> tuple[float, str]:
-        mean = rows[index].epsilon.mean
-        return (1.0 if mean is None else -mean, rows[index].name)
-
-    return sorted(range(len(rows)), key=key)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from indpriv._formatting import format_epsilon, format_number, format_share, sentence
-from indpriv.analysis.groups.group_rows import MIN_GROUP, GroupRow
+from indpriv.analysis.groups.group_rows import MIN_GROUP, GroupRates, GroupRow
 from indpriv.analysis.groups.group_table import GroupTable, WithinLabel
 from indpriv.analysis.groups.ratios import Ratio
 from indpriv.analysis.summary import AuditSummary
@@ -15,6 +15,14 @@ _SCREEN_TABLES = 2
 _SCREEN_ROWS = 6
 _SCREEN_NAMES = 5  # of groupings that are left to the report
 _SCREEN_LABELS = 3  # labels that fit beside each other on 80 columns
+_RATES_OF = (
+    "TPR and FPR: share of the group’s test examples with and without the label {0} that are "
+    "predicted {0}."
+)
+_RATES_OF_CLASSES = (
+    "TPR: share of a class that is recognised, averaged over classes. FPR is pooled over classes: "
+    "of several classes it follows from the accuracy."
+)
 _NAME, _LABEL = 24, 9  # characters of a group's and a label's name on the first screen
 
 
@@ -58,12 +66,16 @@ def group_table(
         "Train acc.",
         "Test acc.",
     ]
+    rated = any(row.test_rates != GroupRates() for row in rows)
+    head += ["Test TPR", "Test FPR"] if rated else []
     return doc.table(
-        (found.by, *head), [_row(row, standardised=standardised) for row in rows], caption=caption
+        (found.by, *head),
+        [_row(row, standardised=standardised, rated=rated) for row in rows],
+        caption=caption,
     )
 
 
-def _row(row: GroupRow, *, standardised: bool) -> doc.Row:
+def _row(row: GroupRow, *, standardised: bool, rated: bool) -> doc.Row:
     cells = [
         row.name + (" (too few)" if row.too_small else ""),
         f"{row.n:,}",
@@ -83,6 +95,9 @@ def _row(row: GroupRow, *, standardised: bool) -> doc.Row:
         format_share(row.train_accuracy.share, 1),
         format_share(row.test_accuracy.share, 1),
     ]
+    if rated:
+        rates = row.test_rates
+        cells += [format_share(rate, 1) for rate in (rates.true_positive, rates.false_positive)]
     return doc.Row(tuple(cells), "small" if row.too_small else "")
 
 
@@ -173,7 +188,9 @@ def _grouping(summary: AuditSummary, found: GroupTable) -> list[doc.Block]:
         doc.Figure("groups", drawn, f"Mean epsilon by group{beside}, beside test accuracy{worst}."),
         group_table(found, rows, f"{found.by}, all labels", standardised=within),
     ]
-    notes = []
+    notes = [_RATES_OF.format(found.positive_class)] if found.positive_class else []
+    if not notes and any(row.test_rates != GroupRates() for row in rows):
+        notes.append(_RATES_OF_CLASSES)
     if skipped := len(found.rows) - len(rows):
         notes.append(f"{skipped:,} more groups are in audit.json.")
     if lacking := [row for row in rows if row.standardised.lacks_labels]:
