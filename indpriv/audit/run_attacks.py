@@ -21,6 +21,7 @@ from indpriv.analysis.attacks.results import (
 )
 from indpriv.analysis.attacks.strongest import StrongestAttack, strongest_attack
 from indpriv.analysis.attacks.threshold_attack import AttackRow, ThresholdAttack, threshold_attack
+from indpriv.analysis.groups.group_table import GroupTable
 from indpriv.analysis.reconstruction import reconstructions_of
 from indpriv.analysis.summary import AttackFindings
 from indpriv.attack_scores import AttackScores
@@ -59,7 +60,7 @@ def run_attacks(
     run: RecordedRun,
     log: NormLog,
     table: EpsilonTable,
-    columns: Sequence[str],
+    groups: Sequence[GroupTable],
     scored: Sequence[ScoredAttack],
     *,
     members: EpsilonTable | None,
@@ -72,7 +73,7 @@ def run_attacks(
         run: what is known about the run.
         log: its norm log.
         table: epsilons of the log.
-        columns: to group by.
+        groups: tables of mean epsilon, which say what to group by and who is most exposed.
         scored: attacks with their scores.
         members: epsilons of the training examples, to compare with those of the hold-out, as far as
             they are not the table; canaries test the guarantee at their delta.
@@ -80,6 +81,7 @@ def run_attacks(
         seed: of the random choices.
     """
     members = table if members is None else members
+    columns = [found.by for found in groups]
     ceilings = ceilings_of(log, table) if run.references or run.attributes else None
     canaries, delta = run.canaries, members.account.delta
     guarantee = (members.worst_case_epsilon, delta)
@@ -87,7 +89,7 @@ def run_attacks(
     return AttackFindings(
         every=every,
         strongest=_strongest(every, scored, run, columns, members),
-        by_group=_by_group(run, columns, seed),
+        by_group=_by_group(run, groups, seed),
         by_epsilon=_by_epsilon(members, holdout, run.examples, seed),
         canaries=None if canaries is None else measure_attack(canaries, delta=delta, seed=seed),
         attributes=attribute_attacks(
@@ -119,11 +121,15 @@ def _strongest(
     return strongest_attack(best.name, scores, groups, table, every.ceilings)
 
 
-def _by_group(run: RecordedRun, columns: Sequence[str], seed: int) -> tuple[ThresholdAttack, ...]:
+def _by_group(
+    run: RecordedRun, groups: Sequence[GroupTable], seed: int
+) -> tuple[ThresholdAttack, ...]:
     """Success by column, on the DP model and then on the non-private baseline."""
     attack, found = ATTACKS[BY_GROUP], []
     overall: dict[str, AttackRow] = {}
-    for column in columns:
+    for table in groups:
+        column = table.by
+        readable = [row.name for row in table.rows if not row.too_small]
         for model, material in materials(run).items():
             if attack.can_use(material):
                 result = threshold_attack(
@@ -133,6 +139,7 @@ def _by_group(run: RecordedRun, columns: Sequence[str], seed: int) -> tuple[Thre
                     caveat=attack.caveat,
                     seed=seed,
                     overall=overall.get(model),
+                    by_epsilon=readable,
                 )
                 overall[model] = result.overall
                 found.append(result)

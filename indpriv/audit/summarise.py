@@ -90,7 +90,7 @@ def summarise(
     found, account = _of_examples(log, table, recorded, by, seed), table.account
     scored = scored_attacks(recorded) if scored is None else scored
     attacks = run_attacks(
-        recorded, log, table, found.columns, scored, members=members, holdout=holdout, seed=seed
+        recorded, log, table, found.groups, scored, members=members, holdout=holdout, seed=seed
     )
     run = run_facts(log, recorded.examples, recorded.recorder, recorded.declared)
     provenance = _provenance(command)
@@ -121,7 +121,6 @@ class _OfExamples(NamedTuple):
     """What the example table adds; rows: of its training examples, in the order of the log."""
 
     rows: pd.DataFrame | None = None
-    columns: Sequence[str] = ()
     loss: LossRelation | None = None
     groups: tuple[GroupTable, ...] = ()
     missing: Sequence[str] = ()
@@ -144,9 +143,7 @@ def _of_examples(
     loss = relate_to_loss(table, to_floats(train["loss"]))
     groups = group_tables(table, train, examples.test, columns, seed=seed)
     notes = _group_notes(table, groups, examples.test)
-    return _OfExamples(
-        rows, columns, loss, groups, [*undeclared_people(log, rows), *left_out, *notes]
-    )
+    return _OfExamples(rows, loss, groups, [*undeclared_people(log, rows), *left_out, *notes])
 
 
 def _guarantee(log: NormLog, table: EpsilonTable, recorded: RecordedRun) -> Guarantee:

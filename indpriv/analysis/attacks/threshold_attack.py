@@ -3,10 +3,12 @@
 Sensitive.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from indpriv._arrays import FloatArray
 from indpriv._checks import check_positive_int
@@ -52,6 +54,33 @@ class AttackRow:
 
 
 @dataclass(frozen=True)
+class UnequalAttack:
+    """One-sided test of the most exposed group against all others, on all scores of the protocol.
+
+    The group is chosen by mean individual epsilon, not by what the attack achieved. One threshold
+    for all groups is chosen on each half and measured on the other, so that every score is guessed
+    once. Fisher's exact test compares the two success rates.
+
+    Attributes:
+        exposed: the group with the largest mean epsilon among those large enough to read.
+        trials, successes: guesses on that group, and how many of them were right.
+        rest_trials, rest_successes: the same of all other groups together.
+        p_value: one-sided; not corrected for the number of groupings and models.
+        chi_squared_p: of equal success rates of all readable groups of the table (one half of the
+            scores, each group at its own threshold), by the chi-squared test; None where it is
+            undefined.
+    """
+
+    exposed: str
+    trials: Count
+    successes: Count
+    rest_trials: Count
+    rest_successes: Count
+    p_value: Share
+    chi_squared_p: Share | None
+
+
+@dataclass(frozen=True)
 class ThresholdAttack:
     """Success of one attack on one model.
 
@@ -65,6 +94,8 @@ class ThresholdAttack:
         confidence: of each interval by itself.
         overall: all examples together.
         rows: one per group, most successful first.
+        unequal: test of the most exposed group against all others; None where there are no two
+            groups to compare.
     """
 
     method: str
@@ -76,6 +107,7 @@ class ThresholdAttack:
     confidence: Share
     overall: AttackRow
     rows: tuple[AttackRow, ...]
+    unequal: UnequalAttack | None = None
 
 
 def threshold_attack(
@@ -86,6 +118,7 @@ def threshold_attack(
     caveat: str = "",
     seed: int = 0,
     overall: AttackRow | None = None,
+    by_epsilon: Sequence[str] = (),
 ) -> ThresholdAttack:
     """Success rate of the best threshold, chosen on half of the scores and measured on the rest.
 
@@ -101,6 +134,8 @@ def threshold_attack(
         seed: of the random choices. A group's choices depend only on the seed, its name and its
             size, so the same examples are drawn for a model and its non-private baseline.
         overall: the row of all examples, if another grouping of the same scores has computed it.
+        by_epsilon: groups that are large enough to read, the largest mean epsilon first; the first
+            one with enough scores is tested against all others.
 
     Raises:
         InputError: a negative seed, scores of an adversary whose scores are not independent, or of
@@ -123,24 +158,107 @@ def threshold_attack(
         confidence=CONFIDENCE,
         overall=overall or _attack_group(None, scores, np.arange(len(scores.scores)), seed),
         rows=tuple(sorted(rows, key=lambda row: (-(row.success_rate or 0.0), row.name))),
+        unequal=_unequal(scores, dict(zip(names, indices, strict=True)), rows, by_epsilon, seed),
     )
+
+
+def _unequal(
+    scores: AttackScores,
+    indices: dict[str, NDArray[np.int64]],
+    rows: Sequence[AttackRow],
+    by_epsilon: Sequence[str],
+    seed: int,
+) -> UnequalAttack | None:
+    """The test of the most exposed group; see `UnequalAttack`."""
+    readable = {row.name: row for row in rows if not row.too_small}
+    exposed = next((name for name in by_epsilon if name in readable), None)
+    if exposed is None or len(readable) < 2:
+        return None
+    halves = {name: _halves(name, scores, index, seed) for name, index in indices.items()}
+    counts = {True: [0, 0], False: [0, 0]}
+    for chosen in (0, 1):
+        pooled = [
+            np.concatenate([pair[chosen][side] for pair in halves.values()]) for side in (0, 1)
+        ]
+        threshold = best_threshold(*pooled)
+        for name, pair in halves.items():
+            members, nonmembers = pair[1 - chosen]
+            right = int((members >= threshold).sum()) + int((nonmembers < threshold).sum())
+            own = counts[name == exposed]
+            own[0], own[1] = own[0] + right, own[1] + len(members) + len(nonmembers)
+    table = [(row.successes, row.trials) for row in readable.values()]
+    (own_right, own_n), (rest_right, rest_n) = counts[True], counts[False]
+    return unequal_attack(exposed, (own_right, own_n), (rest_right, rest_n), table)
+
+
+def unequal_attack(
+    exposed: str, own: tuple[int, int], rest: tuple[int, int], rows: Sequence[tuple[int, int]]
+) -> UnequalAttack:
+    """Test whether an attack succeeds more often on one group than on all others.
+
+    Args:
+        exposed: the group, chosen before the attack.
+        own: (successes, trials) on it.
+        rest: the same on all other groups together.
+        rows: the same of each readable group of the table, for the chi-squared test.
+
+    >>> unequal_attack("a", (60, 100), (45, 100), [(30, 50), (20, 50)]).p_value < 0.05
+    True
+    """
+    counts = np.array([(right, trials - right) for right, trials in (own, rest)])
+    return UnequalAttack(
+        exposed=exposed,
+        trials=own[1],
+        successes=own[0],
+        rest_trials=rest[1],
+        rest_successes=rest[0],
+        p_value=min(1.0, float(stats.fisher_exact(counts, alternative="greater").pvalue)),
+        chi_squared_p=_chi_squared(rows),
+    )
+
+
+def _chi_squared(rows: Sequence[tuple[int, int]]) -> float | None:
+    """Of a table of successes and failures; None where a row or a column would be empty."""
+    right, trials = (sum(column) for column in zip(*rows, strict=True)) if rows else (0, 0)
+    if len(rows) < 2 or not 0 < right < trials:
+        return None
+    table = [(hits, n - hits) for hits, n in rows]
+    return float(stats.chi2_contingency(table).pvalue)
+
+
+_Half = tuple[FloatArray, FloatArray]  # scores of members and of as many non-members
+
+
+def _halves(
+    group: str | None, scores: AttackScores, index: NDArray[np.int64], seed: int
+) -> tuple[_Half, _Half]:
+    """Two random halves of as many members as non-members of a group."""
+    members, nonmembers = _shuffled(group, scores, index, seed)
+    pairs = min(len(members), len(nonmembers))
+    half = pairs // 2
+    return (members[:half], nonmembers[:half]), (members[half:pairs], nonmembers[half:pairs])
+
+
+def _shuffled(
+    group: str | None, scores: AttackScores, index: NDArray[np.int64], seed: int
+) -> _Half:
+    """Scores of members and of non-members of a group, in random order."""
+    member, values = scores.member[index], scores.scores[index]
+    rng = generator_of(seed, group)
+    return rng.permutation(values[member]), rng.permutation(values[~member])
 
 
 def _attack_group(
     group: str | None, scores: AttackScores, index: NDArray[np.int64], seed: int
 ) -> AttackRow:
     """The row of one group, or of all examples where group is None."""
-    member, values = scores.member[index], scores.scores[index]
-    rng = generator_of(seed, group)
-    members, nonmembers = (rng.permutation(values[member == side]) for side in (True, False))
-    pairs = min(len(members), len(nonmembers))
-    half = pairs // 2
+    members, nonmembers = _shuffled(group, scores, index, seed)
+    (choosing, others), (mine, theirs) = _halves(group, scores, index, seed)
     trials = successes = 0
-    if half:
-        threshold = best_threshold(members[:half], nonmembers[:half])
-        trials = 2 * (pairs - half)
-        successes = int((members[half:pairs] >= threshold).sum())
-        successes += int((nonmembers[half:pairs] < threshold).sum())
+    if len(choosing):
+        threshold = best_threshold(choosing, others)
+        trials = 2 * len(mine)
+        successes = int((mine >= threshold).sum()) + int((theirs < threshold).sum())
     return AttackRow(
         name=OVERALL if group is None else group,
         n_members=len(members),

@@ -121,3 +121,48 @@ def test_infinite_scores_are_scores():
 def test_a_bad_seed_is_refused():
     with pytest.raises(InputError, match="seed=-1"):
         threshold_attack(scores([0.0], [0.0]), seed=-1)
+
+
+def p_values(sizes, rates, runs):
+    """(runs, 2): Fisher's and chi-squared p of attacks with these best success rates by group."""
+    found = []
+    for seed in range(runs):
+        rng = np.random.default_rng(seed)
+        shifts = [2 * stats.norm.ppf(rate) for rate in rates]
+        members = [rng.normal(d, 1, n) for d, n in zip(shifts, sizes, strict=True)]
+        others = [rng.normal(0, 1, n) for n in sizes]
+        names = np.repeat(list("abcd"), sizes)
+        attacked = scores(np.concatenate(members), np.concatenate(others), [*names, *names])
+        test = threshold_attack(attacked, by="group", by_epsilon=["a", "b"], seed=seed).unequal
+        found.append((test.p_value, test.chi_squared_p))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("sizes", [[1200] * 4, [300, 900, 900, 900], [900, 200, 200, 200]])
+def test_the_test_of_the_most_exposed_group_keeps_its_level(sizes):
+    rejected = (p_values(sizes, [0.57] * 4, 200)[:, 0] <= 0.05).sum()
+    assert rejected <= stats.binom.ppf(0.999, 200, 0.05)
+
+
+def test_the_test_of_the_most_exposed_group_has_power_where_chi_squared_has_little():
+    power = (p_values([1200] * 4, [0.60, 0.57, 0.57, 0.57], 200) <= 0.05).mean(axis=0)
+    assert power[0] > 0.7
+    assert power[1] < 0.5
+
+
+def test_the_most_exposed_group_is_the_first_with_enough_scores():
+    rng = np.random.default_rng(0)
+    names = ["few"] * 3 + ["a"] * 101 + ["b"] * 40
+    attacked = scores(rng.normal(1, 1, 144), rng.normal(0, 1, 144), names * 2)
+    test = threshold_attack(attacked, by="group", by_epsilon=["few", "b", "a"]).unequal
+    assert (test.exposed, test.trials, test.rest_trials) == ("b", 80, 208)
+    table = [
+        [test.successes, 80 - test.successes],
+        [test.rest_successes, 208 - test.rest_successes],
+    ]
+    # The upper tail of the hypergeometric law, whose margins are fixed.
+    right = test.successes + test.rest_successes
+    expected = stats.hypergeom.sf(test.successes - 1, 288, 80, right)
+    assert np.sum(table) == 288
+    assert test.p_value == pytest.approx(expected)
+    assert threshold_attack(attacked, by="group").unequal is None

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from indpriv._formatting import format_share
-from indpriv.analysis.attacks.threshold_attack import AttackRow, ThresholdAttack
+from indpriv.analysis.attacks.threshold_attack import AttackRow, ThresholdAttack, UnequalAttack
 from indpriv.analysis.summary import AuditSummary
 from indpriv.report.document import (
     Block,
@@ -18,7 +18,7 @@ from indpriv.report.document import (
 )
 from indpriv.report.sections.attacks.every_attack import every_attack, strongest_lines
 from indpriv.report.sections.attacks.ladder import on_units
-from indpriv.report.wording import MOST_ROWS, NO_EVIDENCE, shorten, span
+from indpriv.report.wording import MOST_ROWS, NO_EVIDENCE, p_value, shorten, span
 
 _CHANCE = 0.5
 _NONE = "No attack was run; it needs losses of training and test examples."
@@ -117,12 +117,33 @@ def _by_group(attack: ThresholdAttack, baseline: ThresholdAttack | None) -> list
         head += ["Without DP", "95 % interval"]
         caption += ", on this model and on the same model trained without DP"
     blocks: list[Block] = [table(head, rows, caption=caption)]
+    blocks += [
+        paragraph(_unequal(name, of.unequal))
+        for name, of in (("This model", attack), ("Without DP", baseline))
+        if of is not None and of.unequal is not None
+    ]
     if skipped := len(attack.rows) - len(tried):
         text = (
             f"{skipped:,} groups (too few scores, or too many rows for a page) are in audit.json."
         )
         blocks.append(paragraph(text, style="note"))
     return blocks
+
+
+def _unequal(model: str, found: UnequalAttack) -> str:
+    """The test of the most exposed group, in a sentence."""
+    own, rest = found.successes / found.trials, found.rest_successes / found.rest_trials
+    chi_squared = (
+        ""
+        if found.chi_squared_p is None
+        else f" Chi-squared test of the rates in the table: p {p_value(found.chi_squared_p)}."
+    )
+    return (
+        f"{model}: one threshold for all groups, measured on all scores, is right on "
+        f"{format_share(own, 1)} of the guesses on {found.exposed}, the group with the largest "
+        f"mean epsilon, and on {format_share(rest, 1)} on the others (Fisher’s exact test, "
+        f"one-sided: p {p_value(found.p_value)}, not corrected for other groupings)." + chi_squared
+    )
 
 
 def _rate(row: AttackRow | None) -> tuple[str, str]:
