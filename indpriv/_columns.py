@@ -100,10 +100,17 @@ def partition(
 
 def to_floats(column: "pd.Series[Any]") -> NDArray[np.float64]:
     """A column of numbers or booleans, with missing values of any kind, as float64 with NaN."""
+    if _is_plain(column):
+        return column.to_numpy(dtype=np.float64, copy=True)
     values = column.to_numpy(dtype=object, copy=True)
     values[column.isna().to_numpy()] = np.nan
     floats: NDArray[np.float64] = values.astype(np.float64)
     return floats
+
+
+def _is_plain(column: "pd.Series[Any]") -> bool:
+    """Whether it holds numbers or booleans of numpy, which need no Python object each."""
+    return isinstance(column.dtype, np.dtype) and column.dtype.kind in "biuf"
 
 
 def mean_of_known(values: NDArray[np.float64]) -> float | None:
@@ -144,10 +151,10 @@ def to_texts(column: "pd.Series[Any]") -> NDArray[np.object_]:
 
 def _texts(column: "pd.Series[Any]") -> NDArray[np.object_]:
     """Values as texts, None where missing; 1.0 in a column of whole numbers reads 1."""
-    values = column.astype(object).to_numpy(dtype=object)
+    values = column.to_numpy() if _is_plain(column) else column.astype(object).to_numpy(object)
     missing = column.isna().to_numpy()
     codes, uniques = pd.factorize(values, use_na_sentinel=True)
-    texts = np.array([_text(value) for value in uniques] + [None], dtype=object)
+    texts = np.array([_text(value) for value in uniques.tolist()] + [None], dtype=object)
     found: NDArray[np.object_] = texts[codes]
     found[missing] = None
     return found

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indpriv._columns import MISSING, groupable_columns, partition, to_floats
+from indpriv._columns import MISSING, groupable_columns, partition, to_floats, to_texts
 from indpriv.errors import InputError
+from indpriv.example_table import ExampleTable
 from synthetic import rows
 
 
@@ -160,3 +161,37 @@ def test_results_of_the_model_are_groups_if_asked():
     loss = partition(train, test, "loss:bins=2")
     assert (loss.train_codes.tolist(), loss.test_codes.tolist()) == ([0, 1, 1, 1], [1])
     assert groupable_columns(train) == ["label"]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array([3, 1, 2**53 + 1, 3]),
+        np.array([True, False, True]),
+        np.array([0.5, -0.0, np.nan, 1e16, 0.1]),
+        np.array([0.1, 1.0, np.nan], np.float32),
+        np.array([0.1, 1.0], np.float16),
+        np.array([255, 0], np.uint8),
+    ],
+)
+def test_numbers_read_as_the_same_values_in_objects_do(values):
+    plain, boxed = pd.Series(values), pd.Series(values.astype(object))
+    assert to_texts(plain).tolist() == to_texts(boxed).tolist()
+    assert to_floats(plain).tobytes() == to_floats(boxed).tobytes()
+
+
+def test_floats_are_a_copy():
+    column = pd.Series([1.0, 2.0])
+    to_floats(column)[0] = 5.0
+    assert column.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
+def test_rows_come_in_the_order_of_the_ids(order):
+    examples = ExampleTable(rows("train", [0, 1, 0], group=["a", "b", "c"]))
+    ids = examples.train["example_id"].to_numpy()[order]
+    found = examples.aligned(ids)
+    assert found.columns[0] == "example_id"
+    assert found["example_id"].tolist() == ids.tolist()
+    assert found["group"].tolist() == ["abc"[index] for index in order]
+    assert found.index.equals(pd.RangeIndex(3))

@@ -139,7 +139,9 @@ def _of_examples(
         return _OfExamples()
     rows = examples.aligned(log.example_ids)
     columns, left_out = choose_groups(rows, by, recorded.declared.groups)
-    train = in_rows_of(table, examples).aligned(table.example_ids)
+    train = rows
+    if table.account.rows_per_unit is not None:
+        train = in_rows_of(table, examples).aligned(table.example_ids)
     loss = relate_to_loss(table, to_floats(train["loss"]))
     groups = group_tables(table, train, examples.test, columns, seed=seed)
     notes = _group_notes(table, groups, examples.test)
