@@ -31,7 +31,10 @@ _LAYERS: Mapping[str, Mapping[str, int]] = {
 def layer_counts(config: ModelConfig) -> dict[str, int]:
     """Number of layers of an audit's model, by the name of their class."""
     if config.architecture != "mlp":
-        return dict(_LAYERS[config.architecture])
+        counts = dict(_LAYERS[config.architecture])
+        if config.weight_standardisation:
+            counts["StandardisedConv2d"] = counts.pop("Conv2d")
+        return counts
     hidden = len(config.hidden or DEFAULT_HIDDEN)
     activation = _ACTIVATION_CLASSES[config.activation or DEFAULT_ACTIVATION]
     return {"Flatten": 1, "Linear": hidden + 1, activation: hidden}

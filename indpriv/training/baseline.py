@@ -17,7 +17,7 @@ from indpriv.example_table import ExampleTable
 from indpriv.recording.training_data import TrainingData
 from indpriv.training.config import AuditConfig
 from indpriv.training.datasets import Dataset
-from indpriv.training.models import first_parameters
+from indpriv.training.models import LOSSES, first_parameters
 from indpriv.training.randomness import Randomness, generator
 from indpriv.training.tensors import tensor_set, whole_batch
 
@@ -64,7 +64,7 @@ def fit_without_dp(
         collate_fn=whole_batch,
         generator=generator(randomness.shuffling),
     )
-    criterion = nn.CrossEntropyLoss()
+    criterion = LOSSES[settings.loss]()
     longer = settings.non_private_epochs
     total_steps = longer * len(loader) if longer else settings.total_steps(len(loader))
     step = 0
@@ -85,16 +85,21 @@ def fit_without_dp(
 
 
 def example_table(
-    module: nn.Module, dataset: Dataset, device: str = "cpu", unit_ids: ArrayLike | None = None
+    module: nn.Module,
+    dataset: Dataset,
+    device: str = "cpu",
+    *,
+    loss: str = "cross_entropy",
+    unit_ids: ArrayLike | None = None,
 ) -> ExampleTable:
     """Losses and predictions of a model on every training and test example; ids are positions.
 
-    unit_ids: (n_train,) the unit of each training row.
+    loss: one of `LOSSES`. unit_ids: (n_train,) the unit of each training row.
     """
     module.eval()
     data = TrainingData(
         tensor_set(dataset.train),
-        nn.CrossEntropyLoss(reduction="none"),
+        LOSSES[loss](reduction="none"),
         unit_ids=unit_ids,
         metadata=dataset.train.metadata,
         test_set=tensor_set(dataset.test),

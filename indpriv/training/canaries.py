@@ -76,7 +76,7 @@ def train_with_canaries(
         n_planned=len(dataset.train),
     )
     canaries = replace(with_canaries, train=changed.take(is_canary))
-    losses = example_table(run.module, canaries, device).train["loss"]
+    losses = example_table(run.module, canaries, device, loss=config.training.loss).train["loss"]
     AttackScores(
         scores=-losses.to_numpy(np.float64),
         member=included,

@@ -11,14 +11,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import safetensors.torch
 from torch import nn
 
+from indpriv._files import write_atomically
 from indpriv._progress import StageProgress, silent
 from indpriv.attacks.attribute_knowledge import write_knowledge
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.journal_state import read_state
-from indpriv.norm_log.run_files import ATTRIBUTES, ATTRIBUTES_NON_DP, EXAMPLES, EXAMPLES_NON_DP
+from indpriv.norm_log.run_files import (
+    ATTRIBUTES,
+    ATTRIBUTES_NON_DP,
+    EXAMPLES,
+    EXAMPLES_NON_DP,
+    MODEL_NON_DP,
+)
 from indpriv.recording import GradientCanaries, Recorder, WhiteBox
 from indpriv.recording.clipping.filtered import Filter
 from indpriv.recording.clipping.rules import ClippingRule
@@ -30,6 +38,7 @@ from indpriv.training.curve import Curve
 from indpriv.training.datasets import Dataset, load_dataset
 from indpriv.training.datasets.base import Split
 from indpriv.training.leakage import leak_after_training
+from indpriv.training.models import LOSSES
 from indpriv.training.private_setting import PrivateSetting, make_private, quiet_opacus
 from indpriv.training.randomness import Randomness
 from indpriv.training.run_record import (
@@ -83,7 +92,7 @@ def train(
 
     Writes RUN/run.json, the Recorder's log and examples.parquet, RUN/checkpoints/step-*.pt, their
     test accuracy and epsilon in RUN/curve.parquet and, if the audit asks for them, RUN/leakage and
-    RUN/attributes.parquet; examples and attributes also of the non-private baseline, if it has one.
+    RUN/attributes.parquet; of a non-private baseline examples, attributes and parameters.
     Ctrl-C or SIGTERM stops training after the current step: log, last checkpoint and example table
     are written as at a normal end, and KeyboardInterrupt is raised.
 
@@ -141,7 +150,11 @@ def _filter_of(
 def _write_baseline(
     config: AuditConfig, module: nn.Module, dataset: Dataset, run_dir: Path, device: str
 ) -> None:
-    example_table(module, dataset, device).to_parquet(run_dir / EXAMPLES_NON_DP)
+    table = example_table(module, dataset, device, loss=config.training.loss)
+    table.to_parquet(run_dir / EXAMPLES_NON_DP)
+    (run_dir / MODEL_NON_DP).parent.mkdir(mode=0o700, exist_ok=True)
+    parameters = {name: tensor.cpu() for name, tensor in module.state_dict().items()}
+    write_atomically(run_dir / MODEL_NON_DP, safetensors.torch.save(parameters))
     _write_attributes(config, module, dataset, run_dir / ATTRIBUTES_NON_DP, device)
 
 
@@ -187,7 +200,7 @@ def _make_recorder(
     return Recorder(
         run_dir,
         dataset=private.train_set,
-        loss_fn=nn.CrossEntropyLoss(reduction="none"),
+        loss_fn=LOSSES[config.training.loss](reduction="none"),
         policy=recording.to_policy(),
         rounding=recording.rounding,
         rounding_mode=recording.rounding_mode,

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from indpriv._files import read_json
 from indpriv._progress import StageProgress, silent
 from indpriv.errors import InputError
@@ -18,7 +16,7 @@ from indpriv.norm_log.run_files import LEAKAGE, RUN_JSON
 from indpriv.recording import AuditSpec
 from indpriv.training.config import AuditConfig, FederatedConfig, LeakageConfig
 from indpriv.training.datasets import Dataset, load_dataset
-from indpriv.training.models import build_model
+from indpriv.training.models import LOSSES, build_model
 from indpriv.training.tensors import tensor_set
 
 ObservationAt = Callable[[int], Observation]
@@ -95,7 +93,7 @@ def spec_of(config: AuditConfig, dataset: Dataset) -> AuditSpec:
     return AuditSpec(
         model=lambda: build_model(config.model, dataset.input_shape, dataset.n_classes),
         dataset=tensor_set(dataset.train),
-        loss_fn=nn.CrossEntropyLoss(reduction="none"),
+        loss_fn=LOSSES[config.training.loss](reduction="none"),
     )
 
 

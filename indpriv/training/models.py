@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from indpriv.errors import InputError
+from indpriv.recording.checkpoints.safe_files import read_content
+from indpriv.recording.checkpoints.weights import state_of
+from indpriv.recording.losses import HingeLoss
 from indpriv.training.architectures import DEFAULT_ACTIVATION, DEFAULT_HIDDEN
 from indpriv.training.config import ModelConfig
 from indpriv.training.sequences.gpt2 import Gpt2WithLora
 
+LOSSES = {"cross_entropy": nn.CrossEntropyLoss, "hinge": HingeLoss}
 _ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 _GROUPS = 4  # groups of each GroupNorm in ResNet-20, whose narrowest layer has 16 channels
 _WIDE_GROUPS = 16  # groups of each GroupNorm in WRN-16-4, as in De et al. 2022
@@ -44,8 +49,8 @@ def build_model(config: ModelConfig, input_shape: tuple[int, ...], n_classes: in
     if config.architecture == "tanh_cnn":
         return tanh_cnn(input_shape, n_classes)
     if config.architecture == "wrn16_4":
-        return WideResNet16(input_shape[0], n_classes)
-    return ResNet20(input_shape[0], n_classes)
+        return WideResNet16(input_shape[0], n_classes, config.weight_standardisation is True)
+    return ResNet20(input_shape[0], n_classes, config.affine is not False)
 
 
 def mlp(n_inputs: int, hidden: tuple[int, ...], n_classes: int, activation: str) -> nn.Sequential:
@@ -92,13 +97,13 @@ def tanh_cnn(input_shape: tuple[int, ...], n_classes: int) -> nn.Sequential:
 class _Block(nn.Module):
     """Two 3 x 3 convolutions around a shortcut without parameters."""
 
-    def __init__(self, n_in: int, n_out: int) -> None:
+    def __init__(self, n_in: int, n_out: int, affine: bool) -> None:
         super().__init__()
         self.stride = 1 if n_in == n_out else 2
         self.conv1 = nn.Conv2d(n_in, n_out, 3, self.stride, padding=1, bias=False)
-        self.norm1 = nn.GroupNorm(_GROUPS, n_out)
+        self.norm1 = nn.GroupNorm(_GROUPS, n_out, affine=affine)
         self.conv2 = nn.Conv2d(n_out, n_out, 3, padding=1, bias=False)
-        self.norm2 = nn.GroupNorm(_GROUPS, n_out)
+        self.norm2 = nn.GroupNorm(_GROUPS, n_out, affine=affine)
         self.new_channels = n_out - n_in
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -112,15 +117,18 @@ class ResNet20(nn.Module):
     """ResNet-20 for 32 x 32 images, with GroupNorm instead of BatchNorm.
 
     He et al. 2016, sec. 4.2, shortcuts A. BatchNorm mixes the examples of a batch, so per-example
-    gradients would not exist.
+    gradients would not exist. In the code of Yu et al. 2023 it learns no scale and shift:
+    affine = False.
     """
 
-    def __init__(self, channels: int, n_classes: int) -> None:
+    def __init__(self, channels: int, n_classes: int, affine: bool = True) -> None:
         super().__init__()
         self.conv = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
-        self.norm = nn.GroupNorm(_GROUPS, 16)
+        self.norm = nn.GroupNorm(_GROUPS, 16, affine=affine)
         widths = (16, 16, 16, 16, 32, 32, 32, 64, 64, 64)
-        self.blocks = nn.Sequential(*(_Block(n_in, n_out) for n_in, n_out in pairwise(widths)))
+        self.blocks = nn.Sequential(
+            *(_Block(n_in, n_out, affine) for n_in, n_out in pairwise(widths))
+        )
         self.head = nn.Linear(64, n_classes)
         _start_convolutions(self)
 
@@ -130,21 +138,32 @@ class ResNet20(nn.Module):
         return self.head(features.mean(dim=(2, 3)))
 
 
+class StandardisedConv2d(nn.Conv2d):
+    """A convolution by its weights less their mean, over their standard deviation, of each output.
+
+    Weight standardisation, Qiao et al. 2019 (arXiv:1903.10520v2). Opacus has no formula for its
+    per-example gradients, and computes them with functorch.
+    """
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (batch, in_channels, height, width) to (batch, out_channels, ...)."""
+        variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
+        return self._conv_forward(images, (self.weight - mean) / (variance + 1e-5).sqrt(), None)
+
+
 class _PreActivationBlock(nn.Module):
     """Two 3 x 3 convolutions, each after its normalisation.
 
     The shortcut is a 1 x 1 convolution if the number of channels changes.
     """
 
-    def __init__(self, n_in: int, n_out: int, stride: int) -> None:
+    def __init__(self, n_in: int, n_out: int, stride: int, conv: type[nn.Conv2d]) -> None:
         super().__init__()
         self.norm1 = nn.GroupNorm(_WIDE_GROUPS, n_in)
-        self.conv1 = nn.Conv2d(n_in, n_out, 3, stride, padding=1, bias=False)
+        self.conv1 = conv(n_in, n_out, 3, stride, padding=1, bias=False)
         self.norm2 = nn.GroupNorm(_WIDE_GROUPS, n_out)
-        self.conv2 = nn.Conv2d(n_out, n_out, 3, padding=1, bias=False)
-        self.shortcut = (
-            nn.Identity() if n_in == n_out else nn.Conv2d(n_in, n_out, 1, stride, bias=False)
-        )
+        self.conv2 = conv(n_out, n_out, 3, padding=1, bias=False)
+        self.shortcut = nn.Identity() if n_in == n_out else conv(n_in, n_out, 1, stride, bias=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
         active = F.relu(self.norm1(inputs))
@@ -157,17 +176,18 @@ class _PreActivationBlock(nn.Module):
 class WideResNet16(nn.Module):
     """WRN-16-4 for 32 x 32 images (Zagoruyko and Komodakis 2016), with GroupNorm of 16 groups.
 
-    The model of Yu et al. 2023 on CIFAR-10, after De et al. 2022 (arXiv:2204.13650), but without
-    weight standardisation.
+    The model of Yu et al. 2023 on CIFAR-10, after De et al. 2022 (arXiv:2204.13650), who
+    standardise the weights of its convolutions.
     """
 
-    def __init__(self, channels: int, n_classes: int) -> None:
+    def __init__(self, channels: int, n_classes: int, standardised: bool = False) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
+        conv = StandardisedConv2d if standardised else nn.Conv2d
+        self.conv = conv(channels, 16, 3, padding=1, bias=False)
         widths, strides = (16, 64, 64, 128, 128, 256, 256), (1, 1, 2, 1, 2, 1)
         self.blocks = nn.Sequential(
             *(
-                _PreActivationBlock(n_in, n_out, s)
+                _PreActivationBlock(n_in, n_out, s, conv)
                 for (n_in, n_out), s in zip(pairwise(widths), strides, strict=True)
             )
         )
@@ -205,7 +225,34 @@ def describe_model(model: nn.Module) -> str:
 def first_parameters(
     config: ModelConfig, input_shape: tuple[int, ...], n_classes: int, seed: int
 ) -> nn.Module:
-    """`build_model` from the given seed; PyTorch's global random state is restored afterwards."""
+    """`build_model` from the given seed, or from its pretrained parameters.
+
+    PyTorch's global random state is restored afterwards.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return build_model(config, input_shape, n_classes)
+        module = build_model(config, input_shape, n_classes)
+    if config.pretrained is not None:
+        load_pretrained(module, Path(config.pretrained))
+    return module
+
+
+def load_pretrained(module: nn.Module, path: Path) -> None:
+    """Start a model from parameters in a file; its last layer may differ in shape, and is kept.
+
+    Raises:
+        InputError: no such file, one that cannot be read safely, or parameters of another model.
+    """
+    if not path.is_file():
+        raise InputError(f"pretrained = {str(path)!r} does not exist; make it, or leave it out")
+    state, own = state_of(read_content(path)), module.state_dict()
+    if state.keys() != own.keys():
+        names = sorted(state.keys() ^ own.keys())
+        raise InputError(f"{path} is of another model: only one of them has {', '.join(names[:5])}")
+    last = list(own)[-1].rpartition(".")[0]
+    differing = {name for name in own if state[name].shape != own[name].shape}
+    if wrong := sorted(name for name in differing if name.rpartition(".")[0] != last):
+        shapes = f"{tuple(state[wrong[0]].shape)}, not {tuple(own[wrong[0]].shape)}"
+        raise InputError(f"{path} is of another model: {wrong[0]} has shape {shapes}")
+    kept = {name: own[name] for name in own if name.rpartition(".")[0] == last and differing}
+    module.load_state_dict({**state, **kept})

@@ -21,7 +21,7 @@ from indpriv.recording.attacks.mislabelled_canaries import PlannedLoader
 from indpriv.recording.clipping.rules import AdaClip, LargestNormNoise, QuantileClipping
 from indpriv.training.config import AuditConfig, TrainingConfig
 from indpriv.training.datasets import Dataset
-from indpriv.training.models import first_parameters
+from indpriv.training.models import LOSSES, first_parameters
 from indpriv.training.randomness import Randomness, generator
 from indpriv.training.step_plan import (
     plan_of,
@@ -113,7 +113,7 @@ def make_private(
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
     )
-    criterion = nn.CrossEntropyLoss()
+    criterion = LOSSES[settings.loss]()
     return made_private(
         module, optimizer, criterion, tensor_set(dataset.train), settings, randomness, n_planned
     )

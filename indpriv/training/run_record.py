@@ -13,7 +13,7 @@ import opacus
 import torch
 from torch import nn
 
-from indpriv._files import read_json, write_json
+from indpriv._files import read_json, sha256, write_json
 from indpriv.norm_log.run_files import RUN_JSON
 from indpriv.norm_log.step_settings import StepSettings
 from indpriv.training.config import AuditConfig, TrainingConfig
@@ -35,13 +35,18 @@ ON_TRUST = {
 
 def _on_trust(config: AuditConfig, dataset: Dataset) -> dict[str, str]:
     """What a reader must take on trust of this run."""
-    units = {}
+    given = {}
+    if config.model.pretrained is not None:
+        given["pretraining"] = (
+            "the first parameters are of a model trained on other data; no epsilon covers those "
+            "data, and whether they hold examples of this run was not checked"
+        )
     if config.data.unit_column is not None:
-        units["duplicates"] = (
+        given["duplicates"] = (
             f"rows with the same {config.data.unit_column} belong to one person; whether a person "
             "has several was not checked"
         )
-    return {**ON_TRUST, **units, **dataset.on_trust}
+    return {**ON_TRUST, **given, **dataset.on_trust}
 
 
 def noise_and_clipping(
@@ -111,6 +116,12 @@ def first_record(
             "architecture": config.model.architecture,
             "parameters": count_parameters(module),
             "layers": describe_model(module).splitlines(),
+            "pretrained": None
+            if config.model.pretrained is None
+            else {
+                "file": Path(config.model.pretrained).name,
+                "sha256": sha256(Path(config.model.pretrained)),
+            },
         },
         "training": dict(training),
         "released": "every checkpoint may be published under the worst-case epsilon; losses and "

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from indpriv import InputError
 from indpriv.norm_log.norm_log import open_run
 from indpriv.recording import CausalLMLoss, NormPass, Recorder
-from indpriv.recording.losses import described_loss, with_targets
+from indpriv.recording.losses import HingeLoss, described_loss, with_targets
 from indpriv.recording.norms.batches import Keywords
 from runs import make_run
 
@@ -139,3 +139,16 @@ def test_a_loss_is_described_by_its_name():
 
     assert described_loss(with_targets(mine)).endswith("mine")
     assert described_loss(nn.CrossEntropyLoss()) == "CrossEntropyLoss()"
+
+
+@given(st.integers(0, 1000), st.integers(2, 6), st.sampled_from(["mean", "sum", "none"]))
+def test_the_hinge_loss_and_its_gradient_are_those_of_torch(seed, n_classes, reduction):
+    generator = torch.Generator().manual_seed(seed)
+    outputs = torch.randn(5, n_classes, generator=generator, requires_grad=True)
+    targets = torch.randint(n_classes, (5,), generator=generator)
+    ours, theirs = HingeLoss(reduction), nn.MultiMarginLoss(reduction=reduction)
+    torch.testing.assert_close(ours(outputs, targets), theirs(outputs, targets))
+    gradients = [
+        torch.autograd.grad(loss(outputs, targets).sum(), outputs)[0] for loss in (ours, theirs)
+    ]
+    torch.testing.assert_close(*gradients)

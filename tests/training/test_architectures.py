@@ -13,7 +13,9 @@ MODELS = [
     ModelConfig("mlp", hidden=(8, 4), activation="relu"),
     ModelConfig("tanh_cnn"),
     ModelConfig("resnet20_gn"),
+    ModelConfig("resnet20_gn", affine=False),
     ModelConfig("wrn16_4"),
+    ModelConfig("wrn16_4", weight_standardisation=True),
 ]
 
 

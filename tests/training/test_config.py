@@ -220,10 +220,15 @@ def test_missing_keys_and_sections_are_named():
     assert AuditConfig.from_dict(tables).audit.groups == ("label",)
 
 
-def test_options_of_the_mlp_are_refused_elsewhere():
-    for key, value in (("hidden", [8]), ("activation", "relu")):
+def test_options_of_an_architecture_are_refused_elsewhere():
+    for key, value in (
+        ("hidden", [8]),
+        ("activation", "relu"),
+        ("affine", False),
+        ("weight_standardisation", True),
+    ):
         tables = changed("model", key, value)
-        tables["model"]["architecture"] = "resnet20_gn"
+        tables["model"]["architecture"] = "tanh_cnn"
         with pytest.raises(InputError, match=f"{key} is for architecture"):
             AuditConfig.from_dict(tables)
 

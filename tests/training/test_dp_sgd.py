@@ -12,13 +12,14 @@ from opacus.accountants import RDPAccountant
 from torch import nn
 
 import indpriv
-from indpriv._files import read_json
+from indpriv._files import read_json, sha256
 from indpriv.audit import audit
 from indpriv.audit.gate import Limits, judge
 from indpriv.audit.validation import white_box_of_run
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.norm_log import NormLog, open_run
+from indpriv.norm_log.run_files import MODEL_NON_DP
 from indpriv.norm_log.verify import verify
 from indpriv.recording.checkpoints.discovery import discover
 from indpriv.recording.checkpoints.safe_files import read_content
@@ -647,3 +648,44 @@ def test_the_learning_rate_falls_as_a_cosine_and_weights_decay():
     expected = 0.5 * np.cos(np.pi * np.arange(12) / 24) ** 2
     np.testing.assert_allclose(rates[:12], expected, rtol=1e-12)
     assert group["weight_decay"] == 0.01
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_norms_losses_and_baseline_of_a_run_with_hinge_loss_are_of_that_loss(tmp_path, mode):
+    settings = config(loss="hinge", grad_sample_mode=mode, non_private_baseline=True)
+    train(settings, tmp_path / "run", seed=1, dataset=toy())
+    rows, data = indpriv.NormLog.open(tmp_path / "run").read(), toy().train
+    inputs, targets = torch.from_numpy(data.inputs), torch.from_numpy(data.targets)
+    hinge = nn.MultiMarginLoss(reduction="none")
+    first, last = discover(tmp_path / "run").models[0], discover(tmp_path / "run").models[-1]
+    model = build_model(settings.model, (6,), 3)
+    model.load_state_dict(state_of(read_content(first.path)))
+    for i in range(5):
+        loss = hinge(model(inputs[i : i + 1]), targets[i : i + 1]).sum()
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        norm = sum(float(gradient.double().square().sum()) for gradient in gradients) ** 0.5
+        assert rows[0][i] == pytest.approx(norm, rel=1e-3)
+    for path, table in (
+        (last.path, "examples.parquet"),
+        (tmp_path / "run" / MODEL_NON_DP, "examples-non-dp.parquet"),
+    ):
+        model.load_state_dict(state_of(read_content(path)))
+        losses = ExampleTable.from_parquet(tmp_path / "run" / table).train["loss"]
+        expected = hinge(model(inputs), targets).detach().numpy()
+        np.testing.assert_allclose(losses, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_run_goes_on_from_the_parameters_of_another_and_says_so(tmp_path):
+    dataset = toy()
+    train(config(non_private_baseline=True), tmp_path / "public", dataset=dataset)
+    source = tmp_path / "public" / MODEL_NON_DP
+    tables = config().to_dict()
+    tables["model"]["pretrained"] = str(source)
+    train(AuditConfig.from_dict(tables), tmp_path / "run", dataset=dataset)
+    before = state_of(read_content(source))
+    start = state_of(read_content(discover(tmp_path / "run").models[0].path))
+    assert all(torch.equal(start[name], value) for name, value in before.items())
+    record = read_json(tmp_path / "run" / "run.json")
+    assert record["model"]["pretrained"]["file"] == "parameters.safetensors"
+    assert record["model"]["pretrained"]["sha256"] == sha256(source)
+    assert "no epsilon covers those data" in record["on_trust"]["pretraining"]

@@ -11,8 +11,8 @@ _MIXING = frozenset({"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm
 _PER_EXAMPLE = frozenset(
     {"GroupNorm", "LayerNorm", "RMSNorm", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"}
 )
-_WEIGHTS = frozenset({"Linear", "Conv1d", "Conv2d", "Conv3d"})
-_CONVOLUTIONS = frozenset({"Conv2d", "Conv3d"})
+_CONVOLUTIONS = frozenset({"Conv2d", "StandardisedConv2d", "Conv3d"})
+_WEIGHTS = _CONVOLUTIONS | {"Linear", "Conv1d"}
 _UNBOUNDED = frozenset({"ReLU", "LeakyReLU", "PReLU", "ELU", "GELU", "SiLU"})
 _DEEP = 8  # layers with weights
 

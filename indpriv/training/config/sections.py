@@ -30,6 +30,14 @@ DatasetName = Annotated[
 ]
 
 
+_ONLY_OF = {
+    "hidden": "mlp",
+    "activation": "mlp",
+    "affine": "resnet20_gn",
+    "weight_standardisation": "wrn16_4",
+}
+
+
 @dataclass(frozen=True, config=KNOWN_KEYS_ONLY)
 class DataConfig:
     """[data]: the rows to train on, and whose they are.
@@ -68,20 +76,29 @@ class ModelConfig:
         architecture: see `indpriv.training.models`.
         hidden: units of each hidden layer; for "mlp" only.
         activation: for "mlp" only.
+        affine: whether each GroupNorm learns a scale and a shift; for "resnet20_gn" only, true if
+            left out.
+        weight_standardisation: convolutions by weights of mean 0 and variance 1 (Qiao et al. 2019),
+            as De et al. 2022 train; for "wrn16_4" only.
+        pretrained: file of parameters to start from (safetensors, or a checkpoint of torch.save),
+            found from the folder in which the command runs. Its last layer may be of another number
+            of classes, and then starts at random. No epsilon is of the data it was trained on.
     """
 
     architecture: Literal["mlp", "tanh_cnn", "resnet20_gn", "wrn16_4", "gpt2_lora"]
     hidden: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None
     activation: Literal["tanh", "relu"] | None = None
+    affine: Flag | None = None
+    weight_standardisation: Flag | None = None
+    pretrained: Annotated[str, Field(strict=True, min_length=1)] | None = None
 
     def __post_init__(self) -> None:
-        if self.architecture != "mlp":
-            for name in ("hidden", "activation"):
-                if getattr(self, name) is not None:
-                    raise InputError(
-                        f'{name} is for architecture = "mlp" only; leave it out of a '
-                        f"{self.architecture}"
-                    )
+        for name, architecture in _ONLY_OF.items():
+            if getattr(self, name) is not None and self.architecture != architecture:
+                raise InputError(
+                    f'{name} is for architecture = "{architecture}" only; leave it out of a '
+                    f"{self.architecture}"
+                )
 
 
 @dataclass(frozen=True, config=KNOWN_KEYS_ONLY)

@@ -42,6 +42,8 @@ class TrainingConfig:
         noise_multiplier: noise standard deviation divided by max_grad_norm, a number or a schedule.
         noise_std: in its place, the noise standard deviation of a sum of gradients, a number or a
             schedule; noise_multiplier is then noise_std / max_grad_norm of each step.
+        loss: "cross_entropy", or "hinge" (see `indpriv.recording.losses.HingeLoss`); also of the
+            baseline.
         momentum: momentum of SGD.
         weight_decay: this times the parameters is added to the noisy gradient, which costs no
             privacy; the baseline has it, too.
@@ -87,6 +89,7 @@ class TrainingConfig:
     stop_at_epsilon: Positive | None = None
     noise_multiplier: NumberOrSchedule | None = None
     noise_std: NumberOrSchedule | None = None
+    loss: Literal["cross_entropy", "hinge"] = "cross_entropy"
     momentum: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
     weight_decay: AtLeastZero = 0.0
     schedule: Literal["constant", "cosine"] = "constant"
