@@ -21,6 +21,7 @@ class HingeLoss(nn.Module):
     Weston and Watkins 1999. It equals `torch.nn.MultiMarginLoss`, which has no second derivative
     and no batched gradients, and which attacks and federated runs would need.
 
+    >>> import torch
     >>> HingeLoss()(torch.tensor([[3.0, 0.0], [0.5, 0.0]]), torch.tensor([0, 0]))
     tensor(0.1250)
     """

@@ -16,8 +16,8 @@ _SCREEN_ROWS = 6
 _SCREEN_NAMES = 5  # of groupings that are left to the report
 _SCREEN_LABELS = 3  # labels that fit beside each other on 80 columns
 _RATES_OF = (
-    "TPR and FPR: share of the group’s test examples with and without the label {0} that are "
-    "predicted {0}."
+    "TPR and FPR: share of the group’s test rows with and without the label {0} that are predicted "
+    "{0}."
 )
 _RATES_OF_CLASSES = (
     "TPR: share of a class that is recognised, averaged over classes. FPR is pooled over classes: "
