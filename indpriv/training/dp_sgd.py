@@ -92,7 +92,7 @@ def train(
 
     Writes RUN/run.json, the Recorder's log and examples.parquet, RUN/checkpoints/step-*.pt, their
     test accuracy and epsilon in RUN/curve.parquet and, if the audit asks for them, RUN/leakage and
-    RUN/attributes.parquet; of a non-private baseline examples, attributes and parameters.
+    RUN/attributes.parquet; of a non-private baseline, its examples, attributes and parameters.
     Ctrl-C or SIGTERM stops training after the current step: log, last checkpoint and example table
     are written as at a normal end, and KeyboardInterrupt is raised.
 

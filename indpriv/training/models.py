@@ -139,7 +139,7 @@ class ResNet20(nn.Module):
 
 
 class StandardisedConv2d(nn.Conv2d):
-    """A convolution by its weights less their mean, over their standard deviation, of each output.
+    """A convolution whose weights have mean 0 and variance 1 for each output channel.
 
     Weight standardisation, Qiao et al. 2019 (arXiv:1903.10520v2). Opacus has no formula for its
     per-example gradients, and computes them with functorch.
@@ -238,7 +238,9 @@ def first_parameters(
 
 
 def load_pretrained(module: nn.Module, path: Path) -> None:
-    """Start a model from parameters in a file; its last layer may differ in shape, and is kept.
+    """Start a model from the parameters in a file.
+
+    A last layer for another number of classes keeps its random start.
 
     Raises:
         InputError: no such file, one that cannot be read safely, or parameters of another model.

@@ -174,7 +174,9 @@ def _unequal(
     exposed = next((name for name in by_epsilon if name in readable), None)
     if exposed is None or len(readable) < 2:
         return None
-    halves = {name: _halves(name, scores, index, seed) for name, index in indices.items()}
+    halves = {
+        name: _halves(*_shuffled(name, scores, index, seed)) for name, index in indices.items()
+    }
     counts = {True: [0, 0], False: [0, 0]}
     for chosen in (0, 1):
         pooled = [
@@ -229,11 +231,8 @@ def _chi_squared(rows: Sequence[tuple[int, int]]) -> float | None:
 _Half = tuple[FloatArray, FloatArray]  # scores of members and of as many non-members
 
 
-def _halves(
-    group: str | None, scores: AttackScores, index: NDArray[np.int64], seed: int
-) -> tuple[_Half, _Half]:
-    """Two random halves of as many members as non-members of a group."""
-    members, nonmembers = _shuffled(group, scores, index, seed)
+def _halves(members: FloatArray, nonmembers: FloatArray) -> tuple[_Half, _Half]:
+    """Two halves of as many members as non-members, of scores in random order."""
     pairs = min(len(members), len(nonmembers))
     half = pairs // 2
     return (members[:half], nonmembers[:half]), (members[half:pairs], nonmembers[half:pairs])
@@ -253,7 +252,7 @@ def _attack_group(
 ) -> AttackRow:
     """The row of one group, or of all examples where group is None."""
     members, nonmembers = _shuffled(group, scores, index, seed)
-    (choosing, others), (mine, theirs) = _halves(group, scores, index, seed)
+    (choosing, others), (mine, theirs) = _halves(members, nonmembers)
     trials = successes = 0
     if len(choosing):
         threshold = best_threshold(choosing, others)

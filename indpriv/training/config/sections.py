@@ -78,11 +78,11 @@ class ModelConfig:
         activation: for "mlp" only.
         affine: whether each GroupNorm learns a scale and a shift; for "resnet20_gn" only, true if
             left out.
-        weight_standardisation: convolutions by weights of mean 0 and variance 1 (Qiao et al. 2019),
-            as De et al. 2022 train; for "wrn16_4" only.
+        weight_standardisation: convolutions use weights of mean 0 and variance 1 (Qiao et al.
+            2019), as in De et al. 2022; for "wrn16_4" only.
         pretrained: file of parameters to start from (safetensors, or a checkpoint of torch.save),
             found from the folder in which the command runs. Its last layer may be of another number
-            of classes, and then starts at random. No epsilon is of the data it was trained on.
+            of classes, and then starts at random. No epsilon covers the data it was trained on.
     """
 
     architecture: Literal["mlp", "tanh_cnn", "resnet20_gn", "wrn16_4", "gpt2_lora"]

@@ -141,8 +141,9 @@ def _unequal(model: str, found: UnequalAttack) -> str:
     return (
         f"{model}: one threshold for all groups, measured on all scores, is right on "
         f"{format_share(own, 1)} of the guesses on {found.exposed}, the group with the largest "
-        f"mean epsilon, and on {format_share(rest, 1)} on the others (Fisher’s exact test, "
-        f"one-sided: p {p_value(found.p_value)}, not corrected for other groupings)." + chi_squared
+        f"mean epsilon, and on {format_share(rest, 1)} of those on the others (Fisher’s exact "
+        f"test, one-sided: p {p_value(found.p_value)}, not corrected for other groupings)."
+        + chi_squared
     )
 
 
