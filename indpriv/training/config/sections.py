@@ -96,8 +96,8 @@ class ModelConfig:
         for name, architecture in _ONLY_OF.items():
             if getattr(self, name) is not None and self.architecture != architecture:
                 raise InputError(
-                    f'{name} is for architecture = "{architecture}" only; leave it out of a '
-                    f"{self.architecture}"
+                    f'{name} is for architecture = "{architecture}" only; leave it out with '
+                    f'architecture = "{self.architecture}"'
                 )
 
 
