@@ -3,7 +3,7 @@
 python reports/make_yu2023.py [NAME ...] [--data-dir DIR] [--no-training] [--write-only]
 
 For each audit: train it where no finished run lies under reports/runs/NAME, audit it under both accounts where their audits are
-not of that run, measure and draw what no audit holds (reports/yu2023.json), and write both pages. Stopped, it goes on where it
+not of that run, measure and draw what no audit holds (reports/yu2023.json), and write both pages. Without NAME, the sweeps of Figures 9 to 13 are run too. Stopped, it goes on where it
 was; a run that was interrupted is left alone, and named. --no-training takes the runs there are,
 --write-only makes the pages of the audits there are.
 """
@@ -12,14 +12,25 @@ import argparse
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from reproduction.audits import AUDITS, DEFAULT, PRESET, REPORTS, ROOT, folder_of, read_audits
+from reproduction.audits import (
+    AUDITS,
+    DEFAULT,
+    PRESET,
+    REPORTS,
+    ROOT,
+    folder_of,
+    read_audits,
+    trained_by,
+)
 from reproduction.measured import measure, read_measured
 from reproduction.page import render_page, render_results, write_results
 from reproduction.sections import Known
+from reproduction.sweeps import AUDIT, SWEEPS
 from rich.console import Console
 
 from indpriv._files import read_json
@@ -66,6 +77,8 @@ def main() -> int:
             for name in names
             if not make(name, data_dir, console, train=not options.no_training)
         ]
+        if not (options.names or options.no_training):
+            sweep(data_dir, console)
         measure(REPORTS, data_dir, console.print)
     write_pages()
     for name in missing:
@@ -76,23 +89,7 @@ def main() -> int:
 def make(name: str, data_dir: Path | None, console: Console, *, train: bool) -> bool:
     """Train (if allowed to) and audit one where that was not done; whether it has a finished run."""
     run_dir = REPORTS / "runs" / name
-    status = status_of(run_dir)
-    if status is None and not train:
-        return False
-    if status is None:
-        console.print(f"{name}: training")
-        given = [] if data_dir is None else ["--data-dir", str(data_dir)]
-        command = [
-            "train",
-            str(ROOT / "audits" / f"{name}.toml"),
-            "--run-dir",
-            str(run_dir),
-            *given,
-        ]
-        if subprocess.run([INDPRIV, *command], cwd=ROOT, check=False).returncode:
-            return False
-    elif status != "finished":
-        console.print(f"{run_dir}: {status}, maybe still at work; remove it to train again")
+    if not trained(name, data_dir, console, train=train):
         return False
     record = read_json(run_dir / "run.json")
     rounding = record["config"]["recording"]
@@ -113,6 +110,40 @@ def make(name: str, data_dir: Path | None, console: Console, *, train: bool) -> 
             ]
             subprocess.run([INDPRIV, *command], cwd=ROOT, check=True)
     return True
+
+
+def trained(name: str, data_dir: Path | None, console: Console, *, train: bool) -> bool:
+    """Whether there is a finished run of an audit file; one is trained where there is none, if allowed to."""
+    audit_file, run_dir = ROOT / "audits" / f"{name}.toml", REPORTS / "runs" / name
+    status = status_of(run_dir)
+    if status is None and train:
+        model = tomllib.loads(audit_file.read_text(encoding="utf-8"))["model"]
+        first = model.get("pretrained")
+        if first and not trained(trained_by(first), data_dir, console, train=train):
+            return False
+        console.print(f"{name}: training")
+        command = ["train", str(audit_file), "--run-dir", str(run_dir), *given(data_dir)]
+        return not subprocess.run([INDPRIV, *command], cwd=ROOT, check=False).returncode
+    if status not in (None, "finished"):
+        console.print(f"{run_dir}: {status}, maybe still at work; remove it to train again")
+    return status == "finished"
+
+
+def sweep(data_dir: Path | None, console: Console) -> None:
+    """The runs of Figures 9, 10, 12 and 13 that there are not yet."""
+    for name, planned in SWEEPS.items():
+        folder = REPORTS / "runs" / planned.folder
+        if (folder / "sweep.json").is_file():
+            continue
+        console.print(f"{name}: sweeping")
+        command = ["sweep", f"audits/{AUDIT}.toml", "--over", planned.over, "--seeds", "1"]
+        command += ["--output-dir", str(folder), *given(data_dir)]
+        subprocess.run([INDPRIV, *command], cwd=ROOT, check=False)
+
+
+def given(data_dir: Path | None) -> list[str]:
+    """The option of the folder of data sets."""
+    return [] if data_dir is None else ["--data-dir", str(data_dir)]
 
 
 def status_of(run_dir: Path) -> str | None:

@@ -22,6 +22,7 @@ from reproduction.measured import read_measured
 from reproduction.page import render_page, render_results, write_results
 from reproduction.rules import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 from reproduction.sections import Known
+from reproduction.sweeps import HINGE, LARGER, MULTIPLES, SWEPT
 
 import indpriv
 from indpriv._files import write_json
@@ -222,13 +223,63 @@ def attack(*successes, trials=2000):
 
 def test_membership_is_reproduced_where_dp_hides_it_and_its_absence_shows_it_unequally():
     quiet, loud = attack(1000, 1020, 990), attack(1100, 1200, 1400)
-    assert rules.membership(quiet, loud, 0.55).word == REPRODUCED
-    assert rules.membership(loud, loud, 0.55).word == DIFFERS
-    assert rules.membership(quiet, attack(1000, 1001, 1002), 0.49).word == DIFFERS
+    assert rules.membership(quiet, 0.01, 0.55).word == REPRODUCED
+    assert rules.membership(loud, 0.01, 0.55).word == DIFFERS
+    assert rules.membership(quiet, 0.3, 0.55).word == DIFFERS
     assert (
-        rules.membership(quiet, loud, 0.49).word == DIFFERS
+        rules.membership(quiet, 0.01, 0.49).word == DIFFERS
     )  # unequal, but no success on all examples
-    assert rules.membership(loud, attack(1000, 1001, 1002), 0.49).word == NOT_REPRODUCED
+    assert rules.membership(loud, 0.01, 0.49).word == NOT_REPRODUCED
+
+
+def swept(*settings):
+    """What a sweep of clipping norms found: smallest epsilon, share at the worst case, accuracy, r of each."""
+    return [
+        {
+            "values": {"max_grad_norm": norm, "learning_rate": 0.1},
+            "figures": {
+                "smallest_epsilon": smallest,
+                "share_at_worst_case": share,
+                "test_accuracy": accuracy,
+                "pearson_log_loss": r,
+                "epsilon_gap: label": accuracy,
+                "accuracy_gap: label": 0.3,
+            },
+            "means": {name: float(place) for place, name in enumerate(paper.FIGURE_13_ORDER)},
+        }
+        for norm, (smallest, share, accuracy, r) in enumerate(settings, 1)
+    ]
+
+
+def page_with(name, settings):
+    return page_of(Known({}, {SWEPT: {name: {"source": "", "found": settings}}}))
+
+
+def test_figures_9_10_and_12_judge_the_direction_of_a_sweep():
+    falling = [
+        (1.6, 0.7, 0.60, 0.5),
+        (1.0, 0.4, 0.64, 0.5),
+        (0.9, 0.2, 0.65, 0.5),
+        (0.5, 0.0, 0.6, 0),
+    ]
+    text = section(page_with(MULTIPLES, swept(*falling)), "Figures 9 and 10")
+    assert re.findall(r"verdict: (.*?) \|.*?\*\*(.*?)\*\*", text) == [
+        ("epsilon", REPRODUCED),
+        ("accuracy", REPRODUCED),
+        ("gap between classes", REPRODUCED),
+    ]
+    rising = section(page_with(MULTIPLES, swept(*falling[::-1])), "Figures 9 and 10")
+    assert f"**{NOT_REPRODUCED}**" in rising
+    short = section(page_with(MULTIPLES, swept(*falling[:3])), "Figures 9 and 10")
+    assert f"**{NOT_RUN}**" in short
+    close = page_with(LARGER, swept((0, 0, 0, 0.85), (0, 0, 0, 0.86)))
+    assert f"**{REPRODUCED}**" in section(close, "Figure 12")
+    assert f"**{DIFFERS}**" in section(
+        page_with(LARGER, swept((0, 0, 0, 0.8), (0, 0, 0, 0.9))), "Figure 12"
+    )
+    hinge = section(page_with(HINGE, swept((0, 0, 0, 0))), "Figure 13")
+    assert f"**{REPRODUCED}** (tau 1.00" in hinge
+    assert f"**{NOT_RUN}**" in hinge
 
 
 def test_every_figure_and_table_of_the_paper_has_its_place(known):

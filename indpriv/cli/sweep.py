@@ -126,7 +126,8 @@ def sweep(
         list[str] | None,
         typer.Option(
             help="Key and values, e.g. max_grad_norm=0.1,0.3,1; of [training], or as "
-            "model.hidden=[32],[64]. Can be given several times: all combinations are run."
+            "model.hidden=[32],[64]. Can be given several times: all combinations are run. Keys "
+            "that change together: max_grad_norm+learning_rate=0.5:0.4,1:0.2."
         ),
     ] = None,
     seeds: Annotated[
@@ -199,15 +200,37 @@ def _combinations(over: Sequence[str]) -> list[dict[str, Any]]:
     """Every combination of the values of all keys."""
     if not over:
         raise InputError("indpriv sweep needs --over, e.g. --over max_grad_norm=0.1,0.3,1")
-    given: dict[str, list[Any]] = {}
+    axes: list[list[dict[str, Any]]] = []
+    seen: set[str] = set()
     for text in over:
-        key, separator, values = text.partition("=")
-        if not (separator and key and values):
+        keys, separator, values = text.partition("=")
+        names = keys.split("+")
+        if not (separator and all(names) and values):
             raise InputError(f"--over {text}: pass KEY=VALUE,VALUE, e.g. max_grad_norm=0.1,0.3")
-        if key in given:
-            raise InputError(f"--over {key} is given twice; list all its values once")
-        given[key] = _values(values)
-    return [dict(zip(given, values, strict=True)) for values in itertools.product(*given.values())]
+        for name in names:
+            if name in seen:
+                raise InputError(f"--over {name} is given twice; list all its values once")
+            seen.add(name)
+        axes.append(_points(names, values))
+    return [
+        {key: value for point in points for key, value in point.items()}
+        for points in itertools.product(*axes)
+    ]
+
+
+def _points(names: Sequence[str], text: str) -> list[dict[str, Any]]:
+    """What each place of one --over sets; several keys change together, as A:B,A:B says."""
+    if len(names) == 1:
+        return [{names[0]: value} for value in _values(text)]
+    points = []
+    for place in text.split(","):
+        values = [value for part in place.split(":") for value in _values(part)]
+        if len(values) != len(names):
+            raise InputError(
+                f"--over {'+'.join(names)}: {place} is not {len(names)} values with : between them"
+            )
+        points.append(dict(zip(names, values, strict=True)))
+    return points
 
 
 def _values(text: str) -> list[Any]:

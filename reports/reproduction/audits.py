@@ -18,6 +18,7 @@ AUDITS = (
     "utkface_gender",
     "utkface_age",
     "adult",
+    "adult_long",
 )  # audits/<name>.toml, as results show them
 LABELS = ("mnist", INDIVIDUAL, "cifar10")  # whose groups are labels; those of the others are races
 DEFAULT, PRESET = "default", "yu2023"  # the two accounts of a run
@@ -54,6 +55,11 @@ class Audit:
 def folder_of(name: str, account: str) -> str:
     """The folder, under reports/, of the audit of a run under one account."""
     return name if account == DEFAULT else f"{name}-{PRESET}"
+
+
+def trained_by(parameters: str) -> str:
+    """The audit whose run, under reports/runs, the parameters of [model] pretrained come from."""
+    return Path(parameters).parts[-3]
 
 
 def values_of(summary: Summary) -> str:

@@ -38,6 +38,7 @@ from reproduction.sections import (
     told_apart,
     words_of,
 )
+from reproduction.sweeps import figure_12, figure_13, figures_9_10
 
 _SHOWN_RECORDS = 6  # of a run, in Figure 3
 _PEARSON = "Pearson's r"
@@ -46,9 +47,6 @@ _NO_GROUPS = Verdict(rules.NOT_RUN, "the audit has no such groups")
 
 def figures(known: Known) -> tuple[Section, ...]:
     """Figures 1 to 14, in order."""
-    untouched = [
-        not_run(number, title, "CIFAR-10", expected) for number, title, expected in paper.NOT_RUN
-    ]
     return (
         figure_1(known),
         figure_groups(known, "2", "groups by mean epsilon"),
@@ -58,9 +56,10 @@ def figures(known: Known) -> tuple[Section, ...]:
         figure_groups(known, "6", "groups by mean epsilon, the other two data sets"),
         figure_7(known),
         figure_8(known),
-        *(each for each in untouched if each.number.startswith("Figures 9")),
+        figures_9_10(known),
         figure_11(known),
-        *(each for each in untouched if not each.number.startswith("Figures 9")),
+        figure_12(known),
+        figure_13(known),
         figure_14(known),
     )
 
@@ -385,6 +384,9 @@ def figure_11(known: Known) -> Section:
         without, with_dp = (attack_of(summary, model, run.by) for model in ("non_dp", "dp"))
         if without is None or with_dp is None:
             return Found({}, {"": Verdict(rules.NOT_RUN, "no attack on both models")})
+        unequal = without.get("unequal")
+        if unequal is None:
+            return Found({}, {"": Verdict(rules.NOT_RUN, "no test of unequal attacks")})
         rates = [
             {
                 row["name"]: 100 * row["success_rate"]
@@ -402,7 +404,7 @@ def figure_11(known: Known) -> Section:
         )
         return Found(
             texts,
-            {"": rules.membership(with_dp["rows"], without["rows"], without["overall"]["low"])},
+            {"": rules.membership(with_dp["rows"], unequal["p_value"], without["overall"]["low"])},
         )
 
     return compare(

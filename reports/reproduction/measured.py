@@ -5,6 +5,7 @@ Each part is kept with what it came from, and made again where that has changed 
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -32,6 +33,7 @@ from indpriv.release.mechanisms import ROUNDS
 from indpriv.release.request import DEFAULT_QUANTILES, DESCENT, EXPONENTIAL, HISTOGRAM
 from reproduction.audits import ROOT, folder_of, read_audits, values_of
 from reproduction.paper import DELTA, INDIVIDUAL_CLIPPING_SEEDS, RELEASE_EPSILON
+from reproduction.sweeps import SWEEPS, SWEPT, found_in
 
 FILE = "yu2023.json"
 PUBLIC_RELEASES = ("mnist", "cifar10")  # of Table 2
@@ -187,6 +189,11 @@ def measure(reports: Path, data_dir: Path | None, tell: Callable[[str], None]) -
         run_dir = reports / "runs" / name
         if (run_dir / JOURNAL).is_file() and name in NORM_RELEASES:
             keep(FOOTNOTE_3, name, audit.run_id, partial(footnote_3, run_dir))
+    for name, planned in SWEEPS.items():
+        page = reports / "runs" / planned.folder / "sweep.json"
+        if page.is_file():
+            source = hashlib.sha256(page.read_bytes()).hexdigest()
+            keep(SWEPT, name, source, partial(found_in, page.parent))
     keep(TABLE_1, "cifar10", "benchmarks/accountant.py", table_1)
     if data_dir is not None and (data_dir / "mnist").is_dir():
         keep(

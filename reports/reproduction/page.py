@@ -24,6 +24,7 @@ from reproduction.audits import (
     attack_of,
     groups_of,
     means_of,
+    trained_by,
 )
 from reproduction.figures import figures
 from reproduction.measured import DISTRIBUTION, MACHINE
@@ -32,6 +33,11 @@ from reproduction.sections import NOTHING, Known, Section, named, percent
 from reproduction.tables import tables, theorems
 
 COMMAND = "make reproduce"
+_NO_REPORT = (
+    "digits",
+    "cifar10_pretrain",
+    "cifar10_clip",
+)  # for trying things out; parts of other runs; swept
 _WIDTH = 125  # of lines in that page
 _MARKED = re.compile(r"(<!-- results.*?-->\n).*?(<!-- end of results -->)", re.DOTALL)
 
@@ -106,13 +112,19 @@ def _setting(summary: Summary) -> str:
     passes = run["n_records"] / run["expected_epochs"]
     kept = config.get("non_private_baseline", config.get("non_dp_twin"))
     baseline = "with a non-private baseline" if kept else "without a non-private baseline"
+    source = declared["config"].get("model", {}).get("pretrained")
+    pretrained = (
+        "not pre-trained"
+        if source is None
+        else f"pre-trained by `audits/{trained_by(source)}.toml`"
+    )
     rounding = (
         "norms not rounded"
         if run["rounding"] == 0
         else f"norms rounded {run['rounding_mode']} to {run['rounding']:g} C"
     )
     return (
-        f"{run['n_examples']:,}; {model['architecture']}, {model['parameters']:,} parameters, not pre-trained; "
+        f"{run['n_examples']:,}; {model['architecture']}, {model['parameters']:,} parameters, {pretrained}; "
         f"C = {_range(run['max_grad_norm'])}, noise multiplier {_range(run['noise_multiplier'])}, batch {batch:,}, "
         f"{run['expected_epochs']:.0f} epochs ({run['total_steps']:,} steps); {passes:.3g} full passes an epoch, {rounding}, "
         f"{run['n_exact_examples']:,} reference examples; {baseline}"
@@ -128,9 +140,7 @@ def waiting(known: Known, audits_dir: Path) -> str:
     """Audit files of which there is no report."""
     rows = []
     for path in sorted(audits_dir.glob("*.toml")):
-        if (
-            path.stem in known.audits or path.stem == "digits"
-        ):  # digits: for trying things out, not of the paper
+        if path.stem in known.audits or path.stem in _NO_REPORT:
             continue
         model = tomllib.loads(path.read_text(encoding="utf-8"))["model"]["architecture"]
         rows.append(f"`audits/{path.name}` ({model})")
