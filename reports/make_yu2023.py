@@ -116,17 +116,17 @@ def trained(name: str, data_dir: Path | None, console: Console, *, train: bool) 
     """Whether there is a finished run of an audit file; one is trained where there is none, if allowed to."""
     audit_file, run_dir = ROOT / "audits" / f"{name}.toml", REPORTS / "runs" / name
     status = status_of(run_dir)
-    if status is None and train:
-        model = tomllib.loads(audit_file.read_text(encoding="utf-8"))["model"]
-        first = model.get("pretrained")
-        if first and not trained(trained_by(first), data_dir, console, train=train):
-            return False
-        console.print(f"{name}: training")
-        command = ["train", str(audit_file), "--run-dir", str(run_dir), *given(data_dir)]
-        return not subprocess.run([INDPRIV, *command], cwd=ROOT, check=False).returncode
-    if status not in (None, "finished"):
-        console.print(f"{run_dir}: {status}, maybe still at work; remove it to train again")
-    return status == "finished"
+    if status == "finished" or not train:
+        return status == "finished"
+    model = tomllib.loads(audit_file.read_text(encoding="utf-8"))["model"]
+    first = model.get("pretrained")
+    if first and not trained(trained_by(first), data_dir, console, train=train):
+        return False
+    console.print(f"{name}: training")
+    command = ["train", str(audit_file), "--run-dir", str(run_dir), *given(data_dir)]
+    if status is not None:
+        command.append("--resume")
+    return not subprocess.run([INDPRIV, *command], cwd=ROOT, check=False).returncode
 
 
 def sweep(data_dir: Path | None, console: Console) -> None:

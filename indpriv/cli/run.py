@@ -63,7 +63,10 @@ def demo(
 def train(
     audit_file: AuditFile = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="New directory of the run.", show_default="runs/NAME")
+        Path | None,
+        typer.Option(
+            help="New directory of the run; with --resume, its own.", show_default="runs/NAME"
+        ),
     ] = None,
     seed: Seed = None,
     data_dir: DataDir = None,
@@ -87,7 +90,7 @@ def train(
         bool,
         typer.Option(
             "--resume",
-            help="Go on with an interrupted federated run in --run-dir, after its last checkpoint.",
+            help="Go on with the run in --run-dir, which was stopped, after its last checkpoint.",
         ),
     ] = False,
     as_json: Json = False,
@@ -142,14 +145,14 @@ def _train(
         if canaries:
             config.check_central("--canaries")
         train_on = partial(train_federated, resume=resume)
-    elif resume:
-        raise InputError(
-            f"{config.name} is no federated run, and only those are resumed; choose a new --run-dir"
-        )
     elif canaries:
+        if resume:
+            raise InputError(
+                "a run with --canaries cannot be resumed: which of them are trained on is not kept"
+            )
         train_on = partial(train_with_canaries, n_canaries=canaries)
     else:
-        train_on = partial(train_run, privacy_filter=filter_for(config))
+        train_on = partial(train_run, privacy_filter=filter_for(config), resume=resume)
     with progress_bar() as progress:
         try:
             run = train_on(
@@ -197,7 +200,16 @@ def _sentence(run: TrainedRun, config: AuditConfig, seed: int | None) -> str:
         text += "; the guarantee for a person with several rows is weaker: see indpriv audit"
     if settings.filter_epsilon is not None:
         text += f"; the privacy filter caps it at {format_epsilon(settings.filter_epsilon)}"
-    return text + left
+    return text + _lost(run.run_dir) + left
+
+
+def _lost(run_dir: Path) -> str:
+    """How many steps of crashes a worst case includes."""
+    from indpriv._files import read_json
+    from indpriv.norm_log.run_files import RUN_JSON
+
+    steps = read_json(run_dir / RUN_JSON)["guarantee"].get("lost_steps", 0)
+    return f"; it includes {steps:,} steps that crashes may have lost" if steps else ""
 
 
 def _left_over(run_dir: Path) -> str:

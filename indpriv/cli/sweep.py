@@ -71,11 +71,13 @@ class _Trial:
     def train_and_audit(self, data_dir: Path | None, device: str) -> None:
         """Do what is not done yet. A run has its final name only once it has ended."""
         from indpriv.audit import audit
+        from indpriv.training.checkpoints import can_resume
         from indpriv.training.dp_sgd import train
 
         if not self.run_dir.exists():
             part = self.run_dir.with_name(f"{self.run_dir.name}.part")
-            if part.exists():
+            begun = can_resume(part, self.config)
+            if part.exists() and not begun:
                 shutil.rmtree(part)
             train(
                 self.config,
@@ -84,6 +86,7 @@ class _Trial:
                 privacy_filter=filter_for(self.config),
                 device=device,
                 data_dir=data_dir,
+                resume=begun,
             )
             part.rename(self.run_dir)
         audit(self.run_dir, self.audit_dir)
@@ -151,8 +154,8 @@ def sweep(
 
     Example: indpriv sweep audits/adult.toml --over max_grad_norm=0.1,0.3,0.5,1.5 --seeds 3
 
-    Stopped, the same command goes on with the runs that have not ended. All runs are seeded, so
-    their models have no privacy; choosing settings by the page costs privacy too.
+    Stopped, the same command goes on, also within the runs that have not ended. All runs are
+    seeded, so their models have no privacy; choosing settings by the page costs privacy too.
     """
     from indpriv.report.screens.sweep import print_sweep
 

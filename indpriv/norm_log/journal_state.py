@@ -212,7 +212,11 @@ def read_state(run_dir: Path) -> LogState:
             counts = {start: found for start, found in counts.items() if start < line["step"]}
         else:
             _add(state, line)
-    state.sessions = [SessionCounts.from_json(found) for found in counts.values()]
+    state.sessions = [  # a run that is resumed after its last step has a session without any
+        SessionCounts.from_json(found)
+        for start, found in counts.items()
+        if start < state.total_steps or len(counts) == 1
+    ]
     return state
 
 

@@ -11,6 +11,7 @@ RECORDS = "records"  # a folder: one Parquet file per record
 RUN_JSON = "run.json"
 EXAMPLES, EXAMPLES_NON_DP = "examples.parquet", "examples-non-dp.parquet"
 MODEL_NON_DP = "non-dp/parameters.safetensors"  # in a folder: models of the run lie outside it
+RESUME = "resume.state"  # of a run that has not ended; its suffix is that of no model
 CANARIES, GRADIENT_CANARIES = "canaries.parquet", "gradient-canaries.parquet"
 WHITE_BOX = "white-box.parquet"
 ATTRIBUTES, ATTRIBUTES_NON_DP = "attributes.parquet", "attributes-non-dp.parquet"

@@ -19,37 +19,34 @@ from indpriv._progress import StageProgress, silent
 from indpriv.attacks.attribute_knowledge import write_knowledge
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
-from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.run_files import (
     ATTRIBUTES,
     ATTRIBUTES_NON_DP,
     EXAMPLES,
     EXAMPLES_NON_DP,
     MODEL_NON_DP,
+    RESUME,
 )
 from indpriv.recording import GradientCanaries, Recorder, WhiteBox
 from indpriv.recording.clipping.filtered import Filter
-from indpriv.recording.clipping.rules import ClippingRule
 from indpriv.training.attributes import attribute_knowledge
 from indpriv.training.baseline import example_table, fit_without_dp
-from indpriv.training.checkpoints import save_checkpoint
+from indpriv.training.checkpoints import TrainingState, check_new, state_to_resume
 from indpriv.training.config import AuditConfig, DataConfig
-from indpriv.training.curve import Curve
 from indpriv.training.datasets import Dataset, load_dataset
-from indpriv.training.datasets.base import Split
 from indpriv.training.leakage import leak_after_training
 from indpriv.training.models import LOSSES
 from indpriv.training.private_setting import PrivateSetting, make_private, quiet_opacus
 from indpriv.training.randomness import Randomness
 from indpriv.training.run_record import (
-    check_finished,
+    check_complete,
     complete_record,
+    finish_record,
     first_record,
     guarantee_of,
     training_facts,
 )
-from indpriv.training.step_plan import epsilons_after
-from indpriv.training.steps import stop_requests, take_steps
+from indpriv.training.steps import RecordedSteps
 from indpriv.training.tensors import tensor_set
 
 
@@ -87,6 +84,7 @@ def train(
     dataset: Dataset | None = None,
     privacy_filter: Filter | Callable[[float, float], Filter] | None = None,
     n_planned: int | None = None,
+    resume: bool = False,
 ) -> TrainedRun:
     """Train an audit's model with DP-SGD and record it.
 
@@ -98,7 +96,7 @@ def train(
 
     Args:
         config: the audit.
-        run_dir: a new directory.
+        run_dir: a new directory, or that of the run that is resumed.
         seed: makes the run "reproducible: no privacy": anyone who knows the seed can regenerate
             noise and sampling. None draws both from the operating system.
         progress: called as progress(stage, done, total) after each step.
@@ -109,33 +107,60 @@ def train(
             noise_multiplier (the median) and sample_rate; an audit with filter_epsilon needs it.
         n_planned: number of examples that sampling rate and noise are computed for, where coins
             left some out of the data; default those in the data.
+        resume: go on with the run in run_dir after its last checkpoint. A seeded run then ends as
+            if it had not stopped (on a CPU to the bit); another draws new random numbers. Steps
+            after that checkpoint, which only a crash loses, are void, and the audit says so.
 
     Raises:
-        InputError: a configuration, data set or directory that cannot be used; nothing was trained.
+        InputError: a configuration, data set, directory or run that cannot be used.
         EvidenceError: the log would be wrong (from the Recorder).
         KeyboardInterrupt: the run was stopped; RUN is usable.
     """
     started, run_dir, progress = time.monotonic(), Path(run_dir), progress or silent
     _check_filter(config, privacy_filter)
+    if not resume:
+        check_new(run_dir)
     dataset = capped(dataset or load_dataset(config.data.dataset, data_dir), config.data)
+    begun = state_to_resume(run_dir, config, dataset, seed) if resume else None
     randomness = Randomness.from_seed(seed)
     with quiet_opacus():
         private = make_private(config, dataset, randomness, device, n_planned)
-        limit = _filter_of(private, privacy_filter)
-        recorder = _make_recorder(run_dir, config, dataset, private, randomness, limit)
-        _take_recorded_steps(recorder, private, config, dataset.test, device, progress)
-        epsilon = private.worst_case_epsilon(config.training.delta)
+        steps = RecordedSteps(run_dir, config, private, dataset.test, seed, begun)
+        options = private, randomness, _filter_of(private, privacy_filter), begun
+        steps.take(_make_recorder(run_dir, config, dataset, *options), progress)
+        epsilon = private.worst_case_epsilon(config.training.delta, steps.lost)
     run = TrainedRun(run_dir, private.module, private.steps_taken, epsilon, _test_accuracy(run_dir))
-    guarantee = guarantee_of(private, epsilon, seeded=randomness.seeded)
-    counts = run.steps, private.total_steps, time.monotonic() - started
-    complete_record(run_dir, guarantee, run.test_accuracy, *counts)
-    check_finished(run_dir, run.steps, private.total_steps, "steps")
-    _write_attributes(config, run.module, dataset, run_dir / ATTRIBUTES, device)
-    leak_after_training(config, run_dir, dataset, seed, progress)
+    _complete(run, private, steps, seconds=time.monotonic() - started)
+    _after_training(config, run, dataset, seed, progress, device)
+    return run
+
+
+def _complete(
+    run: TrainedRun, private: PrivateSetting, steps: RecordedSteps, *, seconds: float
+) -> None:
+    """Write what the steps came to; KeyboardInterrupt if some are left."""
+    seeded = steps.seed is not None
+    guarantee = guarantee_of(private, run.worst_case_epsilon, lost=steps.lost, seeded=seeded)
+    counts = run.steps, private.total_steps, seconds + steps.seconds_before
+    complete_record(run.run_dir, guarantee, run.test_accuracy, *counts)
+    check_complete(run.run_dir, run.steps, private.total_steps, "steps")
+
+
+def _after_training(
+    config: AuditConfig,
+    run: TrainedRun,
+    dataset: Dataset,
+    seed: int | None,
+    progress: StageProgress,
+    device: str,
+) -> None:
+    """Write what attacks of the audit need; then nothing is left to do."""
+    _write_attributes(config, run.module, dataset, run.run_dir / ATTRIBUTES, device)
+    leak_after_training(config, run.run_dir, dataset, seed, progress)
     if config.training.non_private_baseline:
         baseline = fit_without_dp(config, dataset, seed=seed, progress=progress, device=device)
-        _write_baseline(config, baseline, dataset, run_dir, device)
-    return run
+        _write_baseline(config, baseline, dataset, run.run_dir, device)
+    finish_record(run.run_dir, RESUME)
 
 
 def _filter_of(
@@ -195,6 +220,7 @@ def _make_recorder(
     private: PrivateSetting,
     randomness: Randomness,
     privacy_filter: Filter | None,
+    begun: TrainingState | None,
 ) -> Recorder:
     recording, column = config.recording, config.data.unit_column
     return Recorder(
@@ -215,6 +241,7 @@ def _make_recorder(
         privacy_filter=privacy_filter,
         attack=_attack(config, randomness),
         seeded=randomness.seeded,
+        resume_at=None if begun is None else begun.recorder,
         run_info=first_record(
             config,
             dataset,
@@ -238,42 +265,3 @@ def _attack(config: AuditConfig, randomness: Randomness) -> GradientCanaries | W
         attacks.through_clipping,
         seed=randomness.canaries,
     )
-
-
-def _take_recorded_steps(
-    recorder: Recorder,
-    private: PrivateSetting,
-    config: AuditConfig,
-    test: Split,
-    device: str,
-    progress: StageProgress,
-) -> None:
-    """Train with the recorder attached, saving the first, the last and every k-th model."""
-    every = config.checkpoints.every
-    gap = len(private.loader) if isinstance(every, str) else every
-
-    curve = Curve(private.module, len(private.loader), test, device)
-
-    def save(step: int) -> None:
-        curve.add(step)
-        save_checkpoint(recorder.run_dir, private.module, step, private.accountant.history)
-
-    def after_step(step: int) -> None:
-        if step % gap == 0 or step == private.total_steps:
-            save(step)
-        progress("training", step, private.total_steps)
-
-    with (
-        recorder.attach(private.model, private.optimizer, private.loader),
-        stop_requests() as stop_asked,
-    ):
-        save(0)
-        take_steps(private, config.training, after_step, stop_asked, device)
-        if private.steps_taken < private.total_steps:
-            save(private.steps_taken)
-    used, void = read_state(recorder.run_dir).settings(), hasattr(private.optimizer, "no_privacy")
-    epsilons = np.full(len(curve.steps), np.nan)
-    if not void:
-        epsilons = epsilons_after(curve.steps, used, config.training.delta)
-    rule = private.optimizer if isinstance(private.optimizer, ClippingRule) else None
-    curve.write(recorder.run_dir, used, epsilons, rule)

@@ -62,14 +62,19 @@ class PrivateSetting:
         """Number of updates so far, as the accountant counts them."""
         return sum(steps for _, _, steps in self.accountant.history)
 
-    def worst_case_epsilon(self, delta: float) -> float:
-        """Epsilon of the steps taken, by Opacus's RDP accountant."""
+    def worst_case_epsilon(self, delta: float, lost: int = 0) -> float:
+        """Epsilon of the steps taken, by Opacus's RDP accountant.
+
+        lost: number of steps besides these, which count at the least noise of the run.
+        """
         history = self.accountant.history
-        if len(history) <= 1:
+        if len(history) <= 1 and not lost:
             return float(self.accountant.get_epsilon(delta))
-        noise, _, steps = np.array(history).T
+        noise, rates, steps = np.array(history).reshape(-1, 3).T
         by_step = np.repeat(noise, steps.astype(np.int64))
-        return worst_case_epsilon(by_step, history[0][1], delta)
+        least = np.full(lost, self.planned.noise_multiplier.min())
+        rate = max(self.planned.at(0).sample_rate, *rates)
+        return worst_case_epsilon(np.concatenate([by_step, least]), rate, delta)
 
     def set_step(self, step: int) -> None:
         """Give Opacus the learning rate, noise and clipping norm of a step that comes next."""

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from indpriv._files import read_json, sha256, write_json
-from indpriv.norm_log.run_files import RUN_JSON
+from indpriv.errors import InputError
+from indpriv.norm_log.run_files import RESUME, RUN_JSON
 from indpriv.norm_log.step_settings import StepSettings
 from indpriv.training.config import AuditConfig, TrainingConfig
 from indpriv.training.datasets import Dataset
@@ -137,18 +138,60 @@ def first_record(
     }
 
 
-def guarantee_of(private: PrivateSetting, epsilon: float, *, seeded: bool) -> dict[str, Any]:
-    """What run.json says of the guarantee of DP-SGD."""
+def guarantee_of(
+    private: PrivateSetting, epsilon: float, *, lost: int, seeded: bool
+) -> dict[str, Any]:
+    """What run.json says of the guarantee of DP-SGD; epsilon includes `lost` steps of crashes."""
     void = SEEDED_LABEL if seeded else getattr(private.optimizer, "no_privacy", "")
     return {
         "epsilon": epsilon,
         "delta": private.settings.delta,
+        "lost_steps": lost,
         "claim": f"none ({void})" if void else "worst_case",
         "unit": "example",
         "neighbouring": "add_remove",
         "sampler": "poisson",
         "accountant": "Opacus RDPAccountant",
     }
+
+
+def record_to_resume(run_dir: Path, config: AuditConfig, state: str) -> dict[str, Any]:
+    """run.json of a run of this audit that can go on.
+
+    state: name of the file that it needs for that.
+
+    Raises:
+        InputError: no run, a finished one, one without that file, or one of other settings.
+    """
+    path = run_dir / RUN_JSON
+    if not path.is_file():
+        raise InputError(f"{run_dir} is no run of indpriv train; there is nothing to resume")
+    record: dict[str, Any] = read_json(path)
+    if record.get("status") == "finished":
+        raise InputError(f"{run_dir} is finished; there is nothing to resume")
+    if not (run_dir / state).is_file():
+        raise InputError(
+            f"{run_dir} holds no {state}: it stopped before its first checkpoint, or another "
+            "version of indpriv trained it; delete it and train it anew"
+        )
+    if (found := _difference(record.get("config"), config.to_dict())) is not None:
+        key, before, now = found
+        raise InputError(
+            f"{run_dir} is the run of other settings than this audit's: {key} was {before!r} and "
+            f"is {now!r} now; resume it with the audit file that it was begun with"
+        )
+    return record
+
+
+def _difference(before: Any, now: Any, key: str = "") -> tuple[str, Any, Any] | None:
+    """The first key in which two tables of settings differ, with both values; None if none does."""
+    if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
+        return None if before == now else (key, before, now)
+    names = dict.fromkeys([*before, *now])
+    parts = (
+        _difference(before.get(name), now.get(name), f"{key}.{name}".strip(".")) for name in names
+    )
+    return next((part for part in parts if part is not None), None)
 
 
 def complete_record(
@@ -159,9 +202,9 @@ def complete_record(
     planned_steps: int,
     seconds: float,
 ) -> None:
-    """Add to run.json what is known once the run has ended, perhaps before its last step."""
+    """Add to run.json what is known once training has ended, perhaps before its last step."""
     last = {
-        "status": "interrupted" if steps < planned_steps else "finished",
+        "status": "interrupted" if steps < planned_steps else "running",
         "steps": steps,
         "guarantee": dict(guarantee),
         "test_accuracy": test_accuracy,
@@ -170,13 +213,19 @@ def complete_record(
     write_json(run_dir / RUN_JSON, {**read_json(run_dir / RUN_JSON), **last})
 
 
-def check_finished(run_dir: Path, done: int, planned: int, what: str) -> None:
+def check_complete(run_dir: Path, done: int, planned: int, what: str) -> None:
     """Raise KeyboardInterrupt if a run was stopped before its last step or round."""
     if done < planned:
         raise KeyboardInterrupt(
             f"stopped after {done} of {planned} {what}; {run_dir} holds them, and can be verified "
-            "and audited"
+            f"and audited{'; --resume goes on' if (run_dir / RESUME).is_file() else ''}"
         )
+
+
+def finish_record(run_dir: Path, state: str) -> None:
+    """Say that nothing of the run is left to do; remove the file that it would be resumed with."""
+    write_json(run_dir / RUN_JSON, {**read_json(run_dir / RUN_JSON), "status": "finished"})
+    (run_dir / state).unlink(missing_ok=True)
 
 
 def _version() -> str:

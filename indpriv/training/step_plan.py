@@ -123,6 +123,17 @@ def epsilons_after(steps: IntArray, plan: StepSettings, delta: float) -> FloatAr
     return np.array(found)
 
 
+def with_lost(plan: StepSettings, lost: int) -> StepSettings:
+    """A plan after steps that a crash lost, at the least noise of the plan, wherever they were."""
+    if not (lost and len(plan)):
+        return plan
+    least = int(np.argmin(plan.noise_multiplier))
+    columns = {name: getattr(plan, name) for name in SETTING_NAMES}
+    return StepSettings(
+        **{name: np.concatenate([np.repeat(v[least], lost), v]) for name, v in columns.items()}
+    )
+
+
 def _nodes(noise_multipliers: FloatArray, sample_rate: float) -> tuple[Mechanisms, FloatArray]:
     noise, count = np.unique(noise_multipliers, return_counts=True)
     every = Mechanisms(np.ones(len(noise)), noise, np.full(len(noise), sample_rate))

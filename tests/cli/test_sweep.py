@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tomllib
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from indpriv.cli import run
 from indpriv.cli.sweep import sweep as sweep_command
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import RUN_JSON
+from indpriv.training.config import AuditConfig
+from indpriv.training.dp_sgd import train
 
 AUDIT = """
 name = "small"
@@ -76,6 +79,18 @@ def test_a_sweep_compares_settings_and_goes_on_where_it_stopped(audit_file, caps
     shutil.rmtree(folder / "audits" / "max_grad_norm=0.5_seed=1")
     shutil.rmtree(folder / "runs" / "max_grad_norm=8.0_seed=0")
     (folder / "runs" / "max_grad_norm=8.0_seed=0.part").mkdir()  # of a run that was stopped
+    name = "max_grad_norm=8.0_seed=1"  # of another, which goes on after its second step
+    shutil.rmtree(folder / "runs" / name)
+    tables = tomllib.loads(AUDIT)
+    tables["training"]["max_grad_norm"] = 8.0
+    remaining = iter((1, 2))  # StopIteration after these steps
+    with pytest.raises(StopIteration):
+        train(
+            AuditConfig.from_dict(tables),
+            folder / "runs" / f"{name}.part",
+            seed=1,
+            progress=lambda *_: next(remaining),
+        )
     kept = folder / "runs" / "max_grad_norm=0.5_seed=1" / RUN_JSON
     before = kept.read_bytes()
     assert sweep(audit_file, *options, "--jobs", "1")[0] == 0

@@ -11,7 +11,7 @@ multiplier is for, times max_grad_norm.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -82,6 +82,13 @@ class ClippingRule(DPOptimizer):
         """Contributions (n,) of examples with these norms (n,), in units of max_grad_norm."""
         return norms
 
+    def state(self) -> dict[str, Any]:
+        """What earlier steps have left in the rule, in tensors and numbers; `restore` takes it."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where another object of the rule had come to."""
+
     def _norms(self) -> Tensor:
         """(n,) norms of the gradients of this micro-batch, as Opacus computes them."""
         samples = self.grad_samples
@@ -150,6 +157,14 @@ class QuantileClipping(ClippingRule):
         share = np.minimum(norms / clip, 1.0) / self.gradient_multiplier(sigma)
         return np.asarray(clip * sigma * np.hypot(share, 1 / (2 * self.count_noise)))
 
+    def state(self) -> dict[str, Any]:
+        """See ClippingRule: the clipping norm, and the first one."""
+        return {"max_grad_norm": float(self.max_grad_norm), "first": self._first}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """See ClippingRule."""
+        self.max_grad_norm, self._first = state["max_grad_norm"], state["first"]
+
     def clip_and_accumulate(self) -> None:
         """Clip, and count the gradients that are not clipped."""
         norms = self._norms()
@@ -202,6 +217,16 @@ class AdaClip(ClippingRule):
         start = float(self.max_grad_norm) ** 2 / size
         self._means = [torch.zeros_like(p) for p in self.params]
         self._variances = [torch.full_like(p, start) for p in self.params]
+
+    def state(self) -> dict[str, Any]:
+        """See ClippingRule: mean and variance of each coordinate."""
+        return {"means": self._means, "variances": self._variances}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """See ClippingRule."""
+        for name in ("means", "variances"):
+            held = [value.to(p) for value, p in zip(state[name], self.params, strict=True)]
+            setattr(self, f"_{name}", held)
 
     def _scales(self) -> list[Tensor]:
         """The width of each coordinate: b = sqrt(s) sqrt(sum of all s), with s the deviation."""

@@ -195,6 +195,11 @@ class AttackConfig:
     checkpoints: Flag = False
     attributes: tuple[Name, ...] = ()
 
+    @property
+    def in_run(self) -> bool:
+        """Whether the run attacks itself while it trains."""
+        return bool(self.white_box or self.gradient_canaries)
+
     def __post_init__(self) -> None:
         if self.white_box and self.gradient_canaries:
             raise InputError(

@@ -5,16 +5,15 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from indpriv._arrays import FloatArray
-from indpriv._files import read_json, write_atomically
+from indpriv._files import write_atomically
 from indpriv.errors import InputError
-from indpriv.norm_log.run_files import RUN_JSON
 from indpriv.training.config import AuditConfig
+from indpriv.training.run_record import record_to_resume
 
 PROGRESS = "progress.npz"
 _CURVE = "curve_"
@@ -59,25 +58,12 @@ class Progress:
         Raises:
             InputError: nothing to resume, or the run of another audit.
         """
-        record = _record(run_dir)
-        if record.get("status") == "finished":
-            raise InputError(f"{run_dir} is finished; there is nothing to resume")
-        if record.get("seeded"):
+        if record_to_resume(run_dir, config, PROGRESS).get("seeded"):
             raise InputError(
                 f"{run_dir} is seeded: resumed, it would not be the run that its seed promises; "
                 "delete it and train it anew"
             )
-        if record.get("config") != config.to_dict():
-            raise InputError(
-                f"{run_dir} is the run of other settings than this audit's; resume it with the "
-                "audit file that it was begun with"
-            )
-        path = run_dir / PROGRESS
-        if not path.is_file():
-            raise InputError(
-                f"{run_dir} stopped before its first checkpoint; delete it and train it anew"
-            )
-        with np.load(path, allow_pickle=False) as held:
+        with np.load(run_dir / PROGRESS, allow_pickle=False) as held:
             curve = {
                 name.removeprefix(_CURVE): held[name]
                 for name in held.files
@@ -90,11 +76,3 @@ class Progress:
                 {int(done): float(mu) for done, mu in held["mus"]},
                 pd.DataFrame(curve),
             )
-
-
-def _record(run_dir: Path) -> dict[str, Any]:
-    path = run_dir / RUN_JSON
-    if not path.is_file():
-        raise InputError(f"{run_dir} is no run of indpriv train; there is nothing to resume")
-    content = read_json(path)
-    return content if isinstance(content, dict) else {}

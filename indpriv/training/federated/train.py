@@ -41,8 +41,9 @@ from indpriv.training.leakage import leak_after_training
 from indpriv.training.models import first_parameters
 from indpriv.training.randomness import SEEDED_LABEL, Randomness
 from indpriv.training.run_record import (
-    check_finished,
+    check_complete,
     complete_record,
+    finish_record,
     first_record,
     noise_and_clipping,
 )
@@ -105,8 +106,9 @@ def train_federated(
     guarantee = _guarantee(run_dir, config, seeded=randomness.seeded)
     spent = time.monotonic() - started
     complete_record(run_dir, guarantee, accuracy, done, settings.rounds, spent)
-    check_finished(run_dir, done, settings.rounds, "rounds")
+    check_complete(run_dir, done, settings.rounds, "rounds")
     leak_after_training(config, run_dir, dataset, seed, tell)
+    finish_record(run_dir, PROGRESS)
     return TrainedRun(
         run_dir, module, done, guarantee["epsilon"] or np.inf, accuracy, guarantee["account"]
     )
@@ -246,8 +248,6 @@ class _Rounds:
                     self._save(done)
             if done not in self.mus:
                 self._save(done)
-        if done == total:
-            (self.run_dir / PROGRESS).unlink(missing_ok=True)
         return done, self.mus
 
     def _go_on(self, begun: Progress | None) -> int:
