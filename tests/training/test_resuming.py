@@ -236,7 +236,6 @@ def test_an_unseeded_run_that_was_stopped_is_one_run(tmp_path):
     summary = audit(tmp_path / "run", tmp_path / "audit")
     assert summary.claim == "exact"
     assert (summary.guarantee.status, summary.guarantee.reasons) == ("supported", ())
-    assert summary.run.total_steps == 12
     assert [check.title for check in summary.notes.checks if check.status == "failed"] == []
 
 
