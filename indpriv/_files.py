@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -100,20 +100,43 @@ def parquet_bytes(table: Any, *, delta_encoded: Collection[str] = ()) -> bytes:
     return content
 
 
-def read_parquet(path: Path) -> pd.DataFrame:
-    """Read a Parquet file with its attrs; EvidenceError if a page checksum does not match."""
+def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """Read a Parquet file, or some columns, with its attrs; EvidenceError where it is damaged."""
+    with _damage_named(path):
+        return _frame(pq.read_table(path, columns=columns, page_checksum_verification=True))
+
+
+def parquet_frames(path: Path, columns: Sequence[str] | None = None) -> Iterator[pd.DataFrame]:
+    """The row groups of a Parquet file in order, each as `read_parquet` reads the whole."""
+    with _damage_named(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+        for group in range(file.num_row_groups):
+            yield _frame(file.read_row_group(group, columns=columns))
+
+
+def parquet_schema(path: Path) -> tuple[int, pd.DataFrame]:
+    """The number of rows of a Parquet file, and a DataFrame with its columns and attrs alone."""
+    with _damage_named(path), pq.ParquetFile(path) as file:
+        return file.metadata.num_rows, _frame(file.schema_arrow.empty_table())
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
     if not path.is_file():
         raise InputError(f"{path} does not exist")
     try:
-        table = pq.read_table(path, page_checksum_verification=True)
-        frame: pd.DataFrame = table.to_pandas()
-        attrs = (table.schema.metadata or {}).get(METADATA_KEY.encode())
-        if attrs is not None:  # before pyarrow 22, to_pandas() left them out
-            frame.attrs = json.loads(attrs)
+        yield
     except (pa.ArrowException, OSError, json.JSONDecodeError) as error:
         raise EvidenceError(
             f"{path} is damaged or no Parquet file ({error}); restore it or write it again"
         ) from error
+
+
+def _frame(table: Any) -> pd.DataFrame:
+    """A pyarrow table as a DataFrame with its attrs."""
+    frame: pd.DataFrame = table.to_pandas()
+    attrs = (table.schema.metadata or {}).get(METADATA_KEY.encode())
+    if attrs is not None:  # before pyarrow 22, to_pandas() left them out
+        frame.attrs = json.loads(attrs)
     return frame
 
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from indpriv._files import (
     others_can_read,
     read_json,
-    read_parquet,
     write_atomically,
     write_json,
     write_private_parquet,
@@ -22,7 +21,8 @@ from indpriv._files import (
 from indpriv.analysis.lookup import Lookup
 from indpriv.analysis.summary import AuditSummary
 from indpriv.audit.run_directory import RecordedRun, in_rows_of
-from indpriv.epsilon_table import EpsilonTable
+from indpriv.epsilon_table import EpsilonParts, EpsilonTable
+from indpriv.epsilon_table.parts import write_epsilons
 from indpriv.errors import InputError, PrivacyWarning
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP, holds_log
@@ -68,7 +68,7 @@ def write_audit(
             stacklevel=3,
         )
     (output_dir / SUMMARY).unlink(missing_ok=True)
-    table.to_parquet(output_dir / EPSILON, columns=_columns(table, recorded.examples))
+    write_epsilons(table, output_dir / EPSILON, _columns(table, recorded.examples))
     for file, examples in ((EXAMPLES, recorded.examples), (EXAMPLES_NON_DP, recorded.non_dp)):
         if examples is None:
             (output_dir / file).unlink(missing_ok=True)  # of an earlier audit of another run
@@ -112,7 +112,7 @@ def read_audit(audit_dir: Path) -> tuple[EpsilonTable, ExampleTable]:
         raise InputError(
             f"{audit_dir} holds no {EXAMPLES}: the audited run ended before its losses were taken"
         )
-    table = EpsilonTable.from_frame(read_parquet(audit_dir / EPSILON))
+    table = EpsilonParts.open(audit_dir / EPSILON).table()
     return table, in_rows_of(table, ExampleTable.from_parquet(audit_dir / EXAMPLES))
 
 

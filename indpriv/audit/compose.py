@@ -19,6 +19,7 @@ from indpriv.audit.audit_directory import EPSILON
 from indpriv.audit.pipeline import with_units
 from indpriv.audit.run_directory import RecordedRun, recorded_run
 from indpriv.epsilon_table import EpsilonTable
+from indpriv.epsilon_table.parts import write_epsilons
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog, open_run
 from indpriv.norm_log.run_files import JOURNAL, check_holds_log
@@ -88,7 +89,7 @@ def compose_runs(
 def write_composition(found: Composition, output_dir: Path) -> None:
     """Write epsilon.parquet and composition.json, readable by their owner only."""
     output_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    found.table.to_parquet(output_dir / EPSILON)
+    write_epsilons(found.table, output_dir / EPSILON)
     write_json(output_dir / COMPOSITION, found.to_json())
 
 

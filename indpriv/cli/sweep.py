@@ -113,14 +113,14 @@ class _Trial:
 
     def result(self) -> TrialResult:
         """What its audit found."""
-        from indpriv._files import read_parquet
         from indpriv.analysis.summary import AuditSummary
         from indpriv.analysis.sweep.findings import TrialResult
         from indpriv.audit.audit_directory import EPSILON, read_summary
+        from indpriv.epsilon_table import EpsilonParts
 
         summary = AuditSummary.from_json(read_summary(self.audit_dir))
-        epsilon = read_parquet(self.audit_dir / EPSILON)["epsilon"]
-        return TrialResult(summary, float(epsilon.min()))
+        parts = EpsilonParts.open(self.audit_dir / EPSILON).frames(["epsilon"])
+        return TrialResult(summary, min(float(part["epsilon"].min()) for part in parts))
 
 
 def sweep(

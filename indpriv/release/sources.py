@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._columns import partition
-from indpriv._files import read_parquet
 from indpriv.audit import read_summary
 from indpriv.audit.audit_directory import EPSILON, SUMMARY
-from indpriv.epsilon_table import DISCLAIMER, EpsilonTable
+from indpriv.epsilon_table import DISCLAIMER, EpsilonParts, EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.levels import Levels
 from indpriv.norm_log.norm_log import open_run
@@ -113,7 +112,7 @@ def to_cells(values: FloatArray, upper: float, n_cells: int = N_CELLS) -> IntArr
 def _epsilons(audit_dir: Path, request: Request) -> Source:
     summary = read_summary(audit_dir)
     check_releasable(summary)
-    frame = read_parquet(audit_dir / EPSILON)
+    frame = EpsilonParts.open(audit_dir / EPSILON).frame()
     table = EpsilonTable.from_frame(frame)
     upper = table.worst_case_epsilon
     if (

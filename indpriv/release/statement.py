@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from indpriv._files import read_parquet, write_atomically
+from indpriv._files import write_atomically
 from indpriv._formatting import format_epsilon, format_share_up
 from indpriv.analysis.guarantee import (
     SUPPORTED,
@@ -28,7 +28,7 @@ from indpriv.analysis.guarantee import (
 )
 from indpriv.audit import read_summary
 from indpriv.audit.audit_directory import EPSILON
-from indpriv.epsilon_table import FALSE_POSITIVE_RATE, EpsilonTable
+from indpriv.epsilon_table import FALSE_POSITIVE_RATE, EpsilonParts, EpsilonTable
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import EXAMPLES
@@ -78,7 +78,7 @@ def owners(audit_dir: Path, *, example: str | None = None, unit: str | None = No
     """
     if example is not None and unit is not None:
         raise InputError("both --example and --unit were passed; pass one of them")
-    table = EpsilonTable.from_frame(read_parquet(audit_dir / EPSILON))
+    table = EpsilonParts.open(audit_dir / EPSILON).table()
     by_unit = table.account.rows_per_unit is not None
     names = [str(item) for item in table.example_ids.tolist()]
 

@@ -3,7 +3,7 @@
 An individual epsilon describes the run that happened. It is not a differential-privacy guarantee.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -211,8 +211,8 @@ class EpsilonTable:
         worst = self.details.get("unit_worst_case", np.float64(self.worst_case_epsilon))
         return np.asarray(self.epsilon >= worst.astype(np.float64) * (1 - 1e-9))
 
-    def take(self, kept: NDArray[np.bool_]) -> "EpsilonTable":
-        """The table of the examples that a mask (n_examples,) chooses."""
+    def take(self, kept: NDArray[np.bool_] | slice) -> "EpsilonTable":
+        """The table of the examples that a mask (n_examples,) or a slice chooses."""
         return replace(
             self,
             example_ids=self.example_ids[kept],
@@ -263,8 +263,13 @@ class EpsilonTable:
         write_private_parquet(frame, path)
 
     @classmethod
-    def from_frame(cls, frame: pd.DataFrame) -> "EpsilonTable":
-        """The table that `to_frame` or `to_parquet` wrote; InputError if the claim is missing."""
+    def from_frame(
+        cls, frame: pd.DataFrame, details: Collection[str] = _KEPT_DETAILS
+    ) -> "EpsilonTable":
+        """The table that `to_frame` or `to_parquet` wrote; InputError if the claim is missing.
+
+        details: columns of the frame that are details, where it has them.
+        """
         missing = {"worst_case_epsilon", "claim", "claim_reason", "account"} - set(frame.attrs)
         if missing:
             raise InputError(
@@ -272,7 +277,7 @@ class EpsilonTable:
                 "indpriv"
             )
         account = Account(**frame.attrs["account"])
-        kept = [name for name in _KEPT_DETAILS if name in frame]
+        kept = [name for name in details if name in frame]
         return cls(
             example_ids=frame[account.id_column].to_numpy(),
             epsilon=frame["epsilon"].to_numpy(np.float64),

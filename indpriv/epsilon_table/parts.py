@@ -1,0 +1,172 @@
+"""epsilon.parquet by parts: a file, or a folder of parts where the table is long. Sensitive.
+
+A folder holds `_account.json`, which says what its parts belong to and how many there are, and
+part-00000.parquet, part-00001.parquet and so on, each with the next PART_ROWS rows and the columns
+and metadata of a file. A part exists whole or not at all. Readers of Parquet data sets leave out
+names that begin with an underscore, and read the rows in order.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from indpriv import _files
+from indpriv.epsilon_table.table import EpsilonTable
+from indpriv.errors import EvidenceError
+
+PART_ROWS = _files.ROW_GROUP_SIZE
+LARGEST_FILE = 4 * PART_ROWS  # rows: a longer table is a folder of parts
+_MARKER = "_account.json"
+
+
+def ranges(n_rows: int) -> list[tuple[int, int]]:
+    """(start, stop) of the rows of each part."""
+    starts = range(0, n_rows, PART_ROWS)
+    return [(start, min(start + PART_ROWS, n_rows)) for start in starts]
+
+
+@dataclass(frozen=True)
+class EpsilonParts:
+    """An epsilon.parquet that is read part by part, so that memory does not grow with its rows.
+
+    Attributes:
+        path: the file, or the folder of parts.
+        n_rows: of all parts together.
+        about: a table without rows: worst case, claim and account of all.
+        columns: names of the columns.
+    """
+
+    path: Path
+    n_rows: int
+    about: EpsilonTable
+    columns: tuple[str, ...]
+
+    @classmethod
+    def open(cls, path: Path) -> EpsilonParts:
+        """Open a file or a folder of parts.
+
+        Raises:
+            InputError: there is none, or it is no table of epsilons.
+            EvidenceError: a part is missing, or what is read is damaged.
+        """
+        marker = _files.read_json(path / _MARKER) if path.is_dir() else None
+        if marker is None:
+            n_rows, empty = _files.parquet_schema(path)
+        else:
+            n_rows = int(marker["rows"])
+            for number in range(len(ranges(n_rows))):
+                if not (path / part_name(number)).is_file():
+                    raise EvidenceError(
+                        f"{path} lacks {part_name(number)} of {len(ranges(n_rows))} parts; restore "
+                        "it, or type the command again that makes the audit"
+                    )
+            empty = _files.parquet_schema(path / part_name(0))[1]
+        return cls(path, n_rows, EpsilonTable.from_frame(empty), tuple(empty.columns))
+
+    def __len__(self) -> int:
+        return self.n_rows
+
+    def frames(self, columns: Sequence[str] | None = None) -> Iterator[pd.DataFrame]:
+        """Yield the rows in order, PART_ROWS at a time, as `EpsilonTable.to_frame` gives them.
+
+        columns: those that are read, by default all; further ones follow those of `to_frame`.
+        """
+        if not self.path.is_dir():
+            yield from _files.parquet_frames(self.path, columns)
+            return
+        for number, (start, stop) in enumerate(ranges(self.n_rows)):
+            part = self.path / part_name(number)
+            frame = _files.read_parquet(part, columns)
+            if len(frame) != stop - start:
+                raise EvidenceError(
+                    f"{part} has {len(frame):,} rows instead of {stop - start:,}; make the audit "
+                    "again"
+                )
+            yield frame
+
+    def tables(self) -> Iterator[EpsilonTable]:
+        """Yield a table of each part, with the details that `EpsilonTable.from_frame` keeps."""
+        return (EpsilonTable.from_frame(frame) for frame in self.frames())
+
+    def frame(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """All rows in memory."""
+        if not self.path.is_dir():
+            return _files.read_parquet(self.path, columns)
+        parts = list(self.frames(columns))
+        whole = pd.concat(parts, ignore_index=True)
+        whole.attrs = parts[0].attrs
+        return whole
+
+    def table(self, details: Collection[str] | None = None) -> EpsilonTable:
+        """All rows in memory as a table; details: see `EpsilonTable.from_frame`."""
+        frame = self.frame()
+        return EpsilonTable.from_frame(frame, *(() if details is None else (details,)))
+
+
+def part_name(number: int) -> str:
+    """The file of a part, from 0."""
+    return f"part-{number:05d}.parquet"
+
+
+class PartsWriter:
+    """Writes a folder of parts, in any order, and goes on with one that was stopped.
+
+    Attributes:
+        folder: of the parts.
+        discarded: number of parts of another account that lay there, and were removed.
+    """
+
+    def __init__(self, folder: Path, n_rows: int, belongs_to: Mapping[str, Any]) -> None:
+        """Begin a folder, or keep the parts that it has of the same account.
+
+        belongs_to: JSON that two accounts share only if their parts have the same bits.
+        """
+        self.folder, self._ranges = folder, ranges(n_rows)
+        marker = {"rows": n_rows, "rows_per_part": PART_ROWS, "belongs_to": dict(belongs_to)}
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.discarded = 0
+        if not (folder / _MARKER).is_file() or _files.read_json(folder / _MARKER) != marker:
+            for part in sorted(folder.glob("part-*.parquet")):
+                part.unlink()
+                self.discarded += 1
+            _files.write_json(folder / _MARKER, marker)
+        for leftover in folder.glob(".part-*.tmp"):
+            leftover.unlink()
+
+    def missing(self) -> list[tuple[int, int, int]]:
+        """Numbers of parts that are not there, each with the range of its rows."""
+        return [
+            (number, start, stop)
+            for number, (start, stop) in enumerate(self._ranges)
+            if not (self.folder / part_name(number)).is_file()
+        ]
+
+    def write(self, number: int, table: EpsilonTable, columns: pd.DataFrame | None = None) -> None:
+        """Write a part; columns: as in `EpsilonTable.to_parquet`."""
+        table.to_parquet(self.folder / part_name(number), columns=columns)
+
+
+def write_epsilons(table: EpsilonTable, path: Path, columns: pd.DataFrame | None = None) -> None:
+    """Write a table as a file, or above LARGEST_FILE rows as a folder of parts.
+
+    Args:
+        table: epsilons.
+        path: of the file or folder; what lies there is replaced.
+        columns: further columns, as in `EpsilonTable.to_parquet`.
+    """
+    if path.is_dir():
+        shutil.rmtree(path)
+    if len(table) <= LARGEST_FILE:
+        table.to_parquet(path, columns=columns)
+        return
+    path.unlink(missing_ok=True)
+    writer = PartsWriter(path, len(table), {"account": dict(vars(table.account))})
+    for number, start, stop in writer.missing():
+        rows = slice(start, stop)
+        writer.write(number, table.take(rows), None if columns is None else columns.iloc[rows])

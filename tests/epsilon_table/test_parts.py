@@ -1,0 +1,90 @@
+"""Tables of epsilons as files and as folders of parts: the same rows, read a part at a time."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from indpriv import EpsilonTable, EvidenceError, InputError
+from indpriv._files import read_parquet
+from indpriv.epsilon_table import EpsilonParts, parts
+from synthetic import epsilon_table
+
+
+@pytest.fixture(params=["file", "folder"])
+def written(request, tmp_path, monkeypatch):
+    """A table of 23 rows with two further columns, in parts of 5 rows."""
+    monkeypatch.setattr(parts, "PART_ROWS", 5)
+    monkeypatch.setattr(parts._files, "ROW_GROUP_SIZE", 5)
+    monkeypatch.setattr(parts, "LARGEST_FILE", 20 if request.param == "folder" else 100)
+    table = epsilon_table(np.linspace(0.1, 2.0, 23))
+    columns = pd.DataFrame({"label": np.arange(23) % 3, "race": list("abcdefghijklmnopqrstuvw")})
+    path = tmp_path / "epsilon.parquet"
+    parts.write_epsilons(table, path, columns)
+    assert path.is_dir() == (request.param == "folder")
+    return path, table, columns
+
+
+def test_parts_have_the_rows_of_the_table_in_order(written):
+    path, table, columns = written
+    found = EpsilonParts.open(path)
+    assert len(found) == len(table) == 23
+    assert found.about.account == table.account
+    assert (found.about.worst_case_epsilon, found.about.claim) == (2.0, "exact")
+    assert found.columns[-2:] == ("label", "race")
+    frames = list(found.frames())
+    assert [len(frame) for frame in frames] == [5, 5, 5, 5, 3]
+    assert all(frame.attrs["claim"] == "exact" for frame in frames)
+    whole = pd.concat(frames, ignore_index=True)
+    pd.testing.assert_frame_equal(whole[["label", "race"]], columns, check_dtype=False)
+    assert np.array_equal(whole["epsilon"], table.epsilon)
+    assert np.array_equal(found.table().epsilon, table.epsilon)
+    several = np.concatenate([part.epsilon for part in found.tables()])
+    assert np.array_equal(several, table.epsilon)
+    assert np.array_equal(found.frame(["epsilon"])["epsilon"], table.epsilon)
+
+
+def test_columns_are_chosen(written):
+    frames = list(EpsilonParts.open(written[0]).frames(["epsilon", "race"]))
+    assert {tuple(frame.columns) for frame in frames} == {("epsilon", "race")}
+
+
+def test_any_reader_of_parquet_reads_the_folder(written):
+    path, table, _ = written
+    assert np.array_equal(pd.read_parquet(path)["epsilon"], table.epsilon)
+
+
+def test_a_shorter_table_replaces_a_folder(written):
+    path, _, _ = written
+    parts.write_epsilons(epsilon_table([1.0, 2.0]), path)
+    assert path.is_file()
+    assert len(EpsilonTable.from_frame(read_parquet(path))) == 2
+
+
+def test_what_is_damaged_is_named(written):
+    path, _, _ = written
+    if path.is_file():
+        path.write_bytes(path.read_bytes()[:-20])
+        with pytest.raises(EvidenceError, match=r"epsilon\.parquet is damaged"):
+            EpsilonParts.open(path)
+        return
+    part = path / "part-00002.parquet"
+    content = bytearray(part.read_bytes())
+    content[30] ^= 1  # in the first page
+    part.write_bytes(content)
+    found = EpsilonParts.open(path)
+    with pytest.raises(EvidenceError, match=r"part-00002\.parquet is damaged"):
+        found.table()
+    part.write_bytes((path / "part-00004.parquet").read_bytes())
+    with pytest.raises(EvidenceError, match=r"part-00002\.parquet has 3 rows instead of 5"):
+        found.table()
+    part.unlink()
+    with pytest.raises(EvidenceError, match=r"lacks part-00002\.parquet of 5 parts"):
+        EpsilonParts.open(path)
+
+
+def test_no_table_is_refused(tmp_path):
+    with pytest.raises(InputError, match="does not exist"):
+        EpsilonParts.open(tmp_path / "epsilon.parquet")
+    (tmp_path / "epsilon.parquet").mkdir()
+    with pytest.raises(InputError, match=r"_account\.json does not exist"):
+        EpsilonParts.open(tmp_path / "epsilon.parquet")
