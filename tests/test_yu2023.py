@@ -208,9 +208,17 @@ def test_of_four_groups_only_the_same_order_is_reproduced():
         (rules.release(1.99), REPRODUCED),
         (rules.release(9.0), DIFFERS),
         (rules.release(11.0), NOT_REPRODUCED),
-        (rules.accuracy(97.17, 97.26), REPRODUCED),
-        (rules.accuracy(95.5, 97.0), DIFFERS),
-        (rules.accuracy(90.0, 97.0), NOT_REPRODUCED),
+        (rules.paired_accuracies([-0.1, -0.05, -0.12, -0.09]), REPRODUCED),
+        (rules.paired_accuracies([-0.9, 0.4, -0.5, 0.6]), DIFFERS),
+        (rules.paired_accuracies([-7.0, -6.9, -7.2]), NOT_REPRODUCED),
+        (rules.paired_accuracies([-0.1]), NOT_RUN),
+        (rules.close(0.04), REPRODUCED),
+        (rules.close(0.1), DIFFERS),
+        (rules.close(0.2), NOT_REPRODUCED),
+        (rules.quicker((4.8, 7.4), (4.2, 5.5)), REPRODUCED),
+        (rules.quicker((4.8, 6.4), (4.2, 5.5)), DIFFERS),
+        (rules.quicker((4.8, 5.4), (4.2, 5.5)), NOT_REPRODUCED),
+        (rules.quicker((4.8, 4.4), (4.2, 3.0)), NOT_REPRODUCED),
     ],
 )
 def test_each_rule_gives_each_word(verdict, word):
@@ -232,8 +240,11 @@ def test_membership_is_reproduced_where_dp_hides_it_and_its_absence_shows_it_une
     assert rules.membership(loud, 0.01, 0.49).word == NOT_REPRODUCED
 
 
-def swept(*settings):
-    """What a sweep of clipping norms found: smallest epsilon, share at the worst case, accuracy, r of each."""
+def swept(*settings, errors=None):
+    """What a sweep of clipping norms found: smallest epsilon, share at the worst case, accuracy, r of each.
+
+    Mean epsilons of the later classes rise more as the clipping norm falls; errors: of estimates at gamma 1.
+    """
     return [
         {
             "values": {"max_grad_norm": norm, "learning_rate": 0.1},
@@ -245,7 +256,10 @@ def swept(*settings):
                 "epsilon_gap: label": accuracy,
                 "accuracy_gap: label": 0.3,
             },
-            "means": {name: float(place) for place, name in enumerate(paper.FIGURE_13_ORDER)},
+            "means": {
+                name: place / norm**2 + 0.001 for place, name in enumerate(paper.FIGURE_13_ORDER)
+            },
+            "errors": {} if errors is None else {"1": errors},
         }
         for norm, (smallest, share, accuracy, r) in enumerate(settings, 1)
     ]
@@ -267,6 +281,7 @@ def test_figures_9_10_and_12_judge_the_direction_of_a_sweep():
         ("epsilon", REPRODUCED),
         ("accuracy", REPRODUCED),
         ("gap between classes", REPRODUCED),
+        ("underserved class", REPRODUCED),
     ]
     rising = section(page_with(MULTIPLES, swept(*falling[::-1])), "Figures 9 and 10")
     assert f"**{NOT_REPRODUCED}**" in rising
@@ -280,6 +295,8 @@ def test_figures_9_10_and_12_judge_the_direction_of_a_sweep():
     hinge = section(page_with(HINGE, swept((0, 0, 0, 0))), "Figure 13")
     assert f"**{REPRODUCED}** (tau 1.00" in hinge
     assert f"**{NOT_RUN}**" in hinge
+    near = page_with(HINGE, swept((0, 0, 0, 0), errors=(0.999, 0.07, 0.4)))
+    assert f"**{REPRODUCED}** (errors up to" in section(near, "Figure 13")
 
 
 def test_every_figure_and_table_of_the_paper_has_its_place(known):
@@ -377,17 +394,64 @@ def individually_clipped(known, **training):
     summary = copy.deepcopy(dict(known.audits["mnist"].default))
     summary["run"]["declared"]["config"]["training"].update(individual_clipping=True, **training)
     summary["run"]["test_accuracy"] -= 0.01
-    return Known({**known.audits, INDIVIDUAL: Audit(INDIVIDUAL, summary, None)}, known.measured)
+    name = f"mnist{INDIVIDUAL}"
+    return Known({**known.audits, name: Audit(name, summary, None)}, known.measured)
 
 
 def test_individual_clipping_of_the_whole_set_is_held_against_the_ordinary_run(known):
     assert "**not run**" in section(page_of(known), "Figure 8")
     page = page_of(individually_clipped(known))
     assert "**reproduced** (same in 1 of 1" in section(page, "Figure 8")
-    assert "**differs** (-1.00 points)" in section(page, "Table 3")
+    assert "**reproduced** (at most 0.0%)" in section(page, "Figure 8")
+    assert "**not run** (one pair, -1.00 points)" in section(page, "Table 3")
     assert "also differ" not in page
     assert "also differ in epochs (20, None)." in section(
         page_of(individually_clipped(known, epochs=20)), "Table 3"
+    )
+
+
+def seeded_pairs(**changes):
+    """What Table 3 has of few images, of four seeds."""
+    results = {
+        arm: [
+            {"accuracy": 91.0 + seed / 10, "pearson": 0.95, "means": {"a": 1.0, "b": 2.0}}
+            for seed in range(4)
+        ]
+        for arm in ("individual", "ordinary", "no_headroom")
+    }
+    for arm, change in changes.items():
+        for result in results[arm]:
+            result.update(change)
+    return {"setting": "few images", "headroom": 0.1, "seeds": [1, 2, 3, 4], **results}
+
+
+def test_seeded_pairs_of_few_images_are_judged_by_their_differences():
+    def verdicts_with(**changes):
+        found = {"table_3": {"mnist": {"source": "", "found": seeded_pairs(**changes)}}}
+        page = page_of(Known({}, found))
+        return [
+            re.findall(r"verdict.*?\*\*(.*?)\*\*", section(page, number).split("MNIST, few |")[1])[
+                :2
+            ]
+            for number in ("Figure 7", "Figure 8", "Table 3")
+        ]
+
+    assert verdicts_with() == [[REPRODUCED, REPRODUCED]] * 3
+    assert verdicts_with(no_headroom={"pearson": 0.5})[0] == [REPRODUCED, DIFFERS]
+    assert verdicts_with(individual={"means": {"a": 1.1, "b": 2.0}})[1] == [REPRODUCED, DIFFERS]
+    assert verdicts_with(individual={"means": {"a": 3.0, "b": 2.0}})[1] == [NOT_REPRODUCED] * 2
+    assert verdicts_with(no_headroom={"accuracy": 85.0})[2] == [REPRODUCED, NOT_REPRODUCED]
+
+
+def test_the_page_counts_its_findings(known):
+    page = page_of(known)
+    counts = re.search(r"Of (\d+) findings.*?: (.*)\.", page)
+    numbers = [int(part.split()[0]) for part in counts[2].split(", ")]
+    assert sum(numbers) == int(counts[1])
+    assert numbers[0] > 0
+    empty = page_of(Known({}, {}))
+    assert re.search(
+        r"Of (\d+) findings.*?: 0 reproduced, 0 differs, 0 not reproduced, \1 not run", empty
     )
 
 

@@ -10,17 +10,14 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 REPORTS = ROOT / "reports"
-INDIVIDUAL = "mnist_individual"  # mnist with individual clipping
+INDIVIDUAL = "_individual"  # behind the name of the same audit with individual clipping
+PAPERS = ("mnist", "cifar10", "utkface_gender", "utkface_age")  # the data sets of the paper
 AUDITS = (
-    "mnist",
-    INDIVIDUAL,
-    "cifar10",
-    "utkface_gender",
-    "utkface_age",
+    *(name + clipping for name in PAPERS for clipping in ("", INDIVIDUAL)),
     "adult",
     "adult_long",
 )  # audits/<name>.toml, as results show them
-LABELS = ("mnist", INDIVIDUAL, "cifar10")  # whose groups are labels; those of the others are races
+LABELS = ("mnist", "cifar10")  # whose groups are labels; those of the others are races
 DEFAULT, PRESET = "default", "yu2023"  # the two accounts of a run
 _NEAR = 0.15  # how far a K in whole steps may lie from a gamma, relatively
 
@@ -44,7 +41,7 @@ class Audit:
     @property
     def by(self) -> str:
         """The column of groups that the results show."""
-        return "label" if self.name in LABELS else "race"
+        return "label" if self.name.removesuffix(INDIVIDUAL) in LABELS else "race"
 
     @property
     def run_id(self) -> str:
@@ -137,3 +134,13 @@ def fidelity_of(summary: Summary, gammas: tuple[float, ...]) -> dict[float, Summ
         if rows:
             found[gamma] = min(rows, key=lambda row: abs(row["epochs"] * gamma - 1))
     return found
+
+
+def errors_of(
+    summary: Summary, gammas: tuple[float, ...]
+) -> dict[float, tuple[float, float, float]]:
+    """Gamma -> Pearson's r, mean and largest absolute error of `fidelity_of`."""
+    return {
+        gamma: (row["pearson"], row["mean_absolute"], row["largest_absolute"])
+        for gamma, row in fidelity_of(summary, gammas).items()
+    }

@@ -2,46 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from markdown_table import table
 
 from indpriv._formatting import format_epsilon, format_interval, format_number, format_share
 from reproduction import paper, rules
-from reproduction.audits import (
-    DEFAULT,
-    INDIVIDUAL,
-    Summary,
-    accuracies_of,
-    attack_of,
-    fidelity_of,
-    means_of,
-)
-from reproduction.measured import DISTRIBUTION, TABLE_3
+from reproduction.audits import Summary, accuracies_of, attack_of, errors_of, means_of
+from reproduction.clipped import figure_7, figure_8
+from reproduction.measured import DISTRIBUTION
 from reproduction.paper import GAMMAS, PaperRun
 from reproduction.rules import Verdict
-from reproduction.sections import (
-    FEW,
-    NOTHING,
-    WHOLE,
-    Found,
-    Known,
-    Row,
-    Section,
-    Texts,
-    block,
-    compare,
-    named,
-    not_run,
-    percent,
-    told_apart,
-    words_of,
-)
+from reproduction.sections import NOTHING, Found, Known, Section, Texts, compare, named, percent
 from reproduction.sweeps import figure_12, figure_13, figures_9_10
 
 _SHOWN_RECORDS = 6  # of a run, in Figure 3
-_PEARSON = "Pearson's r"
+_CAT = "mean epsilon of Cat"
 _NO_GROUPS = Verdict(rules.NOT_RUN, "the audit has no such groups")
 
 
@@ -220,7 +196,7 @@ def figure_4(known: Known) -> Section:
         }
 
     def ours(run: PaperRun, summary: Summary, account: str) -> Found:
-        found = _fidelity(summary)
+        found = errors_of(summary, GAMMAS)
         if not found:
             return Found({}, {"": Verdict(rules.NOT_RUN, "no exact values")})
         texts = {f"gamma {gamma:g}": line(values) for gamma, values in found.items()}
@@ -238,13 +214,6 @@ def figure_4(known: Known) -> Section:
         "of the examples whose norms were taken at every step. r alone proves little: a constant bias leaves it at 1; the "
         "signed bias and the share of under-reported examples are in each report.",
     )
-
-
-def _fidelity(summary: Summary) -> dict[float, tuple[float, float, float]]:
-    return {
-        gamma: (row["pearson"], row["mean_absolute"], row["largest_absolute"])
-        for gamma, row in fidelity_of(summary, GAMMAS).items()
-    }
 
 
 def figure_5(known: Known) -> Section:
@@ -273,97 +242,6 @@ def figure_5(known: Known) -> Section:
         lambda run: {"Pearson's r": f"above {paper.LEAST_PEARSON:g}"},
         ours,
     )
-
-
-def figure_7(known: Known) -> Section:
-    """Epsilon and loss under individual clipping: of all of MNIST, and of the runs of Table 3."""
-    number, title, expected = (
-        "Figure 7",
-        "epsilon and loss under individual clipping",
-        f"above {paper.LEAST_PEARSON:g}",
-    )
-    rows: list[Row] = []
-    words: list[str] = []
-    whole, few = known.audits.get(INDIVIDUAL), known.single(TABLE_3)
-    if whole is not None:
-        found = {
-            account: Found(
-                {_PEARSON: format_number(_pearson(summary))},
-                {"": rules.loss(_pearson(summary), None)},
-            )
-            for account, summary in whole.accounts.items()
-        }
-        rows += block(WHOLE, {_PEARSON: expected}, found)
-        words.append(f"{WHOLE}: {words_of(found)}")
-    if few is not None:
-        values = [result["pearson"] for result in few["individual"]]
-        smallest = None if None in values else min(values)
-        name = f"smallest {_PEARSON}"
-        only = {DEFAULT: Found({name: format_number(smallest)}, {"": rules.loss(smallest, None)})}
-        rows += block(FEW, {name: expected}, only)
-        words.append(f"{FEW}: {words_of(only)}")
-    if not rows:
-        return not_run(number, title, "MNIST", {_PEARSON: expected})
-    return Section(number, title, tuple(rows), {"MNIST": "; ".join(words)}, _runs_of_table_3(few))
-
-
-def figure_8(known: Known) -> Section:
-    """Groups under individual clipping: of all of MNIST, and of the runs of Table 3."""
-    number, title = "Figure 8", "groups under individual clipping"
-    rows: list[Row] = []
-    words: list[str] = []
-    whole, ordinary = (known.audits.get(name) for name in (INDIVIDUAL, "mnist"))
-    few = known.single(TABLE_3)
-    if whole is not None and ordinary is not None:
-        found = {}
-        for account in (each for each in whole.accounts if each in ordinary.accounts):
-            pair = (_ranked(whole.accounts[account]), _ranked(ordinary.accounts[account]))
-            found[account] = Found({"one run each": _orders(*pair)}, {"": rules.same_order([pair])})
-        rows += block(WHOLE, {"one run each": "the same order"}, found)
-        words.append(f"{WHOLE}: {words_of(found)}")
-    if few is not None:
-        pairs = [
-            (one["order"], other["order"])
-            for one, other in zip(few["individual"], few["ordinary"], strict=True)
-        ]
-        texts = {
-            f"seed {seed}": _orders(*pair) for seed, pair in zip(few["seeds"], pairs, strict=True)
-        }
-        only = {DEFAULT: Found(texts, {"": rules.same_order(pairs)})}
-        rows += block(FEW, dict.fromkeys(texts, "the same order"), only)
-        words.append(f"{FEW}: {words_of(only)}")
-    if not rows:
-        return not_run(
-            number,
-            title,
-            "MNIST",
-            {"order of groups": "the same with and without individual clipping"},
-        )
-    note = (
-        "Labels by mean epsilon, the lowest first: with individual clipping / without. "
-        + _runs_of_table_3(few)
-        + told_apart(known)
-    )
-    return Section(number, title, tuple(rows), {"MNIST": "; ".join(words)}, note)
-
-
-def _pearson(summary: Summary) -> float | None:
-    return None if summary["loss"] is None else summary["loss"]["pearson_log_loss"]
-
-
-def _ranked(summary: Summary) -> list[str]:
-    means = means_of(summary, "label")
-    return sorted(means, key=means.__getitem__)
-
-
-def _orders(individual: Sequence[str], ordinary: Sequence[str]) -> str:
-    return " / ".join(" ".join(map(named, names)) for names in (individual, ordinary))
-
-
-def _runs_of_table_3(few: Mapping[str, Any] | None) -> str:
-    if few is None:
-        return ""
-    return f"{FEW}: the runs of Table 3 ({few['setting']}; {len(few['seeds'])} seeds), far smaller than the paper's."
 
 
 def figure_11(known: Known) -> Section:
@@ -430,7 +308,7 @@ def figure_14(known: Known) -> Section:
     expected = paper.FIGURE_14_ORDER
 
     def ours(run: PaperRun, summary: Summary, account: str) -> Found:
-        found, means = _fidelity(summary), means_of(summary, run.by)
+        found, means = errors_of(summary, GAMMAS), means_of(summary, run.by)
         verdicts = {
             "order": rules.order(expected, means) if set(means) == set(expected) else _NO_GROUPS
         }
@@ -439,6 +317,8 @@ def figure_14(known: Known) -> Section:
                 map(named, sorted(means, key=means.__getitem__))
             )
         }
+        if "cat" in means:
+            texts[_CAT] = format_epsilon(means["cat"])
         if 1.0 in found:
             texts["gamma 1"] = "{:.4f}, {:.3f}, {:.3f}".format(*found[1.0])
             verdicts["fidelity"] = rules.fidelity(
@@ -453,8 +333,10 @@ def figure_14(known: Known) -> Section:
         lambda run: {
             "gamma 1": "{:.3f}, {}, {}".format(*paper.FIGURE_14_FIDELITY),
             "lowest to highest mean epsilon": ", ".join(expected),
+            _CAT: "{:g} ({:g} with WRN16-4)".format(*reversed(paper.APPENDIX_F.values())),
         },
         ours,
         names=["cifar10"],
-        note="The nearest to our CIFAR-10 run in size of model. In order: Pearson's r, mean and largest absolute error at gamma 1.",
+        note="The model of our CIFAR-10 run, clipped there at 1. In order: Pearson's r, mean and largest absolute error at gamma 1. That the "
+        "mean epsilon of Cat grows when this network replaces WRN16-4 (appendix F) needs a run of both.",
     )

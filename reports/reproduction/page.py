@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from textwrap import fill
@@ -29,13 +30,13 @@ from reproduction.audits import (
 from reproduction.figures import figures
 from reproduction.measured import DISTRIBUTION, MACHINE
 from reproduction.paper import RUNS, SOURCE, run_named
-from reproduction.sections import NOTHING, Known, Section, named, percent
+from reproduction.sections import NOTHING, Known, Section, named, percent, shown
 from reproduction.tables import tables, theorems
 
 COMMAND = "make reproduce"
 _NO_REPORT = (
     "digits",
-    "cifar10_pretrain",
+    "cifar10_public",
     "cifar10_clip",
 )  # for trying things out; parts of other runs; swept
 _WIDTH = 125  # of lines in that page
@@ -77,14 +78,30 @@ def overview(sections: tuple[Section, ...]) -> str:
     rows = [
         [
             f"{section.number}: {section.title}",
-            *(section.words.get(title, NOTHING) for title in titles),
+            *(
+                shown(section.words[title]) if title in section.words else NOTHING
+                for title in titles
+            ),
         ]
         for section in sections
     ]
     return (
         table(["", *titles], rows)
-        + "\n\nTwo words: preset yu2023 / sound default. A dash: the paper has none either."
+        + "\n\nTwo words: preset yu2023 / sound default. A dash: the paper has none either.\n\n"
+        + counted(sections)
     )
+
+
+def counted(sections: tuple[Section, ...]) -> str:
+    """How many findings there are of each word, by the sound default where it has one."""
+    words = Counter(
+        each[-1]
+        for section in sections
+        for by_name in section.words.values()
+        for each in by_name.values()
+    )
+    counts = ", ".join(f"{words[word]} {word}" for word in rules.WORDS)
+    return f"Of {words.total()} findings, by the sound default where it has a word: {counts}."
 
 
 def settings(known: Known) -> str:

@@ -199,6 +199,11 @@ class Swept:
 
 
 FIGURES_9_10 = Swept()
+APPENDIX_C = {
+    "cat": (4.8, 7.4),
+    "ship": (4.2, 5.5),
+}  # mean epsilon at 1.5 and at 0.5 of the median norm
+APPENDIX_F = {"WRN16-4": 7.3, "two-layer CNN": 7.7}  # mean epsilon of Cat by model
 FIGURE_12 = {5.0: 0.89, 10.0: 0.9}  # clipping norm -> Pearson's r of epsilon and log loss
 FIGURE_13_FIDELITY = (0.999, 0.06, 0.37)  # hinge loss, gamma 1
 FIGURE_13_ORDER = (

@@ -25,11 +25,12 @@ _CLIPPING = (
     "non_private_epochs",
 )  # what the two runs are to differ in
 WHOLE, FEW = (
-    "MNIST, whole",
-    "MNIST, few",
-)  # of individual clipping: one run of all images; several seeds of few images
+    ", whole",
+    ", few",
+)  # of individual clipping: one run of all images; several seeds of few
 
 Texts = Mapping[str, str]
+Words = Mapping[str, tuple[str, ...]]  # verdict ("" where there is one) -> its word by each account
 Row = tuple[str, ...]  # as many as HEAD
 
 
@@ -40,14 +41,14 @@ class Section:
     Attributes:
         number, title: of the figure or table.
         rows: data set, quantity, paper, preset, default; Markdown.
-        words: data set -> verdict words that the overview shows.
+        words: data set -> the words that the overview shows and counts.
         note: what differs, and how to read it; extra: further Markdown below the table.
     """
 
     number: str
     title: str
     rows: tuple[Row, ...]
-    words: Mapping[str, str]
+    words: Mapping[str, Words]
     note: str = ""
     extra: str = ""
 
@@ -123,7 +124,7 @@ def compare(
         expected, audit = paper(run), known.audits.get(run.name)
         if audit is None:
             rows += not_run_rows(run.title, expected)
-            words[run.title] = NOT_RUN
+            words[run.title] = only(NOT_RUN)
             continue
         found = {
             account: ours(run, summary, account) for account, summary in audit.accounts.items()
@@ -167,23 +168,33 @@ def _verdict(found: Mapping[str, Found], account: str, name: str) -> str:
     return str(each.verdicts[name]) if each is not None and name in each.verdicts else NOTHING
 
 
-def words_of(found: Mapping[str, Found]) -> str:
-    """Verdict words by name, of both accounts: one where they agree."""
-    texts = []
-    names = list(dict.fromkeys(name for each in found.values() for name in each.verdicts))
-    for name in names:
-        words = list(
-            dict.fromkeys(
-                each.verdicts[name].word for each in found.values() if name in each.verdicts
-            )
+def words_of(found: Mapping[str, Found], prefix: str = "") -> Words:
+    """Words by verdict, of each account, the sound default last; prefix: before the verdicts' names."""
+    names = dict.fromkeys(name for each in found.values() for name in each.verdicts)
+    return {
+        ", ".join(part for part in (prefix, name) if part): tuple(
+            each.verdicts[name].word for each in found.values() if name in each.verdicts
         )
-        texts.append((f"{name}: " if name else "") + " / ".join(words))
-    return "; ".join(texts)
+        for name in names
+    }
+
+
+def only(word: str) -> Words:
+    """One word for the whole."""
+    return {"": (word,)}
+
+
+def shown(words: Words) -> str:
+    """The words of a data set as text: one where the accounts agree."""
+    return "; ".join(
+        (f"{name}: " if name else "") + " / ".join(dict.fromkeys(each))
+        for name, each in words.items()
+    )
 
 
 def not_run(number: str, title: str, name: str, expected: Texts) -> Section:
     """A section of what has no run, or was not measured yet, beside the paper's texts."""
-    return Section(number, title, not_run_rows(name, expected), {name: NOT_RUN})
+    return Section(number, title, not_run_rows(name, expected), {name: only(NOT_RUN)})
 
 
 def not_run_rows(title: str, expected: Texts) -> tuple[Row, ...]:
@@ -205,9 +216,9 @@ def percent(row: Mapping[str, Any]) -> str:
     return f"{100 * row['success_rate']:.1f} [{100 * row['low']:.1f}, {100 * row['high']:.1f}] %"
 
 
-def told_apart(known: Known) -> str:
-    """In which settings, other than clipping, the two whole runs on MNIST differ; "" where they are alike, or not both there."""
-    runs = [known.audits.get(name) for name in (INDIVIDUAL, "mnist")]
+def told_apart(known: Known, name: str) -> str:
+    """In which settings, other than clipping, a data set's two whole runs differ; "" where they are alike, or not both there."""
+    runs = [known.audits.get(each) for each in (name + INDIVIDUAL, name)]
     settings = [
         audit.default["run"]["declared"]["config"]["training"]
         for audit in runs
@@ -216,11 +227,11 @@ def told_apart(known: Known) -> str:
     if len(settings) < len(runs):
         return ""
     one, other = (
-        {name: value for name, value in each.items() if name not in _CLIPPING} for each in settings
+        {key: value for key, value in each.items() if key not in _CLIPPING} for each in settings
     )
     differing = [
-        f"{name} ({one.get(name)}, {other.get(name)})"
-        for name in sorted({*one, *other})
-        if one.get(name) != other.get(name)
+        f"{key} ({one.get(key)}, {other.get(key)})"
+        for key in sorted({*one, *other})
+        if one.get(key) != other.get(key)
     ]
-    return f" The two runs of {WHOLE} also differ in {', '.join(differing)}." if differing else ""
+    return f" The two runs of {name} also differ in {', '.join(differing)}." if differing else ""

@@ -10,7 +10,7 @@ from typing import Any
 from indpriv._files import read_json
 from indpriv._formatting import format_epsilon, format_number, format_share
 from reproduction import paper, rules
-from reproduction.audits import DEFAULT, means_of
+from reproduction.audits import DEFAULT, errors_of, means_of
 from reproduction.sections import Found, Known, Section, block, named, not_run, words_of
 
 SWEPT = "sweeps"  # the part of what was measured
@@ -40,6 +40,7 @@ SWEEPS = {  # learning rate times clipping norm is 0.34 throughout
 _CIFAR10 = "CIFAR-10"
 _PEARSON = "Pearson's r of epsilon and log loss"
 _ORDER = "lowest to highest mean epsilon"
+_RISES = "mean epsilon from 1.5 to 0.5 of the median norm"
 _SETTING = (
     f"`audits/{AUDIT}.toml`: the small network, eight epochs and one seeded run of each setting, so that the sizes are not the "
     f"paper's (worst case {paper.MAX_EPSILON_SWEPT}); what is judged is the direction."
@@ -49,22 +50,25 @@ Settings = Sequence[Mapping[str, Any]]
 
 
 def found_in(folder: Path) -> list[dict[str, Any]]:
-    """What a sweep found: of each setting its values, figures, and mean epsilon by label."""
+    """What a sweep found: of each setting its values, figures, mean epsilon by label, and errors of estimates by gamma."""
     audits = [read_json(path) for path in sorted((folder / "audits").glob("*/audit.json"))]
-    settings = read_json(folder / "sweep.json")["settings"]
-    return [
-        {
-            "values": setting["values"],
-            "figures": {name: each["mean"] for name, each in setting["figures"].items()},
-            "means": next(
-                means_of(summary, "label")
-                for summary in audits
-                if setting["values"].items()
-                <= summary["run"]["declared"]["config"]["training"].items()
-            ),
-        }
-        for setting in settings
-    ]
+    found = []
+    for setting in read_json(folder / "sweep.json")["settings"]:
+        summary = next(
+            audit
+            for audit in audits
+            if setting["values"].items() <= audit["run"]["declared"]["config"]["training"].items()
+        )
+        errors = errors_of(summary, paper.GAMMAS)
+        found.append(
+            {
+                "values": setting["values"],
+                "figures": {name: each["mean"] for name, each in setting["figures"].items()},
+                "means": means_of(summary, "label"),
+                "errors": {f"{gamma:g}": values for gamma, values in errors.items()},
+            }
+        )
+    return found
 
 
 def figures_9_10(known: Known) -> Section:
@@ -73,7 +77,7 @@ def figures_9_10(known: Known) -> Section:
         "Figures 9 and 10",
         "clipping norms of 0.1, 0.3, 0.5 and 1.5 of the median norm (ResNet-20)",
     )
-    theirs = paper.FIGURES_9_10
+    theirs, theirs_by_class = paper.FIGURES_9_10, paper.APPENDIX_C
     expected = {
         "test accuracy": ", ".join(map(str, theirs.test_accuracy)) + " %",
         "smallest epsilon": ", ".join(map(str, theirs.smallest)),
@@ -81,6 +85,7 @@ def figures_9_10(known: Known) -> Section:
         "largest less smallest class average": ", ".join(map(str, theirs.epsilon_gap)),
         "gaps in test accuracy between classes": ", ".join(map(str, theirs.accuracy_gap))
         + " points",
+        _RISES: _rises(theirs_by_class),
     }
     settings = _settings(known, MULTIPLES, len(theirs.multiples))
     if settings is None:
@@ -103,10 +108,16 @@ def figures_9_10(known: Known) -> Section:
         "largest less smallest class average": _joined(gap, format_epsilon),
         "gaps in test accuracy between classes": _joined(accuracy_gap, format_share),
     }
+    rises = {
+        name: (settings[-1]["means"][name], settings[-2]["means"][name])
+        for name in paper.APPENDIX_C  # at 1.5 and 0.5 of the median norm
+    }
+    texts[_RISES] = _rises(rises)
     verdicts = {
         "epsilon": rules.falling_epsilon(smallest, share),
         "accuracy": rules.largest_between(accuracy),
         "gap between classes": rules.largest_between(gap),
+        "underserved class": rules.quicker(*rises.values()),
     }
     note = (
         f"{_SETTING} The learning rate falls as the clipping norm rises, so that a wholly clipped step is as long: how the paper "
@@ -139,12 +150,13 @@ def figure_13(known: Known) -> Section:
     settings = _settings(known, HINGE, 1)
     if settings is None:
         return not_run(number, title, _CIFAR10, expected)
-    means = settings[0]["means"]
+    means, errors = settings[0]["means"], settings[0]["errors"].get("1")
     texts = {_ORDER: ", ".join(map(named, sorted(means, key=means.__getitem__)))}
-    verdicts = {
-        "order": rules.order(paper.FIGURE_13_ORDER, means),
-        "fidelity": rules.Verdict(rules.NOT_RUN, "no exact values"),
-    }
+    fidelity = rules.Verdict(rules.NOT_RUN, "no exact values")
+    if errors is not None:
+        texts["gamma 1"] = "{:.4f}, {:.3f}, {:.3f}".format(*errors)
+        fidelity = rules.fidelity({1.0: tuple(errors)}, {1.0: paper.FIGURE_13_FIDELITY})
+    verdicts = {"order": rules.order(paper.FIGURE_13_ORDER, means), "fidelity": fidelity}
     return _section(number, title, expected, Found(texts, verdicts), _SETTING)
 
 
@@ -156,6 +168,13 @@ def _settings(known: Known, sweep: str, n: int) -> Settings | None:
 
 def _clipping_norms(settings: Settings) -> str:
     return ", ".join(f"{setting['values']['max_grad_norm']:g}" for setting in settings)
+
+
+def _rises(by_class: Mapping[str, tuple[float, float]]) -> str:
+    return ", ".join(
+        f"{named(name)} {format_epsilon(at)} to {format_epsilon(to)}"
+        for name, (at, to) in by_class.items()
+    )
 
 
 def _joined(values: Sequence[float], form: Callable[[float], str]) -> str:

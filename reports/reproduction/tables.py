@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,26 +10,13 @@ from markdown_table import table
 from indpriv._formatting import format_delta, format_number
 from indpriv.release.request import DESCENT
 from reproduction import paper, rules
-from reproduction.audits import DEFAULT, INDIVIDUAL, PRESET
-from reproduction.measured import DISTRIBUTION, FOOTNOTE_3, METHODS, TABLE_1, TABLE_2, TABLE_3
+from reproduction.audits import DEFAULT, PRESET
+from reproduction.clipped import table_3
+from reproduction.measured import DISTRIBUTION, FOOTNOTE_3, METHODS, TABLE_1, TABLE_2
 from reproduction.paper import PaperRun
 from reproduction.rules import NOT_RUN
-from reproduction.sections import (
-    FEW,
-    NOTHING,
-    WHOLE,
-    Found,
-    Known,
-    Row,
-    Section,
-    block,
-    not_run,
-    not_run_rows,
-    told_apart,
-    words_of,
-)
+from reproduction.sections import NOTHING, Found, Known, Row, Section, not_run, only, words_of
 
-_ARMS = ("individual", "ordinary")
 _ACCOUNTS = {PRESET: "preset yu2023", DEFAULT: "sound default"}
 
 
@@ -73,7 +59,7 @@ def table_1(known: Known) -> Section:
         number,
         title,
         (*rows, ("", "verdict", "", str(verdict), NOTHING)),
-        {"CIFAR-10": verdict.word},
+        {"CIFAR-10": only(verdict.word)},
         note,
     )
 
@@ -105,7 +91,7 @@ def table_2(known: Known) -> Section:
                     f"**{NOT_RUN}**",
                 )
             )
-            words[run.title] = NOT_RUN
+            words[run.title] = only(NOT_RUN)
             continue
         verdicts = {
             account: _verdicts(known, run, account, value) for account, value in drawn.items()
@@ -184,58 +170,6 @@ def _line(name: str, values: Any) -> list[str]:
     return [name, *(NOTHING if value is None else f"{value:.3f}" for value in values)]
 
 
-def table_3(known: Known) -> Section:
-    """Test accuracy under individual clipping: of all of MNIST, and means over seeds of few images."""
-    theirs = {
-        name: {
-            arm: _spread(*values) for arm, values in zip(_ARMS, paper.TABLE_3[name], strict=True)
-        }
-        for name in ("cifar10", "mnist")
-    }
-    rows: list[Row] = [*not_run_rows("CIFAR-10", theirs["cifar10"])]
-    words: list[str] = []
-    whole, few = [known.audits.get(name) for name in (INDIVIDUAL, "mnist")], known.single(TABLE_3)
-    accuracies = [
-        100 * audit.default["run"]["test_accuracy"] for audit in whole if audit is not None
-    ]
-    if len(accuracies) == len(_ARMS):
-        texts = {arm: f"{value:.2f}" for arm, value in zip(_ARMS, accuracies, strict=True)}
-        found = {DEFAULT: Found(texts, {"": rules.accuracy(*accuracies)})}
-        rows += block(WHOLE, theirs["mnist"], found)
-        words.append(f"{WHOLE}: {words_of(found)}")
-    note = "Test accuracy in per cent (standard deviation over seeds)." + told_apart(known)
-    if few is not None:
-        by_arm = {arm: [result["accuracy"] for result in few[arm]] for arm in _ARMS}
-        texts = {
-            arm: _spread(statistics.fmean(values), statistics.stdev(values))
-            for arm, values in by_arm.items()
-        }
-        only = {
-            DEFAULT: Found(texts, {"": rules.accuracy(*map(statistics.fmean, by_arm.values()))})
-        }
-        rows += block(FEW, theirs["mnist"], only)
-        words.append(f"{FEW}: {words_of(only)}")
-        note += (
-            f" {FEW}: {few['setting']}; seeds {few['seeds'][0]} to {few['seeds'][-1]}, both arms with the same batches and noise "
-            f"(reproducible: no privacy); levels refreshed once an epoch, with a headroom of {few['headroom']:g} C that the paper does "
-            "not have. See benchmarks/individual_clipping.py."
-        )
-    if not words:
-        rows += not_run_rows("MNIST", theirs["mnist"])
-    title = "test accuracy with individual and with ordinary clipping"
-    return Section(
-        "Table 3",
-        title,
-        tuple(rows),
-        {"MNIST": "; ".join(words) or NOT_RUN, "CIFAR-10": NOT_RUN},
-        note,
-    )
-
-
-def _spread(mean: float, deviation: float) -> str:
-    return f"{mean:.2f} ({deviation:.2f})"
-
-
 def footnote_3(known: Known) -> Section:
     """The private median of gradient norms, to choose C by."""
     number, title = "Footnote 3", "the median gradient norm at initialisation, released in private"
@@ -248,7 +182,7 @@ def footnote_3(known: Known) -> Section:
     rows, words = [], {}
     if "utkface_gender" not in entries:
         rows.append(("UTKFace-Gender", "median norm", theirs, NOTHING, f"**{NOT_RUN}**"))
-        words["UTKFace-Gender"] = NOT_RUN
+        words["UTKFace-Gender"] = only(NOT_RUN)
     for name, found in entries.items():
         run = paper.run_named(name)
         heading = name if run is None else run.title
@@ -263,7 +197,7 @@ def footnote_3(known: Known) -> Section:
                     f"{format_number(found['non_private'])}; **{NOT_RUN}** (refused: {found['refused']})",
                 )
             )
-            words[heading] = NOT_RUN
+            words[heading] = only(NOT_RUN)
             continue
         verdict = rules.release(rules.error_rate([found["private"]], [found["non_private"]]))
         rows.append(
@@ -278,7 +212,7 @@ def footnote_3(known: Known) -> Section:
             )
         )
         rows.append(("", "verdict", "", NOTHING, str(verdict)))
-        words[heading] = verdict.word
+        words[heading] = only(verdict.word)
     note = (
         f"`indpriv release RUN --quantiles 0.5 --epsilon {paper.RELEASE_EPSILON:g}`: at ({paper.RELEASE_EPSILON:g}, 0), the paper's "
         f"at ({paper.RELEASE_EPSILON:g}, {format_delta(paper.DELTA)}). Add/remove one example. Norms follow the model, so that theirs and ours "

@@ -1,0 +1,221 @@
+"""Figures 7 and 8, Table 3 and appendix B.2: what individual clipping changes.
+
+Of each data set one pair of whole runs, with and without; of MNIST several seeded pairs of few images besides.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from indpriv._formatting import format_number, format_share
+from reproduction import paper, rules
+from reproduction.audits import DEFAULT, INDIVIDUAL, Audit, Summary, means_of
+from reproduction.measured import TABLE_3
+from reproduction.paper import PaperRun
+from reproduction.sections import (
+    FEW,
+    WHOLE,
+    Found,
+    Known,
+    Row,
+    Section,
+    Texts,
+    Words,
+    block,
+    named,
+    not_run_rows,
+    only,
+    told_apart,
+    words_of,
+)
+
+_PEARSON = "Pearson's r"
+_PAIR = "individual, ordinary"
+_ARMS = ("individual", "ordinary")
+_NO_HEADROOM = "no_headroom"
+_CLOSE = "mean epsilons of groups, largest difference"
+
+Pair = Mapping[str, tuple[Summary, Summary]]  # account -> with and without individual clipping
+Few = Mapping[str, Any]
+
+
+def figure_7(known: Known) -> Section:
+    """Epsilon and loss under individual clipping."""
+    expected = f"above {paper.LEAST_PEARSON:g}"
+
+    def whole(run: PaperRun, individual: Summary, ordinary: Summary) -> Found:
+        found = _pearson(individual)
+        return Found({_PEARSON: format_number(found)}, {"": rules.loss(found, None)})
+
+    def few(found: Few) -> Found:
+        texts, verdicts = {}, {}
+        for name, arm in (("", _ARMS[0]), ("without headroom", _NO_HEADROOM)):
+            values = [result["pearson"] for result in found[arm]]
+            smallest = None if None in values else min(values)
+            texts[" ".join(["smallest", _PEARSON, name]).strip()] = format_number(smallest)
+            verdicts[name] = rules.loss(smallest, None)
+        return Found(texts, verdicts)
+
+    return _section(
+        ("Figure 7", "epsilon and loss under individual clipping"),
+        known,
+        lambda run: {_PEARSON: expected},
+        whole,
+        few,
+    )
+
+
+def figure_8(known: Known) -> Section:
+    """Groups under individual clipping, and how close their mean epsilons are to those without it."""
+
+    def whole(run: PaperRun, individual: Summary, ordinary: Summary) -> Found:
+        return _compared([tuple(means_of(each, run.by) for each in (individual, ordinary))])
+
+    def few(found: Few) -> Found:
+        pairs = zip(found["individual"], found["ordinary"], strict=True)
+        return _compared([(one["means"], other["means"]) for one, other in pairs], found["seeds"])
+
+    return _section(
+        ("Figure 8", "groups under individual clipping"),
+        known,
+        lambda run: {"order": "the same", _CLOSE: "close"},
+        whole,
+        few,
+        note="Groups by mean epsilon, the lowest first: with individual clipping / without.",
+    )
+
+
+def table_3(known: Known) -> Section:
+    """Test accuracy with individual and with ordinary clipping."""
+
+    def printed(run: PaperRun) -> Texts:
+        values = paper.TABLE_3.get(run.name)
+        return {} if values is None else {_PAIR: ", ".join(_spread(*each) for each in values)}
+
+    def whole(run: PaperRun, individual: Summary, ordinary: Summary) -> Found:
+        pair = [100 * each["run"]["test_accuracy"] for each in (individual, ordinary)]
+        text = ", ".join(f"{value:.2f}" for value in pair)
+        return Found({_PAIR: text}, {"": rules.paired_accuracies([pair[0] - pair[1]])})
+
+    def few(found: Few) -> Found:
+        individual, ordinary, bare = (
+            [result["accuracy"] for result in found[arm]] for arm in (*_ARMS, _NO_HEADROOM)
+        )
+        texts = {
+            _PAIR: ", ".join(map(_mean_and_deviation, (individual, ordinary))),
+            "individual without headroom": _mean_and_deviation(bare),
+        }
+        verdicts = {
+            name: rules.paired_accuracies(
+                [one - other for one, other in zip(arm, ordinary, strict=True)]
+            )
+            for name, arm in (("", individual), ("without headroom", bare))
+        }
+        return Found(texts, verdicts)
+
+    note = "Test accuracy in per cent (standard deviation over seeds). One pair of runs cannot tell a small difference from chance."
+    return _section(
+        ("Table 3", "test accuracy with individual and with ordinary clipping"),
+        known,
+        printed,
+        whole,
+        few,
+        note=note,
+    )
+
+
+def _section(
+    heading: tuple[str, str],
+    known: Known,
+    printed: Callable[[PaperRun], Texts],
+    whole: Callable[[PaperRun, Summary, Summary], Found],
+    few: Callable[[Few], Found],
+    *,
+    note: str = "",
+) -> Section:
+    """A block of rows for the whole pair of each data set that the paper shows, and one for its few images."""
+    rows: list[Row] = []
+    words: dict[str, Words] = {}
+    notes = [note] if note else []
+    for run in paper.RUNS:
+        expected, pair = printed(run), _pair(known, run.name)
+        if not expected:
+            continue
+        mine: dict[str, tuple[str, ...]] = {}
+        if pair:
+            found = {account: whole(run, *each) for account, each in pair.items()}
+            rows += block(run.title + WHOLE, expected, found)
+            mine.update(words_of(found, WHOLE.strip(", ")))
+            notes.append(told_apart(known, run.name).strip())
+        entry = known.measured.get(TABLE_3, {}).get(run.name)
+        if entry is not None:
+            found = {DEFAULT: few(entry["found"])}
+            rows += block(run.title + FEW, expected, found)
+            mine.update(words_of(found, FEW.strip(", ")))
+            notes.append(_few_runs(run.title, entry["found"]))
+        if not mine:
+            rows += not_run_rows(run.title, expected)
+        words[run.title] = mine or only(rules.NOT_RUN)
+    return Section(*heading, tuple(rows), words, " ".join(each for each in notes if each))
+
+
+def _pair(known: Known, name: str) -> Pair:
+    """The whole runs with and without individual clipping, by account; nothing where one is missing."""
+    audits: list[Audit] = [
+        audit for each in (name + INDIVIDUAL, name) if (audit := known.audits.get(each)) is not None
+    ]
+    if len(audits) < len(_ARMS):
+        return {}
+    individual, ordinary = (audit.accounts for audit in audits)
+    return {
+        account: (individual[account], ordinary[account])
+        for account in individual
+        if account in ordinary
+    }
+
+
+def _compared(
+    pairs: Sequence[tuple[Mapping[str, float], ...]], seeds: Sequence[int] | None = None
+) -> Found:
+    """Order and closeness of the mean epsilons of groups with and without individual clipping, of each pair of runs."""
+    orders = [[sorted(means, key=means.__getitem__) for means in pair] for pair in pairs]
+    labels = ["order"] if seeds is None else [f"order, seed {seed}" for seed in seeds]
+    texts = {
+        label: " / ".join(" ".join(map(named, names)) for names in pair)
+        for label, pair in zip(labels, orders, strict=True)
+    }
+    largest = max(
+        abs(individual[name] / ordinary[name] - 1)
+        for individual, ordinary in pairs
+        for name in ordinary
+    )
+    return Found(
+        {**texts, _CLOSE: format_share(largest, 1)},
+        {
+            "order": rules.same_order([(one, other) for one, other in orders]),
+            "closeness": rules.close(largest),
+        },
+    )
+
+
+def _pearson(summary: Summary) -> float | None:
+    return None if summary["loss"] is None else summary["loss"]["pearson_log_loss"]
+
+
+def _spread(mean: float, deviation: float) -> str:
+    return f"{mean:.2f} ({deviation:.2f})"
+
+
+def _mean_and_deviation(values: Sequence[float]) -> str:
+    return _spread(statistics.fmean(values), statistics.stdev(values))
+
+
+def _few_runs(title: str, found: Few) -> str:
+    seeds = found["seeds"]
+    return (
+        f"{title}{FEW}: {found['setting']}; seeds {seeds[0]} to {seeds[-1]}, both arms with the same batches and noise "
+        f"(reproducible: no privacy); levels refreshed once an epoch, with a headroom of {found['headroom']:g} C that the paper "
+        "does not have; far smaller than the paper's. See benchmarks/individual_clipping.py."
+    )
