@@ -139,6 +139,39 @@ def test_every_module_is_imported_by_another():
         )
 
 
+def defined_in(path):
+    """Names that a module defines or imports at its top level."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found.update((name.asname or name.name).split(".")[0] for name in node.names)
+    return found
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "reports", "docs/tools"])
+def test_scripts_import_what_there_is(folder):
+    missing = []
+    for script in sorted((PACKAGE.parent / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(
+                "indpriv"
+            ):
+                continue
+            module = PACKAGE.parent.joinpath(*node.module.split("."))
+            names = {name.name for name in node.names}
+            names -= {path.stem for path in module.glob("*")}  # modules of a package
+            file = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
+            missing += [
+                f"{script.name}: {node.module}.{name}"
+                for name in sorted(names - (defined_in(file) if file.is_file() else set()))
+            ]
+    assert not missing
+
+
 def test_the_names_of_the_audit_side():
     assert set(indpriv.__all__) == set(indpriv._MODULES)
     for name, module in indpriv._MODULES.items():
