@@ -20,6 +20,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from indpriv.cli.advise import advise
 from indpriv.cli.attacks import attack_app, shadow, validate
 from indpriv.cli.audit import audit
 from indpriv.cli.compose import compose
@@ -65,7 +66,7 @@ def _options(
 
 _COMMANDS = (
     *(demo, lint, train, sweep, audit, groups, release, shadow, leak, validate),
-    *(compose, compare, convert, verify, gate, pdf),
+    *(advise, compose, compare, convert, verify, gate, pdf),
 )
 for _command in _COMMANDS:
     app.command()(_command)

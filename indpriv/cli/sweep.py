@@ -7,7 +7,7 @@ import multiprocessing
 import re
 import shutil
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,7 +157,8 @@ def sweep(
     Stopped, the same command goes on, also within the runs that have not ended. All runs are
     seeded, so their models have no privacy; choosing settings by the page costs privacy too.
     """
-    from indpriv.report.screens.sweep import print_sweep
+    from indpriv.report.renderers.page_files import write_page
+    from indpriv.report.screens.sweep import page_of, print_sweep
 
     path, combinations = checked_audit_file(audit_file, "sweep"), _combinations(over or [])
     tables = _tables(path)
@@ -167,7 +168,7 @@ def sweep(
     trials = [(values, _trials(tables, values, seeds, output_dir)) for values in combinations]
     _run([trial for _, row in trials for trial in row], output_dir, jobs, data_dir, device)
     found = _compare(trials, at_epsilon, at_accuracy)
-    _write(found, output_dir)
+    write_page(page_of(found), found.to_json(), output_dir, _NAME)
     if as_json:
         print_json(found.to_json())
         return
@@ -323,20 +324,3 @@ def _use_threads(number: int) -> None:
     import torch
 
     torch.set_num_threads(number)
-
-
-def _write(found: Sweep, output_dir: Path) -> None:
-    """Write the page as HTML and Markdown, and sweep.json; readable by their owner only."""
-    from indpriv._files import write_atomically, write_json
-    from indpriv.report.renderers.html import render_page
-    from indpriv.report.renderers.markdown import render_sections
-    from indpriv.report.screens.sweep import page_of
-
-    page = page_of(found)
-    files: dict[str, Callable[[], str]] = {
-        "html": lambda: render_page(page, account=None),
-        "md": lambda: render_sections(page.title, page.sections),
-    }
-    for suffix, render in files.items():
-        write_atomically(output_dir / f"{_NAME}.{suffix}", render().encode("utf-8", "replace"))
-    write_json(output_dir / f"{_NAME}.json", found.to_json())

@@ -114,25 +114,66 @@ def coarser(log: NormLog, rounding: float) -> NormLog:
     """
     finer = log.levels
     levels = Levels(rounding, "up" if finer is None else finer.rounding_mode)
-    records: Records
-    batch_norms = log.batch_norms
-    if finer is None:
-        norms = log.read().astype(np.float64)
-        max_grad_norms = log.settings.max_grad_norm[log.recorded_steps]
-        records = ArrayRecords(encode_rows(norms, max_grad_norms, levels))
-    else:
-        every_code = np.arange(finer.max_code + 1, dtype=np.uint16)
-        codes = levels.encode(finer.norms(every_code, 1.0), 1.0)
-        records = _RecodedRecords(log.records, codes)
-        if batch_norms is not None:
-            entries = batch_norms.read(0, log.n_examples)
-            coarse = replace(entries, norm=codes[entries.norm])
-            batch_norms = ArrayBatchNorms(batch_norms.steps, coarse)
+    if finer is not None:
+        return _recoded(log, levels, levels.encode(finer.norms(_every_code(finer), 1.0), 1.0))
+    norms = log.read().astype(np.float64)
+    max_grad_norms = log.settings.max_grad_norm[log.recorded_steps]
     return replace(
         log,
         levels=levels,
-        records=records,
-        rows=np.arange(log.n_records) if finer is None else log.rows,
+        records=ArrayRecords(encode_rows(norms, max_grad_norms, levels)),
+        rows=np.arange(log.n_records),
+        reference_positions=None,
+        reference_records=None,
+    )
+
+
+def noisier(log: NormLog, factor: float | FloatArray) -> NormLog:
+    """The log of the same norms, had the noise been larger by a factor, one or of each step."""
+    noise = log.settings.noise_multiplier * factor
+    return replace(log, settings=replace(log.settings, noise_multiplier=noise))
+
+
+def clipped_lower(log: NormLog, share: float) -> NormLog:
+    """The log of the same norms, had each max_grad_norm been smaller and the noise the same.
+
+    The standard deviation of the noise stays, so that noise_multiplier rises as max_grad_norm
+    falls. What an unclipped example contributes beside the noise does not change.
+
+    Args:
+        log: the log.
+        share: of max_grad_norm, in (0, 1]; one of `log.levels.fractions` where norms are rounded.
+    """
+    given, finer = log.settings, log.levels
+    settings = replace(
+        given,
+        max_grad_norm=given.max_grad_norm * share,
+        noise_multiplier=given.noise_multiplier / share,
+    )
+    if finer is None:
+        return replace(log, settings=settings, reference_positions=None, reference_records=None)
+    top = int(np.searchsorted(finer.fractions, share))
+    every = _every_code(finer)
+    levels = Levels(1 / top, finer.rounding_mode)  # the same levels, of which those above are cut
+    above = levels.encode(finer.norms(every, 1.0), share)
+    codes: Codes = np.where(every <= top, every, above).astype(levels.dtype)
+    return replace(_recoded(log, levels, codes), settings=settings)
+
+
+def _every_code(levels: Levels) -> Codes:
+    return np.arange(levels.max_code + 1, dtype=np.uint16)
+
+
+def _recoded(log: NormLog, levels: Levels, codes: Codes) -> NormLog:
+    """The log whose codes are looked up in `codes`, which are of other levels."""
+    batch_norms = log.batch_norms
+    if batch_norms is not None:
+        entries = batch_norms.read(0, log.n_examples)
+        batch_norms = ArrayBatchNorms(batch_norms.steps, replace(entries, norm=codes[entries.norm]))
+    return replace(
+        log,
+        levels=levels,
+        records=_RecodedRecords(log.records, codes),
         reference_positions=None,
         reference_records=None,
         batch_norms=batch_norms,
@@ -156,7 +197,7 @@ def encode_rows(
 
 @dataclass(frozen=True)
 class _RecodedRecords:
-    """Records whose codes are looked up in a table of coarser ones."""
+    """Records whose codes are looked up in a table of others."""
 
     records: Records
     codes: Codes

@@ -22,6 +22,7 @@ from indpriv.accountant.relations.known import known_shifts
 from indpriv.accountant.units import Units
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.views import noisier
 
 OBSERVERS = ("outsider", "update", "gradient")
 CLIENT, ROW = "client", "row"
@@ -96,7 +97,7 @@ def _of_clients(log: NormLog, table: EpsilonTable, place: str, pruned: bool) -> 
         found.append((_nothing(CLIENT, OBSERVERS[1], late), _nothing(ROW, OBSERVERS[1], late)))
     else:  # the log has the noise of all who came, of whom each added the same
         came = np.ones(log.total_steps) if pruned else _participants(log)
-        own = _with_noise(log, 1 / np.sqrt(came))
+        own = noisier(log, 1 / np.sqrt(came))
         found.append(
             (_known(own, delta, CLIENT, OBSERVERS[1]), _replaced_row(own, delta, OBSERVERS[1]))
         )
@@ -116,7 +117,7 @@ def _of_rows(log: NormLog, delta: float, place: str, adds_up: bool) -> tuple[Vie
     _, owners = np.unique(log.unit_ids, return_inverse=True)
     clients, smallest, largest = _batches(log, owners)
     alike = adds_up and np.array_equal(smallest, largest)
-    outside = _with_noise(log, np.sqrt(clients)) if alike else log
+    outside = noisier(log, np.sqrt(clients)) if alike else log
     found = [
         _known(replace(seen, unit=unit), delta, name, observer)
         for name, unit in ((CLIENT, "client"), (ROW, "example"))
@@ -124,7 +125,7 @@ def _of_rows(log: NormLog, delta: float, place: str, adds_up: bool) -> tuple[Vie
     ]
     last = _nothing(ROW, OBSERVERS[2], "noise is added to the sum of a batch, not to its gradients")
     if place == "row":  # the log has the noise of a batch
-        own = _with_noise(log, 1 / np.sqrt(largest))
+        own = noisier(log, 1 / np.sqrt(largest))
         last = _known(own, delta, ROW, OBSERVERS[2])
     return (*found, last)
 
@@ -141,18 +142,13 @@ def _known(log: NormLog, delta: float, unit: str, observer: str) -> View:
 
 def _replaced_row(log: NormLog, delta: float, observer: str) -> View:
     """A row whose client sends another update: their distance is at most 2 max_grad_norm."""
-    half = _with_noise(log, np.full(log.total_steps, 0.5))
+    half = noisier(log, 0.5)
     whole = _known(half, delta, ROW, observer)
     return replace(whole, median_epsilon=None, reason="its client is replaced")
 
 
 def _nothing(unit: str, observer: str, reason: str) -> View:
     return View(unit, observer, None, "known", None, None, reason)
-
-
-def _with_noise(log: NormLog, factor: FloatArray) -> NormLog:
-    noise = log.settings.noise_multiplier * factor
-    return replace(log, settings=replace(log.settings, noise_multiplier=noise))
 
 
 def _participants(log: NormLog) -> FloatArray:

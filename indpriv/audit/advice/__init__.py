@@ -1,0 +1,1 @@
+"""Advice to a curator, from runs. Sensitive."""

@@ -1,0 +1,133 @@
+"""Advice from one recorded run: more noise, or a lower clipping norm. Sensitive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Unpack
+
+import numpy as np
+import pandas as pd
+
+from indpriv._columns import partition
+from indpriv._progress import StageProgress, advancing, silent
+from indpriv.accountant.per_example import table_for
+from indpriv.analysis.advice.findings import Advice, advise
+from indpriv.analysis.advice.group_quantiles import Group
+from indpriv.analysis.advice.settings_advice import most_accounts
+from indpriv.analysis.guarantee import guarantee_of
+from indpriv.audit.groups import choose_groups
+from indpriv.audit.method_of_run import MethodOptions, method_of_run
+from indpriv.audit.run_directory import RecordedRun, in_rows_of, recorded_run
+from indpriv.epsilon_table import EpsilonTable
+from indpriv.errors import InputError
+from indpriv.norm_log.norm_log import open_run
+from indpriv.norm_log.run_files import EXAMPLES, check_holds_log
+from indpriv.norm_log.validation import CONTRIBUTIONS
+
+ACCOUNTING = "accounting under other settings"
+
+
+def advise_on_run(
+    path: Path,
+    *,
+    target: float,
+    by: Sequence[str] = (),
+    quantile: float = 0.95,
+    progress: StageProgress | None = None,
+    **method: Unpack[MethodOptions],
+) -> Advice:
+    """What more noise or a lower clipping norm would do for the groups of a recorded run.
+
+    Args:
+        path: a run directory.
+        target: largest epsilon that the quantile of a group is to have.
+        by: columns such as "race" or "age:bins=10"; default those in run.json, else label and all
+            metadata.
+        quantile: of a group's epsilons, in (0, 1).
+        progress: called as progress(stage, done, total); total is the most that can be needed.
+        method: how epsilons are computed, see `MethodOptions`.
+
+    Raises:
+        InputError: a value out of range, a column that does not exist, or a run of which nothing
+            can be said: federated, or with a privacy filter.
+        EvidenceError: a log that is damaged or contradicts itself.
+    """
+    check_question(target, quantile)
+    check_holds_log(path)
+    run = open_run(path)
+    log, recorded = run.log, recorded_run(run)
+    _check_kind(path, recorded, filtered=bool(run.state.header["privacy_filter"]))
+    chosen, _ = method_of_run(log, recorded, path, method)
+    table = table_for(log, chosen)
+    groups = groups_of_run(table, recorded, by)
+    tell = progress or silent
+    return advise(
+        log,
+        chosen,
+        table,
+        groups,
+        guarantee_of(table, recorded.checks, recorded.recorder),
+        name=recorded.declared.name or path.resolve().name,
+        target=target,
+        quantile=quantile,
+        unclipped=_unclipped(recorded),
+        advance=advancing(most_accounts(log), lambda done, total: tell(ACCOUNTING, done, total)),
+    )
+
+
+def check_question(target: float, quantile: float) -> None:
+    """Raise InputError unless target is positive and quantile in (0, 1)."""
+    if not 0 < target < np.inf:
+        raise InputError(f"target={target:g} is not a positive epsilon; pass e.g. 1.0")
+    if not 0 < quantile < 1:
+        raise InputError(f"quantile={quantile:g} is not in (0, 1); 0.95 is the 95th percentile")
+
+
+def groups_of_run(
+    table: EpsilonTable, recorded: RecordedRun, by: Sequence[str]
+) -> tuple[Group, ...]:
+    """All examples, and those with each value of each column; positions are those of the table."""
+    everyone = Group(None, "all", np.arange(len(table)))
+    if recorded.examples is None:
+        if by:
+            raise InputError(
+                f"there are no groups by {by[0]}: this run has no {EXAMPLES}, which holds such "
+                "columns; leave out --by"
+            )
+        return (everyone,)
+    train = in_rows_of(table, recorded.examples).aligned(table.example_ids)
+    columns, _ = choose_groups(train, by, recorded.declared.groups)
+    return (everyone, *(group for column in columns for group in _groups_by(train, column)))
+
+
+def _groups_by(train: pd.DataFrame, column: str) -> list[Group]:
+    found = partition(train, train.iloc[:0], column)
+    members = [np.flatnonzero(found.train_codes == code) for code in range(len(found.names))]
+    return [
+        Group(column, name, own) for name, own in zip(found.names, members, strict=True) if len(own)
+    ]
+
+
+def _check_kind(path: Path, recorded: RecordedRun, *, filtered: bool) -> None:
+    if recorded.recorder.get("rounds"):
+        raise InputError(
+            f"{path} is a federated run, of which indpriv advise knows nothing; read its audit: "
+            f"indpriv audit {path}"
+        )
+    if filtered:
+        raise InputError(
+            f"{path} was trained with a privacy filter, which caps every epsilon: with more noise "
+            "it would have left others out; lower the cap, filter_epsilon, instead"
+        )
+
+
+def _unclipped(recorded: RecordedRun) -> str:
+    """Why no clipping norm is advised; "" if one is."""
+    clipping = recorded.recorder.get("clipping")
+    if clipping not in CONTRIBUTIONS:
+        return ""
+    return (
+        f'No clipping norm is advised: this run has clipping = "{clipping}", so that its log holds '
+        f"{CONTRIBUTIONS[clipping]}."
+    )
