@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from filelock import FileLock, Timeout
 
 from indpriv.errors import EvidenceError, InputError
 
@@ -19,6 +20,7 @@ PRIVATE = 0o600
 BINARY = getattr(os, "O_BINARY", 0)  # without it Windows changes line ends
 METADATA_KEY = "indpriv"
 ROW_GROUP_SIZE = 1 << 18
+_LOCK, _WRITER = ".lock", ".writer"  # the latter holds the process id of the writer
 
 
 def sha256(path: Path) -> str:
@@ -51,6 +53,54 @@ def on_failure(clean_up: Callable[[], object]) -> Iterator[None]:
     except BaseException:
         clean_up()
         raise
+
+
+def writer_of(folder: Path) -> str | None:
+    """Process id of the process that writes a folder now; None if none does, as far as we see."""
+    lock, writer = folder / _LOCK, folder / _WRITER
+    if not lock.is_file():
+        return None
+    try:
+        with FileLock(lock, timeout=0, mode=PRIVATE, thread_local=False):
+            return None
+    except Timeout:
+        return writer.read_text(encoding="utf-8") if writer.is_file() else "unknown"
+    except (OSError, NotImplementedError):  # others' folder; a file system without locks
+        return None
+
+
+class OneWriter:
+    """The lock of a folder that one process writes at a time, until it closes it or dies."""
+
+    def __init__(self, folder: Path, shown: Path | None = None) -> None:
+        """Take the lock.
+
+        Args:
+            folder: where the lock lies.
+            shown: the folder that messages name, if it is another.
+
+        Raises:
+            InputError: another process has it.
+        """
+        # On some systems a locked file cannot be read, so the process id has a file of its own.
+        self._lock = FileLock(folder / _LOCK, timeout=0, mode=PRIVATE, thread_local=False)
+        try:
+            self._lock.acquire()
+        except Timeout as error:
+            raise InputError(
+                f"{shown or folder} is being written by process {writer_of(folder) or 'unknown'}; "
+                "it has one writer at a time: wait for it, stop it, or choose another directory"
+            ) from error
+        with on_failure(self.close):
+            owner = os.open(
+                folder / _WRITER, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY, PRIVATE
+            )
+            with os.fdopen(owner, "w", encoding="utf-8") as file:
+                file.write(str(os.getpid()))
+
+    def close(self) -> None:
+        """Release the lock."""
+        self._lock.release()
 
 
 def write_atomically(path: Path, content: bytes) -> None:

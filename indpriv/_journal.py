@@ -8,13 +8,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from filelock import FileLock, Timeout
-
-from indpriv._files import BINARY, PRIVATE, fsync_folder, on_failure
+from indpriv._files import BINARY, PRIVATE, OneWriter, fsync_folder, on_failure
 from indpriv.errors import EvidenceError, InputError
 
 NAME = "journal.jsonl"
-_LOCK, _WRITER = ".lock", ".writer"  # the latter holds the process id of the writer
 _START = "indpriv"
 
 
@@ -34,20 +31,6 @@ def read_journal(run_dir: Path) -> tuple[list[dict[str, Any]], bool]:
     """
     entries, _, torn = _read(run_dir)
     return entries, torn
-
-
-def writer_of(run_dir: Path) -> str | None:
-    """Process id of the process that writes a journal now; None if none does, as far as we see."""
-    lock, writer = run_dir / _LOCK, run_dir / _WRITER
-    if not lock.is_file():
-        return None
-    try:
-        with FileLock(lock, timeout=0, mode=PRIVATE, thread_local=False):
-            return None
-    except Timeout:
-        return writer.read_text(encoding="utf-8") if writer.is_file() else "unknown"
-    except (OSError, NotImplementedError):  # others' folder; a file system without locks
-        return None
 
 
 def _read(run_dir: Path) -> tuple[list[dict[str, Any]], str, bool]:
@@ -90,24 +73,11 @@ class JournalWriter:
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._descriptor: int | None = None
-        # On some systems a locked file cannot be read, so the process id has a file of its own.
-        self._lock = FileLock(run_dir / _LOCK, timeout=0, mode=PRIVATE, thread_local=False)
-        try:
-            self._lock.acquire()
-        except Timeout as error:
-            raise InputError(
-                f"{run_dir} is being written by process {writer_of(run_dir) or 'unknown'}; it has "
-                "one writer at a time: wait for it, stop it, or choose another directory"
-            ) from error
+        self._lock = OneWriter(run_dir)
         with on_failure(self.close):
             self.entries = self._continue(run_dir / NAME)
 
     def _continue(self, path: Path) -> list[dict[str, Any]]:
-        owner = os.open(
-            self._run_dir / _WRITER, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY, PRIVATE
-        )
-        with os.fdopen(owner, "w", encoding="utf-8") as file:
-            file.write(str(os.getpid()))
         entries: list[dict[str, Any]] = []
         self._chain = _START
         if path.exists():
@@ -150,7 +120,7 @@ class JournalWriter:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-        self._lock.release()
+        self._lock.close()
 
     def __enter__(self) -> "JournalWriter":
         return self

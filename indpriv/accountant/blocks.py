@@ -18,6 +18,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from indpriv import _checks
+from indpriv._files import ROW_GROUP_SIZE
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 
@@ -116,10 +117,9 @@ def in_blocks(
         blocks = ((block,) for part in parts for block in _read(log, part))
         yield from in_order(work, blocks, workers)
         return
-    blocks_of_tasks = _shares(
-        [block for part in parts for block in part], _SHARES * workers.n_tasks
-    )
-    tasks = ((share,) for share in blocks_of_tasks)
+    read_together = list(parts)
+    share_count = -(-_SHARES * workers.n_tasks // max(1, len(read_together)))
+    tasks = ((share,) for part in read_together for share in _shares(part, share_count))
     for results in workers.in_order(partial(_read_and_work, log, work), tasks):
         yield from results
 
@@ -154,13 +154,19 @@ def _threads(workers: int | None) -> int:
 
 
 def _parts(log: NormLog, start: int, stop: int, size: int) -> Iterator[list[Range]]:
-    """Blocks of at most `size` examples, in parts that are read together."""
+    """Blocks of at most `size` examples, in parts that are read together.
+
+    None goes beyond a row group of the log, so that whole parts of an account have whole blocks.
+    """
     value_bytes = 8 if log.levels is None else np.dtype(log.levels.dtype).itemsize
     bytes_per_example = log.n_records * value_bytes
     if log.batch_norms is not None:
         bytes_per_example += _ENTRY_BYTES * int(log.settings.sample_rate.sum())
-    for begin, end in _ranges(start, stop, max(1, _READ_BYTES // max(1, bytes_per_example))):
-        yield list(_ranges(begin, end, size))
+    at_once = max(1, _READ_BYTES // max(1, bytes_per_example))
+    for group in range(start // ROW_GROUP_SIZE, -(-stop // ROW_GROUP_SIZE)):
+        first, last = group * ROW_GROUP_SIZE, (group + 1) * ROW_GROUP_SIZE
+        for begin, end in _ranges(max(start, first), min(stop, last), at_once):
+            yield list(_ranges(begin, end, size))
 
 
 def _read(log: NormLog, blocks: list[Range]) -> Iterator[NormLog]:
@@ -235,11 +241,11 @@ class RayPool:
             Exception: whatever work raises.
         """
         run = self._ray.remote(_run).options(num_cpus=1, max_retries=_RETRIES)
-        shared, versions = [self._ray.put(work)], _versions()  # in a list, Ray does not unpickle it
+        shared, here = [self._ray.put(work)], versions()  # in a list, Ray does not unpickle it
         running: deque[Any] = deque()
         try:
             for task in tasks:
-                running.append(run.remote(shared, versions, *task))
+                running.append(run.remote(shared, here, *task))
                 if len(running) > 2 * self.n_tasks:
                     yield self._result(running.popleft())
             while running:
@@ -273,13 +279,13 @@ def _check_answers(address: str) -> None:
         ) from error
 
 
-def _run(shared: list[Any], versions: dict[str, str], *task: Any) -> Any:
+def _run(shared: list[Any], of_driver: dict[str, str], *task: Any) -> Any:
     """The result of one task; InputError if this worker has other versions than the driver."""
-    for name, here in _versions().items():
-        if here != versions[name]:
+    for name, here in versions().items():
+        if here != of_driver[name]:
             raise InputError(
-                f"a Ray worker has {name} {here}, and this process {versions[name]}: results could "
-                "depend on where they are computed; install the same versions on every node"
+                f"a Ray worker has {name} {here}, and this process {of_driver[name]}: results "
+                "could depend on where they are computed; install the same versions on every node"
             )
     with threadpool_limits(1, user_api="blas"):  # as in the process that prepared the work
         return _unpickled(shared[0])(*task)
@@ -294,5 +300,6 @@ def _unpickled(shared: Any) -> Callable[..., Any]:
 
 
 @lru_cache
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Versions of all that decides the bits of a result."""
     return {"Python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -83,6 +84,11 @@ class Method:
             return self.neighbouring
         known = self.participation == "known" and of_log == "add_remove"
         return "zero_out" if known else of_log
+
+    def to_json(self) -> dict[str, Any]:
+        """All attributes, as JSON has them."""
+        orders = None if self.orders is None else np.asarray(self.orders).tolist()
+        return {**vars(self), "orders": orders}
 
     @property
     def rdp_orders(self) -> NDArray[np.float64] | None:

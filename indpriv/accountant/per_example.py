@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
+from indpriv._checks import warn_caller
 from indpriv._progress import Progress
 from indpriv.accountant.blocks import Workers, one_blas_thread, workers_of
 from indpriv.accountant.claims import ESTIMATE, claim_of
-from indpriv.accountant.engine import joined
+from indpriv.accountant.engine import Engine, Epsilons, joined
 from indpriv.accountant.engines import ENGINES
 from indpriv.accountant.method import Method
 from indpriv.accountant.prepared import account_of, as_yu2023, checked, epsilon_blocks
@@ -19,10 +24,13 @@ from indpriv.accountant.relations.fixed_size import fixed_size_table
 from indpriv.accountant.relations.known import known_table
 from indpriv.accountant.relations.pairs import PairsEngine, rare_truncations
 from indpriv.accountant.units import Units, several_rows, worst_cases
-from indpriv.epsilon_table import EpsilonTable
+from indpriv.epsilon_table import EpsilonParts, EpsilonTable
+from indpriv.epsilon_table.parts import PartsWriter
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.validation import is_covered
+
+Part = tuple[int, int, int]  # number, and range of rows
 
 
 def account(
@@ -138,22 +146,118 @@ def table_of(
     log: NormLog, method: Method, *, progress: Progress | None = None, workers: Workers = None
 ) -> EpsilonTable:
     """The account of single rows: norm log -> histogram -> divergences -> epsilon."""
-    log = checked(log, method)
-    kind = PairsEngine if uses_pairs(log, method) else ENGINES[method.accountant]
-    engine = kind.prepare(log, method)
-    whole = joined(list(epsilon_blocks(log, engine, workers=workers, progress=progress)))
-    claim, reason = claim_of(log, method.between_records)
-    return EpsilonTable(
-        example_ids=log.example_ids,
-        epsilon=whole.epsilon,
-        epsilon_lower=whole.epsilon_lower,
-        epsilon_upper=whole.epsilon,
-        worst_case_epsilon=float(engine.worst_case.epsilon[0]),
-        claim=claim,
-        claim_reason=reason,
-        account=account_of(log, method),
-        details=whole.details,
+    account = _RowAccount.of(log, method)
+    blocks = epsilon_blocks(account.log, account.engine, workers=workers, progress=progress)
+    return account.table(log.example_ids, list(blocks))
+
+
+@dataclass(frozen=True)
+class _RowAccount:
+    """What the rows of a log share in their account; log: as the engine reads it."""
+
+    log: NormLog
+    method: Method
+    engine: Engine
+
+    @classmethod
+    def of(cls, log: NormLog, method: Method) -> _RowAccount:
+        log = checked(log, method)
+        kind = PairsEngine if uses_pairs(log, method) else ENGINES[method.accountant]
+        return cls(log, method, kind.prepare(log, method))
+
+    def table(self, ids: NDArray[np.generic], blocks: Sequence[Epsilons]) -> EpsilonTable:
+        """The table of the rows with these ids, whose epsilons are those of some blocks."""
+        rows = joined(blocks)
+        claim, reason = claim_of(self.log, self.method.between_records)
+        return EpsilonTable(
+            example_ids=ids,
+            epsilon=rows.epsilon,
+            epsilon_lower=rows.epsilon_lower,
+            epsilon_upper=rows.epsilon,
+            worst_case_epsilon=float(self.engine.worst_case.epsilon[0]),
+            claim=claim,
+            claim_reason=reason,
+            account=account_of(self.log, self.method),
+            details=rows.details,
+        )
+
+
+@one_blas_thread
+def account_parts(
+    log: NormLog,
+    method: Method,
+    folder: Path,
+    belongs_to: Mapping[str, Any],
+    *,
+    progress: Progress | None = None,
+    workers: Workers = None,
+) -> EpsilonParts:
+    """The account of a log in a folder, as parts; those that lie there already are kept.
+
+    Memory does not grow with the number of rows, and each part is on disk once it is done, where
+    rows are accounted one by one. Accounts of units with several rows, with known participation, of
+    truncated batches, of a replaced example and under a privacy filter are written when they end.
+
+    Args:
+        log: the norm log of the run.
+        method: how to account.
+        folder: see `PartsWriter`.
+        belongs_to: what makes this account differ from others, as JSON.
+        progress: called with (examples done, all examples).
+        workers: threads or a pool.
+
+    Warns:
+        PrivacyWarning: parts of another account lay in the folder, and were removed.
+    """
+    one_by_one = not (
+        method.participation == "known"
+        or uses_pairs(log, method)
+        or log.filtered is not None
+        or (log.unit_ids is not None and log.unit != "example")
     )
+    table = None if one_by_one else table_for(log, method, progress=progress, workers=workers)
+    writer = PartsWriter(folder, log.n_examples if table is None else len(table), belongs_to)
+    if writer.discarded:
+        warn_caller(
+            f"{folder}: {writer.discarded} parts of another account, which was stopped, do not "
+            "belong to this one and were removed"
+        )
+    missing = writer.missing()
+    if table is not None:
+        for number, start, stop in missing:
+            writer.write(number, table.take(slice(start, stop)))
+    elif missing:
+        account = _RowAccount.of(log, method)
+        for run in _consecutive(missing):
+            _write_run(account, writer, run, progress, workers)
+    return EpsilonParts.open(folder)
+
+
+def _consecutive(missing: Sequence[Part]) -> Iterator[list[Part]]:
+    """Runs of parts that follow each other."""
+    for _, run in groupby(enumerate(missing), lambda place: place[1][0] - place[0]):
+        yield [part for _, part in run]
+
+
+def _write_run(
+    account: _RowAccount,
+    writer: PartsWriter,
+    run: Sequence[Part],
+    progress: Progress | None,
+    workers: Workers,
+) -> None:
+    """Compute and write consecutive parts, whose blocks run ahead from one to the next."""
+    first, last = run[0][1], run[-1][2]
+    told = progress and (lambda done, total: progress(min(first + done, total), total))
+    blocks = epsilon_blocks(
+        account.log, account.engine, start=first, stop=last, workers=workers, progress=told
+    )
+    for number, start, stop in run:
+        found, n_rows = [], 0
+        while n_rows < stop - start:
+            found.append(next(blocks))
+            n_rows += len(found[-1].epsilon)
+        writer.write(number, account.table(account.log.example_ids[start:stop], found))
 
 
 def _of_units(

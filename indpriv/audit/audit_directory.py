@@ -3,7 +3,10 @@
 It holds individual epsilons: sensitive, files are 0600.
 """
 
+import shutil
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from indpriv._files import (
+    OneWriter,
     others_can_read,
     read_json,
     write_atomically,
@@ -31,7 +35,37 @@ from indpriv.report.renderers.html import render_html
 from indpriv.report.renderers.markdown import render_markdown
 
 ATTACK_TABLE = "attacks.parquet"
+_IN_PROGRESS = ".in-progress"
 EPSILON, SUMMARY, REPORT, MARKDOWN = "epsilon.parquet", "audit.json", "report.html", "audit.md"
+
+
+@contextmanager
+def in_progress(output_dir: Path) -> Iterator[Path]:
+    """A folder in an audit directory for the parts of an account, as long as the audit lasts.
+
+    They stay where the audit is stopped, so that it goes on with them when it is made again.
+
+    Raises:
+        InputError: another process writes the audit directory.
+    """
+    made = [path for path in (output_dir, *output_dir.parents) if not path.exists()]
+    output_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = output_dir / _IN_PROGRESS
+    folder.mkdir(exist_ok=True, mode=0o700)
+    writer = OneWriter(folder, output_dir)
+    kept = False
+    try:
+        yield folder
+    except BaseException:
+        kept = any(folder.glob("part-*"))
+        raise
+    finally:
+        writer.close()
+        if not kept:
+            shutil.rmtree(folder, ignore_errors=True)
+            for path in made:  # unless something else was written there
+                with suppress(OSError):
+                    path.rmdir()
 
 
 def write_audit(

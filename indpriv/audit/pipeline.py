@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from indpriv._columns import Partition, partition
 from indpriv._formatting import sentence
 from indpriv._progress import StageProgress, silent
-from indpriv.accountant.blocks import Workers, workers_of
+from indpriv.accountant.blocks import versions, workers_of
 from indpriv.accountant.claims import ESTIMATE
 from indpriv.accountant.method import Method
-from indpriv.accountant.per_example import table_for
+from indpriv.accountant.per_example import account_parts, table_for
 from indpriv.analysis.fidelity.batch_norms import free_fidelity
 from indpriv.analysis.lookup import Lookup, look_up
 from indpriv.analysis.summary import AuditSummary, FidelityFindings
 from indpriv.audit.attack_table import ScoredAttack, attack_table, unit_attack_table
-from indpriv.audit.audit_directory import write_audit
+from indpriv.audit.audit_directory import in_progress, write_audit
 from indpriv.audit.groups import choose_groups
 from indpriv.audit.method_of_run import MethodOptions, method_of_run
 from indpriv.audit.references import read_references, unchecked_facts
@@ -40,6 +40,7 @@ from indpriv.norm_log.checks.of_known import if_known
 from indpriv.norm_log.evidence import FAILED, TOOK_PART
 from indpriv.norm_log.norm_log import NormLog, open_run
 from indpriv.norm_log.run_files import EXAMPLES, check_holds_log
+from indpriv.norm_log.writer import fingerprint
 from indpriv.report.pictures import check_images
 
 READING, CHECKING, ACCOUNTING = "reading the log", "checking the run", "accounting"
@@ -89,14 +90,21 @@ def audit(
     _check_arguments(path, output_dir, images)
     workers = workers_of(engine)
     folders = (signals, baseline_signals)
-    log, recorded = _read(path, unreadable, unit_column, folders, tell)
+    log, recorded, identity = _read(path, unreadable, unit_column, folders, tell)
     chosen, options = method_of_run(log, recorded, path, method)
     if chosen.participation == "known":
         recorded = replace(recorded, checks=if_known(recorded.checks))
     command = _command(path, output_dir, options, by, unit_column, unreadable, seed, folders)
     name = path.resolve().name
-    table, summary, scored = _analyse(log, recorded, chosen, name, by, seed, command, workers, tell)
-    _write(output_dir, log, table, recorded, summary, scored, images, tell)
+    with in_progress(output_dir) as folder:
+        belongs_to = {"log": identity, "method": chosen.to_json(), "versions": versions()}
+        parts = account_parts(
+            log, chosen, folder, belongs_to, progress=partial(tell, ACCOUNTING), workers=workers
+        )
+        table, summary, scored = _analyse(
+            log, parts.table(parts.details), recorded, chosen, name, by, seed, command, tell
+        )
+        _write(output_dir, log, table, recorded, summary, scored, images, tell)
     return summary
 
 
@@ -120,18 +128,16 @@ def _check_arguments(path: Path, output_dir: Path, images: NDArray[np.float32] |
 
 def _analyse(
     log: NormLog,
+    table: EpsilonTable,
     recorded: RecordedRun,
     method: Method,
     name: str,
     by: Sequence[str],
     seed: int,
     command: str,
-    workers: Workers,
     tell: StageProgress,
 ) -> tuple[EpsilonTable, AuditSummary, Sequence[ScoredAttack]]:
     """The epsilons of a log and all that is found; name: of the run, where run.json has none."""
-    progress = partial(tell, ACCOUNTING)
-    table = table_for(log, method, progress=progress, workers=workers)
     refuted = [one for one in recorded.checks if (one.key, one.status) == (TOOK_PART.key, FAILED)]
     if refuted and method.participation == "known":
         table = replace(table, claim=ESTIMATE, claim_reason=sentence(refuted[0].detail))
@@ -188,10 +194,11 @@ def _read(
     unit_column: str | None,
     folders: tuple[Path | None, Path | None],
     tell: StageProgress,
-) -> tuple[NormLog, RecordedRun]:
-    """The log of a run directory, with the units of a column, and what else is known.
+) -> tuple[NormLog, RecordedRun, list[str]]:
+    """The log of a run directory, with the units of a column, what else is known, and hashes.
 
-    folders: signals of reference models for the run and for its baseline.
+    folders: signals of reference models for the run and for its baseline. The hashes say of which
+    log an account is.
     """
     with _stage(tell, READING):
         check_holds_log(path)
@@ -200,7 +207,9 @@ def _read(
         log, recorded = run.log, recorded_run(run, unreadable)
     if unit_column is not None:
         log, recorded = with_units(log, recorded, unit_column)
-    return log, _with_references(recorded, path, *folders)
+    units = "" if log.unit_ids is None else fingerprint(log.unit_ids)
+    hashes = [run.state.fingerprint, units, *sorted(run.faults)]
+    return log, _with_references(recorded, path, *folders), hashes
 
 
 def with_units(

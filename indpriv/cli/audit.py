@@ -270,7 +270,7 @@ class _Settings(NamedTuple):
 
 
 def _say_if_still_written(run_dir: Path) -> None:
-    from indpriv._journal import writer_of
+    from indpriv._files import writer_of
 
     writer = writer_of(run_dir)
     if writer is not None:

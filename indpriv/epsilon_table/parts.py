@@ -72,6 +72,11 @@ class EpsilonParts:
     def __len__(self) -> int:
         return self.n_rows
 
+    @property
+    def details(self) -> tuple[str, ...]:
+        """Columns after the bracket of epsilon: those of the accountant, then further ones."""
+        return self.columns[4:]
+
     def frames(self, columns: Sequence[str] | None = None) -> Iterator[pd.DataFrame]:
         """Yield the rows in order, PART_ROWS at a time, as `EpsilonTable.to_frame` gives them.
 

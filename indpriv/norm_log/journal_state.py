@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,6 +38,7 @@ class LogState:
         sessions: the last counts of every recording session; a resumed run has several.
         closed: the recorder closed the log.
         voided_steps: number of steps that were run and declared void on resuming.
+        fingerprint: hash of all lines; the hashes of the record files are in them.
     """
 
     run_dir: Path
@@ -49,6 +52,7 @@ class LogState:
     sessions: list[SessionCounts] = field(default_factory=list)
     closed: bool = False
     voided_steps: int = 0
+    fingerprint: str = ""
 
     @property
     def total_steps(self) -> int:
@@ -201,7 +205,8 @@ def read_state(run_dir: Path) -> LogState:
             f"{run_dir} was written with log schema {header['schema']}; this indpriv reads up to "
             f"{SCHEMA}: upgrade indpriv"
         )
-    state = LogState(run_dir, header, torn)
+    content = json.dumps(lines, sort_keys=True).encode()
+    state = LogState(run_dir, header, torn, fingerprint=hashlib.sha256(content).hexdigest())
     counts: dict[int, Mapping[str, Any]] = {}
     for line in lines[1:]:
         state.closed = line["kind"] == "close"

@@ -157,7 +157,7 @@ def test_a_changed_record_stops_the_account_and_names_it(ray, tmp_path, monkeypa
 @pytest.mark.slow
 def test_other_versions_are_refused(ray, monkeypatch):
     monkeypatch.setattr(
-        indpriv.accountant.blocks, "_versions", lambda: {"Python": "3.99", "numpy": "1.0"}
+        indpriv.accountant.blocks, "versions", lambda: {"Python": "3.99", "numpy": "1.0"}
     )
     with pytest.raises(InputError, match=r"a Ray worker has .*, and this process .*install the"):
         account(log_of(100), delta=DELTA, engine="ray")

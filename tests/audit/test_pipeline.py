@@ -358,7 +358,7 @@ def test_epsilons_that_are_no_numbers_are_an_error(artifacts, run_dir, tmp_path,
     def broken(*_, **__):
         return replace(account(log, delta=DELTA), epsilon=np.full(240, np.nan))
 
-    monkeypatch.setattr("indpriv.audit.pipeline.table_for", broken)
+    monkeypatch.setattr("indpriv.audit.pipeline.account_parts", broken)
     with pytest.raises(InputError, match="the accountant gave epsilon=nan"):
         audit(run_dir, tmp_path / "audit")
     assert not (tmp_path / "audit").exists()

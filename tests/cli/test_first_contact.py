@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indpriv._journal import JournalWriter, writer_of
+from indpriv._files import writer_of
+from indpriv._journal import JournalWriter
 from indpriv.cli import run
 
 STEPS = {"steps": 9, "noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 0.5}
