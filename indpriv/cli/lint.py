@@ -80,16 +80,14 @@ def _facts_of_file(path: Path, data_dir: Path | None, delta: float | None) -> Tr
 def _n_examples(config: AuditConfig, data_dir: Path | None) -> int | None:
     """Number of training rows, from the data if a folder is given or they ship with a package."""
     from indpriv.training.datasets import DATASETS, load_dataset
+    from indpriv.training.datasets.rows import chosen_rows
 
-    kind, most_rows = DATASETS[config.data.dataset], config.data.max_rows_per_unit
-    if most_rows is None and data_dir is None:
+    kind = DATASETS[config.data.dataset]
+    if not config.data.chooses and data_dir is None:
         return kind.n_train
     if kind.from_files and data_dir is None:
         return None
-    train = load_dataset(config.data.dataset, data_dir).train
-    if most_rows is not None and config.data.unit_column is not None:
-        train = train.capped(config.data.unit_column, most_rows)
-    return len(train)
+    return len(chosen_rows(load_dataset(config.data.dataset, data_dir), config.data).train)
 
 
 def _facts_of_run(run_dir: Path, delta: float | None) -> TrainingFacts:

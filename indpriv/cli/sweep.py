@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import re
-import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.markup import escape
 
@@ -27,14 +22,12 @@ from indpriv.cli.options import (
     check_device,
     check_folder,
     print_json,
-    progress_bar,
 )
-from indpriv.cli.run import filter_for
+from indpriv.cli.trials import Trial, make_trials
 from indpriv.errors import InputError
 
 if TYPE_CHECKING:
     from indpriv.analysis.sweep.findings import Sweep, TrialResult
-    from indpriv.training.config import AuditConfig
 
 _NAME = "sweep"  # of its files
 _TABLE = "training"  # of a key that names none
@@ -53,74 +46,6 @@ AtAccuracy = Annotated[
         show_default="the largest that all runs reach",
     ),
 ]
-
-
-@dataclass(frozen=True)
-class _Trial:
-    """One run of a sweep.
-
-    values: by key; run_dir, audit_dir: where its finished run and audit lie.
-    """
-
-    config: AuditConfig
-    values: Mapping[str, Any]
-    seed: int
-    run_dir: Path
-    audit_dir: Path
-
-    def train_and_audit(self, data_dir: Path | None, device: str) -> None:
-        """Do what is not done yet. A run has its final name only once it has ended."""
-        from indpriv.audit import audit
-        from indpriv.training.checkpoints import can_resume
-        from indpriv.training.dp_sgd import train
-
-        if not self.run_dir.exists():
-            part = self.run_dir.with_name(f"{self.run_dir.name}.part")
-            begun = can_resume(part, self.config)
-            if part.exists() and not begun:
-                shutil.rmtree(part)
-            train(
-                self.config,
-                part,
-                seed=self.seed,
-                privacy_filter=filter_for(self.config),
-                device=device,
-                data_dir=data_dir,
-                resume=begun,
-            )
-            part.rename(self.run_dir)
-        audit(self.run_dir, self.audit_dir)
-
-    @property
-    def done(self) -> bool:
-        """Whether its audit lies there.
-
-        Raises:
-            InputError: its run was trained from another audit file.
-        """
-        from indpriv._files import read_json
-        from indpriv.audit.audit_directory import SUMMARY
-        from indpriv.norm_log.run_files import RUN_JSON
-
-        if not self.run_dir.exists():
-            return False
-        if read_json(self.run_dir / RUN_JSON)["config"] != self.config.to_dict():
-            raise InputError(
-                f"{self.run_dir} was trained from another version of the audit file; choose "
-                "another --output-dir"
-            )
-        return (self.audit_dir / SUMMARY).is_file()
-
-    def result(self) -> TrialResult:
-        """What its audit found."""
-        from indpriv.analysis.summary import AuditSummary
-        from indpriv.analysis.sweep.findings import TrialResult
-        from indpriv.audit.audit_directory import EPSILON, read_summary
-        from indpriv.epsilon_table import EpsilonParts
-
-        summary = AuditSummary.from_json(read_summary(self.audit_dir))
-        parts = EpsilonParts.open(self.audit_dir / EPSILON).frames(["epsilon"])
-        return TrialResult(summary, min(float(part["epsilon"].min()) for part in parts))
 
 
 def sweep(
@@ -166,7 +91,10 @@ def sweep(
     check_folder("--output-dir", output_dir)
     check_device(device)
     trials = [(values, _trials(tables, values, seeds, output_dir)) for values in combinations]
-    _run([trial for _, row in trials for trial in row], output_dir, jobs, data_dir, device)
+    every = [trial for _, row in trials for trial in row]
+    if len({trial.run_dir for trial in every}) < len(every):
+        raise InputError("--over has the same value twice; list each once")
+    make_trials(every, output_dir, _NAME, jobs=jobs, data_dir=data_dir, device=device)
     found = _compare(trials, at_epsilon, at_accuracy)
     write_page(page_of(found), found.to_json(), output_dir, _NAME)
     if as_json:
@@ -186,7 +114,7 @@ def _tables(path: Path) -> dict[str, Any]:
 
 
 def _compare(
-    trials: Sequence[tuple[Mapping[str, Any], Sequence[_Trial]]],
+    trials: Sequence[tuple[Mapping[str, Any], Sequence[Trial]]],
     at_epsilon: float | None,
     at_accuracy: float | None,
 ) -> Sweep:
@@ -194,10 +122,22 @@ def _compare(
 
     return sweep_of(
         trials[0][1][0].config.name,
-        [(values, [trial.result() for trial in row]) for values, row in trials],
+        [(values, [_result(trial.audit_dir) for trial in row]) for values, row in trials],
         at_epsilon=at_epsilon,
         at_accuracy=at_accuracy,
     )
+
+
+def _result(audit_dir: Path) -> TrialResult:
+    """What an audit found."""
+    from indpriv.analysis.summary import AuditSummary
+    from indpriv.analysis.sweep.findings import TrialResult
+    from indpriv.audit.audit_directory import EPSILON, read_summary
+    from indpriv.epsilon_table import EpsilonParts
+
+    summary = AuditSummary.from_json(read_summary(audit_dir))
+    parts = EpsilonParts.open(audit_dir / EPSILON).frames(["epsilon"])
+    return TrialResult(summary, min(float(part["epsilon"].min()) for part in parts))
 
 
 def _combinations(over: Sequence[str]) -> list[dict[str, Any]]:
@@ -247,7 +187,7 @@ def _values(text: str) -> list[Any]:
 
 def _trials(
     tables: Mapping[str, Any], values: Mapping[str, Any], seeds: int, output_dir: Path
-) -> list[_Trial]:
+) -> list[Trial]:
     """The runs of one setting; InputError where it is no audit that can be swept."""
     from indpriv.training.config import AuditConfig
 
@@ -267,60 +207,6 @@ def _trials(
     setting = re.sub(r"[^\w.=-]+", "-", "_".join(f"{key}={value}" for key, value in values.items()))
     names = [f"{setting}_seed={seed}" for seed in range(seeds)]
     return [
-        _Trial(config, values, seed, output_dir / "runs" / name, output_dir / "audits" / name)
+        Trial(config, seed, output_dir / "runs" / name, output_dir / "audits" / name)
         for seed, name in enumerate(names)
     ]
-
-
-def _run(
-    trials: Sequence[_Trial],
-    output_dir: Path,
-    jobs: int | None,
-    data_dir: Path | None,
-    device: str,
-) -> None:
-    """Train and audit what is not done yet, while no other sweep is at work in the directory."""
-    if len({trial.run_dir for trial in trials}) < len(trials):
-        raise InputError("--over has the same value twice; list each once")
-    for folder in (output_dir, output_dir / "runs", output_dir / "audits"):
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    try:
-        with FileLock(output_dir / f"{_NAME}.lock", timeout=0):
-            _run_all([one for one in trials if not one.done], jobs, data_dir, device)
-    except Timeout as error:
-        raise InputError(f"another sweep is at work in {output_dir}; wait until it ends") from error
-
-
-def _run_all(
-    trials: Sequence[_Trial], jobs: int | None, data_dir: Path | None, device: str
-) -> None:
-    """Several at once, each on its share of the cores."""
-    from indpriv.accountant.blocks import n_cores
-
-    jobs = min(jobs or n_cores(), len(trials))
-    with progress_bar() as progress:
-        progress("runs", 0, len(trials))
-        if jobs < 2:
-            for ended, trial in enumerate(trials, 1):
-                trial.train_and_audit(data_dir, device)
-                progress("runs", ended, len(trials))
-            return
-        pool = ProcessPoolExecutor(
-            jobs,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_use_threads,
-            initargs=(max(1, n_cores() // jobs),),
-        )
-        try:
-            work = [pool.submit(trial.train_and_audit, data_dir, device) for trial in trials]
-            for ended, future in enumerate(as_completed(work), 1):
-                future.result()
-                progress("runs", ended, len(trials))
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _use_threads(number: int) -> None:
-    import torch
-
-    torch.set_num_threads(number)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +32,9 @@ from indpriv.recording.clipping.filtered import Filter
 from indpriv.training.attributes import attribute_knowledge
 from indpriv.training.baseline import example_table, fit_without_dp
 from indpriv.training.checkpoints import TrainingState, check_new, state_to_resume
-from indpriv.training.config import AuditConfig, DataConfig
+from indpriv.training.config import AuditConfig
 from indpriv.training.datasets import Dataset, load_dataset
+from indpriv.training.datasets.rows import chosen_rows
 from indpriv.training.leakage import leak_after_training
 from indpriv.training.models import LOSSES
 from indpriv.training.private_setting import PrivateSetting, make_private, quiet_opacus
@@ -120,7 +121,7 @@ def train(
     _check_filter(config, privacy_filter)
     if not resume:
         check_new(run_dir)
-    dataset = capped(dataset or load_dataset(config.data.dataset, data_dir), config.data)
+    dataset = chosen_rows(dataset or load_dataset(config.data.dataset, data_dir), config.data)
     begun = state_to_resume(run_dir, config, dataset, seed) if resume else None
     randomness = Randomness.from_seed(seed)
     with quiet_opacus():
@@ -204,13 +205,6 @@ def _check_filter(config: AuditConfig, privacy_filter: object) -> None:
             "privacy_filter was passed; make one with indpriv.PrivacyFilter.for_epsilon "
             "(`indpriv train` does, but not with canaries)"
         )
-
-
-def capped(dataset: Dataset, data: DataConfig) -> Dataset:
-    """The data set with at most max_rows_per_unit training rows of each unit."""
-    if data.unit_column is None or data.max_rows_per_unit is None:
-        return dataset
-    return replace(dataset, train=dataset.train.capped(data.unit_column, data.max_rows_per_unit))
 
 
 def _make_recorder(

@@ -38,7 +38,7 @@ from indpriv.training.baseline import fit_without_dp
 from indpriv.training.checkpoints import list_checkpoints, load_checkpoint
 from indpriv.training.config import AuditConfig
 from indpriv.training.datasets import Dataset, Split, load_dataset
-from indpriv.training.dp_sgd import capped
+from indpriv.training.datasets.rows import chosen_rows
 from indpriv.training.models import first_parameters
 from indpriv.training.private_setting import make_private, quiet_opacus
 from indpriv.training.randomness import Randomness
@@ -93,7 +93,7 @@ def train_shadows(
     Raises:
         InputError: an audit or a run that references cannot be trained for, or a folder of others.
     """
-    dataset = capped(dataset or load_dataset(config.data.dataset, data_dir), config.data)
+    dataset = chosen_rows(dataset or load_dataset(config.data.dataset, data_dir), config.data)
     options = {"without_dp": without_dp, "labels": labels, "checkpoints": checkpoints}
     trainer = _trainer(config, dataset, for_run, device, options)
     trainer, pool = _with_pool(trainer, targets, seed, Path(output), for_run)

@@ -94,3 +94,91 @@ def test_federated_runs_and_filters_are_refused(advise, tmp_path):
     for run, message in ((tmp_path / "rounds", "federated run"), (recorded, "privacy filter")):
         assert message in advise(run, "--target", 1, "--delta", 1e-5, code=2).err
         assert not (run / "advice").exists()
+
+
+AUDIT = """
+name = "small"
+[data]
+dataset = "breast_cancer"
+[model]
+architecture = "mlp"
+hidden = [4]
+[training]
+epochs = 4
+batch_size = 64
+learning_rate = 0.5
+max_grad_norm = 1.0
+target_epsilon = 6.0
+delta = 1e-4
+non_private_baseline = true
+[recording]
+every = 1
+[checkpoints]
+every = "epoch"
+"""
+
+
+@pytest.fixture
+def audit_file(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(AUDIT)
+    return path
+
+
+@pytest.mark.slow
+def test_advice_on_records_from_runs_on_subsets(audit_file, advise, tmp_path):
+    folder = tmp_path / "out"
+    options = (audit_file, "--target", 5, "--subsets", "1,0.5", "--output-dir", folder)
+    found = json.loads(advise(*options, "--jobs", 1, "--json").out)
+    noise = set()
+    for share, seed in ((0.5, 0), (0.5, 1), (1, 0), (1, 1)):
+        log = NormLog.open(folder / "runs" / f"share={share}_seed={seed}")
+        assert log.n_examples == np.ceil(456 * share)
+        noise |= set(log.settings.noise_multiplier.tolist())
+        table = account(log, delta=1e-4)
+        quantile = np.quantile(table.epsilon, 0.95, method="inverted_cdf")
+        reading = {"share": share, "seed": seed, "n_all": log.n_examples, "n": log.n_examples}
+        assert {**reading, "quantile": quantile} in found["groups"][0]["records"]["readings"]
+    assert len(noise) == 1  # that of the whole data, though the audit names a target
+    assert {one["by"] for one in found["groups"]} == {None, "label"}
+    assert -1 < found["groups"][0]["records"]["exponent"] < 0
+    kept = folder / "runs" / "share=1_seed=0" / "run.json"
+    before = kept.read_bytes()
+    text = " ".join(advise(*options, "--seeds", 2).out.split())  # what is done is not made again
+    assert kept.read_bytes() == before
+    assert "that new records are like those there are" in text
+    assert "More records" in (folder / "advice.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--subsets", "0,1"), "0 is not in (0, 1]"),
+        (("--subsets", "0.5,2"), "2 is not in (0, 1]"),
+        (("--subsets", "half,1"), "--subsets half,1: pass shares"),
+        (("--subsets", "0.5,0.5,1"), "a share twice"),
+        (("--subsets", "1"), "and a smaller share"),
+        (("--subsets", "0.25,0.5"), "needs 1, the whole data"),
+        (("--subsets", "0.5,1", "--seeds", 1), "are 2 runs, too few"),
+        (("--subsets", "0.1,0.5,1"), "batch_size=64 is larger"),
+        (("--by", "race"), "there is no column 'race'"),
+        (("--by", "loss:bins=3"), "differ from run to run"),
+    ],
+)
+def test_subsets_that_say_nothing(audit_file, advise, tmp_path, options, message):
+    folder = tmp_path / "out"
+    printed = advise(audit_file, "--target", 1, *options, "--output-dir", folder, code=2)
+    assert message in " ".join(printed.err.split())
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("target_epsilon = 6.0", "noise_multiplier = 1.0\nfilter_epsilon = 2.0", "filter_epsilon"),
+        ('dataset = "breast_cancer"', 'dataset = "breast_cancer"\nshare = 0.5', "share already"),
+    ],
+)
+def test_audits_that_advice_knows_nothing_of(audit_file, advise, before, after, message):
+    audit_file.write_text(AUDIT.replace(before, after))
+    assert message in advise(audit_file, "--target", 1, code=2).err

@@ -14,6 +14,7 @@ from indpriv._plain import AtLeastZero, Count, Share, to_json
 from indpriv._progress import Advance
 from indpriv.accountant.method import Method
 from indpriv.analysis.advice.group_quantiles import HIGH, LOW, MIDDLE, Group, read_quantiles
+from indpriv.analysis.advice.records_advice import MOST_DATA, RecordsNeeded
 from indpriv.analysis.advice.settings_advice import Remedy, remedies
 from indpriv.analysis.groups.group_rows import MIN_GROUP
 from indpriv.analysis.guarantee import Guarantee
@@ -41,9 +42,17 @@ AT_WORST_CASE = (
     "Where a group's figure is the worst case itself, more of it than the quantile leaves out is "
     "clipped in every step, and only a setting that brings the worst case to the target helps."
 )
+LINE_GOES_ON = (
+    "Records: a straight line through the logarithms of a group's figure and of the number of "
+    "training examples, over runs on nested random subsets, drawn on to at most "
+    f"{MOST_DATA:g} times the data. That assumes that the line goes on, that new records are like "
+    "those there are, in all groups alike, and that batch size, epochs, noise multiplier and "
+    "clipping norm stay. Its interval (95 %) is that of one more run, and treats runs as "
+    "independent, though those of one seed share records."
+)
 OF_A_SAMPLE = (
-    "Intervals (95 %) are of the quantile in a larger population, if the people of a group are a "
-    "random sample of it. They do not say how another run of the same settings would differ."
+    "Intervals here (95 %) are of the quantile in a larger population, if the people of a group "
+    "are a random sample of it. They do not say how another run of the same settings would differ."
 )
 
 
@@ -61,6 +70,7 @@ class GroupAdvice:
         noise: the noise multiplier, as a multiple of the run's.
         clipping: the clipping norm under the same noise, as a share of the run's; None where the
             run does not clip each gradient as a whole.
+        records: the data, as a multiple of what there is; None without runs on subsets.
     """
 
     by: str | None
@@ -71,6 +81,7 @@ class GroupAdvice:
     interval: Interval
     noise: Remedy
     clipping: Remedy | None
+    records: RecordsNeeded | None = None
 
 
 @dataclass(frozen=True)
@@ -104,16 +115,26 @@ class Advice:
     groups: tuple[GroupAdvice, ...]
 
     @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What the figures assume, in sentences."""
+    def has_records(self) -> bool:
+        """Whether it rests on runs on subsets, which say how many records would help."""
+        return any(one.records is not None for one in self.groups)
+
+    @property
+    def of_settings(self) -> tuple[str, ...]:
+        """What the noise and the clipping norms assume, in sentences."""
         worst = self.guarantee.worst_case_epsilon
         at_worst = any(one.quantile >= worst * (1 - 1e-9) for one in self.groups)
         return (
             ASSUMES_NORMS,
-            *([] if self.unclipped else [SAME_NOISE]),
+            self.unclipped or SAME_NOISE,
             *([AT_WORST_CASE] if at_worst else []),
             OF_A_SAMPLE,
         )
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What all figures assume, in sentences."""
+        return (*self.of_settings, *([LINE_GOES_ON] if self.has_records else []))
 
     def to_json(self) -> dict[str, Any]:
         """The content of advice.json."""

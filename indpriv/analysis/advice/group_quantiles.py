@@ -17,6 +17,7 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv.analysis.statistics.bootstrap import CONFIDENCE
 from indpriv.epsilon_table import EpsilonTable
 
+ALL = "all"  # name of the group of all examples
 LOW, MIDDLE, HIGH = range(3)  # columns of a reading
 
 

@@ -13,7 +13,7 @@ from indpriv._columns import partition
 from indpriv._progress import StageProgress, advancing, silent
 from indpriv.accountant.per_example import table_for
 from indpriv.analysis.advice.findings import Advice, advise
-from indpriv.analysis.advice.group_quantiles import Group
+from indpriv.analysis.advice.group_quantiles import ALL, Group
 from indpriv.analysis.advice.settings_advice import most_accounts
 from indpriv.analysis.guarantee import guarantee_of
 from indpriv.audit.groups import choose_groups
@@ -88,7 +88,7 @@ def groups_of_run(
     table: EpsilonTable, recorded: RecordedRun, by: Sequence[str]
 ) -> tuple[Group, ...]:
     """All examples, and those with each value of each column; positions are those of the table."""
-    everyone = Group(None, "all", np.arange(len(table)))
+    everyone = Group(None, ALL, np.arange(len(table)))
     if recorded.examples is None:
         if by:
             raise InputError(

@@ -97,8 +97,10 @@ class AuditConfig:
                 "[recording] of a federated run is every = 1, with rounding at most: the norms of "
                 "all who take part are recorded"
             )
-        if self.data.unit_column is not None or self.attacks != AttackConfig():
-            raise InputError("[data] unit_column and [attacks] do not go with [federated]")
+        if self.data != DataConfig(self.data.dataset) or self.attacks != AttackConfig():
+            raise InputError(
+                "[attacks] and keys of [data] other than dataset do not go with [federated]"
+            )
 
     def check_central(self, command: str) -> None:
         """Raise InputError for a federated audit, which a command does not know."""

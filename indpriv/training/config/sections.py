@@ -12,6 +12,7 @@ from indpriv.errors import InputError
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.training.config.values import (
     KNOWN_KEYS_ONLY,
+    Condition,
     Count,
     CountOrZero,
     Epochs,
@@ -48,14 +49,35 @@ class DataConfig:
             "user". None if each row is its own unit.
         max_rows_per_unit: train on at most this number of rows of each unit, the first ones; None
             for all.
+        share: train on this share of the units, drawn at random; None for all. A smaller share of
+            the same share_seed lies in a larger one.
+        share_seed: which of them are drawn.
+        without: values of training rows that are left out, such as "race=Black".
+        without_ids: ids of further rows that are left out: their places in the whole training set,
+            from 0.
     """
 
     dataset: DatasetName
     unit_column: Name | None = None
     max_rows_per_unit: Count | None = None
+    share: PositiveShare | None = None
+    share_seed: CountOrZero | None = None
+    without: tuple[Condition, ...] | None = None
+    without_ids: tuple[CountOrZero, ...] | None = None
+
+    @property
+    def chooses(self) -> bool:
+        """Whether some training rows are left out."""
+        given = self.max_rows_per_unit, self.share, self.without, self.without_ids
+        return any(value is not None for value in given)
 
     def __post_init__(self) -> None:
         known = DATASETS[self.dataset].metadata_columns
+        if self.share_seed is not None and self.share is None:
+            raise InputError("share_seed is given without share; leave it out, or draw a share")
+        for condition in self.without or ():
+            column = condition.partition("=")[0]
+            check_choice(f"without {condition!r}: column", column, ("label", *known))
         if self.unit_column is not None and self.unit_column not in known:
             raise InputError(
                 f"unit_column={self.unit_column!r} is not a column of {self.dataset}, which has "

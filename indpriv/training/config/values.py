@@ -31,3 +31,11 @@ Epochs = Annotated[
         description="a number of epochs such as '2 epochs'",
     ),
 ]
+Condition = Annotated[
+    str,
+    Field(
+        strict=True,
+        pattern="^[A-Za-z0-9][A-Za-z0-9_-]{0,63}=.+$",
+        description="a column and a value, such as 'race=Black'",
+    ),
+]

@@ -56,10 +56,10 @@ class Split:
             raise InputError(f"there is no metadata column {column!r} that says whose row each is")
         return self.metadata[column]
 
-    def capped(self, column: str, most: int) -> Split:
-        """The first `most` rows of each unit; a metadata column names the units."""
+    def within_cap(self, column: str, most: int) -> NDArray[np.bool_]:
+        """(n,) whether a row is among the first `most` of its unit, which a column names."""
         units = self.units(column)
-        return self.take((units.groupby(units).cumcount() < most).to_numpy())
+        return np.asarray(units.groupby(units).cumcount() < most)
 
 
 @dataclass(frozen=True)

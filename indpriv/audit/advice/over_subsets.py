@@ -1,0 +1,142 @@
+"""Advice from runs on nested subsets of the data: also more records. Sensitive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Unpack
+
+from indpriv._progress import StageProgress, silent
+from indpriv.accountant.per_example import table_for
+from indpriv.analysis.advice.findings import Advice
+from indpriv.analysis.advice.group_quantiles import ALL, MIDDLE, read_quantiles
+from indpriv.analysis.advice.records_advice import LEAST_RUNS, SubsetReading, records_needed
+from indpriv.audit.advice.of_run import advise_on_run, groups_of_run
+from indpriv.audit.method_of_run import MethodOptions, method_of_run
+from indpriv.audit.run_directory import recorded_run
+from indpriv.errors import InputError
+from indpriv.norm_log.norm_log import open_run
+
+READING = "reading runs on subsets"
+_OF_EACH_RUN = ("correct", "loss")  # columns that differ from run to run
+
+
+@dataclass(frozen=True)
+class SubsetRun:
+    """A finished run on a share of the data; runs of one seed are on nested shares."""
+
+    path: Path
+    share: float
+    seed: int
+
+
+def check_subsets(shares: Sequence[float], seeds: int) -> tuple[float, ...]:
+    """The shares in ascending order.
+
+    Raises:
+        InputError: a share out of (0, 1] or given twice, the whole data not among them, or too few
+            runs for a line.
+    """
+    for share in shares:
+        if not 0 < share <= 1:
+            raise InputError(f"subsets: {share:g} is not in (0, 1]; 0.25 is a quarter of the data")
+    if len(set(shares)) < len(shares):
+        raise InputError("subsets has a share twice; list each once")
+    if len(shares) < 2 or max(shares) < 1:
+        raise InputError("subsets needs 1, the whole data, and a smaller share: pass 0.25,0.5,1")
+    if len(shares) * seeds < LEAST_RUNS:
+        raise InputError(
+            f"{len(shares)} subsets with {seeds} seed are {len(shares) * seeds} runs, too few for "
+            f"a line with an interval; pass --seeds 2, or {LEAST_RUNS} subsets"
+        )
+    return tuple(sorted(shares))
+
+
+def check_groups(by: Sequence[str], columns: Sequence[str]) -> None:
+    """Raise InputError unless groups are the same in every subset; columns: of the data set."""
+    for one in by:
+        for column in map(str.strip, one.split(",")):
+            if ":bins=" in column or column in _OF_EACH_RUN:
+                raise InputError(
+                    f"--by {one}: these groups differ from run to run, so that runs on subsets "
+                    f"cannot be compared; choose among {', '.join(columns)}"
+                )
+            if column not in columns:
+                raise InputError(
+                    f"there is no column {column!r} to group by; choose among {', '.join(columns)}"
+                )
+
+
+def advise_over_subsets(
+    runs: Sequence[SubsetRun],
+    *,
+    target: float,
+    by: Sequence[str] = (),
+    quantile: float = 0.95,
+    progress: StageProgress | None = None,
+    **method: Unpack[MethodOptions],
+) -> Advice:
+    """What more noise, a lower clipping norm or more records would do for the groups of a run.
+
+    Settings are advised from the run of the first seed on the whole data.
+
+    Args:
+        runs: of the same audit file but for their data; two sizes or more, the whole among them.
+        target: as `advise_on_run` has it.
+        by: likewise; groups that are the same in every subset.
+        quantile: likewise.
+        progress: called as progress(stage, done, total).
+        method: as `advise_on_run` has it.
+
+    Raises:
+        InputError: as `advise_on_run`.
+        EvidenceError: a log that is damaged or contradicts itself.
+    """
+    tell = progress or silent
+    whole = min((one for one in runs if one.share == 1), key=lambda one: one.seed)
+    found = advise_on_run(
+        whole.path, target=target, by=by, quantile=quantile, progress=progress, **method
+    )
+    quantiles = []
+    for number, one in enumerate(runs, 1):
+        quantiles.append(_quantiles(one, by, quantile, method))
+        tell(READING, number, len(runs))
+    return replace(
+        found,
+        groups=tuple(
+            replace(
+                group,
+                records=records_needed(
+                    [
+                        _reading(one, read, (group.by, group.name))
+                        for one, read in zip(runs, quantiles, strict=True)
+                    ],
+                    found.groups[0].n,
+                    target,
+                ),
+            )
+            for group in found.groups
+        ),
+    )
+
+
+_Quantiles = Mapping[tuple[str | None, str], tuple[int, float]]  # size and quantile of each group
+
+
+def _quantiles(
+    one: SubsetRun, by: Sequence[str], quantile: float, method: MethodOptions
+) -> _Quantiles:
+    run = open_run(one.path)
+    log, recorded = run.log, recorded_run(run)
+    table = table_for(log, method_of_run(log, recorded, one.path, method)[0])
+    groups = groups_of_run(table, recorded, by)
+    return {
+        (group.by, group.name): (len(group.members), float(ends[MIDDLE]))
+        for group, ends in zip(groups, read_quantiles(table, groups, quantile), strict=True)
+    }
+
+
+def _reading(one: SubsetRun, found: _Quantiles, group: tuple[str | None, str]) -> SubsetReading:
+    n_all, (n, quantile) = found[(None, ALL)][0], found.get(group, (0, None))
+    return SubsetReading(one.share, one.seed, n_all, n, quantile)
