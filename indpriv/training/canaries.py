@@ -90,8 +90,8 @@ def train_with_canaries(
 def _check_canaries(n_canaries: int, config: AuditConfig, dataset: Dataset) -> None:
     if config.data.chooses:
         raise InputError(
-            "canaries need all rows: what [data] leaves out (max_rows_per_unit, share, without, "
-            "without_ids) could be canaries that were included; leave one of the two out"
+            "canaries need all rows: a cap (max_rows_per_unit), share, without or without_ids "
+            "could drop canaries that were included; leave [data] without them"
         )
     check_positive_int("canaries", n_canaries, minimum=LEAST_CANARIES)
     if n_canaries >= len(dataset.train):
