@@ -18,7 +18,14 @@ from indpriv.accountant.claims import ESTIMATE, claim_of
 from indpriv.accountant.engine import Engine, Epsilons, joined
 from indpriv.accountant.engines import ENGINES
 from indpriv.accountant.method import Method
-from indpriv.accountant.prepared import account_of, as_yu2023, checked, epsilon_blocks
+from indpriv.accountant.prepared import (
+    account_of,
+    as_yu2023,
+    check_coins,
+    checked,
+    epsilon_blocks,
+    warn_of_delta,
+)
 from indpriv.accountant.privacy_filter import under_filter
 from indpriv.accountant.relations.fixed_size import fixed_size_table
 from indpriv.accountant.relations.known import known_table
@@ -270,6 +277,8 @@ def _of_units(
             f"{what}: there is no account of several rows of one {log.unit} with secret "
             'participation; pass participation="known"'
         )
+    check_coins(log)
+    warn_of_delta(log, method)
     log = as_yu2023(log) if method.preset == "yu2023" else log
     one = units.n_rows == 1
     single = replace(

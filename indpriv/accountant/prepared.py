@@ -99,12 +99,7 @@ def checked(log: NormLog, method: Method) -> NormLog:
         PrivacyWarning: delta is at least 1 / n_examples, or rows share units with unit="example".
     """
     log = as_yu2023(log) if method.preset == "yu2023" else log
-    if log.sampler == "by_client":
-        raise InputError(
-            'sampler="by_client" with secret participation: all rows of a client share one coin, '
-            "and the rest of its update tells whether it took part, so coins amplify nothing; pass "
-            'participation="known"'
-        )
+    check_coins(log)
     _check_units(log)
     warn_of_delta(log, method)
     if uses_batch_norms(log, method.between_records):
@@ -112,8 +107,22 @@ def checked(log: NormLog, method: Method) -> NormLog:
     return replace(log, batch_norms=None)
 
 
+def check_coins(log: NormLog) -> None:
+    """InputError if rows share coins, which then amplify nothing."""
+    if log.sampler == "by_client":
+        raise InputError(
+            'sampler="by_client" with secret participation: all rows of a client share one coin, '
+            "and the rest of its update tells whether it took part, so coins amplify nothing; pass "
+            'participation="known"'
+        )
+
+
 def check_poisson_pairs(log: NormLog, relation: str, what: str) -> None:
-    """InputError if batches were truncated, or neighbours differ by a replaced example."""
+    """InputError unless a step is the pair of adding an example to a Poisson sample.
+
+    It is another one if rows share coins, batches were truncated, or an example is replaced.
+    """
+    check_coins(log)
     if relation == "replace_one":
         raise InputError(
             f"{what} with secret participation is of an added or removed example, and this log is "
@@ -127,11 +136,13 @@ def check_poisson_pairs(log: NormLog, relation: str, what: str) -> None:
 
 
 def warn_of_delta(log: NormLog, method: Method) -> None:
-    """Warn with PrivacyWarning if delta is at least 1 / n_examples."""
-    if method.delta * log.n_examples >= 1:
+    """Warn with PrivacyWarning if delta is at least 1/n, of n examples or units."""
+    owners = None if log.unit == "example" else log.unit_ids
+    n = log.n_examples if owners is None else len(pd.unique(owners))
+    if method.delta * n >= 1:
         _checks.warn_caller(
-            f"delta={method.delta:g} is at least 1/n = {1 / log.n_examples:g}: it would allow "
-            "publishing a random example in full; pass a delta well below 1/n"
+            f"delta={method.delta:g} is at least 1/n = {1 / n:g}: it would allow publishing a "
+            f"random {log.unit} in full; pass a delta well below 1/n"
         )
 
 

@@ -75,6 +75,7 @@ from indpriv.accountant.histogram.unit_cells import EqualRows, UnitCells
 from indpriv.accountant.method import Method
 from indpriv.accountant.pld.brackets import FALLBACK
 from indpriv.accountant.pld.unit_losses import UPPER, UnitSteps, unit_epsilon, unit_steps
+from indpriv.accountant.prepared import check_poisson_pairs
 from indpriv.accountant.rdp_engine import rdp_bounds
 from indpriv.accountant.rdp_orders import RdpAccountant
 from indpriv.accountant.worst_case import clipped_steps
@@ -261,7 +262,8 @@ def cap_rows(log: NormLog, method: Method, caps: Sequence[int]) -> tuple[RowCap,
         caps: numbers of rows, each at least 1.
 
     Raises:
-        InputError: a bad cap, or a log in which each row is its own unit.
+        InputError: a bad cap, a log in which each row is its own unit, or one whose batches are
+            not the Poisson samples that a cap is accounted for.
 
     >>> log = NormLog.from_arrays(
     ...     [[0.5] * 4], [0], total_steps=10, noise_multiplier=1.0, max_grad_norm=1.0,
@@ -275,6 +277,12 @@ def cap_rows(log: NormLog, method: Method, caps: Sequence[int]) -> tuple[RowCap,
         raise InputError(
             'this log has no units to cap: it needs unit_ids and a unit such as "user"'
         )
+    if method.participation == "known":
+        raise InputError(
+            "a cap on rows is of secret participation: with known participation the worst case "
+            'depends on who took part when; leave out participation="known"'
+        )
+    check_poisson_pairs(log, method.relation_of(log.neighbouring), "a cap on rows")
     units = Units.of(log.unit_ids)
     wanted = np.array([_checks.check_positive_int("cap", cap) for cap in caps], dtype=np.int64)
     most, place = np.unique(np.minimum(wanted, units.n_rows.max()), return_inverse=True)

@@ -8,7 +8,7 @@ from typing import Any
 from indpriv._formatting import format_delta, format_epsilon
 from indpriv._plain import to_json
 from indpriv.accountant.composition import Tuning
-from indpriv.analysis.guarantee import UNPROVEN, VOID
+from indpriv.analysis.guarantee import DELTA_TOO_LARGE, UNPROVEN, VOID
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.epsilon_table import DISCLAIMER, EpsilonTable
 
@@ -18,11 +18,13 @@ class ComposedRun:
     """One of the runs: its own account, at the delta of the whole.
 
     Attributes:
-        path: of the run directory. steps: their number. n: people, or examples, in it.
+        path: of the run directory. sampling: what its account assumes of batches.
+        steps: their number. n: people, or examples, in it.
         worst_case_epsilon, median_epsilon: of the run alone.
     """
 
     path: str
+    sampling: str
     steps: int
     n: int
     worst_case_epsilon: float
@@ -86,4 +88,5 @@ def composed_statement(table: EpsilonTable, status: str, n_runs: int, tuning: Tu
     if status == UNPROVEN:
         return f"No guarantee is proven. Had every assumption held: {what} would satisfy {bound}."
     verb = "satisfy" if tuning is None else "satisfies"
-    return f"{what} {verb} {bound}."
+    caution = f" {DELTA_TOO_LARGE}" if account.delta * len(table) >= 1 else ""
+    return f"{what} {verb} {bound}.{caution}"

@@ -31,6 +31,9 @@ SUPPORTED, DECLARED, UNPROVEN, VOID = "supported", "declared", "unproven", "void
 STATUSES = (SUPPORTED, DECLARED, UNPROVEN, VOID)  # the weakest last
 STANDS = (SUPPORTED, DECLARED)  # the statuses of a guarantee that no check contradicts
 
+DELTA_TOO_LARGE = (
+    "Delta is not below 1/n, so this guarantee promises almost nothing and is not to be published."
+)
 _WITHOUT_POISSON = (
     "; an audit with --participation known gives a guarantee that needs no Poisson sampling"
 )
@@ -132,10 +135,7 @@ def guarantee_of(
     status, reasons = _status(table, checks, recorder, divisor)
     statement, delta_times_n = _statement(table, status, reasons), account.delta * len(table)
     if status in STANDS and delta_times_n >= 1:
-        statement += (
-            " Delta is not below 1/n, so this guarantee promises almost nothing and is not to be "
-            "published."
-        )
+        statement += f" {DELTA_TOO_LARGE}"
     return Guarantee(
         worst_case_epsilon=table.worst_case_epsilon,
         delta=account.delta,

@@ -11,16 +11,21 @@ import numpy as np
 from indpriv._files import write_json
 from indpriv._progress import StageProgress, silent
 from indpriv.accountant.composition import Tuning, compose
+from indpriv.accountant.composition.checked_runs import methods_of
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
 from indpriv.analysis.composed_runs import ComposedRun, Composition, composed_statement
-from indpriv.analysis.guarantee import STATUSES, guarantee_of
+from indpriv.analysis.guarantee import STATUSES, Guarantee, guarantee_of
 from indpriv.audit.audit_directory import EPSILON
+from indpriv.audit.method_of_run import as_checked
 from indpriv.audit.pipeline import with_units
 from indpriv.audit.run_directory import RecordedRun, recorded_run
+from indpriv.audit.summarise import divisor_of_run
+from indpriv.audit.variants import usual_participation, usual_relation
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.epsilon_table.parts import write_epsilons
 from indpriv.errors import InputError
+from indpriv.norm_log.checks.of_known import if_known
 from indpriv.norm_log.norm_log import NormLog, open_run
 from indpriv.norm_log.run_files import JOURNAL, check_holds_log
 
@@ -36,6 +41,8 @@ def compose_runs(
     accountant: str = "rdp",
     conversion: str = "canonne2020",
     between_records: str = "last",
+    participation: str | None = None,
+    neighbouring: str | None = None,
     tuning: Tuning | None = None,
     same_run: bool = False,
     progress: StageProgress | None = None,
@@ -49,6 +56,9 @@ def compose_runs(
         accountant: see there.
         conversion: see there.
         between_records: see there.
+        participation: of all runs; default for each run that of its audit.
+        neighbouring: of all runs; default the one that they declare, or "zero_out" where the
+            updates of one tell the number of examples or its participation is known.
         tuning: see there.
         same_run: take a run that is given twice for two runs.
         progress: called as progress(stage, done, total).
@@ -57,11 +67,17 @@ def compose_runs(
         InputError: as `compose`; a run given twice; runs of different deltas without delta.
         EvidenceError: a log that is damaged or contradicts itself.
     """
-    opened = [_opened(path, by) for path in paths]
-    if not same_run:
-        _check_distinct(paths, [recorded for _, recorded in opened])
-    delta = _common_delta(paths, [recorded for _, recorded in opened]) if delta is None else delta
-    logs, tell = [log for log, _ in opened], progress or silent
+    opened = _opened(paths, by, same_run)
+    logs, every = [log for log, _ in opened], [recorded for _, recorded in opened]
+    delta, tell = _common_delta(paths, every) if delta is None else delta, progress or silent
+    each = [participation or _usual(log, own) for log, own in opened]
+    method = Method(
+        delta=delta,
+        accountant=accountant,
+        conversion=conversion,
+        between_records=between_records,
+        neighbouring=neighbouring or _common_relation(paths, opened),
+    )
     table = compose(
         logs,
         delta=delta,
@@ -69,14 +85,32 @@ def compose_runs(
         accountant=accountant,
         conversion=conversion,
         between_records=between_records,
+        participation=each,
+        neighbouring=method.neighbouring,
         tuning=tuning,
         progress=lambda done, total: tell(COMPOSING, done, total),
     )
-    method = Method(
-        delta=delta, accountant=accountant, conversion=conversion, between_records=between_records
-    )
-    alone = [table_for(log, method) for log in logs]
-    status, reasons = _status(paths, alone, [recorded for _, recorded in opened])
+    return _composition(paths, opened, table, methods_of(logs, method, each), tuning)
+
+
+def _composition(
+    paths: Sequence[Path],
+    opened: Sequence[tuple[NormLog, RecordedRun]],
+    table: EpsilonTable,
+    methods: Sequence[Method],
+    tuning: Tuning | None,
+) -> Composition:
+    """What the accounts of runs, together and alone by these methods, come to with their checks."""
+    alone, guarantees = [], []
+    for (log, recorded), method in zip(opened, methods, strict=True):
+        own, checks = table_for(log, method), tuple(recorded.checks)
+        alone.append(own)
+        if own.account.participation == "known":
+            checks = if_known(checks)
+            table = as_checked(table, checks)
+        divisor = divisor_of_run(log, own, recorded.recorder)
+        guarantees.append(guarantee_of(own, checks, recorded.recorder, divisor=divisor))
+    status, reasons = _weakest(paths, guarantees)
     return Composition(
         table=table,
         runs=tuple(_of_run(path, own) for path, own in zip(paths, alone, strict=True)),
@@ -93,13 +127,24 @@ def write_composition(found: Composition, output_dir: Path) -> None:
     write_json(output_dir / COMPOSITION, found.to_json())
 
 
-def _opened(path: Path, by: str) -> tuple[NormLog, RecordedRun]:
+def _opened(paths: Sequence[Path], by: str, same_run: bool) -> list[tuple[NormLog, RecordedRun]]:
+    opened = [_run(path, by) for path in paths]
+    if not same_run:
+        _check_distinct(paths, [recorded for _, recorded in opened])
+    return opened
+
+
+def _run(path: Path, by: str) -> tuple[NormLog, RecordedRun]:
     check_holds_log(path)
     run = open_run(path)
     recorded = recorded_run(run)
     if by in ("example_id", "unit_id"):
         return run.log, recorded
     return with_units(run.log, recorded, by)
+
+
+def _usual(log: NormLog, recorded: RecordedRun) -> str:
+    return recorded.declared.participation or usual_participation(log, None)
 
 
 def _check_distinct(paths: Sequence[Path], recorded: Sequence[RecordedRun]) -> None:
@@ -124,9 +169,27 @@ def _common_delta(paths: Sequence[Path], recorded: Sequence[RecordedRun]) -> flo
     return float(next(iter(found.values())) or 0.0)
 
 
+def _common_relation(
+    paths: Sequence[Path], opened: Sequence[tuple[NormLog, RecordedRun]]
+) -> str | None:
+    """The relation that all runs declare; None if they declare none, and any will do.
+
+    InputError where they differ.
+    """
+    declared = [recorded.declared.neighbouring or log.neighbouring for log, recorded in opened]
+    if len(set(declared)) > 1:
+        named = ", ".join(f"{path}: {one}" for path, one in zip(paths, declared, strict=True))
+        raise InputError(f"the runs differ in their relation ({named}); pass --neighbouring")
+    if declared[0] != "add_remove" or any(one.declared.neighbouring for _, one in opened):
+        return declared[0]
+    usual = [usual_relation(log, recorded.recorder) for log, recorded in opened]
+    return next((relation for relation in usual if relation is not None), None)
+
+
 def _of_run(path: Path, table: EpsilonTable) -> ComposedRun:
     return ComposedRun(
         path=str(path),
+        sampling=table.account.sampling,
         steps=table.account.total_steps,
         n=len(table),
         worst_case_epsilon=table.worst_case_epsilon,
@@ -134,18 +197,12 @@ def _of_run(path: Path, table: EpsilonTable) -> ComposedRun:
     )
 
 
-def _status(
-    paths: Sequence[Path], tables: Sequence[EpsilonTable], recorded: Sequence[RecordedRun]
-) -> tuple[str, tuple[str, ...]]:
+def _weakest(paths: Sequence[Path], guarantees: Sequence[Guarantee]) -> tuple[str, tuple[str, ...]]:
     """The weakest status of the runs, and why it is not better."""
-    found = [
-        guarantee_of(table, run.checks, run.recorder)
-        for table, run in zip(tables, recorded, strict=True)
-    ]
-    weakest = max(found, key=lambda guarantee: STATUSES.index(guarantee.status)).status
+    weakest = max(guarantees, key=lambda guarantee: STATUSES.index(guarantee.status)).status
     reasons = [
         f"{path}: {reason}"
-        for path, guarantee in zip(paths, found, strict=True)
+        for path, guarantee in zip(paths, guarantees, strict=True)
         for reason in guarantee.reasons
     ]
     return weakest, tuple(reasons)

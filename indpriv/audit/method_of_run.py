@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from indpriv._formatting import format_delta
+from indpriv._formatting import format_delta, sentence
+from indpriv.accountant.claims import ESTIMATE
 from indpriv.accountant.method import Method
 from indpriv.analysis.declared import Declared
 from indpriv.audit.run_directory import RecordedRun
 from indpriv.audit.variants import usual_participation, usual_relation
+from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
+from indpriv.norm_log.evidence import FAILED, TOOK_PART, Check
 from indpriv.norm_log.norm_log import NormLog
 
 
@@ -62,6 +67,17 @@ def method_of_run(
     if method.neighbouring is not None and method.neighbouring != relation:
         words += ["--neighbouring", method.neighbouring]
     return method, words
+
+
+def as_checked(table: EpsilonTable, checks: Sequence[Check]) -> EpsilonTable:
+    """The account of a run as an estimate, if it rests on who took part and a check refutes that.
+
+    With known participation, checks are those of `if_known`.
+    """
+    refuted = [one for one in checks if (one.key, one.status) == (TOOK_PART.key, FAILED)]
+    if not refuted or table.account.participation == "secret":
+        return table
+    return replace(table, claim=ESTIMATE, claim_reason=sentence(refuted[0].detail))
 
 
 def _words(method: Method) -> list[str]:

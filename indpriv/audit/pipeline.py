@@ -12,10 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._columns import Partition, partition
-from indpriv._formatting import sentence
 from indpriv._progress import StageProgress, silent
 from indpriv.accountant.blocks import versions, workers_of
-from indpriv.accountant.claims import ESTIMATE
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import account_parts, table_for
 from indpriv.analysis.fidelity.batch_norms import free_fidelity
@@ -24,7 +22,7 @@ from indpriv.analysis.summary import AuditSummary, FidelityFindings
 from indpriv.audit.attack_table import ScoredAttack, attack_table, unit_attack_table
 from indpriv.audit.audit_directory import in_progress, write_audit
 from indpriv.audit.groups import choose_groups
-from indpriv.audit.method_of_run import MethodOptions, method_of_run
+from indpriv.audit.method_of_run import MethodOptions, as_checked, method_of_run
 from indpriv.audit.references import read_references, unchecked_facts
 from indpriv.audit.run_attacks import scored_attacks
 from indpriv.audit.run_directory import RecordedRun, in_rows_of, recorded_run
@@ -37,7 +35,6 @@ from indpriv.audit.variants import (
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.checks.of_known import if_known
-from indpriv.norm_log.evidence import FAILED, TOOK_PART
 from indpriv.norm_log.norm_log import NormLog, open_run
 from indpriv.norm_log.run_files import EXAMPLES, check_holds_log
 from indpriv.norm_log.writer import fingerprint
@@ -138,9 +135,7 @@ def _analyse(
     tell: StageProgress,
 ) -> tuple[EpsilonTable, AuditSummary, Sequence[ScoredAttack]]:
     """The epsilons of a log and all that is found; name: of the run, where run.json has none."""
-    refuted = [one for one in recorded.checks if (one.key, one.status) == (TOOK_PART.key, FAILED)]
-    if refuted and method.participation == "known":
-        table = replace(table, claim=ESTIMATE, claim_reason=sentence(refuted[0].detail))
+    table = as_checked(table, recorded.checks)
     holdout, members = _holdout(log, recorded, method, table)
     fidelity = _fidelity(log, method, table, _groups(log, recorded, by), tell)
     with _stage(tell, ANALYSING):

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,7 +17,7 @@ from indpriv._columns import MISSING, to_floats
 from indpriv.accountant.risk import has_risk_curve
 from indpriv.analysis.disclosures import disclosures
 from indpriv.analysis.distribution import describe
-from indpriv.analysis.divisor import divisor_of
+from indpriv.analysis.divisor import Divisor, divisor_of
 from indpriv.analysis.duplicates import undeclared_people
 from indpriv.analysis.federated.views import views_of
 from indpriv.analysis.groups.group_table import GroupTable, group_tables
@@ -156,9 +156,16 @@ def _guarantee(log: NormLog, table: EpsilonTable, recorded: RecordedRun) -> Guar
         membership = None
     else:
         membership = worst_case_membership(log, account.delta)
-    rows = account.rows_per_unit or 1
-    divisor = divisor_of(log.n_examples, log.total_steps, recorded.recorder, rows=rows)
+    divisor = divisor_of_run(log, table, recorded.recorder)
     return guarantee_of(table, recorded.checks, recorded.recorder, membership, divisor)
+
+
+def divisor_of_run(
+    log: NormLog, table: EpsilonTable, recorder: Mapping[str, Any]
+) -> Divisor | None:
+    """Whether the divisor of a run tells how many examples there are; as `divisor_of`."""
+    rows = table.account.rows_per_unit or 1
+    return divisor_of(log.n_examples, log.total_steps, recorder, rows=rows)
 
 
 def _notes(

@@ -75,7 +75,8 @@ Neighbouring = Annotated[
     str | None,
     typer.Option(
         help="Neighbouring relation: add-remove, zero-out or replace-one.",
-        show_default="add-remove, or zero-out with known participation",
+        show_default="the run's; zero-out for add-remove if participation is known, or if updates "
+        "tell the number of examples",
     ),
 ]
 Engine = Annotated[

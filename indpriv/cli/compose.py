@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -13,11 +13,49 @@ from indpriv.cli.first_contact import checked_run
 from indpriv.cli.options import Json, check_folder, print_json, progress_bar
 from indpriv.errors import InputError
 
+if TYPE_CHECKING:
+    from indpriv.accountant import Tuning
+
 By = Annotated[
     str,
     typer.Option(
         help="What identifies someone in all runs: example_id, unit_id, or a metadata column that "
         "names the owner of each row."
+    ),
+]
+Delta = Annotated[
+    float | None,
+    typer.Option(help="Delta of the bound over all runs.", show_default="that of the runs"),
+]
+Participation = Annotated[
+    str | None,
+    typer.Option(
+        help="Whether an attacker knows who took part in which step: secret, which needs "
+        "Poisson sampling, or known, which needs none.",
+        show_default="of each run that of its audit",
+    ),
+]
+Neighbouring = Annotated[
+    str | None,
+    typer.Option(
+        help="Neighbouring relation: add-remove, zero-out or replace-one.",
+        show_default="that of the runs",
+    ),
+]
+SameRun = Annotated[
+    bool, typer.Option("--same-run", help="A run given twice stands for two runs like it.")
+]
+OutputDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write epsilon.parquet and composition.json there.", show_default="only print"
+    ),
+]
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")]
+TuningShape = Annotated[
+    float | None,
+    typer.Option(
+        help="Shape of that law: 1 geometric, 0 logarithmic, inf Poisson.", show_default="1"
     ),
 ]
 TuningMean = Annotated[
@@ -31,29 +69,18 @@ TuningMean = Annotated[
 
 
 def compose(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
+    runs: Runs,
     by: By = "example_id",
-    delta: Annotated[
-        float | None,
-        typer.Option(help="Delta of the bound over all runs.", show_default="that of the runs"),
-    ] = None,
+    delta: Delta = None,
     accountant: Accountant = "rdp",
     between_records: BetweenRecords = "last",
     conversion: Conversion = "canonne2020",
+    participation: Participation = None,
+    neighbouring: Neighbouring = None,
     tuning_mean: TuningMean = None,
-    tuning_shape: Annotated[
-        float,
-        typer.Option(help="Shape of that law: 1 geometric, 0 logarithmic, inf Poisson."),
-    ] = 1.0,
-    same_run: Annotated[
-        bool, typer.Option("--same-run", help="A run given twice stands for two runs like it.")
-    ] = False,
-    output_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write epsilon.parquet and composition.json there.", show_default="only print"
-        ),
-    ] = None,
+    tuning_shape: TuningShape = None,
+    same_run: SameRun = False,
+    output_dir: OutputDir = None,
     as_json: Json = False,
 ) -> None:
     """Account for several runs on the same people together, and for the price of tuning.
@@ -62,12 +89,12 @@ def compose(
 
     Someone who was in one run only keeps the epsilon of that run.
     """
-    from indpriv.accountant import Tuning
     from indpriv.audit import compose_runs, write_composition
     from indpriv.report.screens.composition import print_composition
 
     if len(runs) < 2:
         raise InputError("indpriv compose needs two runs or more; for one, type: indpriv audit RUN")
+    tuning = _tuning(tuning_mean, tuning_shape)
     for run in runs:
         checked_run(run, "compose")
     if output_dir is not None:
@@ -80,7 +107,9 @@ def compose(
             accountant=accountant,
             conversion=conversion,
             between_records=between_records.replace("-", "_"),
-            tuning=None if tuning_mean is None else Tuning(tuning_mean, tuning_shape),
+            participation=participation,
+            neighbouring=None if neighbouring is None else neighbouring.replace("-", "_"),
+            tuning=tuning,
             same_run=same_run,
             progress=progress,
         )
@@ -90,3 +119,16 @@ def compose(
         print_json(found.to_json())
     else:
         print_composition(found, Console(highlight=False))
+
+
+def _tuning(mean: float | None, shape: float | None) -> Tuning | None:
+    from indpriv.accountant import Tuning
+
+    if mean is None:
+        if shape is not None:
+            raise InputError(
+                f"--tuning-shape {shape:g} without --tuning-mean: the law of the number of runs "
+                "needs its mean too; pass --tuning-mean, or leave out --tuning-shape"
+            )
+        return None
+    return Tuning(mean) if shape is None else Tuning(mean, shape)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -13,6 +14,9 @@ from rich.table import Table
 from indpriv.cli.first_contact import checked_run
 from indpriv.cli.options import AuditDir, By, Json, check_folder, print_json, progress_bar
 from indpriv.errors import EvidenceError
+
+if TYPE_CHECKING:
+    from indpriv.norm_log.evidence import Check
 
 
 def groups(
@@ -128,15 +132,15 @@ def verify(
     """Check a run's log: hashes, coverage, sampling, Opacus's accountant; exit code 1 on failure.
 
     Example: indpriv verify runs/adult
+
+    Without Poisson sampling, the checks are those of an audit with known participation.
     """
     from indpriv._plain import to_json
     from indpriv.norm_log.evidence import FAILED, HASH_CHAIN, NOT_CHECKED, PASSED
-    from indpriv.norm_log.norm_log import open_run
-    from indpriv.norm_log.verify import verify as checks_of
 
     run_dir = checked_run(run_dir, "verify")
     try:
-        checks = checks_of(open_run(run_dir))
+        checks = _checks_of_audit(run_dir)
     except EvidenceError as error:
         checks = [HASH_CHAIN.failed(str(error))]
     if as_json:
@@ -152,3 +156,19 @@ def verify(
         Console().print(table)
     if any(check.status == FAILED for check in checks):
         raise typer.Exit(1)
+
+
+def _checks_of_audit(run_dir: Path) -> Sequence[Check]:
+    """The checks that an audit of the run makes: fewer if it counts participation as known."""
+    from indpriv.audit.variants import usual_participation
+    from indpriv.norm_log.checks.of_known import if_known
+    from indpriv.norm_log.norm_log import open_run
+    from indpriv.norm_log.verify import verify as checks_of
+
+    opened = open_run(run_dir)
+    checks = checks_of(opened)
+    try:
+        known = usual_participation(opened.log, None) == "known"
+    except EvidenceError:  # as a check says
+        return checks
+    return if_known(checks) if known else checks

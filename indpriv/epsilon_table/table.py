@@ -46,7 +46,8 @@ class Account:
     Attributes:
         delta, unit, neighbouring, sampler: define it.
         participation: "secret" if an attacker does not know who took part in which step, as
-            amplification by sampling needs; "known" if the bound holds against one who does.
+            amplification by sampling needs; "known" if the bound holds against one who does;
+            "known in some runs" of several that were composed.
         accountant, conversion, between_records: how it was computed.
         tolerance: relative width that brackets may have; 0 where the accountant takes none. Within
             it, epsilons depend on which other examples are accounted with them.
@@ -94,6 +95,8 @@ class Account:
         if self.participation == "known":
             return "participation known"
         words = f"{_SAMPLERS.get(self.sampler, self.sampler)} sampling"
+        if self.participation != "secret":
+            words += f", participation {self.participation}"
         cap = self.max_batch_size
         return words if cap is None else f"{words} with at most {cap:,} in a batch"
 

@@ -67,6 +67,7 @@ def _public(summary: Mapping[str, Any]) -> dict[str, Any]:
                 name: account[name]
                 for name in ("delta", "unit", "neighbouring", "sampler", "accountant")
             },
+            "participation": account.get("participation", "secret"),
             "normalisation": _NORMALISATION.get(run["recorder"].get("loss_reduction"), ""),
             "settings": [
                 (item["item"], item["value"], item["status"])
@@ -106,6 +107,7 @@ def _front_matter(public: Mapping[str, Any]) -> str:
         "unit": public["unit"],
         "neighbouring_relation": public["neighbouring"],
         "sampling": public["sampler"],
+        "participation": public["participation"],
         "accountant": public["accountant"],
         "covers": "every checkpoint and the final model of one training run",
         "assumptions": "checked" if public["status"] == "supported" else "declared, not checked",

@@ -404,3 +404,29 @@ def test_what_a_cap_on_rows_costs_and_buys():
     assert three.worst_case_epsilon == table.details["unit_worst_case"][1]
     with pytest.raises(InputError, match="no units to cap"):
         cap_rows(NormLog.from_arrays([[0.3]], [0], total_steps=1, **RUN), method, [1])
+
+
+def test_rows_that_share_a_coin_have_no_account_with_secret_participation():
+    clients = unit_log([0.5, 0.5, 0.2, 0.2], ["a", "a", "b", "b"], sampler="by_client")
+    for use in (
+        lambda: account(clients, delta=DELTA),
+        lambda: cap_rows(clients, Method(delta=DELTA), [1]),
+    ):
+        with pytest.raises(InputError, match="share one coin"):
+            use()
+
+
+def test_a_cap_on_rows_is_of_secret_poisson_samples():
+    people = unit_log([0.5, 0.5, 0.2], ["a", "a", "b"])
+    for method, message in (
+        (Method(delta=DELTA, participation="known"), "of secret participation"),
+        (Method(delta=DELTA, neighbouring="replace_one"), "added or removed example"),
+    ):
+        with pytest.raises(InputError, match=message):
+            cap_rows(people, method, [1])
+
+
+def test_delta_is_compared_with_the_number_of_people():
+    people = unit_log(np.full(6, 0.5), ["a", "a", "b", "b", "c", "c"])
+    with pytest.warns(PrivacyWarning, match="at least 1/n = 0.333333"):
+        account(people, delta=0.34)

@@ -5,9 +5,15 @@ import shutil
 
 import pandas as pd
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
+import oracles
 from indpriv import NormLog, account
 from indpriv.cli import run as run_command
+from indpriv.errors import PrivacyWarning
+from indpriv.recording.opacus.tally import Tally
+from runs import blobs, make_run, record
 
 
 @pytest.fixture
@@ -42,8 +48,81 @@ def test_a_run_with_itself(run_dir, compose, tmp_path):
     assert "It is not a differential-privacy guarantee" in " ".join(page.split())
 
 
+@pytest.fixture
+def shuffled(tmp_path):
+    def make(name, **options):
+        dataset = blobs()
+        loader = DataLoader(dataset, batch_size=12, shuffle=True)
+        run = make_run(dataset, data_loader=loader, poisson_sampling=False, **options)
+        torch.seed()
+        record(run, tmp_path / name, epochs=2, every="once")
+        return tmp_path / name
+
+    return make
+
+
+def test_shuffled_runs_are_one_gaussian_mechanism(shuffled, compose):
+    first, second = shuffled("a", noise_multiplier=2.0), shuffled("b", noise_multiplier=3.0)
+    found = json.loads(compose(first, second, "--delta", 1e-5, "--json").out)
+    mu = (2 / 2.0**2 + 2 / 3.0**2) ** 0.5
+    assert found["worst_case_epsilon"] == pytest.approx(oracles.gaussian_epsilon(mu, 1e-5))
+    assert (found["guarantee"]["status"], found["claim"]) == ("supported", "exact")
+    assert "zero out one example, participation known" in found["guarantee"]["statement"]
+    assert [run["sampling"] for run in found["runs"]] == ["participation known"] * 2
+    secret = ("--delta", 1e-5, "--json", "--participation", "secret")
+    assert json.loads(compose(first, second, *secret).out)["guarantee"]["status"] == "unproven"
+
+
+def test_a_shuffled_run_beside_a_poisson_run(run_dir, shuffled, compose):
+    other = shuffled("a", noise_multiplier=2.0)
+    found = json.loads(compose(run_dir, other, "--delta", 1e-5, "--json").out)
+    assert found["guarantee"]["status"] == "supported"
+    assert found["account"]["neighbouring"] == "zero_out"
+    page = " ".join(compose(run_dir, other, "--delta", 1e-5).out.split())
+    assert "Poisson sampling, participation known in some runs" in page
+    assert "describes these runs" in page
+
+
+def test_one_participation_that_is_miscounted_refutes_the_whole(shuffled, compose, monkeypatch):
+    good, plain = shuffled("good"), Tally.next_batch
+
+    def one_for_another(self):
+        found = plain(self)
+        if self.counts.batches.steps == 3:
+            self.took_part[[0, 1]] += (1, -1)
+        return found
+
+    monkeypatch.setattr(Tally, "next_batch", one_for_another)
+    found = json.loads(compose(good, shuffled("bad"), "--delta", 1e-5, "--json").out)
+    assert (found["guarantee"]["status"], found["claim"]) == ("unproven", "estimate")
+
+
+def test_runs_whose_updates_tell_the_number_of_examples_are_of_zero_out(tmp_path, compose):
+    for name in ("a", "b"):
+        torch.seed()
+        record(make_run(blobs()), tmp_path / name, epochs=1)  # 120 / 12, and 119 / 12 is below 10
+    runs = tmp_path / "a", tmp_path / "b", "--delta", 1e-5, "--json"
+    usual = json.loads(compose(*runs).out)
+    assert usual["guarantee"]["status"] == "supported"
+    assert usual["account"]["neighbouring"] == "zero_out"
+    removed = json.loads(compose(*runs, "--neighbouring", "add-remove").out)
+    assert removed["worst_case_epsilon"] == usual["worst_case_epsilon"]
+    assert removed["guarantee"]["status"] == "unproven"
+    assert "expected batch size" in removed["guarantee"]["reasons"][0]
+
+
+def test_a_delta_that_promises_nothing_is_said_so(run_dir, compose):
+    with pytest.warns(PrivacyWarning, match="at least 1/n"):
+        page = compose(run_dir, run_dir, "--same-run", "--delta", 0.5).out
+    assert "promises almost nothing" in page
+
+
 def test_what_cannot_be_composed(run_dir, compose):
     assert "needs two runs" in compose(run_dir, code=2).err
     assert "does not exist" in compose(run_dir, run_dir / "nothing", code=2).err
     message = compose(run_dir, run_dir, "--same-run", "--by", "nothing", code=2).err
     assert "nothing" in message
+    message = compose(run_dir, run_dir, "--same-run", "--tuning-shape", 0, code=2).err
+    assert "--tuning-shape 0 without --tuning-mean" in message
+    message = compose(run_dir, run_dir, "--same-run", "--neighbouring", "replace-one", code=2).err
+    assert 'pass participation="known"' in message

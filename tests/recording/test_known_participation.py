@@ -1,5 +1,6 @@
 """Runs without Poisson sampling: what the Recorder recognises and counts, and what an audit says of it."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Weigh
 import indpriv
 import oracles
 from indpriv.audit import audit
+from indpriv.cli import run as run_command
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.validation import Truncation
 from indpriv.norm_log.verify import verify
@@ -104,6 +106,15 @@ def test_a_shuffled_run_has_a_supported_guarantee(tmp_path):
     assert secret.guarantee.status == "unproven"
     assert "--participation known" in secret.guarantee.reasons[0]
     assert "--participation secret" in secret.provenance.command
+
+
+def test_verify_makes_the_checks_of_known_participation(tmp_path, capsys):
+    trained(tmp_path, "shuffled")
+    assert run_command(["verify", str(tmp_path / "run"), "--json"]) == 0
+    found = {check["key"]: check for check in json.loads(capsys.readouterr().out)}
+    assert found["sampler"]["status"] == "not checked"
+    assert "who took part counts as known" in found["sampler"]["detail"]
+    assert found["took_part"]["status"] == "passed"
 
 
 def test_a_truncated_run_has_a_supported_guarantee_that_allows_for_the_cap(tmp_path):

@@ -31,7 +31,7 @@ def test_it_states_the_guarantee_and_every_setting(tmp_path):
     )
     assert {name: json.loads(value) for name, value in values.items()} == {
         "epsilon": 2.0, "delta": 1e-5, "unit": "example", "neighbouring_relation": "add_remove", "sampling": "poisson",
-        "accountant": "rdp", "covers": "every checkpoint and the final model of one training run", "assumptions": "checked",
+        "participation": "secret", "accountant": "rdp", "covers": "every checkpoint and the final model of one training run", "assumptions": "checked",
     }  # fmt: skip
     for words in ("epsilon 2.00 and delta 1e-5 (add/remove one example, Poisson sampling", "| noise_multiplier | 1.1 |",
                   "| max_grad_norm | 1 |", "| sample_rate | 0.1 |", "expected, not the sampled, batch size", "flat"):  # fmt: skip

@@ -194,6 +194,13 @@ def test_former_names_of_keys_are_accepted(section, former, current, value):
         AuditConfig.from_dict(tables)
 
 
+def test_known_participation_is_of_no_added_or_removed_example():
+    tables = changed("audit", "participation", "known")
+    tables["audit"]["neighbouring"] = "add_remove"
+    with pytest.raises(InputError, match=r"\[audit\].*who is in the data; say"):
+        AuditConfig.from_dict(tables)
+
+
 def test_the_json_schema_accepts_the_audit_files_and_refuses_unknown_keys():
     validator = jsonschema.Draft202012Validator(AuditConfig.json_schema())
     for path in AUDITS.glob("*.toml"):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from indpriv._arrays import FloatArray
-from indpriv.accountant.composition.joined_runs import RunPart
+from indpriv.accountant.composition.joined_runs import KnownCells, RunPart
 from indpriv.accountant.engine import Epsilons
 from indpriv.accountant.histogram.histogram import Histogram
 from indpriv.accountant.histogram.mechanisms import Mechanisms
@@ -25,19 +25,21 @@ class JoinedLosses:
     """The losses of runs of single rows.
 
     Attributes:
-        runs: each with the histogram of its norms, which are rounded up.
+        runs: each with the histogram of its norms, or with squared mu; both are rounded up.
         mechanisms: of all runs, side by side.
         method: delta and tolerance.
     """
 
-    runs: Sequence[tuple[RunPart, Histogram]]
+    runs: Sequence[tuple[RunPart, Histogram | KnownCells]]
     mechanisms: Mechanisms
     method: Method
 
     @classmethod
     def of(cls, parts: Sequence[RunPart], method: Method) -> JoinedLosses:
         """Lay out the mechanisms of runs."""
-        runs = [(part, part.cells) for part in parts if isinstance(part.cells, Histogram)]
+        runs = [
+            (part, part.cells) for part in parts if isinstance(part.cells, Histogram | KnownCells)
+        ]
         mechanisms = Mechanisms.concatenated([cells.mechanisms for _, cells in runs])
         return cls(runs, mechanisms, method)
 
@@ -46,15 +48,18 @@ class JoinedLosses:
         steps = np.hstack([_steps(part, cells, start, stop) for part, cells in self.runs])
         met = self.mechanisms.participations(steps)
         found = bracketed(met, met, self.method.delta, limit, self.method.tolerance)
-        exact = all(cells.exact for _, cells in self.runs)
+        exact = all(isinstance(cells, Histogram) and cells.exact for _, cells in self.runs)
         return found if exact else Epsilons(found.epsilon, 0 * found.epsilon, found.details)
 
 
-def _steps(part: RunPart, cells: Histogram, start: int, stop: int) -> FloatArray:
+def _steps(part: RunPart, cells: Histogram | KnownCells, start: int, stop: int) -> FloatArray:
     """(stop - start, n_mechanisms) steps of each person in one run; 0 where not in it."""
     here = np.diff(part.first[start : stop + 1]) > 0
     steps = np.zeros((stop - start, len(cells.mechanisms)))
     if here.any():
-        block = part.log.part(int(part.first[start]), int(part.first[stop]))
-        steps[here] = cells.participations(block).counts
+        first, last = int(part.first[start]), int(part.first[stop])
+        if isinstance(cells, KnownCells):
+            steps[here] = cells.steps(first, last)
+        else:
+            steps[here] = cells.participations(part.log.part(first, last)).counts
     return steps

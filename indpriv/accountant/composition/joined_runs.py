@@ -3,18 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray, IntArray
-from indpriv.accountant.histogram.counts import Counts
+from indpriv.accountant.histogram.counts import Counts, DenseCounts
 from indpriv.accountant.histogram.histogram import Histogram
+from indpriv.accountant.histogram.mechanisms import Mechanisms
 from indpriv.accountant.histogram.unit_cells import UnitCells
 from indpriv.accountant.method import Method
+from indpriv.accountant.relations.known import known_shifts
 from indpriv.accountant.units import Units
 from indpriv.norm_log.norm_log import NormLog
+
+_SHARES = 2.0**24  # of the largest squared mu of a run, in whole numbers of which PLD counts
+
+
+@dataclass(frozen=True)
+class KnownCells:
+    """A run with known participation: one Gaussian mechanism for each of its people.
+
+    Attributes:
+        squared_mu: (n,) of each of the run's n people.
+        worst: of the most exposed one, at max_grad_norm.
+    """
+
+    squared_mu: FloatArray
+    worst: float
+
+    @classmethod
+    def of(cls, log: NormLog, units: Units | None, method: Method) -> KnownCells:
+        """units: None if each row is one; people are in the order of units, or of the log."""
+        found = known_shifts(log, method, units)
+        return cls(found.shifts.own, found.worst)
+
+    @property
+    def mechanisms(self) -> Mechanisms:
+        """(1,) a Gaussian mechanism whose squared mu is a small share of the largest one."""
+        noise = np.sqrt(_SHARES / max(self.worst, 1e-300)) * (1 - 1e-14)
+        return Mechanisms(np.ones(1), np.array([noise]), np.ones(1))
+
+    @property
+    def most(self) -> float:
+        """How many of these the most exposed one met."""
+        return _SHARES if self.worst > 0 else 0.0
+
+    def steps(self, start: int, stop: int) -> FloatArray:
+        """(stop - start, 1) how many of these bound what people from start to stop met."""
+        share = _SHARES / max(self.worst, 1e-300)
+        return np.minimum(np.ceil(self.squared_mu[start:stop, None] * share), _SHARES)
+
+    def divergences(self, orders: FloatArray) -> FloatArray:
+        """See Divergences; one count is a squared mu of 1."""
+        return orders[:, None] / 2
+
+    def divergences_at(self, cells: IntArray, orders: FloatArray) -> FloatArray:
+        """See SlowDivergences."""
+        return orders / 2
 
 
 @dataclass(frozen=True)
@@ -28,7 +75,7 @@ class RunPart:
     """
 
     log: NormLog
-    cells: Histogram | UnitCells
+    cells: Histogram | UnitCells | KnownCells
     first_row: IntArray
     first: IntArray
 
@@ -38,6 +85,13 @@ class RunPart:
     ) -> RunPart:
         """most: rows of the run's largest unit; None if no unit of any run has several."""
         present = place[place >= 0]
+        first = np.append(0, np.cumsum(place >= 0))
+        if method.participation == "known":
+            owned = len(units) < log.n_examples
+            known = KnownCells.of(log, units if owned else None, method)
+            people = present if owned else units.positions[units.starts[present]]
+            known = replace(known, squared_mu=known.squared_mu[people])
+            return cls(log, known, np.arange(len(present) + 1), first)
         rows = [units.positions[first : first + n] for first, n in
                 zip(units.starts[present], units.n_rows[present], strict=True)]  # fmt: skip
         order = np.concatenate(rows)
@@ -45,15 +99,19 @@ class RunPart:
             log = log.take(order)
         if most is None:
             between_nodes = "up" if method.accountant == "pld" else "share"
-            cells: Histogram | UnitCells = Histogram.of(log, method.between_records, between_nodes)
+            cells: Histogram | UnitCells | KnownCells = Histogram.of(
+                log, method.between_records, between_nodes
+            )
         else:
             cells = UnitCells.of(log, method.between_records, most)
         first_row = np.append(0, np.cumsum(units.n_rows[present]))
-        return cls(log, cells, first_row, np.append(0, np.cumsum(place >= 0)))
+        return cls(log, cells, first_row, first)
 
     @property
     def n_columns(self) -> int:
         """Number of columns of the counts."""
+        if isinstance(self.cells, KnownCells):
+            return 1
         if isinstance(self.cells, UnitCells):
             return self.cells.n_cells
         return len(self.cells.mechanisms if self.cells.dense else self.cells.certain)
@@ -65,6 +123,8 @@ class RunPart:
         rows = self.first_row[self.first[start] : self.first[stop] + 1]
         if len(rows) == 1:
             return None, place
+        if isinstance(self.cells, KnownCells):
+            return DenseCounts(self.cells.squared_mu[rows[0] : rows[-1], None]), place
         block = self.log.part(int(rows[0]), int(rows[-1]))
         if isinstance(self.cells, UnitCells):
             return self.cells.counts(block, rows[:-1] - rows[0]), place
@@ -124,7 +184,7 @@ class JoinedCells:
     def divergences(self, orders: FloatArray) -> FloatArray:
         """See Divergences."""
         found = [part.cells.divergences(orders) for part in self.parts
-                 if isinstance(part.cells, Histogram)]  # fmt: skip
+                 if not isinstance(part.cells, UnitCells)]  # fmt: skip
         return np.hstack(found)
 
 
@@ -144,7 +204,7 @@ class JoinedUnitCells:
         ends, found = np.cumsum([part.n_columns for part in self.parts]), np.empty(len(cells))
         run = np.searchsorted(ends, cells, side="right")
         for number, part in enumerate(self.parts):
-            if isinstance(part.cells, UnitCells):
+            if not isinstance(part.cells, Histogram):
                 own = np.flatnonzero(run == number)
                 first = ends[number] - part.n_columns
                 found[own] = part.cells.divergences_at(cells[own] - first, orders[own])

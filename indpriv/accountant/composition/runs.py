@@ -13,17 +13,20 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._progress import Progress
 from indpriv.accountant.blocks import Workers, in_order
-from indpriv.accountant.claims import ESTIMATE, claim_of
+from indpriv.accountant.claims import ESTIMATE, claim_if_known, claim_of
+from indpriv.accountant.composition.checked_runs import checked_logs, methods_of
 from indpriv.accountant.composition.joined_losses import JoinedLosses
 from indpriv.accountant.composition.joined_runs import (
     JoinedCells,
     JoinedCounts,
     JoinedUnitCells,
+    KnownCells,
     RunPart,
 )
 from indpriv.accountant.composition.tuning import Tuning, least_epsilon
@@ -33,12 +36,14 @@ from indpriv.accountant.histogram.mechanisms import Mechanisms
 from indpriv.accountant.histogram.unit_cells import EqualRows, UnitCells
 from indpriv.accountant.method import Method
 from indpriv.accountant.pld.engine import bracketed
-from indpriv.accountant.prepared import account_of, block_size, check_poisson_pairs, checked
+from indpriv.accountant.prepared import account_of, block_size
 from indpriv.accountant.rdp_engine import rdp_bounds
 from indpriv.accountant.rdp_orders import RdpAccountant
+from indpriv.accountant.relations.gaussian import gaussian_epsilons
+from indpriv.accountant.relations.known import GAUSSIAN
 from indpriv.accountant.units import Units
 from indpriv.accountant.worst_case import clipped_steps
-from indpriv.epsilon_table import Account, EpsilonTable
+from indpriv.epsilon_table import FALSE_POSITIVE_RATE, Account, EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 
@@ -54,11 +59,13 @@ def compose(
     accountant: str = "rdp",
     conversion: str = "canonne2020",
     between_records: str = "last",
+    participation: str | Sequence[str] = "secret",
+    neighbouring: str | None = None,
     tuning: Tuning | None = None,
     progress: Progress | None = None,
     workers: int | None = None,
 ) -> EpsilonTable:
-    """The epsilon of everyone who took part in several runs, under add/remove.
+    """The epsilon of everyone who took part in several runs.
 
     Args:
         runs: their norm logs, two or more, of the same unit and neighbouring relation.
@@ -67,6 +74,9 @@ def compose(
         accountant: "rdp", or "pld" (tight; for runs of single rows only).
         conversion: as in `account`.
         between_records: as in `account`.
+        participation: as in `account`, of all runs or one for each.
+        neighbouring: of all runs; default that of the logs, or "zero_out" if participation is known
+            in one of them. "replace_one" needs known participation in all.
         tuning: the law of the number of runs, if these runs were tried and only the best one is
             published. The worst case is then that of publishing the best of a random number of
             runs, none of which costs more than these; each epsilon is still of all tried runs.
@@ -81,7 +91,7 @@ def compose(
     Raises:
         InputError: fewer than two runs, or runs that differ in unit or relation; ids of different
             types; several rows of one unit by example_id, or with accountant="pld"; no unit ids by
-            unit_id.
+            unit_id; secret participation in batches that are not covered.
 
     >>> log = NormLog.from_arrays([[0.1, 2.0]], [0], total_steps=50, noise_multiplier=1.0,
     ...                           max_grad_norm=1.0, sample_rate=0.1)
@@ -91,43 +101,56 @@ def compose(
     """
     _checks.check_choice("by", by, BY)
     method = Method(
-        delta=delta, accountant=accountant, conversion=conversion, between_records=between_records
+        delta=delta,
+        accountant=accountant,
+        conversion=conversion,
+        between_records=between_records,
+        neighbouring=neighbouring,
     )
-    return _composed(_checked(runs, by, method), by, method, tuning, progress, workers)
+    methods = methods_of(runs, method, participation)
+    return _composed(checked_logs(runs, methods, by), by, methods, tuning, progress, workers)
 
 
 def _composed(
     logs: list[NormLog],
     by: str,
-    method: Method,
+    methods: Sequence[Method],
     tuning: Tuning | None,
     progress: Progress | None,
     workers: Workers,
 ) -> EpsilonTable:
-    """The table of logs that were checked."""
+    """The table of logs that were checked; methods: of each."""
+    method = methods[0]
     groups = [_group(log, by) for log in logs]
     ids, places = _matched([units.ids for units in groups])
     n_rows = np.stack([_rows_of(units, place) for units, place in zip(groups, places, strict=True)])
     largest = n_rows.max(axis=1)
     whole = bool((largest == 1).all())
-    if method.accountant == "pld" and not whole:
+    every_known = all(own.participation == "known" for own in methods)
+    if method.accountant == "pld" and not (whole or every_known):
         raise InputError(
             f'accountant="pld" composes runs of single rows, and one {logs[0].unit} has '
             f'{largest.max()} rows in a run; pass accountant="rdp"'
         )
     parts = [
-        RunPart.of(log, units, place, method, None if whole else int(most))
-        for log, units, place, most in zip(logs, groups, places, largest, strict=True)
+        RunPart.of(log, units, place, own, None if whole else int(most))
+        for log, units, place, own, most in zip(logs, groups, places, methods, largest, strict=True)
     ]
     patterns, pattern = np.unique(np.column_stack([largest, n_rows]), axis=1, return_inverse=True)
-    worst_cases = _worst_cases(logs, patterns, method)
+    if every_known:
+        worst_cases = _known_worst_cases(parts, patterns, method)
+    else:
+        worst_cases = _worst_cases(parts, patterns, method)
     worst, most = worst_cases[pattern.ravel()[1:]], float(worst_cases[pattern.ravel()[0]])
-    found = _epsilons(parts, len(ids), method, progress, workers)
+    if every_known:
+        found = _known_epsilons(parts, len(ids), method)
+    else:
+        found = _epsilons(parts, len(ids), method, progress, workers)
     if tuning is not None:
-        most = _best_published(logs, largest, tuning, method)
+        most = _best_published(parts, largest, tuning, method)
         worst = np.minimum(worst, most)
     epsilon = np.minimum(found.epsilon, worst)
-    claim, reason = _claim(logs, method.between_records)
+    claim, reason = _claim(logs, methods)
     return EpsilonTable(
         example_ids=ids,
         epsilon=epsilon,
@@ -136,41 +159,13 @@ def _composed(
         worst_case_epsilon=most,
         claim=claim,
         claim_reason=reason,
-        account=_account(logs, method, None if by == "example_id" else int(largest.max())),
+        account=_account(logs, methods, None if by == "example_id" else int(largest.max())),
         details={
             **found.details,
             "n_runs": (n_rows > 0).sum(axis=0),
             "unit_worst_case": worst,
         },
     )
-
-
-def _checked(runs: Sequence[NormLog], by: str, method: Method) -> list[NormLog]:
-    """The logs as they are accounted; InputError where they cannot be composed."""
-    if len(runs) < 2:
-        raise InputError(f"{len(runs)} runs; pass two or more to compose")
-    for name in ("unit", "neighbouring"):
-        found = [getattr(log, name) for log in runs]
-        if len(set(found)) > 1:
-            raise InputError(
-                f"the runs differ in {name}: {', '.join(map(repr, found))}; only runs that protect "
-                "the same can be composed"
-            )
-    if runs[0].neighbouring != "add_remove":
-        raise InputError(
-            f'the runs are of neighbouring="{runs[0].neighbouring}"; Rényi curves are added under '
-            "add_remove only"
-        )
-    for log in runs:
-        check_poisson_pairs(log, log.neighbouring, "a composition of runs")
-    if by == "example_id":
-        return [checked(log, method) for log in runs]
-    for number, log in enumerate(runs, start=1):
-        if log.unit_ids is None:
-            raise InputError(
-                f"run {number} has no unit ids; record it with unit_ids, or compose by example_id"
-            )
-    return [replace(log, batch_norms=None) for log in runs]
 
 
 def _group(log: NormLog, by: str) -> Units:
@@ -204,7 +199,7 @@ def _epsilons(
     workers: Workers,
 ) -> Epsilons:
     """Bounds of everyone, before they are limited by a worst case."""
-    slow = isinstance(parts[0].cells, UnitCells)
+    slow = any(isinstance(part.cells, UnitCells) for part in parts)
     accountant = RdpAccountant(JoinedUnitCells(parts) if slow else JoinedCells(parts), method)
     ends = np.cumsum([part.n_columns for part in parts]).tolist()
     columns = [slice(end - part.n_columns, end) for part, end in zip(parts, ends, strict=True)]
@@ -226,15 +221,37 @@ def _epsilons(
     return joined(found)
 
 
+def _known_epsilons(parts: Sequence[RunPart], n: int, method: Method) -> Epsilons:
+    """Those of Gaussian mechanisms alone, which are one: their squared mu add up."""
+    squared = np.zeros(n)
+    for part in parts:
+        if isinstance(part.cells, KnownCells):
+            squared[np.diff(part.first) > 0] += part.cells.squared_mu
+    mu = np.sqrt(squared)
+    epsilon = gaussian_epsilons(mu, method.delta)[1]
+    limit = ndtr(ndtri(FALSE_POSITIVE_RATE) + mu)
+    return Epsilons(epsilon, np.zeros(n), {"mu": mu, "true_positive_limit": limit})
+
+
+def _known_worst_cases(parts: Sequence[RunPart], patterns: IntArray, method: Method) -> FloatArray:
+    """The same as `_worst_cases` where participation is known in all runs."""
+    worst = np.array([part.cells.worst for part in parts if isinstance(part.cells, KnownCells)])
+    return gaussian_epsilons(np.sqrt(worst @ (patterns > 0)), method.delta)[1]
+
+
 def _ranges(n: int, size: int) -> Iterator[tuple[int, int]]:
     return ((start, min(start + size, n)) for start in range(0, n, size))
 
 
-def _worst_cases(logs: Sequence[NormLog], patterns: IntArray, method: Method) -> FloatArray:
+def _worst_cases(parts: Sequence[RunPart], patterns: IntArray, method: Method) -> FloatArray:
     """(n_patterns,) epsilon guaranteed to someone with patterns[i, j] rows in run i."""
     cells, counts = [], []
-    for log, rows in zip(logs, patterns, strict=True):
-        mechanisms, steps = clipped_steps(log)
+    for part, rows in zip(parts, patterns, strict=True):
+        if isinstance(part.cells, KnownCells):  # at most that of the most exposed one
+            cells.append((np.ones(1, np.int64), part.cells.mechanisms))
+            counts.append((rows > 0)[:, None] * part.cells.most)
+            continue
+        mechanisms, steps = clipped_steps(part.log)
         for k in np.unique(rows[rows > 0]).tolist():
             cells.append((np.full(len(steps), k), mechanisms))
             counts.append((rows == k)[:, None] * steps)
@@ -258,12 +275,15 @@ def _worst_cases(logs: Sequence[NormLog], patterns: IntArray, method: Method) ->
 
 
 def _best_published(
-    logs: Sequence[NormLog], n_rows: IntArray, tuning: Tuning, method: Method
+    parts: Sequence[RunPart], n_rows: IntArray, tuning: Tuning, method: Method
 ) -> float:
     """The worst case of publishing the best of a random number of runs like these."""
     curves = []
-    for log, rows in zip(logs, n_rows.tolist(), strict=True):
-        mechanisms, steps = clipped_steps(log)
+    for part, rows in zip(parts, n_rows.tolist(), strict=True):
+        if isinstance(part.cells, KnownCells):
+            curves.append(_ORDERS / 2 * part.cells.worst)
+            continue
+        mechanisms, steps = clipped_steps(part.log)
         if rows == 1:
             curves.append(mechanisms.divergences(_ORDERS) @ steps)
             continue
@@ -276,25 +296,39 @@ def _best_published(
     return least_epsilon(_ORDERS, curve, method.delta, method.conversion)
 
 
-def _claim(logs: Sequence[NormLog], between_records: str) -> tuple[str, str]:
+def _claim(logs: Sequence[NormLog], methods: Sequence[Method]) -> tuple[str, str]:
     """The weakest claim of the runs, with the reasons of those that have it."""
-    claims = [claim_of(log, between_records) for log in logs]
+    claims = [
+        claim_if_known(log)
+        if method.participation == "known"
+        else claim_of(log, method.between_records)
+        for log, method in zip(logs, methods, strict=True)
+    ]
     claim = ESTIMATE if any(found == ESTIMATE for found, _ in claims) else claims[0][0]
     reasons = [f"Run {number}: {reason}" for number, (found, reason) in enumerate(claims, start=1)
                if found == claim]  # fmt: skip
     return claim, " ".join(reasons)
 
 
-def _account(logs: Sequence[NormLog], method: Method, rows_per_unit: int | None) -> Account:
+def _account(
+    logs: Sequence[NormLog], methods: Sequence[Method], rows_per_unit: int | None
+) -> Account:
     """What the composed epsilons mean; what differs between runs is named by its weakest form."""
-    accounts = [account_of(log, method) for log in logs]
-    samplers = {account.sampler for account in accounts}
+    accounts = [account_of(log, method) for log, method in zip(logs, methods, strict=True)]
+    secret = [account for account in accounts if account.participation == "secret"]
+    samplers = {account.sampler for account in secret or accounts}
     steps = sum(account.total_steps for account in accounts)
     recorded = sum(account.recorded_share * account.total_steps for account in accounts)
     coarsest = max(accounts, key=lambda account: account.rounding)
+    if not secret:
+        coarsest = replace(
+            coarsest, accountant=GAUSSIAN, conversion="none", between_records="none", tolerance=0.0
+        )
+    some_known = 0 < len(secret) < len(accounts)
     return replace(
         coarsest,
         sampler=samplers.pop() if len(samplers) == 1 else "other",
+        participation="known in some runs" if some_known else coarsest.participation,
         total_steps=steps,
         recorded_share=recorded / steps,
         rows_per_unit=rows_per_unit,

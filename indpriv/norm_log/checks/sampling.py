@@ -21,7 +21,8 @@ def observed_sampler(sampler: str, sampler_class: str) -> Check:
     if sampler == "truncated_poisson":
         return assumption.passed("Poisson sampling draws every batch, and a cap truncates it")
     return assumption.failed(
-        f"batches come from {sampler_class}, not from Poisson sampling, which the analysis assumes"
+        f"batches come from {sampler_class}, not from Poisson sampling, which accounts with secret "
+        "participation assume"
     )
 
 

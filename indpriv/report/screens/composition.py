@@ -19,6 +19,7 @@ def print_composition(found: Composition, console: Console) -> None:
     alone = [
         (
             run.path,
+            run.sampling,
             f"{run.steps:,}",
             f"{run.n:,}",
             format_epsilon(run.worst_case_epsilon),
@@ -45,7 +46,9 @@ def print_composition(found: Composition, console: Console) -> None:
         paragraph(f"INDIVIDUAL EPSILON ({whole.claim}): {whole.account.describe()}"),
         table(("in runs", whole.account.plural, "share", *_QUANTILES), rows),
         paragraph(whole.claim_reason),
-        table(("run alone", "steps", whole.account.plural, "worst case", "median"), alone),
-        paragraph(DISCLAIMER),
+        table(
+            ("run alone", "sampling", "steps", whole.account.plural, "worst case", "median"), alone
+        ),
+        paragraph(DISCLAIMER.replace("this run", "these runs")),
     ]
     print_blocks(blocks, console)

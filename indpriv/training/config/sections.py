@@ -185,6 +185,12 @@ class GroupConfig:
     def __post_init__(self) -> None:
         if self.tolerance is not None:
             check_tolerance(self.tolerance)
+        if (self.participation, self.neighbouring) == ("known", "add_remove"):
+            raise InputError(
+                'participation = "known" with neighbouring = "add_remove": an attacker who knows '
+                "who took part also knows who is in the data; say "
+                'neighbouring = "zero_out" (one example contributes nothing) or "replace_one"'
+            )
         if len(set(self.groups)) < len(self.groups):
             raise InputError(f"groups = {list(self.groups)} has a name twice; list each once")
 

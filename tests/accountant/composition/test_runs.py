@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import oracles
 from indpriv import InputError, NormLog, account
 from indpriv.accountant import Tuning, compose
 
@@ -149,10 +150,128 @@ def test_runs_that_do_not_match_are_refused():
         ([log, texts], "example_id", "numbers in some runs and texts in others"),
         ([log, log], "name", "by='name'"),
         ([people, people], "unit_id", 'pass accountant="rdp"'),
-        ([replace(log, neighbouring="zero_out")] * 2, "example_id", "under add_remove only"),
+        ([replace(log, neighbouring="replace_one")] * 2, "example_id", 'of neighbouring="replace'),
+        ([log, replace(log, neighbouring="zero_out")], "example_id", "differ in neighbouring"),
+        ([log, replace(people, sampler="by_client")], "unit_id", "differ in unit"),
+        ([replace(people, sampler="by_client")] * 2, "unit_id", "share one coin"),
     ):
         with pytest.raises(InputError, match=reason):
             compose(runs, delta=DELTA, by=by, accountant="pld")
+
+
+def shuffled(contributions, *, noise=1.2, **further):
+    """A log of batches; a contribution of 0 says that an example was not in a batch."""
+    steps, positions = np.nonzero(contributions)
+    entries = (steps, positions, contributions[steps, positions])
+    return NormLog.from_arrays(
+        np.zeros((0, contributions.shape[1])),
+        [],
+        total_steps=len(contributions),
+        noise_multiplier=noise,
+        max_grad_norm=1.0,
+        sample_rate=0.5,
+        sampler="shuffled",
+        batch_norms=entries,
+        **further,
+    )
+
+
+def present_at_random(rng, n_steps=6, n=5):
+    return np.where(rng.random((n_steps, n)) < 0.5, rng.uniform(0.1, 1.5, (n_steps, n)), 0.0)
+
+
+def test_runs_with_known_participation_are_one_gaussian_mechanism():
+    rng = np.random.default_rng(4)
+    first, second = present_at_random(rng), present_at_random(rng)
+    first[:, 0] = 0.0
+    logs = shuffled(first), shuffled(second, noise=0.7).take(np.arange(4))
+    found = compose(logs, delta=DELTA, participation="known")
+    rounded = [np.minimum(np.ceil(part * 100 - 1e-9) / 100, 1) for part in (first, second)]
+    squares = [np.square(rounded[0] / 1.2).sum(0), np.square(rounded[1] / 0.7).sum(0)]
+    squares[1][4] = 0.0
+    truth = [oracles.gaussian_epsilon(np.sqrt(own), DELTA) for own in squares[0] + squares[1]]
+    np.testing.assert_allclose(found.epsilon, truth, rtol=1e-7)
+    assert np.all(found.epsilon >= np.array(truth) * (1 - 1e-11))
+    most = [(part > 0).sum(0).max() for part in (first, second[:, :4])]
+    worst = np.sqrt(most[0] / 1.2**2 + most[1] / 0.7**2)
+    assert found.worst_case_epsilon == pytest.approx(oracles.gaussian_epsilon(worst, DELTA))
+    assert (found.claim, found.account.neighbouring) == ("exact", "zero_out")
+    assert found.account.describe().endswith("participation known, exact Gaussian accountant")
+    replaced, removed = (
+        compose([logs[0]] * 2, delta=DELTA, participation="known", neighbouring=relation)
+        for relation in ("replace_one", "zero_out")
+    )
+    assert np.all(replaced.epsilon[1:] > removed.epsilon[1:])
+    assert replaced.epsilon[0] == 0.0  # it was in no batch
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_a_shuffled_run_beside_a_poisson_run_is_one_whose_participation_is_known(accountant):
+    rng = np.random.default_rng(5)
+    norms, contributions = rng.lognormal(-1, 1, (2, 5)), present_at_random(rng, 4)
+    contributions[0, :2], contributions[:, 3] = 1.0, 0.0
+    poisson, known = log_of(norms, steps=60, noise=0.9), shuffled(contributions, noise=1.7)
+    # The same as a run in which everyone is in every batch, and adds nothing where absent.
+    absent = NormLog.from_arrays(
+        contributions,
+        np.arange(4),
+        total_steps=4,
+        noise_multiplier=1.7,
+        max_grad_norm=1.0,
+        sample_rate=1.0,
+    )
+    whole = account(
+        joined(poisson, absent, np.concatenate([norms, contributions])),
+        delta=DELTA,
+        accountant=accountant,
+    )
+    found = compose(
+        [poisson, known], delta=DELTA, accountant=accountant, participation=("secret", "known")
+    )
+    precision = {"rtol": 1e-4 if accountant == "pld" else 1e-6}
+    np.testing.assert_allclose(found.epsilon, whole.epsilon, **precision)
+    assert np.all(found.epsilon >= whole.epsilon_lower * (1 - 1e-9))
+    assert found.account.sampling == "Poisson sampling, participation known in some runs"
+    assert found.account.neighbouring == "zero_out"
+    everywhere = whole.worst_case_epsilon  # of everyone in every batch
+    assert found.epsilon.max() <= found.worst_case_epsilon <= everywhere * (1 + 1e-6)
+
+
+def test_people_of_several_rows_in_a_poisson_and_a_shuffled_run():
+    rng = np.random.default_rng(6)
+    owners = {"unit": "user", "unit_ids": ["a", "b", "a", "c", "a"]}
+    poisson = log_of(rng.lognormal(-1, 1, (2, 5)), **owners)
+    known = shuffled(present_at_random(rng), **owners)
+    together = compose(
+        [poisson, known.take([1, 3])], delta=DELTA, by="unit_id", participation=("secret", "known")
+    )
+    alone = account(poisson, delta=DELTA)
+    assert together.example_ids.tolist() == ["a", "b", "c"]
+    assert together.epsilon[0] == pytest.approx(alone.epsilon[0], rel=1e-4)
+    own = account(known.take([1, 3]), delta=DELTA, participation="known").epsilon
+    assert np.all(together.epsilon[1:] > np.maximum(alone.epsilon[1:], own))
+    assert np.all(together.epsilon[1:] < alone.epsilon[1:] + own + 1)
+    both = compose([known] * 2, delta=DELTA, by="unit_id", participation="known")
+    squared = 2 * np.square(account(known, delta=DELTA, participation="known").details["mu"])
+    truth = [oracles.gaussian_epsilon(np.sqrt(value), DELTA) for value in squared]
+    np.testing.assert_allclose(both.epsilon, truth, rtol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"participation": ("known",)}, "1 participations for 2 runs"),
+        ({"participation": "known", "neighbouring": "add_remove"}, "who is in the data"),
+        (
+            {"participation": ("known", "secret"), "neighbouring": "replace_one"},
+            'pass participation="known"',
+        ),
+    ],
+)
+def test_relations_that_do_not_fit_are_refused(options, message):
+    log = shuffled(np.ones((2, 3)))
+    with pytest.raises(InputError, match=message):
+        compose([log, log], delta=DELTA, **options)
 
 
 def test_the_worst_case_of_the_best_run_lies_between_one_run_and_many():
