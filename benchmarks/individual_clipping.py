@@ -1,6 +1,6 @@
 """What individual clipping costs in test accuracy: the same seeded runs with ordinary and with individual clipping.
 
-python benchmarks/individual_clipping.py [adult] [mnist] [--seeds S ...] [--data-dir DIR] [--full]
+python benchmarks/individual_clipping.py [adult] [mnist] [cifar10] [utkface_gender] [utkface_age] [--seeds S ...] [--data-dir DIR] [--full]
 
 The arms of a seed draw the same batches and the same noise; only what an example is clipped at differs. The target is
 compared with individual clipping with headroom; two more arms are for comparison, on the first seed only.
@@ -12,8 +12,8 @@ confirm: the default ones here, 200 to 203. MNIST takes the same settings, and n
 its max_grad_norm is 1, where ordinary DP-SGD with the same noise in its updates did better on seed 0 (10,000 images,
 batches of 256) than with 0.1 (92.5 against 92.2 %), and where many norms are below it.
 
-Adult has the demo's settings (audits/adult.toml). MNIST has those of audits/mnist.toml, but for what SHORT
-says, which the output says too; --full takes the audit's own.
+Adult has the demo's settings (audits/adult.toml). Data sets of pictures have those of their audit files, but for what SHORT
+says, which the output says too, and start from random parameters; --full takes the audit's own.
 """
 
 import argparse
@@ -48,18 +48,17 @@ from indpriv.training.dp_sgd import train
 AUDITS = Path(__file__).parents[1] / "audits"
 TARGET = 0.5  # points of test accuracy, over four seeds
 SEEDS = (200, 201, 202, 203)
-SHORT = {
-    "mnist": {
-        "images": 5_000,
-        "epochs": 5,
-        "batch_size": 128,
-        "max_grad_norm": 1.0,
-        "learning_rate": 0.1,
-        "target_epsilon": 3.0,
-        "weight_decay": 0.0,
-        "schedule": "constant",
-    },
+FEW_IMAGES = {
+    "images": 5_000,
+    "epochs": 5,
+    "batch_size": 128,
+    "max_grad_norm": 1.0,
+    "learning_rate": 0.1,
+    "target_epsilon": 3.0,
+    "weight_decay": 0.0,
+    "schedule": "constant",
 }
+SHORT = dict.fromkeys(("mnist", "cifar10", "utkface_gender", "utkface_age"), FEW_IMAGES)
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ class Result:
         epsilon: median individual epsilon.
         claim: what that is.
         pearson: Pearson's r of individual epsilon and the log of the final loss.
-        means: mean epsilon of each label.
+        means: mean epsilon of each group of the audit's first column.
     """
 
     accuracy: float
@@ -119,6 +118,8 @@ def prepare(
     short = {} if full else SHORT.get(name, {})
     for key in ("non_private_baseline", "non_private_learning_rate", "non_private_epochs"):
         tables["training"].pop(key, None)
+    if short:
+        tables["model"].pop("pretrained", None)
     tables["training"] |= {key: value for key, value in short.items() if key != "images"}
     tables["training"]["epochs"] = epochs or tables["training"]["epochs"]
     tables["checkpoints"] = {"every": "epoch"}
@@ -158,7 +159,8 @@ def train_arm(config: AuditConfig, dataset: Dataset, seed: int, arm: Arm) -> Res
         levels = levels_of(log)
         table = indpriv.account(log, delta=config.training.delta)
         rows = evidence.examples.aligned(table.example_ids)
-        means = pd.Series(table.epsilon).groupby(rows["label"].to_numpy()).mean()
+        by = config.audit.groups[0]
+        means = pd.Series(table.epsilon).groupby(rows[by].to_numpy()).mean()
         return Result(
             accuracy=100 * run.test_accuracy,
             passes=log.n_records,
@@ -246,8 +248,8 @@ def main() -> None:
     )
     results = []
     for name in options.names:
-        if name == "mnist" and data_dir is None:
-            print("mnist: its files are not here; pass --data-dir")
+        if name in SHORT and data_dir is None:
+            print(f"{name}: its files are not here; pass --data-dir")
             continue
         config, dataset, setting = prepare(name, data_dir, options.epochs, full=options.full)
         results.append(compare(name, config, dataset, setting, options.seeds))
