@@ -2,6 +2,7 @@
 
 import copy
 import re
+import tomllib
 from itertools import permutations
 from pathlib import Path
 
@@ -441,6 +442,18 @@ def test_seeded_pairs_of_few_images_are_judged_by_their_differences():
     assert verdicts_with(individual={"means": {"a": 1.1, "b": 2.0}})[1] == [REPRODUCED, DIFFERS]
     assert verdicts_with(individual={"means": {"a": 3.0, "b": 2.0}})[1] == [NOT_REPRODUCED] * 2
     assert verdicts_with(no_headroom={"accuracy": 85.0})[2] == [REPRODUCED, NOT_REPRODUCED]
+
+
+def test_the_page_names_runs_whose_audit_files_have_changed(known):
+    file = tomllib.loads((ROOT / "audits" / "mnist.toml").read_text(encoding="utf-8"))["training"]
+    other = changed(
+        known, lambda summary: summary["run"]["declared"]["config"]["training"].update(file)
+    )
+    assert "Run before their audit files were changed" not in page_of(other)
+    shorter = changed(
+        other, lambda summary: summary["run"]["declared"]["config"]["training"].update(epochs=1)
+    )
+    assert "changed, and not since: mnist (epochs).\n" in page_of(shorter)
 
 
 def test_the_page_counts_its_findings(known):

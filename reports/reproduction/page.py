@@ -40,6 +40,7 @@ _NO_REPORT = (
     "cifar10_clip",
 )  # for trying things out; parts of other runs; swept
 _WIDTH = 125  # of lines in that page
+_RECIPE = ("epochs", "batch_size", "learning_rate", "weight_decay", "schedule", "max_grad_norm")
 _MARKED = re.compile(r"(<!-- results.*?-->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 
@@ -56,7 +57,11 @@ def render_page(known: Known, audits_dir: Path) -> str:
         "values are not expected to agree; what is judged is the finding, by the rules at the end.",
         f"> {DISCLAIMER}",
         "## Overview\n\n" + overview(found),
-        "## Settings\n\n" + settings(known) + "\n\n" + waiting(known, audits_dir),
+        "## Settings\n\n"
+        + settings(known)
+        + "\n\n"
+        + changed_since(known, audits_dir)
+        + waiting(known, audits_dir),
         "## What every epsilon here means\n\n" + meanings(known),
         "## Machine\n\n" + machine(known),
         *(section.render() for section in found),
@@ -151,6 +156,23 @@ def _setting(summary: Summary) -> str:
 def _range(values: Mapping[str, float]) -> str:
     low, high = values["min"], values["max"]
     return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+
+
+def changed_since(known: Known, audits_dir: Path) -> str:
+    """Runs of other settings than their audit files have by now; "" where there are none."""
+    changed = []
+    for name, audit in known.audits.items():
+        path = audits_dir / f"{name}.toml"
+        if not path.is_file():
+            continue
+        now = tomllib.loads(path.read_text(encoding="utf-8"))["training"]
+        then = audit.default["run"]["declared"]["config"]["training"]
+        keys = [key for key in _RECIPE if key in now and now[key] != then.get(key)]
+        if keys:
+            changed.append(f"{name} ({', '.join(keys)})")
+    if not changed:
+        return ""
+    return f"Run before their audit files were changed, and not since: {'; '.join(changed)}.\n\n"
 
 
 def waiting(known: Known, audits_dir: Path) -> str:
