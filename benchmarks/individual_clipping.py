@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 import indpriv
 from indpriv import NormLog
 from indpriv._columns import to_floats
-from indpriv.analysis.loss import relate_to_loss
+from indpriv.analysis.loss.relation import relate_to_loss
 from indpriv.audit.run_directory import recorded_run
 from indpriv.norm_log.evidence import PASSED
 from indpriv.norm_log.norm_log import open_run

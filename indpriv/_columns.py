@@ -95,7 +95,7 @@ def partition(
                 f"{column} is numeric with {distinct} distinct values, too many for groups; pass "
                 f"{column}:bins=10"
             )
-    return _named(column, _texts(both[0]), _texts(both[1]))
+    return _named(column, both[0], both[1])
 
 
 def to_floats(column: "pd.Series[Any]") -> NDArray[np.float64]:
@@ -144,20 +144,15 @@ def _parse(by: str, columns: list[str]) -> tuple[str, int | None]:
 
 def to_texts(column: "pd.Series[Any]") -> NDArray[np.object_]:
     """Values of a column as names of groups; a missing value becomes "(missing)"."""
-    found = _texts(column)
-    found[column.isna().to_numpy()] = MISSING
+    codes, texts = _coded(column)
+    found: NDArray[np.object_] = np.array([*texts, MISSING], dtype=object)[codes]
     return found
 
 
-def _texts(column: "pd.Series[Any]") -> NDArray[np.object_]:
-    """Values as texts, None where missing; 1.0 in a column of whole numbers reads 1."""
-    values = column.to_numpy() if _is_plain(column) else column.astype(object).to_numpy(object)
-    missing = column.isna().to_numpy()
-    codes, uniques = pd.factorize(values, use_na_sentinel=True)
-    texts = np.array([_text(value) for value in uniques.tolist()] + [None], dtype=object)
-    found: NDArray[np.object_] = texts[codes]
-    found[missing] = None
-    return found
+def _coded(column: "pd.Series[Any]") -> tuple[IntArray, list[str]]:
+    """Codes of the values, -1 where missing, and their texts; 1.0 among whole numbers reads 1."""
+    codes, uniques = pd.factorize(column, use_na_sentinel=True)
+    return codes, [_text(value) for value in uniques.tolist()]
 
 
 def _text(value: object) -> str:
@@ -169,17 +164,17 @@ def _text(value: object) -> str:
     return text or _EMPTY
 
 
-def _named(column: str, train: NDArray[np.object_], test: NDArray[np.object_]) -> Partition:
-    codes, uniques = pd.factorize(np.concatenate([train, test]), use_na_sentinel=True)
-    order = sorted(range(len(uniques)), key=lambda index: uniques[index])
-    names = [str(uniques[index]) for index in order]
-    rank = np.empty(len(uniques) + 1, dtype=np.int64)
-    rank[order] = np.arange(len(order))
-    rank[-1] = len(order)
-    codes = rank[codes]
-    if len(codes) and (codes == len(order)).any():
+def _named(column: str, train: "pd.Series[Any]", test: "pd.Series[Any]") -> Partition:
+    coded = [_coded(part) for part in (train, test)]
+    names = sorted({text for _, texts in coded for text in texts})
+    rank = {name: code for code, name in enumerate(names)}
+    found = [
+        np.array([*(rank[text] for text in texts), len(names)], dtype=np.int64)[codes]
+        for codes, texts in coded
+    ]
+    if any((codes < 0).any() for codes, _ in coded):
         names.append(MISSING)
-    return Partition((column,), tuple(names), codes[: len(train)], codes[len(train) :])
+    return Partition((column,), tuple(names), found[0], found[1])
 
 
 def _binned(

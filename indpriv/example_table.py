@@ -50,8 +50,22 @@ class ExampleTable:
         """Rows of the test examples."""
         return self._split("test")
 
+    @property
+    def n_train(self) -> int:
+        """Number of training examples."""
+        return int((self.frame["split"] == "train").sum())
+
+    def with_train(self, example_ids: np.ndarray) -> ExampleTable:
+        """The table with these training examples, as far as it has them, and all test examples."""
+        kept = self.frame["split"].eq("test") | self.frame["example_id"].isin(example_ids)
+        return ExampleTable(self.frame[kept])
+
     def _split(self, split: str) -> pd.DataFrame:
-        return self.frame[self.frame["split"] == split].reset_index(drop=True)
+        inside = (self.frame["split"] == split).to_numpy()
+        first, count = int(inside.argmax()) if len(inside) else 0, int(inside.sum())
+        if inside[first : first + count].all():  # as files are written: a slice copies nothing
+            return self.frame.iloc[first : first + count].reset_index(drop=True)
+        return self.frame[inside].reset_index(drop=True)
 
     @property
     def metadata_columns(self) -> list[str]:
@@ -60,18 +74,18 @@ class ExampleTable:
 
     def aligned(self, example_ids: np.ndarray) -> pd.DataFrame:
         """Training rows in the order of example_ids; InputError if one is missing."""
-        train = self.train.set_index("example_id")
-        own = train.index.to_numpy()
+        train = self.train
+        own = train["example_id"].to_numpy()
         same_type = own.dtype.kind in "iu" and own.dtype == example_ids.dtype
         if same_type and np.array_equal(own, example_ids):
-            return train.reset_index()  # the rest copies every column again
+            return train  # the rest copies every column
         missing = ~np.isin(example_ids, own)
         if missing.any():
             raise InputError(
                 f"{int(missing.sum())} audited examples are not in the example table, e.g. id "
                 f"{example_ids[missing].tolist()[0]!r}; log and table must come from one run"
             )
-        return train.loc[example_ids].reset_index()
+        return train.set_index("example_id").loc[example_ids].reset_index()
 
     def with_units(self, column: str) -> ExampleTable:
         """The table whose training rows belong to the units that a metadata column names.

@@ -4,8 +4,11 @@ import re
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
+from pandas.api.types import is_numeric_dtype
 
-from indpriv._columns import FIXED_COLUMNS
+from indpriv._columns import FIXED_COLUMNS, to_texts
+from indpriv.analysis.statistics.histogram import BLOCK
 from indpriv.norm_log.norm_log import NormLog
 
 # Words in a column's name that suggest it says whose row each is.
@@ -47,8 +50,8 @@ def _repeated_rows(log: NormLog, train: pd.DataFrame) -> list[str]:
     """Rows that agree in label, loss, metadata and every record, but not in their unit."""
     compared = [name for name in train.columns if name not in ("example_id", "unit_id")]
     known = train["loss"].notna().to_numpy()
-    alike = known & train[compared].astype(str).duplicated(keep=False).to_numpy()
-    positions = np.flatnonzero(alike)
+    rows = _hashes(train, compared)
+    positions = np.flatnonzero(known & pd.Series(rows).duplicated(keep=False).to_numpy())
     if not len(positions):
         return []
     codes = log.take(positions).read()
@@ -68,6 +71,16 @@ def _repeated_rows(log: NormLog, train: pd.DataFrame) -> list[str]:
         "person's, that person's epsilon is larger than each row's: give them one unit id, or drop "
         "the repeats before training."
     ]
+
+
+def _hashes(train: pd.DataFrame, columns: list[str]) -> NDArray[np.uint64]:
+    """(n_rows,) a number that rows share which agree in these columns, and hardly any others."""
+    found = np.empty(len(train), np.uint64)
+    for start in range(0, len(train), BLOCK):
+        block = train[columns].iloc[start : start + BLOCK]
+        texts = block.apply(lambda column: column if is_numeric_dtype(column) else to_texts(column))
+        found[start : start + BLOCK] = pd.util.hash_pandas_object(texts, index=False).to_numpy()
+    return found
 
 
 def _different_units(log: NormLog, rows: list[int]) -> bool:

@@ -4,21 +4,24 @@ After the paper's Figure 3: an example's epsilon adds up its norms, and norms fa
 learns.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv._columns import partition
-from indpriv.analysis.groups.group_rows import mean_by_group
+from indpriv.analysis.statistics.histogram import BLOCK
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.norm_log.levels import Codes
 from indpriv.norm_log.norm_log import NormLog
 
 _MOST_RECORDS = 60  # points of a line; of more records, evenly spaced ones are read
 _MOST_CLASSES = 20  # more labels are not classes, or a figure cannot distinguish them
+_MOST_CELLS = 1 << 21  # counted at once
 _AT_EACH_END = 10  # number of examples named
 
 
@@ -63,11 +66,15 @@ def describe_drivers(log: NormLog, table: EpsilonTable, train: pd.DataFrame | No
     clipped: list[tuple[float, list[float | None]]] = []
     for row in shown:
         record = read_one(log, row)
-        medians.append(_medians(record, codes, len(classes)))
-        shares = mean_by_group(record.clipped.astype(np.float64), codes, len(classes))
-        clipped.append((float(record.clipped.mean()), shares))
-    order = np.argsort(table.epsilon, kind="stable")
-    lowest, highest = table.epsilon[order[0]], table.epsilon[order[-1]]
+        own_medians, sizes = [], []
+        for counts in _counts(record, codes, max(1, len(classes))):
+            own_medians.append(_median(counts, record.norms))
+            sizes.append((int(counts[record.above].sum()), int(counts.sum())))
+        medians.append(own_medians)
+        share = sum(above for above, _ in sizes) / sum(n for _, n in sizes)
+        clipped.append((share, [above / n if n else None for above, n in sizes]))
+    lowest_first, highest_first = (_first(table.epsilon, sign) for sign in (1, -1))
+    lowest, highest = table.epsilon[lowest_first[0]], table.epsilon[highest_first[0]]
     return Drivers(
         steps=tuple(log.recorded_steps[shown].tolist()),
         classes=classes,
@@ -78,8 +85,8 @@ def describe_drivers(log: NormLog, table: EpsilonTable, train: pd.DataFrame | No
         clipped_share_by_class=tuple(
             tuple(shares[code] for _, shares in clipped) for code in range(len(classes))
         ),
-        most_protected=tuple(table.example_ids[order[:_AT_EACH_END]].tolist()),
-        least_protected=tuple(table.example_ids[order[::-1][:_AT_EACH_END]].tolist()),
+        most_protected=tuple(table.example_ids[lowest_first].tolist()),
+        least_protected=tuple(table.example_ids[highest_first].tolist()),
         n_at_least=int((table.epsilon == lowest).sum()),
         n_at_most=int((table.epsilon == highest).sum()),
     )
@@ -101,12 +108,17 @@ class Record:
     Attributes:
         codes: (n_examples,) into norms.
         norms: over max_grad_norm, increasing.
-        clipped: (n_examples,) whether the norm is above max_grad_norm.
+        above: of each of these norms, whether it is above max_grad_norm.
     """
 
-    codes: IntArray
+    codes: NDArray[np.integer]
     norms: FloatArray
-    clipped: BoolArray
+    above: BoolArray
+
+    @property
+    def clipped(self) -> BoolArray:
+        """(n_examples,) whether the norm is above max_grad_norm."""
+        return np.asarray(self.above[self.codes])
 
 
 def evenly_spaced_records(log: NormLog, most: int) -> list[int]:
@@ -121,22 +133,45 @@ def read_one(log: NormLog, row: int) -> Record:
     found = log.records.read(log.rows[[row]], 0, log.n_examples)[0]
     if log.levels is not None:
         every_code: Codes = np.arange(log.levels.max_code + 1, dtype=np.uint16)
-        codes = found.astype(np.int64)
-        return Record(codes, log.levels.norms(every_code, 1.0), codes > log.levels.top)
+        return Record(found, log.levels.norms(every_code, 1.0), every_code > log.levels.top)
     clip = float(log.settings.max_grad_norm[log.recorded_steps[row]])
     norms, codes = np.unique(found.astype(np.float64) / clip, return_inverse=True)
-    return Record(codes, norms, norms[codes] > 1)
+    return Record(codes, norms, norms > 1)
 
 
-def _medians(record: Record, classes: IntArray, n_classes: int) -> list[float | None]:
-    """Median norm of each class, from how often it has each code."""
-    found: list[float | None] = []
-    for code in range(n_classes):
-        counts = np.bincount(record.codes[classes == code], minlength=len(record.norms))
-        up_to = np.cumsum(counts)
-        if not up_to[-1]:
-            found.append(None)
-            continue
-        middle = [(int(up_to[-1]) - 1) // 2, int(up_to[-1]) // 2]
-        found.append(float(record.norms[np.searchsorted(up_to, middle, side="right")].mean()))
-    return found
+def _counts(record: Record, classes: IntArray, n_classes: int) -> Iterator[IntArray]:
+    """For each class, the number (n_norms,) of examples that have each norm."""
+    n_norms = len(record.norms)
+    together = max(1, _MOST_CELLS // n_norms)  # without rounding, norms are as many as examples
+    for first in range(0, n_classes, together):
+        size = min(together, n_classes - first)
+        found = np.zeros((size + 1) * n_norms, np.int64)
+        for start in range(0, len(classes), BLOCK):
+            block = slice(start, start + BLOCK)
+            own = classes[block] - first
+            own = np.where((own >= 0) & (own < size), own, size)
+            found += np.bincount(own * n_norms + record.codes[block], minlength=len(found))
+        yield from found.reshape(size + 1, n_norms)[:size]
+
+
+def _median(counts: IntArray, norms: FloatArray) -> float | None:
+    """Median norm, from how many examples have each; None without any."""
+    up_to = np.cumsum(counts)
+    if not up_to[-1]:
+        return None
+    middle = [(int(up_to[-1]) - 1) // 2, int(up_to[-1]) // 2]
+    return float(norms[np.searchsorted(up_to, middle, side="right")].mean())
+
+
+def _first(epsilon: FloatArray, sign: int) -> IntArray:
+    """Positions of the smallest epsilons (sign 1) or the largest; of equal ones, see below.
+
+    Among the smallest the first in the table come first, among the largest the last.
+    """
+    if len(epsilon) > _AT_EACH_END:
+        bound = sign * np.partition(sign * epsilon, _AT_EACH_END - 1)[_AT_EACH_END - 1]
+        near = np.flatnonzero(sign * epsilon <= sign * bound)
+    else:
+        near = np.arange(len(epsilon))
+    order = near[np.argsort(epsilon[near], kind="stable")]
+    return order[::sign][:_AT_EACH_END]

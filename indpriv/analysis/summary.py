@@ -14,13 +14,14 @@ from indpriv.analysis.attacks.strongest import StrongestAttack, UnitRates
 from indpriv.analysis.attacks.threshold_attack import ThresholdAttack
 from indpriv.analysis.disclosures import Disclosure
 from indpriv.analysis.distribution import Distribution
+from indpriv.analysis.exactness import Exactness
 from indpriv.analysis.federated.views import View
 from indpriv.analysis.fidelity.batch_norms import BatchNormFidelity
 from indpriv.analysis.fidelity.comparison import Fidelity, Sensitivity, Spacing
 from indpriv.analysis.groups.group_table import GroupTable
 from indpriv.analysis.guarantee import Guarantee
 from indpriv.analysis.hazards import Hazard
-from indpriv.analysis.loss import LossRelation
+from indpriv.analysis.loss.relation import LossRelation
 from indpriv.analysis.norms_over_training import Drivers
 from indpriv.analysis.reconstruction import Reconstruction
 from indpriv.analysis.run_facts import RunFacts
@@ -144,6 +145,7 @@ class AuditSummary:
         loss: epsilon and loss; None without an example table.
         groups: one table per column asked for.
         schedule: noise, clipping and accuracy over training.
+        exactness: how exact the figures are; None if each comes from every example by itself.
         views: what each observer of a federated run can learn; empty for other runs.
     """
 
@@ -164,6 +166,7 @@ class AuditSummary:
     notes: Notes = field(metadata={"flatten": True})
     schedule: ScheduleFindings | None = None
     views: tuple[View, ...] = ()
+    exactness: Exactness | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The content of audit.json: dicts, lists, texts and finite numbers."""

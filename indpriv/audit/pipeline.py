@@ -17,7 +17,7 @@ from indpriv.accountant.blocks import versions, workers_of
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import account_parts, table_for
 from indpriv.analysis.fidelity.batch_norms import free_fidelity
-from indpriv.analysis.lookup import Lookup, look_up
+from indpriv.analysis.lookup import MOST_EXAMPLES, Lookup, look_up
 from indpriv.analysis.summary import AuditSummary, FidelityFindings
 from indpriv.audit.attack_table import ScoredAttack, attack_table, unit_attack_table
 from indpriv.audit.audit_directory import in_progress, write_audit
@@ -139,7 +139,7 @@ def _analyse(
     holdout, members = _holdout(log, recorded, method, table)
     fidelity = _fidelity(log, method, table, _groups(log, recorded, by), tell)
     with _stage(tell, ANALYSING):
-        scored = scored_attacks(recorded)
+        scored = scored_attacks(recorded.for_attacks(seed))
         summary = summarise(
             log,
             table,
@@ -177,6 +177,8 @@ def _write(
 def _lookup(
     log: NormLog, table: EpsilonTable, recorded: RecordedRun, summary: AuditSummary
 ) -> Lookup | None:
+    if len(table) > MOST_EXAMPLES:
+        return None
     train = None
     if recorded.examples is not None:
         train = in_rows_of(table, recorded.examples).aligned(table.example_ids)
@@ -275,8 +277,12 @@ def _fidelity(
 
 
 def _groups(log: NormLog, recorded: RecordedRun, by: Sequence[str]) -> dict[str, Partition]:
-    """Groups of the log's examples by each column; none for units of several rows."""
-    if recorded.examples is None or log.unit_ids is not None:
+    """Groups of the log's examples by each column, to compare the estimate with exact values by.
+
+    None without exact values, and for units of several rows.
+    """
+    exact = log.coverage == 1 or log.reference_positions is not None
+    if not exact or recorded.examples is None or log.unit_ids is not None:
         return {}
     train = recorded.examples.aligned(log.example_ids)
     columns, _ = choose_groups(train, by, recorded.declared.groups)

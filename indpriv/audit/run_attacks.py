@@ -61,7 +61,7 @@ def run_attacks(
     log: NormLog,
     table: EpsilonTable,
     groups: Sequence[GroupTable],
-    scored: Sequence[ScoredAttack],
+    scored: Sequence[ScoredAttack] | None,
     *,
     members: EpsilonTable | None,
     holdout: EpsilonTable | None,
@@ -74,13 +74,14 @@ def run_attacks(
         log: its norm log.
         table: epsilons of the log.
         groups: tables of mean epsilon, which say what to group by and who is most exposed.
-        scored: attacks with their scores.
+        scored: attacks with their scores; None for all whose needs are met.
         members: epsilons of the training examples, to compare with those of the hold-out, as far as
             they are not the table; canaries test the guarantee at their delta.
         holdout: epsilons that the test examples would have had on the same trajectory.
         seed: of the random choices.
     """
     members = table if members is None else members
+    scored = scored_attacks(run) if scored is None else scored
     columns = [found.by for found in groups]
     ceilings = ceilings_of(log, table) if run.references or run.attributes else None
     canaries, delta = run.canaries, members.account.delta
@@ -248,6 +249,8 @@ def _by_epsilon(
     """The loss threshold in bins of epsilon; None without epsilons of the hold-out."""
     if holdout is None or examples is None or examples.test.empty:
         return None
+    if len(examples.train) < len(table):  # a sample is attacked
+        table = table.take(np.isin(table.example_ids, examples.train["example_id"].to_numpy()))
     mine = to_floats(examples.aligned(table.example_ids)["loss"])
     ids = examples.test["example_id"].astype(str)  # training ids may be texts
     test = examples.test.set_index(ids)["loss"]

@@ -19,6 +19,7 @@ from indpriv.analysis.disclosures import disclosures
 from indpriv.analysis.distribution import describe
 from indpriv.analysis.divisor import Divisor, divisor_of
 from indpriv.analysis.duplicates import undeclared_people
+from indpriv.analysis.exactness import Exactness, exactness_of
 from indpriv.analysis.federated.views import views_of
 from indpriv.analysis.groups.group_table import GroupTable, group_tables
 from indpriv.analysis.guarantee import (
@@ -29,7 +30,7 @@ from indpriv.analysis.guarantee import (
     worst_case_membership,
 )
 from indpriv.analysis.hazards import hazards
-from indpriv.analysis.loss import LossRelation, relate_to_loss
+from indpriv.analysis.loss.relation import LossRelation, relate_to_loss
 from indpriv.analysis.norms_over_training import describe_drivers
 from indpriv.analysis.run_facts import RunFacts, run_facts
 from indpriv.analysis.schedule.findings import schedule_of
@@ -44,8 +45,9 @@ from indpriv.analysis.summary import (
 from indpriv.analysis.units import unit_sizes
 from indpriv.audit.attack_table import ScoredAttack
 from indpriv.audit.groups import choose_groups
-from indpriv.audit.run_attacks import run_attacks, scored_attacks
+from indpriv.audit.run_attacks import run_attacks
 from indpriv.audit.run_directory import RecordedRun, in_rows_of
+from indpriv.audit.variants import MOST_COMPARED
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
@@ -80,26 +82,25 @@ def summarise(
         fidelity: how far the epsilons can lie from exact ones.
         holdout: epsilons that the test examples would have had on the same trajectory.
         members: epsilons to compare with those of the hold-out, as far as that is not the table.
-        scored: attacks with their scores; default all whose needs are met.
+        scored: attacks on `recorded.for_attacks(seed)`; default all whose needs are met.
         seed: of the random choices of attacks and group tables.
         command: reproduces the audit.
 
     Raises:
         InputError: a column that does not exist, or groups without an example table.
     """
-    found, account = _of_examples(log, table, recorded, by, seed), table.account
-    scored = scored_attacks(recorded) if scored is None else scored
+    found = _of_examples(log, table, recorded, by, seed, fidelity)
+    attacked = recorded.for_attacks(seed)
     attacks = run_attacks(
-        recorded, log, table, found.groups, scored, members=members, holdout=holdout, seed=seed
+        attacked, log, table, found.groups, scored, members=members, holdout=holdout, seed=seed
     )
     run = run_facts(log, recorded.examples, recorded.recorder, recorded.declared)
     provenance = _provenance(command)
     guarantee = _guarantee(log, table, recorded)
-    missing = (*_missing(recorded, log, table, fidelity), *found.missing)
     return AuditSummary(
         name=name,
         provenance=provenance,
-        account=account,
+        account=table.account,
         claim=table.claim,
         claim_reason=table.claim_reason,
         guarantee=guarantee,
@@ -111,14 +112,26 @@ def summarise(
         groups=found.groups,
         attacks=attacks,
         fidelity=fidelity,
-        notes=_notes(run, table, recorded, guarantee, provenance.versions, attacks, missing),
-        schedule=schedule_of(log, account.delta, recorded.curve),
+        notes=_notes(run, table, recorded, guarantee, provenance.versions, attacks, found.missing),
+        schedule=schedule_of(log, table.account.delta, recorded.curve),
         views=views_of(log, table, recorded.recorder, recorded.declared.content),
+        exactness=_exactness(table, found.loss, recorded, attacked),
     )
 
 
+def _exactness(
+    table: EpsilonTable, loss: LossRelation | None, recorded: RecordedRun, attacked: RecordedRun
+) -> Exactness | None:
+    sampled = attacked.examples is not recorded.examples
+    members = attacked.examples.n_train if sampled and attacked.examples is not None else None
+    return exactness_of(len(table), loss, members, MOST_COMPARED)
+
+
 class _OfExamples(NamedTuple):
-    """What the example table adds; rows: of its training examples, in the order of the log."""
+    """What the example table adds, and what the audit lacks.
+
+    rows: of the training examples, in the order of the log.
+    """
 
     rows: pd.DataFrame | None = None
     loss: LossRelation | None = None
@@ -127,16 +140,21 @@ class _OfExamples(NamedTuple):
 
 
 def _of_examples(
-    log: NormLog, table: EpsilonTable, recorded: RecordedRun, by: Sequence[str], seed: int
+    log: NormLog,
+    table: EpsilonTable,
+    recorded: RecordedRun,
+    by: Sequence[str],
+    seed: int,
+    fidelity: FidelityFindings,
 ) -> _OfExamples:
-    examples = recorded.examples
+    examples, missing = recorded.examples, _missing(recorded, log, table, fidelity)
     if examples is None and by:
         raise InputError(
             f"--by {by[0]}: this run has no {EXAMPLES}, which holds the groups; audit it without "
             "--by"
         )
     if examples is None:
-        return _OfExamples()
+        return _OfExamples(missing=missing)
     rows = examples.aligned(log.example_ids)
     columns, left_out = choose_groups(rows, by, recorded.declared.groups)
     train = rows
@@ -145,7 +163,8 @@ def _of_examples(
     loss = relate_to_loss(table, to_floats(train["loss"]))
     groups = group_tables(table, train, examples.test, columns, seed=seed)
     notes = _group_notes(table, groups, examples.test)
-    return _OfExamples(rows, loss, groups, [*undeclared_people(log, rows), *left_out, *notes])
+    missing += [*undeclared_people(log, rows), *left_out, *notes]
+    return _OfExamples(rows, loss, groups, missing)
 
 
 def _guarantee(log: NormLog, table: EpsilonTable, recorded: RecordedRun) -> Guarantee:
@@ -175,7 +194,7 @@ def _notes(
     guarantee: Guarantee,
     versions: Mapping[str, str],
     attacks: AttackFindings,
-    missing: tuple[str, ...],
+    missing: Sequence[str],
 ) -> Notes:
     account, checks = table.account, recorded.checks
     brackets = Counter(table.details.get("bracket", np.array([])).tolist())
@@ -184,7 +203,7 @@ def _notes(
         checks=tuple(checks),
         disclosures=disclosures(run, account, guarantee, checks, versions, brackets),
         hazards=hazards(run, account, guarantee, checks, caveats=caveats),
-        missing=missing,
+        missing=tuple(missing),
     )
 
 

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from indpriv._arrays import IntArray
 from indpriv._columns import Partition
 from indpriv._progress import StageProgress, silent
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
 from indpriv.analysis.divisor import divisor_of
 from indpriv.analysis.fidelity.comparison import Fidelity, Sensitivity, Spacing, compare_with_exact
+from indpriv.analysis.statistics import histogram
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.views import coarser
@@ -23,7 +25,7 @@ FIDELITY_EPOCHS = (1 / 3, 1.0, 2.0)  # the range of the paper's Figure 4
 BY_GROUP_EPOCHS = 1.0  # the K whose fidelity is also given by group: the paper's own
 COARSER = (0.02, 0.05, 0.1)  # roundings to try, where the log's is finer
 RULES = ("last", "closest", "worst_case")
-_MOST_COMPARED = 20_000  # other choices are accounted for at most this many random examples
+MOST_COMPARED = 20_000  # other choices are accounted for at most this many random examples
 COMPARING = "comparing with larger K"
 CHOOSING = "accounting under other choices"
 SPACING = "leaving out every second record"
@@ -41,23 +43,24 @@ def fidelity_against_k(
     Exact values come from the whole log if it has every step, else from its reference examples,
     where the log's own K is compared too. Empty if there are neither, and if training clipped
     individually (any K is exact). `table` is the account of the log by `method`; fidelity by group
-    is given for the log's own K, else for K = one epoch.
+    is given for the log's own K, else for K = one epoch. Of more than a million examples, a random
+    20,000 are compared.
     """
     if log.individually_clipped or (log.coverage < 1 and table.account.rows_per_unit is not None):
         return ()  # reference examples are not whole units
     if log.coverage == 1:
-        exact_log, exact, source = log, table, "norms at every step of this log"
-        comparisons: list[Fidelity] = []
+        exact_log, exact, chosen = _compared(log, table, histogram.MOST_EXACT)
+        source, comparisons = "norms at every step of this log", list[Fidelity]()
+        if chosen is not None:
+            source = f"norms at every step of {len(exact):,} random examples of this log"
+            groups = _of_positions(groups, chosen)
     else:
         found = log.reference_examples()
         if found is None:
             return ()
         exact_log, exact = found, table_for(found, method)
         source = f"norms at every step of {found.n_examples:,} examples"
-        groups = {
-            by: replace(parts, train_codes=parts.train_codes[log.reference_positions])
-            for by, parts in (groups or {}).items()
-        }
+        groups = _of_positions(groups, log.reference_positions)
         comparisons = [_own_fidelity(log, table, exact, source, groups)]
     rate = float(exact_log.settings.sample_rate.mean())
     rules = (method.between_records,) if method.preset else ("last", "closest")
@@ -108,11 +111,15 @@ def _own_fidelity(
 def effect_of_spacing(
     log: NormLog, method: Method, table: EpsilonTable, progress: StageProgress | None = None
 ) -> Spacing | None:
-    """How far an estimate moves without every second record; None if it assumes no norms."""
+    """How far an estimate moves without every second record; None if it assumes no norms.
+
+    Of more than a million examples, a random 20,000 are compared.
+    """
     carried = table.account.between_records != "worst_case" and log.n_records < log.total_steps
     if not carried or log.individually_clipped or log.n_records < 3:
         return None
     tell = progress or silent
+    log, table, _ = _compared(log, table, histogram.MOST_EXACT)
     sparser = replace(log, recorded_steps=log.recorded_steps[::2], rows=log.rows[::2])
     kept = table_for(sparser, method, progress=lambda done, total: tell(SPACING, done, total))
     return Spacing.of(
@@ -131,10 +138,7 @@ def sensitivity(
     if log.filtered is not None or method.preset is not None:
         # A filter's account is its cap under any choice; a preset makes both choices itself.
         return ()
-    if len(table) > _MOST_COMPARED and log.unit_ids is None:
-        chosen = np.zeros(len(table), dtype=bool)
-        chosen[np.random.default_rng(0).choice(len(table), _MOST_COMPARED, replace=False)] = True
-        log, table = log.take(np.flatnonzero(chosen)), table.take(chosen)
+    log, table, _ = _compared(log, table, MOST_COMPARED)
     finest = 0.0 if log.levels is None else log.levels.rounding
     carried = log.n_records < log.total_steps and not log.individually_clipped
     cases = [
@@ -153,6 +157,31 @@ def sensitivity(
         found.append(Sensitivity.to(choice, table, table_for(log_then, method_then)))
         (progress or silent)(CHOOSING, number, len(cases))
     return tuple(found)
+
+
+def _compared(
+    log: NormLog, table: EpsilonTable, most: int
+) -> tuple[NormLog, EpsilonTable, IntArray | None]:
+    """Log and table, of a random `MOST_COMPARED` examples if there are more than `most`.
+
+    With the positions of these examples; None where all are kept.
+    """
+    if len(table) <= max(most, MOST_COMPARED) or log.unit_ids is not None:
+        return log, table, None
+    chosen = np.zeros(len(table), dtype=bool)
+    chosen[np.random.default_rng(0).choice(len(table), MOST_COMPARED, replace=False)] = True
+    positions = np.flatnonzero(chosen)
+    return log.take(positions), table.take(chosen), positions
+
+
+def _of_positions(
+    groups: Mapping[str, Partition] | None, positions: IntArray | None
+) -> dict[str, Partition]:
+    """The partitions of the training examples at some positions."""
+    return {
+        by: replace(parts, train_codes=parts.train_codes[positions])
+        for by, parts in (groups or {}).items()
+    }
 
 
 def usual_participation(log: NormLog, preset: str | None) -> str:

@@ -2,18 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._plain import AtLeastZero, Count, Share
+from indpriv.analysis.groups.cells import Cells
 from indpriv.analysis.statistics.binomial import clopper_pearson
 from indpriv.analysis.statistics.bootstrap import Interval
+from indpriv.analysis.statistics.histogram import quantiles_by_cell
 
 MIN_GROUP = 10  # a mean over fewer examples says more about them than about the group
-_QUANTILES = np.array([0.5, 0.95, 0.99, 1.0])
+_QUANTILES = (0.5, 0.95, 0.99)
 
 
 @dataclass(frozen=True)
@@ -139,49 +141,22 @@ class GroupRow:
     test_rates: GroupRates = field(default=GroupRates(), metadata={"flatten": _RATES})
 
 
-@dataclass(frozen=True)
-class Values:
-    """What is described by group: epsilon and loss of training examples, and who is correct."""
-
-    epsilon: FloatArray
-    at_worst_case: NDArray[np.bool_]
-    loss: FloatArray
-    train_correct: FloatArray
-    test_correct: FloatArray
-
-    def select(self, train: NDArray[np.bool_], test: NDArray[np.bool_]) -> "Values":
-        """Those of some training and some test examples."""
-        return Values(
-            self.epsilon[train],
-            self.at_worst_case[train],
-            self.loss[train],
-            self.train_correct[train],
-            self.test_correct[test],
-        )
-
-
-def describe_groups(
-    values: Values,
-    train_codes: IntArray,
-    test_codes: IntArray,
-    names: Sequence[str],
-    *,
-    min_size: int,
-) -> list[GroupRow]:
+def describe_groups(cells: Cells, names: Sequence[str], *, min_size: int) -> list[GroupRow]:
     """One row per name, without what is resampled; each quantity in one pass over all groups."""
-    size = len(names)
-    n, n_test = (np.bincount(codes, minlength=size) for codes in (train_codes, test_codes))
-    # No columns where there are no training examples, as of a label that only tests have.
-    found = pd.Series(values.epsilon).groupby(train_codes).quantile(_QUANTILES).unstack()
-    quantiles = found.reindex(columns=_QUANTILES)
-    median, p95, p99, largest = (_by_group(quantiles[each], size) for each in _QUANTILES)
-    mean = mean_by_group(values.epsilon, train_codes, size)
-    worst = mean_by_group(values.at_worst_case.astype(np.float64), train_codes, size)
-    loss = mean_by_group(values.loss, train_codes, size)
-    odd_losses = np.bincount(train_codes[~np.isfinite(values.loss)], minlength=size)
-    train_accuracy = _accuracies(values.train_correct, train_codes, size)
-    test_accuracy = _accuracies(values.test_correct, test_codes, size)
-    smallest = min((mean[index] or 0.0 for index in np.flatnonzero(n >= min_size)), default=0.0)
+    size, sums = len(names), cells.sums.over_labels()
+    found = quantiles_by_cell(cells.epsilon, cells.weights, cells.groups, size, _QUANTILES)
+    total = np.bincount(cells.groups, cells.weights * cells.epsilon, minlength=size)
+    mean, worst, loss = (
+        _quotients(*pair)
+        for pair in ((total, sums.n), (sums.at_worst_case, sums.n), (sums.loss, sums.n_losses))
+    )
+    median, p95, p99 = (_known(column) for column in found.T)
+    largest = _known(np.where(sums.n > 0, sums.largest, np.nan))
+    train_accuracy = _accuracies(sums.correct, sums.n_known)
+    test_accuracy = _accuracies(sums.test_correct, sums.n_test_known)
+    smallest = min(
+        (mean[index] or 0.0 for index in np.flatnonzero(sums.n >= min_size)), default=0.0
+    )
     rows = []
     for index, name in enumerate(names):
         own = mean[index]
@@ -199,12 +174,12 @@ def describe_groups(
         rows.append(
             GroupRow(
                 name=name,
-                n=int(n[index]),
-                n_test=int(n_test[index]),
-                too_small=bool(n[index] < min_size),
+                n=int(sums.n[index]),
+                n_test=int(sums.n_test[index]),
+                too_small=bool(sums.n[index] < min_size),
                 epsilon=epsilon,
                 mean_loss=loss[index],
-                losses_left_out=int(odd_losses[index]),
+                losses_left_out=int(sums.n[index] - sums.n_losses[index]),
                 train_accuracy=train_accuracy[index],
                 test_accuracy=test_accuracy[index],
             )
@@ -222,22 +197,17 @@ def by_mean_epsilon(rows: Sequence[GroupRow]) -> list[int]:
     return sorted(range(len(rows)), key=key)
 
 
-def mean_by_group(values: FloatArray, codes: IntArray, size: int) -> list[float | None]:
-    """Mean of the finite values of each group; None where there are none."""
-    known = np.isfinite(values)
-    return _by_group(pd.Series(values[known]).groupby(codes[known]).mean(), size)
+def _quotients(totals: NDArray[Any], counts: IntArray) -> list[float | None]:
+    """Means (n_groups,); None where nothing was counted."""
+    return _known(np.where(counts > 0, totals / np.maximum(counts, 1), np.nan))
 
 
-def _by_group(found: "pd.Series[float]", size: int) -> list[float | None]:
-    """What was found for each group; None where nothing was."""
-    return [None if np.isnan(value) else value for value in found.reindex(range(size)).tolist()]
+def _known(values: FloatArray) -> list[float | None]:
+    return [None if np.isnan(value) else value for value in values.tolist()]
 
 
-def _accuracies(correct: FloatArray, codes: IntArray, size: int) -> list[GroupAccuracy]:
-    known = np.isfinite(correct)
-    trials = np.bincount(codes[known], minlength=size).tolist()
-    successes = np.bincount(codes[known], weights=correct[known], minlength=size).tolist()
+def _accuracies(correct: FloatArray, known: IntArray) -> list[GroupAccuracy]:
     return [
         GroupAccuracy(hits / n, clopper_pearson(hits, n)) if n else GroupAccuracy()
-        for hits, n in zip(successes, trials, strict=True)
+        for hits, n in zip(correct.tolist(), known.tolist(), strict=True)
     ]

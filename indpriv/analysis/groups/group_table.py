@@ -19,10 +19,10 @@ from indpriv._arrays import FloatArray
 from indpriv._checks import check_positive_int
 from indpriv._columns import Partition, partition, to_floats
 from indpriv._plain import Count, Share
+from indpriv.analysis.groups.cells import Cells, Values
 from indpriv.analysis.groups.group_rows import (
     MIN_GROUP,
     GroupRow,
-    Values,
     by_mean_epsilon,
     describe_groups,
 )
@@ -166,15 +166,26 @@ def group_table(
         epsilon=table.epsilon,
         at_worst_case=table.at_worst_case,
         loss=to_floats(train["loss"]),
-        train_correct=to_floats(train["correct"]),
+        correct=to_floats(train["correct"]),
         test_correct=to_floats(test["correct"]),
     )
+    cells = _cells(values, groups, labels)
     rng, top = generator_of(seed, by), table.worst_case_epsilon
-    making = _Making(values, groups, labels, min_size, top, rng)
+    label_names = None if labels is None else labels.names
+    making = _Making(cells, groups, label_names, min_size, top, rng)
     table_of_groups = making.table(by, notes, seed)
     if len(every_label.names) > _MAX_LABELS:
         return table_of_groups
     return _with_rates(table_of_groups, groups, every_label, values.test_correct)
+
+
+def _cells(values: Values, groups: Partition, labels: Partition | None) -> Cells:
+    codes = groups.train_codes, groups.test_codes
+    if labels is None:
+        zeros = np.zeros_like(codes[0]), np.zeros_like(codes[1])
+        return Cells.of(values, codes, zeros, (len(groups.names), 1))
+    own = labels.train_codes, labels.test_codes
+    return Cells.of(values, codes, own, (len(groups.names), len(labels.names)))
 
 
 def _with_rates(
@@ -204,32 +215,34 @@ def _labels(labels: Partition, groups: Partition) -> tuple[Partition | None, tup
 
 @dataclass(frozen=True)
 class _Making:
-    """What a group table is made of. top: the largest epsilon that a mean can have."""
+    """What a group table is made of.
 
-    values: Values
+    labels: names; None where there are none to compare within. top: the largest epsilon that a mean
+    can have.
+    """
+
+    cells: Cells
     groups: Partition
-    labels: Partition | None
+    labels: tuple[str, ...] | None
     min_size: int
     top: float
     rng: np.random.Generator
 
     def table(self, by: str, notes: tuple[str, ...], seed: int) -> GroupTable:
-        groups, labels = self.groups, self.labels
-        n_labels = 1 if labels is None else len(labels.names)
-        few = n_labels * len(groups.names) <= _MAX_WITHIN_ROWS
-        strata = np.zeros_like(groups.train_codes) if labels is None else labels.train_codes
+        names, labels, counts = self.groups.names, self.labels, self.cells.sums.n
+        n_labels = counts.shape[1]
+        few = n_labels * len(names) <= _MAX_WITHIN_ROWS
         means = resample_means(
-            self.values.epsilon,
-            groups.train_codes,
-            strata,
-            n_groups=len(groups.names),
-            shares=np.bincount(strata, minlength=n_labels) / len(strata),
+            self.cells.epsilon,
+            self.cells.groups,
+            self.cells.labels,
+            n_groups=len(names),
+            shares=counts.sum(axis=0) / counts.sum(),
             with_cells=labels is not None and few,
             rng=self.rng,
+            weights=self.cells.weights,
         )
-        rows = describe_groups(
-            self.values, groups.train_codes, groups.test_codes, groups.names, min_size=self.min_size
-        )
+        rows = describe_groups(self.cells, names, min_size=self.min_size)
         rows, spread, spread_within = self._tested(rows)
         rows = self._with_intervals(rows, means.groups)
         order = by_mean_epsilon(rows)
@@ -237,16 +250,16 @@ class _Making:
         if labels is not None:
             intervals = means.standardised.intervals(0.0, self.top)
             rows = with_standardised(
-                rows, groups, labels, means.standardised.estimate, intervals, self.min_size
+                rows, counts, labels, means.standardised.estimate, intervals, self.min_size
             )
         if labels is not None and means.cells is not None:
             within = tuple(
-                self._within(labels, code, order, means.cells) for code in range(n_labels)
+                self._within(name, code, order, means.cells.every(n_labels, code))
+                for code, name in enumerate(labels)
             )
         elif labels is not None:
             notes += (
-                f"{len(groups.names)} groups and {n_labels} labels are too many for tables within "
-                "label",
+                f"{len(names)} groups and {n_labels} labels are too many for tables within label",
             )
         ratios = ratios_of(rows, order, means, standardised=labels is not None)
         rows = [rows[index] for index in order]
@@ -258,7 +271,7 @@ class _Making:
         )
         return GroupTable(
             by=by,
-            columns=groups.columns,
+            columns=self.groups.columns,
             min_size=self.min_size,
             rows=tuple(rows),
             ratios=ratios,
@@ -272,14 +285,20 @@ class _Making:
 
     def _tested(self, rows: list[GroupRow]) -> tuple[list[GroupRow], Spread | None, Spread | None]:
         """Rows with p-values, the test of the raw means, and that of the means within label."""
-        codes, labels = self.groups.train_codes, self.labels
-        readable = np.array([not row.too_small for row in rows])
-        found = [np.zeros_like(codes)] + ([] if labels is None else [labels.train_codes])
+        cells, readable = self.cells, np.array([not row.too_small for row in rows])
+        strata = [np.zeros_like(cells.groups)] + ([] if self.labels is None else [cells.labels])
         tests = [
-            permutation_test(self.values.epsilon, codes, strata, tested=readable, rng=self.rng)
-            for strata in found
+            permutation_test(
+                cells.epsilon,
+                cells.groups,
+                own,
+                tested=readable,
+                rng=self.rng,
+                weights=cells.weights,
+            )
+            for own in strata
         ]
-        raw, within = tests[0], tests[1] if labels is not None else None
+        raw, within = tests[0], tests[1] if self.labels is not None else None
         if raw is not None:
             rows = [
                 replace(row, epsilon=replace(row.epsilon, p_value=p_value))
@@ -301,35 +320,27 @@ class _Making:
             for row, interval in zip(rows, means.intervals(0.0, self.top), strict=True)
         ]
 
-    def _within(
-        self, labels: Partition, code: int, order: Sequence[int], cells: Resampled
-    ) -> WithinLabel:
+    def _within(self, name: str, code: int, order: Sequence[int], means: Resampled) -> WithinLabel:
         """The table of one label."""
-        train, test = labels.train_codes == code, labels.test_codes == code
-        rows = describe_groups(
-            self.values.select(train, test),
-            self.groups.train_codes[train],
-            self.groups.test_codes[test],
-            self.groups.names,
-            min_size=self.min_size,
-        )
-        own = cells.every(len(labels.names), code)
-        rows = self._with_intervals(rows, own)
+        own = self.cells.of_label(code)
+        rows = describe_groups(own, self.groups.names, min_size=self.min_size)
+        rows = self._with_intervals(rows, means)
         positions = {row.name: index for index, row in enumerate(rows)}
         ordered = tuple(rows[index] for index in order)
-        return WithinLabel(labels.names[code], ordered, raw_ratio(ordered, own, positions))
+        return WithinLabel(name, ordered, raw_ratio(ordered, means, positions))
 
     def _reversals(self, ratio: Ratio | None) -> tuple[Reversal, ...]:
         """Labels within which the order of the two extreme groups of the raw table reverses."""
         if ratio is None or self.labels is None:
             return ()
         return find_reversals(
-            self.values.epsilon,
-            self.groups.train_codes,
-            self.labels.train_codes,
-            names=self.labels.names,
+            self.cells.epsilon,
+            self.cells.groups,
+            self.cells.labels,
+            names=self.labels,
             worst=self.groups.names.index(ratio.worst),
             best=self.groups.names.index(ratio.best),
             min_size=self.min_size,
             rng=self.rng,
+            weights=self.cells.weights,
         )

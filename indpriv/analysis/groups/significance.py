@@ -150,6 +150,7 @@ def find_reversals(
     best: int,
     min_size: int,
     rng: np.random.Generator,
+    weights: IntArray | None = None,
 ) -> tuple[Reversal, ...]:
     """Find the labels within which the order of two groups reverses, and test each.
 
@@ -162,18 +163,29 @@ def find_reversals(
         best: code of the other group.
         min_size: labels with fewer examples of either group are too small to read.
         rng: a generator of the analysis, not of training.
+        weights: (n,) number of examples that have each epsilon; default one each.
     """
+    weights = np.ones(len(epsilon), np.int64) if weights is None else weights
     chosen = (groups == worst) | (groups == best)
-    values = epsilon[chosen]
+    values, weights = epsilon[chosen], weights[chosen]
     cells = 2 * labels[chosen] + (groups[chosen] == best)
-    counts = np.bincount(cells, minlength=2 * len(names)).reshape(-1, 2)
-    sums = np.bincount(cells, weights=values, minlength=2 * len(names)).reshape(-1, 2)
+    counts, sums = (
+        np.bincount(cells, weights=each, minlength=2 * len(names)).reshape(-1, 2)
+        for each in (weights, weights * values)
+    )
     readable = counts.min(axis=1) >= min_size
     reversed_order = np.zeros(len(names), dtype=bool)
     reversed_order[readable] = np.less(*(sums[readable] / counts[readable]).T)
     if not reversed_order.any():
         return ()
-    test = permutation_test(values, cells, labels[chosen], tested=np.repeat(readable, 2), rng=rng)
+    test = permutation_test(
+        values,
+        cells,
+        labels[chosen],
+        tested=np.repeat(readable, 2),
+        rng=rng,
+        weights=weights,
+    )
     p_values = [None] * 2 * len(names) if test is None else test.adjusted
     found = [(names[code], p_values[2 * code]) for code in np.flatnonzero(reversed_order).tolist()]
     return tuple(Reversal(label, 1.0 if p_value is None else p_value) for label, p_value in found)

@@ -5,24 +5,23 @@ from dataclasses import replace
 
 import numpy as np
 
-from indpriv._arrays import FloatArray
-from indpriv._columns import Partition
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.analysis.groups.group_rows import GroupRow, Standardised
 from indpriv.analysis.statistics.bootstrap import Interval
 
 
 def with_standardised(
     rows: Sequence[GroupRow],
-    groups: Partition,
-    labels: Partition,
+    counts: IntArray,
+    labels: Sequence[str],
     means: FloatArray,
     intervals: Sequence[Interval | None],
     min_size: int,
 ) -> list[GroupRow]:
-    """Rows with label-standardised means (n_groups,) and their intervals, in the order of codes."""
-    n_groups, n_labels = len(groups.names), len(labels.names)
-    cells = groups.train_codes * n_labels + labels.train_codes
-    counts = np.bincount(cells, minlength=n_groups * n_labels).reshape(n_groups, n_labels)
+    """Rows with label-standardised means (n_groups,) and their intervals, in the order of codes.
+
+    counts: (n_groups, n_labels) training examples; labels: names.
+    """
     present = np.flatnonzero(counts.sum(axis=0))
 
     def of(row: GroupRow, index: int) -> Standardised:
@@ -32,7 +31,7 @@ def with_standardised(
             mean=float(means[index]) if smallest else None,
             interval=intervals[index] if smallest >= min_size else None,
             p_value=row.standardised.p_value,
-            lacks_labels=tuple(labels.names[present[j]] for j in np.flatnonzero(own == 0)),
+            lacks_labels=tuple(labels[present[j]] for j in np.flatnonzero(own == 0)),
             smallest_label_count=smallest,
         )
 

@@ -122,6 +122,7 @@ def resample_means(
     shares: FloatArray,
     with_cells: bool,
     rng: np.random.Generator,
+    weights: IntArray | None = None,
 ) -> ResampledMeans:
     """Bootstrap the means of all groups at once.
 
@@ -134,19 +135,21 @@ def resample_means(
             are ignored.
         with_cells: whether to include the mean of every cell.
         rng: a generator of the analysis, not of training.
+        weights: (n,) number of examples that have each value; default one each.
     """
     n_strata = len(shares)
-    centre = float(values.mean())
+    weights = np.ones(len(values), np.int64) if weights is None else weights
+    centre = float(np.average(values, weights=weights))
     cells = groups * n_strata + strata
-    runs = _runs(values - centre, cells)
+    runs = _runs(values - centre, weights, cells)
     n_draws = int(np.clip(_WORK // len(runs.size), _LEAST_DRAWS, _MOST_DRAWS))
     size = n_groups * n_strata
     exact = _summaries(runs.sums(runs.size[None].astype(np.float64), size), n_groups, shares)
     kept: list[list[tuple[FloatArray, FloatArray]]] = []
     at_once = max(1, int(_CHUNK // max(len(runs.size), size)))
     for start in range(0, n_draws, at_once):
-        weights = _poisson_weights(runs.size, min(at_once, n_draws - start), rng)
-        summaries = _summaries(runs.sums(weights, size), n_groups, shares)
+        drawn = _poisson_weights(runs.size, min(at_once, n_draws - start), rng)
+        summaries = _summaries(runs.sums(drawn, size), n_groups, shares)
         kept.append(summaries if with_cells else summaries[:2])
     made = []
     for number in range(len(kept[0])):
@@ -180,19 +183,21 @@ class _Runs:
         return made[0], made[1], made[2]
 
 
-def _runs(values: FloatArray, cells: IntArray) -> _Runs:
+def _runs(values: FloatArray, weights: IntArray, cells: IntArray) -> _Runs:
     order = np.lexsort((values, cells))
-    values, cells = values[order], cells[order]
+    values, weights, cells = values[order], weights[order], cells[order]
     first = np.flatnonzero(np.diff(cells, prepend=cells[0] - 1))
-    counts = np.diff(first, append=len(cells))
-    rank = np.arange(len(cells)) - np.repeat(first, counts)
-    run = rank * np.minimum(RUNS, np.repeat(counts, counts)) // np.repeat(counts, counts)
+    lengths = np.diff(first, append=len(cells))
+    counts = np.repeat(np.add.reduceat(weights, first), lengths)
+    before = np.cumsum(weights) - weights
+    rank = before - np.repeat(before[first], lengths)
+    run = rank * np.minimum(RUNS, counts) // counts
     begins = np.flatnonzero((np.diff(run, prepend=-1) != 0) | (rank == 0))
-    size = np.diff(begins, append=len(cells))
+    size = np.add.reduceat(weights, begins)
     return _Runs(
         size=size,
-        mean=np.add.reduceat(values, begins) / size,
-        square=np.add.reduceat(values**2, begins) / size,
+        mean=np.add.reduceat(values * weights, begins) / size,
+        square=np.add.reduceat(values**2 * weights, begins) / size,
         starts=np.searchsorted(begins, first),
         present=cells[first],
     )

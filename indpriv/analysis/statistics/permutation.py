@@ -40,6 +40,7 @@ def permutation_test(
     *,
     tested: NDArray[np.bool_],
     rng: np.random.Generator,
+    weights: IntArray | None = None,
 ) -> SpreadTest | None:
     """Test whether group means differ by more than chance, permuting within strata.
 
@@ -54,13 +55,15 @@ def permutation_test(
         strata: (n,) codes.
         tested: (n_groups,) which groups get a p-value; the others only belong to the pool.
         rng: a generator of the analysis, not of training.
+        weights: (n,) number of examples that have each value; default one each.
 
     Returns:
         None if fewer than two groups are tested, or if nothing varies within strata.
     """
     if tested.sum() < 2:
         return None
-    blocks = _blocks(values, groups, strata)
+    weights = np.ones(len(values), np.int64) if weights is None else weights
+    blocks = _blocks(values, weights, groups, strata)
     variance = np.zeros(len(tested))
     for block in blocks:
         np.add.at(variance, block.groups, block.variances)
@@ -138,40 +141,52 @@ class _Block:
         return sums
 
 
-def _blocks(values: FloatArray, groups: IntArray, strata: IntArray) -> list[_Block]:
+def _blocks(
+    values: FloatArray, weights: IntArray, groups: IntArray, strata: IntArray
+) -> list[_Block]:
     order = np.lexsort((groups, strata))
-    values, groups, strata = values[order], groups[order], strata[order]
-    made = []
+    values, weights, groups = values[order], weights[order], groups[order]
+    strata, made = strata[order], []
     for part in np.split(np.arange(len(values)), np.flatnonzero(np.diff(strata)) + 1):
-        block = _block(values[part], groups[part])
+        block = _block(values[part], weights[part], groups[part])
         if block is not None:
             made.append(block)
     return made
 
 
-def _block(values: FloatArray, groups: IntArray) -> _Block | None:
+def _block(values: FloatArray, weights: IntArray, groups: IntArray) -> _Block | None:
     """The block of one stratum, ordered by group; None for one group or without spread."""
-    present, counts = np.unique(groups, return_counts=True)
-    n = len(values)
-    deviations = values - values.mean()
-    if len(present) < 2 or deviations.std() <= NO_SPREAD * np.abs(values).max():
+    present, first = np.unique(groups, return_index=True)
+    n = int(weights.sum())
+    in_runs = _DRAW_COST * len(present) * RUNS < n
+    if not in_runs:  # few enough to shuffle
+        values, groups = np.repeat(values, weights), np.repeat(groups, weights)
+        first, weights = np.searchsorted(groups, present), np.ones(n, np.int64)
+    counts = np.add.reduceat(weights, first)
+    deviations = values - np.average(values, weights=weights)
+    spread = float((weights * deviations) @ deviations)
+    if len(present) < 2 or np.sqrt(spread / n) <= NO_SPREAD * np.abs(values).max():
         return None
     sizes = None
-    if _DRAW_COST * len(present) * RUNS < n:
+    if in_runs:
+        run = np.empty(len(values), dtype=np.int64)
         by_value = np.argsort(deviations, kind="stable")
-        run = np.empty(n, dtype=np.int64)
-        run[by_value] = np.arange(n) * RUNS // n
-        sizes = np.bincount(run, minlength=RUNS)
-        means = np.bincount(run, weights=deviations) / sizes
+        through = np.cumsum(weights[by_value])
+        run[by_value] = (through - weights[by_value]) * RUNS // n
+        run = np.unique(run, return_inverse=True)[1]
+        sizes = np.bincount(run, weights).astype(np.int64)
+        means = np.bincount(run, weights=weights * deviations) / sizes
         deviations = means[run]
-    spread = float(deviations @ deviations) / (n - 1)
+        spread = float((weights * deviations) @ deviations)
     # Single precision shuffles twice as fast; the observed sums are of the same rounded values.
     single = deviations.astype(np.float32)
     return _Block(
         groups=present,
         counts=counts,
-        observed=_group_sums(single if sizes is None else deviations, counts),
-        variances=spread * counts * (1 - counts / n),
+        observed=_group_sums(single, counts)
+        if sizes is None
+        else np.add.reduceat(weights * deviations, first),
+        variances=spread / (n - 1) * counts * (1 - counts / n),
         values=single if sizes is None else means,
         sizes=sizes,
     )

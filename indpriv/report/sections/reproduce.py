@@ -1,7 +1,10 @@
 """How to reproduce the audit, and what was declared of the run."""
 
 import json
+import math
 
+from indpriv._formatting import format_share_up
+from indpriv.analysis.exactness import Exactness
 from indpriv.analysis.summary import AuditSummary
 from indpriv.report.document import Block, Code, Details, Section, paragraph
 
@@ -27,9 +30,40 @@ def reproduce(summary: AuditSummary) -> Section:
             f"{versions} · example ids, SHA-256: {summary.run.example_ids_sha256}", style="note"
         ),
     ]
+    if summary.exactness is not None:
+        blocks.append(paragraph(_exactness(summary.exactness), style="note"))
     if summary.run.declared.content:
         content = json.dumps(
             summary.run.declared.content, indent=2, ensure_ascii=False, default=str
         )
         blocks.append(Details("run.json, as declared", (Code(content),)))
     return Section("reproduce", "Reproduce", tuple(blocks))
+
+
+def _exactness(found: Exactness) -> str:
+    """What does not come from every example by itself, in plain sentences."""
+    texts = [
+        f"This audit has more than {found.most_exact:,} examples. Counts, means, shares and "
+        "largest values are exact; medians and other quantiles of groups are read from histograms "
+        f"and lie within {format_share_up(found.quantile_error)} of the exact ones."
+    ]
+    if found.pearson_error is not None and found.spearman_error is not None:
+        texts.append(
+            f"Pearson's r of epsilon and loss is at most {_up(found.pearson_error)} off, the rank "
+            f"correlation at most {_up(found.spearman_error)}."
+        )
+    if found.attacked_members is not None:
+        texts.append(
+            f"Attacks used {found.attacked_members:,} random training examples and all test "
+            "examples."
+        )
+    texts.append(f"Other choices of the account were tried on {found.compared:,} random examples.")
+    return " ".join(texts)
+
+
+def _up(bound: float) -> str:
+    """A bound with one digit, rounded up."""
+    if bound == 0:
+        return "0"
+    unit = 10.0 ** math.floor(math.log10(bound))
+    return f"{math.ceil(bound / unit) * unit:.1g}"

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from indpriv._arrays import FloatArray
-from indpriv._plain import Count
+from indpriv._plain import AtLeastZero, Count
 from indpriv.analysis.distribution import top_of_range
+from indpriv.analysis.loss.pairs import LossPairs
 from indpriv.analysis.statistics.bootstrap import Interval
 from indpriv.analysis.statistics.correlation import (
     RelationIntervals,
@@ -21,6 +22,7 @@ from indpriv.analysis.statistics.correlation import (
     relation_intervals,
     spearman,
 )
+from indpriv.analysis.statistics.histogram import quantiles_by_cell
 from indpriv.epsilon_table import EpsilonTable
 
 # Smaller losses, in nats, are raised to this one, so that one denormal does not dominate ln(loss).
@@ -101,6 +103,8 @@ class LossRelation:
         pearson_with_floor: Pearson's r of epsilon and ln(loss) over all examples, with every loss
             below 1e-3 nats raised to it; None where undefined.
         pearson_with_floor_interval: as pearson_interval.
+        pearson_error, spearman_error: the most by which the correlations over all examples can be
+            off because examples were counted in bins; 0 where none were, None where undefined.
         undefined_reason: why there is no correlation.
         bins: for the figure; None where undefined.
     """
@@ -117,6 +121,8 @@ class LossRelation:
     bins: LossBins | None
     pearson_with_floor: float | None = None
     pearson_with_floor_interval: Interval | None = None
+    pearson_error: AtLeastZero | None = 0.0
+    spearman_error: AtLeastZero | None = 0.0
 
 
 def relate_to_loss(table: EpsilonTable, loss: FloatArray) -> LossRelation:
@@ -125,74 +131,77 @@ def relate_to_loss(table: EpsilonTable, loss: FloatArray) -> LossRelation:
     Zero losses are raised to the smallest positive loss of the data (at least 1e-12 nats),
     infinite, negative and missing ones are left out; both are counted.
     """
-    usable = np.isfinite(loss) & (loss >= 0)
-    epsilon, kept = table.epsilon[usable], loss[usable]
-    positive = kept[kept > 0]
-    floor = max(float(positive.min()), _SMALLEST_LOSS) if len(positive) else _SMALLEST_LOSS
-    floored = np.maximum(kept, floor)
-    log_loss = np.log(floored)
-    below = ~table.at_worst_case[usable]
+    return relation_of(LossPairs.of(table.epsilon, table.at_worst_case, loss), top_of_range(table))
+
+
+def relation_of(pairs: LossPairs, top: float) -> LossRelation:
+    """Relate epsilon and loss; top: upper edge of the figure's bins of epsilon."""
+    floor = max(pairs.least_positive or 0.0, _SMALLEST_LOSS)
+    floored, weights, below = np.maximum(pairs.loss, floor), pairs.weights, pairs.below
     # Near a loss of 1, ln(loss) makes a signal of float noise.
-    same_loss = len(kept) > 0 and is_constant(floored)
-    every = _correlation(epsilon, kept, log_loss, constant_loss=same_loss)
+    same_loss = len(floored) > 0 and is_constant(floored)
+    every = _correlation(pairs, floored, constant_loss=same_loss)
     raised = np.maximum(floored, STATED_FLOOR)
     stated = every[0]
     if (floored < STATED_FLOOR).any():
-        same = is_constant(raised)
-        stated = _correlation(epsilon, kept, np.log(raised), constant_loss=same)[0]
+        stated = _correlation(pairs, raised, constant_loss=is_constant(raised))[0]
+    undefined = every[0].pearson is None
     return LossRelation(
         every=every[0],
-        below=_correlation(epsilon[below], kept[below], log_loss[below])[0],
+        below=_correlation(pairs.select(below), floored[below])[0],
         line=every[1],
-        median_loss_at_worst_case=float(np.median(kept[~below])) if not below.all() else None,
-        median_loss_below_worst_case=float(np.median(kept[below])) if below.any() else None,
-        floored=int((kept < floor).sum()),
+        median_loss_at_worst_case=pairs.medians[0],
+        median_loss_below_worst_case=pairs.medians[1],
+        floored=int(weights[pairs.loss < floor].sum()),
         floor=floor,
-        left_out=int((~usable).sum()),
-        undefined_reason=_why_undefined(epsilon, floored) if every[0].pearson is None else "",
-        bins=None if every[0].pearson is None else _bins(epsilon, floored, top_of_range(table)),
+        left_out=pairs.left_out,
+        undefined_reason=_why_undefined(pairs, floored) if undefined else "",
+        bins=None if undefined else _bins(pairs, floored, top),
         pearson_with_floor=stated.pearson,
         pearson_with_floor_interval=stated.pearson_interval,
+        pearson_error=None if undefined else pairs.pearson_error(),
+        spearman_error=None if undefined else pairs.spearman_error(),
     )
 
 
 def _correlation(
-    epsilon: FloatArray, loss: FloatArray, log_loss: FloatArray, *, constant_loss: bool = False
+    pairs: LossPairs, floored: FloatArray, *, constant_loss: bool = False
 ) -> tuple[LossCorrelation, LossLine]:
-    r = None if constant_loss else pearson(epsilon, log_loss)
-    found = RelationIntervals() if r is None else relation_intervals(log_loss, epsilon)
-    rank = spearman(epsilon, loss) if len(loss) else None
-    correlation = LossCorrelation(len(loss), r, rank, found.pearson, found.spearman)
+    epsilon, weights, log_loss = pairs.epsilon, pairs.weights, np.log(floored)
+    r = None if constant_loss else pearson(epsilon, log_loss, weights)
+    found = RelationIntervals() if r is None else relation_intervals(log_loss, epsilon, weights)
+    rank = spearman(pairs.epsilon_bin, pairs.loss_bin, weights) if len(floored) else None
+    n = int(weights.sum())
+    correlation = LossCorrelation(n, r, rank, found.pearson, found.spearman)
     if r is None:
         return correlation, LossLine()
-    return correlation, LossLine(*line(log_loss, epsilon), found.intercept, found.slope)
+    return correlation, LossLine(*line(log_loss, epsilon, weights), found.intercept, found.slope)
 
 
-def _why_undefined(epsilon: FloatArray, loss: FloatArray) -> str:
-    if len(epsilon) < 3:
-        return f"only {len(epsilon)} examples have a usable loss; a correlation needs three"
+def _why_undefined(pairs: LossPairs, loss: FloatArray) -> str:
+    n = int(pairs.weights.sum())
+    if n < 3:
+        return f"only {n} examples have a usable loss; a correlation needs three"
     constant = [
-        name for name, values in (("loss", loss), ("epsilon", epsilon)) if is_constant(values)
+        name for name, values in (("loss", loss), ("epsilon", pairs.epsilon)) if is_constant(values)
     ]
     return f"every example has the same {' and '.join(constant)}"
 
 
-def _bins(epsilon: FloatArray, loss: FloatArray, top: float) -> LossBins:
+def _bins(pairs: LossPairs, loss: FloatArray, top: float) -> LossBins:
     loss_edges = np.geomspace(loss.min(), loss.max(), _LOSS_BINS + 1)
     loss_edges[[0, -1]] = loss.min(), loss.max()  # geomspace may miss its ends by a rounding
     epsilon_edges = np.linspace(0.0, top, _EPSILON_BINS + 1)
-    counts, _, _ = np.histogram2d(loss, epsilon, bins=(loss_edges, epsilon_edges))
+    edges = loss_edges, epsilon_edges
+    counts, _, _ = np.histogram2d(loss, pairs.epsilon, bins=edges, weights=pairs.weights)
     which = np.clip(np.searchsorted(loss_edges, loss, side="right") - 1, 0, _LOSS_BINS - 1)
-    order = np.argsort(which, kind="stable")
-    starts = np.searchsorted(which[order], np.arange(1, _LOSS_BINS))
-    quartiles: list[tuple[float | None, ...]] = []
-    for inside in np.split(epsilon[order], starts):
-        quartiles.append(
-            tuple(np.quantile(inside, (0.25, 0.5, 0.75)).tolist())
-            if len(inside)
-            else (None, None, None)
-        )
-    p25, median, p75 = zip(*quartiles, strict=True)
+    quartiles = quantiles_by_cell(
+        pairs.epsilon, pairs.weights, which, _LOSS_BINS, (0.25, 0.5, 0.75)
+    )
+    p25, median, p75 = (
+        tuple(None if np.isnan(value) else value for value in column)
+        for column in quartiles.T.tolist()
+    )
     return LossBins(
         loss_edges=tuple(loss_edges.tolist()),
         epsilon_edges=tuple(epsilon_edges.tolist()),

@@ -1,0 +1,55 @@
+"""How exact the figures of a large audit are that come from histograms and samples. Sensitive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from indpriv._plain import AtLeastZero, Count
+from indpriv.analysis.loss.relation import LossRelation
+from indpriv.analysis.statistics import histogram
+
+
+@dataclass(frozen=True)
+class Exactness:
+    """How exact the figures of an audit of many examples are.
+
+    Numbers of examples, means, largest values, shares and ratios of means are exact. Intervals and
+    tests of groups are computed from histograms too, which changes them by far less than their
+    resampling does.
+
+    Attributes:
+        most_exact: up to this number of examples, every figure is computed from each of them.
+        quantile_error: largest relative error of medians and other quantiles of groups, and of the
+            median losses: the width of a bin.
+        pair_error: the same of the quartiles by loss, which are of wider bins.
+        pearson_error, spearman_error: the most by which Pearson's r and Spearman's rank correlation
+            of epsilon and loss can be off; None where they are not known.
+        attacked_members: number of random training examples that were attacked; None if all.
+        compared: number of random examples that were accounted under other choices.
+    """
+
+    most_exact: Count
+    quantile_error: AtLeastZero
+    pair_error: AtLeastZero
+    pearson_error: AtLeastZero | None
+    spearman_error: AtLeastZero | None
+    attacked_members: Count | None
+    compared: Count
+
+
+def exactness_of(
+    n: int, loss: LossRelation | None, attacked_members: int | None, compared: int
+) -> Exactness | None:
+    """How exact an audit of n examples is; None if every figure comes from each of them."""
+    if n <= histogram.MOST_EXACT:
+        return None
+    errors = (None, None) if loss is None else (loss.pearson_error, loss.spearman_error)
+    return Exactness(
+        most_exact=histogram.MOST_EXACT,
+        quantile_error=histogram.bin_width(),
+        pair_error=histogram.bin_width(histogram.PAIR_BITS),
+        pearson_error=errors[0],
+        spearman_error=errors[1],
+        attacked_members=attacked_members,
+        compared=compared,
+    )

@@ -1,0 +1,1 @@
+"""Epsilon and the loss of the final model."""
