@@ -78,8 +78,9 @@ class Lattice:
         shifts: (n_shifts,) ascending. rates: (n_rates,) ascending.
         between_nodes: "share" a step between neighbours, which suits RDP alone, or count it "up" or
             "down" at one of them; "chord" shares it as pld/chords.py says.
-        chord_norms: relative distance of the norms that are shared before; chord_rates: whether
-            steps lie between rates. Both of a lattice of chords only.
+        chord_norms: relative distance of the norms that are shared before; chord_rates,
+            chord_shifts: whether steps lie between rates, and between shifts. All of a lattice of
+            chords only.
     """
 
     shifts: FloatArray
@@ -87,6 +88,7 @@ class Lattice:
     between_nodes: str
     chord_norms: float = 0.0
     chord_rates: bool = False
+    chord_shifts: bool = False
 
     @classmethod
     def covering(
@@ -118,7 +120,10 @@ class Lattice:
 
     @classmethod
     def of_chords(cls, shifts: FloatArray, rates: FloatArray, norms: float) -> Lattice:
-        """A lattice of few nodes; norms: see chord_norms."""
+        """A lattice of few nodes: the shifts themselves, where they are no more than others.
+
+        norms: see chord_norms.
+        """
         largest, rates = float(shifts.max()), np.unique(rates)
         many = len(rates) > _CHORD_RATES
         nodes = [largest]
@@ -128,7 +133,10 @@ class Lattice:
         if many:
             n_rates = int(np.ceil(np.log(rates[-1] / rates[0]) / np.log(_RATE_RATIO))) + 1
             rates = np.geomspace(rates[0], rates[-1], n_rates)
-        return cls(np.array([0.0, *nodes[::-1]]), rates, "chord", norms, many)
+        own = np.unique(shifts[shifts > 0])
+        between = norms > 0 or len(own) > len(nodes)
+        chosen = nodes[::-1] if between else own
+        return cls(np.array([0.0, *chosen]), rates, "chord", norms, many, between)
 
     @property
     def mechanisms(self) -> Mechanisms:

@@ -10,12 +10,15 @@ h^2 / 8 max |g''|. For g = K = log E, E = E[f^a], with A = Re a and p = 1 - (1-q
   (a-2)(a-3) E[x^2 f^a] / E - a(a-1) (E[x f^a] / E)^2. The second derivative in V is exp(-2v) times
   this less E' / E, which cancels the 2.
 * In s, E' = a/(2 q^2) E[(f-1)(f^(a-1) - 1)], as E[f] = 1, is at most
-  |a(a-1)|/(2 q^2) E[(f-1)^2 max(1, f^(A-2))]. E'' = a/(4 q^4) E[(f-1) ((a-1)(f-1) f^(a-2) -
-  f^(a-1) + 1)] = a(a-1)(a-2)/(4 q^4) E[(f-1) int_1^f (t-1) t^(a-3) dt] is at most
-  |a(a-1)(a-2)|/(4 q^4) (E[(f-1)^3] / 2 + |a-3|/3 E[(f-1)^4 max(1, f^(A-4))]).
+  |a(a-1)|/(2 q^2) E[|f-1| r_2]; r_k is at least the integral of t^(A-k) between 1 and f: it is this
+  integral, (f^(A-k+1) - 1)/(A-k+1), where f > 1 and A >= k, else |f-1| max(1, f^(A-k)).
+  E'' = a/(4 q^4) E[(f-1) ((a-1)(f-1) f^(a-2) - f^(a-1) + 1)] =
+  a(a-1)(a-2)/(4 q^4) E[(f-1) int_1^f (t-1) t^(a-3) dt] is at most
+  |a(a-1)(a-2)|/(4 q^4) (E[(f-1)^3] / 2 + |a-3|/3 E[|f-1|^3 r_4]): |t^(a-3) - 1| is at most |a-3|
+  times the integral of t^(A-4), and where that is convex it lies below its chord from 1 to f.
 
 All are bounded by means of f^A, for all laws around a node: E[f^A] rises with v and q, and so do
-the means of powers of |f-1| (they are convex in exp(y)). So does E[p^k f^A] with v where A > 1;
+the means of |f-1|^(k-1) r_k (they are convex in exp(y)). So does E[p^k f^A] with v where A > 1;
 else such means rise by at most sqrt(v_2 / v_1) exp((v_2 - v_1) / 8), the ratio of the densities of
 y. |E| is at least what it is at a node less h max |E'|. Thus a few sums over steps bound the error
 of K at all frequencies; where |E| has no such bound, contour.py adds the sizes of both transforms.
@@ -108,17 +111,46 @@ def _window(cells: Cells, tilt: float, direction: Direction) -> tuple[FloatArray
 
 
 def _terms(cells: Cells, tilt: float, direction: Direction, n_nodes: int) -> FloatArray:
-    a, low, high, rate = exponent_of(tilt, direction), cells.low, cells.high, cells.rate
+    a, low, high = exponent_of(tilt, direction), cells.low, cells.high
     start, stop = _window(cells, tilt, direction)
     step = (stop - start) / (n_nodes - 1)
     z = start[:, None] + step[:, None] * np.arange(n_nodes)
     log_gauss = np.log(step / np.sqrt(2 * np.pi))[:, None] - np.square(z) / 2
-
     below = log_density_ratio(z, low.shift[:, None], low.sample_rate[:, None])
-    lowest = _log_mean(a * below + log_gauss)
-    ratio = log_density_ratio(z, high.shift[:, None], rate[:, None])
-    tilted = z * high.shift[:, None] - np.square(high.shift)[:, None] / 2
-    posterior = np.exp(np.log(rate)[:, None] + tilted - ratio)
+    top = log_density_ratio(z, high.shift[:, None], high.sample_rate[:, None])
+    lowest, highest = (_log_mean(a * ratio + log_gauss) for ratio in (below, top))
+    highest = np.maximum(highest, lowest)
+    with np.errstate(divide="ignore"):
+        denser = np.log(high.shift / low.shift) + np.square(high.shift) / 8
+    denser -= np.square(low.shift) / 8
+    growth = FARTHEST * low.shift
+    growth = np.expm1(growth if direction == "add" else -growth - np.square(low.shift) / 2)
+    tilted_by = np.log1p(high.sample_rate * growth) - np.log1p(low.sample_rate * growth)
+    terms = np.zeros((len(low), 7))
+    if cells.chord_shift.any():
+        terms += _shift_terms(cells, a, direction, z, log_gauss, (lowest, highest, denser))
+    if cells.chord_rate.any():
+        terms += _rate_terms(cells, a, top, log_gauss, lowest)
+    terms[:, 6] = lowest - highest - denser + a * tilted_by - _SLACK
+    return terms
+
+
+def _shift_terms(
+    cells: Cells,
+    a: float,
+    direction: Direction,
+    z: FloatArray,
+    log_gauss: FloatArray,
+    around: tuple[FloatArray, FloatArray, FloatArray],
+) -> FloatArray:
+    """The terms of chords between shifts, on nodes z.
+
+    around: (n_laws,) logarithms of the least and the largest E, and of the ratio of densities of y.
+    """
+    lowest, highest, denser = around
+    shift, rate = cells.high.shift[:, None], cells.rate[:, None]
+    ratio = log_density_ratio(z, shift, rate)
+    posterior = np.exp(np.log(rate) + z * shift - np.square(shift) / 2 - ratio)
     square = np.square(posterior)
     weights, peak = _weighed(a * ratio + log_gauss)
 
@@ -129,41 +161,37 @@ def _terms(cells: Cells, tilt: float, direction: Direction, n_nodes: int) -> Flo
     second, third, fourth = map(log_moment, (square, square * posterior, np.square(square)))
     centre = np.exp(second - total)
     spread = log_moment(np.square(square - centre[:, None]))
-    top = log_density_ratio(z, high.shift[:, None], high.sample_rate[:, None])
-    highest = np.maximum(_log_mean(a * top + log_gauss), total)
-    with np.errstate(divide="ignore"):
-        denser = np.log(high.shift / low.shift) + np.square(high.shift) / 8
-    denser -= np.square(low.shift) / 8
-    free = low.shift <= 0  # around which no two densities compare
+    highest = np.maximum(highest, total)
+    free = cells.low.shift <= 0  # around which no two densities compare
     if direction == "add":
-        most = a * np.log1p(-rate)  # as p <= 1
+        most = a * np.log1p(-cells.rate)  # as p <= 1
         second, third = (np.where(free, most, moment + denser) for moment in (second, third))
         fourth = np.where(free, most, fourth)
     spread = np.where(free, np.logaddexp(fourth, 2 * np.log(centre) + highest), spread + denser)
     n2, n3, m2 = (_bounded(moment - lowest) for moment in (second, third, spread))
-    m1 = np.sqrt(m2 * _bounded(highest - lowest))
-    by_shift, by_rate = cells.chord_shift, cells.chord_rate
-    s2 = s4 = np.zeros(len(rate))
-    variance = spread_of(high.shift)
-    skewness = high.sample_rate**3 * np.square(variance) * (3 + variance) * _bounded(-lowest)
-    if by_rate.any():
-        s2, s4 = (_bounded(_excess(top, a, k, log_gauss) - lowest + _KINK) for k in (2, 4))
-    smallest = low.sample_rate
-    far = FARTHEST * low.shift
-    growth = np.expm1(far if direction == "add" else -far - np.square(low.shift) / 2)
-    tilted_by = np.log1p(high.sample_rate * growth) - np.log1p(smallest * growth)
-    return np.stack(
-        [
-            cells.chord_norm * n2 / 2,
-            by_shift * n3 + by_rate * skewness / (8 * smallest**4),
-            by_shift * (np.square(centre) + 2 * centre * m1) / 4,
-            by_shift * m2 * _bounded(highest - lowest) / 4 + by_rate * s4 / (12 * smallest**4),
-            by_rate * np.square(s2) / (4 * smallest**4),
-            np.sqrt(8 * by_shift) * n2 / 2 + np.sqrt(8 * by_rate) * s2 / (2 * smallest**2),
-            lowest - highest - denser + a * tilted_by - _SLACK,
-        ],
-        axis=1,
-    )
+    larger = _bounded(highest - lowest)
+    by_shift, terms = cells.chord_shift, np.zeros((len(n2), 7))
+    terms[:, 0] = cells.chord_norm * n2 / 2
+    terms[:, 1] = by_shift * n3
+    terms[:, 2] = by_shift * (np.square(centre) + 2 * centre * np.sqrt(m2 * larger)) / 4
+    terms[:, 3] = by_shift * m2 * larger / 4
+    terms[:, 5] = np.sqrt(8 * by_shift) * n2 / 2
+    return terms
+
+
+def _rate_terms(
+    cells: Cells, a: float, log_f: FloatArray, log_gauss: FloatArray, lowest: FloatArray
+) -> FloatArray:
+    """The terms of chords between rates; log_f: at the largest shift and rate around a node."""
+    smallest, variance = cells.low.sample_rate, spread_of(cells.high.shift)
+    third = cells.high.sample_rate**3 * np.square(variance) * (3 + variance) * _bounded(-lowest)
+    s2, s4 = (_bounded(_excess(log_f, a, k, log_gauss) - lowest + _KINK) for k in (2, 4))
+    by_rate, terms = cells.chord_rate, np.zeros((len(s2), 7))
+    terms[:, 1] = by_rate * third / (8 * smallest**4)
+    terms[:, 3] = by_rate * s4 / (12 * smallest**4)
+    terms[:, 4] = by_rate * np.square(s2) / (4 * smallest**4)
+    terms[:, 5] = np.sqrt(8 * by_rate) * s2 / (2 * smallest**2)
+    return terms
 
 
 def _weighed(exponent: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -179,10 +207,16 @@ def _log_mean(exponent: FloatArray, factor: FloatArray | float = 1.0) -> FloatAr
 
 
 def _excess(log_f: FloatArray, a: float, power: int, log_gauss: FloatArray) -> FloatArray:
-    """Log of the mean of |f - 1|^power max(1, f^(a - power))."""
-    exponent = np.where(log_f > 0, max(a, power), min(a - power, 0.0)) * log_f
+    """Log of the mean of |f - 1|^(power - 1) times r(f), see above."""
+    above, last = log_f > 0, a - power + 1
+    exponent = np.where(above, max(a, power), min(a - power, 0.0)) * log_f
     nearness = -np.expm1(-np.abs(log_f))  # |f - 1| / max(1, f)
-    return _log_mean(exponent + log_gauss, nearness**power)
+    factor = nearness**power
+    if a >= power:
+        factor = nearness ** (power - 1) * np.where(
+            above, -np.expm1(-last * np.abs(log_f)) / last, nearness
+        )
+    return _log_mean(exponent + log_gauss, factor)
 
 
 def _bounded(logarithm: FloatArray) -> FloatArray:
@@ -206,7 +240,8 @@ class SharedDivergences:
         kept = np.flatnonzero((shift > 0) & (rate < 1))
         if len(kept):
             laws = StepLaws(shift[kept], rate[kept])
-            cells = Cells.of(laws, self.lattice.chord_norms, self.lattice.chord_rates)
+            lattice = self.lattice
+            cells = Cells.of(laws, lattice.chord_norms, lattice.chord_rates, lattice.chord_shifts)
             for row, order in enumerate(orders):
                 tilt = float(order) - 1
                 usable = is_representable(cells.high, tilt, "remove")

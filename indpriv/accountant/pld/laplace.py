@@ -51,6 +51,7 @@ class _Effort:
         tight: relative width of a bracket that is not tried again.
         apart: places between the tilts that are tried first.
         refined: places between those that are added by a refinement.
+        own: whether tilts suit these examples, not all blocks.
     """
 
     cut: float
@@ -61,6 +62,7 @@ class _Effort:
     tight: float
     apart: int = real_axis.NEAR_TILTS
     refined: int = 1
+    own: bool = False
 
 
 _ROUGH = 4e-4  # relative width of a bracket by shared steps that is wide
@@ -91,7 +93,7 @@ def _shared_efforts(tolerance: float) -> list[_Effort]:
     """
     return [
         _Effort(0.0, 0, 1.0, 4096, 1e-5, max(_ROUGH, tolerance)),
-        _Effort(0.0, 1, 0.3, 4096, 1e-5, max(_ROUGH / 2, tolerance), refined=4),
+        _Effort(0.0, 1, 0.3, 4096, 1e-5, max(_ROUGH / 2, tolerance), refined=4, own=True),
     ]
 
 
@@ -231,7 +233,8 @@ def _contours(
 
     There is none where no tilt will do or where it would be too much work.
     """
-    columns = np.where(wanted, scan.shared_columns(problem, effort.slack), -1)
+    columns = scan.shared_columns(problem, effort.slack, own=effort.own)
+    columns = np.where(wanted, columns, -1)
     log_tolerance = float(np.log(effort.tolerance))
     for column in np.unique(columns[columns >= 0]):
         examples = np.flatnonzero(columns == column)

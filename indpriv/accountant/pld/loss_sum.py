@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -116,14 +116,16 @@ def shared_laws(
     lattice: that the laws are nodes of, if steps are shared between them.
     """
     shift, sample_rate = (np.ascontiguousarray(part, np.float64) for part in (shift, sample_rate))
-    between = None if lattice is None else (lattice.chord_norms, lattice.chord_rates)
-    return _of_bytes(shift.tobytes(), sample_rate.tobytes(), between)
+    chords = lattice and (lattice.chord_norms, lattice.chord_rates, lattice.chord_shifts)
+    return _of_bytes(shift.tobytes(), sample_rate.tobytes(), chords)
 
 
 @lru_cache(maxsize=_MOST_RUNS)
-def _of_bytes(shift: bytes, sample_rate: bytes, between: tuple[float, bool] | None) -> SharedLaws:
+def _of_bytes(
+    shift: bytes, sample_rate: bytes, chords: tuple[float, bool, bool] | None
+) -> SharedLaws:
     laws = StepLaws(np.frombuffer(shift), np.frombuffer(sample_rate))
-    cells = Cells.of(laws, *between) if between is not None and len(laws) else None
+    cells = Cells.of(laws, *chords) if chords is not None and len(laws) else None
     return SharedLaws(laws.shift, laws.sample_rate, cells)
 
 
@@ -171,12 +173,12 @@ class LossSum:
         """(n_laws,) of the laws."""
         return self.laws.sample_rate
 
-    @property
+    @cached_property
     def used(self) -> NDArray[np.bool_]:
         """(n_laws,) laws that some example has a step under."""
-        return np.asarray((self.counts > 0).any(axis=0))
+        return np.asarray(self.counts.max(axis=0, initial=0.0) > 0)
 
-    @property
+    @cached_property
     def steps(self) -> FloatArray:
         """(n_examples,) number of sampled steps that are not free."""
         return np.asarray(self.counts.sum(axis=1))
@@ -276,11 +278,11 @@ class Cells:
     chord_rate: FloatArray
 
     @classmethod
-    def of(cls, laws: StepLaws, norms: float, rates: bool) -> Cells:
+    def of(cls, laws: StepLaws, norms: float, rates: bool, between: bool) -> Cells:
         """Of all nodes of a lattice above 0: every shift at every rate.
 
         norms: relative distance of norms that are shared between before they are located.
-        rates: whether steps lie between rates, too.
+        rates, between: whether steps lie between rates, and between shifts.
         """
         shifts, column = np.unique(laws.shift, return_inverse=True)
         below, above = np.append(0.0, shifts[:-1]), np.append(shifts[1:], shifts[-1])
@@ -294,18 +296,20 @@ class Cells:
         # Widths of the cells of norms, and of the one from 0
         of_norms = np.square(np.expm1(2 * norms) * np.square(above)) / 8
         of_norms += (norms > 0) * shifts[0] ** 4 * _FIRST_CELL
+        if not between:
+            below, above, chord = shifts, shifts, np.zeros(len(shifts))
         own, row = np.unique(laws.sample_rate, return_inverse=True)
-        lower, higher, between = own, own, np.zeros(len(own))
+        lower, higher, of_rates = own, own, np.zeros(len(own))
         if rates:
             lower, higher = np.append(own[0], own[:-1]), np.append(own[1:], own[-1])
-            between = np.square(np.diff(np.square([lower, own, higher]), axis=0).max(axis=0)) / 8
+            of_rates = np.square(np.diff(np.square([lower, own, higher]), axis=0).max(axis=0)) / 8
         return cls(
             StepLaws(below[column], lower[row]),
             StepLaws(above[column], higher[row]),
             laws.sample_rate,
             (chord + of_norms)[column],
             of_norms[column],
-            between[row],
+            of_rates[row],
         )
 
     def select(self, laws: NDArray[np.bool_] | NDArray[np.intp]) -> Cells:

@@ -153,12 +153,15 @@ class Scan:
             shifted = self.transform - np.outer(self.epsilon, self.tilts)
         return np.asarray(shifted + log_largest_weight(self.tilts))
 
-    def shared_columns(self, problem: Problem, slack: float) -> NDArray[np.int64]:
+    def shared_columns(
+        self, problem: Problem, slack: float, *, own: bool = False
+    ) -> NDArray[np.int64]:
         """(n,) index of a tilt for each example, few different ones in all; -1 where none will do.
 
         A tilt will do if its Chernoff exponent at the example's epsilon is within `slack` nepers of
         the best one's, and if that of a neighbour of the best one is as well: else the grid is too
-        coarse to know the best one.
+        coarse to know the best one. Those that all blocks try are taken first, unless the best ones
+        of these examples are to be found (own).
         """
         excess = self.exponents() - problem.upper_goal[:, None]
         good = excess <= slack
@@ -166,7 +169,7 @@ class Scan:
         padded = np.pad(good, ((0, 0), (1, 1)))
         columns = np.full(len(rows), -1)
         remaining = rows[padded[rows, self.best] | padded[rows, self.best + 2]]
-        preferred = self.place % FAR_TILTS == 0
+        preferred = (self.place % FAR_TILTS == 0) & (not own)
         while len(remaining):
             covers = good[remaining].sum(axis=0)
             if covers[preferred].any():  # so that all blocks take the same ones

@@ -13,8 +13,11 @@ from indpriv.accountant.pld.loss_sum import DIRECTIONS, Cells, StepLaws
 from indpriv.accountant.pld.transform import contour_table, log_transforms
 
 
-def random_run(rng, *, many_rates):
-    """Shifts, rates and numbers of steps of a few laws, and a lattice that they lie in."""
+def random_run(rng, *, many_rates, many_shifts=True):
+    """Shifts, rates and numbers of steps of a few laws, and a lattice that they lie in.
+
+    Without many shifts those of the laws are nodes of the lattice.
+    """
     n_laws, largest = int(rng.integers(1, 9)), rng.uniform(0.05, 1.5)
     shift = largest * np.exp(-rng.exponential(1.0, n_laws))
     rate = np.full(n_laws, np.exp(rng.uniform(np.log(1e-3), np.log(0.4))))
@@ -22,7 +25,9 @@ def random_run(rng, *, many_rates):
     if many_rates:
         rate = rate * np.exp(rng.uniform(0, 0.4, n_laws))
         rates = np.concatenate([rate, np.linspace(rate.min(), rate.max(), 9)])
-    lattice = Lattice.of_chords(np.append(shift, largest), rates, 0.0)
+    others = np.geomspace(1e-4 * largest, largest, 999) if many_shifts else [largest]
+    lattice = Lattice.of_chords(np.append(shift, others), rates, 0.0)
+    assert lattice.chord_shifts == many_shifts
     return shift, rate, rng.integers(20, 1500, n_laws).astype(float), lattice
 
 
@@ -37,10 +42,12 @@ def relative_width(found):
     return (found.epsilon_upper[0] - found.epsilon_lower[0]) / max(found.epsilon_upper[0], 1e-300)
 
 
-def check_runs(seed, n_runs, many_rates):
+def check_runs(seed, n_runs, many_rates, many_shifts):
     rng, infinite, widths = np.random.default_rng(seed), np.array([np.inf]), []
     for _ in range(n_runs):
-        shift, rate, steps, lattice = random_run(rng, many_rates=many_rates)
+        shift, rate, steps, lattice = random_run(
+            rng, many_rates=many_rates, many_shifts=many_shifts
+        )
         delta = 10.0 ** -rng.integers(3, 9)
         laws = Mechanisms(np.ones(len(shift)), 1 / shift, rate).participations(steps[None])
         exact = pld_epsilon(laws, delta=delta, rdp_upper=infinite)
@@ -53,9 +60,10 @@ def check_runs(seed, n_runs, many_rates):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("many_shifts", [False, True])
 @pytest.mark.parametrize("many_rates", [False, True])
-def test_brackets_by_shared_steps_contain_exact_ones(many_rates):
-    check_runs(1, 200, many_rates)
+def test_brackets_by_shared_steps_contain_exact_ones(many_rates, many_shifts):
+    check_runs(1, 200, many_rates, many_shifts)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -64,12 +72,12 @@ def test_the_bound_of_a_chord_contains_its_error_along_a_contour(tilt, direction
     rng, seen = np.random.default_rng(7), 0.0
     frequencies = np.linspace(0, 2 * tilt + 10, 33)
     w = tilt + 1j * frequencies
-    for many_rates in (False, True):
-        shift, rate, _, lattice = random_run(rng, many_rates=many_rates)
+    for many_rates, many_shifts in ((False, True), (True, True), (True, False)):
+        shift, rate, _, lattice = random_run(rng, many_rates=many_rates, many_shifts=many_shifts)
         mechanisms = lattice.mechanisms
         kept = mechanisms.shifts > 0
         nodes = StepLaws(mechanisms.shifts[kept], mechanisms.sample_rate[kept])
-        cells = Cells.of(nodes, 0.0, lattice.chord_rates)
+        cells = Cells.of(nodes, 0.0, lattice.chord_rates, lattice.chord_shifts)
 
         def cumulants(laws):
             """(n_laws, n_frequencies) K, and its change from that at the tilt."""
@@ -87,22 +95,26 @@ def test_the_bound_of_a_chord_contains_its_error_along_a_contour(tilt, direction
             exact, _ = cumulants(StepLaws(shift[one], rate[one]))
             error = np.abs(exact[0] - share @ at_nodes)[ratio > 0]
             assert np.all(error <= bound @ share + 1e-13)
-            seen = max(seen, float((error / (bound @ share)).max(initial=0.0)))
+            if lattice.chord_shifts or lattice.chord_rates:
+                seen = max(seen, float((error / (bound @ share)).max(initial=0.0)))
     if tilt < 40:
         assert seen > 0.02  # the bound is not vacuous
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("tilt", [0.5, 4.0, 150.0])
-def test_laws_around_a_node_decay_as_fast_as_its_bound_says(tilt, direction):
+@pytest.mark.parametrize("many_shifts", [False, True])
+def test_laws_around_a_node_decay_as_fast_as_its_bound_says(many_shifts, tilt, direction):
     rng, frequencies = np.random.default_rng(11), tilt * np.exp2(np.arange(-3.0, 25.0))
     for _ in range(2):
         shift, rate, _, lattice = random_run(rng, many_rates=True)
         shift = np.minimum(shift, 3 / tilt)
-        lattice = Lattice.of_chords(shift, lattice.rates, 0.0)
+        others = np.geomspace(1e-4, 1.0, 999) if many_shifts else np.ones(1)
+        every = np.append(shift, shift.max() * others)
+        lattice = Lattice.of_chords(every, lattice.rates, 0.0)
         kept = lattice.mechanisms.shifts > 0.01 * shift.max()
         nodes = StepLaws(lattice.mechanisms.shifts[kept], lattice.mechanisms.sample_rate[kept])
-        bound = decay_between(Cells.of(nodes, 0.0, True), tilt, direction, frequencies)
+        bound = decay_between(Cells.of(nodes, 0.0, True, many_shifts), tilt, direction, frequencies)
         for own in np.flatnonzero(shift > 0.02 * shift.max()):
             one, places = slice(own, own + 1), 2 ** np.arange(7)
             share = shared(lattice, shift[one], rate[one], np.ones(1))[kept]
@@ -125,6 +137,17 @@ def test_renyi_bounds_of_nodes_are_never_below_those_of_the_run():
         found = SharedDivergences(lattice.mechanisms, lattice).divergences(orders) @ counts
         assert np.all(found >= exact * (1 - 1e-12))
         assert np.all(found[:2] <= exact[:2] * 1.06)
+
+
+def test_few_shifts_and_rates_are_nodes_and_nothing_is_shared():
+    rng = np.random.default_rng(2)
+    shift, rate, steps, lattice = random_run(rng, many_rates=False, many_shifts=False)
+    counts = shared(lattice, shift, rate, steps)
+    assert sorted(counts[counts > 0]) == sorted(steps)
+    orders = np.array([1.5, 4.0, 32.0])
+    exact = Mechanisms(np.ones(len(shift)), 1 / shift, rate).divergences(orders) @ steps
+    found = SharedDivergences(lattice.mechanisms, lattice).divergences(orders) @ counts
+    assert np.all(np.abs(found / exact - 1) <= 1e-12)
 
 
 @pytest.mark.slow
