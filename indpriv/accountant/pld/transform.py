@@ -224,14 +224,17 @@ def _turns(angle: FloatArray, n_turns: int) -> ComplexArray:
 
     Every value has full relative precision.
     """
-    turns = np.zeros((len(angle), n_turns, angle.shape[1]), np.complex128)
-    n_done = 1
+    turns = np.empty((len(angle), n_turns, angle.shape[1]), np.complex128)
+    turns[:, 0], n_done = 0.0, 1
     while n_done < n_turns:
         half = angle * (n_done / 2)
         sine = np.sin(half)
         turn = (2 * sine * (1j * np.cos(half) - sine))[:, None]
         following = turns[:, : min(n_done, n_turns - n_done)]
-        turns[:, n_done : 2 * n_done] = following * turn + following + turn
+        added = turns[:, n_done : 2 * n_done]
+        np.multiply(following, turn, out=added)
+        added += following
+        added += turn
         n_done *= 2
     return turns
 
