@@ -173,6 +173,28 @@ def test_a_log_without_rounding_is_accounted_within_a_thousandth_of_exact_laws()
         assert width <= 1e-3 * found.epsilon[example]
 
 
+def log_of_many_rates(n_examples):
+    """A rounded log of 300 steps, each at a rate of its own: a few shifts under many rates."""
+    norms = np.random.default_rng(6).uniform(0, 1.1, (3, n_examples)).round(1)
+    rates = np.random.default_rng(7).uniform(0.05, 0.1, 300)
+    settings = {"max_grad_norm": 1.0, "noise_multiplier": 2.0, "sample_rate": rates}
+    log = NormLog.from_arrays(norms, [0, 100, 200], total_steps=300, rounding=0.1, **settings)
+    return log, np.minimum(norms, 1.0).repeat(100, axis=0), rates
+
+
+@pytest.mark.slow
+def test_a_log_under_many_rates_is_accounted_within_a_thousandth_of_exact_laws():
+    log, norms, rates = log_of_many_rates(4)
+    found = account(log, delta=1e-5, accountant="pld")
+    for example, own in enumerate(norms.T):
+        laws = Mechanisms(own, np.full(300, 2.0), rates).participations(np.ones((1, 300)))
+        exact = pld_epsilon(laws, delta=1e-5, rdp_upper=np.array([np.inf]), tolerance=1e-5)
+        assert found.epsilon_lower[example] <= exact.epsilon_upper[0] * (1 + 1e-9)
+        assert found.epsilon[example] >= exact.epsilon_lower[0] * (1 - 1e-9)
+        width = found.epsilon[example] - found.epsilon_lower[example]
+        assert width <= 1e-3 * found.epsilon[example]
+
+
 def exact_bracket(norms, noise, rate, steps, delta):
     laws = Mechanisms(norms, np.full(len(norms), noise), np.full(len(norms), rate))
     found = pld_epsilon(
@@ -208,11 +230,16 @@ def test_norms_near_zero_are_not_free(norm):
     assert found.epsilon_lower[0] <= upper
 
 
-@pytest.mark.slow
-def test_threads_that_share_a_table_give_the_same_bits(monkeypatch):
+def unrounded_log():
     norms = np.random.default_rng(9).uniform(0, 1.1, (3, 24))
     settings = {"total_steps": 300, "max_grad_norm": 1.0, "noise_multiplier": 3.0}
-    log = NormLog.from_arrays(norms, [0, 100, 200], rounding=0, sample_rate=0.1, **settings)
+    return NormLog.from_arrays(norms, [0, 100, 200], rounding=0, sample_rate=0.1, **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rates", ["one", "many"])
+def test_threads_that_share_a_table_give_the_same_bits(monkeypatch, rates):
+    log = unrounded_log() if rates == "one" else log_of_many_rates(40)[0]
     monkeypatch.setattr("indpriv.accountant.prepared._HISTOGRAM_BYTES", 1 << 15)
     one, three = (account(log, delta=1e-5, accountant="pld", workers=n) for n in (1, 3))
     assert np.array_equal(one.epsilon, three.epsilon)
