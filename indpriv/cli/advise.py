@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -9,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from indpriv.cli.advise_trials import checked_output, parse_shares, subset_trials
+from indpriv.cli.advise_trials import deletion_trials, ids_in, parse_shares, subset_trials
 from indpriv.cli.audit import Accountant, Delta
 from indpriv.cli.first_contact import checked_run
 from indpriv.cli.options import (
@@ -22,12 +23,16 @@ from indpriv.cli.options import (
     print_json,
     progress_bar,
 )
-from indpriv.cli.trials import make_trials
+from indpriv.cli.trials import Trial, make_trials
+from indpriv.errors import InputError
 
 if TYPE_CHECKING:
+    from indpriv.analysis.advice.deletion import Deletion
     from indpriv.analysis.advice.findings import Advice
+    from indpriv.training.config import AuditConfig
+    from indpriv.training.datasets import Dataset
 
-NAME = "advice"  # of its files
+NAME, DELETION = "advice", "deletion"  # of the files
 _NEW_RUNS = "With an audit file"  # heading in --help
 
 Source = Annotated[
@@ -38,7 +43,11 @@ Source = Annotated[
     ),
 ]
 Target = Annotated[
-    float, typer.Option(help="Largest epsilon that the quantile of a group is to have, e.g. 1.0.")
+    float | None,
+    typer.Option(
+        help="Largest epsilon that the quantile of a group is to have, e.g. 1.0. Needed unless "
+        "records are deleted."
+    ),
 ]
 Quantile = Annotated[
     float, typer.Option(help="Which quantile of a group's epsilons; 0.95 is the 95th percentile.")
@@ -59,6 +68,21 @@ Seeds = Annotated[
         min=1, help="Number of runs on each share: seeds 0, 1, ...", rich_help_panel=_NEW_RUNS
     ),
 ]
+Without = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Delete the training records with this value, e.g. race=Black, and say whose epsilon "
+        "rises. Can be given several times.",
+        rich_help_panel=_NEW_RUNS,
+    ),
+]
+WithoutIds = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with the ids of records to delete, one on each line.",
+        rich_help_panel=_NEW_RUNS,
+    ),
+]
 Jobs = Annotated[
     int | None,
     typer.Option(
@@ -70,23 +94,9 @@ Jobs = Annotated[
 ]
 
 
-class _Question(NamedTuple):
-    """What is asked of every run."""
-
-    target: float
-    by: tuple[str, ...]
-    quantile: float
-    delta: float | None
-    accountant: str
-
-    def options(self) -> Any:
-        """As arguments of `advise_on_run` and `advise_over_subsets`."""
-        return self._asdict()
-
-
 def advise(
     path: Source,
-    target: Target,
+    target: Target = None,
     by: By = None,
     quantile: Quantile = 0.95,
     output_dir: OutputDir = None,
@@ -94,6 +104,8 @@ def advise(
     accountant: Accountant = "rdp",
     subsets: Subsets = "0.25,0.5,1",
     seeds: Seeds = 2,
+    without: Without = None,
+    without_ids: WithoutIds = None,
     jobs: Jobs = None,
     data_dir: DataDir = None,
     device: Device = "cpu",
@@ -103,64 +115,151 @@ def advise(
 
     Example: indpriv advise runs/adult --target 1.0 --by race
 
-    Records are advised on with an audit file, from runs on nested parts of its data. What it says
-    are predictions of a run to come, not guarantees.
+    Records are advised on with an audit file, from runs on nested parts of its data. With
+    --without, whose epsilon rises if records are deleted: indpriv advise audits/adult.toml
+    --without race=Black. What it says of a run to come is a prediction, not a guarantee.
     """
-    from indpriv.audit.advice.of_run import advise_on_run, check_question
-    from indpriv.report.renderers.page_files import write_page
-    from indpriv.report.screens.advice import page_of, print_advice
+    from indpriv.audit.advice.of_run import check_question
 
-    check_question(target, quantile)
-    question = _Question(target, tuple(by or ()), quantile, delta, accountant)
+    question = _Question(target, by or [], quantile, delta, accountant)
+    check_question(1.0 if target is None else target, quantile)
+    deletes = bool(without) or without_ids is not None
+    if target is None and not deletes:
+        raise InputError("indpriv advise needs --target, the epsilon to reach, e.g. --target 1.0")
+    if deletes and target is not None:
+        raise InputError("--target has no part in deleting records; leave out it or --without")
     if path.suffix == ".toml" and path.is_file():
-        found, output_dir = _over_subsets(
-            path, question, output_dir, subsets, seeds, jobs, data_dir, device
-        )
+        new = _NewRuns(path, output_dir, seeds, jobs, data_dir, device)
+        if deletes:
+            _show_deletion(*_delete(question, new, without or [], without_ids), as_json=as_json)
+            return
+        found, folder = _over_subsets(question, new, subsets)
+    elif deletes:
+        raise InputError(f"--without trains anew, for which it needs an audit file, not {path}")
     else:
-        run_dir = checked_run(path, "advise")
-        output_dir = output_dir or run_dir / NAME
-        check_folder("--output-dir", output_dir)
-        with progress_bar() as progress:
-            found = advise_on_run(run_dir, progress=progress, **question.options())
-    write_page(page_of(found), found.to_json(), output_dir, NAME)
-    if as_json:
-        print_json(found.to_json())
-        return
-    console = Console(highlight=False)
-    print_advice(found, console)
-    console.print(f"\n[bold]{escape(str(output_dir / f'{NAME}.html'))}[/]", soft_wrap=True)
+        found, folder = _on_run(question, path, output_dir)
+    _show(found, folder, as_json=as_json)
 
 
-def _over_subsets(
-    path: Path,
-    question: _Question,
-    output_dir: Path | None,
-    subsets: str,
-    seeds: int,
-    jobs: int | None,
-    data_dir: Path | None,
-    device: str,
-) -> tuple[Advice, Path]:
+class _Question(NamedTuple):
+    """What is asked of every run."""
+
+    target: float | None
+    by: Sequence[str]
+    quantile: float
+    delta: float | None
+    accountant: str
+
+    def options(self) -> Any:
+        """As arguments of `advise_on_run` and its like; without a target if there is none."""
+        return {name: value for name, value in self._asdict().items() if name != "target" or value}
+
+
+class _NewRuns(NamedTuple):
+    """How runs of an audit file are made."""
+
+    path: Path
+    output_dir: Path | None
+    seeds: int
+    jobs: int | None
+    data_dir: Path | None
+    device: str
+
+    def prepare(self, by: Sequence[str]) -> tuple[AuditConfig, Dataset, Path]:
+        """The audit, its data, and where everything goes."""
+        from indpriv.audit.advice.over_subsets import check_groups
+        from indpriv.training.config import AuditConfig
+        from indpriv.training.datasets import DATASETS, load_dataset
+
+        config = AuditConfig.from_toml(self.path)
+        check_groups(by, ("label", *DATASETS[config.data.dataset].metadata_columns))
+        folder = self.output_dir or Path("advice") / config.name
+        check_folder("--output-dir", folder)
+        check_device(self.device)
+        return config, load_dataset(config.data.dataset, self.data_dir), folder
+
+    def make(self, trials: Sequence[Trial], folder: Path) -> None:
+        """Train what is not trained yet."""
+        make_trials(
+            trials, folder, "advise", jobs=self.jobs, data_dir=self.data_dir, device=self.device
+        )
+
+
+def _on_run(question: _Question, path: Path, output_dir: Path | None) -> tuple[Advice, Path]:
+    """Account a run anew; the advice, and where it goes."""
+    from indpriv.audit.advice.of_run import advise_on_run
+
+    run_dir = checked_run(path, "advise")
+    folder = output_dir or run_dir / NAME
+    check_folder("--output-dir", folder)
+    with progress_bar() as progress:
+        return advise_on_run(run_dir, progress=progress, **question.options()), folder
+
+
+def _over_subsets(question: _Question, new: _NewRuns, subsets: str) -> tuple[Advice, Path]:
     """Train on parts of the data; the advice, and where it goes."""
-    from indpriv.audit.advice.over_subsets import (
-        SubsetRun,
-        advise_over_subsets,
-        check_groups,
-        check_subsets,
-    )
-    from indpriv.training.config import AuditConfig
-    from indpriv.training.datasets import DATASETS, load_dataset
+    from indpriv.audit.advice.over_subsets import SubsetRun, advise_over_subsets, check_subsets
 
-    config = AuditConfig.from_toml(path)
-    folder = checked_output(config, output_dir)
-    shares = check_subsets(parse_shares(subsets), seeds)
-    check_groups(question.by, ("label", *DATASETS[config.data.dataset].metadata_columns))
-    check_device(device)
-    dataset = load_dataset(config.data.dataset, data_dir)
-    trials = subset_trials(config, dataset, shares, seeds, folder)
-    make_trials(trials, folder, "advise", jobs=jobs, data_dir=data_dir, device=device)
+    shares = check_subsets(parse_shares(subsets), new.seeds)
+    config, dataset, folder = new.prepare(question.by)
+    trials = subset_trials(config, dataset, shares, new.seeds, folder)
+    new.make(trials, folder)
     runs = [
         SubsetRun(trial.run_dir, trial.config.data.share or 1.0, trial.seed) for trial in trials
     ]
     with progress_bar() as progress:
         return advise_over_subsets(runs, progress=progress, **question.options()), folder
+
+
+def _delete(
+    question: _Question, new: _NewRuns, without: Sequence[str], without_ids: Path | None
+) -> tuple[Deletion, Path]:
+    """Train with and without some records; the comparison, and where it goes."""
+    from indpriv.audit.advice.after_deletion import DeletionRun, compare_deletion
+    from indpriv.training.datasets.rows import chosen_ids
+
+    ids = [] if without_ids is None else ids_in(without_ids)
+    config, dataset, folder = new.prepare(question.by)
+    sides = deletion_trials(config, dataset, without, ids, new.seeds, folder)
+    new.make([trial for side in sides for trial in side], folder)
+    before, after = (
+        [DeletionRun(trial.run_dir, chosen_ids(dataset, trial.config.data)) for trial in side]
+        for side in sides
+    )
+    deleted = ", ".join([*without, *([f"{len(ids):,} ids of {without_ids}"] if ids else [])])
+    with progress_bar() as progress:
+        found = compare_deletion(
+            before,
+            after,
+            name=config.name,
+            deleted=deleted,
+            progress=progress,
+            **question.options(),
+        )
+    return found, folder
+
+
+def _show(found: Advice, folder: Path, *, as_json: bool) -> None:
+    from indpriv.report.renderers.page_files import write_page
+    from indpriv.report.screens.advice import page_of, print_advice
+
+    write_page(page_of(found), found.to_json(), folder, NAME)
+    if as_json:
+        print_json(found.to_json())
+        return
+    console = Console(highlight=False)
+    print_advice(found, console)
+    console.print(f"\n[bold]{escape(str(folder / f'{NAME}.html'))}[/]", soft_wrap=True)
+
+
+def _show_deletion(found: Deletion, folder: Path, *, as_json: bool) -> None:
+    from indpriv.report.renderers.page_files import write_page
+    from indpriv.report.screens.deletion import deletion_page, print_deletion
+
+    write_page(deletion_page(found), found.to_json(), folder, DELETION)
+    if as_json:
+        print_json(found.to_json())
+        return
+    console = Console(highlight=False)
+    print_deletion(found, console)
+    console.print(f"\n[bold]{escape(str(folder / f'{DELETION}.html'))}[/]", soft_wrap=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from indpriv.cli.options import check_folder
 from indpriv.cli.trials import Trial
 from indpriv.errors import InputError
 
@@ -44,8 +44,55 @@ def subset_trials(
             trial = _trial(whole, part, f"share={share:g}_seed={seed}", seed, output_dir)
             rows = len(chosen_rows(dataset, trial.config.data).train)
             steps_per_epoch(trial.config.training, rows)  # refuses fewer rows than a batch
-            trials.append(replace(trial, audited=False))
+            trials.append(trial)
     return trials
+
+
+def deletion_trials(
+    config: AuditConfig,
+    dataset: Dataset,
+    without: Sequence[str],
+    ids: Sequence[int],
+    seeds: int,
+    output_dir: Path,
+) -> tuple[list[Trial], list[Trial]]:
+    """Runs with, and runs without, some records, with each seed.
+
+    Raises:
+        InputError: an audit that leaves records out already, or nobody to delete or to keep.
+    """
+    from indpriv.training.datasets.rows import chosen_rows
+    from indpriv.training.step_plan import steps_per_epoch
+
+    if config.data.without is not None or config.data.without_ids is not None:
+        raise InputError(f"{config.name} has [data] without already; leave it out for advice")
+    whole = with_noise_of(config, dataset)
+    part: dict[str, Any] = {}
+    if without:
+        part["without"] = list(without)
+    if ids:
+        part["without_ids"] = list(ids)
+    code = zlib.crc32(repr(sorted(part.items())).encode("utf-8", "surrogatepass"))
+    folders = "share=1_seed={}", f"without-{code:08x}_seed={{}}"
+    before, after = (
+        [_trial(whole, keys, folder.format(seed), seed, output_dir) for seed in range(seeds)]
+        for keys, folder in (({}, folders[0]), (part, folders[1]))
+    )
+    rows = len(chosen_rows(dataset, after[0].config.data).train)
+    steps_per_epoch(config.training, rows)  # refuses fewer rows than a batch
+    return before, after
+
+
+def ids_in(path: Path) -> list[int]:
+    """Ids of examples, one on each line."""
+    remedy = "pass a file with the id of one example on each line"
+    try:
+        found = [int(line) for line in path.read_text(encoding="utf-8").split()]
+    except (ValueError, OSError) as error:
+        raise InputError(f"--without-ids {path}: {error}; {remedy}") from error
+    if not found:
+        raise InputError(f"--without-ids {path} is empty; {remedy}")
+    return found
 
 
 def with_noise_of(config: AuditConfig, dataset: Dataset) -> AuditConfig:
@@ -81,14 +128,8 @@ def _trial(
 
     tables = config.to_dict()
     changed = AuditConfig.from_dict({**tables, "data": {**tables["data"], **data}})
-    return Trial(changed, seed, output_dir / "runs" / name, output_dir / "audits" / name)
-
-
-def checked_output(config: AuditConfig, output_dir: Path | None) -> Path:
-    """Where the runs and the advice go."""
-    folder = output_dir or Path("advice") / config.name
-    check_folder("--output-dir", folder)
-    return folder
+    folders = output_dir / "runs" / name, output_dir / "audits" / name
+    return Trial(changed, seed, *folders, audited=False)
 
 
 def parse_shares(text: str) -> list[float]:

@@ -8,6 +8,7 @@ import pytest
 from indpriv import NormLog, PrivacyFilter, RoundRecorder, account
 from indpriv.cli import run as run_command
 from indpriv.norm_log.views import noisier
+from indpriv.training.datasets import load_dataset
 from runs import make_run, record
 from synthetic import small_run, write_run
 
@@ -182,3 +183,66 @@ def test_subsets_that_say_nothing(audit_file, advise, tmp_path, options, message
 def test_audits_that_advice_knows_nothing_of(audit_file, advise, before, after, message):
     audit_file.write_text(AUDIT.replace(before, after))
     assert message in advise(audit_file, "--target", 1, code=2).err
+
+
+@pytest.mark.slow
+def test_whose_epsilon_rises_without_some_records(audit_file, advise, tmp_path):
+    folder, ids = tmp_path / "out", tmp_path / "ids.txt"
+    data = load_dataset("breast_cancer").train
+    ids.write_text("0\n1\n2\n")
+    benign = np.flatnonzero(data.targets == 1)
+    options = (audit_file, "--without-ids", ids, "--seeds", 1, "--output-dir", folder)
+    found = json.loads(advise(*options, "--jobs", 1, "--json").out)
+    assert found["n_deleted"] == 3
+    whole = folder / "runs" / "share=1_seed=0"
+    (part,) = (folder / "runs").glob("without-*_seed=0")
+    logs = [NormLog.open(run) for run in (whole, part)]
+    assert [log.n_examples for log in logs] == [456, 453]
+    noise = [log.settings.noise_multiplier[0] for log in logs]
+    assert noise[0] == noise[1]
+    old, new = (account(log, delta=1e-4).epsilon for log in logs)
+    stay = np.arange(3, 456)
+    everyone = found["groups"][0]
+    assert everyone["mean_with"] == pytest.approx(old[stay].mean())
+    assert everyone["mean_without"] == pytest.approx(new.mean())
+    assert everyone["share_rises"] == pytest.approx((new > 1.1 * old[stay]).mean())
+    named = next(one for one in found["groups"] if one["name"] == "benign")
+    kept = np.isin(stay, benign)
+    assert named["mean_without"] == pytest.approx(new[kept].mean())
+    text = " ".join(advise(*options).out.split())
+    assert "pass --seeds 2" in text
+    assert "sampling rate is higher" in text
+    for suffix in ("html", "md"):
+        assert "SENSITIVE" in (folder / f"deletion.{suffix}").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "needs --target"),
+        (("--without", "label=benign", "--target", 1), "--target has no part"),
+        (("--without", "label=purple"), "no training row of breast_cancer has that value"),
+        (("--without", "eyes=blue"), "eyes"),
+        (("--without", "label"), "without"),
+        (("--without", "label=benign", "--without", "label=malignant"), "leaves no training row"),
+        (("--without-ids", "nowhere.txt"), "--without-ids nowhere.txt"),
+    ],
+)
+def test_deletions_that_say_nothing(audit_file, advise, tmp_path, options, message):
+    folder = tmp_path / "out"
+    printed = advise(audit_file, *options, "--output-dir", folder, code=2)
+    assert message in " ".join(printed.err.split())
+    assert not folder.exists()
+
+
+def test_a_run_cannot_be_trained_without_some_records(run_dir, advise):
+    assert "needs an audit file" in advise(run_dir, "--without", "sex=Male", code=2).err
+
+
+@pytest.mark.parametrize(("text", "reason"), [("1\nann\n", "'ann'"), ("\n", "is empty")])
+def test_ids_that_are_no_numbers(audit_file, advise, tmp_path, text, reason):
+    (tmp_path / "ids.txt").write_text(text)
+    printed = advise(audit_file, "--without-ids", tmp_path / "ids.txt", code=2)
+    message = " ".join(printed.err.split())
+    assert reason in message
+    assert "the id of one example on each line" in message

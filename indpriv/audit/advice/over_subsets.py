@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Unpack
 
 from indpriv._progress import StageProgress, silent
-from indpriv.accountant.per_example import table_for
 from indpriv.analysis.advice.findings import Advice
 from indpriv.analysis.advice.group_quantiles import ALL, MIDDLE, read_quantiles
 from indpriv.analysis.advice.records_advice import LEAST_RUNS, SubsetReading, records_needed
-from indpriv.audit.advice.of_run import advise_on_run, groups_of_run
-from indpriv.audit.method_of_run import MethodOptions, method_of_run
-from indpriv.audit.run_directory import recorded_run
+from indpriv.audit.advice.of_run import account_run, advise_on_run, groups_of_run
+from indpriv.audit.method_of_run import MethodOptions
 from indpriv.errors import InputError
-from indpriv.norm_log.norm_log import open_run
 
 READING = "reading runs on subsets"
 _OF_EACH_RUN = ("correct", "loss")  # columns that differ from run to run
@@ -127,9 +124,7 @@ _Quantiles = Mapping[tuple[str | None, str], tuple[int, float]]  # size and quan
 def _quantiles(
     one: SubsetRun, by: Sequence[str], quantile: float, method: MethodOptions
 ) -> _Quantiles:
-    run = open_run(one.path)
-    log, recorded = run.log, recorded_run(run)
-    table = table_for(log, method_of_run(log, recorded, one.path, method)[0])
+    table, recorded = account_run(one.path, method)
     groups = groups_of_run(table, recorded, by)
     return {
         (group.by, group.name): (len(group.members), float(ends[MIDDLE]))
