@@ -57,15 +57,20 @@ OutputDir = Annotated[
     typer.Option(help="Directory to write to.", show_default="RUN/advice or advice/NAME"),
 ]
 Subsets = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help="Shares of the data to train on, each within the next.", rich_help_panel=_NEW_RUNS
+        help="Shares of the data to train on, each within the next.",
+        show_default="0.25,0.5,1",
+        rich_help_panel=_NEW_RUNS,
     ),
 ]
 Seeds = Annotated[
-    int,
+    int | None,
     typer.Option(
-        min=1, help="Number of runs on each share: seeds 0, 1, ...", rich_help_panel=_NEW_RUNS
+        min=1,
+        help="Number of runs of each kind: seeds 0, 1, ...",
+        show_default="2",
+        rich_help_panel=_NEW_RUNS,
     ),
 ]
 Without = Annotated[
@@ -102,8 +107,8 @@ def advise(
     output_dir: OutputDir = None,
     delta: Delta = None,
     accountant: Accountant = "rdp",
-    subsets: Subsets = "0.25,0.5,1",
-    seeds: Seeds = 2,
+    subsets: Subsets = None,
+    seeds: Seeds = None,
     without: Without = None,
     without_ids: WithoutIds = None,
     jobs: Jobs = None,
@@ -124,20 +129,29 @@ def advise(
     question = _Question(target, by or [], quantile, delta, accountant)
     check_question(1.0 if target is None else target, quantile)
     deletes = bool(without) or without_ids is not None
-    if target is None and not deletes:
-        raise InputError("indpriv advise needs --target, the epsilon to reach, e.g. --target 1.0")
-    if deletes and target is not None:
-        raise InputError("--target has no part in deleting records; leave out it or --without")
-    if path.suffix == ".toml" and path.is_file():
-        new = _NewRuns(path, output_dir, seeds, jobs, data_dir, device)
+    if deletes == (target is not None):
+        raise InputError(
+            "pass --target, the epsilon to reach, e.g. --target 1.0; or else --without or "
+            "--without-ids, the records to delete"
+        )
+    trains = path.suffix == ".toml" and path.is_file()
+    for option, given, takes in (
+        ("--subsets", subsets, trains and not deletes),
+        ("--seeds", seeds, trains),
+        ("--jobs", jobs, trains),
+        ("--without", without or without_ids, trains),
+    ):
+        if given is not None and not takes:
+            why = "deletes records" if trains else f"trains nothing: {path} is no audit file"
+            raise InputError(f"{option} has no part in advice that {why}; leave it out")
+    if not trains:
+        found, folder = _on_run(question, path, output_dir)
+    else:
+        new = _NewRuns(path, output_dir, seeds or 2, jobs, data_dir, device)
         if deletes:
             _show_deletion(*_delete(question, new, without or [], without_ids), as_json=as_json)
             return
-        found, folder = _over_subsets(question, new, subsets)
-    elif deletes:
-        raise InputError(f"--without trains anew, for which it needs an audit file, not {path}")
-    else:
-        found, folder = _on_run(question, path, output_dir)
+        found, folder = _over_subsets(question, new, subsets or "0.25,0.5,1")
     _show(found, folder, as_json=as_json)
 
 

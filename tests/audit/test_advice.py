@@ -219,8 +219,9 @@ def test_whose_epsilon_rises_without_some_records(audit_file, advise, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "needs --target"),
-        (("--without", "label=benign", "--target", 1), "--target has no part"),
+        ((), "pass --target"),
+        (("--without", "label=benign", "--target", 1), "or else --without"),
+        (("--without", "label=benign", "--subsets", "0.5,1"), "--subsets has no part in advice"),
         (("--without", "label=purple"), "no training row of breast_cancer has that value"),
         (("--without", "eyes=blue"), "eyes"),
         (("--without", "label"), "without"),
@@ -235,8 +236,18 @@ def test_deletions_that_say_nothing(audit_file, advise, tmp_path, options, messa
     assert not folder.exists()
 
 
-def test_a_run_cannot_be_trained_without_some_records(run_dir, advise):
-    assert "needs an audit file" in advise(run_dir, "--without", "sex=Male", code=2).err
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--without", "sex=Male"), "--without"),
+        (("--target", 1, "--seeds", 3), "--seeds"),
+        (("--target", 1, "--subsets", "0.5,1"), "--subsets"),
+        (("--target", 1, "--jobs", 2), "--jobs"),
+    ],
+)
+def test_a_run_is_not_trained_again(run_dir, advise, options, named):
+    message = " ".join(advise(run_dir, *options, code=2).err.split())
+    assert f"{named} has no part in advice that trains nothing" in message
 
 
 @pytest.mark.parametrize(("text", "reason"), [("1\nann\n", "'ann'"), ("\n", "is empty")])
