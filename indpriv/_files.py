@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
+from indpriv._storage import RemoteLock, RemotePath, is_remote, read_verified
 from indpriv.errors import EvidenceError, InputError
 
 PRIVATE = 0o600
@@ -41,8 +42,15 @@ def fsync_folder(folder: Path) -> None:
 
 
 def others_can_read(path: Path) -> bool:
-    """Whether the mode of a path lets its group or others in (Windows keeps no such mode)."""
-    return os.name != "nt" and bool(path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
+    """Whether the mode of a path lets its group or others in.
+
+    Windows and buckets keep no such mode.
+    """
+    return (
+        os.name != "nt"
+        and not is_remote(path)
+        and bool(path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
+    )
 
 
 @contextmanager
@@ -58,7 +66,7 @@ def on_failure(clean_up: Callable[[], object]) -> Iterator[None]:
 def writer_of(folder: Path) -> str | None:
     """Process id of the process that writes a folder now; None if none does, as far as we see."""
     lock, writer = folder / _LOCK, folder / _WRITER
-    if not lock.is_file():
+    if is_remote(folder) or not lock.is_file():
         return None
     try:
         with FileLock(lock, timeout=0, mode=PRIVATE, thread_local=False):
@@ -82,6 +90,10 @@ class OneWriter:
         Raises:
             InputError: another process has it.
         """
+        self._lock: FileLock | RemoteLock
+        if isinstance(folder, RemotePath):
+            self._lock = RemoteLock(folder, shown or folder)
+            return
         # On some systems a locked file cannot be read, so the process id has a file of its own.
         self._lock = FileLock(folder / _LOCK, timeout=0, mode=PRIVATE, thread_local=False)
         try:
@@ -105,6 +117,9 @@ class OneWriter:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a private file that is either whole or absent, and durable once this returns."""
+    if is_remote(path):
+        path.write_bytes(content)
+        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with on_failure(lambda: temporary.unlink(missing_ok=True)):
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY, PRIVATE)
@@ -150,22 +165,41 @@ def parquet_bytes(table: Any, *, delta_encoded: Collection[str] = ()) -> bytes:
     return content
 
 
-def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """Read a Parquet file, or some columns, with its attrs; EvidenceError where it is damaged."""
-    with _damage_named(path):
-        return _frame(pq.read_table(path, columns=columns, page_checksum_verification=True))
+def read_parquet(
+    path: Path, columns: Sequence[str] | None = None, *, sha256: str | None = None
+) -> pd.DataFrame:
+    """Read a Parquet file, or some columns, with its attrs.
+
+    Raises:
+        InputError: there is no such file.
+        EvidenceError: it is damaged, or its hash is not sha256, where that is passed.
+    """
+    with _damage_named(path), opened_parquet(path, sha256) as file:
+        return _frame(file.read(columns=columns))
+
+
+@contextmanager
+def opened_parquet(path: Path, sha256: str | None = None) -> Iterator[Any]:
+    """A Parquet file whose checksums are verified; sha256: see `read_verified`."""
+    source: Any = path
+    if sha256 is not None:
+        source = pa.BufferReader(read_verified(path, sha256))
+    elif is_remote(path):
+        source = path.open("rb")
+    with pq.ParquetFile(source, page_checksum_verification=True) as file:
+        yield file
 
 
 def parquet_frames(path: Path, columns: Sequence[str] | None = None) -> Iterator[pd.DataFrame]:
     """The row groups of a Parquet file in order, each as `read_parquet` reads the whole."""
-    with _damage_named(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+    with _damage_named(path), opened_parquet(path) as file:
         for group in range(file.num_row_groups):
             yield _frame(file.read_row_group(group, columns=columns))
 
 
 def parquet_schema(path: Path) -> tuple[int, pd.DataFrame]:
     """The number of rows of a Parquet file, and a DataFrame with its columns and attrs alone."""
-    with _damage_named(path), pq.ParquetFile(path) as file:
+    with _damage_named(path), opened_parquet(path) as file:
         return file.metadata.num_rows, _frame(file.schema_arrow.empty_table())
 
 

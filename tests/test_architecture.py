@@ -27,6 +27,7 @@ STAGES = {
         "_plain",
         "_progress",
         "_signals_files",
+        "_storage",
     },
     "artifacts": {
         "norm_log",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import socket
@@ -255,13 +256,21 @@ class RayPool:
                 self._ray.cancel(waiting)
 
     def _result(self, running: Any) -> Any:
+        full = (
+            "the disk of a Ray node is full: free it, or start Ray with another directory for what "
+            "it spills (ray start --temp-dir)"
+        )
         try:
             return self._ray.get(running)
+        except self._ray.exceptions.OutOfDiskError as error:
+            raise InputError(full) from error
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, ModuleNotFoundError):
                 raise InputError(
                     f"a Ray worker cannot import {error.cause.name}: install indpriv on every node"
                 ) from error
+            if isinstance(error.cause, OSError) and error.cause.errno == errno.ENOSPC:
+                raise InputError(full) from error
             raise error.cause from error
 
 

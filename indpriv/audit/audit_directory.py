@@ -3,7 +3,6 @@
 It holds individual epsilons: sensitive, files are 0600.
 """
 
-import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +21,7 @@ from indpriv._files import (
     write_json,
     write_private_parquet,
 )
+from indpriv._storage import is_remote, location, remove_tree
 from indpriv.analysis.lookup import Lookup
 from indpriv.analysis.summary import AuditSummary
 from indpriv.audit.run_directory import RecordedRun, in_rows_of
@@ -48,7 +48,8 @@ def in_progress(output_dir: Path) -> Iterator[Path]:
     Raises:
         InputError: another process writes the audit directory.
     """
-    made = [path for path in (output_dir, *output_dir.parents) if not path.exists()]
+    folders = () if is_remote(output_dir) else (output_dir, *output_dir.parents)
+    made = [path for path in folders if not path.exists()]
     output_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = output_dir / _IN_PROGRESS
     folder.mkdir(exist_ok=True, mode=0o700)
@@ -62,7 +63,7 @@ def in_progress(output_dir: Path) -> Iterator[Path]:
     finally:
         writer.close()
         if not kept:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder)
             for path in made:  # unless something else was written there
                 with suppress(OSError):
                     path.rmdir()
@@ -141,6 +142,7 @@ def read_audit(audit_dir: Path) -> tuple[EpsilonTable, ExampleTable]:
     Raises:
         InputError: no audit there, or one of a run without an example table.
     """
+    audit_dir = location(audit_dir)
     _check_is_audit(audit_dir)
     if not (audit_dir / EXAMPLES).is_file():
         raise InputError(
@@ -170,12 +172,14 @@ def _check_is_audit(audit_dir: Path) -> None:
 
 def audit_in(folder: Path) -> Path:
     """The folder, or, for a run, the audit that `indpriv audit` wrote in it."""
+    folder = location(folder)
     inside = folder / "audit"
     return inside if (inside / SUMMARY).is_file() and holds_log(folder) else folder
 
 
 def read_summary(audit_dir: Path) -> dict[str, Any]:
     """The content of audit.json; InputError where it lacks what the epsilons mean."""
+    audit_dir = location(audit_dir)
     path = audit_dir / SUMMARY
     _check_is_audit(audit_dir)
     summary = read_json(path)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from indpriv._columns import Partition, partition
 from indpriv._progress import StageProgress, silent
+from indpriv._storage import is_remote, location
 from indpriv.accountant.blocks import versions, workers_of
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import account_parts, table_for
@@ -56,14 +57,16 @@ def audit(
     signals: Path | None = None,
     baseline_signals: Path | None = None,
     engine: str = "local",
+    bucket_is_private: bool = False,
     progress: StageProgress | None = None,
     **method: Unpack[MethodOptions],
 ) -> AuditSummary:
     """Account, analyse and attack a recorded run, and write an audit directory.
 
     Args:
-        path: a run directory.
-        output_dir: for epsilon.parquet, audit.json, report.html and copies of the example tables.
+        path: a run directory, or its address, e.g. s3://bucket/runs/adult.
+        output_dir: the same for epsilon.parquet, audit.json, report.html and copies of the example
+            tables.
         by: columns such as "race" or "age:bins=10"; default those in run.json, else label and all
             metadata.
         unit_column: metadata column that names the owner of each row; epsilons are then of owners.
@@ -73,6 +76,7 @@ def audit(
         signals: folder that `indpriv shadow --for-run` wrote; attacks that need one are then run.
         baseline_signals: the same for the non-private baseline (`--without-dp`).
         engine: "local", or "ray" to account on a Ray cluster that reads the same `path`.
+        bucket_is_private: that only those who may see the audit can read a bucket it is written to.
         progress: called as progress(stage, done, total).
         method: how epsilons are computed, see `MethodOptions`.
 
@@ -83,8 +87,8 @@ def audit(
         InputError: no run directory, or output_dir is it; no delta; a column that does not exist.
         EvidenceError: a log that is damaged or contradicts itself.
     """
-    path, output_dir, tell = Path(path), Path(output_dir), progress or silent
-    _check_arguments(path, output_dir, images)
+    path, output_dir, tell = location(path), location(output_dir), progress or silent
+    _check_arguments(path, output_dir, images, bucket_is_private)
     workers = workers_of(engine)
     folders = (signals, baseline_signals)
     log, recorded, identity = _read(path, unreadable, unit_column, folders, tell)
@@ -92,15 +96,13 @@ def audit(
     if chosen.participation == "known":
         recorded = replace(recorded, checks=if_known(recorded.checks))
     command = _command(path, output_dir, options, by, unit_column, unreadable, seed, folders)
-    name = path.resolve().name
+    name, report = path.resolve().name, partial(tell, ACCOUNTING)
+    which = {"log": identity, "method": chosen.to_json(), "versions": versions()}
     with in_progress(output_dir) as folder:
-        belongs_to = {"log": identity, "method": chosen.to_json(), "versions": versions()}
-        parts = account_parts(
-            log, chosen, folder, belongs_to, progress=partial(tell, ACCOUNTING), workers=workers
-        )
-        table, summary, scored = _analyse(
-            log, parts.table(parts.details), recorded, chosen, name, by, seed, command, tell
-        )
+        parts = account_parts(log, chosen, folder, which, progress=report, workers=workers)
+        whole = parts.table(parts.details)
+        found = _analyse(log, whole, recorded, chosen, name, by, seed, command, tell)
+        table, summary, scored = found
         _write(output_dir, log, table, recorded, summary, scored, images, tell)
     return summary
 
@@ -113,7 +115,15 @@ def _stage(tell: StageProgress, name: str) -> Iterator[None]:
     tell(name, 1, 1)
 
 
-def _check_arguments(path: Path, output_dir: Path, images: NDArray[np.float32] | None) -> None:
+def _check_arguments(
+    path: Path, output_dir: Path, images: NDArray[np.float32] | None, bucket_is_private: bool
+) -> None:
+    if is_remote(output_dir) and not bucket_is_private:
+        raise InputError(
+            f"output_dir={output_dir}: on a disk, files of an audit are readable by their owner "
+            "only; who can read a bucket is set there. Make sure that nobody else can, and pass "
+            "bucket_is_private=True (--bucket-is-private)"
+        )
     if output_dir.resolve() == path.resolve():
         raise InputError(
             f"output_dir={output_dir} is the run itself, whose {EXAMPLES} the audit's own would "

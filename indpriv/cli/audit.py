@@ -9,12 +9,15 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from indpriv._storage import location
 from indpriv.cli.first_contact import checked_run
 from indpriv.cli.images import training_images
 from indpriv.cli.options import (
     BaselineSignals,
+    BucketIsPrivate,
     By,
     DataDir,
+    Engine,
     Json,
     Signals,
     check_device,
@@ -78,10 +81,6 @@ Neighbouring = Annotated[
         show_default="the run's; zero-out for add-remove if participation is known, or if updates "
         "tell the number of examples",
     ),
-]
-Engine = Annotated[
-    str,
-    typer.Option(help="Where epsilons are computed: local, or ray, a cluster that reads RUN too."),
 ]
 UnitColumn = Annotated[
     str | None,
@@ -174,6 +173,7 @@ def audit(
     participation: Participation = None,
     neighbouring: Neighbouring = None,
     engine: Engine = "local",
+    bucket_is_private: BucketIsPrivate = False,
     by: By = None,
     unit_column: UnitColumn = None,
     unreadable: Unreadable = "refuse",
@@ -205,16 +205,15 @@ def audit(
     path, output_dir = _checked_folders(path, output_dir, spec, settings, show_examples)
     if spec is not None:
         path = _replay(path, spec, output_dir, settings, device, batch_size, processes)
+    more: dict[str, Any] = {"unit_column": unit_column, "bucket_is_private": bucket_is_private}
     words = accountant, conversion, between_records, preset, participation, neighbouring, engine
     with progress_bar() as progress:
         summary = audit_run(
             path,
             output_dir,
-            delta=delta,
-            tolerance=tolerance,
-            **_options(*words, unreadable),
+            **_options(delta, tolerance, *words, unreadable),
+            **more,
             by=by or [],
-            unit_column=unit_column,
             seed=seed,
             signals=signals,
             baseline_signals=baseline_signals,
@@ -224,12 +223,13 @@ def audit(
     show_audit(summary, output_dir, as_json=as_json)
 
 
-def _options(*words: str | None) -> dict[str, Any]:
-    """Options that are a word, by name, as the interface in Python spells them."""
+def _options(*given: str | float | None) -> dict[str, Any]:
+    """Options by name, and words as the interface in Python spells them."""
     names = (
-        "accountant conversion between_records preset participation neighbouring engine unreadable"
+        "delta tolerance accountant conversion between_records preset participation neighbouring "
+        "engine unreadable"
     )
-    spelled = [word and word.replace("-", "_") for word in words]
+    spelled = [one.replace("-", "_") if isinstance(one, str) else one for one in given]
     return dict(zip(names.split(), spelled, strict=True))
 
 
@@ -291,7 +291,7 @@ def _checked_folders(
 ) -> tuple[Path, Path]:
     """The folder to audit and the one to write, or InputError."""
     path = _recorded(path, settings) if spec is None else _checkpoints(path, spec, show_examples)
-    output_dir = output_dir or path / "audit"
+    output_dir = path / "audit" if output_dir is None else location(output_dir)
     check_folder("--output-dir", output_dir)
     return path, output_dir
 

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from indpriv._storage import is_remote, location
 from indpriv.errors import InputError
 
 _LEVELS = 3  # of folders that are searched for runs
@@ -19,12 +20,15 @@ def checked_run(path: Path | None, command: str) -> Path:
     Raises:
         InputError: it is missing or something else; the message says what to type next.
     """
-    from indpriv.norm_log.run_files import holds_log
+    from indpriv.norm_log.run_files import JOURNAL, RUN_DIRECTORY, holds_log
 
     if path is None:
         raise InputError(f"indpriv {command} needs a run directory; {_type_one(command, Path())}")
+    path = location(path)
     if holds_log(path):
         return path
+    if is_remote(path):
+        raise InputError(f"{path} holds no {JOURNAL}; {RUN_DIRECTORY}")
     if not path.exists():
         raise InputError(f"{path} does not exist; {_type_one(command, Path())}")
     raise InputError((_of_folder if path.is_dir() else _of_file)(path, command))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from indpriv._storage import is_remote, location
 from indpriv.errors import InputError
 
 if TYPE_CHECKING:
@@ -59,6 +60,18 @@ BaselineSignals = Annotated[
     typer.Option(help="The same for the non-private baseline, from indpriv shadow --without-dp."),
 ]
 
+Engine = Annotated[
+    str,
+    typer.Option(help="Where epsilons are computed: local, or ray, a cluster that reads RUN too."),
+]
+BucketIsPrivate = Annotated[
+    bool,
+    typer.Option(
+        "--bucket-is-private",
+        help="Write to an address such as s3://bucket/audit, whose readers are set there.",
+    ),
+]
+
 
 def print_json(content: object) -> None:
     """Print a result as JSON and nothing else."""
@@ -67,6 +80,8 @@ def print_json(content: object) -> None:
 
 def check_folder(option: str, folder: Path) -> None:
     """Raise InputError if a file stands where the folder or one of its parents is needed."""
+    if is_remote(location(folder)):
+        return
     existing = next((part for part in (folder, *folder.parents) if part.exists()), None)
     if existing is not None and not existing.is_dir():
         raise InputError(

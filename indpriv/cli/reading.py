@@ -165,7 +165,7 @@ def _checks_of_audit(run_dir: Path) -> Sequence[Check]:
     from indpriv.norm_log.norm_log import open_run
     from indpriv.norm_log.verify import verify as checks_of
 
-    opened = open_run(run_dir)
+    opened = open_run(run_dir, hash_all=True)
     checks = checks_of(opened)
     try:
         known = usual_participation(opened.log, None) == "known"

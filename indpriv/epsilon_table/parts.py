@@ -8,7 +8,6 @@ names that begin with an underscore, and read the rows in order.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import pandas as pd
 
 from indpriv import _files
+from indpriv._storage import remove_tree
 from indpriv.epsilon_table.table import EpsilonTable
 from indpriv.errors import EvidenceError
 
@@ -166,7 +166,7 @@ def write_epsilons(table: EpsilonTable, path: Path, columns: pd.DataFrame | None
         columns: further columns, as in `EpsilonTable.to_parquet`.
     """
     if path.is_dir():
-        shutil.rmtree(path)
+        remove_tree(path)
     if len(table) <= LARGEST_FILE:
         table.to_parquet(path, columns=columns)
         return

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _files
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.levels import Levels
+from indpriv.norm_log.records import RecordFile
 
 Int32Array = NDArray[np.int32]
 
@@ -144,7 +143,7 @@ def file_bytes(entries: BatchNormEntries, first: int) -> bytes:
 class BatchNormFile:
     """One file, of steps `first` to `first + count - 1`; later entries in it are void."""
 
-    path: Path
+    file: RecordFile
     first: int
     count: int
 
@@ -180,12 +179,13 @@ class FileBatchNorms:
                 counts += np.bincount(entries.position[inside], minlength=n_examples)
         return counts
 
-    def _read(self, file: BatchNormFile, start: int, stop: int) -> BatchNormEntries:
+    def _read(self, part: BatchNormFile, start: int, stop: int) -> BatchNormEntries:
+        path = part.file.path
         try:
-            with pq.ParquetFile(file.path, page_checksum_verification=True) as parquet:
+            with _files.opened_parquet(path, part.file.sha256) as parquet:
                 table = parquet.read_row_groups(_groups(parquet, start, stop), use_threads=False)
         except (pa.ArrowException, OSError) as error:
-            raise EvidenceError(f"batch norms {file.path} cannot be read: {error}") from error
+            raise EvidenceError(f"batch norms {path} cannot be read: {error}") from error
         position, step, norm = (
             table.column(name).to_numpy() for name in ("position", "step", "norm")
         )
@@ -193,12 +193,12 @@ class FileBatchNorms:
         largest = np.inf if self.levels is None else self.levels.max_code
         if not np.all(np.asarray(entries.norm, np.float64) <= largest):  # nor is a NaN
             raise EvidenceError(
-                f"{file.path}: code {entries.norm.max()} is above the top code {largest}"
+                f"{path}: code {entries.norm.max()} is above the top code {largest}"
             )
-        if len(entries) and int(entries.step.max()) >= file.count:
-            entries = entries.select(entries.step < file.count)
+        if len(entries) and int(entries.step.max()) >= part.count:
+            entries = entries.select(entries.step < part.count)
         return BatchNormEntries(
-            entries.position, entries.step.astype(np.int32) + np.int32(file.first), entries.norm
+            entries.position, entries.step.astype(np.int32) + np.int32(part.first), entries.norm
         )
 
 

@@ -17,7 +17,7 @@ from indpriv.norm_log.checks.of_known import OF_FULL_RECORDS, OF_SECRECY
 from indpriv.norm_log.checks.sessions import session_checks
 from indpriv.norm_log.evidence import FAILED, SEEDED, Check
 from indpriv.norm_log.recording_policy import RecordingPolicy
-from indpriv.norm_log.run_files import holds_log
+from indpriv.norm_log.run_files import holds_log, part_name
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
 from indpriv.norm_log.writer import SCHEMA
@@ -61,8 +61,9 @@ class LogState:
 
     @property
     def files(self) -> list[Line]:
-        """Lines of all record files."""
-        return [*self.records, *self.exact, *self.batch_norms, *self.left_out]
+        """What the journal says of each record file."""
+        lines = [*self.records, *self.exact, *self.batch_norms, *self.left_out]
+        return [file for line in lines for file in files_of(line)]
 
     @property
     def of_rounds(self) -> bool:
@@ -185,6 +186,16 @@ class LogState:
             if training is not None:
                 noise[start:] /= 1 + training.clipping.accounted_excess
         return replace(found, noise_multiplier=noise)
+
+
+def files_of(line: Line) -> list[Line]:
+    """What a line says of its files: several, where a record is in parts."""
+    if "parts" not in line:
+        return [line]
+    return [
+        {**line, "file": part_name(line["file"], number), "bytes": size, "sha256": sha256}
+        for number, (size, sha256) in enumerate(line["parts"])
+    ]
 
 
 def read_state(run_dir: Path) -> LogState:

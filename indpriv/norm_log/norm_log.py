@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks
 from indpriv._arrays import IntArray
+from indpriv._storage import location
 from indpriv.errors import InputError
 from indpriv.norm_log import views
 from indpriv.norm_log.batch_norms import (
@@ -191,8 +192,10 @@ class NormLog(_checks.FormerNames):
     def open(cls, path: str | Path, *, unreadable: str = "refuse") -> NormLog:
         """Open the log that a Recorder wrote in a run directory, checking every hash.
 
+        Files in object storage, and parts of long records, are hashed when they are read.
+
         Args:
-            path: the run directory.
+            path: the run directory, or its address, e.g. s3://bucket/runs/adult.
             unreadable: "refuse" a log with damaged or missing records, or count those at
                 "worst_case" (max_grad_norm).
 
@@ -308,11 +311,13 @@ class OpenedRun:
         state: what its journal says.
         faults: file name -> what is wrong with it, of damaged or missing records.
         unreadable: what to do about these; see `NormLog.open`.
+        hashed_all: no file is left whose hash is only compared when it is read.
     """
 
     state: LogState
     faults: Faults
     unreadable: str
+    hashed_all: bool = False
 
     @cached_property
     def log(self) -> NormLog:
@@ -320,10 +325,20 @@ class OpenedRun:
         return NormLog._of(self.state, self.faults, self.unreadable)
 
 
-def open_run(path: str | Path, *, unreadable: str = "refuse") -> OpenedRun:
+def open_run(path: str | Path, *, unreadable: str = "refuse", hash_all: bool = False) -> OpenedRun:
     """Replay the journal of a run directory and compare every record with its hash.
 
-    Arguments are those of `NormLog.open`; EvidenceError where the journal cannot be replayed.
+    Files in object storage, and parts of long records, are compared when they are read.
+
+    Args:
+        path: the run directory, or its address, e.g. s3://bucket/runs/adult.
+        unreadable: as in `NormLog.open`; to count records at "worst_case", all are hashed here.
+        hash_all: hash all files here.
+
+    Raises:
+        EvidenceError: the journal cannot be replayed.
     """
-    state = read_state(Path(path))
-    return OpenedRun(state, record_faults(state), unreadable)
+    state = read_state(location(path))
+    hash_all = hash_all or unreadable == "worst_case"
+    faults = record_faults(state, hash_all=hash_all)
+    return OpenedRun(state, faults, unreadable, hash_all)

@@ -11,34 +11,63 @@ import numpy as np
 from indpriv import _files
 from indpriv._arrays import IntArray
 from indpriv._checks import check_choice
+from indpriv._storage import is_remote, sizes_in
 from indpriv.errors import EvidenceError
 from indpriv.norm_log.batch_norms import BatchNormFile, FileBatchNorms
 from indpriv.norm_log.evidence import FAILED, NORM_PRECISION, NORMS_IN_TRAINING
-from indpriv.norm_log.journal_state import LogState
+from indpriv.norm_log.journal_state import Line, LogState, files_of
 from indpriv.norm_log.levels import levels_of
-from indpriv.norm_log.records import FileRecords
+from indpriv.norm_log.records import FileRecord, FileRecords, RecordFile
 from indpriv.norm_log.run_files import IDS, RECORDS
 from indpriv.norm_log.validation import CONTRIBUTIONS, check_unit_ids, check_words
 
 Faults = Mapping[str, str]  # file name -> what is wrong with it
 
 
-def record_faults(state: LogState) -> dict[str, str]:
-    """What is wrong with each record file that is missing, cut, changed or of other examples."""
+def record_faults(state: LogState, *, hash_all: bool) -> dict[str, str]:
+    """What is wrong with each record file that is missing, cut, changed or of other examples.
+
+    hash_all: whether changes are looked for in files too whose hash is compared when they are read.
+    """
     faults: dict[str, str] = {}
+    folder = state.run_dir / RECORDS
+    sizes = sizes_in(folder)
     for line in state.files:
         name = line["file"]
-        path = state.run_dir / RECORDS / name
         record = f"record of step {line.get('step', line.get('first'))}"
         if name != Path(name).name:
             faults[name] = f"{record} points outside the run directory"
-        elif not path.is_file():
+        elif name not in sizes:
             faults[name] = f"{record} is missing"
-        elif path.stat().st_size != line["bytes"]:
-            faults[name] = f"{record} has {path.stat().st_size} bytes instead of {line['bytes']}"
-        elif _files.sha256(path) != line["sha256"]:
+        elif sizes[name] != line["bytes"]:
+            faults[name] = f"{record} has {sizes[name]} bytes instead of {line['bytes']}"
+        elif (hash_all or not _hashed_when_read(state, line)) and (
+            _files.sha256(folder / name) != line["sha256"]
+        ):
             faults[name] = f"{record} was changed: its hash is not the journal's"
     return faults
+
+
+def _hashed_when_read(state: LogState, line: Line) -> bool:
+    """Whether a file is hashed when it is read and not before: in object storage, or in parts."""
+    return is_remote(state.run_dir) or "parts" in line
+
+
+def hashed_when_read(state: LogState) -> int:
+    """The number of record files that are hashed when they are read and not before."""
+    return sum(_hashed_when_read(state, line) for line in state.files)
+
+
+def _record_file(state: LogState, line: Line) -> RecordFile:
+    path = state.run_dir.absolute() / RECORDS / line["file"]
+    return RecordFile(path, line["sha256"] if _hashed_when_read(state, line) else None)
+
+
+def _record(state: LogState, line: Line, faults: Faults, column: str = "norm") -> FileRecord:
+    files = (
+        None if file["file"] in faults else _record_file(state, file) for file in files_of(line)
+    )
+    return FileRecord(tuple(files), column)
 
 
 def check_readable(faults: Faults, state: LogState, unreadable: str) -> None:
@@ -60,13 +89,8 @@ def check_readable(faults: Faults, state: LogState, unreadable: str) -> None:
 
 def log_fields(state: LogState, faults: Faults) -> dict[str, Any]:
     """The fields of the NormLog of a run; records with faults count at max_grad_norm."""
-    header, folder = state.header, (state.run_dir / RECORDS).absolute()
-    ids = _files.read_parquet(state.run_dir / IDS)
-    if _files.sha256(state.run_dir / IDS) != header["ids_sha256"]:
-        raise EvidenceError(
-            f"{state.run_dir / IDS} was changed: its hash is not the journal's; restore it from a "
-            "copy"
-        )
+    header = state.header
+    ids = _files.read_parquet(state.run_dir / IDS, sha256=header["ids_sha256"])
     levels = levels_of(header["rounding"], header["rounding_mode"])
     truncation = check_words(
         state.sampler,
@@ -77,11 +101,10 @@ def log_fields(state: LogState, faults: Faults) -> dict[str, Any]:
     )
     # A crash can leave a record whose step was not logged.
     used = [line for line in state.records if line["step"] < state.total_steps]
-    rows: list[tuple[Path | None, str]] = [
-        (None if line["file"] in faults else folder / line["file"], "norm") for line in used
-    ]
-    reference_rows: list[tuple[Path | None, str]] = [
-        (folder / line["file"], str(step))
+    rows = [_record(state, line, faults) for line in used]
+    unreadable = [line for line, row in zip(used, rows, strict=True) if None in row.files]
+    reference_rows = [
+        _record(state, line, faults, str(step))
         for line in state.exact
         if line["file"] not in faults
         for step in range(line["first"], min(line["first"] + line["count"], state.total_steps))
@@ -96,7 +119,7 @@ def log_fields(state: LogState, faults: Faults) -> dict[str, Any]:
         "example_ids": ids["example_id"].to_numpy(),
         "unit_ids": check_unit_ids(units, len(ids), header["unit"]),
         "recorded_steps": recorded,
-        "unreadable_steps": tuple(line["step"] for line in used if line["file"] in faults),
+        "unreadable_steps": tuple(line["step"] for line in unreadable),
         "settings": settings,
         "levels": levels,
         "sampler": state.sampler,
@@ -168,7 +191,8 @@ def read_left_out(state: LogState) -> IntArray:
     """(n_examples,) the step from which the filter left an example out, else total_steps."""
     left_out_at = np.full(state.header["n_examples"], state.total_steps)
     for line in state.left_out:
-        frame = _files.read_parquet(state.run_dir / RECORDS / line["file"])
+        file = _record_file(state, line)
+        frame = _files.read_parquet(file.path, sha256=file.sha256)
         kept = frame[frame["step"] < min(line["first"] + line["count"], state.total_steps)]
         left_out_at[kept["position"].to_numpy()] = kept["step"].to_numpy()
     return left_out_at
@@ -182,6 +206,5 @@ def batch_norms_of(state: LogState, faults: Faults) -> FileBatchNorms | None:
         first, stop = line["first"], min(line["first"] + line["count"], state.total_steps)
         if line["file"] not in faults and first < stop:
             steps.append(np.setdiff1d(np.arange(first, stop), line["missing"]))
-            path = (state.run_dir / RECORDS).absolute() / line["file"]
-            found.append(BatchNormFile(path, first, stop - first))
+            found.append(BatchNormFile(_record_file(state, line), first, stop - first))
     return FileBatchNorms(np.concatenate(steps), tuple(found), levels) if found else None

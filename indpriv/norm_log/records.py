@@ -1,20 +1,26 @@
-"""Records: where the rows of a log live, in memory or in Parquet files. Sensitive."""
+"""Records: where the rows of a log live, in memory or in Parquet files. Sensitive.
+
+A record of more than LARGEST_FILE examples is several files, each with the next PART_SIZE examples.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from indpriv import _files
 from indpriv._arrays import IntArray
 from indpriv.errors import EvidenceError
 from indpriv.norm_log.levels import Levels
+
+PART_SIZE = _files.ROW_GROUP_SIZE
+LARGEST_FILE = 4 * PART_SIZE  # examples
 
 
 class Records(Protocol):
@@ -38,16 +44,49 @@ class ArrayRecords:
 
 
 @dataclass(frozen=True)
+class RecordFile:
+    """A file of a log; sha256: what its hash must be when it is read, or None."""
+
+    path: Path
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """One row of a log.
+
+    Attributes:
+        files: of all examples, or each of the next PART_SIZE; None is an unreadable file, whose
+            examples count at max_grad_norm.
+        column: in these files.
+    """
+
+    files: tuple[RecordFile | None, ...]
+    column: str
+
+    def within(self, start: int, stop: int) -> Iterator[tuple[RecordFile | None, int, int, int]]:
+        """Files with the examples at positions start to stop: each with its first, and the range.
+
+        The range is that of positions in the log.
+        """
+        if len(self.files) == 1:
+            yield self.files[0], 0, start, stop
+            return
+        for number in range(start // PART_SIZE, -(-stop // PART_SIZE)):
+            first = number * PART_SIZE
+            yield self.files[number], first, max(start, first), min(stop, first + PART_SIZE)
+
+
+@dataclass(frozen=True)
 class FileRecords:
     """Rows in Parquet files; reads only the row groups that a block of examples needs.
 
     Attributes:
-        rows: path and column of each; a path of None is an unreadable record, which counts at
-            max_grad_norm.
+        rows: the records.
         levels: of the log; None if rounding is 0.
     """
 
-    rows: list[tuple[Path | None, str]]
+    rows: list[FileRecord]
     levels: Levels | None
 
     def read(self, rows: IntArray, start: int, stop: int) -> NDArray[np.generic]:
@@ -56,27 +95,29 @@ class FileRecords:
         dtype = np.float64 if self.levels is None else self.levels.dtype
         block: NDArray[np.generic] = np.empty((len(rows), stop - start), dtype)
         for out, row in enumerate(rows):
-            path, column = self.rows[row]
-            if path is None:
-                block[out] = largest
-                continue
-            block[out] = _read_column(path, column, start, stop)
-            if not np.all(block[out] <= largest):  # nor is a NaN
-                raise EvidenceError(
-                    f"{path}: code {block[out].max()} is above the top code {largest} of its "
-                    "rounding"
-                )
+            record = self.rows[row]
+            for file, first, begin, end in record.within(start, stop):
+                found: NDArray[Any] = block[out, begin - start : end - start]
+                if file is None:
+                    found[:] = largest
+                    continue
+                found[:] = _read_column(file, record.column, begin - first, end - first)
+                if not np.all(found <= largest):  # nor is a NaN
+                    raise EvidenceError(
+                        f"{file.path}: code {found.max()} is above the top code {largest} of its "
+                        "rounding"
+                    )
         return block
 
 
-def _read_column(path: Path, column: str, start: int, stop: int) -> NDArray[np.generic]:
+def _read_column(file: RecordFile, column: str, start: int, stop: int) -> NDArray[np.generic]:
     size = _files.ROW_GROUP_SIZE
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with _files.opened_parquet(file.path, file.sha256) as opened:
             groups = list(range(start // size, -(-stop // size)))
-            table = file.read_row_groups(groups, columns=[column], use_threads=False)
+            table = opened.read_row_groups(groups, columns=[column], use_threads=False)
     except (pa.ArrowException, OSError) as error:
-        raise EvidenceError(f"record {path} cannot be read: {error}") from error
+        raise EvidenceError(f"record {file.path} cannot be read: {error}") from error
     values: NDArray[np.generic] = table.column(column).to_numpy()
     offset = start - groups[0] * size
     return values[offset : offset + stop - start]

@@ -7,7 +7,7 @@ from indpriv.errors import InputError
 
 JOURNAL = _journal.NAME
 IDS = "ids.parquet"
-RECORDS = "records"  # a folder: one Parquet file per record
+RECORDS = "records"  # a folder: one Parquet file per record, or one for each part of it
 RUN_JSON = "run.json"
 EXAMPLES, EXAMPLES_NON_DP = "examples.parquet", "examples-non-dp.parquet"
 MODEL_NON_DP = "non-dp/parameters.safetensors"  # in a folder: models of the run lie outside it
@@ -23,6 +23,11 @@ RUN_DIRECTORY = (
     f"a run directory is what a Recorder writes: {JOURNAL}, {IDS}, {RECORDS}/, {RUN_JSON}, and at "
     f"the end {EXAMPLES}"
 )
+
+
+def part_name(record: str, number: int) -> str:
+    """The file of one part of a record whose name is that of a single file."""
+    return f"{record.removesuffix('.parquet')}-{number:05d}.parquet"
 
 
 def holds_log(path: Path) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 
 from indpriv._files import others_can_read, read_json
 from indpriv._formatting import format_cost
+from indpriv._storage import is_remote
 from indpriv.errors import EvidenceError
 from indpriv.norm_log.checks.took_part import who_took_part
 from indpriv.norm_log.evidence import (
@@ -21,6 +22,7 @@ from indpriv.norm_log.evidence import (
 )
 from indpriv.norm_log.journal_state import LogState
 from indpriv.norm_log.norm_log import OpenedRun
+from indpriv.norm_log.reader import hashed_when_read
 from indpriv.norm_log.run_files import RUN_JSON
 from indpriv.norm_log.step_settings import SETTING_NAMES
 
@@ -56,10 +58,11 @@ def _records(run: OpenedRun) -> list[Check]:
         _ = run.log
     except EvidenceError as error:
         return [RECORDS.failed(str(error))]
+    n_files, later = len(run.state.files), 0 if run.hashed_all else hashed_when_read(run.state)
+    when = f", {later} of them compared when they are read" if later else ""
     return [
         RECORDS.passed(
-            f"{len(run.state.files)} files with the hashes of the journal, ids and labels in one "
-            "order"
+            f"{n_files} files with the hashes of the journal{when}, ids and labels in one order"
         )
     ]
 
@@ -131,6 +134,8 @@ def _norm_pass(state: LogState) -> Check:
 
 
 def _permissions(run_dir: Path) -> Check:
+    if is_remote(run_dir):
+        return PERMISSIONS.not_checked("who can read a bucket is set there, and not looked at")
     if os.name == "nt":
         return PERMISSIONS.not_checked("Windows does not say who can read a file in these terms")
     exposed = [path.name for path in run_dir.rglob("*.parquet") if others_can_read(path)]

@@ -1,10 +1,10 @@
-"""Writing the log: one immutable Parquet file per record, and a journal. Sensitive: files are 0600.
+"""Writing the log: immutable Parquet files, and a journal. Sensitive: files are 0600.
 
 A record exists if and only if its journal line does. Lines, in order of a run:
 
     header    schema, ids file, rounding, unit, neighbouring relation, sampler, norm pass, policy
     record    a full record: step, file, bytes, hash, max_grad_norm, fingerprints of ids and
-        targets, seconds
+        targets, seconds; in place of bytes and hash, parts: those of each part of a long one
     exact     rows of the reference examples: first step, count, file, bytes, hash
     free      batch norms: first step, count, steps among them without any, file, bytes, hash
     filter    examples that the privacy filter left out, if any: first step, count, file, bytes,
@@ -18,7 +18,7 @@ A record exists if and only if its journal line does. Lines, in order of a run:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ from indpriv._journal import JournalWriter
 from indpriv.errors import EvidenceError
 from indpriv.norm_log.batch_norms import BatchNormEntries, file_bytes
 from indpriv.norm_log.levels import levels_of
-from indpriv.norm_log.run_files import IDS, RECORDS
+from indpriv.norm_log.records import LARGEST_FILE, PART_SIZE
+from indpriv.norm_log.run_files import IDS, RECORDS, part_name
 from indpriv.norm_log.session_counts import SessionCounts
 
 SCHEMA = 1
@@ -160,7 +161,7 @@ class NormLogWriter:
     ) -> None:
         """Append a full record: norms (n_examples,) at the parameters that `step` starts from."""
         column = self._encode(norms, max_grad_norm)
-        written = self._write(f"{step:012d}.parquet", _content({"norm": column}))
+        written = _write_column(self._write, f"{step:012d}.parquet", column)
         self._journal.append(
             "record",
             step=step,
@@ -276,3 +277,17 @@ class NormLogWriter:
 
 def _content(columns: Mapping[str, NDArray[np.generic]]) -> bytes:
     return _files.parquet_bytes(pa.table(dict(columns)))
+
+
+def _write_column(
+    write: Callable[[str, bytes], dict[str, Any]], name: str, column: NDArray[np.generic]
+) -> dict[str, Any]:
+    """Write the codes of all examples, in parts where they are many; what the journal says."""
+    if len(column) <= LARGEST_FILE:
+        return write(name, _content({"norm": column}))
+    parts = []
+    for number, start in enumerate(range(0, len(column), PART_SIZE)):
+        content = _content({"norm": column[start : start + PART_SIZE]})
+        written = write(part_name(name, number), content)
+        parts.append([written["bytes"], written["sha256"]])
+    return {"file": name, "parts": parts}

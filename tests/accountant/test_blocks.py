@@ -1,7 +1,9 @@
 """Blocks of examples, on threads and on Ray: the same bits as on threads, whatever becomes of the workers."""
 
+import errno
 import os
 import pickle
+import shutil
 import signal
 import sys
 import threading
@@ -15,7 +17,7 @@ import indpriv.accountant.blocks
 from indpriv import NormLog, account
 from indpriv.accountant.blocks import RayPool, in_blocks
 from indpriv.accountant.method import Method
-from indpriv.accountant.per_example import table_for
+from indpriv.accountant.per_example import account_parts, table_for
 from indpriv.errors import EvidenceError, InputError
 from synthetic import small_run, write_run
 
@@ -113,8 +115,8 @@ def test_ray_gives_the_same_bits_whatever_the_workers(ray, n, options, log):
 
 
 @pytest.mark.slow
-def test_workers_that_are_killed_change_no_bit(ray):
-    log = log_of(200_000)
+def test_workers_that_are_killed_change_no_bit(ray, tmp_path):
+    log = log_of(700_000)  # three parts
     whole, over, killed = account(log, delta=DELTA), threading.Event(), []
 
     @ray.remote
@@ -135,8 +137,10 @@ def test_workers_that_are_killed_change_no_bit(ray):
     killer.start()
     try:
         while len(killed) < 50:
-            table = account(log, delta=DELTA, engine="ray")
-            assert np.array_equal(table.epsilon, whole.epsilon)
+            folder = tmp_path / str(len(killed))
+            parts = account_parts(log, Method(delta=DELTA), folder, {}, workers=RayPool.connect())
+            assert np.array_equal(parts.table().epsilon, whole.epsilon)
+            shutil.rmtree(folder)
     finally:
         over.set()
         killer.join()
@@ -154,6 +158,16 @@ def test_a_changed_record_stops_the_account_and_names_it(ray, tmp_path, monkeypa
         account(log, delta=DELTA, engine="ray")
 
 
+def _no_space():
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.slow
+def test_a_full_disk_of_a_worker_is_named(ray):
+    with pytest.raises(InputError, match="the disk of a Ray node is full: free it, or"):
+        list(RayPool.connect(1).in_order(_no_space, [()]))
+
+
 @pytest.mark.slow
 def test_other_versions_are_refused(ray, monkeypatch):
     monkeypatch.setattr(
@@ -161,6 +175,18 @@ def test_other_versions_are_refused(ray, monkeypatch):
     )
     with pytest.raises(InputError, match=r"a Ray worker has .*, and this process .*install the"):
         account(log_of(100), delta=DELTA, engine="ray")
+
+
+def test_a_disk_to_which_ray_spills_is_named():
+    class OutOfDiskError(Exception):
+        pass
+
+    def get(_):
+        raise OutOfDiskError
+
+    exceptions = SimpleNamespace(OutOfDiskError=OutOfDiskError, RayTaskError=KeyError)
+    with pytest.raises(InputError, match="the disk of a Ray node is full: free it, or"):
+        RayPool(SimpleNamespace(get=get, exceptions=exceptions), 1)._result(None)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])

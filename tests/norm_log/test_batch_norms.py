@@ -17,6 +17,7 @@ from indpriv.norm_log.batch_norms import (
 )
 from indpriv.norm_log.levels import Levels
 from indpriv.norm_log.norm_log import open_run
+from indpriv.norm_log.records import RecordFile
 from indpriv.norm_log.verify import verify
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
 from synthetic import session_counts
@@ -94,7 +95,9 @@ def test_blocks_read_only_the_row_groups_they_need(tmp_path, monkeypatch):
     position, step = np.divmod(rng.permutation(2000).astype(np.int32), np.int32(20))
     entries = BatchNormEntries(position, step, rng.integers(0, 100, 2000).astype(np.uint8))
     (tmp_path / "free").write_bytes(file_bytes(entries, 0))
-    found = FileBatchNorms(np.arange(20), (BatchNormFile(tmp_path / "free", 0, 20),), LEVELS)
+    found = FileBatchNorms(
+        np.arange(20), (BatchNormFile(RecordFile(tmp_path / "free"), 0, 20),), LEVELS
+    )
     whole = as_dict(entries)
     assert as_dict(found.read(0, 100)) == whole
     assert as_dict(found.read(33, 47), 33) == {

@@ -1,0 +1,277 @@
+"""Run and audit directories in object storage: paths with the methods of pathlib that we use.
+
+An address such as s3://bucket/runs/adult becomes a `RemotePath`, which reads and writes by
+pyarrow.fs: S3 (s3), Google Cloud Storage (gs, gcs), Azure (abfs, abfss). Functions that take a Path
+take one too; what they open, they open by its methods, since it has no place on a disk.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote, urlsplit
+from urllib.request import url2pathname
+
+from indpriv.errors import InputError
+
+SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
+
+if TYPE_CHECKING:
+    _Base = Path
+else:
+    _Base = PurePosixPath
+
+
+@dataclass(frozen=True)
+class RemoteStat:
+    """What `RemotePath.stat` knows."""
+
+    st_size: int
+
+
+class RemotePath(_Base):
+    """A path in object storage. Its parts are /SCHEME/OPTIONS/BUCKET/..., so that it is pure.
+
+    A method of pathlib that is missing here fails, and never reads a local file.
+    """
+
+    if not TYPE_CHECKING:
+
+        def __str__(self) -> str:
+            _, scheme, options, *rest = self.parts
+            query = unquote(options[1:])
+            return f"{scheme}://{'/'.join(rest)}" + (f"?{query}" if query else "")
+
+        def __fspath__(self) -> str:
+            raise TypeError(f"{self} lies in object storage, and a file on a disk is needed")
+
+        def __repr__(self) -> str:
+            return f"RemotePath({str(self)!r})"
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return _location, (str(self),)
+
+        def is_file(self) -> bool:
+            return self._info().is_file
+
+        def is_dir(self) -> bool:
+            """Whether anything lies below: buckets have no empty folders."""
+            return not self.is_file() and next(self._below(), None) is not None
+
+        def exists(self) -> bool:
+            return self.is_file() or self.is_dir()
+
+        def stat(self) -> RemoteStat:
+            info = self._info()
+            if not info.is_file:
+                raise FileNotFoundError(f"{self} does not exist")
+            return RemoteStat(info.size)
+
+        def iterdir(self) -> Iterator[RemotePath]:
+            seen = (self / below.parts[len(self.parts)] for below in self._below())
+            return iter(dict.fromkeys(seen))
+
+        def glob(self, pattern: str) -> Iterator[RemotePath]:
+            return (path for path in self.iterdir() if path.match(pattern))
+
+        def rglob(self, pattern: str) -> Iterator[RemotePath]:
+            return (path for path in self._below() if path.match(pattern))
+
+        def open(self, mode: str = "rb") -> Any:
+            if mode != "rb":
+                raise ValueError(f"{self} is opened to read bytes, not with mode {mode!r}")
+            system, key = self._where()
+            with self._told("read"):
+                return system.open_input_file(key)
+
+        def read_bytes(self) -> bytes:
+            with self.open() as file, self._told("read"):
+                return file.read()
+
+        def read_text(self, encoding: str = "utf-8") -> str:
+            return self.read_bytes().decode(encoding)
+
+        def write_bytes(self, content: bytes) -> None:
+            """Put a whole object: readers see the old one or this one."""
+            system, key = self._where()
+            with self._told("write"):
+                file = system.open_output_stream(key)
+                file.write(content)
+                file.close()
+
+        def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+            """Nothing: a bucket has objects only."""
+
+        def rmdir(self) -> None:
+            """Nothing: a bucket has objects only."""
+
+        def unlink(self, missing_ok: bool = False) -> None:
+            system, key = self._where()
+            with self._told("write"):
+                try:
+                    system.delete_file(key)
+                except FileNotFoundError:
+                    if not missing_ok:
+                        raise
+
+        def absolute(self) -> RemotePath:
+            return self
+
+        def resolve(self) -> RemotePath:
+            return self
+
+    def times(self) -> Iterator[tuple[RemotePath, float]]:
+        """Files directly in this folder, and when each was written by the server's clock."""
+        return ((self / info.base_name, info.mtime_ns / 1e9) for info in self._listed(False))
+
+    def sizes(self) -> dict[str, int]:
+        """Name -> bytes of each file directly in this folder, in one listing."""
+        return {info.base_name: info.size for info in self._listed(False)}
+
+    def _where(self) -> tuple[Any, str]:
+        """The file system, and the key there."""
+        _, scheme, options, bucket, *rest = self.parts
+        system, root = _file_system(scheme, bucket, unquote(options[1:]))
+        return system, "/".join([root, *rest])
+
+    def _info(self) -> Any:
+        system, key = self._where()
+        with self._told("read"):
+            return system.get_file_info(key)
+
+    def _listed(self, recursive: bool) -> list[Any]:
+        """What the server says of the files in this folder, or of all below."""
+        from pyarrow.fs import FileSelector
+
+        system, key = self._where()
+        selector = FileSelector(key, allow_not_found=True, recursive=recursive)
+        with self._told("list"):
+            found = system.get_file_info(selector)
+        return sorted((info for info in found if info.is_file), key=lambda info: info.path)
+
+    def _below(self) -> Iterator[RemotePath]:
+        """Files below, in order of their names."""
+        key = self._where()[1]
+        return (self / info.path.removeprefix(f"{key}/") for info in self._listed(True))
+
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """One InputError that says what keeps us from an object; its absence goes on."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise InputError(f"{self}: cannot {what}: {_reason(error, self.parts[3])}") from error
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder and what lies in it, as far as that is possible."""
+    if isinstance(folder, RemotePath):
+        for path in list(folder.rglob("*")):
+            path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_remote(path: str | Path) -> bool:
+    """Whether a path lies in object storage."""
+    return isinstance(path, RemotePath)
+
+
+def sizes_in(folder: Path) -> dict[str, int]:
+    """Name -> bytes of each file in a folder, in one listing; nothing where there is no folder."""
+    if isinstance(folder, RemotePath):
+        return folder.sizes()
+    if not folder.is_dir():
+        return {}
+    with os.scandir(folder) as entries:
+        return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+
+
+def location(path: str | Path) -> Path:
+    """The path of a directory that is given as a path or as an address with a scheme.
+
+    A Path that an address was made into has lost a slash, which is put back.
+
+    Raises:
+        InputError: a scheme that is not known, no bucket, or credentials in the address, which
+            reports would repeat.
+    """
+    if isinstance(path, RemotePath):
+        return path
+    return _location(str(path)) if _scheme(path) else Path(path)
+
+
+def _scheme(path: str | Path) -> str:
+    found = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", str(path))  # C:/ is a drive
+    return found[1].lower() if found else ""
+
+
+def _location(address: str) -> Path:
+    address = re.sub(r"^([^:]+):/+", lambda found: f"{found[1].lower()}://", address)
+    parts = urlsplit(address)
+    if parts.scheme == "file":
+        return Path(url2pathname(f"/{parts.netloc}{parts.path}"))
+    if parts.scheme not in SCHEMES:
+        raise InputError(
+            f"{address}: {parts.scheme}:// is no storage that we read; pass a path, file://, or "
+            f"one of {', '.join(f'{scheme}://' for scheme in SCHEMES)}"
+        )
+    if not parts.netloc or ("@" in parts.netloc and parts.scheme in ("s3", "gs", "gcs")):
+        problem = (
+            "holds credentials, which reports would repeat" if parts.netloc else "has no bucket"
+        )
+        raise InputError(
+            f"{parts.scheme}:// address {problem}: pass {parts.scheme}://BUCKET/PATH, and "
+            "credentials by the environment, e.g. AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
+    options = quote(parts.query, safe="")
+    below = parts.path.strip("/").split("/") if parts.path.strip("/") else []
+    return RemotePath("/", parts.scheme, f"?{options}", parts.netloc, *below)
+
+
+@lru_cache
+def _file_system(scheme: str, bucket: str, query: str) -> tuple[Any, str]:
+    """The pyarrow file system of a bucket, and how keys there begin."""
+    import pyarrow as pa
+    from pyarrow import fs
+
+    try:
+        system, root = fs.FileSystem.from_uri(
+            f"{scheme}://{bucket}/" + (f"?{query}" if query else "")
+        )
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{scheme}://{bucket} cannot be used: {error}") from error
+    root = str(root).strip("/")
+    try:  # what does not exist is never found, whether an object or its bucket
+        missing = not system.get_file_info(root).type
+    except OSError as error:
+        if "ACCESS_DENIED" not in str(error):  # it may be that of looking at a bucket only
+            raise InputError(f"{scheme}://{bucket}: {_reason(error, bucket)}") from error
+        missing = False
+    if missing:
+        raise InputError(f"{scheme}://{bucket}: {_REASONS['NO_SUCH_BUCKET'].format(bucket=bucket)}")
+    return system, root
+
+
+_REASONS = {  # in messages of the AWS library, which pyarrow passes on
+    "ACCESS_DENIED": "these credentials have no right to do so in bucket {bucket}; ask its owner, "
+    "or pass others by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+    "NO_SUCH_BUCKET": "there is no bucket {bucket}; create it, or correct the address",
+    "NETWORK_CONNECTION": "the server does not answer; check the network and endpoint_override",
+}
+
+
+def _reason(error: OSError, bucket: str) -> str:
+    for word, reason in _REASONS.items():
+        if word in str(error):
+            return reason.format(bucket=bucket)
+    return str(error)

@@ -1,0 +1,209 @@
+"""Paths in object storage: what an address means, and what an S3 server that runs here says."""
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+from indpriv import EvidenceError, InputError, NormLog, account
+from indpriv._storage import RemotePath, is_remote, location, remote_path
+from indpriv.accountant import prepared
+from indpriv.audit import audit, read_audit, variants
+from indpriv.cli import run
+from indpriv.norm_log.norm_log import open_run
+from indpriv.norm_log.verify import verify
+from object_storage import KEYS, s3_server
+from synthetic import small_run, write_run
+
+DELTA = 1e-5
+
+
+@pytest.fixture(scope="module")
+def server():
+    pytest.importorskip("moto", reason="needs an S3 server: pip install moto[server]")
+    pytest.importorskip("flask_cors", reason="needs an S3 server: pip install moto[server]")
+    with s3_server() as found:
+        found.client().create_bucket(Bucket="runs")
+        yield found
+
+
+@pytest.fixture
+def owner(monkeypatch):
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    remote_path._file_system.cache_clear()
+    yield
+    remote_path._file_system.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def a_run(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("runs") / "tiny", *small_run(n=240, steps=6))
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "s3://bucket/runs/adult",
+        "s3://bucket",
+        "gs://bucket/a%20b?region=x",
+        "s3://b/r?scheme=http&e=h:1",
+    ],
+)
+def test_an_address_is_kept(address):
+    path = location(address)
+    assert str(path) == address
+    assert is_remote(path)
+    assert location(Path(address)) == path  # as typer hands it on
+    assert location(path) is path
+    below = path / "records" / "1.parquet"
+    assert is_remote(below)
+    assert (below.name, below.parent.parent) == ("1.parquet", path)
+    assert str(below).startswith(address.partition("?")[0])
+    again = pickle.loads(pickle.dumps(below))
+    assert again == below
+    assert str(again) == str(below)
+    assert len({below, again}) == 1
+
+
+def test_other_paths_are_local(tmp_path):
+    assert location(str(tmp_path)) == tmp_path
+    assert location(f"file://{tmp_path}") == tmp_path
+    assert location(r"C:/runs/adult") == Path("C:/runs/adult")
+    assert not is_remote(location("runs/adult"))
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("ftp://host/run", "ftp:// is no storage that we read"),
+        ("s3:///run", None),
+        ("s3://key:secret@bucket/run", "holds credentials"),
+    ],
+)
+def test_what_is_no_address_is_refused(address, message):
+    if message is None:
+        assert str(location(address)) == "s3://run"
+        return
+    with pytest.raises(InputError, match=message) as caught:
+        location(address)
+    assert "secret" not in str(caught.value)
+
+
+def test_nothing_opens_it_as_a_local_file():
+    path = location("s3://bucket/run")
+    with pytest.raises(TypeError, match="lies in object storage"):
+        open(path)  # noqa: SIM115, PLW1514
+    with pytest.raises(AttributeError):
+        path.chmod(0o600)
+
+
+@pytest.mark.usefixtures("owner")
+def test_a_run_is_read_from_a_bucket_each_byte_once(server, a_run, monkeypatch):
+    server.upload(a_run, "runs", "tiny")
+    local, fetched, plain = NormLog.open(a_run), [], RemotePath.read_bytes
+
+    def counted(self):
+        fetched.append(self.name)
+        return plain(self)
+
+    monkeypatch.setattr(RemotePath, "read_bytes", counted)
+    opened = open_run(server.address("runs/tiny"))
+    assert fetched == ["journal.jsonl"]
+    log = opened.log
+    assert (log.read() == local.read()).all()
+    table = account(log, delta=DELTA)
+    assert (table.epsilon == account(local, delta=DELTA).epsilon).all()
+    files = [path.name for path in (a_run / "records").iterdir()]
+    assert sorted(fetched) == sorted(["journal.jsonl", "ids.parquet", *files])
+    checks = {check.key: check for check in verify(opened)}
+    assert "compared when they are read" in checks["records"].detail
+    assert checks["permissions"].status == "not checked"
+    assert run(["verify", server.address("runs/tiny")]) == 0
+
+
+@pytest.mark.usefixtures("owner")
+def test_a_flipped_bit_and_a_missing_file_are_named(server, a_run):
+    server.upload(a_run, "runs", "flipped")
+    key = server.keys("runs", "flipped/records/")[2]
+    client = server.client()
+    content = bytearray(client.get_object(Bucket="runs", Key=key)["Body"].read())
+    content[len(content) // 2] ^= 4
+    client.put_object(Bucket="runs", Key=key, Body=bytes(content))
+    address, name = server.address("runs/flipped"), key.rpartition("/")[2]
+    with pytest.raises(EvidenceError, match=rf"{name}.* was changed: its hash"):
+        account(NormLog.open(address), delta=DELTA)
+    assert run(["verify", address]) == 1
+    counted = NormLog.open(address, unreadable="worst_case")
+    assert len(counted.unreadable_steps) == 1
+    client.delete_object(Bucket="runs", Key=key)
+    with pytest.raises(EvidenceError, match=rf"{name}: record of step 2 is missing"):
+        NormLog.open(address)
+
+
+@pytest.mark.usefixtures("owner")
+def test_what_keeps_us_from_a_bucket_is_said_once(server, a_run, monkeypatch):
+    with pytest.raises(InputError, match="there is no bucket nowhere; create it"):
+        open_run(server.address("nowhere/run"))
+    with pytest.raises(EvidenceError, match=r"holds no journal\.jsonl"):
+        open_run(server.address("runs/nothing-here"))
+    with pytest.raises(InputError, match="the server does not answer"):
+        open_run("s3://runs/tiny?endpoint_override=127.0.0.1:1&scheme=http&region=us-east-1")
+
+
+@pytest.mark.usefixtures("owner")
+def test_an_audit_of_a_bucket_in_a_bucket(server, a_run, tmp_path, monkeypatch):
+    for name in ("COARSER", "RULES", "FIDELITY_EPOCHS"):
+        monkeypatch.setattr(variants, name, ())
+    server.upload(a_run, "runs", "audited")
+    source, target = server.address("runs/audited"), server.address("runs/audits/tiny")
+    with pytest.raises(InputError, match="--bucket-is-private"):
+        audit(source, target, delta=DELTA)
+    assert not server.keys("runs", "audits/")
+
+    def stop(stage, done, total):
+        if stage == "analysing":
+            assert [key for key in server.keys("runs", "audits/tiny") if "/part-00000" in key]
+            with pytest.raises(InputError, match=rf"is being written by process {os.getpid()} on"):
+                audit(source, target, delta=DELTA, bucket_is_private=True)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        audit(source, target, delta=DELTA, bucket_is_private=True, progress=stop)
+    kept = server.keys("runs", "audits/tiny")
+    assert sorted(key.rpartition("/")[2] for key in kept) == ["_account.json", "part-00000.parquet"]
+    computed = []
+    monkeypatch.setattr(prepared, "_epsilons", lambda *_: computed.append(1))
+    words = ["--output-dir", target, "--delta", str(DELTA), "--bucket-is-private"]
+    assert run(["audit", source, *words]) == 0
+    assert not computed  # the part that lay there was used
+    monkeypatch.undo()
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    audit(a_run, tmp_path / "local", delta=DELTA)
+    names = sorted(path.name for path in (tmp_path / "local").iterdir())
+    assert sorted(key.rpartition("/")[2] for key in server.keys("runs", "audits/tiny")) == names
+    there = location(target) / "epsilon.parquet"
+    assert there.read_bytes() == (tmp_path / "local" / "epsilon.parquet").read_bytes()
+    table, examples = read_audit(target)
+    assert len(table) == 240
+    assert len(examples.train) == 240
+    assert run(["groups", target, "--by", "label"]) == 0
+
+
+def test_credentials_without_rights_are_refused(a_run, monkeypatch):
+    pytest.importorskip("flask_cors", reason="needs an S3 server: pip install moto[server]")
+    with s3_server() as guarded:
+        guarded.client().create_bucket(Bucket="secret")
+        guarded.upload(a_run, "secret", "tiny")
+        iam = guarded.client("iam")
+        iam.create_user(UserName="stranger")
+        keys = iam.create_access_key(UserName="stranger")["AccessKey"]
+        guarded.require_rights()
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", keys["AccessKeyId"])
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", keys["SecretAccessKey"])
+        remote_path._file_system.cache_clear()
+        with pytest.raises(InputError, match="no right to do so in bucket secret; ask its owner"):
+            open_run(guarded.address("secret/tiny"))
+    remote_path._file_system.cache_clear()
