@@ -3,6 +3,9 @@
 A made-up run of 200 steps with 20 records, labels, three metadata columns, and a test set of a hundredth of its size is
 written by the package's own writer; `indpriv.audit.audit` then accounts, analyses and reports it in this process. Each stage
 prints its wall and CPU seconds, the memory it left in use, and the peak so far. Exit code 1 where a target is missed.
+
+With --parts N nothing is written or accounted: the statistics of N parts of a million made-up examples (two group tables and
+the relation to loss) are added up as they come, and a line shows what memory they take.
 """
 
 from __future__ import annotations
@@ -23,6 +26,10 @@ import numpy as np
 import pandas as pd
 
 from indpriv import ExampleTable
+from indpriv.analysis.groups.cells import CellCounts, Values
+from indpriv.analysis.groups.group_rows import describe_groups
+from indpriv.analysis.loss.pairs import LossCounts
+from indpriv.analysis.loss.relation import relation_of
 from indpriv.audit import audit
 from indpriv.norm_log.run_files import EXAMPLES
 from indpriv.norm_log.session_counts import Conversion, SessionCounts
@@ -42,6 +49,7 @@ HEADER = LogHeader(
 )
 COUNTS = SessionCounts(0, False, (), "poisson", conversion=Conversion("made up"))
 MOST_GIB, MOST_MINUTES = 4.0, 10.0  # targets for 10^7 examples
+MOST_GIB_OF_DRIVER, PART = 1.0, 1_000_000  # of the statistics of 10^8 examples, in parts
 
 
 def examples_of(n: int, rng: np.random.Generator) -> ExampleTable:
@@ -117,12 +125,54 @@ class Stages:
             )
 
 
+def statistics_of_parts(n_parts: int) -> None:
+    """Add up the statistics of parts of a million examples, and make the tables of them."""
+    rng, shapes = np.random.default_rng(0), {"race": (5, 2), "sex": (2, 2)}
+    cells: dict[str, CellCounts] = {}
+    none = np.zeros(0)
+    losses = LossCounts.of(none, none > 0, none)
+    start = time.process_time()
+    for number in range(1, n_parts + 1):
+        label = rng.integers(0, 2, PART)
+        loss = rng.gamma(2.0, 0.3, PART) * (1 + label)
+        epsilon = np.minimum(0.2 * loss**0.3 * rng.uniform(0.9, 1.1, PART), 0.25)
+        worst = epsilon >= 0.25
+        values = Values(epsilon, worst, loss, (loss < 1.0).astype(np.float64), np.zeros(0))
+        for by, shape in shapes.items():
+            found = CellCounts.of(values, rng.integers(0, shape[0], PART), label, shape)
+            cells[by] = cells[by] + found if by in cells else found
+        losses = losses + LossCounts.of(epsilon, worst, loss)
+        if number in (1, 3, 10, 30, 100, n_parts):
+            bins = [len(found.epsilon.keys) for found in cells.values()]
+            print(
+                f"  {number * PART:>14,} examples  {time.process_time() - start:8.1f} CPU s"
+                f"  {in_use():6.2f} GiB in use  {peak():6.2f} GiB at the peak"
+                f"  {sum(bins):,} bins of groups, {len(losses.joint.keys):,} of loss and epsilon",
+                flush=True,
+            )
+    relation = relation_of(losses.pairs(), 0.25)
+    for by, shape in shapes.items():
+        names = [f"{by} {code}" for code in range(shape[0])]
+        describe_groups(cells[by].cells(), names, min_size=10)
+    print(
+        f"tables made: {peak():.2f} GiB at the peak; Pearson's r {relation.every.pearson:.4f}, at"
+        f" most {relation.pearson_error:.1g} off; ranks {relation.every.spearman:.4f}, at most"
+        f" {relation.spearman_error:.1g} off"
+    )
+
+
 def main() -> int:
     """Make the run in a process of its own, whose memory does not count, and audit it here."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--examples", type=int, default=1_000_000)
     parser.add_argument("--keep", type=Path, help="where the run is kept, or found, for next time")
+    parser.add_argument(
+        "--parts", type=int, help="statistics of this number of parts, and no audit"
+    )
     chosen = parser.parse_args()
+    if chosen.parts:
+        statistics_of_parts(chosen.parts)
+        return 0 if peak() <= MOST_GIB_OF_DRIVER else 1
     with tempfile.TemporaryDirectory() as folder:
         run_dir = (chosen.keep or Path(folder)) / f"run-{chosen.examples}"
         if not run_dir.exists():

@@ -9,9 +9,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from indpriv._arrays import all_distinct
 from indpriv._columns import FIXED_COLUMNS, RESERVED_COLUMNS
 from indpriv._files import read_parquet, write_private_parquet
 from indpriv.errors import InputError
+
+_SPLITS = ("train", "test")
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,14 @@ class ExampleTable:
         missing = [name for name in FIXED_COLUMNS if name not in self.frame.columns]
         if missing:
             raise InputError(f"the example table lacks the columns {', '.join(missing)}")
-        if not set(self.frame["split"].unique()) <= {"train", "test"}:
+        if not set(self.frame["split"].unique()) <= set(_SPLITS):
             raise InputError(
                 f"split holds {sorted(self.frame['split'].unique())}; it is 'train' or 'test'"
             )
-        duplicated = self.frame.duplicated(["split", "example_id"])
-        if duplicated.any():
-            example = self.frame.loc[duplicated, "example_id"].iloc[0]
+        splits = (self.frame.loc[self.frame["split"] == split, "example_id"] for split in _SPLITS)
+        if not all(all_distinct(ids.to_numpy()) for ids in splits):
+            duplicated = self.frame.duplicated(["split", "example_id"])
+            example = self.frame.loc[duplicated, "example_id"].tolist()[0]
             raise InputError(
                 f"{int(duplicated.sum())} example ids occur twice within a split, e.g. {example!r}"
             )

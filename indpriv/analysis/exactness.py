@@ -25,7 +25,8 @@ class Exactness:
         pearson_error, spearman_error: the most by which Pearson's r and Spearman's rank correlation
             of epsilon and loss can be off; None where they are not known.
         attacked_members: number of random training examples that were attacked; None if all.
-        compared: number of random examples that were accounted under other choices.
+        compared: number of random examples that were accounted under other choices; None if all, or
+            if no other choice was tried.
     """
 
     most_exact: Count
@@ -34,11 +35,11 @@ class Exactness:
     pearson_error: AtLeastZero | None
     spearman_error: AtLeastZero | None
     attacked_members: Count | None
-    compared: Count
+    compared: Count | None
 
 
 def exactness_of(
-    n: int, loss: LossRelation | None, attacked_members: int | None, compared: int
+    n: int, loss: LossRelation | None, attacked_members: int | None, compared: int | None
 ) -> Exactness | None:
     """How exact an audit of n examples is; None if every figure comes from each of them."""
     if n <= histogram.MOST_EXACT:

@@ -158,7 +158,7 @@ def reconstructions_of(
     """
     parts = [part for scores in every for part in _by_step(scores)]
     by_id = None
-    if table is not None and not table.account.rows_per_unit:
+    if parts and table is not None and not table.account.rows_per_unit:
         by_id = pd.Series(table.epsilon, index=table.example_ids.astype(str))
     found = []
     for scores in parts:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from indpriv._arrays import all_distinct
 from indpriv._files import read_json, read_parquet
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.schedule.curve import Curve
@@ -93,7 +94,7 @@ class RecordedRun:
         if self.examples is None or signals or self.examples.n_train <= histogram.MOST_EXACT:
             return self
         train = self.examples.train
-        if train["unit_id"].nunique() < len(train):
+        if not all_distinct(train["unit_id"].to_numpy()):
             return self
         rng = generator_of(seed, "members")
         rows = np.sort(rng.choice(len(train), histogram.MOST_EXACT, replace=False))

@@ -115,16 +115,26 @@ def summarise(
         notes=_notes(run, table, recorded, guarantee, provenance.versions, attacks, found.missing),
         schedule=schedule_of(log, table.account.delta, recorded.curve),
         views=views_of(log, table, recorded.recorder, recorded.declared.content),
-        exactness=_exactness(table, found.loss, recorded, attacked),
+        exactness=_exactness(table, found.loss, (recorded, attacked), fidelity),
     )
 
 
 def _exactness(
-    table: EpsilonTable, loss: LossRelation | None, recorded: RecordedRun, attacked: RecordedRun
+    table: EpsilonTable,
+    loss: LossRelation | None,
+    runs: tuple[RecordedRun, RecordedRun],
+    fidelity: FidelityFindings,
 ) -> Exactness | None:
-    sampled = attacked.examples is not recorded.examples
-    members = attacked.examples.n_train if sampled and attacked.examples is not None else None
-    return exactness_of(len(table), loss, members, MOST_COMPARED)
+    """How exact the figures are; runs: with all examples, and with those that are attacked."""
+    every, attacked = (run.examples for run in runs)
+    tried = fidelity.sensitivity or fidelity.spacing or fidelity.against_k
+    some = len(table) > MOST_COMPARED and table.account.rows_per_unit is None
+    return exactness_of(
+        len(table),
+        loss,
+        None if attacked is None or attacked is every else attacked.n_train,
+        MOST_COMPARED if tried and some else None,
+    )
 
 
 class _OfExamples(NamedTuple):

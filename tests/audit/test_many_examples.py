@@ -41,6 +41,7 @@ def test_the_report_says_what_is_not_of_every_example(audits):
     assert said["quantile_error"] == 2**-10
     assert f"This audit has more than {MOST} examples." in page
     assert f"Attacks used {MOST} random training examples" in page
+    assert said["compared"] is None  # all 400, as fewer than 20,000
 
 
 def test_what_is_said_to_be_exact_is(audits):

@@ -7,6 +7,7 @@ counted in parts of the data adds up.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import reduce
 
 import numpy as np
 
@@ -117,26 +118,17 @@ class Cells:
             labels: the same.
             shape: number of groups and of labels.
         """
-        n = len(values.epsilon)
-        counted: list[Histogram] = []
-        test_cells = groups[1] * shape[1] + labels[1]
-        sums = _sums_of_test(values.test_correct, test_cells, shape)
-        for start in range(0, max(n, 1), BLOCK):
-            block = slice(start, start + BLOCK)
-            cells = groups[0][block] * shape[1] + labels[0][block]
-            part = values.train_block(block)
-            sums = sums + _sums(part, cells, shape)
-            if n > histogram.MOST_EXACT:
-                counted = [merged([*counted, Histogram.of([part.epsilon], cells)])]
-        if counted:
-            return cls.from_histogram(counted[0], sums)
-        return cls(values.epsilon, np.ones(n, np.int64), groups[0], labels[0], sums)
-
-    @classmethod
-    def from_histogram(cls, counted: Histogram, sums: Sums) -> Cells:
-        """The cells of a histogram of epsilon by group and label."""
-        own_groups, own_labels = np.divmod(counted.cells(), sums.n.shape[1])
-        return cls(counted.means(), counted.counts, own_groups, own_labels, sums)
+        n, of_test = len(values.epsilon), groups[1] * shape[1] + labels[1]
+        test = _sums_of_test(values.test_correct, of_test, shape)
+        if n <= histogram.MOST_EXACT:
+            sums = test + _sums(values, groups[0] * shape[1] + labels[0], shape)
+            return cls(values.epsilon, np.ones(n, np.int64), groups[0], labels[0], sums)
+        blocks = [slice(start, start + BLOCK) for start in range(0, n, BLOCK)]
+        parts = (
+            CellCounts.of(values.train_block(part), groups[0][part], labels[0][part], shape)
+            for part in blocks
+        )
+        return reduce(CellCounts.__add__, parts).cells(test)
 
     def of_label(self, code: int) -> Cells:
         """The cells of one label."""
@@ -150,13 +142,43 @@ class Cells:
         )
 
 
+@dataclass(frozen=True)
+class CellCounts:
+    """Training examples counted by group, label and bin of epsilon; parts of the data add up.
+
+    Attributes:
+        epsilon: histogram, whose cells are group * n_labels + label.
+        sums: (n_groups, n_labels) of all else.
+    """
+
+    epsilon: Histogram
+    sums: Sums
+
+    @classmethod
+    def of(
+        cls, values: Values, groups: IntArray, labels: IntArray, shape: tuple[int, int]
+    ) -> CellCounts:
+        """Count the training examples of one part, with their codes (n_examples,)."""
+        cells = groups * shape[1] + labels
+        return cls(Histogram.of([values.epsilon], cells), _sums(values, cells, shape))
+
+    def __add__(self, other: CellCounts) -> CellCounts:
+        return CellCounts(merged([self.epsilon, other.epsilon]), self.sums + other.sums)
+
+    def cells(self, test: Sums | None = None) -> Cells:
+        """The cells of all that was counted; test: sums of test examples."""
+        sums = self.sums if test is None else self.sums + test
+        groups, labels = np.divmod(self.epsilon.cells(), sums.n.shape[1])
+        return Cells(self.epsilon.means(), self.epsilon.counts, groups, labels, sums)
+
+
 def _sums(values: Values, cells: IntArray, shape: tuple[int, int]) -> Sums:
     """Of training examples."""
     losses, known = np.isfinite(values.loss), np.isfinite(values.correct)
     largest = np.zeros(shape[0] * shape[1])
     np.maximum.at(largest, cells, values.epsilon)
     return replace(
-        _sums_of_test(values.test_correct, cells[:0], shape),
+        _sums_of_test(values.test_correct[:0], cells[:0], shape),
         n=_count(cells, shape),
         at_worst_case=_count(cells[values.at_worst_case], shape),
         largest=largest.reshape(shape),

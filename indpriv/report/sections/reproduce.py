@@ -57,7 +57,10 @@ def _exactness(found: Exactness) -> str:
             f"Attacks used {found.attacked_members:,} random training examples and all test "
             "examples."
         )
-    texts.append(f"Other choices of the account were tried on {found.compared:,} random examples.")
+    if found.compared is not None:
+        texts.append(
+            f"Other choices of the account were tried on {found.compared:,} random examples."
+        )
     return " ".join(texts)
 
 
