@@ -113,6 +113,17 @@ def check_tolerance(tolerance: float) -> float:
     return float(tolerance)
 
 
+def check_clipping_norm_epsilon(epsilon: float) -> float:
+    """Return the cost of a private clipping norm, finite and at least 0, or raise InputError."""
+    known = isinstance(epsilon, int | float | np.number) and not isinstance(epsilon, bool)
+    if not (known and math.isfinite(epsilon) and epsilon >= 0):
+        raise InputError(
+            f"clipping_norm_epsilon={epsilon!r} is not a finite number of at least 0; pass the "
+            "epsilon of the private release that max_grad_norm was set to, or leave it out"
+        )
+    return float(epsilon)
+
+
 def check_rounding(rounding: float) -> float:
     """Return the rounding, a fraction of max_grad_norm in [0, 1]; 0 means full precision."""
     if not (isinstance(rounding, int | float) and math.isfinite(rounding) and 0 <= rounding <= 1):

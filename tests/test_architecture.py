@@ -61,7 +61,15 @@ MAY_IMPORT = {
     "recording": {"helpers", "artifacts"},
     "leakage": {"helpers", "artifacts", "recording"},
     "integrations": {"helpers", "artifacts", "accountant"},
-    "training": {"helpers", "artifacts", "recording", "leakage", "attacks", "accountant"},
+    "training": {
+        "helpers",
+        "artifacts",
+        "recording",
+        "leakage",
+        "attacks",
+        "accountant",
+        "release",
+    },
     "cli": set(STAGES) - {"cli"},
 }
 RUN_SIDE = {"recording", "leakage", "training"}

@@ -27,6 +27,7 @@ from indpriv.accountant.prepared import (
     warn_of_delta,
 )
 from indpriv.accountant.privacy_filter import under_filter
+from indpriv.accountant.relations.clipping_norm import with_clipping_norm
 from indpriv.accountant.relations.fixed_size import fixed_size_table
 from indpriv.accountant.relations.known import known_table
 from indpriv.accountant.relations.pairs import PairsEngine, rare_truncations
@@ -107,11 +108,18 @@ def table_for(
     log: NormLog, method: Method, *, progress: Progress | None = None, workers: Workers = None
 ) -> EpsilonTable:
     """The account of a log, by example or by unit; as `indpriv.account`."""
+    return with_clipping_norm(_of_steps(log, method, progress, workers), log)
+
+
+def _of_steps(
+    log: NormLog, method: Method, progress: Progress | None, workers: Workers
+) -> EpsilonTable:
+    """The same without what a private clipping norm costs."""
     if method.participation == "known":
         return known_table(log, method, progress=progress, workers=workers)
     if log.truncation is not None and (rare := rare_truncations(log)) < method.delta / 10:
         plain, rest = replace(log, truncation=None), replace(method, delta=method.delta - rare)
-        table = table_for(plain, rest, progress=progress, workers=workers)
+        table = _of_steps(plain, rest, progress, workers)
         cap = log.truncation.max_batch_size
         details = {k: v for k, v in table.details.items() if k != "true_positive_limit"}
         account = replace(table.account, delta=method.delta, max_batch_size=cap)
@@ -264,7 +272,8 @@ def _write_run(
         while n_rows < stop - start:
             found.append(next(blocks))
             n_rows += len(found[-1].epsilon)
-        writer.write(number, account.table(account.log.example_ids[start:stop], found))
+        table = account.table(account.log.example_ids[start:stop], found)
+        writer.write(number, with_clipping_norm(table, account.log))
 
 
 def _of_units(

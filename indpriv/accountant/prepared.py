@@ -17,6 +17,7 @@ from indpriv.accountant.blocks import Workers, in_blocks
 from indpriv.accountant.claims import uses_batch_norms
 from indpriv.accountant.engine import Engine, Epsilons, Watched
 from indpriv.accountant.method import Method
+from indpriv.accountant.relations.clipping_norm import clipping_norm_cost
 from indpriv.epsilon_table import Account
 from indpriv.errors import InputError
 from indpriv.norm_log.levels import Levels
@@ -147,7 +148,7 @@ def warn_of_delta(log: NormLog, method: Method) -> None:
 
 
 def account_of(log: NormLog, method: Method) -> Account:
-    """What an epsilon of this log by this method means."""
+    """What an epsilon of one row of this log by this method means."""
     return Account(
         delta=method.delta,
         unit=log.unit,
@@ -163,6 +164,7 @@ def account_of(log: NormLog, method: Method) -> Account:
         recorded_share=log.coverage,
         tolerance=method.tolerance if method.accountant == "pld" else 0.0,
         max_batch_size=None if log.truncation is None else log.truncation.max_batch_size,
+        clipping_norm_epsilon=clipping_norm_cost(log, method.relation_of(log.neighbouring), 1),
     )
 
 

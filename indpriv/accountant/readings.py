@@ -14,6 +14,13 @@ from indpriv.accountant.histogram.mechanisms import Participations
 from indpriv.accountant.pld import curves
 from indpriv.accountant.pld.closed_form import CLOSED_FORM_ERROR, gaussian_delta
 from indpriv.accountant.pld.loss_sum import Bounds
+from indpriv.accountant.relations.clipping_norm import (
+    advantage_with_release,
+    mu_with_release,
+    rate_after_release,
+)
+
+_LARGEST_RATE = 1 - 1e-9  # of false positives, at which curves are read
 
 
 @dataclass(frozen=True)
@@ -57,13 +64,16 @@ class Risk:
 class Readings:
     """Which figures to read off a privacy curve (see `membership_risk`).
 
-    largest_epsilon bounds the epsilon of every example.
+    Attributes:
+        largest_epsilon: bounds the epsilon of every example's steps.
+        clipping_norm_cost: of a private clipping norm, with which each curve is composed.
     """
 
     false_positive_rate: FloatArray
     epsilon: FloatArray
     delta: float
     largest_epsilon: float
+    clipping_norm_cost: float
 
     @classmethod
     def of(
@@ -73,6 +83,7 @@ class Readings:
         *,
         delta: float,
         largest_epsilon: float = np.inf,
+        clipping_norm_cost: float = 0.0,
     ) -> Readings:
         """Check the arguments."""
         rates = _checks.check_row(
@@ -87,7 +98,37 @@ class Readings:
             lambda x: np.isfinite(x) & (x >= 0),
             "finite numbers of at least 0, e.g. 1.0",
         )
-        return cls(rates, epsilons, delta, largest_epsilon)
+        return cls(rates, epsilons, delta, largest_epsilon, clipping_norm_cost)
+
+    @property
+    def _of_steps(self) -> tuple[FloatArray, FloatArray]:
+        """The false-positive rates and epsilons at which to read the curves of steps."""
+        rates = rate_after_release(self.false_positive_rate, self.clipping_norm_cost)
+        epsilons = np.maximum(self.epsilon - self.clipping_norm_cost, 0.0)
+        return np.minimum(rates, _LARGEST_RATE), epsilons
+
+    def _composed(self, steps: Risk) -> Risk:
+        """The risk of steps and a private clipping norm, from what was read of the steps."""
+        cost = self.clipping_norm_cost
+        if not cost:
+            return steps
+        advantage = advantage_with_release(steps.advantage, cost)
+        mu = mu_with_release(steps.mu, cost)
+        # Delta falls from the advantage, at epsilon 0; below the cost there is no other bound.
+        delta = np.where(self.epsilon < cost, 1.0, steps.delta)
+        beyond = rate_after_release(self.false_positive_rate, cost) > _LARGEST_RATE
+        return Risk(
+            advantage=advantage,
+            advantage_lower=steps.advantage_lower,
+            true_positive_rate=np.where(beyond, 1.0, steps.true_positive_rate),
+            true_positive_rate_lower=np.broadcast_to(
+                self.false_positive_rate, steps.true_positive_rate.shape
+            ),
+            delta=np.minimum(delta, advantage[:, None]),
+            delta_lower=np.zeros_like(steps.delta),
+            mu=mu,
+            mu_error=gaussian_delta(np.zeros(len(mu)), mu),
+        )
 
     def off(self, up: Participations, down: Participations) -> Risk:
         """Read the curves of some examples.
@@ -99,15 +140,17 @@ class Readings:
         gaussian = curves.gaussian_approximation(
             up, down, delta=self.delta, limit=self.largest_epsilon
         )
-        return Risk(
-            advantage=high[0].upper,
-            advantage_lower=low[0].lower,
-            true_positive_rate=high[1].upper,
-            true_positive_rate_lower=low[1].lower,
-            delta=high[2].upper,
-            delta_lower=low[2].lower,
-            mu=gaussian.mu,
-            mu_error=gaussian.error,
+        return self._composed(
+            Risk(
+                advantage=high[0].upper,
+                advantage_lower=low[0].lower,
+                true_positive_rate=high[1].upper,
+                true_positive_rate_lower=low[1].lower,
+                delta=high[2].upper,
+                delta_lower=low[2].lower,
+                mu=gaussian.mu,
+                mu_error=gaussian.error,
+            )
         )
 
     def off_gaussian(self, mu: FloatArray, least: FloatArray) -> Risk:
@@ -121,26 +164,29 @@ class Readings:
         # A figure that is too small for a float is not 0.
         smallest = np.where(mu > 0, np.finfo(np.float64).tiny, 0.0)
         advantage = np.clip(advantage * more, smallest, 1.0)
-        return Risk(
-            advantage=advantage,
-            advantage_lower=np.maximum(low[0] * less, 0.0),
-            true_positive_rate=np.minimum(rates * more, 1.0),
-            true_positive_rate_lower=low[1] * less,
-            delta=np.clip(delta * more, smallest[:, None], 1.0),
-            delta_lower=np.maximum(low[2] * less, 0.0),
-            mu=mu,
-            mu_error=np.where(least < mu, advantage, 0.0),
+        return self._composed(
+            Risk(
+                advantage=advantage,
+                advantage_lower=np.maximum(low[0] * less, 0.0),
+                true_positive_rate=np.minimum(rates * more, 1.0),
+                true_positive_rate_lower=low[1] * less,
+                delta=np.clip(delta * more, smallest[:, None], 1.0),
+                delta_lower=np.maximum(low[2] * less, 0.0),
+                mu=mu,
+                mu_error=np.where(least < mu, advantage, 0.0),
+            )
         )
 
     def _gaussian(self, mu: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         advantage = gaussian_delta(np.zeros(len(mu)), mu)
-        rates = ndtr(ndtri(self.false_positive_rate) + mu[:, None])
-        return advantage, rates, gaussian_delta(self.epsilon, mu[:, None])
+        rate, epsilon = self._of_steps
+        rates = ndtr(ndtri(rate) + mu[:, None])
+        return advantage, rates, gaussian_delta(epsilon, mu[:, None])
 
     def _bounds(self, participations: Participations) -> tuple[Bounds, Bounds, Bounds]:
-        advantage = curves.membership_advantage(participations)
+        advantage, (rate, epsilon) = curves.membership_advantage(participations), self._of_steps
         return (
             advantage,
-            curves.true_positive_rates(participations, self.false_positive_rate, advantage),
-            curves.delta_curve(participations, self.epsilon),
+            curves.true_positive_rates(participations, rate, advantage),
+            curves.delta_curve(participations, epsilon),
         )

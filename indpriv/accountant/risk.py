@@ -189,8 +189,12 @@ def _known_risk(
 ) -> RiskTable:
     """Of Gaussian mechanisms, in closed form."""
     warn_of_delta(log, method)
-    readings = Readings.of(false_positive_rate, epsilon, delta=method.delta)
     units = None if log.unit_ids is None or log.unit == "example" else Units.of(log.unit_ids)
+    account = known_account(log, method, units)
+    cost = account.clipping_norm_epsilon  # of the largest unit: no other one costs more
+    readings = Readings.of(
+        false_positive_rate, epsilon, delta=method.delta, clipping_norm_cost=cost
+    )
     found = known_shifts(log, method, units, progress=progress, workers=workers)
     claim, reason = claim_if_known(log)
     worst = np.sqrt(np.array([found.worst]))
@@ -202,7 +206,7 @@ def _known_risk(
         epsilon=readings.epsilon,
         claim=claim,
         claim_reason=reason,
-        account=known_account(log, method, units),
+        account=account,
     )
 
 
@@ -285,8 +289,13 @@ def has_risk_curve(account: Account) -> bool:
 def _readings(
     log: NormLog, method: Method, false_positive_rate: ArrayLike, epsilon: ArrayLike
 ) -> Readings:
-    largest = float(worst_case_rdp(log, method).epsilon[0])
-    return Readings.of(false_positive_rate, epsilon, delta=method.delta, largest_epsilon=largest)
+    return Readings.of(
+        false_positive_rate,
+        epsilon,
+        delta=method.delta,
+        largest_epsilon=float(worst_case_rdp(log, method).epsilon[0]),
+        clipping_norm_cost=log.clipping_norm_epsilon,  # of one row that is added or removed
+    )
 
 
 def _worst_case(log: NormLog, readings: Readings) -> Risk:

@@ -78,6 +78,7 @@ from indpriv.accountant.pld.unit_losses import UPPER, UnitSteps, unit_epsilon, u
 from indpriv.accountant.prepared import check_poisson_pairs
 from indpriv.accountant.rdp_engine import rdp_bounds
 from indpriv.accountant.rdp_orders import RdpAccountant
+from indpriv.accountant.relations.clipping_norm import clipping_norm_cost
 from indpriv.accountant.worst_case import clipped_steps
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
@@ -286,7 +287,8 @@ def cap_rows(log: NormLog, method: Method, caps: Sequence[int]) -> tuple[RowCap,
     units = Units.of(log.unit_ids)
     wanted = np.array([_checks.check_positive_int("cap", cap) for cap in caps], dtype=np.int64)
     most, place = np.unique(np.minimum(wanted, units.n_rows.max()), return_inverse=True)
-    epsilon = worst_cases(log, method, most)[place]
+    cost = clipping_norm_cost(log, log.neighbouring, most.astype(np.float64))
+    epsilon = (worst_cases(log, method, most) + cost)[place]
     kept = [int(np.minimum(units.n_rows, cap).sum()) for cap in wanted.tolist()]
     return tuple(
         RowCap(

@@ -188,7 +188,7 @@ def _training(run: RunFacts, account: Account, checks: Sequence[Check]) -> list[
         Disclosure("steps", "Steps", steps, status_of(checks, BATCH_FOR_EVERY_STEP, CLOSED)),
         Disclosure("sample_rate", "sample_rate", str(run.settings.sample_rate), settings),
         Disclosure("noise_multiplier", "noise_multiplier", _noise(run), settings),
-        Disclosure("max_grad_norm", "max_grad_norm", str(run.settings.max_grad_norm), clipping),
+        Disclosure("max_grad_norm", "max_grad_norm", _clipping_norm(run), clipping),
         _clip_mode(run, checks),
         Disclosure(
             "normalisation",
@@ -214,6 +214,13 @@ def _noise(run: RunFacts) -> str:
     if not excess:
         return counted
     return f"{counted}: the optimizer's over {1 + excess:.6g}, since clipped gradients are longer"
+
+
+def _clipping_norm(run: RunFacts) -> str:
+    """The clipping norm, and that it is a private release if it is one."""
+    cost = run.recorder.get("clipping_norm_epsilon") or 0.0
+    released = f": a private release of these data, of epsilon {cost:g} for a row"
+    return f"{run.settings.max_grad_norm}{released if cost else ''}"
 
 
 def _clip_mode(run: RunFacts, checks: Sequence[Check]) -> Disclosure:
@@ -262,6 +269,7 @@ def _norms(
         source = f"batches of {format_share(account.recorded_share)} of {total:,} steps, {norms}"
     elif records.recorded_share < 1:
         source += f"; between records: {account.between_records.replace('_', ' ')}"
+    status = status_of(checks, RECORDS, NORM_PASS, NORM_PRECISION)
     secure = run.recorder.get("secure_mode")
     generator = (
         ""
@@ -271,12 +279,7 @@ def _norms(
         else "not cryptographically secure"
     )
     found = [
-        Disclosure(
-            "source_of_norms",
-            "Source of norms",
-            source,
-            status_of(checks, RECORDS, NORM_PASS, NORM_PRECISION),
-        ),
+        Disclosure("source_of_norms", "Source of norms", source, status),
         Disclosure("recording", "Recording", recording(run), _read_from(run, "policy")),
         Disclosure(
             "random_generator", "Random generator", generator, _read_from(run, "secure_mode")
@@ -315,15 +318,11 @@ def _provenance(
         if guarantee.publishable
         else f"nothing may be published under a guarantee: {guarantee.withheld}"
     )
+    trained_with = VERIFIED if training else UNKNOWN
     commit, preprocessing = declared.code_commit or "", declared.preprocessing or ""
     return [
         Disclosure("audit_versions", "Versions of this audit", _pairs(versions), VERIFIED),
-        Disclosure(
-            "training_versions",
-            "Versions in training",
-            _pairs(training),
-            VERIFIED if training else UNKNOWN,
-        ),
+        Disclosure("training_versions", "Versions in training", _pairs(training), trained_with),
         Disclosure("code_commit", "Code commit", commit, declared_or_unknown(commit)),
         Disclosure(
             "data_fingerprint",

@@ -14,6 +14,11 @@ from scipy.special import ndtr, ndtri
 from indpriv._formatting import format_delta, format_epsilon
 from indpriv._plain import AtLeastZero, Limits, Share
 from indpriv.accountant.pld.curves import gaussian_mu
+from indpriv.accountant.relations.clipping_norm import (
+    advantage_with_release,
+    mu_with_release,
+    rate_after_release,
+)
 from indpriv.accountant.risk import worst_case_risk
 from indpriv.analysis.divisor import Divisor
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE, EpsilonTable
@@ -206,14 +211,19 @@ def worst_case_membership(log: NormLog, delta: float) -> Membership | None:
 
 
 def membership_if_known(table: EpsilonTable) -> Membership:
-    """The same for an account with known participation, which is that of a Gaussian mechanism."""
-    worst = np.array([table.worst_case_epsilon]), np.array([table.account.delta])
-    mu = float(gaussian_mu(*worst)[0])
+    """The same for an account with known participation: that of a Gaussian mechanism.
+
+    A private clipping norm may come with it.
+    """
+    cost = table.account.clipping_norm_epsilon
+    worst = np.array([table.worst_case_epsilon - cost]), np.array([table.account.delta])
+    mu = gaussian_mu(*worst)
+    rate = rate_after_release(FALSE_POSITIVE_RATE, cost)
     return Membership(
         false_positive_rate=FALSE_POSITIVE_RATE,
-        true_positive_rate=float(ndtr(ndtri(FALSE_POSITIVE_RATE) + mu)),
-        advantage=float(2 * ndtr(mu / 2) - 1),
-        mu=mu,
+        true_positive_rate=float(ndtr(ndtri(rate) + mu)[0]),
+        advantage=float(advantage_with_release(2 * ndtr(mu / 2) - 1, cost)[0]),
+        mu=float(mu_with_release(mu, cost)[0]),
     )
 
 

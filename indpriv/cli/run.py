@@ -191,6 +191,9 @@ def _sentence(run: TrainedRun, config: AuditConfig, seed: int | None) -> str:
         )
     row = "row" if has_units else "example"
     meaning = f"add/remove one {row}, Poisson sampling, Opacus's RDP accountant"
+    if settings.median_epsilon is not None:
+        meaning += f", including epsilon {format_epsilon(settings.median_epsilon)} for a private "
+        meaning += "clipping norm"
     text = (
         f"{run.run_dir}: {run.steps} {'rounds' if run.account else 'steps'}, test accuracy "
         f"{run.test_accuracy:.4f}; {claim} {format_epsilon(run.worst_case_epsilon)} at delta "
@@ -225,7 +228,8 @@ def filter_for(config: AuditConfig) -> Callable[[float, float], PrivacyFilter] |
     """Function from noise multiplier and sampling rate to the audit's privacy filter, if any."""
     from indpriv.accountant import PrivacyFilter
 
-    epsilon, delta = config.training.filter_epsilon, config.training.delta
+    of_steps = config.training.with_clipping_norm(1.0)  # the filter does not depend on the norm
+    epsilon, delta = of_steps.filter_epsilon, of_steps.delta
     if epsilon is None:
         return None
     return lambda noise_multiplier, sample_rate: PrivacyFilter.for_epsilon(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray
 from indpriv._files import write_private_parquet
-from indpriv._formatting import format_delta
+from indpriv._formatting import format_delta, format_epsilon
 from indpriv.errors import InputError
 
 DISCLAIMER = (
@@ -59,6 +59,8 @@ class Account:
         privacy_filter: what caps all epsilons; "" if only max_grad_norm does.
         rows_per_unit: None if each row is a unit. Otherwise the rows of a unit were accounted
             together, and the worst case is that of the largest unit, which has this many rows.
+        clipping_norm_epsilon: what the worst case contains for a clipping norm that is a private
+            release, e.g. the private median of the norms at the start; 0 if it is not.
     """
 
     delta: float
@@ -77,17 +79,26 @@ class Account:
     participation: str = "secret"
     tolerance: float = 0.0
     max_batch_size: int | None = None
+    clipping_norm_epsilon: float = 0.0
 
     @property
     def guaranteed_by(self) -> str:
         """What the worst case rests on."""
-        return self.privacy_filter or self.method
+        return f"{self.privacy_filter}{self._clipping_norm}" if self.privacy_filter else self.method
 
     @property
     def method(self) -> str:
         """The accountant in words."""
         known = {"gaussian": "exact Gaussian accountant"}
-        return known.get(self.accountant, f"{self.accountant.upper()} accountant")
+        name = known.get(self.accountant, f"{self.accountant.upper()} accountant")
+        return f"{name}{self._clipping_norm}"
+
+    @property
+    def _clipping_norm(self) -> str:
+        """What is added for a private clipping norm, in words."""
+        if not (cost := self.clipping_norm_epsilon):
+            return ""
+        return f", including epsilon {format_epsilon(cost)} for a private clipping norm"
 
     @property
     def sampling(self) -> str:
@@ -157,7 +168,8 @@ class EpsilonTable:
         example_ids: (n_examples,); ids of units, one row per unit, unless account.rows_per_unit is
             None.
         epsilon, epsilon_lower, epsilon_upper: (n_examples,); the bracket covers numerical error
-            only; the lower end is 0 by RDP and for units of several rows.
+            only; the lower end is 0 by RDP and for units of several rows, and without what a
+            private clipping norm costs.
         worst_case_epsilon: the run's guarantee: of an example at max_grad_norm in every step, with
             known participation of the most exposed one in the steps that it took part in, or the
             cap of the run's privacy filter if that is smaller.

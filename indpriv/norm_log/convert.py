@@ -69,7 +69,8 @@ def convert(
             "fixed_size", "other"; see `NormLog`), unit ("example", "user", "client", "row") and
             neighbouring ("add_remove", "zero_out", "replace_one"); max_batch_size if batches are
             truncated; optionally clipping ("individual" if each example was clipped at its last
-            recorded norm, rounded up), microbatch_size, seeded, delta. Other keys are kept.
+            recorded norm, rounded up), microbatch_size, seeded, delta, clipping_norm_epsilon (of
+            a private release that max_grad_norm was set to). Other keys are kept.
         output_dir: the run directory: new, or without a log.
         rounding: as a fraction of max_grad_norm, upwards; 0 keeps float64.
         progress: called as progress(stage, done, total), in records.
@@ -116,6 +117,7 @@ def _header(settings: _Settings, rounding: float) -> LogHeader:
             "converted": True,
             "clipping": settings.content.get("clipping", "flat"),
             "seeded": settings.seeded,
+            "clipping_norm_epsilon": settings.content.get("clipping_norm_epsilon", 0.0),
             **_truncation(settings),
         },
     )
@@ -201,6 +203,7 @@ def _read_settings(path: Path) -> _Settings:
             content["neighbouring"],
             content.get("max_batch_size"),
         )
+        _checks.check_clipping_norm_epsilon(content.get("clipping_norm_epsilon", 0.0))
         clipping = _checks.check_choice("clipping", content.get("clipping", "flat"), _CLIPPING)
         return _Settings(
             steps=StepSettings.from_values(total_steps, **numbers),

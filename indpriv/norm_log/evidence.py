@@ -226,6 +226,15 @@ CLIPPING_PRECISION = Assumption(
     failure="It never fails: accounts count the stated share as less noise.",
     advice="Clip in float32, which avoids it.",
 )
+PRIVATE_CLIPPING_NORM = Assumption(
+    "private_clipping_norm",
+    "private clipping norm",
+    holds="Shown only where the clipping norm is a private release, such as the median of the "
+    "norms at the start. All steps were clipped at one norm, which epsilons count once.",
+    failure="Sessions were clipped at different norms: each is a release, and one is counted.",
+    advice="Resume a run at the clipping norm that it was begun with. “Not checked” means that the "
+    "norm moved within a session: by a law that is public, or nothing is proven.",
+)
 INDIVIDUAL_CLIPPING = Assumption(
     "individual_clipping",
     "individual clipping",
@@ -328,23 +337,13 @@ NORMS_IN_TRAINING = Assumption(
 # As the reference page lists them.
 ASSUMPTIONS = {
     "Files of the run": (HASH_CHAIN, RECORDS, COVERAGE, DECLARED_SETTINGS, PERMISSIONS),
-    "The run as a whole": (CLOSED, NO_VOIDED_STEPS, RANDOM_NUMBERS, TRAINING_WATCHED),
+    "The run as a whole": (
+        CLOSED, NO_VOIDED_STEPS, RANDOM_NUMBERS, TRAINING_WATCHED, PRIVATE_CLIPPING_NORM,
+    ),
     "Each recording session": (
-        SAMPLER,
-        SEEDS,
-        PARAMETERS,
-        RANKS,
-        BATCH_FOR_EVERY_STEP,
-        WHOLE_BATCHES,
-        CLIPPING,
-        CLIPPING_PRECISION,
-        INDIVIDUAL_CLIPPING,
-        PRIVACY_FILTER,
-        NOISE,
-        BATCH_SIZES,
-        PARTICIPATION,
-        TOOK_PART,
-        OPACUS_ACCOUNTANT,
+        SAMPLER, SEEDS, PARAMETERS, RANKS, BATCH_FOR_EVERY_STEP, WHOLE_BATCHES, CLIPPING,
+        CLIPPING_PRECISION, INDIVIDUAL_CLIPPING, PRIVACY_FILTER, NOISE, BATCH_SIZES, PARTICIPATION,
+        TOOK_PART, OPACUS_ACCOUNTANT,
     ),
     "Norms": (NORM_PASS, NORM_PRECISION, NORMS_IN_TRAINING),
-}
+}  # fmt: skip

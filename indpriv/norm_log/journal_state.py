@@ -13,6 +13,7 @@ import numpy as np
 
 from indpriv._journal import read_journal
 from indpriv.errors import EvidenceError, InputError
+from indpriv.norm_log.checks.clipping_norm import private_clipping_norm
 from indpriv.norm_log.checks.of_known import OF_FULL_RECORDS, OF_SECRECY
 from indpriv.norm_log.checks.sessions import session_checks
 from indpriv.norm_log.evidence import FAILED, SEEDED, Check
@@ -76,8 +77,8 @@ class LogState:
         return any(session.training is None for session in self.sessions)
 
     def checks(self) -> list[Check]:
-        """What the counts of all sessions say about the assumptions of an account."""
-        return session_checks(
+        """What settings and the counts of all sessions say about assumptions of an account."""
+        found = session_checks(
             self.sessions,
             n_examples=self.header["n_examples"],
             closed=self.closed,
@@ -85,6 +86,16 @@ class LogState:
             individually_clipped=self.header["individually_clipped"],
             filtered=bool(self.header["privacy_filter"]),
         )
+        if not (self.clipping_norm_epsilon and self.steps):
+            return found
+        starts = [session.from_step for session in self.sessions]
+        used = self.settings()
+        return [*found, private_clipping_norm(used, starts, self.clipping_norm_epsilon)]
+
+    @property
+    def clipping_norm_epsilon(self) -> float:
+        """Of the private release that max_grad_norm was set to; 0 if it was none."""
+        return float(self.header["run"].get("clipping_norm_epsilon", 0.0))
 
     @property
     def norm_caveats(self) -> tuple[str, ...]:

@@ -102,6 +102,8 @@ class NormLog(_checks.FormerNames):
         known_caveats: reasons why an account with known participation is an estimate.
         filtered: which examples a privacy filter left out; None without a filter, or if a check
             fails on which its guarantee rests.
+        clipping_norm_epsilon: cost, for one row, of the private release of the data that
+            max_grad_norm was set to; 0 if it was set without the data. Every epsilon includes it.
     """
 
     example_ids: NDArray[np.generic]
@@ -124,6 +126,7 @@ class NormLog(_checks.FormerNames):
     most_participations: int | None = None
     known_caveats: tuple[str, ...] = ()
     truncation: Truncation | None = None
+    clipping_norm_epsilon: float = 0.0
 
     @classmethod
     @_checks.accepts_former_names
@@ -148,8 +151,9 @@ class NormLog(_checks.FormerNames):
         batch_norms: Sequence[ArrayLike] | None = None,
         most_participations: int | None = None,
         max_batch_size: int | None = None,
+        clipping_norm_epsilon: float = 0.0,
     ) -> NormLog:
-        """Make a log of norms in memory.
+        """Make a log of norms in memory; InputError for NaN, wrong shapes and ranges, repeated ids.
 
         Args:
             norms: (n_records, n_examples) norms before clipping; infinity counts as clipped.
@@ -170,9 +174,7 @@ class NormLog(_checks.FormerNames):
             batch_norms: (steps, positions, norms), each (n_entries,), of all sampled examples.
             most_participations: largest number of times that one example was drawn.
             max_batch_size: largest batch that sampler "truncated_poisson" lets through.
-
-        Raises:
-            InputError: a wrong shape or range, NaN or negative norms, repeated ids or entries.
+            clipping_norm_epsilon: cost of the private release that max_grad_norm was set to.
         """
         given = StepSettings.from_values(total_steps, noise_multiplier, max_grad_norm, sample_rate)
         levels = levels_of(rounding, rounding_mode)
@@ -186,6 +188,7 @@ class NormLog(_checks.FormerNames):
             known_caveats=tuple(caveats),
             most_participations=_checked_most(most_participations),
             batch_norms=_batch_norms_in_memory(batch_norms, ids, given, levels),
+            clipping_norm_epsilon=_checks.check_clipping_norm_epsilon(clipping_norm_epsilon),
         )
 
     @classmethod

@@ -135,6 +135,7 @@ def log_fields(state: LogState, faults: Faults) -> dict[str, Any]:
         "most_participations": state.most_participations,
         "known_caveats": state.known_caveats,
         "truncation": truncation,
+        "clipping_norm_epsilon": state.clipping_norm_epsilon,
     }
 
 

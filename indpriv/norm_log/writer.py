@@ -37,6 +37,8 @@ from indpriv.norm_log.run_files import IDS, RECORDS, part_name
 from indpriv.norm_log.session_counts import SessionCounts
 
 SCHEMA = 1
+# What a header's `run` says of every session alike, and what it means where it says nothing.
+_ALIKE = {"ranks": 1, "max_batch_size": None, "clipping_norm_epsilon": 0.0}
 
 
 def fingerprint(values: NDArray[np.generic]) -> str:
@@ -139,10 +141,9 @@ class NormLogWriter:
             "unit": header.unit,
             "policy": dict(header.policy),
             "privacy_filter": dict(header.privacy_filter),
-            "ranks": header.run.get("ranks", 1),
-            "max_batch_size": header.run.get("max_batch_size"),
+            **{name: header.run.get(name, absent) for name, absent in _ALIKE.items()},
         }
-        logged = {"ranks": 1, "max_batch_size": None, **first["run"], **first}
+        logged = {**_ALIKE, **first["run"], **first}
         for name, value in expected.items():
             if logged.get(name, {}) != value:
                 raise EvidenceError(

@@ -52,10 +52,12 @@ class Plan:
     on_write_error: str
     resume_at: int | None
     attack: RunAttack | None
+    clipping_norm_epsilon: float
 
     def __post_init__(self) -> None:
         _checks.check_choice("rounding_mode", self.rounding_mode, ("up", "nearest"))
         _checks.check_choice("on_write_error", self.on_write_error, ("stop", "continue"))
+        _checks.check_clipping_norm_epsilon(self.clipping_norm_epsilon)
         if self.individual_clipping and self.rounding_mode != "up":
             raise InputError(
                 f"rounding_mode={self.rounding_mode!r} with individual_clipping would clip "
@@ -129,6 +131,7 @@ class Plan:
                 "id": self.run_id,
                 "clipping": "individual" if self.individual_clipping else run.clipping,
                 "clip_headroom": self.clip_headroom,
+                "clipping_norm_epsilon": self.clipping_norm_epsilon,
                 "seeded": self.seeded,
                 "no_privacy": run.no_privacy,
                 "ranks": ranks.size,

@@ -62,18 +62,19 @@ class Recorder:
         rounding: of norms, as a fraction of max_grad_norm; 0 keeps float64.
         rounding_mode: "up" (never under-reports) or "nearest" (as in the paper; the account is
             then an estimate).
-        reference_examples: number of random examples whose norms are recorded at every step
-            (default 0). They measure the error that a larger K causes; each step costs one pass
-            over them.
+        reference_examples: number of random examples (default 0) whose norms are recorded at every
+            step, at one pass over them: they measure the error that a larger K causes.
         batch_norms: keep the norms that DP-SGD computes for each sampled batch (default False, but
             always kept if batches are no Poisson samples). They cost next to nothing, improve
             between_records="last" and "closest", and make participation="known" exact.
         individual_clipping: clip each example at its last recorded level instead of max_grad_norm,
-            which makes the account exact for any K (Yu et al. 2023, Algorithm 3). The noise stays
-            as it is.
+            which makes the account exact for any K (Yu et al. 2023, Algorithm 3), at equal noise.
         clip_headroom: how far that level is above the example's norm, as a fraction of
             max_grad_norm in [0, 1] (default 0.1): room for norms to grow until the next record.
             The log records levels, so the account includes it.
+        clipping_norm_epsilon: epsilon of the private release of these data that max_grad_norm was
+            set to, e.g. of `indpriv.release.private_median_norm` (default 0: it was chosen without
+            the data). Every epsilon of the run includes it.
         privacy_filter: an `indpriv.PrivacyFilter`. An example that would exceed its cap is clipped
             at 0 from then on, so the cap holds for every example; all rows of a unit are charged,
             and left out, together. With individual_clipping an example is charged for its level,
@@ -128,6 +129,7 @@ class Recorder:
         batch_norms: bool | None = None,
         individual_clipping: bool = False,
         clip_headroom: float | None = None,
+        clipping_norm_epsilon: float = 0.0,
         privacy_filter: Filter | None = None,
         test_set: Dataset[Any] | None = None,
         record_holdout: bool = False,
@@ -167,6 +169,7 @@ class Recorder:
             on_write_error=on_write_error,
             resume_at=beginning.resume_at,
             attack=attack,
+            clipping_norm_epsilon=clipping_norm_epsilon,
         )
         self._autocast = autocast_anywhere()
         self._run_info = dict(run_info or {})

@@ -15,7 +15,9 @@ delta'), then use training's own guarantee. Together (epsilon + epsilon', delta 
 It fails if a record depends on other people's data beyond the trajectory: a clipping norm set to
 the median norm, recording interval, Rényi orders or accounting chosen by looking at the norms,
 groups found in the data. What run.json declares of this is refused; what is not declared is on
-trust, and stated so. Texts here are releasable: they contain settings only.
+trust, and stated so. A clipping norm set to a *private* median is part of the trajectory, as its
+first state, and the run's own epsilon contains its cost. Texts here are releasable: they contain
+settings only.
 """
 
 import warnings
@@ -116,8 +118,8 @@ def check_one_record(summary: Mapping[str, Any]) -> None:
             f"({CHOSEN_FROM_DATA}). Then all epsilons depend on each person's data beyond the "
             "trained model: neither a release of them nor a statement to one owner is private at "
             "the cost that it would state. Choose such settings without the data, or privately "
-            "(indpriv release RUN --quantiles 0.5 gives a private median of gradient norms), and "
-            "train again"
+            '(in an audit file, max_grad_norm = "median" is a private median of gradient norms), '
+            "and train again"
         )
 
 
@@ -179,6 +181,11 @@ def _independence(summary: Mapping[str, Any]) -> str:
         text += "That there were none is on trust: run.json does not say."
     else:
         text += "According to run.json there were none."
+    if summary["account"].get("clipping_norm_epsilon"):
+        text += (
+            " The clipping norm itself is a private release: it counts as the first state of the "
+            "model, and the guarantee contains its cost."
+        )
     if clipping["min"] != clipping["max"]:
         text += (
             " The clipping norm changed during training; that it followed a fixed schedule is on "

@@ -3,7 +3,8 @@
 What they return is releasable. Data enter as counts: the number of people at each value of a
 public, increasing grid. Adding or removing one person changes one count by one; nothing else of the
 data is seen here. Noise and selection are OpenDP's: exact integer arithmetic on randomness of the
-operating system, without the floating-point leaks of textbook samplers. There is no seed.
+operating system, without the floating-point leaks of textbook samplers. There is no seed: what
+`simulate_quantile` draws for reproducible runs is of the same law and protects nobody.
 """
 
 import math
@@ -20,6 +21,8 @@ from indpriv.errors import InputError
 
 dp.enable_features("contrib")
 
+# Values that an answer can take; more cost time and, by the logarithm of their number, accuracy
+N_CELLS = 5000
 # Of quantile descent: its rounds, as in Yu et al. 2023, by how much the logarithm of the first
 # guess moves per error in share, and the factor of each further step. Constant steps of 0.5 err by
 # more over six laws (tests/release/test_mechanisms.py).
@@ -117,12 +120,29 @@ def select_quantile(counts: IntArray, quantile: Fraction, epsilon: float) -> int
     (McKenna and Sheldon 2020, arXiv:2010.12603), through OpenDP's noisy maximum, on
     `rank_distances`.
     """
-    sensitivity = max(quantile.numerator, quantile.denominator - quantile.numerator)
+    sensitivity, scale = _selection_noise(quantile, epsilon)
     space = dp.vector_domain(dp.atom_domain(T="i64")), dp.linf_distance(T="i64")
-    scale = 2 * sensitivity / epsilon * _SLACK
     select = dp.m.make_noisy_max(*space, dp.max_divergence(), scale=scale, negate=True)
     _check_cost(select.map(sensitivity), epsilon)
     return int(select(rank_distances(counts, quantile).tolist()))
+
+
+def simulate_quantile(counts: IntArray, quantile: Fraction, epsilon: float, seed: int) -> int:
+    """A cell as `select_quantile` draws it, from a seeded generator in floating point.
+
+    It gives no privacy, and is for runs that are reproducible and have none either. The noisy
+    maximum with exponential noise has the law of permute-and-flip (Ding et al. 2021,
+    arXiv:2105.07260).
+    """
+    _, scale = _selection_noise(quantile, epsilon)
+    noise = np.random.default_rng(seed).exponential(scale, len(counts))
+    return int(np.argmin(rank_distances(counts, quantile) - noise))
+
+
+def _selection_noise(quantile: Fraction, epsilon: float) -> tuple[int, float]:
+    """Sensitivity of `rank_distances`, and the scale of noise that a selection by it needs."""
+    sensitivity = max(quantile.numerator, quantile.denominator - quantile.numerator)
+    return sensitivity, 2 * sensitivity / epsilon * _SLACK
 
 
 def selection_errors(quantile: Fraction, n_cells: int, epsilon: float) -> tuple[float, float]:

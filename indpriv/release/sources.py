@@ -30,12 +30,9 @@ from indpriv.release.assumptions import (
     epsilon_assumptions,
     norm_assumptions,
 )
+from indpriv.release.clipping_norm import norm_grid, to_norm_cells
+from indpriv.release.mechanisms import N_CELLS
 from indpriv.release.request import Budget, Request
-
-# Values that an answer can take; more cost time and, by the logarithm of their number, accuracy
-N_CELLS = 5000
-# Values of a norm kept in full, relative to the clipping norm; neighbours differ by 0.5 %
-_NORM_RANGE = (1e-4, 1e6)
 
 
 @dataclass(frozen=True)
@@ -207,13 +204,13 @@ def _norm_grid(
     norm is as precise as one below; norms of a log with levels are known up to its levels only.
     """
     if levels is None:
-        grid = max_grad_norm * np.geomspace(*_NORM_RANGE, N_CELLS)
-        codes = np.minimum(np.searchsorted(grid, row.astype(np.float64)), N_CELLS - 1)
+        grid = norm_grid(max_grad_norm)
+        codes = to_norm_cells(row.astype(np.float64), grid)
         text = (
             f"{N_CELLS:,} values in equal ratios from {grid[0]:.4g} to {grid[-1]:.4g}; norms are "
             "rounded up to them"
         )
-        return grid, codes.astype(np.int64), text
+        return grid, codes, text
     every_code = np.arange(levels.max_code + 1, dtype=np.int64)
     grid = levels.norms(every_code.astype(levels.dtype), max_grad_norm)
     text = (

@@ -268,6 +268,12 @@ def _keep(summary: Mapping[str, Any]) -> list[str]:
     declared = "It was declared that they were not."
     if declared_choices(summary) is None:
         declared = "It was not declared whether they were."
+    if summary["account"].get("clipping_norm_epsilon"):
+        declared += (
+            " One setting, the size to which contributions are cut, was drawn from the data of all "
+            "people by a private method: it counts as published too, and what everyone is promised "
+            "contains its cost, and so does your number."
+        )
     return [
         "The number was computed from your record without noise, and is sensitive itself: anyone "
         "who sees it learns something about your record, for instance that it is an unusual one.",

@@ -28,6 +28,7 @@ from indpriv.training.run_record import record_to_resume
 
 SCHEMA = 1
 FOLDER = "checkpoints"
+MEDIAN = "median"
 _KEYS = ("schema", "step", "model_state_dict", "accountant_history")
 
 
@@ -104,7 +105,8 @@ class TrainingState:
         recorder: what `Recorder.state_dict` returned.
         curve: rows of the curve so far, by column.
         model, optimizer: their state_dict.
-        clipping: state of the clipping rule.
+        clipping: state of the clipping rule; or, as MEDIAN, the private median that was drawn when
+            the run began.
         accountant_history: as that of a checkpoint.
         lost: the most steps that crashes may have lost: run, and replaced by others.
         seed: of the run; None if it is not seeded.
@@ -135,7 +137,8 @@ class TrainingState:
         seed: int | None,
     ) -> TrainingState:
         """Of a run between two steps."""
-        rule = private.optimizer
+        rule, norm = private.optimizer, private.planned.at(0).max_grad_norm
+        drawn = {MEDIAN: norm} if private.clipping_norm_epsilon else {}
         found = {} if seed is None else _generators(private)
         return cls(
             step=private.steps_taken,
@@ -143,7 +146,7 @@ class TrainingState:
             curve={str(name): column.tolist() for name, column in curve.items()},
             model=private.module.state_dict(),
             optimizer=private.optimizer.state_dict(),
-            clipping=rule.state() if isinstance(rule, ClippingRule) else {},
+            clipping=rule.state() if isinstance(rule, ClippingRule) else drawn,
             accountant_history=list(private.accountant.history),
             lost=lost,
             seed=seed,

@@ -31,7 +31,7 @@ from indpriv.recording import GradientCanaries, Recorder, WhiteBox
 from indpriv.recording.clipping.filtered import Filter
 from indpriv.training.attributes import attribute_knowledge
 from indpriv.training.baseline import example_table, fit_without_dp
-from indpriv.training.checkpoints import TrainingState, check_new, state_to_resume
+from indpriv.training.checkpoints import MEDIAN, TrainingState, check_new, state_to_resume
 from indpriv.training.config import AuditConfig
 from indpriv.training.datasets import Dataset, load_dataset
 from indpriv.training.datasets.rows import chosen_rows
@@ -60,8 +60,8 @@ class TrainedRun:
         module: the final model.
         steps: number of updates.
         worst_case_epsilon: the run's guarantee by Opacus's RDP accountant, at the configuration's
-            delta, for adding or removing one example, with Poisson sampling. Void if the run was
-            seeded.
+            delta, for adding or removing one example, with Poisson sampling; a private clipping
+            norm is included. Void if the run was seeded.
         test_accuracy: share of the test examples that the final model classifies correctly.
         account: of a federated run, what its worst-case epsilon means.
     """
@@ -106,11 +106,10 @@ def train(
         dataset: data to use instead of loading the configuration's.
         privacy_filter: an `indpriv.PrivacyFilter` (see `Recorder`), or a function that makes one of
             noise_multiplier (the median) and sample_rate; an audit with filter_epsilon needs it.
-        n_planned: number of examples that sampling rate and noise are computed for, where coins
-            left some out of the data; default those in the data.
+        n_planned: number of examples behind sampling rate and noise; default those in the data.
         resume: go on with the run in run_dir after its last checkpoint. A seeded run then ends as
             if it had not stopped (on a CPU to the bit); another draws new random numbers. Steps
-            after that checkpoint, which only a crash loses, are void, and the audit says so.
+            after that checkpoint, which a crash loses, are void, and the audit says so.
 
     Raises:
         InputError: a configuration, data set, directory or run that cannot be used.
@@ -125,7 +124,8 @@ def train(
     begun = state_to_resume(run_dir, config, dataset, seed) if resume else None
     randomness = Randomness.from_seed(seed)
     with quiet_opacus():
-        private = make_private(config, dataset, randomness, device, n_planned)
+        drawn = None if begun is None else begun.clipping.get(MEDIAN)
+        private = make_private(config, dataset, randomness, device, n_planned, drawn)
         steps = RecordedSteps(run_dir, config, private, dataset.test, seed, begun)
         options = private, randomness, _filter_of(private, privacy_filter), begun
         steps.take(_make_recorder(run_dir, config, dataset, *options), progress)
@@ -226,6 +226,7 @@ def _make_recorder(
         rounding_mode=recording.rounding_mode,
         individual_clipping=config.training.individual_clipping,
         clip_headroom=config.training.clip_headroom,
+        clipping_norm_epsilon=private.clipping_norm_epsilon,
         test_set=tensor_set(dataset.test),
         record_holdout=recording.record_holdout or config.attacks.white_box > 0,
         metadata=dataset.train.metadata,

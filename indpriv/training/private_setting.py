@@ -19,6 +19,8 @@ from torch import nn
 from indpriv.norm_log.step_settings import StepSettings
 from indpriv.recording.attacks.mislabelled_canaries import PlannedLoader
 from indpriv.recording.clipping.rules import AdaClip, LargestNormNoise, QuantileClipping
+from indpriv.recording.data_passes import Examples, norms_of
+from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.training.config import AuditConfig, TrainingConfig
 from indpriv.training.datasets import Dataset
 from indpriv.training.models import LOSSES, first_parameters
@@ -30,6 +32,8 @@ from indpriv.training.step_plan import (
 )
 from indpriv.training.tensors import BatchedTensorDataset, tensor_set, whole_batch
 
+_CHECKED = 64  # number of examples that the norm pass is checked on
+
 
 @dataclass(frozen=True)
 class PrivateSetting:
@@ -40,6 +44,8 @@ class PrivateSetting:
         train_set: the data that the loader draws from.
         settings: of the training, with its noise.
         planned: settings of every step.
+        clipping_norm_epsilon: what the private median cost that the clipping norm is; 0 if it was
+            given.
     """
 
     module: nn.Module
@@ -51,6 +57,7 @@ class PrivateSetting:
     accountant: IAccountant
     settings: TrainingConfig
     planned: StepSettings
+    clipping_norm_epsilon: float = 0.0
 
     @property
     def total_steps(self) -> int:
@@ -63,10 +70,13 @@ class PrivateSetting:
         return sum(steps for _, _, steps in self.accountant.history)
 
     def worst_case_epsilon(self, delta: float, lost: int = 0) -> float:
-        """Epsilon of the steps taken, by Opacus's RDP accountant.
+        """Epsilon of the clipping norm and the steps taken, these by Opacus's RDP accountant.
 
         lost: number of steps besides these, which count at the least noise of the run.
         """
+        return self.clipping_norm_epsilon + self._epsilon_of_steps(delta, lost)
+
+    def _epsilon_of_steps(self, delta: float, lost: int) -> float:
         history = self.accountant.history
         if len(history) <= 1 and not lost:
             return float(self.accountant.get_epsilon(delta))
@@ -99,11 +109,12 @@ def make_private(
     randomness: Randomness,
     device: str,
     n_planned: int | None = None,
+    clipping_norm: float | None = None,
 ) -> PrivateSetting:
     """Build an audit's model and let Opacus make its training private.
 
     Sampling rate, noise and the divisor of gradients follow from n_planned examples; default those
-    of the data set.
+    of the data set. clipping_norm is the private median that a resumed run drew when it was begun.
 
     Raises:
         InputError: the model does not take the data, or no noise reaches the target epsilon.
@@ -118,10 +129,34 @@ def make_private(
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
     )
-    criterion = LOSSES[settings.loss]()
+    criterion, train_set = LOSSES[settings.loss](), tensor_set(dataset.train)
+    spent = settings.median_epsilon or 0.0
+    if spent:
+        norm = clipping_norm or _median_norm(module, train_set, settings, randomness)
+        settings = settings.with_clipping_norm(norm)
     return made_private(
-        module, optimizer, criterion, tensor_set(dataset.train), settings, randomness, n_planned
+        module, optimizer, criterion, train_set, settings, randomness, n_planned, spent
     )
+
+
+def _median_norm(
+    module: nn.Module,
+    train_set: BatchedTensorDataset,
+    settings: TrainingConfig,
+    randomness: Randomness,
+) -> float:
+    """The private median of the norms of all examples at the model's parameters.
+
+    A seeded run draws it by its seed, from the same law.
+    """
+    from indpriv.release.clipping_norm import private_median_norm  # OpenDP takes time to import
+
+    examples = Examples(train_set, whole_batch, next(module.parameters()).device)
+    loss_fn, first = LOSSES[settings.loss](reduction="none"), next(examples.batches(_CHECKED))
+    with NormPass(module, loss_fn, *first, tune=False) as norm_pass:  # timings move last digits
+        taken = norms_of(norm_pass, examples, np.arange(len(train_set)))
+    seed = randomness.clipping_norm if randomness.seeded else None
+    return private_median_norm(taken.norms, epsilon=settings.median_epsilon or 0.0, seed=seed)
 
 
 def made_private(
@@ -132,6 +167,7 @@ def made_private(
     settings: TrainingConfig,
     randomness: Randomness,
     n_planned: int | None = None,
+    clipping_norm_epsilon: float = 0.0,
 ) -> PrivateSetting:
     """Let Opacus make the training of a model private.
 
@@ -142,8 +178,8 @@ def made_private(
         train_set: what it is trained on.
         settings: noise, clipping and batches.
         randomness: seeds of sampling and noise.
-        n_planned: number of examples that sampling rate, noise and the divisor of gradients follow
-            from; default those of train_set.
+        n_planned: examples behind sampling rate, noise and divisor; default those of train_set.
+        clipping_norm_epsilon: what the clipping norm cost, if it was drawn from train_set.
 
     Raises:
         InputError: no noise reaches the target epsilon.
@@ -178,6 +214,7 @@ def made_private(
         accountant=engine.accountant,
         settings=settings,
         planned=planned,
+        clipping_norm_epsilon=clipping_norm_epsilon,
     )
     private_optimizer.attach_step_hook(_moving(private, private_optimizer.step_hook))
     private.set_step(0)  # in full precision: Opacus adds up the norms of layers in float32

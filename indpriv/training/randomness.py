@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -21,7 +21,8 @@ class Randomness:
     """Independent seeds of one run. Sensitive: they allow regenerating noise and sampling.
 
     Attributes:
-        first_parameters, sampling, noise, shuffling, canaries: one seed for each purpose.
+        first_parameters, sampling, noise, shuffling, canaries, clipping_norm: one seed for each
+            purpose.
         seeded: whether they follow from a seed that was chosen.
     """
 
@@ -30,6 +31,7 @@ class Randomness:
     noise: int
     shuffling: int
     canaries: int
+    clipping_norm: int
     seeded: bool
 
     @classmethod
@@ -38,9 +40,10 @@ class Randomness:
         if seed is not None:
             check_positive_int("seed", seed, minimum=0)
         # 64 bits each: the Recorder takes a seed of at most 32 bits for one that was chosen.
-        words = np.random.SeedSequence(seed).generate_state(5, np.uint64)
-        first_parameters, sampling, noise, shuffling, canaries = (int(word) for word in words)
-        return cls(first_parameters, sampling, noise, shuffling, canaries, seed is not None)
+        words = np.random.SeedSequence(seed).generate_state(6, np.uint64)
+        names = (field.name for field in fields(cls) if field.name != "seeded")
+        seeds = {name: int(word) for name, word in zip(names, words, strict=True)}
+        return cls(**seeds, seeded=seed is not None)
 
 
 def generator(seed: int, device: str | torch.device = "cpu") -> torch.Generator:

@@ -13,7 +13,7 @@ import opacus
 import torch
 from torch import nn
 
-from indpriv._files import read_json, sha256, write_json
+from indpriv._files import first_at, read_json, sha256, write_json
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import RESUME, RUN_JSON
 from indpriv.norm_log.step_settings import StepSettings
@@ -42,6 +42,12 @@ def _on_trust(config: AuditConfig, dataset: Dataset) -> dict[str, str]:
             "the first parameters are of a model trained on other data; no epsilon covers those "
             "data, and whether they hold examples of this run was not checked"
         )
+    if config.training.max_grad_norm == "median":
+        given["clipping norm"] = (
+            "the private median of gradient norms is of first parameters that hold nothing of "
+            "these data; other draws of it, such as those of runs that were thrown away, are not "
+            "in the account"
+        )
     if config.data.unit_column is not None:
         given["duplicates"] = (
             f"rows with the same {config.data.unit_column} belong to one person; whether a person "
@@ -68,6 +74,25 @@ def noise_and_clipping(
     }
 
 
+def with_drawn_norm(settings: TrainingConfig, run_dir: str | Path | None) -> TrainingConfig:
+    """A training at the clipping norm that a run of it drew, in place of a private median.
+
+    Raises:
+        InputError: no run, or one that drew none.
+    """
+    if settings.max_grad_norm != "median":
+        return settings
+    drawn = None
+    if run_dir is not None:
+        drawn = first_at(read_json(Path(run_dir) / RUN_JSON), ("training", "max_grad_norm"))
+    if not isinstance(drawn, float):
+        raise InputError(
+            'the audit has max_grad_norm = "median", which each run draws anew: reference models '
+            "are trained at the one that their run drew; pass that run, or give a number"
+        )
+    return settings.with_clipping_norm(drawn)
+
+
 def training_facts(config: AuditConfig, private: PrivateSetting) -> dict[str, Any]:
     """What run.json says of training with DP-SGD."""
     return {
@@ -81,6 +106,7 @@ def training_facts(config: AuditConfig, private: PrivateSetting) -> dict[str, An
         else config.training.clipping,
         "target_epsilon": config.training.target_epsilon,
         "delta": config.training.delta,
+        "clipping_norm_epsilon": private.clipping_norm_epsilon,
         "secure_mode": False,
         "device": str(next(private.module.parameters()).device),
     }
@@ -141,11 +167,15 @@ def first_record(
 def guarantee_of(
     private: PrivateSetting, epsilon: float, *, lost: int, seeded: bool
 ) -> dict[str, Any]:
-    """What run.json says of the guarantee of DP-SGD; epsilon includes `lost` steps of crashes."""
+    """What run.json says of the guarantee of DP-SGD.
+
+    epsilon includes `lost` steps of crashes, and what a private clipping norm cost.
+    """
     void = SEEDED_LABEL if seeded else getattr(private.optimizer, "no_privacy", "")
     return {
         "epsilon": epsilon,
         "delta": private.settings.delta,
+        "clipping_norm_epsilon": private.clipping_norm_epsilon,
         "lost_steps": lost,
         "claim": f"none ({void})" if void else "worst_case",
         "unit": "example",

@@ -43,7 +43,7 @@ from indpriv.training.models import first_parameters
 from indpriv.training.private_setting import make_private, quiet_opacus
 from indpriv.training.randomness import Randomness
 from indpriv.training.robustness import robustness
-from indpriv.training.run_record import noise_and_clipping
+from indpriv.training.run_record import noise_and_clipping, with_drawn_norm
 from indpriv.training.step_plan import plan_of, steps_per_epoch, with_noise
 from indpriv.training.steps import take_steps
 
@@ -119,7 +119,8 @@ def _trainer(
     options: Mapping[str, bool],
 ) -> _Trainer:
     n_train = len(dataset.train)
-    config = replace(config, training=with_noise(config.training, n_train))
+    training = with_drawn_norm(config.training, for_run)
+    config = replace(config, training=with_noise(training, n_train))
     return _Trainer(config, dataset, _settings(config, n_train, for_run), device, **options)
 
 

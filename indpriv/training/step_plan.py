@@ -47,15 +47,18 @@ def with_noise(settings: TrainingConfig, n_examples: int) -> TrainingConfig:
     Raises:
         InputError: no noise reaches the target.
     """
-    if settings.target_epsilon is None:
+    # A median need not be drawn yet: noise is in proportion to it.
+    of_steps = settings.with_clipping_norm(1.0)
+    target = of_steps.target_epsilon
+    if target is None:
         return settings
     per_epoch = steps_per_epoch(settings, n_examples)
     std, multiplier = settings.noise_std, settings.noise_multiplier
     if std is None and multiplier is None:
-        noise = _noise_for(settings, settings.target_epsilon, per_epoch)
+        noise = _noise_for(settings, target, per_epoch)
         return replace(settings, target_epsilon=None, noise_multiplier=noise)
-    plan = planned_steps(settings, settings.total_steps(per_epoch), 1 / per_epoch)
-    factor = _factor(plan, settings.target_epsilon, settings.delta)
+    plan = planned_steps(of_steps, settings.total_steps(per_epoch), 1 / per_epoch)
+    factor = _factor(plan, target, settings.delta)
     return replace(
         settings,
         target_epsilon=None,
@@ -91,6 +94,8 @@ def plan_of(settings: TrainingConfig, n_examples: int) -> StepSettings:
 
 def planned_steps(settings: TrainingConfig, total_steps: int, sample_rate: float) -> StepSettings:
     """Settings of every step, with the noise as it is given."""
+    if settings.max_grad_norm == "median":
+        raise InputError("the median of the norms is not drawn yet; call with_clipping_norm first")
     clip = values_of(settings.max_grad_norm, total_steps)
     noise: FloatArray
     if settings.noise_multiplier is not None:

@@ -89,12 +89,14 @@ class RecordedSteps:
 
     def _write_curve(self) -> None:
         """Write accuracy and epsilon of all checkpoints."""
-        used, optimizer = read_state(self._run_dir).settings(), self._private.optimizer
+        used, private = read_state(self._run_dir).settings(), self._private
+        optimizer = private.optimizer
         epsilons = np.full(len(self._curve.steps), np.nan)
         if not hasattr(optimizer, "no_privacy"):
             steps, delta = self._curve.steps, self._config.training.delta
             counted = np.where(steps > 0, steps + self.lost, 0)
             epsilons = epsilons_after(counted, with_lost(used, self.lost), delta)
+            epsilons += private.clipping_norm_epsilon
         rule = optimizer if isinstance(optimizer, ClippingRule) else None
         self._curve.write(self._run_dir, used, epsilons, rule)
 

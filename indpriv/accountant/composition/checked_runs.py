@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
+from indpriv._arrays import FloatArray, IntArray
 from indpriv.accountant.method import Method
 from indpriv.accountant.prepared import check_poisson_pairs, checked, warn_of_delta
+from indpriv.accountant.relations.clipping_norm import clipping_norm_cost
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 
@@ -63,6 +67,17 @@ def checked_logs(runs: Sequence[NormLog], methods: Sequence[Method], by: str) ->
         else:
             found.append(checked(log, method))
     return found
+
+
+def clipping_norm_costs(
+    logs: Sequence[NormLog], methods: Sequence[Method], n_rows: IntArray
+) -> FloatArray:
+    """(n_runs, n) what private clipping norms cost people with n_rows[i, j] rows in run i."""
+    every = [
+        clipping_norm_cost(log, method.relation_of(log.neighbouring), rows.astype(np.float64))
+        for log, method, rows in zip(logs, methods, n_rows, strict=True)
+    ]
+    return np.stack(every)
 
 
 def _check_same(name: str, found: Sequence[str]) -> None:

@@ -20,7 +20,11 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv._progress import Progress
 from indpriv.accountant.blocks import Workers, in_order
 from indpriv.accountant.claims import ESTIMATE, claim_if_known, claim_of
-from indpriv.accountant.composition.checked_runs import checked_logs, methods_of
+from indpriv.accountant.composition.checked_runs import (
+    checked_logs,
+    clipping_norm_costs,
+    methods_of,
+)
 from indpriv.accountant.composition.joined_losses import JoinedLosses
 from indpriv.accountant.composition.joined_runs import (
     JoinedCells,
@@ -39,6 +43,7 @@ from indpriv.accountant.pld.engine import bracketed
 from indpriv.accountant.prepared import account_of, block_size
 from indpriv.accountant.rdp_engine import rdp_bounds
 from indpriv.accountant.rdp_orders import RdpAccountant
+from indpriv.accountant.relations.clipping_norm import details_with_release
 from indpriv.accountant.relations.gaussian import gaussian_epsilons
 from indpriv.accountant.relations.known import GAUSSIAN
 from indpriv.accountant.units import Units
@@ -137,19 +142,23 @@ def _composed(
         for log, units, place, own, most in zip(logs, groups, places, methods, largest, strict=True)
     ]
     patterns, pattern = np.unique(np.column_stack([largest, n_rows]), axis=1, return_inverse=True)
+    costs = clipping_norm_costs(logs, methods, patterns).sum(axis=0)
     if every_known:
-        worst_cases = _known_worst_cases(parts, patterns, method)
+        worst_cases = _known_worst_cases(parts, patterns, method) + costs
     else:
-        worst_cases = _worst_cases(parts, patterns, method)
+        worst_cases = _worst_cases(parts, patterns, method) + costs
     worst, most = worst_cases[pattern.ravel()[1:]], float(worst_cases[pattern.ravel()[0]])
     if every_known:
         found = _known_epsilons(parts, len(ids), method)
     else:
         found = _epsilons(parts, len(ids), method, progress, workers)
+    cost = costs[pattern.ravel()]
     if tuning is not None:
-        most = _best_published(parts, largest, tuning, method)
+        of_largest = clipping_norm_costs(logs, methods, largest[:, None])
+        most = _best_published(parts, largest, of_largest, tuning, method)
         worst = np.minimum(worst, most)
-    epsilon = np.minimum(found.epsilon, worst)
+    epsilon = np.minimum(found.epsilon + cost[1:], worst)
+    account = _account(logs, methods, None if by == "example_id" else int(largest.max()))
     claim, reason = _claim(logs, methods)
     return EpsilonTable(
         example_ids=ids,
@@ -159,9 +168,9 @@ def _composed(
         worst_case_epsilon=most,
         claim=claim,
         claim_reason=reason,
-        account=_account(logs, methods, None if by == "example_id" else int(largest.max())),
+        account=replace(account, clipping_norm_epsilon=float(cost[0])),
         details={
-            **found.details,
+            **details_with_release(found.details, cost[1:]),
             "n_runs": (n_rows > 0).sum(axis=0),
             "unit_worst_case": worst,
         },
@@ -275,9 +284,12 @@ def _worst_cases(parts: Sequence[RunPart], patterns: IntArray, method: Method) -
 
 
 def _best_published(
-    parts: Sequence[RunPart], n_rows: IntArray, tuning: Tuning, method: Method
+    parts: Sequence[RunPart], n_rows: IntArray, costs: FloatArray, tuning: Tuning, method: Method
 ) -> float:
-    """The worst case of publishing the best of a random number of runs like these."""
+    """The worst case of publishing the best of a random number of runs like these.
+
+    costs: (n_runs, 1) of their clipping norms: no Rényi divergence of one is larger.
+    """
     curves = []
     for part, rows in zip(parts, n_rows.tolist(), strict=True):
         if isinstance(part.cells, KnownCells):
@@ -292,7 +304,7 @@ def _best_published(
         )
         cell, order = np.divmod(np.arange(len(steps) * len(_ORDERS)), len(_ORDERS))
         curves.append(steps @ each.divergences_at(cell, _ORDERS[order]).reshape(len(steps), -1))
-    curve = tuning.rdp(_ORDERS, np.max(curves, axis=0))
+    curve = tuning.rdp(_ORDERS, np.max(np.add(curves, costs), axis=0))
     return least_epsilon(_ORDERS, curve, method.delta, method.conversion)
 
 

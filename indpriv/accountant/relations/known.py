@@ -21,6 +21,7 @@ from indpriv.accountant.blocks import Workers, in_blocks
 from indpriv.accountant.claims import claim_if_known
 from indpriv.accountant.method import Method
 from indpriv.accountant.prepared import account_of, warn_of_delta
+from indpriv.accountant.relations.clipping_norm import clipping_norm_cost
 from indpriv.accountant.relations.entries import SquaredShifts, squared_shifts
 from indpriv.accountant.relations.gaussian import gaussian_epsilons
 from indpriv.accountant.units import Units
@@ -92,14 +93,16 @@ def known_table(
 def known_account(log: NormLog, method: Method, units: Units | None) -> Account:
     """What such an account means; units: those of a log whose unit is not the example."""
     steps = () if log.batch_norms is None else log.batch_norms.steps
+    account, rows = account_of(log, method), None if units is None else int(units.n_rows.max())
     return replace(
-        account_of(log, method),
+        account,
         accountant=GAUSSIAN,
         conversion="none",
         tolerance=0.0,
         between_records="none",
         recorded_share=len(steps) / log.total_steps,
-        rows_per_unit=None if units is None else int(units.n_rows.max()),
+        rows_per_unit=rows,
+        clipping_norm_epsilon=clipping_norm_cost(log, account.neighbouring, rows or 1),
     )
 
 

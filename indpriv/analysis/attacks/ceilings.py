@@ -9,6 +9,7 @@ from scipy.special import ndtr, ndtri
 from indpriv._arrays import FloatArray
 from indpriv._plain import Share
 from indpriv.accountant.pld.curves import gaussian_mu
+from indpriv.accountant.relations.clipping_norm import advantage_with_release, rate_after_release
 from indpriv.accountant.risk import has_risk_curve, worst_case_risk
 from indpriv.analysis.attacks.roc import FALSE_POSITIVE_RATES
 from indpriv.epsilon_table import EpsilonTable
@@ -46,9 +47,12 @@ def ceilings_of(log: NormLog, table: EpsilonTable) -> Ceilings | None:
         return None
     account, mu = table.account, mu_of(table)
     if account.participation == "known":
-        largest = gaussian_mu(np.array([table.worst_case_epsilon]), np.array([account.delta]))
-        limits = np.concatenate([true_positive_rate(largest, one) for one in FALSE_POSITIVE_RATES])
-        advantage = float(2 * ndtr(largest[0] / 2) - 1)
+        cost = account.clipping_norm_epsilon
+        worst_case = np.array([table.worst_case_epsilon - cost]), np.array([account.delta])
+        largest = gaussian_mu(*worst_case)
+        rates = rate_after_release(FALSE_POSITIVE_RATES, cost).tolist()
+        limits = np.concatenate([true_positive_rate(largest, one) for one in rates])
+        advantage = float(advantage_with_release(2 * ndtr(largest / 2) - 1, cost)[0])
     else:
         risk = worst_case_risk(log, delta=account.delta, false_positive_rate=FALSE_POSITIVE_RATES)
         limits, advantage = risk.true_positive_rate[0], float(risk.advantage[0])

@@ -25,11 +25,13 @@ class Plan:
         noise_multiplier: noise standard deviation over max_grad_norm.
         sample_rate: Poisson sampling rate, in (0, 1].
         total_steps: number of steps.
+        clipping_norm_epsilon: of a private clipping norm, which every epsilon includes.
     """
 
     noise_multiplier: float
     sample_rate: float
     total_steps: float
+    clipping_norm_epsilon: float = 0.0
 
     @property
     def epochs(self) -> float:
@@ -40,7 +42,8 @@ class Plan:
         """Worst-case epsilon of one example under RDP, for adding or removing it."""
         mechanism = Mechanisms(*np.array([[1.0], [self.noise_multiplier], [self.sample_rate]]))
         counts = DenseCounts(np.array([[float(self.total_steps)]]))
-        return float(RdpAccountant(mechanism, Method(delta=delta)).epsilons(counts).epsilon[0])
+        steps = RdpAccountant(mechanism, Method(delta=delta)).epsilons(counts).epsilon[0]
+        return float(steps) + self.clipping_norm_epsilon
 
     def with_epsilon(self, epsilon: float, delta: float) -> Plan | None:
         """The same steps with the noise, rounded up, that gives epsilon.

@@ -53,7 +53,7 @@ class TrainingFacts:
         n_examples: number of training examples.
         delta: of the guarantee.
         plan: noise, sampling rate and steps; None where they change while training.
-        max_grad_norm: clipping norm; None where it changes.
+        max_grad_norm: clipping norm; None where it changes, or is not drawn yet.
         epsilon_cap: the epsilon that a privacy filter lets no example exceed; None without one.
         sgd: settings of the optimizer; None for another optimizer.
         layers: number of layers by the name of their class.
@@ -93,7 +93,7 @@ def facts_of_plan(
     if n_examples is not None and not varies:
         steps_per_epoch = math.ceil(n_examples / training["batch_size"])
         steps = training.get("steps") or training["epochs"] * steps_per_epoch
-        plan = Plan(noise, 1 / steps_per_epoch, steps)
+        plan = Plan(noise, 1 / steps_per_epoch, steps, training.get("median_epsilon", 0.0))
         if "target_epsilon" in training:
             plan = plan.with_epsilon(training["target_epsilon"], delta)
     too_large = n_examples is not None and delta_is_too_large(delta, n_examples)
@@ -101,7 +101,7 @@ def facts_of_plan(
         n_examples=n_examples,
         delta=delta,
         plan=plan,
-        max_grad_norm=None if isinstance(clip, Mapping) else clip,
+        max_grad_norm=clip if _is_number(clip) else None,
         epsilon_cap=training.get("filter_epsilon"),
         sgd=SgdSettings(
             training["learning_rate"],
@@ -137,7 +137,12 @@ def facts_of_run(
     return TrainingFacts(
         n_examples=log.n_examples,
         delta=delta,
-        plan=Plan(steps.at(0).noise_multiplier, steps.at(0).sample_rate, log.total_steps)
+        plan=Plan(
+            steps.at(0).noise_multiplier,
+            steps.at(0).sample_rate,
+            log.total_steps,
+            log.clipping_norm_epsilon,
+        )
         if constant
         else None,
         max_grad_norm=steps.at(0).max_grad_norm if constant else None,
@@ -153,7 +158,8 @@ def facts_of_run(
 def _epsilon_cap(log: NormLog, delta: float | None) -> float | None:
     if log.filtered is None or delta is None:
         return None
-    return PrivacyFilter(log.filtered.order, log.filtered.rdp_cap).epsilon(delta=delta)
+    cap = PrivacyFilter(log.filtered.order, log.filtered.rdp_cap).epsilon(delta=delta)
+    return cap + log.clipping_norm_epsilon
 
 
 def _clipped_shares(log: NormLog) -> FloatArray:

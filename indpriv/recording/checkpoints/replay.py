@@ -16,7 +16,7 @@ import numpy as np
 from torch import nn
 
 from indpriv import _checks
-from indpriv._files import write_json
+from indpriv._files import first_at, write_json
 from indpriv._progress import StageProgress, silent
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
@@ -186,9 +186,17 @@ def _header(
         run={
             "replayed": True,
             "seeded": settings.seeded,
+            "clipping_norm_epsilon": _clipping_norm_epsilon(settings.declared),
             **described_parameters(checkpoint_pass.model),
         },
     )
+
+
+def _clipping_norm_epsilon(declared: Mapping[str, Any]) -> float:
+    """Cost of the private release that run.json says the clipping norm was set to; 0 if none."""
+    name = "clipping_norm_epsilon"
+    said = first_at(declared, (name,), ("training", name), ("recorder", name))
+    return _checks.check_clipping_norm_epsilon(0.0 if said is None else said)
 
 
 def _run_json(folder: Path, settings: RunSettings) -> dict[str, Any]:

@@ -62,6 +62,11 @@ class AuditConfig:
                 "[training] target_epsilon is of one row, and [data] unit_column makes units of "
                 "several; give noise_multiplier"
             )
+        if self.data.unit_column is not None and self.training.max_grad_norm == "median":
+            raise InputError(
+                '[training] max_grad_norm = "median" is of rows, and [data] unit_column makes '
+                "units of several, each of which would move several norms; give a number"
+            )
         attacked = self.attacks.gradient_canaries or self.attacks.white_box
         settings = self.training
         if attacked and (settings.clipping, settings.noise_scale) != ("flat", "max_grad_norm"):
@@ -85,6 +90,11 @@ class AuditConfig:
         if self.federated is None:
             self.leakage.check_central()
             return
+        if self.training.max_grad_norm == "median":
+            raise InputError(
+                '[training] max_grad_norm = "median" does not go with [federated]: no one has the '
+                "norms of all rows; give a number"
+            )
         for name, value in self.to_dict()["training"].items():
             if name not in _FEDERATED_SETTINGS and value != _DEFAULTS.get(name):
                 raise InputError(f"[training] {name} does not go with [federated]; leave it out")

@@ -100,6 +100,7 @@ def _read(value: Any) -> Any:
 
 
 NumberOrSchedule = Annotated[Positive | Schedule, BeforeValidator(_read)]
+ClippingNorm = Annotated[Positive | Schedule | Literal["median"], BeforeValidator(_read)]
 
 _ADAPTER = TypeAdapter(Schedule)
 

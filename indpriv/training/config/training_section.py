@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from indpriv.errors import InputError
-from indpriv.training.config.schedules import NumberOrSchedule, Schedule
+from indpriv.training.config.schedules import ClippingNorm, NumberOrSchedule, Schedule
 from indpriv.training.config.values import (
     KNOWN_KEYS_ONLY,
     AtLeastZero,
@@ -31,7 +32,12 @@ class TrainingConfig:
         batch_size: expected size of a Poisson batch; the sampling rate is
             1 / ceil(n / batch_size), as in Opacus.
         learning_rate: learning rate of SGD with momentum.
-        max_grad_norm: clipping norm, a number or a schedule.
+        max_grad_norm: clipping norm, a number or a schedule; or "median": the private median of the
+            norms of all training examples at the first parameters, see
+            `indpriv.release.private_median_norm`. The learning rate does not follow it.
+        median_epsilon: of "median", the epsilon of its release, which is part of the worst case and
+            of every individual epsilon; target_epsilon, stop_at_epsilon and filter_epsilon include
+            it, so that the steps have the rest.
         delta: delta of every epsilon of the run.
         steps: number of steps.
         stop_at_epsilon: the run ends before the step with which the worst-case epsilon of one row
@@ -79,12 +85,13 @@ class TrainingConfig:
             A baseline that trains for longer remembers more, which an attack can show.
     """
 
-    max_grad_norm: NumberOrSchedule
+    max_grad_norm: ClippingNorm
     delta: Annotated[float, Field(strict=True, gt=0, lt=1)]
     batch_size: Count = _NOT_FEDERATED
     learning_rate: Positive = _NOT_FEDERATED
     epochs: Count | None = None
     steps: Count | None = None
+    median_epsilon: Positive | None = None
     target_epsilon: Positive | None = None
     stop_at_epsilon: Positive | None = None
     noise_multiplier: NumberOrSchedule | None = None
@@ -121,6 +128,20 @@ class TrainingConfig:
             return 1.0
         return 0.5 * (1 + math.cos(math.pi * step / total_steps))
 
+    def with_clipping_norm(self, norm: float) -> TrainingConfig:
+        """The training of the steps, once the median was drawn: without what it has spent."""
+        spent = self.median_epsilon
+        if spent is None:
+            return self
+        left = {name: value - spent for name, value in self._epsilons.items() if value is not None}
+        return replace(self, max_grad_norm=norm, median_epsilon=None, **left)  # type: ignore[arg-type]
+
+    @property
+    def _epsilons(self) -> dict[str, float | None]:
+        """Limits of the worst case, or of every example's epsilon."""
+        names = ("target_epsilon", "stop_at_epsilon", "filter_epsilon")
+        return {name: getattr(self, name) for name in names}
+
     def __post_init__(self) -> None:
         federated = self.batch_size is None
         if not federated and (self.epochs is None) == (self.steps is None):
@@ -146,6 +167,7 @@ class TrainingConfig:
                 "shape is kept"
             )
         self._check_clipping()
+        _check_median(self)
         if self.clip_headroom is not None and not self.individual_clipping:
             raise InputError(
                 "clip_headroom is given without individual clipping; set individual_clipping = "
@@ -186,3 +208,34 @@ class TrainingConfig:
         for name, given in others.items():
             if given:
                 raise InputError(f"{kind} does not go with {name}; leave one out")
+
+
+def _check_median(settings: TrainingConfig) -> None:
+    """Raise InputError for what a private median as clipping norm lacks, or does not go with."""
+    if settings.max_grad_norm != "median":
+        if settings.median_epsilon is not None:
+            raise InputError('median_epsilon is for max_grad_norm = "median" only; leave it out')
+        return
+    spent = settings.median_epsilon
+    if spent is None:
+        raise InputError(
+            'max_grad_norm = "median" lacks median_epsilon, the epsilon of the private median of '
+            "gradient norms, which is added to that of training; give e.g. median_epsilon = 0.1"
+        )
+    others = {
+        f'clipping = "{settings.clipping}", whose norm moves or is not that of a gradient': (
+            settings.clipping in ("quantile", "adaclip")
+        ),
+        "noise_std: noise that is not in proportion to the median gives no epsilon before it is "
+        "drawn; give noise_multiplier": settings.noise_std is not None,
+        'noise_scale = "largest_norm"': settings.noise_scale == "largest_norm",
+    }
+    for name, given in others.items():
+        if given:
+            raise InputError(f'max_grad_norm = "median" does not go with {name}')
+    for name, limit in settings._epsilons.items():
+        if limit is not None and limit <= spent:
+            raise InputError(
+                f"{name} = {limit:g} includes median_epsilon = {spent:g} and leaves nothing for "
+                f"the steps; give a larger {name}, or a smaller median_epsilon"
+            )
