@@ -120,9 +120,9 @@ def advise(
 
     Example: indpriv advise runs/adult --target 1.0 --by race
 
-    Records are advised on with an audit file, from runs on nested parts of its data. With
-    --without, whose epsilon rises if records are deleted: indpriv advise audits/adult.toml
-    --without race=Black. What it says of a run to come is a prediction, not a guarantee.
+    An audit file in place of the run trains on nested parts of its data, to advise on records too;
+    or, with a value as in race=Black to leave out, it says whose epsilon rises if these records are
+    deleted. What is said of a run to come is a prediction, not a guarantee.
     """
     from indpriv.audit.advice.of_run import check_question
 
