@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from indpriv import NormLog
+from indpriv.analysis import norms_over_training
 from indpriv.analysis.norms_over_training import describe_drivers
 from synthetic import epsilon_table, rows
 
@@ -57,3 +58,22 @@ def test_many_records_and_many_labels():
     assert (found.steps[0], found.steps[-1]) == (0, 199)
     assert found.classes == ()
     assert found.n_at_most == found.n_at_least == 30
+
+
+@pytest.mark.parametrize("rounding", [0, 0.01])
+def test_what_is_counted_in_blocks_is_counted_once(rounding, monkeypatch):
+    rng = np.random.default_rng(0)
+    log = log_of(rng.gamma(2.0, 1.0, (5, 41)), rounding=rounding)
+    table, train = epsilon_table(rng.random(41)), rows("train", np.arange(41) % 3)
+    whole = describe_drivers(log, table, train)
+    monkeypatch.setattr(norms_over_training, "BLOCK", 7)
+    monkeypatch.setattr(norms_over_training, "_MOST_CELLS", 1)
+    assert describe_drivers(log, table, train) == whole
+
+
+def test_of_equal_epsilons_the_outer_ones_are_named():
+    epsilon = np.repeat([1.0, 2.0, 3.0], 12)
+    found = describe_drivers(log_of(np.ones((2, 36))), epsilon_table(epsilon), None)
+    assert found.most_protected == tuple(range(10))
+    assert found.least_protected == tuple(range(35, 25, -1))
+    assert (found.n_at_least, found.n_at_most) == (12, 12)

@@ -8,6 +8,7 @@ from indpriv import NormLog
 from indpriv._columns import partition
 from indpriv.accountant import Method
 from indpriv.accountant.per_example import table_for
+from indpriv.analysis.statistics import histogram
 from indpriv.analysis.summary import FidelityFindings
 from indpriv.audit import RecordedRun, effect_of_spacing, fidelity_against_k, sensitivity, summarise
 
@@ -154,3 +155,28 @@ def test_sensitivity_of_many_examples_is_that_of_some(artifacts, monkeypatch):
     monkeypatch.setattr(indpriv.audit.variants, "COARSER", (0.1,))
     found = sensitivity(log, method, table_for(log, method))
     assert [row.n for row in found] == [50]
+
+
+def test_of_many_examples_a_random_sample_is_compared(artifacts, monkeypatch):
+    log, examples = artifacts
+    method = Method(delta=DELTA)
+    table = table_for(log, method)
+    train = examples.aligned(log.example_ids)
+    groups = {"sex": partition(train, train.iloc[:0], "sex")}
+    plain = fidelity_against_k(log, method, table, groups=groups)
+    thinned = log.thin(5)
+    spacing = effect_of_spacing(thinned, method, table_for(thinned, method))
+    monkeypatch.setattr(histogram, "MOST_EXACT", 100)
+    monkeypatch.setattr(indpriv.audit.variants, "MOST_COMPARED", 80)
+    rows = fidelity_against_k(log, method, table, groups=groups)
+    assert {row.errors.n for row in rows} == {80}
+    assert {row.source for row in rows} == {"norms at every step of 80 random examples of this log"}
+    assert rows == fidelity_against_k(log, method, table, groups=groups)
+    (by_group,) = [row.groups for row in rows if row.groups]
+    assert sum(row.n for row in by_group) == 80
+    for mine, every in zip(rows, plain, strict=True):
+        assert (mine.every, mine.between_records) == (every.every, every.between_records)
+        assert mine.errors.largest_absolute <= every.errors.largest_absolute
+    some = effect_of_spacing(thinned, method, table_for(thinned, method))
+    assert 0 < some.largest_absolute <= spacing.largest_absolute
+    assert (some.n_records, some.every) == (spacing.n_records, spacing.every)
