@@ -151,7 +151,7 @@ def test_sensitivity_to_what_holds_between_records(artifacts):
 def test_sensitivity_of_many_examples_is_that_of_some(artifacts, monkeypatch):
     log, _ = artifacts
     method = Method(delta=DELTA)
-    monkeypatch.setattr(indpriv.audit.variants, "_MOST_COMPARED", 50)
+    monkeypatch.setattr(indpriv.audit.variants, "MOST_COMPARED", 50)
     monkeypatch.setattr(indpriv.audit.variants, "COARSER", (0.1,))
     found = sensitivity(log, method, table_for(log, method))
     assert [row.n for row in found] == [50]
