@@ -113,6 +113,11 @@ def with_noise_of(config: AuditConfig, dataset: Dataset) -> AuditConfig:
                 f"{config.name} has [training] {name}, of which indpriv advise knows nothing; "
                 "leave it out"
             )
+    if settings.max_grad_norm == "median":
+        raise InputError(
+            f'{config.name} has max_grad_norm = "median", and each part of the data would have a '
+            "clipping norm of its own; give the number that the run on all data had"
+        )
     noise = with_noise(settings, len(chosen_rows(dataset, config.data).train))
     tables = replace(config, training=noise).to_dict()
     training = {k: v for k, v in tables["training"].items() if not k.startswith(_BASELINE)}

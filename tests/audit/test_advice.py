@@ -178,6 +178,11 @@ def test_subsets_that_say_nothing(audit_file, advise, tmp_path, options, message
     [
         ("target_epsilon = 6.0", "noise_multiplier = 1.0\nfilter_epsilon = 2.0", "filter_epsilon"),
         ('dataset = "breast_cancer"', 'dataset = "breast_cancer"\nshare = 0.5', "share already"),
+        (
+            "max_grad_norm = 1.0",
+            'max_grad_norm = "median"\nmedian_epsilon = 0.1',
+            "a clipping norm of its own",
+        ),
     ],
 )
 def test_audits_that_advice_knows_nothing_of(audit_file, advise, before, after, message):
