@@ -2,7 +2,10 @@
 
 import json
 import shutil
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -10,10 +13,15 @@ from torch.utils.data import DataLoader
 
 import oracles
 from indpriv import NormLog, account
+from indpriv.accountant import compose as compose_logs
 from indpriv.cli import run as run_command
 from indpriv.errors import PrivacyWarning
+from indpriv.norm_log.records import ArrayRecords
+from indpriv.norm_log.step_settings import StepSettings
 from indpriv.recording.opacus.tally import Tally
 from runs import blobs, make_run, record
+
+ADULT = Path(__file__).parents[1] / "baseline" / "runs" / "adult"
 
 
 @pytest.fixture
@@ -46,6 +54,23 @@ def test_a_run_with_itself(run_dir, compose, tmp_path):
     page = compose(run_dir, copy, "--same-run", "--tuning-mean", 3).out
     assert "geometric law with mean 3" in " ".join(page.split())
     assert "It is not a differential-privacy guarantee" in " ".join(page.split())
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_a_run_of_adult_with_itself_equals_one_of_twice_the_steps(accountant):
+    log = replace(NormLog.open(ADULT), batch_norms=None)
+    settings = {name: np.tile(values, 2) for name, values in vars(log.settings).items()}
+    twice = replace(
+        log,
+        recorded_steps=np.append(log.recorded_steps, log.total_steps + log.recorded_steps),
+        settings=StepSettings(**settings),
+        records=ArrayRecords(np.tile(log.read(), (2, 1))),
+        rows=np.arange(2 * log.n_records),
+    )
+    found = compose_logs([log, log], delta=1e-5, accountant=accountant)
+    whole = account(twice, delta=1e-5, accountant=accountant)
+    np.testing.assert_allclose(found.epsilon, whole.epsilon, rtol=1e-9)
+    assert found.worst_case_epsilon == pytest.approx(whole.worst_case_epsilon, rel=1e-12)
 
 
 @pytest.fixture
