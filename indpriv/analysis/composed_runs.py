@@ -71,17 +71,19 @@ class Composition:
 def composed_statement(table: EpsilonTable, status: str, n_runs: int, tuning: Tuning | None) -> str:
     """The guarantee in one sentence."""
     account = table.account
+    # The price of tuning is one of Rényi divergences, whatever accounts for each person
+    method = account.guaranteed_by if tuning is None else "RDP accountant"
     bound = (
         f"differential privacy with epsilon {format_epsilon(table.worst_case_epsilon)} and delta "
         f"{format_delta(account.delta)} ({account.relation}, "
-        f"{account.sampling}, {account.guaranteed_by})"
+        f"{account.sampling}, {method})"
     )
     if tuning is None:
         what = f"All model states of these {n_runs} runs together"
     else:
         what = (
             f"The best of a number of runs that follows the {tuning.law} law with mean "
-            f"{tuning.mean:g}, each like one of these"
+            f"{tuning.mean:g}, each like one of these, by a score that uses none of these data,"
         )
     if status == VOID:
         return "These runs have no differential-privacy guarantee: one of them has no privacy."

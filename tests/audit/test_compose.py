@@ -53,6 +53,7 @@ def test_a_run_with_itself(run_dir, compose, tmp_path):
     assert (tmp_path / "both" / "epsilon.parquet").stat().st_mode & 0o777 == 0o600
     page = compose(run_dir, copy, "--same-run", "--tuning-mean", 3).out
     assert "geometric law with mean 3" in " ".join(page.split())
+    assert "by a score that uses none of these data" in " ".join(page.split())
     assert "It is not a differential-privacy guarantee" in " ".join(page.split())
 
 
@@ -94,6 +95,8 @@ def test_shuffled_runs_are_one_gaussian_mechanism(shuffled, compose):
     assert (found["guarantee"]["status"], found["claim"]) == ("supported", "exact")
     assert "zero out one example, participation known" in found["guarantee"]["statement"]
     assert [run["sampling"] for run in found["runs"]] == ["participation known"] * 2
+    tuned = compose(first, second, "--delta", 1e-5, "--json", "--tuning-mean", 2).out
+    assert "participation known, RDP accountant" in json.loads(tuned)["guarantee"]["statement"]
     secret = ("--delta", 1e-5, "--json", "--participation", "secret")
     assert json.loads(compose(first, second, *secret).out)["guarantee"]["status"] == "unproven"
 

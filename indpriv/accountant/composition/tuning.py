@@ -1,7 +1,9 @@
 """The price of tuning: several runs are tried, and the best one is published.
 
 The number of runs must be drawn from a law that is chosen beforehand; a fixed number can cost as
-much as publishing all runs. Papernot and Steinke 2022 (arXiv:2110.03620v2).
+much as publishing all runs. The score that picks the best one must be a function of what a run
+publishes, and of nothing else in these data: a score on training data would have to be counted as
+part of the run. Papernot and Steinke 2022 (arXiv:2110.03620v2).
 """
 
 from __future__ import annotations
