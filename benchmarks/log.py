@@ -1,6 +1,7 @@
 """What the log costs: bytes per example and full record, and writing a record as a share of the pass that takes its norms.
 
 python benchmarks/log.py
+python benchmarks/log.py --at-scale    # sizes and times of runs of 10^8 examples, extrapolated
 
 A pass is timed on some examples and scaled to the data set, since its time is proportional to them; records are written
 whole, fsync included. Times are those of this process on one thread; the time spent waiting for the disk is printed beside them. The small
@@ -8,6 +9,7 @@ network is the hardest case here: the cheaper the pass, the larger the share of 
 """
 
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,7 +23,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from indpriv.norm_log.run_files import RECORDS
+from indpriv._journal import JournalWriter
+from indpriv.norm_log.journal_state import read_state
+from indpriv.norm_log.records import PART_SIZE
+from indpriv.norm_log.run_files import IDS, JOURNAL, RECORDS
+from indpriv.norm_log.session_counts import Conversion, SessionCounts
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.training.config import ModelConfig
@@ -55,6 +61,7 @@ HEADER = LogHeader(
     individually_clipped=False,
     norm_pass={"caveats": []},
 )
+COUNTS = SessionCounts(0, False, (), "poisson", conversion=Conversion("made up"))
 
 
 def timed_pass(
@@ -94,6 +101,67 @@ def timed_write(norms: NDArray[np.float64]) -> tuple[float, float, float, float]
         return min(cpu), min(wall), plain / len(norms), path.stat().st_size / len(norms)
 
 
+def at_scale() -> None:
+    """A long record, and the journal of a run of weeks that was resumed often: measured, then extrapolated in print."""
+    n, target = 10_000_000, 100_000_000
+    norms = np.random.default_rng(0).lognormal(-0.5, 0.6, n)
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder)
+        writer = NormLogWriter(run_dir, HEADER, np.arange(n), None, np.zeros(0, dtype=np.int64))
+        start = time.process_time(), time.perf_counter()
+        writer.record(0, norms, max_grad_norm=MAX_GRAD_NORM, targets_fingerprint="", seconds=0.0)
+        cpu, wall = time.process_time() - start[0], time.perf_counter() - start[1]
+        writer.close()
+        parts = list((run_dir / RECORDS).glob("*.parquet"))
+        size, ids = sum(path.stat().st_size for path in parts), (run_dir / IDS).stat().st_size
+    times = target / n
+    print(
+        f"a record of {n:,} examples: {len(parts)} files, {size / 2**20:.1f} MiB ({size / n:.3f} bytes per example), {cpu:.2f} CPU s, "
+        f"{wall:.2f} s with the disk; ids {ids / 2**20:.1f} MiB once\n"
+        f"of {target:,}, times {times:g}: {size * times / 2**30:.2f} GiB, {cpu * times:.0f} CPU s, {wall * times:.0f} s a record; 200 "
+        f"records {200 * size * times / 2**30:.0f} GiB"
+    )
+    parts_of_target, steps, sessions = -(-target // PART_SIZE), 1_000_000, 100
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder)
+        writer = NormLogWriter(run_dir, HEADER, np.arange(4), None, np.zeros(0, dtype=np.int64))
+        writer.close()
+        with JournalWriter(run_dir) as journal:
+            first = 0
+            for record in range(200):
+                pieces = [
+                    [250_000, f"{record * parts_of_target + part:064x}"]
+                    for part in range(parts_of_target)
+                ]
+                journal.append(
+                    "record", wait=False, step=first, n_examples=4, max_grad_norm=1.0, ids_fingerprint="",
+                    targets_fingerprint="", seconds=1.0, file=f"{first:012d}.parquet", parts=pieces,
+                )  # fmt: skip
+                for _ in range(10):  # flushes between records
+                    count = steps // 2000
+                    settings = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "sample_rate": 0.001}
+                    journal.append(
+                        "steps",
+                        wait=False,
+                        first=first,
+                        count=count,
+                        evidence=COUNTS.to_json(),
+                        **settings,
+                    )
+                    first += count
+                if record % (200 // sessions) == 1:  # killed, and resumed ten steps before
+                    first -= 10
+                    journal.append("truncate", wait=False, step=first)
+        size = (run_dir / JOURNAL).stat().st_size
+        start = time.process_time(), time.perf_counter()
+        state = read_state(run_dir)
+        cpu, wall = time.process_time() - start[0], time.perf_counter() - start[1]
+    print(
+        f"a journal of {state.total_steps:,} steps, {len(state.records)} records of {parts_of_target} parts, resumed {sessions} times: "
+        f"{size / 2**20:.1f} MiB; to open it {cpu:.2f} CPU s, {wall:.2f} s"
+    )
+
+
 def verdict(value: float, limit: float) -> str:
     """Whether a target is reached."""
     return "ok" if value <= limit else "MISSED"
@@ -103,6 +171,9 @@ def main() -> None:
     """Print a line for each model and size."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    if sys.argv[1:] == ["--at-scale"]:
+        at_scale()
+        return
     for title, (build, shape, size) in CASES.items():
         per_example, found = timed_pass(build, shape, size)
         for n in SIZES:
