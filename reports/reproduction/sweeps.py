@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +103,13 @@ def figures_9_10(known: Known) -> Section:
     )
     texts = {
         "max_grad_norm": _clipping_norms(settings),
-        "test accuracy": _joined(accuracy, format_share),
+        "test accuracy": _joined(accuracy, partial(format_share, digits=1)),
         "smallest epsilon": _joined(smallest, format_epsilon),
         "at the worst case": _joined(share, format_share),
         "largest less smallest class average": _joined(gap, format_epsilon),
-        "gaps in test accuracy between classes": _joined(accuracy_gap, format_share),
+        "gaps in test accuracy between classes": _joined(
+            accuracy_gap, partial(format_share, digits=1)
+        ),
     }
     rises = {
         name: (settings[-1]["means"][name], settings[-2]["means"][name])
