@@ -107,7 +107,7 @@ def test_lfw_by_person(tmp_path, capsys):
     check_against_rows(run_dir, audit_dir, 530)
     assert not any("seems to say whose row each is" in text for text in summary["missing"])
     assert run(["statement", "create", str(audit_dir), "--unit", "1871"]) == 0
-    assert "of all 530 records together" in " ".join(capsys.readouterr().out.split())
+    assert "for all 530 records together" in " ".join(capsys.readouterr().out.split())
     page = (audit_dir / "report.html").read_text()
     assert "Rows of one user" in page
     assert "no cap was declared" in page
