@@ -257,6 +257,22 @@ def test_a_privacy_filter_from_the_audit_file(in_process, tmp_path):
     assert_bad_input(in_process(*with_canaries, code=2), "filter_epsilon=3")
 
 
+@pytest.mark.parametrize(
+    ("batches", "relation"),
+    [(2, "zero out"), (7, "add/remove")],  # of 1,438 / 2 and 1,437 / 2 the integer parts differ
+)
+def test_train_names_the_relation_that_its_updates_leave(in_process, tmp_path, batches, relation):
+    size = -(-1438 // batches)
+    lines = [
+        f"batch_size = {size}" if line.startswith("batch_size") else line
+        for line in SMALL.replace("non_dp_twin = true", "").splitlines()
+    ]
+    (tmp_path / "small.toml").write_text("\n".join(lines).replace("epochs = 2", "epochs = 1"))
+    shown = in_process("train", tmp_path / "small.toml", "--run-dir", tmp_path / "run").stdout
+    assert f"({relation} one example, Poisson sampling" in shown
+    assert f"{relation} one example" in in_process("audit", tmp_path / "run").stdout
+
+
 def test_a_non_private_baseline_on_request(in_process, tmp_path):
     (tmp_path / "plain.toml").write_text(
         SMALL.replace("non_dp_twin = true", "").replace("epochs = 2", "epochs = 1")

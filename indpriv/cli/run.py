@@ -190,7 +190,8 @@ def _sentence(run: TrainedRun, config: AuditConfig, seed: int | None) -> str:
             f"{left}"
         )
     row = "row" if has_units else "example"
-    meaning = f"add/remove one {row}, Poisson sampling, Opacus's RDP accountant"
+    relation = "" if run.account else _relation(run)
+    meaning = f"{relation} one {row}, Poisson sampling, Opacus's RDP accountant"
     if settings.median_epsilon is not None:
         meaning += f", including epsilon {format_epsilon(settings.median_epsilon)} for a private "
         meaning += "clipping norm"
@@ -204,6 +205,17 @@ def _sentence(run: TrainedRun, config: AuditConfig, seed: int | None) -> str:
     if settings.filter_epsilon is not None:
         text += f"; the privacy filter caps it at {format_epsilon(settings.filter_epsilon)}"
     return text + _lost(run.run_dir) + left
+
+
+def _relation(run: TrainedRun) -> str:
+    """What epsilon allows to differ: zero-out where updates tell the number of examples."""
+    from indpriv._files import read_json
+    from indpriv.analysis.divisor import divisor_of
+    from indpriv.norm_log.run_files import RUN_JSON
+
+    record = read_json(run.run_dir / RUN_JSON)
+    divisor = divisor_of(record["data"]["n_train"], run.steps, record.get("recorder", {}))
+    return "zero out" if divisor is not None and divisor.tells_n else "add/remove"
 
 
 def _lost(run_dir: Path) -> str:
