@@ -124,9 +124,9 @@ def prepare(
     tables["training"]["epochs"] = epochs or tables["training"]["epochs"]
     tables["checkpoints"] = {"every": "epoch"}
     images = int(short.get("images", len(dataset.train)))
-    few = Split(
-        dataset.train.inputs[:images], dataset.train.targets[:images], dataset.train.metadata
-    )
+    train_set = dataset.train
+    metadata = None if train_set.metadata is None else train_set.metadata.iloc[:images]
+    few = Split(train_set.inputs[:images], train_set.targets[:images], metadata)
     kept = dataset if images == len(dataset.train) else dataclasses.replace(dataset, train=few)
     training = tables["training"]
     setting = (
