@@ -108,9 +108,11 @@ def _shifts(log: NormLog, entries: BatchNormEntries, opposite: float, power: int
     if log.levels is None:
         relative = np.asarray(entries.norm, np.float64) / log.settings.max_grad_norm[entries.step]
     else:  # faster than to look fractions up
-        level = max(log.levels.rounding, 1 / log.levels.top)
-        relative = np.multiply(entries.norm, level, dtype=np.float64)
-    np.minimum(relative, 1.0, out=relative)
+        top = log.levels.top
+        level = max(log.levels.rounding, 1 / top)
+        relative = np.multiply(np.minimum(entries.norm, top), level, dtype=np.float64)
+    if log.levels is None or top * level > 1:
+        np.minimum(relative, 1.0, out=relative)
     if opposite:
         relative += opposite
     return np.asarray(relative if power == 1 else np.square(relative, out=relative))

@@ -125,16 +125,17 @@ def known_shifts(
     if log.sampler in _REPEATING and len(missing):
         anybody = np.full_like(rows, np.inf)  # one row may be drawn any number of times for a step
     shifts = _summed(log, units, opposite, progress, workers)
-    # Counts limit what batch norms leave open, and never what they show.
-    limit = np.maximum(_by_counts(log, weight, rows), shifts.clipped)
-    clipped = np.minimum(shifts.clipped + anybody, limit)
+    clipped = shifts.clipped
+    if len(missing):  # counts limit what batch norms leave open, and never what they show
+        limit = np.maximum(_by_counts(log, weight, rows), clipped)
+        clipped = np.minimum(clipped + anybody, limit)
     if not np.isfinite(clipped).all():
         raise InputError(
             f'{len(missing):,} of {log.total_steps:,} steps have no batch norms, and sampler="'
             f'{log.sampler}" may draw an example several times for one step: record with '
             "batch_norms=True, or pass most_participations"
         )
-    own = np.minimum(shifts.own + anybody, clipped)
+    own = np.minimum(shifts.own + anybody if len(missing) else shifts.own, clipped)
     least = np.where(rows > 1, 0.0, np.minimum(shifts.own, own))
     alike = None
     if opposite:
