@@ -195,12 +195,13 @@ def _ranges(start: int, stop: int, size: int) -> Iterator[Range]:
 
 
 class RayPool:
-    """Runs tasks on a Ray cluster, at most `n_tasks` at once, each on one core.
+    """Runs tasks on a Ray cluster, each on one core.
 
     Nothing is kept in actors: a task whose worker or node dies runs again elsewhere.
 
     Attributes:
-        n_tasks: that run at once.
+        n_tasks: that the cluster is expected to run at once. Twice as many are submitted, and one
+            more, so that no core waits; a cluster with more cores runs all of them.
     """
 
     def __init__(self, ray: Any, n_tasks: int) -> None:
@@ -211,7 +212,7 @@ class RayPool:
         """The cluster at RAY_ADDRESS, the one of this machine, or a new one on this machine.
 
         Args:
-            workers: the number of tasks that run at once, by default the cores of the cluster.
+            workers: n_tasks, by default the cores of the cluster.
 
         Raises:
             InputError: Ray is not installed, the cluster cannot be reached, or workers below 1.
