@@ -35,6 +35,7 @@ _PEARSON = "Pearson's r"
 _PAIR = "individual, ordinary"
 _ARMS = ("individual", "ordinary")
 _NO_HEADROOM = "no_headroom"
+_LEAST_BELOW = 0.01  # share of levels below max_grad_norm, for a comparison
 _CLOSE = "mean epsilons of groups, largest difference"
 
 Pair = Mapping[str, tuple[Summary, Summary]]  # account -> with and without individual clipping
@@ -64,6 +65,7 @@ def figure_7(known: Known) -> Section:
         lambda run: {_PEARSON: expected},
         whole,
         few,
+        compares=False,
     )
 
 
@@ -134,8 +136,12 @@ def _section(
     few: Callable[[Few], Found],
     *,
     note: str = "",
+    compares: bool = True,
 ) -> Section:
-    """A block of rows for the whole pair of each data set that the paper shows, and one for its few images."""
+    """A block of rows for the whole pair of each data set that the paper shows, and one for its few images.
+
+    compares: the pair with and without individual clipping, which then may differ in nothing else.
+    """
     rows: list[Row] = []
     words: dict[str, Words] = {}
     notes = [note] if note else []
@@ -144,21 +150,36 @@ def _section(
         if not expected:
             continue
         mine: dict[str, tuple[str, ...]] = {}
-        if pair:
+        apart = told_apart(known, run.name)
+        if pair and not (apart and compares):
             found = {account: whole(run, *each) for account, each in pair.items()}
             rows += block(run.title + WHOLE, expected, found)
             mine.update(words_of(found, WHOLE.strip(", ")))
-            notes.append(told_apart(known, run.name).strip())
+        elif pair:
+            rows += not_run_rows(run.title + WHOLE, expected)
+            mine[WHOLE.strip(", ")] = (rules.NOT_RUN,)
+            notes.append(apart)
         entry = known.measured.get(TABLE_3, {}).get(run.name)
-        if entry is not None:
+        if entry is not None and _clips_differently(entry["found"]):
             found = {DEFAULT: few(entry["found"])}
             rows += block(run.title + FEW, expected, found)
             mine.update(words_of(found, FEW.strip(", ")))
             notes.append(_few_runs(run.title, entry["found"]))
+        elif entry is not None:
+            rows += not_run_rows(run.title + FEW, expected)
+            mine[FEW.strip(", ")] = (rules.NOT_RUN,)
+            notes.append(
+                f"{run.title}{FEW}: hardly any norm lay below C, so that both kinds of clipping are the same."
+            )
         if not mine:
             rows += not_run_rows(run.title, expected)
         words[run.title] = mine or only(rules.NOT_RUN)
     return Section(*heading, tuple(rows), words, " ".join(each for each in notes if each))
+
+
+def _clips_differently(found: Few) -> bool:
+    """Whether some levels of individual clipping lay below max_grad_norm, so that it is another clipping."""
+    return max(result["below"] for result in found["individual"]) >= _LEAST_BELOW
 
 
 def _pair(known: Known, name: str) -> Pair:

@@ -234,4 +234,6 @@ def told_apart(known: Known, name: str) -> str:
         for key in sorted({*one, *other})
         if one.get(key) != other.get(key)
     ]
-    return f" The two runs of {name} also differ in {', '.join(differing)}." if differing else ""
+    if not differing:
+        return ""
+    return f"The two runs of {name} also differ in {', '.join(differing)}, and are not compared."
