@@ -21,7 +21,7 @@ from indpriv.accountant.per_example import table_for
 from indpriv.analysis.advice.group_quantiles import HIGH, LOW, MIDDLE, Group, read_quantiles
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.norm_log.norm_log import NormLog
-from indpriv.norm_log.views import clipped_lower, noisier
+from indpriv.norm_log.views import clipped_lower, coarser, noisier
 
 MOST_NOISE = 10.0  # times that of the run; more is not tried
 _NOISE_RATIO = 1.01  # of neighbouring noise multipliers
@@ -131,6 +131,7 @@ def remedies(
         noise_multiplier in steps of 1 %, up to MOST_NOISE times that of the run; max_grad_norm in
         steps of the log's rounding.
     """
+    log = _in_levels(log)
 
     def trials(factors: FloatArray, view: Callable[[NormLog, float], NormLog]) -> _Trials:
         known = {0: (read_quantiles(table, groups, quantile), table.worst_case_epsilon)}
@@ -143,6 +144,16 @@ def remedies(
         return noise, [None] * len(groups)
     lower = trials(_clipping_shares(log), clipped_lower)
     return noise, [lower.remedy(group, target) for group in range(len(groups))]
+
+
+def _in_levels(log: NormLog) -> NormLog:
+    """Norms in full rounded up to shares of max_grad_norm, whose accounts take far less time.
+
+    What is found can be up to a share too high, never too low for these norms.
+    """
+    if log.levels is not None or log.batch_norms is not None:
+        return log
+    return coarser(log, 1 / _CLIPPING_SHARES)
 
 
 def _accounting(

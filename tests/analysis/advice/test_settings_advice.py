@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from indpriv import NormLog
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
 from indpriv.analysis.advice import settings_advice
@@ -89,3 +90,24 @@ def test_what_ten_times_the_noise_does_not_reach_is_said(run):
     assert np.quantile(table_for(most, METHOD).epsilon, QUANTILE) > target
     noise, _ = advised(run, target)
     assert noise[0].factor is noise[0].quantile is noise[0].worst_case_epsilon is None
+
+
+def test_norms_in_full_are_advised_of_as_if_rounded_up(run, monkeypatch):
+    monkeypatch.setattr(settings_advice, "_CLIPPING_SHARES", 10)
+    log, table, groups = run
+    fractions = log.levels.fractions
+    norms = (fractions[np.minimum(log.read(), log.levels.top)] - 0.04).clip(0)  # below each level
+    full = NormLog.from_arrays(
+        norms * log.settings.max_grad_norm[0],
+        log.recorded_steps,
+        total_steps=log.total_steps,
+        noise_multiplier=log.settings.noise_multiplier,
+        max_grad_norm=log.settings.max_grad_norm,
+        sample_rate=log.settings.sample_rate,
+        rounding=0,
+    )
+    target = 0.75 * float(read_quantiles(table, groups, QUANTILE)[:, 1].max())
+    for one, other in zip(
+        advised((full, table, groups), target), advised(run, target), strict=True
+    ):
+        assert [each.factor for each in one] == pytest.approx([each.factor for each in other])
