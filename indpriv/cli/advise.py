@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 from rich.console import Console
@@ -29,8 +29,11 @@ from indpriv.errors import InputError
 if TYPE_CHECKING:
     from indpriv.analysis.advice.deletion import Deletion
     from indpriv.analysis.advice.findings import Advice
+    from indpriv.report.document import Page
     from indpriv.training.config import AuditConfig
     from indpriv.training.datasets import Dataset
+
+Found = TypeVar("Found", "Advice", "Deletion")
 
 NAME, DELETION = "advice", "deletion"  # of the files
 _NEW_RUNS = "With an audit file"  # heading in --help
@@ -152,7 +155,7 @@ def advise(
             _show_deletion(*_delete(question, new, without or [], without_ids), as_json=as_json)
             return
         found, folder = _over_subsets(question, new, subsets or "0.25,0.5,1")
-    _show(found, folder, as_json=as_json)
+    _show_advice(found, folder, as_json=as_json)
 
 
 class _Question(NamedTuple):
@@ -253,27 +256,28 @@ def _delete(
     return found, folder
 
 
-def _show(found: Advice, folder: Path, *, as_json: bool) -> None:
-    from indpriv.report.renderers.page_files import write_page
+def _show_advice(found: Advice, folder: Path, *, as_json: bool) -> None:
     from indpriv.report.screens.advice import page_of, print_advice
 
-    write_page(page_of(found), found.to_json(), folder, NAME)
-    if as_json:
-        print_json(found.to_json())
-        return
-    console = Console(highlight=False)
-    print_advice(found, console)
-    console.print(f"\n[bold]{escape(str(folder / f'{NAME}.html'))}[/]", soft_wrap=True)
+    _show(found, page_of(found), print_advice, folder / NAME, as_json=as_json)
 
 
 def _show_deletion(found: Deletion, folder: Path, *, as_json: bool) -> None:
-    from indpriv.report.renderers.page_files import write_page
     from indpriv.report.screens.deletion import deletion_page, print_deletion
 
-    write_page(deletion_page(found), found.to_json(), folder, DELETION)
+    _show(found, deletion_page(found), print_deletion, folder / DELETION, as_json=as_json)
+
+
+def _show(
+    found: Found, page: Page, print_it: Callable[[Found, Console], None], to: Path, *, as_json: bool
+) -> None:
+    """Write a page and its JSON to TO.html, TO.md and TO.json, and print one of them."""
+    from indpriv.report.renderers.page_files import write_page
+
+    write_page(page, found.to_json(), to.parent, to.name)
     if as_json:
         print_json(found.to_json())
         return
     console = Console(highlight=False)
-    print_deletion(found, console)
-    console.print(f"\n[bold]{escape(str(folder / f'{DELETION}.html'))}[/]", soft_wrap=True)
+    print_it(found, console)
+    console.print(f"\n[bold]{escape(f'{to}.html')}[/]", soft_wrap=True)

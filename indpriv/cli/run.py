@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -169,8 +169,11 @@ def _train(
 
 def _sentence(run: TrainedRun, config: AuditConfig, seed: int | None) -> str:
     """What `train` prints at the end."""
+    from indpriv._files import read_json
     from indpriv._formatting import format_delta, format_epsilon
+    from indpriv.norm_log.run_files import RUN_JSON
 
+    record = read_json(run.run_dir / RUN_JSON)
     settings, has_units = config.training, config.data.unit_column is not None
     claim = "guarantee: worst-case epsilon"
     if settings.noise_scale == "largest_norm":
@@ -190,7 +193,7 @@ def _sentence(run: TrainedRun, config: AuditConfig, seed: int | None) -> str:
             f"{left}"
         )
     row = "row" if has_units else "example"
-    relation = "" if run.account else _relation(run)
+    relation = "" if run.account else _relation(record, run.steps)
     meaning = f"{relation} one {row}, Poisson sampling, Opacus's RDP accountant"
     if settings.median_epsilon is not None:
         meaning += f", including epsilon {format_epsilon(settings.median_epsilon)} for a private "
@@ -204,26 +207,20 @@ def _sentence(run: TrainedRun, config: AuditConfig, seed: int | None) -> str:
         text += "; the guarantee for a person with several rows is weaker: see indpriv audit"
     if settings.filter_epsilon is not None:
         text += f"; the privacy filter caps it at {format_epsilon(settings.filter_epsilon)}"
-    return text + _lost(run.run_dir) + left
+    return text + _lost(record) + left
 
 
-def _relation(run: TrainedRun) -> str:
+def _relation(record: Mapping[str, Any], steps: int) -> str:
     """What epsilon allows to differ: zero-out where updates tell the number of examples."""
-    from indpriv._files import read_json
     from indpriv.analysis.divisor import divisor_of
-    from indpriv.norm_log.run_files import RUN_JSON
 
-    record = read_json(run.run_dir / RUN_JSON)
-    divisor = divisor_of(record["data"]["n_train"], run.steps, record.get("recorder", {}))
+    divisor = divisor_of(record["data"]["n_train"], steps, record.get("recorder", {}))
     return "zero out" if divisor is not None and divisor.tells_n else "add/remove"
 
 
-def _lost(run_dir: Path) -> str:
+def _lost(record: Mapping[str, Any]) -> str:
     """How many steps of crashes a worst case includes."""
-    from indpriv._files import read_json
-    from indpriv.norm_log.run_files import RUN_JSON
-
-    steps = read_json(run_dir / RUN_JSON)["guarantee"].get("lost_steps", 0)
+    steps = record["guarantee"].get("lost_steps", 0)
     return f"; it includes {steps:,} steps that crashes may have lost" if steps else ""
 
 

@@ -153,23 +153,23 @@ def _section(
         apart = told_apart(known, run.name)
         if pair and not (apart and compares):
             found = {account: whole(run, *each) for account, each in pair.items()}
-            rows += block(run.title + WHOLE, expected, found)
-            mine.update(words_of(found, WHOLE.strip(", ")))
+            rows += block(f"{run.title}, {WHOLE}", expected, found)
+            mine.update(words_of(found, WHOLE))
         elif pair:
-            rows += not_run_rows(run.title + WHOLE, expected)
-            mine[WHOLE.strip(", ")] = (rules.NOT_RUN,)
+            rows += not_run_rows(f"{run.title}, {WHOLE}", expected)
+            mine[WHOLE] = (rules.NOT_RUN,)
             notes.append(apart)
         entry = known.measured.get(TABLE_3, {}).get(run.name)
         if entry is not None and _clips_differently(entry["found"]):
             found = {DEFAULT: few(entry["found"])}
-            rows += block(run.title + FEW, expected, found)
-            mine.update(words_of(found, FEW.strip(", ")))
+            rows += block(f"{run.title}, {FEW}", expected, found)
+            mine.update(words_of(found, FEW))
             notes.append(_few_runs(run.title, entry["found"]))
         elif entry is not None:
-            rows += not_run_rows(run.title + FEW, expected)
-            mine[FEW.strip(", ")] = (rules.NOT_RUN,)
+            rows += not_run_rows(f"{run.title}, {FEW}", expected)
+            mine[FEW] = (rules.NOT_RUN,)
             notes.append(
-                f"{run.title}{FEW}: hardly any norm lay below C, so that both kinds of clipping are the same."
+                f"{run.title}, {FEW}: hardly any norm lay below C, so that both kinds of clipping are the same."
             )
         if not mine:
             rows += not_run_rows(run.title, expected)
@@ -236,7 +236,7 @@ def _mean_and_deviation(values: Sequence[float]) -> str:
 def _few_runs(title: str, found: Few) -> str:
     seeds = found["seeds"]
     return (
-        f"{title}{FEW}: {found['setting']}; seeds {seeds[0]} to {seeds[-1]}, both arms with the same batches and noise "
+        f"{title}, {FEW}: {found['setting']}; seeds {seeds[0]} to {seeds[-1]}, both arms with the same batches and noise "
         f"(reproducible: no privacy); levels refreshed once an epoch, with a headroom of {found['headroom']:g} C that the paper "
         "does not have; far smaller than the paper's. See benchmarks/individual_clipping.py."
     )

@@ -25,8 +25,8 @@ _CLIPPING = (
     "non_private_epochs",
 )  # what the two runs are to differ in
 WHOLE, FEW = (
-    ", whole",
-    ", few",
+    "whole",
+    "few",
 )  # of individual clipping: one run of all images; several seeds of few
 
 Texts = Mapping[str, str]
