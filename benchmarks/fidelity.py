@@ -53,8 +53,8 @@ def prepare(name: str, data_dir: str | None) -> tuple[AuditConfig, Dataset]:
     """An audit recorded before every step with batch norms, and its data."""
     tables = AuditConfig.from_toml(AUDITS / f"{name}.toml").to_dict()
     dataset = load_dataset(name, data_dir)
-    tables["training"]["non_private_baseline"] = False
-    tables["training"].pop("non_private_learning_rate", None)
+    for key in [key for key in tables["training"] if key.startswith("non_private_")]:
+        del tables["training"][key]
     if name == "mnist":
         tables["training"] |= MNIST
         train_set = dataset.train

@@ -116,8 +116,8 @@ def prepare(
     tables = AuditConfig.from_toml(AUDITS / f"{name}.toml").to_dict()
     dataset = load_dataset(name, data_dir)
     short = {} if full else SHORT.get(name, {})
-    for key in ("non_private_baseline", "non_private_learning_rate", "non_private_epochs"):
-        tables["training"].pop(key, None)
+    for key in [key for key in tables["training"] if key.startswith("non_private_")]:
+        del tables["training"][key]
     if short:
         tables["model"].pop("pretrained", None)
     tables["training"] |= {key: value for key, value in short.items() if key != "images"}

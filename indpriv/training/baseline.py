@@ -51,11 +51,12 @@ def fit_without_dp(
         config.model, dataset.input_shape, dataset.n_classes, randomness.first_parameters
     ).to(device)
     rate = settings.non_private_learning_rate or settings.learning_rate
+    decay = settings.non_private_weight_decay
     optimizer = torch.optim.SGD(
         module.parameters(),
         lr=rate,
         momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
+        weight_decay=settings.weight_decay if decay is None else decay,
     )
     loader = DataLoader(
         train_set,

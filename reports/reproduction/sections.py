@@ -22,6 +22,7 @@ _CLIPPING = (
     "non_private_baseline",
     "non_dp_learning_rate",
     "non_private_learning_rate",
+    "non_private_weight_decay",
     "non_private_epochs",
 )  # what the two runs are to differ in
 WHOLE, FEW = (

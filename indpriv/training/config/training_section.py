@@ -81,6 +81,7 @@ class TrainingConfig:
             batches.
         non_private_baseline: also train the same model without privacy, to compare attacks.
         non_private_learning_rate: learning rate of the baseline; None for learning_rate.
+        non_private_weight_decay: weight decay of the baseline; None for weight_decay.
         non_private_epochs: passes of the baseline over the data; None for as many steps as with DP.
             A baseline that trains for longer remembers more, which an attack can show.
     """
@@ -113,6 +114,7 @@ class TrainingConfig:
     max_physical_batch_size: Count | None = None
     non_private_baseline: Flag = False
     non_private_learning_rate: Positive | None = None
+    non_private_weight_decay: AtLeastZero | None = None
     non_private_epochs: Count | None = None
 
     def total_steps(self, steps_per_epoch: int) -> int:
@@ -173,7 +175,8 @@ class TrainingConfig:
                 "clip_headroom is given without individual clipping; set individual_clipping = "
                 "true or leave it out"
             )
-        for name in ("non_private_learning_rate", "non_private_epochs"):
+        for name in ("learning_rate", "weight_decay", "epochs"):
+            name = f"non_private_{name}"
             if getattr(self, name) is not None and not self.non_private_baseline:
                 raise InputError(
                     f"{name} is given without a baseline; set non_private_baseline = true or leave "
