@@ -11,6 +11,9 @@ pair. So adding or removing one person changes one record of {epsilon_i}, and a 
 (epsilon', delta')-private in these records composes with training: condition on trajectory and
 sampling, replace the release from all records by that without person i at a factor e^epsilon' (and
 delta'), then use training's own guarantee. Together (epsilon + epsilon', delta + delta').
+Under zero-out, a person's data is replaced by none: their gradient is zero, and they are no record.
+That is one record less too, while the number that the run divides by stays. Where one person is
+replaced by another, a record changes its value, which costs more; such audits are refused.
 
 It fails if a record depends on other people's data beyond the trajectory: a clipping norm set to
 the median norm, recording interval, Rényi orders or accounting chosen by looking at the norms,
@@ -34,6 +37,8 @@ from indpriv.release.request import Budget, Request
 # Changes of an epsilon by more than this share can show in an answer.
 _LAST_DIGITS = 1e-12
 _NARROWEST = 1e-6  # tolerance up to which an accountant keeps its `numerical_noise`
+# Relations under which a neighbouring data set has one record more or less
+_ONE_RECORD_LESS = ("add_remove", "zero_out")
 # Key of run.json: a list of the settings that were computed from the data, [] for none
 CHOSEN_FROM_DATA = "chosen_from_data"
 
@@ -43,8 +48,8 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
 
     Raises:
         InputError: no guarantee, several rows of one person, known participation, a relation
-            other than add/remove, an account with a wide tolerance, or settings that were chosen
-            from the data according to run.json.
+            under which a person is replaced by another, an account with a wide tolerance, or
+            settings that were chosen from the data according to run.json.
     """
     check_one_record(summary)
     guarantee = summary["guarantee"]
@@ -54,11 +59,11 @@ def check_releasable(summary: Mapping[str, Any]) -> None:
             "which a release does not count: audit with --participation secret"
         )
     relation = summary["account"].get("neighbouring", "add_remove")
-    if relation != "add_remove":
+    if relation not in _ONE_RECORD_LESS:
         raise InputError(
-            f"this audit is of neighbouring={relation!r}, under which a person changes one record; "
-            "a release is private where a record is added or removed: audit with --neighbouring "
-            "add-remove"
+            f"this audit is of neighbouring={relation!r}, under which one person's record changes "
+            "its value; a release is private where it is added or removed: audit with "
+            "--neighbouring add-remove or zero-out"
         )
     status = guarantee.get("status")
     if status not in STANDS:
@@ -150,9 +155,15 @@ def epsilon_assumptions(summary: Mapping[str, Any], request: Request) -> list[st
     total = describe(Budget.of(worst, delta) + request.cost)
     checked = guarantee["status"] == "supported"
     accountant = account["accountant"]
+    left = (
+        "A person whose data is left out has no record, while the number that updates are divided "
+        "by stays. "
+        if account["neighbouring"] == "zero_out"
+        else ""
+    )
     return [
-        f"Neighbouring relation: {relation} one {unit}. Each person counts as one record, their "
-        f"own epsilon; this release by itself is {describe(request.cost)} private in these "
+        f"Neighbouring relation: {relation} one {unit}. {left}Each person counts as one record, "
+        f"their own epsilon; this release by itself is {describe(request.cost)} private in these "
         "records.",
         "Each epsilon also depends on the trained model. All states of the model during training "
         f"count as released, under the run's own guarantee of epsilon {format_epsilon(worst)} and "

@@ -331,7 +331,6 @@ def test_a_release_of_tight_epsilons_is_warned_about(tmp_path):
     ("account", "reason"),
     [
         ({"accountant": "pld", "tolerance": 1e-4}, "audit with the RDP accountant or with --toler"),
-        ({"neighbouring": "zero_out"}, "audit with --neighbouring add-remove"),
         ({"neighbouring": "replace_one"}, "audit with --neighbouring add-remove"),
     ],
 )
@@ -339,6 +338,17 @@ def test_accounts_whose_records_depend_on_others_are_refused(tmp_path, account, 
     folder = write_small_audit(tmp_path / "audit", epsilons(20), **account)
     with pytest.raises(InputError, match=reason):
         release(folder, MEDIAN)
+
+
+def test_leaving_out_a_person_s_data_takes_one_record_away(tmp_path):
+    folder = write_small_audit(tmp_path / "audit", epsilons(20), neighbouring="zero_out")
+    content = release(folder, MEDIAN).content
+    assert content["neighbouring"] == "zero_out"
+    assert "zero out one example. A person whose data is left out has no record" in (
+        content["assumptions"][0]
+    )
+    added = release(write_small_audit(tmp_path / "added", epsilons(20)), MEDIAN).content
+    assert "left out" not in added["assumptions"][0]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
