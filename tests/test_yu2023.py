@@ -197,6 +197,13 @@ def test_of_four_groups_only_the_same_order_is_reproduced():
         (rules.fidelity({1.0: (0.999, 0.1, 0.2)}, {1.0: (0.999, 0.04, 0.17)}), DIFFERS),
         (rules.fidelity({1.0: (0.999, 0.04, 0.4)}, {1.0: (0.999, 0.04, 0.17)}), DIFFERS),
         (rules.fidelity({1.0: (0.85, 0.1, 0.2)}, {1.0: (0.999, 0.04, 0.17)}), NOT_REPRODUCED),
+        (
+            rules.fidelity(
+                {1.0: (0.999, 0.04, 0.17)},
+                {1.0: (0.999, 0.04, 0.17), 3.0: (0.999, 0.02, 0.1)},
+            ),
+            NOT_RUN,  # "at every gamma" is not known
+        ),
         (rules.loss(0.91, 0.9), REPRODUCED),
         (rules.loss(0.5, 0.4), DIFFERS),
         (rules.loss(0.1, -0.1), NOT_REPRODUCED),
@@ -344,6 +351,11 @@ def test_verdicts_follow_the_audit(known):
     assert verdicts(page_of(changed(known, coarse)), "Figure 4") == (NOT_REPRODUCED, NOT_REPRODUCED)
 
 
+def test_the_spread_is_over_the_largest_epsilon_not_over_the_worst_case(known):
+    close = changed(known, lambda summary: summary["individual"].update(max=0.015))
+    assert verdicts(page_of(close), "Figure 1") == (NOT_REPRODUCED, NOT_REPRODUCED)
+
+
 def test_fidelity_is_of_equal_gaps_and_of_norms_carried_on():
     row = {"between_records": "last", "pearson": 0.9, "epochs": 1.02, "is_this_log": False}
     others = [
@@ -412,6 +424,10 @@ def test_individual_clipping_of_the_whole_set_is_held_against_the_ordinary_run(k
         assert "| MNIST, whole |" in section(apart, number)
         assert f"**{REPRODUCED}**" not in section(apart, number)
     assert "also differ" not in section(apart, "Figure 7")
+    weak = individually_clipped(known)
+    loss = weak.audits[f"mnist{INDIVIDUAL}"].default["loss"]
+    loss.update(pearson_log_loss=0.02, pearson_interval={"low": -0.01, "high": 0.05})
+    assert f"**{NOT_REPRODUCED}**" in section(page_of(weak), "Figure 7")  # the interval holds 0
 
 
 def seeded_pairs(**changes):

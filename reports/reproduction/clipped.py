@@ -47,8 +47,10 @@ def figure_7(known: Known) -> Section:
     expected = f"above {paper.LEAST_PEARSON:g}"
 
     def whole(run: PaperRun, individual: Summary, ordinary: Summary) -> Found:
-        found = _pearson(individual)
-        return Found({_PEARSON: format_number(found)}, {"": rules.loss(found, None)})
+        loss = individual["loss"] or {}
+        found, interval = loss.get("pearson_log_loss"), loss.get("pearson_interval")
+        low = None if interval is None else interval["low"]
+        return Found({_PEARSON: format_number(found)}, {"": rules.loss(found, low)})
 
     def few(found: Few) -> Found:
         texts, verdicts = {}, {}
@@ -219,10 +221,6 @@ def _compared(
             "closeness": rules.close(largest),
         },
     )
-
-
-def _pearson(summary: Summary) -> float | None:
-    return None if summary["loss"] is None else summary["loss"]["pearson_log_loss"]
 
 
 def _spread(mean: float, deviation: float) -> str:

@@ -75,7 +75,7 @@ def figure_1(known: Known) -> Section:
                 texts, {"": Verdict(rules.NOT_RUN, "the smallest epsilon was not measured")}
             )
         ratio = None if run.min_epsilon is None else run.min_epsilon / run.max_epsilon
-        verdict = rules.spread(more["smallest"], individual["median"], worst, ratio)
+        verdict = rules.spread(more["smallest"], individual["median"], individual["max"], ratio)
         return Found(texts, {"": verdict})
 
     return compare("Figure 1", "distribution of individual epsilon", known, printed, ours)

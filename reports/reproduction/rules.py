@@ -96,14 +96,12 @@ def _graded(good: bool, fair: bool, why: str = "") -> Verdict:
     return Verdict(REPRODUCED if good else DIFFERS if fair else NOT_REPRODUCED, why)
 
 
-def spread(
-    smallest: float, median: float, worst_case: float, printed: float | None = None
-) -> Verdict:
-    """Figure 1; printed: the paper's smallest over largest epsilon."""
-    found = smallest / worst_case
+def spread(smallest: float, median: float, largest: float, printed: float | None = None) -> Verdict:
+    """Figure 1: individual epsilons; printed: the paper's smallest over largest epsilon."""
+    found = smallest / largest
     if printed is None:
         wide = found <= LARGEST_SPREAD
-        return _graded(wide and median < worst_case * (1 - 1e-9), wide)
+        return _graded(wide and median < largest * (1 - 1e-9), wide)
     close, fair = (found <= factor * printed for factor in (CLOSE_SPREAD, FAIR_SPREAD))
     return _graded(close, fair, f"smallest over largest {found:.2f}; paper {printed:.2f}")
 
@@ -157,6 +155,9 @@ Errors = Mapping[float, tuple[float, float, float]]
 
 def fidelity(by_gamma: Errors, printed: Errors) -> Verdict:
     """Figures 4 and 14: gamma -> Pearson's r, mean and largest absolute error, ours and the paper's."""
+    missing = [f"{gamma:g}" for gamma in printed if gamma not in by_gamma]
+    if missing:
+        return Verdict(NOT_RUN, f"no errors at gamma {', '.join(missing)}")
     factors = [
         ours / (theirs + ROUNDING)
         for gamma in by_gamma
