@@ -20,6 +20,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from indpriv._arrays import FloatArray
+from indpriv._formatting import attributed
 from indpriv._plain import AtLeastZero, Count, Share, to_json
 from indpriv.analysis.advice.group_quantiles import Group
 from indpriv.analysis.groups.group_rows import MIN_GROUP
@@ -85,7 +86,7 @@ class Deletion:
     Attributes:
         name: of the audit.
         deleted: which records, in words. n_deleted, n_left: numbers of examples, or units.
-        meaning: what every epsilon here means. plural: what they are of.
+        meaning: what every epsilon here means, with and without them. plural: what they are of.
         claims: of the individual epsilons, each once.
         n_seeds: number of runs with and of runs without them.
         quantile: which one the groups show.
@@ -155,7 +156,10 @@ def compare_without(
         deleted=deleted,
         n_deleted=int((~stays).sum()),
         n_left=int(stays.sum()),
-        meaning=account.describe(),
+        meaning=attributed(
+            [(table.account.describe(), "with them") for table in before]
+            + [(table.account.describe(), "without them") for table in after]
+        ),
         plural=account.plural,
         claims=tuple(sorted({table.claim for table in (*before, *after)})),
         n_seeds=len(before),

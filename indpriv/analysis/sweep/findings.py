@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from indpriv._formatting import attributed
 from indpriv._plain import AtLeastZero, Count, Share, to_json
 from indpriv.analysis.groups.group_table import GroupTable
 from indpriv.analysis.schedule.curve import Curve
@@ -137,7 +138,7 @@ class SettingResult:
     @property
     def name(self) -> str:
         """The values as a row shows them."""
-        return ", ".join(f"{key} = {value}" for key, value in self.values.items())
+        return _name(self.values)
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class Sweep:
 
     Attributes:
         name: of the audit file.
-        meaning: what every epsilon here means.
+        meaning: what every epsilon here means; where settings differ in it, which mean what.
         claims: of the individual epsilons: "exact" or "estimate", each once.
         n_seeds: number of runs of each setting, with the seeds 0, 1, ...
         at_epsilon, at_accuracy: where `SettingResult` reads the curves.
@@ -191,7 +192,13 @@ def sweep_of(
         at_accuracy = min(max(result.curve.test_accuracy) for result in every)
     return Sweep(
         name=name,
-        meaning=every[0].summary.account.describe(),
+        meaning=attributed(
+            [
+                (result.summary.account.describe(), _name(values))
+                for values, results in trials
+                for result in results
+            ]
+        ),
         claims=tuple(sorted({result.summary.claim for result in every})),
         n_seeds=len(trials[0][1]),
         at_epsilon=at_epsilon,
@@ -200,6 +207,10 @@ def sweep_of(
             _setting(values, results, at_epsilon, at_accuracy) for values, results in trials
         ),
     )
+
+
+def _name(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in values.items())
 
 
 def _setting(

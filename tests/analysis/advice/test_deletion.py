@@ -1,5 +1,7 @@
 """Whose epsilon rises without some records, on epsilons made by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -59,6 +61,19 @@ def test_examples_are_matched_by_id_and_groups_sorted_by_their_rise():
     middle = (men.interval.low + men.interval.high) / 2
     assert middle == pytest.approx(changes.mean())
     assert men.interval.low < changes.min() < changes.max() < men.interval.high
+
+
+def test_runs_whose_epsilons_mean_other_things_say_which():
+    """Without some records, updates may tell how many there are: epsilons are of zero-out then."""
+    before, after = runs(1.0)
+    options = {"name": "small", "deleted": "x", "quantile": 0.5}
+    same = compare_without(before, after, GROUPS, **options).meaning
+    assert same == before[0].account.describe()
+    zero = [
+        replace(table, account=replace(table.account, neighbouring="zero_out")) for table in after
+    ]
+    found = compare_without(before, zero, GROUPS, **options).meaning
+    assert found == f"{same} (with them), and {zero[0].account.describe()} (without them)"
 
 
 def test_what_chance_does_is_read_off_the_runs_with_all_records():

@@ -65,6 +65,17 @@ def test_what_a_part_of_the_seeds_reached_has_no_mean(summary):
     assert "1 of 2 runs" in render_sections("", page_of(found).sections)
 
 
+def test_settings_whose_epsilons_mean_other_things_say_which(summary):
+    """A sweep over delta, or over batch sizes by whose updates n is told, compares unlike ones."""
+    run = trial(summary, (0.1, 0.5, 0.8), 0.5)
+    account = replace(summary.account, delta=1e-3, neighbouring="zero_out")
+    other = replace(run, summary=replace(run.summary, account=account))
+    found = sweep_of("small", [({"delta": 1e-5}, [run]), ({"delta": 1e-3}, [other])])
+    meanings = [one.account.describe() for one in (run.summary, other.summary)]
+    assert found.meaning == (f"{meanings[0]} (delta = 1e-05), and {meanings[1]} (delta = 0.001)")
+    assert sweep_of("small", [({"delta": 1e-5}, [run, run])]).meaning == meanings[0]
+
+
 def test_a_run_without_a_worst_case_at_checkpoints_is_refused(summary):
     void = replace(summary, schedule=replace(summary.schedule, curve=None))
     with pytest.raises(InputError, match="no worst case at its checkpoints"):
