@@ -10,7 +10,13 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from indpriv.cli.advise_trials import deletion_trials, ids_in, parse_shares, subset_trials
+from indpriv.cli.advise_trials import (
+    deletion_trials,
+    ids_in,
+    parse_shares,
+    planned_worst_case,
+    subset_trials,
+)
 from indpriv.cli.audit import Accountant, Delta
 from indpriv.cli.first_contact import checked_run
 from indpriv.cli.options import (
@@ -225,7 +231,13 @@ def _over_subsets(question: _Question, new: _NewRuns, subsets: str) -> tuple[Adv
         SubsetRun(trial.run_dir, trial.config.data.share or 1.0, trial.seed) for trial in trials
     ]
     with progress_bar() as progress:
-        return advise_over_subsets(runs, progress=progress, **question.options()), folder
+        found = advise_over_subsets(
+            runs,
+            progress=progress,
+            planned_worst_case=planned_worst_case(config, dataset, question.delta),
+            **question.options(),
+        )
+    return found, folder
 
 
 def _delete(

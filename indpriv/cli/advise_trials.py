@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,6 +124,26 @@ def with_noise_of(config: AuditConfig, dataset: Dataset) -> AuditConfig:
     training = {k: v for k, v in tables["training"].items() if not k.startswith(_BASELINE)}
     kept = {name: table for name, table in tables.items() if name not in _EXTRAS}
     return AuditConfig.from_dict({**kept, "training": training})
+
+
+def planned_worst_case(
+    config: AuditConfig, dataset: Dataset, delta: float | None
+) -> Callable[[float], float]:
+    """The worst case of an audit with its noise on its own data times a factor.
+
+    delta: default that of the audit.
+    """
+    from indpriv.training.datasets.rows import chosen_rows
+    from indpriv.training.step_plan import plan_of, worst_case_epsilon
+
+    training = with_noise_of(config, dataset).training
+    rows, delta = len(chosen_rows(dataset, config.data).train), delta or config.training.delta
+
+    def epsilon(factor: float) -> float:
+        plan = plan_of(training, math.ceil(factor * rows))
+        return worst_case_epsilon(plan.noise_multiplier, plan.at(0).sample_rate, delta)
+
+    return epsilon
 
 
 def _trial(

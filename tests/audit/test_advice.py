@@ -139,7 +139,8 @@ def test_advice_on_records_from_runs_on_subsets(audit_file, advise, tmp_path):
         table = account(log, delta=1e-4)
         quantile = np.quantile(table.epsilon, 0.95, method="inverted_cdf")
         reading = {"share": share, "seed": seed, "n_all": log.n_examples, "n": log.n_examples}
-        assert {**reading, "quantile": quantile} in found["groups"][0]["records"]["readings"]
+        reading |= {"quantile": quantile, "at_worst_case": quantile >= table.worst_case_epsilon}
+        assert reading in found["groups"][0]["records"]["readings"]
     assert len(noise) == 1  # that of the whole data, though the audit names a target
     assert {one["by"] for one in found["groups"]} == {None, "label"}
     assert -1 < found["groups"][0]["records"]["exponent"] < 0

@@ -48,7 +48,9 @@ LINE_GOES_ON = (
     f"{MOST_DATA:g} times the data. That assumes that the line goes on, that new records are like "
     "those there are, in all groups alike, and that batch size, epochs, noise multiplier and "
     "clipping norm stay. Its interval (95 %) is that of one more run, and treats runs as "
-    "independent, though those of one seed share records."
+    "independent, though those of one seed share records. A group whose figure is the worst case "
+    "in every run has no line (a dash): its number is that at which the worst case of such a run, "
+    "which follows from the settings alone, reaches the target."
 )
 OF_A_SAMPLE = (
     "Intervals here (95 %) are of the quantile in a larger population, if the people of a group "

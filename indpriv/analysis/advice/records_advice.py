@@ -6,11 +6,15 @@ size, epochs, noise multiplier and clipping norm, so that the sampling rate fall
 added. The interval is where the 95 % prediction limits of one more run meet the target; it treats
 the runs as independent, though subsets of one seed share records, and cannot know whether the line
 goes on.
+
+A group whose quantile is the worst case in every run has no such line: the worst case follows from
+the settings alone, does not fall as a power of the number of examples, and is computed instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -38,6 +42,7 @@ class SubsetReading:
         n_all: number of its training examples.
         n: of them in the group.
         quantile: of the group's epsilons; None if there is nobody in it.
+        at_worst_case: whether that is the worst case of the run.
     """
 
     share: Share
@@ -45,6 +50,7 @@ class SubsetReading:
     n_all: Count
     n: Count
     quantile: AtLeastZero | None
+    at_worst_case: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,9 +62,11 @@ class RecordsNeeded:
             fall with more data, so that no number follows); or "unknown" (too few runs have ten of
             the group).
         factor: number of training examples over that of the whole data set; 1 if these are enough.
-            None unless found.
+            None unless found. Of a group that is at the worst case in every run, that at which the
+            worst case itself reaches the target.
         factor_low, factor_high: of the interval; None if beyond ten times the data.
-        exponent: the quantile falls as this power of the number of examples; None if unknown.
+        exponent: the quantile falls as this power of the number of examples; None if unknown, or
+            without a line.
         largest_error: of the line, relative, at one of the runs.
         readings: of the runs; those with fewer than ten of the group have no part in the line.
     """
@@ -72,21 +80,33 @@ class RecordsNeeded:
     readings: tuple[SubsetReading, ...]
 
 
-def records_needed(readings: Sequence[SubsetReading], n_whole: int, target: float) -> RecordsNeeded:
+def records_needed(
+    readings: Sequence[SubsetReading],
+    n_whole: int,
+    target: float,
+    worst_case_at: Callable[[float], float],
+) -> RecordsNeeded:
     """Fit the line of a group, and follow it to the target.
 
     Args:
         readings: of the group in every run.
         n_whole: number of training examples of the whole data set.
         target: positive.
+        worst_case_at: the worst case of a run on the whole data times a factor.
     """
-    used = [(one.n_all, one.quantile) for one in readings if one.quantile and one.n >= MIN_GROUP]
-    if len(used) < LEAST_RUNS or len({n_all for n_all, _ in used}) < 2:
+    used = [one for one in readings if one.quantile and one.n >= MIN_GROUP]
+    if len(used) < LEAST_RUNS or len({one.n_all for one in used}) < 2:
         return RecordsNeeded(UNKNOWN, None, None, None, None, None, tuple(readings))
-    n_all, quantiles = np.array(used).T
-    line = _Line.of(np.log(n_all / n_whole), np.log(quantiles))
     steps = np.arange(int(np.log(MOST_DATA) / np.log(_RATIO)) + 1)
     factors: FloatArray = _RATIO ** steps.astype(np.float64)
+    if all(one.at_worst_case for one in used):
+        tried = factors.tolist()
+        place = bisect_left(tried, True, key=lambda factor: worst_case_at(factor) <= target)
+        enough = tried[place] if place < len(tried) else None
+        status = BEYOND if enough is None else FOUND
+        return RecordsNeeded(status, enough, enough, enough, None, None, tuple(readings))
+    n_all, quantiles = np.array([(one.n_all, one.quantile) for one in used]).T
+    line = _Line.of(np.log(n_all / n_whole), np.log(quantiles))
     middle, width = line.at(np.log(factors))
     low, found, high = (
         _first(factors, middle + side * width <= np.log(target)) for side in (-1, 0, 1)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
+
+import numpy as np
 
 from indpriv._progress import StageProgress, silent
 from indpriv.analysis.advice.findings import Advice
@@ -69,6 +71,7 @@ def advise_over_subsets(
     runs: Sequence[SubsetRun],
     *,
     target: float,
+    planned_worst_case: Callable[[float], float],
     by: Sequence[str] = (),
     quantile: float = 0.95,
     progress: StageProgress | None = None,
@@ -81,6 +84,8 @@ def advise_over_subsets(
     Args:
         runs: of the same audit file but for their data; two sizes or more, the whole among them.
         target: as `advise_on_run` has it.
+        planned_worst_case: of such a run on the whole data times a factor, by any accountant: it is
+            scaled to that of the run on the whole data.
         by: likewise; groups that are the same in every subset.
         quantile: likewise.
         progress: called as progress(stage, done, total).
@@ -99,6 +104,8 @@ def advise_over_subsets(
     for number, one in enumerate(runs, 1):
         quantiles.append(_quantiles(one, by, quantile, method))
         tell(READING, number, len(runs))
+    n_whole = found.groups[0].n
+    scale = found.guarantee.worst_case_epsilon / planned_worst_case(1.0)
     return replace(
         found,
         groups=tuple(
@@ -109,8 +116,9 @@ def advise_over_subsets(
                         _reading(one, read, (group.by, group.name))
                         for one, read in zip(runs, quantiles, strict=True)
                     ],
-                    found.groups[0].n,
+                    n_whole,
                     target,
+                    lambda factor: scale * planned_worst_case(factor),
                 ),
             )
             for group in found.groups
@@ -118,7 +126,8 @@ def advise_over_subsets(
     )
 
 
-_Quantiles = Mapping[tuple[str | None, str], tuple[int, float]]  # size and quantile of each group
+# Of each group its size, its quantile, and whether that is the worst case
+_Quantiles = Mapping[tuple[str | None, str], tuple[int, float | None, bool]]
 
 
 def _quantiles(
@@ -126,12 +135,18 @@ def _quantiles(
 ) -> _Quantiles:
     table, recorded = account_run(one.path, method)
     groups = groups_of_run(table, recorded, by)
+    one_row = (table.account.rows_per_unit or 1) == 1  # else the worst case is of other units, too
+    worst = table.worst_case_epsilon * (1 - 1e-9) if one_row else np.inf
     return {
-        (group.by, group.name): (len(group.members), float(ends[MIDDLE]))
+        (group.by, group.name): (
+            len(group.members),
+            float(ends[MIDDLE]),
+            bool(ends[MIDDLE] >= worst),
+        )
         for group, ends in zip(groups, read_quantiles(table, groups, quantile), strict=True)
     }
 
 
 def _reading(one: SubsetRun, found: _Quantiles, group: tuple[str | None, str]) -> SubsetReading:
-    n_all, (n, quantile) = found[(None, ALL)][0], found.get(group, (0, None))
-    return SubsetReading(one.share, one.seed, n_all, n, quantile)
+    n_all, (n, quantile, worst) = found[(None, ALL)][0], found.get(group, (0, None, False))
+    return SubsetReading(one.share, one.seed, n_all, n, quantile, worst)

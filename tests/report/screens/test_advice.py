@@ -25,7 +25,7 @@ def records(power, n=100, runs=6):
         SubsetReading(share, seed // 3, round(4000 * share), n, 2.0 * share**power)
         for seed, share in enumerate(shares)
     ]
-    return records_needed(found, 4000, target=1.0)
+    return records_needed(found, 4000, 1.0, lambda factor: 2.0)
 
 
 def group(name, noise, clipping, needed, by="race", n=100):
