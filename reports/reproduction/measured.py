@@ -112,6 +112,7 @@ def table_2(audit_dir: Path) -> dict[str, Any]:
             ]
             for name, content in drawn.items()
         },
+        "descent": drawn[DESCENT]["method_description"],
         "spent": drawn[DESCENT]["spent"],
     }
 

@@ -71,7 +71,7 @@ def _seconds(value: float) -> str:
 def table_2(known: Known) -> Section:
     """Statistics of individual epsilon released in private."""
     rows: list[Row] = []
-    words, extra = {}, []
+    words, extra, descents = {}, [], set()
     for run in paper.RUNS:
         if run.release is None:
             continue
@@ -110,17 +110,17 @@ def table_2(known: Known) -> Section:
             {account: Found({}, each) for account, each in verdicts.items()}
         )
         extra.append(_layout(known, run, drawn))
+        descents |= {value["descent"] for value in drawn.values() if "descent" in value}
     note = (
         f"Average and quantiles at ({paper.RELEASE_EPSILON:g}, {format_delta(paper.DELTA)}) together; ours without noise that needs a delta at "
-        f"({paper.RELEASE_EPSILON:g}, 0). Add/remove one example; each person one record; the number of examples is private and "
+        f"({paper.RELEASE_EPSILON:g}, 0). One record more or less; each person one record; the number of examples is private and "
         "estimated with noise. One real draw each, paid for in the ledger of its audit and drawn once: the same page is made "
         "again from the stored answers. **Non-private values are printed here because these data sets are public; of other data "
         "they are for the curator only.** Settings of these runs were tried on the same data, and earlier runs were "
         "released from; no ledger here counts that. The step size and the mean's share of the budget are ours, the paper names "
-        "the default setup of Andrew et al. only. The answers here were drawn with constant steps of 0.5; steps have fallen as "
-        "2 * 0.85^round since. Where many people share one value, as those who were clipped in every step do, "
-        "descent by constant steps swings around it. Mean errors over many draws: benchmarks/release.py."
+        "the default setup of Andrew et al. only. Mean errors over many draws: benchmarks/release.py."
     )
+    note += "".join(f" Drawn by {text}." for text in sorted(descents))
     title = "average and quantiles of individual epsilon, released in private"
     return Section("Table 2", title, tuple(rows), words, note, "\n\n".join(extra))
 

@@ -70,7 +70,5 @@ def test_it_may_train_for_longer_with_the_schedule_and_weight_decay_of_the_run(d
     )
     decayed = steps_of(digits, epochs=1, momentum=0.0, weight_decay=0.1)
     torch.testing.assert_close(decayed[0], plain[0] - 0.5 * 0.1 * first)
-    free = steps_of(
-        digits, epochs=1, momentum=0.0, weight_decay=0.1, non_private_weight_decay=0.0
-    )
+    free = steps_of(digits, epochs=1, momentum=0.0, weight_decay=0.1, non_private_weight_decay=0.0)
     assert torch.equal(free[0], plain[0])

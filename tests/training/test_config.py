@@ -109,7 +109,12 @@ def test_whole_numbers_become_floats_where_floats_are_meant():
         ("training", "noise_multiplier", 1.0, "both target_epsilon and noise_multiplier"),
         ("training", "non_private_baseline", 1, "non_private_baseline = 1 .* true or false"),
         ("training", "non_private_learning_rate", 0.1, "without a baseline"),
-        ("training", "non_private_weight_decay", 0.0, "non_private_weight_decay .* without a baseline"),
+        (
+            "training",
+            "non_private_weight_decay",
+            0.0,
+            "non_private_weight_decay .* without a baseline",
+        ),
         ("training", "non_dp_learning_rate", 0.1, "without a baseline"),
         ("training", "grad_sample_mode", "ew", "'hooks', 'ghost'"),
         ("training", "max_physical_batch_size", 0, "max_physical_batch_size = 0"),
