@@ -24,9 +24,8 @@ from opacus.accountants.analysis import rdp as opacus_rdp
 
 from indpriv import NormLog, account, membership_risk
 from indpriv.accountant import Method
+from indpriv.accountant.block_accounts.examples import example_blocks
 from indpriv.accountant.blocks import in_blocks
-from indpriv.accountant.engines import ENGINES
-from indpriv.accountant.prepared import epsilon_blocks
 from indpriv.norm_log.batch_norms import ArrayBatchNorms, BatchNormEntries
 
 CIFAR = {
@@ -359,9 +358,9 @@ def known_participation(full: bool) -> list[bool]:
 def rdp_cores(full: bool) -> list[bool]:
     """What the second core brings."""
     log = synthetic_log(200, 200_000)
-    engine = ENGINES["rdp"].prepare(log, Method(delta=DELTA))
-    one = best_time(lambda: list(epsilon_blocks(log, engine, workers=1)), repeats=2)
-    two = best_time(lambda: list(epsilon_blocks(log, engine, workers=2)), repeats=2)
+    found = example_blocks(log, Method(delta=DELTA))
+    one = best_time(lambda: list(found.blocks(workers=1)), repeats=2)
+    two = best_time(lambda: list(found.blocks(workers=2)), repeats=2)
     return [report("200,000 x 200: one thread over two threads", one / two, "times")]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from indpriv import EvidenceError, InputError, NormLog, account
 from indpriv._storage import RemotePath, is_remote, location, remote_path
-from indpriv.accountant import prepared
+from indpriv.accountant import per_example
 from indpriv.audit import audit, read_audit, variants
 from indpriv.cli import run
 from indpriv.norm_log.norm_log import open_run
@@ -174,7 +174,7 @@ def test_an_audit_of_a_bucket_in_a_bucket(server, a_run, tmp_path, monkeypatch):
     kept = server.keys("runs", "audits/tiny")
     assert sorted(key.rpartition("/")[2] for key in kept) == ["_account.json", "part-00000.parquet"]
     computed = []
-    monkeypatch.setattr(prepared, "_epsilons", lambda *_: computed.append(1))
+    monkeypatch.setattr(per_example, "block_account", lambda *_: computed.append(1))
     words = ["--output-dir", target, "--delta", str(DELTA), "--bucket-is-private"]
     assert run(["audit", source, *words]) == 0
     assert not computed  # the part that lay there was used

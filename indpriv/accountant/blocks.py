@@ -19,12 +19,14 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from indpriv import _checks
+from indpriv._arrays import IntArray
 from indpriv._files import ROW_GROUP_SIZE
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 
 _READ_BYTES = 1 << 26  # of codes and batch norms that are read together
 _ENTRY_BYTES = 16  # of a batch norm, at most
+_MOST_ROWS = 1 << 14  # of the units of a block, unless one alone has more
 _SHARES = 8  # of the blocks, for each task that runs at once: they end at about the same time
 WHERE = ("local", "ray")
 _RETRIES = 100  # of a task whose worker dies
@@ -94,26 +96,30 @@ def in_blocks(
     size: int,
     start: int = 0,
     stop: int | None = None,
+    first_row: IntArray | None = None,
     workers: Workers = None,
 ) -> Iterator[Result]:
-    """Yield the results of work on consecutive blocks of examples, in order.
+    """Yield the results of work on consecutive blocks of examples or units, in order.
 
-    Memory does not grow with the number of examples, and blocks do not depend on the workers.
+    Memory does not grow with their number, and blocks do not depend on the workers.
 
     Args:
         log: the log whose records are read.
         work: takes a block: the log of its examples, in memory.
-        size: the largest number of examples of a block.
-        start: position of the first example.
-        stop: position after the last one; by default all examples.
+        size: the largest number of examples, or units, of a block.
+        start: the first example or unit.
+        stop: the one after the last; by default all.
+        first_row: (n_units + 1,) where the rows of each unit begin in the log, if blocks are of
+            units, whose rows stay together; None if they are of examples.
         workers: the number of threads, by default one for each core, or a pool.
 
     Raises:
         InputError: workers below 1, or a negative position.
     """
-    stop = log.n_examples if stop is None else _checks.check_positive_int("stop", stop, minimum=0)
+    n = log.n_examples if first_row is None else len(first_row) - 1
+    stop = n if stop is None else _checks.check_positive_int("stop", stop, minimum=0)
     start = _checks.check_positive_int("start", start, minimum=0)
-    parts = _parts(log, start, min(stop, log.n_examples), size)
+    parts = _parts(log, start, min(stop, n), size, first_row)
     if workers is None or isinstance(workers, int):
         blocks = ((block,) for part in parts for block in _read(log, part))
         yield from in_order(work, blocks, workers)
@@ -154,10 +160,12 @@ def _threads(workers: int | None) -> int:
     return n_cores() if workers is None else _checks.check_positive_int("workers", workers)
 
 
-def _parts(log: NormLog, start: int, stop: int, size: int) -> Iterator[list[Range]]:
-    """Blocks of at most `size` examples, in parts that are read together.
+def _parts(
+    log: NormLog, start: int, stop: int, size: int, first_row: IntArray | None
+) -> Iterator[list[Range]]:
+    """Rows of blocks of at most `size` examples or units, in parts that are read together.
 
-    None goes beyond a row group of the log, so that whole parts of an account have whole blocks.
+    None goes beyond ROW_GROUP_SIZE of them, so that whole parts of an account have whole blocks.
     """
     value_bytes = 8 if log.levels is None else np.dtype(log.levels.dtype).itemsize
     bytes_per_example = log.n_records * value_bytes
@@ -166,8 +174,12 @@ def _parts(log: NormLog, start: int, stop: int, size: int) -> Iterator[list[Rang
     at_once = max(1, _READ_BYTES // max(1, bytes_per_example))
     for group in range(start // ROW_GROUP_SIZE, -(-stop // ROW_GROUP_SIZE)):
         first, last = group * ROW_GROUP_SIZE, (group + 1) * ROW_GROUP_SIZE
-        for begin, end in _ranges(max(start, first), min(stop, last), at_once):
-            yield list(_ranges(begin, end, size))
+        inside = max(start, first), min(stop, last)
+        for begin, end in _ranges(*inside, at_once, first_row, at_once):
+            blocks = _ranges(begin, end, size, first_row, _MOST_ROWS)
+            if first_row is not None:
+                blocks = ((int(first_row[one]), int(first_row[next_])) for one, next_ in blocks)
+            yield list(blocks)
 
 
 def _read(log: NormLog, blocks: list[Range]) -> Iterator[NormLog]:
@@ -189,9 +201,17 @@ def _shares(blocks: list[Range], n: int) -> Iterator[list[Range]]:
     return (blocks[begin:end] for begin, end in pairwise(ends.tolist()))
 
 
-def _ranges(start: int, stop: int, size: int) -> Iterator[Range]:
-    for begin in range(start, stop, size):
-        yield begin, min(begin + size, stop)
+def _ranges(
+    start: int, stop: int, most: int, first_row: IntArray | None = None, most_rows: int = 0
+) -> Iterator[Range]:
+    """Consecutive ranges of examples, or of units with at most so many rows unless one has more."""
+    while start < stop:
+        end = min(start + most, stop)
+        if first_row is not None:
+            fits = np.searchsorted(first_row, first_row[start] + most_rows, side="right") - 1
+            end = min(end, max(int(fits), start + 1))
+        yield start, end
+        start = end
 
 
 class RayPool:

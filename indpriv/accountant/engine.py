@@ -31,6 +31,9 @@ class Epsilons:
     epsilon_lower: FloatArray
     details: dict[str, NDArray[np.generic]]
 
+    def __len__(self) -> int:
+        return len(self.epsilon)
+
 
 def joined(parts: Sequence[Epsilons]) -> Epsilons:
     """The examples of all parts, which have the same details."""

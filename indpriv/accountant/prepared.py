@@ -1,10 +1,8 @@
-"""A log as an account reads it, and its epsilons block by block. Sensitive."""
+"""A log as an account reads it, and what its epsilons mean. Sensitive."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -12,10 +10,7 @@ from numpy.typing import NDArray
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray
-from indpriv._progress import Progress, advancing
-from indpriv.accountant.blocks import Workers, in_blocks
 from indpriv.accountant.claims import uses_batch_norms
-from indpriv.accountant.engine import Engine, Epsilons, Watched
 from indpriv.accountant.method import Method
 from indpriv.accountant.relations.clipping_norm import clipping_norm_cost
 from indpriv.epsilon_table import Account
@@ -25,63 +20,6 @@ from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.records import Records
 
 _HISTOGRAM_BYTES = 1 << 26  # of one block of examples: memory does not grow with their number
-_CLOSE = 1e-3  # relative distance to the worst case within which an example may be always clipped
-
-
-def epsilon_blocks(
-    log: NormLog,
-    engine: Engine,
-    *,
-    start: int = 0,
-    stop: int | None = None,
-    workers: Workers = None,
-    progress: Progress | None = None,
-) -> Iterator[Epsilons]:
-    """Yield the epsilons of consecutive blocks of the examples at positions start to stop.
-
-    Memory does not grow with their number.
-
-    Args:
-        log: as `checked` returns it.
-        engine: prepared for this log.
-        start: position of the first example.
-        stop: position after the last one; by default all examples.
-        workers: threads, by default one for each core, or a pool.
-        progress: called with (examples done, all examples), from any of the threads.
-    """
-    report = advancing(log.n_examples, progress)
-    size = block_size(engine.bytes_per_example)
-    in_range = partial(in_blocks, log, size=size, start=start, stop=stop, workers=workers)
-    if not (workers is None or isinstance(workers, int)):  # progress is not heard from elsewhere
-        for found in in_range(partial(_epsilons, engine)):
-            report(len(found.epsilon))
-            yield found
-        return
-
-    def work(block: NormLog) -> Epsilons:
-        within: list[float] = []
-
-        def advance(more: float) -> None:
-            within.append(more)
-            report(more)
-
-        watched = engine.watched(advance) if isinstance(engine, Watched) else engine
-        found = _epsilons(watched, block)
-        report(block.n_examples - sum(within))
-        return found
-
-    yield from in_range(work)
-
-
-def _epsilons(engine: Engine, block: NormLog) -> Epsilons:
-    """Those of a block; an example that is clipped in every step has the worst case's, exactly."""
-    worst, found = engine.worst_case, engine.block(block)
-    epsilon, lower = found.epsilon.copy(), found.epsilon_lower.copy()
-    close = np.flatnonzero(epsilon >= worst.epsilon * (1 - _CLOSE))
-    if len(close):
-        clipped = close[engine.histogram.norms.always_clipped(block.take(close))]
-        epsilon[clipped], lower[clipped] = worst.epsilon, worst.epsilon_lower
-    return Epsilons(epsilon, lower, found.details)
 
 
 def block_size(bytes_per_example: int) -> int:
@@ -99,10 +37,15 @@ def checked(log: NormLog, method: Method) -> NormLog:
     Warns:
         PrivacyWarning: delta is at least 1 / n_examples, or rows share units with unit="example".
     """
-    log = as_yu2023(log) if method.preset == "yu2023" else log
+    log = as_read(log, method.preset)
     check_coins(log)
     _check_units(log)
     warn_of_delta(log, method)
+    return with_norms_it_uses(log, method)
+
+
+def with_norms_it_uses(log: NormLog, method: Method) -> NormLog:
+    """The log without batch norms where its account does not use them."""
     if uses_batch_norms(log, method.between_records):
         return log
     return replace(log, batch_norms=None)
@@ -136,9 +79,14 @@ def check_poisson_pairs(log: NormLog, relation: str, what: str) -> None:
         )
 
 
+def owners_of(log: NormLog) -> NDArray[np.generic] | None:
+    """(n_examples,) the unit of each row; None if each row is accounted for itself."""
+    return None if log.unit == "example" else log.unit_ids
+
+
 def warn_of_delta(log: NormLog, method: Method) -> None:
     """Warn with PrivacyWarning if delta is at least 1/n, of n examples or units."""
-    owners = None if log.unit == "example" else log.unit_ids
+    owners = owners_of(log)
     n = log.n_examples if owners is None else len(pd.unique(owners))
     if method.delta * n >= 1:
         _checks.warn_caller(
@@ -204,8 +152,16 @@ class _Encoded:
         return codes
 
 
-def as_yu2023(log: NormLog) -> NormLog:
-    """The log with the paper's rounding; InputError where its own rounding is another."""
+def as_read(log: NormLog, preset: str | None) -> NormLog:
+    """The log as an account with this preset reads it.
+
+    InputError where the preset's rounding is not that of the log.
+    """
+    return log if preset is None else _as_yu2023(log)
+
+
+def _as_yu2023(log: NormLog) -> NormLog:
+    """The log with the paper's rounding."""
     paper = Levels(0.01, "nearest")
     log = replace(log, batch_norms=None)  # the paper has full records only
     if log.levels == paper:

@@ -21,19 +21,25 @@ rows would be charged is no bound.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray
+from indpriv._progress import Advance
+from indpriv.accountant.block_accounts.account import BlockAccount, BlockWork, first_rows
+from indpriv.accountant.engine import Epsilons
 from indpriv.accountant.histogram.unit_cells import MOST_ROWS, EqualRows
+from indpriv.accountant.method import Method
+from indpriv.accountant.prepared import owners_of
 from indpriv.accountant.rdp import FLOAT_SLACK, check_orders, compute_rdp
 from indpriv.accountant.rdp_orders import epsilon_offsets
 from indpriv.accountant.units import Units
 from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import EvidenceError, InputError
-from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.norm_log import Filtered, NormLog
 
 _ORDERS = 1 + np.exp(np.linspace(np.log(0.05), np.log(1000), 200))  # choices of for_epsilon
 _SUMMED = 1 + 1e-9  # sums of the same charges in another order differ by less
@@ -183,9 +189,8 @@ class PrivacyFilter:
             stayed to the end.
         """
         total = np.zeros(log.n_examples)
-        units = None
-        if log.unit_ids is not None and log.unit != "example":
-            units = Units.of(log.unit_ids).numbers
+        owners = owners_of(log)
+        units = None if owners is None else Units.of(owners).numbers
         settings = log.settings
         clip = settings.max_grad_norm
         record_of = (
@@ -223,48 +228,80 @@ def _relative(log: NormLog, row: int, max_grad_norm: float) -> FloatArray:
     return np.asarray(np.where(kept > log.levels.top, 1.0, inside))
 
 
-def under_filter(table: EpsilonTable, log: NormLog, units: Units | None = None) -> EpsilonTable:
-    """The account of a filtered run: bounded by the cap, and for each example by what it spent.
+@dataclass(frozen=True)
+class _FilteredWork:
+    """See BlockWork.
 
-    units: of the rows of the table; None if its rows are examples.
-
-    Raises:
-        EvidenceError: by the log itself an example spent more than the cap.
+    Attributes:
+        steps: the work on a block without the filter.
+        policy: the filter.
+        offset: what the conversion adds to a divergence at its order.
+        epsilon: that the filter guarantees.
     """
+
+    steps: BlockWork[Epsilons]
+    policy: PrivacyFilter
+    offset: float
+    epsilon: float
+
+    def watched(self, advance: Advance) -> _FilteredWork:
+        """See BlockWork."""
+        return replace(self, steps=self.steps.watched(advance))
+
+    def block(self, block: NormLog) -> Epsilons:
+        """Bounds by the steps, by the cap, and by what each unit spent.
+
+        Raises:
+            EvidenceError: by the log itself a unit spent more than the cap.
+        """
+        found, left_out_at = self.steps.block(block), cast(Filtered, block.filtered).left_out_at
+        starts = first_rows(block)
+        spent = np.maximum.reduceat(self.policy.spent(block, left_out_at), starts)
+        beyond = np.flatnonzero(spent > self.policy.rdp_cap * _SUMMED)
+        if len(beyond):
+            owners = owners_of(block)
+            ids = block.example_ids if owners is None else owners
+            who = f"{block.unit} {ids[starts[beyond]].tolist()[0]!r}"
+            raise EvidenceError(
+                f"by the log {who} spent more than the cap of the privacy filter "
+                f"({spent[beyond[0]]:.6g} of {self.policy.rdp_cap:.6g}): the filter did not hold; "
+                "record the run again"
+            )
+        left_out_at = np.maximum.reduceat(left_out_at, starts)
+        left = left_out_at < block.total_steps
+        by_filter = np.minimum(np.maximum(spent + self.offset, 0.0), self.epsilon)
+        epsilon = np.minimum(found.epsilon, by_filter)
+        details = {**found.details, "left_out_at": np.where(left, left_out_at, -1)}
+        if "unit_worst_case" in details:
+            details["unit_worst_case"] = np.minimum(details["unit_worst_case"], self.epsilon)
+        lower = np.where(left, 0.0, np.minimum(found.epsilon_lower, epsilon))
+        return Epsilons(epsilon, lower, details)
+
+
+def under_filter(account: BlockAccount[Epsilons], method: Method) -> BlockAccount[Epsilons]:
+    """The account of a filtered run: bounded by the cap, and for each unit by what it spent."""
+    log = account.log
     if log.filtered is None:
-        return table
+        return account
     policy = PrivacyFilter(log.filtered.order, log.filtered.rdp_cap)
+    guaranteed = policy.epsilon(delta=method.delta, conversion=method.conversion)
+    offset = epsilon_offsets(np.array([policy.order]), method.delta, method.conversion)
     left_out_at = log.filtered.left_out_at
-    spent = policy.spent(log, left_out_at)
-    if units is not None:
-        spent = np.maximum.reduceat(spent[units.positions], units.starts)
-        left_out_at = np.maximum.reduceat(left_out_at[units.positions], units.starts)
-    who = "examples" if units is None else f"{log.unit}s"
-    beyond = np.flatnonzero(spent > policy.rdp_cap * _SUMMED)
-    if len(beyond):
-        raise EvidenceError(
-            f"by the log {len(beyond)} {who}, e.g. {table.example_ids[beyond[0]]!r}, spent more "
-            f"than the cap of the privacy filter ({spent.max():.6g} of {policy.rdp_cap:.6g}): the "
-            "filter did not hold; record the run again"
-        )
-    delta, conversion = table.account.delta, table.account.conversion
-    offset = float(epsilon_offsets(np.array([policy.order]), delta, conversion)[0])
-    worst = min(table.worst_case_epsilon, policy.epsilon(delta=delta, conversion=conversion))
-    epsilon = np.minimum(np.minimum(table.epsilon, np.maximum(spent + offset, 0.0)), worst)
+    if account.first_row is not None:
+        left_out_at = np.maximum.reduceat(left_out_at, account.first_row[:-1])
     left = left_out_at < log.total_steps
     when = f", the first at step {int(left_out_at.min())}" if left.any() else ""
-    count = f"{int(left.sum())} of {len(left)} {who}{when}"
-    details = {**table.details, "left_out_at": np.where(left, left_out_at, -1)}
-    if units is not None:
-        details["unit_worst_case"] = np.minimum(table.details["unit_worst_case"], worst)
-    filtered = policy.describe() if worst < table.worst_case_epsilon else ""
-    return replace(
-        table,
-        epsilon=epsilon,
-        epsilon_lower=np.where(left, 0.0, np.minimum(table.epsilon_lower, epsilon)),
-        epsilon_upper=epsilon,
-        worst_case_epsilon=worst,
-        claim_reason=f"{table.claim_reason} The privacy filter left out {count}.",
-        account=replace(table.account, privacy_filter=filtered),
-        details=details,
-    )
+    count = f"{int(left.sum())} of {len(left)} {log.unit}s{when}"
+
+    def change(table: EpsilonTable) -> EpsilonTable:
+        worst = min(table.worst_case_epsilon, guaranteed)
+        filtered = policy.describe() if worst < table.worst_case_epsilon else ""
+        return replace(
+            table,
+            worst_case_epsilon=worst,
+            claim_reason=f"{table.claim_reason} The privacy filter left out {count}.",
+            account=replace(table.account, privacy_filter=filtered),
+        )
+
+    work = _FilteredWork(account.work, policy, float(offset[0]), guaranteed)
+    return replace(account, work=work).then(change)

@@ -27,6 +27,7 @@ from indpriv.accountant.prepared import (
     block_size,
     check_poisson_pairs,
     checked,
+    owners_of,
     warn_of_delta,
 )
 from indpriv.accountant.readings import Readings, Risk
@@ -189,7 +190,8 @@ def _known_risk(
 ) -> RiskTable:
     """Of Gaussian mechanisms, in closed form."""
     warn_of_delta(log, method)
-    units = None if log.unit_ids is None or log.unit == "example" else Units.of(log.unit_ids)
+    owners = owners_of(log)
+    units = None if owners is None else Units.of(owners)
     account = known_account(log, method, units)
     cost = account.clipping_norm_epsilon  # of the largest unit: no other one costs more
     readings = Readings.of(

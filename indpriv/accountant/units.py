@@ -58,8 +58,8 @@ upper bound at every order, but a loose one that no account here uses.)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -67,24 +67,18 @@ from numpy.typing import NDArray
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray, IntArray
-from indpriv._progress import Progress
-from indpriv.accountant.blocks import Workers, in_order
-from indpriv.accountant.engine import Epsilons, joined
+from indpriv.accountant.engine import Epsilons
 from indpriv.accountant.histogram.counts import DenseCounts
-from indpriv.accountant.histogram.unit_cells import EqualRows, UnitCells
+from indpriv.accountant.histogram.unit_cells import EqualRows
 from indpriv.accountant.method import Method
 from indpriv.accountant.pld.brackets import FALLBACK
-from indpriv.accountant.pld.unit_losses import UPPER, UnitSteps, unit_epsilon, unit_steps
+from indpriv.accountant.pld.unit_losses import UPPER, UnitSteps, unit_epsilon
 from indpriv.accountant.prepared import check_poisson_pairs
-from indpriv.accountant.rdp_engine import rdp_bounds
 from indpriv.accountant.rdp_orders import RdpAccountant
 from indpriv.accountant.relations.clipping_norm import clipping_norm_cost
 from indpriv.accountant.worst_case import clipped_steps
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
-
-_BLOCK_BYTES = 1 << 26  # of codes and counts of a block of units
-_MOST_ROWS_AT_ONCE = 1 << 14  # of a block
 
 
 @dataclass(frozen=True)
@@ -124,65 +118,8 @@ class Units:
         numbers[self.positions] = np.repeat(np.arange(len(self)), self.n_rows)
         return numbers
 
-    def take(self, kept: NDArray[np.bool_]) -> Units:
-        """Some of the units, by a mask (n_units,)."""
-        return Units(
-            self.ids[kept], self.n_rows[kept], self.positions[np.repeat(kept, self.n_rows)]
-        )
 
-
-def several_rows(
-    log: NormLog,
-    units: Units,
-    method: Method,
-    *,
-    progress: Progress | None = None,
-    workers: Workers = None,
-) -> Epsilons:
-    """Bounds of units with several rows, before they are limited by their worst case.
-
-    Batch norms are left out: they are norms of single rows at single steps. If the rows of a unit
-    are not neighbours in the log, all its records are read into memory, one byte per norm.
-
-    Args:
-        log: the log.
-        units: the units to account for, from this log.
-        method: how to account.
-        progress: called with (units done, units in all).
-        workers: threads, default one for each core.
-    """
-    log = replace(log, batch_norms=None)
-    as_they_lie = len(units.positions) == log.n_examples and bool(
-        np.all(np.diff(units.positions) == 1)
-    )
-    log = log if as_they_lie else log.take(units.positions)
-    cells = UnitCells.of(log, method.between_records, int(units.n_rows.max()))
-    rdp = RdpAccountant(cells, method)
-    first_row = np.append(units.starts, len(units.positions))
-
-    def work(first: int, last: int, block: NormLog) -> tuple[int, Epsilons]:
-        starts = first_row[first:last] - first_row[first]
-        found = rdp_bounds(rdp.epsilons(cells.counts(block, starts)))
-        if method.accountant == "pld":
-            tight = _tight(unit_steps(cells.norms, block, starts), method, found.epsilon)
-            limit = {"true_positive_limit": found.details["true_positive_limit"]}
-            found = replace(tight, details={**tight.details, **limit})
-        return last, found
-
-    size = max(1, _BLOCK_BYTES // cells.bytes_per_unit)
-    tasks = (
-        (first, last, log.part(int(first_row[first]), int(first_row[last])))
-        for first, last in _blocks(first_row, size)
-    )
-    found = []
-    for last, part in in_order(work, tasks, workers):
-        found.append(part)
-        if progress is not None:
-            progress(last, len(units))
-    return joined(found)
-
-
-def _tight(units: Iterable[UnitSteps], method: Method, limit: FloatArray) -> Epsilons:
+def tight_bounds(units: Iterable[UnitSteps], method: Method, limit: FloatArray) -> Epsilons:
     """Bounds by loss distributions, none above the limits."""
     pairs = zip(units, limit, strict=True)
     epsilon = np.array(
@@ -190,18 +127,6 @@ def _tight(units: Iterable[UnitSteps], method: Method, limit: FloatArray) -> Eps
     )
     bracket = np.where(epsilon < limit, UPPER, FALLBACK).astype("<U9")
     return Epsilons(epsilon, np.zeros(len(epsilon)), {"bracket": bracket, "rdp_epsilon": limit})
-
-
-def _blocks(first_row: IntArray, most_units: int) -> Iterator[tuple[int, int]]:
-    """Ranges of consecutive units with few enough rows, at least one unit each."""
-    first, n = 0, len(first_row) - 1
-    while first < n:
-        last = (
-            int(np.searchsorted(first_row, first_row[first] + _MOST_ROWS_AT_ONCE, side="right")) - 1
-        )
-        last = min(max(last, first + 1), first + most_units, n)
-        yield first, last
-        first = last
 
 
 def worst_cases(log: NormLog, method: Method, n_rows: IntArray) -> FloatArray:
@@ -223,7 +148,7 @@ def worst_cases(log: NormLog, method: Method, n_rows: IntArray) -> FloatArray:
         shift, rate = 1 / mechanisms.noise_multiplier, mechanisms.sample_rate
         kinds = (np.repeat(shift[:, None], k, axis=1) for k in n_rows.tolist())
         units = (UnitSteps.summarised(kind, rate, steps) for kind in kinds)
-        epsilon = _tight(units, method, epsilon).epsilon
+        epsilon = tight_bounds(units, method, epsilon).epsilon
     if not np.isfinite(epsilon).all():
         raise InputError(
             f"units of {int(n_rows[~np.isfinite(epsilon)].min())} rows have no finite epsilon with "

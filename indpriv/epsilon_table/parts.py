@@ -152,6 +152,16 @@ class PartsWriter:
             if not (self.folder / part_name(number)).is_file()
         ]
 
+    def share_worst_case(self) -> None:
+        """Give each part the worst case of all, once all are there: the largest of theirs."""
+        paths = [self.folder / part_name(number) for number in range(len(self._ranges))]
+        own = [_files.parquet_schema(path)[1].attrs["worst_case_epsilon"] for path in paths]
+        for path, worst in zip(paths, own, strict=True):
+            if worst != max(own):
+                frame = _files.read_parquet(path)
+                table = EpsilonTable.from_frame(frame, frame.columns[4:])
+                table.with_worst_case(max(own)).to_parquet(path)
+
     def write(self, number: int, table: EpsilonTable, columns: pd.DataFrame | None = None) -> None:
         """Write a part; columns: as in `EpsilonTable.to_parquet`."""
         table.to_parquet(self.folder / part_name(number), columns=columns)

@@ -3,7 +3,7 @@
 An individual epsilon describes the run that happened. It is not a differential-privacy guarantee.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -235,6 +235,36 @@ class EpsilonTable:
             epsilon_lower=self.epsilon_lower[kept],
             epsilon_upper=self.epsilon_upper[kept],
             details={name: values[kept] for name, values in self.details.items()},
+        )
+
+    def with_worst_case(self, epsilon: float) -> "EpsilonTable":
+        """The table of some units of a run, once the worst case of all is known.
+
+        Worst cases of units grow by as much as that of the run.
+        """
+        more, details = epsilon - self.worst_case_epsilon, dict(self.details)
+        if more and "unit_worst_case" in details:
+            details["unit_worst_case"] = details["unit_worst_case"].astype(np.float64) + more
+        return replace(self, worst_case_epsilon=epsilon, details=details)
+
+    @classmethod
+    def joined(cls, parts: Sequence["EpsilonTable"]) -> "EpsilonTable":
+        """The units of all parts of a table, with the largest worst case."""
+        if len(parts) == 1:
+            return parts[0]
+        worst = max(part.worst_case_epsilon for part in parts)
+        parts = [part.with_worst_case(worst) for part in parts]
+        names, epsilon = parts[0].details, np.concatenate([part.epsilon for part in parts])
+        upper = epsilon
+        if any(part.epsilon_upper is not part.epsilon for part in parts):
+            upper = np.concatenate([part.epsilon_upper for part in parts])
+        return replace(
+            parts[0],
+            example_ids=np.concatenate([part.example_ids for part in parts]),
+            epsilon=epsilon,
+            epsilon_lower=np.concatenate([part.epsilon_lower for part in parts]),
+            epsilon_upper=upper,
+            details={name: np.concatenate([p.details[name] for p in parts]) for name in names},
         )
 
     def to_frame(self) -> pd.DataFrame:

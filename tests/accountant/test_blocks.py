@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import indpriv.accountant.blocks
+from every_account import ACCOUNTS, QUICK
 from indpriv import NormLog, account
 from indpriv.accountant.blocks import RayPool, in_blocks
 from indpriv.accountant.method import Method
@@ -52,6 +53,16 @@ def test_a_pool_gives_the_same_bits(accountant):
     )
     assert np.array_equal(table.epsilon, account(log, delta=DELTA, accountant=accountant).epsilon)
     assert told[-1] == (log.n_examples, log.n_examples)
+
+
+@pytest.mark.parametrize("kind", QUICK)
+def test_every_account_has_the_same_bits_in_a_pool(kind):
+    make, options = ACCOUNTS[kind]
+    log = make()
+    found = table_for(log, Method(delta=DELTA, **options), workers=PicklingPool())
+    whole = account(log, delta=DELTA, **options)
+    assert np.array_equal(found.epsilon, whole.epsilon)
+    assert np.array_equal(found.epsilon_lower, whole.epsilon_lower)
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 1000])

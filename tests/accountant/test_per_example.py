@@ -7,7 +7,7 @@ from opacus.accountants import RDPAccountant
 import oracles
 from indpriv import InputError, NormLog, account
 from indpriv.accountant import Method, blocks, prepared
-from indpriv.accountant.engines import ENGINES
+from indpriv.accountant.block_accounts.examples import example_blocks
 from indpriv.accountant.histogram.mechanisms import Participations
 from indpriv.accountant.pld.brackets import pld_epsilon
 from indpriv.errors import PrivacyWarning
@@ -186,9 +186,7 @@ def test_blocks_do_not_change_the_answer_and_progress_is_reported(monkeypatch):
     assert seen[-1] == (103, 103)
     assert len(seen) > 14
     method = Method(delta=1e-5)
-    log = prepared.checked(log, method)
-    engine = ENGINES["rdp"].prepare(log, method)
-    parts = list(prepared.epsilon_blocks(log, engine, start=10, stop=60))
+    parts = list(example_blocks(log, method).blocks(10, 60))
     np.testing.assert_allclose(
         np.concatenate([part.epsilon for part in parts]), whole.epsilon[10:60], rtol=1e-12
     )

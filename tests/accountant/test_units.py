@@ -342,7 +342,7 @@ def test_rows_of_one_unit_may_lie_anywhere_and_blocks_do_not_matter(monkeypatch)
     np.testing.assert_allclose(
         table.epsilon, [by_id[unit] for unit in table.example_ids.tolist()], rtol=1e-12
     )
-    monkeypatch.setattr("indpriv.accountant.units._MOST_ROWS_AT_ONCE", 7)
+    monkeypatch.setattr("indpriv.accountant.blocks._MOST_ROWS", 7)
     np.testing.assert_allclose(
         account(unit_log(norms, units), delta=DELTA).epsilon, table.epsilon, rtol=1e-5
     )

@@ -8,21 +8,22 @@ import sys
 import numpy as np
 import pytest
 
+from every_account import ACCOUNTS, DELTA, QUICK, N
 from indpriv import InputError, _files, account
 from indpriv._files import OneWriter, read_parquet
-from indpriv.accountant import blocks, per_example, prepared
+from indpriv.accountant import blocks
+from indpriv.accountant.block_accounts import account as block_accounts
+from indpriv.accountant.block_accounts.account import first_rows
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import account_parts
+from indpriv.accountant.prepared import owners_of
 from indpriv.audit import audit
 from indpriv.audit.audit_directory import in_progress
 from indpriv.epsilon_table import parts
 from indpriv.errors import PrivacyWarning
 from synthetic import write_run
 
-from .conftest import DELTA
-
 quick = pytest.mark.usefixtures("no_extras")
-METHOD = Method(delta=DELTA)
 
 
 @pytest.fixture
@@ -37,15 +38,20 @@ def parts_of_50(monkeypatch):
 
 @pytest.fixture
 def computed(monkeypatch):
-    """The examples whose epsilons were computed, in order."""
-    rows, plain = [], prepared._epsilons
+    """The ids of the units that were computed: of examples, or of people."""
+    found, plain = [], block_accounts.in_blocks
 
-    def counted(engine, block):
-        rows.extend(block.example_ids.tolist())
-        return plain(engine, block)
+    def counted(log, work, **options):
+        def seen(block):
+            owners = owners_of(block)
+            ids = block.example_ids if owners is None else owners
+            found.extend(ids[first_rows(block)].tolist())
+            return work(block)
 
-    monkeypatch.setattr(prepared, "_epsilons", counted)
-    return rows
+        return plain(log, seen, **options)
+
+    monkeypatch.setattr(block_accounts, "in_blocks", counted)
+    return found
 
 
 def stop_after(n_parts):
@@ -58,20 +64,13 @@ def stop_after(n_parts):
     return progress
 
 
-@pytest.mark.usefixtures("parts_of_50")
-@pytest.mark.parametrize("accountant", ["rdp", "pld"])
-def test_an_account_in_parts_has_the_bits_of_one_in_memory(artifacts, tmp_path, accountant):
-    log = artifacts[0].part(0, 120) if accountant == "pld" else artifacts[0]
-    whole = account(log, delta=DELTA, accountant=accountant)
-    method = Method(delta=DELTA, accountant=accountant)
-    found = account_parts(log, method, tmp_path / "parts", {})
-    table = found.table(found.details)
+def assert_same_bits(found, whole):
     for name in ("example_ids", "epsilon", "epsilon_lower", "epsilon_upper"):
-        assert np.array_equal(getattr(table, name), getattr(whole, name))
-    assert table.details.keys() == whole.details.keys()
+        assert np.array_equal(getattr(found, name), getattr(whole, name))
+    assert list(found.details) == list(whole.details)
     for name, values in whole.details.items():
-        assert np.array_equal(table.details[name], values)
-    assert (table.account, table.claim, table.claim_reason, table.worst_case_epsilon) == (
+        assert np.array_equal(found.details[name], values)
+    assert (found.account, found.claim, found.claim_reason, found.worst_case_epsilon) == (
         whole.account,
         whole.claim,
         whole.claim_reason,
@@ -80,40 +79,72 @@ def test_an_account_in_parts_has_the_bits_of_one_in_memory(artifacts, tmp_path, 
 
 
 @pytest.mark.usefixtures("parts_of_50")
-def test_a_stopped_account_goes_on_with_what_is_missing(artifacts, tmp_path, computed):
-    log, folder, told = artifacts[0], tmp_path / "parts", []
+@pytest.mark.parametrize("kind", ACCOUNTS)
+def test_every_stopped_account_goes_on_with_what_is_missing(kind, tmp_path, computed):
+    make, options = ACCOUNTS[kind]
+    log, method, folder, told = make(), Method(delta=DELTA, **options), tmp_path / "parts", []
     with pytest.raises(KeyboardInterrupt):
-        account_parts(log, METHOD, folder, {}, progress=stop_after(2), workers=1)
+        account_parts(log, method, folder, {}, progress=stop_after(2), workers=1)
     kept = sorted(folder.glob("part-*"))
     assert 1 <= len(kept) < 5
-    (folder / "part-00000.parquet").unlink()  # not only the last ones may be missing
+    if len(kept) > 1:
+        kept.pop(0).unlink()  # not only the last ones may be missing
     (folder / ".part-00003.parquet.9.tmp").write_bytes(b"half a part")
-    before = {path: path.stat().st_mtime_ns for path in folder.glob("part-*")}
+    before = {path: path.stat().st_mtime_ns for path in kept}
     computed.clear()
     found = account_parts(
-        log, METHOD, folder, {}, progress=lambda *step: told.append(step), workers=1
+        log, method, folder, {}, progress=lambda *step: told.append(step), workers=1
     )
-    there = {row for path in before for row in read_parquet(path)["example_id"]}
-    assert sorted(computed) == [row for row in range(240) if row not in there]
-    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
-    assert told[-1] == (240, 240)
-    assert np.array_equal(found.table().epsilon, account(log, delta=DELTA).epsilon)
+    whole = account(log, delta=DELTA, **options)
+    column = whole.account.id_column
+    there = {unit for path in kept for unit in read_parquet(path)[column].tolist()}
+    assert sorted(computed[:-N]) == sorted(set(whole.example_ids.tolist()) - there)
+    assert told[-1] == (N, N)
+    if method.participation == "secret":  # else parts learn the worst case of all
+        assert {path: path.stat().st_mtime_ns for path in kept} == before
+    assert found.path.is_dir()
+    assert len(found) == N
+    assert_same_bits(found.table(found.details), whole)
     assert not list(folder.glob(".part*"))
     computed.clear()
-    account_parts(log, METHOD, folder, {})
+    account_parts(log, method, folder, {})
     assert not computed
 
 
 @pytest.mark.usefixtures("parts_of_50")
-def test_units_of_several_rows_are_written_when_their_account_ends(artifacts, tmp_path):
-    log = artifacts[0]
-    people = per_example.replace(log, unit="user", unit_ids=np.arange(240) // 3)
-    found = account_parts(people, METHOD, tmp_path / "parts", {})
-    whole = account(people, delta=DELTA)
-    assert found.path.is_dir()
-    assert len(found) == 80
-    assert np.array_equal(found.table().epsilon, whole.epsilon)
-    assert np.array_equal(found.table().details["n_rows"], whole.details["n_rows"])
+@pytest.mark.parametrize("kind", QUICK)
+def test_parts_change_no_epsilon_by_more_than_rounding(kind, monkeypatch):
+    make, options = ACCOUNTS[kind]
+    log = make()
+    by_parts = account(log, delta=DELTA, **options)
+    monkeypatch.undo()
+    at_once = account(log, delta=DELTA, **options)
+    assert by_parts.worst_case_epsilon == at_once.worst_case_epsilon
+    np.testing.assert_allclose(by_parts.epsilon, at_once.epsilon, rtol=1e-6)
+    assert np.all(by_parts.epsilon <= at_once.worst_case_epsilon)
+    assert np.array_equal(by_parts.at_worst_case, at_once.at_worst_case)
+
+
+def test_an_audit_of_known_participation_that_stops_while_parts_share_their_worst_case(
+    tmp_path, parts_of_50, monkeypatch
+):
+    make, options = ACCOUNTS["known, people"]
+    log, method, folder = make(), Method(delta=DELTA, **options), tmp_path / "parts"
+    plain, written = parts.EpsilonTable.with_worst_case, []
+
+    def stop(table, epsilon):
+        written.append(epsilon)
+        if len(written) == 3:
+            raise KeyboardInterrupt
+        return plain(table, epsilon)
+
+    monkeypatch.setattr(parts.EpsilonTable, "with_worst_case", stop)
+    with pytest.raises(KeyboardInterrupt):
+        account_parts(log, method, folder, {})
+    monkeypatch.setattr(parts.EpsilonTable, "with_worst_case", plain)
+    assert len(list(folder.glob("part-*"))) == 5
+    found = account_parts(log, method, folder, {})
+    assert_same_bits(found.table(found.details), account(log, delta=DELTA, **options))
 
 
 @quick

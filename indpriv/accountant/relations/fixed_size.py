@@ -14,21 +14,24 @@ The bound does not depend on the norm of an example: each one has the worst case
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
 from indpriv._arrays import FloatArray
+from indpriv._files import ROW_GROUP_SIZE
+from indpriv._progress import Advance
+from indpriv.accountant.block_accounts.account import BlockAccount, tables_of_epsilons
 from indpriv.accountant.claims import claim_of_worst_case
+from indpriv.accountant.engine import Epsilons
 from indpriv.accountant.histogram.counts import DenseCounts
 from indpriv.accountant.histogram.mechanisms import Mechanisms
 from indpriv.accountant.method import Method
-from indpriv.accountant.prepared import account_of, warn_of_delta
+from indpriv.accountant.prepared import account_of, owners_of, warn_of_delta
 from indpriv.accountant.rdp_orders import RdpAccountant
 from indpriv.accountant.relations.pairs import tight_worst_case
 from indpriv.accountant.worst_case import worst_case_steps
-from indpriv.epsilon_table import EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 
@@ -99,12 +102,29 @@ class _FixedSize:
         return np.stack([fixed_size_divergences(u, q, orders) for u, q in pairs], axis=1)
 
 
-def fixed_size_table(log: NormLog, method: Method) -> EpsilonTable:
-    """The account of a log of fixed-size batches under replace-one; as `indpriv.account`.
+@dataclass(frozen=True)
+class _SameForAll:
+    """See BlockWork: every example has the bounds of one."""
+
+    one: Epsilons
+
+    def watched(self, advance: Advance) -> _SameForAll:
+        """See BlockWork."""
+        return self
+
+    def block(self, block: NormLog) -> Epsilons:
+        """See BlockWork."""
+        n, one = block.n_examples, self.one
+        details = {name: np.repeat(value, n) for name, value in one.details.items()}
+        return Epsilons(np.repeat(one.epsilon, n), np.repeat(one.epsilon_lower, n), details)
+
+
+def fixed_size_blocks(log: NormLog, method: Method) -> BlockAccount[Epsilons]:
+    """The account of a log of fixed-size batches under replace-one, whose norms are not read.
 
     InputError if units have several rows.
     """
-    people = None if log.unit == "example" else log.unit_ids
+    people = owners_of(log)
     if people is not None and len(np.unique(people)) < log.n_examples:
         raise InputError(
             f"fixed-size batches: there is no account of several rows of one {log.unit} with "
@@ -116,19 +136,10 @@ def fixed_size_table(log: NormLog, method: Method) -> EpsilonTable:
     worst = float(found.epsilon[0])
     if method.accountant == "pld":
         worst = tight_worst_case(log, method, worst)
-    epsilon = np.full(log.n_examples, worst)
-    claim, reason = claim_of_worst_case(log)
-    return EpsilonTable(
-        example_ids=log.example_ids,
-        epsilon=epsilon,
-        epsilon_lower=np.zeros(log.n_examples),
-        epsilon_upper=epsilon,
-        worst_case_epsilon=worst,
-        claim=claim,
-        claim_reason=reason,
-        account=account_of(log, method),
-        details={
-            "best_order": np.repeat(found.best_order, log.n_examples),
-            "order_at_boundary": np.repeat(found.order_at_boundary, log.n_examples),
-        },
+    orders = {"best_order": found.best_order, "order_at_boundary": found.order_at_boundary}
+    work = _SameForAll(Epsilons(np.array([worst]), np.zeros(1), orders))
+    nothing = replace(
+        log, recorded_steps=log.recorded_steps[:0], rows=log.rows[:0], batch_norms=None
     )
+    table = tables_of_epsilons(worst, claim_of_worst_case(log), account_of(log, method))
+    return BlockAccount(nothing, log.example_ids, work, table, ROW_GROUP_SIZE)

@@ -9,25 +9,26 @@ takes part when is the same in both.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from indpriv._arrays import FloatArray
-from indpriv._progress import Progress
-from indpriv.accountant.blocks import Workers, in_blocks
+from indpriv._arrays import FloatArray, IntArray
+from indpriv._progress import Advance, Progress
+from indpriv.accountant.block_accounts.account import BlockAccount, first_rows, rows_together
+from indpriv.accountant.blocks import Workers
 from indpriv.accountant.claims import claim_if_known
 from indpriv.accountant.method import Method
-from indpriv.accountant.prepared import account_of, warn_of_delta
+from indpriv.accountant.prepared import account_of
 from indpriv.accountant.relations.clipping_norm import clipping_norm_cost
 from indpriv.accountant.relations.entries import SquaredShifts, squared_shifts
 from indpriv.accountant.relations.gaussian import gaussian_epsilons
 from indpriv.accountant.units import Units
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE, Account, EpsilonTable
 from indpriv.errors import InputError
-from indpriv.norm_log.batch_norms import BatchNorms
 from indpriv.norm_log.norm_log import NormLog
 
 GAUSSIAN = "gaussian"
@@ -53,41 +54,107 @@ class KnownShifts:
     worst: float
 
 
-def known_table(
-    log: NormLog, method: Method, *, progress: Progress | None = None, workers: Workers = None
-) -> EpsilonTable:
-    """The account of a log with known participation; as `indpriv.account`.
+@dataclass(frozen=True)
+class _BlockShifts:
+    """What batch norms tell about the n units of a block.
 
-    Batch norms of units of several rows are read into memory together.
+    Attributes:
+        own: squared mu if the replacement, if there is one, points away from each row.
+        alike: with no replacement; None unless rows are replaced.
+        n_rows: (n,) of each unit.
     """
-    warn_of_delta(log, method)
-    units = None if log.unit_ids is None or log.unit == "example" else Units.of(log.unit_ids)
-    found = known_shifts(log, method, units, progress=progress, workers=workers)
-    shifts, mu = found.shifts, np.sqrt(found.shifts.own)
-    lower, epsilon = gaussian_epsilons(mu, method.delta)
-    if not np.array_equal(found.least, shifts.own):
-        lower = gaussian_epsilons(np.sqrt(found.least), method.delta)[0]
-    worst = float(gaussian_epsilons(np.sqrt([found.worst]), method.delta)[1][0])
-    epsilon = np.where(shifts.own >= found.worst, worst, np.minimum(epsilon, worst))
-    limit = ndtr(ndtri(FALSE_POSITIVE_RATE) + mu)
-    details = {"participations": shifts.participations, "mu": mu, "true_positive_limit": limit}
-    if found.alike is not None:
-        alike = gaussian_epsilons(np.sqrt(found.alike), method.delta)[1]
-        details["epsilon_if_replaced_alike"] = np.minimum(alike, epsilon)
-    if units is not None:
-        details |= {"n_rows": units.n_rows, "unit_worst_case": np.full(len(units), worst)}
+
+    own: SquaredShifts
+    alike: SquaredShifts | None
+    n_rows: IntArray
+
+    def __len__(self) -> int:
+        return len(self.own.own)
+
+    @classmethod
+    def joined(cls, parts: Sequence[_BlockShifts]) -> _BlockShifts:
+        """The units of all parts."""
+        alike = [part.alike for part in parts if part.alike is not None]
+        return cls(
+            SquaredShifts.concatenated([part.own for part in parts]),
+            SquaredShifts.concatenated(alike) if alike else None,
+            np.concatenate([part.n_rows for part in parts]),
+        )
+
+
+@dataclass(frozen=True)
+class _KnownWork:
+    """See BlockWork; opposite: see `squared_shifts`."""
+
+    opposite: float
+
+    def watched(self, advance: Advance) -> _KnownWork:
+        """See BlockWork."""
+        return self
+
+    def block(self, block: NormLog) -> _BlockShifts:
+        """Sums over the steps that have batch norms."""
+        starts = first_rows(block)
+        n_rows = np.diff(np.append(starts, block.n_examples))
+        n = len(n_rows)
+        owners = None if n == block.n_examples else np.repeat(np.arange(n), n_rows)
+        if block.batch_norms is None:
+            own = plain = SquaredShifts(np.zeros(n), np.zeros(n), np.zeros(n, np.int64))
+        else:
+            entries = block.batch_norms.read(0, block.n_examples)
+            own = squared_shifts(block, entries, owners, n, opposite=self.opposite)
+            plain = squared_shifts(block, entries, owners, n) if self.opposite else own
+        return _BlockShifts(own, plain if self.opposite else None, n_rows)
+
+
+def known_blocks(log: NormLog, method: Method, units: Units | None) -> BlockAccount[_BlockShifts]:
+    """The account of a log with known participation; the worst case of a table is of its units.
+
+    If the rows of a unit are not neighbours in the log, its batch norms are read into memory.
+
+    units: those of a log whose unit is not the example.
+    """
+    # Full records are not read: they hold norms of steps that an example took no part in.
+    log = replace(log, recorded_steps=log.recorded_steps[:0], rows=log.rows[:0])
+    first_row = None
+    if units is None:
+        log = replace(log, unit_ids=None)
+    else:
+        log, first_row = rows_together(log, units)
     claim, reason = claim_if_known(log)
-    return EpsilonTable(
-        example_ids=log.example_ids if units is None else units.ids,
-        epsilon=epsilon,
-        epsilon_lower=np.minimum(lower, epsilon),
-        epsilon_upper=epsilon,
-        worst_case_epsilon=worst,
-        claim=claim,
-        claim_reason=reason,
-        account=known_account(log, method, units),
-        details=details,
-    )
+    account = known_account(log, method, units)
+
+    def table(ids: NDArray[np.generic], blocks: Sequence[_BlockShifts]) -> EpsilonTable:
+        joined = _BlockShifts.joined(blocks)
+        found = _in_all_steps(log, method, joined)
+        shifts, mu = found.shifts, np.sqrt(found.shifts.own)
+        lower, epsilon = gaussian_epsilons(mu, method.delta)
+        if not np.array_equal(found.least, shifts.own):
+            lower = gaussian_epsilons(np.sqrt(found.least), method.delta)[0]
+        worst = float(gaussian_epsilons(np.sqrt([found.worst]), method.delta)[1][0])
+        epsilon = np.where(shifts.own >= found.worst, worst, np.minimum(epsilon, worst))
+        limit = ndtr(ndtri(FALSE_POSITIVE_RATE) + mu)
+        details = {"participations": shifts.participations, "mu": mu, "true_positive_limit": limit}
+        if found.alike is not None:
+            alike = gaussian_epsilons(np.sqrt(found.alike), method.delta)[1]
+            details["epsilon_if_replaced_alike"] = np.minimum(alike, epsilon)
+        if units is not None:
+            details |= {"n_rows": joined.n_rows, "unit_worst_case": np.full(len(ids), worst)}
+        return EpsilonTable(
+            example_ids=ids,
+            epsilon=epsilon,
+            epsilon_lower=np.minimum(lower, epsilon),
+            epsilon_upper=epsilon,
+            worst_case_epsilon=worst,
+            claim=claim,
+            claim_reason=reason,
+            account=account,
+            details=details,
+        )
+
+    of_all = log.example_ids if units is None else units.ids
+    work = _KnownWork(_opposite(log, method))
+    return BlockAccount(log, of_all, work, table, _AT_ONCE, first_row)
 
 
 def known_account(log: NormLog, method: Method, units: Units | None) -> Account:
@@ -114,17 +181,27 @@ def known_shifts(
     progress: Progress | None = None,
     workers: Workers = None,
 ) -> KnownShifts:
-    """What is known about each example or unit (n,); see `known_table`."""
-    opposite = 1.0 if method.relation_of(log.neighbouring) == "replace_one" else 0.0
-    rows = np.ones(1) if units is None else units.n_rows.astype(np.float64)
+    """What is known about each example or unit (n,); see `known_blocks`."""
+    account = known_blocks(log, method, units)
+    found = list(account.blocks(workers=workers, progress=progress))
+    return _in_all_steps(log, method, _BlockShifts.joined(found))
+
+
+def _opposite(log: NormLog, method: Method) -> float:
+    return 1.0 if method.relation_of(log.neighbouring) == "replace_one" else 0.0
+
+
+def _in_all_steps(log: NormLog, method: Method, found: _BlockShifts) -> KnownShifts:
+    """What is known about some units, with the steps that have no batch norms."""
+    rows = found.n_rows.astype(np.float64)
     # Anyone may have taken part in a step without batch norms, with all rows at max_grad_norm.
-    weight = (1 + opposite) ** 2 / np.square(log.settings.noise_multiplier)
+    weight = (1 + _opposite(log, method)) ** 2 / np.square(log.settings.noise_multiplier)
     recorded = np.zeros(0, np.int64) if log.batch_norms is None else log.batch_norms.steps
     missing = np.delete(weight, recorded)
-    anybody = np.square(rows) * missing.sum()
+    anybody = np.square(rows) * missing.sum() if len(missing) else np.zeros(1)
     if log.sampler in _REPEATING and len(missing):
         anybody = np.full_like(rows, np.inf)  # one row may be drawn any number of times for a step
-    shifts = _summed(log, units, opposite, progress, workers)
+    shifts = found.own
     clipped = shifts.clipped
     if len(missing):  # counts limit what batch norms leave open, and never what they show
         limit = np.maximum(_by_counts(log, weight, rows), clipped)
@@ -138,41 +215,10 @@ def known_shifts(
     own = np.minimum(shifts.own + anybody if len(missing) else shifts.own, clipped)
     least = np.where(rows > 1, 0.0, np.minimum(shifts.own, own))
     alike = None
-    if opposite:
-        plain = _summed(log, units, 0.0, None, workers)
-        alike = np.minimum(4 * plain.own + anybody, own)
-    found = replace(shifts, own=own, clipped=clipped)
-    return KnownShifts(found, least, alike, float(clipped.max()))
-
-
-def _summed(
-    log: NormLog,
-    units: Units | None,
-    opposite: float,
-    progress: Progress | None,
-    workers: Workers,
-) -> SquaredShifts:
-    """Sums over the steps that have batch norms."""
-    n = log.n_examples if units is None else len(units)
-    if log.batch_norms is None:
-        return SquaredShifts(np.zeros(n), np.zeros(n), np.zeros(n, np.int64))
-    if units is not None:
-        entries = log.batch_norms.read(0, log.n_examples)
-        return squared_shifts(log, entries, units.numbers, n, opposite=opposite)
-
-    def work(block: NormLog) -> SquaredShifts:
-        entries = cast(BatchNorms, block.batch_norms).read(0, block.n_examples)
-        return squared_shifts(log, entries, None, block.n_examples, opposite=opposite)
-
-    # Full records are not read: they hold norms of steps that an example took no part in.
-    alone = replace(log, recorded_steps=log.recorded_steps[:0], rows=log.rows[:0])
-    parts, done = [], 0
-    for part in in_blocks(alone, work, size=_AT_ONCE, workers=workers):
-        parts.append(part)
-        done += len(part.own)
-        if progress is not None:
-            progress(done, n)
-    return SquaredShifts.concatenated(parts)
+    if found.alike is not None:
+        alike = np.minimum(4 * found.alike.own + anybody, own)
+    known = replace(shifts, own=own, clipped=clipped)
+    return KnownShifts(known, least, alike, float(clipped.max()))
 
 
 def _by_counts(log: NormLog, weight: FloatArray, rows: FloatArray) -> FloatArray:

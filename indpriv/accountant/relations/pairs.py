@@ -59,6 +59,11 @@ _TOLERANCE = 1e-5  # relative; of the tight worst case
 _LEAST_LOG = -690.0  # of a probability that floats can hold
 
 
+def uses_pairs(log: NormLog, method: Method) -> bool:
+    """Whether a step is another pair of laws than that of adding an example to a Poisson sample."""
+    return method.relation_of(log.neighbouring) == "replace_one" or log.truncation is not None
+
+
 @dataclass(frozen=True)
 class Case:
     """What may happen in a step of each of n mechanisms; arrays have shape (n,).

@@ -20,7 +20,6 @@ from indpriv._arrays import FloatArray
 _SLACK = 1e-9  # relative; sums of the two spacings agree within a tenth of this
 _REACH = 10.0  # standard deviations beyond the outer peaks
 _WIDEST = 250.0  # order * (a + b) beyond which the bound without sampling is used
-_ORDERS_AT_ONCE = 16  # orders of similar size share a grid
 
 
 def replaced_divergences(
@@ -41,33 +40,38 @@ def replaced_divergences(
     found = orders[:, None] * np.square(own + other) / 2
     for row in np.flatnonzero((sample_rate < 1) & (own + other > 0)):
         a, b, q = float(own[row]), float(other[row]), float(sample_rate[row])
-        ranking = np.argsort(orders)
-        near = ranking[orders[ranking] * (a + b) <= _WIDEST]
-        for chosen in np.array_split(near, -(-len(near) // _ORDERS_AT_ONCE) or 1):
-            values = _divergences(a, b, q, orders[chosen])
+        near = np.flatnonzero(orders * (a + b) <= _WIDEST)
+        octave = np.ceil(np.log2(orders[near]))
+        for each in np.unique(octave).tolist():
+            chosen = near[octave == each]
+            values = _divergences(a, b, q, orders[chosen], 2.0**each)
             found[chosen, row] = np.minimum(found[chosen, row], values)
     return found
 
 
-def _divergences(a: float, b: float, q: float, orders: FloatArray) -> FloatArray:
-    """(n_orders,) divergences of P from Q by the trapezoid rule, refined until it settles."""
-    if not len(orders):
-        return np.zeros(0)
+def _divergences(a: float, b: float, q: float, orders: FloatArray, most: float) -> FloatArray:
+    """(n_orders,) divergences of P from Q by the trapezoid rule, refined until each settles.
+
+    most: an order that is at least as large as these. They share a grid, which depends on no order,
+    and so does the result: it is the same whichever orders are computed together.
+    """
+    found, open_ = np.full(len(orders), np.inf), np.arange(len(orders))
     spacing = 0.25 / max(1.0, a, b)
-    values = _log_moments(a, b, q, orders, spacing)
-    while spacing > 1e-4:
+    values = _log_moments(a, b, q, orders, most, spacing)
+    while len(open_) and spacing > 1e-4:
         spacing /= 2
-        finer = _log_moments(a, b, q, orders, spacing)
+        finer = _log_moments(a, b, q, orders[open_], most, spacing)
         settled = np.abs(finer - values) <= 0.1 * _SLACK * np.abs(finer) + 1e-17
-        values = finer
-        if settled.all():
-            return np.asarray(values * (1 + _SLACK) / (orders - 1))
-    return np.full(len(orders), np.inf)
+        found[open_[settled]] = finer[settled] * (1 + _SLACK) / (orders[open_[settled]] - 1)
+        open_, values = open_[~settled], finer[~settled]
+    return found
 
 
-def _log_moments(a: float, b: float, q: float, orders: FloatArray, spacing: float) -> FloatArray:
+def _log_moments(
+    a: float, b: float, q: float, orders: FloatArray, most: float, spacing: float
+) -> FloatArray:
     """(n_orders,) log E_z [p^order r^(1 - order)], by sums over z ~ N(0, 1)."""
-    end = float(orders.max()) * (a + b) + _REACH
+    end = most * (a + b) + _REACH
     z = np.arange(-_REACH - b, end + spacing, spacing)
     log_weight = -np.square(z) / 2 + np.log(spacing / np.sqrt(2 * np.pi))
     log_p, rise = _log_ratio(z * a - a * a / 2, q)
