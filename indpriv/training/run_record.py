@@ -169,7 +169,8 @@ def guarantee_of(
 ) -> dict[str, Any]:
     """What run.json says of the guarantee of DP-SGD.
 
-    epsilon includes `lost` steps of crashes, and what a private clipping norm cost.
+    epsilon includes `lost` steps of crashes, and what a private clipping norm cost. Only an audit
+    can say of which neighbours it is: updates may tell n (see analysis/divisor.py).
     """
     void = SEEDED_LABEL if seeded else getattr(private.optimizer, "no_privacy", "")
     return {
@@ -179,7 +180,6 @@ def guarantee_of(
         "lost_steps": lost,
         "claim": f"none ({void})" if void else "worst_case",
         "unit": "example",
-        "neighbouring": "add_remove",
         "sampler": "poisson",
         "accountant": "Opacus RDPAccountant",
     }
