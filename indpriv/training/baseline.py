@@ -46,7 +46,6 @@ def fit_without_dp(
     """
     randomness = Randomness.from_seed(seed)
     settings = config.training
-    train_set = tensor_set(dataset.train)
     module = first_parameters(
         config.model, dataset.input_shape, dataset.n_classes, randomness.first_parameters
     ).to(device)
@@ -59,7 +58,7 @@ def fit_without_dp(
         weight_decay=settings.weight_decay if decay is None else decay,
     )
     loader = DataLoader(
-        train_set,
+        tensor_set(dataset.train),
         batch_size=settings.batch_size,
         shuffle=True,
         collate_fn=whole_batch,
