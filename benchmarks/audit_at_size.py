@@ -137,9 +137,10 @@ def statistics_of_parts(n_parts: int) -> None:
         loss = rng.gamma(2.0, 0.3, PART) * (1 + label)
         epsilon = np.minimum(0.2 * loss**0.3 * rng.uniform(0.9, 1.1, PART), 0.25)
         worst = epsilon >= 0.25
-        values = Values(epsilon, worst, loss, (loss < 1.0).astype(np.float64), np.zeros(0))
+        correct = (loss < 1.0).astype(np.float64)
         for by, shape in shapes.items():
-            found = CellCounts.of(values, rng.integers(0, shape[0], PART), label, shape)
+            group = rng.integers(0, shape[0], PART)
+            found = CellCounts.of(Values(epsilon, worst, loss, correct, group, label), shape)
             cells[by] = cells[by] + found if by in cells else found
         losses = losses + LossCounts.of(epsilon, worst, loss)
         if number in (1, 3, 10, 30, 100, n_parts):

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 import indpriv
 from indpriv import NormLog
-from indpriv._columns import to_floats
+from indpriv._columns import as_rows
 from indpriv.analysis.loss.relation import relate_to_loss
 from indpriv.audit.run_directory import recorded_run
 from indpriv.norm_log.evidence import PASSED
@@ -172,7 +172,7 @@ def train_arm(config: AuditConfig, dataset: Dataset, seed: int, arm: Arm) -> Res
             level=float(levels.mean(axis=1) @ share_of_steps(log)),
             epsilon=float(np.median(table.epsilon)),
             claim="exact but for the seed" if arm.individually else "estimate",
-            pearson=relate_to_loss(table, to_floats(rows["loss"])).every.pearson,
+            pearson=relate_to_loss(table, as_rows(rows)).every.pearson,
             means={str(label): float(mean) for label, mean in means.items()},
         )
 

@@ -1,12 +1,18 @@
 """Files that survive a crash and are not read by others."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import pandas as pd
@@ -21,6 +27,7 @@ PRIVATE = 0o600
 BINARY = getattr(os, "O_BINARY", 0)  # without it Windows changes line ends
 METADATA_KEY = "indpriv"
 ROW_GROUP_SIZE = 1 << 18
+_OPTIONS: Any = {"compression": "zstd", "compression_level": 1, "write_page_checksum": True}
 _LOCK, _WRITER = ".lock", ".writer"  # the latter holds the process id of the writer
 
 
@@ -115,20 +122,33 @@ class OneWriter:
         self._lock.release()
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a private file that is either whole or absent, and durable once this returns."""
+@contextmanager
+def written_atomically(path: Path) -> Iterator[Any]:
+    """A private file that is written here, and is there whole and durable after the block.
+
+    What is written to object storage lies in a temporary file until then.
+    """
     if is_remote(path):
-        path.write_bytes(content)
+        with TemporaryFile() as file:
+            yield file
+            file.seek(0)
+            path.write_bytes(file.read())
         return
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with on_failure(lambda: temporary.unlink(missing_ok=True)):
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY, PRIVATE)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     fsync_folder(path.parent)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a private file that is either whole or absent, and durable once this returns."""
+    with written_atomically(path) as file:
+        file.write(content)
 
 
 def write_private_parquet(frame: pd.DataFrame, path: Path) -> None:
@@ -145,6 +165,28 @@ def write_private_parquet(frame: pd.DataFrame, path: Path) -> None:
     write_atomically(path, parquet_bytes(table))
 
 
+def write_private_frames(frames: Iterable[pd.DataFrame], path: Path, schema: Any) -> None:
+    """Write DataFrames with the same columns one after the other, as `write_private_parquet` does.
+
+    schema: of pyarrow, with the types of columns that the first DataFrame has no value of.
+    """
+    writer = None
+    with written_atomically(path) as file:
+        for frame in frames:
+            if writer is None:
+                first = pa.Schema.from_pandas(frame, preserve_index=False)
+                fields = [
+                    schema.field(field.name) if pa.types.is_null(field.type) else field
+                    for field in first
+                ]
+                schema = pa.schema(fields, metadata=first.metadata)
+                writer = pq.ParquetWriter(file, schema, **_OPTIONS)
+            table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False)
+            writer.write_table(table, row_group_size=ROW_GROUP_SIZE)
+        if writer is not None:
+            writer.close()
+
+
 def parquet_bytes(table: Any, *, delta_encoded: Collection[str] = ()) -> bytes:
     """A pyarrow table as Parquet: page checksums, zstd 1, one row group size everywhere.
 
@@ -155,9 +197,7 @@ def parquet_bytes(table: Any, *, delta_encoded: Collection[str] = ()) -> bytes:
         table,
         sink,
         row_group_size=ROW_GROUP_SIZE,
-        compression="zstd",
-        compression_level=1,
-        write_page_checksum=True,
+        **_OPTIONS,
         use_dictionary=[name for name in table.column_names if name not in delta_encoded],
         column_encoding=dict.fromkeys(delta_encoded, "DELTA_BINARY_PACKED"),
     )
@@ -190,17 +230,60 @@ def opened_parquet(path: Path, sha256: str | None = None) -> Iterator[Any]:
         yield file
 
 
-def parquet_frames(path: Path, columns: Sequence[str] | None = None) -> Iterator[pd.DataFrame]:
-    """The row groups of a Parquet file in order, each as `read_parquet` reads the whole."""
-    with _damage_named(path), opened_parquet(path) as file:
-        for group in range(file.num_row_groups):
-            yield _frame(file.read_row_group(group, columns=columns))
+@dataclass(frozen=True)
+class ParquetRows:
+    """The rows of a Parquet file, of which only the row groups that are asked for are read.
 
+    Attributes:
+        path: the file.
+        starts: (n_row_groups + 1,) the first row of each row group, and the number of all rows.
+        schema: its columns, as pyarrow has them.
+    """
 
-def parquet_schema(path: Path) -> tuple[int, pd.DataFrame]:
-    """The number of rows of a Parquet file, and a DataFrame with its columns and attrs alone."""
-    with _damage_named(path), opened_parquet(path) as file:
-        return file.metadata.num_rows, _frame(file.schema_arrow.empty_table())
+    path: Path
+    starts: tuple[int, ...]
+    schema: Any
+
+    @classmethod
+    def open(cls, path: Path) -> ParquetRows:
+        """Open a file.
+
+        Raises:
+            InputError: there is no such file.
+            EvidenceError: it is damaged.
+        """
+        with _damage_named(path), opened_parquet(path) as file:
+            groups = (file.metadata.row_group(k).num_rows for k in range(file.num_row_groups))
+            starts = tuple(accumulate(groups, initial=0))
+            return cls(path, starts, file.schema_arrow)
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns."""
+        return list(self.schema.names)
+
+    @property
+    def empty(self) -> pd.DataFrame:
+        """A DataFrame with the columns and attrs alone."""
+        return _frame(self.schema.empty_table())
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """(start, stop) of the row groups."""
+        return list(pairwise(self.starts))
+
+    def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """The rows from start to stop as `read_parquet` reads the whole; columns: default all."""
+        first = bisect_right(self.starts, start) - 1
+        groups = range(first, bisect_left(self.starts, stop))
+        with _damage_named(self.path), opened_parquet(self.path) as file:
+            table = file.read_row_groups(
+                list(groups), columns=None if columns is None else list(columns)
+            )
+        offset = start - self.starts[first]
+        return _frame(table.slice(offset, max(0, stop - start)))
 
 
 @contextmanager

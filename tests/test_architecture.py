@@ -26,6 +26,7 @@ STAGES = {
         "_likelihood",
         "_plain",
         "_progress",
+        "_repeats",
         "_signals_files",
         "_storage",
     },

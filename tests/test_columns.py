@@ -4,7 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indpriv._columns import MISSING, groupable_columns, partition, to_floats, to_texts
+from indpriv._columns import (
+    MISSING,
+    FrameRows,
+    frames_of,
+    groupable_columns,
+    grouping,
+    grouping_of,
+    label_grouping,
+    partition,
+    to_floats,
+    to_texts,
+)
+from indpriv._columns import values as column_values
+from indpriv._columns.values import CountedValues
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from synthetic import rows
@@ -195,3 +208,73 @@ def test_rows_come_in_the_order_of_the_ids(order):
     assert found["example_id"].tolist() == ids.tolist()
     assert found["group"].tolist() == ["abc"[index] for index in order]
     assert found.index.equals(pd.RangeIndex(3))
+
+
+class InRanges(FrameRows):
+    """Rows in memory that are read seven at a time."""
+
+    def ranges(self):
+        return [(start, min(start + 7, len(self))) for start in range(0, len(self), 7)]
+
+
+@pytest.mark.parametrize(
+    "by", ["group", "age:bins=4", "label", "group,age:bins=3", "correct", "flag", "gaps"]
+)
+def test_groups_found_range_by_range_are_those_of_all_rows(by):
+    rng = np.random.default_rng(0)
+    frames = [
+        rows(
+            split,
+            rng.integers(0, 3, n),
+            group=rng.choice(["a", "b", None], n),
+            age=rng.integers(17, 90, n).astype(float),
+            flag=np.where(np.arange(n) < 8, None, rng.random(n) < 0.5),
+            gaps=np.where(np.arange(n) < 8, np.nan, rng.integers(0, 4, n)),
+        )
+        for split, n in (("train", 40), ("test", 11))
+    ]
+    whole = partition(*frames, by)
+    found = grouping_of(InRanges(frames[0]), frames[1], by)
+    assert (found.columns, found.names) == (whole.columns, whole.names)
+    assert found.codes(frames[1]).tolist() == whole.test_codes.tolist()
+    codes = [found.codes(frame) for frame in frames_of(InRanges(frames[0]))]
+    assert [len(part) for part in codes] == [7, 7, 7, 7, 7, 5]
+    assert np.concatenate(codes).tolist() == whole.train_codes.tolist()
+
+
+def test_many_values_range_by_range_are_refused(monkeypatch):
+    monkeypatch.setattr(grouping, "MOST_GROUPS", 20)
+    train = rows("train", np.arange(40) / 7, group=[f"g{k}" for k in range(40)])
+    for found in (InRanges(train), FrameRows(train)):
+        several = len(found.ranges()) > 1
+        assert (label_grouping(found, train[:0]) is None) == several
+    with pytest.raises(InputError, match="group has more than 20 distinct values"):
+        grouping_of(InRanges(train), train[:0], "group")
+    with pytest.raises(InputError, match="label is numeric with at least 14 distinct values"):
+        grouping_of(InRanges(train), train[:0], "label", max_values=10)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 40, 41, 99, 100])
+def test_quantiles_of_counted_values_are_numpys_observations(n):
+    values = np.random.default_rng(n).integers(-5, n, n).astype(float)
+    counted = CountedValues()
+    for part in np.array_split(values, 3):
+        counted.add(part)
+    for bins in (2, 3, 4, 5, 10, 16):
+        places = np.linspace(0, 1, bins + 1)[1:-1]
+        expected = np.quantile(values, places, method="closest_observation")
+        assert counted.observations(places).tolist() == expected.tolist()
+    assert (counted.n, counted.least) == (n, values.min())
+
+
+def test_more_distinct_values_are_kept_with_fewer_bits(monkeypatch):
+    monkeypatch.setattr(column_values, "_MOST", 500)
+    exact = np.random.default_rng(0).normal(0, 100, 20_000)
+    counted = CountedValues()
+    for part in np.array_split(exact, 9):
+        counted.add(part)
+        assert len(counted._values) <= 8000  # 2^8 in each octave at least
+    places = np.linspace(0.05, 0.95, 10)
+    expected = np.quantile(exact, places, method="closest_observation")
+    assert counted.observations(places) == pytest.approx(expected, rel=2**-8)
+    assert (np.abs(counted.observations(places)) <= np.abs(expected)).all()

@@ -2,11 +2,12 @@
 
 from indpriv._storage.remote_lock import RemoteLock
 from indpriv._storage.remote_path import RemotePath, is_remote, location, remove_tree, sizes_in
-from indpriv._storage.verified import read_verified
+from indpriv._storage.verified import check_hash, read_verified
 
 __all__ = [
     "RemoteLock",
     "RemotePath",
+    "check_hash",
     "is_remote",
     "location",
     "read_verified",

@@ -169,7 +169,7 @@ def _secret_risk(
         if progress is not None:
             progress(sum(len(done.mu) for done in blocks), log.n_examples)
     return RiskTable(
-        example_ids=log.example_ids,
+        example_ids=np.asarray(log.example_ids),
         individual=Risk.concatenated(blocks),
         worst_case=prepared.worst_case,
         false_positive_rate=prepared.readings.false_positive_rate,
@@ -201,7 +201,7 @@ def _known_risk(
     claim, reason = claim_if_known(log)
     worst = np.sqrt(np.array([found.worst]))
     return RiskTable(
-        example_ids=log.example_ids if units is None else units.ids,
+        example_ids=np.asarray(log.example_ids if units is None else units.ids),
         individual=readings.off_gaussian(np.sqrt(found.shifts.own), np.sqrt(found.least)),
         worst_case=readings.off_gaussian(worst, worst),
         false_positive_rate=readings.false_positive_rate,

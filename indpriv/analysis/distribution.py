@@ -1,5 +1,6 @@
 """How individual epsilons are distributed: quantiles up to the maximum, and bins for a figure.
 
+Epsilons in several parts are read twice: for a histogram in fine bins, and for those of the figure.
 Sensitive.
 """
 
@@ -8,9 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from indpriv._plain import AtLeastZero, Count, Share
-from indpriv.epsilon_table import EpsilonTable
+from indpriv.analysis.statistics.histogram import Histogram, merged, quantiles_by_cell
+from indpriv.epsilon_table import Epsilons
 
 _BINS = 40
+_QUANTILES = (0.5, 0.75, 0.95, 0.99)
 _SMALLEST_RANGE = 1e-9  # smaller epsilons do not matter, and bins cannot separate them
 
 
@@ -39,34 +42,51 @@ class Distribution:
     counts: tuple[int, ...]
 
 
-def top_of_range(table: EpsilonTable) -> float:
+def top_of_range(epsilons: Epsilons) -> float:
     """Upper edge of bins of epsilon: the worst case, or 1 if every epsilon is almost 0.
 
     For units of several rows it is the largest epsilon: the worst case is that of the unit with the
     most rows, often far above all others.
     """
-    several = (table.account.rows_per_unit or 1) > 1
-    top = max(0.0 if several else table.worst_case_epsilon, float(table.epsilon.max()))
+    largest = max(float(table.epsilon.max()) for table in epsilons.tables())
+    several = (epsilons.account.rows_per_unit or 1) > 1
+    top = max(0.0 if several else epsilons.worst_case_epsilon, largest)
     return top if top > _SMALLEST_RANGE else 1.0
 
 
-def describe(table: EpsilonTable) -> Distribution:
-    """Quantiles (linear interpolation) and 40 equal bins of the epsilons of a table."""
-    epsilon = table.epsilon
-    median, p75, p95, p99 = (
-        float(value) for value in np.quantile(epsilon, (0.5, 0.75, 0.95, 0.99))
-    )
-    largest = float(epsilon.max())
-    counts, edges = np.histogram(epsilon, bins=_BINS, range=(0.0, top_of_range(table)))
+def describe(epsilons: Epsilons) -> Distribution:
+    """Quantiles (linear interpolation) and 40 equal bins of epsilons.
+
+    Of epsilons in several parts, quantiles are those of bins of 0.1 %, and the mean is that of the
+    means of bins.
+    """
+    top, n, at_worst_case = top_of_range(epsilons), 0, 0
+    counts, fine = np.zeros(_BINS, np.int64), list[Histogram]()
+    for table in epsilons.tables():
+        epsilon = table.epsilon
+        own, edges = np.histogram(epsilon, bins=_BINS, range=(0.0, top))
+        counts, n = counts + own, n + len(table)
+        at_worst_case += int(table.at_worst_case.sum())
+        if n < len(epsilons) or fine:
+            fine = [merged([*fine, Histogram.of([epsilon])])]
+    if fine:
+        values, weights = fine[0].means(), fine[0].counts
+        one = np.zeros(len(values), np.int64)
+        quantiles = quantiles_by_cell(values, weights, one, 1, _QUANTILES)[0].tolist()
+        mean, largest = float(np.average(values, weights=weights)), float(fine[0].largest.max())
+    else:
+        quantiles = np.quantile(epsilon, _QUANTILES).tolist()
+        mean, largest = float(epsilon.mean()), float(epsilon.max())
+    median, p75, p95, p99 = quantiles
     return Distribution(
-        n=len(table),
-        mean=float(epsilon.mean()),
+        n=n,
+        mean=mean,
         median=median,
         p75=p75,
         p95=p95,
         p99=p99,
         max=largest,
-        share_at_worst_case=float(table.at_worst_case.mean()),
+        share_at_worst_case=at_worst_case / n,
         edges=tuple(edges.tolist()),
         counts=tuple(counts.tolist()),
     )

@@ -13,14 +13,15 @@ from indpriv.analysis.statistics import histogram
 class Exactness:
     """How exact the figures of an audit of many examples are.
 
-    Numbers of examples, means, largest values, shares and ratios of means are exact. Intervals and
-    tests of groups are computed from histograms too, which changes them by far less than their
-    resampling does.
+    Numbers of examples, means, largest values, shares and ratios of means are exact. Numeric
+    columns with more than a million distinct values are cut into bins near their quantiles.
+    Intervals and tests of groups are computed from histograms too, which changes them by far less
+    than their resampling does.
 
     Attributes:
         most_exact: up to this number of examples, every figure is computed from each of them.
-        quantile_error: largest relative error of medians and other quantiles of groups, and of the
-            median losses: the width of a bin.
+        quantile_error: largest relative error of medians and other quantiles of epsilon, of the
+            median losses, and of the median norms of a log without rounding: the width of a bin.
         pair_error: the same of the quartiles by loss, which are of wider bins.
         pearson_error, spearman_error: the most by which Pearson's r and Spearman's rank correlation
             of epsilon and loss can be off; None where they are not known.

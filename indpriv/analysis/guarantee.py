@@ -21,7 +21,7 @@ from indpriv.accountant.relations.clipping_norm import (
 )
 from indpriv.accountant.risk import worst_case_risk
 from indpriv.analysis.divisor import Divisor
-from indpriv.epsilon_table import FALSE_POSITIVE_RATE, EpsilonTable
+from indpriv.epsilon_table import FALSE_POSITIVE_RATE, Epsilons
 from indpriv.norm_log.checks.of_known import OF_SECRECY
 from indpriv.norm_log.evidence import (
     FAILED,
@@ -124,7 +124,7 @@ class Guarantee:
 
 
 def guarantee_of(
-    table: EpsilonTable,
+    table: Epsilons,
     checks: Sequence[Check],
     recorder: Mapping[str, Any],
     membership: Membership | None = None,
@@ -153,7 +153,7 @@ def guarantee_of(
 
 
 def _status(
-    table: EpsilonTable,
+    table: Epsilons,
     checks: Sequence[Check],
     recorder: Mapping[str, Any],
     divisor: Divisor | None,
@@ -210,7 +210,7 @@ def worst_case_membership(log: NormLog, delta: float) -> Membership | None:
     )
 
 
-def membership_if_known(table: EpsilonTable) -> Membership:
+def membership_if_known(table: Epsilons) -> Membership:
     """The same for an account with known participation: that of a Gaussian mechanism.
 
     A private clipping norm may come with it.
@@ -246,7 +246,7 @@ def true_positive_bound(epsilon: float, delta: float, false_positive_rate: float
     return min(1.0, above, below)
 
 
-def _statement(table: EpsilonTable, status: str, reasons: Sequence[str]) -> str:
+def _statement(table: Epsilons, status: str, reasons: Sequence[str]) -> str:
     account = table.account
     if status == VOID:
         return f"This run has no differential-privacy guarantee: {reasons[0]}."

@@ -1,16 +1,16 @@
 """What was run, as the log recorded it. Sensitive."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
 
-from indpriv._arrays import FloatArray
-from indpriv._columns import mean_of_known, to_floats
+from indpriv._arrays import FloatArray, Ids
+from indpriv._columns import to_floats
 from indpriv._plain import AtLeastZero, Count, Share, Via
 from indpriv.analysis.declared import Declared
 from indpriv.example_table import ExampleTable
@@ -114,8 +114,8 @@ def run_facts(
         n_examples=log.n_examples,
         n_test_examples=0 if examples is None else len(examples.test),
         n_units=None if log.unit_ids is None else len(np.unique(log.unit_ids)),
-        train_accuracy=_accuracy(examples, "train"),
-        test_accuracy=_accuracy(examples, "test"),
+        train_accuracy=None if examples is None else _accuracy(examples.train_frames(["correct"])),
+        test_accuracy=None if examples is None else _accuracy([examples.test]),
         settings=Settings(
             total_steps=log.total_steps,
             expected_epochs=float(settings.sample_rate.sum()),
@@ -138,7 +138,7 @@ def run_facts(
     )
 
 
-def _fingerprint(ids: NDArray[np.generic]) -> str:
+def _fingerprint(ids: Ids) -> str:
     """Hex SHA-256 of the ids as texts with a null between them."""
     found = hashlib.sha256()
     for start in range(0, len(ids), _HASHED_AT_ONCE):
@@ -147,7 +147,11 @@ def _fingerprint(ids: NDArray[np.generic]) -> str:
     return found.hexdigest()
 
 
-def _accuracy(examples: ExampleTable | None, split: str) -> float | None:
-    if examples is None:
-        return None
-    return mean_of_known(to_floats(examples.frame.loc[examples.frame["split"] == split, "correct"]))
+def _accuracy(frames: Iterable[pd.DataFrame]) -> float | None:
+    """The share of correct examples among those where that is known."""
+    n, total = 0, 0.0
+    for frame in frames:
+        correct = to_floats(frame["correct"])
+        known = correct[~np.isnan(correct)]
+        n, total = n + len(known), total + float(known.sum())
+    return total / n if n else None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from indpriv.accountant import Method, cap_rows
-from indpriv.epsilon_table import EpsilonTable
+from indpriv.epsilon_table import Epsilons, EpsilonTable
 from indpriv.norm_log.norm_log import NormLog
 
 # Public numbers, so that choosing one of them reveals nothing.
@@ -37,14 +37,16 @@ class UnitSizes:
     n_rows: int
 
 
-def unit_sizes(log: NormLog, table: EpsilonTable) -> tuple[UnitSizes, ...]:
-    """The units of a table by their number of rows, fewest first; empty where each has one row.
+def unit_sizes(log: NormLog, epsilons: Epsilons) -> tuple[UnitSizes, ...]:
+    """The units of epsilons by their number of rows, fewest first; empty where each has one row.
 
     Empty too with known participation, where the worst case depends on who took part when.
     """
-    largest = table.account.rows_per_unit
-    if largest is None or largest == 1 or table.account.participation == "known":
+    account = epsilons.account
+    largest = account.rows_per_unit
+    if largest is None or largest == 1 or account.participation == "known":
         return ()
+    table = epsilons if isinstance(epsilons, EpsilonTable) else epsilons.table()
     most = [*(cap for cap in _CAPS if cap < largest), largest]
     method = Method(delta=table.account.delta, conversion=table.account.conversion)
     n_rows, found, least = table.details["n_rows"].astype(np.int64), [], 1

@@ -53,8 +53,9 @@ def quantile_scores(material: Material, by: str | None = None) -> AttackScores:
     fitting = np.concatenate([np.zeros(n_train, dtype=bool), fitting])
     finite = confidence[np.isfinite(confidence)]
     confidence = np.clip(confidence, finite.min(), finite.max())
-    both = pd.concat([examples.train, examples.test], ignore_index=True)
-    features = _features(both)
+    columns = groupable_columns(examples.frame)
+    splits = [examples.train[columns], examples.test[columns]]
+    features = _centred(_features(pd.concat(splits, ignore_index=True)), fitting)
     mean = _fit(features, confidence, fitting)
     residual = np.log(np.abs(confidence - mean) + 1e-6)
     scale = np.exp(_fit(features, residual, fitting))
@@ -85,29 +86,40 @@ def _half(ids: np.ndarray, known: BoolArray) -> BoolArray:
 
 def _features(frame: pd.DataFrame) -> FloatArray:
     """Indicators of texts and standardised numbers; a number that is not finite is the mean."""
-    columns = [np.zeros((len(frame), 0))]
+    columns = []
     for name in groupable_columns(frame):
         values = frame[name]
         if values.nunique() <= _MOST_VALUES:
-            columns.append(pd.get_dummies(values.astype(str)).to_numpy(np.float64))
+            columns += list(pd.get_dummies(values.astype(str)).to_numpy().T)
         elif pd.api.types.is_numeric_dtype(values):
             numbers = to_floats(values)
             finite = np.isfinite(numbers)
             numbers = np.where(finite, numbers, numbers[finite].mean() if finite.any() else 0.0)
-            columns.append(((numbers - numbers.mean()) / (numbers.std() or 1.0))[:, None])
-    return np.concatenate(columns, axis=1)
+            columns.append((numbers - numbers.mean()) / (numbers.std() or 1.0))
+    found = np.empty((len(frame), len(columns)))
+    for number, column in enumerate(columns):
+        found[:, number] = column
+    return found
 
 
-def _fit(features: FloatArray, values: FloatArray, used: BoolArray) -> FloatArray:
-    """Ridge regression of the used values, predicted for all.
+def _centred(features: FloatArray, used: BoolArray) -> FloatArray:
+    """Features, changed in place: cut off at the range of the used rows, less their means.
 
-    Features are cut off at the range of the used rows, and the intercept is not shrunk: an example
-    unlike all of these rows gets their mean. Otherwise values that only training examples have, as
-    of a split by year, would give members away without the model.
+    An example unlike all of these rows then gets their mean. Otherwise values that only training
+    examples have, as of a split by year, would give members away without the model.
     """
-    low, high = features[used].min(axis=0), features[used].max(axis=0)
-    centre, mean = features[used].mean(axis=0), values[used].mean()
-    x = np.clip(features, low, high) - centre
+    fitted = features[used]
+    np.clip(features, fitted.min(axis=0), fitted.max(axis=0), out=features)
+    features -= fitted.mean(axis=0)
+    return features
+
+
+def _fit(x: FloatArray, values: FloatArray, used: BoolArray) -> FloatArray:
+    """Ridge regression of the used values on centred features, predicted for all.
+
+    The intercept is not shrunk.
+    """
+    mean = values[used].mean()
     fitted = x[used]
     squares = fitted.T @ fitted + _RIDGE * len(fitted) * np.eye(x.shape[1])
     return np.asarray(mean + x @ np.linalg.solve(squares, fitted.T @ (values[used] - mean)))

@@ -13,7 +13,7 @@ from indpriv.audit.compose import compose_runs, write_composition
 from indpriv.audit.groups import choose_groups, groups_json, groups_of
 from indpriv.audit.pipeline import audit
 from indpriv.audit.run_attacks import attributes_of_run, results_of_run
-from indpriv.audit.run_directory import RecordedRun, name_labels
+from indpriv.audit.run_directory import RecordedRun
 from indpriv.audit.study import attack_study
 from indpriv.audit.summarise import summarise
 from indpriv.audit.variants import effect_of_spacing, fidelity_against_k, sensitivity
@@ -31,7 +31,6 @@ __all__ = [
     "fidelity_against_k",
     "groups_json",
     "groups_of",
-    "name_labels",
     "read_audit",
     "read_summary",
     "results_of_run",

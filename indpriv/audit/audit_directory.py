@@ -13,6 +13,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from indpriv._arrays import Ids
+from indpriv._columns import RenamedRows, Rows
 from indpriv._files import (
     OneWriter,
     others_can_read,
@@ -25,7 +27,7 @@ from indpriv._storage import is_remote, location, remove_tree
 from indpriv.analysis.lookup import Lookup
 from indpriv.analysis.summary import AuditSummary
 from indpriv.audit.run_directory import RecordedRun, in_rows_of
-from indpriv.epsilon_table import EpsilonParts, EpsilonTable
+from indpriv.epsilon_table import EpsilonParts, Epsilons, EpsilonTable
 from indpriv.epsilon_table.parts import write_epsilons
 from indpriv.errors import InputError, PrivacyWarning
 from indpriv.example_table import ExampleTable
@@ -71,24 +73,26 @@ def in_progress(output_dir: Path) -> Iterator[Path]:
 
 def write_audit(
     output_dir: Path,
-    table: EpsilonTable,
+    epsilons: Epsilons,
     recorded: RecordedRun,
     summary: AuditSummary,
     images: NDArray[np.float32] | None = None,
     lookup: Lookup | None = None,
     attacks: pd.DataFrame | None = None,
+    ids: Ids | None = None,
 ) -> None:
     """Write an audit directory; audit.json last, so that a directory with one is whole.
 
     Args:
         output_dir: new, or that of an earlier audit.
-        table: epsilons.
+        epsilons: of all examples.
         recorded: what is known about the run in addition to its log.
         summary: what was found.
         images: (n_examples, channels, height, width) training inputs, where the report shows those
             at both ends, and pictures of reconstructions.
         lookup: single examples that the report can be searched for.
         attacks: scores of every attack by example.
+        ids: of the examples, where the epsilons are in parts.
     """
     pictures = reconstructed = None
     if images is not None:
@@ -103,7 +107,7 @@ def write_audit(
             stacklevel=3,
         )
     (output_dir / SUMMARY).unlink(missing_ok=True)
-    write_epsilons(table, output_dir / EPSILON, _columns(table, recorded.examples))
+    write_epsilons(epsilons, output_dir / EPSILON, _columns(epsilons, recorded.examples, ids))
     for file, examples in ((EXAMPLES, recorded.examples), (EXAMPLES_NON_DP, recorded.non_dp)):
         if examples is None:
             (output_dir / file).unlink(missing_ok=True)  # of an earlier audit of another run
@@ -119,21 +123,18 @@ def write_audit(
     write_json(output_dir / SUMMARY, summary.to_json())
 
 
-def _columns(table: EpsilonTable, examples: ExampleTable | None) -> pd.DataFrame | None:
-    """Loss, correct, label and metadata in the order of the table."""
-    if examples is None:
+def _columns(epsilons: Epsilons, examples: ExampleTable | None, ids: Ids | None) -> Rows | None:
+    """Loss, correct, label and metadata in the order of the epsilons."""
+    ids = epsilons.example_ids if isinstance(epsilons, EpsilonTable) else ids
+    if examples is None or ids is None:
         return None
-    examples = in_rows_of(table, examples)
-    train = examples.aligned(table.example_ids)[
-        ["loss", "correct", "label", *examples.metadata_columns]
-    ]
-    return train.rename(
-        columns={
-            name: f"{name} (metadata)"
-            for name in examples.metadata_columns
-            if name in table.details
-        }
-    )
+    examples = in_rows_of(epsilons, examples)
+    names = {
+        name: f"{name} (metadata)" if name in epsilons.details else name
+        for name in examples.metadata_columns
+    }
+    plain = {name: name for name in ("loss", "correct", "label")}
+    return RenamedRows(examples.train_rows(ids), plain | names)
 
 
 def read_audit(audit_dir: Path) -> tuple[EpsilonTable, ExampleTable]:

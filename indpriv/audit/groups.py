@@ -4,19 +4,35 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from indpriv._checks import check_choice
-from indpriv._columns import MAX_NUMERIC_VALUES, groupable_columns
+from indpriv._columns import (
+    MAX_NUMERIC_VALUES,
+    MOST_GROUPS,
+    Partition,
+    Rows,
+    as_rows,
+    frames_of,
+    groupable_columns,
+    grouping_of,
+    known_columns,
+    rows_at,
+)
 from indpriv._plain import to_json
 from indpriv.analysis.groups.group_rows import MIN_GROUP
 from indpriv.analysis.groups.group_table import GroupTable, group_tables
 from indpriv.audit.audit_directory import read_audit
+from indpriv.audit.run_directory import RecordedRun
+from indpriv.audit.variants import compared_positions
 from indpriv.errors import InputError
+from indpriv.norm_log.norm_log import NormLog
 
 
 def choose_groups(
-    train: pd.DataFrame, by: Sequence[str], declared: Sequence[str]
+    train: pd.DataFrame | Rows, by: Sequence[str], declared: Sequence[str]
 ) -> tuple[list[str], list[str]]:
     """Columns to group by, and sentences on what was left out.
 
@@ -28,21 +44,57 @@ def choose_groups(
         return list(dict.fromkeys(by)), []
     if declared:
         return list(declared), []
-    chosen, left_out = [], []
-    for column in groupable_columns(train):
-        distinct = train[column].nunique()
+    chosen, left_out, rows = [], [], as_rows(train)
+    for column in groupable_columns(rows):
+        distinct, numeric = _distinct(rows, column)
         if not distinct:  # units of rows that differ in it
             continue
         if distinct <= MAX_NUMERIC_VALUES:
             chosen.append(column)
-        elif pd.api.types.is_numeric_dtype(train[column]):
+        elif numeric:
             chosen.append(f"{column}:bins=10")
         else:
+            least = "at least " if distinct > MOST_GROUPS and len(rows.ranges()) > 1 else ""
             left_out.append(
-                f"{column} has {distinct:,} distinct values and was not grouped by; ask with --by "
+                f"{column} has {least}{distinct:,} distinct values and was not grouped by; ask "
+                f"with --by "
                 f"{column}."
             )
     return chosen, left_out
+
+
+def _distinct(rows: Rows, column: str) -> tuple[int, bool]:
+    """Number of distinct values, and whether they are numbers; counting ends at MOST_GROUPS."""
+    values, numeric = set[object](), True
+    for frame in frames_of(rows, [column]):
+        known = frame[column].dropna()
+        numeric = numeric and (is_numeric_dtype(known) or known.empty)
+        values.update(known.unique().tolist())
+        if len(values) > MOST_GROUPS:
+            break
+    return len(values), numeric
+
+
+def compared_groups(log: NormLog, recorded: RecordedRun, by: Sequence[str]) -> dict[str, Partition]:
+    """Groups by each column of the examples whose estimates are compared with exact values.
+
+    None without exact values, and for units of several rows.
+    """
+    exact = log.coverage == 1 or log.reference_positions is not None
+    if not exact or recorded.examples is None or log.unit_ids is not None:
+        return {}
+    rows = recorded.examples.train_rows(log.example_ids)
+    columns, _ = choose_groups(rows, by, recorded.declared.groups)
+    nobody, positions, found = rows.read(0, 0), compared_positions(log), {}
+    for column in columns:
+        groups = grouping_of(rows, nobody, column)
+        read = known_columns(rows, groups.columns)
+        every = np.arange(len(rows)) if positions is None else positions
+        frame = rows_at(rows, every, read)
+        found[column] = Partition(
+            groups.columns, groups.names, groups.codes(frame), groups.codes(nobody)
+        )
+    return found
 
 
 def groups_of(

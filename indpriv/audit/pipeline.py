@@ -11,7 +11,7 @@ from typing import Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from indpriv._columns import Partition, partition
+from indpriv._columns import Partition
 from indpriv._progress import StageProgress, silent
 from indpriv._storage import is_remote, location
 from indpriv.accountant.blocks import versions, workers_of
@@ -22,7 +22,7 @@ from indpriv.analysis.lookup import MOST_EXAMPLES, Lookup, look_up
 from indpriv.analysis.summary import AuditSummary, FidelityFindings
 from indpriv.audit.attack_table import ScoredAttack, attack_table, unit_attack_table
 from indpriv.audit.audit_directory import in_progress, write_audit
-from indpriv.audit.groups import choose_groups
+from indpriv.audit.groups import compared_groups
 from indpriv.audit.method_of_run import MethodOptions, as_checked, method_of_run
 from indpriv.audit.references import read_references, unchecked_facts
 from indpriv.audit.run_attacks import scored_attacks
@@ -33,7 +33,8 @@ from indpriv.audit.variants import (
     fidelity_against_k,
     sensitivity,
 )
-from indpriv.epsilon_table import EpsilonTable
+from indpriv.epsilon_table import EpsilonParts, Epsilons, EpsilonTable
+from indpriv.epsilon_table.parts import LARGEST_FILE
 from indpriv.errors import InputError
 from indpriv.norm_log.checks.of_known import if_known
 from indpriv.norm_log.norm_log import NormLog, open_run
@@ -100,10 +101,10 @@ def audit(
     which = {"log": identity, "method": chosen.to_json(), "versions": versions()}
     with in_progress(output_dir) as folder:
         parts = account_parts(log, chosen, folder, which, progress=report, workers=workers)
-        whole = parts.table(parts.details)
-        found = _analyse(log, whole, recorded, chosen, name, by, seed, command, tell)
-        table, summary, scored = found
-        _write(output_dir, log, table, recorded, summary, scored, images, tell)
+        parts = replace(parts, about=as_checked(parts.about, recorded.checks))
+        epsilons = _in_memory_if_needed(parts, log, recorded)
+        summary, scored = _analyse(log, epsilons, recorded, chosen, name, by, seed, command, tell)
+        _write(output_dir, log, epsilons, recorded, summary, scored, images, tell)
     return summary
 
 
@@ -133,9 +134,30 @@ def _check_arguments(
         check_images(images)
 
 
+def _in_memory_if_needed(parts: EpsilonParts, log: NormLog, recorded: RecordedRun) -> Epsilons:
+    """The epsilons in parts, unless they are few or their analysis needs all of them at once.
+
+    It does for units, signals of reference models, attributes, reconstructions and federated runs,
+    and if the example table has the rows in another order than the log.
+    """
+    several = recorded.references or recorded.baseline_references or recorded.leakage
+    units = parts.account.rows_per_unit is not None or log.unit_ids is not None
+    examples = recorded.examples
+    if (
+        len(parts) <= LARGEST_FILE
+        or units
+        or several
+        or recorded.attributes is not None
+        or recorded.recorder.get("rounds")
+        or (examples is not None and len(examples.train_rows(log.example_ids).ranges()) == 1)
+    ):
+        return parts.table(parts.details)
+    return parts
+
+
 def _analyse(
     log: NormLog,
-    table: EpsilonTable,
+    epsilons: Epsilons,
     recorded: RecordedRun,
     method: Method,
     name: str,
@@ -143,16 +165,15 @@ def _analyse(
     seed: int,
     command: str,
     tell: StageProgress,
-) -> tuple[EpsilonTable, AuditSummary, Sequence[ScoredAttack]]:
-    """The epsilons of a log and all that is found; name: of the run, where run.json has none."""
-    table = as_checked(table, recorded.checks)
-    holdout, members = _holdout(log, recorded, method, table)
-    fidelity = _fidelity(log, method, table, _groups(log, recorded, by), tell)
+) -> tuple[AuditSummary, Sequence[ScoredAttack]]:
+    """All that is found, and scores of attacks; name: of the run, where run.json has none."""
+    holdout, members = _holdout(log, recorded, method, epsilons, seed)
+    fidelity = _fidelity(log, method, epsilons, compared_groups(log, recorded, by), tell)
     with _stage(tell, ANALYSING):
         scored = scored_attacks(recorded.for_attacks(seed))
         summary = summarise(
             log,
-            table,
+            epsilons,
             recorded,
             name=recorded.declared.name or name,
             by=by,
@@ -163,13 +184,13 @@ def _analyse(
             seed=seed,
             command=command,
         )
-    return table, summary, scored
+    return summary, scored
 
 
 def _write(
     output_dir: Path,
     log: NormLog,
-    table: EpsilonTable,
+    epsilons: Epsilons,
     recorded: RecordedRun,
     summary: AuditSummary,
     scored: Sequence[ScoredAttack],
@@ -177,11 +198,14 @@ def _write(
     tell: StageProgress,
 ) -> None:
     with _stage(tell, WRITING):
-        lookup = _lookup(log, table, recorded, summary)
-        attacks = unit_attack_table(table, recorded, scored)
-        if attacks is None and recorded.references:
-            attacks = attack_table(table, recorded, scored, summary.attacks.every.ceilings)
-        write_audit(output_dir, table, recorded, summary, images, lookup, attacks)
+        lookup = attacks = None
+        if isinstance(epsilons, EpsilonTable):
+            lookup = _lookup(log, epsilons, recorded, summary)
+            attacks = unit_attack_table(epsilons, recorded, scored)
+            if attacks is None and recorded.references:
+                attacks = attack_table(epsilons, recorded, scored, summary.attacks.every.ceilings)
+        ids = log.example_ids
+        write_audit(output_dir, epsilons, recorded, summary, images, lookup, attacks, ids)
 
 
 def _lookup(
@@ -229,7 +253,7 @@ def with_units(
             "holds such columns"
         )
     examples = recorded.examples.with_units(unit_column)
-    units = examples.aligned(log.example_ids)["unit_id"].to_numpy()
+    units = examples.aligned(np.asarray(log.example_ids))["unit_id"].to_numpy()
     one = "client" if log.sampler == "by_client" else "user"
     unit = one if log.unit == "example" else log.unit
     return replace(log, unit=unit, unit_ids=units), replace(recorded, examples=examples)
@@ -251,52 +275,41 @@ def _with_references(
 
 
 def _holdout(
-    log: NormLog, recorded: RecordedRun, method: Method, table: EpsilonTable
+    log: NormLog, recorded: RecordedRun, method: Method, epsilons: Epsilons, seed: int
 ) -> tuple[EpsilonTable | None, EpsilonTable | None]:
-    """Epsilons of the hold-out, and of members accounted in the same way if the table is not.
+    """Epsilons of the hold-out, and of members accounted in the same way if `epsilons` are not.
 
     Test examples are never sampled, so the hold-out has no batch norms: members are compared with
     it by full records alone.
     """
     if method.participation == "known":  # test examples take part in no step
         return None, None
-    if recorded.holdout is None or table.account.rows_per_unit is not None:
+    if recorded.holdout is None or epsilons.account.rows_per_unit is not None:
         return None, None
     holdout = table_for(recorded.holdout, method)
     if log.batch_norms is None:
         return holdout, None
-    return holdout, table_for(replace(log, batch_norms=None), method)
+    positions = None if isinstance(epsilons, EpsilonTable) else recorded.attacked(seed)
+    log = replace(log, batch_norms=None)
+    return holdout, table_for(log if positions is None else log.take(positions), method)
 
 
 def _fidelity(
     log: NormLog,
     method: Method,
-    table: EpsilonTable,
+    epsilons: Epsilons,
     groups: dict[str, Partition],
     tell: StageProgress,
 ) -> FidelityFindings:
     if method.participation == "known":  # nothing is assumed between records
         return FidelityFindings()
-    against_k = fidelity_against_k(log, method, table, tell, groups)
+    against_k = fidelity_against_k(log, method, epsilons, tell, groups)
     return FidelityFindings(
         against_k=against_k,
-        batch_norms=free_fidelity(log, method) if table.account.rows_per_unit is None else None,
-        spacing=None if against_k else effect_of_spacing(log, method, table, tell),
-        sensitivity=sensitivity(log, method, table, tell),
+        batch_norms=free_fidelity(log, method) if epsilons.account.rows_per_unit is None else None,
+        spacing=None if against_k else effect_of_spacing(log, method, epsilons, tell),
+        sensitivity=sensitivity(log, method, epsilons, tell),
     )
-
-
-def _groups(log: NormLog, recorded: RecordedRun, by: Sequence[str]) -> dict[str, Partition]:
-    """Groups of the log's examples by each column, to compare the estimate with exact values by.
-
-    None without exact values, and for units of several rows.
-    """
-    exact = log.coverage == 1 or log.reference_positions is not None
-    if not exact or recorded.examples is None or log.unit_ids is not None:
-        return {}
-    train = recorded.examples.aligned(log.example_ids)
-    columns, _ = choose_groups(train, by, recorded.declared.groups)
-    return {column: partition(train, train.iloc[:0], column) for column in columns}
 
 
 def _command(

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from indpriv._arrays import all_distinct
+from indpriv._arrays import IntArray
 from indpriv._files import read_json, read_parquet
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.schedule.curve import Curve
@@ -19,8 +18,8 @@ from indpriv.analysis.statistics.bootstrap import generator_of
 from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks.attribute_knowledge import AttributeKnowledge, read_knowledge
-from indpriv.epsilon_table import EpsilonTable
-from indpriv.example_table import ExampleTable
+from indpriv.epsilon_table import Epsilons
+from indpriv.example_table import ExampleTable, open_examples
 from indpriv.norm_log.evidence import Check
 from indpriv.norm_log.norm_log import NormLog, OpenedRun
 from indpriv.norm_log.run_files import (
@@ -90,17 +89,22 @@ class RecordedRun:
         Signals of reference models are used whole, and so are units of several rows. `seed` is that
         of the analysis; the baseline has the same members.
         """
+        if self.examples is None or (positions := self.attacked(seed)) is None:
+            return self
+        examples = self.examples.train_at(positions)
+        ids = examples.train["example_id"].to_numpy()
+        non_dp = None if self.non_dp is None else self.non_dp.with_train(ids)
+        return replace(self, examples=examples, non_dp=non_dp)
+
+    def attacked(self, seed: int) -> IntArray | None:
+        """Increasing positions of the members of `for_attacks` in the table; None if all."""
         signals = (*self.references, *self.baseline_references)
         if self.examples is None or signals or self.examples.n_train <= histogram.MOST_EXACT:
-            return self
-        train = self.examples.train
-        if not all_distinct(train["unit_id"].to_numpy()):
-            return self
+            return None
+        if not self.examples.has_unit_for_each_row():
+            return None
         rng = generator_of(seed, "members")
-        rows = np.sort(rng.choice(len(train), histogram.MOST_EXACT, replace=False))
-        ids = train["example_id"].to_numpy()[rows]
-        non_dp = None if self.non_dp is None else self.non_dp.with_train(ids)
-        return replace(self, examples=self.examples.with_train(ids), non_dp=non_dp)
+        return np.sort(rng.choice(self.examples.n_train, histogram.MOST_EXACT, replace=False))
 
 
 def recorded_run(run: OpenedRun, unreadable: str = "refuse") -> RecordedRun:
@@ -142,11 +146,7 @@ def _scores(path: Path) -> AttackScores | None:
 
 
 def _table(path: Path, declared: Declared) -> ExampleTable | None:
-    return (
-        name_labels(ExampleTable.from_parquet(path), declared.class_names)
-        if path.is_file()
-        else None
-    )
+    return open_examples(path).with_label_names(declared.class_names) if path.is_file() else None
 
 
 def knowledge_of(path: Path) -> tuple[AttributeKnowledge, ...] | None:
@@ -154,21 +154,6 @@ def knowledge_of(path: Path) -> tuple[AttributeKnowledge, ...] | None:
     return read_knowledge(path) if path.is_file() else None
 
 
-def in_rows_of(table: EpsilonTable, examples: ExampleTable) -> ExampleTable:
-    """The example table with one training row for each row of an epsilon table, of units too."""
-    return examples if table.account.rows_per_unit is None else examples.by_unit()
-
-
-def name_labels(examples: ExampleTable, class_names: Sequence[str]) -> ExampleTable:
-    """The table with integer labels replaced by their names, if the names fit the labels."""
-    labels = examples.frame["label"]
-    known = labels.dropna()
-    if (
-        not class_names
-        or not pd.api.types.is_integer_dtype(labels)
-        or not known.between(0, len(class_names) - 1).all()
-    ):
-        return examples
-    names = np.array([*class_names, None], dtype=object)
-    codes = labels.fillna(len(class_names)).astype(int).to_numpy()
-    return ExampleTable(examples.frame.assign(label=pd.array(names[codes], dtype="string")))
+def in_rows_of(epsilons: Epsilons, examples: ExampleTable) -> ExampleTable:
+    """The example table with one training row for each row of epsilons, of units too."""
+    return examples if epsilons.account.rows_per_unit is None else examples.by_unit()

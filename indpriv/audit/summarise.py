@@ -1,6 +1,7 @@
-"""Analysing the artifacts of one run, all in memory: from its epsilons and examples to a summary.
+"""Analysing the artifacts of one run: from its epsilons and examples to a summary. Sensitive.
 
-Sensitive.
+Epsilons in memory are analysed at once. Epsilons in parts are read part by part, several times,
+each part with the rows of its examples, so that memory does not grow with their number.
 """
 
 import platform
@@ -13,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from indpriv._columns import MISSING, to_floats
+from indpriv._arrays import IntArray
+from indpriv._columns import MISSING, Rows
 from indpriv.accountant.risk import has_risk_curve
 from indpriv.analysis.disclosures import disclosures
 from indpriv.analysis.distribution import describe
@@ -48,7 +50,7 @@ from indpriv.audit.groups import choose_groups
 from indpriv.audit.run_attacks import run_attacks
 from indpriv.audit.run_directory import RecordedRun, in_rows_of
 from indpriv.audit.variants import MOST_COMPARED
-from indpriv.epsilon_table import EpsilonTable
+from indpriv.epsilon_table import Epsilons, EpsilonTable
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.run_files import EXAMPLES, EXAMPLES_NON_DP
@@ -59,7 +61,7 @@ _NO_FIDELITY = FidelityFindings()
 
 def summarise(
     log: NormLog,
-    table: EpsilonTable,
+    epsilons: Epsilons,
     recorded: RecordedRun,
     *,
     name: str,
@@ -71,17 +73,18 @@ def summarise(
     seed: int = 0,
     command: str = "",
 ) -> AuditSummary:
-    """Analyse the artifacts of one run, all in memory.
+    """Analyse the artifacts of one run.
 
     Args:
-        log: what the table was made of.
-        table: epsilons of all its examples.
+        log: what the epsilons were made of.
+        epsilons: of all its examples; in parts only if rows were accounted one by one, and the
+            example table has them in the log's order.
         recorded: what else is known about the run.
         name: of the run.
         by: columns to group by; see `audit`.
         fidelity: how far the epsilons can lie from exact ones.
         holdout: epsilons that the test examples would have had on the same trajectory.
-        members: epsilons to compare with those of the hold-out, as far as that is not the table.
+        members: epsilons to compare with those of the hold-out, as far as these are not `epsilons`.
         scored: attacks on `recorded.for_attacks(seed)`; default all whose needs are met.
         seed: of the random choices of attacks and group tables.
         command: reproduces the audit.
@@ -89,50 +92,68 @@ def summarise(
     Raises:
         InputError: a column that does not exist, or groups without an example table.
     """
-    found = _of_examples(log, table, recorded, by, seed, fidelity)
-    attacked = recorded.for_attacks(seed)
-    attacks = run_attacks(
-        attacked, log, table, found.groups, scored, members=members, holdout=holdout, seed=seed
-    )
+    found = _of_examples(log, epsilons, recorded, by, seed, fidelity)
+    attacks = _attacks(log, epsilons, recorded, found.groups, scored, (members, holdout), seed)
     run = run_facts(log, recorded.examples, recorded.recorder, recorded.declared)
-    provenance = _provenance(command)
-    guarantee = _guarantee(log, table, recorded)
+    provenance, account = _provenance(command), epsilons.account
+    guarantee, versions = _guarantee(log, epsilons, recorded), provenance.versions
     return AuditSummary(
         name=name,
         provenance=provenance,
-        account=table.account,
-        claim=table.claim,
-        claim_reason=table.claim_reason,
+        account=account,
+        claim=epsilons.claim,
+        claim_reason=epsilons.claim_reason,
         guarantee=guarantee,
         run=run,
-        individual=describe(table),
-        unit_sizes=unit_sizes(log, table),
-        drivers=describe_drivers(log, table, found.rows),
+        individual=describe(epsilons),
+        unit_sizes=unit_sizes(log, epsilons),
+        drivers=describe_drivers(log, epsilons, found.rows),
         loss=found.loss,
         groups=found.groups,
         attacks=attacks,
         fidelity=fidelity,
-        notes=_notes(run, table, recorded, guarantee, provenance.versions, attacks, found.missing),
-        schedule=schedule_of(log, table.account.delta, recorded.curve),
-        views=views_of(log, table, recorded.recorder, recorded.declared.content),
-        exactness=_exactness(table, found.loss, (recorded, attacked), fidelity),
+        notes=_notes(run, epsilons, recorded, guarantee, versions, attacks, found.missing),
+        schedule=schedule_of(log, account.delta, recorded.curve),
+        views=views_of(log, epsilons, recorded.recorder, recorded.declared.content),
+        exactness=_exactness(epsilons, found.loss, recorded.attacked(seed), fidelity),
+    )
+
+
+def _attacks(
+    log: NormLog,
+    epsilons: Epsilons,
+    recorded: RecordedRun,
+    groups: Sequence[GroupTable],
+    scored: Sequence[ScoredAttack] | None,
+    others: tuple[EpsilonTable | None, EpsilonTable | None],
+    seed: int,
+) -> AttackFindings:
+    """What the attacks found, on all members or on some; others: epsilons as in `summarise`."""
+    attacked, (members, holdout) = recorded.for_attacks(seed), others
+    if isinstance(epsilons, EpsilonTable):
+        table = epsilons
+    elif (positions := recorded.attacked(seed)) is not None:
+        table = epsilons.take(positions)
+    else:
+        table = epsilons.table(epsilons.details)
+    return run_attacks(
+        attacked, log, table, groups, scored, members=members, holdout=holdout, seed=seed
     )
 
 
 def _exactness(
-    table: EpsilonTable,
+    epsilons: Epsilons,
     loss: LossRelation | None,
-    runs: tuple[RecordedRun, RecordedRun],
+    attacked: IntArray | None,
     fidelity: FidelityFindings,
 ) -> Exactness | None:
-    """How exact the figures are; runs: with all examples, and with those that are attacked."""
-    every, attacked = (run.examples for run in runs)
+    """How exact the figures are; attacked: positions of the members that are, None if all."""
     tried = fidelity.sensitivity or fidelity.spacing or fidelity.against_k
-    some = len(table) > MOST_COMPARED and table.account.rows_per_unit is None
+    some = len(epsilons) > MOST_COMPARED and epsilons.account.rows_per_unit is None
     return exactness_of(
-        len(table),
+        len(epsilons),
         loss,
-        None if attacked is None or attacked is every else attacked.n_train,
+        None if attacked is None else len(attacked),
         MOST_COMPARED if tried and some else None,
     )
 
@@ -143,7 +164,7 @@ class _OfExamples(NamedTuple):
     rows: of the training examples, in the order of the log.
     """
 
-    rows: pd.DataFrame | None = None
+    rows: Rows | None = None
     loss: LossRelation | None = None
     groups: tuple[GroupTable, ...] = ()
     missing: Sequence[str] = ()
@@ -151,13 +172,13 @@ class _OfExamples(NamedTuple):
 
 def _of_examples(
     log: NormLog,
-    table: EpsilonTable,
+    epsilons: Epsilons,
     recorded: RecordedRun,
     by: Sequence[str],
     seed: int,
     fidelity: FidelityFindings,
 ) -> _OfExamples:
-    examples, missing = recorded.examples, _missing(recorded, log, table, fidelity)
+    examples, missing = recorded.examples, _missing(recorded, log, epsilons, fidelity)
     if examples is None and by:
         raise InputError(
             f"--by {by[0]}: this run has no {EXAMPLES}, which holds the groups; audit it without "
@@ -165,49 +186,47 @@ def _of_examples(
         )
     if examples is None:
         return _OfExamples(missing=missing)
-    rows = examples.aligned(log.example_ids)
+    rows = examples.train_rows(log.example_ids)
     columns, left_out = choose_groups(rows, by, recorded.declared.groups)
     train = rows
-    if table.account.rows_per_unit is not None:
-        train = in_rows_of(table, examples).aligned(table.example_ids)
-    loss = relate_to_loss(table, to_floats(train["loss"]))
-    groups = group_tables(table, train, examples.test, columns, seed=seed)
-    notes = _group_notes(table, groups, examples.test)
+    if isinstance(epsilons, EpsilonTable) and epsilons.account.rows_per_unit is not None:
+        train = in_rows_of(epsilons, examples).train_rows(epsilons.example_ids)
+    loss = relate_to_loss(epsilons, train)
+    groups = group_tables(epsilons, train, examples.test, columns, seed=seed)
+    notes = _group_notes(epsilons, groups, examples.test)
     missing += [*undeclared_people(log, rows), *left_out, *notes]
     return _OfExamples(rows, loss, groups, missing)
 
 
-def _guarantee(log: NormLog, table: EpsilonTable, recorded: RecordedRun) -> Guarantee:
-    account = table.account
+def _guarantee(log: NormLog, epsilons: Epsilons, recorded: RecordedRun) -> Guarantee:
+    account = epsilons.account
     if account.participation == "known":
-        membership: Membership | None = membership_if_known(table)
+        membership: Membership | None = membership_if_known(epsilons)
     elif not has_risk_curve(account):
         membership = None
     else:
         membership = worst_case_membership(log, account.delta)
-    divisor = divisor_of_run(log, table, recorded.recorder)
-    return guarantee_of(table, recorded.checks, recorded.recorder, membership, divisor)
+    divisor = divisor_of_run(log, epsilons, recorded.recorder)
+    return guarantee_of(epsilons, recorded.checks, recorded.recorder, membership, divisor)
 
 
-def divisor_of_run(
-    log: NormLog, table: EpsilonTable, recorder: Mapping[str, Any]
-) -> Divisor | None:
+def divisor_of_run(log: NormLog, epsilons: Epsilons, recorder: Mapping[str, Any]) -> Divisor | None:
     """Whether the divisor of a run tells how many examples there are; as `divisor_of`."""
-    rows = table.account.rows_per_unit or 1
+    rows = epsilons.account.rows_per_unit or 1
     return divisor_of(log.n_examples, log.total_steps, recorder, rows=rows)
 
 
 def _notes(
     run: RunFacts,
-    table: EpsilonTable,
+    epsilons: Epsilons,
     recorded: RecordedRun,
     guarantee: Guarantee,
     versions: Mapping[str, str],
     attacks: AttackFindings,
     missing: Sequence[str],
 ) -> Notes:
-    account, checks = table.account, recorded.checks
-    brackets = Counter(table.details.get("bracket", np.array([])).tolist())
+    account, checks = epsilons.account, recorded.checks
+    brackets = _brackets(epsilons)
     caveats = dict.fromkeys(attack.caveat for attack in attacks.by_group)
     return Notes(
         checks=tuple(checks),
@@ -215,6 +234,17 @@ def _notes(
         hazards=hazards(run, account, guarantee, checks, caveats=caveats),
         missing=tuple(missing),
     )
+
+
+def _brackets(epsilons: Epsilons) -> Counter[str]:
+    """How many examples have which kind of bracket; empty where there are no kinds."""
+    if isinstance(epsilons, EpsilonTable):
+        return Counter(epsilons.details.get("bracket", np.array([])).tolist())
+    found: Counter[str] = Counter()
+    if "bracket" in epsilons.details:
+        for frame in epsilons.frames(["bracket"]):
+            found.update(frame["bracket"].tolist())
+    return found
 
 
 def _provenance(command: str) -> Provenance:
@@ -231,7 +261,7 @@ def _version(library: str) -> str:
 
 
 def _missing(
-    recorded: RecordedRun, log: NormLog, table: EpsilonTable, fidelity: FidelityFindings
+    recorded: RecordedRun, log: NormLog, epsilons: Epsilons, fidelity: FidelityFindings
 ) -> list[str]:
     """What the audit lacks, in sentences."""
     found = []
@@ -255,20 +285,18 @@ def _missing(
             f"There is no non-private baseline ({EXAMPLES_NON_DP}): the attack cannot be compared "
             "with one on a model trained without DP."
         )
-    assumes_norms = not log.individually_clipped and table.account.participation == "secret"
+    assumes_norms = not log.individually_clipped and epsilons.account.participation == "secret"
     if assumes_norms and not fidelity.has_exact_values:
         found.append(NO_EXACT_VALUES)
     return found
 
 
-def _group_notes(
-    table: EpsilonTable, groups: Sequence[GroupTable], test: pd.DataFrame
-) -> list[str]:
+def _group_notes(epsilons: Epsilons, groups: Sequence[GroupTable], test: pd.DataFrame) -> list[str]:
     """What a reader of the group tables must know about them."""
     notes = []
-    if groups and (table.account.rows_per_unit or 1) > 1:
+    if groups and (epsilons.account.rows_per_unit or 1) > 1:
         notes.append(
-            f"A {table.account.unit} whose rows differ in a column is in its group {MISSING}."
+            f"A {epsilons.account.unit} whose rows differ in a column is in its group {MISSING}."
         )
     names = dict.fromkeys(name for found in groups for name in found.columns)
     lacking = [name for name in names if name not in test or test[name].isna().all()]

@@ -31,7 +31,7 @@ def white_box_of_run(run_dir: Path) -> tuple[AttackScores, PredictedEvidence]:
     if scores.example_ids is None:
         raise InputError(f"{path} lacks the column example_id; it is not what a Recorder wrote")
     inside = predicted_evidence(log := NormLog.open(run_dir))
-    place = {example: k for k, example in enumerate(log.example_ids.tolist())}
+    place = {example: k for k, example in enumerate(np.asarray(log.example_ids).tolist())}
     rows = np.array([place[k] for k in scores.example_ids[scores.member].tolist()], dtype=np.int64)
     parts = [inside.take(rows)]
     if not scores.member.all():

@@ -17,7 +17,7 @@ from indpriv.accountant.per_example import table_for
 from indpriv.analysis.divisor import divisor_of
 from indpriv.analysis.fidelity.comparison import Fidelity, Sensitivity, Spacing, compare_with_exact
 from indpriv.analysis.statistics import histogram
-from indpriv.epsilon_table import EpsilonTable
+from indpriv.epsilon_table import Epsilons, EpsilonTable
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.views import coarser
 
@@ -31,10 +31,15 @@ CHOOSING = "accounting under other choices"
 SPACING = "leaving out every second record"
 
 
+def compared_positions(log: NormLog) -> IntArray | None:
+    """Increasing positions of the examples that `fidelity_against_k` compares; None if all."""
+    return log.reference_positions if log.coverage < 1 else _drawn(log, histogram.MOST_EXACT)
+
+
 def fidelity_against_k(
     log: NormLog,
     method: Method,
-    table: EpsilonTable,
+    epsilons: Epsilons,
     progress: StageProgress | None = None,
     groups: Mapping[str, Partition] | None = None,
 ) -> tuple[Fidelity, ...]:
@@ -42,26 +47,27 @@ def fidelity_against_k(
 
     Exact values come from the whole log if it has every step, else from its reference examples,
     where the log's own K is compared too. Empty if there are neither, and if training clipped
-    individually (any K is exact). `table` is the account of the log by `method`; fidelity by group
-    is given for the log's own K, else for K = one epoch. Of more than a million examples, a random
-    20,000 are compared.
+    individually (any K is exact). `epsilons` are the account of the log by `method`, and `groups`
+    are partitions of the examples at `compared_positions`; fidelity by group is given for the log's
+    own K, else for K = one epoch. Of more than a million examples, a random 20,000 are compared.
     """
-    if log.individually_clipped or (log.coverage < 1 and table.account.rows_per_unit is not None):
+    if log.individually_clipped or (
+        log.coverage < 1 and epsilons.account.rows_per_unit is not None
+    ):
         return ()  # reference examples are not whole units
+    groups = groups or {}
     if log.coverage == 1:
-        exact_log, exact, chosen = _compared(log, table, histogram.MOST_EXACT)
+        exact_log, exact = _compared(log, epsilons, histogram.MOST_EXACT)
         source, comparisons = "norms at every step of this log", list[Fidelity]()
-        if chosen is not None:
+        if len(exact) < len(epsilons):
             source = f"norms at every step of {len(exact):,} random examples of this log"
-            groups = _of_positions(groups, chosen)
     else:
         found = log.reference_examples()
         if found is None:
             return ()
         exact_log, exact = found, table_for(found, method)
         source = f"norms at every step of {found.n_examples:,} examples"
-        groups = _of_positions(groups, log.reference_positions)
-        comparisons = [_own_fidelity(log, table, exact, source, groups)]
+        comparisons = [_own_fidelity(log, epsilons, exact, source, groups)]
     rate = float(exact_log.settings.sample_rate.mean())
     rules = (method.between_records,) if method.preset else ("last", "closest")
     steps = sorted({round(epochs / rate) for epochs in FIDELITY_EPOCHS})
@@ -89,12 +95,15 @@ def fidelity_against_k(
 
 def _own_fidelity(
     log: NormLog,
-    table: EpsilonTable,
+    epsilons: Epsilons,
     exact: EpsilonTable,
     source: str,
     groups: Mapping[str, Partition],
 ) -> Fidelity:
     """The log's own K, compared on its reference examples."""
+    positions, table = log.reference_positions, epsilons
+    if not isinstance(table, EpsilonTable):
+        table = table.table() if positions is None else table.take(np.sort(positions))
     gaps = np.diff(log.recorded_steps)
     every = round(float(gaps.mean())) if len(gaps) else log.total_steps
     return compare_with_exact(
@@ -109,17 +118,17 @@ def _own_fidelity(
 
 
 def effect_of_spacing(
-    log: NormLog, method: Method, table: EpsilonTable, progress: StageProgress | None = None
+    log: NormLog, method: Method, epsilons: Epsilons, progress: StageProgress | None = None
 ) -> Spacing | None:
     """How far an estimate moves without every second record; None if it assumes no norms.
 
     Of more than a million examples, a random 20,000 are compared.
     """
-    carried = table.account.between_records != "worst_case" and log.n_records < log.total_steps
+    carried = epsilons.account.between_records != "worst_case" and log.n_records < log.total_steps
     if not carried or log.individually_clipped or log.n_records < 3:
         return None
     tell = progress or silent
-    log, table, _ = _compared(log, table, histogram.MOST_EXACT)
+    log, table = _compared(log, epsilons, histogram.MOST_EXACT)
     sparser = replace(log, recorded_steps=log.recorded_steps[::2], rows=log.rows[::2])
     kept = table_for(sparser, method, progress=lambda done, total: tell(SPACING, done, total))
     return Spacing.of(
@@ -132,13 +141,13 @@ def effect_of_spacing(
 
 
 def sensitivity(
-    log: NormLog, method: Method, table: EpsilonTable, progress: StageProgress | None = None
+    log: NormLog, method: Method, epsilons: Epsilons, progress: StageProgress | None = None
 ) -> tuple[Sensitivity, ...]:
     """How far epsilons move with coarser rounding and with other rules between records."""
     if log.filtered is not None or method.preset is not None:
         # A filter's account is its cap under any choice; a preset makes both choices itself.
         return ()
-    log, table, _ = _compared(log, table, MOST_COMPARED)
+    log, table = _compared(log, epsilons, MOST_COMPARED)
     finest = 0.0 if log.levels is None else log.levels.rounding
     carried = log.n_records < log.total_steps and not log.individually_clipped
     cases = [
@@ -159,29 +168,22 @@ def sensitivity(
     return tuple(found)
 
 
-def _compared(
-    log: NormLog, table: EpsilonTable, most: int
-) -> tuple[NormLog, EpsilonTable, IntArray | None]:
-    """Log and table, of a random `MOST_COMPARED` examples if there are more than `most`.
-
-    With the positions of these examples; None where all are kept.
-    """
-    if len(table) <= max(most, MOST_COMPARED) or log.unit_ids is not None:
-        return log, table, None
-    chosen = np.zeros(len(table), dtype=bool)
-    chosen[np.random.default_rng(0).choice(len(table), MOST_COMPARED, replace=False)] = True
-    positions = np.flatnonzero(chosen)
-    return log.take(positions), table.take(chosen), positions
+def _compared(log: NormLog, epsilons: Epsilons, most: int) -> tuple[NormLog, EpsilonTable]:
+    """Log and epsilons, of a random `MOST_COMPARED` examples if there are more than `most`."""
+    positions = _drawn(log, most)
+    if positions is not None:
+        return log.take(positions), epsilons.take(positions)
+    if isinstance(epsilons, EpsilonTable):
+        return log, epsilons
+    return log, epsilons.table(epsilons.details)
 
 
-def _of_positions(
-    groups: Mapping[str, Partition] | None, positions: IntArray | None
-) -> dict[str, Partition]:
-    """The partitions of the training examples at some positions."""
-    return {
-        by: replace(parts, train_codes=parts.train_codes[positions])
-        for by, parts in (groups or {}).items()
-    }
+def _drawn(log: NormLog, most: int) -> IntArray | None:
+    """Increasing positions of random `MOST_COMPARED` examples; None if there are at most `most`."""
+    if log.n_examples <= max(most, MOST_COMPARED) or log.unit_ids is not None:
+        return None
+    rng = np.random.default_rng(0)
+    return np.sort(rng.choice(log.n_examples, MOST_COMPARED, replace=False))
 
 
 def usual_participation(log: NormLog, preset: str | None) -> str:

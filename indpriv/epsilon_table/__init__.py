@@ -1,5 +1,6 @@
 """EpsilonTable: the epsilon of each example, in memory or in the parts of a data set. Sensitive."""
 
+from indpriv.epsilon_table.beside import Epsilons, beside
 from indpriv.epsilon_table.parts import EpsilonParts
 from indpriv.epsilon_table.table import (
     DISCLAIMER,
@@ -15,5 +16,7 @@ __all__ = [
     "Account",
     "EpsilonParts",
     "EpsilonTable",
+    "Epsilons",
+    "beside",
     "relation_words",
 ]

@@ -9,15 +9,18 @@ names that begin with an underscore, and read the rows in order.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from indpriv import _files
+from indpriv._arrays import IntArray
+from indpriv._columns import Rows, as_rows
 from indpriv._storage import remove_tree
-from indpriv.epsilon_table.table import EpsilonTable
+from indpriv.epsilon_table.table import KEPT_DETAILS, Account, EpsilonTable
 from indpriv.errors import EvidenceError
 
 PART_ROWS = _files.ROW_GROUP_SIZE
@@ -57,7 +60,8 @@ class EpsilonParts:
         """
         marker = _files.read_json(path / _MARKER) if path.is_dir() else None
         if marker is None:
-            n_rows, empty = _files.parquet_schema(path)
+            rows = _files.ParquetRows.open(path)
+            n_rows, empty = len(rows), rows.empty
         else:
             n_rows = int(marker["rows"])
             for number in range(len(ranges(n_rows))):
@@ -66,7 +70,7 @@ class EpsilonParts:
                         f"{path} lacks {part_name(number)} of {len(ranges(n_rows))} parts; restore "
                         "it, or type the command again that makes the audit"
                     )
-            empty = _files.parquet_schema(path / part_name(0))[1]
+            empty = _files.ParquetRows.open(path / part_name(0)).empty
         return cls(path, n_rows, EpsilonTable.from_frame(empty), tuple(empty.columns))
 
     def __len__(self) -> int:
@@ -77,13 +81,34 @@ class EpsilonParts:
         """Columns after the bracket of epsilon: those of the accountant, then further ones."""
         return self.columns[4:]
 
+    @property
+    def account(self) -> Account:
+        """What the epsilons mean."""
+        return self.about.account
+
+    @property
+    def worst_case_epsilon(self) -> float:
+        """The run's guarantee."""
+        return self.about.worst_case_epsilon
+
+    @property
+    def claim(self) -> str:
+        """See `EpsilonTable`."""
+        return self.about.claim
+
+    @property
+    def claim_reason(self) -> str:
+        """See `EpsilonTable`."""
+        return self.about.claim_reason
+
     def frames(self, columns: Sequence[str] | None = None) -> Iterator[pd.DataFrame]:
         """Yield the rows in order, PART_ROWS at a time, as `EpsilonTable.to_frame` gives them.
 
         columns: those that are read, by default all; further ones follow those of `to_frame`.
         """
         if not self.path.is_dir():
-            yield from _files.parquet_frames(self.path, columns)
+            rows = _files.ParquetRows.open(self.path)
+            yield from (rows.read(start, stop, columns) for start, stop in rows.ranges())
             return
         for number, (start, stop) in enumerate(ranges(self.n_rows)):
             part = self.path / part_name(number)
@@ -95,9 +120,25 @@ class EpsilonParts:
                 )
             yield frame
 
-    def tables(self) -> Iterator[EpsilonTable]:
-        """Yield a table of each part, with the details that `EpsilonTable.from_frame` keeps."""
-        return (EpsilonTable.from_frame(frame) for frame in self.frames())
+    def tables(self, details: Collection[str] = KEPT_DETAILS) -> Iterator[EpsilonTable]:
+        """Yield a table of each part, with the claim of all; details: columns that it keeps."""
+        kept = [name for name in self.details if name in details]
+        for frame in self.frames([*self.columns[:4], *kept]):
+            yield self._claimed(EpsilonTable.from_frame(frame, kept))
+
+    def take(self, positions: IntArray) -> EpsilonTable:
+        """A table of the rows at increasing positions, in memory, with all columns as details."""
+        found, start = [], 0
+        for frame in self.frames():
+            first, last = np.searchsorted(positions, [start, start + len(frame)])
+            found.append(frame.iloc[positions[first:last] - start])
+            start += len(frame)
+        whole = pd.concat(found, ignore_index=True)
+        whole.attrs = found[0].attrs
+        return self._claimed(EpsilonTable.from_frame(whole, self.details))
+
+    def _claimed(self, table: EpsilonTable) -> EpsilonTable:
+        return replace(table, claim=self.claim, claim_reason=self.claim_reason)
 
     def frame(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """All rows in memory."""
@@ -110,8 +151,8 @@ class EpsilonParts:
 
     def table(self, details: Collection[str] | None = None) -> EpsilonTable:
         """All rows in memory as a table; details: see `EpsilonTable.from_frame`."""
-        frame = self.frame()
-        return EpsilonTable.from_frame(frame, *(() if details is None else (details,)))
+        kept = KEPT_DETAILS if details is None else details
+        return self._claimed(EpsilonTable.from_frame(self.frame(), kept))
 
 
 def part_name(number: int) -> str:
@@ -155,7 +196,7 @@ class PartsWriter:
     def share_worst_case(self) -> None:
         """Give each part the worst case of all, once all are there: the largest of theirs."""
         paths = [self.folder / part_name(number) for number in range(len(self._ranges))]
-        own = [_files.parquet_schema(path)[1].attrs["worst_case_epsilon"] for path in paths]
+        own = [_files.ParquetRows.open(path).empty.attrs["worst_case_epsilon"] for path in paths]
         for path, worst in zip(paths, own, strict=True):
             if worst != max(own):
                 frame = _files.read_parquet(path)
@@ -167,21 +208,32 @@ class PartsWriter:
         table.to_parquet(self.folder / part_name(number), columns=columns)
 
 
-def write_epsilons(table: EpsilonTable, path: Path, columns: pd.DataFrame | None = None) -> None:
-    """Write a table as a file, or above LARGEST_FILE rows as a folder of parts.
+def write_epsilons(
+    epsilons: EpsilonTable | EpsilonParts, path: Path, columns: pd.DataFrame | Rows | None = None
+) -> None:
+    """Write epsilons as a file, or above LARGEST_FILE rows as a folder of parts.
 
     Args:
-        table: epsilons.
+        epsilons: in memory or in another folder of parts.
         path: of the file or folder; what lies there is replaced.
         columns: further columns, as in `EpsilonTable.to_parquet`.
     """
+    n_rows, further = len(epsilons), None if columns is None else as_rows(columns)
     if path.is_dir():
         remove_tree(path)
-    if len(table) <= LARGEST_FILE:
-        table.to_parquet(path, columns=columns)
+    if n_rows <= LARGEST_FILE:
+        table = epsilons if isinstance(epsilons, EpsilonTable) else epsilons.table(epsilons.details)
+        table.to_parquet(path, columns=None if further is None else further.read(0, n_rows))
         return
     path.unlink(missing_ok=True)
-    writer = PartsWriter(path, len(table), {"account": dict(vars(table.account))})
-    for number, start, stop in writer.missing():
-        rows = slice(start, stop)
-        writer.write(number, table.take(rows), None if columns is None else columns.iloc[rows])
+    writer = PartsWriter(path, n_rows, {"account": dict(vars(epsilons.account))})
+    for (number, start, stop), table in zip(writer.missing(), _parts_of(epsilons), strict=True):
+        writer.write(number, table, None if further is None else further.read(start, stop))
+
+
+def _parts_of(epsilons: EpsilonTable | EpsilonParts) -> Iterator[EpsilonTable]:
+    """Tables of PART_ROWS rows each, with all details."""
+    if isinstance(epsilons, EpsilonTable):
+        yield from (epsilons.take(slice(*rows)) for rows in ranges(len(epsilons)))
+    else:
+        yield from epsilons.tables(epsilons.details)

@@ -3,7 +3,7 @@
 An individual epsilon describes the run that happened. It is not a differential-privacy guarantee.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from indpriv._arrays import FloatArray
+from indpriv._arrays import FloatArray, IntArray
 from indpriv._files import write_private_parquet
 from indpriv._formatting import format_delta, format_epsilon
 from indpriv.errors import InputError
@@ -36,7 +36,7 @@ def relation_words(neighbouring: str) -> str:
 
 
 FALSE_POSITIVE_RATE = 0.01  # at which accounts state the limit on membership tests
-_KEPT_DETAILS = ("n_rows", "unit_worst_case", "true_positive_limit")
+KEPT_DETAILS = ("n_rows", "unit_worst_case", "true_positive_limit")
 
 
 @dataclass(frozen=True)
@@ -226,8 +226,12 @@ class EpsilonTable:
         worst = self.details.get("unit_worst_case", np.float64(self.worst_case_epsilon))
         return np.asarray(self.epsilon >= worst.astype(np.float64) * (1 - 1e-9))
 
-    def take(self, kept: NDArray[np.bool_] | slice) -> "EpsilonTable":
-        """The table of the examples that a mask (n_examples,) or a slice chooses."""
+    def tables(self) -> Iterator["EpsilonTable"]:
+        """Yield the table itself; see `EpsilonParts`, which yields several."""
+        yield self
+
+    def take(self, kept: NDArray[np.bool_] | IntArray | slice) -> "EpsilonTable":
+        """The table of the examples that a mask (n_examples,), positions or a slice choose."""
         return replace(
             self,
             example_ids=self.example_ids[kept],
@@ -309,7 +313,7 @@ class EpsilonTable:
 
     @classmethod
     def from_frame(
-        cls, frame: pd.DataFrame, details: Collection[str] = _KEPT_DETAILS
+        cls, frame: pd.DataFrame, details: Collection[str] = KEPT_DETAILS
     ) -> "EpsilonTable":
         """The table that `to_frame` or `to_parquet` wrote; InputError if the claim is missing.
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks
-from indpriv._arrays import IntArray
+from indpriv._arrays import Ids, IntArray
 from indpriv._storage import location
 from indpriv.errors import InputError
 from indpriv.norm_log import views
@@ -74,7 +74,7 @@ class NormLog(_checks.FormerNames):
     (2, 10, 0.1)
 
     Attributes:
-        example_ids: (n_examples,) unique ids.
+        example_ids: (n_examples,) unique ids; see `indpriv._arrays.Ids`.
         recorded_steps: (n_records,) strictly increasing, each below total_steps.
         settings: realised settings of all steps; less noise where clipped gradients stay longer
             than max_grad_norm by a measured share.
@@ -106,7 +106,7 @@ class NormLog(_checks.FormerNames):
             max_grad_norm was set to; 0 if it was set without the data. Every epsilon includes it.
     """
 
-    example_ids: NDArray[np.generic]
+    example_ids: Ids
     recorded_steps: IntArray
     settings: StepSettings
     levels: Levels | None

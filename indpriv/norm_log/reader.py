@@ -7,17 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from indpriv import _files
-from indpriv._arrays import IntArray
+from indpriv._arrays import Ids, IntArray
 from indpriv._checks import check_choice
-from indpriv._storage import is_remote, sizes_in
+from indpriv._storage import check_hash, is_remote, sizes_in
 from indpriv.errors import EvidenceError
 from indpriv.norm_log.batch_norms import BatchNormFile, FileBatchNorms
 from indpriv.norm_log.evidence import FAILED, NORM_PRECISION, NORMS_IN_TRAINING
 from indpriv.norm_log.journal_state import Line, LogState, files_of
 from indpriv.norm_log.levels import levels_of
-from indpriv.norm_log.records import FileRecord, FileRecords, RecordFile
+from indpriv.norm_log.records import (
+    LARGEST_FILE,
+    FileRecord,
+    FileRecords,
+    RecordFile,
+    StoredIds,
+)
 from indpriv.norm_log.run_files import IDS, RECORDS
 from indpriv.norm_log.validation import CONTRIBUTIONS, check_unit_ids, check_words
 
@@ -90,7 +97,7 @@ def check_readable(faults: Faults, state: LogState, unreadable: str) -> None:
 def log_fields(state: LogState, faults: Faults) -> dict[str, Any]:
     """The fields of the NormLog of a run; records with faults count at max_grad_norm."""
     header = state.header
-    ids = _files.read_parquet(state.run_dir / IDS, sha256=header["ids_sha256"])
+    ids, units, exact = _read_ids(state)
     levels = levels_of(header["rounding"], header["rounding_mode"])
     truncation = check_words(
         state.sampler,
@@ -114,9 +121,8 @@ def log_fields(state: LogState, faults: Faults) -> dict[str, Any]:
     if header["run"].get("clipping") in CONTRIBUTIONS:
         settings = settings.steady_between(recorded)
     whole = header["n_exact"] > 0 and len(reference_rows) == state.total_steps
-    units = ids["unit_id"].to_numpy() if "unit_id" in ids else None
     return {
-        "example_ids": ids["example_id"].to_numpy(),
+        "example_ids": ids,
         "unit_ids": check_unit_ids(units, len(ids), header["unit"]),
         "recorded_steps": recorded,
         "unreadable_steps": tuple(line["step"] for line in unreadable),
@@ -129,7 +135,7 @@ def log_fields(state: LogState, faults: Faults) -> dict[str, Any]:
         "caveats": state.caveats,
         "records": FileRecords(rows, levels),
         "rows": np.arange(len(rows)),
-        "reference_positions": np.flatnonzero(ids["exact"].to_numpy()) if whole else None,
+        "reference_positions": exact if whole else None,
         "reference_records": FileRecords(reference_rows, levels) if whole else None,
         "batch_norms": batch_norms_of(state, faults),
         "most_participations": state.most_participations,
@@ -137,6 +143,26 @@ def log_fields(state: LogState, faults: Faults) -> dict[str, Any]:
         "truncation": truncation,
         "clipping_norm_epsilon": state.clipping_norm_epsilon,
     }
+
+
+def _read_ids(state: LogState) -> tuple[Ids, NDArray[np.generic] | None, IntArray]:
+    """Ids and units of the examples, and positions of the reference examples.
+
+    Many ids on a disk are hashed here and read later; checksums of their pages are compared then.
+    """
+    path, sha256 = state.run_dir / IDS, state.header["ids_sha256"]
+    if is_remote(path) or state.header["n_examples"] <= LARGEST_FILE:
+        ids = _files.read_parquet(path, sha256=sha256)
+        units = ids["unit_id"].to_numpy() if "unit_id" in ids else None
+        return ids["example_id"].to_numpy(), units, np.flatnonzero(ids["exact"].to_numpy())
+    check_hash(path, sha256)
+    rows = _files.ParquetRows.open(path)
+    units = np.asarray(StoredIds(rows, "unit_id")) if "unit_id" in rows.columns else None
+    exact = [
+        start + np.flatnonzero(rows.read(start, stop, ["exact"])["exact"])
+        for start, stop in rows.ranges()
+    ]
+    return StoredIds(rows, "example_id"), units, np.concatenate(exact)
 
 
 def _check_consistent(state: LogState) -> None:
@@ -167,7 +193,7 @@ def _check_consistent(state: LogState) -> None:
 
 def read_reference_positions(run_dir: Path) -> IntArray:
     """Positions of the examples that the log of a run records at every step."""
-    return np.flatnonzero(_files.read_parquet(run_dir / IDS)["exact"].to_numpy())
+    return np.flatnonzero(_files.read_parquet(run_dir / IDS, ["exact"])["exact"].to_numpy())
 
 
 def filter_is_proven(state: LogState, faults: Faults) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +22,47 @@ from indpriv.norm_log.levels import Levels
 
 PART_SIZE = _files.ROW_GROUP_SIZE
 LARGEST_FILE = 4 * PART_SIZE  # examples
+
+
+@dataclass(frozen=True)
+class StoredIds:
+    """A column of a Parquet file as an array whose rows are read when they are asked for.
+
+    An index or a slice reads the row groups that it needs, and `np.asarray` reads all. It is sent
+    to other processes without its values.
+    """
+
+    rows: _files.ParquetRows
+    column: str
+
+    @cached_property
+    def dtype(self) -> np.dtype[Any]:
+        """That of the values."""
+        return self._read(0, 1).dtype
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, key: Any, /) -> Any:
+        if isinstance(key, slice):
+            start, stop, step = key.indices(len(self))
+            return self._read(start, max(start, stop))[::step]
+        index = np.arange(len(self))[key] if np.ndim(key) == 0 else np.asarray(key)
+        if index.dtype == bool:
+            index = np.flatnonzero(index)
+        found: NDArray[Any] = np.empty(index.shape, self.dtype)
+        for start, stop in self.rows.ranges():
+            here = (index >= start) & (index < stop)
+            if here.any():
+                found[here] = self._read(start, stop)[index[here] - start]
+        return found[()]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self[:], dtype)
+
+    def _read(self, start: int, stop: int) -> NDArray[Any]:
+        values: NDArray[Any] = self.rows.read(start, stop, [self.column])[self.column].to_numpy()
+        return values
 
 
 class Records(Protocol):

@@ -5,6 +5,7 @@ The first four are methods of NormLog.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import check_positive_int
+from indpriv._files import ROW_GROUP_SIZE
 from indpriv.errors import InputError
-from indpriv.norm_log.batch_norms import ArrayBatchNorms, BatchNorms
+from indpriv.norm_log.batch_norms import ArrayBatchNorms, BatchNormEntries, BatchNorms
 from indpriv.norm_log.levels import Codes, Levels
 from indpriv.norm_log.records import ArrayRecords, Records
 
@@ -75,13 +77,34 @@ def take(log: NormLog, positions: ArrayLike) -> NormLog:
         log,
         example_ids=log.example_ids[index],
         unit_ids=None if log.unit_ids is None else log.unit_ids[index],
-        records=ArrayRecords(log.read()[:, index]),
+        records=ArrayRecords(_read_at(log, index)),
         rows=np.arange(log.n_records),
         reference_positions=None,
         reference_records=None,
         batch_norms=_taken(log.batch_norms, index, log.n_examples),
         filtered=filtered and replace(filtered, left_out_at=filtered.left_out_at[index]),
     )
+
+
+def _read_at(log: NormLog, index: IntArray) -> NDArray[np.generic]:
+    """(n_records, n) codes or norms at some positions; those of a range are read at once."""
+    if log.n_examples <= ROW_GROUP_SIZE or not len(index):
+        return log.read(0, log.n_examples if len(index) else 1)[:, index]
+    parts = []
+    for here, start, stop in _groups_of(index, log.n_examples):
+        parts.append((here, log.read(start, stop)[:, index[here] - start]))
+    found = np.empty((log.n_records, len(index)), parts[0][1].dtype)
+    for here, part in parts:
+        found[:, here] = part
+    return found
+
+
+def _groups_of(index: IntArray, n: int) -> Iterator[tuple[IntArray, int, int]]:
+    """Yield (which of some positions lie in a row group, its start, its stop)."""
+    group = index // ROW_GROUP_SIZE
+    for number in np.unique(group).tolist():
+        start = number * ROW_GROUP_SIZE
+        yield np.flatnonzero(group == number), start, min(start + ROW_GROUP_SIZE, n)
 
 
 def reference_examples(log: NormLog) -> NormLog | None:
@@ -215,5 +238,15 @@ def _taken(
 ) -> ArrayBatchNorms | None:
     if batch_norms is None:
         return None
-    entries = batch_norms.read(0, n_examples).take(positions, n_examples)
-    return ArrayBatchNorms(batch_norms.steps, entries)
+    parts = []
+    for here, start, stop in _groups_of(positions, n_examples):
+        part = batch_norms.read(start, stop).take(positions[here] - start, stop - start)
+        parts.append(replace(part, position=here[part.position].astype(np.int32)))
+    if not parts:
+        return ArrayBatchNorms(batch_norms.steps, batch_norms.read(0, 0))
+    position, step, norm = (
+        np.concatenate([getattr(part, name) for part in parts])
+        for name in ("position", "step", "norm")
+    )
+    entries = BatchNormEntries(position, step, norm)
+    return ArrayBatchNorms(batch_norms.steps, entries.select(np.argsort(position, kind="stable")))

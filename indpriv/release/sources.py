@@ -174,7 +174,7 @@ def _norms(run_dir: Path, request: Request) -> Source:
     grid, codes, grid_text = _norm_grid(row, log.levels, float(log.settings.max_grad_norm[0]))
     return Source(
         counts={"": np.bincount(codes, minlength=len(grid))},
-        fingerprint=fingerprint(log.example_ids) + fingerprint(codes),
+        fingerprint=fingerprint(np.asarray(log.example_ids)) + fingerprint(codes),
         grid=grid,
         grid_text=grid_text,
         name=run_dir.resolve().name,

@@ -3,8 +3,10 @@
 import dataclasses
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from indpriv._columns import FrameRows
 from indpriv.analysis.groups.cells import CellCounts, Values
 from indpriv.analysis.groups.group_table import group_table
 from indpriv.analysis.loss.pairs import LossCounts
@@ -77,7 +79,7 @@ def test_group_tables_are_those_of_all_examples(both):
 def test_the_relation_to_loss_is_that_of_all_examples(both):
     epsilon, loss, _, _ = drawn()
     table = epsilon_table(epsilon, worst_case=0.22)
-    exact, binned = both(lambda: relate_to_loss(table, loss))
+    exact, binned = both(lambda: relate_to_loss(table, FrameRows(pd.DataFrame({"loss": loss}))))
     for name in ("floored", "floor", "left_out", "undefined_reason"):
         assert getattr(binned, name) == getattr(exact, name)
     for part in ("every", "below"):
@@ -120,8 +122,9 @@ def test_parts_of_the_data_add_up_to_the_same_bits():
     assert whole.pairs().medians == added.pairs().medians
 
     def counted(part):
-        values = Values(epsilon[part], worst[part], loss[part], np.ones(len(part)), np.zeros(0))
-        return CellCounts.of(values, codes[part], label[part], (3, 2))
+        known = np.ones(len(part))
+        values = Values(epsilon[part], worst[part], loss[part], known, codes[part], label[part])
+        return CellCounts.of(values, (3, 2))
 
     every = counted(np.arange(N))
     added = sum((counted(part) for part in reversed(parts[1:])), counted(parts[0]))

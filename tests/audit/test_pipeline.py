@@ -22,7 +22,6 @@ from indpriv.audit import (
     audit,
     groups_json,
     groups_of,
-    name_labels,
     read_summary,
     summarise,
     write_audit,
@@ -145,7 +144,7 @@ def test_later_commands_need_the_audit_directory_only(run_dir, tmp_path, artifac
     shutil.rmtree(tmp_path / "run")
     (by_sex,) = groups_of(folder, ["sex"])
     log, examples = artifacts
-    named = name_labels(examples, ["poor", "rich"])
+    named = examples.with_label_names(["poor", "rich"])
     expected = group_table(
         account(log, delta=DELTA), named.aligned(log.example_ids), named.test, "sex"
     )

@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 
 from indpriv import ExampleTable
-from indpriv.audit import RecordedRun, choose_groups, name_labels, summarise
+from indpriv.audit import RecordedRun, choose_groups, summarise
 from synthetic import epsilon_table, people
 
 
@@ -45,10 +45,10 @@ def test_default_groups():
 
 def test_labels_get_their_names_only_where_they_fit(artifacts):
     _, examples = artifacts
-    assert set(name_labels(examples, ["poor", "rich"]).frame["label"]) == {"poor", "rich"}
-    assert name_labels(examples, ["only one"]) is examples
-    assert name_labels(examples, []) is examples
+    assert set(examples.with_label_names(["poor", "rich"]).frame["label"]) == {"poor", "rich"}
+    assert examples.with_label_names(["only one"]) is examples
+    assert examples.with_label_names([]) is examples
     gaps = ExampleTable(examples.frame.assign(label=pd.array([None, *[1] * 359], dtype="Int64")))
-    named = name_labels(gaps, ["poor", "rich"]).frame["label"]
+    named = gaps.with_label_names(["poor", "rich"]).frame["label"]
     assert pd.isna(named.iloc[0])
     assert named.iloc[1] == "rich"

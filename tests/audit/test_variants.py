@@ -11,6 +11,7 @@ from indpriv.accountant.per_example import table_for
 from indpriv.analysis.statistics import histogram
 from indpriv.analysis.summary import FidelityFindings
 from indpriv.audit import RecordedRun, effect_of_spacing, fidelity_against_k, sensitivity, summarise
+from indpriv.audit.variants import compared_positions
 
 from .conftest import DELTA
 
@@ -168,6 +169,10 @@ def test_of_many_examples_a_random_sample_is_compared(artifacts, monkeypatch):
     spacing = effect_of_spacing(thinned, method, table_for(thinned, method))
     monkeypatch.setattr(histogram, "MOST_EXACT", 100)
     monkeypatch.setattr(indpriv.audit.variants, "MOST_COMPARED", 80)
+    positions = compared_positions(log)
+    assert (len(positions), len(np.unique(positions))) == (80, 80)
+    codes = groups["sex"].train_codes[positions]
+    groups = {"sex": replace(groups["sex"], train_codes=codes)}
     rows = fidelity_against_k(log, method, table, groups=groups)
     assert {row.errors.n for row in rows} == {80}
     assert {row.source for row in rows} == {"norms at every step of 80 random examples of this log"}

@@ -2,17 +2,19 @@
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import synthetic
-from indpriv import EvidenceError, NormLog, account
+from indpriv import EvidenceError, NormLog, _files, account
 from indpriv._storage import read_verified
-from indpriv.norm_log import records, writer
+from indpriv.norm_log import reader, records, writer
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
 from norm_log_of_parts import append
@@ -66,7 +68,7 @@ def test_a_process_that_is_killed_between_parts_leaves_no_record(tmp_path):
 import os, signal, sys
 sys.path.insert(0, {os.path.dirname(synthetic.__file__)!r})
 import numpy as np
-from indpriv.norm_log import records, writer
+from indpriv.norm_log import reader, records, writer
 writer.PART_SIZE = records.PART_SIZE = 50
 writer.LARGEST_FILE = records.LARGEST_FILE = 200
 plain = writer.NormLogWriter._write
@@ -132,3 +134,57 @@ def test_a_report_says_when_hashes_were_compared(logs):
 def test_a_file_that_vanishes_is_named(tmp_path):
     with pytest.raises(EvidenceError, match="gone is missing"):
         read_verified(tmp_path / "gone", "0" * 64)
+
+
+@pytest.fixture(params=["numbers", "texts"])
+def stored_ids(request, tmp_path, monkeypatch):
+    """A run whose ids stay in their file, in row groups of 50, and what they are."""
+    monkeypatch.setattr(_files, "ROW_GROUP_SIZE", 50)
+    monkeypatch.setattr(reader, "LARGEST_FILE", 200)
+    log, _ = small_run(n=N, steps=3)
+    texts = np.array([f"p{k}" for k in range(N)], object)
+    ids = np.arange(N)[::-1] if request.param == "numbers" else texts
+    return write_run(tmp_path / "run", replace(log, example_ids=ids), None, exact=3), ids
+
+
+def test_many_ids_are_read_when_they_are_asked_for(stored_ids, monkeypatch):
+    run_dir, ids = stored_ids
+    log, read = NormLog.open(run_dir), []
+    plain = _files.ParquetRows.read
+    monkeypatch.setattr(
+        _files.ParquetRows, "read", lambda rows, *part: read.append(part[:2]) or plain(rows, *part)
+    )
+    assert isinstance(log.example_ids, records.StoredIds)
+    assert (len(log.example_ids), log.n_examples, read) == (N, N, [])
+    assert log.example_ids[60:70].tolist() == ids[60:70].tolist()
+    assert read == [(60, 70)]
+    mask = np.arange(N) % 7 == 0
+    for key in (slice(None), slice(99, 101), [3, 200, 3], np.array([], int), mask, slice(9, 2)):
+        assert np.array_equal(log.example_ids[key], ids[key])
+    assert log.example_ids[-1] == ids[-1]
+    assert np.array_equal(np.asarray(log.example_ids), ids)
+    assert log.reference_positions.tolist() == [0, 1, 2]
+    copied = pickle.loads(pickle.dumps(log.example_ids))
+    assert np.array_equal(copied[40:60], ids[40:60])
+
+
+def test_epsilons_have_stored_ids(stored_ids):
+    run_dir, ids = stored_ids
+    table = account(NormLog.open(run_dir), delta=DELTA)
+    assert isinstance(table.example_ids, np.ndarray)
+    assert np.array_equal(table.example_ids, ids)
+    some = NormLog.open(run_dir).take([199, 7, 60])
+    assert np.array_equal(some.example_ids, ids[[199, 7, 60]])
+
+
+@pytest.mark.parametrize("damage", ["changed", "missing"])
+def test_stored_ids_that_are_not_the_journals_are_refused(stored_ids, damage):
+    path = stored_ids[0] / "ids.parquet"
+    if damage == "missing":
+        path.unlink()
+    else:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    with pytest.raises(EvidenceError, match=f"ids.parquet (was changed|is {damage})"):
+        NormLog.open(stored_ids[0])

@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from indpriv._arrays import IntArray
+from indpriv._arrays import Ids, IntArray
 from indpriv._progress import Advance, Progress, advancing
 from indpriv.accountant.blocks import Range, Workers, in_blocks
 from indpriv.accountant.engine import Epsilons, joined
@@ -63,7 +63,7 @@ class BlockAccount(Generic[Found]):
     """
 
     log: NormLog
-    ids: NDArray[np.generic]
+    ids: Ids
     work: BlockWork[Found]
     table: Callable[[NDArray[np.generic], Sequence[Found]], EpsilonTable]
     size: int

@@ -181,7 +181,7 @@ def _group(log: NormLog, by: str) -> Units:
     if by == "unit_id" and log.unit_ids is not None:
         return Units.of(log.unit_ids)
     ones = np.ones(log.n_examples, np.int64)
-    return Units(log.example_ids, ones, np.arange(log.n_examples))
+    return Units(np.asarray(log.example_ids), ones, np.arange(log.n_examples))
 
 
 def _matched(ids: Sequence[NDArray[np.generic]]) -> tuple[NDArray[np.generic], list[IntArray]]:

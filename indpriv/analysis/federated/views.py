@@ -20,7 +20,7 @@ from indpriv.accountant.method import Method
 from indpriv.accountant.relations.gaussian import gaussian_epsilons
 from indpriv.accountant.relations.known import known_shifts
 from indpriv.accountant.units import Units
-from indpriv.epsilon_table import EpsilonTable
+from indpriv.epsilon_table import Epsilons, EpsilonTable
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.views import noisier
 
@@ -53,30 +53,32 @@ class View:
 
 
 def views_of(
-    log: NormLog, table: EpsilonTable, recorder: Mapping[str, Any], content: Mapping[str, Any]
+    log: NormLog, epsilons: Epsilons, recorder: Mapping[str, Any], content: Mapping[str, Any]
 ) -> tuple[View, ...]:
     """The views of a recorded federated run; empty for other runs and other units.
 
     Args:
         log: of clients or of rows, as the reference loop or a RoundRecorder wrote it.
-        table: of this log.
+        epsilons: of this log.
         recorder: what the log's header says of the run.
         content: of run.json; its table [federated] says where noise is added. Without one, the
             server adds it to the sum of updates, or each client to its batches of rows.
     """
-    several = (table.account.rows_per_unit or 1) > 1  # rows of people from another column
+    account = epsilons.account
+    several = (account.rows_per_unit or 1) > 1  # rows of people from another column
     if not recorder.get("rounds") or several or log.unit not in ("client", "example"):
         return ()
     settings = first_at(content, ("config", "federated")) or {}
     place, pruned = settings.get("noise_at"), settings.get("share", 1.0) < 1
     if log.unit == "client":
+        table = epsilons if isinstance(epsilons, EpsilonTable) else epsilons.table()
         found = _of_clients(log, table, place or "server", pruned)
         if settings.get("copies", 1) > 1:
             why = "copies of it are in several clients"
             found = tuple(_nothing(ROW, o.observer, why) if o.unit == ROW else o for o in found)
         return found
     outside = settings.get("local_steps") == 1 and not pruned
-    return _of_rows(log, table.account.delta, place or "batch", outside)
+    return _of_rows(log, account.delta, place or "batch", outside)
 
 
 def _of_clients(log: NormLog, table: EpsilonTable, place: str, pruned: bool) -> tuple[View, ...]:

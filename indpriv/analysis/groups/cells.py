@@ -6,14 +6,18 @@ counted in parts of the data adds up.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 
 import numpy as np
+import pandas as pd
 
 from indpriv._arrays import BoolArray, FloatArray, IntArray
+from indpriv._columns import Grouping, Rows, known_columns, to_floats
 from indpriv.analysis.statistics import histogram
-from indpriv.analysis.statistics.histogram import BLOCK, Histogram, merged
+from indpriv.analysis.statistics.histogram import Histogram, blocks_of, merged
+from indpriv.epsilon_table import Epsilons, beside
 
 
 @dataclass(frozen=True)
@@ -66,23 +70,21 @@ class Sums:
 
 @dataclass(frozen=True)
 class Values:
-    """What is described by group, (n_examples,) or (n_test_examples,); NaN where unknown."""
+    """What is described of training examples, (n_examples,) each; NaN where unknown.
+
+    groups, labels: codes.
+    """
 
     epsilon: FloatArray
     at_worst_case: BoolArray
     loss: FloatArray
     correct: FloatArray
-    test_correct: FloatArray
+    groups: IntArray
+    labels: IntArray
 
-    def train_block(self, block: slice) -> Values:
-        """Those of a range of training examples."""
-        return Values(
-            self.epsilon[block],
-            self.at_worst_case[block],
-            self.loss[block],
-            self.correct[block],
-            self.test_correct[:0],
-        )
+    def block(self, block: slice) -> Values:
+        """Those of a range of them."""
+        return Values(**{name: values[block] for name, values in vars(self).items()})
 
 
 @dataclass(frozen=True)
@@ -103,32 +105,22 @@ class Cells:
     sums: Sums
 
     @classmethod
-    def of(
-        cls,
-        values: Values,
-        groups: tuple[IntArray, IntArray],
-        labels: tuple[IntArray, IntArray],
-        shape: tuple[int, int],
-    ) -> Cells:
-        """The cells of all examples.
+    def of(cls, parts: Iterable[Values], n: int, test: Sums) -> Cells:
+        """The cells of all n training examples; one part where each is kept.
 
-        Args:
-            values: of all examples.
-            groups: codes of the training and of the test examples.
-            labels: the same.
-            shape: number of groups and of labels.
+        test: sums (n_groups, n_labels) of the test examples.
         """
-        n, of_test = len(values.epsilon), groups[1] * shape[1] + labels[1]
-        test = _sums_of_test(values.test_correct, of_test, shape)
+        shape = test.n.shape
         if n <= histogram.MOST_EXACT:
-            sums = test + _sums(values, groups[0] * shape[1] + labels[0], shape)
-            return cls(values.epsilon, np.ones(n, np.int64), groups[0], labels[0], sums)
-        blocks = [slice(start, start + BLOCK) for start in range(0, n, BLOCK)]
-        parts = (
-            CellCounts.of(values.train_block(part), groups[0][part], labels[0][part], shape)
-            for part in blocks
+            (values,) = parts
+            sums = test + _sums(values, shape)
+            return cls(values.epsilon, np.ones(n, np.int64), values.groups, values.labels, sums)
+        blocks = (
+            CellCounts.of(values.block(block), shape)
+            for values in parts
+            for block in blocks_of(len(values.epsilon))
         )
-        return reduce(CellCounts.__add__, parts).cells(test)
+        return reduce(CellCounts.__add__, blocks).cells(test)
 
     def of_label(self, code: int) -> Cells:
         """The cells of one label."""
@@ -155,12 +147,10 @@ class CellCounts:
     sums: Sums
 
     @classmethod
-    def of(
-        cls, values: Values, groups: IntArray, labels: IntArray, shape: tuple[int, int]
-    ) -> CellCounts:
-        """Count the training examples of one part, with their codes (n_examples,)."""
-        cells = groups * shape[1] + labels
-        return cls(Histogram.of([values.epsilon], cells), _sums(values, cells, shape))
+    def of(cls, values: Values, shape: tuple[int, ...]) -> CellCounts:
+        """Count the training examples of one part; shape: number of groups and of labels."""
+        cells = values.groups * shape[1] + values.labels
+        return cls(Histogram.of([values.epsilon], cells), _sums(values, shape))
 
     def __add__(self, other: CellCounts) -> CellCounts:
         return CellCounts(merged([self.epsilon, other.epsilon]), self.sums + other.sums)
@@ -172,13 +162,35 @@ class CellCounts:
         return Cells(self.epsilon.means(), self.epsilon.counts, groups, labels, sums)
 
 
-def _sums(values: Values, cells: IntArray, shape: tuple[int, int]) -> Sums:
+def cells_of(
+    epsilons: Epsilons, rows: Rows, test: pd.DataFrame, groups: Grouping, labels: Grouping | None
+) -> Cells:
+    """The cells of all examples, read part by part; labels: None for one that all share."""
+    shape = len(groups.names), 1 if labels is None else len(labels.names)
+
+    def codes(frame: pd.DataFrame) -> tuple[IntArray, IntArray]:
+        own = groups.codes(frame)
+        return own, np.zeros_like(own) if labels is None else labels.codes(frame)
+
+    def values() -> Iterator[Values]:
+        read = known_columns(rows, [*groups.columns, "label", "loss", "correct"])
+        for table, frame in beside(epsilons, rows, read):
+            loss, correct = to_floats(frame["loss"]), to_floats(frame["correct"])
+            yield Values(table.epsilon, table.at_worst_case, loss, correct, *codes(frame))
+
+    of_group, of_label = codes(test)
+    sums = _sums_of_test(to_floats(test["correct"]), of_group * shape[1] + of_label, shape)
+    return Cells.of(values(), len(epsilons), sums)
+
+
+def _sums(values: Values, shape: tuple[int, ...]) -> Sums:
     """Of training examples."""
+    cells = values.groups * shape[1] + values.labels
     losses, known = np.isfinite(values.loss), np.isfinite(values.correct)
     largest = np.zeros(shape[0] * shape[1])
     np.maximum.at(largest, cells, values.epsilon)
     return replace(
-        _sums_of_test(values.test_correct[:0], cells[:0], shape),
+        _sums_of_test(np.zeros(0), cells[:0], shape),
         n=_count(cells, shape),
         at_worst_case=_count(cells[values.at_worst_case], shape),
         largest=largest.reshape(shape),
@@ -189,8 +201,14 @@ def _sums(values: Values, cells: IntArray, shape: tuple[int, int]) -> Sums:
     )
 
 
-def _sums_of_test(correct: FloatArray, cells: IntArray, shape: tuple[int, int]) -> Sums:
-    """Of test examples; zeros of training examples."""
+def _sums_of_test(correct: FloatArray, cells: IntArray, shape: tuple[int, ...]) -> Sums:
+    """Sums (n_groups, n_labels) of test examples; those of training examples are 0.
+
+    Args:
+        correct: (n_test_examples,) NaN where unknown.
+        cells: (n_test_examples,) group * n_labels + label.
+        shape: number of groups and of labels.
+    """
     known = np.isfinite(correct)
     none, nothing = np.zeros(shape, np.int64), np.zeros(shape)
     return Sums(
@@ -207,10 +225,10 @@ def _sums_of_test(correct: FloatArray, cells: IntArray, shape: tuple[int, int]) 
     )
 
 
-def _count(cells: IntArray, shape: tuple[int, int]) -> IntArray:
+def _count(cells: IntArray, shape: tuple[int, ...]) -> IntArray:
     return np.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
 
 
-def _total(cells: IntArray, values: FloatArray, shape: tuple[int, int]) -> FloatArray:
+def _total(cells: IntArray, values: FloatArray, shape: tuple[int, ...]) -> FloatArray:
     found = np.bincount(cells, values, minlength=shape[0] * shape[1]).astype(np.float64)
     return found.reshape(shape)

@@ -15,11 +15,18 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pandas as pd
 
-from indpriv._arrays import FloatArray
 from indpriv._checks import check_positive_int
-from indpriv._columns import Partition, partition, to_floats
+from indpriv._columns import (
+    MOST_GROUPS,
+    Grouping,
+    Rows,
+    as_rows,
+    grouping_of,
+    label_grouping,
+    to_floats,
+)
 from indpriv._plain import Count, Share
-from indpriv.analysis.groups.cells import Cells, Values
+from indpriv.analysis.groups.cells import Cells, cells_of
 from indpriv.analysis.groups.group_rows import (
     MIN_GROUP,
     GroupRow,
@@ -44,7 +51,7 @@ from indpriv.analysis.statistics.bootstrap import (
     resample_means,
 )
 from indpriv.analysis.statistics.permutation import permutation_test
-from indpriv.epsilon_table import EpsilonTable
+from indpriv.epsilon_table import Epsilons
 from indpriv.errors import InputError
 
 _MAX_LABELS = 100  # more distinct labels than this are a regression target, not classes
@@ -115,8 +122,8 @@ class GroupTable:
 
 
 def group_tables(
-    table: EpsilonTable,
-    train: pd.DataFrame,
+    epsilons: Epsilons,
+    train: pd.DataFrame | Rows,
     test: pd.DataFrame,
     columns: Sequence[str],
     *,
@@ -124,14 +131,16 @@ def group_tables(
     seed: int = 0,
 ) -> tuple[GroupTable, ...]:
     """One table for each of columns, with tests corrected for their number; see `group_table`."""
-    tables = [group_table(table, train, test, by, min_size=min_size, seed=seed) for by in columns]
+    tables = [
+        group_table(epsilons, train, test, by, min_size=min_size, seed=seed) for by in columns
+    ]
     tests = corrected([found.tests for found in tables])
     return tuple(replace(found, tests=own) for found, own in zip(tables, tests, strict=True))
 
 
 def group_table(
-    table: EpsilonTable,
-    train: pd.DataFrame,
+    epsilons: Epsilons,
+    train: pd.DataFrame | Rows,
     test: pd.DataFrame,
     by: str,
     *,
@@ -141,8 +150,8 @@ def group_table(
     """Compare the groups of one column, or of the combinations of several.
 
     Args:
-        table: epsilons of the training examples.
-        train: rows of the training examples in the table's order; see `ExampleTable.aligned`.
+        epsilons: of the training examples.
+        train: rows of the training examples in the same order; see `ExampleTable.train_rows`.
         test: rows of the test examples; may be empty.
         by: "label", "correct", "loss:bins=10" or a metadata column; "column:bins=10" cuts a numeric
             column at its deciles; "race,sex" takes every combination.
@@ -153,47 +162,38 @@ def group_table(
     Raises:
         InputError: no such column, or a numeric column with many values and no bins.
     """
-    if len(train) != len(table):
+    if len(train) != len(epsilons):
         raise InputError(
-            f"train has {len(train)} rows for {len(table)} epsilons; pass the aligned training rows"
+            f"train has {len(train)} rows for {len(epsilons)} epsilons; pass the aligned training "
+            "rows"
         )
     check_positive_int("min_size", min_size)
     check_positive_int("seed", seed, minimum=0)
-    groups = partition(train, test, by)
-    every_label = partition(train, test, "label", max_values=None)
+    rows = as_rows(train)
+    groups, every_label = grouping_of(rows, test, by), label_grouping(rows, test)
     labels, notes = _labels(every_label, groups)
-    values = Values(
-        epsilon=table.epsilon,
-        at_worst_case=table.at_worst_case,
-        loss=to_floats(train["loss"]),
-        correct=to_floats(train["correct"]),
-        test_correct=to_floats(test["correct"]),
-    )
-    cells = _cells(values, groups, labels)
-    rng, top = generator_of(seed, by), table.worst_case_epsilon
+    cells = cells_of(epsilons, rows, test, groups, labels)
+    rng, top = generator_of(seed, by), epsilons.worst_case_epsilon
     label_names = None if labels is None else labels.names
     making = _Making(cells, groups, label_names, min_size, top, rng)
     table_of_groups = making.table(by, notes, seed)
-    if len(every_label.names) > _MAX_LABELS:
+    if every_label is None or len(every_label.names) > _MAX_LABELS:
         return table_of_groups
-    return _with_rates(table_of_groups, groups, every_label, values.test_correct)
-
-
-def _cells(values: Values, groups: Partition, labels: Partition | None) -> Cells:
-    codes = groups.train_codes, groups.test_codes
-    if labels is None:
-        zeros = np.zeros_like(codes[0]), np.zeros_like(codes[1])
-        return Cells.of(values, codes, zeros, (len(groups.names), 1))
-    own = labels.train_codes, labels.test_codes
-    return Cells.of(values, codes, own, (len(groups.names), len(labels.names)))
+    return _with_rates(table_of_groups, groups, every_label, test)
 
 
 def _with_rates(
-    table: GroupTable, groups: Partition, labels: Partition, correct: FloatArray
+    table: GroupTable, groups: Grouping, labels: Grouping, test: pd.DataFrame
 ) -> GroupTable:
     """The table with true- and false-positive rates in each row."""
     rows = {row.name: row for row in table.rows}
-    ordered = with_rates([rows[name] for name in groups.names], groups.test_codes, labels, correct)
+    ordered = with_rates(
+        [rows[name] for name in groups.names],
+        groups.codes(test),
+        labels.names,
+        labels.codes(test),
+        to_floats(test["correct"]),
+    )
     rated = {row.name: row for row in ordered}
     return replace(
         table,
@@ -202,14 +202,13 @@ def _with_rates(
     )
 
 
-def _labels(labels: Partition, groups: Partition) -> tuple[Partition | None, tuple[str, ...]]:
+def _labels(labels: Grouping | None, groups: Grouping) -> tuple[Grouping | None, tuple[str, ...]]:
     """The labels to compare within, or why there are none."""
     if "label" in groups.columns:
         return None, ()
-    if len(labels.names) > _MAX_LABELS:
-        return None, (
-            f"{len(labels.names)} distinct labels are too many for classes: no table within label",
-        )
+    if labels is None or len(labels.names) > _MAX_LABELS:
+        n = f"More than {MOST_GROUPS:,}" if labels is None else len(labels.names)
+        return None, (f"{n} distinct labels are too many for classes: no table within label",)
     return labels, ()
 
 
@@ -222,7 +221,7 @@ class _Making:
     """
 
     cells: Cells
-    groups: Partition
+    groups: Grouping
     labels: tuple[str, ...] | None
     min_size: int
     top: float

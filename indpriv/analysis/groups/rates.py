@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from indpriv._arrays import FloatArray, IntArray
-from indpriv._columns import MISSING, Partition
+from indpriv._columns import MISSING
 from indpriv.analysis.groups.group_rows import GroupRates, GroupRow
 from indpriv.analysis.statistics.binomial import clopper_pearson
 from indpriv.analysis.statistics.bootstrap import Interval
@@ -19,22 +19,27 @@ def positive_class(names: Sequence[str]) -> str | None:
 
 
 def with_rates(
-    rows: Sequence[GroupRow], groups: IntArray, labels: Partition, correct: FloatArray
+    rows: Sequence[GroupRow],
+    groups: IntArray,
+    label_names: Sequence[str],
+    labels: IntArray,
+    correct: FloatArray,
 ) -> list[GroupRow]:
     """Rows with the rates of their test examples; see `GroupRates`.
 
     Args:
         rows: in the order of the group codes.
         groups: (n_test,) codes of the test examples.
-        labels: the labels of training and test examples, as classes.
+        label_names: of the classes.
+        labels: (n_test,) codes of the test examples.
         correct: (n_test,) 1 or 0; NaN where unknown.
     """
-    classes = [code for code, name in enumerate(labels.names) if name != MISSING]
+    classes = [code for code, name in enumerate(label_names) if name != MISSING]
     if len(classes) < 2:
         return list(rows)
-    known = np.isfinite(correct) & np.isin(labels.test_codes, classes)
-    cells = groups[known] * len(labels.names) + labels.test_codes[known]
-    shape = len(rows), len(labels.names)
+    known = np.isfinite(correct) & np.isin(labels, classes)
+    cells = groups[known] * len(label_names) + labels[known]
+    shape = len(rows), len(label_names)
     trials, hits = (
         np.bincount(cells, weights=weights, minlength=shape[0] * shape[1]).reshape(shape)[
             :, classes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -11,9 +12,9 @@ from indpriv._arrays import BoolArray, FloatArray, IntArray
 from indpriv.analysis.statistics import histogram
 from indpriv.analysis.statistics.correlation import ranks
 from indpriv.analysis.statistics.histogram import (
-    BLOCK,
     PAIR_BITS,
     Histogram,
+    blocks_of,
     merged,
     quantiles_by_cell,
 )
@@ -50,12 +51,19 @@ class LossPairs:
     left_out: int
 
     @classmethod
-    def of(cls, epsilon: FloatArray, at_worst_case: BoolArray, loss: FloatArray) -> LossPairs:
-        """The pairs of all examples (n_examples,)."""
-        if len(loss) > histogram.MOST_EXACT:
-            parts = [slice(start, start + BLOCK) for start in range(0, len(loss), BLOCK)]
-            found = (LossCounts.of(epsilon[p], at_worst_case[p], loss[p]) for p in parts)
-            return reduce(LossCounts.__add__, found).pairs()
+    def of(cls, parts: Iterable[tuple[FloatArray, BoolArray, FloatArray]], n: int) -> LossPairs:
+        """The pairs of all n examples; one part where each is kept.
+
+        parts: of some examples each: epsilon, whether it is the worst case, and loss.
+        """
+        if n > histogram.MOST_EXACT:
+            blocks = (
+                LossCounts.of(epsilon[block], at_worst_case[block], loss[block])
+                for epsilon, at_worst_case, loss in parts
+                for block in blocks_of(len(loss))
+            )
+            return reduce(LossCounts.__add__, blocks).pairs()
+        ((epsilon, at_worst_case, loss),) = parts
         usable = np.isfinite(loss) & (loss >= 0)
         kept, below = loss[usable], ~at_worst_case[usable]
         ones, both = np.ones(len(kept), np.int64), np.stack([epsilon[usable], kept])

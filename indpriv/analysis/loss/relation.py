@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from indpriv._arrays import FloatArray
+from indpriv._columns import Rows, to_floats
 from indpriv._plain import AtLeastZero, Count
 from indpriv.analysis.distribution import top_of_range
 from indpriv.analysis.loss.pairs import LossPairs
@@ -23,7 +24,7 @@ from indpriv.analysis.statistics.correlation import (
     spearman,
 )
 from indpriv.analysis.statistics.histogram import quantiles_by_cell
-from indpriv.epsilon_table import EpsilonTable
+from indpriv.epsilon_table import Epsilons, beside
 
 # Smaller losses, in nats, are raised to this one, so that one denormal does not dominate ln(loss).
 _SMALLEST_LOSS = 1e-12
@@ -125,13 +126,19 @@ class LossRelation:
     spearman_error: AtLeastZero | None = 0.0
 
 
-def relate_to_loss(table: EpsilonTable, loss: FloatArray) -> LossRelation:
-    """Relate the epsilons of a table to the losses (n_examples,) of the final model.
+def relate_to_loss(epsilons: Epsilons, train: Rows) -> LossRelation:
+    """Relate epsilons to the losses of the final model.
 
     Zero losses are raised to the smallest positive loss of the data (at least 1e-12 nats),
     infinite, negative and missing ones are left out; both are counted.
+
+    train: rows of the same examples in the same order, with a column loss.
     """
-    return relation_of(LossPairs.of(table.epsilon, table.at_worst_case, loss), top_of_range(table))
+    parts = (
+        (table.epsilon, table.at_worst_case, to_floats(frame["loss"]))
+        for table, frame in beside(epsilons, train, ["loss"])
+    )
+    return relation_of(LossPairs.of(parts, len(epsilons)), top_of_range(epsilons))
 
 
 def relation_of(pairs: LossPairs, top: float) -> LossRelation:

@@ -27,6 +27,11 @@ def bin_width(bits: int = BITS) -> float:
     return float(2.0**-bits)
 
 
+def blocks_of(n: int) -> list[slice]:
+    """Consecutive slices of BLOCK examples each, of n; one where there are none."""
+    return [slice(start, start + BLOCK) for start in range(0, max(n, 1), BLOCK)]
+
+
 @dataclass(frozen=True)
 class Histogram:
     """Numbers of examples by cell (a group, say) and by the bins of one or more columns.
@@ -58,9 +63,8 @@ class Histogram:
             cells: (n,) whole numbers below 2^20 for two columns; None for a single cell.
             bits: of the significand that say in which bin a number is.
         """
-        n, parts = len(columns[0]), []
-        for start in range(0, max(n, 1), BLOCK):
-            block = slice(start, start + BLOCK)
+        parts = []
+        for block in blocks_of(len(columns[0])):
             own = None if cells is None else cells[block]
             parts.append(_counted([column[block] for column in columns], own, bits))
         return merged(parts)

@@ -44,7 +44,7 @@ def _exactness(found: Exactness) -> str:
     """What does not come from every example by itself, in plain sentences."""
     texts = [
         f"This audit has more than {found.most_exact:,} examples. Counts, means, shares and "
-        "largest values are exact; medians and other quantiles of groups are read from histograms "
+        "largest values are exact; medians and other quantiles are read from histograms "
         f"and lie within {format_share_up(found.quantile_error)} of the exact ones."
     ]
     if found.pearson_error is not None and found.spearman_error is not None:

@@ -1,18 +1,24 @@
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
+from indpriv._columns import FrameRows
 from indpriv.analysis.loss.relation import relate_to_loss
 from synthetic import epsilon_table
+
+
+def related(table, loss):
+    return relate_to_loss(table, FrameRows(pd.DataFrame({"loss": loss})))
 
 
 def test_a_logarithm_is_found():
     loss = np.geomspace(0.01, 10, 200)
     epsilon = 2.0 + 0.3 * np.log(loss)
-    found = relate_to_loss(epsilon_table(epsilon), loss)
+    found = related(epsilon_table(epsilon), loss)
     assert found.every.pearson == pytest.approx(1.0)
     assert found.every.spearman == pytest.approx(1.0)
     assert (found.line.intercept, found.line.slope) == (pytest.approx(2.0), pytest.approx(0.3))
@@ -22,7 +28,7 @@ def test_a_logarithm_is_found():
 def test_it_is_scipys_regression():
     rng = np.random.default_rng(0)
     loss, epsilon = rng.gamma(1.0, 1.0, 300), rng.random(300)
-    found = relate_to_loss(epsilon_table(epsilon), loss)
+    found = related(epsilon_table(epsilon), loss)
     line = stats.linregress(np.log(loss), epsilon)
     assert found.every.pearson == pytest.approx(line.rvalue)
     assert (found.line.slope, found.line.intercept) == (
@@ -35,15 +41,15 @@ def test_small_losses_can_be_raised_to_a_stated_floor():
     rng = np.random.default_rng(0)
     loss = np.concatenate([np.geomspace(1e-9, 5e-4, 100), rng.gamma(1.0, 1.0, 100) + 0.01, [0.0]])
     epsilon = np.maximum(loss, 1e-3) ** 0.2 + 0.01 * rng.random(201)
-    found = relate_to_loss(epsilon_table(epsilon), loss)
+    found = related(epsilon_table(epsilon), loss)
     expected = stats.pearsonr(epsilon, np.log(np.maximum(loss, 1e-3))).statistic
     assert found.pearson_with_floor == pytest.approx(expected)
     interval = found.pearson_with_floor_interval
     assert found.every.pearson_interval.high < interval.low
     assert interval.low < expected < interval.high
-    large = relate_to_loss(epsilon_table(epsilon), loss + 0.01)
+    large = related(epsilon_table(epsilon), loss + 0.01)
     assert large.pearson_with_floor == large.every.pearson
-    tiny = relate_to_loss(epsilon_table(epsilon[:100]), loss[:100])
+    tiny = related(epsilon_table(epsilon[:100]), loss[:100])
     assert tiny.every.pearson is not None
     assert tiny.pearson_with_floor is None
 
@@ -51,7 +57,7 @@ def test_small_losses_can_be_raised_to_a_stated_floor():
 def test_examples_at_the_worst_case_are_told_apart():
     loss = np.array([0.1, 0.2, 0.4, 0.8, 5.0, 0.01])
     epsilon = np.array([1.0, 1.5, 2.0, 2.5, 3.0, 3.0])
-    found = relate_to_loss(epsilon_table(epsilon, worst_case=3.0), loss)
+    found = related(epsilon_table(epsilon, worst_case=3.0), loss)
     assert found.below.n == 4
     assert found.below.pearson == pytest.approx(1.0)
     assert found.every.pearson < 0.9
@@ -64,14 +70,14 @@ def test_examples_at_the_worst_case_are_told_apart():
         None,
         None,
     )  # fewer than ten examples
-    capped = relate_to_loss(epsilon_table([3.0] * 4, worst_case=3.0), np.arange(1.0, 5.0))
+    capped = related(epsilon_table([3.0] * 4, worst_case=3.0), np.arange(1.0, 5.0))
     assert (capped.below.n, capped.median_loss_below_worst_case) == (0, None)
 
 
 def test_every_figure_has_an_interval():
     rng = np.random.default_rng(0)
     loss = rng.gamma(1.0, 1.0, 300)
-    found = relate_to_loss(
+    found = related(
         epsilon_table(np.minimum(2.0 + 0.3 * np.log(loss) + rng.random(300), 3.0).clip(0)), loss
     )
     for part, name in (
@@ -89,12 +95,12 @@ def test_every_figure_has_an_interval():
 
 def test_odd_losses_are_counted():
     loss = np.array([0.0, 0.5, 1.0, 2.0, np.inf, np.nan, -1.0])
-    found = relate_to_loss(epsilon_table(np.arange(1.0, 8.0)), loss)
+    found = related(epsilon_table(np.arange(1.0, 8.0)), loss)
     assert (found.every.n, found.floored, found.floor, found.left_out) == (4, 1, 0.5, 3)
 
 
 def test_a_denormal_loss_does_not_rule():
-    found = relate_to_loss(epsilon_table([1.0, 2.0, 3.0]), np.array([1e-310, 1.0, 2.0]))
+    found = related(epsilon_table([1.0, 2.0, 3.0]), np.array([1e-310, 1.0, 2.0]))
     assert (found.floor, found.floored) == (1e-12, 1)
 
 
@@ -111,7 +117,7 @@ def test_a_denormal_loss_does_not_rule():
     ],
 )
 def test_undefined_says_why(epsilon, loss, reason):
-    found = relate_to_loss(epsilon_table(epsilon), np.array(loss))
+    found = related(epsilon_table(epsilon), np.array(loss))
     assert found.every.pearson is None
     assert found.line.slope is None
     assert found.bins is None
@@ -119,14 +125,14 @@ def test_undefined_says_why(epsilon, loss, reason):
 
 
 def test_epsilons_of_next_to_nothing():
-    found = relate_to_loss(epsilon_table([5e-324, 1e-323, 5e-323]), np.array([1.0, 2.0, 3.0]))
+    found = related(epsilon_table([5e-324, 1e-323, 5e-323]), np.array([1.0, 2.0, 3.0]))
     assert np.array(found.bins.counts).sum() == 3
 
 
 @given(arrays(np.float64, (2, 40), elements=st.floats(0, 1e6)))
 def test_every_example_is_in_one_bin(pair):
     epsilon, loss = pair
-    found = relate_to_loss(epsilon_table(epsilon), loss)
+    found = related(epsilon_table(epsilon), loss)
     if found.bins is None:
         assert found.undefined_reason
         return

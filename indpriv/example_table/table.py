@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from indpriv._arrays import all_distinct
-from indpriv._columns import FIXED_COLUMNS, RESERVED_COLUMNS
+from indpriv._arrays import Ids, IntArray, all_distinct
+from indpriv._columns import FIXED_COLUMNS, RESERVED_COLUMNS, FrameRows, Rows
 from indpriv._files import read_parquet, write_private_parquet
 from indpriv.errors import InputError
 
@@ -29,9 +31,7 @@ class ExampleTable:
     frame: pd.DataFrame
 
     def __post_init__(self) -> None:
-        missing = [name for name in FIXED_COLUMNS if name not in self.frame.columns]
-        if missing:
-            raise InputError(f"the example table lacks the columns {', '.join(missing)}")
+        check_columns(self.frame.columns)
         if not set(self.frame["split"].unique()) <= set(_SPLITS):
             raise InputError(
                 f"split holds {sorted(self.frame['split'].unique())}; it is 'train' or 'test'"
@@ -75,6 +75,30 @@ class ExampleTable:
     def metadata_columns(self) -> list[str]:
         """Names of the columns beyond the fixed ones."""
         return [name for name in self.frame.columns if name not in FIXED_COLUMNS]
+
+    def train_rows(self, example_ids: Ids) -> Rows:
+        """Training rows in the order of example_ids, as rows; see `aligned`."""
+        return FrameRows(self.aligned(np.asarray(example_ids)))
+
+    def train_frames(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
+        """Yield columns of the training rows, in the order of the data set, a range at a time."""
+        yield self.train[list(columns)]
+
+    def train_at(self, positions: IntArray) -> ExampleTable:
+        """The table of the training rows at increasing positions, and all test rows."""
+        train = self.train.iloc[positions]
+        return ExampleTable(pd.concat([train, self.test], ignore_index=True))
+
+    def has_unit_for_each_row(self) -> bool:
+        """Whether no two training rows share a unit."""
+        return all_distinct(self.train["unit_id"].to_numpy())
+
+    def with_label_names(self, names: Sequence[str]) -> ExampleTable:
+        """The table with integer labels replaced by their names, if the names fit the labels."""
+        labels = self.frame["label"]
+        if not names or not labels_fit(labels, len(names)):
+            return self
+        return ExampleTable(self.frame.assign(label=named_labels(labels, names)))
 
     def aligned(self, example_ids: np.ndarray) -> pd.DataFrame:
         """Training rows in the order of example_ids; InputError if one is missing."""
@@ -159,6 +183,26 @@ class ExampleTable:
     def from_parquet(cls, path: Path) -> ExampleTable:
         """Read a table that `to_parquet` wrote."""
         return cls(read_parquet(path))
+
+
+def check_columns(columns: Collection[str]) -> None:
+    """Raise InputError unless these are columns of an example table."""
+    missing = [name for name in FIXED_COLUMNS if name not in columns]
+    if missing:
+        raise InputError(f"the example table lacks the columns {', '.join(missing)}")
+
+
+def labels_fit(labels: pd.Series[Any], n_names: int) -> bool:
+    """Whether known labels are whole numbers that index this number of names."""
+    return pd.api.types.is_integer_dtype(labels) and bool(
+        labels.dropna().between(0, n_names - 1).all()
+    )
+
+
+def named_labels(labels: pd.Series[Any], names: Sequence[str]) -> Any:
+    """The names that whole numbers index; missing where they are missing."""
+    every = np.array([*names, None], dtype=object)
+    return pd.array(every[labels.fillna(len(names)).astype(int).to_numpy()], dtype="string")
 
 
 def check_metadata(

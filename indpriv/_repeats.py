@@ -1,0 +1,124 @@
+"""Which of many rows share a value, in memory that does not grow with them. Sensitive."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from tempfile import TemporaryFile
+from typing import IO, Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from indpriv._arrays import IntArray
+
+Reader = Callable[[int, int], NDArray[np.generic]]  # of the ids from start to stop
+
+_AT_ONCE = 1 << 20  # rows of a file
+_MOST_FILES = 256
+
+
+class Repeats:
+    """Finds rows that share a 64-bit number.
+
+    Numbers and positions of many rows lie in temporary files, each with the numbers of one
+    remainder, so that all rows with a number are in one of them. Use it as a context.
+    """
+
+    def __init__(self, n: int) -> None:
+        """n: about how many rows will come."""
+        n_files = min(_MOST_FILES, max(1, -(-n // _AT_ONCE)))
+        self._open, self._n = ExitStack(), 0
+        self._files: list[IO[bytes]] = [
+            self._open.enter_context(io.BytesIO() if n_files == 1 else TemporaryFile())  # noqa: SIM115
+            for _ in range(n_files)
+        ]
+
+    def __enter__(self) -> Repeats:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._open.close()
+
+    def add(self, numbers: NDArray[np.uint64]) -> None:
+        """The numbers (n,) of the next rows."""
+        n = len(numbers)
+        pairs = np.stack([numbers, np.arange(self._n, self._n + n, dtype=np.uint64)], axis=1)
+        self._n += n
+        file = numbers % np.uint64(len(self._files))
+        order = np.argsort(file, kind="stable")
+        ends = np.cumsum(np.bincount(file.astype(np.int64), minlength=len(self._files)))
+        for one, rows in zip(self._files, np.split(pairs[order], ends[:-1]), strict=True):
+            one.write(rows.tobytes())
+
+    def groups(self) -> Iterator[list[IntArray]]:
+        """Yield lists of groups: positions of all rows that share a number with another."""
+        for numbers, positions in self._sorted():
+            starts = np.flatnonzero(np.diff(numbers, prepend=~numbers[:1]))
+            sizes = np.diff(starts, append=len(numbers))
+            yield [
+                positions[start : start + size]
+                for start, size in zip(
+                    starts[sizes > 1].tolist(), sizes[sizes > 1].tolist(), strict=True
+                )
+            ]
+
+    def positions(self, most: int | None = None) -> IntArray:
+        """Increasing positions of the rows of whole groups, of at most about this many rows."""
+        found, n = [np.zeros(0, np.int64)], 0
+        for groups in self.groups():
+            for group in groups:
+                if most is not None and n >= most:
+                    break
+                found.append(group)
+                n += len(group)
+        return np.sort(np.concatenate(found))
+
+    def distinct(self) -> int:
+        """Number of distinct numbers."""
+        return sum(len(np.unique(numbers)) for numbers, _ in self._sorted())
+
+    def _sorted(self) -> Iterator[tuple[NDArray[np.uint64], IntArray]]:
+        """The numbers of each file in order, and their positions."""
+        for file in self._files:
+            file.seek(0)
+            pairs = np.frombuffer(file.read(), np.uint64).reshape(-1, 2)
+            order = np.argsort(pairs[:, 0], kind="stable")
+            yield pairs[order, 0], pairs[order, 1].astype(np.int64)
+
+
+def numbers_of(values: NDArray[np.generic] | pd.Series[Any]) -> NDArray[np.uint64]:
+    """(n,) a number that equal values share, and hardly any others."""
+    hashes = pd.util.hash_pandas_object(pd.Series(values), index=False)
+    return np.asarray(hashes, np.uint64)
+
+
+def repeated(ids: Reader, ranges: Sequence[tuple[int, int]]) -> IntArray:
+    """Increasing positions of rows whose number occurs in another row.
+
+    Whole numbers in order, as ids often are, are only looked at.
+
+    ranges: that cover all rows in order.
+    """
+    if _increasing(ids, ranges):
+        return np.zeros(0, np.int64)
+    with Repeats(ranges[-1][1] if ranges else 0) as found:
+        for start, stop in ranges:
+            found.add(numbers_of(ids(start, stop)))
+        return found.positions()
+
+
+def _increasing(ids: Reader, ranges: Sequence[tuple[int, int]]) -> bool:
+    last = None
+    for start, stop in ranges:
+        part: NDArray[Any] = ids(start, stop)
+        if part.dtype.kind not in "iu":
+            return False
+        if len(part) and last is not None and part[0] <= last:
+            return False
+        if not bool((part[1:] > part[:-1]).all()):
+            return False
+        last = part[-1] if len(part) else last
+    return True

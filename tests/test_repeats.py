@@ -1,0 +1,62 @@
+"""Rows that share a value, found in one file in memory or in several on disk."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indpriv import _repeats
+from indpriv._repeats import Repeats, numbers_of, repeated
+
+RANGES = [(0, 7), (7, 8), (8, 8), (8, 20)]
+
+
+@pytest.fixture(autouse=True, params=[1, 3, 1 << 20])
+def rows_of_a_file(request, monkeypatch):
+    monkeypatch.setattr(_repeats, "_AT_ONCE", request.param)
+
+
+def repeats_of(values, ranges=RANGES):
+    with Repeats(len(values)) as found:
+        for start, stop in ranges:
+            found.add(numbers_of(values[start:stop]))
+        return found.positions().tolist(), found.distinct()
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("kind", [int, str, float])
+def test_they_are_what_pandas_finds(seed, kind):
+    values = np.random.default_rng(seed).integers(0, 25, 20).astype(kind)
+    if kind is str:
+        values = values.astype(object)
+    column = pd.Series(values)
+    expected = np.flatnonzero(column.duplicated(keep=False)).tolist()
+    assert repeats_of(values) == (expected, column.nunique())
+    assert repeated(lambda start, stop: values[start:stop], RANGES).tolist() == expected
+
+
+def test_only_whole_groups_are_given_up_to_a_number():
+    values = np.repeat(np.arange(4), 5)
+    with Repeats(20) as found:
+        found.add(numbers_of(values))
+        positions = found.positions(most=7)
+    assert len(positions) == 10
+    assert set(np.bincount(values[positions])) <= {0, 5}
+
+
+def test_whole_numbers_in_order_are_only_looked_at(monkeypatch):
+    monkeypatch.setattr(_repeats, "Repeats", None)
+    ids = np.arange(20) * 3
+    assert not len(repeated(lambda start, stop: ids[start:stop], RANGES))
+    ids = np.where(ids == 24, 21, ids)  # the first of a range repeats the last of the one before
+    with pytest.raises(TypeError):
+        repeated(lambda start, stop: ids[start:stop], RANGES)
+
+
+@given(st.lists(st.integers(-5, 5), max_size=30))
+def test_nothing_is_lost(values):
+    array = np.array(values, np.int64)
+    positions, distinct = repeats_of(array, [(0, len(array))])
+    assert distinct == len(set(values))
+    assert positions == [k for k, value in enumerate(values) if values.count(value) > 1]
