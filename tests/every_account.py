@@ -50,7 +50,7 @@ ACCOUNTS = {
     "yu2023": (lambda: log_of(rounding=0), {"preset": "yu2023"}),
     "clipping norm": (lambda: log_of(clipping_norm_epsilon=0.3), {}),
     "people": (people, {}),
-    "people by pld": (lambda: people(batch_norms=None), {"accountant": "pld"}),
+    "people by pld": (lambda: people(batch_norms=None, rounding=0.5), {"accountant": "pld"}),
     "people anywhere": (lambda: people(together=False), {}),
     "people of one row": (lambda: people(rows=(1,)), {}),
     "people of two rows": (lambda: people(rows=(2,), rounding=0), {}),
