@@ -1,7 +1,10 @@
 """Paths in object storage: what an address means, and what an S3 server that runs here says."""
 
+import json
 import os
 import pickle
+import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -123,21 +126,25 @@ def test_a_run_is_read_from_a_bucket_each_byte_once(server, a_run, monkeypatch):
     assert run(["verify", server.address("runs/tiny")]) == 0
 
 
+def _flip_a_record(server, run_dir, prefix):
+    """Upload a run with one bit of the record of step 2 changed; the name of that file."""
+    server.upload(run_dir, "runs", prefix)
+    key = server.keys("runs", f"{prefix}/records/")[2]
+    content = bytearray(server.client().get_object(Bucket="runs", Key=key)["Body"].read())
+    content[len(content) // 2] ^= 4
+    server.client().put_object(Bucket="runs", Key=key, Body=bytes(content))
+    return key.rpartition("/")[2]
+
+
 @pytest.mark.usefixtures("owner")
 def test_a_flipped_bit_and_a_missing_file_are_named(server, a_run):
-    server.upload(a_run, "runs", "flipped")
-    key = server.keys("runs", "flipped/records/")[2]
-    client = server.client()
-    content = bytearray(client.get_object(Bucket="runs", Key=key)["Body"].read())
-    content[len(content) // 2] ^= 4
-    client.put_object(Bucket="runs", Key=key, Body=bytes(content))
-    address, name = server.address("runs/flipped"), key.rpartition("/")[2]
+    name, address = _flip_a_record(server, a_run, "flipped"), server.address("runs/flipped")
     with pytest.raises(EvidenceError, match=rf"{name}.* was changed: its hash"):
         account(NormLog.open(address), delta=DELTA)
     assert run(["verify", address]) == 1
     counted = NormLog.open(address, unreadable="worst_case")
     assert len(counted.unreadable_steps) == 1
-    client.delete_object(Bucket="runs", Key=key)
+    server.client().delete_object(Bucket="runs", Key=f"flipped/records/{name}")
     with pytest.raises(EvidenceError, match=rf"{name}: record of step 2 is missing"):
         NormLog.open(address)
 
@@ -190,6 +197,73 @@ def test_an_audit_of_a_bucket_in_a_bucket(server, a_run, tmp_path, monkeypatch):
     assert len(table) == 240
     assert len(examples.train) == 240
     assert run(["groups", target, "--by", "label"]) == 0
+
+
+@contextmanager
+def ray_on(n_workers):
+    """Ray on this machine, whose workers have the environment variables of this process."""
+    ray = pytest.importorskip("ray", reason="the extra indpriv[ray] is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        patch.setenv("RAY_worker_niceness", "0")
+        ray.init(num_cpus=n_workers, include_dashboard=False, log_to_driver=False)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("owner")
+def test_ray_audits_a_run_in_a_bucket_to_the_same_bits(server, a_run, tmp_path, monkeypatch):
+    for name in ("COARSER", "RULES", "FIDELITY_EPOCHS"):
+        monkeypatch.setattr(variants, name, ())
+    server.upload(a_run, "runs", "on-ray")
+    source, target = server.address("runs/on-ray"), server.address("runs/audits/on-ray")
+    with ray_on(2):
+        audit(source, target, delta=DELTA, engine="ray", bucket_is_private=True)
+        table = account(NormLog.open(source), delta=DELTA, accountant="pld", engine="ray")
+        name = _flip_a_record(server, a_run, "flipped-on-ray")
+        with pytest.raises(EvidenceError, match=rf"{name}.* was changed: its hash"):
+            account(NormLog.open(server.address("runs/flipped-on-ray")), delta=DELTA, engine="ray")
+    audit(a_run, tmp_path / "local", delta=DELTA)
+    there = location(target) / "epsilon.parquet"
+    assert there.read_bytes() == (tmp_path / "local" / "epsilon.parquet").read_bytes()
+    here = account(NormLog.open(a_run), delta=DELTA, accountant="pld")
+    assert (table.epsilon == here.epsilon).all()
+    assert (table.epsilon_lower == here.epsilon_lower).all()
+
+
+@pytest.mark.slow
+def test_workers_without_rights_are_refused_by_one_message(a_run, monkeypatch):
+    pytest.importorskip("flask_cors", reason="needs an S3 server: pip install moto[server]")
+    with s3_server() as guarded:
+        guarded.client().create_bucket(Bucket="secret")
+        guarded.upload(a_run, "secret", "tiny")
+        users = []
+        for name in ("stranger", "reader"):
+            iam = guarded.client("iam")
+            iam.create_user(UserName=name)
+            keys = iam.create_access_key(UserName=name)["AccessKey"]
+            users.append((keys["AccessKeyId"], keys["SecretAccessKey"]))
+        allowed = {"Effect": "Allow", "Action": "s3:*", "Resource": "*"}
+        policy = json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
+        iam.put_user_policy(UserName="reader", PolicyName="reads", PolicyDocument=policy)
+        guarded.require_rights()
+
+        def become(user):
+            for name, value in zip(KEYS, user, strict=True):
+                monkeypatch.setenv(name, value)
+            remote_path._file_system.cache_clear()
+
+        become(users[0])
+        with ray_on(1):  # as the stranger
+            become(users[1])
+            log = NormLog.open(guarded.address("secret/tiny"))
+            assert len(account(log, delta=DELTA)) == 240
+            with pytest.raises(InputError, match="no right to do so in bucket secret; ask its ow"):
+                account(log, delta=DELTA, engine="ray")
+    remote_path._file_system.cache_clear()
 
 
 def test_credentials_without_rights_are_refused(a_run, monkeypatch):

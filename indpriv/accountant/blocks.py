@@ -31,6 +31,7 @@ _SHARES = 8  # of the blocks, for each task that runs at once: they end at about
 WHERE = ("local", "ray")
 _RETRIES = 100  # of a task whose worker dies
 _ANSWERS_WITHIN = 10.0  # seconds
+_IN_WORKER = threading.Event()  # set in a Ray worker
 _PACKAGES = ("indpriv", "numpy", "scipy", "pyarrow")  # that decide the bits of a result
 
 Range = tuple[int, int]  # positions of the first example, and after the last
@@ -63,7 +64,9 @@ class ThreadLock:
 
 
 def n_cores() -> int:
-    """Cores this process may use."""
+    """Cores this process may use: one in a Ray worker, whose neighbours have the others."""
+    if _IN_WORKER.is_set():
+        return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -71,6 +74,10 @@ class Pool(Protocol):
     """Computes blocks elsewhere than on threads of this process; see `RayPool`."""
 
     n_tasks: int  # that run at once
+
+    def sent(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        """Begins work(*task) elsewhere; what it returns may stand in tasks for the result."""
+        ...
 
     def in_order(
         self, work: Callable[..., Result], tasks: Iterable[tuple[Any, ...]]
@@ -124,10 +131,7 @@ def in_blocks(
         blocks = ((block,) for part in parts for block in _read(log, part))
         yield from in_order(work, blocks, workers)
         return
-    read_together = list(parts)
-    share_count = -(-_SHARES * workers.n_tasks // max(1, len(read_together)))
-    tasks = ((share,) for part in read_together for share in _shares(part, share_count))
-    for results in workers.in_order(partial(_read_and_work, log, work), tasks):
+    for results in workers.in_order(partial(_work_on, work), _tasks(log, list(parts), workers)):
         yield from results
 
 
@@ -138,7 +142,7 @@ def in_order(
     if not (workers is None or isinstance(workers, int)):
         yield from workers.in_order(work, tasks)
         return
-    n_threads = _threads(workers)
+    n_threads = n_cores() if workers is None else _checks.check_positive_int("workers", workers)
     if n_threads == 1:
         yield from (work(*task) for task in tasks)
         return
@@ -154,10 +158,6 @@ def in_order(
         finally:  # after an error, or if the caller stops early
             for waiting in running:
                 waiting.cancel()
-
-
-def _threads(workers: int | None) -> int:
-    return n_cores() if workers is None else _checks.check_positive_int("workers", workers)
 
 
 def _parts(
@@ -189,10 +189,19 @@ def _read(log: NormLog, blocks: list[Range]) -> Iterator[NormLog]:
     return (read.part(begin - start, end - start) for begin, end in blocks)
 
 
-def _read_and_work(
-    log: NormLog, work: Callable[[NormLog], Result], blocks: list[Range]
-) -> list[Result]:
-    return [work(block) for block in _read(log, blocks)]
+def _tasks(
+    log: NormLog, parts: list[list[Range]], pool: Pool
+) -> Iterator[tuple[NormLog, list[Range]]]:
+    """The blocks of each part in shares, each beside the log of its part, which is read once."""
+    read, n_shares = pool.sent(log.part), -(-_SHARES * pool.n_tasks // max(1, len(parts)))
+    for part in parts:
+        start, there = part[0][0], read(part[0][0], part[-1][1])
+        for share in _shares(part, n_shares):
+            yield there, [(begin - start, end - start) for begin, end in share]
+
+
+def _work_on(work: Callable[[NormLog], Result], read: NormLog, blocks: list[Range]) -> list[Result]:
+    return [work(read.part(begin, end)) for begin, end in blocks]
 
 
 def _shares(blocks: list[Range], n: int) -> Iterator[list[Range]]:
@@ -249,25 +258,25 @@ class RayPool:
             ray, cores if workers is None else _checks.check_positive_int("workers", workers)
         )
 
+    def sent(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        """See Pool; results lie in Ray's object store, from which workers read them in place."""
+        run = self._ray.remote(_run).options(num_cpus=1, max_retries=_RETRIES)
+        shared = [self._ray.put(work)]  # in a list, Ray does not unpickle it
+        return partial(run.remote, shared, versions())
+
     def in_order(
         self, work: Callable[..., Result], tasks: Iterable[tuple[Any, ...]]
     ) -> Iterator[Result]:
-        """Yield the results of work(*task) in the order of the tasks; a few tasks run ahead.
-
-        Args:
-            work: can be pickled; it is sent once.
-            tasks: arguments of each, which can be pickled.
+        """See Pool; work is sent once, and a few tasks run ahead.
 
         Raises:
             InputError: a worker has another version of Python or of a package, or lacks one.
             Exception: whatever work raises.
         """
-        run = self._ray.remote(_run).options(num_cpus=1, max_retries=_RETRIES)
-        shared, here = [self._ray.put(work)], versions()  # in a list, Ray does not unpickle it
-        running: deque[Any] = deque()
+        begin, running = self.sent(work), deque[Any]()
         try:
             for task in tasks:
-                running.append(run.remote(shared, here, *task))
+                running.append(begin(*task))
                 if len(running) > 2 * self.n_tasks:
                     yield self._result(running.popleft())
             while running:
@@ -286,13 +295,16 @@ class RayPool:
         except self._ray.exceptions.OutOfDiskError as error:
             raise InputError(full) from error
         except self._ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, ModuleNotFoundError):
+            cause: BaseException = error
+            while isinstance(cause, self._ray.exceptions.RayTaskError):  # of the task that read
+                cause = cause.cause
+            if isinstance(cause, ModuleNotFoundError):
                 raise InputError(
-                    f"a Ray worker cannot import {error.cause.name}: install indpriv on every node"
+                    f"a Ray worker cannot import {cause.name}: install indpriv on every node"
                 ) from error
-            if isinstance(error.cause, OSError) and error.cause.errno == errno.ENOSPC:
+            if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
                 raise InputError(full) from error
-            raise error.cause from error
+            raise cause from error
 
 
 def _check_answers(address: str) -> None:
@@ -317,11 +329,13 @@ def _run(shared: list[Any], of_driver: dict[str, str], *task: Any) -> Any:
                 f"a Ray worker has {name} {here}, and this process {of_driver[name]}: results "
                 "could depend on where they are computed; install the same versions on every node"
             )
-    with threadpool_limits(1, user_api="blas"):  # as in the process that prepared the work
-        return _unpickled(shared[0])(*task)
+    if not _IN_WORKER.is_set():  # for good: the limit takes a while to set
+        _IN_WORKER.set()
+        threadpool_limits(1, user_api="blas")  # as in the process that prepared the work
+    return _unpickled(shared[0])(*task)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)  # what reads, and what computes
 def _unpickled(shared: Any) -> Callable[..., Any]:
     """The work of the tasks, once in each worker process, with the tables that it has filled."""
     import ray

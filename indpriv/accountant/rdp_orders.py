@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,6 +123,11 @@ class RdpAccountant:
             self._finest = max(finest, usual)
         self._values, self._row_of = np.zeros((0, n_cells)), dict[float, int]()
         self._known = np.zeros((0, n_cells if self._coarse is None else 0), dtype=bool)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Arrays that came from another process may be read-only, and the table grows."""
+        self.__dict__.update(state)
+        self._values, self._known = self._values.copy(), self._known.copy()
 
     def epsilons(self, counts: Counts) -> RdpEpsilons:
         """Epsilon of each example."""

@@ -16,13 +16,22 @@ import pytest
 import indpriv.accountant.blocks
 from every_account import ACCOUNTS, QUICK
 from indpriv import NormLog, account
-from indpriv.accountant.blocks import RayPool, in_blocks
+from indpriv.accountant.block_accounts import account as block_account
+from indpriv.accountant.blocks import RayPool, in_blocks, n_cores, versions
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import account_parts, table_for
+from indpriv.accountant.rdp_orders import RdpAccountant
 from indpriv.errors import EvidenceError, InputError
 from synthetic import small_run, write_run
 
 DELTA = 1e-6
+
+
+def read_only(value):
+    """A copy by pickle whose arrays lie in memory that cannot be written, as in Ray's object store."""
+    buffers = []
+    content = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    return pickle.loads(content, buffers=[bytes(buffer.raw()) for buffer in buffers])
 
 
 class PicklingPool:
@@ -30,10 +39,21 @@ class PicklingPool:
 
     n_tasks = 2
 
+    def sent(self, work):
+        work = read_only(work)
+        return lambda *task: read_only(work(*read_only(task)))
+
     def in_order(self, work, tasks):
-        work = pickle.loads(pickle.dumps(work))
+        begin = self.sent(work)
         for task in tasks:
-            yield pickle.loads(pickle.dumps(work(*pickle.loads(pickle.dumps(task)))))
+            yield begin(*task)
+
+
+class InProcess(PicklingPool):
+    """The same without copies."""
+
+    def sent(self, work):
+        return work
 
 
 def log_of(n=20_000, records=6, **options):
@@ -74,12 +94,52 @@ def test_blocks_are_the_same_wherever_they_run(size):
 
     local = list(in_blocks(log, ids, size=size, workers=1))
 
-    class Pool(PicklingPool):
-        def in_order(self, work, tasks):
-            return (work(*task) for task in tasks)
-
-    assert list(in_blocks(log, ids, size=size, workers=Pool())) == local
+    assert list(in_blocks(log, ids, size=size, workers=InProcess())) == local
     assert [each for block in local for each in block] == log.example_ids.tolist()
+
+
+def test_a_pool_reads_each_part_once(monkeypatch):
+    log, read, plain = log_of(2000), [], NormLog.part
+
+    def part(self, start, stop):
+        if self.n_examples == log.n_examples:
+            read.append((start, stop))
+        return plain(self, start, stop)
+
+    monkeypatch.setattr(NormLog, "part", part)
+    monkeypatch.setattr(indpriv.accountant.blocks, "_READ_BYTES", 3000)  # 500 examples
+    found = list(in_blocks(log, lambda block: block.n_examples, size=20, workers=InProcess()))
+    assert found == [20] * 100
+    assert read == [(start, start + 500) for start in range(0, 2000, 500)]
+
+
+def test_tables_go_to_workers_already_filled(monkeypatch):
+    log, made, plain = log_of(100_000), [], RdpAccountant._rows
+
+    def rows(self, wanted):
+        found = plain(self, wanted)
+        made.append(int(found[1].sum()))
+        return found
+
+    class Pool(PicklingPool):
+        def sent(self, work):
+            made.append(None)
+            return super().sent(work)
+
+    monkeypatch.setattr(RdpAccountant, "_rows", rows)
+    monkeypatch.setattr(block_account, "_ONE_IN", 10)
+    table_for(log, Method(delta=DELTA), workers=Pool())
+    before = sum(made[: made.index(None)])
+    after = sum(new for new in made[made.index(None) :] if new is not None)
+    assert before > after > 0
+
+
+def test_a_ray_worker_uses_one_core(monkeypatch):
+    monkeypatch.setattr(indpriv.accountant.blocks, "_IN_WORKER", threading.Event())
+    monkeypatch.setattr(indpriv.accountant.blocks, "threadpool_limits", lambda *_, **__: None)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda shared: n_cores))
+    assert indpriv.accountant.blocks._run([None], versions()) == 1
+    assert n_cores() == 1
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):

@@ -24,6 +24,8 @@ from indpriv.accountant.units import Units
 from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.norm_log.norm_log import NormLog
 
+_FIRST, _ONE_IN = 8192, 100  # units that fill tables for a pool: so many, or one in so many
+
 
 class Sized(Protocol):
     """What is found about the units of a block."""
@@ -106,6 +108,7 @@ class BlockAccount(Generic[Found]):
             workers=workers,
         )
         if not (workers is None or isinstance(workers, int)):  # progress is not heard from there
+            self._fill_tables(start, len(self) if stop is None else stop)
             for found in in_range(self.work.block):
                 report(len(found))
                 yield found
@@ -123,6 +126,13 @@ class BlockAccount(Generic[Found]):
             return found
 
         yield from in_range(work)
+
+    def _fill_tables(self, start: int, stop: int) -> None:
+        """Fill most tables by a few units, so that workers need not fill theirs one by one."""
+        end = start + min(_FIRST, (stop - start) // _ONE_IN)
+        if end > start:
+            rows = (start, end) if self.first_row is None else self.first_row[[start, end]].tolist()
+            self.work.block(self.log.part(*rows))
 
     def tables(
         self,
