@@ -89,6 +89,9 @@ class JournalWriter:
         fsync_folder(self._run_dir)
         return entries
 
+    def __len__(self) -> int:
+        return self._next
+
     def append(self, kind: str, *, wait: bool = True, **values: Any) -> None:
         """Append one line and wait until it is on disk.
 

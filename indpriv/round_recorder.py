@@ -20,6 +20,7 @@ from indpriv._arrays import FloatArray, IntArray
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.journal_state import state_to_resume
+from indpriv.norm_log.reader import divide_batch_norms
 from indpriv.norm_log.run_files import RUN_JSON
 from indpriv.norm_log.session_counts import DrawCounts, RoundCounts, SessionCounts
 from indpriv.norm_log.validation import (
@@ -213,6 +214,7 @@ class RoundRecorder:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
+                divide_batch_norms(self._writer)
                 self._writer.finish(self._counts())
         finally:
             self.close()

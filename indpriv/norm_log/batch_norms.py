@@ -2,7 +2,8 @@
 
 A step has one entry for each example in its batch. Each file of a log holds many steps, ordered by
 position and then by step: a block of examples is a range of rows, and an entry takes about two
-bytes.
+bytes. Training writes files of all examples in some steps. When the log of many examples is closed,
+they are replaced by files of some examples in all steps, so that a block lies in one file.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from numpy.typing import ArrayLike, NDArray
 from indpriv import _files
 from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.levels import Levels
-from indpriv.norm_log.records import RecordFile
+from indpriv.norm_log.records import PART_SIZE, RecordFile
 
 Int32Array = NDArray[np.int32]
+_FILE_ENTRIES = 1 << 23
 
 
 @dataclass(frozen=True)
@@ -132,20 +134,38 @@ def file_bytes(entries: BatchNormEntries, first: int) -> bytes:
     """Content of a file with these entries, given in any order, of steps from `first`."""
     ordered = entries.select(np.lexsort((entries.step, entries.position)))
     offset = ordered.step - first
-    small = np.uint8 if offset.max(initial=0) <= np.iinfo(np.uint8).max else np.int32
-    table = pa.table(
-        {"position": ordered.position, "step": offset.astype(small), "norm": ordered.norm}
-    )
-    return _files.parquet_bytes(table, delta_encoded=("position",))
+    few = offset.max(initial=0) <= np.iinfo(np.uint8).max
+    steps = offset.astype(np.uint8 if few else np.int32)
+    table = pa.table({"position": ordered.position, "step": steps, "norm": ordered.norm})
+    return _files.parquet_bytes(table, delta_encoded=("position", *(() if few else ("step",))))
+
+
+def examples_per_file(n_entries: int, n_examples: int) -> int:
+    """The number of examples whose batch norms share a file: a power of two, at most PART_SIZE.
+
+    It is halved until a file has no more than _FILE_ENTRIES on average, which memory has room for.
+    """
+    size = PART_SIZE
+    while size > 1 and size * n_entries > _FILE_ENTRIES * n_examples:
+        size //= 2
+    return size
 
 
 @dataclass(frozen=True)
 class BatchNormFile:
-    """One file, of steps `first` to `first + count - 1`; later entries in it are void."""
+    """One file, of steps `first` to `first + count - 1`; later entries in it are void.
+
+    examples: positions (start, stop) that it has entries of; None: of all.
+    """
 
     file: RecordFile
     first: int
     count: int
+    examples: tuple[int, int] | None = None
+
+    def may_hold(self, start: int, stop: int) -> bool:
+        """Whether it may have entries of the examples at positions start to stop."""
+        return self.examples is None or (self.examples[0] < stop and start < self.examples[1])
 
 
 @dataclass(frozen=True)
@@ -158,7 +178,7 @@ class FileBatchNorms:
 
     def read(self, start: int, stop: int) -> BatchNormEntries:
         """See BatchNorms."""
-        parts = [self._read(part, start, stop) for part in self.parts]
+        parts = [self._read(part, start, stop) for part in self.parts if part.may_hold(start, stop)]
         dtype = np.float64 if self.levels is None else self.levels.dtype
         empty = BatchNormEntries(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, dtype))
         columns = zip(
@@ -168,6 +188,14 @@ class FileBatchNorms:
         # numpy sorts 16-bit numbers by radix.
         small = position.astype(np.uint16) if stop - start <= 1 << 16 else position
         return BatchNormEntries(position, step, norm).select(np.argsort(small, kind="stable"))
+
+    def n_entries(self) -> int:
+        """Entries of all files, void ones included."""
+        found = 0
+        for part in self.parts:
+            with _files.opened_parquet(part.file.path, part.file.sha256) as parquet:
+                found += parquet.metadata.num_rows
+        return found
 
     def participations(self, first: int, stop: int, n_examples: int) -> NDArray[np.int64]:
         """(n_examples,) number of entries of each example at steps first to stop."""

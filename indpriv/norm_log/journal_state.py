@@ -284,6 +284,8 @@ def _add(state: LogState, line: Line) -> None:
         state.exact.append(line)
     elif kind == "free":
         state.batch_norms.append(line)
+    elif kind == "divided":
+        state.batch_norms = [line]
     elif kind == "filter":
         state.left_out.append(line)
     elif kind == "steps":

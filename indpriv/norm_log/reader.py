@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,14 @@ from indpriv._arrays import Ids, IntArray
 from indpriv._checks import check_choice
 from indpriv._storage import check_hash, is_remote, sizes_in
 from indpriv.errors import EvidenceError
-from indpriv.norm_log.batch_norms import BatchNormFile, FileBatchNorms
+from indpriv.norm_log.batch_norms import (
+    BatchNormEntries,
+    BatchNormFile,
+    FileBatchNorms,
+    examples_per_file,
+)
 from indpriv.norm_log.evidence import FAILED, NORM_PRECISION, NORMS_IN_TRAINING
-from indpriv.norm_log.journal_state import Line, LogState, files_of
+from indpriv.norm_log.journal_state import Line, LogState, files_of, read_state
 from indpriv.norm_log.levels import levels_of
 from indpriv.norm_log.records import (
     LARGEST_FILE,
@@ -27,6 +33,7 @@ from indpriv.norm_log.records import (
 )
 from indpriv.norm_log.run_files import IDS, RECORDS
 from indpriv.norm_log.validation import CONTRIBUTIONS, check_unit_ids, check_words
+from indpriv.norm_log.writer import NormLogWriter
 
 Faults = Mapping[str, str]  # file name -> what is wrong with it
 
@@ -228,10 +235,46 @@ def read_left_out(state: LogState) -> IntArray:
 def batch_norms_of(state: LogState, faults: Faults) -> FileBatchNorms | None:
     """The batch norms of a log that has any; steps of unreadable files have none."""
     levels = levels_of(state.header["rounding"], state.header["rounding_mode"])
-    steps, found = [], []
+    steps, found = [], list[BatchNormFile]()
     for line in state.batch_norms:
         first, stop = line["first"], min(line["first"] + line["count"], state.total_steps)
-        if line["file"] not in faults and first < stop:
+        files = files_of(line)
+        if first < stop and not any(file["file"] in faults for file in files):
             steps.append(np.setdiff1d(np.arange(first, stop), line["missing"]))
-            found.append(BatchNormFile(_record_file(state, line), first, stop - first))
+            for number, file in enumerate(files):
+                start, size = number * line.get("examples", 0), line.get("examples")
+                examples = None if size is None else (start, start + size)
+                recorded = _record_file(state, file)
+                found.append(BatchNormFile(recorded, first, stop - first, examples))
     return FileBatchNorms(np.concatenate(steps), tuple(found), levels) if found else None
+
+
+def divide_batch_norms(writer: NormLogWriter) -> None:
+    """Put the batch norms of many examples into files by examples, before a log is closed.
+
+    A reader of some examples then reads no others'. The files that training wrote count until a
+    line of the journal says that all new ones are there, and are removed after it. Files that are
+    not as they were written are left alone, so that readers name them.
+    """
+    state = read_state(writer.run_dir)
+    n, lines = state.header["n_examples"], state.batch_norms
+    if n <= LARGEST_FILE or not any("parts" not in line for line in lines):
+        return
+    alone = replace(state, records=[], exact=[], left_out=[])
+    if record_faults(alone, hash_all=True):
+        return
+    norms = batch_norms_of(state, {})
+    if norms is None:
+        return
+    size = examples_per_file(norms.n_entries(), n)
+
+    def by_examples() -> Iterator[BatchNormEntries]:
+        for start in range(0, n, size):
+            some = norms.read(start, min(start + size, n))
+            yield replace(some, position=some.position + np.int32(start))
+
+    first, stop = lines[0]["first"], state.total_steps
+    missing = np.setdiff1d(np.arange(first, stop), norms.steps).tolist()
+    writer.divided(by_examples(), size, first, stop - first, missing)
+    for file in alone.files:
+        (writer.run_dir / RECORDS / file["file"]).unlink(missing_ok=True)

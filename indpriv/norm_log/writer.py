@@ -7,6 +7,8 @@ A record exists if and only if its journal line does. Lines, in order of a run:
         targets, seconds; in place of bytes and hash, parts: those of each part of a long one
     exact     rows of the reference examples: first step, count, file, bytes, hash
     free      batch norms: first step, count, steps among them without any, file, bytes, hash
+    divided   all batch norms so far, in place of the lines "free" before: those of the next
+        `examples` examples in each of parts, when the log of many examples is closed
     filter    examples that the privacy filter left out, if any: first step, count, file, bytes,
         hash
     steps     realised settings of consecutive steps, and the counts of the session so far
@@ -18,7 +20,7 @@ A record exists if and only if its journal line does. Lines, in order of a run:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,7 +79,11 @@ class LogHeader:
 
 
 class NormLogWriter:
-    """Appends to a log. What has been appended survives a crash at any later moment."""
+    """Appends to a log. What has been appended survives a crash at any later moment.
+
+    Attributes:
+        run_dir: the run directory.
+    """
 
     def __init__(
         self,
@@ -93,7 +99,7 @@ class NormLogWriter:
             EvidenceError: the directory holds a log of other examples or another rounding.
             InputError: another process is writing there.
         """
-        self._folder = run_dir / RECORDS
+        self.run_dir, self._folder = run_dir, run_dir / RECORDS
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._journal = JournalWriter(run_dir)
         for leftover in self._folder.glob(".*.tmp"):
@@ -218,6 +224,37 @@ class NormLogWriter:
             missing=[first + step for step in missing],
             entries=len(entries),
             **self._write(f"free-{first:012d}.parquet", file_bytes(entries, first)),
+        )
+
+    def divided(
+        self,
+        entries: Iterator[BatchNormEntries],
+        examples: int,
+        first: int,
+        count: int,
+        missing: Sequence[int],
+    ) -> None:
+        """Write the batch norms again, by examples: what is in earlier files is void after this.
+
+        Args:
+            entries: of each next `examples` examples, at positions counted from the first of all.
+            examples: whose entries share a file.
+            first: the first of the steps.
+            count: their number.
+            missing: those among them without batch norms.
+        """
+        name, parts = f"divided-{len(self._journal):012d}.parquet", []
+        for number, some in enumerate(entries):
+            written = self._write(part_name(name, number), file_bytes(some, first))
+            parts.append([written["bytes"], written["sha256"]])
+        self._journal.append(
+            "divided",
+            first=first,
+            count=count,
+            missing=list(missing),
+            examples=examples,
+            file=name,
+            parts=parts,
         )
 
     def left_out(

@@ -18,6 +18,7 @@ import numpy as np
 
 from indpriv._arrays import FloatArray
 from indpriv.errors import PrivacyWarning
+from indpriv.norm_log.reader import divide_batch_norms
 from indpriv.norm_log.run_files import HOLDOUT
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.step_settings import StepSetting
@@ -184,4 +185,5 @@ class RunLog:
         """Say that the run ended as its loop meant it to."""
         with self.disk_errors_handled():
             for writer in self._writers:
+                divide_batch_norms(writer)
                 writer.finish(counts)
