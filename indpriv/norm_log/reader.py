@@ -273,8 +273,8 @@ def divide_batch_norms(writer: NormLogWriter) -> None:
             some = norms.read(start, min(start + size, n))
             yield replace(some, position=some.position + np.int32(start))
 
-    first, stop = lines[0]["first"], state.total_steps
-    missing = np.setdiff1d(np.arange(first, stop), norms.steps).tolist()
-    writer.divided(by_examples(), size, first, stop - first, missing)
+    steps = range(lines[0]["first"], state.total_steps)
+    missing = np.setdiff1d(np.asarray(steps), norms.steps).tolist()
+    writer.divided(by_examples(), size, steps, missing)
     for file in alone.files:
         (writer.run_dir / RECORDS / file["file"]).unlink(missing_ok=True)

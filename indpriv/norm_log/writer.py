@@ -20,7 +20,7 @@ A record exists if and only if its journal line does. Lines, in order of a run:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,8 @@ class NormLogWriter:
         self._n = len(example_ids)
         with _files.on_failure(self.close):
             if self._journal.entries:
-                self._check_continues(self._journal.entries[0], header)
+                first = self._journal.entries[0]
+                _check_continues(first, header, self._n, self._ids_fingerprint)
             else:
                 self._start(run_dir, header, example_ids, unit_ids, reference_positions)
 
@@ -136,26 +137,6 @@ class NormLogWriter:
             n_exact=len(reference_positions),
             **vars(header),
         )
-
-    def _check_continues(self, first: Mapping[str, Any], header: LogHeader) -> None:
-        expected = {
-            "n_examples": self._n,
-            "ids_fingerprint": self._ids_fingerprint,
-            "rounding": header.rounding,
-            "rounding_mode": header.rounding_mode,
-            "individually_clipped": header.individually_clipped,
-            "unit": header.unit,
-            "policy": dict(header.policy),
-            "privacy_filter": dict(header.privacy_filter),
-            **{name: header.run.get(name, absent) for name, absent in _ALIKE.items()},
-        }
-        logged = {**_ALIKE, **first["run"], **first}
-        for name, value in expected.items():
-            if logged.get(name, {}) != value:
-                raise EvidenceError(
-                    f"the log to continue has {name}={logged.get(name)!r}, this run has {value!r}; "
-                    "record another run in another directory"
-                )
 
     def record(
         self,
@@ -227,35 +208,21 @@ class NormLogWriter:
         )
 
     def divided(
-        self,
-        entries: Iterator[BatchNormEntries],
-        examples: int,
-        first: int,
-        count: int,
-        missing: Sequence[int],
+        self, entries: Iterable[BatchNormEntries], examples: int, steps: range, missing: list[int]
     ) -> None:
         """Write the batch norms again, by examples: what is in earlier files is void after this.
 
         Args:
             entries: of each next `examples` examples, at positions counted from the first of all.
             examples: whose entries share a file.
-            first: the first of the steps.
-            count: their number.
+            steps: of all entries.
             missing: those among them without batch norms.
         """
-        name, parts = f"divided-{len(self._journal):012d}.parquet", []
-        for number, some in enumerate(entries):
-            written = self._write(part_name(name, number), file_bytes(some, first))
-            parts.append([written["bytes"], written["sha256"]])
-        self._journal.append(
-            "divided",
-            first=first,
-            count=count,
-            missing=list(missing),
-            examples=examples,
-            file=name,
-            parts=parts,
-        )
+        name = f"divided-{len(self._journal):012d}.parquet"
+        contents = (file_bytes(some, steps.start) for some in entries)
+        files = _write_parts(self._write, name, contents)
+        where: dict[str, Any] = {"first": steps.start, "count": len(steps), "missing": missing}
+        self._journal.append("divided", **where, examples=examples, **files)
 
     def left_out(
         self, first: int, count: int, positions: NDArray[np.int64], steps: NDArray[np.int64]
@@ -313,6 +280,30 @@ class NormLogWriter:
         return {"file": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
+def _check_continues(
+    first: Mapping[str, Any], header: LogHeader, n_examples: int, ids_fingerprint: str
+) -> None:
+    """Raise EvidenceError unless a run of these examples continues the log with this first line."""
+    expected = {
+        "n_examples": n_examples,
+        "ids_fingerprint": ids_fingerprint,
+        "rounding": header.rounding,
+        "rounding_mode": header.rounding_mode,
+        "individually_clipped": header.individually_clipped,
+        "unit": header.unit,
+        "policy": dict(header.policy),
+        "privacy_filter": dict(header.privacy_filter),
+        **{name: header.run.get(name, absent) for name, absent in _ALIKE.items()},
+    }
+    logged = {**_ALIKE, **first["run"], **first}
+    for name, value in expected.items():
+        if logged.get(name, {}) != value:
+            raise EvidenceError(
+                f"the log to continue has {name}={logged.get(name)!r}, this run has {value!r}; "
+                "record another run in another directory"
+            )
+
+
 def _content(columns: Mapping[str, NDArray[np.generic]]) -> bytes:
     return _files.parquet_bytes(pa.table(dict(columns)))
 
@@ -323,9 +314,17 @@ def _write_column(
     """Write the codes of all examples, in parts where they are many; what the journal says."""
     if len(column) <= LARGEST_FILE:
         return write(name, _content({"norm": column}))
+    starts = range(0, len(column), PART_SIZE)
+    contents = (_content({"norm": column[start : start + PART_SIZE]}) for start in starts)
+    return _write_parts(write, name, contents)
+
+
+def _write_parts(
+    write: Callable[[str, bytes], dict[str, Any]], name: str, contents: Iterable[bytes]
+) -> dict[str, Any]:
+    """Write each content as a part of a file with this name; what the journal says."""
     parts = []
-    for number, start in enumerate(range(0, len(column), PART_SIZE)):
-        content = _content({"norm": column[start : start + PART_SIZE]})
+    for number, content in enumerate(contents):
         written = write(part_name(name, number), content)
         parts.append([written["bytes"], written["sha256"]])
     return {"file": name, "parts": parts}

@@ -7,6 +7,7 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 
 from indpriv import InputError, NormLog
+from indpriv.norm_log import batch_norms, reader
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.verify import verify
@@ -119,6 +120,19 @@ def test_a_resumed_run_goes_on(tmp_path):
     )
     assert log.batch_norms.steps.tolist() == list(range(17))
     assert log.batch_norms.read(0, log.n_examples).step.max() <= 16
+
+
+def test_those_of_many_examples_end_in_files_by_examples(tmp_path, monkeypatch):
+    monkeypatch.setattr(reader, "LARGEST_FILE", 1)
+    monkeypatch.setattr(batch_norms, "_FILE_ENTRIES", 50)
+    log = record(make_run(), tmp_path / "run", rounding=0.01)
+    assert not list((tmp_path / "run" / "records").glob("free-*"))
+    assert len(log.batch_norms.parts) > 1
+    check_against_full_records(log)
+    log = record(make_run(), tmp_path / "run", rounding=0.01, resume_at=7)
+    assert log.batch_norms.steps.tolist() == list(range(17))
+    check_against_full_records(log)
+    assert not open_run(tmp_path / "run", hash_all=True).faults
 
 
 def test_they_are_off_unless_asked_for(tmp_path):
