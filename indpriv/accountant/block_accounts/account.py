@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._arrays import Ids, IntArray
-from indpriv._progress import Advance, Progress, advancing
+from indpriv._progress import Advance, Progress, advancing, unheard
 from indpriv.accountant.blocks import Range, Workers, in_blocks
 from indpriv.accountant.engine import Epsilons, joined
 from indpriv.accountant.prepared import owners_of
@@ -130,7 +130,8 @@ class BlockAccount(Generic[Found]):
     def _fill_tables(self, start: int, stop: int) -> None:
         """Fill most tables by a few units, so that workers need not fill theirs one by one."""
         end = start + min(_FIRST, (stop - start) // _ONE_IN)
-        if end > start:
+        slow = self.work.watched(unheard) is not self.work  # however few the units of a block are
+        if end > start and not slow:
             rows = (start, end) if self.first_row is None else self.first_row[[start, end]].tolist()
             self.work.block(self.log.part(*rows))
 
