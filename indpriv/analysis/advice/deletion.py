@@ -33,8 +33,8 @@ from indpriv.errors import InputError
 RISE = 0.1  # relative; a larger change of one epsilon counts as a rise or a fall
 COMPARED = (
     "Runs with and without these records have the same batch size, length, noise multiplier and "
-    "clipping norm. With fewer records the sampling rate is higher, which raises the worst case "
-    "and with it most epsilons. Where the mean of a group rises by clearly more than the worst "
+    "clipping norm. Where fewer records make fewer batches, the sampling rate is higher, which "
+    "raises the worst case and with it most epsilons. Where the mean of a group rises by clearly more than the worst "
     "case, the gradient norms of its members have risen as well: without these records the model "
     "fits them less well. Intervals (95 %) are Student's over seeds, of the change of the mean; "
     "they do not say what other data would show."
