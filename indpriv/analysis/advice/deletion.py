@@ -34,10 +34,10 @@ RISE = 0.1  # relative; a larger change of one epsilon counts as a rise or a fal
 COMPARED = (
     "Runs with and without these records have the same batch size, length, noise multiplier and "
     "clipping norm. Where fewer records make fewer batches, the sampling rate is higher, which "
-    "raises the worst case and with it most epsilons. Where the mean of a group rises by clearly more than the worst "
-    "case, the gradient norms of its members have risen as well: without these records the model "
-    "fits them less well. Intervals (95 %) are Student's over seeds, of the change of the mean; "
-    "they do not say what other data would show."
+    "raises the worst case and with it most epsilons. Where the mean of a group rises by clearly "
+    "more than the worst case, the gradient norms of its members have risen as well: without these"
+    " records the model fits them less well. Intervals (95 %) are Student's over seeds, of the "
+    "change of the mean; they do not say what other data would show."
 )
 BY_CHANCE = (
     "By chance: the share of whom epsilon differs as much between two runs with all records, which "
