@@ -18,6 +18,7 @@ Reader = Callable[[int, int], NDArray[np.generic]]  # of the ids from start to s
 
 _AT_ONCE = 1 << 20  # rows of a file
 _MOST_FILES = 256
+_INT64 = 2.0**63  # that whole numbers lie below
 
 
 class Repeats:
@@ -90,9 +91,17 @@ class Repeats:
 
 
 def numbers_of(values: NDArray[np.generic] | pd.Series[Any]) -> NDArray[np.uint64]:
-    """(n,) a number that equal values share, and hardly any others."""
-    hashes = pd.util.hash_pandas_object(pd.Series(values), index=False)
-    return np.asarray(hashes, np.uint64)
+    """(n,) a number that equal values share, and hardly any others.
+
+    Whole numbers share theirs with equal floats: a range of rows with a missing value has floats.
+    """
+    column = pd.Series(values)
+    numbers = np.array(pd.util.hash_pandas_object(column, index=False), np.uint64)
+    if column.dtype.kind == "f":
+        floats = column.to_numpy(np.float64, na_value=np.nan)
+        whole = (floats == np.floor(floats)) & (np.abs(floats) < _INT64)
+        numbers[whole] = numbers_of(floats[whole].astype(np.int64))
+    return numbers
 
 
 def repeated(ids: Reader, ranges: Sequence[tuple[int, int]]) -> IntArray:

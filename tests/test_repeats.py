@@ -36,6 +36,19 @@ def test_they_are_what_pandas_finds(seed, kind):
     assert repeated(lambda start, stop: values[start:stop], RANGES).tolist() == expected
 
 
+def test_a_missing_value_in_one_range_hides_no_repeat():
+    values = [1, 2, 1, 2, None, 1, 2, 2.5]
+    ranges = [pd.Series(values[:4]), pd.Series(values[4:]).dropna()]
+    assert [part.dtype.kind for part in ranges] == ["i", "f"]
+    with Repeats(7) as found:
+        for part in ranges:
+            found.add(numbers_of(part))
+        assert found.positions().tolist() == [0, 1, 2, 3, 4, 5]
+        assert found.distinct() == 3
+    large = np.array([2**53, 2**53 + 1])  # equal as floats
+    assert len(set(numbers_of(large).tolist())) == 2
+
+
 def test_only_whole_groups_are_given_up_to_a_number():
     values = np.repeat(np.arange(4), 5)
     with Repeats(20) as found:

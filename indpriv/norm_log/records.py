@@ -47,9 +47,14 @@ class StoredIds:
         if isinstance(key, slice):
             start, stop, step = key.indices(len(self))
             return self._read(start, max(start, stop))[::step]
-        index = np.arange(len(self))[key] if np.ndim(key) == 0 else np.asarray(key)
+        index = np.asarray(key)
         if index.dtype == bool:
+            if index.shape != (len(self),):
+                raise IndexError(f"a mask of shape {index.shape} for {len(self)} ids")
             index = np.flatnonzero(index)
+        index = np.where(index < 0, index + len(self), index).astype(np.int64)
+        if ((index < 0) | (index >= len(self))).any():
+            raise IndexError(f"a position out of range for {len(self)} ids")
         found: NDArray[Any] = np.empty(index.shape, self.dtype)
         for start, stop in self.rows.ranges():
             here = (index >= start) & (index < stop)

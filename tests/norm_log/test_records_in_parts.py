@@ -162,6 +162,10 @@ def test_many_ids_are_read_when_they_are_asked_for(stored_ids, monkeypatch):
     for key in (slice(None), slice(99, 101), [3, 200, 3], np.array([], int), mask, slice(9, 2)):
         assert np.array_equal(log.example_ids[key], ids[key])
     assert log.example_ids[-1] == ids[-1]
+    assert np.array_equal(log.example_ids[[-1, 0, -N]], ids[[-1, 0, -N]])
+    for outside in (N, -N - 1, [0, N], mask[:-1]):
+        with pytest.raises(IndexError, match=f"for {N} ids"):
+            log.example_ids[outside]
     assert np.array_equal(np.asarray(log.example_ids), ids)
     assert log.reference_positions.tolist() == [0, 1, 2]
     copied = pickle.loads(pickle.dumps(log.example_ids))
