@@ -24,6 +24,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 import pandas as pd
+from made_up import COUNTS, HEADER
 
 from indpriv import ExampleTable
 from indpriv.analysis.groups.cells import CellCounts, Values
@@ -32,22 +33,11 @@ from indpriv.analysis.loss.pairs import LossCounts
 from indpriv.analysis.loss.relation import relation_of
 from indpriv.audit import audit
 from indpriv.norm_log.run_files import EXAMPLES
-from indpriv.norm_log.session_counts import Conversion, SessionCounts
-from indpriv.norm_log.writer import LogHeader, NormLogWriter
+from indpriv.norm_log.writer import NormLogWriter
 
 STEPS, EVERY = 200, 10
 SETTINGS = {"noise_multiplier": 1.1, "max_grad_norm": 1.0, "sample_rate": 0.001}
 DELTA = 1e-9  # below 1/n of every size
-HEADER = LogHeader(
-    rounding=0.01,
-    rounding_mode="up",
-    unit="example",
-    neighbouring="add_remove",
-    sampler="poisson",
-    individually_clipped=False,
-    norm_pass={"caveats": []},
-)
-COUNTS = SessionCounts(0, False, (), "poisson", conversion=Conversion("made up"))
 MOST_GIB, MOST_MINUTES = 4.0, 10.0  # targets for 10^7 examples
 MOST_GIB_OF_DRIVER, PART = 1.0, 1_000_000  # of the statistics of 10^8 examples, in parts
 

@@ -23,25 +23,15 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 
 import numpy as np
 import ray
+from made_up import COUNTS, HEADER
 
 from indpriv import NormLog
 from indpriv.accountant.blocks import RayPool
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import table_for
-from indpriv.norm_log.session_counts import Conversion, SessionCounts
-from indpriv.norm_log.writer import LogHeader, NormLogWriter
+from indpriv.norm_log.writer import NormLogWriter
 
 LEAST_SPEEDUP, LARGEST_OVERHEAD = 1.6, 1.1
-HEADER = LogHeader(
-    rounding=0.01,
-    rounding_mode="up",
-    unit="example",
-    neighbouring="add_remove",
-    sampler="poisson",
-    individually_clipped=False,
-    norm_pass={"caveats": []},
-)
-COUNTS = SessionCounts(0, False, (), "poisson", conversion=Conversion("made up"))
 SETTINGS = {"noise_multiplier": 1.1, "max_grad_norm": 1.0, "sample_rate": 0.001}
 
 

@@ -22,6 +22,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import numpy as np
 import pyarrow.parquet as pq
 import torch
+from made_up import COUNTS, HEADER
 from numpy.typing import NDArray
 from torch import nn
 
@@ -31,8 +32,7 @@ from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.reader import divide_batch_norms
 from indpriv.norm_log.records import PART_SIZE
 from indpriv.norm_log.run_files import IDS, JOURNAL, RECORDS
-from indpriv.norm_log.session_counts import Conversion, SessionCounts
-from indpriv.norm_log.writer import LogHeader, NormLogWriter
+from indpriv.norm_log.writer import NormLogWriter
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.training.config import ModelConfig
 from indpriv.training.models import build_model
@@ -56,16 +56,6 @@ CASES: dict[
         4096,
     ),
 }
-HEADER = LogHeader(
-    rounding=0.01,
-    rounding_mode="up",
-    unit="example",
-    neighbouring="add_remove",
-    sampler="poisson",
-    individually_clipped=False,
-    norm_pass={"caveats": []},
-)
-COUNTS = SessionCounts(0, False, (), "poisson", conversion=Conversion("made up"))
 
 
 def timed_pass(
