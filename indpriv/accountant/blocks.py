@@ -213,7 +213,7 @@ def _shares(blocks: list[Range], n: int) -> Iterator[list[Range]]:
 def _ranges(
     start: int, stop: int, most: int, first_row: IntArray | None = None, most_rows: int = 0
 ) -> Iterator[Range]:
-    """Consecutive ranges of examples, or of units with at most so many rows unless one has more."""
+    """Consecutive ranges of `most` examples, or of units with few enough rows, one at least."""
     while start < stop:
         end = min(start + most, stop)
         if first_row is not None:

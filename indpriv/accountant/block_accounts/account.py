@@ -24,7 +24,7 @@ from indpriv.accountant.units import Units
 from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.norm_log.norm_log import NormLog
 
-_FIRST, _ONE_IN = 8192, 100  # units that fill tables for a pool: so many, or one in so many
+_FIRST, _ONE_IN = 8192, 100  # tables for a pool are filled by 8192 units, or by 1 % if fewer
 
 
 class Sized(Protocol):
