@@ -18,12 +18,10 @@ from indpriv.norm_log.checks.of_known import OF_FULL_RECORDS, OF_SECRECY
 from indpriv.norm_log.checks.sessions import session_checks
 from indpriv.norm_log.evidence import FAILED, SEEDED, Check
 from indpriv.norm_log.recording_policy import RecordingPolicy
-from indpriv.norm_log.run_files import holds_log, part_name
+from indpriv.norm_log.run_files import Line, files_of, holds_log
 from indpriv.norm_log.session_counts import SessionCounts
 from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
 from indpriv.norm_log.writer import SCHEMA
-
-Line = dict[str, Any]
 
 
 @dataclass
@@ -197,16 +195,6 @@ class LogState:
             if training is not None:
                 noise[start:] /= 1 + training.clipping.accounted_excess
         return replace(found, noise_multiplier=noise)
-
-
-def files_of(line: Line) -> list[Line]:
-    """What a line says of its files: several, where a record is in parts."""
-    if "parts" not in line:
-        return [line]
-    return [
-        {**line, "file": part_name(line["file"], number), "bytes": size, "sha256": sha256}
-        for number, (size, sha256) in enumerate(line["parts"])
-    ]
 
 
 def read_state(run_dir: Path) -> LogState:

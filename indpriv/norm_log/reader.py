@@ -22,7 +22,7 @@ from indpriv.norm_log.batch_norms import (
     examples_per_file,
 )
 from indpriv.norm_log.evidence import FAILED, NORM_PRECISION, NORMS_IN_TRAINING
-from indpriv.norm_log.journal_state import Line, LogState, files_of, read_state
+from indpriv.norm_log.journal_state import LogState, read_state
 from indpriv.norm_log.levels import levels_of
 from indpriv.norm_log.records import (
     LARGEST_FILE,
@@ -31,7 +31,7 @@ from indpriv.norm_log.records import (
     RecordFile,
     StoredIds,
 )
-from indpriv.norm_log.run_files import IDS, RECORDS
+from indpriv.norm_log.run_files import IDS, RECORDS, Line, files_of
 from indpriv.norm_log.validation import CONTRIBUTIONS, check_unit_ids, check_words
 from indpriv.norm_log.writer import NormLogWriter
 
@@ -253,8 +253,9 @@ def divide_batch_norms(writer: NormLogWriter) -> None:
     """Put the batch norms of many examples into files by examples, before a log is closed.
 
     A reader of some examples then reads no others'. The files that training wrote count until a
-    line of the journal says that all new ones are there, and are removed after it. Files that are
-    not as they were written are left alone, so that readers name them.
+    line of the journal says that all new ones are there, and are removed after it; those that a
+    crash left, when recording goes on. Files that are not as they were written are left alone, so
+    that readers name them.
     """
     state = read_state(writer.run_dir)
     n, lines = state.header["n_examples"], state.batch_norms

@@ -1,9 +1,14 @@
 """The names of the files in a run directory, each once."""
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from indpriv import _journal
 from indpriv.errors import InputError
+
+Line = dict[str, Any]  # of the journal
 
 JOURNAL = _journal.NAME
 IDS = "ids.parquet"
@@ -19,6 +24,7 @@ SECRETS = "secrets.parquet"
 CURVE = "curve.parquet"
 LEAKAGE = "leakage"  # a folder: scores and pictures of reconstructions
 HOLDOUT = "holdout"  # a folder: the log of the test examples
+_RECORD_FILE = re.compile(r"((exact|free|divided|filter)-)?\d{12}(-\d{5})?\.parquet")
 RUN_DIRECTORY = (
     f"a run directory is what a Recorder writes: {JOURNAL}, {IDS}, {RECORDS}/, {RUN_JSON}, and at "
     f"the end {EXAMPLES}"
@@ -28,6 +34,31 @@ RUN_DIRECTORY = (
 def part_name(record: str, number: int) -> str:
     """The file of one part of a record whose name is that of a single file."""
     return f"{record.removesuffix('.parquet')}-{number:05d}.parquet"
+
+
+def files_of(line: Line) -> list[Line]:
+    """What a line says of its files: several, where a record is in parts."""
+    if "parts" not in line:
+        return [line]
+    return [
+        {**line, "file": part_name(line["file"], number), "bytes": size, "sha256": sha256}
+        for number, (size, sha256) in enumerate(line["parts"])
+    ]
+
+
+def unused_records(there: Iterable[str], lines: Iterable[Line]) -> list[str]:
+    """Those of the files in RECORDS that a crash left: no line of the journal counts on them.
+
+    A line comes after its files, and the files that a line "divided" replaces are removed after it,
+    so that a crash between leaves them. What a line names that a later one declared void is kept.
+    """
+    named: dict[str, str] = {}  # file -> the kind of line that names it
+    for line in lines:
+        if line["kind"] == "divided":
+            named = {file: kind for file, kind in named.items() if kind not in ("free", "divided")}
+        if "file" in line:
+            named |= {file["file"]: line["kind"] for file in files_of(line)}
+    return [name for name in there if _RECORD_FILE.fullmatch(name) and name not in named]
 
 
 def holds_log(path: Path) -> bool:

@@ -31,11 +31,12 @@ from numpy.typing import NDArray
 
 from indpriv import _files
 from indpriv._journal import JournalWriter
+from indpriv._storage import sizes_in
 from indpriv.errors import EvidenceError
 from indpriv.norm_log.batch_norms import BatchNormEntries, file_bytes
 from indpriv.norm_log.levels import levels_of
 from indpriv.norm_log.records import LARGEST_FILE, PART_SIZE
-from indpriv.norm_log.run_files import IDS, RECORDS, part_name
+from indpriv.norm_log.run_files import IDS, RECORDS, part_name, unused_records
 from indpriv.norm_log.session_counts import SessionCounts
 
 SCHEMA = 1
@@ -95,6 +96,8 @@ class NormLogWriter:
     ) -> None:
         """Start a log in an empty or new directory, or continue the same log there.
 
+        Files that a crash left there without a line in the journal are removed.
+
         Raises:
             EvidenceError: the directory holds a log of other examples or another rounding.
             InputError: another process is writing there.
@@ -102,8 +105,6 @@ class NormLogWriter:
         self.run_dir, self._folder = run_dir, run_dir / RECORDS
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._journal = JournalWriter(run_dir)
-        for leftover in self._folder.glob(".*.tmp"):
-            leftover.unlink()
         self._levels = levels_of(header.rounding, header.rounding_mode)
         self._ids_fingerprint = fingerprint(example_ids)
         self._n = len(example_ids)
@@ -111,6 +112,7 @@ class NormLogWriter:
             if self._journal.entries:
                 first = self._journal.entries[0]
                 _check_continues(first, header, self._n, self._ids_fingerprint)
+                _remove_leftovers(self._folder, self._journal.entries)
             else:
                 self._start(run_dir, header, example_ids, unit_ids, reference_positions)
 
@@ -278,6 +280,14 @@ class NormLogWriter:
     def _write(self, name: str, content: bytes) -> dict[str, Any]:
         _files.write_atomically(self._folder / name, content)
         return {"file": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def _remove_leftovers(folder: Path, lines: list[dict[str, Any]]) -> None:
+    """Remove what a crash left in the folder of records of a log with these lines."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink()
+    for name in unused_records(sizes_in(folder), lines):
+        (folder / name).unlink()
 
 
 def _check_continues(

@@ -6,9 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batch_norm_runs import (
+    LEVELS,
+    STEPS,
+    N,
+    as_dict,
+    draws,
+    expected,
+    flat,
+    write,
+    writer_of,
+)
 from indpriv import EvidenceError, InputError, NormLog, _files
-from indpriv._journal import JournalWriter
-from indpriv.norm_log import batch_norms, reader
 from indpriv.norm_log.batch_norms import (
     ArrayBatchNorms,
     BatchNormEntries,
@@ -18,69 +27,10 @@ from indpriv.norm_log.batch_norms import (
     examples_per_file,
     file_bytes,
 )
-from indpriv.norm_log.levels import Levels
 from indpriv.norm_log.norm_log import open_run
-from indpriv.norm_log.reader import divide_batch_norms
 from indpriv.norm_log.records import RecordFile
 from indpriv.norm_log.verify import verify
-from indpriv.norm_log.writer import LogHeader, NormLogWriter
 from synthetic import session_counts
-
-N, STEPS = 40, 30
-LEVELS = Levels(0.01, "up")
-
-
-def draws(seed=0, n=N, steps=STEPS, rate=0.2):
-    """Positions and norms of the batch of each step; some are empty."""
-    rng = np.random.default_rng(seed)
-    batches = [np.flatnonzero(rng.random(n) < rate * (step % 5 != 0)) for step in range(steps)]
-    return [(batch, rng.exponential(0.5, len(batch))) for batch in batches]
-
-
-def flat(batches):
-    steps = np.repeat(np.arange(len(batches)), [len(batch) for batch, _ in batches])
-    return steps, *(np.concatenate([batch[part] for batch in batches]) for part in (0, 1))
-
-
-def write(run_dir, batches, *, flush=10, close=True, rounding=0.01, resume_at=None):
-    """A run with one full record, whose batch norms are flushed every so many steps."""
-    header = LogHeader(rounding, "up", "example", "add_remove", "poisson", False, {"caveats": []})
-    writer = NormLogWriter(run_dir, header, np.arange(N), None, np.zeros(0, np.int64))
-    if resume_at is None:
-        writer.record(0, np.ones(N) / 2, max_grad_norm=1.0, targets_fingerprint="same", seconds=0.1)
-    else:
-        writer.truncate(resume_at)
-    for first in range(resume_at or 0, len(batches), flush):
-        part = batches[first : first + flush]
-        writer.free(first, part, np.ones(len(part)))
-        counts = session_counts(first + len(part), N, 0.2)
-        writer.steps(
-            first,
-            len(part),
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-            sample_rate=0.2,
-            counts=counts,
-        )
-    try:
-        if close:
-            divide_batch_norms(writer)
-            writer.finish(counts)
-    finally:
-        writer.close()
-
-
-def as_dict(entries, offset=0):
-    columns = (entries.position.tolist(), entries.step.tolist(), entries.norm.tolist())
-    return {(position + offset, step): norm for position, step, norm in zip(*columns, strict=True)}
-
-
-def expected(batches, encode=True):
-    return {
-        (int(i), step): LEVELS.encode(np.array([norm]), 1.0)[0] if encode else norm
-        for step, (batch, norms) in enumerate(batches)
-        for i, norm in zip(batch, norms, strict=True)
-    }
 
 
 @pytest.mark.parametrize("rounding", [0.01, 0])
@@ -97,125 +47,6 @@ def test_what_is_written_is_read(rounding, tmp_path):
         key: norm for key, norm in as_dict(entries).items() if 7 <= key[0] < 23
     }
     assert not [check for check in verify(open_run(tmp_path)) if check.status == "failed"]
-
-
-@pytest.fixture
-def many(monkeypatch):
-    """N examples are many, and a file of batch norms has about 60 entries."""
-    monkeypatch.setattr(reader, "LARGEST_FILE", N - 1)
-    monkeypatch.setattr(batch_norms, "_FILE_ENTRIES", 60)
-
-
-@pytest.mark.usefixtures("many")
-@pytest.mark.parametrize("rounding", [0.01, 0])
-def test_many_examples_share_files_by_position_once_the_log_is_closed(
-    rounding, tmp_path, monkeypatch
-):
-    batches = draws()
-    write(tmp_path, batches, rounding=rounding)
-    free, read = NormLog.open(tmp_path).batch_norms, []
-    per_file = free.parts[0].examples[1]
-    assert 1 < per_file < N // 2
-    names = sorted(path.name for path in (tmp_path / "records").iterdir())
-    assert names[0] == "000000000000.parquet"
-    assert [name[:7] for name in names[1:]] == ["divided"] * (-(-N // per_file))
-    assert free.steps.tolist() == list(range(STEPS))
-    assert as_dict(free.read(0, N)) == expected(batches, encode=bool(rounding))
-    plain = FileBatchNorms._read
-
-    def noted(self, part, start, stop):
-        read.append(part.examples)
-        return plain(self, part, start, stop)
-
-    monkeypatch.setattr(FileBatchNorms, "_read", noted)
-    some = as_dict(free.read(per_file, 2 * per_file), per_file)
-    assert some == {
-        key: norm
-        for key, norm in expected(batches, encode=bool(rounding)).items()
-        if per_file <= key[0] < 2 * per_file
-    }
-    assert read == [(per_file, 2 * per_file)]
-    assert not [check for check in verify(open_run(tmp_path)) if check.status == "failed"]
-
-
-@pytest.mark.usefixtures("many")
-def test_a_divided_log_goes_on_and_is_divided_again(tmp_path):
-    write(tmp_path, draws())
-    other = draws(seed=1, steps=40)
-    write(tmp_path, other, resume_at=17)
-    free = NormLog.open(tmp_path).batch_norms
-    assert free.steps.tolist() == list(range(40))
-    assert as_dict(free.read(0, N)) == expected([*draws()[:17], *other[17:]])
-    first = {part.file.path.name for part in free.parts}
-    there = {path.name for path in (tmp_path / "records").iterdir()}
-    assert there - {"000000000000.parquet"} == first
-
-
-@pytest.mark.usefixtures("many")
-@pytest.mark.parametrize("moment", [0, 2, "divided", "close"])
-def test_a_crash_while_dividing_loses_nothing(moment, tmp_path, monkeypatch):
-    class Crash(BaseException):
-        pass
-
-    written, plain, append = [], NormLogWriter._write, JournalWriter.append
-
-    def crash_at_file(self, name, content):
-        if name.startswith("divided"):
-            written.append(name)
-            if len(written) - 1 == moment:
-                raise Crash
-        return plain(self, name, content)
-
-    def crash_at_line(self, kind, **values):
-        if kind == moment:
-            raise Crash
-        append(self, kind, **values)
-
-    monkeypatch.setattr(NormLogWriter, "_write", crash_at_file)
-    monkeypatch.setattr(JournalWriter, "append", crash_at_line)
-    with pytest.raises(Crash):
-        write(tmp_path, draws())
-    monkeypatch.setattr(NormLogWriter, "_write", plain)
-    monkeypatch.setattr(JournalWriter, "append", append)
-    opened = open_run(tmp_path)
-    assert not opened.state.closed
-    assert not opened.faults
-    assert as_dict(opened.log.batch_norms.read(0, N)) == expected(draws())
-    write(tmp_path, draws(), resume_at=20)
-    assert as_dict(NormLog.open(tmp_path).batch_norms.read(0, N)) == expected(draws())
-
-
-@pytest.mark.usefixtures("many")
-def test_steps_without_batch_norms_stay_missing(tmp_path):
-    batches = draws()
-    batches[3] = batches[22] = None
-    write(tmp_path, batches)
-    assert np.setdiff1d(np.arange(STEPS), NormLog.open(tmp_path).batch_norms.steps).tolist() == [
-        3,
-        22,
-    ]
-
-
-@pytest.mark.usefixtures("many")
-def test_a_changed_divided_file_is_named(tmp_path):
-    write(tmp_path, draws())
-    path = sorted((tmp_path / "records").glob("divided-*"))[1]
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4
-    path.write_bytes(bytes(content))
-    with pytest.raises(EvidenceError, match=rf"{path.name} was changed"):
-        NormLog.open(tmp_path).batch_norms.read(0, N)
-    assert NormLog.open(tmp_path, unreadable="worst_case").batch_norms is None
-
-
-@pytest.mark.usefixtures("many")
-def test_a_changed_file_of_training_is_not_divided(tmp_path):
-    write(tmp_path, draws(), close=False)
-    path = tmp_path / "records" / "free-000000000010.parquet"
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
-    write(tmp_path, draws(), resume_at=20)
-    with pytest.raises(EvidenceError, match=path.name):
-        NormLog.open(tmp_path)
 
 
 def test_few_examples_stay_in_files_by_step(tmp_path):
@@ -296,8 +127,7 @@ def test_steps_whose_batch_is_unknown_are_missing(tmp_path):
 def test_resuming_voids_what_was_recorded_beyond(tmp_path):
     batches, again = draws(0), draws(1)
     write(tmp_path, batches, close=False)
-    header = LogHeader(0.01, "up", "example", "add_remove", "poisson", False, {"caveats": []})
-    writer = NormLogWriter(tmp_path, header, np.arange(N), None, np.zeros(0, np.int64))
+    writer = writer_of(tmp_path)
     writer.truncate(13)
     writer.free(13, again[13:20], np.ones(7))
     writer.steps(
