@@ -94,9 +94,7 @@ class NormLogWriter:
         unit_ids: NDArray[np.generic] | None,
         reference_positions: NDArray[np.int64],
     ) -> None:
-        """Start a log in an empty or new directory, or continue the same log there.
-
-        Files that a crash left there without a line in the journal are removed.
+        """Start a log in an empty directory, or continue one and remove what a crash left there.
 
         Raises:
             EvidenceError: the directory holds a log of other examples or another rounding.
@@ -110,9 +108,9 @@ class NormLogWriter:
         self._n = len(example_ids)
         with _files.on_failure(self.close):
             if self._journal.entries:
-                first = self._journal.entries[0]
-                _check_continues(first, header, self._n, self._ids_fingerprint)
-                _remove_leftovers(self._folder, self._journal.entries)
+                lines = self._journal.entries
+                _check_continues(lines[0], header, self._n, self._ids_fingerprint)
+                _remove_leftovers(self._folder, lines)
             else:
                 self._start(run_dir, header, example_ids, unit_ids, reference_positions)
 
