@@ -117,6 +117,11 @@ class OneWriter:
             with os.fdopen(owner, "w", encoding="utf-8") as file:
                 file.write(str(os.getpid()))
 
+    def check(self) -> None:
+        """Raise InputError if another process has the lock: in object storage it can be lost."""
+        if isinstance(self._lock, RemoteLock):
+            self._lock.check()
+
     def close(self) -> None:
         """Release the lock."""
         self._lock.release()
@@ -147,6 +152,9 @@ def written_atomically(path: Path) -> Iterator[Any]:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a private file that is either whole or absent, and durable once this returns."""
+    if is_remote(path):
+        path.write_bytes(content)
+        return
     with written_atomically(path) as file:
         file.write(content)
 

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from indpriv._files import BINARY, PRIVATE, OneWriter, fsync_folder, on_failure
+from indpriv._storage import is_remote
 from indpriv.errors import EvidenceError, InputError
 
 NAME = "journal.jsonl"
@@ -63,8 +64,56 @@ def _read(run_dir: Path) -> tuple[list[dict[str, Any]], str, bool]:
     return entries, chain, bool(rest)
 
 
+class _OnDisk:
+    """Appends lines to a file."""
+
+    def __init__(self, path: Path, whole: bytes) -> None:
+        """Open it; whole: its lines without a torn last one, which is cut off."""
+        self._path = path
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | BINARY, PRIVATE)
+        os.ftruncate(self._descriptor, len(whole))
+        fsync_folder(path.parent)
+
+    def append(self, line: bytes, wait: bool) -> None:
+        end = os.fstat(self._descriptor).st_size
+        try:
+            written = os.write(self._descriptor, line)
+            if written != len(line):
+                raise OSError(
+                    errno.ENOSPC,
+                    f"only {written} of {len(line)} bytes were written",
+                    str(self._path),
+                )
+            if wait:
+                os.fsync(self._descriptor)
+        except OSError:
+            os.ftruncate(self._descriptor, end)  # a torn line in the middle would spoil the rest
+            raise
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class _InStorage:
+    """Puts all lines again with each, since objects cannot grow; so none is ever torn."""
+
+    def __init__(self, path: Path, whole: bytes) -> None:
+        """Begin; whole: the lines that are there."""
+        self._path, self._lines = path, bytearray(whole)
+
+    def append(self, line: bytes, wait: bool) -> None:
+        end = len(self._lines)
+        self._lines += line
+        with on_failure(lambda: self._lines.__delitem__(slice(end, None))):
+            if wait:
+                self._path.write_bytes(bytes(self._lines))
+
+    def close(self) -> None:
+        """Nothing: a line that was not waited for is void without the one after it."""
+
+
 class JournalWriter:
-    """The one writer of a journal. It holds a lock; when `append` returns, the line is on disk.
+    """The one writer of a journal. It holds a lock; when `append` returns, the line is kept.
 
     Attributes:
         entries: what the journal held when it was opened.
@@ -72,57 +121,48 @@ class JournalWriter:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._descriptor: int | None = None
+        self._file: _OnDisk | _InStorage | None = None
         self._lock = OneWriter(run_dir)
         with on_failure(self.close):
             self.entries = self._continue(run_dir / NAME)
 
     def _continue(self, path: Path) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = []
-        self._chain = _START
-        if path.exists():
-            entries, self._chain, torn = _read(self._run_dir)
-            if torn:  # never acknowledged: cut it off, so that the next line starts on its own
-                os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+        self._chain, whole = _START, b""
+        if path.is_file():
+            entries, self._chain, _ = _read(self._run_dir)
+            content = path.read_bytes()  # a torn line was never acknowledged
+            whole = content[: content.rfind(b"\n") + 1]
         self._next = len(entries)
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | BINARY, PRIVATE)
-        fsync_folder(self._run_dir)
+        self._file = (_InStorage if is_remote(path) else _OnDisk)(path, whole)
         return entries
 
     def __len__(self) -> int:
         return self._next
 
     def append(self, kind: str, *, wait: bool = True, **values: Any) -> None:
-        """Append one line and wait until it is on disk.
+        """Append one line and wait until it is kept.
 
         wait: False where another line follows at once, which waits for both.
+
+        Raises:
+            OSError, StorageError: it could not be written, and is not in the journal.
+            InputError: the journal is closed, or another process has taken it (object storage).
         """
-        if self._descriptor is None:
+        if self._file is None:
             raise InputError(f"{self._run_dir / NAME} is closed; open it again to append")
         body = {"seq": self._next, "kind": kind, **values}
         chain = _link(self._chain, body)
-        data = f"{_to_line({**body, 'chain': chain})}\n".encode()
-        end = os.fstat(self._descriptor).st_size
-        try:
-            written = os.write(self._descriptor, data)
-            if written != len(data):
-                raise OSError(
-                    errno.ENOSPC,
-                    f"only {written} of {len(data)} bytes were written",
-                    str(self._run_dir / NAME),
-                )
-            if wait:
-                os.fsync(self._descriptor)
-        except OSError:
-            os.ftruncate(self._descriptor, end)  # a torn line in the middle would spoil the rest
-            raise
+        if wait:
+            self._lock.check()
+        self._file.append(f"{_to_line({**body, 'chain': chain})}\n".encode(), wait)
         self._chain, self._next = chain, self._next + 1
 
     def close(self) -> None:
         """Release the lock."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
         self._lock.close()
 
     def __enter__(self) -> "JournalWriter":

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks, _files
 from indpriv._arrays import FloatArray, IntArray
+from indpriv._storage import location_to_write
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.journal_state import state_to_resume
@@ -40,9 +41,8 @@ class RoundRecorder:
     leaves the server: a model that others saw without its round in the log is in no account.
 
     Args:
-        run_dir: directory of the run; it is created (0700) and may not hold another run.
-        client_ids: (n_clients,) unique ids of all clients that may take part, whether or not they
-            ever do.
+        run_dir: a new directory for the run (0700), or its address, e.g. s3://bucket/runs/phones.
+        client_ids: (n_clients,) unique ids of all clients that may ever take part.
         sampler: what chooses the participants of a round: "poisson" (independent coins),
             "fixed_size" (a random set of one size), "shuffled", "sequential", "by_client", or
             "other".
@@ -52,9 +52,9 @@ class RoundRecorder:
             these are copies, with the original row of each as unit_ids.
         unit_ids: (n,) of rows only.
         clipping: "flat", or "per_layer": norms are then of what clipping leaves.
-        seeded: sampling or noise use a published or reproducible seed: the run gives no privacy,
-            and is labelled so.
+        seeded: sampling or noise use a known seed: the run gives no privacy, and is labelled so.
         resume_at: continue the log in run_dir after this number of rounds; later ones become void.
+        bucket_is_private: that only those who may see norms can read the bucket of run_dir.
         run_info: what else to keep in run.json, e.g. {"delta": 1e-5}.
 
     Raises:
@@ -81,9 +81,10 @@ class RoundRecorder:
         clipping: str = "flat",
         seeded: bool = False,
         resume_at: int | None = None,
+        bucket_is_private: bool = False,
         run_info: Mapping[str, Any] | None = None,
     ) -> None:
-        self.run_dir = Path(run_dir)
+        self.run_dir = location_to_write(run_dir, bucket_is_private)
         self._ids = np.asarray(client_ids)
         check_ids(self._ids, self._ids.size)
         check_words(sampler, unit, "zero_out")

@@ -5,9 +5,14 @@ from importlib.util import find_spec
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+import fsspec
 import pytest
 import torch
 from hypothesis import settings
+from pyarrow import fs
+
+from indpriv._storage import remote_path
+from object_storage import KEYS, InMemory, s3_server
 
 torch.set_num_threads(1)
 
@@ -37,3 +42,34 @@ def _quiet_torch():
             "ignore", message=".*(Full backward hook|Secure RNG|Optimal order).*"
         )
         yield
+
+
+@pytest.fixture(scope="session")
+def server():
+    """An S3 server with a bucket "runs"."""
+    pytest.importorskip("moto", reason="needs an S3 server: pip install moto[server]")
+    pytest.importorskip("flask_cors", reason="needs an S3 server: pip install moto[server]")
+    with s3_server() as found:
+        found.client().create_bucket(Bucket="runs")
+        yield found
+
+
+@pytest.fixture
+def owner(monkeypatch):
+    """The environment has the keys of the owner of a server."""
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    remote_path._file_system.cache_clear()
+    yield
+    remote_path._file_system.cache_clear()
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    """Object storage in memory: a function from a path to its address."""
+    memory = fsspec.filesystem("memory")
+    memory.store.clear()
+    system = fs.PyFileSystem(InMemory(memory))
+    monkeypatch.setattr(remote_path, "_file_system", lambda scheme, name, query: (system, name))
+    yield lambda below: f"s3://bucket/{below}"
+    memory.store.clear()

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyarrow.fs import FSSpecHandler
+
 from processes import running
 
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
@@ -25,6 +27,7 @@ class Server:
     """port: where it listens."""
 
     port: int
+    process: subprocess.Popen[Any]
 
     @property
     def options(self) -> str:
@@ -68,6 +71,16 @@ class Server:
             assert json.load(answer)["status"] == "ok"
 
 
+class InMemory(FSSpecHandler):
+    """Object storage in memory, whose objects know when they were written."""
+
+    @staticmethod
+    def _create_file_info(path: str, info: dict[str, Any]) -> Any:
+        if "created" in info:
+            info = {**info, "mtime": info["created"]}
+        return FSSpecHandler._create_file_info(path.lstrip("/"), info)
+
+
 @contextmanager
 def s3_server() -> Iterator[Server]:
     """Start a server, and end it with the block."""
@@ -85,4 +98,4 @@ def s3_server() -> Iterator[Server]:
                 assert process.poll() is None, "the server ended"
                 assert time.monotonic() < deadline, "the server does not answer"
                 time.sleep(0.1)
-        yield Server(port)
+        yield Server(port, process)

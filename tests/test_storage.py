@@ -23,24 +23,6 @@ DELTA = 1e-5
 
 
 @pytest.fixture(scope="module")
-def server():
-    pytest.importorskip("moto", reason="needs an S3 server: pip install moto[server]")
-    pytest.importorskip("flask_cors", reason="needs an S3 server: pip install moto[server]")
-    with s3_server() as found:
-        found.client().create_bucket(Bucket="runs")
-        yield found
-
-
-@pytest.fixture
-def owner(monkeypatch):
-    for name, value in KEYS.items():
-        monkeypatch.setenv(name, value)
-    remote_path._file_system.cache_clear()
-    yield
-    remote_path._file_system.cache_clear()
-
-
-@pytest.fixture(scope="module")
 def a_run(tmp_path_factory):
     return write_run(tmp_path_factory.mktemp("runs") / "tiny", *small_run(n=240, steps=6))
 

@@ -9,7 +9,7 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
-from indpriv._storage.remote_path import RemotePath
+from indpriv._storage.remote_path import RemotePath, StorageError
 from indpriv.errors import InputError
 
 _RENEWED_EVERY, _FORGOTTEN_AFTER = 60.0, 300.0  # seconds
@@ -49,10 +49,20 @@ class RemoteLock:
 
     def _stay(self) -> None:
         while not self._ended.wait(_RENEWED_EVERY):
-            with suppress(InputError):  # what keeps us from the bucket also ends the audit
+            with suppress(InputError):  # what keeps us from the bucket also ends the writing
+                self.check()
                 self._renew()
 
+    def check(self) -> None:
+        """Raise InputError if another process has taken the folder, since this one was silent."""
+        if not self._claim.is_file():
+            raise InputError(
+                f"{self._claim.parent} was taken by another process, because this one was silent "
+                f"for more than {_FORGOTTEN_AFTER:g} s; only that one writes there now"
+            )
+
     def release(self) -> None:
-        """Give the folder up."""
+        """Give the folder up; a claim that cannot be removed is forgotten."""
         self._ended.set()
-        self._claim.unlink(missing_ok=True)
+        with suppress(StorageError):
+            self._claim.unlink(missing_ok=True)

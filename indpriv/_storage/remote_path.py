@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -34,6 +34,10 @@ class RemoteStat:
     """What `RemotePath.stat` knows."""
 
     st_size: int
+
+
+class StorageError(InputError):
+    """Object storage that does not let us read or write; what was written before stays."""
 
 
 class RemotePath(_Base):
@@ -88,12 +92,16 @@ class RemotePath(_Base):
             if mode != "rb":
                 raise ValueError(f"{self} is opened to read bytes, not with mode {mode!r}")
             system, key = self._where()
-            with self._told("read"):
-                return system.open_input_file(key)
+            return self._asked("read", lambda: system.open_input_file(key))
 
         def read_bytes(self) -> bytes:
-            with self.open() as file, self._told("read"):
-                return file.read()
+            system, key = self._where()
+
+            def read() -> bytes:
+                with system.open_input_file(key) as file:
+                    return file.read()
+
+            return self._asked("read", read)
 
         def read_text(self, encoding: str = "utf-8") -> str:
             return self.read_bytes().decode(encoding)
@@ -101,10 +109,13 @@ class RemotePath(_Base):
         def write_bytes(self, content: bytes) -> None:
             """Put a whole object: readers see the old one or this one."""
             system, key = self._where()
-            with self._told("write"):
+
+            def put() -> None:
                 file = system.open_output_stream(key)
                 file.write(content)
                 file.close()
+
+            self._asked("write", put)
 
         def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
             """Nothing: a bucket has objects only."""
@@ -114,12 +125,11 @@ class RemotePath(_Base):
 
         def unlink(self, missing_ok: bool = False) -> None:
             system, key = self._where()
-            with self._told("write"):
-                try:
-                    system.delete_file(key)
-                except FileNotFoundError:
-                    if not missing_ok:
-                        raise
+            try:
+                self._asked("write", lambda: system.delete_file(key))
+            except FileNotFoundError:
+                if not missing_ok:
+                    raise
 
         def absolute(self) -> RemotePath:
             return self
@@ -143,8 +153,7 @@ class RemotePath(_Base):
 
     def _info(self) -> Any:
         system, key = self._where()
-        with self._told("read"):
-            return system.get_file_info(key)
+        return self._asked("read", lambda: system.get_file_info(key))
 
     def _listed(self, recursive: bool) -> list[Any]:
         """What the server says of the files in this folder, or of all below."""
@@ -152,8 +161,7 @@ class RemotePath(_Base):
 
         system, key = self._where()
         selector = FileSelector(key, allow_not_found=True, recursive=recursive)
-        with self._told("list"):
-            found = system.get_file_info(selector)
+        found = self._asked("list", lambda: system.get_file_info(selector))
         return sorted((info for info in found if info.is_file), key=lambda info: info.path)
 
     def _below(self) -> Iterator[RemotePath]:
@@ -161,15 +169,54 @@ class RemotePath(_Base):
         key = self._where()[1]
         return (self / info.path.removeprefix(f"{key}/") for info in self._listed(True))
 
-    @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
-        """One InputError that says what keeps us from an object; its absence goes on."""
-        try:
-            yield
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise InputError(f"{self}: cannot {what}: {_reason(error, self.parts[3])}") from error
+    def _asked(self, what: str, call: Callable[[], Any]) -> Any:
+        """What a call of the server returns; it is repeated while the server does not answer.
+
+        Raises:
+            StorageError: what keeps us from an object.
+            FileNotFoundError: it does not exist.
+        """
+        for pause in (*_PAUSES, None):
+            try:
+                return call()
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                if pause is None or _NO_ANSWER not in str(error):
+                    reason = _reason(error, self.parts[3])
+                    raise StorageError(f"{self}: cannot {what}: {reason}") from error
+            time.sleep(pause)
+
+
+def location_to_write(path: str | Path, bucket_is_private: bool) -> Path:
+    """The path of a directory to write sensitive files to; see `location`.
+
+    Raises:
+        InputError: as `location`; or object storage that nobody said is private.
+    """
+    found = location(path)
+    if is_remote(found) and not bucket_is_private:
+        raise InputError(
+            f"{found} lies in object storage: on a disk, indpriv makes files that their owner can "
+            "read only; who can read a bucket is set there. Make sure that nobody else can, and "
+            "pass bucket_is_private=True (--bucket-is-private)"
+        )
+    return found
+
+
+def location_on_disk(path: str | Path, what: str) -> Path:
+    """The path of a directory that can only be written on a disk; see `location`.
+
+    Raises:
+        InputError: as `location`; or object storage. what: that is written there, with a verb.
+    """
+    found = location(path)
+    if is_remote(found):
+        raise InputError(
+            f"{found} lies in object storage: {what} written on a disk; pass a directory there, "
+            "and copy it"
+        )
+    return found
 
 
 def remove_tree(folder: Path) -> None:
@@ -262,11 +309,13 @@ def _file_system(scheme: str, bucket: str, query: str) -> tuple[Any, str]:
     return system, root
 
 
+_NO_ANSWER = "NETWORK_CONNECTION"
+_PAUSES = (1.0, 4.0, 15.0, 60.0)  # seconds, before a server that did not answer is asked again
 _REASONS = {  # in messages of the AWS library, which pyarrow passes on
     "ACCESS_DENIED": "these credentials have no right to do so in bucket {bucket}; ask its owner, "
     "or pass others by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
     "NO_SUCH_BUCKET": "there is no bucket {bucket}; create it, or correct the address",
-    "NETWORK_CONNECTION": "the server does not answer; check the network and endpoint_override",
+    _NO_ANSWER: "the server does not answer; check the network and endpoint_override",
 }
 
 

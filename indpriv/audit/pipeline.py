@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from indpriv._columns import Partition
 from indpriv._progress import StageProgress, silent
-from indpriv._storage import is_remote, location
+from indpriv._storage import location, location_to_write
 from indpriv.accountant.blocks import versions, workers_of
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import account_parts, table_for
@@ -88,9 +88,9 @@ def audit(
         InputError: no run directory, or output_dir is it; no delta; a column that does not exist.
         EvidenceError: a log that is damaged or contradicts itself.
     """
-    path, output_dir, tell = location(path), location(output_dir), progress or silent
-    _check_arguments(path, output_dir, images, bucket_is_private)
-    workers = workers_of(engine)
+    path, output_dir = location(path), location_to_write(output_dir, bucket_is_private)
+    _check_arguments(path, output_dir, images)
+    workers, tell = workers_of(engine), progress or silent
     folders = (signals, baseline_signals)
     log, recorded, identity = _read(path, unreadable, unit_column, folders, tell)
     chosen, options = method_of_run(log, recorded, path, method)
@@ -116,15 +116,7 @@ def _stage(tell: StageProgress, name: str) -> Iterator[None]:
     tell(name, 1, 1)
 
 
-def _check_arguments(
-    path: Path, output_dir: Path, images: NDArray[np.float32] | None, bucket_is_private: bool
-) -> None:
-    if is_remote(output_dir) and not bucket_is_private:
-        raise InputError(
-            f"output_dir={output_dir}: on a disk, files of an audit are readable by their owner "
-            "only; who can read a bucket is set there. Make sure that nobody else can, and pass "
-            "bucket_is_private=True (--bucket-is-private)"
-        )
+def _check_arguments(path: Path, output_dir: Path, images: NDArray[np.float32] | None) -> None:
     if output_dir.resolve() == path.resolve():
         raise InputError(
             f"output_dir={output_dir} is the run itself, whose {EXAMPLES} the audit's own would "

@@ -68,7 +68,7 @@ BucketIsPrivate = Annotated[
     bool,
     typer.Option(
         "--bucket-is-private",
-        help="Write to an address such as s3://bucket/audit, whose readers are set there.",
+        help="Write to an address such as s3://bucket/adult, whose readers are set there.",
     ),
 ]
 

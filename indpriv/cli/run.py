@@ -13,10 +13,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from indpriv._storage import location
 from indpriv.cli.audit import show_audit
 from indpriv.cli.first_contact import checked_audit_file, shipped_audits
 from indpriv.cli.options import (
     AuditFile,
+    BucketIsPrivate,
     DataDir,
     Device,
     Json,
@@ -93,6 +95,7 @@ def train(
             help="Go on with the run in --run-dir, which was stopped, after its last checkpoint.",
         ),
     ] = False,
+    bucket_is_private: BucketIsPrivate = False,
     as_json: Json = False,
 ) -> None:
     """Train an audit's model with DP-SGD, record the run and save its checkpoints.
@@ -112,6 +115,7 @@ def train(
         canaries=canaries,
         baseline=non_private_baseline,
         resume=resume,
+        bucket_is_private=bucket_is_private,
     )
     if as_json:
         print_json(read_json(run.run_dir / RUN_JSON))
@@ -128,6 +132,7 @@ def _train(
     canaries: int = 0,
     baseline: bool = False,
     resume: bool = False,
+    bucket_is_private: bool = False,
 ) -> TrainedRun:
     from indpriv.training.canaries import train_with_canaries
     from indpriv.training.config import AuditConfig
@@ -137,7 +142,7 @@ def _train(
     config = AuditConfig.from_toml(audit_file)
     if baseline:
         config = replace(config, training=replace(config.training, non_private_baseline=True))
-    run_dir = run_dir or Path("runs") / config.name
+    run_dir = location(run_dir or Path("runs") / config.name)
     check_folder("--run-dir", run_dir)
     check_device(device)
     train_on: Callable[..., TrainedRun]
@@ -156,7 +161,13 @@ def _train(
     with progress_bar() as progress:
         try:
             run = train_on(
-                config, run_dir, seed=seed, progress=progress, device=device, data_dir=data_dir
+                config,
+                run_dir,
+                seed=seed,
+                progress=progress,
+                device=device,
+                data_dir=data_dir,
+                bucket_is_private=bucket_is_private,
             )
         except KeyboardInterrupt as stopped:
             errors = Console(stderr=True, highlight=False, soft_wrap=True)

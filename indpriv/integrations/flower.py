@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray
+from indpriv._storage import location
 from indpriv.errors import InputError
 from indpriv.round_recorder import RoundRecorder
 
@@ -64,7 +65,7 @@ def recorded(
         raise InputError("client_of without client_ids: name all clients that may take part")
     about = {"participation": "known", **(run_info or {})}
     options = {"seeded": seeded, "resume_at": resume_at, "run_info": about}
-    return _strategy(strategy, _Rounds(strategy, Path(run_dir), client_ids, client_of, options))
+    return _strategy(strategy, _Rounds(strategy, location(run_dir), client_ids, client_of, options))
 
 
 def _strategy(strategy: Any, rounds: _Rounds) -> Any:

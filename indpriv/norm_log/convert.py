@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from indpriv import _checks
 from indpriv._files import read_json, write_json
 from indpriv._progress import StageProgress
+from indpriv._storage import location_on_disk
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import SEEDED
 from indpriv.norm_log.norms_file import NormsFile, check_norms_file, read_norms
@@ -79,7 +80,7 @@ def convert(
         InputError: a value is missing, of the wrong type or out of range, a norm is NaN or
             negative, or there are microbatches.
     """
-    norms_file, run_dir = Path(norms_file), Path(output_dir)
+    norms_file, run_dir = Path(norms_file), location_on_disk(output_dir, "converted norms are")
     _checks.check_rounding(rounding)
     settings = _read_settings(Path(run_json))
     norms = read_norms(norms_file)

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from indpriv import _checks
 from indpriv._files import write_json
+from indpriv._storage import location_to_write
 from indpriv.errors import InputError
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.run_files import EXAMPLES, RUN_JSON
@@ -49,7 +50,7 @@ class Recorder:
     If training uses `torch.autocast`, construct the Recorder under the same autocast.
 
     Args:
-        run_dir: directory of the run; it is created (0700) and may not hold another run.
+        run_dir: a new directory for the run (0700), or its address, e.g. s3://bucket/runs/adult.
         dataset: the training set that the loader draws from, map-style, of (inputs, targets), or of
             dicts that the model takes by keyword, as Hugging Face's do.
         loss_fn: `loss_fn(outputs, targets)` or `loss_fn(outputs)` -> per-example losses (batch,).
@@ -83,8 +84,7 @@ class Recorder:
         record_holdout: also record the norms of the test set, in RUN/holdout: they tell what its
             epsilon would have been on the same trajectory, which an attack judged by epsilon
             needs. Each full record then also takes a pass over the test set.
-        metadata: one row per training example, indexed by example id: columns to compare groups
-            by.
+        metadata: one row per training example, indexed by example id, to compare groups by.
         test_metadata: the same for the test set, indexed 0..n_test-1.
         example_ids: (n,) unique ids in the order of the data set; default 0..n-1.
         unit_ids: (n,) the person or client each row belongs to; needed unless each example is a
@@ -95,18 +95,19 @@ class Recorder:
         resume_at: continue the log in run_dir at this step, that of the checkpoint from which
             training resumes; or pass what `state_dict` returned for that checkpoint. Steps logged
             beyond it become void.
-        on_write_error: if the log cannot be written (a full disk), "stop" training, or "continue"
-            it without recording. What was logged before stays, and the log says that it was not
-            closed.
+        on_write_error: if the log cannot be written (a full disk, a bucket out of reach), "stop"
+            training, or "continue" it without recording. What was logged before stays, and the log
+            says that it was not closed.
         attack: attacks the run while it trains and writes its scores to the run directory:
             `GradientCanaries`, `MislabelledCanaries` or `WhiteBox`.
+        bucket_is_private: that only those who may see norms can read the bucket of run_dir.
         run_info: what else to keep in run.json, e.g. the training configuration. The processor,
             the number of threads and the git commit of the working folder (`code_commit`, unless
             you pass your own) are always kept.
 
     Raises:
         InputError: an empty data set, metadata or ids that do not fit it, both a policy and an
-            argument that it replaces, or a run directory in use.
+            argument that it replaces, a run directory in use, or a bucket that may not be private.
 
     >>> from indpriv.recording import Recorder
     >>> recorder = Recorder("runs/mine", dataset=train_set, loss_fn=loss_fn)  # doctest: +SKIP
@@ -142,9 +143,10 @@ class Recorder:
         resume_at: int | Mapping[str, Any] | None = None,
         on_write_error: str = "stop",
         attack: RunAttack | None = None,
+        bucket_is_private: bool = False,
         run_info: Mapping[str, Any] | None = None,
     ) -> None:
-        self.run_dir = Path(run_dir)
+        self.run_dir = location_to_write(run_dir, bucket_is_private)
         loss_fn = with_targets(loss_fn)
         data = TrainingData(
             dataset, loss_fn, example_ids, unit, unit_ids, metadata, test_set, test_metadata
@@ -171,8 +173,7 @@ class Recorder:
             attack=attack,
             clipping_norm_epsilon=clipping_norm_epsilon,
         )
-        self._autocast = autocast_anywhere()
-        self._run_info = dict(run_info or {})
+        self._autocast, self._run_info = autocast_anywhere(), dict(run_info or {})
         self._attached = False
         self._session: Session | None = None
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from indpriv._arrays import FloatArray
+from indpriv._storage import StorageError
 from indpriv.errors import PrivacyWarning
 from indpriv.norm_log.reader import divide_batch_norms
 from indpriv.norm_log.run_files import HOLDOUT
@@ -105,7 +106,7 @@ class RunLog:
         """Let a disk error in the block end training, or only the log: see on_write_error."""
         try:
             yield
-        except OSError as error:
+        except (OSError, StorageError) as error:
             if self._plan.on_write_error == "stop":
                 raise
             self.is_lost = True

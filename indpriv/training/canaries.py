@@ -41,6 +41,7 @@ def train_with_canaries(
     device: str = "cpu",
     data_dir: str | Path | None = None,
     dataset: Dataset | None = None,
+    bucket_is_private: bool = False,
 ) -> TrainedRun:
     """Train like `train`, with canaries in the data; write their scores to RUN/canaries.parquet.
 
@@ -74,6 +75,7 @@ def train_with_canaries(
         device=device,
         dataset=with_canaries,
         n_planned=len(dataset.train),
+        bucket_is_private=bucket_is_private,
     )
     canaries = replace(with_canaries, train=changed.take(is_canary))
     losses = example_table(run.module, canaries, device, loss=config.training.loss).train["loss"]

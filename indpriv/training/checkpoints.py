@@ -244,7 +244,8 @@ def _read(path: Path, keys: Collection[str], what: str) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"{path} does not exist")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with path.open("rb") as file:
+            content = torch.load(file, map_location="cpu", weights_only=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise EvidenceError(

@@ -45,6 +45,7 @@ from indpriv.training.run_record import (
     finish_record,
     first_record,
     guarantee_of,
+    run_location,
     training_facts,
 )
 from indpriv.training.steps import RecordedSteps
@@ -86,18 +87,18 @@ def train(
     privacy_filter: Filter | Callable[[float, float], Filter] | None = None,
     n_planned: int | None = None,
     resume: bool = False,
+    bucket_is_private: bool = False,
 ) -> TrainedRun:
     """Train an audit's model with DP-SGD and record it.
 
     Writes RUN/run.json, the Recorder's log and examples.parquet, RUN/checkpoints/step-*.pt, their
     test accuracy and epsilon in RUN/curve.parquet and, if the audit asks for them, RUN/leakage and
     RUN/attributes.parquet; of a non-private baseline, its examples, attributes and parameters.
-    Ctrl-C or SIGTERM stops training after the current step: log, last checkpoint and example table
-    are written as at a normal end, and KeyboardInterrupt is raised.
+    Ctrl-C or SIGTERM stops training after the current step; all files are written as at the end.
 
     Args:
         config: the audit.
-        run_dir: a new directory, or that of the run that is resumed.
+        run_dir: a new directory, or that of the run to resume; or its address, e.g. s3://bucket/a.
         seed: makes the run "reproducible: no privacy": anyone who knows the seed can regenerate
             noise and sampling. None draws both from the operating system.
         progress: called as progress(stage, done, total) after each step.
@@ -107,16 +108,17 @@ def train(
         privacy_filter: an `indpriv.PrivacyFilter` (see `Recorder`), or a function that makes one of
             noise_multiplier (the median) and sample_rate; an audit with filter_epsilon needs it.
         n_planned: number of examples behind sampling rate and noise; default those in the data.
-        resume: go on with the run in run_dir after its last checkpoint. A seeded run then ends as
-            if it had not stopped (on a CPU to the bit); another draws new random numbers. Steps
-            after that checkpoint, which a crash loses, are void, and the audit says so.
+        resume: go on after the last checkpoint: a seeded run to the end that it would have reached
+            (on a CPU to the bit), another with new random numbers. Steps after it become void.
+        bucket_is_private: that only those who may see norms can read the bucket of run_dir.
 
     Raises:
         InputError: a configuration, data set, directory or run that cannot be used.
         EvidenceError: the log would be wrong (from the Recorder).
-        KeyboardInterrupt: the run was stopped; RUN is usable.
+        KeyboardInterrupt: it was stopped by Ctrl-C or SIGTERM; RUN is usable.
     """
-    started, run_dir, progress = time.monotonic(), Path(run_dir), progress or silent
+    started, progress = time.monotonic(), progress or silent
+    run_dir = run_location(config, run_dir, bucket_is_private)
     _check_filter(config, privacy_filter)
     if not resume:
         check_new(run_dir)
@@ -124,8 +126,7 @@ def train(
     begun = state_to_resume(run_dir, config, dataset, seed) if resume else None
     randomness = Randomness.from_seed(seed)
     with quiet_opacus():
-        drawn = None if begun is None else begun.clipping.get(MEDIAN)
-        private = make_private(config, dataset, randomness, device, n_planned, drawn)
+        private = make_private(config, dataset, randomness, device, n_planned, _drawn(begun))
         steps = RecordedSteps(run_dir, config, private, dataset.test, seed, begun)
         options = private, randomness, _filter_of(private, privacy_filter), begun
         steps.take(_make_recorder(run_dir, config, dataset, *options), progress)
@@ -162,6 +163,11 @@ def _after_training(
         baseline = fit_without_dp(config, dataset, seed=seed, progress=progress, device=device)
         _write_baseline(config, baseline, dataset, run.run_dir, device)
     finish_record(run.run_dir, RESUME)
+
+
+def _drawn(begun: TrainingState | None) -> float | None:
+    """The private median that the run drew when it began, if any."""
+    return None if begun is None else begun.clipping.get(MEDIAN)
 
 
 def _filter_of(
@@ -237,6 +243,7 @@ def _make_recorder(
         attack=_attack(config, randomness),
         seeded=randomness.seeded,
         resume_at=None if begun is None else begun.recorder,
+        bucket_is_private=True,  # or `train` would have refused it
         run_info=first_record(
             config,
             dataset,

@@ -18,6 +18,7 @@ from torch import nn
 from indpriv import _checks
 from indpriv._files import first_at, write_json
 from indpriv._progress import StageProgress, silent
+from indpriv._storage import location_on_disk
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable
 from indpriv.norm_log.run_files import EXAMPLES, RUN_JSON
@@ -92,6 +93,7 @@ def replay(
         InputError: everything that is missing, contradictory, unsafe or does not fit, in one
             message. Checkpoints that were replayed before stay in the log.
     """
+    run_dir = location_on_disk(run_dir, "a replay is")
     workers = _make_workers(spec, batch_size, processes, device)
     audit_spec = load_spec(spec) if isinstance(spec, str) else spec
     plan = _make_plan(Path(checkpoints), audit_spec, options or StepOptions())
@@ -104,7 +106,6 @@ def replay(
         correct = f"the last checkpoint, {last.name}, is correct on {_shares(accuracy)}"
         _tell_each(tell, (correct, *checkpoint_pass.caveats))
         header = _header(plan.settings, audit_spec, checkpoint_pass, rounding, rounding_mode)
-        run_dir = Path(run_dir)
         run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_log(run_dir, plan, audit_spec, header, checkpoint_pass, workers, progress or silent)
     write_json(run_dir / RUN_JSON, _run_json(Path(checkpoints), plan.settings))

@@ -63,7 +63,7 @@ class Progress:
                 f"{run_dir} is seeded: resumed, it would not be the run that its seed promises; "
                 "delete it and train it anew"
             )
-        with np.load(run_dir / PROGRESS, allow_pickle=False) as held:
+        with (run_dir / PROGRESS).open("rb") as file, np.load(file, allow_pickle=False) as held:
             curve = {
                 name.removeprefix(_CURVE): held[name]
                 for name in held.files

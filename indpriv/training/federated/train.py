@@ -46,6 +46,7 @@ from indpriv.training.run_record import (
     finish_record,
     first_record,
     noise_and_clipping,
+    run_location,
 )
 from indpriv.training.step_plan import epsilons_after, planned_steps
 from indpriv.training.steps import stop_requests
@@ -63,6 +64,7 @@ def train_federated(
     data_dir: str | Path | None = None,
     dataset: Dataset | None = None,
     resume: bool = False,
+    bucket_is_private: bool = False,
 ) -> TrainedRun:
     """Train an audit's model in rounds of clients, and record them.
 
@@ -76,8 +78,8 @@ def train_federated(
     """
     if config.federated is None:
         raise InputError(f"{config.name} has no table [federated]; train it with `train`")
-    started, run_dir, settings = time.monotonic(), Path(run_dir), config.federated
-    randomness, begun, rows = Randomness.from_seed(seed), None, None
+    run_dir, settings = run_location(config, run_dir, bucket_is_private), config.federated
+    started, randomness, begun, rows = time.monotonic(), Randomness.from_seed(seed), None, None
     if resume:
         begun = Progress.read(run_dir, config)
         randomness, rows = replace(randomness, shuffling=begun.shuffling), begun.curve
@@ -209,6 +211,7 @@ def _recording(
         clipping=config.training.clipping,
         seeded=bool(about["seeded"]),
         resume_at=None if begun is None else begun.rounds * steps_per_round,
+        bucket_is_private=True,  # or `train_federated` would have refused it
         run_info=about,
     ) as recorder:
         yield recorder

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from indpriv._arrays import FloatArray
 from indpriv._checks import check_choice, check_positive_int
 from indpriv._progress import StageProgress, silent
+from indpriv._storage import location_on_disk
 from indpriv.attacks.exposure import Exposures, exact_rank
 from indpriv.norm_log.run_files import SECRETS
 from indpriv.recording import Recorder
@@ -136,7 +137,7 @@ def train_with_secrets(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.first_parameters)
         module = MODELS[config.model]().to(device)
-    run_dir = Path(run_dir)
+    run_dir = location_on_disk(run_dir, "a run with secrets is")
     if config.target_epsilon is None:
         run_dir.mkdir(mode=0o700, parents=True)
         _fit(config, module, train_set, randomness, progress, device)
