@@ -8,7 +8,7 @@ they are replaced by files of some examples in all steps, so that a block lies i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -197,15 +197,20 @@ class FileBatchNorms:
                 found += parquet.metadata.num_rows
         return found
 
-    def participations(self, first: int, stop: int, n_examples: int) -> NDArray[np.int64]:
-        """(n_examples,) number of entries of each example at steps first to stop."""
-        counts = np.zeros(n_examples, np.int64)
-        for part in self.parts:
-            if part.first < stop and first < part.first + part.count:
-                entries = self._read(part, 0, n_examples)
-                inside = (entries.step >= first) & (entries.step < stop)
-                counts += np.bincount(entries.position[inside], minlength=n_examples)
-        return counts
+    def participations(self, steps: range, n_examples: int) -> Iterator[NDArray[np.int64]]:
+        """Number of entries of each example at these steps, in parts of consecutive examples."""
+        of_all = any(part.examples is None for part in self.parts)
+        size = n_examples if of_all else PART_SIZE  # else each file would be read for each part
+        for start in range(0, n_examples, size):
+            end = min(start + size, n_examples)
+            counts = np.zeros(end - start, np.int64)
+            for part in self.parts:
+                of_steps = part.first < steps.stop and steps.start < part.first + part.count
+                if of_steps and part.may_hold(start, end):
+                    entries = self._read(part, start, end)
+                    inside = (entries.step >= steps.start) & (entries.step < steps.stop)
+                    counts += np.bincount(entries.position[inside], minlength=len(counts))
+            yield counts
 
     def _read(self, part: BatchNormFile, start: int, stop: int) -> BatchNormEntries:
         path = part.file.path

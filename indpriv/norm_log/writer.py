@@ -48,9 +48,21 @@ def fingerprint(values: NDArray[np.generic]) -> str:
     """Hash of an array's values, in order, and of its dtype."""
     if values.dtype.kind in "OUT":
         content = "\0".join(map(str, values.tolist())).encode()
-    else:
-        content = np.ascontiguousarray(values).tobytes()
-    return hashlib.sha256(f"{values.dtype.kind}{values.shape}".encode() + content).hexdigest()
+        return hashlib.sha256(f"{values.dtype.kind}{values.shape}".encode() + content).hexdigest()
+    return fingerprint_of_parts([values], values.dtype.kind, values.shape)
+
+
+def fingerprint_of_parts(
+    parts: Iterable[NDArray[np.generic]], kind: str, shape: tuple[int, ...]
+) -> str:
+    """`fingerprint` of an array of numbers whose parts come one after the other.
+
+    kind, shape: of the whole array.
+    """
+    found = hashlib.sha256(f"{kind}{shape}".encode())
+    for part in parts:
+        found.update(np.ascontiguousarray(part).tobytes())
+    return found.hexdigest()
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ from indpriv.cli import run as run_command
 from indpriv.errors import PrivacyWarning
 from indpriv.norm_log import writer
 from indpriv.norm_log.journal_state import read_state
+from indpriv.norm_log.norm_log import open_run
+from indpriv.norm_log.verify import verify
 from indpriv.recording import Recorder
 from indpriv.training.checkpoints import list_checkpoints, load_checkpoint
 from indpriv.training.dp_sgd import train
@@ -96,6 +98,8 @@ def test_batch_norms_are_divided_there(bucket, monkeypatch):
     assert "parts" in state.records[0]
     assert [line["kind"] for line in state.batch_norms] == ["divided"]
     assert len(log.batch_norms.read(0, 120)) == state.sessions[0].draws.participations
+    found = {check.key: check.status for check in verify(open_run(location(bucket("run"))))}
+    assert found["took_part"] == "passed"  # counted part by part
     names = {path.name for path in (location(bucket("run")) / "records").iterdir()}
     assert not any(name.startswith("free-") for name in names)
 

@@ -14,6 +14,8 @@ follow.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,20 +108,25 @@ class _Errors:
             float(size.max(initial=0.0)),
         )
 
-    @staticmethod
-    def together(parts: list[_Errors]) -> NormErrors | None:
-        """The errors of all blocks; None where there is no entry."""
-        histogram = np.sum([part.histogram for part in parts], axis=0)
-        n = int(histogram.sum())
+    def __add__(self, other: _Errors) -> _Errors:
+        return _Errors(
+            self.histogram + other.histogram,
+            self.sums + other.sums,
+            max(self.largest, other.largest),
+        )
+
+    def described(self) -> NormErrors | None:
+        """What is said of them; None where there is no entry."""
+        n = int(self.histogram.sum())
         if not n:
             return None
-        bias, size, under, under_1_percent = np.sum([part.sums for part in parts], axis=0) / n
+        bias, size, under, under_1_percent = self.sums / n
         return NormErrors(
             n_entries=n,
             signed_bias=float(bias),
             mean_absolute=float(size),
-            p95_absolute=float(np.searchsorted(np.cumsum(histogram), 0.95 * n)) * _BIN,
-            largest_absolute=max(part.largest for part in parts),
+            p95_absolute=float(np.searchsorted(np.cumsum(self.histogram), 0.95 * n)) * _BIN,
+            largest_absolute=self.largest,
             share_under=float(under),
             share_under_1_percent=float(under_1_percent),
         )
@@ -127,13 +134,16 @@ class _Errors:
 
 @dataclass(frozen=True)
 class _Found:
-    """What one block of examples gives; arrays are (n_examples,)."""
+    """What some examples give.
+
+    sums: (4,) of the bias of each example, its variance, the unbiased estimate and its variance.
+    """
 
     errors: _Errors
-    bias: FloatArray
-    bias_variance: FloatArray
-    unbiased: FloatArray
-    variance: FloatArray
+    sums: FloatArray
+
+    def __add__(self, other: _Found) -> _Found:
+        return _Found(self.errors + other.errors, self.sums + other.sums)
 
 
 def free_fidelity(log: NormLog, method: Method) -> BatchNormFidelity | None:
@@ -151,23 +161,20 @@ def free_fidelity(log: NormLog, method: Method) -> BatchNormFidelity | None:
     # The best order for the worst case: a choice that looks at no norm.
     order = float(worst_case_rdp(log, method).best_order[0])
     found = _measure(log, method.between_records, order)
-    errors, n = _Errors.together([part.errors for part in found]), log.n_examples
+    errors, n = found.errors.described(), log.n_examples
     if errors is None:
         return None
-    bias, bias_variance, unbiased, variance = (
-        np.concatenate([getattr(part, name) for part in found])
-        for name in ("bias", "bias_variance", "unbiased", "variance")
-    )
+    bias, bias_variance, unbiased, variance = found.sums.tolist()
     covered = _covered(log)
     return BatchNormFidelity(
         between_records=method.between_records,
         errors=errors,
         order=order,
         mean_rdp=_mean_rdp(log, method, order),
-        rdp_bias=float(bias.mean()),
-        rdp_bias_error=float(bias_variance.sum() ** 0.5 / n),
-        unbiased_mean_rdp=float(unbiased.mean()) if covered else None,
-        standard_error=float(variance.sum() ** 0.5 / n) if covered else None,
+        rdp_bias=bias / n,
+        rdp_bias_error=bias_variance**0.5 / n,
+        unbiased_mean_rdp=unbiased / n if covered else None,
+        standard_error=variance**0.5 / n if covered else None,
     )
 
 
@@ -216,21 +223,22 @@ def _mean_rdp(log: NormLog, method: Method, order: float) -> float:
     return sum(in_blocks(log, work, size=size)) / log.n_examples
 
 
-def _measure(log: NormLog, between_records: str, order: float) -> list[_Found]:
-    """Look at a log block by block."""
+def _measure(log: NormLog, between_records: str, order: float) -> _Found:
+    """Look at a log block by block, and add up what is found."""
     cost, norms = _StepCost.of(log, order), GoverningNorms.of(log, between_records)
 
     def work(block: NormLog) -> _Found:
         return _look(norms, block, cost)
 
     each = log.n_records + 1 + int(log.settings.sample_rate.sum())
-    return list(in_blocks(log, work, size=max(1, _BLOCK_BYTES // (_NORM_BYTES * each))))
+    blocks = in_blocks(log, work, size=max(1, _BLOCK_BYTES // (_NORM_BYTES * each)))
+    return reduce(add, blocks)
 
 
 def _look(norms: GoverningNorms, block: NormLog, cost: _StepCost) -> _Found:
     log, known = norms.log, norms.known(block)
     entry, other = known.batch_norms, known.in_place_of_batch_norms(norms.between_records)
-    step, example, n = known.step[entry], known.example[entry], len(known.first)
+    step = known.step[entry]
     max_grad_norm, rate = log.settings.max_grad_norm, log.settings.sample_rate[step]
     exact, estimate = (
         norms.codes.relative(known.norm[index], max_grad_norm[step]) for index in (entry, other)
@@ -239,15 +247,11 @@ def _look(norms: GoverningNorms, block: NormLog, cost: _StepCost) -> _Found:
     rows = norms.codes.relative(norms.full(block), recorded)
     exact_cost = cost(exact, step)
     excess = cost(estimate, step) - exact_cost
-    full_cost = cost(rows, np.broadcast_to(log.recorded_steps[:, None], rows.shape)).sum(axis=0)
-
-    def summed(weights: FloatArray) -> FloatArray:
-        return np.bincount(example, weights=weights, minlength=n).astype(np.float64)
-
-    return _Found(
-        errors=_Errors.of(estimate, exact),
-        bias=summed(excess * (1 - rate) / rate),
-        bias_variance=summed(excess**2 * (1 - rate) / rate**2),
-        unbiased=full_cost + summed(exact_cost / rate),
-        variance=summed(exact_cost**2 * (1 - rate) / rate**2),
+    full_cost = cost(rows, np.broadcast_to(log.recorded_steps[:, None], rows.shape))
+    sums = (
+        np.sum(excess * (1 - rate) / rate),
+        np.sum(excess**2 * (1 - rate) / rate**2),
+        np.sum(full_cost) + np.sum(exact_cost / rate),
+        np.sum(exact_cost**2 * (1 - rate) / rate**2),
     )
+    return _Found(_Errors.of(estimate, exact), np.array(sums))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
 
+from indpriv._arrays import IntArray
 from indpriv.norm_log.evidence import TOOK_PART, Check
 from indpriv.norm_log.journal_state import LogState
 from indpriv.norm_log.reader import Faults, batch_norms_of
 from indpriv.norm_log.session_counts import SessionCounts
-from indpriv.norm_log.writer import fingerprint
+from indpriv.norm_log.writer import fingerprint_of_parts
 
 
 def who_took_part(state: LogState, faults: Faults) -> list[Check]:
@@ -34,9 +36,17 @@ def _of_session(state: LogState, faults: Faults, steps: range, counted: str, kin
     norms, n_examples = batch_norms_of(state, faults), state.header["n_examples"]
     if norms is None or not np.isin(np.asarray(steps), norms.steps).all():
         return TOOK_PART.not_checked("some steps have no batch norms")
-    found = norms.participations(steps.start, steps.stop, n_examples)
-    detail = f"{found.sum():,} participations in {len(steps):,} steps"
-    if fingerprint(found) == counted:
+    total = 0
+
+    def participations() -> Iterator[IntArray]:
+        nonlocal total
+        for part in norms.participations(steps, n_examples):
+            total += int(part.sum())
+            yield part
+
+    found = fingerprint_of_parts(participations(), "i", (n_examples,))
+    detail = f"{total:,} participations in {len(steps):,} steps"
+    if found == counted:
         return TOOK_PART.passed(f"{detail}, as counted at each step for each {kind}")
     return TOOK_PART.failed(
         f"by its batch norms {detail}, but these are not the {kind}s that were counted at each "
