@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
 from indpriv._storage import RemoteLock, RemotePath, is_remote, read_verified
+from indpriv._temporary import room_for
 from indpriv.errors import EvidenceError, InputError
 
 PRIVATE = 0o600
@@ -134,7 +135,7 @@ def written_atomically(path: Path) -> Iterator[Any]:
     What is written to object storage lies in a temporary file until then.
     """
     if is_remote(path):
-        with TemporaryFile() as file:
+        with room_for(f"{path} lies there until it is sent"), TemporaryFile() as file:
             yield file
             file.seek(0)
             path.write_bytes(file.read())

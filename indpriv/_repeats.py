@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from tempfile import TemporaryFile
 from typing import IO, Any
 
@@ -13,11 +13,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from indpriv._arrays import IntArray
+from indpriv._temporary import room_for
 
 Reader = Callable[[int, int], NDArray[np.generic]]  # of the ids from start to stop
 
 _AT_ONCE = 1 << 20  # rows of a file
 _MOST_FILES = 256
+_BYTES_OF_ROW = 16  # its number and its position
 _INT64 = 2.0**63  # that whole numbers lie below
 
 
@@ -31,17 +33,24 @@ class Repeats:
     def __init__(self, n: int) -> None:
         """n: about how many rows will come."""
         n_files = min(_MOST_FILES, max(1, -(-n // _AT_ONCE)))
-        self._open, self._n = ExitStack(), 0
-        self._files: list[IO[bytes]] = [
-            self._open.enter_context(io.BytesIO() if n_files == 1 else TemporaryFile())  # noqa: SIM115
-            for _ in range(n_files)
-        ]
+        self._open, self._n, self._expected = ExitStack(), 0, n
+        with self._room():
+            self._files: list[IO[bytes]] = [
+                self._open.enter_context(io.BytesIO() if n_files == 1 else TemporaryFile())  # noqa: SIM115
+                for _ in range(n_files)
+            ]
 
     def __enter__(self) -> Repeats:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._open.close()
+        with self._room():  # closing writes what is left
+            self._open.close()
+
+    def _room(self) -> AbstractContextManager[None]:
+        n = max(self._n, self._expected)
+        size = -(-n * _BYTES_OF_ROW // 2**20)
+        return room_for(f"To find repeated rows, {n:,} hashes take up to {size:,} MiB there")
 
     def add(self, numbers: NDArray[np.uint64]) -> None:
         """The numbers (n,) of the next rows."""
@@ -51,8 +60,9 @@ class Repeats:
         file = numbers % np.uint64(len(self._files))
         order = np.argsort(file, kind="stable")
         ends = np.cumsum(np.bincount(file.astype(np.int64), minlength=len(self._files)))
-        for one, rows in zip(self._files, np.split(pairs[order], ends[:-1]), strict=True):
-            one.write(rows.tobytes())
+        with self._room():
+            for one, rows in zip(self._files, np.split(pairs[order], ends[:-1]), strict=True):
+                one.write(rows.tobytes())
 
     def groups(self) -> Iterator[list[IntArray]]:
         """Yield lists of groups: positions of all rows that share a number with another."""
@@ -84,7 +94,8 @@ class Repeats:
     def _sorted(self) -> Iterator[tuple[NDArray[np.uint64], IntArray]]:
         """The numbers of each file in order, and their positions."""
         for file in self._files:
-            file.seek(0)
+            with self._room():  # what is left is written first
+                file.seek(0)
             pairs = np.frombuffer(file.read(), np.uint64).reshape(-1, 2)
             order = np.argsort(pairs[:, 0], kind="stable")
             yield pairs[order, 0], pairs[order, 1].astype(np.int64)

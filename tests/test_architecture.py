@@ -29,6 +29,7 @@ STAGES = {
         "_repeats",
         "_signals_files",
         "_storage",
+        "_temporary",
     },
     "artifacts": {
         "norm_log",

@@ -1,13 +1,18 @@
 """Rows that share a value, found in one file in memory or in several on disk."""
 
+import errno
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indpriv import _repeats
+from indpriv import InputError, _files, _repeats
 from indpriv._repeats import Repeats, numbers_of, repeated
+from indpriv._storage import location
 
 RANGES = [(0, 7), (7, 8), (8, 8), (8, 20)]
 
@@ -73,3 +78,58 @@ def test_nothing_is_lost(values):
     positions, distinct = repeats_of(array, [(0, len(array))])
     assert distinct == len(set(values))
     assert positions == [k for k, value in enumerate(values) if values.count(value) > 1]
+
+
+FULL = Path("/dev/full")  # every write to it finds no space
+full = pytest.mark.skipif(not FULL.is_char_device(), reason="there is no /dev/full")
+
+
+def full_file():
+    return FULL.open("r+b")
+
+
+@full
+@pytest.mark.parametrize("n", [3000, 30])  # of which few wait for the file to be read or closed
+def test_a_full_folder_of_temporary_files_is_named_with_what_is_needed(n, monkeypatch):
+    monkeypatch.setattr(_repeats, "_AT_ONCE", n // 3)
+    monkeypatch.setattr(_repeats, "TemporaryFile", full_file)
+    message = (
+        rf"{tempfile.gettempdir()}, the folder of temporary files, is full\. To find repeated rows, "
+        rf"{n:,} hashes take up to 1 MiB there; free it, or set TMPDIR to a folder with room"
+    )
+    values = np.arange(n)[::-1]
+    for use in (Repeats.positions, Repeats.distinct, lambda found: None):
+        with pytest.raises(InputError, match=message), Repeats(n) as found:
+            found.add(numbers_of(values))
+            use(found)
+    with pytest.raises(InputError, match=message):
+        repeated(lambda start, stop: values[start:stop], [(0, n)])
+
+
+@full
+def test_a_full_folder_of_temporary_files_is_named_with_the_object_that_waits_there(monkeypatch):
+    monkeypatch.setattr(_files, "TemporaryFile", full_file)
+    path = location("s3://bucket/audit/examples.parquet")
+    message = rf"is full\. {path} lies there until it is sent; free it, or set TMPDIR"
+    with pytest.raises(InputError, match=message), _files.written_atomically(path) as file:
+        file.write(b"content")
+
+
+def test_other_errors_of_temporary_files_go_on(monkeypatch):
+    def refused():
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(_repeats, "_AT_ONCE", 1)
+    monkeypatch.setattr(_repeats, "TemporaryFile", refused)
+    with pytest.raises(OSError, match="Too many open files") as caught:
+        Repeats(3)
+    assert not isinstance(caught.value, InputError)
+
+
+def test_no_folder_for_temporary_files(monkeypatch):
+    def none_usable():
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none_usable)
+    with pytest.raises(InputError, match=r"no folder for temporary files can be written\. To find"):
+        Repeats(3)
