@@ -17,6 +17,8 @@ import resource
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -24,9 +26,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from made_up import COUNTS, HEADER
+from numpy.typing import NDArray
 
-from indpriv import ExampleTable
+from indpriv._files import write_private_frames
 from indpriv.analysis.groups.cells import CellCounts, Values
 from indpriv.analysis.groups.group_rows import describe_groups
 from indpriv.analysis.loss.pairs import LossCounts
@@ -40,17 +44,20 @@ SETTINGS = {"noise_multiplier": 1.1, "max_grad_norm": 1.0, "sample_rate": 0.001}
 DELTA = 1e-9  # below 1/n of every size
 MOST_GIB, MOST_MINUTES = 4.0, 10.0  # targets for 10^7 examples
 MOST_GIB_OF_DRIVER, PART = 1.0, 1_000_000  # of the statistics of 10^8 examples, in parts
+SPLITS = ("train", "test")
 
 
-def examples_of(n: int, rng: np.random.Generator) -> ExampleTable:
-    """Training examples, and a hundredth as many test examples."""
-    frames = []
-    for split, size in (("train", n), ("test", n // 100)):
+def examples_of(split: str, n: int, losses: NDArray[np.float64]) -> Iterator[pd.DataFrame]:
+    """Yield rows of n examples in parts; their losses are kept in the first of losses, too."""
+    for start in range(0, n, PART):
+        rng = np.random.default_rng([SPLITS.index(split), start])
+        size = min(PART, n - start)
         label = rng.integers(0, 2, size)
         loss = rng.gamma(2.0, 0.3, size) * (1 + label)
+        losses[start : start + size] = loss
         columns = {
-            "example_id": np.arange(size),
-            "unit_id": np.arange(size),
+            "example_id": np.arange(start, start + size),
+            "unit_id": np.arange(start, start + size),
             "split": split,
             "label": label,
             "loss": loss,
@@ -59,26 +66,34 @@ def examples_of(n: int, rng: np.random.Generator) -> ExampleTable:
             "race": np.array(list("abcde"), object)[rng.integers(0, 5, size)],
             "age": rng.integers(17, 90, size),
         }
-        frames.append(pd.DataFrame(columns))
-    return ExampleTable(pd.concat(frames, ignore_index=True))
+        yield pd.DataFrame(columns)
 
 
 def write_run(run_dir: Path, n: int) -> None:
-    """A finished run of n examples whose norms grow with their losses."""
-    rng = np.random.default_rng(0)
-    run_dir.mkdir(parents=True, mode=0o700)
-    examples = examples_of(n, rng)
-    loss = examples.frame["loss"].to_numpy()[:n]
-    writer = NormLogWriter(run_dir, HEADER, np.arange(n), None, np.zeros(0, np.int64))
+    """A finished run of n examples whose norms grow with their losses, and n/100 test examples.
+
+    Of arrays of all examples it holds ids, losses and the norms of one record.
+    """
+    unfinished = run_dir.with_name(f"{run_dir.name}.unfinished")
+    unfinished.mkdir(parents=True, mode=0o700)
+    losses, unused = np.empty(n), np.empty(n // 100)
+    every = chain(examples_of("train", n, losses), examples_of("test", n // 100, unused))
+    write_private_frames(every, unfinished / EXAMPLES, pa.schema([]))
+    writer = NormLogWriter(unfinished, HEADER, np.arange(n), None, np.zeros(0, np.int64))
+    rng, norms = np.random.default_rng(0), np.empty(n)
     for first in range(0, STEPS, EVERY):
-        norms = loss * (1.2 - 0.4 * first / STEPS) * rng.uniform(0.8, 1.2, n) + 0.01
+        for start in range(0, n, PART):
+            loss = losses[start : start + PART]
+            noise = rng.uniform(0.8, 1.2, len(loss))
+            norms[start : start + PART] = loss * (1.2 - 0.4 * first / STEPS) * noise + 0.01
         writer.record(first, norms, max_grad_norm=1.0, targets_fingerprint="", seconds=0.0)
         writer.steps(first, EVERY, **SETTINGS, counts=COUNTS)
     writer.finish(COUNTS)
     writer.close()
-    examples.to_parquet(run_dir / EXAMPLES)
     settings = {"name": "benchmark", "delta": DELTA, "groups": ["sex", "race", "label"]}
-    (run_dir / "run.json").write_text(json.dumps(settings), encoding="utf-8")
+    (unfinished / "run.json").write_text(json.dumps(settings), encoding="utf-8")
+    unfinished.rename(run_dir)
+    print(f"made in {peak():.2f} GiB at the peak", flush=True)
 
 
 def in_use() -> float:
@@ -160,7 +175,10 @@ def main() -> int:
     parser.add_argument(
         "--parts", type=int, help="statistics of this number of parts, and no audit"
     )
+    parser.add_argument("--make", action="store_true", help="only make the run that --keep keeps")
     chosen = parser.parse_args()
+    if chosen.make and not chosen.keep:
+        parser.error("--make makes a run to keep; say where: --keep DIR")
     if chosen.parts:
         statistics_of_parts(chosen.parts)
         return 0 if peak() <= MOST_GIB_OF_DRIVER else 1
@@ -172,6 +190,8 @@ def main() -> int:
             made.join()
             if made.exitcode:
                 return 1
+        if chosen.make:
+            return 0
         print(
             f"{chosen.examples:,} examples, {STEPS // EVERY} records of {STEPS} steps", flush=True
         )
