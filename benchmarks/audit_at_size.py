@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import sys
@@ -42,8 +43,10 @@ from indpriv.norm_log.writer import NormLogWriter
 STEPS, EVERY = 200, 10
 SETTINGS = {"noise_multiplier": 1.1, "max_grad_norm": 1.0, "sample_rate": 0.001}
 DELTA = 1e-9  # below 1/n of every size
-MOST_GIB, MOST_MINUTES = 4.0, 10.0  # targets for 10^7 examples
-MOST_GIB_OF_DRIVER, PART = 1.0, 1_000_000  # of the statistics of 10^8 examples, in parts
+LARGEST_WITH_A_TIME = 10**7  # examples; of more, only memory has a target
+MOST_GIB, MOST_MINUTES = 4.0, 10.0  # targets up to there
+MOST_GIB_OF_DRIVER = 1.0  # of more examples, and of statistics of parts
+PART = 1_000_000
 SPLITS = ("train", "test")
 
 
@@ -199,10 +202,18 @@ def main() -> int:
         audit(run_dir, Path(folder) / "audit", progress=stages)
         stages.end()
         minutes = (time.perf_counter() - start) / 60
-    good = peak() <= MOST_GIB and minutes <= MOST_MINUTES
+    return _judged(chosen.examples, minutes)
+
+
+def _judged(n: int, minutes: float) -> int:
+    """Print what a whole audit of n examples took beside its targets; the exit code."""
+    many = n > LARGEST_WITH_A_TIME
+    most_gib, most_minutes = (MOST_GIB_OF_DRIVER, math.inf) if many else (MOST_GIB, MOST_MINUTES)
+    good = peak() <= most_gib and minutes <= most_minutes
+    limit = "no target" if many else f"target at most {most_minutes:g}"
     print(
-        f"whole audit: {minutes:.2f} minutes, target at most {MOST_MINUTES:g}; "
-        f"{peak():.2f} GiB, target at most {MOST_GIB:g}: {'ok' if good else 'MISSED'}"
+        f"whole audit: {minutes:.2f} minutes, {limit}; "
+        f"{peak():.2f} GiB, target at most {most_gib:g}: {'ok' if good else 'MISSED'}"
     )
     return 0 if good else 1
 

@@ -234,7 +234,7 @@ def test_groups_found_range_by_range_are_those_of_all_rows(by):
         for split, n in (("train", 40), ("test", 11))
     ]
     whole = partition(*frames, by)
-    found = grouping_of(InRanges(frames[0]), frames[1], by)
+    found = grouping_of(InRanges(frames[0]), InRanges(frames[1]), by)
     assert (found.columns, found.names) == (whole.columns, whole.names)
     assert found.codes(frames[1]).tolist() == whole.test_codes.tolist()
     codes = [found.codes(frame) for frame in frames_of(InRanges(frames[0]))]
@@ -250,6 +250,8 @@ def test_many_values_range_by_range_are_refused(monkeypatch):
         assert (label_grouping(found, train[:0]) is None) == several
     with pytest.raises(InputError, match="group has more than 20 distinct values"):
         grouping_of(InRanges(train), train[:0], "group")
+    with pytest.raises(InputError, match="group has more than 20 distinct values"):
+        grouping_of(FrameRows(train[:2]), InRanges(train), "group")
     with pytest.raises(InputError, match="label is numeric with at least 14 distinct values"):
         grouping_of(InRanges(train), train[:0], "label", max_values=10)
 

@@ -44,9 +44,11 @@ def test_distinct_ids():
 
 
 def test_some_training_rows_and_all_test_rows():
-    some = table([4, 0, 1, 5, 2, 3, 6]).with_train(np.array([1, 3]))
+    some = table([4, 0, 1, 5, 2, 3, 6]).with_ids(np.array([1, 3]), None)
     assert some.train["example_id"].tolist() == [1, 3]
     assert len(some.test) == 3
+    fewer = some.with_ids(np.array([3]), np.array([2, 3]))
+    assert [part["example_id"].tolist() for part in (fewer.train, fewer.test)] == [[3], [2]]
 
 
 @pytest.fixture
@@ -77,8 +79,10 @@ def test_a_table_in_a_file_is_the_one_in_memory(in_a_file, tmp_path):
     assert (found.n_train, found.metadata_columns) == (34, ["sex"])
     positions = np.array([0, 9, 10, 33])
     for one, two in (
-        (found.train_at(positions), plain.train_at(positions)),
-        (found.with_train(np.array([4, 30])), plain.with_train(np.array([4, 30]))),
+        (found.at(positions, None), plain.at(positions, None)),
+        (found.at(positions, np.array([0, 2])), plain.at(positions, np.array([0, 2]))),
+        (found.with_ids(np.array([4, 30]), None), plain.with_ids(np.array([4, 30]), None)),
+        (found.with_ids(positions, np.array([1])), plain.with_ids(positions, np.array([1]))),
         (found.with_label_names(["a", "b", "c"]), plain.with_label_names(["a", "b", "c"])),
     ):
         for split in ("train", "test"):

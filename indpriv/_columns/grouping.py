@@ -19,7 +19,7 @@ import pandas as pd
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._checks import check_positive_int
 from indpriv._columns.columns import MISSING, RESULTS, coded, groupable_columns, to_floats
-from indpriv._columns.rows import FrameRows, Rows, frames_of
+from indpriv._columns.rows import FrameRows, Rows, as_rows, frames_of
 from indpriv._columns.values import CountedValues
 from indpriv.errors import InputError
 
@@ -77,7 +77,7 @@ def partition(
 
 
 def grouping_of(
-    train: Rows, test: pd.DataFrame, by: str, *, max_values: int | None = MAX_NUMERIC_VALUES
+    train: Rows, test: pd.DataFrame | Rows, by: str, *, max_values: int | None = MAX_NUMERIC_VALUES
 ) -> Grouping:
     """Groups of training and test rows by a column, or by the combinations of several.
 
@@ -103,10 +103,10 @@ def grouping_of(
         parts = [
             grouping_of(train, test, part.strip(), max_values=max_values) for part in by.split(",")
         ]
-        return reduce(lambda first, second: _Joint.of(first, second, train, test), parts)
+        others = as_rows(test)
+        return reduce(lambda first, second: _Joint.of(first, second, train, others), parts)
     column, bins = _parse(by, columns)
-    other = test[column] if column in test.columns else pd.Series([None] * len(test), dtype=object)
-    values = _Values(column, train, other)
+    values = _Values(column, train, as_rows(test))
     if bins is not None:
         return _binned(values, bins, by)
     return _named(values, max_values)
@@ -141,12 +141,20 @@ class _Values:
 
     column: str
     train: Rows
-    test: pd.Series[Any]
+    test: Rows
     numeric: bool = True
     boolean: bool = True
 
     def __post_init__(self) -> None:
-        self._see(self.test)
+        for part in self.of_test():
+            self._see(part)
+
+    def of_test(self) -> Iterator[pd.Series[Any]]:
+        """Yield the values of test rows; they are missing where these lack the column."""
+        if self.column in self.test.columns:
+            yield from (frame[self.column] for frame in frames_of(self.test, [self.column]))
+        elif len(self.test):
+            yield pd.Series([None], dtype=object)
 
     def __iter__(self) -> Iterator[pd.Series[Any]]:
         for frame in frames_of(self.train, [self.column]):
@@ -156,8 +164,8 @@ class _Values:
 
     @property
     def several(self) -> bool:
-        """Whether the training rows are read in several ranges."""
-        return len(self.train.ranges()) > 1
+        """Whether the rows of a split are read in several ranges."""
+        return len(self.train.ranges()) > 1 or len(self.test.ranges()) > 1
 
     def _see(self, part: pd.Series[Any]) -> None:
         plain = part.empty or bool(part.isna().all())
@@ -183,8 +191,7 @@ class _Named:
 
 
 def _named(values: _Values, max_values: int | None) -> _Named:
-    own, texts = coded(values.test)
-    missing, of_test, of_train = bool((own < 0).any()), set(texts), set[str]()
+    missing, of_test, of_train = False, set[str](), set[str]()
     for part in values:
         limited = max_values if values.numeric and not values.boolean else None
         if not values.several:
@@ -193,11 +200,12 @@ def _named(values: _Values, max_values: int | None) -> _Named:
         of_train.update(texts)
         missing = missing or bool((own < 0).any())
         _check_few(values, len(of_train), limited)
-        if values.several and len(of_train) > MOST_GROUPS:
-            raise TooManyGroupsError(
-                f"{values.column} has more than {MOST_GROUPS:,} distinct values, too many for "
-                "groups; choose a column with fewer"
-            )
+        _check_groups(values, of_train)
+    for part in values.of_test():
+        own, texts = coded(part)
+        of_test.update(texts)
+        missing = missing or bool((own < 0).any())
+        _check_groups(values, of_test)
     names = sorted(of_train | of_test)
     return _Named((values.column,), (*names, MISSING) if missing else tuple(names))
 
@@ -208,6 +216,14 @@ def _check_few(values: _Values, distinct: int, most: int | None) -> None:
         raise InputError(
             f"{values.column} is numeric with {least}{distinct} distinct values, too many for "
             f"groups; pass {values.column}:bins=10"
+        )
+
+
+def _check_groups(values: _Values, found: set[str]) -> None:
+    if values.several and len(found) > MOST_GROUPS:
+        raise TooManyGroupsError(
+            f"{values.column} has more than {MOST_GROUPS:,} distinct values, too many for "
+            "groups; choose a column with fewer"
         )
 
 
@@ -232,8 +248,9 @@ class _Binned:
 
 def _binned(values: _Values, bins: int, by: str) -> _Binned:
     """Bins of about equal size, cut at quantiles of training values; the outer bins are open."""
-    counted = CountedValues()
-    missing = not bool(np.isfinite(to_floats(values.test)).all()) if values.numeric else False
+    counted, missing = CountedValues(), False
+    for part in values.of_test() if values.numeric else ():
+        missing = missing or not np.isfinite(to_floats(part)).all()
     for part in values:
         if not values.numeric:
             break
@@ -269,11 +286,12 @@ class _Joint:
     present: IntArray
 
     @classmethod
-    def of(cls, first: Grouping, second: Grouping, train: Rows, test: pd.DataFrame) -> _Joint:
-        every = cls(first, second, np.zeros(0, np.int64))
-        present = np.unique(every._both(test))
-        for frame in frames_of(train, every.columns):
-            present = np.union1d(present, every._both(frame))
+    def of(cls, first: Grouping, second: Grouping, train: Rows, test: Rows) -> _Joint:
+        present = np.zeros(0, np.int64)
+        every = cls(first, second, present)
+        for rows in (train, test):
+            for frame in frames_of(rows, known_columns(rows, every.columns)):
+                present = np.union1d(present, every._both(frame))
         return cls(first, second, present)
 
     @property
@@ -301,7 +319,7 @@ class _Joint:
         return self.first.codes(frame) * self._size + self.second.codes(frame)
 
 
-def label_grouping(train: Rows, test: pd.DataFrame) -> Grouping | None:
+def label_grouping(train: Rows, test: pd.DataFrame | Rows) -> Grouping | None:
     """Groups by label; None where there are too many for classes."""
     try:
         return grouping_of(train, test, "label", max_values=None)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from scipy import stats
+
 from indpriv._plain import AtLeastZero, Count
 from indpriv.analysis.loss.relation import LossRelation
 from indpriv.analysis.statistics import histogram
+from indpriv.analysis.statistics.bootstrap import CONFIDENCE
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,11 @@ class Exactness:
         pair_error: the same of the quartiles by loss, which are of wider bins.
         pearson_error, spearman_error: the most by which Pearson's r and Spearman's rank correlation
             of epsilon and loss can be off; None where they are not known.
-        attacked_members: number of random training examples that were attacked; None if all.
+        attacked_members, attacked_nonmembers: number of random training and test examples that were
+            attacked; None if all.
+        attack_error: the most by which, in 95 of 100 such samples, a share of all members or
+            non-members above a threshold, or an AUC, differs from that of the sample; None if all
+            were attacked.
         compared: number of random examples that were accounted under other choices; None if all, or
             if no other choice was tried.
     """
@@ -36,11 +44,17 @@ class Exactness:
     pearson_error: AtLeastZero | None
     spearman_error: AtLeastZero | None
     attacked_members: Count | None
+    attacked_nonmembers: Count | None
+    attack_error: AtLeastZero | None
     compared: Count | None
 
 
 def exactness_of(
-    n: int, loss: LossRelation | None, attacked_members: int | None, compared: int | None
+    n: int,
+    loss: LossRelation | None,
+    attacked_members: int | None,
+    attacked_nonmembers: int | None,
+    compared: int | None,
 ) -> Exactness | None:
     """How exact an audit of n examples is; None if every figure comes from each of them."""
     if n <= histogram.MOST_EXACT:
@@ -53,5 +67,20 @@ def exactness_of(
         pearson_error=errors[0],
         spearman_error=errors[1],
         attacked_members=attacked_members,
+        attacked_nonmembers=attacked_nonmembers,
+        attack_error=_attack_error(attacked_members, attacked_nonmembers),
         compared=compared,
     )
+
+
+def _attack_error(*sampled: int | None) -> float | None:
+    """Half of the widest interval of a share, and of an AUC.
+
+    The variance of an AUC is at most AUC (1 - AUC) over the smaller number of scores (van Dantzig
+    1951, Birnbaum and Klose 1957); that of a share p over n scores is at most p (1 - p) / n. Scores
+    are drawn without replacement, which makes both smaller.
+    """
+    known = [n for n in sampled if n is not None]
+    if not known:
+        return None
+    return float(stats.norm.ppf((1 + CONFIDENCE) / 2) * 0.5 / np.sqrt(min(known)))

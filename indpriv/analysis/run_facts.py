@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from indpriv._arrays import FloatArray, Ids
-from indpriv._columns import to_floats
+from indpriv._columns import frames_of, to_floats
 from indpriv._plain import AtLeastZero, Count, Share, Via
 from indpriv.analysis.declared import Declared
 from indpriv.example_table import ExampleTable
@@ -110,12 +110,13 @@ def run_facts(
 ) -> RunFacts:
     """Collect what is known about a run; see `RunFacts`."""
     settings, levels, references = log.settings, log.levels, log.reference_positions
+    test = None if examples is None else examples.test_rows()
     return RunFacts(
         n_examples=log.n_examples,
-        n_test_examples=0 if examples is None else len(examples.test),
+        n_test_examples=0 if test is None else len(test),
         n_units=None if log.unit_ids is None else len(np.unique(log.unit_ids)),
         train_accuracy=None if examples is None else _accuracy(examples.train_frames(["correct"])),
-        test_accuracy=None if examples is None else _accuracy([examples.test]),
+        test_accuracy=None if test is None else _accuracy(frames_of(test, ["correct"])),
         settings=Settings(
             total_steps=log.total_steps,
             expected_epochs=float(settings.sample_rate.sum()),

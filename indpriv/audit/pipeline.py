@@ -271,14 +271,16 @@ def _holdout(
 ) -> tuple[EpsilonTable | None, EpsilonTable | None]:
     """Epsilons of the hold-out, and of members accounted in the same way if `epsilons` are not.
 
+    Of very many, those of the examples that are attacked.
     Test examples are never sampled, so the hold-out has no batch norms: members are compared with
     it by full records alone.
     """
     if method.participation == "known":  # test examples take part in no step
         return None, None
-    if recorded.holdout is None or epsilons.account.rows_per_unit is not None:
+    attacked = recorded if recorded.holdout is None else recorded.for_attacks(seed)
+    if attacked.holdout is None or epsilons.account.rows_per_unit is not None:
         return None, None
-    holdout = table_for(recorded.holdout, method)
+    holdout = table_for(attacked.holdout, method)
     if log.batch_norms is None:
         return holdout, None
     positions = None if isinstance(epsilons, EpsilonTable) else recorded.attacked(seed)

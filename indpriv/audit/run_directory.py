@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from indpriv._arrays import IntArray
 from indpriv._files import read_json, read_parquet
@@ -36,6 +37,8 @@ from indpriv.norm_log.run_files import (
     holds_log,
 )
 from indpriv.norm_log.verify import verify
+
+MOST_ATTACKED = 1 << 19  # of each split, where not all are
 
 
 @dataclass(frozen=True)
@@ -83,18 +86,24 @@ class RecordedRun:
     curve: Curve | None = None
 
     def for_attacks(self, seed: int) -> RecordedRun:
-        """The same with random members, where more are known than attacks can make use of.
+        """The same with random members and non-members, where there are very many.
 
-        A rate over a million members is known to 0.1 %, far better than that over the non-members.
-        Signals of reference models are used whole, and so are units of several rows. `seed` is that
-        of the analysis; the baseline has the same members.
+        A rate over 2^19 of them is known to 0.14 % (see `indpriv.analysis.exactness`). Signals of
+        reference models are used whole, and so are units of several rows. `seed` is that of the
+        analysis; the baseline and the hold-out have the same examples.
         """
         if self.examples is None or (positions := self.attacked(seed)) is None:
             return self
-        examples = self.examples.train_at(positions)
+        others = self.attacked_others(seed)
+        examples = self.examples.at(positions, others)
         ids = examples.train["example_id"].to_numpy()
-        non_dp = None if self.non_dp is None else self.non_dp.with_train(ids)
-        return replace(self, examples=examples, non_dp=non_dp)
+        test_ids = None if others is None else examples.test["example_id"].to_numpy()
+        return replace(
+            self,
+            examples=examples,
+            non_dp=None if self.non_dp is None else self.non_dp.with_ids(ids, test_ids),
+            holdout=self.holdout if test_ids is None else _of_examples(self.holdout, test_ids),
+        )
 
     def attacked(self, seed: int) -> IntArray | None:
         """Increasing positions of the members of `for_attacks` in the table; None if all."""
@@ -103,8 +112,30 @@ class RecordedRun:
             return None
         if not self.examples.has_unit_for_each_row():
             return None
-        rng = generator_of(seed, "members")
-        return np.sort(rng.choice(self.examples.n_train, histogram.MOST_EXACT, replace=False))
+        return _drawn(self.examples.n_train, seed, "members")
+
+    def attacked_others(self, seed: int) -> IntArray | None:
+        """The same of the test examples."""
+        if self.examples is None or self.attacked(seed) is None:
+            return None
+        return _drawn(len(self.examples.test_rows()), seed, "non-members")
+
+
+def _drawn(n: int, seed: int, whose: str) -> IntArray | None:
+    """Increasing positions of MOST_ATTACKED random ones of n; None if there are no more."""
+    if n <= MOST_ATTACKED:
+        return None
+    return np.sort(generator_of(seed, whose).choice(n, MOST_ATTACKED, replace=False))
+
+
+def _of_examples(holdout: NormLog | None, ids: NDArray[np.generic]) -> NormLog | None:
+    """The hold-out of some test examples. One of the two may have its ids as texts."""
+    if holdout is None:
+        return None
+    own = np.asarray(holdout.example_ids)
+    if own.dtype.kind not in "iu" or ids.dtype.kind not in "iu":
+        own, ids = own.astype(str), ids.astype(str)
+    return holdout.take(np.flatnonzero(np.isin(own, ids)))
 
 
 def recorded_run(run: OpenedRun, unreadable: str = "refuse") -> RecordedRun:

@@ -12,10 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
-from indpriv._arrays import IntArray
-from indpriv._columns import MISSING, Rows
+from indpriv._columns import MISSING, Rows, frames_of
 from indpriv.accountant.risk import has_risk_curve
 from indpriv.analysis.disclosures import disclosures
 from indpriv.analysis.distribution import describe
@@ -115,7 +113,7 @@ def summarise(
         notes=_notes(run, epsilons, recorded, guarantee, versions, attacks, found.missing),
         schedule=schedule_of(log, account.delta, recorded.curve),
         views=views_of(log, epsilons, recorded.recorder, recorded.declared.content),
-        exactness=_exactness(epsilons, found.loss, recorded.attacked(seed), fidelity),
+        exactness=_exactness(epsilons, found.loss, recorded, seed, fidelity),
     )
 
 
@@ -144,16 +142,20 @@ def _attacks(
 def _exactness(
     epsilons: Epsilons,
     loss: LossRelation | None,
-    attacked: IntArray | None,
+    recorded: RecordedRun,
+    seed: int,
     fidelity: FidelityFindings,
 ) -> Exactness | None:
-    """How exact the figures are; attacked: positions of the members that are, None if all."""
+    """How exact the figures are."""
+    attacked = (recorded.attacked(seed), recorded.attacked_others(seed))
+    members, others = (None if found is None else len(found) for found in attacked)
     tried = fidelity.sensitivity or fidelity.spacing or fidelity.against_k
     some = len(epsilons) > MOST_COMPARED and epsilons.account.rows_per_unit is None
     return exactness_of(
         len(epsilons),
         loss,
-        None if attacked is None else len(attacked),
+        members,
+        others,
         MOST_COMPARED if tried and some else None,
     )
 
@@ -192,8 +194,9 @@ def _of_examples(
     if isinstance(epsilons, EpsilonTable) and epsilons.account.rows_per_unit is not None:
         train = in_rows_of(epsilons, examples).train_rows(epsilons.example_ids)
     loss = relate_to_loss(epsilons, train)
-    groups = group_tables(epsilons, train, examples.test, columns, seed=seed)
-    notes = _group_notes(epsilons, groups, examples.test)
+    test = examples.test_rows()
+    groups = group_tables(epsilons, train, test, columns, seed=seed)
+    notes = _group_notes(epsilons, groups, test)
     missing += [*undeclared_people(log, rows), *left_out, *notes]
     return _OfExamples(rows, loss, groups, missing)
 
@@ -275,7 +278,7 @@ def _missing(
             f"{EXAMPLES} is absent: {why}. Epsilons cover all logged steps; loss, groups and "
             "attacks are not shown."
         )
-    elif recorded.examples.test.empty:
+    elif not len(recorded.examples.test_rows()):
         found.append(
             "There are no test examples: test accuracy and attacks are not shown. Pass test_set to "
             "the Recorder."
@@ -291,7 +294,7 @@ def _missing(
     return found
 
 
-def _group_notes(epsilons: Epsilons, groups: Sequence[GroupTable], test: pd.DataFrame) -> list[str]:
+def _group_notes(epsilons: Epsilons, groups: Sequence[GroupTable], test: Rows) -> list[str]:
     """What a reader of the group tables must know about them."""
     notes = []
     if groups and (epsilons.account.rows_per_unit or 1) > 1:
@@ -299,8 +302,13 @@ def _group_notes(epsilons: Epsilons, groups: Sequence[GroupTable], test: pd.Data
             f"A {epsilons.account.unit} whose rows differ in a column is in its group {MISSING}."
         )
     names = dict.fromkeys(name for found in groups for name in found.columns)
-    lacking = [name for name in names if name not in test or test[name].isna().all()]
-    if lacking and not test.empty:
+    lacking = [
+        name
+        for name in names
+        if name not in test.columns
+        or all(frame[name].isna().all() for frame in frames_of(test, [name]))
+    ]
+    if lacking and len(test):
         notes.append(
             f"Test examples have no {', '.join(lacking)}: test accuracy and attacks are not shown "
             "by these columns. Pass test_metadata together with metadata."

@@ -1,8 +1,8 @@
-"""An example table in a file, whose training rows are read a range at a time. Sensitive."""
+"""An example table in a file, whose rows are read a range at a time. Sensitive."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from indpriv import _repeats
 from indpriv._arrays import Ids, IntArray
-from indpriv._columns import Rows, frames_at, rows_at
+from indpriv._columns import Rows, frames_at, frames_of, rows_at
 from indpriv._files import ROW_GROUP_SIZE, ParquetRows, write_private_frames
 from indpriv.errors import InputError
 from indpriv.example_table.table import (
@@ -56,10 +56,11 @@ def _n_before_test(file: ParquetRows) -> int | None:
 
 
 @dataclass(frozen=True)
-class _TrainRows:
-    """The first rows of a file; see `indpriv._columns.Rows`."""
+class _SplitRows:
+    """The n rows of a file from its row `first`; see `indpriv._columns.Rows`."""
 
     file: ParquetRows
+    first: int
     n: int
     label_names: tuple[str, ...] = ()
 
@@ -71,55 +72,59 @@ class _TrainRows:
         return self.n
 
     def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        return self._named(self.file.read(start, min(stop, self.n), columns))
-
-    def ranges(self) -> Sequence[tuple[int, int]]:
-        return [(start, min(stop, self.n)) for start, stop in self.file.ranges() if start < self.n]
-
-    def rest(self) -> pd.DataFrame:
-        """The rows after them."""
-        return self._named(self.file.read(self.n, len(self.file)))
-
-    def _named(self, frame: pd.DataFrame) -> pd.DataFrame:
+        frame = self.file.read(self.first + start, self.first + min(stop, self.n), columns)
         if not self.label_names or "label" not in frame:
             return frame
         return frame.assign(label=named_labels(frame["label"], self.label_names))
 
+    def ranges(self) -> Sequence[tuple[int, int]]:
+        last = self.first + self.n
+        return [
+            (max(start, self.first) - self.first, min(stop, last) - self.first)
+            for start, stop in self.file.ranges()
+            if start < last and stop > self.first
+        ]
 
-class StoredExamples(ExampleTable):
-    """Training and test examples in a file, training examples first.
+    def column(self, name: str) -> _repeats.Reader:
+        """Reads a range of a column."""
 
-    Training rows are read a range at a time by `train_rows`, `train_frames`, `train_at`,
-    `with_train` and `to_parquet`. What asks for all of them, such as `frame`, gets them in memory.
-    """
+        def read(start: int, stop: int) -> NDArray[np.generic]:
+            values: NDArray[np.generic] = self.read(start, stop, [name])[name].to_numpy()
+            return values
 
-    _rows: _TrainRows
+        return read
 
-    def __init__(self, file: ParquetRows, n_train: int, label_names: Sequence[str] = ()) -> None:
-        """Open a file; InputError if an id occurs twice within a split."""
-        object.__setattr__(self, "_rows", _TrainRows(file, n_train, tuple(label_names)))
-        if not label_names:  # the same file under other names of labels
-            self._check_ids()
-
-    def _check_ids(self) -> None:
-        ids = self._column("example_id")
-        found = _repeats.repeated(ids, list(self._rows.ranges()))
+    def check_ids(self) -> None:
+        """Raise InputError if an id occurs twice."""
+        found = _repeats.repeated(self.column("example_id"), list(self.ranges()))
         if len(found):  # equal hashes, and perhaps equal ids
-            values = rows_at(self._rows, found, ["example_id"])["example_id"]
+            values = rows_at(self, found, ["example_id"])["example_id"]
             repeated = values[values.duplicated()]
             if len(repeated):
                 raise InputError(
                     f"{len(repeated)} example ids occur twice within a split, e.g. "
                     f"{repeated.tolist()[0]!r}"
                 )
-        ExampleTable(self.test)  # checks those of the test rows
 
-    def _column(self, name: str) -> _repeats.Reader:
-        def read(start: int, stop: int) -> NDArray[np.generic]:
-            values: NDArray[np.generic] = self._rows.read(start, stop, [name])[name].to_numpy()
-            return values
 
-        return read
+class StoredExamples(ExampleTable):
+    """Training and test examples in a file, training examples first.
+
+    Rows are read a range at a time by `train_rows`, `train_frames`, `test_rows`, `at`, `with_ids`
+    and `to_parquet`. What asks for all of them, such as `frame`, gets them in memory.
+    """
+
+    _rows: _SplitRows
+    _others: _SplitRows
+
+    def __init__(self, file: ParquetRows, n_train: int, label_names: Sequence[str] = ()) -> None:
+        """Open a file; InputError if an id occurs twice within a split."""
+        names, n_test = tuple(label_names), len(file) - n_train
+        object.__setattr__(self, "_rows", _SplitRows(file, 0, n_train, names))
+        object.__setattr__(self, "_others", _SplitRows(file, n_train, n_test, names))
+        if not label_names:  # the same file under other names of labels
+            self._rows.check_ids()
+            self._others.check_ids()
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -131,10 +136,10 @@ class StoredExamples(ExampleTable):
         """All training rows in memory."""
         return self._rows.read(0, len(self._rows))
 
-    @cached_property
+    @property
     def test(self) -> pd.DataFrame:
-        """Rows of the test examples."""
-        return self._rows.rest().reset_index(drop=True)
+        """All test rows in memory."""
+        return self._others.read(0, len(self._others)).reset_index(drop=True)
 
     @property
     def n_train(self) -> int:
@@ -144,11 +149,11 @@ class StoredExamples(ExampleTable):
     @property
     def metadata_columns(self) -> list[str]:
         """Names of the columns beyond the fixed ones."""
-        return ExampleTable(self.test.iloc[:0]).metadata_columns
+        return ExampleTable(self._rows.file.empty).metadata_columns
 
     def train_rows(self, example_ids: Ids) -> Rows:
         """Training rows in the order of example_ids; in memory if the file has another order."""
-        ids = self._column("example_id")
+        ids = self._rows.column("example_id")
         same = len(self._rows) == len(example_ids) and all(
             np.array_equal(ids(start, stop), example_ids[start:stop])
             for start, stop in self._rows.ranges()
@@ -159,33 +164,50 @@ class StoredExamples(ExampleTable):
         """See `ExampleTable.train_frames`."""
         return (self._rows.read(*rows, columns) for rows in self._rows.ranges())
 
-    def train_at(self, positions: IntArray) -> ExampleTable:
-        """See `ExampleTable.train_at`."""
-        train = frames_at(self._rows, positions)
-        return ExampleTable(pd.concat([*train, self.test], ignore_index=True))
+    def test_rows(self) -> Rows:
+        """See `ExampleTable.test_rows`."""
+        return self._others
 
-    def with_train(self, example_ids: NDArray[np.generic]) -> ExampleTable:
-        """See `ExampleTable.with_train`."""
-        parts = (self._rows.read(*rows) for rows in self._rows.ranges())
-        kept = [part[part["example_id"].isin(example_ids)] for part in parts]
-        return ExampleTable(pd.concat([*kept, self.test], ignore_index=True))
+    def at(self, train: IntArray, test: IntArray | None) -> ExampleTable:
+        """See `ExampleTable.at`."""
+        others = frames_of(self._others) if test is None else frames_at(self._others, test)
+        return _table_of(frames_at(self._rows, train), others)
+
+    def with_ids(
+        self, train: NDArray[np.generic], test: NDArray[np.generic] | None
+    ) -> ExampleTable:
+        """See `ExampleTable.with_ids`."""
+        return _table_of(_with_ids(self._rows, train), _with_ids(self._others, test))
 
     def has_unit_for_each_row(self) -> bool:
         """See `ExampleTable.has_unit_for_each_row`."""
-        found = _repeats.repeated(self._column("unit_id"), list(self._rows.ranges()))
+        return self._has_unit_for_each_row
+
+    @cached_property
+    def _has_unit_for_each_row(self) -> bool:
+        found = _repeats.repeated(self._rows.column("unit_id"), list(self._rows.ranges()))
         values = rows_at(self._rows, found, ["unit_id"])["unit_id"]
         return not values.duplicated().any()
 
     def with_label_names(self, names: Sequence[str]) -> ExampleTable:
         """See `ExampleTable.with_label_names`."""
-        plain = _TrainRows(self._rows.file, len(self._rows))
-        parts = (plain.read(*rows, ["label"])["label"] for rows in plain.ranges())
-        labels = chain(parts, [plain.rest()["label"]])
+        file, n_train = self._rows.file, len(self._rows)
+        labels = (file.read(*rows, ["label"])["label"] for rows in file.ranges())
         if not names or not all(labels_fit(part, len(names)) for part in labels):
             return self
-        return StoredExamples(plain.file, len(plain), names)
+        return StoredExamples(file, n_train, names)
 
     def to_parquet(self, path: Path) -> None:
         """Write the table, readable by its owner only (0600)."""
-        train = (self._rows.read(*rows) for rows in self._rows.ranges())
-        write_private_frames(chain(train, [self.test]), path, self._rows.file.schema)
+        every = chain(frames_of(self._rows), frames_of(self._others))
+        write_private_frames(every, path, self._rows.file.schema)
+
+
+def _with_ids(rows: _SplitRows, ids: NDArray[np.generic] | None) -> Iterator[pd.DataFrame]:
+    """Yield the rows with these ids, or all; a range at a time."""
+    for frame in frames_of(rows):
+        yield frame if ids is None else frame[frame["example_id"].isin(ids)]
+
+
+def _table_of(train: Iterable[pd.DataFrame], test: Iterable[pd.DataFrame]) -> ExampleTable:
+    return ExampleTable(pd.concat([*train, *test], ignore_index=True))

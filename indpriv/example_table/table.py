@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from indpriv._arrays import Ids, IntArray, all_distinct
 from indpriv._columns import FIXED_COLUMNS, RESERVED_COLUMNS, FrameRows, Rows
@@ -59,10 +60,13 @@ class ExampleTable:
         """Number of training examples."""
         return int((self.frame["split"] == "train").sum())
 
-    def with_train(self, example_ids: np.ndarray) -> ExampleTable:
-        """The table with these training examples, as far as it has them, and all test examples."""
-        kept = self.frame["split"].eq("test") | self.frame["example_id"].isin(example_ids)
-        return ExampleTable(self.frame[kept])
+    def with_ids(
+        self, train: NDArray[np.generic], test: NDArray[np.generic] | None
+    ) -> ExampleTable:
+        """The table with the examples of these ids, as far as it has them; test: None for all."""
+        ids, is_train = self.frame["example_id"], self.frame["split"].eq("train")
+        others = ~is_train if test is None else ~is_train & ids.isin(test)
+        return ExampleTable(self.frame[(is_train & ids.isin(train)) | others])
 
     def _split(self, split: str) -> pd.DataFrame:
         inside = (self.frame["split"] == split).to_numpy()
@@ -84,10 +88,14 @@ class ExampleTable:
         """Yield columns of the training rows, in the order of the data set, a range at a time."""
         yield self.train[list(columns)]
 
-    def train_at(self, positions: IntArray) -> ExampleTable:
-        """The table of the training rows at increasing positions, and all test rows."""
-        train = self.train.iloc[positions]
-        return ExampleTable(pd.concat([train, self.test], ignore_index=True))
+    def test_rows(self) -> Rows:
+        """Test rows, in the order of the data set, as rows."""
+        return FrameRows(self.test)
+
+    def at(self, train: IntArray, test: IntArray | None) -> ExampleTable:
+        """The table of the rows at increasing positions of each split; test: None for all."""
+        others = self.test if test is None else self.test.iloc[test]
+        return ExampleTable(pd.concat([self.train.iloc[train], others], ignore_index=True))
 
     def has_unit_for_each_row(self) -> bool:
         """Whether no two training rows share a unit."""

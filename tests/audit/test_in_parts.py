@@ -12,7 +12,7 @@ from indpriv._plain import to_json
 from indpriv.accountant import blocks
 from indpriv.analysis import norms_over_training, run_facts
 from indpriv.analysis.statistics import histogram
-from indpriv.audit import audit, pipeline, variants
+from indpriv.audit import audit, pipeline, run_directory, variants
 from indpriv.epsilon_table import EpsilonTable, parts
 from indpriv.example_table import ExampleTable, stored
 from indpriv.norm_log import reader, records, views
@@ -40,17 +40,18 @@ LIMITS = (
 def lower(patch, limit=4 * ROWS):
     """Parts of ROWS examples, above `limit` examples."""
     patch.setattr(histogram, "MOST_EXACT", MOST)
+    patch.setattr(run_directory, "MOST_ATTACKED", MOST)
     for module, name in OF_ROWS:
         patch.setattr(module, name, ROWS)
     for module, name in LIMITS:
         patch.setattr(module, name, limit)
 
 
-def run_of(folder, n, *, ids=None, every=3, **columns):
-    """A run of n examples and 40 test examples, with texts, numbers and gaps."""
+def run_of(folder, n, *, n_test=40, ids=None, every=3, **columns):
+    """A run of n examples, with texts, numbers and gaps; n_test: at most n // 2."""
     log, examples = small_run(n=n)
     rng = np.random.default_rng(1)
-    frame = pd.concat([examples.train, examples.test[:40]], ignore_index=True)
+    frame = pd.concat([examples.train, examples.test[:n_test]], ignore_index=True)
     size = len(frame)
     frame = frame.assign(
         town=rng.choice(["Rome", "Oslo", None], size), income=rng.gamma(2.0, 1e4, size), **columns
@@ -92,10 +93,12 @@ def both(request, tmp_path_factory):
     """Audit directories of one run: in memory, and in parts."""
     folder, found = tmp_path_factory.mktemp("parts"), []
     ids = None if request.param == "numbers" else [f"p{k:04d}" for k in range(400)][::-1]
+    n_test = 40 if request.param == "numbers" else 190  # attacked whole, and sampled
     for limit in (1 << 20, 4 * ROWS):
         with pytest.MonkeyPatch.context() as patch:
             lower(patch, limit)
-            audit(run_of(folder / f"{limit}/run", 400, ids=ids), folder / f"{limit}/audit")
+            run_dir = run_of(folder / f"{limit}/run", 400, n_test=n_test, ids=ids)
+            audit(run_dir, folder / f"{limit}/audit")
             found.append(folder / f"{limit}/audit")
     return found
 
@@ -141,6 +144,7 @@ def test_no_step_holds_more_rows_the_more_there_are(tmp_path, monkeypatch):
     lower(monkeypatch)
     monkeypatch.setattr(variants, "MOST_COMPARED", 100)
     held, plain_frame, plain_table = [], _files._frame, EpsilonTable.__post_init__
+    attacked, plain_examples = [], ExampleTable.__post_init__
 
     def frame(table):
         held.append(table.num_rows)
@@ -150,16 +154,22 @@ def test_no_step_holds_more_rows_the_more_there_are(tmp_path, monkeypatch):
         held.append(len(table))
         plain_table(table)
 
+    def known(examples):
+        attacked.append(len(examples.frame))
+        plain_examples(examples)
+
     most = []
     for n in (400, 800):
-        run_dir = run_of(tmp_path / f"run-{n}", n)
+        run_dir = run_of(tmp_path / f"run-{n}", n, n_test=n // 2)
         with monkeypatch.context() as patch:
             patch.setattr(_files, "_frame", frame)
             patch.setattr(EpsilonTable, "__post_init__", checked)
+            patch.setattr(ExampleTable, "__post_init__", known)
             held.clear()
+            attacked.clear()
             audit(run_dir, tmp_path / f"audit-{n}")
-            most.append(max(held))
-    assert most == [MOST, MOST]  # the members that are attacked
+            most.append((max(held), max(attacked)))
+    assert most == [(MOST, 2 * MOST)] * 2  # the members, and as many others, that are attacked
 
 
 @pytest.mark.usefixtures("no_extras")

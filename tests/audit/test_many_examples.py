@@ -5,10 +5,13 @@ import json
 import numpy as np
 import pytest
 
+from indpriv.analysis.attacks.roc import discriminate
+from indpriv.analysis.exactness import exactness_of
 from indpriv.analysis.statistics import histogram
-from indpriv.audit import audit
+from indpriv.audit import audit, run_directory
 from indpriv.audit.run_directory import RecordedRun
 from indpriv.example_table import ExampleTable
+from indpriv.norm_log.run_files import EXAMPLES_NON_DP
 from synthetic import small_run, write_run
 
 MOST = 150
@@ -20,10 +23,14 @@ def audits(tmp_path_factory):
     folder = tmp_path_factory.mktemp("many")
     log, examples = small_run(n=400)
     write_run(folder / "run", log, examples)
+    write_run(folder / "run/holdout", log.take(range(len(examples.test))), None)
+    losses = examples.frame["loss"] * np.where(examples.frame["split"] == "train", 0.8, 1.0)
+    ExampleTable(examples.frame.assign(loss=losses)).to_parquet(folder / "run" / EXAMPLES_NON_DP)
     found = []
     with pytest.MonkeyPatch.context() as patch:
         for limit, name in ((histogram.MOST_EXACT, "exact"), (MOST, "binned")):
             patch.setattr(histogram, "MOST_EXACT", limit)
+            patch.setattr(run_directory, "MOST_ATTACKED", MOST)
             audit(folder / "run", folder / name, delta=1e-5)
             files = [
                 (folder / name / file).read_text("utf-8") for file in ("audit.json", "report.html")
@@ -37,10 +44,12 @@ def test_the_report_says_what_is_not_of_every_example(audits):
     assert exact["exactness"] is None
     assert "random training examples" not in plain
     said = binned["exactness"]
-    assert said["most_exact"] == said["attacked_members"] == MOST
+    assert said["most_exact"] == said["attacked_members"] == said["attacked_nonmembers"] == MOST
+    assert said["attack_error"] == pytest.approx(1.96 * 0.5 / MOST**0.5, rel=1e-3)
     assert said["quantile_error"] == 2**-10
     assert f"This audit has more than {MOST} examples." in page
-    assert f"Attacks used {MOST} random training examples" in page
+    page = " ".join(page.split())
+    assert f"Attacks used {MOST} random training examples and {MOST} random test examples." in page
     assert said["compared"] is None  # all 400, as fewer than 20,000
 
 
@@ -64,22 +73,63 @@ def test_what_is_said_to_be_exact_is(audits):
         assert abs(binned["loss"][key] - exact["loss"][key]) <= error
 
 
-def test_attacks_use_a_sample_of_the_members(audits):
+def test_attacks_use_samples_of_both_splits(audits):
     (exact, _), (binned, _) = audits
+    error = binned["exactness"]["attack_error"]
+    assert {mine["model"] for mine in exact["attacks"]} == {"dp", "non_dp"}
     for mine, other in zip(exact["attacks"], binned["attacks"], strict=True):
-        assert (mine["overall"]["n_members"], other["overall"]["n_members"]) == (400, MOST)
-        assert other["overall"]["n_nonmembers"] == mine["overall"]["n_nonmembers"]
-        low, high = mine["overall"]["discrimination"]["auc_interval"].values()
-        assert low < other["overall"]["discrimination"]["auc"] < high
+        whole, some = mine["overall"], other["overall"]
+        assert (whole["n_members"], some["n_members"]) == (400, MOST)
+        assert (whole["n_nonmembers"], some["n_nonmembers"]) == (200, MOST)
+        for name in ("auc", "advantage"):
+            assert abs(some["discrimination"][name] - whole["discrimination"][name]) <= 2 * error
+        assert abs(some["discrimination"]["auc"] - whole["discrimination"]["auc"]) <= error
+
+
+def test_the_hold_out_is_of_the_test_examples_that_are_attacked(audits):
+    for (document, _), n_members, n_others in zip(audits, (400, MOST), (200, MOST), strict=True):
+        # half of the non-members choose the thresholds
+        for part in document["attack_by_epsilon"]["thresholds"]:
+            assert sum(row["n_members"] for row in part["bins"]) == n_members
+            assert sum(row["n_nonmembers"] for row in part["bins"]) == n_others // 2
+
+
+def test_the_error_of_attacks_holds_for_the_auc_and_for_shares_above_a_threshold():
+    rng = np.random.default_rng(0)
+    members, others = rng.normal(0.3, 1, 4000), rng.normal(0, 1, 3000)
+    error = exactness_of(2_000_000, None, 200, 200, None).attack_error
+    every, missed = discriminate(members, others).auc, np.zeros(3)
+    for _ in range(400):
+        some = [rng.choice(side, 200, replace=False) for side in (members, others)]
+        shares = [
+            abs((own > 0.2).mean() - (side > 0.2).mean()) > error
+            for own, side in zip(some, (members, others), strict=True)
+        ]
+        missed += [*shares, abs(discriminate(*some).auc - every) > error]
+    assert (missed <= 0.08 * 400).all()  # 5 %, and four standard errors above hardly any
+    assert exactness_of(2_000_000, None, None, None, None).attack_error is None
 
 
 def test_the_sample_is_that_of_its_seed(monkeypatch):
     monkeypatch.setattr(histogram, "MOST_EXACT", MOST)
+    monkeypatch.setattr(run_directory, "MOST_ATTACKED", MOST)
     run = RecordedRun(examples=small_run(n=400)[1])
-    drawn = [run.for_attacks(seed).examples.train["example_id"].to_numpy() for seed in (0, 0, 1)]
-    assert np.array_equal(drawn[0], drawn[1])
-    assert not np.array_equal(drawn[0], drawn[2])
-    assert all(len(np.unique(ids)) == MOST for ids in drawn)
+    for split in ("train", "test"):
+        drawn = [
+            getattr(run.for_attacks(seed).examples, split)["example_id"].to_numpy()
+            for seed in (0, 0, 1)
+        ]
+        assert np.array_equal(drawn[0], drawn[1])
+        assert not np.array_equal(drawn[0], drawn[2])
+        assert all(len(np.unique(ids)) == MOST for ids in drawn)
+
+
+def test_few_test_examples_are_attacked_whole(monkeypatch):
+    monkeypatch.setattr(histogram, "MOST_EXACT", MOST)
+    monkeypatch.setattr(run_directory, "MOST_ATTACKED", 200)
+    run = RecordedRun(examples=small_run(n=400)[1])
+    assert (len(run.attacked(0)), run.attacked_others(0)) == (200, None)
+    assert len(run.for_attacks(0).examples.test) == 200
 
 
 def test_units_of_several_rows_are_attacked_whole(monkeypatch):

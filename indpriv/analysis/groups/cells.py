@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from indpriv._arrays import BoolArray, FloatArray, IntArray
-from indpriv._columns import Grouping, Rows, known_columns, to_floats
+from indpriv._columns import Grouping, Rows, frames_of, known_columns, to_floats
 from indpriv.analysis.statistics import histogram
 from indpriv.analysis.statistics.histogram import Histogram, blocks_of, merged
 from indpriv.epsilon_table import Epsilons, beside
@@ -163,24 +163,36 @@ class CellCounts:
 
 
 def cells_of(
-    epsilons: Epsilons, rows: Rows, test: pd.DataFrame, groups: Grouping, labels: Grouping | None
+    epsilons: Epsilons, rows: Rows, test: Rows, groups: Grouping, labels: Grouping | None
 ) -> Cells:
     """The cells of all examples, read part by part; labels: None for one that all share."""
-    shape = len(groups.names), 1 if labels is None else len(labels.names)
-
-    def codes(frame: pd.DataFrame) -> tuple[IntArray, IntArray]:
-        own = groups.codes(frame)
-        return own, np.zeros_like(own) if labels is None else labels.codes(frame)
 
     def values() -> Iterator[Values]:
         read = known_columns(rows, [*groups.columns, "label", "loss", "correct"])
         for table, frame in beside(epsilons, rows, read):
             loss, correct = to_floats(frame["loss"]), to_floats(frame["correct"])
-            yield Values(table.epsilon, table.at_worst_case, loss, correct, *codes(frame))
+            codes = _codes(frame, groups, labels)
+            yield Values(table.epsilon, table.at_worst_case, loss, correct, *codes)
 
-    of_group, of_label = codes(test)
-    sums = _sums_of_test(to_floats(test["correct"]), of_group * shape[1] + of_label, shape)
-    return Cells.of(values(), len(epsilons), sums)
+    return Cells.of(values(), len(epsilons), sums_of_test(test, groups, labels))
+
+
+def sums_of_test(test: Rows, groups: Grouping, labels: Grouping | None) -> Sums:
+    """Sums (n_groups, n_labels) of test examples, read part by part; the others are 0."""
+    shape = len(groups.names), 1 if labels is None else len(labels.names)
+    sums = _sums_of_test(np.zeros(0), np.zeros(0, np.int64), shape)
+    for frame in frames_of(test, known_columns(test, [*groups.columns, "label", "correct"])):
+        of_group, of_label = _codes(frame, groups, labels)
+        correct = to_floats(frame["correct"])
+        sums += _sums_of_test(correct, of_group * shape[1] + of_label, shape)
+    return sums
+
+
+def _codes(
+    frame: pd.DataFrame, groups: Grouping, labels: Grouping | None
+) -> tuple[IntArray, IntArray]:
+    own = groups.codes(frame)
+    return own, np.zeros_like(own) if labels is None else labels.codes(frame)
 
 
 def _sums(values: Values, shape: tuple[int, ...]) -> Sums:

@@ -23,10 +23,9 @@ from indpriv._columns import (
     as_rows,
     grouping_of,
     label_grouping,
-    to_floats,
 )
 from indpriv._plain import Count, Share
-from indpriv.analysis.groups.cells import Cells, cells_of
+from indpriv.analysis.groups.cells import Cells, cells_of, sums_of_test
 from indpriv.analysis.groups.group_rows import (
     MIN_GROUP,
     GroupRow,
@@ -124,7 +123,7 @@ class GroupTable:
 def group_tables(
     epsilons: Epsilons,
     train: pd.DataFrame | Rows,
-    test: pd.DataFrame,
+    test: pd.DataFrame | Rows,
     columns: Sequence[str],
     *,
     min_size: int = MIN_GROUP,
@@ -141,7 +140,7 @@ def group_tables(
 def group_table(
     epsilons: Epsilons,
     train: pd.DataFrame | Rows,
-    test: pd.DataFrame,
+    test: pd.DataFrame | Rows,
     by: str,
     *,
     min_size: int = MIN_GROUP,
@@ -169,30 +168,26 @@ def group_table(
         )
     check_positive_int("min_size", min_size)
     check_positive_int("seed", seed, minimum=0)
-    rows = as_rows(train)
-    groups, every_label = grouping_of(rows, test, by), label_grouping(rows, test)
+    rows, others = as_rows(train), as_rows(test)
+    groups, every_label = grouping_of(rows, others, by), label_grouping(rows, others)
     labels, notes = _labels(every_label, groups)
-    cells = cells_of(epsilons, rows, test, groups, labels)
+    cells = cells_of(epsilons, rows, others, groups, labels)
     rng, top = generator_of(seed, by), epsilons.worst_case_epsilon
     label_names = None if labels is None else labels.names
     making = _Making(cells, groups, label_names, min_size, top, rng)
     table_of_groups = making.table(by, notes, seed)
     if every_label is None or len(every_label.names) > _MAX_LABELS:
         return table_of_groups
-    return _with_rates(table_of_groups, groups, every_label, test)
+    return _with_rates(table_of_groups, groups, every_label, others)
 
 
-def _with_rates(
-    table: GroupTable, groups: Grouping, labels: Grouping, test: pd.DataFrame
-) -> GroupTable:
+def _with_rates(table: GroupTable, groups: Grouping, labels: Grouping, test: Rows) -> GroupTable:
     """The table with true- and false-positive rates in each row."""
     rows = {row.name: row for row in table.rows}
     ordered = with_rates(
         [rows[name] for name in groups.names],
-        groups.codes(test),
         labels.names,
-        labels.codes(test),
-        to_floats(test["correct"]),
+        sums_of_test(test, groups, labels),
     )
     rated = {row.name: row for row in ordered}
     return replace(

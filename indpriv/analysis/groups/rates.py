@@ -7,6 +7,7 @@ import numpy as np
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv._columns import MISSING
+from indpriv.analysis.groups.cells import Sums
 from indpriv.analysis.groups.group_rows import GroupRates, GroupRow
 from indpriv.analysis.statistics.binomial import clopper_pearson
 from indpriv.analysis.statistics.bootstrap import Interval
@@ -20,39 +21,27 @@ def positive_class(names: Sequence[str]) -> str | None:
 
 def with_rates(
     rows: Sequence[GroupRow],
-    groups: IntArray,
     label_names: Sequence[str],
-    labels: IntArray,
-    correct: FloatArray,
+    test: Sums,
 ) -> list[GroupRow]:
     """Rows with the rates of their test examples; see `GroupRates`.
 
     Args:
         rows: in the order of the group codes.
-        groups: (n_test,) codes of the test examples.
         label_names: of the classes.
-        labels: (n_test,) codes of the test examples.
-        correct: (n_test,) 1 or 0; NaN where unknown.
+        test: sums (n_groups, n_labels) of the test examples.
     """
     classes = [code for code, name in enumerate(label_names) if name != MISSING]
     if len(classes) < 2:
         return list(rows)
-    known = np.isfinite(correct) & np.isin(labels, classes)
-    cells = groups[known] * len(label_names) + labels[known]
-    shape = len(rows), len(label_names)
-    trials, hits = (
-        np.bincount(cells, weights=weights, minlength=shape[0] * shape[1]).reshape(shape)[
-            :, classes
-        ]
-        for weights in (None, correct[known])
-    )
+    trials, hits = test.n_test_known[:, classes], test.test_correct[:, classes]
     return [
         replace(row, test_rates=_rates(own_trials, own_hits))
         for row, own_trials, own_hits in zip(rows, trials, hits, strict=True)
     ]
 
 
-def _rates(trials: FloatArray, hits: FloatArray) -> GroupRates:
+def _rates(trials: IntArray, hits: FloatArray) -> GroupRates:
     """From the number of a group's test examples of each class, and of those that are right."""
     n, right = trials.tolist(), hits.tolist()
     if len(n) == 2:

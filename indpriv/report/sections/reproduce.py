@@ -52,10 +52,16 @@ def _exactness(found: Exactness) -> str:
             f"Pearson's r of epsilon and loss is at most {_up(found.pearson_error)} off, the rank "
             f"correlation at most {_up(found.spearman_error)}."
         )
-    if found.attacked_members is not None:
+    if found.attack_error is not None:
+        sides = ((found.attacked_members, "training"), (found.attacked_nonmembers, "test"))
+        used = [
+            f"all {side} examples" if n is None else f"{n:,} random {side} examples"
+            for n, side in sides
+        ]
         texts.append(
-            f"Attacks used {found.attacked_members:,} random training examples and all test "
-            "examples."
+            f"Attacks used {' and '.join(used)}. On all examples, their AUC and the shares that a "
+            f"threshold accuses would differ by at most {format_share_up(found.attack_error)} (95 "
+            "% confidence; intervals include this)."
         )
     if found.compared is not None:
         texts.append(
