@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._arrays import IntArray
-from indpriv._files import read_json, read_parquet
+from indpriv._files import ROW_GROUP_SIZE, read_json, read_parquet
 from indpriv.analysis.declared import Declared
 from indpriv.analysis.schedule.curve import Curve
 from indpriv.analysis.statistics import histogram
@@ -132,10 +132,15 @@ def _of_examples(holdout: NormLog | None, ids: NDArray[np.generic]) -> NormLog |
     """The hold-out of some test examples. One of the two may have its ids as texts."""
     if holdout is None:
         return None
-    own = np.asarray(holdout.example_ids)
-    if own.dtype.kind not in "iu" or ids.dtype.kind not in "iu":
-        own, ids = own.astype(str), ids.astype(str)
-    return holdout.take(np.flatnonzero(np.isin(own, ids)))
+    own, found = holdout.example_ids, []
+    as_texts = own.dtype.kind not in "iu" or ids.dtype.kind not in "iu"
+    wanted = ids.astype(str) if as_texts else ids
+    for start in range(0, len(own), ROW_GROUP_SIZE):
+        part = own[start : start + ROW_GROUP_SIZE]
+        found.append(
+            start + np.flatnonzero(np.isin(part.astype(str) if as_texts else part, wanted))
+        )
+    return holdout.take(np.concatenate(found))
 
 
 def recorded_run(run: OpenedRun, unreadable: str = "refuse") -> RecordedRun:

@@ -1,6 +1,7 @@
 """Audits whose epsilons and examples are read part by part, beside those of the same run in memory."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -24,6 +25,7 @@ OF_ROWS = (
     (blocks, "ROW_GROUP_SIZE"),
     (norms_over_training, "ROW_GROUP_SIZE"),
     (run_facts, "_HASHED_AT_ONCE"),
+    (run_directory, "ROW_GROUP_SIZE"),
     (parts, "PART_ROWS"),
     (records, "PART_SIZE"),
     (views, "ROW_GROUP_SIZE"),
@@ -79,6 +81,8 @@ def run_of(folder, n, *, n_test=40, ids=None, every=3, **columns):
         .thin(every)
     )
     run_dir = write_run(folder, log, ExampleTable(frame), exact=30)
+    others = replace(log.take(range(size - n)), example_ids=np.arange(size - n))
+    write_run(run_dir / "holdout", others, None)
     ExampleTable(frame.assign(loss=0.9 * frame["loss"])).to_parquet(
         run_dir / "examples-non-dp.parquet"
     )
@@ -159,7 +163,7 @@ def test_no_step_holds_more_rows_the_more_there_are(tmp_path, monkeypatch):
         plain_examples(examples)
 
     most = []
-    for n in (400, 800):
+    for n in (600, 1200):
         run_dir = run_of(tmp_path / f"run-{n}", n, n_test=n // 2)
         with monkeypatch.context() as patch:
             patch.setattr(_files, "_frame", frame)
