@@ -1,8 +1,9 @@
 """A whole audit at size: python benchmarks/audit_at_size.py [--examples 1000000] [--keep DIR].
 
-A made-up run of 200 steps with 20 records, labels, three metadata columns, and a test set of a hundredth of its size is
-written by the package's own writer; `indpriv.audit.audit` then accounts, analyses and reports it in this process. Each stage
-prints its wall and CPU seconds, the memory it left in use, and the peak so far. Exit code 1 where a target is missed.
+A made-up run of 200 steps with 20 records, labels, three metadata columns, and a test set of a hundredth of its size (or
+of --test-examples) is written by the package's own writer; `indpriv.audit.audit` then accounts, analyses and reports it in
+this process. Each stage prints its wall and CPU seconds, the memory it left in use, and the peak so far. Exit code 1 where
+a target is missed.
 
 With --parts N nothing is written or accounted: the statistics of N parts of a million made-up examples (two group tables and
 the relation to loss) are added up as they come, and a line shows what memory they take.
@@ -72,15 +73,15 @@ def examples_of(split: str, n: int, losses: NDArray[np.float64]) -> Iterator[pd.
         yield pd.DataFrame(columns)
 
 
-def write_run(run_dir: Path, n: int) -> None:
-    """A finished run of n examples whose norms grow with their losses, and n/100 test examples.
+def write_run(run_dir: Path, n: int, n_test: int) -> None:
+    """A finished run of n examples whose norms grow with their losses, and n_test test examples.
 
     Of arrays of all examples it holds ids, losses and the norms of one record.
     """
     unfinished = run_dir.with_name(f"{run_dir.name}.unfinished")
     unfinished.mkdir(parents=True, mode=0o700)
-    losses, unused = np.empty(n), np.empty(n // 100)
-    every = chain(examples_of("train", n, losses), examples_of("test", n // 100, unused))
+    losses, unused = np.empty(n), np.empty(n_test)
+    every = chain(examples_of("train", n, losses), examples_of("test", n_test, unused))
     write_private_frames(every, unfinished / EXAMPLES, pa.schema([]))
     writer = NormLogWriter(unfinished, HEADER, np.arange(n), None, np.zeros(0, np.int64))
     rng, norms = np.random.default_rng(0), np.empty(n)
@@ -174,6 +175,7 @@ def main() -> int:
     """Make the run in a process of its own, whose memory does not count, and audit it here."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--examples", type=int, default=1_000_000)
+    parser.add_argument("--test-examples", type=int, help="default: a hundredth of --examples")
     parser.add_argument("--keep", type=Path, help="where the run is kept, or found, for next time")
     parser.add_argument(
         "--parts", type=int, help="statistics of this number of parts, and no audit"
@@ -186,9 +188,12 @@ def main() -> int:
         statistics_of_parts(chosen.parts)
         return 0 if peak() <= MOST_GIB_OF_DRIVER else 1
     with tempfile.TemporaryDirectory() as folder:
-        run_dir = (chosen.keep or Path(folder)) / f"run-{chosen.examples}"
+        n_test = chosen.examples // 100 if chosen.test_examples is None else chosen.test_examples
+        run_dir = (chosen.keep or Path(folder)) / f"run-{chosen.examples}-{n_test}"
         if not run_dir.exists():
-            made = get_context("spawn").Process(target=write_run, args=(run_dir, chosen.examples))
+            made = get_context("spawn").Process(
+                target=write_run, args=(run_dir, chosen.examples, n_test)
+            )
             made.start()
             made.join()
             if made.exitcode:
@@ -196,7 +201,9 @@ def main() -> int:
         if chosen.make:
             return 0
         print(
-            f"{chosen.examples:,} examples, {STEPS // EVERY} records of {STEPS} steps", flush=True
+            f"{chosen.examples:,} examples, {n_test:,} test examples, {STEPS // EVERY} records of"
+            f" {STEPS} steps",
+            flush=True,
         )
         stages, start = Stages(), time.perf_counter()
         audit(run_dir, Path(folder) / "audit", progress=stages)
