@@ -81,21 +81,31 @@ class InMemory(FSSpecHandler):
         return FSSpecHandler._create_file_info(path.lstrip("/"), info)
 
 
+def wait_until_it_answers(process: subprocess.Popen[Any], port: int) -> None:
+    """Wait until a server listens; fail if it ends before."""
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            break
+        except OSError:
+            assert process.poll() is None, "the server ended"
+            assert time.monotonic() < deadline, "the server does not answer"
+            time.sleep(0.1)
+
+
+def free_port() -> int:
+    """A port on which nothing listens now."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
 @contextmanager
 def s3_server() -> Iterator[Server]:
     """Start a server, and end it with the block."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with running(command, env={**os.environ, **KEYS}, **quiet) as process:
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                assert process.poll() is None, "the server ended"
-                assert time.monotonic() < deadline, "the server does not answer"
-                time.sleep(0.1)
+        wait_until_it_answers(process, port)
         yield Server(port, process)

@@ -33,6 +33,8 @@ def a_run(tmp_path_factory):
         "s3://bucket/runs/adult",
         "s3://bucket",
         "gs://bucket/a%20b?region=x",
+        "gs://anonymous@bucket/run",
+        "abfs://container@account.dfs.core.windows.net/run",
         "s3://b/r?scheme=http&e=h:1",
     ],
 )
@@ -65,6 +67,9 @@ def test_other_paths_are_local(tmp_path):
         ("ftp://host/run", "ftp:// is no storage that we read"),
         ("s3:///run", None),
         ("s3://key:secret@bucket/run", "holds credentials"),
+        ("gs://secret@bucket/run", "holds credentials"),
+        ("abfs://account:secret@host/container/run", "holds credentials"),
+        ("abfs://container@account.dfs.core.windows.net/run?sig=secret", "holds credentials"),
     ],
 )
 def test_what_is_no_address_is_refused(address, message):

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, quote, unquote, urlsplit
 from urllib.request import url2pathname
 
+from indpriv._storage.reasons import NO_ANSWER, NO_BUCKET, NO_RIGHT, reason_of
 from indpriv.errors import InputError
 
+_SECRETS = {"sig", "client_secret"}  # what pyarrow takes in an address of Azure
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
 
 if TYPE_CHECKING:
@@ -182,8 +184,8 @@ class RemotePath(_Base):
             except FileNotFoundError:
                 raise
             except OSError as error:
-                if pause is None or _NO_ANSWER not in str(error):
-                    reason = _reason(error, self.parts[3])
+                if pause is None or NO_ANSWER not in str(error):
+                    reason = reason_of(error, self.parts[3])
                     raise StorageError(f"{self}: cannot {what}: {reason}") from error
             time.sleep(pause)
 
@@ -272,7 +274,7 @@ def _location(address: str) -> Path:
             f"{address}: {parts.scheme}:// is no storage that we read; pass a path, file://, or "
             f"one of {', '.join(f'{scheme}://' for scheme in SCHEMES)}"
         )
-    if not parts.netloc or ("@" in parts.netloc and parts.scheme in ("s3", "gs", "gcs")):
+    if not parts.netloc or _holds_credentials(parts):
         problem = (
             "holds credentials, which reports would repeat" if parts.netloc else "has no bucket"
         )
@@ -285,12 +287,22 @@ def _location(address: str) -> Path:
     return RemotePath("/", parts.scheme, f"?{options}", parts.netloc, *below)
 
 
+def _holds_credentials(parts: SplitResult) -> bool:
+    """Whether an address does: Azure's has CONTAINER@ACCOUNT, Google's may have anonymous@."""
+    user, at, _ = parts.netloc.rpartition("@")
+    if parts.scheme in ("abfs", "abfss"):
+        return ":" in user or not _SECRETS.isdisjoint(parse_qs(parts.query))
+    return bool(at) and not (parts.scheme in ("gs", "gcs") and user == "anonymous")
+
+
 @lru_cache
 def _file_system(scheme: str, bucket: str, query: str) -> tuple[Any, str]:
     """The pyarrow file system of a bucket, and how keys there begin."""
     import pyarrow as pa
     from pyarrow import fs
 
+    if scheme in ("gs", "gcs") and "retry_limit_seconds" not in query:
+        query = "&".join(filter(None, (query, f"retry_limit_seconds={_GOOGLE_TRIES_FOR}")))
     try:
         system, root = fs.FileSystem.from_uri(
             f"{scheme}://{bucket}/" + (f"?{query}" if query else "")
@@ -301,26 +313,14 @@ def _file_system(scheme: str, bucket: str, query: str) -> tuple[Any, str]:
     try:  # what does not exist is never found, whether an object or its bucket
         missing = not system.get_file_info(root).type
     except OSError as error:
-        if "ACCESS_DENIED" not in str(error):  # it may be that of looking at a bucket only
-            raise InputError(f"{scheme}://{bucket}: {_reason(error, bucket)}") from error
+        reason = reason_of(error, bucket)
+        if reason != NO_RIGHT.format(bucket=bucket):  # it may be that of looking at a bucket only
+            raise InputError(f"{scheme}://{bucket}: {reason}") from error
         missing = False
     if missing:
-        raise InputError(f"{scheme}://{bucket}: {_REASONS['NO_SUCH_BUCKET'].format(bucket=bucket)}")
+        raise InputError(f"{scheme}://{bucket}: {NO_BUCKET.format(bucket=bucket)}")
     return system, root
 
 
-_NO_ANSWER = "NETWORK_CONNECTION"
+_GOOGLE_TRIES_FOR = 80  # seconds, where its library would for minutes; others wait _PAUSES
 _PAUSES = (1.0, 4.0, 15.0, 60.0)  # seconds, before a server that did not answer is asked again
-_REASONS = {  # in messages of the AWS library, which pyarrow passes on
-    "ACCESS_DENIED": "these credentials have no right to do so in bucket {bucket}; ask its owner, "
-    "or pass others by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
-    "NO_SUCH_BUCKET": "there is no bucket {bucket}; create it, or correct the address",
-    _NO_ANSWER: "the server does not answer; check the network and endpoint_override",
-}
-
-
-def _reason(error: OSError, bucket: str) -> str:
-    for word, reason in _REASONS.items():
-        if word in str(error):
-            return reason.format(bucket=bucket)
-    return str(error)

@@ -1,0 +1,33 @@
+"""What keeps us from object storage, from messages of the libraries of clouds."""
+
+NO_ANSWER = "NETWORK_CONNECTION"  # in a message of AWS: asking again may help
+NO_RIGHT = (
+    "these credentials have no right to do so in bucket {bucket}; ask its owner, or pass others "
+    "by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or GOOGLE_APPLICATION_CREDENTIALS"
+)
+NO_BUCKET = "there is no bucket {bucket}; create it, or correct the address"
+_UNREACHED = "the server does not answer; check the network and endpoint_override"
+_REASONS = {  # by words of the libraries of AWS, Google and Azure, whose messages pyarrow passes on
+    "ACCESS_DENIED": NO_RIGHT,
+    "NO_SUCH_BUCKET": NO_BUCKET,
+    NO_ANSWER: _UNREACHED,
+    "OAuth2 access token": "there are no credentials for bucket {bucket}; pass them by "
+    "GOOGLE_APPLICATION_CREDENTIALS, or read a public bucket as gs://anonymous@BUCKET",
+    "PERMISSION_DENIED": NO_RIGHT,
+    "UNAUTHENTICATED": NO_RIGHT,
+    "UNAVAILABLE": _UNREACHED,
+    "AuthorizationFailure": NO_RIGHT,
+    "AuthorizationPermissionMismatch": NO_RIGHT,
+    "NoAuthenticationInformation": NO_RIGHT,
+    "ContainerNotFound": NO_BUCKET,
+    "Could not connect to server": _UNREACHED,
+    "Could not resolve host": _UNREACHED,
+}
+
+
+def reason_of(error: OSError, bucket: str) -> str:
+    """A reason with its remedy, or what the library said."""
+    for word, reason in _REASONS.items():
+        if word in str(error):
+            return reason.format(bucket=bucket)
+    return str(error)
