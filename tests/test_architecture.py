@@ -27,6 +27,7 @@ STAGES = {
         "_plain",
         "_progress",
         "_repeats",
+        "_row_tables",
         "_signals_files",
         "_storage",
         "_temporary",

@@ -47,22 +47,6 @@ def one_blas_thread(function: AnyFunction) -> AnyFunction:
     return cast(AnyFunction, threadpool_limits.wrap(limits=1, user_api="blas")(function))
 
 
-class ThreadLock:
-    """A lock among the threads of one process: a copy in another process is free."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-
-    def __reduce__(self) -> tuple[type[ThreadLock], tuple[()]]:
-        return ThreadLock, ()
-
-
 def n_cores() -> int:
     """Cores this process may use: one in a Ray worker, whose neighbours have the others."""
     if _IN_WORKER.is_set():

@@ -82,3 +82,12 @@ class Watched(Protocol):
     def watched(self, advance: Advance) -> Engine:
         """The same engine, which calls advance for at most the examples of each block."""
         ...
+
+
+@runtime_checkable
+class Fillable(Protocol):
+    """An engine whose tables are filled in another way than by its work on a block."""
+
+    def filled(self, block: NormLog) -> Engine:
+        """The same engine, which takes along the tables that the examples of a block need."""
+        ...

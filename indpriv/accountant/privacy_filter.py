@@ -248,6 +248,10 @@ class _FilteredWork:
         """See BlockWork."""
         return replace(self, steps=self.steps.watched(advance))
 
+    def filled(self, block: NormLog) -> _FilteredWork:
+        """See BlockWork."""
+        return replace(self, steps=self.steps.filled(block))
+
     def block(self, block: NormLog) -> Epsilons:
         """Bounds by the steps, by the cap, and by what each unit spent.
 

@@ -16,10 +16,12 @@ import pytest
 import indpriv.accountant.blocks
 from every_account import ACCOUNTS, QUICK
 from indpriv import NormLog, account
+from indpriv._row_tables import RowTables
 from indpriv.accountant.block_accounts import account as block_account
 from indpriv.accountant.blocks import RayPool, in_blocks, n_cores, versions
 from indpriv.accountant.method import Method
 from indpriv.accountant.per_example import account_parts, table_for
+from indpriv.accountant.pld.loss_sum import _of_bytes
 from indpriv.accountant.rdp_orders import RdpAccountant
 from indpriv.errors import EvidenceError, InputError
 from synthetic import small_run, write_run
@@ -27,10 +29,14 @@ from synthetic import small_run, write_run
 DELTA = 1e-6
 
 
-def read_only(value):
-    """A copy by pickle whose arrays lie in memory that cannot be written, as in Ray's object store."""
+def read_only(value, between=lambda: None):
+    """A copy by pickle whose arrays lie in memory that cannot be written, as in Ray's object store.
+
+    between: called before the copy is made.
+    """
     buffers = []
     content = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    between()
     return pickle.loads(content, buffers=[bytes(buffer.raw()) for buffer in buffers])
 
 
@@ -132,6 +138,36 @@ def test_tables_go_to_workers_already_filled(monkeypatch):
     before = sum(made[: made.index(None)])
     after = sum(new for new in made[made.index(None) :] if new is not None)
     assert before > after > 0
+
+
+@pytest.mark.parametrize("options", [{}, {"rounding": 0}], ids=["laws", "nodes"])
+def test_tables_of_laws_go_to_workers_already_filled(monkeypatch, options):
+    log, method = log_of(30, **options), Method(delta=DELTA, accountant="pld")
+    made, plain = [], RowTables.rows
+
+    def rows(self, key, needed, make):
+        def counted(missing):
+            made.append(len(missing))
+            return make(missing)
+
+        return plain(self, key, needed, counted)
+
+    class OtherProcess(PicklingPool):
+        def in_order(self, work, tasks):
+            work = read_only(work, between=_of_bytes.cache_clear)
+            made.clear()
+            return (work(*task) for task in tasks)
+
+    monkeypatch.setattr(RowTables, "rows", rows)
+    found = {}
+    for one_in in (2, 1000):  # of the examples, that fill tables before
+        monkeypatch.setattr(block_account, "_ONE_IN", one_in)
+        _of_bytes.cache_clear()
+        table = table_for(log, method, workers=OtherProcess())
+        found[one_in] = sum(made), table.epsilon, table.epsilon_lower
+    assert 0 < found[2][0] < 0.8 * found[1000][0]
+    assert np.array_equal(found[2][1], found[1000][1])
+    assert np.array_equal(found[2][2], found[1000][2])
 
 
 def test_a_ray_worker_uses_one_core(monkeypatch):

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indpriv._arrays import Ids, IntArray
-from indpriv._progress import Advance, Progress, advancing, unheard
+from indpriv._progress import Advance, Progress, advancing
 from indpriv.accountant.blocks import Range, Workers, in_blocks
 from indpriv.accountant.engine import Epsilons, joined
 from indpriv.accountant.prepared import owners_of
@@ -24,7 +24,7 @@ from indpriv.accountant.units import Units
 from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.norm_log.norm_log import NormLog
 
-_FIRST, _ONE_IN = 8192, 100  # tables for a pool are filled by 8192 units, or by 1 % if fewer
+_FIRST, _ONE_IN = 8192, 50  # tables for a pool are filled by 8192 units, or by 2 % if fewer
 
 
 class Sized(Protocol):
@@ -47,6 +47,10 @@ class BlockWork(Protocol[Found]):
 
     def watched(self, advance: Advance) -> BlockWork[Found]:
         """The same, which may call advance for at most the units of each block meanwhile."""
+        ...
+
+    def filled(self, block: NormLog) -> BlockWork[Found]:
+        """The same, with the tables that a block needs, which go along where it is sent."""
         ...
 
 
@@ -108,8 +112,8 @@ class BlockAccount(Generic[Found]):
             workers=workers,
         )
         if not (workers is None or isinstance(workers, int)):  # progress is not heard from there
-            self._fill_tables(start, len(self) if stop is None else stop)
-            for found in in_range(self.work.block):
+            filled = self._filled_work(start, len(self) if stop is None else stop)
+            for found in in_range(filled.block):
                 report(len(found))
                 yield found
             return
@@ -127,13 +131,13 @@ class BlockAccount(Generic[Found]):
 
         yield from in_range(work)
 
-    def _fill_tables(self, start: int, stop: int) -> None:
-        """Fill most tables by a few units, so that workers need not fill theirs one by one."""
+    def _filled_work(self, start: int, stop: int) -> BlockWork[Found]:
+        """The work, most tables filled by a few units, so that not each worker fills its own."""
         end = start + min(_FIRST, (stop - start) // _ONE_IN)
-        slow = self.work.watched(unheard) is not self.work  # however few the units of a block are
-        if end > start and not slow:
-            rows = (start, end) if self.first_row is None else self.first_row[[start, end]].tolist()
-            self.work.block(self.log.part(*rows))
+        if end == start:
+            return self.work
+        rows = (start, end) if self.first_row is None else self.first_row[[start, end]].tolist()
+        return self.work.filled(self.log.part(*rows))
 
     def tables(
         self,

@@ -9,7 +9,7 @@ import numpy as np
 from indpriv._progress import Advance
 from indpriv.accountant.block_accounts.account import BlockAccount, tables_of_epsilons
 from indpriv.accountant.claims import claim_of
-from indpriv.accountant.engine import Engine, Epsilons, Watched
+from indpriv.accountant.engine import Engine, Epsilons, Fillable, Watched
 from indpriv.accountant.engines import ENGINES
 from indpriv.accountant.method import Method
 from indpriv.accountant.prepared import account_of, as_read, block_size, checked
@@ -36,6 +36,14 @@ class ExampleWork:
         if not isinstance(self.engine, Watched):
             return self
         return replace(self, engine=self.engine.watched(advance))
+
+    def filled(self, block: NormLog) -> ExampleWork:
+        """See BlockWork."""
+        block = as_read(block, self.preset)
+        if isinstance(self.engine, Fillable):
+            return replace(self, engine=self.engine.filled(block))
+        self.engine.block(block)
+        return self
 
     def block(self, block: NormLog) -> Epsilons:
         """Bounds of each example; one that is clipped in every step has the worst case, exactly."""

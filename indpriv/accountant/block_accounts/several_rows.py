@@ -18,6 +18,7 @@ from indpriv.accountant.block_accounts.account import (
 from indpriv.accountant.block_accounts.examples import ExampleWork, example_work
 from indpriv.accountant.claims import ESTIMATE, claim_of
 from indpriv.accountant.engine import Epsilons
+from indpriv.accountant.histogram.counts import Counts
 from indpriv.accountant.histogram.unit_cells import UnitCells
 from indpriv.accountant.method import Method
 from indpriv.accountant.pld.unit_losses import unit_steps
@@ -65,21 +66,26 @@ class UnitWork:
             return self
         return replace(self, examples=self.examples.watched(advance))
 
+    def filled(self, block: NormLog) -> UnitWork:
+        """See BlockWork."""
+        n_rows = _rows_of_units(block)
+        one, examples = n_rows == 1, self.examples
+        if examples is not None and one.any():
+            examples = examples.filled(_alone(block, n_rows))
+        if not one.all():
+            self.rdp.epsilons(self._counts(self._of_several_rows(block, n_rows)))
+        return replace(self, examples=examples)
+
     def block(self, block: NormLog) -> Epsilons:
         """Bounds of each unit; batch norms count for units of one row only."""
-        starts = first_rows(block)
-        n_rows = np.diff(np.append(starts, block.n_examples))
+        n_rows = _rows_of_units(block)
         worst = self.worst[np.searchsorted(self.n_rows, n_rows)]
         one = n_rows == 1
         parts = []
         if self.examples is not None and one.any():
-            alone = replace(block.take(starts[one]), unit_ids=None)
-            parts.append((one, self.examples.block(alone)))
+            parts.append((one, self.examples.block(_alone(block, n_rows))))
         if not one.all():
-            rows = replace(block, batch_norms=None)
-            if one.any():
-                rows = rows.take(np.flatnonzero(np.repeat(~one, n_rows)))
-            found = self._several(as_read(rows, self.method.preset))
+            found = self._several(self._of_several_rows(block, n_rows))
             # The divergence grows with every norm, so the worst case of as many rows is a bound.
             epsilon = np.minimum(found.epsilon, worst[~one])
             parts.append((~one, replace(found, epsilon=epsilon)))
@@ -87,17 +93,35 @@ class UnitWork:
         details = {"n_rows": n_rows, "unit_worst_case": worst, **found.details}
         return replace(found, details=details)
 
+    def _of_several_rows(self, block: NormLog, n_rows: IntArray) -> NormLog:
+        """The units of several rows, as they are counted."""
+        rows, one = replace(block, batch_norms=None), n_rows == 1
+        if one.any():
+            rows = rows.take(np.flatnonzero(np.repeat(~one, n_rows)))
+        return as_read(rows, self.method.preset)
+
+    def _counts(self, block: NormLog) -> Counts:
+        return self.cells.counts(block, first_rows(block))
+
     def _several(self, block: NormLog) -> Epsilons:
         """Bounds of units of several rows, before they are limited by their worst case."""
-        starts = first_rows(block)
-        found = rdp_bounds(self.rdp.epsilons(self.cells.counts(block, starts)))
+        found = rdp_bounds(self.rdp.epsilons(self._counts(block)))
         if self.method.accountant != "pld":
             return found
-        tight = tight_bounds(
-            unit_steps(self.cells.norms, block, starts), self.method, found.epsilon
-        )
+        steps = unit_steps(self.cells.norms, block, first_rows(block))
+        tight = tight_bounds(steps, self.method, found.epsilon)
         limit = {"true_positive_limit": found.details["true_positive_limit"]}
         return replace(tight, details={**tight.details, **limit})
+
+
+def _rows_of_units(block: NormLog) -> IntArray:
+    """(n_units,) number of rows of each unit of a block."""
+    return np.diff(np.append(first_rows(block), block.n_examples))
+
+
+def _alone(block: NormLog, n_rows: IntArray) -> NormLog:
+    """The units of one row, as examples."""
+    return replace(block.take(first_rows(block)[n_rows == 1]), unit_ids=None)
 
 
 def _interleaved(parts: Sequence[tuple[BoolArray, Epsilons]]) -> Epsilons:

@@ -70,6 +70,7 @@ def pld_epsilon(
     rdp_upper: FloatArray,
     tolerance: float = 0.0,
     lattice: Lattice | None = None,
+    grids: bool = True,
     advance: Advance = unheard,
 ) -> PldResult:
     """Bracket the (epsilon, delta) of every example of a block.
@@ -82,6 +83,7 @@ def pld_epsilon(
         tolerance: relative width of a bracket that is not narrowed further.
         lattice: that the mechanisms are nodes of, if steps are shared between them; shares need not
             be whole. Contours alone are tried.
+        grids: whether grids are tried where contours are not tight.
         advance: called with the number of examples that are done since the last call, not all.
 
     Returns:
@@ -116,7 +118,8 @@ def pld_epsilon(
     rest = np.flatnonzero(np.isinf(upper) & ~_is_noiseless(losses))
     if len(rest):
         first, place = _distinct(losses.rows(rest))
-        low, high = _composed_brackets(losses.rows(rest[first]), delta, tolerance, advance)
+        grids = grids and lattice is None
+        low, high = _composed_brackets(losses.rows(rest[first]), delta, tolerance, grids, advance)
         lower[rest], upper[rest] = low[place], high[place]
         bracket[rest] = CERTIFIED
     return _reported(lower, upper, bracket, np.asarray(rdp_upper, np.float64))
@@ -218,9 +221,9 @@ def _exact_brackets(losses: LossSum, delta: float) -> tuple[FloatArray, FloatArr
 
 
 def _composed_brackets(
-    losses: LossSum, delta: float, tolerance: float, advance: Advance
+    losses: LossSum, delta: float, tolerance: float, grids: bool, advance: Advance
 ) -> tuple[FloatArray, FloatArray]:
-    """Brackets of composed runs: contours for all, then grids where contours are not tight."""
+    """Brackets of composed runs: contours for all, then grids, if any, where they are not tight."""
 
     def half(more: float) -> None:
         advance(more / 2)
@@ -232,7 +235,7 @@ def _composed_brackets(
     upper = np.maximum(*(bracket.upper for bracket in found))
     tight = max(_TIGHT, tolerance)
     open_ = np.flatnonzero(upper - lower > tight * upper)
-    if len(open_) and losses.laws.cells is None:
+    if len(open_) and grids:
         contours = [bracket.select(open_) for bracket in found]
         lower[open_], upper[open_] = _with_grids(losses.select(open_), delta, contours, tight)
     return lower, upper

@@ -17,6 +17,7 @@ from indpriv.accountant.histogram.lattice import Lattice
 from indpriv.accountant.histogram.mechanisms import Participations
 from indpriv.accountant.pld.brackets import FALLBACK, pld_epsilon
 from indpriv.accountant.pld.chords import SharedDivergences
+from indpriv.accountant.pld.loss_sum import LossSum, SharedLaws
 from indpriv.accountant.rdp_engine import RdpEngine
 from indpriv.accountant.rdp_orders import RdpAccountant
 from indpriv.accountant.worst_case import worst_case_participations
@@ -64,6 +65,7 @@ class PldEngine:
         shared_rdp: upper bounds where steps are shared; None where they are not.
         worst_case: of the run.
         advance: called while a block takes long.
+        laws: of which tables are filled that go along where the engine is sent.
     """
 
     numerical_noise: ClassVar[str] = "1e-9"
@@ -75,6 +77,7 @@ class PldEngine:
     shared_rdp: RdpAccountant | None
     worst_case: Epsilons
     advance: Advance = unheard
+    laws: tuple[SharedLaws, ...] = ()
 
     @classmethod
     def prepare(cls, log: NormLog, method: Method) -> PldEngine:
@@ -101,6 +104,30 @@ class PldEngine:
     def watched(self, advance: Advance) -> PldEngine:
         """See Watched."""
         return replace(self, advance=advance)
+
+    def filled(self, block: NormLog) -> PldEngine:
+        """See Fillable: by contours, which alone have tables that all blocks share."""
+        if self.shared_rdp is None:
+            self.rdp.block(block)
+            lattice = None
+            both = {id(steps): steps for steps in self.whole.histograms}.values()
+            steps = [histogram.participations(block) for histogram in both]
+        else:
+            lattice = self.histogram.lattice
+            steps = [self.histogram.participations(block)]
+            self.shared_rdp.epsilons(DenseCounts(steps[0].counts))
+        unknown, laws = np.full(block.n_examples, np.inf), []
+        for each in steps:
+            pld_epsilon(
+                each,
+                delta=self.method.delta,
+                rdp_upper=unknown,
+                tolerance=self.method.tolerance,
+                lattice=lattice,
+                grids=False,
+            )
+            laws.append(LossSum.from_participations(each, lattice).laws)
+        return replace(self, laws=tuple(laws))
 
     def block(self, block: NormLog) -> Epsilons:
         """See Engine."""

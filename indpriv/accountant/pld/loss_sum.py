@@ -13,9 +13,8 @@ results do not depend on the order in which threads need them.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
@@ -24,28 +23,18 @@ from numpy.typing import NDArray
 from scipy.special import erf, ndtri
 
 from indpriv._arrays import FloatArray
-from indpriv.accountant.blocks import ThreadLock
+from indpriv._row_tables import Arrays, RowTables
 from indpriv.accountant.histogram.lattice import Lattice, spread_of
 from indpriv.accountant.histogram.mechanisms import Participations
 
-Arrays = tuple[NDArray[Any], ...]
 ComplexArray = NDArray[np.complex128]
 UNIT_ROUNDOFF = 2.0**-53
 Direction = Literal["remove", "add"]
 DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
 
-_MOST_BYTES = 1 << 29  # of the tables of a run; those used longest ago are made again if needed
 _MOST_RUNS = 4  # whose tables are kept: of one account, laws rounded up and down, and worst cases
 
-
-@dataclass
-class _Table:
-    """Rows that are made when they are first needed; arrays have shape (n_laws, ...)."""
-
-    made: NDArray[np.bool_]
-    arrays: Arrays = ()
-    lock: ThreadLock = field(default_factory=ThreadLock)
-    n_bytes: int = 0  # as counted among those of all tables
+Source = tuple[bytes, bytes, tuple[float, bool, bool] | None]  # what `_of_bytes` makes laws of
 
 
 class SharedLaws:
@@ -58,12 +47,20 @@ class SharedLaws:
     """
 
     def __init__(
-        self, shift: FloatArray, sample_rate: FloatArray, cells: Cells | None = None
+        self,
+        shift: FloatArray,
+        sample_rate: FloatArray,
+        cells: Cells | None = None,
+        source: Source | None = None,
     ) -> None:
+        """The laws; source: of those that all blocks share, which other processes share, too."""
         self.shift, self.sample_rate, self.cells = shift, sample_rate, cells
-        self._tables: OrderedDict[Hashable, _Table] = OrderedDict()
-        self._lock = ThreadLock()
-        self._n_bytes = 0
+        self._tables, self._source = RowTables(len(shift)), source
+
+    def __reduce__(self) -> tuple[Callable[..., SharedLaws], tuple[Any, ...]]:
+        if self._source is None:
+            return SharedLaws, (self.shift, self.sample_rate, self.cells)
+        return _received, (self._source, self._tables)
 
     def __len__(self) -> int:
         return len(self.shift)
@@ -71,41 +68,8 @@ class SharedLaws:
     def rows(
         self, key: Hashable, needed: NDArray[np.bool_], make: Callable[[NDArray[np.intp]], Arrays]
     ) -> Arrays:
-        """Tables of shape (n_laws, ...) of which the needed rows are filled in; others may be 0.
-
-        Args:
-            key: names the function and all that it depends on besides the law.
-            needed: (n_laws,) laws whose rows are read.
-            make: returns arrays (k, ...) for the laws at k positions.
-        """
-        with self._lock:
-            table = self._tables.setdefault(key, _Table(np.zeros(len(self), dtype=bool)))
-            self._tables.move_to_end(key)
-        with table.lock:
-            missing, new = np.flatnonzero(needed & ~table.made), not table.arrays
-            if len(missing) or new:
-                found = make(missing)
-                if new:
-                    shapes = [(len(self), *array.shape[1:]) for array in found]
-                    table.arrays = tuple(
-                        np.zeros(shape, array.dtype)
-                        for shape, array in zip(shapes, found, strict=True)
-                    )
-                for array, rows in zip(table.arrays, found, strict=True):
-                    array[missing] = rows
-                table.made[missing] = True
-        if new:
-            self._count(key, table)
-        return table.arrays
-
-    def _count(self, key: Hashable, table: _Table) -> None:
-        """Count the bytes of a new table, and forget the oldest ones where there are too many."""
-        with self._lock:
-            if self._tables.get(key) is table:
-                table.n_bytes = sum(array.nbytes for array in table.arrays)
-                self._n_bytes += table.n_bytes
-            while self._n_bytes > _MOST_BYTES and len(self._tables) > 1:
-                self._n_bytes -= self._tables.popitem(last=False)[1].n_bytes
+        """See RowTables, whose rows are laws; key: what a function depends on besides the law."""
+        return self._tables.rows(key, needed, make)
 
 
 def shared_laws(
@@ -117,16 +81,22 @@ def shared_laws(
     """
     shift, sample_rate = (np.ascontiguousarray(part, np.float64) for part in (shift, sample_rate))
     chords = lattice and (lattice.chord_norms, lattice.chord_rates, lattice.chord_shifts)
-    return _of_bytes(shift.tobytes(), sample_rate.tobytes(), chords)
+    return _of_bytes((shift.tobytes(), sample_rate.tobytes(), chords))
 
 
 @lru_cache(maxsize=_MOST_RUNS)
-def _of_bytes(
-    shift: bytes, sample_rate: bytes, chords: tuple[float, bool, bool] | None
-) -> SharedLaws:
+def _of_bytes(source: Source) -> SharedLaws:
+    shift, sample_rate, chords = source
     laws = StepLaws(np.frombuffer(shift), np.frombuffer(sample_rate))
     cells = Cells.of(laws, *chords) if chords is not None and len(laws) else None
-    return SharedLaws(laws.shift, laws.sample_rate, cells)
+    return SharedLaws(laws.shift, laws.sample_rate, cells, source)
+
+
+def _received(source: Source, tables: RowTables) -> SharedLaws:
+    """The laws of this process that are those of another one, with the tables filled there."""
+    laws = _of_bytes(source)
+    laws._tables.add(tables)
+    return laws
 
 
 @dataclass(frozen=True)

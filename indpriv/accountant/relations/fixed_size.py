@@ -112,6 +112,10 @@ class _SameForAll:
         """See BlockWork."""
         return self
 
+    def filled(self, block: NormLog) -> _SameForAll:
+        """See BlockWork."""
+        return self
+
     def block(self, block: NormLog) -> Epsilons:
         """See BlockWork."""
         n, one = block.n_examples, self.one

@@ -92,6 +92,10 @@ class _KnownWork:
         """See BlockWork."""
         return self
 
+    def filled(self, block: NormLog) -> _KnownWork:
+        """See BlockWork."""
+        return self
+
     def block(self, block: NormLog) -> _BlockShifts:
         """Sums over the steps that have batch norms."""
         starts = first_rows(block)

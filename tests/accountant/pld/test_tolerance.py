@@ -103,7 +103,7 @@ def test_rows_are_made_once_and_only_where_needed():
 
 
 def test_tables_used_longest_ago_are_made_again_where_memory_is_short(monkeypatch):
-    monkeypatch.setattr("indpriv.accountant.pld.loss_sum._MOST_BYTES", 100)
+    monkeypatch.setattr("indpriv._row_tables._MOST_BYTES", 100)
     laws, calls = SharedLaws(np.ones(4), np.full(4, 0.1)), []
 
     def make(missing):
