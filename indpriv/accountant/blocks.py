@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import platform
 import socket
@@ -13,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
 from importlib.metadata import version
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
@@ -20,7 +22,7 @@ from threadpoolctl import threadpool_limits
 
 from indpriv import _checks
 from indpriv._arrays import IntArray
-from indpriv._files import ROW_GROUP_SIZE
+from indpriv._files import ROW_GROUP_SIZE, sha256
 from indpriv.errors import InputError
 from indpriv.norm_log.norm_log import NormLog
 
@@ -33,6 +35,7 @@ _RETRIES = 100  # of a task whose worker dies
 _ANSWERS_WITHIN = 10.0  # seconds
 _IN_WORKER = threading.Event()  # set in a Ray worker
 _PACKAGES = ("indpriv", "numpy", "scipy", "pyarrow")  # that decide the bits of a result
+_CODE = ("*.py", *(f"{name}/**/*.py" for name in ("accountant", "epsilon_table", "norm_log")))
 
 Range = tuple[int, int]  # positions of the first example, and after the last
 Result = TypeVar("Result")
@@ -330,4 +333,17 @@ def _unpickled(shared: Any) -> Callable[..., Any]:
 @lru_cache
 def versions() -> dict[str, str]:
     """Versions of all that decides the bits of a result."""
-    return {"Python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
+    packages = {name: version(name) for name in _PACKAGES}
+    code = code_hash(Path(_checks.__file__).parent)
+    return {"Python": platform.python_version(), **packages, "indpriv's code": code}
+
+
+def code_hash(package: Path) -> str:
+    """Hash of the sources in indpriv's folder that decide the bits of a result.
+
+    The code of a checkout changes while its version stays.
+    """
+    found = hashlib.sha256()
+    for path in sorted({path for pattern in _CODE for path in package.glob(pattern)}):
+        found.update(f"{path.relative_to(package).as_posix()}\0{sha256(path)}\0".encode())
+    return found.hexdigest()[:16]

@@ -1,9 +1,11 @@
 """Audits that are stopped, or that meet in one directory: nothing is computed twice, nothing is mixed."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -175,6 +177,35 @@ def test_a_stopped_audit_goes_on_or_begins_anew(artifacts, tmp_path, computed):
     assert sorted(computed) == list(range(240))
     found = read_parquet(output / "epsilon.parquet")["epsilon"]
     assert np.array_equal(found, account(artifacts[0], delta=1e-6).epsilon)
+
+
+@quick
+@pytest.mark.usefixtures("parts_of_50")
+def test_parts_by_other_code_of_the_same_version_are_not_kept(
+    artifacts, tmp_path, computed, monkeypatch
+):
+    run, output = write_run(tmp_path / "run", *artifacts), tmp_path / "audit"
+    package = tmp_path / "indpriv"
+    shutil.copytree(Path(blocks.__file__).parents[1], package)
+    assert blocks.code_hash(package) == blocks.versions()["indpriv's code"]
+    (package / "report" / "pdf.py").write_text("")  # decides no epsilon
+    assert blocks.code_hash(package) == blocks.versions()["indpriv's code"]
+
+    def stop(stage, done, total):
+        if stage == "analysing":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        audit(run, output, delta=DELTA, progress=stop)
+    computed.clear()
+    changed = package / "accountant" / "histogram" / "levels.py"
+    changed.write_text("another way")
+    monkeypatch.setattr(blocks._checks, "__file__", str(package / "_checks.py"))
+    blocks.versions.cache_clear()
+    with pytest.warns(PrivacyWarning, match="5 parts of another account, which was stopped"):
+        audit(run, output, delta=DELTA)
+    blocks.versions.cache_clear()
+    assert sorted(computed) == list(range(240))
 
 
 @quick
