@@ -30,12 +30,12 @@ def read_journal(run_dir: Path) -> tuple[list[dict[str, Any]], bool]:
     Raises:
         EvidenceError: no journal, or a whole line that is broken, changed or out of order.
     """
-    entries, _, torn = _read(run_dir)
-    return entries, torn
+    entries, _, content = _read(run_dir)
+    return entries, not content.endswith(b"\n") and bool(content)
 
 
-def _read(run_dir: Path) -> tuple[list[dict[str, Any]], str, bool]:
-    """Entries, the hash that the next line continues, and whether a torn last line was dropped."""
+def _read(run_dir: Path) -> tuple[list[dict[str, Any]], str, bytes]:
+    """Entries, the hash that the next line continues, and the file's content."""
     path = run_dir / NAME
     try:
         content = path.read_bytes()
@@ -43,7 +43,7 @@ def _read(run_dir: Path) -> tuple[list[dict[str, Any]], str, bool]:
         raise EvidenceError(
             f"{run_dir} holds no {NAME}; pass the run directory of a Recorder, e.g. runs/adult"
         ) from error
-    *lines, rest = content.split(b"\n")
+    *lines, _ = content.split(b"\n")  # the last one is torn, or empty
     entries: list[dict[str, Any]] = []
     chain = _START
     for number, line in enumerate(lines, 1):
@@ -61,7 +61,7 @@ def _read(run_dir: Path) -> tuple[list[dict[str, Any]], str, bool]:
                 "continue the chain; restore the file from a copy"
             )
         entries.append(entry)
-    return entries, chain, bool(rest)
+    return entries, chain, content
 
 
 class _OnDisk:
@@ -95,10 +95,10 @@ class _OnDisk:
 
 
 class _InStorage:
-    """Puts all lines again with each, since objects cannot grow; so none is ever torn."""
+    """Puts the whole journal for each line, since objects cannot grow; no line is ever torn."""
 
     def __init__(self, path: Path, whole: bytes) -> None:
-        """Begin; whole: the lines that are there."""
+        """Begin; whole: the journal so far."""
         self._path, self._lines = path, bytearray(whole)
 
     def append(self, line: bytes, wait: bool) -> None:
@@ -109,11 +109,11 @@ class _InStorage:
                 self._path.write_bytes(bytes(self._lines))
 
     def close(self) -> None:
-        """Nothing: a line that was not waited for is void without the one after it."""
+        """Nothing: a line that waits for the next one counts only with it."""
 
 
 class JournalWriter:
-    """The one writer of a journal. It holds a lock; when `append` returns, the line is kept.
+    """The one writer of a journal. It holds a lock; a line that `append` waited for is kept.
 
     Attributes:
         entries: what the journal held when it was opened.
@@ -130,9 +130,8 @@ class JournalWriter:
         entries: list[dict[str, Any]] = []
         self._chain, whole = _START, b""
         if path.is_file():
-            entries, self._chain, _ = _read(self._run_dir)
-            content = path.read_bytes()  # a torn line was never acknowledged
-            whole = content[: content.rfind(b"\n") + 1]
+            entries, self._chain, content = _read(self._run_dir)
+            whole = content[: content.rfind(b"\n") + 1]  # a torn line was never acknowledged
         self._next = len(entries)
         self._file = (_InStorage if is_remote(path) else _OnDisk)(path, whole)
         return entries
@@ -154,9 +153,13 @@ class JournalWriter:
         body = {"seq": self._next, "kind": kind, **values}
         chain = _link(self._chain, body)
         if wait:
-            self._lock.check()
+            self.check()
         self._file.append(f"{_to_line({**body, 'chain': chain})}\n".encode(), wait)
         self._chain, self._next = chain, self._next + 1
+
+    def check(self) -> None:
+        """Raise InputError if another process has taken the journal, see `OneWriter.check`."""
+        self._lock.check()
 
     def close(self) -> None:
         """Release the lock."""

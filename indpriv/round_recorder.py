@@ -37,7 +37,7 @@ from indpriv.norm_log.writer import LogHeader, NormLogWriter, fingerprint
 class RoundRecorder:
     """Records the rounds of one federated run. Use it as a context manager.
 
-    When `round` returns, the round is on disk and survives a crash. Call it before the new model
+    When `round` returns, the round is written and survives a crash. Call it before the new model
     leaves the server: a model that others saw without its round in the log is in no account.
 
     Args:
@@ -54,11 +54,11 @@ class RoundRecorder:
         clipping: "flat", or "per_layer": norms are then of what clipping leaves.
         seeded: sampling or noise use a known seed: the run gives no privacy, and is labelled so.
         resume_at: continue the log in run_dir after this number of rounds; later ones become void.
-        bucket_is_private: that only those who may see norms can read the bucket of run_dir.
+        bucket_is_private: say that only those who may see norms can read the bucket of run_dir.
         run_info: what else to keep in run.json, e.g. {"delta": 1e-5}.
 
     Raises:
-        InputError: ids that are empty or repeated, an unknown word, or a run directory in use.
+        InputError: empty or repeated ids, an unknown word, a run directory in use, or a bucket.
         EvidenceError: on resuming, the log is of other clients or settings.
 
     >>> import tempfile
@@ -126,7 +126,7 @@ class RoundRecorder:
         sample_rate: float | None = None,
         number: int | None = None,
     ) -> None:
-        """Append one round, and wait until it is on disk.
+        """Append one round, and wait until it is written.
 
         Args:
             participants: (m,) ids of the clients whose updates are in the sum, each once.
@@ -142,7 +142,7 @@ class RoundRecorder:
         Raises:
             InputError: unknown or repeated participants, norms that are NaN or negative or do not
                 fit them, a round that is not the next one, a setting out of range or not a number,
-                or a closed recorder. Nothing is written.
+                or a closed recorder: nothing is written. Or a bucket that cannot be written.
         """
         self.steps(
             [participants],

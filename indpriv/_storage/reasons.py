@@ -1,6 +1,13 @@
 """What keeps us from object storage, from messages of the libraries of clouds."""
 
-NO_ANSWER = "NETWORK_CONNECTION"  # in a message of AWS: asking again may help
+ASK_AGAIN = (  # in messages of the library of AWS, where asking again may help
+    "NETWORK_CONNECTION",
+    "SLOW_DOWN",
+    "SERVICE_UNAVAILABLE",
+    "INTERNAL_FAILURE",
+    "REQUEST_TIMEOUT",
+    "THROTTLING",
+)
 NO_RIGHT = (
     "these credentials have no right to do so in bucket {bucket}; ask its owner, or pass others "
     "by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or GOOGLE_APPLICATION_CREDENTIALS"
@@ -10,7 +17,8 @@ _UNREACHED = "the server does not answer; check the network and endpoint_overrid
 _REASONS = {  # by words of the libraries of AWS, Google and Azure, whose messages pyarrow passes on
     "ACCESS_DENIED": NO_RIGHT,
     "NO_SUCH_BUCKET": NO_BUCKET,
-    NO_ANSWER: _UNREACHED,
+    "NETWORK_CONNECTION": _UNREACHED,
+    "ExpiredToken": "the credentials have expired; renew them",
     "OAuth2 access token": "there are no credentials for bucket {bucket}; pass them by "
     "GOOGLE_APPLICATION_CREDENTIALS, or read a public bucket as gs://anonymous@BUCKET",
     "PERMISSION_DENIED": NO_RIGHT,

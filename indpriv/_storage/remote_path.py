@@ -11,7 +11,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qs, quote, unquote, urlsplit
 from urllib.request import url2pathname
 
-from indpriv._storage.reasons import NO_ANSWER, NO_BUCKET, NO_RIGHT, reason_of
+from indpriv._storage.reasons import ASK_AGAIN, NO_BUCKET, NO_RIGHT, reason_of
 from indpriv.errors import InputError
 
 _SECRETS = {"sig", "client_secret"}  # what pyarrow takes in an address of Azure
@@ -117,7 +118,12 @@ class RemotePath(_Base):
                 file.write(content)
                 file.close()
 
-            self._asked("write", put)
+            def uninterrupted() -> None:
+                # A stream that is dropped puts what it has. Ctrl-C reaches the main thread only.
+                with ThreadPoolExecutor(1) as one:
+                    one.submit(put).result()
+
+            self._asked("write", uninterrupted)
 
         def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
             """Nothing: a bucket has objects only."""
@@ -128,7 +134,7 @@ class RemotePath(_Base):
         def unlink(self, missing_ok: bool = False) -> None:
             system, key = self._where()
             try:
-                self._asked("write", lambda: system.delete_file(key))
+                self._asked("write", lambda: system.delete_file(key), pauses=())
             except FileNotFoundError:
                 if not missing_ok:
                     raise
@@ -171,20 +177,24 @@ class RemotePath(_Base):
         key = self._where()[1]
         return (self / info.path.removeprefix(f"{key}/") for info in self._listed(True))
 
-    def _asked(self, what: str, call: Callable[[], Any]) -> Any:
+    def _asked(
+        self, what: str, call: Callable[[], Any], pauses: Sequence[float] | None = None
+    ) -> Any:
         """What a call of the server returns; it is repeated while the server does not answer.
+
+        pauses: in seconds, before it is repeated; default _PAUSES.
 
         Raises:
             StorageError: what keeps us from an object.
             FileNotFoundError: it does not exist.
         """
-        for pause in (*_PAUSES, None):
+        for pause in (*(_PAUSES if pauses is None else pauses), None):
             try:
                 return call()
             except FileNotFoundError:
                 raise
             except OSError as error:
-                if pause is None or NO_ANSWER not in str(error):
+                if pause is None or not any(word in str(error) for word in ASK_AGAIN):
                     reason = reason_of(error, self.parts[3])
                     raise StorageError(f"{self}: cannot {what}: {reason}") from error
             time.sleep(pause)
@@ -199,9 +209,9 @@ def location_to_write(path: str | Path, bucket_is_private: bool) -> Path:
     found = location(path)
     if is_remote(found) and not bucket_is_private:
         raise InputError(
-            f"{found} lies in object storage: on a disk, indpriv makes files that their owner can "
-            "read only; who can read a bucket is set there. Make sure that nobody else can, and "
-            "pass bucket_is_private=True (--bucket-is-private)"
+            f"{found} lies in object storage. On a disk, indpriv writes files that only their "
+            "owner can read; who can read a bucket, its settings decide. Make sure that nobody "
+            "else can, and pass bucket_is_private=True (--bucket-is-private)"
         )
     return found
 

@@ -292,7 +292,7 @@ def _checked_folders(
     """The folder to audit and the one to write, or InputError."""
     path = _recorded(path, settings) if spec is None else _checkpoints(path, spec, show_examples)
     output_dir = path / "audit" if output_dir is None else location(output_dir)
-    check_folder("--output-dir", output_dir)
+    check_folder("--output-dir", output_dir, or_address=True)
     return path, output_dir
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from indpriv._storage import is_remote, location
+from indpriv._storage import is_remote, location, location_on_disk
 from indpriv.errors import InputError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ BucketIsPrivate = Annotated[
     bool,
     typer.Option(
         "--bucket-is-private",
-        help="Write to an address such as s3://bucket/adult, whose readers are set there.",
+        help="Only those who may see norms can read the bucket that is written to.",
     ),
 ]
 
@@ -78,10 +78,14 @@ def print_json(content: object) -> None:
     typer.echo(json.dumps(content, indent=2, allow_nan=False))
 
 
-def check_folder(option: str, folder: Path) -> None:
-    """Raise InputError if a file stands where the folder or one of its parents is needed."""
-    if is_remote(location(folder)):
+def check_folder(option: str, folder: Path, *, or_address: bool = False) -> None:
+    """Raise InputError if a file stands where the folder or one of its parents is needed.
+
+    or_address: it may lie in object storage.
+    """
+    if or_address and is_remote(location(folder)):
         return
+    location_on_disk(folder, f"{option} names what is")
     existing = next((part for part in (folder, *folder.parents) if part.exists()), None)
     if existing is not None and not existing.is_dir():
         raise InputError(

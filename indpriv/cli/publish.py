@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from indpriv.cli.options import AuditDir, Json, print_json, progress_bar
+from indpriv.cli.options import AuditDir, Json, check_folder, print_json, progress_bar
 from indpriv.errors import InputError
 
 Epsilon = Annotated[
@@ -180,6 +180,7 @@ def create_statement(
 
     if (example is not None) + (unit is not None) + every_owner != 1:
         raise InputError("pass one of --example ID, --unit ID and --all")
+    check_folder("--output-dir", output_dir or audit_dir)
     chosen = owners(audit_dir, example=example, unit=unit)
     with progress_bar() as progress:
         paths = write_statements(audit_dir, chosen, output_dir, progress)

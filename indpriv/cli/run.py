@@ -143,7 +143,7 @@ def _train(
     if baseline:
         config = replace(config, training=replace(config.training, non_private_baseline=True))
     run_dir = location(run_dir or Path("runs") / config.name)
-    check_folder("--run-dir", run_dir)
+    check_folder("--run-dir", run_dir, or_address=True)
     check_device(device)
     train_on: Callable[..., TrainedRun]
     if config.federated is not None:

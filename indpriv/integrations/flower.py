@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from indpriv import _checks
 from indpriv._arrays import FloatArray
-from indpriv._storage import location
+from indpriv._storage import location_to_write
 from indpriv.errors import InputError
 from indpriv.round_recorder import RoundRecorder
 
@@ -33,6 +33,7 @@ def recorded(
     client_of: Callable[[Any], Any] | None = None,
     seeded: bool = False,
     resume_at: int | None = None,
+    bucket_is_private: bool = False,
     run_info: Mapping[str, Any] | None = None,
 ) -> Any:
     """A strategy that does what the given one does, and records each round before it is published.
@@ -50,6 +51,7 @@ def recorded(
         client_of: the client of a reply, one of client_ids, where it is not the node.
         seeded: Python's or numpy's random numbers have a known seed: the run gives no privacy.
         resume_at: as for `RoundRecorder`.
+        bucket_is_private: as for `RoundRecorder`.
         run_info: what else to keep in run.json, e.g. {"delta": 1e-5}.
 
     Returns:
@@ -64,8 +66,14 @@ def recorded(
     if client_of is not None and client_ids is None:
         raise InputError("client_of without client_ids: name all clients that may take part")
     about = {"participation": "known", **(run_info or {})}
-    options = {"seeded": seeded, "resume_at": resume_at, "run_info": about}
-    return _strategy(strategy, _Rounds(strategy, location(run_dir), client_ids, client_of, options))
+    run_dir = location_to_write(run_dir, bucket_is_private)
+    options = {
+        "seeded": seeded,
+        "resume_at": resume_at,
+        "bucket_is_private": bucket_is_private,
+        "run_info": about,
+    }
+    return _strategy(strategy, _Rounds(strategy, run_dir, client_ids, client_of, options))
 
 
 def _strategy(strategy: Any, rounds: _Rounds) -> Any:

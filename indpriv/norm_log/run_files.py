@@ -50,7 +50,7 @@ def unused_records(there: Iterable[str], lines: Iterable[Line]) -> list[str]:
     """Those of the files in RECORDS that a crash left: no line of the journal counts on them.
 
     A line comes after its files, and the files that a line "divided" replaces are removed after it,
-    so that a crash between leaves them. What a line names that a later one declared void is kept.
+    so that a crash in between leaves them. Files of lines that were declared void later are kept.
     """
     named: dict[str, str] = {}  # file -> the kind of line that names it
     for line in lines:

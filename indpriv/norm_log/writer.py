@@ -11,8 +11,7 @@ A record exists if and only if its journal line does. Lines, in order of a run:
         `examples` examples in each of parts, when the log of many examples is closed
     filter    examples that the privacy filter left out, if any: first step, count, file, bytes,
         hash
-    steps     realised settings of consecutive steps, and the counts of the session so far
-    ("evidence")
+    steps     realised settings of consecutive steps, and counts of the session ("evidence")
     truncate  training was resumed from a checkpoint at this step: what was logged beyond it is void
     close     the run ended as intended
 """
@@ -48,20 +47,16 @@ def fingerprint(values: NDArray[np.generic]) -> str:
     """Hash of an array's values, in order, and of its dtype."""
     if values.dtype.kind in "OUT":
         content = "\0".join(map(str, values.tolist())).encode()
-        return hashlib.sha256(f"{values.dtype.kind}{values.shape}".encode() + content).hexdigest()
-    return fingerprint_of_parts([values], values.dtype.kind, values.shape)
+    else:
+        content = np.ascontiguousarray(values).tobytes()
+    return fingerprint_of_parts(values.dtype.kind, values.shape, [content])
 
 
-def fingerprint_of_parts(
-    parts: Iterable[NDArray[np.generic]], kind: str, shape: tuple[int, ...]
-) -> str:
-    """`fingerprint` of an array of numbers whose parts come one after the other.
-
-    kind, shape: of the whole array.
-    """
+def fingerprint_of_parts(kind: str, shape: tuple[int, ...], parts: Iterable[bytes]) -> str:
+    """`fingerprint` of an array of this kind and shape whose bytes come in parts."""
     found = hashlib.sha256(f"{kind}{shape}".encode())
     for part in parts:
-        found.update(np.ascontiguousarray(part).tobytes())
+        found.update(part)
     return found.hexdigest()
 
 
@@ -92,11 +87,7 @@ class LogHeader:
 
 
 class NormLogWriter:
-    """Appends to a log. What has been appended survives a crash at any later moment.
-
-    Attributes:
-        run_dir: the run directory.
-    """
+    """Appends to the log in `run_dir`. What it appended survives a crash at any later moment."""
 
     def __init__(
         self,
@@ -280,6 +271,10 @@ class NormLogWriter:
         """Append the line that says that the run ended as intended, with the last counts."""
         self._journal.append("close", evidence=counts.to_json())
 
+    def check(self) -> None:
+        """Raise InputError if another process has taken the directory (object storage)."""
+        self._journal.check()
+
     def close(self) -> None:
         """Release the directory."""
         self._journal.close()
@@ -288,6 +283,7 @@ class NormLogWriter:
         return norms if self._levels is None else self._levels.encode(norms, max_grad_norm)
 
     def _write(self, name: str, content: bytes) -> dict[str, Any]:
+        self.check()  # so that no file of another process is replaced
         _files.write_atomically(self._folder / name, content)
         return {"file": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 

@@ -100,7 +100,7 @@ class Recorder:
             says that it was not closed.
         attack: attacks the run while it trains and writes its scores to the run directory:
             `GradientCanaries`, `MislabelledCanaries` or `WhiteBox`.
-        bucket_is_private: that only those who may see norms can read the bucket of run_dir.
+        bucket_is_private: say that only those who may see norms can read the bucket of run_dir.
         run_info: what else to keep in run.json, e.g. the training configuration. The processor,
             the number of threads and the git commit of the working folder (`code_commit`, unless
             you pass your own) are always kept.

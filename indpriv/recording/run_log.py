@@ -85,6 +85,7 @@ class RunLog:
         self._plan = plan
         self._writers = list(writers)
         self._first = plan.resume_at or 0  # the first step that is not logged yet
+        self._logged = [self._first] * len(self._writers)  # the same of each writer
         self._settings: list[StepSetting] = []  # of the steps that are not logged yet
         self._batches: list[Batch | None] = []  # of the same steps, if batch norms are kept
         self._reference_rows: list[FloatArray] = []
@@ -176,11 +177,18 @@ class RunLog:
     def _write_steps(self, counts: SessionCounts) -> None:
         """One line for each run of equal settings."""
         for setting, equal in [(one, list(same)) for one, same in groupby(self._settings)]:
-            for writer in self._writers:
-                writer.steps(self._first, len(equal), **vars(setting), counts=counts)
-            # Now, since a later line may fail, and this one must not be logged twice.
+            # Counted now, since a later line may fail, and none must be logged twice.
+            for number, writer in enumerate(self._writers):
+                if self._logged[number] == self._first:
+                    writer.steps(self._first, len(equal), **vars(setting), counts=counts)
+                    self._logged[number] += len(equal)
             self._first += len(equal)
             del self._settings[: len(equal)]
+
+    def check(self) -> None:
+        """Raise InputError if another process has taken the run directory (object storage)."""
+        for writer in self._writers:
+            writer.check()
 
     def finish(self, counts: SessionCounts) -> None:
         """Say that the run ended as its loop meant it to."""

@@ -109,8 +109,8 @@ def train(
             noise_multiplier (the median) and sample_rate; an audit with filter_epsilon needs it.
         n_planned: number of examples behind sampling rate and noise; default those in the data.
         resume: go on after the last checkpoint: a seeded run to the end that it would have reached
-            (on a CPU to the bit), another with new random numbers. Steps after it become void.
-        bucket_is_private: that only those who may see norms can read the bucket of run_dir.
+            (on a CPU to the bit), another with new random numbers. Steps beyond it become void.
+        bucket_is_private: say that only those who may see norms can read the bucket of run_dir.
 
     Raises:
         InputError: a configuration, data set, directory or run that cannot be used.

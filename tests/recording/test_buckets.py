@@ -1,11 +1,14 @@
 """Runs that are recorded straight into object storage: in memory, and on an S3 server."""
 
+import gc
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -21,6 +24,7 @@ from indpriv.norm_log import writer
 from indpriv.norm_log.journal_state import read_state
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
+from indpriv.norm_log.writer import NormLogWriter
 from indpriv.recording import Recorder
 from indpriv.training.checkpoints import list_checkpoints, load_checkpoint
 from indpriv.training.dp_sgd import train
@@ -215,20 +219,122 @@ def test_a_line_that_was_not_put_is_not_in_the_journal(bucket, monkeypatch):
     assert not torn
 
 
-def test_a_writer_that_was_forgotten_writes_no_more(bucket, monkeypatch):
+@contextmanager
+def everything_is_old():
+    """Whoever begins now forgets all other claims."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(remote_lock, "_FORGOTTEN_AFTER", -1.0)
+        yield
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+def test_a_writer_that_was_forgotten_writes_no_more(renewed, bucket):
+    """renewed: its claim is put again after it was removed, as by a thread that was asleep."""
     path = location(bucket("run"))
     with JournalWriter(path) as first:
         first.append("header")
         with pytest.raises(InputError, match=rf"is being written by process {os.getpid()} on"):
             JournalWriter(path)
-        monkeypatch.setattr(remote_lock, "_FORGOTTEN_AFTER", -1.0)
-        with JournalWriter(path) as second:
-            second.append("taken over")
-            with pytest.raises(InputError, match="was taken by another process"):
+        with everything_is_old():
+            second = JournalWriter(path)
+        second.append("taken over")
+        if renewed:
+            first._lock._lock._renew()
+        for _ in range(2):
+            with pytest.raises(InputError, match="may have been taken by another process"):
                 first.append("lost")
             second.append("goes on")
+        second.close()
     kinds = [entry["kind"] for entry in read_journal(path)[0]]
-    assert kinds == ["header", "taken over", "goes on"]
+    assert kinds == ["header", "taken over", "goes on", "goes on"]
+    assert [file.name for file in path.iterdir()] == ["journal.jsonl"]
+
+
+def test_a_forgotten_recorder_replaces_no_file(bucket):
+    """It fails with the record of its next step, and the run that went on keeps its own."""
+    run, path = make_run(), bucket("run")
+    recorder = Recorder(
+        path, dataset=run.dataset, loss_fn=PER_EXAMPLE, every=1, bucket_is_private=True
+    )
+    with (
+        pytest.raises(InputError, match="may have been taken by another process"),
+        recorder.attach(run.model, run.optimizer, run.loader),
+    ):
+        for number, batch in enumerate(run.loader):
+            if number == 3:
+                saved = recorder.state_dict()
+                with everything_is_old():
+                    resumed = {"resume_at": saved, "every": None, "bucket_is_private": True}
+                    record(make_run(), path, epochs=1, **resumed)
+            run.step(*batch)
+    log = NormLog.open(path)
+    assert log.total_steps == 13
+    assert log.read().shape == (13, 120)  # with all hashes as they were written
+
+
+def test_a_lock_that_nobody_holds_is_free(bucket):
+    """As of a recorder that a notebook has dropped."""
+    path = location(bucket("run"))
+    journal = JournalWriter(path)
+    journal.append("header")
+    del journal
+    gc.collect()
+    with JournalWriter(path) as second:
+        second.append("goes on")
+    assert len(read_journal(path)[0]) == 2
+
+
+def test_the_thread_that_renews_ends_before_the_claim(bucket, monkeypatch):
+    monkeypatch.setattr(remote_lock, "_RENEWED_EVERY", 0.001)
+    path = location(bucket("run"))
+    for _ in range(20):
+        with JournalWriter(path) as journal:
+            journal.append("line")
+            time.sleep(0.004)
+        assert [file.name for file in path.iterdir()] == ["journal.jsonl"]
+
+
+def test_an_error_at_the_beginning_leaves_no_claim(bucket, monkeypatch):
+    path = location(bucket("run"))
+    with monkeypatch.context() as patch:
+        patch.setattr(RemotePath, "times", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            JournalWriter(path)
+    JournalWriter(path).close()
+
+
+@pytest.mark.usefixtures("owner", "hears_ctrl_c")
+def test_ctrl_c_in_a_put_leaves_a_whole_journal(server):
+    path = location(server.address("runs/ctrl-c"))
+    with JournalWriter(path) as journal:
+        journal.append("header")
+        for seed in range(25):
+            delay = random.Random(seed).uniform(0.0, 0.02)
+            timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
+            with suppress(KeyboardInterrupt):
+                timer.start()
+                while True:
+                    journal.append("line", padding="x" * 1000)
+            timer.join()
+            entries, _ = read_journal(path)
+            assert len(entries) - len(journal) in (0, 1)  # 1: the line that was interrupted
+
+
+def test_lines_of_steps_are_written_once_where_the_log_of_the_test_set_fails(tmp_path, monkeypatch):
+    plain, failures = NormLogWriter.steps, [1]
+
+    def fails_once(self, first, *arguments, **options):
+        if self.run_dir.name == "holdout" and failures:
+            failures.pop()
+            raise OSError("no answer")
+        plain(self, first, *arguments, **options)
+
+    monkeypatch.setattr(NormLogWriter, "steps", fails_once)
+    with pytest.raises(OSError, match="no answer"):
+        record(make_run(), tmp_path / "run", test_set=blobs(40), record_holdout=True)
+    steps = {read_state(tmp_path / folder).total_steps for folder in ("run", "run/holdout")}
+    assert len(steps) == 1
+    assert steps != {0}
 
 
 @pytest.mark.usefixtures("owner")

@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from indpriv._arrays import IntArray
 from indpriv.norm_log.evidence import TOOK_PART, Check
 from indpriv.norm_log.journal_state import LogState
 from indpriv.norm_log.reader import Faults, batch_norms_of
@@ -38,13 +37,13 @@ def _of_session(state: LogState, faults: Faults, steps: range, counted: str, kin
         return TOOK_PART.not_checked("some steps have no batch norms")
     total = 0
 
-    def participations() -> Iterator[IntArray]:
+    def participations() -> Iterator[bytes]:
         nonlocal total
         for part in norms.participations(steps, n_examples):
             total += int(part.sum())
-            yield part
+            yield part.tobytes()
 
-    found = fingerprint_of_parts(participations(), "i", (n_examples,))
+    found = fingerprint_of_parts("i", (n_examples,), participations())
     detail = f"{total:,} participations in {len(steps):,} steps"
     if found == counted:
         return TOOK_PART.passed(f"{detail}, as counted at each step for each {kind}")

@@ -194,7 +194,9 @@ def _recording(
     """The recorder of the run; None, and run.json alone, if nobody is protected."""
     settings = config.federated
     if settings is None or settings.protect == "nobody":
-        run_dir.mkdir(parents=True, exist_ok=begun is not None, mode=0o700)
+        if begun is None and run_dir.exists():
+            raise InputError(f"{run_dir} exists; choose another directory, or remove it")
+        run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_json(run_dir / RUN_JSON, about)
         yield None
         return
