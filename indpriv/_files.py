@@ -138,7 +138,8 @@ def written_atomically(path: Path) -> Iterator[Any]:
         with room_for(f"{path} lies there until it is sent"), TemporaryFile() as file:
             yield file
             file.seek(0)
-            path.write_bytes(file.read())
+            content = file.read()
+        path.write_bytes(content)
         return
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with on_failure(lambda: temporary.unlink(missing_ok=True)):

@@ -311,10 +311,10 @@ def _check_answers(address: str) -> None:
 def _run(shared: list[Any], of_driver: dict[str, str], *task: Any) -> Any:
     """The result of one task; InputError if this worker has other versions than the driver."""
     for name, here in versions().items():
-        if here != of_driver[name]:
+        if here != of_driver.get(name):
             raise InputError(
-                f"a Ray worker has {name} {here}, and this process {of_driver[name]}: results "
-                "could depend on where they are computed; install the same versions on every node"
+                f"a Ray worker has {name} {here}, and this process {of_driver.get(name)}: results "
+                "could depend on where they are computed; install the same on every node"
             )
     if not _IN_WORKER.is_set():  # for good: the limit takes a while to set
         _IN_WORKER.set()
@@ -339,11 +339,11 @@ def versions() -> dict[str, str]:
 
 
 def code_hash(package: Path) -> str:
-    """Hash of the sources in indpriv's folder that decide the bits of a result.
-
-    The code of a checkout changes while its version stays.
-    """
+    """Hash of the sources that decide a result: in a checkout they change, the version does not."""
     found = hashlib.sha256()
     for path in sorted({path for pattern in _CODE for path in package.glob(pattern)}):
         found.update(f"{path.relative_to(package).as_posix()}\0{sha256(path)}\0".encode())
     return found.hexdigest()[:16]
+
+
+versions()  # now: the files of a checkout may be others than those that were imported later

@@ -29,11 +29,12 @@ class Exactness:
         pair_error: the same of the quartiles by loss, which are of wider bins.
         pearson_error, spearman_error: the most by which Pearson's r and Spearman's rank correlation
             of epsilon and loss can be off; None where they are not known.
-        attacked_members, attacked_nonmembers: number of random training and test examples that were
-            attacked; None if all.
-        attack_error: the most by which, in 95 of 100 such samples, a share of all members or
-            non-members above a threshold, or an AUC, differs from that of the sample; None if all
-            were attacked.
+        attacked_members: number of random training examples that were attacked; None if all.
+        attacked_nonmembers: number of random test examples that were attacked; None if all.
+        attack_error: the most by which, in 95 of 100 such samples, the share of all members or of
+            all non-members above one given threshold, or the AUC of one attack, differs from that
+            of the sample; None if all were attacked. Figures of groups and of bins of epsilon,
+            rates at a false-positive rate, and the advantage are less exact.
         compared: number of random examples that were accounted under other choices; None if all, or
             if no other choice was tried.
     """
@@ -57,7 +58,7 @@ def exactness_of(
     compared: int | None,
 ) -> Exactness | None:
     """How exact an audit of n examples is; None if every figure comes from each of them."""
-    if n <= histogram.MOST_EXACT:
+    if n <= histogram.MOST_EXACT and attacked_members is None and attacked_nonmembers is None:
         return None
     errors = (None, None) if loss is None else (loss.pearson_error, loss.spearman_error)
     return Exactness(

@@ -59,9 +59,12 @@ def _exactness(found: Exactness) -> str:
             for n, side in sides
         ]
         texts.append(
-            f"Attacks used {' and '.join(used)}. On all examples, their AUC and the shares that a "
-            f"threshold accuses would differ by at most {format_share_up(found.attack_error)} (95 "
-            "% confidence; intervals include this)."
+            f"Attacks used {' and '.join(used)}. On all examples, the AUC of an attack, and the "
+            "share of all members or of all test examples above a given threshold, would each "
+            f"differ by at most {format_share_up(found.attack_error)} (95 % confidence). Attacks "
+            "on groups and on bins of epsilon, rates at a false-positive rate, and the advantage "
+            "are less exact: see their intervals. Small groups have few examples in such a sample, "
+            "or none."
         )
     if found.compared is not None:
         texts.append(
