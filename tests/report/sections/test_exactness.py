@@ -17,7 +17,7 @@ def test_the_errors_are_told_and_rounded_up():
     assert "within 0.1 % of the exact ones" in page
     assert "at most 5e-05 off, the rank correlation at most 0.004." in page
     assert "Attacks used 1,000,000 random training examples and all test examples." in page
-    assert "would differ by at most 0.1 % (95 % confidence" in page
+    assert "would each differ by at most 0.1 % (95 % confidence)" in page
     found = replace(FOUND, attacked_nonmembers=2_000)
     page = " ".join(render_markdown(replace(summary, exactness=found)).split())
     assert "1,000,000 random training examples and 2,000 random test examples." in page
