@@ -45,8 +45,9 @@ class RemoteLock:
         stay.start()
 
     def _renew(self) -> None:
-        self._renewed = time.time()  # which goes on while the machine sleeps
+        began = time.time()  # which goes on while the machine sleeps
         self._claim.write_bytes(f"{os.getpid()} on {platform.node()}".encode())
+        self._renewed = began
 
     def _look_around(self) -> None:
         """Forget claims that are old; InputError if there is another one."""
