@@ -14,3 +14,7 @@ class EvidenceError(InputError):
 
 class PrivacyWarning(UserWarning):
     """A request that gives less privacy than it seems to, e.g. because delta is large."""
+
+
+class EvidenceWarning(UserWarning):
+    """Something seen while training that costs the run its guarantee, with what to do."""

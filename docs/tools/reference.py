@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -163,7 +164,7 @@ def checks() -> str:
     """Every check: what it states, what a failure costs and means, and what to do."""
     return "\n".join(
         f"## {area}\n\n" + "\n".join(map(_check, found))
-        for area, found in evidence.ASSUMPTIONS.items()
+        for area, found in itertools.groupby(evidence.ASSUMPTIONS.values(), lambda a: a.group)
     )
 
 

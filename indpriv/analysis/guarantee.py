@@ -29,6 +29,7 @@ from indpriv.norm_log.evidence import (
     WORST_CASE,
     Check,
 )
+from indpriv.norm_log.lines import lines_of, unverified
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.validation import is_covered
 
@@ -73,9 +74,10 @@ class Guarantee:
             participation of the most exposed one in the steps that it took part in.
         delta: of the guarantee.
         delta_times_n: expected number of people whom a delta failure could expose.
-        status: "supported" (every check of its assumptions passed), "declared" (assumptions were
-            not checked), "unproven" (a check of an assumption failed) or "void" (no privacy at
-            all).
+        status: "supported" (batch, contribution, noise, update and settings are verified: training
+            was compared with its own recomputation), "declared" (nothing is refuted, but one of
+            these is not verified), "unproven" (a check of an assumption failed) or "void" (no
+            privacy at all).
         statement: one sentence with the unit, the neighbouring relation, the sampler and what is
             covered.
         reasons: why it is not "supported".
@@ -164,7 +166,8 @@ def _status(
     account = table.account
     known = account.participation == "known"
     covered = is_covered(account.sampler, account.neighbouring)
-    left_out = OF_SECRECY if known or (covered and account.sampler == "fixed_size") else frozenset()
+    by_size = covered and account.sampler == "fixed_size"
+    left_out = OF_SECRECY if known or by_size else frozenset()
     reasons = [
         check.detail
         for check in checks
@@ -190,7 +193,11 @@ def _status(
         return DECLARED, [
             "nothing shows that whatever chose the examples of a batch looks at no data"
         ]
-    return SUPPORTED, []
+    open_lines = unverified(lines_of(checks, recorder, left_out=left_out))
+    return (DECLARED if open_lines else SUPPORTED), [
+        f"{line.title.lower()}: not verified ({line.detail}); to verify it, {line.verify}"
+        for line in open_lines
+    ]
 
 
 def worst_case_membership(log: NormLog, delta: float) -> Membership | None:

@@ -16,7 +16,7 @@ from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.checks.clipping_norm import private_clipping_norm
 from indpriv.norm_log.checks.of_known import OF_FULL_RECORDS, OF_SECRECY
 from indpriv.norm_log.checks.sessions import session_checks
-from indpriv.norm_log.evidence import FAILED, SEEDED, Check
+from indpriv.norm_log.evidence import FAILED, LOSS, NOT_CHECKED, REPLAY, SEEDED, Check
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.run_files import Line, files_of, holds_log
 from indpriv.norm_log.session_counts import SessionCounts
@@ -103,9 +103,9 @@ class LogState:
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """`norm_caveats`, and the details of every check that failed."""
-        failed = [check.detail for check in self.checks() if check.status == FAILED]
-        return tuple(dict.fromkeys([*self.norm_caveats, *failed]))
+        """`norm_caveats`, and what a check refuted or, of training's gradients, left open."""
+        doubted = [check.detail for check in self.checks() if _is_doubt(check)]
+        return tuple(dict.fromkeys([*self.norm_caveats, *doubted]))
 
     @property
     def known_caveats(self) -> tuple[str, ...]:
@@ -119,7 +119,7 @@ class LogState:
         found += [
             check.detail
             for check in self.checks()
-            if check.status == FAILED and check.key not in OF_SECRECY | OF_FULL_RECORDS
+            if _is_doubt(check) and check.key not in OF_SECRECY | OF_FULL_RECORDS
         ]
         return tuple(dict.fromkeys(found))
 
@@ -195,6 +195,12 @@ class LogState:
             if training is not None:
                 noise[start:] /= 1 + training.clipping.accounted_excess
         return replace(found, noise_multiplier=noise)
+
+
+def _is_doubt(check: Check) -> bool:
+    """Whether norms may not be those of training: exact ones were compared with it."""
+    compared = check.key in (LOSS.key, REPLAY.key)
+    return check.status == FAILED or (compared and check.status == NOT_CHECKED)
 
 
 def read_state(run_dir: Path) -> LogState:

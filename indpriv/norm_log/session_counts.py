@@ -142,12 +142,16 @@ class RandomnessCounts:
     """What was seen of random numbers.
 
     Attributes:
-        guessable_seed: noise or batches come from a generator with a chosen or default seed.
+        guessable_seed: noise or batches came from a generator with a chosen or default seed.
+        unmoved: steps whose noise was not drawn from the optimizer's generator.
+        source: what draws noise and batches, in words; both None in older logs.
         first_draw: fingerprint of the random state of the first draw; empty if it is not known.
         repeated_draws: draws of noise or of a batch from a random state that was drawn from before.
     """
 
     guessable_seed: bool = False
+    unmoved: int | None = None
+    source: str | None = None
     first_draw: str = ""
     repeated_draws: int = 0
 
@@ -168,6 +172,30 @@ class AccountantCounts:
 
 
 @dataclass
+class Found:
+    """One comparison of training with its own recomputation.
+
+    Attributes:
+        steps: number of steps at which it was made.
+        refuted: of these, steps at which training was something else.
+        unknown: steps at which nothing could be concluded.
+        detail: what was found at the first of them.
+    """
+
+    steps: int = 0
+    refuted: int = 0
+    unknown: int = 0
+    detail: str = ""
+
+
+@dataclass
+class ComparedTraining:
+    """Comparisons of training with its own recomputation, by key of their assumption."""
+
+    found: Mapping[str, Found] = field(default_factory=dict)
+
+
+@dataclass
 class TrainingCounts:
     """What was seen of training itself.
 
@@ -178,6 +206,7 @@ class TrainingCounts:
         changed_outside: steps before which something other than the optimizer changed parameters.
         took_part: fingerprint of how often each example was in the batch of a step; None if the
             log keeps no batch norms, or several ranks trained.
+        compared: with its own recomputation; None in logs from before it was.
     """
 
     sampler_class: str = ""
@@ -185,6 +214,7 @@ class TrainingCounts:
     ranks: int = 1
     changed_outside: int = 0
     took_part: str | None = None
+    compared: ComparedTraining | None = None
     batches: BatchCounts = field(default_factory=BatchCounts, metadata=_FLAT)
     clipping: ClippingCounts = field(default_factory=ClippingCounts, metadata=_FLAT)
     norms: ComparedNorms = field(default_factory=ComparedNorms, metadata=_FLAT)

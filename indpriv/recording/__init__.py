@@ -9,6 +9,7 @@ from indpriv.recording.clipping.rules import AdaClip, LargestNormNoise, Quantile
 from indpriv.recording.losses import CausalLMLoss
 from indpriv.recording.norms.norm_pass import NormPass, per_example_gradient_norms
 from indpriv.recording.opacus.truncated import TruncatedPoissonSampler
+from indpriv.recording.random_states import private_generator
 from indpriv.recording.recorder import Recorder
 
 __all__ = [
@@ -26,5 +27,6 @@ __all__ = [
     "TruncatedPoissonSampler",
     "WhiteBox",
     "per_example_gradient_norms",
+    "private_generator",
     "replay",
 ]

@@ -39,9 +39,9 @@ class Examples:
         collate_fn: CollateFn | None,
         device: torch.device,
     ) -> None:
-        self._dataset = dataset
+        self.dataset = dataset
         # Opacus wraps the user's collate function to make empty batches; a pass has none.
-        self._collate_fn = (
+        self.collate_fn = (
             collate_fn.wrapped_collator_fn
             if isinstance(collate_fn, CollateFnWithEmpty)
             else collate_fn
@@ -49,31 +49,38 @@ class Examples:
         self._device = device
 
     def __len__(self) -> int:
-        return len(self._dataset)  # type: ignore[arg-type]
+        return len(self.dataset)  # type: ignore[arg-type]
 
     def batches(
         self, batch_size: int, positions: IntArray | None = None
     ) -> Iterator[tuple[Any, Any]]:
         """Yield (inputs, targets) of all examples or some positions, in order, on the device."""
         batches: Iterable[Any]
-        if isinstance(self._dataset, TensorDataset) and len(self._dataset.tensors) == 2:
+        if isinstance(self.dataset, TensorDataset) and len(self.dataset.tensors) == 2:
             index = slice(None) if positions is None else torch.as_tensor(positions)
-            parts = (tensor[index].split(batch_size) for tensor in self._dataset.tensors)
+            parts = (tensor[index].split(batch_size) for tensor in self.dataset.tensors)
             batches = zip(*parts, strict=True)
         else:
-            whole = self._dataset
+            whole = self.dataset
             dataset = whole if positions is None else Subset(whole, positions.tolist())
-            batches = DataLoader(dataset, batch_size=batch_size, collate_fn=self._collate_fn)
+            batches = DataLoader(dataset, batch_size=batch_size, collate_fn=self.collate_fn)
         for batch in batches:
-            if isinstance(batch, Mapping):
-                batch = (Keywords(batch),) * 2
-            if not (isinstance(batch, list | tuple) and len(batch) == 2):
-                raise InputError(
-                    f"the data set yields batches of type {type(batch).__name__}; a Recorder needs "
-                    "(inputs, targets) pairs, or dicts that the model takes by keyword"
-                )
-            inputs, targets = map_tensors(batch, lambda tensor: tensor.to(self._device))
-            yield inputs, targets
+            yield self.on_device(self.unpacked(batch))
+
+    def on_device(self, batch: tuple[Any, Any]) -> tuple[Any, Any]:
+        """The same on the model's device."""
+        inputs, targets = map_tensors(batch, lambda tensor: tensor.to(self._device))
+        return inputs, targets
+
+    def unpacked(self, batch: Any) -> tuple[Any, Any]:
+        if isinstance(batch, Mapping):
+            batch = (Keywords(batch),) * 2
+        if not (isinstance(batch, list | tuple) and len(batch) == 2):
+            raise InputError(
+                f"the data set yields batches of type {type(batch).__name__}; a Recorder needs "
+                "(inputs, targets) pairs, or dicts that the model takes by keyword"
+            )
+        return batch[0], batch[1]
 
 
 @dataclass(frozen=True)

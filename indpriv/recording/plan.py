@@ -24,6 +24,7 @@ from indpriv.norm_log.recording_policy import DEFAULT_POLICY, RecordingPolicy
 from indpriv.norm_log.writer import LogHeader, fingerprint
 from indpriv.recording.clipping.filtered import Filter
 from indpriv.recording.clipping.individual import check_headroom
+from indpriv.recording.compared.settings import PublicSettings
 from indpriv.recording.losses import described_loss
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.norms.shadow_model import described_parameters
@@ -53,6 +54,9 @@ class Plan:
     resume_at: int | None
     attack: RunAttack | None
     clipping_norm_epsilon: float
+    start: str | None
+    strict: bool
+    public_settings: PublicSettings | None
 
     def __post_init__(self) -> None:
         _checks.check_choice("rounding_mode", self.rounding_mode, ("up", "nearest"))
@@ -133,6 +137,7 @@ class Plan:
                 "clip_headroom": self.clip_headroom,
                 "clipping_norm_epsilon": self.clipping_norm_epsilon,
                 "seeded": self.seeded,
+                **({} if self.start is None else {"start": self.start}),
                 "no_privacy": run.no_privacy,
                 "ranks": ranks.size,
                 "loss": described_loss(self.data.loss_fn),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import random
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +30,70 @@ def kept_random_state() -> Iterator[None]:
             np.random.set_state(numpy_state)
 
 
+def random_state() -> tuple[Any, ...]:
+    """States of the generators that a forward pass may draw from."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return torch.get_rng_state(), cuda, random.getstate(), np.random.get_state()
+
+
+def set_random_state(state: tuple[Any, ...]) -> None:
+    """Set them to what `random_state` returned."""
+    torch.set_rng_state(state[0])
+    if state[1]:
+        torch.cuda.set_rng_state_all(state[1])
+    random.setstate(state[2])
+    np.random.set_state(state[3])
+
+
+class _PrivateGenerator(torch.Generator):
+    """A generator of `private_generator`; `manual_seed` and `seed` make it an ordinary one."""
+
+    private_seed: int | None = None
+
+
+def private_generator(device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator for noise or batches whose state nobody can guess.
+
+    On a CPU its whole state, 624 words of the Mersenne Twister, comes from the operating system;
+    torch's own seeds leave 32 bits of it. On another device it is a seed of 64 bits. A script may
+    then keep `torch.manual_seed(0)` for initialisation and dropout:
+
+    >>> from indpriv.recording import private_generator
+    >>> noise = private_generator()  # make_private(..., noise_generator=noise)
+    >>> batches = private_generator()  # DataLoader(..., generator=batches)
+
+    Args:
+        device: on which the noise is drawn: that of the parameters. Batches are drawn on the CPU.
+    """
+    generator = _PrivateGenerator(device=device)
+    if generator.device.type == "cpu":
+        state = generator.get_state().numpy().copy()
+        # seed (8 bytes), left and seeded (4 each), next (8), then a word of state in each 8 bytes.
+        words = state[24 : 24 + 8 * 624].view(np.uint64)
+        words[:] = np.frombuffer(secrets.token_bytes(4 * 624), dtype=np.uint32)
+        state[:8] = np.frombuffer(secrets.token_bytes(7) + b"\x00", dtype=np.uint8)
+        generator.set_state(torch.from_numpy(state))
+    else:
+        generator.manual_seed(secrets.randbits(63))
+    generator.private_seed = generator.initial_seed()
+    return generator
+
+
+def source_of(generator: torch.Generator | None) -> str:
+    """What is known of a generator's state, in words."""
+    if generator is not None and is_private(generator):
+        return "its state is from the operating system"
+    if generator is not None and generator.device.type == "cpu":
+        return "no chosen seed was seen; torch uses 32 bits of a seed, which can be searched"
+    return "no chosen seed was seen"
+
+
+def is_private(generator: torch.Generator) -> bool:
+    """Whether `private_generator` made it and nobody has seeded it since."""
+    seed = getattr(generator, "private_seed", None)
+    return seed is not None and seed == generator.initial_seed()
+
+
 def generator_of(given: torch.Generator | None, device: torch.device) -> torch.Generator | None:
     """The given generator, else the one that torch uses on the device; None if not known."""
     if given is not None or device.type not in ("cpu", "cuda"):
@@ -44,8 +110,9 @@ def is_guessable(generator: torch.Generator | None) -> bool:
 
     torch seeds all devices with the same number, so None stands for the CPU's generator.
     """
-    seed = (torch.default_generator if generator is None else generator).initial_seed()
-    return seed < _CHOSEN_SEEDS or seed == _DEFAULT_SEED
+    generator = torch.default_generator if generator is None else generator
+    seed = generator.initial_seed()
+    return not is_private(generator) and seed < _CHOSEN_SEEDS or seed == _DEFAULT_SEED
 
 
 def fingerprint_of_state(state: bytes, run_id: str) -> str:

@@ -8,6 +8,7 @@ losses are taken.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -21,11 +22,14 @@ from torch.utils.data import DataLoader, Dataset
 from indpriv import _checks
 from indpriv._files import write_json
 from indpriv._storage import location_to_write
-from indpriv.errors import InputError
+from indpriv.errors import EvidenceWarning, InputError
+from indpriv.norm_log.evidence import SEEDS
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.run_files import EXAMPLES, RUN_JSON
 from indpriv.norm_log.writer import LogHeader
 from indpriv.recording.clipping.filtered import Filter
+from indpriv.recording.compared.findings import say
+from indpriv.recording.compared.settings import PublicSettings
 from indpriv.recording.data_passes import Examples, SharedPass
 from indpriv.recording.environment import environment_of
 from indpriv.recording.losses import with_targets
@@ -101,6 +105,13 @@ class Recorder:
         attack: attacks the run while it trains and writes its scores to the run directory:
             `GradientCanaries`, `MislabelledCanaries` or `WhiteBox`.
         bucket_is_private: say that only those who may see norms can read the bucket of run_dir.
+        start: what the first model was made from: "random", or e.g. "pretrained on public texts".
+            Nobody can see it; unsaid, reports name it as on trust.
+        public_settings: a law of your own that moves settings by the step alone: step -> e.g.
+            {"lr": 0.1}. Without it, settings that no scheduler of torch or Opacus moves are
+            declared, not verified.
+        strict: raise, instead of warning, where something is seen at attach or while training that
+            leaves the run's guarantee less than supported.
         run_info: what else to keep in run.json, e.g. the training configuration. The processor,
             the number of threads and the git commit of the working folder (`code_commit`, unless
             you pass your own) are always kept.
@@ -144,6 +155,9 @@ class Recorder:
         on_write_error: str = "stop",
         attack: RunAttack | None = None,
         bucket_is_private: bool = False,
+        start: str | None = None,
+        public_settings: PublicSettings | None = None,
+        strict: bool = False,
         run_info: Mapping[str, Any] | None = None,
     ) -> None:
         self.run_dir = location_to_write(run_dir, bucket_is_private)
@@ -172,6 +186,9 @@ class Recorder:
             resume_at=beginning.resume_at,
             attack=attack,
             clipping_norm_epsilon=clipping_norm_epsilon,
+            start=start,
+            strict=strict,
+            public_settings=public_settings,
         )
         self._autocast, self._run_info = autocast_anywhere(), dict(run_info or {})
         self._attached = False
@@ -206,7 +223,11 @@ class Recorder:
                 "with resume_at=STEP"
             )
         data = self._plan.data
+        self._check_groups()
         run = OpacusRun(model, optimizer, loader, len(data.ids))
+        if run.guessable_seed and not self._plan.seeded:
+            found = "noise or batches come from a generator with a chosen seed, or torch's default"
+            say(SEEDS, found, refuted=True, strict=self._plan.strict)
         device = next(run.module.parameters()).device
         train, test = data.examples(loader.collate_fn, device)
         inputs, targets = next(train.batches(_CHECKED))
@@ -229,6 +250,19 @@ class Recorder:
                     yield self
             finally:
                 self._session = None
+
+    def _check_groups(self) -> None:
+        """Warn, or raise if strict, where run_info names groups that are no column."""
+        data, groups = self._plan.data, self._run_info.get("groups") or ()
+        columns = {"label", *(() if data.metadata is None else data.metadata.columns)}
+        if unknown := [name for name in groups if name not in columns]:
+            text = (
+                f"run_info['groups'] names {unknown[0]!r}, which is no column of metadata (there "
+                f"are {', '.join(sorted(map(str, columns)))}); no report can compare such groups"
+            )
+            if self._plan.strict:
+                raise InputError(text)
+            warnings.warn(text, EvidenceWarning, stacklevel=4)
 
     def state_dict(self) -> dict[str, Any]:
         """What to save with a checkpoint, between two steps of the block; resume with resume_at=.

@@ -9,12 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 from torch import Tensor
 
 from indpriv._arrays import IntArray
 from indpriv.errors import EvidenceError, InputError
+from indpriv.norm_log.evidence import ASSUMPTIONS
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.reader import read_left_out
 from indpriv.norm_log.session_counts import SessionCounts
@@ -23,6 +25,8 @@ from indpriv.norm_log.validation import check_norms
 from indpriv.norm_log.writer import fingerprint
 from indpriv.recording.clipping.filtered import FilteredClipping
 from indpriv.recording.clipping.individual import ClipLevels
+from indpriv.recording.compared.findings import say
+from indpriv.recording.compared.training import Comparison
 from indpriv.recording.data_passes import Examples, SharedPass, norms_of
 from indpriv.recording.interrupts import deferred_interrupts
 from indpriv.recording.opacus.clipping_watch import Thresholds
@@ -33,6 +37,9 @@ from indpriv.recording.opacus.watch import TrainedBatch, Watch
 from indpriv.recording.plan import Plan
 from indpriv.recording.random_states import fingerprint_of_state
 from indpriv.recording.run_log import RunLog, TakenNorms
+
+
+_ON_TRUST = ("rows",)  # a random data set is no reason for a warning
 
 
 class Session:
@@ -57,7 +64,11 @@ class Session:
         self._plan, self._run, self._pass, self._log = plan, run, shared_pass, log
         self._caveats, self._holdout = caveats, holdout
         self._policy = plan.policy.in_steps(run.steps_per_epoch)
-        self._watch = Watch(run, steps_before=plan.resume_at or 0, attack=attack)
+        first = plan.resume_at or 0
+        compared = partial(
+            Comparison, run, shared_pass.examples, plan.data.loss_fn, plan.public_settings, first
+        )
+        self._watch = Watch(run, compared, steps_before=first, attack=attack)
         self._step = plan.resume_at or 0
         self._taken: TakenNorms | None = None  # before the coming step
         self._batch: Batch | None = None  # of the current step
@@ -211,9 +222,19 @@ class Session:
             self._step += 1
             if self._policy.due(self._step) or self._log.is_due:
                 self._log.flush(self.counts, self._filtered)
+        self._say(self._watch.news)
         if not self._log.is_lost:
             self._take()
         self._training_since = time.perf_counter()
+
+    def _say(self, news: list[str]) -> None:
+        """Warn at once of what makes the guarantee less than supported; strict stops training."""
+        found = self._watch.compared
+        for key in news:
+            one = found[key]
+            if key in _ON_TRUST and not one.refuted:
+                continue
+            say(ASSUMPTIONS[key], one.detail, refuted=bool(one.refuted), strict=self._plan.strict)
 
     def _take(self) -> None:
         """Take norms for the coming step: of all examples if due, else of the reference ones."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from indpriv.errors import EvidenceError
+from indpriv.norm_log.checks.compared import compared_checks
 from indpriv.norm_log.checks.noise import noise_check
 from indpriv.norm_log.checks.sampling import (
     batch_sizes,
@@ -93,6 +94,7 @@ def session_checks(
         checks += [
             observed_sampler(session.sampler, training.sampler_class),
             *_random_numbers(training.randomness, seeded=session.seeded),
+            *compared_checks(training),
             *_parameters(training),
             *_ranks(training),
             _batch_for_every_step(training.batches, draws.draws),
@@ -155,15 +157,26 @@ def _different_random_states(sessions: Sequence[SessionCounts]) -> list[Check]:
 
 def _random_numbers(counts: RandomnessCounts, *, seeded: bool) -> list[Check]:
     found = []
-    if counts.guessable_seed and not seeded:
+    if counts.unmoved:
         found.append(
-            SEEDS.not_checked(
-                "noise or batches come from a generator with a chosen seed, such as "
-                "torch.manual_seed(0) gives, or from torch's default one: anyone who guesses the "
-                "seed can regenerate them, and then no epsilon holds; call torch.seed() before "
-                "training, or pass seeded=True"
+            SEEDS.failed(
+                f"the noise of {counts.unmoved} steps was not drawn from the optimizer's "
+                "generator (a fork of it that is seeded, another add_noise?), so nobody knows who "
+                "can draw it again; leave add_noise as Opacus made it"
             )
         )
+    elif counts.guessable_seed and not seeded:
+        found.append(
+            SEEDS.failed(
+                "noise or batches come from a generator with a chosen seed, such as "
+                "torch.manual_seed(0) gives, or from torch's default one: anyone who guesses the "
+                "seed can regenerate them, and then no epsilon holds; pass "
+                "noise_generator=indpriv.recording.private_generator() to make_private, and one "
+                "as the DataLoader's generator="
+            )
+        )
+    else:
+        found.append(SEEDS.not_checked(counts.source or "its seed was not seen to be chosen"))
     if repeated := counts.repeated_draws:
         found.append(
             RANDOM_NUMBERS.failed(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -60,8 +61,28 @@ class Batch:
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Apply a function to every tensor in nested containers."""
-    return torch.utils._pytree.tree_map_only(Tensor, function, value)
+    """Apply a function to every tensor in nested containers, dataclasses included."""
+
+    def of_leaf(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return function(leaf)
+        if is_dataclass(leaf) and not isinstance(leaf, type):
+            made = copy.copy(leaf)
+            for part in fields(leaf):
+                if hasattr(leaf, part.name):
+                    value = map_tensors(getattr(leaf, part.name), function)
+                    object.__setattr__(made, part.name, value)
+            return made
+        return leaf
+
+    return torch.utils._pytree.tree_map(of_leaf, value)
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """Every tensor in nested containers, in order."""
+    found: list[Tensor] = []
+    map_tensors(value, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    return found
 
 
 def first_tensor(value: Any) -> Tensor:

@@ -28,6 +28,7 @@ from indpriv.recording.norms.batches import Batch, LossFn, call, check_losses
 HALF = (torch.float16, torch.bfloat16)
 _NONE: Mapping[int, nn.Parameter] = MappingProxyType({})
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
+_WRAPPERS = ("opacus.", "torch.distributed.fsdp.", "indpriv.recording.compared.")
 # Where hooks, handles and states are kept that a shadow model goes without.
 _KEPT = ("autograd_grad_sample_hooks", "__composable_api_state_key")
 
@@ -245,4 +246,4 @@ def _of_the_user(hooks: Any) -> Any:
 def _is_wrapper(hook: Any) -> bool:
     function = getattr(hook, "func", hook)  # Opacus wraps its backward hook in functools.partial
     owner = getattr(function, "__self__", None)
-    return type(owner).__module__.startswith(("opacus.", "torch.distributed.fsdp."))
+    return type(owner).__module__.startswith(_WRAPPERS)

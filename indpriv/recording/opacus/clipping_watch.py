@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from indpriv.recording.opacus.whole_model import GHOST_MODELS
 _MANY_SQUARES = 10**6  # a sum of fewer squares is too small by less than 1e-4 in float32
 # To the precision of the norms: of a parameter's norm, of all parameters', and of the clip factor.
 _ROUNDINGS = 3
-_STABILISER = 1e-6  # Opacus's clip factor is max_grad_norm / (norm + 1e-6)
+STABILISER = 1e-6  # Opacus's clip factor is max_grad_norm / (norm + 1e-6)
 
 Positions = IntArray
 Thresholds = Callable[[Positions, float], Tensor]
@@ -65,12 +65,16 @@ class ClippedBatch:
         max_grad_norm: at the time.
         rounding: how much longer than max_grad_norm a clipped gradient can be, as a fraction,
             because norms in half precision are rounded.
+        limits: (n,) clip thresholds, if each example has its own.
+        each: clipping norms of the tensors of parameters, if they are clipped one by one.
     """
 
     norms: Tensor
     positions: Positions | None
     max_grad_norm: float
     rounding: float = 0.0
+    limits: Tensor | None = None
+    each: tuple[float, ...] | None = None
 
 
 @contextmanager
@@ -226,7 +230,8 @@ class _Observer:
         whole = math.hypot(*limits)  # Opacus adds it up in float32
         same = math.isclose(whole, owner.max_grad_norm, rel_tol=1e-6)
         norms = torch.stack(left).norm(dim=0)
-        return self.batch(norms, owner.max_grad_norm if same else whole, rounding)
+        batch = self.batch(norms, owner.max_grad_norm if same else whole, rounding)
+        return replace(batch, each=tuple(map(float, limits)))
 
 
 class _StandIn:
@@ -240,7 +245,7 @@ class _StandIn:
         return float(self._max_grad_norm)
 
     def __truediv__(self, stabilised: Tensor) -> Tensor:
-        norms = (stabilised.detach().double() - _STABILISER).clamp_(min=0)
+        norms = (stabilised.detach().double() - STABILISER).clamp_(min=0)
         precision = torch.finfo(stabilised.dtype)
         is_coarse = precision.bits < 32
         rounding = _ROUNDINGS * precision.eps / 2 if is_coarse else 0.0
@@ -260,4 +265,5 @@ class _StandIn:
                 "individually"
             )
         limits = self._observer.thresholds(self.seen.positions, self._max_grad_norm)
+        self.seen = replace(self.seen, limits=limits.to(norms))
         return limits.to(stabilised) / stabilised

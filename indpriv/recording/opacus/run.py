@@ -29,7 +29,7 @@ from indpriv.recording.opacus.checks import (
 )
 from indpriv.recording.opacus.memory_format import check_memory_format
 from indpriv.recording.opacus.whole_model import GHOST_MODELS, WholeModel
-from indpriv.recording.random_states import generator_of, is_guessable
+from indpriv.recording.random_states import generator_of, is_guessable, source_of
 
 T = TypeVar("T")
 _SAME_RATE = 1 - 1e-9  # sampling rates that differ by less are the same number, rounded
@@ -175,6 +175,14 @@ class OpacusRun:
         return not self.optimizer.secure_mode and any(
             map(is_guessable, (self.noise_generator, self.sampling_generator))
         )
+
+    @property
+    def random_source(self) -> str:
+        """What draws noise and batches, in words."""
+        if self.optimizer.secure_mode:
+            return "cryptographically secure generators (secure_mode)"
+        noise, batches = source_of(self.noise_generator), source_of(self.sampling_generator)
+        return noise if noise == batches else f"noise: {noise}; batches: {batches}"
 
     def setting(
         self, *, sample_rate: float | None = None, max_grad_norm: float | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -17,10 +17,12 @@ from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.session_counts import (
     AccountantCounts,
     DrawCounts,
+    Found,
     NoiseCounts,
     TrainingCounts,
 )
 from indpriv.norm_log.step_settings import StepSetting
+from indpriv.recording.compared.training import Comparison
 from indpriv.recording.opacus.clipping_watch import (
     ClippedBatch,
     Thresholds,
@@ -53,11 +55,22 @@ class Watch:
     """Counts of one run, taken inside the block of `watching`."""
 
     def __init__(
-        self, run: OpacusRun, *, steps_before: int = 0, attack: StartedAttack | None = None
+        self,
+        run: OpacusRun,
+        compared: Callable[[Callable[[int], IntArray | None]], Comparison],
+        *,
+        steps_before: int = 0,
+        attack: StartedAttack | None = None,
     ) -> None:
-        """Prepare to watch a run; the log of a resumed one has `steps_before` steps already."""
+        """Prepare to watch a run; the log of a resumed one has `steps_before` steps already.
+
+        compared: makes the comparison of its steps, given a function from the number of the next
+        rows to their positions.
+        """
         self._run, self._steps_before, self._attack = run, steps_before, attack
         self.tally = Tally(run.n_examples)
+        self._compared = compared(self.tally.micro_batch)
+        self.news: list[str] = []  # comparisons that were not equal at this step for the first time
         self._micro_batches: list[ClippedBatch] = []  # of the current step
         if not run.is_ghost:  # where norms are not sums over a gradient
             self.tally.counts.clipping.clip_excess = clip_excess(run.optimizer)
@@ -86,6 +99,7 @@ class Watch:
         def before_update() -> None:
             setting, batch = self._begin_update(individually)
             before_step(setting, batch)
+            self._compared.before_step(setting)
             self._micro_batches.clear()
             self._updating = setting
 
@@ -109,6 +123,7 @@ class Watch:
                 lambda: after_step(self._end_update()),
             )
             stack.enter_context(updates)
+            stack.enter_context(self._compared.comparing())
             yield
 
     @property
@@ -136,6 +151,7 @@ class Watch:
         )
 
     def _on_micro_batch(self, batch: ClippedBatch) -> None:
+        self._compared.clipped(batch)
         self.tally.clipped(len(batch.norms))
         counts = self.tally.counts.clipping
         counts.clip_rounding = max(counts.clip_rounding, batch.rounding)
@@ -144,17 +160,31 @@ class Watch:
     def _add_noise(self, add_noise: Callable[[], None]) -> None:
         """Let Opacus add the noise, with an attack's view of it before and after."""
         run, attack = self._run, self._attack
+        self._compared.before_noise()
         step = None if attack is None else _attacked_step(run, self.tally)
         if attack is not None and step is not None:
             attack.before_noise(step)
         self._noise.before()
+        state = _state_of(run.noise_generator)
         add_noise()
+        randomness = self.tally.counts.randomness
+        drew = run.optimizer.secure_mode or not run.noise_std or not run.whole.adds_noise(run.optimizer)
+        randomness.unmoved = (randomness.unmoved or 0) + (
+            not drew and state is not None and state == _state_of(run.noise_generator)
+        )
+        randomness.guessable_seed |= run.guessable_seed
         # Now, since another step hook may change settings before it calls ours.
         self._noised, self.limits = run.setting(), run.limits
         if getattr(run.optimizer, "rank", 0) == 0:  # of several shards, the first is watched
             self._noise.after(run.noise_std / run.whole.noise_divisor(run.optimizer))
         if attack is not None and step is not None:
             attack.after_noise(step)
+        self._compared.after_noise()
+
+    @property
+    def compared(self) -> Mapping[str, Found]:
+        """What comparisons of training with its own recomputation found."""
+        return self._compared.findings.found
 
     @property
     def noise(self) -> NoiseCounts | None:
@@ -193,6 +223,7 @@ class Watch:
                 "optimizer.attach_step_hook call replaced it, and with it Opacus's accountant; "
                 "call the previous optimizer.step_hook from your hook"
             )
+        self.news = self._compared.updated()
         self._versions = self._run.parameter_versions()
         self.tally.stepped(setting)
         counted = self._run.history.steps
@@ -241,13 +272,20 @@ class Watch:
         tally, run = self.tally, self._run
         training = deepcopy(tally.counts)
         training.sampler_class = run.sampler_class
-        training.randomness.guessable_seed = run.guessable_seed
+        training.compared = self._compared.counts()
+        training.randomness.guessable_seed |= run.guessable_seed
+        training.randomness.unmoved = training.randomness.unmoved or 0
+        training.randomness.source = run.random_source
         training.accountant = AccountantCounts(
             earlier_steps=max(0, run.history.steps_before - self._steps_before),
             accountant_steps=run.history.steps,
             accountant_settings_match=run.history.matches(tally.noise_multipliers, run.sample_rate),
         )
         return tally.draw_counts(), training
+
+
+def _state_of(generator: torch.Generator | None) -> bytes | None:
+    return None if generator is None else generator.get_state().numpy().tobytes()
 
 
 def _check_one_batch(optimizer: Any) -> None:
@@ -332,7 +370,9 @@ def _updates_watched(
         before_update()
 
     optimizer.attach_step_hook(step_hook)
-    handle = optimizer.original_optimizer.register_step_post_hook(lambda *_: after_update())
+    inner = optimizer.original_optimizer
+    handle = inner.register_step_post_hook(lambda *_: after_update())
+    inner._optimizer_step_post_hooks.move_to_end(handle.id, last=False)
     try:
         with replaced_methods(optimizer, add_noise=lambda: with_noise(plain_noise)):
             yield

@@ -1,0 +1,115 @@
+"""Lines of evidence: what an account of a run rests on, each with one of four words.
+
+The account is of the run that was trained if the first five hold at every step; see lines.toml.
+Words come from checks alone, and what was not checked is never called verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from indpriv._plain import Limits
+from indpriv.norm_log.evidence import (
+    ASSUMPTIONS,
+    FAILED,
+    NOT_CHECKED,
+    PASSED,
+    Check,
+    read_texts,
+)
+
+VERIFIED, DECLARED, ON_TRUST, REFUTED = "verified", "declared", "on trust", "refuted"
+WORDS = (VERIFIED, DECLARED, ON_TRUST, REFUTED)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing that an account rests on, and how it is known.
+
+    Attributes:
+        key: "batch", "contribution", "noise", "update", "settings", "source", "start", or one of
+            those that nobody can see; never changes.
+        title, statement: as shown; the statement is what has to hold.
+        word: "verified" (compared, equal), "declared" (somebody said so, or nothing was compared),
+            "on trust" (nobody can see it) or "refuted".
+        detail: what was found.
+        verify: what would verify it; "" where nothing can, or it is verified.
+    """
+
+    key: str
+    title: str
+    statement: str
+    word: Annotated[str, Limits(texts=WORDS)]
+    detail: str
+    verify: str
+
+
+@dataclass(frozen=True)
+class _Text:
+    """An entry of lines.toml."""
+
+    key: str
+    title: str
+    statement: str
+    needs: tuple[str, ...] = ()
+    verify: str = ""
+    on_trust: str = ""
+
+
+_TEXTS = tuple(
+    _Text(**{**entry, "needs": tuple(entry.get("needs", ()))})
+    for entry in read_texts("lines.toml", "line")
+)
+
+
+def lines_of(
+    checks: Sequence[Check],
+    recorder: Mapping[str, Any],
+    said: Mapping[str, str | None] | None = None,
+    left_out: frozenset[str] = frozenset(),
+) -> tuple[Line, ...]:
+    """Every line of a run, whatever the run.
+
+    Args:
+        checks: of the run; see `indpriv.norm_log.verify.verify`.
+        recorder: what the header of its log says; its "start" is the user's word.
+        said: key of a line that nobody can see -> what the user says of it.
+        left_out: keys of checks of assumptions that the account does not make.
+    """
+    words = {"start": recorder.get("start"), **(said or {})}
+    return tuple(_line(text, checks, words.get(text.key) or "", left_out) for text in _TEXTS)
+
+
+def unverified(lines: Sequence[Line]) -> list[Line]:
+    """Of the lines that a recorder can verify, those that are not."""
+    seen = {text.key for text in _TEXTS if text.needs}
+    return [line for line in lines if line.key in seen and line.word != VERIFIED]
+
+
+def _line(text: _Text, checks: Sequence[Check], said: str, left_out: frozenset[str]) -> Line:
+    mine = [
+        check
+        for check in checks
+        if check.key in ASSUMPTIONS and ASSUMPTIONS[check.key].line == text.key
+        if check.key not in left_out
+    ]
+    failed, unknown = ([c for c in mine if c.status == s] for s in (FAILED, NOT_CHECKED))
+    passed = {check.key for check in mine if check.status == PASSED}
+    missing = [k for k in text.needs if k not in passed | left_out | {c.key for c in unknown}]
+    if failed:
+        word, found = REFUTED, [check.detail for check in failed]
+    elif not text.needs:
+        word, found = (DECLARED, [said]) if said else (ON_TRUST, [])
+        found += [check.detail for check in unknown]
+        found = found or [text.on_trust]
+    elif unknown or missing:
+        word, found = DECLARED, [f"{check.title}: {check.detail}" for check in unknown]
+        found += [f"not compared: {ASSUMPTIONS[key].title}" for key in missing]
+    else:
+        word = VERIFIED
+        found = [check.detail for check in mine if check.key in text.needs]
+    verify = text.verify if word == DECLARED else ""
+    detail = "; ".join(dict.fromkeys(found))
+    return Line(text.key, text.title, text.statement, word, detail, verify)

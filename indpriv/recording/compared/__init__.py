@@ -1,0 +1,1 @@
+"""Training compared with its own recomputation, both ways, while it trains. Sensitive."""

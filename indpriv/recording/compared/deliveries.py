@@ -1,0 +1,151 @@
+"""What the attached loader gave, for which drawn ids, and which of it training used. Sensitive."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import default_collate
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from indpriv._arrays import IntArray
+from indpriv.recording.data_passes import Examples
+from indpriv.recording.norms.batches import tensors_of
+
+_DEPTH = 4  # of samplers around the one that draws: BatchMemoryManager's, those of trainers
+
+
+@dataclass
+class Delivered:
+    """One batch of the loader.
+
+    Attributes:
+        batch: as the loader gave it.
+        ids: (n,) of its rows, as drawn.
+    """
+
+    batch: Any
+    ids: IntArray
+    examples: Examples
+
+    def __post_init__(self) -> None:
+        self._versions = [tensor._version for tensor in tensors_of(self.batch)]
+
+    @cached_property
+    def unpacked(self) -> tuple[Any, Any]:
+        """(inputs, targets), on the model's device."""
+        return self.examples.on_device(self.examples.unpacked(self.batch))
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the loop wrote into it."""
+        return self._versions != [tensor._version for tensor in tensors_of(self.batch)]
+
+    def read_again(self) -> Any:
+        """The same rows, from the data set."""
+        return collated(self.examples, self.ids)
+
+    def holds(self, fed: list[Tensor]) -> bool:
+        """Whether all tensors that the model was given are of this batch, values unchanged."""
+        mine = tensors_of(self.unpacked[0])
+        return not self.is_changed and all(any(_same(one, t) for t in mine) for one in fed)
+
+
+class Deliveries:
+    """Batches of the loader that no step has used yet."""
+
+    def __init__(self, sampler: Any, examples: Examples) -> None:
+        self._sampler, self._examples = sampler, examples
+        self._waiting: list[Delivered] = []
+        self._used = -1  # the last of them that was used
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Keep every batch that is read in the block by ids of the sampler, in order."""
+        plain_index, plain_next = _BaseDataLoaderIter._next_index, _BaseDataLoaderIter.__next__
+
+        def next_index(iterator: Any) -> Any:
+            index = plain_index(iterator)
+            if _draws(iterator._index_sampler, self._sampler, _DEPTH):
+                _ids_of(iterator).append(index)
+            return index
+
+        def deliver(iterator: Any) -> Any:
+            batch = plain_next(iterator)
+            if (ids := _ids_of(iterator)) and batch is not None:
+                self._waiting.append(
+                    Delivered(batch, np.array(ids.popleft(), dtype=np.int64), self._examples)
+                )
+            return batch
+
+        owner: Any = _BaseDataLoaderIter
+        owner._next_index, owner.__next__ = next_index, deliver
+        try:
+            yield
+        finally:
+            owner._next_index, owner.__next__ = plain_index, plain_next
+
+    def match(
+        self, fed: list[Tensor], expected: Callable[[int], IntArray | None]
+    ) -> tuple[Delivered | None, bool]:
+        """The batch that the model was given, and whether it is as the loader gave it.
+
+        expected: positions of the next rows to train on, given their number.
+        """
+        for number, one in enumerate(self._waiting):
+            if one.holds(fed):
+                self._used = max(self._used, number)
+                return one, True
+        size = len(fed[0]) if fed and fed[0].ndim else 0
+        if not self._waiting and (positions := expected(size)) is not None and size:
+            batch = collated(self._examples, positions)  # a loop that reads the data set itself
+            read = Delivered(batch, positions, self._examples)
+            return (read, True) if read.holds(fed) else (None, False)
+        for number, one in enumerate(self._waiting):
+            if len(one.ids) == size:
+                self._used = max(self._used, number)
+                return one, False
+        return None, False
+
+    def end_step(self) -> None:
+        """Forget what was used, and what was read before it."""
+        del self._waiting[: self._used + 1]
+        self._used = -1
+
+
+def collated(examples: Examples, positions: IntArray) -> Any:
+    """A batch of these rows, as the loader makes it."""
+    items = [examples.dataset[int(position)] for position in positions]
+    return (examples.collate_fn or default_collate)(items)
+
+
+def _draws(sampler: Any, drawing: Any, depth: int) -> bool:
+    """Whether a loader's sampler is the one that draws, or stands around it."""
+    if sampler is drawing or sampler is None or not depth:
+        return sampler is drawing
+    inner = (getattr(sampler, name, None) for name in ("sampler", "batch_sampler"))
+    return any(_draws(one, drawing, depth - 1) for one in inner)
+
+
+def _ids_of(iterator: Any) -> deque[Any]:
+    """Ids that an iterator was given and has not delivered; none are left of an earlier epoch."""
+    kept = vars(iterator).get("_indpriv_ids")
+    if kept is None or kept[0] is not iterator._sampler_iter:
+        kept = vars(iterator)["_indpriv_ids"] = (iterator._sampler_iter, deque())
+    ids: deque[Any] = kept[1]
+    return ids
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    if one is other:
+        return True
+    if one.shape != other.shape:
+        return False
+    other = other.to(one.device, one.dtype)
+    return bool(((one == other) | ((one != one) & (other != other))).all())

@@ -1,0 +1,118 @@
+"""What comparisons of one session found, and which of them fit into their share of the time."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from indpriv.errors import EvidenceError, EvidenceWarning
+from indpriv.norm_log.evidence import Assumption
+from indpriv.norm_log.session_counts import ComparedTraining, Found
+
+EQUAL, UNKNOWN, REFUTED = range(3)
+_ALL, _EVERY = 0.05, 0.03  # shares of training's time: of all comparisons, of those of every step
+_FREE = 1.0  # seconds that comparisons may take however short training is
+_FIRST = 3  # steps that are repeated in any case
+_LINK = re.compile(r"\[([^]]+)\]\([^)]*\)")  # of a page
+_RATES = 0.005, 0.25  # of the other steps
+
+
+def say(assumption: Assumption, detail: str, *, refuted: bool, strict: bool) -> None:
+    """Warn of a finding, with what to do; if strict, raise EvidenceError."""
+    cost = "unproven" if refuted else "declared, not supported"
+    advice = _LINK.sub(r"\1", assumption.advice)
+    text = f"{assumption.title}: {detail}; the run's guarantee is {cost}. {advice}"
+    if strict:
+        raise EvidenceError(f"{text} (strict=True stops here)")
+    warnings.warn(text, EvidenceWarning, stacklevel=2)
+
+
+class Findings:
+    """Counts of comparisons by the key of their assumption; a step counts as its worst."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Found] = {}
+        self._worst: dict[str, int] = {}  # of all steps, whose detail is kept
+        self._step: dict[str, tuple[int, str]] = {}
+
+    def add(self, key: str, word: int, detail: str = "") -> None:
+        """Note one comparison of the current step."""
+        if word > self._step.get(key, (-1, ""))[0]:
+            self._step[key] = word, detail
+
+    def compare(self, key: str, equal: bool, detail: str, otherwise: int = REFUTED) -> None:
+        """Note whether it was equal, and else what was found."""
+        self.add(key, EQUAL if equal else otherwise, "" if equal else detail)
+
+    def end_step(self) -> list[str]:
+        """Count the step; return the keys that were refuted or left open for the first time."""
+        new = []
+        for key, (word, detail) in self._step.items():
+            found = self.found.setdefault(key, Found())
+            found.steps += word != UNKNOWN
+            found.refuted += word == REFUTED
+            found.unknown += word == UNKNOWN
+            if word > self._worst.get(key, EQUAL):
+                new.append(key)
+            if word > self._worst.get(key, -1) or not found.detail:
+                found.detail = detail
+            self._worst[key] = max(word, self._worst.get(key, EQUAL))
+        self._step.clear()
+        return new
+
+    def counts(self) -> ComparedTraining:
+        """As the log holds them."""
+        return ComparedTraining(dict(self.found))
+
+
+class Budget:
+    """Chooses, with secret coins, the steps at which training is repeated.
+
+    Attributes:
+        every: whether the comparisons of every step are made at the current one.
+        drawn: whether it is repeated.
+    """
+
+    def __init__(self) -> None:
+        self.every = self.drawn = True
+        self._spent = {"every": 0.0, "drawn": 0.0}
+        self._steps = self._n_drawn = 0
+        self._trained, self._since = 0.0, time.perf_counter()
+        self._inside = False
+        self._coins = secrets.SystemRandom()
+
+    def begin_step(self) -> None:
+        """Training takes up a step."""
+        self._since = time.perf_counter()
+
+    @contextmanager
+    def spending(self, kind: str) -> Iterator[None]:
+        """Time of comparisons of every step, or of drawn ones; not of training."""
+        outer, self._inside = self._inside, True
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._inside = outer
+            if not outer:
+                taken = time.perf_counter() - start
+                self._spent[kind] += taken
+                self._since += taken
+
+    def end_step(self) -> None:
+        """The step is over; choose what is compared of the next one."""
+        self._trained += time.perf_counter() - self._since
+        self._steps += 1
+        self._n_drawn += self.drawn
+        spent, each = self._spent, self._spent["drawn"] / self._n_drawn
+        self.every = spent["every"] <= max(_EVERY / _ALL * _FREE, _EVERY * self._trained)
+        total = spent["every"] + spent["drawn"] + each
+        rate = (_ALL * self._trained - spent["every"]) / (self._steps * max(each, 1e-9))
+        rate = _RATES[1] if total <= _FREE else min(max(rate, _RATES[0]), _RATES[1])
+        fits = total <= max(_FREE, _ALL * self._trained) and self._coins.random() < rate
+        self.drawn = self._steps < _FIRST or fits
+        self.every |= self.drawn

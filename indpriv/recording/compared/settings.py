@@ -1,0 +1,102 @@
+"""Settings of every step: constant, or moved by a law that reads no data."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from indpriv.norm_log.step_settings import StepSetting
+from indpriv.recording.clipping.rules import ClippingRule
+
+PublicSettings = Callable[[int], Mapping[str, Any]]
+"""Step -> settings that the user's public law gives there, e.g. {"lr": 0.1}."""
+_OF_SCHEDULERS = frozenset(["initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"])
+_CYCLED = frozenset(["momentum", "betas"])
+
+
+class Settings:
+    """Settings of the last step, and whether a law explains those of the next one."""
+
+    def __init__(self, optimizer: Any, public: PublicSettings | None) -> None:
+        self._optimizer, self._public = optimizer, public
+        self._last: dict[str, Any] | None = None
+        self._schedulers: list[Any] | None = None  # looked for at the first change
+
+    def moved(self, step: int, setting: StepSetting) -> str:
+        """What moved by no law since the last step, or is not what the law says; "" if nothing."""
+        now = {
+            "noise_multiplier": setting.noise_multiplier,
+            "max_grad_norm": setting.max_grad_norm,
+            "sample_rate": setting.sample_rate,
+            "expected_batch_size": self._optimizer.expected_batch_size,
+            "loss_reduction": self._optimizer.loss_reduction,
+        }
+        groups = self._optimizer.param_groups
+        for name in dict.fromkeys(name for group in groups for name in group if name != "params"):
+            now[name] = [_plain(group.get(name)) for group in groups]
+        last, self._last = self._last or now, now
+        said = {} if self._public is None else self._public(step)
+        if unknown := sorted(set(said) - set(now)):
+            return f"public_settings names {unknown[0]!r}, which is no setting of the optimizer"
+        for name, value in said.items():
+            values = now[name] if isinstance(now[name], list) else [now[name]]
+            if any(one != _plain(value) for one in values):
+                return f"{name} is {values[0]!r} at step {step}, where the public law says {value!r}"
+        changed = [name for name, value in now.items() if name not in said]
+        changed = [name for name in changed if last.get(name, now[name]) != now[name]]
+        unexplained = [name for name in changed if not self._by_law(name, now[name])]
+        if not unexplained:
+            return ""
+        return f"{', '.join(unexplained)} moved at step {step} by no law that the recorder saw"
+
+    def _by_law(self, name: str, now: Any) -> bool:
+        if name == "max_grad_norm" and isinstance(self._optimizer, ClippingRule):
+            return True  # the rule's own private release
+        if self._schedulers is None:
+            self._schedulers = self._found_schedulers()
+        if name in ("noise_multiplier", "max_grad_norm"):
+            kind = "Noise" if name == "noise_multiplier" else "GradClip"
+            return any(_is_of_opacus(one) and kind in type(one).__name__ for one in self._schedulers)
+        laws = [one for one in self._schedulers if not _is_of_opacus(one)]
+        if not laws or any(type(one).__name__ == "ReduceLROnPlateau" for one in laws):
+            return False
+        if name == "lr":
+            return any([_plain(v) for v in one._last_lr] == now and _repeats(one) for one in laws)
+        return name in _OF_SCHEDULERS | _CYCLED
+
+    def _found_schedulers(self) -> list[Any]:
+        """Schedulers of torch and Opacus that move this optimizer; the user keeps them."""
+        groups = self._optimizer.original_optimizer.param_groups
+        return [
+            one
+            for one in gc.get_objects()
+            if _is_scheduler(type(one))
+            and (found := getattr(getattr(one, "optimizer", None), "param_groups", None))
+            and found[0] is groups[0]
+        ]
+
+
+def _is_scheduler(kind: type) -> bool:
+    """Whether torch or Opacus wrote the class itself; a subclass may read anything."""
+    return kind.__module__.startswith(("torch.optim.", "opacus.schedulers")) and (
+        issubclass(kind, torch.optim.lr_scheduler.LRScheduler) or "opacus" in kind.__module__
+    )
+
+
+def _is_of_opacus(one: Any) -> bool:
+    return type(one).__module__.startswith("opacus.")
+
+
+def _repeats(scheduler: Any) -> bool:
+    """Whether the user's function of a LambdaLR gives the same when it is asked again."""
+    laws = getattr(scheduler, "lr_lambdas", ())
+    return all(f is None or f(scheduler.last_epoch) == f(scheduler.last_epoch) for f in laws)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value

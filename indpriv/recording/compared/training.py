@@ -1,0 +1,408 @@
+"""Compares a run with its own recomputation while it trains; what differs is a finding.
+
+What flows: a pre-hook of the user's module keeps what is fed, a hook keeps the outputs and gives
+the loop aliases of them, whose gradients are those of the loss; once Opacus has clipped the batch,
+these are compared with loss_fn's, and at drawn steps everything is repeated (`Replay`); the
+gradient is compared as the inner optimizer takes it, the state between steps, the update and the
+settings. Nothing here may change training: its random state is put back, and an error in a
+comparison is a finding, "not compared".
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from opacus.grad_sample import GradSampleModuleExpandedWeights
+from torch import Tensor, nn
+
+from indpriv._arrays import IntArray
+from indpriv.norm_log.session_counts import ComparedTraining
+from indpriv.norm_log.step_settings import StepSetting
+from indpriv.recording.compared.deliveries import Deliveries
+from indpriv.recording.compared.findings import REFUTED, UNKNOWN, Budget, Findings
+from indpriv.recording.compared.outputs import Call, LossComparison
+from indpriv.recording.compared.replay import Replay, sum_differs
+from indpriv.recording.compared.settings import PublicSettings, Settings
+from indpriv.recording.data_passes import Examples
+from indpriv.recording.norms.batches import LossFn, map_tensors, tensors_of
+from indpriv.recording.norms.shadow_model import HALF, autocast_now, make_shadow
+from indpriv.recording.opacus.clipping_watch import STABILISER, ClippedBatch, replaced_methods
+from indpriv.recording.opacus.run import OpacusRun
+from indpriv.recording.opacus.whole_model import local
+from indpriv.recording.random_states import kept_random_state, random_state, set_random_state
+
+_HASH: Callable[[Tensor], Tensor] = getattr(torch, "hash_tensor", torch.sum)
+_OF_A_BATCH = ("fed", "loss", "loss_function", "replay", "alone")
+_SAME_STEP = 1e-6
+
+
+class Comparison:
+    """Comparisons of one session, inside the block of `comparing`."""
+
+    def __init__(
+        self,
+        run: OpacusRun,
+        examples: Examples,
+        loss_fn: LossFn,
+        public_settings: PublicSettings | None,
+        first_step: int,
+        expected: Callable[[int], IntArray | None],
+    ) -> None:
+        """Prepare; expected: positions of the next rows to train on, given their number."""
+        self.findings, self.budget = Findings(), Budget()
+        self._run, self._examples, self._expected = run, examples, expected
+        self._deliveries = Deliveries(run.batch_sampler, examples)
+        self._loss = LossComparison(loss_fn)
+        self._settings = Settings(run.optimizer, public_settings)
+        parameters = run.optimizer.params
+        places = {id(p): k for k, p in enumerate(run.module.parameters())}
+        self._replay = Replay(
+            self.findings, loss_fn, parameters, [places[id(p)] for p in parameters], run.is_ghost
+        )
+        self._trained = [
+            part
+            for part in run.module.modules()
+            if any(p.requires_grad for p in part.parameters(recurse=False))
+        ]
+        self._step = first_step
+        self._calls: list[Call] = []  # since gradients were clipped last
+        self._sums: list[Tensor] | None = []  # of this step, recomputed; None if not known
+        self._size = 0
+        self._noisy: list[Tensor] = []  # gradients with noise, as they were left
+        self._divisor = 1.0
+        self._state: Any = None  # after the last update or forward pass
+        self._copy: Any = None  # of the inner optimizer, to repeat the step
+        self._begun = False
+        self._setting: Any = None
+
+    @contextmanager
+    def comparing(self) -> Iterator[None]:
+        """Watch forward passes, the loader and the inner optimizer in the block."""
+        run, inner = self._run, self._run.optimizer.original_optimizer
+        # Expanded weights stand for the parameters inside the user's module.
+        module = run.model if isinstance(run.model, GradSampleModuleExpandedWeights) else run.module
+        handles = [
+            module.register_forward_pre_hook(self._entering, with_kwargs=True),
+            module.register_forward_hook(self._leaving, with_kwargs=True),
+            inner.register_step_pre_hook(self._taking),
+        ]
+        self._pre_hooks, self._last_hook = inner._optimizer_step_pre_hooks, handles[-1].id
+        reduce = getattr(self._run.optimizer, "reduce_gradients", None)
+        methods = {} if reduce is None else {"reduce_gradients": lambda: self._reduced(reduce)}
+        try:
+            with self._deliveries.watching(), replaced_methods(self._run.optimizer, **methods):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            with self._careful("state"):
+                self._compare_state("after the last update")
+            self.findings.end_step()
+
+    def counts(self) -> ComparedTraining:
+        """What was found up to now."""
+        return self.findings.counts()
+
+    @contextmanager
+    def _careful(self, *keys: str, kind: str = "every") -> Iterator[None]:
+        """No error of a comparison may reach training, and what it draws is drawn apart."""
+        with self.budget.spending(kind):
+            try:
+                yield
+            except Exception as error:  # whatever the model, the loss or the data set may raise
+                text = f"not compared: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                for key in keys:
+                    self.findings.add(key, UNKNOWN, text)
+
+    # Forward and backward passes
+
+    def _is_training(self) -> bool:
+        hooked = getattr(self._run.model, "hooks_enabled", True)
+        return torch.is_grad_enabled() and hooked and any(p.training for p in self._trained)
+
+    def _entering(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not self._is_training():
+            return
+        with self._careful(*_OF_A_BATCH):
+            if not self._begun:
+                self._begun = True
+                self.budget.begin_step()
+                if self.budget.every:
+                    self._compare_state("between the last update and this forward pass")
+                else:
+                    self._state = None
+            if any(call.gradients for call in self._calls):
+                self._calls.clear()  # of a backward pass without a step
+            if not self.budget.every:
+                return
+            fed = tensors_of((args, kwargs))
+            delivered, intact = self._deliveries.match(fed, self._expected) if fed else (None, False)
+            call = Call((args, kwargs), delivered, intact)
+            self._calls.append(call)
+            if self.budget.drawn:
+                with self.budget.spending("drawn"), kept_random_state():
+                    self._keep(call)
+
+    def _keep(self, call: Call) -> None:
+        """Keep all that it takes to repeat a forward pass."""
+        module = self._run.module
+        if self._run.whole.is_sharded:
+            return  # no rank has the whole module without the others
+        call.random_state = random_state()
+        call.arguments = map_tensors(call.arguments, lambda t: t.detach().clone())
+        call.precision = autocast_now(next(module.parameters()).device.type)
+        call.twin = make_shadow(module)
+        for mine, theirs in zip(call.twin.modules(), module.modules(), strict=True):
+            mine.training = theirs.training
+
+    def _leaving(self, module: nn.Module, args: Any, kwargs: Any, outputs: Any) -> Any:
+        if not self._calls or self._calls[-1].outputs is not None or not self._is_training():
+            return None
+        seen = None
+        with self._careful("loss"):
+            call = self._calls[-1]
+            if call.twin is None:
+                call.arguments = None
+            ghost, model = self._run.is_ghost, self._run.model
+            seen = call.came_out(outputs, lambda: ghost and not model.hooks_enabled)
+        with self._careful("state"):
+            self._compare_state("inside the forward pass", but_buffers=True)
+        return seen
+
+    def clipped(self, batch: ClippedBatch) -> None:
+        """A micro-batch was clipped: compare what went through the model with it."""
+        calls = [call for call in self._calls if call.gradients or call.inside]
+        self._calls.clear()
+        self._size += len(batch.norms)
+        if not self.budget.every or not len(batch.norms):
+            return
+        with self._careful(*_OF_A_BATCH):
+            if len(calls) != 1 or calls[0].delivered is None:
+                text = (
+                    "not compared: what the model was given is not a batch of the attached loader"
+                    if len(calls) == 1
+                    else f"not compared: {len(calls)} forward passes of the attached model had a "
+                    "backward pass before gradients were clipped, where one is expected"
+                )
+                self._sums = None
+                for key in _OF_A_BATCH:
+                    self.findings.add(key, UNKNOWN, text)
+                return
+            call = calls[0]
+            self._compare_fed(call, batch)
+            factors = None
+            if self._run.is_ghost:
+                limits = batch.max_grad_norm if batch.limits is None else batch.limits
+                factors = torch.as_tensor(limits / (batch.norms + STABILISER)).clamp(max=1.0)
+            if [t._version for t in tensors_of(call.outputs)] != call.versions:
+                self.findings.add("loss", UNKNOWN, "not compared: outputs were changed in place")
+            else:
+                is_mean = self._run.optimizer.loss_reduction == "mean"
+                with kept_random_state():
+                    found = self._loss.difference(call, len(batch.norms), is_mean, factors)
+                self.findings.compare("loss", not found, found)
+        if self.budget.drawn:
+            self._repeat(call, batch)
+
+    def _compare_fed(self, call: Call, batch: ClippedBatch) -> None:
+        delivered = call.delivered
+        assert delivered is not None
+        ids = delivered.ids
+        if batch.positions is None or not np.array_equal(ids, batch.positions):
+            detail = "a step trained on other rows than those that were drawn for it"
+            self.findings.add("fed", REFUTED, detail)
+        elif len(np.unique(ids)) < len(ids):
+            self.findings.add("fed", REFUTED, "a row was drawn twice into one batch")
+        else:
+            detail = "the loop changed the inputs after the loader gave them"
+            self.findings.compare("fed", call.intact, detail, UNKNOWN)
+
+    def _repeat(self, call: Call, batch: ClippedBatch) -> None:
+        with self._careful("replay", "alone", "loss_function", kind="drawn"):
+            if call.twin is None:
+                self._sums = None
+                text = "not compared: the model is sharded" if self._run.whole.is_sharded else ""
+                self.findings.add("replay", UNKNOWN, text or "not compared: no copy of the model")
+                self.findings.add("alone", UNKNOWN, text or "not compared: no copy of the model")
+                return
+            rule = self._run._rule
+            transforms = rule.transforms() if hasattr(rule, "transforms") else ()
+            found = self._replay.compare(call, batch, transforms)
+            if self._run.is_ghost:
+                own = [p.grad for p in self._run.optimizer.params]
+                self._compare_sum(found, own, batch, len(batch.norms))
+            elif self._sums is not None:
+                self._sums = [a + b for a, b in zip(self._sums or found, found, strict=True)] if self._sums else found
+        with self._careful("rows", kind="drawn"), kept_random_state():
+            self._compare_rows(call)
+
+    def _compare_sum(self, found: Sequence[Tensor], own: Any, batch: Any, size: int) -> None:
+        half = any(p.dtype in HALF for p in self._run.optimizer.params)
+        limit = float(self._run.optimizer.max_grad_norm)
+        detail = sum_differs(found, own, limit, size, half)
+        self.findings.compare("replay", not detail, detail)
+
+    def _compare_rows(self, call: Call) -> None:
+        """Rows as loaded beside the data set's own items."""
+        delivered = call.delivered
+        assert delivered is not None
+        loaded = tensors_of(delivered.batch)
+        if delivered.is_changed:
+            return self.findings.add("rows", UNKNOWN, "not compared: the loop wrote into the batch")
+        again = []
+        state = random_state()
+        for before in (state, state, None):
+            if before is not None:
+                set_random_state(before)
+            again.append(tensors_of(delivered.read_again()))
+        if _equal(loaded, again[0]):
+            self.findings.add("rows", 0)
+        elif not _equal(again[0], again[1]):
+            detail = "items of the data set change as they are read: it remembers what it gave"
+            self.findings.add("rows", REFUTED, detail)
+        elif not _equal(again[0], again[2]):
+            self.findings.add("rows", UNKNOWN, "augmentation in the data set: its items are random")
+        else:
+            detail = "the loader gives other rows than the Recorder's data set has for these ids"
+            self.findings.add("rows", REFUTED, detail)
+
+    # The update
+
+    def before_noise(self) -> None:
+        """Gradients are summed up: compare the sum of a drawn step."""
+        sums, self._sums = self._sums, []
+        size, self._size = self._size, 0
+        if not (self.budget.drawn and sums) or self._run.is_ghost:
+            return
+        with self._careful("replay", kind="drawn"):
+            own = [getattr(p, "summed_grad", None) for p in self._run.optimizer.params]
+            self._compare_sum(sums, own, None, size)
+
+    def after_noise(self) -> None:
+        """Keep what the optimizer is to be given, before it is scaled."""
+        self._noisy = []
+        if not self.budget.every:
+            return
+        with self._careful("gradient_taken"):
+            optimizer = self._run.optimizer
+            self._noisy = [local(p.grad).clone() for p in optimizer.params]
+            is_mean = optimizer.loss_reduction == "mean"
+            self._divisor = optimizer.expected_batch_size if is_mean else 1.0
+
+    def before_step(self, setting: StepSetting) -> None:
+        """Called in the optimizer's step hook: settings are those of the step."""
+        self._setting = setting
+        self._pre_hooks.move_to_end(self._last_hook)  # other hooks may not follow ours
+
+    def _reduced(self, reduce: Callable[[], None]) -> None:
+        """Several ranks add up their gradients: compare before, and keep what comes of it."""
+        self._compare_gradient()
+        reduce()
+        with self._careful("gradient_taken"):
+            if self._noisy:
+                self._noisy = [p.grad.clone() for p in self._run.optimizer.params]
+                self._divisor = 1.0
+
+    def _compare_gradient(self) -> None:
+        with self._careful("gradient_taken"):
+            if not self._noisy:
+                return
+            expected = torch._foreach_div(self._noisy, self._divisor)
+            taken = [p.grad for p in self._run.optimizer.params]
+            same = all(
+                t is not None and _bitwise(local(t), e) for t, e in zip(taken, expected, strict=True)
+            )
+            detail = "the inner optimizer took another gradient than the noisy sum over its divisor"
+            self.findings.compare("gradient_taken", same, detail)
+
+    def _taking(self, inner: Any, *_: Any) -> None:
+        """The last moment before parameters move."""
+        self._compare_gradient()
+        self._noisy = []
+        with self._careful("settings"):
+            moved = self._settings.moved(self._step, self._setting)
+            self.findings.compare("settings", not moved, moved, UNKNOWN)
+        if not self.budget.every:
+            return
+        with self._careful("state"):
+            self._compare_state("between the forward pass and the update")
+        if self.budget.drawn:
+            with self._careful("step", kind="drawn"):
+                self._copy, self._random = copy.deepcopy(inner), random_state()
+                for mine, theirs in self._pairs(inner):
+                    mine.grad = None if theirs.grad is None else theirs.grad.detach().clone()
+
+    def _pairs(self, inner: Any) -> Iterator[tuple[Any, Any]]:
+        groups = zip(self._copy.param_groups, inner.param_groups, strict=True)
+        return (pair for a, b in groups for pair in zip(a["params"], b["params"], strict=True))
+
+    def updated(self) -> list[str]:
+        """The parameters moved; return keys of what was found for the first time."""
+        inner = self._run.optimizer.original_optimizer
+        if self._copy is not None:
+            with self._careful("step", kind="drawn"), kept_random_state():
+                set_random_state(self._random)
+                step = type(self._copy).step
+                getattr(step, "__wrapped__", step)(self._copy)  # without hooks
+                off = max(_distance(mine, theirs) for mine, theirs in self._pairs(inner))
+                detail = "a copy of the inner optimizer made another step of the same gradient"
+                self.findings.compare("step", off <= _SAME_STEP, detail, UNKNOWN)
+            self._copy = None
+        self._deliveries.end_step()
+        self.budget.end_step()
+        self._state = None
+        if self.budget.every:
+            with self._careful("state"):
+                self._state = self._print()
+        self._begun = False
+        self._step += 1
+        return self.findings.end_step()
+
+    def _compare_state(self, when: str, *, but_buffers: bool = False) -> None:
+        last, self._state = self._state, self._print()
+        if last is not None:
+            detail = f"parameters, buffers or the optimizer's state changed {when}"
+            same = last[but_buffers:] == self._state[but_buffers:]
+            self.findings.compare("state", same, detail, UNKNOWN)
+
+    @torch.no_grad()
+    def _print(self) -> tuple[Any, ...]:
+        """Fingerprints of buffers, parameters, and the optimizer's state."""
+        module, state = self._run.module, self._run.optimizer.original_optimizer.state
+        leaves = torch.utils._pytree.tree_leaves([dict(one) for one in state.values()])
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        prints = [_print_of(part) for part in (module.buffers(), module.parameters(), tensors)]
+        return *prints, repr([leaf for leaf in leaves if not isinstance(leaf, Tensor)])
+
+
+def _print_of(tensors: Iterable[Tensor]) -> list[Any]:
+    """Hashes, which do not see an order, and norms, which do not see a sign."""
+    values = [local(tensor.detach()) for tensor in tensors if tensor.numel()]
+    floats = [value for value in values if value.is_floating_point()]
+    norms = torch._foreach_norm(floats) if floats else []
+    return [_to_list(map(_HASH, values)), _to_list(norm.double() for norm in norms)]
+
+
+def _to_list(values: Iterable[Tensor]) -> list[Any]:
+    found = list(values)
+    same = len({(value.device, value.dtype) for value in found}) == 1
+    return torch.stack(found).tolist() if same else [value.item() for value in found]
+
+
+def _bitwise(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+def _equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return len(one) == len(other) and all(_bitwise(a, b) for a, b in zip(one, other, strict=True))
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    one, other = local(one.detach()).double(), local(other.detach()).double()
+    scale = max(float(other.abs().max()), 1e-12) if other.numel() else 1.0
+    return float((one - other).abs().max()) / scale if other.numel() else 0.0
