@@ -3,7 +3,7 @@
 import ast
 import subprocess
 import sys
-from collections import Counter
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -234,17 +234,8 @@ def test_the_audit_side_runs_without_torch():
     )
 
 
-def test_files_and_folders_keep_their_size():
-    """The limits of benchmarks/house.py that hold; ruff checks the length of lines."""
-    long = {name_of(path): len(path.read_text("utf-8").splitlines()) for path in MODULES}
-    assert not {name for name, lines in long.items() if lines > 350}
-    folders = Counter(path.parent for path in MODULES if path.name != "__init__.py")
-    assert max(folders.values()) <= 17
-    limits = {ast.ClassDef: 200, ast.FunctionDef: 60, ast.AsyncFunctionDef: 60}
-    assert not [
-        (name_of(path), node.name)
-        for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, tuple(limits))
-        and node.end_lineno - node.lineno + 1 > limits[type(node)]
-    ]
+def test_the_package_keeps_its_budget():
+    """Lines of *.py, which may rise only where an issue says so; they fall from wave to wave."""
+    budget = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text("utf-8"))["tool"]["house"]
+    lines = sum(len(path.read_text("utf-8").splitlines()) for path in MODULES)
+    assert lines <= budget["lines"]

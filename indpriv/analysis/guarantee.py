@@ -29,7 +29,7 @@ from indpriv.norm_log.evidence import (
     WORST_CASE,
     Check,
 )
-from indpriv.norm_log.lines import lines_of, unverified
+from indpriv.norm_log.lines import Line, lines_of, unverified
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.validation import is_covered
 
@@ -83,6 +83,7 @@ class Guarantee:
         reasons: why it is not "supported".
         membership: the limit for a membership test, tighter than (epsilon, delta) alone gives; None
             where a unit has several rows.
+        lines: what the guarantee rests on, and how each is known; empty in audits from before.
     """
 
     worst_case_epsilon: AtLeastZero
@@ -92,6 +93,7 @@ class Guarantee:
     statement: str
     reasons: tuple[str, ...]
     membership: Membership | None = None
+    lines: tuple[Line, ...] = ()
 
     @property
     def stands(self) -> bool:
@@ -131,15 +133,19 @@ def guarantee_of(
     recorder: Mapping[str, Any],
     membership: Membership | None = None,
     divisor: Divisor | None = None,
+    said: Mapping[str, str | None] | None = None,
 ) -> Guarantee:
-    """State the worst case of a run; those checks that bear on it decide its status.
+    """State the worst case of a run; the lines of evidence decide its status.
 
     `recorder` is what the recorder noted about the run: "seeded" and "no_privacy", the reason why
-    its noise protects nobody, void the guarantee. `divisor`
-    refutes adding or removing an example where it tells their number.
+    its noise protects nobody, void the guarantee. `divisor` refutes adding or removing an example
+    where it tells their number. `said` is the user's word on what nobody can see; see `lines_of`.
     """
     account = table.account
-    status, reasons = _status(table, checks, recorder, divisor)
+    by_size = account.sampler == "fixed_size" and is_covered(account.sampler, account.neighbouring)
+    left_out = OF_SECRECY if account.participation == "known" or by_size else frozenset[str]()
+    lines = lines_of(checks, recorder, said, left_out)
+    status, reasons = _status(table, checks, recorder, divisor, lines, left_out)
     statement, delta_times_n = _statement(table, status, reasons), account.delta * len(table)
     if status in STANDS and delta_times_n >= 1:
         statement += f" {DELTA_TOO_LARGE}"
@@ -151,6 +157,7 @@ def guarantee_of(
         statement=statement,
         reasons=tuple(reasons),
         membership=membership,
+        lines=lines,
     )
 
 
@@ -159,6 +166,8 @@ def _status(
     checks: Sequence[Check],
     recorder: Mapping[str, Any],
     divisor: Divisor | None,
+    lines: Sequence[Line],
+    left_out: frozenset[str],
 ) -> tuple[str, list[str]]:
     """The status of the guarantee, and why it is not "supported"."""
     if void := SEEDED if recorder.get("seeded") else recorder.get("no_privacy"):
@@ -166,8 +175,6 @@ def _status(
     account = table.account
     known = account.participation == "known"
     covered = is_covered(account.sampler, account.neighbouring)
-    by_size = covered and account.sampler == "fixed_size"
-    left_out = OF_SECRECY if known or by_size else frozenset()
     reasons = [
         check.detail
         for check in checks
@@ -193,7 +200,7 @@ def _status(
         return DECLARED, [
             "nothing shows that whatever chose the examples of a batch looks at no data"
         ]
-    open_lines = unverified(lines_of(checks, recorder, left_out=left_out))
+    open_lines = unverified(lines)
     return (DECLARED if open_lines else SUPPORTED), [
         f"{line.title.lower()}: not verified ({line.detail}); to verify it, {line.verify}"
         for line in open_lines

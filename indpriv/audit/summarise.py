@@ -210,7 +210,8 @@ def _guarantee(log: NormLog, epsilons: Epsilons, recorded: RecordedRun) -> Guara
     else:
         membership = worst_case_membership(log, account.delta)
     divisor = divisor_of_run(log, epsilons, recorded.recorder)
-    return guarantee_of(epsilons, recorded.checks, recorded.recorder, membership, divisor)
+    said = {"preprocessing": recorded.declared.preprocessing, "tuning": recorded.declared.tuning}
+    return guarantee_of(epsilons, recorded.checks, recorded.recorder, membership, divisor, said)
 
 
 def divisor_of_run(log: NormLog, epsilons: Epsilons, recorder: Mapping[str, Any]) -> Divisor | None:

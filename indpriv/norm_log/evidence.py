@@ -56,9 +56,10 @@ class Assumption:
     Attributes:
         key, title, bears_on: see Check.
         group: where the reference page lists it.
-        line: of lines.toml, which a check of it confirms or leaves open; "" if it only refutes.
+        line: of lines.toml, which a check of it confirms, leaves open or refutes; or "".
         holds: what a passed check has found. Markdown, as all three are.
         failure, advice: what it means if the check fails, and what to do then.
+        optional: where it was not checked, other checks decide the line.
     """
 
     key: str
@@ -69,6 +70,7 @@ class Assumption:
     holds: str
     failure: str
     advice: str
+    optional: bool = False
 
     def passed(self, detail: str) -> Check:
         """It holds."""

@@ -95,7 +95,12 @@ def _line(text: _Text, checks: Sequence[Check], said: str, left_out: frozenset[s
         if check.key in ASSUMPTIONS and ASSUMPTIONS[check.key].line == text.key
         if check.key not in left_out
     ]
-    failed, unknown = ([c for c in mine if c.status == s] for s in (FAILED, NOT_CHECKED))
+    failed = [check for check in mine if check.status == FAILED]
+    unknown = [
+        check
+        for check in mine
+        if check.status == NOT_CHECKED and not ASSUMPTIONS[check.key].optional
+    ]
     passed = {check.key for check in mine if check.status == PASSED}
     missing = [k for k in text.needs if k not in passed | left_out | {c.key for c in unknown}]
     if failed:
@@ -109,7 +114,7 @@ def _line(text: _Text, checks: Sequence[Check], said: str, left_out: frozenset[s
         found += [f"not compared: {ASSUMPTIONS[key].title}" for key in missing]
     else:
         word = VERIFIED
-        found = [check.detail for check in mine if check.key in text.needs]
+        found = [f"{check.title}: {check.detail}" for check in mine if check.key in text.needs]
     verify = text.verify if word == DECLARED else ""
     detail = "; ".join(dict.fromkeys(found))
     return Line(text.key, text.title, text.statement, word, detail, verify)

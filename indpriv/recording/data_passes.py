@@ -73,6 +73,7 @@ class Examples:
         return inputs, targets
 
     def unpacked(self, batch: Any) -> tuple[Any, Any]:
+        """(inputs, targets) of a batch."""
         if isinstance(batch, Mapping):
             batch = (Keywords(batch),) * 2
         if not (isinstance(batch, list | tuple) and len(batch) == 2):

@@ -112,7 +112,7 @@ def is_guessable(generator: torch.Generator | None) -> bool:
     """
     generator = torch.default_generator if generator is None else generator
     seed = generator.initial_seed()
-    return not is_private(generator) and seed < _CHOSEN_SEEDS or seed == _DEFAULT_SEED
+    return (not is_private(generator) and seed < _CHOSEN_SEEDS) or seed == _DEFAULT_SEED
 
 
 def fingerprint_of_state(state: bytes, run_id: str) -> str:

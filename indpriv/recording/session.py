@@ -38,7 +38,10 @@ from indpriv.recording.plan import Plan
 from indpriv.recording.random_states import fingerprint_of_state
 from indpriv.recording.run_log import RunLog, TakenNorms
 
-
+_AUGMENTED = (
+    "items of the data set are random (augmentation?), so the recorded norms belong to another "
+    "random draw than training's; batch norms and known participation make an exact account"
+)
 _ON_TRUST = ("rows",)  # a random data set is no reason for a warning
 
 
@@ -62,7 +65,7 @@ class Session:
         is the test examples, if this rank records their norms; attack watches every update.
         """
         self._plan, self._run, self._pass, self._log = plan, run, shared_pass, log
-        self._caveats, self._holdout = caveats, holdout
+        self._caveats, self._holdout = list(caveats), holdout
         self._policy = plan.policy.in_steps(run.steps_per_epoch)
         first = plan.resume_at or 0
         compared = partial(
@@ -177,8 +180,10 @@ class Session:
         positions, norms = batch
         check_norms(norms, self._plan.data.ids[positions])  # before a NaN reaches the parameters
         norm_pass = self._pass.norm_pass
-        # Norms of another draw of dropout, one of the caveats, tell nothing about these.
-        if recorded is not None and not norm_pass.caveats:
+        if self._watch.random_rows and _AUGMENTED not in self._caveats:
+            self._caveats.append(_AUGMENTED)
+        # Norms of another draw of dropout or augmentation tell nothing about these.
+        if recorded is not None and not (norm_pass.caveats or self._watch.random_rows):
             self._watch.tally.compare(
                 recorded.norms[positions],
                 norms,

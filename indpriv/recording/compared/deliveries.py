@@ -16,7 +16,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from indpriv._arrays import IntArray
 from indpriv.recording.data_passes import Examples
-from indpriv.recording.norms.batches import tensors_of
+from indpriv.recording.norms.batches import same_values, tensors_of
 
 _DEPTH = 4  # of samplers around the one that draws: BatchMemoryManager's, those of trainers
 
@@ -54,7 +54,7 @@ class Delivered:
     def holds(self, fed: list[Tensor]) -> bool:
         """Whether all tensors that the model was given are of this batch, values unchanged."""
         mine = tensors_of(self.unpacked[0])
-        return not self.is_changed and all(any(_same(one, t) for t in mine) for one in fed)
+        return not self.is_changed and all(any(same_values(one, t) for t in mine) for one in fed)
 
 
 class Deliveries:
@@ -140,12 +140,3 @@ def _ids_of(iterator: Any) -> deque[Any]:
         kept = vars(iterator)["_indpriv_ids"] = (iterator._sampler_iter, deque())
     ids: deque[Any] = kept[1]
     return ids
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    if one is other:
-        return True
-    if one.shape != other.shape:
-        return False
-    other = other.to(one.device, one.dtype)
-    return bool(((one == other) | ((one != one) & (other != other))).all())

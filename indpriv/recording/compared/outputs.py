@@ -68,6 +68,20 @@ class Call:
         return map_tensors(outputs, alias)
 
     @property
+    def loaded(self) -> Delivered:
+        """The loader's batch, where it was found."""
+        if self.delivered is None:
+            raise LookupError("no batch of the loader was fed")
+        return self.delivered
+
+    @property
+    def copied(self) -> nn.Module:
+        """The module as it was before this pass, where that was kept."""
+        if self.twin is None:
+            raise LookupError("no copy of the model")
+        return self.twin
+
+    @property
     def size(self) -> int:
         """Number of rows."""
         return 0 if self.delivered is None else len(self.delivered.ids)
@@ -139,7 +153,9 @@ class LossComparison:
         with torch.enable_grad():
             losses = self.loss_fn(outputs, call.targets)
             floats = [k for k, leaf in enumerate(leaves) if leaf.requires_grad]
-            given = torch.autograd.grad(losses.sum(), [leaves[k] for k in floats], allow_unused=True)
+            given = torch.autograd.grad(
+                losses.sum(), [leaves[k] for k in floats], allow_unused=True
+            )
         return {k: grad for k, grad in zip(floats, given, strict=True) if grad is not None}
 
     def _moved(self, factor: float, tolerance: float) -> str:

@@ -13,6 +13,7 @@ import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ class Replay:
             self._memory(one)
             self._loss_function(one)
             self._alone(one, batch.max_grad_norm)
-            total = self._sum(one, batch, transforms)
+            total = self._sum(one, batch)
         self._last = one.arguments
         return total
 
@@ -80,9 +81,12 @@ class Replay:
         weights = torch.as_tensor(self._random.standard_normal(size)) * keep * shares
         if self.is_ghost:
             return self._norms_of(one, batch, keep, swapped)
-        theirs, lengths = self._weighted(weights), _row_norms(self._samples()).cpu()
+        samples = [_flat(p) for p in self.parameters]
+        if transforms:  # AdaClip leaves what it clips
+            samples = [g / k + m for g, (m, k) in zip(samples, transforms, strict=True)]
+        theirs, lengths = _weighted(samples, weights), _row_norms(samples).cpu()
         scale = max(math.sqrt(float((weights * lengths).square().sum())), 1e-12)
-        tolerance = _SAME_HALF if self._is_half(one) else _SAME
+        tolerance = _SAME_HALF if self.is_half(one) else _SAME
         mine = self._gradients(one, weights, *swapped)
         error = _distance(mine, theirs) / scale
         if error <= tolerance:
@@ -93,7 +97,7 @@ class Replay:
     def _norms_of(self, one: Call, batch: ClippedBatch, keep: Tensor, swapped: Any) -> None:
         """In ghost mode no gradient of one row exists in training, only its norm."""
         rows = self._random.permutation(np.flatnonzero(keep.numpy()))[:_ROWS]
-        tolerance = _NORMS_HALF if self._is_half(one) else _NORMS
+        tolerance = _NORMS_HALF if self.is_half(one) else _NORMS
         theirs = batch.norms.cpu().double()[torch.as_tensor(rows)]
         floor = _SMALL * batch.max_grad_norm
 
@@ -140,19 +144,17 @@ class Replay:
     def _repeats(self, one: Call) -> bool:
         with torch.no_grad():
             outputs = tensors_of(self._outputs(self._twin(one), one, one.arguments))
-        tolerance = _SAME_HALF if self._is_half(one) else _SAME
+        tolerance = _SAME_HALF if self.is_half(one) else _SAME
         expected = tensors_of(one.outputs)
         return all(relative(*pair) <= tolerance for pair in zip(outputs, expected, strict=True))
 
     def _first_that_mixes(self, one: Call, keep: Tensor, swapped: Any) -> str:
         """The first module whose output for a row that stayed changes with the other rows."""
-        seen: list[list[tuple[str, list[Tensor]]]] = []
+        seen = []
         for arguments in (one.arguments, swapped[0]):
-            twin, found = self._twin(one), list[tuple[str, list[Tensor]]]()
+            twin, found = self._twin(one), _Outputs()
             for name, part in twin.named_modules():
-                part.register_forward_hook(
-                    lambda _, __, out, n=name: found.append((n, tensors_of(out)))  # type: ignore[misc]
-                )
+                part.register_forward_hook(partial(found.keep, name))
             with torch.no_grad():
                 self._outputs(twin, one, arguments)
             seen.append(found)
@@ -208,30 +210,25 @@ class Replay:
 
     def _alone(self, one: Call, max_grad_norm: float) -> None:
         """A row that is collated alone, and beside others; randomness is held still."""
-        delivered = one.delivered
-        assert delivered is not None
         if not one.intact:
             return self.findings.add("alone", UNKNOWN, "not compared: the loop changed the inputs")
-        examples, gradients = delivered.examples, []
+        examples, gradients = one.loaded.examples, []
         items = self._items(one)
         collate = examples.collate_fn or torch.utils.data.default_collate
         fed = {t.dtype for t in tensors_of(one.arguments) if t.is_floating_point()}
+        cast = partial(_as_type, next(iter(fed)) if len(fed) == 1 else None)
         for rows in (items[:1], items, items[:1]):
             set_random_state(one.random_state)
             with Still():
                 batch = examples.on_device(examples.unpacked(collate(rows)))
-                if len(fed) == 1:
-                    cast = next(iter(fed))
-                    inputs = map_tensors(batch[0], lambda t: t.to(cast) if t.is_floating_point() else t)
-                    batch = inputs, batch[1]
-                gradients.append(self._first_row(one, *batch))
+                gradients.append(self._first_row(one, map_tensors(batch[0], cast), batch[1]))
             torch.rand(1)  # another random state for what does not hold still
         alone, among, again = gradients
         scale = max(_distance(among), _SMALL * max_grad_norm)
         if _distance(alone, again) > _ALONE * scale:
             return self.findings.add("alone", UNKNOWN, "not compared: the row alone is random")
         error = _distance(alone, among) / scale
-        tolerance = _ALONE_HALF if self._is_half(one) else _ALONE
+        tolerance = _ALONE_HALF if self.is_half(one) else _ALONE
         self.findings.compare(
             "alone",
             error <= tolerance,
@@ -242,10 +239,8 @@ class Replay:
 
     def _items(self, one: Call) -> list[Any]:
         """A random item of the batch, a few others, and the largest."""
-        delivered = one.delivered
-        assert delivered is not None
-        chosen = self._random.permutation(delivered.ids)
-        items = [delivered.examples.dataset[int(i)] for i in chosen[: 4 * _COMPANIONS]]
+        chosen = self._random.permutation(one.loaded.ids)
+        items = [one.loaded.examples.dataset[int(i)] for i in chosen[: 4 * _COMPANIONS]]
         sizes = [sum(t.numel() for t in tensors_of(item)) for item in items]
         largest = items[int(np.argmax(sizes))]
         first = items[int(np.argmin(sizes))] if len(set(sizes)) > 1 else items[0]
@@ -259,36 +254,24 @@ class Replay:
         losses[0].backward()
         return self._taken(twin)
 
-    def _sum(self, one: Call, batch: ClippedBatch, transforms: Sequence[Any]) -> list[Tensor]:
+    def _sum(self, one: Call, batch: ClippedBatch) -> list[Tensor]:
         """Sum of clipped gradients, by the norms that training clipped by."""
         limits = batch.limits if batch.limits is not None else batch.max_grad_norm
         factors = torch.as_tensor(limits / (batch.norms + STABILISER)).clamp(max=1.0)
         if self.is_ghost:
             return self._gradients(one, factors, one.arguments, one.targets)
-        samples = self._samples(transforms)
+        samples = [_flat(p) for p in self.parameters]
         if batch.each is None:
             own = _row_norms(samples).to(batch.norms)
             if bool((batch.norms < own * (1 - _TOO_SHORT)).any()):
                 self.findings.add("replay", REFUTED, "gradients were clipped by too small norms")
-            return self._weighted(factors, transforms)
+            return _weighted(samples, factors)
         return [
             torch.einsum("i,i...", (c / (_row_norms([g]) + STABILISER)).clamp(max=1).to(g), g)
             for g, c in zip(samples, batch.each, strict=True)
         ]
 
-    def _samples(self, transforms: Sequence[Any] = ()) -> list[Tensor]:
-        samples = [_flat(p) for p in self.parameters]
-        if not transforms:
-            return samples
-        return [(g - m) * k for g, (m, k) in zip(samples, transforms, strict=True)]
-
-    def _weighted(self, weights: Tensor, transforms: Sequence[Any] = ()) -> list[Tensor]:
-        """Weighted sums of training's per-example gradients."""
-        return [torch.einsum("i,i...", weights.to(g), g) for g in self._samples(transforms)]
-
-    def _gradients(
-        self, one: Call, weights: Tensor, arguments: Any, targets: Any
-    ) -> list[Tensor]:
+    def _gradients(self, one: Call, weights: Tensor, arguments: Any, targets: Any) -> list[Tensor]:
         """Gradients of the weighted sum of losses, by autograd on a twin."""
         twin = self._twin(one)
         with torch.enable_grad():
@@ -319,8 +302,7 @@ class Replay:
             return twin(*args, **kwargs)
 
     def _twin(self, one: Call) -> nn.Module:
-        assert one.twin is not None
-        return copy.deepcopy(one.twin)
+        return copy.deepcopy(one.copied)
 
     def _taken(self, twin: nn.Module) -> list[Tensor]:
         own = list(twin.parameters())
@@ -359,17 +341,35 @@ class Replay:
         arguments, targets = map_tensors(own, swap)
         return arguments, targets
 
-    def _is_half(self, one: Call) -> bool:
+    def is_half(self, one: Call) -> bool:
+        """Whether arithmetic is of half precision."""
         return one.is_half or any(torch.finfo(p.dtype).bits < 32 for p in self.parameters)
 
 
-def sum_differs(found: Sequence[Tensor], clipped: Sequence[Tensor], limit: float, size: int, half: bool) -> str:
+class _Outputs(list[tuple[str, list[Tensor]]]):
+    """Outputs of the modules of a model, in the order in which they are done."""
+
+    def keep(self, name: str, part: nn.Module, arguments: Any, outputs: Any) -> None:
+        self.append((name, tensors_of(outputs)))
+
+
+def sum_differs(
+    found: Sequence[Tensor], clipped: Sequence[Tensor], limit: float, size: int, half: bool
+) -> str:
     """Whether training's sum before the noise is not that of its clipped gradients; "" if it is."""
     error = _distance(found, [t.view_as(f) for f, t in zip(found, clipped, strict=True)]) / limit
     allowed = (_SUM_HALF if half else _SUM) * math.sqrt(max(size, 1))
     if error <= allowed:
         return ""
     return f"the sum of a step's gradients is off by {error:.2g} of max_grad_norm before the noise"
+
+
+def _weighted(samples: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
+    return [torch.einsum("i,i...", weights.to(g), g) for g in samples]
+
+
+def _as_type(kind: torch.dtype | None, tensor: Tensor) -> Tensor:
+    return tensor.to(kind) if kind is not None and tensor.is_floating_point() else tensor
 
 
 def _flat(p: Any) -> Tensor:

@@ -44,7 +44,9 @@ class Settings:
         for name, value in said.items():
             values = now[name] if isinstance(now[name], list) else [now[name]]
             if any(one != _plain(value) for one in values):
-                return f"{name} is {values[0]!r} at step {step}, where the public law says {value!r}"
+                return (
+                    f"{name} is {values[0]!r} at step {step}, where the public law says {value!r}"
+                )
         changed = [name for name, value in now.items() if name not in said]
         changed = [name for name in changed if last.get(name, now[name]) != now[name]]
         unexplained = [name for name in changed if not self._by_law(name, now[name])]
@@ -59,7 +61,9 @@ class Settings:
             self._schedulers = self._found_schedulers()
         if name in ("noise_multiplier", "max_grad_norm"):
             kind = "Noise" if name == "noise_multiplier" else "GradClip"
-            return any(_is_of_opacus(one) and kind in type(one).__name__ for one in self._schedulers)
+            return any(
+                _is_of_opacus(one) and kind in type(one).__name__ for one in self._schedulers
+            )
         laws = [one for one in self._schedulers if not _is_of_opacus(one)]
         if not laws or any(type(one).__name__ == "ReduceLROnPlateau" for one in laws):
             return False
@@ -74,15 +78,19 @@ class Settings:
             one
             for one in gc.get_objects()
             if _is_scheduler(type(one))
-            and (found := getattr(getattr(one, "optimizer", None), "param_groups", None))
-            and found[0] is groups[0]
+            if (found := getattr(getattr(one, "optimizer", None), "param_groups", None))
+            if found[0] is groups[0]
         ]
 
 
 def _is_scheduler(kind: type) -> bool:
     """Whether torch or Opacus wrote the class itself; a subclass may read anything."""
-    return kind.__module__.startswith(("torch.optim.", "opacus.schedulers")) and (
-        issubclass(kind, torch.optim.lr_scheduler.LRScheduler) or "opacus" in kind.__module__
+    module = str(kind.__module__)
+    if module.startswith("opacus.schedulers"):
+        return True
+    return module.startswith("torch.optim.") and (
+        issubclass(kind, torch.optim.lr_scheduler.LRScheduler)
+        or kind is torch.optim.lr_scheduler.ReduceLROnPlateau
     )
 
 

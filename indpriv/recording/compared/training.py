@@ -18,19 +18,21 @@ from typing import Any
 import numpy as np
 import torch
 from opacus.grad_sample import GradSampleModuleExpandedWeights
+from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 
 from indpriv._arrays import IntArray
 from indpriv.norm_log.session_counts import ComparedTraining
 from indpriv.norm_log.step_settings import StepSetting
+from indpriv.recording.clipping.rules import AdaClip
 from indpriv.recording.compared.deliveries import Deliveries
 from indpriv.recording.compared.findings import REFUTED, UNKNOWN, Budget, Findings
 from indpriv.recording.compared.outputs import Call, LossComparison
 from indpriv.recording.compared.replay import Replay, sum_differs
 from indpriv.recording.compared.settings import PublicSettings, Settings
 from indpriv.recording.data_passes import Examples
-from indpriv.recording.norms.batches import LossFn, map_tensors, tensors_of
-from indpriv.recording.norms.shadow_model import HALF, autocast_now, make_shadow
+from indpriv.recording.norms.batches import LossFn, map_tensors, same_values, tensors_of
+from indpriv.recording.norms.shadow_model import autocast_now, make_shadow
 from indpriv.recording.opacus.clipping_watch import STABILISER, ClippedBatch, replaced_methods
 from indpriv.recording.opacus.run import OpacusRun
 from indpriv.recording.opacus.whole_model import local
@@ -77,8 +79,9 @@ class Comparison:
         self._divisor = 1.0
         self._state: Any = None  # after the last update or forward pass
         self._copy: Any = None  # of the inner optimizer, to repeat the step
-        self._begun = False
+        self._begun = self._half = False
         self._setting: Any = None
+        self.random_rows = False  # items of the data set are random
 
     @contextmanager
     def comparing(self) -> Iterator[None]:
@@ -114,7 +117,7 @@ class Comparison:
         with self.budget.spending(kind):
             try:
                 yield
-            except Exception as error:  # whatever the model, the loss or the data set may raise
+            except Exception as error:  # noqa: BLE001  # of model, loss or data
                 text = f"not compared: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
                 for key in keys:
                     self.findings.add(key, UNKNOWN, text)
@@ -141,7 +144,9 @@ class Comparison:
             if not self.budget.every:
                 return
             fed = tensors_of((args, kwargs))
-            delivered, intact = self._deliveries.match(fed, self._expected) if fed else (None, False)
+            delivered, intact = (
+                self._deliveries.match(fed, self._expected) if fed else (None, False)
+            )
             call = Call((args, kwargs), delivered, intact)
             self._calls.append(call)
             if self.budget.drawn:
@@ -210,9 +215,7 @@ class Comparison:
             self._repeat(call, batch)
 
     def _compare_fed(self, call: Call, batch: ClippedBatch) -> None:
-        delivered = call.delivered
-        assert delivered is not None
-        ids = delivered.ids
+        ids = call.loaded.ids
         if batch.positions is None or not np.array_equal(ids, batch.positions):
             detail = "a step trained on other rows than those that were drawn for it"
             self.findings.add("fed", REFUTED, detail)
@@ -230,42 +233,43 @@ class Comparison:
                 self.findings.add("replay", UNKNOWN, text or "not compared: no copy of the model")
                 self.findings.add("alone", UNKNOWN, text or "not compared: no copy of the model")
                 return
-            rule = self._run._rule
-            transforms = rule.transforms() if hasattr(rule, "transforms") else ()
+            rule = self._run.optimizer
+            transforms = rule.transforms() if isinstance(rule, AdaClip) else ()
             found = self._replay.compare(call, batch, transforms)
+            self._half |= self._replay.is_half(call)
             if self._run.is_ghost:
                 own = [p.grad for p in self._run.optimizer.params]
-                self._compare_sum(found, own, batch, len(batch.norms))
+                self._compare_sum(found, own, len(batch.norms))
+            elif self._sums:
+                self._sums = list(torch._foreach_add(self._sums, found))
             elif self._sums is not None:
-                self._sums = [a + b for a, b in zip(self._sums or found, found, strict=True)] if self._sums else found
+                self._sums = found
         with self._careful("rows", kind="drawn"), kept_random_state():
             self._compare_rows(call)
 
-    def _compare_sum(self, found: Sequence[Tensor], own: Any, batch: Any, size: int) -> None:
-        half = any(p.dtype in HALF for p in self._run.optimizer.params)
-        limit = float(self._run.optimizer.max_grad_norm)
+    def _compare_sum(self, found: Sequence[Tensor], own: Any, size: int) -> None:
+        limit, half = float(self._run.optimizer.max_grad_norm), self._half
         detail = sum_differs(found, own, limit, size, half)
         self.findings.compare("replay", not detail, detail)
 
     def _compare_rows(self, call: Call) -> None:
         """Rows as loaded beside the data set's own items."""
-        delivered = call.delivered
-        assert delivered is not None
-        loaded = tensors_of(delivered.batch)
-        if delivered.is_changed:
+        loaded = tensors_of(call.loaded.batch)
+        if call.loaded.is_changed:
             return self.findings.add("rows", UNKNOWN, "not compared: the loop wrote into the batch")
         again = []
         state = random_state()
         for before in (state, state, None):
             if before is not None:
                 set_random_state(before)
-            again.append(tensors_of(delivered.read_again()))
+            again.append(tensors_of(call.loaded.read_again()))
         if _equal(loaded, again[0]):
             self.findings.add("rows", 0)
         elif not _equal(again[0], again[1]):
             detail = "items of the data set change as they are read: it remembers what it gave"
             self.findings.add("rows", REFUTED, detail)
         elif not _equal(again[0], again[2]):
+            self.random_rows = True
             self.findings.add("rows", UNKNOWN, "augmentation in the data set: its items are random")
         else:
             detail = "the loader gives other rows than the Recorder's data set has for these ids"
@@ -281,7 +285,7 @@ class Comparison:
             return
         with self._careful("replay", kind="drawn"):
             own = [getattr(p, "summed_grad", None) for p in self._run.optimizer.params]
-            self._compare_sum(sums, own, None, size)
+            self._compare_sum(sums, own, size)
 
     def after_noise(self) -> None:
         """Keep what the optimizer is to be given, before it is scaled."""
@@ -296,7 +300,11 @@ class Comparison:
 
     def before_step(self, setting: StepSetting) -> None:
         """Called in the optimizer's step hook: settings are those of the step."""
-        self._setting = setting
+        self._setting, optimizer = setting, self._run.optimizer
+        of_rule = type(optimizer).scale_grad is not DPOptimizer.scale_grad
+        if self._noisy and of_rule and "scale_grad" not in vars(optimizer):
+            self._noisy = [p.grad.clone() for p in optimizer.params]
+            self._divisor = 1.0
         self._pre_hooks.move_to_end(self._last_hook)  # other hooks may not follow ours
 
     def _reduced(self, reduce: Callable[[], None]) -> None:
@@ -315,7 +323,8 @@ class Comparison:
             expected = torch._foreach_div(self._noisy, self._divisor)
             taken = [p.grad for p in self._run.optimizer.params]
             same = all(
-                t is not None and _bitwise(local(t), e) for t, e in zip(taken, expected, strict=True)
+                t is not None and same_values(local(t), e)
+                for t, e in zip(taken, expected, strict=True)
             )
             detail = "the inner optimizer took another gradient than the noisy sum over its divisor"
             self.findings.compare("gradient_taken", same, detail)
@@ -394,12 +403,10 @@ def _to_list(values: Iterable[Tensor]) -> list[Any]:
     return torch.stack(found).tolist() if same else [value.item() for value in found]
 
 
-def _bitwise(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
-
-
 def _equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    return len(one) == len(other) and all(_bitwise(a, b) for a, b in zip(one, other, strict=True))
+    return len(one) == len(other) and all(
+        same_values(a, b) for a, b in zip(one, other, strict=True)
+    )
 
 
 def _distance(one: Tensor, other: Tensor) -> float:

@@ -85,6 +85,16 @@ def tensors_of(value: Any) -> list[Tensor]:
     return found
 
 
+def same_values(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same numbers, NaN included."""
+    if one is other:
+        return True
+    if one.shape != other.shape:
+        return False
+    other = other.to(one.device, one.dtype)
+    return bool(((one == other) | ((one != one) & (other != other))).all())
+
+
 def first_tensor(value: Any) -> Tensor:
     """The first tensor in nested containers; its length is the batch size."""
     for leaf in torch.utils._pytree.tree_leaves(value):

@@ -162,7 +162,9 @@ class OpacusRun:
     @property
     def sampling_generator(self) -> torch.Generator:
         """The generator that draws the batches, on the CPU."""
-        return getattr(self.batch_sampler, "generator", None) or torch.default_generator
+        owners = self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.loader
+        given = (getattr(owner, "generator", None) for owner in owners)
+        return next((one for one in given if one is not None), torch.default_generator)
 
     @property
     def noise_generator(self) -> torch.Generator | None:
@@ -172,8 +174,11 @@ class OpacusRun:
     @property
     def guessable_seed(self) -> bool:
         """Whether the seed of noise or batches seems chosen by a person, or is torch's default."""
-        return not self.optimizer.secure_mode and any(
-            map(is_guessable, (self.noise_generator, self.sampling_generator))
+        if self.optimizer.secure_mode:
+            return False
+        secret = self.is_poisson or self.sampler == "fixed_size"  # who takes part
+        return is_guessable(self.noise_generator) or (
+            secret and is_guessable(self.sampling_generator)
         )
 
     @property

@@ -74,6 +74,7 @@ class Tally:
         self._expected = self._variance = 0.0  # of one example's participations
         self._epoch_draws = self._epoch_steps = 0  # an epoch is one pass of the batch sampler
         self._waiting: deque[Draw] = deque()  # batches without a step
+        self._carried = 0  # batches of earlier epochs whose step is still to come
         self._clipped = 0  # examples of the first of them whose gradients are clipped already
         self._unsent: list[IntArray] = []  # batches drawn since the last message
         self._sent: Counter[tuple[str, str]] = Counter()
@@ -173,9 +174,9 @@ class Tally:
         counts.largest_excess = max(counts.largest_excess, share)
 
     def end_epoch(
-        self, *, exhausted: bool, planned: int, prefetched: int, interrupted: bool
+        self, *, exhausted: bool, planned: int, prefetched: int, interrupted: bool, final: bool
     ) -> None:
-        """Compare the steps of an epoch with its draws.
+        """Compare the steps of an epoch with its draws; final: no step comes after it.
 
         If the sampler is exhausted (it drew all planned batches), a batch that was drawn and no
         step used was skipped or merged into another. A loop that breaks leaves those that workers
@@ -183,8 +184,15 @@ class Tally:
         (BatchMemoryManager); the next step then includes that.
         """
         counts, draws, steps = self.counts.batches, self._epoch_draws, self._epoch_steps
+        if exhausted and not final and not interrupted:
+            counts.dropped_batches += max(0, planned + self._carried - draws)
+            counts.passes += steps > 1
+            self._epoch_draws = self._carried = len(self._waiting)  # loaded ahead: steps follow
+            self._epoch_steps = 0
+            return
         counts.undrawn_steps += max(0, steps - draws)
-        counts.dropped_batches += max(0, planned - draws) if exhausted else 0
+        counts.dropped_batches += max(0, planned + self._carried - draws) if exhausted else 0
+        self._carried = 0
         allowed = 0 if exhausted else 1 + prefetched
         counts.unstepped_draws += max(0, draws - steps - allowed)
         counts.interrupted_batches += interrupted

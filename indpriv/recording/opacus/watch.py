@@ -168,7 +168,11 @@ class Watch:
         state = _state_of(run.noise_generator)
         add_noise()
         randomness = self.tally.counts.randomness
-        drew = run.optimizer.secure_mode or not run.noise_std or not run.whole.adds_noise(run.optimizer)
+        drew = (
+            run.optimizer.secure_mode
+            or not run.noise_std
+            or not run.whole.adds_noise(run.optimizer)
+        )
         randomness.unmoved = (randomness.unmoved or 0) + (
             not drew and state is not None and state == _state_of(run.noise_generator)
         )
@@ -180,6 +184,11 @@ class Watch:
         if attack is not None and step is not None:
             attack.after_noise(step)
         self._compared.after_noise()
+
+    @property
+    def random_rows(self) -> bool:
+        """Whether items of the data set were seen to be random."""
+        return self._compared.random_rows
 
     @property
     def compared(self) -> Mapping[str, Found]:
@@ -255,9 +264,10 @@ class Watch:
 
     def _on_draw(self, positions: IntArray, canaries: IntArray) -> None:
         self.tally.drew(positions, self._run.sample_rate, canaries)
-        self._count_randomness(self._sampling_states, self._run.sampling_generator)
+        if self._run.is_poisson:  # others draw an epoch at once
+            self._count_randomness(self._sampling_states, self._run.sampling_generator)
 
-    def _on_epoch_end(self, exhausted: bool) -> None:
+    def _on_epoch_end(self, exhausted: bool, final: bool) -> None:
         optimizer, loader = self._run.optimizer, self._run.loader
         self._micro_batches.clear()
         self.tally.end_epoch(
@@ -265,6 +275,7 @@ class Watch:
             planned=self._run.steps_per_epoch,
             prefetched=loader.num_workers * (loader.prefetch_factor or 0),
             interrupted=bool(optimizer._step_skip_queue or optimizer._is_last_step_skipped),
+            final=final,
         )
 
     def counts(self) -> tuple[DrawCounts, TrainingCounts]:
@@ -313,7 +324,7 @@ def _sampler_watched(
     sampler: Any,
     n_canaries: int,
     on_draw: Callable[[IntArray, IntArray], None],
-    on_epoch_end: Callable[[bool], None],
+    on_epoch_end: Callable[[bool, bool], None],
 ) -> Iterator[None]:
     """Report each batch that is drawn, and each epoch's end: whether its sampler was exhausted.
 
@@ -327,7 +338,7 @@ def _sampler_watched(
     class Watched(plain):  # type: ignore[misc, valid-type]
         def __iter__(self) -> Iterator[list[int]]:
             nonlocal exhausted
-            on_epoch_end(exhausted)
+            on_epoch_end(exhausted, False)
             exhausted = False
             for indices in super().__iter__():
                 drawn = np.array(indices, dtype=np.int64)
@@ -346,7 +357,7 @@ def _sampler_watched(
         sampler.__class__ = plain
         if n_canaries:
             sampler.num_samples -= n_canaries
-        on_epoch_end(exhausted)
+        on_epoch_end(exhausted, True)
 
 
 @contextmanager
