@@ -100,6 +100,9 @@ def test_what_is_missing_is_asked_for_at_once(indpriv):
         (["audit", "empty", "--spec", "my_spec.py:spec"], ["empty contains no checkpoints", "step_10.pt"]),
         (["audit", "nowhere", "--spec", "my_spec.py:spec"], ["nowhere is not a directory"]),
         (["audit", "saved", "--spec", "nowhere.py:spec"], ["nowhere.py does not exist"]),
+        (["audit", "saved", "--step-of", "a.pt=0"], ["--step-of: only for a folder of checkpoints"]),
+        (["audit", "saved", "--spec", "my_spec.py:spec", *TOLD, "--step-of", "step_{n}.pt=n/2"], ["--step-of 'step_{n}.pt=n/2' is not FILE=STEP"]),
+        (["audit", "saved", "--spec", "my_spec.py:spec", *TOLD, "--step-of", "step_{n}.pt=2*n"], ["but the Opacus accountant inside counted 10 steps"]),
         (["audit", "saved", "--steps", "40"], ["--steps: only for a folder of checkpoints, which also needs --spec"]),
         (["audit", "saved", "--spec", "my_spec.py:spec", *TOLD, "--device", "foo"], ["--device foo cannot be used"]),
         (["audit", "saved", "--spec", "my_spec.py:spec", *TOLD, "--batch-size", "x"], ["batch_size='x'"]),
@@ -113,6 +116,38 @@ def test_bad_input_is_one_message_and_code_2(indpriv, arguments, words):
     ).err
     for word in words:
         assert word in error
+
+
+@pytest.fixture(scope="module")
+def by_epoch(folder):
+    """The checkpoints of the run by the names that many scripts give them, parameters alone."""
+    (folder / "by_epoch").mkdir()
+    for epoch in range(5):
+        content = torch.load(folder / "saved" / f"step_{10 * epoch}.pt", weights_only=True)
+        torch.save(content["module_state_dict"], folder / "by_epoch" / f"model_{epoch}.pt")
+    return "by_epoch"
+
+
+OF_40 = (*TOLD, "--noise-multiplier", "1", "--sample-rate", "0.1", "--steps", "40")
+
+
+def test_names_that_do_not_tell_the_step(by_epoch, indpriv):
+    command = ("audit", by_epoch, "--spec", "my_spec.py:spec", "--output-dir", "named", *OF_40)
+    error = indpriv(*command, code=2).err
+    assert "'model_0.pt', 'model_1.pt', 'model_2.pt', ..." in error
+    assert '--step-of "model_{epoch}.pt=20*epoch"' in error
+    assert not Path("named/replay").exists()
+    indpriv(*command, "--step-of", "model_{epoch}.pt=10*epoch")
+    indpriv("audit", "saved", "--spec", "my_spec.py:spec", "--output-dir", "as_saved", *TOLD)
+    named, saved = (pd.read_parquet(f"{name}/epsilon.parquet") for name in ("named", "as_saved"))
+    assert named["epsilon"].equals(saved["epsilon"])
+
+
+def test_a_list_of_steps_in_several_options(by_epoch, indpriv):
+    rules = ("--step-of", "model_0.pt=0,model_1.pt=10", "--step-of", "model_{n}.pt=n*10")
+    command = ("audit", by_epoch, "--spec", "my_spec.py:spec", "--output-dir", "listed", *OF_40)
+    shown = indpriv(*command, *rules, "--json").out
+    assert json.loads(shown)["spacing"]["n_records"] == 4
 
 
 def test_a_malicious_file_among_the_checkpoints(folder, indpriv, tmp_path):

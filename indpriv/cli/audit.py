@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,6 +13,7 @@ from indpriv._storage import location
 from indpriv.cli.first_contact import checked_run
 from indpriv.cli.images import training_images
 from indpriv.cli.options import (
+    REPLAY,
     BaselineSignals,
     BucketIsPrivate,
     By,
@@ -20,6 +21,7 @@ from indpriv.cli.options import (
     Engine,
     Json,
     Signals,
+    StepOf,
     check_device,
     check_folder,
     print_json,
@@ -29,8 +31,6 @@ from indpriv.errors import InputError
 
 if TYPE_CHECKING:
     from indpriv.analysis.summary import AuditSummary
-
-REPLAY = "For a folder of checkpoints"  # heading in --help
 
 Run = Annotated[
     Path | None,
@@ -188,6 +188,7 @@ def audit(
     sample_rate: SampleRate = None,
     steps: Steps = None,
     sampler: Sampler = None,
+    step_of: StepOf = None,
     device: Device = "cpu",
     batch_size: BatchSize = "auto",
     processes: Processes = 1,
@@ -201,7 +202,15 @@ def audit(
     """
     from indpriv.audit import audit as audit_run
 
-    settings = _Settings(noise_multiplier, max_grad_norm, sample_rate, steps, delta, sampler)
+    settings = {
+        "noise_multiplier": noise_multiplier,
+        "max_grad_norm": max_grad_norm,
+        "sample_rate": sample_rate,
+        "steps": steps,
+        "delta": delta,
+        "sampler": sampler,
+        "step_of": step_of or (),
+    }
     path, output_dir = _checked_folders(path, output_dir, spec, settings, show_examples)
     if spec is not None:
         path = _replay(path, spec, output_dir, settings, device, batch_size, processes)
@@ -247,29 +256,6 @@ def show_audit(summary: AuditSummary, output_dir: Path, *, as_json: bool) -> Non
     )
 
 
-class _Settings(NamedTuple):
-    """Settings of an unrecorded run as given on the command line: the arguments of StepOptions."""
-
-    noise_multiplier: str | None
-    max_grad_norm: str | None
-    sample_rate: str | None
-    steps: int | None
-    delta: float | None
-    sampler: str | None
-
-    def refuse(self) -> None:
-        """Raise InputError if a setting was given for a recorded run; --delta is always allowed."""
-        given = [
-            f"--{name.replace('_', '-')}"
-            for name, value in self._asdict().items()
-            if value is not None and name != "delta"
-        ]
-        if given:
-            raise InputError(
-                f"{', '.join(given)}: only for a folder of checkpoints, which also needs --spec"
-            )
-
-
 def _say_if_still_written(run_dir: Path) -> None:
     from indpriv._files import writer_of
 
@@ -286,7 +272,7 @@ def _checked_folders(
     path: Path | None,
     output_dir: Path | None,
     spec: str | None,
-    settings: _Settings,
+    settings: dict[str, Any],
     show_examples: bool,
 ) -> tuple[Path, Path]:
     """The folder to audit and the one to write, or InputError."""
@@ -296,9 +282,12 @@ def _checked_folders(
     return path, output_dir
 
 
-def _recorded(path: Path | None, settings: _Settings) -> Path:
-    """The recorded run to audit, which has its own settings."""
-    settings.refuse()
+def _recorded(path: Path | None, settings: dict[str, Any]) -> Path:
+    """The recorded run to audit, which has its own settings; --delta is always allowed."""
+    options = [name for name in settings if name != "delta" and settings[name] not in (None, ())]
+    if options:
+        given = ", ".join(f"--{name.replace('_', '-')}" for name in options)
+        raise InputError(f"{given}: only for a folder of checkpoints, which also needs --spec")
     run_dir = checked_run(path, "audit")
     _say_if_still_written(run_dir)
     return run_dir
@@ -317,7 +306,7 @@ def _replay(
     checkpoints: Path,
     spec: str,
     output_dir: Path,
-    settings: _Settings,
+    settings: dict[str, Any],
     device: str,
     batch_size: str,
     processes: int,
@@ -338,7 +327,7 @@ def _replay(
             checkpoints,
             spec,
             output_dir / "replay",
-            options=StepOptions(*settings),
+            options=StepOptions(**settings),
             device=device,
             batch_size=int(batch_size) if batch_size.isdecimal() else batch_size,
             processes=processes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +10,7 @@ import typer
 
 from indpriv.cli.attacks import show_reconstruction
 from indpriv.cli.first_contact import checked_run
-from indpriv.cli.options import DataDir, Json, progress_bar
+from indpriv.cli.options import DataDir, Json, StepOf, progress_bar
 from indpriv.errors import InputError
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def leak(
     max_grad_norm: MaxGradNorm = None,
     noise_multiplier: NoiseMultiplier = 0.0,
     clipping: Clipping = "flat",
+    step_of: StepOf = None,
     name: Name = None,
     pictures: Pictures = 0,
     data_dir: DataDir = None,
@@ -113,7 +115,7 @@ def leak(
     _check(folder, names, name, pictures)
     settings = (max_grad_norm, noise_multiplier, clipping)
     subject = _subject(folder, spec, data_dir, plan, settings)
-    _leak_all(folder, subject, plan, name, pictures, as_json=as_json)
+    _leak_all(folder, subject, plan, name, pictures, step_of or (), as_json=as_json)
 
 
 def _leak_all(
@@ -122,6 +124,7 @@ def _leak_all(
     plan: LeakageConfig,
     name: str | None,
     pictures: int,
+    step_of: Sequence[str],
     *,
     as_json: bool,
 ) -> None:
@@ -135,10 +138,9 @@ def _leak_all(
         if (path := folder / LEAKAGE / f"{stem}.parquet").exists():
             raise InputError(f"{path} exists; choose another name with --name")
     with progress_bar() as progress:
+        more: dict[str, Any] = {"progress": progress, "pictures": pictures, "step_of": step_of}
         for attack, stem in names.items():
-            leaked = leak_run(
-                spec, folder, observation_at, plan, attack, progress=progress, pictures=pictures
-            )
+            leaked = leak_run(spec, folder, observation_at, plan, attack, **more)
             write_scores(leaked, folder / LEAKAGE, stem)
             if pictures:
                 _draw(leaked.pairs, folder / LEAKAGE / f"{stem}.png")

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from indpriv._progress import StageProgress
 
+REPLAY = "For a folder of checkpoints"  # heading in --help
+
 AuditDir = Annotated[
     Path, typer.Argument(metavar="AUDIT_DIR", help="Audit directory: holds audit.json.")
 ]
@@ -30,6 +32,15 @@ By = Annotated[
         help="Column to compare groups by, e.g. race; age:bins=10 for ranges; race,sex for "
         "combinations; correct or loss:bins=10 for the final model's results. Can be given several "
         "times.",
+    ),
+]
+StepOf = Annotated[
+    list[str] | None,
+    typer.Option(
+        help='Updates that checkpoints have had, by file name: "model_{epoch}.pt=20*epoch" or '
+        '"a.pt=0,b.pt=20". Can be given several times.',
+        show_default="from the files, or after the word step in their names",
+        rich_help_panel=REPLAY,
     ),
 ]
 Seed = Annotated[

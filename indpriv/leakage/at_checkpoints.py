@@ -47,6 +47,7 @@ def leak_at_checkpoints(
     attack: Inversion,
     *,
     at: Sequence[int | str] = (0, LAST),
+    step_of: str | Sequence[str] = (),
     examples: int = 100,
     pictures: int = 0,
     knows_labels: bool | None = None,
@@ -61,6 +62,7 @@ def leak_at_checkpoints(
         observation_at: from the number of updates so far to what is read then.
         attack: one of `INVERSIONS`.
         at: numbers of updates of the checkpoints, or "last".
+        step_of: rules for these numbers, as of `StepOptions`.
         examples: number of examples; whole batches.
         pictures: number of pairs to keep.
         knows_labels: as of `leak`.
@@ -70,7 +72,7 @@ def leak_at_checkpoints(
     Raises:
         InputError: no checkpoint at a moment, inputs of several tensors, or as `leak`.
     """
-    moments = _moments(folder, spec, at)
+    moments = _moments(folder, spec, at, step_of)
     size = observation_at(moments[0].step).batch_size
     n = min(examples, spec.n_examples) // size * size
     chosen = np.random.default_rng(seed).permutation(spec.n_examples)[:n]
@@ -105,8 +107,10 @@ def _model_at(spec: AuditSpec, path: Path) -> nn.Module:
     return model
 
 
-def _moments(folder: Path, spec: AuditSpec, at: Sequence[int | str]) -> list[SavedModel]:
-    found = discover(folder, spec.load)
+def _moments(
+    folder: Path, spec: AuditSpec, at: Sequence[int | str], step_of: str | Sequence[str]
+) -> list[SavedModel]:
+    found = discover(folder, spec.load, step_of)
     if found.problems:
         raise InputError(f"{folder}: {found.problems[0]}")
     by_step = {model.step: model for model in found.models}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ def leak_run(
     progress: StageProgress = silent,
     *,
     pictures: int = 0,
+    step_of: Sequence[str] = (),
 ) -> Leaked:
     """One attack of a plan on the checkpoints in a folder; see `leak_at_checkpoints`."""
     knows = {} if plan.knows_clipping or attack != LBFGS.name else {"knows_clipping": False}
@@ -60,6 +61,7 @@ def leak_run(
         examples=plan.examples,
         knows_labels=plan.knows_labels or None,
         pictures=pictures,
+        step_of=step_of,
         seed=seed,
         progress=lambda done, total: progress(f"reconstructing ({attack})", done, total),
     )

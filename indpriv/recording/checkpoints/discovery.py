@@ -1,4 +1,4 @@
-"""Finds the checkpoints of a run in a folder and their steps, whatever their names. Sensitive.
+"""Finds the checkpoints of a run in a folder and their steps, without guessing. Sensitive.
 
 A checkpoint of step t is the model after t updates. Norms at it are those of step t, as in a
 Recorder's log.
@@ -18,15 +18,19 @@ from torch import Tensor
 
 from indpriv.errors import InputError
 from indpriv.recording.checkpoints.safe_files import is_checkpoint, read_content
+from indpriv.recording.checkpoints.step_names import (
+    MAX_STEP,
+    STEP_OF,
+    listed,
+    step_in_name,
+    steps_said,
+    what_to_type,
+)
 from indpriv.recording.checkpoints.weights import LoadFn, fingerprint_of, state_of
 
 # Keys of indpriv and most scripts, of Lightning, and of others.
 _STEP_KEYS = ("step", "global_step", "steps", "iteration")
 _OPTIMIZER_KEYS = ("optimizer_state_dict", "optimizer")
-_STEP_WORDS = ("step", "steps", "iter", "iteration", "checkpoint", "ckpt", "globalstep")
-_EPOCH_WORDS = ("epoch", "epochs", "ep", "e")
-_MAX_STEP = 10**12
-_NAMED = 3  # files or gaps listed in a message
 
 Span = tuple[float, float, int]
 """(noise_multiplier, sample_rate, steps) of consecutive steps, as in Opacus's accountants."""
@@ -43,6 +47,7 @@ class SavedModel:
         clipping_moves: the file contains the state of an Opacus clipping scheduler, so
             max_grad_norm is not one number.
         n_trained: number of parameter tensors in the optimizer state of the file, or None.
+        said_by: what the step is known from.
     """
 
     path: Path
@@ -50,6 +55,7 @@ class SavedModel:
     history: tuple[Span, ...]
     clipping_moves: bool
     n_trained: int | None = None
+    said_by: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,26 +73,39 @@ class Discovery:
     problems: tuple[str, ...] = ()
 
 
-def discover(folder: str | Path, load: LoadFn | None = None) -> Discovery:
+def discover(
+    folder: str | Path, load: LoadFn | None = None, step_of: str | Sequence[str] = ()
+) -> Discovery:
     """Find, read and order the checkpoints in a folder, or in its subfolder `checkpoints`.
 
     The user's function `load` is called only if two files have the same step, see `state_of`.
 
     Raises:
-        InputError: the folder does not exist, or contains nothing that looks like a checkpoint.
+        InputError: the folder does not exist, or contains nothing that looks like a checkpoint, or
+            `step_of`, as of `StepOptions`, cannot be followed.
     """
     paths = checkpoint_paths(Path(folder))
+    said = steps_said(step_of, [path.name for path in paths]) if step_of else {}
     found: list[SavedModel] = []
+    unknown: list[str] = []
     notes: list[str] = []
     problems: list[str] = []
-    for path, name_step in zip(paths, steps_in_names([path.name for path in paths]), strict=True):
+    for path in paths:
+        named = None if said else step_in_name(path.name)
         try:
-            model, contradictions = _read_model(path, name_step)
+            if model := _read_model(path, said.get(path.name), named, notes):
+                found.append(model)
+            else:
+                unknown.append(path.name)
         except InputError as error:
             problems.append(str(error))
-            continue
-        found.append(model)
-        notes += contradictions
+    if unknown:
+        some = f"{STEP_OF} matches only some of the checkpoints: " if said else ""
+        problems.append(
+            f"{some}the step of {listed(unknown)} is neither in the file (step, global_step, "
+            "trainer_state.json, an Opacus accountant) nor after the word step in its name. Say "
+            f"how many updates each model has had, e.g. {what_to_type(unknown)}"
+        )
     models = _one_for_each_step(found, load, notes, problems)
     problems += _contradictory_histories(models)
     return Discovery(tuple(models), (*notes, *_gaps(models)), tuple(problems))
@@ -100,8 +119,8 @@ def checkpoint_paths(folder: Path) -> list[Path]:
         paths = [path for path in place.iterdir() if is_checkpoint(path)] if place.is_dir() else []
         if paths:
             return sorted(paths, key=lambda path: natural_key(path.name))
-    names = sorted(item.name for item in folder.iterdir())[:_NAMED]
-    content = f"it contains {', '.join(names)}" if names else "it is empty"
+    names = sorted(item.name for item in folder.iterdir())
+    content = f"it contains {listed(names)}" if names else "it is empty"
     raise InputError(
         f"{folder} contains no checkpoints ({content}); expected are files such as step_10.pt, "
         "epoch=3-step=400.ckpt or model.safetensors, or folders such as checkpoint-500"
@@ -114,66 +133,38 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
 
 
-def steps_in_names(names: Sequence[str]) -> list[int | None]:
-    """The step in each file name, or None if there is none.
+def _read_model(
+    path: Path, told: int | None, named: int | None, notes: list[str]
+) -> SavedModel | None:
+    """A checkpoint, or None if its step is not known; contradictions about it become notes.
 
-    A number after a word for step counts; else the only number that is not an epoch; else the only
-    number in which names of the same pattern differ (resnet20_400.pt, resnet20_800.pt).
-    """
-    steps: list[int | None] = []
-    patterns: dict[str, list[int]] = {}
-    numbers: list[list[tuple[str, int]]] = []
-    for position, name in enumerate(names):
-        found = re.findall(r"([A-Za-z]*)[^A-Za-z\d]*(\d+)", name)
-        numbers.append([(word.lower(), int(digits)) for word, digits in found])
-        patterns.setdefault(re.sub(r"\d+", "#", name), []).append(position)
-        stepped = [number for word, number in numbers[-1] if word in _STEP_WORDS]
-        others = [number for word, number in numbers[-1] if word not in _EPOCH_WORDS]
-        steps.append(stepped[-1] if stepped else others[0] if len(others) == 1 else None)
-    for positions in patterns.values():
-        columns = zip(*(numbers[position] for position in positions), strict=True)
-        varying = [index for index, column in enumerate(columns) if len(set(column)) > 1]
-        if len(varying) == 1 and numbers[positions[0]][varying[0]][0] not in _EPOCH_WORDS:
-            for position in positions:
-                if steps[position] is None:
-                    steps[position] = numbers[position][varying[0]][1]
-    return [step if step is not None and step <= _MAX_STEP else None for step in steps]
-
-
-def _read_model(path: Path, name_step: int | None) -> tuple[SavedModel, list[str]]:
-    """A checkpoint, and notes on contradictions about its step.
-
-    What its accountant counted comes first, then the step stored inside, then its name. The tensors
-    are released at once, so that memory does not grow with the number of checkpoints.
+    What its accountant counted comes first, then what the user says, the step stored inside, and
+    its name. The tensors are released at once, so that memory does not grow with the number of
+    checkpoints.
     """
     content = read_content(path)
     values = content.values if isinstance(content.values, Mapping) else {}
     stored = content.step if content.step is not None else _stored_step(values)
     history = _history(path, values)
     counted = None if history is None else sum(steps for _, _, steps in history)
-    step = next((value for value in (counted, stored, name_step) if value is not None), None)
-    if step is None:
-        raise InputError(
-            f"the step of {path} is not known, neither from the file (step, global_step, an Opacus "
-            "accountant) nor from its name; name it after the number of updates that the model has "
-            "had, e.g. step_400.pt"
-        )
-    notes = []
-    decided = "its accountant" if counted is not None else "the step stored inside"
-    for other, source in ((stored, "the step stored inside"), (name_step, "its name")):
-        if other is None or other == step:
-            continue
-        if counted is not None and other > counted:
+    words = "its accountant", STEP_OF, "the step stored inside", "its name"
+    steps = zip(words, (counted, told, stored, named), strict=True)
+    known = {source: step for source, step in steps if step is not None}
+    if not known:
+        return None
+    decided, step = next(iter(known.items()))
+    for source, other in known.items():
+        if counted is not None and (other > counted or (other < counted and source == STEP_OF)):
             raise InputError(
-                f"{path} is of step {other} by {source}, but the Opacus accountant inside counted "
-                f"{counted} steps. If the accountant was restarted on resuming, its epsilon is too "
+                f"{str(path)!r} is of step {other} by {source}, but the Opacus accountant inside "
+                f"counted {counted} steps. If it was restarted on resuming, its epsilon is too "
                 "small: save these models' state_dict without it, and pass the settings of all "
-                f"steps as options. If {source} counts something else, rename the file or save it "
-                "again"
+                f"steps as options. If {source} counts something else, correct it"
             )
-        notes.append(f"{path.name} is of step {step} by {decided}, not {other} as {source} says")
+        if other != step:
+            notes.append(f"{path.name!r} is of step {step} by {decided}, not {other} by {source}")
     moves = "grad_clip_scheduler_state_dict" in values
-    return SavedModel(path, step, history or (), moves, _n_trained(values)), notes
+    return SavedModel(path, step, history or (), moves, _n_trained(values), decided)
 
 
 def _n_trained(values: Mapping[Any, Any]) -> int | None:
@@ -193,7 +184,7 @@ def _stored_step(values: Mapping[Any, Any]) -> int | None:
         value = values.get(key)
         if isinstance(value, Tensor):
             value = value.item() if value.numel() == 1 and not value.is_floating_point() else None
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_STEP:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_STEP:
             return value
     return None
 
@@ -219,18 +210,11 @@ def _history(path: Path, values: Mapping[Any, Any]) -> tuple[Span, ...] | None:
 
 
 def _is_span(span: Any) -> bool:
-    if not (isinstance(span, list | tuple) and len(span) == 3):
-        return False
-    noise, rate, steps = span
-    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in span):
-        return False
-    return (
-        isinstance(steps, int)
-        and 0 < steps <= _MAX_STEP
-        and math.isfinite(noise)
-        and noise > 0
-        and 0 < rate <= 1
-    )
+    match span:
+        case [int() | float() as noise, int() | float() as rate, int() as steps]:
+            in_range = 0 < noise < math.inf and 0 < rate <= 1 and 0 < steps <= MAX_STEP
+            return in_range and bool not in map(type, span)
+    return False
 
 
 def _one_for_each_step(
@@ -243,7 +227,7 @@ def _one_for_each_step(
     for step, models in sorted(by_step.items()):
         if len(models) == 1:
             continue
-        names = ", ".join(model.path.name for model in models)
+        names = listed([model.path.name for model in models])
         try:
             different = len({_nameless_fingerprint(model.path, load) for model in models}) > 1
         except InputError as error:
@@ -251,8 +235,9 @@ def _one_for_each_step(
             continue
         if different:
             problems.append(
-                f"{names} are all of step {step}, with different parameters: keep one of them, or "
-                "only the checkpoints of one run"
+                f"{names} are all of step {step} by {models[0].said_by}, with different "
+                "parameters: keep one of them, or only the checkpoints of one run, or say their "
+                f"steps, e.g. {what_to_type([model.path.name for model in models])}"
             )
         else:
             notes.append(f"{names} are the same model, of step {step}; it is replayed once")
@@ -267,35 +252,28 @@ def _nameless_fingerprint(path: Path, load: LoadFn | None) -> str:
 
 def _contradictory_histories(models: Sequence[SavedModel]) -> list[str]:
     """Each accountant's history must continue the one before, or the checkpoints mix runs."""
-    known = [model for model in models if model.history]
-    for earlier, later in pairwise(known):
-        if not _continues(earlier.history, later.history):
+    for earlier, later in pairwise(model for model in models if model.history):
+        *whole, (noise, rate, steps) = earlier.history
+        same, after = later.history[: len(whole)], later.history[len(whole) :]
+        if (
+            same != tuple(whole)
+            or not after
+            or after[0][:2] != (noise, rate)
+            or after[0][2] < steps
+        ):
             return [
-                f"the accountant's history in {later.path.name} does not continue that in "
-                f"{earlier.path.name}: they are from two runs, or the accountant was restarted; "
+                f"the accountant's history in {later.path.name!r} does not continue that in "
+                f"{earlier.path.name!r}: they are from two runs, or the accountant was restarted; "
                 "pass the checkpoints of one run"
             ]
     return []
 
 
-def _continues(earlier: Sequence[Span], later: Sequence[Span]) -> bool:
-    if len(earlier) > len(later):
-        return False
-    *whole, last = earlier
-    same = later[len(whole)]
-    return whole == list(later[: len(whole)]) and last[:2] == same[:2] and last[2] <= same[2]
-
-
 def _gaps(models: Sequence[SavedModel]) -> list[str]:
     """A note on neighbours that are further apart than usual."""
-    distances = [(later.step - earlier.step, earlier.step) for earlier, later in pairwise(models)]
-    if len(distances) < 2:
-        return []
-    usual = sorted(distance for distance, _ in distances)[len(distances) // 2]
-    wide = [
-        f"{start} and {start + distance}" for distance, start in distances if distance > 1.5 * usual
-    ]
-    if not wide:
-        return []
-    listed = "; ".join(wide[:_NAMED]) + ("; ..." if len(wide) > _NAMED else "")
-    return [f"checkpoints are usually {usual} steps apart, but there is none between {listed}"]
+    gaps = [(later.step - earlier.step, earlier.step) for earlier, later in pairwise(models)]
+    usual = sorted(gaps)[len(gaps) // 2][0] if gaps else 0
+    wide = [f"{start} and {start + gap}" for gap, start in gaps if gap > 1.5 * usual]
+    some = "; ".join(wide[:3]) + "; ..." * (len(wide) > 3)
+    text = f"checkpoints are usually {usual} steps apart, but there is none between {some}"
+    return [text] if wide else []

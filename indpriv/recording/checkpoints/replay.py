@@ -75,10 +75,11 @@ def replay(
     when it is called again. Nothing in a checkpoint is run, see `read_content`.
 
     Args:
-        checkpoints: folder of the checkpoints, in any order and with any names.
+        checkpoints: folder of the checkpoints, in any order. Their steps stand in the files, after
+            the word step in their names, or in `options.step_of`.
         spec: how to rebuild model and data; "module:spec" or "file.py:spec" for several processes.
         run_dir: directory of the log; created (0700).
-        options: step settings that neither run.json nor the checkpoints contain.
+        options: settings that neither run.json nor the checkpoints contain.
         device: device to compute on, e.g. "cpu" or "cuda".
         batch_size: examples at once, or "auto" for the fastest; halved if memory runs out.
         processes: number of processes, each of which works on one checkpoint at a time (a script
@@ -135,7 +136,7 @@ def _make_workers(
 
 def _make_plan(folder: Path, spec: AuditSpec, options: StepOptions) -> ReplayPlan:
     """Check everything before any work; one InputError with all problems."""
-    found = discover(folder, spec.load)
+    found = discover(folder, spec.load, options.step_of)
     problems = list(found.problems)
     model = spec.model()
     for saved in found.models:

@@ -22,6 +22,7 @@ from indpriv.norm_log.run_files import RUN_JSON
 from indpriv.norm_log.step_settings import SETTING_NAMES, StepSettings
 from indpriv.norm_log.validation import SAMPLERS
 from indpriv.recording.checkpoints.discovery import Discovery, SavedModel, Span
+from indpriv.recording.checkpoints.step_names import STEP_OF, what_to_type
 from indpriv.recording.checkpoints.step_values import (
     ACCOUNTANT,
     OPTIONS,
@@ -56,6 +57,9 @@ class StepOptions:
         steps: number of optimizer steps of the whole run.
         delta: delta of the guarantee.
         sampler: "poisson", "shuffled" or "other".
+        step_of: rules for the step of a checkpoint, as the number of updates that it has had, from
+            its file name: "model_{epoch}.pt=20*epoch", or "model_a.pt=0,model_b.pt=20". Needed
+            where neither the files nor the word step in their names tell it.
     """
 
     noise_multiplier: float | str | None = None
@@ -64,6 +68,7 @@ class StepOptions:
     steps: int | None = None
     delta: float | None = None
     sampler: str | None = None
+    step_of: str | Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,10 @@ def resolve(folder: Path, found: Discovery, options: StepOptions, n_examples: in
         if value is None:
             sources.missing.append(name)
     sources.check_clipping(n_examples, values["max_grad_norm"])
-    problems = sources.problems
+    problems = [
+        *sources.problems,
+        *_far_below(found, total or 0),
+    ]
     if sources.missing:
         ordered = sorted(sources.missing, key=lambda name: list(_EXAMPLES).index(name.split()[0]))
         examples = " ".join(_EXAMPLES[name.split()[0]] for name in ordered)
@@ -122,6 +130,7 @@ def resolve(folder: Path, found: Discovery, options: StepOptions, n_examples: in
     if problems or total is None or delta is None or sampler is None:
         return Resolved(None, problems=tuple(problems))
     sources.said_by["steps"] = said_by
+    sources.said_by["steps of checkpoints"] = found.models[-1].said_by
     known = {name: value for name, value in values.items() if value is not None}
     settings = RunSettings(
         steps=StepSettings.from_values(total, **known),
@@ -192,7 +201,7 @@ class _Sources:
         if total < reached:
             self.problems.append(
                 f"steps is {total} by {source}, but a checkpoint has had {reached} updates: pass "
-                "the number of steps of the whole run"
+                f"the number of steps of the whole run, or correct {STEP_OF}"
             )
         return total, source
 
@@ -277,6 +286,20 @@ class _Sources:
                 "but only one value is known; pass all of them, "
                 "e.g. --max-grad-norm 1.0,0.9@100,0.81@200"
             )
+
+
+def _far_below(found: Discovery, total: int) -> list[str]:
+    """A last step below half of the run's may count something else, such as epochs."""
+    last = found.models[-1]
+    if found.problems or 2 * last.step >= total or last.said_by == STEP_OF:
+        return []
+    typed = what_to_type([model.path.name for model in found.models])
+    epochs = typed.replace('=step"', '=20*step" with 20 steps an epoch')
+    return [
+        f"the run has {total} steps, but the last checkpoint, {last.path.name!r}, is of step "
+        f"{last.step} by {last.said_by}, far below. Say how many updates each model has had, e.g. "
+        f"{epochs}" + f", or {typed} if {last.step} is right" * (epochs != typed)
+    ]
 
 
 def _end_caveats(last: int, total: int, said_by: str) -> list[str]:

@@ -137,6 +137,116 @@ def test_adult(tmp_path):
     assert {"race", "sex", "age_band", "loss", "correct"} <= set(examples.columns)
 
 
+def save_by_epoch(_, model, __, folder, step):
+    """The parameters before each epoch of 20 steps, as many scripts name them."""
+    if step < 100:
+        torch.save(model.state_dict(), folder / f"model_{step // 20}.pt")
+
+
+@pytest.fixture(scope="module")
+def by_epoch(tmp_path_factory):
+    """Five epochs of 20 steps, saved as model_0.pt ... model_4.pt, and the log of a Recorder."""
+    folder = tmp_path_factory.mktemp("by_epoch")
+    recorder = Recorder(folder / "live", dataset=SPEC.dataset, loss_fn=PER_EXAMPLE, every=20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain_opacus.train(
+            mlp(), SPEC.dataset, folder / "saved", epochs=5, batch_size=6, save_every=20,
+            save=save_by_epoch, watch=recorder.attach,
+        )  # fmt: skip
+    return folder
+
+
+OF_100 = replace(TOLD, noise_multiplier=1.0, sample_rate=0.05, steps=100)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        "model_{epoch}.pt=20*epoch",
+        ["model_{e}.pt=(e+1)*20-20"],
+        "model_0.pt=0,model_1.pt=20,model_2.pt=40,model_3.pt=60,model_4.pt=80",
+    ],
+)
+def test_epochs_whose_steps_the_user_says(by_epoch, tmp_path, rules):
+    replay(by_epoch / "saved", SPEC, tmp_path / "r", options=replace(OF_100, step_of=rules))
+    log, live = NormLog.open(tmp_path / "r"), NormLog.open(by_epoch / "live")
+    assert log.recorded_steps.tolist() == [0, 20, 40, 60, 80]
+    assert_same(live, log)
+    run = json.loads((tmp_path / "r" / "run.json").read_text())
+    assert run["replayed"]["sources"]["steps of checkpoints"] == "--step-of"
+
+
+def test_epochs_are_never_steps(by_epoch, tmp_path):
+    with pytest.raises(InputError) as error:
+        replay(by_epoch / "saved", SPEC, tmp_path / "r", options=OF_100)
+    text = str(error.value)
+    assert "the step of 'model_0.pt', 'model_1.pt', 'model_2.pt', ..." in text
+    assert '--step-of "model_{epoch}.pt=20*epoch"' in text
+    assert not (tmp_path / "r").exists()
+
+
+def renamed(folder, to, pattern, inside=None):
+    """Copies of the five checkpoints by other names, with or without a number inside."""
+    to.mkdir()
+    for epoch in range(5):
+        state = torch.load(folder / f"model_{epoch}.pt", weights_only=True)
+        content = state if inside is None else {inside: epoch, "model": state}
+        torch.save(content, to / pattern.format(epoch))
+    return to
+
+
+@pytest.mark.parametrize(
+    ("pattern", "inside", "typed"),
+    [
+        ("step_{}.pt", None, '--step-of "step_{step}.pt=20*step"'),
+        ("step_{}.pt", "step", '--step-of "step_{step}.pt=20*step"'),
+        ("model_{}.pt", "global_step", '--step-of "model_{epoch}.pt=20*epoch"'),
+        ("{}.pt", "iteration", '--step-of "{epoch}.pt=20*epoch"'),
+    ],
+)
+def test_a_last_step_far_below_that_of_the_run(by_epoch, tmp_path, pattern, inside, typed):
+    """Epochs that are called steps."""
+    folder = renamed(by_epoch / "saved", tmp_path / "saved", pattern, inside)
+    with pytest.raises(InputError) as error:
+        replay(folder, SPEC, tmp_path / "r", options=OF_100)
+    text = str(error.value)
+    assert (
+        f"the run has 100 steps, but the last checkpoint, {pattern.format(4)!r}, is of step 4"
+        in text
+    )
+    assert typed in text
+    rule = typed.split('"')[1]
+    replay(folder, SPEC, tmp_path / "r", options=replace(OF_100, step_of=rule))
+    assert_same(NormLog.open(by_epoch / "live"), NormLog.open(tmp_path / "r"))
+
+
+def test_a_last_step_far_below_that_the_user_says(by_epoch, tmp_path):
+    told = []
+    options = replace(OF_100, step_of="model_{step}.pt=step")
+    replay(by_epoch / "saved", SPEC, tmp_path / "r", options=options, tell=told.append)
+    assert NormLog.open(tmp_path / "r").recorded_steps.tolist() == [0, 1, 2, 3, 4]
+    assert any("the last checkpoint is of step 4 of 100" in text for text in told)
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ("model_{epoch}.pt=30*epoch", ["steps is 100 by the options, but a checkpoint has had 120", "correct --step-of"]),
+        ("model_{epoch}.pt=20*epoch-1", ["'model_0.pt' would be of step -1"]),
+        ("model_{epoch}.pt=20*(epoch-2)*(epoch-2)", ["'model_1.pt', 'model_3.pt' are all of step 20 by --step-of"]),
+        ("model_0.pt=0", ["matches only some of the checkpoints: the step of 'model_1.pt', 'model_2.pt'"]),
+        ("net_{epoch}.pt=20*epoch", ["matches none of the checkpoints 'model_0.pt'"]),
+    ],
+)  # fmt: skip
+def test_steps_that_cannot_be_those_of_the_files(by_epoch, tmp_path, rule, words):
+    with pytest.raises(InputError) as error:
+        replay(by_epoch / "saved", SPEC, tmp_path / "r", options=replace(OF_100, step_of=rule))
+    for word in words:
+        assert word in str(error.value)
+    assert not (tmp_path / "r").exists()
+
+
 def test_norms_in_full_precision(trained, tmp_path):
     replay(trained / "checkpoints", SPEC, tmp_path / "replay", options=TOLD, rounding=0)
     norms = NormLog.open(tmp_path / "replay").read()
