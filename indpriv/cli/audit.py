@@ -13,7 +13,6 @@ from indpriv._storage import location
 from indpriv.cli.first_contact import checked_run
 from indpriv.cli.images import training_images
 from indpriv.cli.options import (
-    REPLAY,
     BaselineSignals,
     BucketIsPrivate,
     By,
@@ -24,6 +23,7 @@ from indpriv.cli.options import (
     StepOf,
     check_device,
     check_folder,
+    of_replay,
     print_json,
     progress_bar,
 )
@@ -106,58 +106,36 @@ ShowExamples = Annotated[
 ]
 Spec = Annotated[
     str | None,
-    typer.Option(
-        help="AuditSpec that rebuilds model and data: package.module:spec or path/to/file.py:spec.",
-        rich_help_panel=REPLAY,
+    of_replay(
+        "AuditSpec that rebuilds model and data: package.module:spec or path/to/file.py:spec."
     ),
 ]
 NoiseMultiplier = Annotated[
     str | None,
-    typer.Option(
-        help="Noise multiplier used in training; 1.1,0.9@500 means 1.1, then 0.9 from step 500 on.",
-        rich_help_panel=REPLAY,
+    of_replay(
+        "Noise multiplier used in training; 1.1,0.9@500 means 1.1, then 0.9 from step 500 on."
     ),
 ]
 MaxGradNorm = Annotated[
     str | None,
-    typer.Option(
-        help="Clipping norm used in training; a list such as 1.0,0.5@500 if it changed.",
-        rich_help_panel=REPLAY,
-    ),
+    of_replay("Clipping norm used in training; a list such as 1.0,0.5@500 if it changed."),
 ]
 SampleRate = Annotated[
     str | None,
-    typer.Option(
-        help="Poisson sampling rate used in training; a list such as 0.01,0.02@500 if it changed.",
-        rich_help_panel=REPLAY,
+    of_replay(
+        "Poisson sampling rate used in training; a list such as 0.01,0.02@500 if it changed."
     ),
 ]
-Steps = Annotated[
-    int | None,
-    typer.Option(help="Number of optimizer steps of the whole run.", rich_help_panel=REPLAY),
-]
+Steps = Annotated[int | None, of_replay("Number of optimizer steps of the whole run.")]
 Sampler = Annotated[
-    str | None,
-    typer.Option(
-        help="How training drew its batches: poisson, shuffled or other.", rich_help_panel=REPLAY
-    ),
+    str | None, of_replay("How training drew its batches: poisson, shuffled or other.")
 ]
-Device = Annotated[
-    str,
-    typer.Option(help="Device to compute gradient norms on, e.g. cuda.", rich_help_panel=REPLAY),
-]
+Device = Annotated[str, of_replay("Device to compute gradient norms on, e.g. cuda.")]
 BatchSize = Annotated[
-    str,
-    typer.Option(
-        help="Number of examples whose norms are computed at once, or auto.", rich_help_panel=REPLAY
-    ),
+    str, of_replay("Number of examples whose norms are computed at once, or auto.")
 ]
 Processes = Annotated[
-    int,
-    typer.Option(
-        help="Number of processes, each working on one checkpoint at a time.",
-        rich_help_panel=REPLAY,
-    ),
+    int, of_replay("Number of processes, each working on one checkpoint at a time.")
 ]
 
 
@@ -202,19 +180,11 @@ def audit(
     """
     from indpriv.audit import audit as audit_run
 
-    settings = {
-        "noise_multiplier": noise_multiplier,
-        "max_grad_norm": max_grad_norm,
-        "sample_rate": sample_rate,
-        "steps": steps,
-        "delta": delta,
-        "sampler": sampler,
-        "step_of": step_of or (),
-    }
+    settings = _told(noise_multiplier, max_grad_norm, sample_rate, steps, delta, sampler, step_of)
     path, output_dir = _checked_folders(path, output_dir, spec, settings, show_examples)
     if spec is not None:
         path = _replay(path, spec, output_dir, settings, device, batch_size, processes)
-    more: dict[str, Any] = {"unit_column": unit_column, "bucket_is_private": bucket_is_private}
+    more: dict[str, Any] = {"signals": signals, "baseline_signals": baseline_signals, "seed": seed}
     words = accountant, conversion, between_records, preset, participation, neighbouring, engine
     with progress_bar() as progress:
         summary = audit_run(
@@ -222,14 +192,19 @@ def audit(
             output_dir,
             **_options(delta, tolerance, *words, unreadable),
             **more,
+            unit_column=unit_column,
+            bucket_is_private=bucket_is_private,
             by=by or [],
-            seed=seed,
-            signals=signals,
-            baseline_signals=baseline_signals,
             images=training_images(path, data_dir) if show_examples else None,
             progress=progress,
         )
     show_audit(summary, output_dir, as_json=as_json)
+
+
+def _told(*given: Any) -> dict[str, Any]:
+    """Settings of an unrecorded run as given on the command line: the arguments of StepOptions."""
+    names = "noise_multiplier max_grad_norm sample_rate steps delta sampler step_of"
+    return dict(zip(names.split(), given, strict=True))
 
 
 def _options(*given: str | float | None) -> dict[str, Any]:
@@ -261,11 +236,10 @@ def _say_if_still_written(run_dir: Path) -> None:
 
     writer = writer_of(run_dir)
     if writer is not None:
-        text = (
+        Console(stderr=True, highlight=False, soft_wrap=True).print(
             f"[yellow]warning:[/] process {writer} is still writing {escape(str(run_dir))}: this "
             "audit covers the steps so far; when training has ended, type the same command again"
         )
-        Console(stderr=True, highlight=False, soft_wrap=True).print(text)
 
 
 def _checked_folders(
@@ -276,30 +250,20 @@ def _checked_folders(
     show_examples: bool,
 ) -> tuple[Path, Path]:
     """The folder to audit and the one to write, or InputError."""
-    path = _recorded(path, settings) if spec is None else _checkpoints(path, spec, show_examples)
+    given = [name for name in settings if name != "delta" and settings[name] not in (None, [])]
+    if spec is None and given:  # a recorded run has its own settings
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise InputError(f"{names}: only for a folder of checkpoints, which also needs --spec")
+    if spec is None:
+        path = checked_run(path, "audit")
+        _say_if_still_written(path)
+    elif show_examples:
+        raise InputError("--show-examples needs a run of `indpriv train`; leave it out with --spec")
+    elif path is None:
+        raise InputError(f"pass the folder of checkpoints: indpriv audit FOLDER --spec {spec}")
     output_dir = path / "audit" if output_dir is None else location(output_dir)
     check_folder("--output-dir", output_dir, or_address=True)
     return path, output_dir
-
-
-def _recorded(path: Path | None, settings: dict[str, Any]) -> Path:
-    """The recorded run to audit, which has its own settings; --delta is always allowed."""
-    options = [name for name in settings if name != "delta" and settings[name] not in (None, ())]
-    if options:
-        given = ", ".join(f"--{name.replace('_', '-')}" for name in options)
-        raise InputError(f"{given}: only for a folder of checkpoints, which also needs --spec")
-    run_dir = checked_run(path, "audit")
-    _say_if_still_written(run_dir)
-    return run_dir
-
-
-def _checkpoints(path: Path | None, spec: str, show_examples: bool) -> Path:
-    """The folder of checkpoints to replay."""
-    if show_examples:
-        raise InputError("--show-examples needs a run of `indpriv train`; leave it out with --spec")
-    if path is None:
-        raise InputError(f"pass the folder of checkpoints: indpriv audit FOLDER --spec {spec}")
-    return path
 
 
 def _replay(

@@ -19,8 +19,19 @@ if TYPE_CHECKING:
 
     from indpriv._progress import StageProgress
 
-REPLAY = "For a folder of checkpoints"  # heading in --help
 
+def of_replay(text: str) -> Any:
+    """An option for a folder of checkpoints."""
+    return typer.Option(help=text, rich_help_panel="For a folder of checkpoints")
+
+
+StepOf = Annotated[
+    list[str] | None,
+    of_replay(
+        "Number of updates, where neither a file nor the word step in its name tells it: "
+        '"model_{epoch}.pt=20*epoch" or "a.pt=0,b.pt=20". Can be given several times.'
+    ),
+]
 AuditDir = Annotated[
     Path, typer.Argument(metavar="AUDIT_DIR", help="Audit directory: holds audit.json.")
 ]
@@ -32,15 +43,6 @@ By = Annotated[
         help="Column to compare groups by, e.g. race; age:bins=10 for ranges; race,sex for "
         "combinations; correct or loss:bins=10 for the final model's results. Can be given several "
         "times.",
-    ),
-]
-StepOf = Annotated[
-    list[str] | None,
-    typer.Option(
-        help='Updates that checkpoints have had, by file name: "model_{epoch}.pt=20*epoch" or '
-        '"a.pt=0,b.pt=20". Can be given several times.',
-        show_default="from the files, or after the word step in their names",
-        rich_help_panel=REPLAY,
     ),
 ]
 Seed = Annotated[

@@ -19,7 +19,7 @@ from indpriv.leakage.inversion import Inversion
 from indpriv.leakage.leak import leak
 from indpriv.leakage.observation import Observation
 from indpriv.recording.checkpoints.audit_spec import AuditSpec
-from indpriv.recording.checkpoints.discovery import SavedModel, discover
+from indpriv.recording.checkpoints.discovery import Discovery, SavedModel, discover
 from indpriv.recording.checkpoints.safe_files import read_content
 from indpriv.recording.checkpoints.weights import fit, load_into, state_of
 
@@ -72,7 +72,7 @@ def leak_at_checkpoints(
     Raises:
         InputError: no checkpoint at a moment, inputs of several tensors, or as `leak`.
     """
-    moments = _moments(folder, spec, at, step_of)
+    moments = _moments(folder, discover(folder, spec.load, step_of), at)
     size = observation_at(moments[0].step).batch_size
     n = min(examples, spec.n_examples) // size * size
     chosen = np.random.default_rng(seed).permutation(spec.n_examples)[:n]
@@ -107,10 +107,7 @@ def _model_at(spec: AuditSpec, path: Path) -> nn.Module:
     return model
 
 
-def _moments(
-    folder: Path, spec: AuditSpec, at: Sequence[int | str], step_of: str | Sequence[str]
-) -> list[SavedModel]:
-    found = discover(folder, spec.load, step_of)
+def _moments(folder: Path, found: Discovery, at: Sequence[int | str]) -> list[SavedModel]:
     if found.problems:
         raise InputError(f"{folder}: {found.problems[0]}")
     by_step = {model.step: model for model in found.models}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import module_from_spec
 from pathlib import Path
 from typing import Any
 
@@ -129,11 +130,7 @@ def load_spec(reference: str) -> AuditSpec:
     place, colon, name = reference.rpartition(":")
     if not (colon and place and name):
         raise InputError(f"--spec {reference}: expected module and name, e.g. {_EXAMPLE}")
-    module = (
-        _module_of_file(Path(place), reference)
-        if place.endswith(".py")
-        else _module_of_package(place, reference)
-    )
+    module = _module(place, reference)
     if not hasattr(module, name):
         raise InputError(
             f"--spec {reference}: {place} has no {name!r}; define it there, "
@@ -145,37 +142,29 @@ def load_spec(reference: str) -> AuditSpec:
     return spec
 
 
-def _module_of_file(path: Path, reference: str) -> Any:
-    if not path.is_file():
-        raise InputError(f"--spec {reference}: {path} does not exist; expected e.g. {_EXAMPLE}")
-    name = f"_indpriv_spec_{path.stem}"
-    found = importlib.util.spec_from_file_location(name, path)
-    if found is None or found.loader is None:
-        raise InputError(f"--spec {reference}: {path} is not a Python file")
-    module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module  # dataclasses and pickle look up modules there
-    _search(path.resolve().parent)  # for modules beside it, as in a script
+def _module(place: str, reference: str) -> Any:
+    path, is_file = Path(place), place.endswith(".py")
+    if is_file and not path.is_file():
+        raise InputError(f"--spec {reference}: {place} does not exist; expected e.g. {_EXAMPLE}")
+    # Import from there too, and keep doing so: building a model may import more.
+    folder = str(path.resolve().parent if is_file else Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
-        found.loader.exec_module(module)
-    except (ImportError, SyntaxError, OSError) as error:
+        if not is_file:
+            return importlib.import_module(place)
+        name = f"_indpriv_spec_{path.stem}"
+        loader = SourceFileLoader(name, str(path.absolute()))
+        found = ModuleSpec(name, loader, origin=loader.path)
+        found.has_location = True  # sets __file__
+        module = module_from_spec(found)
+        sys.modules[name] = module  # dataclasses and pickle look up modules there
+        loader.exec_module(module)
+        return module
+    except InputError:
+        raise
+    except (ImportError, SyntaxError, OSError, ValueError) as error:
         raise InputError(
-            f"--spec {reference}: {path} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-    return module
-
-
-def _module_of_package(name: str, reference: str) -> Any:
-    _search(Path.cwd())
-    try:
-        return importlib.import_module(name)
-    except (ImportError, SyntaxError, ValueError) as error:
-        raise InputError(
-            f"--spec {reference}: {name} cannot be imported: {type(error).__name__}: {error}; "
+            f"--spec {reference}: {place} cannot be imported: {type(error).__name__}: {error}; "
             f"expected e.g. {_EXAMPLE}"
         ) from error
-
-
-def _search(folder: Path) -> None:
-    """Import from a folder too, and keep doing so: building a model may import more."""
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))

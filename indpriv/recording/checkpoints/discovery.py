@@ -17,19 +17,13 @@ from typing import Any
 from torch import Tensor
 
 from indpriv.errors import InputError
+from indpriv.recording.checkpoints import step_names
 from indpriv.recording.checkpoints.safe_files import is_checkpoint, read_content
-from indpriv.recording.checkpoints.step_names import (
-    MAX_STEP,
-    STEP_OF,
-    listed,
-    step_in_name,
-    steps_said,
-    what_to_type,
-)
 from indpriv.recording.checkpoints.weights import LoadFn, fingerprint_of, state_of
 
 # Keys of indpriv and most scripts, of Lightning, and of others.
 _STEP_KEYS = ("step", "global_step", "steps", "iteration")
+_MAX_STEP = step_names.MAX_STEP
 _OPTIMIZER_KEYS = ("optimizer_state_dict", "optimizer")
 
 Span = tuple[float, float, int]
@@ -85,26 +79,25 @@ def discover(
             `step_of`, as of `StepOptions`, cannot be followed.
     """
     paths = checkpoint_paths(Path(folder))
-    said = steps_said(step_of, [path.name for path in paths]) if step_of else {}
+    said = step_names.steps_said(step_of, [path.name for path in paths]) if step_of else {}
     found: list[SavedModel] = []
     unknown: list[str] = []
     notes: list[str] = []
     problems: list[str] = []
     for path in paths:
-        named = None if said else step_in_name(path.name)
         try:
-            if model := _read_model(path, said.get(path.name), named, notes):
+            if model := _read_model(path, said, notes):
                 found.append(model)
             else:
                 unknown.append(path.name)
         except InputError as error:
             problems.append(str(error))
     if unknown:
-        some = f"{STEP_OF} matches only some of the checkpoints: " if said else ""
+        some = f"{step_names.STEP_OF} matches only some of the checkpoints: " if said else ""
         problems.append(
-            f"{some}the step of {listed(unknown)} is neither in the file (step, global_step, "
-            "trainer_state.json, an Opacus accountant) nor after the word step in its name. Say "
-            f"how many updates each model has had, e.g. {what_to_type(unknown)}"
+            f"{some}the step of {step_names.listed(unknown)} is neither in the file (step, "
+            "global_step, trainer_state.json, an Opacus accountant) nor after the word step in its "
+            f"name. Say how many updates it has had, e.g. {step_names.what_to_type(unknown)}"
         )
     models = _one_for_each_step(found, load, notes, problems)
     problems += _contradictory_histories(models)
@@ -120,22 +113,19 @@ def checkpoint_paths(folder: Path) -> list[Path]:
         if paths:
             return sorted(paths, key=lambda path: natural_key(path.name))
     names = sorted(item.name for item in folder.iterdir())
-    content = f"it contains {listed(names)}" if names else "it is empty"
+    content = f"it contains {step_names.listed(names)}" if names else "it is empty"
     raise InputError(
         f"{folder} contains no checkpoints ({content}); expected are files such as step_10.pt, "
         "epoch=3-step=400.ckpt or model.safetensors, or folders such as checkpoint-500"
     )
 
 
-def natural_key(name: str) -> list[tuple[int, int, str]]:
+def natural_key(name: str) -> str:
     """Sorting key that reads digits as numbers: step_9 comes before step_10."""
-    parts = re.split(r"(\d+)", name)
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
+    return re.sub("[0-9]+", lambda digits: digits[0].zfill(255), name)
 
 
-def _read_model(
-    path: Path, told: int | None, named: int | None, notes: list[str]
-) -> SavedModel | None:
+def _read_model(path: Path, said: Mapping[str, int], notes: list[str]) -> SavedModel | None:
     """A checkpoint, or None if its step is not known; contradictions about it become notes.
 
     What its accountant counted comes first, then what the user says, the step stored inside, and
@@ -147,14 +137,16 @@ def _read_model(
     stored = content.step if content.step is not None else _stored_step(values)
     history = _history(path, values)
     counted = None if history is None else sum(steps for _, _, steps in history)
-    words = "its accountant", STEP_OF, "the step stored inside", "its name"
-    steps = zip(words, (counted, told, stored, named), strict=True)
+    named = None if said else step_names.step_in_name(path.name)
+    words = "its accountant", step_names.STEP_OF, "the step stored inside", "its name"
+    steps = zip(words, (counted, said.get(path.name), stored, named), strict=True)
     known = {source: step for source, step in steps if step is not None}
     if not known:
         return None
     decided, step = next(iter(known.items()))
     for source, other in known.items():
-        if counted is not None and (other > counted or (other < counted and source == STEP_OF)):
+        impossible = other > step or (other < step and source == step_names.STEP_OF)
+        if counted is not None and impossible:
             raise InputError(
                 f"{str(path)!r} is of step {other} by {source}, but the Opacus accountant inside "
                 f"counted {counted} steps. If it was restarted on resuming, its epsilon is too "
@@ -184,7 +176,7 @@ def _stored_step(values: Mapping[Any, Any]) -> int | None:
         value = values.get(key)
         if isinstance(value, Tensor):
             value = value.item() if value.numel() == 1 and not value.is_floating_point() else None
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_STEP:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_STEP:
             return value
     return None
 
@@ -192,9 +184,8 @@ def _stored_step(values: Mapping[Any, Any]) -> int | None:
 def _history(path: Path, values: Mapping[Any, Any]) -> tuple[Span, ...] | None:
     """The checked history of the accountant that Opacus or indpriv saved, or None."""
     opacus = values.get("privacy_accountant_state_dict")
-    history = (
-        opacus.get("history") if isinstance(opacus, Mapping) else values.get("accountant_history")
-    )
+    ours = values.get("accountant_history")
+    history = opacus.get("history") if isinstance(opacus, Mapping) else ours
     if history is None:
         return None
     if not isinstance(history, list | tuple) or not all(_is_span(span) for span in history):
@@ -212,7 +203,7 @@ def _history(path: Path, values: Mapping[Any, Any]) -> tuple[Span, ...] | None:
 def _is_span(span: Any) -> bool:
     match span:
         case [int() | float() as noise, int() | float() as rate, int() as steps]:
-            in_range = 0 < noise < math.inf and 0 < rate <= 1 and 0 < steps <= MAX_STEP
+            in_range = 0 < noise < math.inf and 0 < rate <= 1 and 0 < steps <= _MAX_STEP
             return in_range and bool not in map(type, span)
     return False
 
@@ -224,10 +215,9 @@ def _one_for_each_step(
     by_step: dict[int, list[SavedModel]] = {}
     for model in found:
         by_step.setdefault(model.step, []).append(model)
-    for step, models in sorted(by_step.items()):
-        if len(models) == 1:
-            continue
-        names = listed([model.path.name for model in models])
+    several = {step: models for step, models in sorted(by_step.items()) if len(models) > 1}
+    for step, models in several.items():
+        names = [model.path.name for model in models]
         try:
             different = len({_nameless_fingerprint(model.path, load) for model in models}) > 1
         except InputError as error:
@@ -235,12 +225,13 @@ def _one_for_each_step(
             continue
         if different:
             problems.append(
-                f"{names} are all of step {step} by {models[0].said_by}, with different "
-                "parameters: keep one of them, or only the checkpoints of one run, or say their "
-                f"steps, e.g. {what_to_type([model.path.name for model in models])}"
+                f"{step_names.listed(names)} are all of step {step} by {models[0].said_by}, with "
+                "different parameters: keep one of them, or only the checkpoints of one run, or "
+                f"say their steps, e.g. {step_names.what_to_type(names)}"
             )
         else:
-            notes.append(f"{names} are the same model, of step {step}; it is replayed once")
+            listed = step_names.listed(names)
+            notes.append(f"{listed} are the same model, of step {step}; it is replayed once")
     return [models[0] for _, models in sorted(by_step.items())]
 
 
@@ -253,14 +244,9 @@ def _nameless_fingerprint(path: Path, load: LoadFn | None) -> str:
 def _contradictory_histories(models: Sequence[SavedModel]) -> list[str]:
     """Each accountant's history must continue the one before, or the checkpoints mix runs."""
     for earlier, later in pairwise(model for model in models if model.history):
-        *whole, (noise, rate, steps) = earlier.history
-        same, after = later.history[: len(whole)], later.history[len(whole) :]
-        if (
-            same != tuple(whole)
-            or not after
-            or after[0][:2] != (noise, rate)
-            or after[0][2] < steps
-        ):
+        *whole, last = earlier.history
+        *same, after = later.history[: len(earlier.history)]
+        if same != whole or after[:2] != last[:2] or after[2] < last[2]:
             return [
                 f"the accountant's history in {later.path.name!r} does not continue that in "
                 f"{earlier.path.name!r}: they are from two runs, or the accountant was restarted; "

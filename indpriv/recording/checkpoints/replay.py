@@ -75,8 +75,7 @@ def replay(
     when it is called again. Nothing in a checkpoint is run, see `read_content`.
 
     Args:
-        checkpoints: folder of the checkpoints, in any order. Their steps stand in the files, after
-            the word step in their names, or in `options.step_of`.
+        checkpoints: folder of the checkpoints, in any order; for their steps see `StepOptions`.
         spec: how to rebuild model and data; "module:spec" or "file.py:spec" for several processes.
         run_dir: directory of the log; created (0700).
         options: settings that neither run.json nor the checkpoints contain.
@@ -136,7 +135,7 @@ def _make_workers(
 
 def _make_plan(folder: Path, spec: AuditSpec, options: StepOptions) -> ReplayPlan:
     """Check everything before any work; one InputError with all problems."""
-    found = discover(folder, spec.load, options.step_of)
+    found = discover(folder, spec.load, options.step_of or ())
     problems = list(found.problems)
     model = spec.model()
     for saved in found.models:

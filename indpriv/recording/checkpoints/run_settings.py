@@ -68,7 +68,7 @@ class StepOptions:
     steps: int | None = None
     delta: float | None = None
     sampler: str | None = None
-    step_of: str | Sequence[str] = ()
+    step_of: str | Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -116,10 +116,7 @@ def resolve(folder: Path, found: Discovery, options: StepOptions, n_examples: in
         if value is None:
             sources.missing.append(name)
     sources.check_clipping(n_examples, values["max_grad_norm"])
-    problems = [
-        *sources.problems,
-        *_far_below(found, total or 0),
-    ]
+    problems = [*sources.problems, *_far_below(found, total or 0)]
     if sources.missing:
         ordered = sorted(sources.missing, key=lambda name: list(_EXAMPLES).index(name.split()[0]))
         examples = " ".join(_EXAMPLES[name.split()[0]] for name in ordered)
@@ -180,10 +177,8 @@ class _Sources:
     def total_steps(self) -> tuple[int | None, str]:
         """Number of steps of the run, not fewer than any source says, and its source."""
         known: dict[str, int] = {}
-        for source, value in (
-            (RUN_JSON, self.declared.get("steps")),
-            (OPTIONS, self._options.steps),
-        ):
+        said = {RUN_JSON: self.declared.get("steps"), OPTIONS: self._options.steps}
+        for source, value in said.items():
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MAX_STEPS:
@@ -294,11 +289,11 @@ def _far_below(found: Discovery, total: int) -> list[str]:
     if found.problems or 2 * last.step >= total or last.said_by == STEP_OF:
         return []
     typed = what_to_type([model.path.name for model in found.models])
-    epochs = typed.replace('=step"', '=20*step" with 20 steps an epoch')
+    epochs = typed.replace('=step"', '=20*step" if an epoch has 20 steps')
     return [
         f"the run has {total} steps, but the last checkpoint, {last.path.name!r}, is of step "
-        f"{last.step} by {last.said_by}, far below. Say how many updates each model has had, e.g. "
-        f"{epochs}" + f", or {typed} if {last.step} is right" * (epochs != typed)
+        f"{last.step} by {last.said_by}, far below. Say how many updates it has had, e.g. "
+        + (epochs if epochs == typed else f"{epochs}, or {typed} if {last.step} is right")
     ]
 
 

@@ -6,6 +6,7 @@ Any other number in a name may count epochs, seeds or anything else, and is neve
 import ast
 import operator
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from indpriv.errors import InputError
@@ -32,9 +33,8 @@ def steps_said(rules: str | Sequence[str], names: Sequence[str]) -> dict[str, in
         matches = [(name, found) for name in names if (found := pattern.fullmatch(name))]
         if not matches:
             raise InputError(
-                f"{STEP_OF} {rule!r} matches none of the checkpoints {listed(names)}; write names "
-                f"without their folder, with {{}} around what stands for a number, e.g. "
-                f"{what_to_type(names)}"
+                f"{STEP_OF} {rule!r} matches none of the checkpoints {listed(names)}; write e.g. "
+                f"{what_to_type(names)} (names without their folder)"
             )
         for name, found in matches:
             step = _value(tree, {word: int(number) for word, number in found.groupdict().items()})
@@ -88,23 +88,20 @@ def listed(names: Sequence[str]) -> str:
 
 def what_to_type(names: Sequence[str]) -> str:
     """An example of rules: numbers that differ in the commonest kind of name are in braces."""
-    kinds: dict[str, list[str]] = {}
-    for name in [name for name in names if re.fullmatch(r"\w([\w.=+@ -]*\w)?", name)] or ["FILE"]:
-        kinds.setdefault(re.sub("[0-9]+", "#", name), []).append(name)
-    alike = max(kinds.values(), key=len)
+    names = [name for name in names if re.fullmatch(r"\w([\w.=+@ -]*\w)?", name)] or ["FILE"]
+    kinds = [re.sub("[0-9]+", "#", name) for name in names]
+    kind = Counter(kinds).most_common(1)[0][0]
+    alike = [name for name, its in zip(names, kinds, strict=True) if its == kind]
     text, *rest = re.split("[0-9]+", alike[0])
     columns = zip(*(re.findall("[0-9]+", name) for name in alike), strict=True)
     for column, after in zip(columns, rest, strict=True):
         word = "step" if re.search(r"(?i)steps?[^a-z]?$|^checkpoint-$", text) else "epoch"
         word = f"n{len(text)}" if f"{{{word}}}" in text else word
         text += (f"{{{word}}}" if len({*column}) > 1 else column[0]) + after
-    if len(alike) == 1:
-        each = [
-            f"{name}={20 * place}"
-            for place, (name, *_) in enumerate(kinds.values(), len(kinds) == 1)
-        ]
-        return f'{STEP_OF} "{",".join(each[:3])}"'
+    if "{" not in text:
+        text = ",".join(f"{name}={20 * i}" for i, name in enumerate(names[:3], len(names) == 1))
+        return f'{STEP_OF} "{text}"'
     if "{step}" in text:
         return f'{STEP_OF} "{text}=step"'
-    after = "with 20 steps an epoch, or 20*(epoch+1) if epoch 0 was saved after them"
-    return f'{STEP_OF} "{text}=20*epoch" {after}'
+    more = "if an epoch has 20 steps, and 20*(epoch+1) if its model was saved after them"
+    return f'{STEP_OF} "{text}=20*epoch" {more}'

@@ -1,3 +1,4 @@
+import pickle
 import sys
 
 import numpy as np
@@ -51,6 +52,21 @@ def test_a_spec_from_a_file_and_from_a_module(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert load_spec("my_training:spec").n_examples == 120
     monkeypatch.delitem(sys.modules, "my_training")
+
+
+def test_a_spec_file_knows_where_it_is_and_its_own_errors_are_shown(tmp_path, monkeypatch):
+    """As in a script: __file__ is set, a class can be pickled, and what it refuses is not wrapped."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "where.py").write_text(MODULE + "class Net: pass\nspec.model.place = __file__\n")
+    assert load_spec(f"{tmp_path}/where.py:spec").model.place == str(tmp_path / "where.py")
+    place = sys.modules["_indpriv_spec_where"]
+    assert type(pickle.loads(pickle.dumps(place.Net()))) is place.Net
+    (tmp_path / "bad.py").write_text(MODULE.replace("model=runs.mlp", "model=5"))
+    with pytest.raises(InputError, match=r"^AuditSpec: model is a int; pass a function"):
+        load_spec(f"{tmp_path}/bad.py:spec")
+    (tmp_path / "worse.py").write_text("int('x')")
+    with pytest.raises(InputError, match=r"worse\.py cannot be imported: ValueError"):
+        load_spec(f"{tmp_path}/worse.py:spec")
 
 
 @pytest.mark.parametrize(
