@@ -180,6 +180,21 @@ def test_checkpoints_with_a_spec(tmp_path, capsys):
     assert "holds what was reconstructed" in in_one_line(capsys, "err")
 
 
+def test_checkpoints_whose_steps_the_user_says(tmp_path, capsys):
+    (tmp_path / "train.py").write_text(SPEC)
+    (tmp_path / "models").mkdir()
+    for epoch in range(2):
+        model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+        torch.save(model.state_dict(), tmp_path / "models" / f"model_{epoch}.pt")
+    command = ["leak", str(tmp_path / "models"), "--spec", f"{tmp_path / 'train.py'}:spec"]
+    command += ["--before-noise", "--max-grad-norm", "1", "--examples", "4", "--at", "20"]
+    assert run(command) == 2
+    assert '--step-of "model_{epoch}.pt=20*epoch"' in in_one_line(capsys, "err")
+    assert run([*command, "--step-of", "model_{epoch}.pt=20*epoch"]) == 0
+    found = AttackScores.from_file(tmp_path / "models" / "leakage" / "row-informed.parquet")
+    assert set(found.details["step"]) == {20.0}
+
+
 def test_only_runs_of_train_are_rebuilt_without_a_spec(tmp_path, capsys):
     (tmp_path / "journal.jsonl").write_text("", encoding="utf-8")
     assert run(["leak", str(tmp_path)]) == 2
