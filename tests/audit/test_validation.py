@@ -21,7 +21,7 @@ def wide() -> torch.nn.Module:
 
 
 def run_with_canaries(run_dir, seed=0):
-    torch.manual_seed(seed)
+    torch.manual_seed(2**40 + seed)
     run = make_run(model=wide())
     attack = GradientCanaries(4000, seed=seed)
     with warnings.catch_warnings():
@@ -35,7 +35,7 @@ def attacked_runs(folder, n_runs, *, class_without_clipping=None):
     folders = []
     for number in range(n_runs):
         run = make_run(noise_multiplier=0.8, max_grad_norm=0.2)
-        torch.manual_seed(number)  # after make_run, whose model is the same each time
+        torch.manual_seed(2**40 + number)  # after make_run, whose model is the same each time
         if class_without_clipping is not None:
             forward = run.criterion
 

@@ -65,8 +65,10 @@ class Augmented(Dataset):
 
 
 def test_augmentation_is_found(tmp_path):
-    run = make_run(Augmented(), max_grad_norm=5.0)
-    assert larger(run, tmp_path / "run")
+    """It is no fault, but the recorded norms are of other views than training's."""
+    log = record(make_run(Augmented(), max_grad_norm=5.0), tmp_path / "run")
+    assert failed(tmp_path / "run") == set()
+    assert any("items of the data set are random" in caveat for caveat in log.caveats)
 
 
 def test_parameters_changed_between_steps_are_found(tmp_path):
@@ -151,7 +153,8 @@ def test_norms_that_ghost_mode_takes_too_small_are_found(factor, max_grad_norm, 
     plain = run.model.get_norm_sample
     run.model.get_norm_sample = lambda: factor * plain()
     record(run, tmp_path / "run")
-    assert failed(tmp_path / "run") == ({"clipping"} if found else set())
+    wrong = {"training repeated"} if factor != 1 else set()
+    assert failed(tmp_path / "run") == wrong | ({"clipping"} if found else set())
     reason = indpriv.account(NormLog.open(tmp_path / "run"), delta=1e-5).claim_reason
     assert ("Ghost mode clipped" in reason) == found
 

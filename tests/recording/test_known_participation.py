@@ -194,7 +194,7 @@ def test_individual_epsilon_is_exact_without_a_pass_over_the_data(tmp_path):
 
 
 def test_dropout_is_exact_from_the_norms_of_training_itself(tmp_path):
-    torch.manual_seed(0)
+    torch.manual_seed(2**40 + 0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 2))
     run = make_run(blobs(), model)
     recorder = Recorder(

@@ -85,7 +85,7 @@ def test_what_is_no_language_model_is_refused():
 
 @pytest.mark.parametrize("backend", ["layerwise", "ghost", "hooks", "functorch"])
 def test_norms_of_dict_batches_are_autograds(backend):
-    torch.manual_seed(0)
+    torch.manual_seed(2**40 + 0)
     model, loss_fn = LanguageModel(), CausalLMLoss("sum")
     batch = Keywords(padded([Texts()[i] for i in range(9)]))
     with NormPass(model, loss_fn, batch, batch, backend=backend) as norm_pass:
@@ -104,7 +104,7 @@ def test_norms_of_dict_batches_are_autograds(backend):
 
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
 def test_a_run_on_dict_batches_is_recorded_and_exact(mode, tmp_path):
-    torch.manual_seed(0)
+    torch.manual_seed(2**40 + 0)
     loss_fn = CausalLMLoss()
     loader = torch.utils.data.DataLoader(Texts(), batch_size=10, collate_fn=padded)
     run = make_run(Texts(), LanguageModel(), mode=mode, data_loader=loader)

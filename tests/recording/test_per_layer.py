@@ -65,7 +65,7 @@ def private(module, dataset, limits=LIMITS):
 
 
 def module(tied=True):
-    torch.manual_seed(3)
+    torch.manual_seed(2**40 + 3)
     return Small(tied)
 
 

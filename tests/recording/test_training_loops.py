@@ -275,7 +275,7 @@ def claim_of(loop, mode, run_dir, *, make=plain, under=nullcontext, participatio
             every=1,
             batch_norms=participation == "known",
         )
-    torch.manual_seed(1)
+    torch.manual_seed(2**40 + 1)
     run.model.train()
     try:
         with recorder.attach(run.model, run.optimizer, run.loader):

@@ -34,6 +34,7 @@ _NORMS, _NORMS_HALF = 1e-3, 0.06  # ghost mode's, of one row
 _TOO_SHORT = 0.02  # sums in float32 fall short by less; half precision too
 _ROWS = 4  # whose norms are taken one by one in ghost mode
 _COMPANIONS = 4  # of a row that is also collated alone
+_NOTHING = 1e-6  # of max_grad_norm
 _SMALL = 1e-3  # of max_grad_norm: gradients below count as this long
 
 
@@ -85,7 +86,8 @@ class Replay:
         if transforms:  # AdaClip leaves what it clips
             samples = [g / k + m for g, (m, k) in zip(samples, transforms, strict=True)]
         theirs, lengths = _weighted(samples, weights), _row_norms(samples).cpu()
-        scale = max(math.sqrt(float((weights * lengths).square().sum())), 1e-12)
+        floor = _NOTHING * batch.max_grad_norm
+        scale = max(math.sqrt(float((weights * lengths).square().sum())), floor)
         tolerance = _SAME_HALF if self.is_half(one) else _SAME
         mine = self._gradients(one, weights, *swapped)
         error = _distance(mine, theirs) / scale
@@ -263,7 +265,8 @@ class Replay:
         samples = [_flat(p) for p in self.parameters]
         if batch.each is None:
             own = _row_norms(samples).to(batch.norms)
-            if bool((batch.norms < own * (1 - _TOO_SHORT)).any()):
+            small = _SMALL * batch.max_grad_norm
+            if bool((batch.norms + small < own * (1 - _TOO_SHORT)).any()):
                 self.findings.add("replay", REFUTED, "gradients were clipped by too small norms")
             return _weighted(samples, factors)
         return [

@@ -34,7 +34,7 @@ def test_the_model_trains_on_the_members_with_their_wrong_labels(tmp_path, mode)
 
 
 def test_a_model_that_memorises_gives_members_away(tmp_path):
-    torch.manual_seed(0)
+    torch.manual_seed(2**40 + 0)
     inputs = torch.randn(200, 300)
     data = torch.utils.data.TensorDataset(inputs, (inputs[:, 0] > 0).long())
     canaries = MislabelledCanaries(data, 150, n_classes=2, seed=1)

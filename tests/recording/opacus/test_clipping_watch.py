@@ -94,7 +94,7 @@ def test_norms_and_positions_are_those_of_the_batch(mode, physical, workers):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_empty_batches_are_batches(mode, workers):
     run = make_run(blobs(30), mode=mode, batch_size=1, workers=workers)
-    torch.manual_seed(1)
+    torch.manual_seed(2**40 + 1)
     sizes, batches = [], []
     watch, unwatch = watched(run, batches.append)
     for inputs, targets in run.loader:
@@ -145,7 +145,7 @@ def test_each_example_is_clipped_at_its_own_threshold(mode, physical):
 @pytest.mark.parametrize("mode", MODES)
 def test_watching_changes_no_bit_of_training(mode):
     def train(watch):
-        torch.manual_seed(7)
+        torch.manual_seed(2**40 + 7)
         run = make_run(mode=mode)
         unwatch = watched(run, lambda _: None)[1] if watch else lambda: None
         run.train(1)
@@ -257,7 +257,7 @@ def _one_rank(rank, port, folder):
     warnings.simplefilter("ignore")
     torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     try:
-        torch.manual_seed(0)
+        torch.manual_seed(2**40 + 0)
         module = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
         model = DifferentiallyPrivateDistributedDataParallel(module)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)

@@ -21,7 +21,7 @@ class Permuted(nn.Module):
 
 
 def network(*first):
-    torch.manual_seed(0)
+    torch.manual_seed(2**40 + 0)
     return nn.Sequential(
         *first, nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 4)
     )
