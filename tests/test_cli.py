@@ -405,7 +405,9 @@ def test_the_tight_accountant_end_to_end(audited, in_process):
     assert "PLD accountant" in screen
     assert "RDP" not in screen
     frame = pd.read_parquet(audited / "pld" / "epsilon.parquet")
-    assert set(frame["bracket"]) <= {"certified", "checked", "fallback"}
+    open_ = frame["epsilon"] - frame["epsilon_lower"] > 0.01 * frame["epsilon"]
+    assert (frame["bracket"].isin(["upper", "fallback"]) == open_).all()
+    assert f"tight, at most 1 % wide, for {(~open_).sum():,} of {len(frame):,} examples" in screen
     assert (frame["epsilon"] <= frame["rdp_epsilon"] + 1e-12).all()
     assert (frame["epsilon_lower"] <= frame["epsilon"]).all()
     assert frame["epsilon_lower"].max() > 0

@@ -17,6 +17,7 @@ from indpriv.accountant.block_accounts.examples import example_blocks
 from indpriv.accountant.block_accounts.several_rows import unit_blocks
 from indpriv.accountant.blocks import Workers, one_blas_thread, workers_of
 from indpriv.accountant.method import Method
+from indpriv.accountant.pld.engine import labelled
 from indpriv.accountant.prepared import owners_of, warn_of_delta
 from indpriv.accountant.privacy_filter import under_filter
 from indpriv.accountant.relations.clipping_norm import with_clipping_norm
@@ -52,7 +53,7 @@ def account(
     Args:
         log: the norm log of the run.
         delta: of the bound, in (0, 1); choose it well below 1 / n_examples.
-        accountant: "rdp" (an upper bound) or "pld" (tight; in some relations only the worst case).
+        accountant: "rdp" (an upper bound) or "pld" (a bracket, tight unless `EpsilonTable.wide`).
         conversion: RDP to (epsilon, delta): "canonne2020" (tighter) or "mironov2017" (the paper's).
         between_records: norms between records: "last", "closest" (larger of two) or "worst_case".
         orders: Rényi orders; by default a grid from 1.0001 to 10^5, refined for each example.
@@ -60,7 +61,7 @@ def account(
         participation: "secret" if an attacker does not know who took part in which step; "known"
             accounts for the norms of batches, with any sampler, and claims no amplification.
         neighbouring: "add_remove", "zero_out" or "replace_one"; default the log's, or "zero_out".
-        tolerance: relative width in (0, 0.1] of brackets by "pld", whose upper end is reported.
+        tolerance: relative width in (0, 0.1] that brackets by "pld" aim at; not all reach it.
         progress: called with (examples done, all examples), by any thread, one at a time.
         engine: "local" threads, or "ray": tasks on a cluster, which read the log themselves.
         workers: how many at once, by default one for each core; they do not change the result.
@@ -153,7 +154,7 @@ def block_account(log: NormLog, method: Method) -> BlockAccount[Any]:
 
     Raises and warns as `indpriv.account` does.
     """
-    return _of_steps(log, method).then(lambda table: with_clipping_norm(table, log))
+    return _of_steps(log, method).then(lambda table: labelled(with_clipping_norm(table, log)))
 
 
 def _of_steps(log: NormLog, method: Method) -> BlockAccount[Any]:

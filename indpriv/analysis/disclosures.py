@@ -287,7 +287,10 @@ def _norms(
     ]
     if brackets:
         counts = ", ".join(f"{count:,} {name}" for name, count in sorted(brackets.items()))
-        text, title = f"{counts}; fallback is the Rényi bound", "Brackets of individual epsilon"
+        text = (
+            f"{counts}; upper: over 1 % wide, its upper end alone counts; fallback: Rényi's bound"
+        )
+        title = "Brackets of individual epsilon"
         found.append(Disclosure("brackets", title, text, VERIFIED, private=True))
     return found
 

@@ -28,6 +28,8 @@ class Distribution:
             its number of rows.
         edges: (n_bins + 1,) of the bins, from 0 to top_of_range.
         counts: (n_bins,) number in each bin, right edge included.
+        wide: number whose bracket is wider than 1 %, so that only its upper end says something;
+            None where the accountant takes no brackets.
     """
 
     n: Count
@@ -40,6 +42,7 @@ class Distribution:
     share_at_worst_case: Share
     edges: tuple[float, ...]
     counts: tuple[int, ...]
+    wide: Count | None = None
 
 
 def top_of_range(epsilons: Epsilons) -> float:
@@ -60,13 +63,14 @@ def describe(epsilons: Epsilons) -> Distribution:
     Of epsilons in several parts, quantiles are those of bins of 0.1 %, and the mean is that of the
     means of bins.
     """
-    top, n, at_worst_case = top_of_range(epsilons), 0, 0
+    top, n, at_worst_case, wide = top_of_range(epsilons), 0, 0, 0
     counts, fine = np.zeros(_BINS, np.int64), list[Histogram]()
     for table in epsilons.tables():
         epsilon = table.epsilon
         own, edges = np.histogram(epsilon, bins=_BINS, range=(0.0, top))
         counts, n = counts + own, n + len(table)
         at_worst_case += int(table.at_worst_case.sum())
+        wide += int(table.wide.sum())
         if n < len(epsilons) or fine:
             fine = [merged([*fine, Histogram.of([epsilon])])]
     if fine:
@@ -89,4 +93,5 @@ def describe(epsilons: Epsilons) -> Distribution:
         share_at_worst_case=at_worst_case / n,
         edges=tuple(edges.tolist()),
         counts=tuple(counts.tolist()),
+        wide=wide if epsilons.account.accountant == "pld" else None,
     )

@@ -56,7 +56,7 @@ BetweenRecords = Annotated[
 Tolerance = Annotated[
     float | None,
     typer.Option(
-        help="Relative width that brackets by pld may have.",
+        help="Relative width that brackets by pld aim at; wider ones are counted.",
         show_default="the audit file's, else 1e-4",
     ),
 ]

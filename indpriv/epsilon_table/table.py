@@ -36,6 +36,7 @@ def relation_words(neighbouring: str) -> str:
 
 
 FALSE_POSITIVE_RATE = 0.01  # at which accounts state the limit on membership tests
+WIDE = 0.01  # relative width of a bracket beyond which nothing is claimed but its upper end
 KEPT_DETAILS = ("n_rows", "unit_worst_case", "true_positive_limit")
 
 
@@ -49,7 +50,7 @@ class Account:
             amplification by sampling needs; "known" if the bound holds against one who does;
             "known in some runs" of several that were composed.
         accountant, conversion, between_records: how it was computed.
-        tolerance: relative width that brackets may have; 0 where the accountant takes none. Within
+        tolerance: relative width that brackets aim at; 0 where the accountant takes none. Within
             it, epsilons depend on which other examples are accounted with them.
         rounding: of norms, as a fraction of max_grad_norm; 0 is none.
         rounding_mode: "up" or "nearest".
@@ -179,12 +180,11 @@ class EpsilonTable:
         details: further columns, each (n_examples,). true_positive_limit, the largest rate of a
             membership test at a false-positive rate of 1 %, by Rényi divergences, and exact with
             known participation. Of "rdp": best_order, and order_at_boundary
-            where a wider range of orders might give less. Of "pld": rdp_epsilon, and bracket
-            ("certified", "checked", "fallback", or "upper" with a lower end of 0). Of units:
-            n_rows, and unit_worst_case, the worst case of a unit with that number of rows;
-            worst_case_epsilon is that of the unit with the most
-            rows. Under a privacy filter: left_out_at, the step from which an example was left out,
-            or -1.
+            where a wider range of orders might give less. Of "pld": rdp_epsilon, and bracket:
+            "certified" or "checked", or where it is `wide` "upper" or "fallback" (Rényi's bound).
+            Of units: n_rows, and unit_worst_case, the worst case of a unit with that number of
+            rows; worst_case_epsilon is that of the unit with the most. Under a privacy filter:
+            left_out_at, the step from which an example was left out, or -1.
     """
 
     example_ids: NDArray[np.generic]
@@ -225,6 +225,12 @@ class EpsilonTable:
         """(n_examples,) whether epsilon is the worst case, of a unit that of as many rows."""
         worst = self.details.get("unit_worst_case", np.float64(self.worst_case_epsilon))
         return np.asarray(self.epsilon >= worst.astype(np.float64) * (1 - 1e-9))
+
+    @property
+    def wide(self) -> NDArray[np.bool_]:
+        """(n_examples,) whether "pld" leaves epsilon open by more than 1 % of the upper end."""
+        width = self.epsilon_upper - self.epsilon_lower
+        return np.asarray((width > WIDE * self.epsilon_upper) & (self.account.accountant == "pld"))
 
     def tables(self) -> Iterator["EpsilonTable"]:
         """Yield the table itself; see `EpsilonParts`, which yields several."""

@@ -39,7 +39,7 @@ from indpriv.accountant.histogram.counts import DenseCounts
 from indpriv.accountant.histogram.mechanisms import Mechanisms
 from indpriv.accountant.histogram.unit_cells import EqualRows, UnitCells
 from indpriv.accountant.method import Method
-from indpriv.accountant.pld.engine import bracketed
+from indpriv.accountant.pld.engine import bracketed, labelled
 from indpriv.accountant.prepared import account_of, block_size
 from indpriv.accountant.rdp_engine import rdp_bounds
 from indpriv.accountant.rdp_orders import RdpAccountant
@@ -76,7 +76,7 @@ def compose(
         runs: their norm logs, two or more, of the same unit and neighbouring relation.
         delta: of the composed bound, in (0, 1).
         by: what identifies someone in all runs: "example_id", or "unit_id" for owners of rows.
-        accountant: "rdp", or "pld" (tight; for runs of single rows only).
+        accountant: "rdp", or "pld" (for runs of single rows only).
         conversion: as in `account`.
         between_records: as in `account`.
         participation: as in `account`, of all runs or one for each.
@@ -160,7 +160,7 @@ def _composed(
     epsilon = np.minimum(found.epsilon + cost[1:], worst)
     account = _account(logs, methods, None if by == "example_id" else int(largest.max()))
     claim, reason = _claim(logs, methods)
-    return EpsilonTable(
+    table = EpsilonTable(
         example_ids=ids,
         epsilon=epsilon,
         epsilon_lower=np.minimum(found.epsilon_lower, epsilon),
@@ -175,6 +175,7 @@ def _composed(
             "unit_worst_case": worst,
         },
     )
+    return labelled(table)
 
 
 def _group(log: NormLog, by: str) -> Units:

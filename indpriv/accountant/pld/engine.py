@@ -1,4 +1,4 @@
-"""The accountant "pld": tight epsilons with a bracket, from loss distributions. Sensitive."""
+"""The accountant "pld": epsilons in a bracket, mostly tight, from loss distributions. Sensitive."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from indpriv.accountant.histogram.mechanisms import Participations
 from indpriv.accountant.pld.brackets import FALLBACK, pld_epsilon
 from indpriv.accountant.pld.chords import SharedDivergences
 from indpriv.accountant.pld.loss_sum import LossSum, SharedLaws
+from indpriv.accountant.pld.unit_losses import UPPER
 from indpriv.accountant.rdp_engine import RdpEngine
 from indpriv.accountant.rdp_orders import RdpAccountant
 from indpriv.accountant.worst_case import worst_case_participations
+from indpriv.epsilon_table import EpsilonTable
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.step_settings import StepSettings
 
@@ -183,6 +185,14 @@ def can_share(settings: StepSettings) -> bool:
     rates = np.unique(settings.sample_rate)
     few = len(np.unique(settings.max_grad_norm)) <= _MOST_CLIPPING_NORMS
     return few and (float(rates[-1]) < 1 or len(rates) == 1)
+
+
+def labelled(table: EpsilonTable) -> EpsilonTable:
+    """The table, in which no bracket that is wide is called "certified" or "checked"."""
+    if (label := table.details.get("bracket")) is None:
+        return table
+    label = np.where(table.wide & (label != FALLBACK), UPPER, label)
+    return replace(table, details={**table.details, "bracket": label})
 
 
 def bracketed(

@@ -27,7 +27,7 @@ from indpriv.accountant.pld.mixture_law import MixtureLoss, SumLaw
 from indpriv.accountant.pld.real_axis import log_largest_weight
 from indpriv.norm_log.norm_log import NormLog
 
-UPPER = "upper"  # a bracket whose upper end is certified, and whose lower end is 0
+UPPER = "upper"  # a bracket whose upper end is certified, and whose lower end says little
 
 _TAIL = 1e-8  # share of delta that is given to what the laws of a run leave out
 _MOST_MISSED = 1e-6  # share of delta, three times _TAIL with a wide margin

@@ -131,6 +131,7 @@ def _facts(summary: AuditSummary) -> doc.Table:
             ("Neighbouring relation", summary.account.relation),
             ("Sampler", sampler),
             ("Accountant", account.guaranteed_by),
+            *(("Brackets of individual epsilon", text) for text in _brackets(summary)),
             ("Delta times n", f"{summary.guarantee.delta_times_n:.2g}"),
             *_membership(summary.guarantee),
         ],
@@ -187,6 +188,7 @@ def _run_lines(summary: AuditSummary) -> tuple[doc.Paragraph, ...]:
         f"median {median} | 75 % at most {p75} | {worst}",
         f"95 % at most {p95} | 99 % at most {p99} | largest {largest}",
     ]
+    lines += [f"brackets by PLD: {text}" for text in _brackets(summary)]
     if summary.claim != "exact" or run.settings.individually_clipped:
         lines.append(summary.claim_reason)
     if how_recorded := recording(run):
@@ -199,6 +201,15 @@ def _run_lines(summary: AuditSummary) -> tuple[doc.Paragraph, ...]:
         )
         lines.append(f"Pearson's r with log loss {summary.loss.every.pearson:.2f}{accuracy}")
     return (*map(doc.paragraph, lines), disclaimer(summary))
+
+
+def _brackets(summary: AuditSummary) -> list[str]:
+    """For how many the tight accountant is tight; empty for another one."""
+    found, plural = summary.individual, summary.account.plural
+    if found.wide is None:
+        return []
+    text = f"tight, at most 1 % wide, for {found.n - found.wide:,} of {found.n:,} {plural}"
+    return [f"{text}; of {found.wide:,} only the upper end says something" if found.wide else text]
 
 
 def _read(summary: AuditSummary) -> str:
