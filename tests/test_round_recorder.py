@@ -114,7 +114,10 @@ def test_an_audit_speaks_of_clients(tmp_path):
     record(tmp_path / "run", rounds(0, 10), run_info={"delta": 1e-3, "scheme": "Fed-SDP"})
     summary = audit(tmp_path / "run", tmp_path / "report")
     assert summary.guarantee.status == "declared"
-    assert "zero out one client, participation known" in summary.guarantee.statement
+    assert (
+        "zero out the contribution of one client, participation known"
+        in summary.guarantee.statement
+    )
     assert "federated trainer" in summary.guarantee.reasons[0]
     checks = verify(open_run(tmp_path / "run"))
     details = {check.key: check.detail for check in checks}

@@ -386,7 +386,9 @@ def test_figures_are_those_of_the_audit(known):
 
 
 def test_no_epsilon_without_its_meaning(known):
-    meaning = "delta 1e-5, zero out one example, Poisson sampling, RDP accountant"
+    meaning = (
+        "delta 1e-5, zero out the contribution of one example, Poisson sampling, RDP accountant"
+    )
     for text in (page_of(known), " ".join(render_results(known).split())):
         assert meaning in text
         assert "estimate" in text or "exact" in text

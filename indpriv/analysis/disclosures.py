@@ -1,4 +1,4 @@
-"""Facts that a reader needs to judge a guarantee, each verified, declared, unknown or failed.
+"""Facts that a reader needs to judge a guarantee, each with how it is known: see `Disclosure`.
 
 After NIST SP 800-226 (2025), "How to DP-fy ML" (Ponomareva et al. 2023, section 5.3.3) and the
 OpenDP deployments registry. The texts here hold no individual value.
@@ -35,28 +35,16 @@ from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.validation import CONTRIBUTIONS
 
 VERIFIED, DECLARED, UNKNOWN, NOT_COVERED = "verified", "declared", "unknown", "not covered"
+ASSUMED = "assumed"  # nobody stated it, so this tool's default stands
 # How a statement is known.
-Knowledge = Annotated[str, Limits(texts=(VERIFIED, DECLARED, UNKNOWN, NOT_COVERED, FAILED))]
+_WORDS = (VERIFIED, DECLARED, ASSUMED, UNKNOWN, NOT_COVERED, FAILED)
+Knowledge = Annotated[str, Limits(texts=_WORDS)]
 
 # Keys of the settings and declarations that a model card shows. None of them says anything about
 # the data.
-_PUBLISHABLE = frozenset(
-    [
-        "released",
-        "trust_model",
-        "tuning",
-        "sampler",
-        "steps",
-        "sample_rate",
-        "noise_multiplier",
-        "max_grad_norm",
-        "clip_mode",
-        "accountant",
-        "random_generator",
-        "preprocessing",
-        "training_versions",
-        "code_commit",
-    ]
+_PUBLISHED = (
+    "released trust_model tuning sampler steps sample_rate noise_multiplier max_grad_norm "
+    "clip_mode accountant random_generator preprocessing training_versions code_commit"
 )
 
 
@@ -67,7 +55,8 @@ class Disclosure:
     Attributes:
         key: identifies it in code and files; never shown.
         title, value: as shown.
-        status: "verified", "declared", "unknown", "not covered" or "failed".
+        status: "verified", "declared", "assumed" (nobody stated it, so this tool's default stands),
+            "unknown", "not covered" or "failed".
         private: the value says something about the data, so it must not be published.
         publishable: the value may appear on a model card, if the run's guarantee may be published.
     """
@@ -113,26 +102,30 @@ def disclosures(
         *_norms(run, account, checks, brackets or {}),
         *_provenance(run, guarantee, checks, versions),
     )
-    return tuple(replace(item, publishable=item.key in _PUBLISHABLE) for item in found)
+    return tuple(replace(item, publishable=item.key in _PUBLISHED.split()) for item in found)
 
 
 def _guaranteed(run: RunFacts, account: Account, guarantee: Guarantee) -> list[Disclosure]:
     """What is protected, and what is released."""
     units = f"; {run.n_units:,} distinct units" if run.n_units is not None else ""
     too_large = guarantee.delta_times_n >= 1
-    trust = run.declared.trust_model or (
-        "assumed central: the curator holds the data and runs the training"
-    )
     times_n = f"delta times n is {guarantee.delta_times_n:.2g}" + (
         ": too large, since a mechanism may expose someone outright" if too_large else ""
     )
     n = f"{run.n_examples:,}{units}; under add/remove neighbours this number is itself private"
     tuning = run.declared.tuning or "only this one run is accounted"
+    declared, relation = run.declared, account.relation
+    if account.neighbouring == "zero_out":
+        relation += ": it counts as 0, and the number of examples and the batches stay"
+    given = bool(run.recorder.get("converted"))
+    chosen = given or declared.neighbouring or account.neighbouring == "replace_one"
+    unit = DECLARED if given or account.unit != "example" else ASSUMED
+    central = "central: the curator holds the data and runs the training"
     found = [
-        Disclosure("unit", "Unit of privacy", f"one {account.one_unit}", DECLARED),
-        Disclosure("neighbouring", "Neighbouring relation", account.relation, DECLARED),
+        Disclosure("unit", "Unit of privacy", f"one {account.one_unit}", unit),
+        _stated("neighbouring", "Neighbouring relation", relation if chosen else None, relation),
         _released(run, guarantee),
-        Disclosure("trust_model", "Trust model", trust, DECLARED),
+        _stated("trust_model", "Trust model", declared.trust_model, central),
         Disclosure("delta", "Delta", format_delta(account.delta), DECLARED),
         Disclosure(
             "delta_times_n", "Delta and n", times_n, FAILED if too_large else VERIFIED, private=True
@@ -164,8 +157,13 @@ def _released(run: RunFacts, guarantee: Guarantee) -> Disclosure:
     if not guarantee.publishable:
         text = f"nothing may be published under a guarantee: {guarantee.withheld}"
         return Disclosure(key, title, text, FAILED)
-    assumed = "assumed: every model state of this run, checkpoints and final model"
-    return Disclosure(key, title, run.declared.released or assumed, DECLARED)
+    every = "every model state of this run, checkpoints and final model"
+    return _stated(key, title, run.declared.released, every)
+
+
+def _stated(key: str, title: str, declared: str | None, default: str) -> Disclosure:
+    """What was declared, else what this tool assumes."""
+    return Disclosure(key, title, declared or default, DECLARED if declared else ASSUMED)
 
 
 def _training(run: RunFacts, account: Account, checks: Sequence[Check]) -> list[Disclosure]:
@@ -287,9 +285,7 @@ def _norms(
     ]
     if brackets:
         counts = ", ".join(f"{count:,} {name}" for name, count in sorted(brackets.items()))
-        text = (
-            f"{counts}; upper: over 1 % wide, its upper end alone counts; fallback: Rényi's bound"
-        )
+        text = f"{counts}; upper: over 1 % wide, its upper end counts; fallback: Rényi's bound"
         title = "Brackets of individual epsilon"
         found.append(Disclosure("brackets", title, text, VERIFIED, private=True))
     return found

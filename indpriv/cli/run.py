@@ -224,9 +224,11 @@ def _sentence(run: TrainedRun, config: AuditConfig, seed: int | None) -> str:
 def _relation(record: Mapping[str, Any], steps: int) -> str:
     """What epsilon allows to differ: zero-out where updates tell the number of examples."""
     from indpriv.analysis.divisor import divisor_of
+    from indpriv.epsilon_table import relation_words
 
     divisor = divisor_of(record["data"]["n_train"], steps, record.get("recorder", {}))
-    return "zero out" if divisor is not None and divisor.tells_n else "add/remove"
+    told = divisor is not None and divisor.tells_n
+    return relation_words("zero_out" if told else "add_remove")
 
 
 def _lost(record: Mapping[str, Any]) -> str:

@@ -27,7 +27,11 @@ _SAMPLERS = {
     "truncated_poisson": "truncated Poisson",
     "fixed_size": "fixed-size",
 }
-_RELATIONS = {"add_remove": "add/remove", "zero_out": "zero out", "replace_one": "replace"}
+_RELATIONS = {
+    "add_remove": "add/remove",
+    "zero_out": "zero out the contribution of",
+    "replace_one": "replace",
+}
 
 
 def relation_words(neighbouring: str) -> str:

@@ -59,6 +59,36 @@ def test_without_a_guarantee_nothing_is_released_under_it(run, changes, why):
         assert "settings may be published" not in found[item].value
 
 
+def test_what_nobody_stated_is_called_assumed(run):
+    found = rows(run)
+    for title in ("Unit of privacy", "Neighbouring relation", "Trust model"):
+        assert found[title].status == "assumed"
+    assert found["What is released"].status == "declared"
+    stated = rows(run, converted=True)  # by whoever wrote the log
+    for title in ("Unit of privacy", "Neighbouring relation"):
+        assert stated[title].status == "declared"
+
+
+@pytest.mark.parametrize(
+    ("neighbouring", "status", "words"),
+    [
+        ("add_remove", "assumed", "add/remove one example"),
+        ("zero_out", "assumed", "it counts as 0, and the number of examples and the batches stay"),
+        ("replace_one", "declared", "replace one example"),
+    ],
+)
+def test_a_relation_is_declared_only_where_somebody_chose_it(run, neighbouring, status, words):
+    log, examples = run
+    table = epsilon_table([1.0] * 60, neighbouring=neighbouring)
+    summary = summarise(log, table, RecordedRun(examples), name="x", by=["label"])
+    row = next(row for row in summary.notes.disclosures if row.key == "neighbouring")
+    assert (row.status, row.value.endswith(words)) == (status, True)
+    declared = Declared(neighbouring=neighbouring)
+    summary = summarise(log, table, RecordedRun(examples, declared=declared), name="x")
+    row = next(row for row in summary.notes.disclosures if row.key == "neighbouring")
+    assert row.status == "declared"
+
+
 def test_ranks_are_named_and_their_batches_counted_together(run):
     found = rows(run, ranks=2)
     assert found["Steps"].value.endswith("each taken by 2 ranks together")

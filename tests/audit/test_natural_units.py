@@ -95,7 +95,8 @@ def test_lfw_by_person(tmp_path, capsys):
     changes = {"max_rows_per_unit": ("data", None), "epochs": ("training", 1)}
     run_dir, audit_dir, summary = audited("lfw", tmp_path, **changes)
     shown = " ".join(capsys.readouterr().out.split())
-    assert "zero out one user of at most 530 rows" in shown  # their number tells the divisor
+    # Their number tells the divisor
+    assert "zero out the contribution of one user of at most 530 rows" in shown
     assert "ROWS OF ONE USER" in shown
     assert (summary["run"]["n_units"], summary["run"]["n_examples"]) == (4598, 10968)
     sizes = summary["unit_sizes"]

@@ -95,7 +95,10 @@ def test_a_shuffled_run_has_a_supported_guarantee(tmp_path):
     assert (summary.guarantee.status, summary.claim) == ("supported", "exact")
     truth = oracles.gaussian_epsilon(np.sqrt(2) / 2.0, 1e-5)
     assert summary.guarantee.worst_case_epsilon == pytest.approx(truth)
-    assert "zero out one example, participation known" in summary.guarantee.statement
+    assert (
+        "zero out the contribution of one example, participation known"
+        in summary.guarantee.statement
+    )
     assert summary.guarantee.membership.mu == pytest.approx(np.sqrt(2) / 2.0, rel=1e-6)
     assert summary.account.participation == "known"
     page = (tmp_path / "audit" / "audit.md").read_text()

@@ -345,7 +345,7 @@ def test_leaving_out_a_person_s_data_takes_one_record_away(tmp_path):
     content = release(folder, MEDIAN).content
     assert content["neighbouring"] == "zero_out"
     assert (
-        "zero out one example. A person whose data is left out has no record"
+        "zero out the contribution of one example. A person whose data is left out has no record"
         in (content["assumptions"][0])
     )
     added = release(write_small_audit(tmp_path / "added", epsilons(20)), MEDIAN).content

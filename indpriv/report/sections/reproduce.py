@@ -6,6 +6,7 @@ import math
 from indpriv._formatting import format_share_up
 from indpriv.analysis.exactness import Exactness
 from indpriv.analysis.summary import AuditSummary
+from indpriv.norm_log.evidence import PASSED, SEEDS
 from indpriv.report.document import Block, Code, Details, Section, paragraph
 
 
@@ -14,11 +15,15 @@ def reproduce(summary: AuditSummary) -> Section:
     versions = " · ".join(
         f"{name} {version}" for name, version in summary.provenance.versions.items()
     )
+    guessed = {check.key for check in summary.notes.checks if check.status != PASSED}
     training = (
         "The training is reproducible from its seed, which is why it gives no privacy."
-        if summary.guarantee.status == "void"
-        else "The training itself must not be reproducible: its noise and its sampling are "
-        "unseeded, so a second run gives other epsilons."
+        if summary.run.recorder.get("seeded")
+        else "The training was seen to draw from a generator whose seed can be guessed: whoever "
+        "guesses it can repeat the training and subtract the noise."
+        if SEEDS.key in guessed
+        else "The training itself must not be reproducible. No seed of its noise and its sampling "
+        "was declared; without one, a second run gives other epsilons."
     )
     blocks: list[Block] = [
         paragraph(

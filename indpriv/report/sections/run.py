@@ -9,8 +9,8 @@ def run(summary: AuditSummary) -> Section:
     blocks: list[Block] = [
         paragraph(
             "“Verified”: this tool read it from the optimizer, the loader or the files. "
-            "“Declared”: someone stated it, and nothing confirms it. “Unknown”: there is no record "
-            "of it. "
+            "“Declared”: someone stated it, and nothing confirms it. “Assumed”: nobody stated it, "
+            "and this tool’s default stands. “Unknown”: there is no record of it. "
             "What is marked “not for publication” reveals something about the data."
         ),
         table(

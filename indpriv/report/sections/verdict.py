@@ -119,17 +119,15 @@ def _key_figures(summary: AuditSummary) -> doc.Table:
 
 def _facts(summary: AuditSummary) -> doc.Table:
     account = summary.account
-    sampler = account.sampler
-    for item in summary.notes.disclosures:
-        if item.key == "sampler":
-            sampler = f"declared {item.value} ({item.status})"
+    of = {item.key: item for item in summary.notes.disclosures}
+    relation, sampler = of["neighbouring"], of["sampler"]
     return doc.table(
         ("Fact", "Value"),
         [
             ("Status of the guarantee", summary.guarantee.status),
             ("Unit of privacy", f"one {account.one_unit}"),
-            ("Neighbouring relation", summary.account.relation),
-            ("Sampler", sampler),
+            ("Neighbouring relation", f"{relation.value} ({relation.status})"),
+            ("Sampler", f"declared {sampler.value} ({sampler.status})"),
             ("Accountant", account.guaranteed_by),
             *(("Brackets of individual epsilon", text) for text in _brackets(summary)),
             ("Delta times n", f"{summary.guarantee.delta_times_n:.2g}"),

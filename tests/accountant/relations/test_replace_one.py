@@ -109,7 +109,7 @@ def test_zero_out_with_poisson_sampling_is_add_or_remove():
     log = log_of([[0.2, 5.0]])
     zeroed, removed = (account(log, delta=DELTA, neighbouring=one) for one in ("zero_out", None))
     assert np.array_equal(zeroed.epsilon, removed.epsilon)
-    assert zeroed.account.relation == "zero out one example"
+    assert zeroed.account.relation == "zero out the contribution of one example"
 
 
 def test_people_of_several_rows_are_refused():

@@ -1,9 +1,15 @@
+from dataclasses import replace
+
+import pytest
+
 from indpriv.epsilon_table import DISCLAIMER
+from indpriv.norm_log.evidence import SEEDS
 from indpriv.report import sections
 from indpriv.report.document import Section, paragraph
 from indpriv.report.renderers.html import render_html
 from indpriv.report.renderers.markdown import render_markdown
 from indpriv.report.sections import SECTIONS, sections_of
+from summaries import summary_of
 
 
 def test_sections_have_ids_of_their_own_and_begin_with_the_verdict(summary):
@@ -33,3 +39,25 @@ def test_the_worst_case_stands_with_what_it_means(summary):
     )
     assert key.rows[1].cells[2] == "exact; not a guarantee"
     assert DISCLAIMER in render_markdown(summary).split("## ")[0]
+
+
+@pytest.mark.parametrize(
+    ("seeded", "seen", "text"),
+    [
+        (True, (), "reproducible from its seed"),
+        (False, (SEEDS.failed("torch.manual_seed(0)"),), "whose seed can be guessed"),
+        (False, (SEEDS.not_checked("torch.manual_seed(0)"),), "whose seed can be guessed"),
+        (False, (), "No seed of its noise and its sampling was declared"),
+    ],
+)
+def test_what_is_said_of_seeds_is_what_was_seen(summary, seeded, seen, text):
+    notes = replace(summary.notes, checks=(*summary.notes.checks, *seen))
+    facts = replace(summary.run, recorder={**summary.run.recorder, "seeded": seeded})
+    page = render_markdown(replace(summary, notes=notes, run=facts))
+    assert text in page
+    assert "unseeded" not in page
+
+
+def test_noise_that_protects_nobody_is_not_said_to_come_from_a_seed(run):
+    page = render_markdown(summary_of(*run, evidence={"recorder": {"no_privacy": "no noise"}}))
+    assert "from its seed" not in page

@@ -210,7 +210,10 @@ def test_a_run_is_audited(protect, tmp_path):
     summary = audit(tmp_path / "r", tmp_path / "report", participation="known")
     assert summary.guarantee.status == "declared"
     unit = {"client": "client", "row": "example"}[protect]
-    assert f"zero out one {unit}, participation known" in summary.guarantee.statement
+    assert (
+        f"zero out the contribution of one {unit}, participation known"
+        in summary.guarantee.statement
+    )
     if protect == "row":  # the same log, of clients
         clients = audit(tmp_path / "r", tmp_path / "clients", unit_column="client")
         assert clients.guarantee.worst_case_epsilon > 2 * summary.guarantee.worst_case_epsilon
@@ -342,7 +345,7 @@ def test_copies_of_a_row_are_one_unit(tmp_path):
     alone = gaussian_epsilons(np.array([2 * 3**0.5 / 1.5]), DELTA)[1]
     assert table.worst_case_epsilon == pytest.approx(float(alone[0]), rel=1e-6)
     summary = audit(tmp_path / "r", tmp_path / "report", participation="known")
-    assert "zero out one row of at most 2 rows" in summary.guarantee.statement
+    assert "zero out the contribution of one row of at most 2 rows" in summary.guarantee.statement
     assert not summary.views
 
 
