@@ -1,4 +1,7 @@
-"""An append-only journal of JSON lines in a hash chain, which shows changed or lost lines."""
+"""An append-only journal of JSON lines in a hash chain, which shows accidental damage.
+
+It shows edits of a line, too, but no forgery: whoever can write the file can write a new chain.
+"""
 
 import errno
 import hashlib
