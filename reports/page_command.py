@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from recorded import not_verified
 from rich.console import Console
 
 from indpriv._files import read_json, write_json
@@ -50,9 +51,10 @@ def write_page(
         write_json(figures, known)
         return known
 
-    known = keep(
-        {"runs": {one: figures_of(folder / one) for one in runs if finished(folder / one)}}
-    )
+    def of_run(one: str) -> Figures:
+        return figures_of(folder / one) | {"not_verified": not_verified(folder / one)}
+
+    known = keep({"runs": {one: of_run(one) for one in runs if finished(folder / one)}})
     for one, make in () if options.write_only else runs.items():
         if one in keep({}).get("runs", {}):
             continue
@@ -61,7 +63,7 @@ def write_page(
             continue
         console.print(f"{one}: training")
         make(folder / one)
-        known = keep({"runs": {one: figures_of(folder / one)}})
+        known = keep({"runs": {one: of_run(one)}})
     if not options.write_only and not options.runs_only:
         known = keep(computed())
     page = render(known)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from markdown_table import table
+from recorded import SEEDED
 
 from attacks.training import BASELINE, DP
 
@@ -23,6 +24,8 @@ def render(figures: Figures) -> str:
         "",
         "Made by `make attacks`. An attack that fails is no evidence of privacy. An attacker who",
         "sees every update reaches far more: [what an epsilon assumes](validation.md).",
+        "",
+        SEEDED,
         "",
         "A **study** trains many models of one audit: half of its training examples are in every",
         "model, and a fair coin decides for each of the others and each model. Every model is",

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from markdown_table import table
+from recorded import SEEDED
 
 from extraction.attributes import CONTROL_EPOCHS, CONTROL_ROWS
 from extraction.secrets import SETTINGS
@@ -26,6 +27,8 @@ def _secrets(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         "",
         "Made by `python reports/make_extraction.py`; `docs/how-to/secrets-and-attributes.md` says how "
         "to run these attacks.",
+        "",
+        SEEDED,
         "",
         "## Secrets in character models",
         "",

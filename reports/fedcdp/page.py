@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from markdown_table import table
+from recorded import status_of
 from reproduction.rules import NOT_REPRODUCED, NOT_RUN, REPRODUCED
 
 from fedcdp import paper
@@ -43,9 +44,10 @@ def render(known: Figures) -> str:
         f"Made by `{COMMAND}`; the paper is {paper.SOURCE}. Epsilons are worst cases at delta",
         f'{paper.DELTA:g} unless a table says otherwise. "Known participation" is an account for',
         "an adversary who knows who took part in which round; neighbours differ in one row or",
-        "client that contributes nothing. An individual epsilon describes the run that happened;",
+        "client that contributes nothing, in batches and rounds that stay. An individual epsilon describes the run that happened;",
         "it is no guarantee.",
         "",
+        *status_of(runs),
         *_overview(known),
         *_settings(),
         *_table_6(accounts),

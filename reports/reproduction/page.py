@@ -44,6 +44,17 @@ _RECIPE = ("epochs", "batch_size", "learning_rate", "weight_decay", "schedule", 
 _MARKED = re.compile(r"(<!-- results.*?-->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 
+def why_declared(known: Known) -> list[str]:
+    """Why guarantees of audits are not "supported", each reason once."""
+    of: dict[str, list[str]] = {}
+    for name, audit in known.audits.items():
+        for reason in audit.default["guarantee"]["reasons"]:
+            of.setdefault(reason, []).append(name)
+    return [
+        f"{reason[0].upper()}{reason[1:]} ({', '.join(names)})." for reason, names in of.items()
+    ]
+
+
 def render_page(known: Known, audits_dir: Path) -> str:
     """reports/yu2023.md."""
     found = (*figures(known), *tables(known))
@@ -56,6 +67,7 @@ def render_page(known: Known, audits_dir: Path) -> str:
         "record, conversion of Mironov 2017) and by the sound default. Models, data and noise are not the paper's, so absolute "
         "values are not expected to agree; what is judged is the finding, by the rules at the end.",
         f"> {DISCLAIMER}",
+        *why_declared(known),
         "## Overview\n\n" + overview(found),
         "## Settings\n\n"
         + settings(known)

@@ -7,6 +7,7 @@ from typing import Any
 
 from attacks.page import HEAD, rates
 from markdown_table import table
+from recorded import SEEDED
 
 from indpriv.analysis.attacks.canary_bounds import BOUNDS
 from validation.study import DELTA, EPOCHS, STEPS_PER_EPOCH, STUDIES, Study
@@ -25,6 +26,8 @@ def render(known: Figures) -> str:
         "fair coin decides which of its targets are in a run; all other examples are in every run.",
         "An individual epsilon describes the run that happened; it is no guarantee.",
         "[Attacks on the final model](attacks.md) reach far less.",
+        "",
+        SEEDED,
         "",
         "L is the evidence of a run on an example: the log-likelihood ratio of all its updates. K,",
         "K' and R are what the account says: sums over steps of KL(P||Q), KL(Q||P) and the Rényi",

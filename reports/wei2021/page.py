@@ -8,6 +8,7 @@ from typing import Any
 
 from markdown_table import table
 from pictures import SUCCESS
+from recorded import status_of
 from reproduction.rules import DIFFERS, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 
 from indpriv.analysis.schedule.curve import Curve
@@ -49,6 +50,7 @@ def render(known: Figures) -> str:
         "rules, of which only the moments accountant (MA) is a bound; ours are at delta 1e-5. An",
         "individual epsilon describes the run that happened; it is no guarantee.",
         "",
+        *status_of(known.get("runs", {})),
         *_overview(known),
         *_settings(),
         *_table_5(known["accounts"]),

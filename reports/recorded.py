@@ -1,0 +1,33 @@
+"""What a page says of the guarantees of its runs."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from indpriv.norm_log.evidence import NOT_COMPARED
+from indpriv.norm_log.lines import REFUTED, lines_of, unverified
+from indpriv.norm_log.norm_log import open_run
+from indpriv.norm_log.verify import verify
+
+_WHY = NOT_COMPARED[0].upper() + NOT_COMPARED[1:]
+EARLIER = f"{_WHY}: its guarantee is declared, not supported."
+SEEDED = f"{_WHY}, and from chosen seeds: no run of this page has a guarantee."
+
+
+def not_verified(run: Path) -> list[str]:
+    """Keys of the lines of evidence of a run that are declared or refuted; see lines.toml."""
+    opened = open_run(run)
+    header = opened.state.header["run"]
+    lines = lines_of(verify(opened), header)
+    return [line.key for line in lines if line in unverified(lines) or line.word == REFUTED]
+
+
+def status_of(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Lines of a page about runs whose figures hold `not_verified`; of earlier ones, EARLIER."""
+    if any("not_verified" not in run for run in runs.values()):
+        return [EARLIER, ""]
+    found = sorted({key for run in runs.values() for key in run["not_verified"]})
+    if not found:
+        return []
+    named = ", ".join(found)
+    return [f"Its guarantees are not supported: not verified in some run are {named}.", ""]
