@@ -1,7 +1,4 @@
-"""An append-only journal of JSON lines in a hash chain, which shows accidental damage.
-
-It shows edits of a line, too, but no forgery: whoever can write the file can write a new chain.
-"""
+"""An append-only journal of JSON lines in a hash chain, which shows damage but no forgery."""
 
 import errno
 import hashlib

@@ -55,8 +55,7 @@ class Disclosure:
     Attributes:
         key: identifies it in code and files; never shown.
         title, value: as shown.
-        status: "verified", "declared", "assumed" (nobody stated it, so this tool's default stands),
-            "unknown", "not covered" or "failed".
+        status: "verified", "declared", "assumed", "unknown", "not covered" or "failed".
         private: the value says something about the data, so it must not be published.
         publishable: the value may appear on a model card, if the run's guarantee may be published.
     """

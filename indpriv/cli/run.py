@@ -227,8 +227,7 @@ def _relation(record: Mapping[str, Any], steps: int) -> str:
     from indpriv.epsilon_table import relation_words
 
     divisor = divisor_of(record["data"]["n_train"], steps, record.get("recorder", {}))
-    told = divisor is not None and divisor.tells_n
-    return relation_words("zero_out" if told else "add_remove")
+    return relation_words("zero_out" if divisor is not None and divisor.tells_n else "add_remove")
 
 
 def _lost(record: Mapping[str, Any]) -> str:
