@@ -242,6 +242,8 @@ def _make_recorder(
         privacy_filter=privacy_filter,
         attack=_attack(config, randomness),
         seeded=randomness.seeded,
+        start="random",
+        public_settings=private.law,
         resume_at=None if begun is None else begun.recorder,
         bucket_is_private=True,  # or `train` would have refused it
         run_info=first_record(

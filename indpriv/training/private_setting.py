@@ -88,19 +88,27 @@ class PrivateSetting:
 
     def set_step(self, step: int) -> None:
         """Give Opacus the learning rate, noise and clipping norm of a step that comes next."""
-        setting, config = self.planned.at(step), self.settings
-        rate = config.learning_rate * config.learning_rate_factor(step, self.total_steps)
+        law, config = self.law(step), self.settings
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.noise_multiplier = setting.noise_multiplier
-        if config.clipping == "quantile":  # the optimizer moves its clipping norm
+            group["lr"] = law["lr"]
+        self.optimizer.noise_multiplier = law["noise_multiplier"]
+        if (clip := law.get("max_grad_norm")) is None:
             return
-        self.optimizer.max_grad_norm = setting.max_grad_norm
+        self.optimizer.max_grad_norm = clip
         if config.clipping == "per_layer":
             n_layers = len(self.optimizer.params)
-            self.optimizer.max_grad_norms = [setting.max_grad_norm / math.sqrt(n_layers)] * n_layers
+            self.optimizer.max_grad_norms = [clip / math.sqrt(n_layers)] * n_layers
         if config.grad_sample_mode == "ghost":  # the model clips, the optimizer adds noise
-            cast(Any, self.model).max_grad_norm = setting.max_grad_norm
+            cast(Any, self.model).max_grad_norm = clip
+
+    def law(self, step: int) -> dict[str, float]:
+        """Settings of a step by the public plan; a quantile moves the clipping norm by itself."""
+        setting, config = self.planned.at(step), self.settings
+        rate = config.learning_rate * config.learning_rate_factor(step, self.total_steps)
+        law = {"lr": rate, "noise_multiplier": setting.noise_multiplier}
+        if config.clipping != "quantile":
+            law["max_grad_norm"] = setting.max_grad_norm
+        return law
 
 
 def make_private(
@@ -198,7 +206,9 @@ def made_private(
         noise_multiplier=planned.at(0).noise_multiplier,
         max_grad_norm=_first_clipping_norm(module, settings, planned),
         clipping="per_layer" if settings.clipping == "per_layer" else "flat",
-        noise_generator=generator(randomness.noise, next(module.parameters()).device),
+        noise_generator=generator(
+            randomness.noise, next(module.parameters()).device, private=not randomness.seeded
+        ),
         grad_sample_mode=settings.grad_sample_mode,
     )
     model, made_optimizer, *criteria, private_loader = made  # ghost mode has its own criterion
@@ -229,7 +239,7 @@ def _loader(
         n_planned=n_planned,
         batch_size=batch_size,
         collate_fn=whole_batch,
-        generator=generator(randomness.sampling),
+        generator=generator(randomness.sampling, private=not randomness.seeded),
     )
 
 

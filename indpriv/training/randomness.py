@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from indpriv._checks import check_positive_int
+from indpriv.recording.random_states import private_generator
 
 SEEDED_LABEL = "reproducible: no privacy"
 GENERATORS = (
@@ -46,6 +47,8 @@ class Randomness:
         return cls(**seeds, seeded=seed is not None)
 
 
-def generator(seed: int, device: str | torch.device = "cpu") -> torch.Generator:
-    """A separate generator for one purpose, on the device that uses it."""
-    return torch.Generator(device).manual_seed(seed)
+def generator(
+    seed: int, device: str | torch.device = "cpu", *, private: bool = False
+) -> torch.Generator:
+    """A separate generator for one purpose, on the device that uses it; private: without seed."""
+    return private_generator(device) if private else torch.Generator(device).manual_seed(seed)

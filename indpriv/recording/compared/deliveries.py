@@ -119,10 +119,17 @@ class Deliveries:
         self._used = -1
 
 
+def read(examples: Examples, positions: IntArray) -> Any:
+    """These rows as the loader reads them: a list of items, or whatever the data set makes."""
+    several = getattr(examples.dataset, "__getitems__", None)
+    if several is not None:
+        return several(positions.tolist())
+    return [examples.dataset[int(position)] for position in positions]
+
+
 def collated(examples: Examples, positions: IntArray) -> Any:
     """A batch of these rows, as the loader makes it."""
-    items = [examples.dataset[int(position)] for position in positions]
-    return (examples.collate_fn or default_collate)(items)
+    return (examples.collate_fn or default_collate)(read(examples, positions))
 
 
 def _draws(sampler: Any, drawing: Any, depth: int) -> bool:

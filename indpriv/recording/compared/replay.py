@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
+from indpriv.recording.compared.deliveries import collated, read
 from indpriv.recording.compared.findings import EQUAL, REFUTED, UNKNOWN, Findings
 from indpriv.recording.compared.outputs import Call, relative
 from indpriv.recording.compared.still import Still
@@ -175,7 +178,7 @@ class Replay:
             if arguments is None:
                 return
             twin = self._twin(one)
-            with torch.no_grad():
+            with torch.enable_grad():  # as in training
                 self._outputs(twin, one, arguments)
                 buffers.append({name: b.clone() for name, b in twin.named_buffers()})
                 outputs.append(tensors_of(self._outputs(twin, one, one.arguments)))
@@ -215,16 +218,15 @@ class Replay:
         if not one.intact:
             return self.findings.add("alone", UNKNOWN, "not compared: the loop changed the inputs")
         examples, gradients = one.loaded.examples, []
-        items = self._items(one)
-        collate = examples.collate_fn or torch.utils.data.default_collate
         fed = {t.dtype for t in tensors_of(one.arguments) if t.is_floating_point()}
         cast = partial(_as_type, next(iter(fed)) if len(fed) == 1 else None)
-        for rows in (items[:1], items, items[:1]):
+        for number, batch in enumerate(self._batches(one)):
             set_random_state(one.random_state)
+            if number == 2:  # for what does not hold still
+                torch.rand(1), np.random.rand(), random.random()
             with Still():
-                batch = examples.on_device(examples.unpacked(collate(rows)))
-                gradients.append(self._first_row(one, map_tensors(batch[0], cast), batch[1]))
-            torch.rand(1)  # another random state for what does not hold still
+                inputs, targets = examples.on_device(examples.unpacked(batch()))
+                gradients.append(self._first_row(one, map_tensors(inputs, cast), targets))
         alone, among, again = gradients
         scale = max(_distance(among), _SMALL * max_grad_norm)
         if _distance(alone, again) > _ALONE * scale:
@@ -239,15 +241,18 @@ class Replay:
             "whole batch?)",
         )
 
-    def _items(self, one: Call) -> list[Any]:
-        """A random item of the batch, a few others, and the largest."""
-        chosen = self._random.permutation(one.loaded.ids)
-        items = [one.loaded.examples.dataset[int(i)] for i in chosen[: 4 * _COMPANIONS]]
+    def _batches(self, one: Call) -> list[Callable[[], Any]]:
+        """A row alone, among a few others and the largest of them, and alone again."""
+        examples = one.loaded.examples
+        ids = self._random.permutation(one.loaded.ids)[: 2 * _COMPANIONS]
+        items, collate = read(examples, ids), examples.collate_fn or default_collate
+        if not (isinstance(items, list) and len(items) == len(ids)):  # the data set makes batches
+            return [partial(collated, examples, rows) for rows in (ids[:1], ids, ids[:1])]
         sizes = [sum(t.numel() for t in tensors_of(item)) for item in items]
-        largest = items[int(np.argmax(sizes))]
-        first = items[int(np.argmin(sizes))] if len(set(sizes)) > 1 else items[0]
-        others = [item for item in items if item is not first and item is not largest]
-        return [first, *others[:_COMPANIONS], *([largest] if largest is not first else [])]
+        order = [int(np.argmin(sizes))] if len(set(sizes)) > 1 else [0]
+        order += [k for k in range(len(items)) if k not in order]
+        chosen = [items[k] for k in order]
+        return [partial(collate, rows) for rows in (chosen[:1], chosen, chosen[:1])]
 
     def _first_row(self, one: Call, inputs: Any, targets: Any) -> list[Tensor]:
         twin = self._twin(one)

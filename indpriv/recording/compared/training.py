@@ -56,7 +56,8 @@ class Comparison:
         expected: Callable[[int], IntArray | None],
     ) -> None:
         """Prepare; expected: positions of the next rows to train on, given their number."""
-        self.findings, self.budget = Findings(), Budget()
+        self.findings = Findings()
+        self.budget = Budget(next(run.module.parameters()).device.type)
         self._run, self._examples, self._expected = run, examples, expected
         self._deliveries = Deliveries(run.batch_sampler, examples)
         self._loss = LossComparison(loss_fn)
