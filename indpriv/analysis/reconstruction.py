@@ -79,6 +79,11 @@ class Reconstruction:
     iterations: float
     bins: tuple[ReconstructionBin, ...] = ()
 
+    @property
+    def findings(self) -> int:
+        """Number of shares above their ceilings: of all examples, and of each bin."""
+        return self.above_ceiling + sum(part.above_ceiling for part in self.bins)
+
 
 def reconstruction_of(
     scores: AttackScores, epsilon: FloatArray | None = None, *, tests: int = 1

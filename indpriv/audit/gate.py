@@ -103,8 +103,12 @@ def judge(content: Mapping[str, Any], limits: Limits) -> list[Condition]:
 
 
 def _always(summary: AuditSummary) -> list[Condition]:
-    """The guarantee, the checks, and attacks that achieve more than the worst case allows."""
+    """The guarantee, the checks, and every finding of an attack that contradicts the account.
+
+    Individual epsilon is no guarantee, so attacks that do better than it are notes.
+    """
     guarantee, times_n = summary.guarantee, summary.guarantee.delta_times_n
+    attacks = summary.attacks
     failed = ", ".join(check.title for check in summary.notes.checks if check.status == FAILED)
     found = [
         Condition(
@@ -115,12 +119,12 @@ def _always(summary: AuditSummary) -> list[Condition]:
             "evidence", not failed, failed or "no check failed", "no check failed", private=False
         ),
     ]
-    if summary.attacks.canaries is not None:
-        proven = summary.attacks.canaries.overall.bound.epsilon
+    if attacks.canaries is not None:
+        proven = attacks.canaries.overall.bound.epsilon
         passed = proven <= summary.guarantee.worst_case_epsilon
         name, text = "epsilon that canaries prove", format_lower_bound(proven)
         found.append(Condition(name, passed, text, "at most the worst case", private=True))
-    if (gradients := summary.attacks.gradient_canaries) is not None:
+    if (gradients := attacks.gradient_canaries) is not None:
         wrong = [f"{one.length:g}" for one in gradients.lengths if not one.agrees]
         found.append(
             Condition(
@@ -131,12 +135,11 @@ def _always(summary: AuditSummary) -> list[Condition]:
                 private=True,
             )
         )
-    if summary.attacks.by_epsilon is not None or summary.attacks.every.results:
-        by_epsilon = summary.attacks.by_epsilon
-        above = 0 if by_epsilon is None else by_epsilon.findings
-        above += summary.attacks.every.findings
-        above += sum(found.above_ceiling for found in summary.attacks.attributes)
-        name = "attacks above the worst case"
+    if attacks.by_epsilon or attacks.every.results or attacks.attributes or attacks.reconstruction:
+        above = attacks.every.findings + sum(one.above_ceiling for one in attacks.attributes)
+        above += attacks.by_epsilon.findings if attacks.by_epsilon else 0
+        above += sum(one.findings for one in attacks.reconstruction)
+        name = "attacks above what the account allows"
         found.append(Condition(name, above == 0, f"{above}", "none", private=True))
     return found
 

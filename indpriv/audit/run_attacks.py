@@ -4,9 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from indpriv._checks import check_choice
-from indpriv._columns import to_floats
 from indpriv._files import first_at, read_json
 from indpriv.analysis.attacks.attributes import AttributeFindings
 from indpriv.analysis.attacks.by_epsilon import AttackByEpsilon, attack_by_epsilon
@@ -24,11 +24,9 @@ from indpriv.analysis.attacks.threshold_attack import AttackRow, ThresholdAttack
 from indpriv.analysis.groups.group_table import GroupTable
 from indpriv.analysis.reconstruction import reconstructions_of
 from indpriv.analysis.summary import AttackFindings
-from indpriv.attack_scores import AttackScores
 from indpriv.attack_signals import AttackSignals
 from indpriv.attacks import ATTACKS, Material
 from indpriv.attacks.attribute_knowledge import AttributeKnowledge
-from indpriv.attacks.loss_threshold import LOSS_THRESHOLD
 from indpriv.attacks.train_references import CHECKPOINTS, CONFIDENCE, LABELS
 from indpriv.audit.attack_table import ScoredAttack, rates_of_units
 from indpriv.audit.attribute_attacks import attribute_attacks
@@ -87,11 +85,12 @@ def run_attacks(
     canaries, delta = run.canaries, members.account.delta
     guarantee = (members.worst_case_epsilon, delta)
     every = _ranked(scored, guarantee, seed, ceilings, run.unchecked)
+    strongest = _strongest(every, scored, run, columns)
     return AttackFindings(
         every=every,
-        strongest=_strongest(every, scored, run, columns, members),
+        strongest=strongest,
         by_group=_by_group(run, groups, seed),
-        by_epsilon=_by_epsilon(members, holdout, run.examples, seed),
+        by_epsilon=_by_epsilon(every, strongest, scored, members, holdout, seed),
         canaries=None if canaries is None else measure_attack(canaries, delta=delta, seed=seed),
         attributes=attribute_attacks(
             materials(run), columns, members=members, holdout=holdout, ceilings=ceilings
@@ -110,7 +109,6 @@ def _strongest(
     scored: Sequence[ScoredAttack],
     run: RecordedRun,
     columns: Sequence[str],
-    table: EpsilonTable,
 ) -> StrongestAttack | None:
     """Whom the strongest attack reaches; None unless it uses reference models."""
     best = next(iter(every.of("dp")), None)
@@ -119,7 +117,7 @@ def _strongest(
     (scores,) = (of.scores for of in scored if (of.model, of.attack.name) == ("dp", best.name))
     material, ids = materials(run)["dp"], scores.example_ids
     groups = {} if ids is None else {by: material.groups(by, ids, scores.member) for by in columns}
-    return strongest_attack(best.name, scores, groups, table, every.ceilings)
+    return strongest_attack(best.name, scores, groups)
 
 
 def _by_group(
@@ -244,21 +242,25 @@ def material_of(
 
 
 def _by_epsilon(
-    table: EpsilonTable, holdout: EpsilonTable | None, examples: ExampleTable | None, seed: int
+    every: AttackResults,
+    strongest: StrongestAttack | None,
+    scored: Sequence[ScoredAttack],
+    table: EpsilonTable,
+    holdout: EpsilonTable | None,
+    seed: int,
 ) -> AttackByEpsilon | None:
-    """The loss threshold in bins of epsilon; None without epsilons of the hold-out."""
-    if holdout is None or examples is None or examples.test.empty:
+    """The strongest attack, or the loss threshold, in bins of epsilon, which the hold-out has too.
+
+    None without epsilons of the hold-out.
+    """
+    name, attacks = (BY_GROUP, 1) if strongest is None else (strongest.name, len(every.of("dp")))
+    chosen = [of.scores for of in scored if (of.model, of.attack.name) == ("dp", name)]
+    if holdout is None or not chosen or chosen[0].example_ids is None:
         return None
-    if len(examples.train) < len(table):  # a sample is attacked
-        table = table.take(np.isin(table.example_ids, examples.train["example_id"].to_numpy()))
-    mine = to_floats(examples.aligned(table.example_ids)["loss"])
-    ids = examples.test["example_id"].astype(str)  # training ids may be texts
-    test = examples.test.set_index(ids)["loss"]
-    others = to_floats(test.reindex(holdout.example_ids.astype(str)))
-    kept = [~np.isnan(loss) for loss in (mine, others)]
-    scores = AttackScores(
-        scores=-np.concatenate([mine[kept[0]], others[kept[1]]]),
-        member=np.repeat([True, False], [int(part.sum()) for part in kept]),
-        method=LOSS_THRESHOLD,
-    )
-    return attack_by_epsilon(scores, table.take(kept[0]), holdout.epsilon[kept[1]], seed=seed)
+    ids, member = chosen[0].example_ids, chosen[0].member
+    place = np.empty(len(ids), np.int64)  # training ids may be texts
+    place[member] = pd.Index(table.example_ids).get_indexer(ids[member])
+    place[~member] = pd.Index(holdout.example_ids.astype(str)).get_indexer(ids[~member].astype(str))
+    scores, known = chosen[0].take(place >= 0), place[place >= 0]
+    mine, others = known[scores.member], holdout.epsilon[known[~scores.member]]
+    return attack_by_epsilon(scores, table.take(mine), others, seed=seed, attacks=attacks)

@@ -108,7 +108,12 @@ class AttackByEpsilon:
 
 
 def attack_by_epsilon(
-    scores: AttackScores, members: EpsilonTable, nonmember_epsilon: FloatArray, *, seed: int = 0
+    scores: AttackScores,
+    members: EpsilonTable,
+    nonmember_epsilon: FloatArray,
+    *,
+    seed: int = 0,
+    attacks: int = 1,
 ) -> AttackByEpsilon | None:
     """Compare an attack's success in bins of epsilon with what epsilon allows.
 
@@ -119,6 +124,7 @@ def attack_by_epsilon(
         nonmember_epsilon: (n_nonmembers,) the epsilons that they would have had on the same
             trajectory.
         seed: of the random half of the non-members that chooses the thresholds.
+        attacks: number of attacks that this one was chosen from, which is corrected for.
 
     Returns:
         None with fewer than forty members or non-members.
@@ -146,7 +152,7 @@ def attack_by_epsilon(
     order = np.random.default_rng(seed).permutation(len(others))
     choosing, reporting = order[: len(order) // 2], order[len(order) // 2 :]
     edges = epsilon_edges(members)
-    tests = len(TARGET_RATES) * (len(edges) - 1)
+    tests = len(TARGET_RATES) * (len(edges) - 1) * attacks
     worst, delta = members.worst_case_epsilon, members.account.delta
     parts = []
     for rate in TARGET_RATES:

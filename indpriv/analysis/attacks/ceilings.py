@@ -1,18 +1,30 @@
 """What any attack on a run can reach at most, beside what attacks did reach. Sensitive."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+from scipy.optimize import minimize_scalar
 from scipy.special import ndtr, ndtri
 
-from indpriv._arrays import FloatArray
+from indpriv._arrays import FloatArray, IntArray
 from indpriv._plain import Share
+from indpriv.accountant.blocks import in_blocks
+from indpriv.accountant.histogram.histogram import whole_histograms
+from indpriv.accountant.method import Method
+from indpriv.accountant.pld.brackets import pld_delta
+from indpriv.accountant.pld.closed_form import CLOSED_FORM_ERROR, gaussian_delta
 from indpriv.accountant.pld.curves import gaussian_mu
-from indpriv.accountant.relations.clipping_norm import advantage_with_release, rate_after_release
+from indpriv.accountant.prepared import block_size, with_norms_it_uses
+from indpriv.accountant.relations.clipping_norm import (
+    advantage_with_release,
+    mu_with_release,
+    rate_after_release,
+)
 from indpriv.accountant.risk import has_risk_curve, worst_case_risk
 from indpriv.analysis.attacks.roc import FALSE_POSITIVE_RATES
-from indpriv.epsilon_table import EpsilonTable
+from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.norm_log.norm_log import NormLog
 
 
@@ -22,20 +34,19 @@ class Ceilings:
 
     Attributes:
         worst_case: of the guarantee, for every example, by false-positive rate.
-        individual: mean over the training examples of the rate that a Gaussian mechanism of the
-            example's epsilon allows. It limits attacks on this run's trajectory on average, not in
-            every run, and is an approximation: a sampled run is not quite Gaussian.
+        common_threshold: mean over the training examples, of any attack on steps with their norms;
+            see `individual_ceiling`. These norms depend on the run: it is no guarantee.
         advantage: largest difference of true-positive and false-positive rate that the guarantee
             allows any attack.
     """
 
     worst_case: Mapping[str, Share]
-    individual: Mapping[str, Share]
+    common_threshold: Mapping[str, Share]
     advantage: Share = 1.0
 
 
 def ceilings_of(log: NormLog, table: EpsilonTable) -> Ceilings | None:
-    """The worst case's limits and the mean of the individual ones; None for units of several rows.
+    """The worst case's limits and those of all examples together; None for units of several rows.
 
     It is also None if neighbours differ by a replaced example, or batches were truncated.
 
@@ -45,7 +56,7 @@ def ceilings_of(log: NormLog, table: EpsilonTable) -> Ceilings | None:
     """
     if log.unit_ids is not None or not has_risk_curve(table.account):
         return None
-    account, mu = table.account, mu_of(table)
+    account = table.account
     if account.participation == "known":
         cost = account.clipping_norm_epsilon
         worst_case = np.array([table.worst_case_epsilon - cost]), np.array([account.delta])
@@ -57,22 +68,85 @@ def ceilings_of(log: NormLog, table: EpsilonTable) -> Ceilings | None:
         risk = worst_case_risk(log, delta=account.delta, false_positive_rate=FALSE_POSITIVE_RATES)
         limits, advantage = risk.true_positive_rate[0], float(risk.advantage[0])
     worst, individual = {}, {}
-    for column, rate in enumerate(FALSE_POSITIVE_RATES):
-        limit = float(limits[column])
+    for limit, rate in zip(limits.tolist(), FALSE_POSITIVE_RATES, strict=True):
         worst[f"{rate:g}"] = limit
-        of_each = np.minimum(true_positive_rate(mu, rate), limit)
-        individual[f"{rate:g}"] = float(of_each.mean())
+        individual[f"{rate:g}"] = min(individual_ceiling(log, table, rate), limit)
     return Ceilings(worst, individual, advantage)
+
+
+def individual_ceiling(log: NormLog, table: EpsilonTable, rate: float) -> float:
+    """Largest share of all examples that any attack accuses in runs that train on them.
+
+    An attack has one threshold, so its false positives go where epsilon is large. A test of example
+    i has rates y_i <= delta_i(t) + e^t x_i for every t, by its privacy curve delta_i. So the mean
+    of y_i is at most that of delta_i(t) plus e^t times the mean of x_i, however false positives are
+    split: a bound for any t, and smallest where e^t is the likelihood ratio of the common
+    threshold. Beyond its epsilon an example's delta_i is at most the account's delta. Before it, a
+    tight account has a proven bound; otherwise delta_i is that of a Gaussian mechanism (exact with
+    known participation, else an approximation from above: see `mu_of`).
+
+    Args:
+        log: the norm log, of units of one row.
+        table: its epsilons, in the same order.
+        rate: largest mean of false-positive rates: how often they are accused by runs without them.
+    """
+    account = table.account
+    cost = account.clipping_norm_epsilon
+    epsilon, rate = table.epsilon - cost, float(rate_after_release(rate, cost))
+    if rate >= 1:
+        return 1.0
+    mu = _gaussian_mu(epsilon, account.delta)
+
+    def bound(at: float, of_steps: Callable[[IntArray, float], FloatArray]) -> float:
+        above = np.flatnonzero(epsilon > at)
+        deltas = of_steps(above, at).sum() + (len(epsilon) - len(above)) * account.delta
+        return float(min(1.0, deltas / len(epsilon) + np.exp(at) * rate))
+
+    def gaussian(above: IntArray, at: float) -> FloatArray:
+        found = gaussian_delta(np.full(len(above), at), mu[above])
+        return np.asarray(found * (1 + CLOSED_FORM_ERROR))
+
+    # The best test at false-positive rate x has its threshold at most at the ratio 1 / x
+    limits = (0.0, -np.log(rate))
+    best = minimize_scalar(bound, args=(gaussian,), bounds=limits, method="bounded")
+    if account.participation == "known" or account.accountant != "pld":
+        return float(best.fun)
+    return bound(float(best.x), partial(_tight_deltas, log, account))
+
+
+def _tight_deltas(log: NormLog, account: Account, rows: IntArray, at: float) -> FloatArray:
+    """(n_rows,) delta of the steps of some examples at one epsilon, from above."""
+    between = account.between_records
+    method = Method(delta=account.delta, accountant="pld", between_records=between)
+    log = with_norms_it_uses(log, method)
+    upper, _ = whole_histograms(log, between)
+
+    def of_block(block: NormLog) -> FloatArray:
+        steps = upper.participations(block)
+        _, first, place = np.unique(steps.counts, axis=0, return_index=True, return_inverse=True)
+        epsilons = np.full((len(first), 1), at)
+        found = pld_delta(steps.select(first), epsilons, directions=("remove",))
+        return np.asarray(found.upper[place.ravel(), 0])
+
+    size = block_size(upper.bytes_per_example + 16 * len(upper.mechanisms))
+    return np.concatenate([np.zeros(0), *in_blocks(log.take(rows), of_block, size=size)])
 
 
 def mu_of(table: EpsilonTable) -> FloatArray:
     """(n_examples,) mu of a Gaussian mechanism with the epsilon of each example at delta.
 
     Such a mechanism allows about what the run allows, and rather more: a sampled run with the same
-    epsilon at a small delta has a smaller mu in its body (see `indpriv.membership_risk`).
+    epsilon at a small delta has a smaller mu in its body (see `indpriv.membership_risk`). A private
+    clipping norm has a curve of its own.
     """
-    distinct, codes = np.unique(table.epsilon, return_inverse=True)
-    return gaussian_mu(distinct, np.full(len(distinct), table.account.delta))[codes]
+    cost = table.account.clipping_norm_epsilon
+    mu = _gaussian_mu(table.epsilon - cost, table.account.delta)
+    return mu_with_release(mu, cost) if cost else mu
+
+
+def _gaussian_mu(epsilon: FloatArray, delta: float) -> FloatArray:
+    distinct, codes = np.unique(epsilon, return_inverse=True)
+    return gaussian_mu(distinct, np.full(len(distinct), delta))[codes]
 
 
 def true_positive_rate(mu: FloatArray, false_positive_rate: float) -> FloatArray:

@@ -33,15 +33,15 @@ class EffectBin:
     """Examples of like individual epsilon.
 
     Attributes:
-        mean_epsilon, ceiling: means of epsilon, and of mu of a Gaussian mechanism with it: no
-            attack's effect can be larger on average.
+        mean_epsilon, mu: means of epsilon, and of mu of a Gaussian mechanism with it: the effect
+            that the score of the best test has there. Other scores can have larger ones.
         n_examples: number of examples.
         effect, error: weighted mean effect, with its robust standard error over examples.
         p_value: of "no effect at all", corrected for all bins (largest |z| over redrawn coins).
     """
 
     mean_epsilon: float
-    ceiling: float
+    mu: float
     n_examples: Count
     effect: float
     error: float
@@ -56,7 +56,7 @@ class MembershipEffects:
         n_models, n_examples: models, and examples with a signal of each.
         bins: from small to large epsilon; those at the worst case are the last one.
         p_value: of "no effect at all", from the mean effect (one-sided).
-        trend_p_value: of the same, from the slope of the effect over the ceiling (one-sided).
+        trend_p_value: of the same, from the slope of the effect over mu (one-sided).
         correlation: Pearson's r of epsilon and effect, raw: mostly noise in the effects.
         reliability: of the effects, from two halves of the models (Spearman and Brown).
         reliability_interval: percentile bootstrap over examples.
@@ -138,7 +138,7 @@ def _bin(
     mean, error = _weighted(found.effect[inside], 1 / found.error[inside])
     return EffectBin(
         mean_epsilon=float(epsilon[inside].mean()),
-        ceiling=float(mu[inside].mean()),
+        mu=float(mu[inside].mean()),
         n_examples=int(inside.sum()),
         effect=mean,
         error=error,

@@ -31,7 +31,10 @@ class Discrimination:
             scores are equal.
         tpr_at_fpr: true-positive rate of the lowest threshold whose false-positive rate is at most
             "0.001" and "0.01".
-        tpr_at_fpr_intervals: exact binomial, treating the threshold as fixed.
+        tpr_at_fpr_intervals: of the true-positive rate at that false-positive rate of all possible
+            non-members, whose threshold lies between two order statistics of these ones. Each end
+            is that of the exact binomial interval at one of them; so both must be missed, and at 95
+            percent each the whole covers 97 to 100 percent (simulated).
         advantage: largest difference of true- and false-positive rate over all thresholds. It is
             chosen on these scores, so it is above 0 even by chance.
         advantage_interval: valid for all thresholds together (Dvoretzky, Kiefer and Wolfowitz;
@@ -77,10 +80,14 @@ def discriminate(
         np.sqrt(np.log(4 / (1 - confidence)) / (2 * len(side))) for side in (members, nonmembers)
     )
     at_fpr, at_fpr_intervals = {}, {}
+    ends = np.array([1 - confidence, 1 + confidence]) / 2
     for rate in FALSE_POSITIVE_RATES:
-        found = round(tpr[np.searchsorted(fpr, rate, side="right") - 1] * len(members))
-        at_fpr[f"{rate:g}"] = found / len(members)
-        at_fpr_intervals[f"{rate:g}"] = clopper_pearson(found, len(members), confidence)
+        accused = (stats.binom.ppf(ends, len(nonmembers), rate) - [1, 0]) / len(nonmembers)
+        place = np.searchsorted(fpr, [rate, *accused], side="right") - 1
+        hits = np.round(tpr[np.maximum(place, 0)] * len(members)).tolist()
+        low, high = (clopper_pearson(n, len(members), confidence) for n in hits[1:])
+        at_fpr[f"{rate:g}"] = hits[0] / len(members)
+        at_fpr_intervals[f"{rate:g}"] = Interval(low.low, high.high)
     shown = np.unique(
         np.searchsorted(fpr, np.geomspace(1 / len(nonmembers), 1.0, _ROC_POINTS), side="right") - 1
     )

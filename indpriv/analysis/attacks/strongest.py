@@ -1,25 +1,21 @@
-"""Whom attacks reach: the strongest by group and by epsilon, all by person. Sensitive.
+"""Whom attacks reach: the strongest by group, all by person. Sensitive.
 
-One threshold serves all examples: the one at which one non-member in a hundred is accused.
+One threshold serves all examples: the one at which one non-member in a hundred is accused. In a
+group it accuses another share of them, which stands beside.
 """
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
-from indpriv._arrays import BoolArray, FloatArray
+from indpriv._arrays import BoolArray
 from indpriv._plain import Count, Share
-from indpriv.analysis.attacks.by_epsilon import epsilon_edges
-from indpriv.analysis.attacks.ceilings import Ceilings, mu_of, true_positive_rate
 from indpriv.analysis.attacks.roc import discriminate
 from indpriv.analysis.statistics.binomial import clopper_pearson
 from indpriv.analysis.statistics.bootstrap import CONFIDENCE, Interval
 from indpriv.attack_scores import AttackScores
-from indpriv.epsilon_table import EpsilonTable
 
 _RATE = 0.01  # false-positive rate of the threshold, over all non-members
 
@@ -32,7 +28,8 @@ class GroupRates:
         by, name: the column and the group.
         n_members, n_nonmembers: number of scores.
         auc, auc_interval: within the group; None without members or non-members.
-        tpr, tpr_interval: share of its members accused, and the exact binomial interval.
+        tpr, tpr_interval: share of its members accused by this threshold, and the exact binomial
+            interval.
         fpr: share of its non-members accused.
     """
 
@@ -48,66 +45,38 @@ class GroupRates:
 
 
 @dataclass(frozen=True)
-class EpsilonRates:
-    """Rates of the members in one bin of individual epsilon, above low and at most high.
-
-    Attributes:
-        low, high: edges.
-        n_members: number of scores.
-        tpr, tpr_interval: share accused, and the exact binomial interval.
-        ceiling: mean of what a Gaussian mechanism of each member's epsilon allows, at most that of
-            the worst case.
-    """
-
-    low: float
-    high: float
-    n_members: Count
-    tpr: Share
-    tpr_interval: Interval
-    ceiling: Share
-
-
-@dataclass(frozen=True)
 class StrongestAttack:
     """Whom the attack with the largest AUC reaches; every interval is for one row alone.
 
     Attributes:
         name: of the attack in the registry.
         groups: by column and name.
-        bins: by epsilon, lowest first; empty where the unit has several rows.
     """
 
     name: str
     groups: tuple[GroupRates, ...]
-    bins: tuple[EpsilonRates, ...]
 
 
 def strongest_attack(
-    name: str,
-    scores: AttackScores,
-    groups: Mapping[str, NDArray[np.generic]],
-    table: EpsilonTable,
-    ceilings: Ceilings | None,
+    name: str, scores: AttackScores, groups: Mapping[str, NDArray[np.generic]]
 ) -> StrongestAttack:
-    """Rates of one attack by group and by epsilon.
+    """Rates of one attack by group.
 
     Args:
         name: of the attack.
         scores: of one model, with example ids.
         groups: (n,) names of groups by column.
-        table: epsilons of the members.
-        ceilings: of the run; None where the unit has several rows.
     """
     others = np.sort(scores.scores[~scores.member])[::-1]
     if not len(others):
-        return StrongestAttack(name, (), ())
+        return StrongestAttack(name, ())
     accused = scores.scores > others[int(_RATE * len(others))]
     rows = [
         _group(by, str(group), scores, names == group, accused)
         for by, names in groups.items()
         for group in sorted(set(names.tolist()), key=str)
     ]
-    return StrongestAttack(name, tuple(rows), _bins(scores, accused, table, ceilings))
+    return StrongestAttack(name, tuple(rows))
 
 
 def _group(
@@ -127,25 +96,6 @@ def _group(
         tpr_interval=clopper_pearson(hits, n_members) if n_members else None,
         fpr=float(accused[others].mean()) if n_others else None,
     )
-
-
-def _bins(
-    scores: AttackScores, accused: BoolArray, table: EpsilonTable, ceilings: Ceilings | None
-) -> tuple[EpsilonRates, ...]:
-    if ceilings is None or scores.example_ids is None:
-        return ()
-    rows = pd.Index(table.example_ids).get_indexer(scores.example_ids[scores.member])
-    epsilon: FloatArray = table.epsilon[rows]
-    limit = ceilings.worst_case[f"{_RATE:g}"]
-    allowed = np.minimum(true_positive_rate(mu_of(table), _RATE), limit)[rows]
-    hits, found = accused[scores.member], []
-    for low, high in itertools.pairwise(epsilon_edges(table)):
-        inside = ((low < epsilon) | (low == 0.0)) & (epsilon <= high)
-        n, k = int(inside.sum()), int(hits[inside].sum())
-        if n:
-            ceiling = min(float(allowed[inside].mean()), limit)
-            found.append(EpsilonRates(low, high, n, k / n, clopper_pearson(k, n), ceiling))
-    return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -70,14 +70,14 @@ def _span(interval: Interval | None, scale: int, digits: int) -> str:
 
 def print_effects(found: MembershipEffects, console: Console) -> None:
     """Print effects of membership by individual epsilon."""
-    head = ("epsilon", "examples", "effect", "standard error", "ceiling", "p")
+    head = ("epsilon", "examples", "effect", "standard error", "mu", "p")
     rows = [
         (
             format_epsilon(part.mean_epsilon),
             f"{part.n_examples:,}",
             f"{part.effect:.3f}",
             f"{part.error:.3f}",
-            f"{part.ceiling:.3f}",
+            f"{part.mu:.3f}",
             format_p_value(part.p_value),
         )
         for part in found.bins
@@ -106,8 +106,8 @@ def print_effects(found: MembershipEffects, console: Console) -> None:
             f"{span(found.reliability_interval)}{corrected}."
         ),
         paragraph(
-            "The ceiling is mu of a Gaussian mechanism with the same epsilon: the largest effect "
-            "that any attack on this run's trajectory can have, on average and not in every run."
+            "Mu is of a Gaussian mechanism with the same epsilon: the effect that the best test "
+            "has there on its own score, if it sees every update. It is no ceiling of effects."
         ),
     ]
     print_blocks(blocks, console)

@@ -20,7 +20,7 @@ def reconstruction_document(every: Sequence[Reconstruction]) -> dict[str, Any]:
 
 def print_reconstruction(every: Sequence[Reconstruction], console: Console) -> None:
     """Print one row for each attack."""
-    above = [paragraph(ABOVE, style="alarm")] if any(one.above_ceiling for one in every) else []
+    above = [paragraph(ABOVE, style="alarm")] if any(one.findings for one in every) else []
     print_blocks(
         [
             paragraph(SENSITIVE, style="alarm"),

@@ -36,7 +36,7 @@ def reconstruction(summary: AuditSummary) -> doc.Section | None:
     if not every:
         return None
     blocks: list[doc.Block] = [reconstruction_rows(every)]
-    if any(found.above_ceiling or _bins_above(found) for found in every):
+    if any(found.findings for found in every):
         blocks.append(finding(ABOVE))
     for found in every:
         if found.bins:
@@ -48,7 +48,7 @@ def reconstruction(summary: AuditSummary) -> doc.Section | None:
             f"{found.n_examples:,} (95 %: {percent_span(found.interval)}); at most "
             f"{format_share_up(found.ceiling)} on average, by chance "
             f"{format_share(found.chance, 1)}",
-            style="alarm" if found.above_ceiling or _bins_above(found) else "",
+            style="alarm" if found.findings else "",
         )
         for found in every
     )
@@ -97,7 +97,3 @@ def _by_epsilon(found: Reconstruction) -> doc.Table:
         ],
         row_names=False,
     )
-
-
-def _bins_above(found: Reconstruction) -> bool:
-    return any(part.above_ceiling for part in found.bins)

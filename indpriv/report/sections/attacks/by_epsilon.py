@@ -23,9 +23,10 @@ def attack_by_epsilon(summary: AuditSummary) -> doc.Section | None:
         )
     blocks.append(
         doc.paragraph(
-            "Members are binned by their epsilon, non-members by the epsilon they would have had "
-            "on the same trajectory. The line says how often members of a bin could be accused "
-            "if the bin’s upper edge were a guarantee for them. Individual epsilon is no "
+            f"The attack: {found.method}. Members are binned by their epsilon, non-members by the "
+            "epsilon they would have had on the same trajectory. At the false positives of a bin, "
+            "the line says how often its members could be accused if the bin’s upper edge were a "
+            "guarantee for them. Individual epsilon is no "
             f"guarantee, so a bin above the line is no proof of an error, but it deserves a closer "
             f"look ({found.places_to_look} here, corrected for all bins and thresholds at "
             f"{format_share(found.confidence)} confidence). Each bin’s interval is taken alone."

@@ -8,7 +8,7 @@ from indpriv._formatting import (
     format_share_up,
 )
 from indpriv.analysis.attacks.results import AttackResult, AttackResults
-from indpriv.analysis.attacks.strongest import EpsilonRates, StrongestAttack
+from indpriv.analysis.attacks.strongest import StrongestAttack
 from indpriv.analysis.summary import AttackFindings
 from indpriv.attack_scores import ADVERSARIES
 from indpriv.report.document import (
@@ -20,7 +20,14 @@ from indpriv.report.document import (
     paragraph,
     table,
 )
-from indpriv.report.sections.attacks.ladder import auc_span, by_epsilon_and_group, ladder, rate_span
+from indpriv.report.sections.attacks.ladder import (
+    AT_THESE_NORMS,
+    INDIVIDUAL,
+    auc_span,
+    by_group,
+    ladder,
+    rate_span,
+)
 from indpriv.report.wording import percent_span
 
 _READABLE = 100  # members of a group; with fewer, a rate at 1 % is a few accusations
@@ -66,29 +73,18 @@ def strongest_lines(attacks: AttackFindings) -> tuple[Paragraph, ...]:
 
 
 def _against(found: StrongestAttack | None) -> list[str]:
-    """Against whom the strongest attack succeeds, by epsilon and by group."""
+    """Against which group the strongest attack succeeds most often."""
     if found is None:
         return []
-    lines = []
-    if len(found.bins) > 1:
-        low, high = found.bins[0], found.bins[-1]
-        lines.append(
-            f"by epsilon: {_of_ceiling(high)} at the largest epsilons, {_of_ceiling(low)} at the "
-            "smallest"
-        )
     known = [row for row in found.groups if row.tpr is not None and row.n_members >= _READABLE]
-    if known:
-        worst = max(known, key=lambda row: row.tpr or 0.0)
-        lines.append(
-            f"of {len(known)} groups most often against {worst.by} {worst.name}: "
-            f"{format_share(worst.tpr, 1)} [{percent_span(worst.tpr_interval)}], false positives "
-            f"{format_share(worst.fpr, 1)}"
-        )
-    return lines
-
-
-def _of_ceiling(row: EpsilonRates) -> str:
-    return f"{format_share(row.tpr, 1)} of a possible {format_share_up(row.ceiling)}"
+    if not known:
+        return []
+    worst = max(known, key=lambda row: row.tpr or 0.0)
+    return [
+        f"of {len(known)} groups most often against {worst.by} {worst.name}: "
+        f"{format_share(worst.tpr, 1)} [{percent_span(worst.tpr_interval)}], false positives "
+        f"{format_share(worst.fpr, 1)}"
+    ]
 
 
 def every_attack(attacks: AttackFindings) -> list[Block]:
@@ -113,19 +109,13 @@ def every_attack(attacks: AttackFindings) -> list[Block]:
             "after seeing the results. Each interval is at 95 % for one attack alone, and among "
             "several some miss; that of the first screen is corrected for their number. All treat "
             "examples as independent. "
-            + (
-                "The individual ceiling is the mean over training examples of what a Gaussian "
-                "mechanism of the same epsilon allows: it limits attacks on this run’s trajectory "
-                "on average, not in every run. "
-                if results.ceilings is not None
-                else ""
-            )
+            + (f"{INDIVIDUAL} " if results.ceilings is not None else "")
             + "Reference models are trained on the data: never publish them.",
             style="note",
         )
     )
     blocks += unchecked_lines(results)
-    blocks += by_epsilon_and_group(attacks.strongest)
+    blocks += by_group(attacks.strongest)
     sources = [(found.title, found.source, found.caveat) for found in ours]
     blocks.append(table(("Attack", "Source", "What to know"), sources))
     return blocks
@@ -137,7 +127,7 @@ def unchecked_lines(results: AttackResults) -> list[Paragraph]:
 
 
 def rate_table(results: AttackResults) -> Table:
-    """Rates of the attacks on the audited model, and what no attack exceeds."""
+    """Rates of the attacks on the audited model, and their ceilings."""
     rows = [*_rows(results.of("dp")), *_ceiling_rows(results)]
     return table(_HEAD, rows, caption="Every attack")
 
@@ -154,7 +144,8 @@ def _limits(results: AttackResults) -> str:
     if ceilings is None:
         return ""
     worst = f"worst case {format_share_up(ceilings.worst_case['0.01'])}"
-    return f" (individual ceiling {format_share_up(ceilings.individual['0.01'])}, {worst})"
+    at_most = format_share_up(ceilings.common_threshold["0.01"])
+    return f" (ceiling at these norms {at_most}, {worst})"
 
 
 def _above(results: AttackResults) -> str:
@@ -182,11 +173,11 @@ def _rows(results: Sequence[AttackResult]) -> list[tuple[str, ...]]:
 
 
 def _ceiling_rows(results: AttackResults) -> list[tuple[str, ...]]:
-    """What no attack exceeds, in the columns of the rates."""
+    """The ceilings, in the columns of the rates."""
     ceilings = results.ceilings
     if ceilings is None:
         return []
-    parts = [("Individual ceiling, mean", ceilings.individual), ("Worst case", ceilings.worst_case)]
+    parts = [(AT_THESE_NORMS, ceilings.common_threshold), ("Worst case", ceilings.worst_case)]
     return [
         (
             name,

@@ -1,10 +1,9 @@
-"""The ladder of attackers, and whom the strongest attack reaches: by epsilon, group and person."""
+"""The ladder of attackers, and whom the strongest attack reaches: by group and person."""
 
 from collections.abc import Sequence
 
 from indpriv._formatting import (
     capitalised,
-    format_epsilon,
     format_number,
     format_share,
     format_share_up,
@@ -21,6 +20,13 @@ from indpriv.report.document import (
 )
 from indpriv.report.wording import MOST_ROWS, NO_EVIDENCE
 
+AT_THESE_NORMS = "Ceiling at these norms"
+INDIVIDUAL = (
+    "The ceiling at these norms is the largest share that one threshold can reach over all "
+    "training examples by their own privacy curves, as false positives go where epsilon is large. "
+    "It is of steps with the recorded norms, which depend on the run: only the worst case is a "
+    "guarantee, and where epsilons are estimates, so is this."
+)
 _ON_UPDATES = (
     "An attacker who sees every noisy update is measured on gradient canaries, which stand for "
     "examples at the worst case; the intervals of that row are for it alone. "
@@ -73,7 +79,7 @@ def ladder(attacks: AttackFindings) -> list[Block]:
         )
     if results.ceilings is not None:
         for name, rates in (
-            ("What no attacker exceeds, on average", results.ceilings.individual),
+            (AT_THESE_NORMS, results.ceilings.common_threshold),
             ("What no attacker exceeds, worst case", results.ceilings.worst_case),
         ):
             limit = format_share_up(rates["0.01"])
@@ -94,59 +100,31 @@ def ladder(attacks: AttackFindings) -> list[Block]:
     ]
 
 
-def by_epsilon_and_group(found: StrongestAttack | None) -> list[Block]:
-    """The strongest attack by epsilon and by group."""
-    if found is None:
+def by_group(found: StrongestAttack | None) -> list[Block]:
+    """The strongest attack by group."""
+    shown = [] if found is None else [row for row in found.groups if row.auc is not None]
+    if found is None or not shown:
         return []
-    blocks: list[Block] = []
-    if found.bins:
-        head = ("Epsilon to", "Members", "TPR at 1 % FPR", "95 % interval", "Ceiling")
-        rows = [
-            (
-                format_epsilon(row.high),
-                f"{row.n_members:,}",
-                format_share(row.tpr, 2),
-                rate_span(row.tpr_interval),
-                format_share_up(row.ceiling),
-            )
-            for row in found.bins
-        ]
-        caption = f"The strongest attack ({found.name}) by individual epsilon"
-        blocks.append(table(head, rows, caption=caption, row_names=False))
-    shown = [row for row in found.groups if row.auc is not None][:MOST_ROWS]
-    if shown:
-        columns = (
-            "Column",
-            "Group",
-            "Members",
-            "AUC",
-            "95 % interval",
-            "TPR",
-            "95 % interval",
-            "FPR",
+    head = ("Column", "Group", "Members", "AUC", "95 % interval", "TPR", "95 % interval", "FPR")
+    rows = [
+        (
+            row.by,
+            row.name,
+            f"{row.n_members:,}",
+            format_number(row.auc, 3),
+            auc_span(row.auc_interval),
+            format_share(row.tpr, 2),
+            rate_span(row.tpr_interval),
+            format_share(row.fpr, 2),
         )
-        cells = [
-            (
-                row.by,
-                row.name,
-                f"{row.n_members:,}",
-                format_number(row.auc, 3),
-                auc_span(row.auc_interval),
-                format_share(row.tpr, 2),
-                rate_span(row.tpr_interval),
-                format_share(row.fpr, 2),
-            )
-            for row in shown
-        ]
-        blocks.append(
-            table(columns, cells, caption=f"The strongest attack ({found.name}) by group")
-        )
+        for row in shown[:MOST_ROWS]
+    ]
     note = (
-        "One threshold serves all rows: one non-member in a hundred is above it. Each interval is "
-        "for its row alone, so some miss. The ceiling limits attacks on this run’s trajectory on "
-        "average, not in every run."
+        "One threshold serves all rows: one non-member in a hundred is above it, in a row more or "
+        "fewer (FPR). Each interval is for this threshold and its row alone, so some miss."
     )
-    return [*blocks, paragraph(note, style="note")] if blocks else []
+    caption = f"The strongest attack ({found.name}) by group"
+    return [table(head, rows, caption=caption), paragraph(note, style="note")]
 
 
 def on_units(found: Sequence[UnitRates], unit: str) -> list[Block]:
