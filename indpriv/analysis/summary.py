@@ -60,13 +60,13 @@ class AttackFindings:
 
     Attributes:
         by_group: success of each attack by column, on the DP model and on the non-private baseline.
-        by_epsilon: the attack in bins of epsilon; None where the norms of the hold-out were not
+        by_epsilon: one attack in bins of epsilon; None where the norms of the hold-out were not
             recorded.
         canaries: what canaries prove about the worst case; None where the run had none.
         gradient_canaries: what gradient canaries prove, beside the account; None where the run had
             none.
         updates: rates on gradient canaries; None where the run had none of some length.
-        strongest: whom the strongest attack reaches; None unless it uses reference models.
+        strongest: which groups the strongest attack reaches; None unless it uses reference models.
         by_unit: rates of attacks on people with several rows; empty where each unit has one row.
         every: every attack that was run, over all examples, beside what any attack can reach.
         attributes: attacks that guess attributes; empty where the audit file names none.

@@ -6,15 +6,25 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from indpriv.analysis.attacks.attributes import measure_attribute
 from indpriv.analysis.attacks.by_epsilon import AttackByEpsilon, EpsilonBin, ThresholdBins
+from indpriv.analysis.attacks.canary_findings import measure_gradient_canaries
+from indpriv.analysis.attacks.measures import measure_attack
+from indpriv.analysis.attacks.results import attack_result, ranked
+from indpriv.analysis.attacks.simulated_evidence import simulated_evidence
+from indpriv.analysis.groups.significance import Reversal
+from indpriv.analysis.hazards import Hazard
+from indpriv.analysis.reconstruction import reconstruction_of
 from indpriv.analysis.summary import FidelityFindings
 from indpriv.attack_scores import AttackScores
 from indpriv.audit.gate import Limits, judge
 from indpriv.cli import run as run_command
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import RECORDS
+from indpriv.norm_log.step_settings import StepSettings
+from reconstructions import scores as reconstructed
 from summaries import summary_of
-from synthetic import small_run
+from synthetic import knowledge, small_run
 
 STRICT = Limits(
     max_worst_case_epsilon=2.0, max_delta=1e-5, max_p99_epsilon=2.0, max_epsilon=1.9, min_coverage=1.0, unit="example",
@@ -123,12 +133,134 @@ def test_what_is_always_asked(run, summary):
         notes=replace(summary.notes, checks=(*summary.notes.checks, RECORDS.failed("odd"))),
     )
     assert failed(found.to_json()) == [
-        "delta times n", "evidence", "epsilon that canaries prove", "attacks above the worst case"
+        "delta times n", "evidence", "epsilon that canaries prove", ABOVE
     ]  # fmt: skip
     harmless = replace(bin_above, above_worst_case=False)
     harmless = replace(by_epsilon, thresholds=(ThresholdBins(0.01, 0.0, (harmless,)),))
     quiet = replace(summary, attacks=replace(summary.attacks, by_epsilon=harmless))
     assert failed(quiet.to_json()) == []
+
+
+LENGTH = StepSettings.from_values(60, 1.0, 1.0, 0.1)
+
+
+def above_the_worst_case():
+    """An attack that names every member, beside a guarantee of next to nothing."""
+    member = np.arange(400) < 200
+    scores = AttackScores(member.astype(float), member, "an attack")
+    found = attack_result(
+        scores, name="rmia", model="dp", references=1, guarantee=(0.1, 1e-5), tests=1
+    )
+    return {"every": ranked([found], None)}
+
+
+def bin_above_the_worst_case(above_worst_case=True):
+    row = EpsilonBin(0.0, 1.0, 9, 9, 1.0, None, 0.0, 0.1, 0.1, True, above_worst_case)
+    bins = (ThresholdBins(0.01, 0.0, (row,)),)
+    return {"by_epsilon": AttackByEpsilon("a threshold", 1.9, 1e-5, 0.95, 0, bins)}
+
+
+def attribute_above_the_ceiling():
+    found = measure_attribute(
+        knowledge(leak=2.0), "with_imputation", model="dp", groups={}, ceiling=0.05
+    )
+    return {"attributes": (found,)}
+
+
+def reconstruction_above_its_ceiling():
+    return {"reconstruction": (reconstruction_of(reconstructed(np.arange(200) < 60, 1.0)),)}
+
+
+def bin_of_reconstructions_above_its_ceiling():
+    epsilon = np.repeat([1.0, 2.0, 3.0, 4.0], 250)
+    found = reconstruction_of(reconstructed(np.arange(1000) >= 890, 1.0), epsilon)
+    assert not found.above_ceiling
+    return {"reconstruction": (found,)}
+
+
+def canaries_that_prove_more():
+    member = np.arange(400) % 2 == 0
+    scores = AttackScores(member.astype(float), member, "canaries", fair_coins=True)
+    return {"canaries": measure_attack(scores)}
+
+
+def gradient_canaries_that_disagree(noise=0.5):
+    rng, member = np.random.default_rng(0), np.arange(400) % 2 == 0
+    actual = StepSettings.from_values(60, noise, 1.0, 0.1)
+    scores = AttackScores(
+        scores=simulated_evidence(actual, 1.0, member, rng),
+        member=member,
+        method="simulated",
+        groups=np.full(400, "1", dtype=object),
+        fair_coins=True,
+        adversary="updates",
+    )
+    return {"gradient_canaries": measure_gradient_canaries(scores, LENGTH)}
+
+
+ABOVE = "attacks above what the account allows"
+
+
+@pytest.mark.parametrize(
+    ("finding", "condition"),
+    [
+        (above_the_worst_case, ABOVE),
+        (bin_above_the_worst_case, ABOVE),
+        (attribute_above_the_ceiling, ABOVE),
+        (reconstruction_above_its_ceiling, ABOVE),
+        (bin_of_reconstructions_above_its_ceiling, ABOVE),
+        (canaries_that_prove_more, "epsilon that canaries prove"),
+        (gradient_canaries_that_disagree, "gradient canaries agree with the account"),
+    ],
+)
+def test_each_finding_against_the_account_fails_alone(summary, finding, condition):
+    found = replace(summary, attacks=replace(summary.attacks, **finding()))
+    assert failed(json.loads(json.dumps(found.to_json()))) == [condition]
+
+
+def small_groups(summary):
+    table = summary.groups[0]
+    rows = tuple(replace(row, too_small=True) for row in table.rows)
+    return replace(summary, groups=(replace(table, rows=rows), *summary.groups[1:]))
+
+
+def reversed_groups(summary):
+    table = summary.groups[0]
+    tests = replace(table.tests, reversals=(Reversal("1", 0.001),))
+    return replace(summary, groups=(replace(table, tests=tests), *summary.groups[1:]))
+
+
+def duplicates(summary):
+    twins = Hazard("duplicates", "scope", "twins", "Duplicates", "failed", "some rows are alike")
+    hazards = (*summary.notes.hazards, twins)
+    return replace(summary, notes=replace(summary.notes, hazards=hazards))
+
+
+def a_place_to_look(summary):
+    found = bin_above_the_worst_case(above_worst_case=False)
+    return replace(summary, attacks=replace(summary.attacks, **found))
+
+
+def canaries_that_agree(summary):
+    found = gradient_canaries_that_disagree(noise=1.0)
+    return replace(summary, attacks=replace(summary.attacks, **found))
+
+
+def an_attack_on_the_baseline(summary):
+    found = above_the_worst_case()["every"].results[0]
+    found = ranked([replace(found, model="non_dp", above_worst_case=False)], None)
+    return replace(summary, attacks=replace(summary.attacks, every=found))
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        small_groups, reversed_groups, duplicates, a_place_to_look, canaries_that_agree,
+        an_attack_on_the_baseline,
+    ],
+)  # fmt: skip
+def test_a_note_fails_no_gate(summary, note):
+    assert failed(json.loads(json.dumps(note(summary).to_json()))) == []
 
 
 @pytest.mark.parametrize(

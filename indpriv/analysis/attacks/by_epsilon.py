@@ -163,13 +163,8 @@ def attack_by_epsilon(
             _bin(low, high, epsilons, accused, worst, delta, tests)
             for low, high in itertools.pairwise(edges)
         ]
-        parts.append(
-            ThresholdBins(
-                rate,
-                threshold if np.isfinite(threshold) else float(np.sign(threshold)) * 1e308,
-                tuple(bins),
-            )
-        )
+        finite = threshold if np.isfinite(threshold) else float(np.sign(threshold)) * 1e308
+        parts.append(ThresholdBins(rate, finite, tuple(bins)))
     return AttackByEpsilon(scores.method, worst, delta, CONFIDENCE, seed, tuple(parts))
 
 

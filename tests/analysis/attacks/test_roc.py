@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import ndtr, ndtri
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from indpriv.analysis.attacks.roc import discriminate
@@ -56,3 +57,37 @@ def test_intervals_are_covered():
         inside[1] += found.advantage_interval.low <= 0.3829249 <= found.advantage_interval.high
     assert inside[0] >= 364
     assert inside[1] >= 364
+
+
+def rates_covered(mu, n_members, n_others, draws, seed=0):
+    """How often the interval holds the rate of the population, by false-positive rate."""
+    rng, inside = np.random.default_rng(seed), {"0.001": 0, "0.01": 0}
+    for _ in range(draws):
+        members, others = rng.normal(mu, 1.0, n_members), rng.normal(size=n_others)
+        found = discriminate(members, others, with_roc=False).tpr_at_fpr_intervals
+        for name, span in found.items():
+            inside[name] += span.low <= ndtr(ndtri(float(name)) + mu) <= span.high
+    return [count / draws for count in inside.values()]
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5, 1.5])
+def test_rates_at_few_false_positives_are_covered(mu):
+    """With the threshold taken as known, 51 and 69 % of the intervals missed at mu = 1.5."""
+    assert min(rates_covered(mu, 1000, 1000, 150)) >= 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(1000, 1000), (1000, 10_000), (10_000, 1000), (200, 300)])
+@pytest.mark.parametrize("mu", [0.0, 0.5, 1.5, 3.0])
+def test_rates_are_covered_whatever_the_sizes(mu, sizes):
+    assert min(rates_covered(mu, *sizes, 1500, seed=1)) >= 0.95
+
+
+def test_an_interval_of_a_rate_says_how_little_few_scores_tell():
+    few = discriminate(np.full(20, 1.0), np.zeros(50)).tpr_at_fpr_intervals
+    assert few["0.001"].low == 0.0  # the threshold may be above all of them
+    assert few["0.001"].high == 1.0
+    many = discriminate(np.full(500, 1.0), np.zeros(20_000)).tpr_at_fpr_intervals
+    assert many["0.001"].low > 0.99
+    tied = discriminate(np.zeros(500), np.zeros(20_000)).tpr_at_fpr_intervals
+    assert tied["0.01"].low == 0.0
