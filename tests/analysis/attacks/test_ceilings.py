@@ -1,8 +1,10 @@
 """Limits of attacks: those of the guarantee, and of all examples under one threshold."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtr
 
 from indpriv import NormLog, account, membership_risk
 from indpriv.analysis.attacks.ceilings import ceilings_of, individual_ceiling, mu_of
@@ -40,7 +42,7 @@ def test_limits_of_the_worst_case_are_those_of_its_risk(participation):
 
 
 def mixture(small, large, *, share=0.1, noise=1.0, rate=0.05, steps=200, n=20, **options):
-    """Ten examples of two norms, a share of them of the large one."""
+    """Examples of two norms, a share of them of the large one."""
     norms = np.where(np.arange(n) < share * n, large, small)
     return NormLog.from_arrays(
         norms[None], [0], total_steps=steps, noise_multiplier=noise, max_grad_norm=1.0,
@@ -50,7 +52,7 @@ def mixture(small, large, *, share=0.1, noise=1.0, rate=0.05, steps=200, n=20, *
 
 def good_split(log, rate, share=0.1):
     """Mean true-positive rate of the best test of those of the large norm, and of guesses at the others; from below."""
-    to_large = rate / share * np.array([0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0])
+    to_large = rate / share * np.array([0.6, 0.8, 0.95, 1.0])
     found = membership_risk(log.take([0]), delta=DELTA, false_positive_rate=to_large).individual
     guessed = rate - share * to_large
     return float((share * found.true_positive_rate_lower[0] + guessed).max())
@@ -107,13 +109,16 @@ def test_an_optimal_attacker_exceeds_the_mean_of_limits_and_not_the_ceiling():
     assert limits["pld"] == pytest.approx(0.0351, abs=2e-4)
 
 
-def test_a_gaussian_mechanism_of_the_same_epsilon_is_above_a_sampled_run():
-    for noise, rate, steps in ((1.4, 1 / 34, 680), (2.0, 0.3, 60), (1.0, 1.0, 4)):
-        log = mixture(0.3, 1.0, share=0.5, n=2, noise=noise, rate=rate, steps=steps)
-        table = account(log, delta=DELTA, accountant="pld")
-        at = np.array([0.001, 0.01, 0.1, 0.5])
-        found = membership_risk(log, delta=DELTA, false_positive_rate=at).individual
-        assert (found.true_positive_rate_lower <= ndtr(ndtri(at) + mu_of(table)[:, None])).all()
+@pytest.mark.parametrize(
+    ("noise", "rate", "steps"), [(1.4, 1 / 34, 680), (1.0, 0.05, 200), (1.0, 1.0, 4)]
+)
+def test_a_gaussian_mechanism_of_the_same_epsilon_is_above_a_sampled_run(noise, rate, steps):
+    log = mixture(0.4, 1.0, noise=noise, rate=rate, steps=steps)
+    tight = account(log, delta=DELTA, accountant="pld")
+    gaussian = replace(tight, account=replace(tight.account, accountant="rdp"))
+    for at in (*RATES, 0.1):  # norms of tight curves are rounded up, by 1.5e-3 at most
+        most = individual_ceiling(log, gaussian, at) * (1 + 3e-3)
+        assert individual_ceiling(log, tight, at) <= most
 
 
 def test_a_private_clipping_norm_raises_the_ceiling():
