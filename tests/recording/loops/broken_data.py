@@ -1,0 +1,456 @@
+"""Broken loops: rows that were not drawn, or not as the log says, or that others had a part in."""
+
+import torch
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+from opacus.utils.uniform_sampler import UniformWithReplacementSampler
+from torch import nn
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
+
+from recording.loops.harness import blobs, broken, ce, normal, private_generator
+from recording.loops.parts import Items, vector, with_dropout
+
+ALL = "hooks ghost functorch ew"
+
+
+def other_blobs():
+    x = normal(400, 6, seed=5)
+    return TensorDataset(x, (x[:, :3].sum(1) > 0).long())
+
+
+@broken("batch", "hooks ghost functorch ew")
+def other_data_set_of_equal_size(s):
+    s.train(drawn=other_blobs(), clip=0.02)
+
+
+@broken("batch", "hooks ghost")
+def other_data_set_under_dropout(s):
+    s.train(model=with_dropout(), drawn=other_blobs())
+
+
+@broken("batch", "hooks ghost")
+def loader_of_another_run_inside_the_block(s):
+    s.make(clip=0.02)
+    other = DataLoader(other_blobs(), batch_size=32, shuffle=True)
+    with s.recorded():
+        for _ in range(2):
+            for (x, y), _ in zip(other, s.loader, strict=False):
+                s.step(x, y)
+
+
+@broken("batch", "hooks ghost")
+def test_rows_added_to_the_batch(s):
+    s.make()
+    test = normal(8, 6, seed=7)
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(torch.cat([x, test]), torch.cat([y, torch.zeros(8).long()]))
+
+
+@broken("batch", "hooks ghost functorch")
+def other_rows_than_those_drawn(s):
+    s.make(clip=0.02)
+    with s.recorded():
+        for k, (x, _) in enumerate(s.batches()):
+            rows = (torch.arange(len(x)) * 7 + 31 * k) % 400
+            s.step(*(t[rows] for t in s.data.tensors))
+
+
+@broken("batch", "hooks ghost")
+def the_same_batch_in_every_step(s):
+    s.make()
+    with s.recorded():
+        first = next(iter(s.loader))
+        for _ in s.batches():
+            s.step(*first)
+
+
+@broken("batch", "hooks ghost")
+def one_epochs_batches_used_twice(s):
+    s.make()
+    with s.recorded():
+        batches = list(s.loader)
+        for _ in range(2):
+            for x, y in batches:
+                s.step(x, y)
+
+
+@broken("batch", "hooks ghost", participation="known")
+def shuffled_batches_used_twice(s):
+    s.make(blobs(416), poisson=False, noise=3.0)
+    with s.recorded(batch_norms=True):
+        batches = list(s.loader)
+        for _ in range(2):
+            for x, y in batches:
+                s.step(x, y)
+
+
+@broken("batch", "hooks ghost", expect="unsupported")
+def a_row_twice_in_the_batch(s):
+    s.make()
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(torch.cat([x, x[:1]]), torch.cat([y, y[:1]]))
+
+
+@broken("batch", "hooks ghost", expect="unsupported")
+def first_half_of_the_batch_only(s):
+    s.make()
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x[: len(x) // 2], y[: len(x) // 2])
+
+
+@broken("batch", "hooks functorch", expect="unsupported")
+def the_rows_with_the_largest_loss_only(s):
+    s.make()
+    with s.recorded():
+        for x, y in s.batches():
+            with torch.no_grad():
+                kept = ce(s.model(x), y).topk(len(y) // 2).indices
+            s.step(x[kept], y[kept])
+
+
+@broken("batch", "hooks ghost", expect="unsupported")
+def batches_left_out_where_the_loss_is_small(s):
+    s.make()
+    with s.recorded():
+        for x, y in s.batches():
+            if s.loss_of(x, y) > 0.65:
+                s.step(x, y)
+
+
+@broken("batch", "hooks ghost", expect="unsupported")
+def batches_left_out_after_backward(s):
+    s.make()
+    with s.recorded():
+        for x, y in s.batches():
+            s.optimizer.zero_grad()
+            s.backward(s.model(x), y)
+            if s.loss_of(x, y) > 0.65:
+                s.optimizer.step()
+            else:
+                s.optimizer.zero_grad()
+
+
+@broken("batch", "hooks ghost", expect="unsupported")
+def better_of_two_batches(s):
+    s.make()
+    with s.recorded():
+        batches = s.batches()
+        for pair in zip(batches, batches, strict=False):
+            s.step(*max(pair, key=lambda batch: s.loss_of(*batch)))
+
+
+@broken("batch", "hooks ghost", expect="unsupported")
+def empty_batches_left_out(s):
+    s.make(blobs(102), batch=4)
+    s.loader.batch_sampler.sample_rate = 1 / 102
+    with s.recorded():
+        for x, y in s.batches():
+            if len(x):
+                s.step(x, y)
+
+
+@broken("batch", "hooks ghost", expect="unsupported")
+def micro_batches_left_early(s):
+    s.make()
+    with s.recorded():
+        for _ in range(8):
+            with BatchMemoryManager(
+                data_loader=s.loader, max_physical_batch_size=8, optimizer=s.optimizer
+            ) as parts:
+                for k, (x, y) in enumerate(parts):
+                    s.step(x, y)
+                    if k == 9:
+                        break
+
+
+@broken("batch", "ghost", expect="unsupported")
+def two_batches_for_one_step(s):
+    s.make()
+    with s.recorded():
+        for k, (x, y) in enumerate(s.batches(4)):
+            s.backward(s.model(x), y)
+            if k % 2:
+                s.optimizer.step()
+                s.optimizer.zero_grad()
+
+
+@broken("batch", "hooks functorch", expect="refused")
+def accumulation_by_hand(s):
+    s.make()
+    with s.recorded():
+        for k, (x, y) in enumerate(s.batches()):
+            s.backward(s.model(x), y)
+            if k % 2:
+                s.optimizer.step()
+                s.optimizer.zero_grad()
+
+
+@broken("batch", "hooks functorch", expect="unsupported")
+def two_batches_joined(s):
+    s.make()
+    with s.recorded():
+        batches = s.batches(4)
+        for (x, y), (u, v) in zip(batches, batches, strict=False):
+            s.step(torch.cat([x, u]), torch.cat([y, v]))
+
+
+@broken("batch", "hooks ghost", expect="unsupported")
+def weighted_sampler(s):
+    weights = 1 + blobs().tensors[1] * 3
+    s.train(sampler=WeightedRandomSampler(weights, 400), poisson=False)
+
+
+class Choosy(UniformWithReplacementSampler):
+    """Leaves out one class."""
+
+    def __iter__(self):
+        for ids in super().__iter__():
+            yield [i for i in ids if blobs_of[1][i] == 0]
+
+
+blobs_of = blobs().tensors
+
+
+@broken("batch", "hooks ghost", expect="unsupported")
+def sampler_of_a_subclass(s):
+    s.make()
+    s.loader.batch_sampler.__class__ = Choosy
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+
+
+@broken("batch", "hooks ghost", expect="unsupported")
+def sampler_replaced_while_training(s):
+    s.make()
+    own = s.loader.batch_sampler
+    with s.recorded():
+        for _ in range(2):
+            for ids in own:
+                rows = [i for i in ids if i % 3]
+                s.step(*(t[rows] for t in s.data.tensors))
+
+
+@broken("batch", "hooks ghost", expect="unsupported")
+def shuffled_and_participation_secret(s):
+    s.train(blobs(416), poisson=False)
+
+
+@broken("batch", "hooks ghost", expect="unsupported")
+def in_the_order_of_the_data_set(s):
+    s.train(blobs(416), poisson=False, sampler=torch.utils.data.SequentialSampler(range(416)))
+
+
+@broken("batch", "hooks ghost", expect="unsupported")
+def seeded_batches_in_every_epoch_alike(s):
+    s.make()
+    with s.recorded():
+        for _ in range(2):
+            s.loader.batch_sampler.generator.manual_seed(3)
+            for x, y in s.loader:
+                s.step(x, y)
+
+
+def changed(change):
+    """A collate function that changes the batch of inputs and labels."""
+    return lambda rows: list(change(*default_collate(rows)))
+
+
+COLLATES = {
+    "normalises": lambda x, y: ((x - x.mean(0)) / (x.std(0) + 1e-6), y),
+    "scales_by_the_largest": lambda x, y: (x / x.abs().max(), y),
+    "mixes": lambda x, y: (0.7 * x + 0.3 * x.roll(1, 0), y),
+    "fills_in_the_mean": lambda x, y: (torch.where(x > 1.5, x.mean(0), x), y),
+    "takes_the_commonest_label": lambda x, y: (x, y.mode().values.expand(len(y)).clone()),
+    "adds_the_batch_size": lambda x, y: (x + len(x) / 100, y),
+}
+for _name, _change in COLLATES.items():
+
+    @broken("contribution batch", "hooks ghost functorch", name=f"collate_{_name}")
+    def collate(s, change=_change):
+        s.train(collate=changed(change))
+
+
+@broken("contribution batch", "hooks ghost")
+def collate_takes_means_of_labels(s):
+    def smooth(x, y):
+        return x, torch.stack([y.float(), y.float().mean().expand(len(y))], 1)
+
+    def loss(out, y):
+        return ce(out, y[:, 0].long()) * (1 + y[:, 1])
+
+    s.train(collate=changed(smooth), loss=loss)
+
+
+class Centring(Dataset):
+    """Subtracts the mean of all items that were read so far."""
+
+    def __init__(self):
+        self.x, self.y = blobs().tensors
+        self.total, self.count = torch.zeros(6), 0
+
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, i):
+        self.total, self.count = self.total + self.x[i], self.count + 1
+        return self.x[i] - self.total / self.count, self.y[i]
+
+
+@broken("batch contribution start", "hooks ghost", expect="unsupported")
+def data_set_with_a_running_mean(s):
+    s.train(Centring())
+
+
+class Relabelled(Dataset):
+    """Labels that the loop writes."""
+
+    def __init__(self):
+        self.x, self.y = blobs().tensors
+
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, i):
+        return self.x[i], self.y[i]
+
+
+@broken("batch contribution start", "hooks ghost", expect="unsupported")
+def labels_corrected_by_the_loop(s):
+    s.make(Relabelled())
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+            with torch.no_grad():
+                s.data.y = s.plain(s.data.x).argmax(1) if s.steps == 13 else s.data.y
+
+
+@broken("batch contribution", "hooks ghost", expect="unsupported")
+def rows_of_the_batch_pasted_into_each_other(s):
+    def paste(x):
+        return torch.cat([x[:, :3], x.roll(1, 0)[:, 3:]], 1)
+
+    s.train(inputs=paste, clip=0.02)
+
+
+@broken("batch contribution", "hooks ghost functorch", expect="unsupported")
+def normalised_by_the_batch_in_the_loop(s):
+    s.train(inputs=lambda x: (x - x.mean(0)) / (x.std(0) + 1e-6), clip=0.02)
+
+
+@broken("batch contribution", "hooks functorch", expect="unsupported")
+def nearest_rows_of_the_batch_as_inputs(s):
+    def near(x):
+        other = torch.cdist(x, x).fill_diagonal_(99).argmin(1)
+        return 0.5 * (x + x[other])
+
+    s.train(inputs=near, model=with_dropout())
+
+
+@broken("batch contribution", "hooks ghost")
+def unpack_that_normalises_by_the_batch(s):
+    def unpack(batch):
+        x, y, _ = batch
+        return ((x - x.mean(0)) / (x.std(0) + 1e-6),), y
+
+    s.make(TensorDataset(*blobs().tensors, torch.arange(400)))
+    with s.recorded(unpack=unpack):
+        for batch in s.batches():
+            (x,), y = unpack(batch)
+            s.step(x, y)
+
+
+@broken("batch contribution", "hooks ghost")
+def unpack_that_is_not_what_the_loop_does(s):
+    s.make(TensorDataset(*blobs().tensors, torch.arange(400)))
+    with s.recorded(unpack=lambda batch: ((batch[0],), batch[1])):
+        for x, y, _ in s.batches():
+            s.step(x.flip(1), y)
+
+
+@broken("batch", "hooks", expect="refused")
+def recorder_told_the_whole_of_a_subset(s):
+    whole = blobs(500)
+    s.make(Subset(whole, list(range(50, 450))))
+    with s.recorded(dataset=whole):
+        for x, y in s.batches():
+            s.step(x, y)
+
+
+@broken("batch", "hooks ghost")
+def recorder_told_the_rows_in_another_order(s):
+    whole = blobs()
+    s.make(whole, clip=0.02)
+    with s.recorded(dataset=Subset(whole, list(range(399, -1, -1)))):
+        for x, y in s.batches():
+            s.step(x, y)
+
+
+@broken("batch", "hooks ghost")
+def rows_kept_from_the_last_batch(s):
+    """Replay: a quarter of each batch comes from the one before."""
+    s.make()
+    with s.recorded():
+        old = next(iter(s.loader))
+        for x, y in s.batches():
+            s.step(torch.cat([x, old[0][:8]]), torch.cat([y, old[1][:8]]))
+            old = x, y
+
+
+@broken("batch contribution", "hooks ghost", expect="unsupported")
+def generated_rows_of_the_last_batch(s):
+    """Inputs moved towards the last batch's mean."""
+    mean = [torch.zeros(6)]
+
+    def toward(x):
+        moved = x + 0.1 * mean[0]
+        mean[0] = x.mean(0) if len(x) else mean[0]
+        return moved
+
+    s.train(inputs=toward)
+
+
+@broken("batch", "hooks", expect="refused")
+def two_backward_passes_for_one_step(s):
+    s.make()
+    with s.recorded():
+        for x, y in s.batches():
+            s.optimizer.zero_grad()
+            for half in (slice(0, len(x) // 2), slice(len(x) // 2, None)):
+                s.backward(s.model(x[half]), y[half])
+            s.optimizer.step()
+
+
+@broken("batch", "hooks ghost", expect="unsupported")
+def batches_of_a_second_private_loader(s):
+    s.make()
+    from opacus.data_loader import DPDataLoader
+
+    second = DPDataLoader.from_data_loader(
+        DataLoader(s.data, batch_size=32), generator=private_generator()
+    )
+    with s.recorded():
+        for (x, y), (u, v) in zip(s.loader, second, strict=False):
+            s.step(x, y)
+            s.step(u, v)
+
+
+@broken("batch contribution", "hooks functorch", expect="unsupported")
+def adversarial_inputs_from_the_whole_batch(s):
+    """One perturbation for all rows, found on the mean loss of the batch."""
+    s.make(Items(lambda i: (vector(i), i % 2)), nn.Sequential(nn.Linear(6, 2)))
+    with s.recorded():
+        for x, y in s.batches():
+            shift = torch.zeros(6, requires_grad=True)
+            w, b = (p.detach() for p in s.model.parameters())
+            (g,) = torch.autograd.grad(ce((x + shift) @ w.T + b, y).mean(), shift)
+            s.step(x + 0.3 * g.sign(), y)

@@ -1,0 +1,369 @@
+"""Broken loops: models in which one example meets the others, or those of earlier steps."""
+
+import torch
+from opacus.layers import DPLSTM, DPMultiheadAttention
+from torch import nn
+from torch.nn import functional as F
+
+from recording.loops.harness import blobs, broken
+from recording.loops.parts import (
+    Attention,
+    Bag,
+    Hidden,
+    Kept,
+    Texts,
+    cnn,
+    masked_mean,
+    padded,
+    pictures,
+)
+
+
+def over_the_batch(h, x):
+    return F.layer_norm(h.T, (len(h),)).T if len(h) > 1 else h
+
+
+MIXING = {
+    "mean": lambda h, x: h - 0.5 * h.mean(0, keepdim=True),
+    "layer_norm": over_the_batch,
+    "attention": lambda h, x: (h @ h.T).softmax(1) @ h,
+    "norm": lambda h, x: h / (h.norm(dim=0, keepdim=True) + 1e-6),
+    "variance": lambda h, x: h / (h.var(0, unbiased=False, keepdim=True) + 0.1),
+    "largest": lambda h, x: h - h.detach().max(0).values if len(h) else h,
+    "quantile": lambda h, x: h * (h >= h.detach().quantile(0.5, dim=0)) if len(h) else h,
+    "cumulative_mean": lambda h, x: h.cumsum(0) / torch.arange(1, len(h) + 1)[:, None],
+    "next_row": lambda h, x: h + 0.5 * h.roll(1, 0),
+    "random_partner": lambda h, x: 0.7 * h + 0.3 * h[torch.randperm(len(h))],
+    "quantised_by_the_largest": lambda h, x: (
+        h + ((7 * h / h.abs().max()).round() * h.abs().max() / 7 - h).detach() if len(h) else h
+    ),
+    "rank": lambda h, x: h + 0.1 * (x[:, :1].argsort(0).argsort(0) / max(1, len(x))),
+}
+for _name, _mix in MIXING.items():
+
+    @broken("contribution", "hooks ghost functorch", name=f"batch_{_name}")
+    def mixed(s, mix=_mix):
+        s.train(model=Hidden(mix))
+
+    @broken("contribution", "hooks ghost functorch", name=f"batch_{_name}_under_dropout")
+    def mixed_under_dropout(s, mix=_mix):
+        s.train(model=Hidden(mix, dropout=0.1))
+
+
+def hundredth(h, x):
+    return h - 0.01 * h.mean(0, keepdim=True)
+
+
+@broken("contribution", "hooks ghost functorch")
+def a_hundredth_of_the_batch_mean(s):
+    s.train(model=Hidden(hundredth))
+
+
+@broken("contribution", "hooks ghost functorch")
+def a_hundredth_of_the_batch_mean_under_dropout(s):
+    s.train(model=Hidden(hundredth, dropout=0.1))
+
+
+@broken("contribution", "hooks", participation="known")
+def attention_over_the_batch_with_known_participation(s):
+    s.train(
+        blobs(416),
+        Hidden(MIXING["attention"], dropout=0.1),
+        poisson=False,
+        noise=3.0,
+        recorder={"every": "once", "batch_norms": True},
+    )
+
+
+@broken("contribution", "hooks ghost")
+def mixing_recorded_once(s):
+    s.train(model=Hidden(MIXING["mean"], dropout=0.1), recorder={"every": "once"})
+
+
+@broken("contribution", "hooks ghost")
+def mixing_in_micro_batches(s):
+    s.train(model=Hidden(MIXING["mean"], dropout=0.1), micro=13)
+
+
+@broken("contribution", "hooks functorch")
+def mixing_from_the_tenth_step_on(s):
+    def late(net, x, outputs):
+        return outputs - 0.5 * outputs.mean(0) * (net.calls > 10)
+
+    s.train(model=Kept(late))
+
+
+@broken("contribution", "hooks ghost functorch")
+def mixing_in_training_mode_only(s):
+    class Centred(nn.Module):
+        def forward(self, h):
+            return h - 0.5 * h.mean(0) if self.training else h
+
+    s.train(model=nn.Sequential(nn.Linear(6, 8), nn.Tanh(), Centred(), nn.Linear(8, 2)))
+
+
+@broken("contribution", "hooks ghost")
+def mixing_of_pictures(s):
+    class Centred(nn.Module):
+        def forward(self, h):
+            return h - 0.3 * h.mean(0, keepdim=True)
+
+    s.train(pictures(), cnn(Centred, dropout=0.1))
+
+
+@broken("contribution update", "hooks")
+def batch_norm_by_hand(s):
+    class Norm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(8))
+
+        def forward(self, h):
+            if self.training and len(h):
+                mean = h.mean((0, 2, 3))
+                self.mean = 0.9 * self.mean + 0.1 * mean.detach()
+                return h - mean[None, :, None, None]
+            return h - self.mean[None, :, None, None]
+
+    s.train(pictures(), cnn(Norm))
+
+
+@broken("contribution update", "hooks ghost")
+def running_mean_in_a_buffer(s):
+    def running(net, x, outputs):
+        if net.training and torch.is_grad_enabled() and len(x):
+            net.kept[0] = 0.9 * net.kept[0] + 0.1 * x.detach().mean(0)
+        return outputs + 0.1 * (x @ net.kept[0])[:, None]
+
+    s.train(model=Kept(running))
+
+
+@broken("update", "hooks ghost")
+def buffer_written_in_the_forward_and_never_read(s):
+    def keep(net, x, outputs):
+        if net.training and torch.is_grad_enabled() and len(x):
+            net.kept.copy_(x.detach()[:2].mean(0).expand(2, 6))
+        return outputs
+
+    s.train(model=Kept(keep))
+
+
+def remember(net, x, outputs):
+    if net.memory:
+        outputs = outputs + 0.1 * torch.stack(net.memory[-5:]).mean(0)[:2]
+    if len(x):
+        net.memory.append(x.detach()[0])
+    return outputs
+
+
+@broken("contribution", "hooks ghost functorch", expect="refused")
+def memory_in_a_list(s):
+    s.train(model=Kept(remember))
+
+
+@broken("contribution", "hooks ghost", expect="refused")
+def memory_in_a_list_under_dropout(s):
+    model = Kept(remember)
+    model.body.append(nn.Dropout(0.1))
+    s.train(model=model)
+
+
+@broken("contribution", "hooks functorch")
+def memory_used_after_many_steps(s):
+    def late(net, x, outputs):
+        if net.calls > 15:
+            return remember(net, x, outputs)
+        net.memory.append(x.detach()[0])
+        return outputs
+
+    s.train(model=Kept(late))
+
+
+@broken("contribution", "hooks functorch", expect="refused")
+def memory_in_a_plain_attribute(s):
+    def last(net, x, outputs):
+        before = getattr(net, "last", torch.zeros(6))
+        if len(x):
+            net.last = x.detach().mean(0)
+        return outputs + 0.1 * (x @ before)[:, None]
+
+    s.train(model=Kept(last))
+
+
+@broken("update", "hooks functorch")
+def weights_written_in_the_forward(s):
+    def prototypes(net, x, outputs):
+        if net.training and torch.is_grad_enabled() and len(x):
+            net.head.bias.data.add_(0.01 * x.detach().mean())
+        return outputs
+
+    s.train(model=Kept(prototypes))
+
+
+@broken("update start", "hooks ghost")
+def initialised_by_the_first_batch(s):
+    def normalise(net, x, outputs):
+        if net.calls == 1 and len(x):
+            net.head.bias.data.copy_(-outputs.detach().mean(0))
+        return outputs
+
+    s.train(model=Kept(normalise))
+
+
+@broken("update", "hooks", expect="refused")
+def embeddings_renormed_where_they_are_read(s):
+    bag = Bag()
+    bag.embed = nn.Embedding(20, 8, max_norm=0.5)
+    s.train(Texts(), bag, collate=padded)
+
+
+@broken("contribution", "hooks ghost functorch")
+def padding_in_the_mean(s):
+    s.train(Texts(), Bag(lambda h, x: h.mean(1)), collate=padded)
+
+
+@broken("contribution", "hooks functorch")
+def padding_in_the_mean_without_dropout(s):
+    s.train(Texts(), Bag(lambda h, x: h.mean(1), dropout=0.0), collate=padded)
+
+
+@broken("contribution", "hooks ghost")
+def last_position_of_the_padded_text(s):
+    def last(h, x):
+        return h.cumsum(1)[:, -1] / 10
+
+    s.train(Texts(), Bag(last), collate=padded)
+
+
+@broken("contribution", "hooks ghost")
+def divided_by_the_padded_length(s):
+    def pool(h, x):
+        return (h * (x != 0).unsqueeze(-1)).sum(1) / max(1, x.shape[1])
+
+    s.train(Texts(), Bag(pool), collate=padded)
+
+
+@broken("contribution", "hooks ghost")
+def positions_from_the_end(s):
+    def pool(h, x):
+        places = torch.arange(x.shape[1], 0, -1)[None, :, None]
+        return (h * (x != 0).unsqueeze(-1) / places).sum(1)
+
+    s.train(Texts(), Bag(pool), collate=padded)
+
+
+@broken("contribution", "hooks functorch")
+def attention_to_padding(s):
+    class Unmasked(Attention):
+        def forward(self, x):
+            h = self.embed(x)
+            q, k, v = self.qkv(h).chunk(3, dim=-1)
+            return self.out(F.scaled_dot_product_attention(q, k, v).mean(1))
+
+    s.train(Texts(), Unmasked(), collate=padded)
+
+
+@broken("contribution", "hooks functorch")
+def attention_of_opacus_batch_first_on_padded_texts(s):
+    s.train(Texts(), Attention(DPMultiheadAttention(16, 2, batch_first=True)), collate=padded)
+
+
+@broken("contribution", "hooks functorch")
+def attention_over_the_wrong_dimension(s):
+    """Sequence first where the batch is first: each word attends to the same word of other texts."""
+
+    class Across(Attention):
+        def forward(self, x):
+            h = self.embed(x)
+            a = self.attention(h, h, h, need_weights=False)[0]
+            return self.out(masked_mean(self.drop(h + a), x))
+
+    s.train(Texts(to=11), Across(DPMultiheadAttention(16, 2, batch_first=False)))
+
+
+@broken("contribution", "hooks", expect="refused")
+def recurrence_over_packed_texts(s):
+    class Packed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.out = nn.Embedding(20, 8), nn.Linear(8, 2)
+            self.layer = DPLSTM(8, 8, batch_first=True)
+
+        def forward(self, x):
+            packed = nn.utils.rnn.pack_padded_sequence(
+                self.embed(x),
+                (x != 0).sum(1).clamp(min=1),
+                batch_first=True,
+                enforce_sorted=False,
+            )
+            return self.out(self.layer(packed)[1][0][-1])
+
+    s.train(Texts(), Packed(), collate=padded)
+
+
+@broken("contribution", "hooks ghost functorch")
+def outputs_scaled_by_the_batch_size(s):
+    s.train(model=Hidden(lambda h, x: h * len(x) / 32))
+
+
+@broken("contribution", "hooks functorch")
+def positions_indexed_by_the_batch_size(s):
+    table = torch.linspace(0.5, 1.5, 100)
+    s.train(model=Hidden(lambda h, x: h * table[len(x)]))
+
+
+@broken("contribution", "hooks ghost functorch")
+def position_in_the_batch(s):
+    s.train(model=Hidden(lambda h, x: h * torch.linspace(0.5, 1.5, len(x))[:, None]))
+
+
+@broken("contribution", "hooks functorch")
+def experts_with_a_capacity(s):
+    def capacity(h, x):
+        chosen = F.one_hot(h.argmax(1), 8)
+        return h * (chosen.cumsum(0) * chosen).sum(1, keepdim=True).le(4)
+
+    s.train(model=Hidden(capacity))
+
+
+@broken("contribution", "hooks functorch")
+def experts_balanced_over_the_batch(s):
+    class Balanced(Hidden):
+        def forward(self, x):
+            h = torch.tanh(self.a(x))
+            gates = h.softmax(1)
+            load = (gates >= gates.max(1, keepdim=True).values).float().mean(0) * gates.mean(0)
+            return self.b(h), load.sum() * 8
+
+    def loss(out, y):
+        return F.cross_entropy(out[0], y, reduction="none") + 0.1 * out[1]
+
+    s.train(model=Balanced(None), loss=loss)
+
+
+@broken("contribution", "hooks ghost")
+def codebook_updated_in_the_forward(s):
+    def nearest(net, x, outputs):
+        code = (x[:, None] - net.kept).square().sum(2).argmin(1)
+        if net.training and torch.is_grad_enabled():
+            for c in (0, 1):
+                if (code == c).any():
+                    net.kept[c] = 0.9 * net.kept[c] + 0.1 * x.detach()[code == c].mean(0)
+        return outputs + 0.1 * net.kept[code][:, :2]
+
+    s.train(model=Kept(nearest))
+
+
+@broken("contribution", "hooks functorch")
+def channels_shared_between_examples(s):
+    """Shifted to the next picture where time was meant (a wrong reshape)."""
+
+    def shift(h, x):
+        return torch.cat([h[:, :4], h[:, 4:].roll(1, 0)], 1)
+
+    s.train(model=Hidden(shift, dropout=0.1))
+
+
+@broken("contribution", "hooks functorch")
+def reshape_that_swaps_batch_and_features(s):
+    s.train(model=Hidden(lambda h, x: h + 0.3 * h.T.reshape(h.shape), dropout=0.1))

@@ -1,0 +1,337 @@
+"""Broken loops: the noise is missing, too little, not independent, or anyone can draw it again."""
+
+import time
+
+import torch
+from opacus.optimizers.optimizer import DPOptimizer, _generate_noise
+
+from recording.loops.harness import broken, private_generator
+from recording.loops.parts import with_dropout
+
+SUMMED = "hooks ghost functorch"  # modes in which p.summed_grad is the sum before the noise
+
+
+def replaced(s, name, function):
+    """A method of the optimizer replaced by `function(optimizer, its own method)`."""
+    own = getattr(s.optimizer, name)
+    setattr(s.optimizer, name, lambda *args: function(s.optimizer, own, *args))
+
+
+def trained_with(s, name, function, **options):
+    s.make(**options)
+    replaced(s, name, function)
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+
+
+def add_noise_of(draw):
+    """add_noise with noise `draw(p, normal numbers)` made of the right one."""
+
+    def add(optimizer, own):
+        deviation = optimizer.noise_multiplier * optimizer.max_grad_norm
+        for p in optimizer.params:
+            right = deviation * torch.randn(p.shape, generator=optimizer.generator)
+            p.grad = (p.summed_grad + draw(p, right)).view_as(p)
+            p.summed_grad._processed = True
+
+    return add
+
+
+@broken("noise", SUMMED)
+def no_noise_in_add_noise(s):
+    trained_with(s, "add_noise", add_noise_of(lambda p, right: 0.0))
+
+
+@broken("noise", SUMMED)
+def noise_taken_out_when_scaled(s):
+    def scale(optimizer, own):
+        for p in optimizer.params:
+            p.grad = p.summed_grad.clone()
+        own()
+
+    trained_with(s, "scale_grad", scale)
+
+
+@broken("noise", SUMMED)
+def noise_taken_out_by_a_step_hook(s):
+    def without(optimizer, *_):
+        for p in s.optimizer.params:
+            p.grad = p.summed_grad.view_as(p) / s.optimizer.expected_batch_size
+
+    s.make()
+    s.inner.register_step_pre_hook(without)
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+
+
+@broken("noise", SUMMED)
+def half_of_the_noise(s):
+    trained_with(s, "add_noise", add_noise_of(lambda p, right: right / 2))
+
+
+@broken("noise", SUMMED)
+def nine_tenths_of_the_noise(s):
+    trained_with(s, "add_noise", add_noise_of(lambda p, right: 0.9 * right))
+
+
+@broken("noise", SUMMED)
+def noise_on_weights_only(s):
+    trained_with(s, "add_noise", add_noise_of(lambda p, right: right if p.ndim > 1 else 0.0))
+
+
+@broken("noise", SUMMED)
+def one_number_of_noise_for_each_tensor(s):
+    trained_with(s, "add_noise", add_noise_of(lambda p, right: right.flatten()[0].expand(p.shape)))
+
+
+@broken("noise", SUMMED, expect="unsupported")
+def uniform_noise_of_the_same_variance(s):
+    def uniform(p, right):
+        return 3**0.5 * (2 * torch.special.ndtr(right) - 1)
+
+    trained_with(s, "add_noise", add_noise_of(uniform))
+
+
+@broken("noise", SUMMED)
+def antithetic_noise(s):
+    kept = {}
+
+    def draw(p, right):
+        return -kept.pop(id(p)) if id(p) in kept else kept.setdefault(id(p), right)
+
+    trained_with(s, "add_noise", add_noise_of(draw))
+
+
+@broken("noise source", SUMMED)
+def noise_used_again_in_the_next_step(s):
+    kept = {}
+
+    def draw(p, right):
+        last, kept[id(p)] = kept.get(id(p)), right
+        return right if last is None else (last + right) / 2**0.5
+
+    trained_with(s, "add_noise", add_noise_of(draw))
+
+
+@broken("noise source", "hooks ghost")
+def generator_set_back_each_step(s):
+    s.make()
+    state = s.optimizer.generator.get_state()
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y, between=lambda s, x, y: s.optimizer.generator.set_state(state))
+
+
+@broken("source noise", SUMMED)
+def seed_set_inside_a_fork(s):
+    k = [0]
+
+    def seeded(optimizer, own):
+        k[0] += 1
+        with torch.random.fork_rng():
+            torch.manual_seed(k[0])
+            own()
+
+    torch.seed()
+    trained_with(s, "add_noise", seeded, private=False)
+
+
+@broken("source noise", SUMMED)
+def seeded_generator_inside_add_noise(s):
+    generator = torch.Generator()
+    k = [0]
+
+    def draw(p, right):
+        k[0] += 1
+        return torch.randn(p.shape, generator=generator.manual_seed(k[0]))
+
+    trained_with(s, "add_noise", add_noise_of(draw))
+
+
+class Quiet(DPOptimizer):
+    def add_noise(self):
+        for p in self.params:
+            p.grad = p.summed_grad.view_as(p)
+
+
+@broken("noise", "hooks functorch", expect="refused")
+def optimizer_of_a_subclass_without_noise(s):
+    s.make()
+    s.optimizer.__class__ = Quiet
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+
+
+@broken("noise", "hooks functorch")
+def noise_drawn_by_a_replaced_function(s):
+    import opacus.optimizers.optimizer as module
+
+    def tiny(std, reference, **options):
+        return _generate_noise(std / 100, reference, **options)
+
+    s.make()
+    module._generate_noise = tiny
+    try:
+        with s.recorded():
+            for x, y in s.batches():
+                s.step(x, y)
+    finally:
+        module._generate_noise = _generate_noise
+
+
+@broken("source", "hooks ghost functorch ew")
+def seed_of_the_script(s):
+    torch.manual_seed(0)
+    s.train(private=False)
+
+
+@broken("source", "hooks ghost")
+def seed_42_behind_the_optimizer(s):
+    s.make(private=False)
+    torch.manual_seed(42)
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+
+
+@broken("source", "hooks ghost")
+def seed_set_in_each_step(s):
+    s.make(private=False)
+    with s.recorded():
+        for k, (x, y) in enumerate(s.batches()):
+            torch.manual_seed(k)
+            s.step(x, y)
+
+
+@broken("source", "hooks ghost")
+def seed_set_once_an_epoch(s):
+    torch.seed()
+    s.make(private=False)
+    with s.recorded():
+        for epoch in range(2):
+            torch.manual_seed(1000 + epoch)
+            for x, y in s.loader:
+                s.step(x, y)
+
+
+@broken("source", "hooks ghost", expect="unsupported")
+def seed_of_the_clock_while_training(s):
+    torch.seed()
+    s.make(private=False)
+    with s.recorded():
+        for epoch in range(2):
+            torch.manual_seed(time.time_ns() + epoch)
+            for x, y in s.loader:
+                s.step(x, y)
+
+
+@broken("source", "hooks functorch")
+def seed_set_and_undone_around_each_step(s):
+    torch.seed()
+    s.make(private=False)
+    with s.recorded():
+        for k, (x, y) in enumerate(s.batches()):
+            state = torch.get_rng_state()
+            torch.manual_seed(k)
+            s.step(x, y)
+            torch.set_rng_state(state)
+
+
+@broken("source", "hooks ghost functorch")
+def generator_with_the_seed_of_torch(s):
+    s.make(noise_generator=torch.Generator())
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+
+
+@broken("source", "hooks ghost")
+def generator_with_a_short_seed(s):
+    s.train(noise_generator=torch.Generator().manual_seed(1234))
+
+
+@broken("source", "hooks ghost", expect="unsupported")
+def generator_with_the_date_as_seed(s):
+    s.train(noise_generator=torch.Generator().manual_seed(20240101123456789))
+
+
+@broken("source", "hooks ghost", expect="unsupported")
+def generator_set_to_a_known_state(s):
+    generator = private_generator()
+    generator.set_state(torch.Generator().manual_seed(7).get_state())
+    s.train(noise_generator=generator)
+
+
+@broken("source batch", "hooks ghost")
+def batches_from_a_seed_and_private_noise(s):
+    s.make(private=False, noise_generator=private_generator())
+    s.loader.batch_sampler.generator = torch.Generator().manual_seed(0)
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+
+
+@broken("source", "hooks ghost")
+def seeded_under_dropout(s):
+    torch.manual_seed(0)
+    s.train(model=with_dropout(), private=False)
+
+
+@broken("noise", "hooks ghost", expect="refused")
+def noise_multiplier_zero_in_one_step(s):
+    s.make()
+    with s.recorded():
+        for k, (x, y) in enumerate(s.batches()):
+            s.optimizer.noise_multiplier = float(k != 7)
+            s.step(x, y)
+            s.optimizer.noise_multiplier = 1.0
+
+
+def plain_gradient_added(s):
+    for p, g in zip(s.optimizer.params, s.gradients(*s.data.tensors), strict=True):
+        p.grad += g
+
+
+@broken("noise update", SUMMED)
+def plain_gradient_added_by_a_step_hook(s):
+    s.make()
+    s.inner.register_step_pre_hook(lambda *_: plain_gradient_added(s))
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+
+
+@broken("noise update", SUMMED)
+def plain_gradient_added_by_a_hook_put_on_while_training(s):
+    s.make()
+    with s.recorded():
+        s.inner.register_step_pre_hook(lambda *_: plain_gradient_added(s))
+        for x, y in s.batches():
+            s.step(x, y)
+
+
+@broken("noise update", SUMMED)
+def plain_gradient_added_between_noise_and_update(s):
+    s.make()
+    with s.recorded():
+        for x, y in s.batches():
+            s.optimizer.zero_grad()
+            s.backward(s.model(x), y)
+            if s.optimizer.pre_step():
+                plain_gradient_added(s)
+                s.inner.step()
+
+
+@broken("noise update", SUMMED)
+def little_plain_gradient_added_between_noise_and_update(s):
+    s.make()
+    with s.recorded():
+        for x, y in s.batches():
+            s.optimizer.zero_grad()
+            s.backward(s.model(x), y)
+            if s.optimizer.pre_step():
+                s.optimizer.params[0].grad[0, 0] += 0.01 * float(y.float().mean())
+                s.inner.step()

@@ -1,0 +1,195 @@
+"""Broken loops: settings that follow the training data."""
+
+import torch
+from torch.optim import lr_scheduler as rates
+
+from recording.loops.harness import broken
+from recording.loops.parts import with_dropout
+
+ALL = "hooks ghost functorch ew"
+
+
+def before_each_step(s, change, **options):
+    """`change(s, x, y, loss)` comes between backward and step."""
+    s.train(between=lambda s, x, y: change(s, x, y, s.loss_of(x, y)), **options)
+
+
+def group(s):
+    return s.optimizer.param_groups[0]
+
+
+@broken("settings", "hooks ghost functorch", expect="unsupported")
+def noise_by_the_loss(s):
+    def change(s, x, y, loss):
+        s.optimizer.noise_multiplier = 1 + loss
+
+    before_each_step(s, change)
+
+
+@broken("settings contribution", "hooks functorch", expect="unsupported")
+def clipping_norm_by_the_median_of_the_batch(s):
+    def change(s, x, y, loss):
+        norms = torch.stack([p.grad_sample.flatten(1).norm(dim=1) for p in s.optimizer.params])
+        s.optimizer.max_grad_norm = float(norms.norm(dim=0).median())
+
+    before_each_step(s, change)
+
+
+@broken("settings contribution", "hooks ghost", expect="unsupported")
+def clipping_norm_changed_between_backward_and_step(s):
+    def change(s, x, y):
+        s.optimizer.max_grad_norm = 0.5 if s.steps % 2 else 1.0
+
+    s.train(between=change)
+
+
+@broken("settings contribution", "ghost", expect="unsupported")
+def clipping_norm_of_the_model_alone(s):
+    """Ghost mode clips at the model's norm and adds noise for the optimizer's."""
+    s.make()
+    s.model.max_grad_norm = 5.0
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+
+
+@broken("settings noise", "hooks ghost functorch", expect="unsupported")
+def divided_by_the_number_drawn(s):
+    s.train(between=lambda s, x, y: setattr(s.optimizer, "expected_batch_size", len(x)))
+
+
+@broken("settings", ALL, expect="unsupported")
+def rate_by_the_loss(s):
+    before_each_step(s, lambda s, x, y, loss: group(s).update(lr=0.3 * loss))
+
+
+@broken("settings", "hooks ghost", expect="unsupported")
+def rate_by_the_rounded_loss(s):
+    before_each_step(s, lambda s, x, y, loss: group(s).update(lr=0.1 if loss > 0.65 else 0.05))
+
+
+@broken("settings", "hooks ghost", expect="unsupported")
+def rate_in_the_last_digit(s):
+    before_each_step(s, lambda s, x, y, loss: group(s).update(lr=0.1 + 1e-9 * float(y.sum())))
+
+
+@broken("settings", "hooks ghost", expect="unsupported")
+def momentum_by_the_loss(s):
+    before_each_step(
+        s,
+        lambda s, x, y, loss: group(s).update(momentum=min(0.9, loss)),
+        opt=lambda p: torch.optim.SGD(p, 0.1, momentum=0.5),
+    )
+
+
+@broken("settings", "hooks ghost", expect="unsupported")
+def weight_decay_by_the_loss(s):
+    before_each_step(s, lambda s, x, y, loss: group(s).update(weight_decay=0.01 * loss))
+
+
+@broken("settings", "hooks ghost", expect="unsupported")
+def betas_by_the_loss(s):
+    before_each_step(
+        s,
+        lambda s, x, y, loss: group(s).update(betas=(0.9, 0.99 if loss > 0.65 else 0.9)),
+        opt=lambda p: torch.optim.Adam(p, 1e-2),
+    )
+
+
+@broken("settings", "hooks ghost", expect="unsupported")
+def rate_of_one_group_by_the_loss(s):
+    def groups(parameters):
+        a, b, c, d = parameters
+        return torch.optim.SGD([{"params": [a, b]}, {"params": [c, d]}], lr=0.1)
+
+    def change(s, x, y, loss):
+        s.optimizer.param_groups[1]["lr"] = 0.1 * loss
+
+    before_each_step(s, change, opt=groups)
+
+
+@broken("settings", "hooks ghost", expect="unsupported")
+def rate_by_the_loss_in_a_scheduler_of_torch(s):
+    s.make()
+    factor = [1.0]
+    law = rates.LambdaLR(s.optimizer, lambda step: factor[0])
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+            factor[0] = s.loss_of(x, y)
+            law.step()
+
+
+@broken("settings", "hooks ghost", expect="unsupported")
+def rate_by_the_training_loss_on_a_plateau(s):
+    s.make()
+    law = rates.ReduceLROnPlateau(s.optimizer, patience=0)
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+            law.step(s.loss_of(x, y))
+
+
+@broken("settings", "hooks ghost", expect="unsupported")
+def scheduler_stepped_where_the_loss_rose(s):
+    s.make()
+    law = rates.ExponentialLR(s.optimizer, 0.9)
+    last = 9.0
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+            loss = s.loss_of(x, y)
+            if loss > last:
+                law.step()
+            last = loss
+
+
+@broken("settings batch", "hooks ghost", expect="unsupported")
+def sampling_rate_by_the_loss(s):
+    def change(s, x, y):
+        s.loader.batch_sampler.sample_rate = 1 / 13 if s.loss_of(x, y) > 0.65 else 1 / 20
+
+    s.train(after=change)
+
+
+@broken("settings", "hooks ghost", expect="unsupported")
+def public_settings_that_do_not_hold(s):
+    def change(s, x, y, loss):
+        group(s)["lr"] = 0.3 * loss
+
+    before_each_step(s, change, recorder={"public_settings": lambda step: {"lr": 0.1}})
+
+
+@broken("settings", "hooks ghost", expect="unsupported")
+def public_settings_that_read_the_last_rate(s):
+    def change(s, x, y, loss):
+        group(s)["lr"] = 0.3 * loss
+
+    before_each_step(s, change, recorder={"public_settings": lambda step: {"lr": group(s)["lr"]}})
+
+
+@broken("settings contribution", "hooks functorch", expect="unsupported")
+def dropout_by_the_loss(s):
+    def change(s, x, y):
+        s.model._module[2].p = min(0.9, s.loss_of(x, y) / 2)
+
+    s.train(model=with_dropout(), after=change)
+
+
+@broken("settings", "hooks ghost", expect="unsupported")
+def rate_by_the_norm_of_the_plain_gradient(s):
+    def change(s, x, y, loss):
+        total = sum(float(g.square().sum()) for g in s.gradients(x, y))
+        group(s)["lr"] = 0.1 / (1 + total**0.5)
+
+    before_each_step(s, change)
+
+
+@broken("settings", "hooks functorch", expect="unsupported")
+def clipping_per_layer_by_the_data(s):
+    def change(s, x, y):
+        s.optimizer.max_grad_norms = [
+            float(p.grad_sample.flatten(1).norm(dim=1).median()) for p in s.optimizer.params
+        ]
+
+    s.train(between=change, clip=[0.3, 0.1, 0.5, 0.2], clipping="per_layer")

@@ -1,0 +1,289 @@
+"""Broken loops: what is published is no public function of the noisy gradients."""
+
+import copy
+
+import torch
+from torch import nn
+
+from recording.loops.harness import broken, ce
+from recording.loops.parts import Kept, cnn, pictures, trainable, with_dropout
+
+ALL = "hooks ghost functorch ew"
+
+
+def plain_update(s, x, y, rate=0.1):
+    for p, g in zip(s.model.parameters(), s.gradients(x, y), strict=True):
+        p.data -= rate * g
+
+
+def trained_each_step(s, after, **options):
+    s.make(**options)
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+            after(s, x, y)
+
+
+@broken("update", ALL)
+def plain_updates_in_between(s):
+    s.make()
+    with s.recorded():
+        for epoch in range(2):
+            for x, y in s.loader:
+                s.step(x, y)
+            if epoch == 0:
+                for _ in range(20):
+                    plain_update(s, *s.data.tensors)
+
+
+@broken("update", "hooks ghost functorch")
+def plain_updates_after_the_last_step(s):
+    s.train(end=lambda s: [plain_update(s, *s.data.tensors) for _ in range(20)])
+
+
+@broken("update", "hooks ghost functorch")
+def plain_updates_before_the_first_step(s):
+    s.make()
+    with s.recorded():
+        for _ in range(20):
+            plain_update(s, *s.data.tensors)
+        for x, y in s.batches():
+            s.step(x, y)
+
+
+@broken("update", "hooks ghost")
+def small_plain_update_after_each_step(s):
+    trained_each_step(s, lambda s, x, y: plain_update(s, x, y, 1e-3))
+
+
+@broken("update", "hooks ghost")
+def plain_optimizer_on_the_same_parameters(s):
+    s.make()
+    other = torch.optim.SGD(s.model.parameters(), lr=0.1)
+    with s.recorded():
+        for k, (x, y) in enumerate(s.batches()):
+            s.step(x, y)
+            if k % 5 == 4:
+                for p, g in zip(s.model.parameters(), s.gradients(x, y), strict=True):
+                    p.grad = g
+                other.step()
+
+
+@broken("update", "hooks ghost", expect="unsupported")
+def optimizer_of_before_make_private_stepped(s):
+    """The loop steps the optimizer that it made, not the one that make_private returned."""
+    s.make()
+    with s.recorded():
+        for k, (x, y) in enumerate(s.batches()):
+            if k < 13:
+                s.step(x, y)
+                continue
+            s.optimizer.zero_grad()
+            s.backward(s.model(x), y)
+            s.inner.step()
+
+
+@broken("update", "hooks functorch", expect="unsupported")
+def no_private_step_at_all(s):
+    s.make()
+    with s.recorded():
+        for x, y in s.batches():
+            s.inner.zero_grad()
+            ce(s.model(x), y).mean().backward()
+            s.inner.step()
+
+
+def adam(parameters):
+    return torch.optim.Adam(parameters, 1e-2)
+
+
+def momentum(parameters):
+    return torch.optim.SGD(parameters, 0.1, momentum=0.9)
+
+
+@broken("update", "hooks ghost functorch")
+def momentum_written_by_the_loop(s):
+    def write(s, x, y):
+        for p, g in zip(s.model.parameters(), s.gradients(x, y), strict=True):
+            s.inner.state[p]["momentum_buffer"].add_(g)
+
+    trained_each_step(s, write, opt=momentum)
+
+
+@broken("update", "hooks ghost")
+def second_moment_written_by_the_loop(s):
+    """Adam scaled by the plain gradients of the batch."""
+
+    def write(s, x, y):
+        for p, g in zip(s.model.parameters(), s.gradients(x, y), strict=True):
+            s.inner.state[p]["exp_avg_sq"].copy_(g.square())
+
+    trained_each_step(s, write, opt=adam)
+
+
+@broken("update", "hooks ghost")
+def momentum_written_between_backward_and_step(s):
+    def write(s, x, y):
+        for p, g in zip(s.model.parameters(), s.gradients(x, y), strict=True):
+            if "momentum_buffer" in s.inner.state[p]:
+                s.inner.state[p]["momentum_buffer"].add_(g)
+
+    s.train(opt=momentum, between=write)
+
+
+@broken("update", "hooks ghost functorch")
+def weights_written_between_backward_and_step(s):
+    s.train(between=lambda s, x, y: plain_update(s, x, y, 1e-2))
+
+
+@broken("update", "hooks ghost")
+def weights_written_between_forward_and_backward(s):
+    s.make()
+    with s.recorded():
+        for x, y in s.batches():
+            outputs = s.model(x)
+            s.model._module[2].bias.data += 0.01 * y.float().mean()
+            s.step(None, y, outputs=outputs)
+
+
+@broken("update", "hooks ghost functorch")
+def bias_set_by_the_labels_of_the_batch(s):
+    def write(s, x, y):
+        s.model._module[2].bias.data[1] = y.float().mean()
+
+    trained_each_step(s, write)
+
+
+@broken("update", "hooks ghost")
+def bias_set_by_the_labels_after_the_last_step(s):
+    def write(s):
+        s.model._module[2].bias.data[1] = s.data.tensors[1].float().mean()
+
+    s.train(end=write)
+
+
+@broken("update", "hooks ghost functorch")
+def prototypes_in_a_buffer(s):
+    def write(s, x, y):
+        for c in (0, 1):
+            if (y == c).any():
+                s.model._module.kept[c] = x[y == c].mean(0)
+
+    trained_each_step(s, write, model=Kept(lambda net, x, outputs: outputs))
+
+
+@broken("update", "hooks ghost")
+def prototypes_in_a_buffer_after_the_last_step(s):
+    def write(s):
+        s.model._module.kept.copy_(s.data.tensors[0][:2])
+
+    s.train(model=Kept(lambda net, x, outputs: outputs), end=write)
+
+
+@broken("update", "hooks functorch")
+def statistics_of_frozen_norms_estimated_at_the_end(s):
+    norm = nn.BatchNorm2d(8).eval().requires_grad_(False)
+    norm.train = lambda mode=True: norm
+
+    def estimate(s):
+        norm.running_mean.copy_(s.model._module[0](s.data.tensors[0]).detach().mean((0, 2, 3)))
+
+    s.train(pictures(), cnn(lambda: norm), opt=trainable, end=estimate)
+
+
+@broken("update", "hooks ghost")
+def frozen_layer_trained_by_the_loop(s):
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+    model[0].requires_grad_(False)
+
+    def write(s, x, y):
+        s.model._module[0].weight.data += 0.01 * x.mean(0)
+
+    trained_each_step(s, write, model=model, opt=trainable)
+
+
+@broken("update", "hooks ghost")
+def weights_of_a_plain_twin_loaded(s):
+    s.make()
+    twin = copy.deepcopy(s.plain)
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    with s.recorded():
+        for k, (x, y) in enumerate(s.batches()):
+            s.step(x, y)
+            optimizer.zero_grad()
+            ce(twin(x), y).mean().backward()
+            optimizer.step()
+            if k == 13:
+                s.model._module.load_state_dict(twin.state_dict())
+
+
+@broken("update", "hooks ghost", expect="unsupported")
+def step_undone_where_the_loss_rose(s):
+    s.make()
+    with s.recorded():
+        for x, y in s.batches():
+            before, kept = s.loss_of(x, y), copy.deepcopy(s.model.state_dict())
+            s.step(x, y)
+            if s.loss_of(x, y) > before:
+                s.model.load_state_dict(kept)
+
+
+@broken("update", "hooks ghost", expect="unsupported")
+def best_weights_on_the_training_set_loaded_at_the_end(s):
+    s.make()
+    best = (1e9, None)
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+            loss = s.loss_of(*s.data.tensors)
+            if loss < best[0]:
+                best = loss, copy.deepcopy(s.model.state_dict())
+        s.model.load_state_dict(best[1])
+
+
+class Told(torch.optim.SGD):
+    """An optimizer that adds what it was told to the gradient."""
+
+    told = ()
+
+    def step(self, closure=None):
+        for p, g in zip(self.param_groups[0]["params"], self.told, strict=False):
+            p.grad = p.grad + g
+        return super().step(closure)
+
+
+@broken("update noise", "hooks ghost", expect="unsupported")
+def optimizer_that_is_told_the_plain_gradient(s):
+    def tell(s, x, y):
+        s.inner.told = tuple(s.gradients(x, y))
+
+    s.train(opt=lambda p: Told(p, 0.1), between=tell)
+
+
+@broken("update", "hooks ghost", expect="unsupported")
+def step_length_by_a_line_search(s):
+    s.make()
+    with s.recorded():
+        for x, y in s.batches():
+            before = [p.detach().clone() for p in s.model.parameters()]
+            loss = s.loss_of(x, y)
+            s.step(x, y)
+            while s.loss_of(x, y) > loss + 0.05:
+                for p, old in zip(s.model.parameters(), before, strict=True):
+                    p.data.copy_((p.data + old) / 2)
+                loss += 0.05
+
+
+@broken("update", "hooks ghost")
+def update_on_hidden_parameters(s):
+    """A pre-hook of the model, put on while training, moves weights by the inputs."""
+    s.make(model=with_dropout())
+    with s.recorded():
+
+        def move(module, inputs):
+            if module.training and torch.is_grad_enabled() and len(inputs[0]):
+                module.bias.data += 0.001 * inputs[0].mean()
+
+        s.model._module[3].register_forward_pre_hook(move)
+        for x, y in s.batches():
+            s.step(x, y)

@@ -1,0 +1,411 @@
+"""Sound loops: how batches come and what happens between steps."""
+
+import copy
+import random
+from collections import namedtuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import Subset, TensorDataset, default_collate
+
+from recording.loops.harness import blobs, ce, mlp, normal, sound
+from recording.loops.parts import Items, cnn, pictures, vector, with_dropout
+
+ALL = "hooks ghost functorch ew"
+
+
+@sound(ALL)
+def plain(s):
+    s.train()
+
+
+@sound("hooks ghost")
+def the_readme_script_without_a_seed(s):
+    torch.seed()
+    s.train(private=False)
+
+
+@sound("hooks ghost")
+def seeds_for_initialisation_only(s):
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+    s.train(model=with_dropout())
+
+
+@sound("hooks ghost functorch")
+def seed_set_again_each_epoch_with_private_noise(s):
+    s.make(model=with_dropout())
+    with s.recorded():
+        for _ in range(2):
+            torch.manual_seed(0)
+            for x, y in s.loader:
+                s.step(x, y)
+
+
+@sound(ALL)
+def micro_batches(s):
+    s.train(model=with_dropout(), micro=13)
+
+
+@sound("hooks ghost functorch")
+def micro_batches_of_one(s):
+    s.train(blobs(396), micro=1, batch=8, epochs=1, recorder={"every": "once"})
+
+
+@sound("hooks ghost functorch")
+def empty_batches(s):
+    s.train(blobs(102), batch=4, epochs=4, recorder={"every": "once"})
+
+
+@sound("hooks ghost functorch")
+def micro_batches_some_empty(s):
+    s.train(blobs(102), batch=4, micro=3, epochs=4, recorder={"every": "once"})
+
+
+@sound("hooks ghost")
+def all_epochs_loaded_first(s):
+    s.make()
+    with s.recorded():
+        for x, y in list(s.batches()):
+            s.step(x, y)
+
+
+@sound("hooks functorch")
+def one_batch_ahead(s):
+    s.make()
+    with s.recorded():
+        batches = s.batches()
+        ahead = next(batches)
+        for following in batches:
+            s.step(*ahead)
+            ahead = following
+        s.step(*ahead)
+
+
+@sound("hooks ew")
+def whole_epoch_loaded_first(s):
+    s.make()
+    with s.recorded():
+        for _ in range(2):
+            for x, y in list(s.loader):
+                s.step(x, y)
+
+
+@sound("hooks ghost")
+def two_workers(s):
+    s.train(workers=2, epochs=1)
+
+
+PICTURES = pictures().tensors[0]
+
+
+def flipped(i):
+    x, y = PICTURES[i], i % 2
+    return (x.flip(-1) if torch.rand(()) < 0.5 else x) + 0.01 * torch.randn_like(x), y
+
+
+@sound(ALL)
+def augmentation_in_the_data_set(s):
+    s.train(Items(flipped, 200), cnn())
+
+
+@sound("hooks ghost")
+def augmentation_in_two_workers(s):
+    s.train(Items(flipped, 200), cnn(), workers=2, micro=17, epochs=1)
+
+
+@sound("hooks functorch")
+def crops_drawn_by_numpy(s):
+    def crop(i):
+        k = np.random.randint(4)
+        return vector(i, 9)[k : k + 6], i % 2
+
+    s.train(Items(crop))
+
+
+@sound("hooks ghost")
+def subset(s):
+    s.train(Subset(blobs(500), list(range(50, 450))))
+
+
+class ByName(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = mlp()
+
+    def forward(self, x, labels=None):
+        return {"logits": self.body(x)}
+
+
+@sound("hooks functorch")
+def dicts_by_keyword(s):
+    def loss(outputs, batch):
+        return ce(outputs["logits"], batch["labels"])
+
+    s.make(Items(lambda i: {"x": vector(i), "labels": int(vector(i).sum() > 0)}), ByName())
+    with s.recorded(loss):
+        for batch in s.batches():
+            s.step(None, batch, loss, outputs=s.model(**batch))
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(6, 8)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, u, v):
+        return self.head(torch.tanh(self.a(u)) * self.b(v))
+
+
+PAIRS = TensorDataset(normal(400, 6), normal(400, 6, seed=2), torch.arange(400) % 2)
+
+
+@sound("hooks functorch")
+def two_inputs_by_unpack(s):
+    s.make(PAIRS, TwoInputs())
+    with s.recorded(unpack=lambda batch: ((batch[0], batch[1]), batch[2])):
+        for u, v, y in s.batches():
+            s.step(None, y, outputs=s.model(u, v))
+
+
+@sound("hooks ghost")
+def batches_with_an_index_by_unpack(s):
+    s.make(TensorDataset(*blobs().tensors, torch.arange(400)))
+    with s.recorded(unpack=lambda batch: ((batch[0],), batch[1])):
+        for x, y, _ in s.batches():
+            s.step(x, y)
+
+
+@sound("hooks functorch")
+def inputs_by_keyword_by_unpack(s):
+    s.make(PAIRS, TwoInputs())
+    with s.recorded(unpack=lambda batch: ({"v": batch[1], "u": batch[0]}, batch[2])):
+        for u, v, y in s.batches():
+            s.step(None, y, outputs=s.model(u, v))
+
+
+@sound("hooks ghost")
+def autoencoder_without_targets_by_unpack(s):
+    def loss(outputs, x):
+        return (outputs - x).square().mean(1)
+
+    model = nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 6))
+    s.make(TensorDataset(normal(400, 6)), model)
+    with s.recorded(loss, unpack=lambda batch: ((batch[0],), batch[0])):
+        for (x,) in s.batches():
+            s.step(x, x, loss)
+
+
+Example = namedtuple("Example", "x y")
+
+
+@sound("hooks ew")
+def named_tuples_by_unpack(s):
+    s.make(collate=lambda rows: Example(*default_collate(rows)))
+    with s.recorded(unpack=lambda batch: ((batch.x,), batch.y)):
+        for batch in s.batches():
+            s.step(batch.x, batch.y)
+
+
+@sound("hooks ghost functorch")
+def normalised_by_unpack(s):
+    s.make()
+    with s.recorded(unpack=lambda batch: (((batch[0] - 0.1) / 2,), batch[1])):
+        for x, y in s.batches():
+            s.step((x - 0.1) / 2, y)
+
+
+class Pixels(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = mlp()
+
+    def forward(self, x):
+        return self.body(x.float() / 255)
+
+
+@sound(ALL)
+def bytes_normalised_in_the_model(s):
+    x = (normal(400, 6) * 40 + 128).clamp(0, 255).byte()
+    s.train(TensorDataset(x, (x[:, 0] > 128).long()), Pixels())
+
+
+@sound("hooks ghost")
+def batches_moved_to_a_device_and_type(s):
+    data = TensorDataset(blobs().tensors[0].double(), blobs().tensors[1])
+    s.make(data)
+    with s.recorded(unpack=lambda batch: ((batch[0].float(),), batch[1])):
+        for x, y in s.batches():
+            s.step(x.to("cpu", non_blocking=True).float(), y.to("cpu"))
+
+
+@sound("hooks ghost functorch")
+def clones_of_what_was_loaded(s):
+    s.train(inputs=lambda x: x.clone().contiguous())
+
+
+def evaluated(s, x, y):
+    s.model.eval()
+    with torch.no_grad():
+        s.model(normal(50, 6, seed=9))
+    s.model.train()
+
+
+@sound("hooks ghost functorch")
+def evaluation_after_each_step(s):
+    s.train(model=with_dropout(), after=evaluated)
+
+
+@sound("hooks ghost")
+def evaluation_on_the_training_set(s):
+    def accuracy(s, x, y):
+        if s.steps % 13 == 0:
+            s.model.eval()
+            with torch.no_grad():
+                (s.model(s.data.tensors[0]).argmax(1) == s.data.tensors[1]).float().mean()
+            s.model.train()
+
+    s.train(model=with_dropout(), after=accuracy)
+
+
+@sound("hooks functorch")
+def logging_forward_in_training_mode(s):
+    def log(s, x, y):
+        with torch.no_grad():
+            ce(s.model(x), y).mean().item()
+
+    s.train(model=with_dropout(), after=log)
+
+
+@sound("hooks")
+def saliency_between_steps(s):
+    def saliency(s, x, y):
+        s.model.disable_hooks()
+        z = normal(4, 6).requires_grad_()
+        torch.autograd.grad(s.model(z).sum(), z)
+        s.model.enable_hooks()
+
+    s.train(after=saliency)
+
+
+@sound("hooks ghost")
+def resumed_from_a_checkpoint(s):
+    saved = {}
+    for resume in (False, True):
+        s.make(model=with_dropout(), opt=lambda p: torch.optim.Adam(p, 1e-2))
+        if resume:
+            s.model.load_state_dict(saved["model"])
+            s.optimizer.load_state_dict(saved["optimizer"])
+        with s.recorded(**({"resume_at": saved["log"]} if resume else {})) as recorder:
+            for x, y in s.batches(1):
+                s.step(x, y)
+            saved = {
+                "model": copy.deepcopy(s.model.state_dict()),
+                "optimizer": copy.deepcopy(s.optimizer.state_dict()),
+                "log": recorder.state_dict(),
+            }
+
+
+@sound("hooks ghost")
+def checkpoints_saved_each_epoch(s):
+    def save(s, x, y):
+        if s.steps % 13 == 0:
+            torch.save(s.model.state_dict(), s.run_dir.parent / f"model_step{s.steps}.pt")
+
+    s.train(after=save)
+
+
+def moving_average(s):
+    return AveragedModel(s.model._module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+
+
+@sound("hooks ghost functorch")
+def moving_average_kept_apart(s):
+    s.make()
+    average = moving_average(s)
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+            average.update_parameters(s.model._module)
+
+
+@sound("hooks ghost")
+def moving_average_swapped_in_for_evaluation(s):
+    s.make()
+    average = moving_average(s)
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+            average.update_parameters(s.model._module)
+            kept = [p.detach().clone() for p in s.model.parameters()]
+            for p, mean in zip(s.model.parameters(), average.module.parameters(), strict=True):
+                p.data.copy_(mean)
+            evaluated(s, x, y)
+            for p, old in zip(s.model.parameters(), kept, strict=True):
+                p.data.copy_(old)
+
+
+@sound("hooks ghost functorch")
+def gradients_set_to_zero_on_the_model(s):
+    s.make()
+    with s.recorded():
+        for x, y in s.batches():
+            s.model.zero_grad(set_to_none=True)
+            s.optimizer.zero_grad()
+            s.backward(s.model(x), y)
+            s.optimizer.step()
+            s.model.zero_grad()
+
+
+@sound("hooks functorch")
+def norm_of_the_noisy_gradient_logged(s):
+    s.train(after=lambda s, x, y: [p.grad.norm().item() for p in s.model.parameters()])
+
+
+@sound("hooks functorch ew")
+def clip_grad_norm_before_the_step(s):
+    s.train(between=lambda s, x, y: nn.utils.clip_grad_norm_(s.model.parameters(), 1.0))
+
+
+@sound("hooks")
+def model_not_wrapped(s):
+    net = mlp()
+    s.make(model=net, wrap_model=False)
+    s.model = net
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+
+
+@sound("hooks ghost functorch")
+def random_numbers_drawn_by_the_loop(s):
+    s.train(model=with_dropout(), after=lambda s, x, y: torch.randn(s.steps % 5))
+
+
+@sound("hooks ghost")
+def steps_stopped_in_the_middle_of_an_epoch(s):
+    s.make()
+    with s.recorded():
+        for k, (x, y) in enumerate(s.batches()):
+            if k == 20:
+                break
+            s.step(x, y)
+
+
+@sound("hooks functorch")
+def closure_of_the_step(s):
+    s.make()
+    with s.recorded():
+        for x, y in s.batches():
+
+            def closure(x=x, y=y):
+                s.optimizer.zero_grad()
+                loss = ce(s.model(x), y).mean()
+                loss.backward()
+                return loss
+
+            s.optimizer.step(closure)

@@ -1,0 +1,387 @@
+"""Sound loops: models, precision and outputs."""
+
+from dataclasses import dataclass
+
+import torch
+from opacus.layers import DPGRU, DPLSTM, DPMultiheadAttention
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import TensorDataset
+
+from recording.loops.harness import blobs, ce, mlp, normal, sound
+from recording.loops.parts import (
+    LM,
+    Attention,
+    Bag,
+    Hidden,
+    LowRank,
+    Texts,
+    cnn,
+    language,
+    masked_mean,
+    padded,
+    pictures,
+    token_losses,
+    trainable,
+    with_dropout,
+)
+
+ALL = "hooks ghost functorch ew"
+
+
+@sound(ALL)
+def dropout(s):
+    s.train(model=with_dropout())
+
+
+@sound(ALL)
+def convolution_group_norm_dropout(s):
+    s.train(pictures(), cnn(dropout=0.2))
+
+
+@sound("hooks ghost functorch")
+def instance_norm(s):
+    s.train(pictures(), cnn(lambda: nn.InstanceNorm2d(8, affine=True)))
+
+
+@sound("hooks ghost functorch ew")
+def layer_norm(s):
+    s.train(model=nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 2)))
+
+
+@sound("hooks ghost")
+def batch_norm_frozen_in_evaluation_mode(s):
+    norm = nn.BatchNorm2d(8).eval().requires_grad_(False)
+    norm.train = lambda mode=True: norm
+    s.train(pictures(), cnn(lambda: norm), opt=trainable)
+
+
+class LastWord(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.embed, self.layer, self.out = nn.Embedding(20, 8), layer, nn.Linear(8, 2)
+
+    def forward(self, x):
+        h = self.layer(self.embed(x))[0]
+        return self.out(h[torch.arange(len(x)), (x != 0).sum(1).clamp(min=1) - 1])
+
+
+@sound("hooks")
+def recurrent_over_padded_texts(s):
+    s.train(Texts(), LastWord(DPLSTM(8, 8, batch_first=True)), collate=padded, epochs=1)
+
+
+@sound("hooks")
+def gated_recurrent_with_dropout(s):
+    model = LastWord(nn.Sequential(DPGRU(8, 8, batch_first=True)))
+    s.train(Texts(to=11), model, epochs=1)
+
+
+@sound("hooks ghost functorch")
+def masked_mean_of_lengths(s):
+    s.train(Texts(), Bag(), collate=padded)
+
+
+@sound("hooks functorch")
+def own_attention_with_a_mask(s):
+    s.train(Texts(), Attention(), collate=padded)
+
+
+@sound("hooks functorch")
+def attention_of_opacus_at_one_length(s):
+    s.train(Texts(to=11), Attention(DPMultiheadAttention(16, 2, batch_first=True)))
+
+
+@sound("hooks functorch")
+def attention_of_opacus_with_one_head(s):
+    s.train(Texts(), Attention(DPMultiheadAttention(16, 1, batch_first=True)), collate=padded)
+
+
+@sound("hooks ghost functorch")
+def unmasked_mean_at_one_length(s):
+    s.train(Texts(to=11), Bag(lambda h, x: h.mean(1)))
+
+
+@sound("hooks functorch")
+def language_model_with_tied_weights(s):
+    s.train(language(), LM(tied=True), loss=token_losses)
+
+
+@sound("hooks ghost functorch")
+def language_model(s):
+    s.train(language(), LM(), loss=token_losses)
+
+
+@sound("hooks ghost functorch")
+def learned_positions(s):
+    class Positions(Bag):
+        def __init__(self):
+            super().__init__()
+            self.position = nn.Embedding(11, 8)
+
+        def forward(self, x):
+            places = torch.arange(x.shape[1]).repeat(len(x), 1)
+            h = self.embed(x) + self.position(places)
+            return self.out(masked_mean(self.drop(h), x))
+
+    s.train(Texts(), Positions(), collate=padded)
+
+
+def autocast(s, around_loss):
+    s.make(pictures(), cnn(dropout=0.2))
+    with s.recorded(autocast=True):
+        for x, y in s.batches():
+            s.optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                outputs = s.model(x)
+                if around_loss:
+                    loss = s.criterion(outputs, y) if s.criterion else ce(outputs, y).mean()
+            if around_loss:
+                loss.backward()
+            else:
+                s.backward(outputs.float(), y)
+            s.optimizer.step()
+
+
+@sound("hooks ghost functorch")
+def autocast_of_forward_and_loss(s):
+    autocast(s, around_loss=True)
+
+
+@sound("hooks functorch")
+def autocast_of_the_forward_alone(s):
+    autocast(s, around_loss=False)
+
+
+def of_type(kind):
+    x, y = blobs().tensors
+    return TensorDataset(x.to(kind), y), mlp().to(kind)
+
+
+@sound("hooks ghost")
+def bfloat16_model(s):
+    s.train(*of_type(torch.bfloat16))
+
+
+@sound(ALL)
+def float64_model(s):
+    s.train(*of_type(torch.float64))
+
+
+@sound("hooks ghost functorch")
+def reentrant_checkpoints(s):
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 2)
+            self.middle = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.1))
+
+        def forward(self, x):
+            return self.b(checkpoint(self.middle, torch.tanh(self.a(x)), use_reentrant=True))
+
+    s.train(model=Checkpointed())
+
+
+@dataclass
+class Outputs:
+    logits: torch.Tensor
+    aux: torch.Tensor
+
+
+class Auxiliary(nn.Module):
+    def __init__(self, pack):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 8), nn.Linear(8, 2), nn.Linear(8, 1)
+        self.pack = pack
+
+    def forward(self, x):
+        h = torch.tanh(self.a(x))
+        return self.pack(self.b(h), self.c(h), h)
+
+
+def auxiliary_loss(logits, aux, y):
+    return ce(logits, y) + 0.1 * (aux[:, 0] - y.float()).square()
+
+
+@sound("hooks ghost functorch")
+def outputs_in_a_dict(s):
+    model = Auxiliary(lambda o, a, h: {"logits": o, "aux": a, "hidden": h.detach(), "kind": "x"})
+    s.train(model=model, loss=lambda out, y: auxiliary_loss(out["logits"], out["aux"], y))
+
+
+@sound("hooks ghost")
+def outputs_in_a_tuple_with_hidden_values(s):
+    model = Auxiliary(lambda o, a, h: (o, [a, h]))
+    s.train(model=model, loss=lambda out, y: auxiliary_loss(out[0], out[1][0], y))
+
+
+@sound("hooks functorch")
+def outputs_in_a_dataclass(s):
+    model = Auxiliary(lambda o, a, h: Outputs(o, a))
+    s.train(model=model, loss=lambda out, y: auxiliary_loss(out.logits, out.aux, y))
+
+
+@sound("hooks ghost")
+def penalty_on_hidden_values(s):
+    model = Auxiliary(lambda o, a, h: (o, torch.cat([a, h], 1)))
+    s.train(model=model, loss=lambda out, y: ce(out[0], y) + 0.1 * out[1].square().mean(1))
+
+
+@sound("hooks ghost functorch")
+def frozen_first_layer(s):
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
+    model[0].requires_grad_(False)
+    s.train(model=model, opt=trainable)
+
+
+@sound("hooks functorch")
+def frozen_layer_in_the_optimizer(s):
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+    model[0].requires_grad_(False)
+    s.train(model=model, opt=lambda p: torch.optim.AdamW(p, 0.01))
+
+
+@sound("hooks functorch")
+def frozen_body_in_evaluation_mode(s):
+    body = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.5)).requires_grad_(False)
+    s.make(model=nn.Sequential(body, nn.Linear(8, 2)), opt=trainable)
+    s.model.train()
+    s.model._module[0].eval()
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+
+
+@sound("hooks ghost functorch")
+def low_rank_adapter_by_hand(s):
+    s.train(model=LowRank(), opt=trainable)
+
+
+class Distilled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = mlp(), mlp().requires_grad_(False)
+
+    def forward(self, x):
+        return self.student(x), self.teacher(x).detach()
+
+
+@sound("hooks ghost functorch")
+def distillation_from_a_public_teacher(s):
+    def loss(out, y):
+        student, teacher = out[0].log_softmax(1), out[1].softmax(1)
+        return ce(out[0], y) + F.kl_div(student, teacher, reduction="none").sum(1)
+
+    s.train(model=Distilled(), loss=loss, opt=trainable)
+
+
+def coins(*shape):
+    return (torch.rand(*shape) > 0.3).float()
+
+
+@sound("hooks ghost functorch")
+def stochastic_depth(s):
+    s.train(model=Hidden(lambda h, x: h * coins(len(x), 1)))
+
+
+@sound("hooks ghost")
+def stochastic_depth_of_the_whole_batch(s):
+    s.train(model=Hidden(lambda h, x: h * coins(1)))
+
+
+@sound("hooks ghost functorch")
+def noise_on_hidden_values(s):
+    s.train(model=Hidden(lambda h, x: h + 0.1 * torch.randn_like(h)))
+
+
+@sound("hooks ghost functorch")
+def gate_by_the_row_itself(s):
+    s.train(model=Hidden(lambda h, x: h * (x[:, :1] > 0)))
+
+
+class Experts(nn.Module):
+    """Each token (batch, tokens, 6) goes to the expert of its largest gate."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.out = nn.Linear(6, 3), nn.Linear(8, 2)
+        self.experts = nn.ModuleList(nn.Linear(6, 8) for _ in range(3))
+
+    def forward(self, x):
+        gates = self.gate(x).softmax(-1)
+        chosen = F.one_hot(gates.argmax(-1), 3) * gates
+        h = sum(chosen[..., k, None] * expert(x) for k, expert in enumerate(self.experts))
+        return self.out(torch.tanh(h)).mean(1)
+
+
+@sound("hooks ghost functorch")
+def experts_chosen_by_each_token(s):
+    s.train(blobs(400, 4, 6), Experts())
+
+
+class Spectrum(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 2))
+
+    def forward(self, z):
+        return self.body(torch.view_as_real(torch.fft.fft(z)).flatten(1))
+
+
+@sound("hooks ghost functorch")
+def complex_inputs(s):
+    x, y = blobs().tensors
+    s.train(TensorDataset(torch.complex(x, x.flip(1)), y), Spectrum())
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = mlp()
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x):
+        if self.training and torch.is_grad_enabled():
+            self.count += 1
+        return self.body(x) / (1 + 0.01 * self.count)
+
+
+@sound("hooks ghost")
+def step_counter_in_a_buffer(s):
+    s.train(model=Counting())
+
+
+@sound("hooks ghost functorch")
+def fake_quantisation_with_a_fixed_scale(s):
+    s.train(model=Hidden(lambda h, x: h + ((h * 7).round() / 7 - h).detach()))
+
+
+class OwnScale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(8))
+
+    def forward(self, h):
+        return h * self.factor
+
+
+@sound("hooks functorch")
+def layer_of_the_users_own(s):
+    s.train(model=nn.Sequential(nn.Linear(6, 8), OwnScale(), nn.Tanh(), nn.Linear(8, 2)))
+
+
+@sound("functorch")
+def weight_norm(s):
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(6, 8))
+    s.train(model=nn.Sequential(layer, nn.Tanh(), nn.Linear(8, 2)))
+
+
+@sound("hooks ghost functorch")
+def softmax_over_classes_and_top_k_of_a_row(s):
+    s.train(model=Hidden(lambda h, x: h * (h >= h.topk(4, dim=1).values[:, -1:])))
+
+
+@sound("hooks functorch")
+def input_written_in_place_by_a_copy(s):
+    s.train(model=Hidden(lambda h, x: h.clone().mul_(2).add_(normal(8))))

@@ -1,0 +1,204 @@
+"""Sound loops: optimizers, schedules, clipping rules, attacks and who is protected."""
+
+import numpy as np
+import torch
+from opacus import schedulers
+from torch import nn
+from torch.optim import lr_scheduler as rates
+
+from indpriv.recording import AdaClip, GradientCanaries, QuantileClipping, WhiteBox
+from recording.loops.harness import blobs, normal, sound
+from recording.loops.parts import with_dropout
+
+OPTIMIZERS = {
+    "adam": lambda p: torch.optim.Adam(p, 1e-2),
+    "adamw": lambda p: torch.optim.AdamW(p, 1e-2, weight_decay=0.1),
+    "adamw_fused": lambda p: torch.optim.AdamW(p, 1e-2, fused=True),
+    "amsgrad": lambda p: torch.optim.Adam(p, 1e-2, amsgrad=True),
+    "nadam": lambda p: torch.optim.NAdam(p, 1e-2),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, 1e-2),
+    "adagrad": lambda p: torch.optim.Adagrad(p, 1e-2),
+    "momentum": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
+    "nesterov": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+}
+for _name, _make in OPTIMIZERS.items():
+
+    @sound("hooks ghost functorch ew", name=f"optimizer_{_name}")
+    def optimizer(s, make=_make):
+        s.train(opt=make)
+
+
+LAWS = {
+    "lambda": lambda o: rates.LambdaLR(o, lambda t: 1 / (1 + t)),
+    "one_cycle": lambda o: rates.OneCycleLR(o, 0.5, total_steps=40),
+    "cosine": lambda o: rates.CosineAnnealingLR(o, 20),
+    "restarts": lambda o: rates.CosineAnnealingWarmRestarts(o, 5),
+    "sequential": lambda o: rates.SequentialLR(
+        o, [rates.LinearLR(o, 0.1, total_iters=4), rates.ExponentialLR(o, 0.9)], [4]
+    ),
+    "chained": lambda o: rates.ChainedScheduler(
+        [rates.LinearLR(o, 0.1, total_iters=4), rates.ExponentialLR(o, 0.9)]
+    ),
+    "averaging": lambda o: torch.optim.swa_utils.SWALR(o, swa_lr=0.05, anneal_epochs=5),
+    "noise": lambda o: schedulers.ExponentialNoise(o, gamma=0.99),
+}
+for _name, _make in LAWS.items():
+
+    @sound("hooks ghost functorch", name=f"schedule_{_name}")
+    def schedule(s, make=_make, name=_name):
+        s.make(opt=OPTIMIZERS["momentum"])
+        # Both are done: a schedule of Opacus's optimizer, or of the one inside it.
+        inside = s.mode != "hooks" and name != "noise"
+        law = make(s.inner if inside else s.optimizer)
+        with s.recorded():
+            for x, y in s.batches():
+                s.step(x, y)
+                law.step()
+
+
+@sound("hooks functorch ew")
+def schedule_clip(s):
+    s.make()
+    law = schedulers.StepGradClip(s.optimizer, step_size=3, gamma=0.9)
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+            law.step()
+
+
+@sound("hooks ghost")
+def rates_by_hand_with_public_settings(s):
+    def rate(step):
+        return {"lr": 0.1 / (1 + step)}
+
+    def decay(s, x, y):
+        s.optimizer.param_groups[0].update(rate(s.steps))
+
+    s.train(after=decay, recorder={"public_settings": rate})
+
+
+@sound("hooks ghost")
+def warm_up_per_epoch_with_public_settings(s):
+    def law(step):
+        return {"lr": 0.05 * (1 + step // 13), "momentum": 0.9}
+
+    s.make(opt=OPTIMIZERS["momentum"])
+    with s.recorded(public_settings=law):
+        for _ in range(2):
+            s.optimizer.param_groups[0].update(law(s.steps))
+            for x, y in s.loader:
+                s.step(x, y)
+
+
+@sound("hooks ghost functorch")
+def parameter_groups(s):
+    def groups(parameters):
+        a, b, c, d = parameters
+        weights = {"params": [a, c], "lr": 0.02, "weight_decay": 0.1}
+        return torch.optim.AdamW([weights, {"params": [b, d], "weight_decay": 0.0}], lr=0.01)
+
+    s.train(opt=groups)
+
+
+@sound("hooks functorch")
+def clipped_per_layer(s):
+    s.train(clip=[0.3, 0.1, 0.5, 0.2], clipping="per_layer")
+
+
+@sound("hooks")
+def clipped_at_a_quantile(s):
+    s.make()
+    s.optimizer = QuantileClipping.of(s.optimizer, quantile=0.5)
+    with s.recorded():
+        for x, y in s.batches(micro=20):
+            s.step(x, y)
+
+
+@sound("hooks")
+def clipped_by_coordinate(s):
+    s.make()
+    s.optimizer = AdaClip.of(s.optimizer)
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+
+
+@sound("hooks functorch")
+def clipped_individually(s):
+    s.train(recorder={"every": 5, "individual_clipping": True}, clip=2.0)
+
+
+@sound("hooks ghost")
+def clipped_below_all_norms(s):
+    s.train(model=with_dropout(), clip=0.01)
+
+
+@sound("hooks ghost")
+def clipped_above_all_norms(s):
+    s.train(clip=50.0, noise=2.0)
+
+
+@sound("hooks ghost")
+def gradient_canaries(s):
+    s.train(recorder={"every": "once", "attack": GradientCanaries(50)})
+
+
+@sound("hooks")
+def white_box_attack(s):
+    test = blobs(500)
+    test.tensors = tuple(t[400:] for t in test.tensors)
+    s.train(recorder={"every": 5, "attack": WhiteBox(20), "test_set": test})
+
+
+@sound("hooks ghost")
+def two_rows_for_each_user(s):
+    s.train(recorder={"unit": "user", "unit_ids": np.arange(400) // 2})
+
+
+@sound("hooks ghost", participation="known")
+def shuffled_and_participation_known(s):
+    s.train(blobs(416), poisson=False, noise=3.0, recorder={"batch_norms": True})
+
+
+@sound("hooks functorch", participation="known")
+def dropout_and_participation_known(s):
+    s.train(
+        blobs(416),
+        with_dropout(),
+        poisson=False,
+        noise=3.0,
+        recorder={"every": "once", "batch_norms": True},
+    )
+
+
+@sound("hooks ghost")
+def rare_records(s):
+    s.train(recorder={"every": "once", "reference_examples": 4, "batch_norms": True})
+
+
+@sound("hooks ghost")
+def records_by_default(s):
+    s.train(recorder={"every": None})
+
+
+@sound("hooks ghost")
+def little_noise(s):
+    s.train(noise=0.3)
+
+
+@sound("hooks ghost")
+def one_parameter_tensor(s):
+    s.train(model=nn.Sequential(nn.Linear(6, 2, bias=False)))
+
+
+@sound("hooks ghost functorch")
+def learning_rate_zero(s):
+    s.train(opt=lambda p: torch.optim.SGD(p, lr=0.0))
+
+
+@sound("hooks ghost")
+def weights_that_start_from_public_ones(s):
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+    with torch.no_grad():
+        model[0].weight.copy_(normal(8, 6, seed=4))
+    s.train(model=model, recorder={"start": "pretrained on public data"})

@@ -1,0 +1,209 @@
+"""Loops that are sound, and that nobody can see to be so: they must be "declared", never "supported"."""
+
+import copy
+import math
+
+import torch
+from opacus.optimizers import DPOptimizer
+from torch import nn
+from torch.nn import functional as F
+from torch.optim import lr_scheduler as rates
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from recording.loops.harness import ce, normal, private_generator, told
+from recording.loops.parts import LowRank, trainable, with_dropout
+
+
+def by_hand(law):
+    """A loop that sets the settings of the next step by a law that nobody was told."""
+    return lambda s, x, y: [group.update(law(s.steps)) for group in s.optimizer.param_groups]
+
+
+@told("settings", "hooks ghost functorch ew")
+def rate_by_hand(s):
+    s.train(after=by_hand(lambda k: {"lr": 0.1 / (1 + k)}))
+
+
+@told("settings", "hooks ghost")
+def rate_by_hand_once_an_epoch(s):
+    s.train(after=by_hand(lambda k: {"lr": 0.1 * 0.5 ** (k // 13)}))
+
+
+@told("settings", "hooks ghost")
+def cosine_by_hand(s):
+    s.train(after=by_hand(lambda k: {"lr": 0.05 * (1 + math.cos(math.pi * (k % 10) / 10))}))
+
+
+@told("settings", "hooks ghost")
+def weight_decay_by_hand(s):
+    s.train(after=by_hand(lambda k: {"weight_decay": 1e-3 * k}))
+
+
+@told("settings", "hooks functorch")
+def momentum_by_hand(s):
+    s.train(
+        opt=lambda p: torch.optim.SGD(p, 0.1, momentum=0.5),
+        after=by_hand(lambda k: {"momentum": 0.5 + 0.01 * k}),
+    )
+
+
+@told("settings", "hooks ghost")
+def rate_by_the_validation_loss(s):
+    s.make()
+    law = rates.ReduceLROnPlateau(s.optimizer, patience=0)
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+            law.step(s.loss_of(normal(50, 6, seed=9), torch.arange(50) % 2))
+
+
+@told("settings", "hooks")
+def noise_by_hand(s):
+    def more(s, x, y):
+        s.optimizer.noise_multiplier = 1 + 0.01 * s.steps
+
+    s.train(after=more)
+
+
+@told("start contribution batch", "hooks functorch")
+def normalised_in_the_loop(s):
+    s.train(inputs=lambda x: (x - 0.1) / 2)
+
+
+@told("start contribution batch", "hooks functorch")
+def noise_on_inputs_in_the_loop(s):
+    s.train(inputs=lambda x: x + 0.1 * torch.randn_like(x))
+
+
+@told("start contribution batch", "hooks functorch", expect="unsupported")
+def labels_flipped_in_the_loop(s):
+    s.make()
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, torch.where(torch.rand(len(y)) < 0.1, 1 - y, y))
+
+
+@told("start contribution batch", "hooks functorch")
+def several_copies_averaged_before_clipping(s):
+    def average(s, x, y):
+        for p in s.model.parameters():
+            p.grad_sample = p.grad_sample.view(2, -1, *p.shape).mean(0)
+
+    s.make()
+    with s.recorded():
+        for x, y in s.batches():
+            copies = torch.cat([x, x + 0.01 * torch.randn_like(x)])
+            s.step(copies, torch.cat([y, y]), between=average)
+
+
+@told("contribution", "hooks functorch")
+def two_dropout_forwards_for_one_loss(s):
+    s.make(model=with_dropout())
+    with s.recorded():
+        for x, y in s.batches():
+            s.optimizer.zero_grad()
+            a, b = s.model(x), s.model(x)
+            far = F.kl_div(a.log_softmax(1), b.softmax(1), reduction="none").sum(1)
+            (ce(a, y) + ce(b, y) + far).mean().backward()
+            s.optimizer.step()
+
+
+@told("update", "hooks ghost")
+def moving_average_written_at_the_end(s):
+    s.make()
+    average = AveragedModel(s.model._module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    with s.recorded():
+        for x, y in s.batches():
+            s.step(x, y)
+            average.update_parameters(s.model._module)
+        s.model._module.load_state_dict(average.module.state_dict())
+
+
+@told("update", "hooks ghost")
+def earlier_weights_loaded_again(s):
+    s.make()
+    with s.recorded():
+        for _ in range(2):
+            kept = copy.deepcopy(s.model.state_dict())
+            for x, y in s.loader:
+                s.step(x, y)
+        s.model.load_state_dict(kept)
+
+
+@told("update", "hooks ghost functorch", expect="unsupported")
+def weights_clamped_by_a_public_rule(s):
+    def clamp(s, x, y):
+        with torch.no_grad():
+            for p in s.model.parameters():
+                p.clamp_(-0.5, 0.5)
+
+    s.train(after=clamp)
+
+
+@told("update", "hooks ghost")
+def weights_rounded_at_the_end(s):
+    def rounded(s):
+        for p in s.model.parameters():
+            p.data.copy_((p.data * 128).round() / 128)
+
+    s.train(end=rounded)
+
+
+@told("update", "hooks ghost", expect="unsupported")
+def weights_pruned_by_their_size(s):
+    def prune(s, x, y):
+        if s.steps == 13:
+            p = s.model._module[0].weight
+            p.data.mul_(p.abs() > p.abs().median())
+
+    s.train(after=prune)
+
+
+@told("update", "hooks functorch")
+def weights_limited_in_the_forward(s):
+    class Limited(nn.Linear):
+        def forward(self, x):
+            self.weight.data.renorm_(2, 0, 0.5)
+            return super().forward(x)
+
+    s.train(model=nn.Sequential(nn.Linear(6, 8), nn.Tanh(), Limited(8, 2)))
+
+
+@told("update noise contribution", "hooks", expect="refused")
+def two_private_optimizers(s):
+    s.make(opt=lambda p: torch.optim.SGD(list(p)[:2], lr=0.1), clip=0.7)
+    head = torch.optim.Adam(s.model._module[2].parameters(), 0.01)
+    other = DPOptimizer(
+        head,
+        noise_multiplier=1.0,
+        max_grad_norm=0.7,
+        expected_batch_size=s.optimizer.expected_batch_size,
+        generator=private_generator(),
+    )
+    with s.recorded():
+        for x, y in s.batches():
+            other.zero_grad()
+            s.step(x, y)
+            other.step()
+
+
+@told("batch settings", "hooks", expect="unsupported")
+def sampling_rate_raised_by_a_law(s):
+    s.make()
+    with s.recorded():
+        for epoch in range(2):
+            s.loader.batch_sampler.sample_rate = 0.04 * (epoch + 1)
+            s.optimizer.expected_batch_size = 16 * (epoch + 1)
+            for x, y in s.loader:
+                s.step(x, y)
+
+
+@told("update", "hooks ghost")
+def adapter_merged_at_the_end(s):
+    def merge(s):
+        net = s.model._module
+        with torch.no_grad():
+            net.base.weight += net.up.weight @ net.down.weight
+            net.up.weight.zero_()
+
+    s.train(model=LowRank(), opt=trainable, end=merge)
