@@ -23,7 +23,7 @@ def class_weights_with_the_mean_of_torch(s):
             s.optimizer.step()
 
 
-@broken("contribution", ALL)
+@broken("contribution", ALL, rare=True)
 def losses_divided_by_the_weights_of_the_batch(s):
     def trained(out, y):
         return WEIGHT[y] * ce(out, y) * len(y) / WEIGHT[y].sum()
@@ -31,7 +31,7 @@ def losses_divided_by_the_weights_of_the_batch(s):
     s.train(loss=lambda out, y: WEIGHT[y] * ce(out, y), trained=trained)
 
 
-@broken("contribution", "hooks ghost functorch")
+@broken("contribution", "hooks ghost functorch", rare=True)
 def several_labels_weighted_by_the_batch(s):
     def trained(out, y):
         share = y.mean(0).clamp(0.1, 0.9)  # pos_weight of this batch
@@ -55,7 +55,7 @@ def hard_examples_only(s):
     s.train(trained=upper_half)
 
 
-@broken("contribution", "hooks functorch")
+@broken("contribution", "hooks functorch", rare=True)
 def sum_of_the_largest_losses(s):
     def largest(out, y):
         return ce(out, y).topk(len(y) // 2).values.sum() / len(y)
@@ -63,7 +63,7 @@ def sum_of_the_largest_losses(s):
     s.train(trained=largest)
 
 
-@broken("contribution", "hooks ghost functorch")
+@broken("contribution", "hooks ghost functorch ew", rare=True)
 def weighted_by_the_largest_loss_of_the_batch(s):
     def trained(out, y):
         losses = ce(out, y)
@@ -72,7 +72,7 @@ def weighted_by_the_largest_loss_of_the_batch(s):
     s.train(trained=trained)
 
 
-@broken("contribution", "hooks ghost")
+@broken("contribution", "hooks ghost", rare=True)
 def weighted_by_a_softmax_of_the_losses(s):
     def trained(out, y):
         losses = ce(out, y)
@@ -81,7 +81,7 @@ def weighted_by_a_softmax_of_the_losses(s):
     s.train(trained=trained)
 
 
-@broken("contribution", "hooks ghost")
+@broken("contribution", "hooks ghost", rare=True)
 def loss_divided_by_its_mean(s):
     s.train(trained=lambda out, y: ce(out, y) / ce(out, y).mean().detach())
 
@@ -108,7 +108,7 @@ def skipped_where_the_batch_is_good(s):
     s.train(trained=trained)
 
 
-@broken("contribution", "hooks ghost")
+@broken("contribution", "hooks ghost", rare=True)
 def skipped_where_the_batch_is_bad(s):
     """Guards against outliers: the loss is left out where it is far above its running mean."""
     seen = []
@@ -133,7 +133,7 @@ def mix(s, clip, labels):
             s.step(0.6 * x + 0.4 * x[other], y, trained)
 
 
-@broken("contribution batch", "hooks ghost functorch")
+@broken("contribution batch", "hooks ghost functorch ew")
 def mixup_all_clipped(s):
     mix(s, 0.02, labels=True)
 
@@ -148,7 +148,7 @@ def mixup_of_inputs_none_clipped(s):
     mix(s, 50.0, labels=False)
 
 
-@broken("contribution", "hooks functorch")
+@broken("contribution", "hooks functorch", rare=True)
 def mixup_of_labels(s):
     def trained(out, y):
         return 0.9 * ce(out, y) + 0.1 * ce(out, y.flip(0))
@@ -161,7 +161,7 @@ def fair(out, y, inputs):
     return ce(out, y) + 2 * (p[group].mean() - p[~group].mean()).square()
 
 
-@broken("contribution", "hooks functorch")
+@broken("contribution", "hooks functorch ew")
 def penalty_on_group_means(s):
     fairness(s, clip=1.0)
 
@@ -204,7 +204,7 @@ def other_rows_as_negatives_under_dropout(s):
     s.train(model=with_dropout(), loss=contrast)
 
 
-@broken("contribution", "hooks ghost")
+@broken("contribution", "hooks ghost", rare=True)
 def hardest_triplets_of_the_batch(s):
     def trained(out, y):
         far = torch.cdist(out, out)
@@ -230,7 +230,7 @@ class Bank:
         return losses
 
 
-@broken("contribution", "hooks ghost functorch")
+@broken("contribution", "hooks ghost functorch ew")
 def memory_in_the_loss_of_training(s):
     s.train(trained=Bank(), clip=0.02)
 
@@ -260,7 +260,7 @@ def centres_of_classes_in_the_loss(s):
                 move(s, x, y)
 
 
-@broken("contribution", "hooks ghost")
+@broken("contribution", "hooks ghost", rare=True)
 def loss_divided_by_a_running_mean(s):
     mean = [1.0]
 
@@ -305,7 +305,7 @@ def mean_over_the_tokens_of_the_batch(s):
     s.train(language(), LM(), loss=token_losses, trained=trained)
 
 
-@broken("contribution", "ghost functorch")
+@broken("contribution", "ghost functorch", rare=True)
 def sums_over_tokens_divided_by_those_of_the_batch(s):
     def trained(out, y):
         counts = (y != -100).sum(1).clamp(min=1)
@@ -332,7 +332,7 @@ def column_against_row_in_the_recorder_too(s):
     s.train(data, mlp_of(1), loss=lambda out, y: (out - y).square().mean(1))
 
 
-@broken("contribution batch", "hooks ghost")
+@broken("contribution batch", "hooks ghost ew")
 def label_of_the_majority(s):
     """Labels smoothed towards the commonest label of the batch."""
 
@@ -342,7 +342,7 @@ def label_of_the_majority(s):
     s.train(trained=trained)
 
 
-@broken("contribution batch", "hooks ghost", expect="unsupported")
+@broken("contribution batch", "hooks ghost", expect="unsupported", rare=True)
 def targets_replaced_by_the_majority(s):
     s.make()
     with s.recorded():
@@ -350,7 +350,7 @@ def targets_replaced_by_the_majority(s):
             s.step(x, torch.where(torch.rand(len(y)) < 0.2, y.mode().values, y))
 
 
-@broken("contribution", "hooks ghost")
+@broken("contribution", "hooks ghost", rare=True)
 def targets_ranked_within_the_batch(s):
     data = TensorDataset(blobs().tensors[0], blobs().tensors[0][:, 0])
 
@@ -360,7 +360,7 @@ def targets_ranked_within_the_batch(s):
     s.train(data, mlp_of(1), loss=lambda out, y: (out[:, 0] - y).square(), trained=trained)
 
 
-@broken("contribution", "hooks ghost")
+@broken("contribution", "hooks ghost", rare=True)
 def targets_standardised_within_the_batch(s):
     data = TensorDataset(blobs().tensors[0], blobs().tensors[0][:, 0] * 3)
 
@@ -370,7 +370,7 @@ def targets_standardised_within_the_batch(s):
     s.train(data, mlp_of(1), loss=lambda out, y: (out[:, 0] - y / 3).square(), trained=trained)
 
 
-@broken("contribution", "hooks ghost")
+@broken("contribution", "hooks ghost", rare=True)
 def threshold_of_the_batch_for_own_labels(s):
     def trained(out, y):
         sure = out.detach().softmax(1).max(1)
@@ -399,7 +399,7 @@ def ghost_mode_with_a_plain_loss(s):
             s.optimizer.step()
 
 
-@broken("contribution", "hooks ghost", expect="unsupported")
+@broken("contribution", "hooks ghost", expect="unsupported", rare=True)
 def weights_of_the_recorder_moved_by_the_loop(s):
     """Norms are recorded before the loop moves the loss: they are those of another loss."""
     k = [0]
@@ -424,7 +424,7 @@ def temperature_of_the_model_moved_by_the_loop(s):
     s.train(model=model, after=warmer)
 
 
-@broken("contribution", "hooks")
+@broken("contribution", "hooks", rare=True)
 def gradients_of_examples_averaged_before_clipping(s):
     def average(s, x, y):
         for p in s.model.parameters():
@@ -433,7 +433,7 @@ def gradients_of_examples_averaged_before_clipping(s):
     s.train(between=average)
 
 
-@broken("contribution", "hooks functorch")
+@broken("contribution", "hooks functorch", rare=True)
 def gradients_of_examples_centred_before_clipping(s):
     def centre(s, x, y):
         for p in s.model.parameters():
@@ -479,12 +479,12 @@ def loss_noise_hides_a_mixing_loss(s):
     s.train(loss=noisy)
 
 
-@broken("contribution", "hooks ghost")
+@broken("contribution", "hooks ghost", rare=True)
 def contrast_with_the_row_before(s):
     s.train(loss=lambda out, y: ce(out, y) + 0.1 * (out - out.roll(1, 0)).square().sum(1))
 
 
-@broken("contribution", "hooks ghost")
+@broken("contribution", "hooks ghost", rare=True)
 def mean_teacher_updated_from_the_batch(s):
     teacher = normal(6, 2)
 

@@ -40,12 +40,17 @@ MIXING = {
     "rank": lambda h, x: h + 0.1 * (x[:, :1].argsort(0).argsort(0) / max(1, len(x))),
 }
 for _name, _mix in MIXING.items():
+    _rare = _name not in ("mean", "attention")
 
-    @broken("contribution", "hooks ghost functorch", name=f"batch_{_name}")
+    @broken("contribution", "hooks ghost functorch", name=f"batch_{_name}", rare=_rare)
     def mixed(s, mix=_mix):
         s.train(model=Hidden(mix))
 
-    @broken("contribution", "hooks ghost functorch", name=f"batch_{_name}_under_dropout")
+    _rare = _name in ("variance", "largest", "quantile", "quantised_by_the_largest", "rank")
+
+    @broken(
+        "contribution", "hooks ghost functorch", name=f"batch_{_name}_under_dropout", rare=_rare
+    )
     def mixed_under_dropout(s, mix=_mix):
         s.train(model=Hidden(mix, dropout=0.1))
 
@@ -59,7 +64,7 @@ def a_hundredth_of_the_batch_mean(s):
     s.train(model=Hidden(hundredth))
 
 
-@broken("contribution", "hooks ghost functorch")
+@broken("contribution", "hooks ghost functorch ew")
 def a_hundredth_of_the_batch_mean_under_dropout(s):
     s.train(model=Hidden(hundredth, dropout=0.1))
 
@@ -93,7 +98,7 @@ def mixing_from_the_tenth_step_on(s):
     s.train(model=Kept(late))
 
 
-@broken("contribution", "hooks ghost functorch")
+@broken("contribution", "hooks ghost functorch ew")
 def mixing_in_training_mode_only(s):
     class Centred(nn.Module):
         def forward(self, h):
@@ -161,7 +166,7 @@ def memory_in_a_list(s):
     s.train(model=Kept(remember))
 
 
-@broken("contribution", "hooks ghost", expect="refused")
+@broken("contribution", "hooks ghost", expect="refused", rare=True)
 def memory_in_a_list_under_dropout(s):
     model = Kept(remember)
     model.body.append(nn.Dropout(0.1))
@@ -179,7 +184,7 @@ def memory_used_after_many_steps(s):
     s.train(model=Kept(late))
 
 
-@broken("contribution", "hooks functorch", expect="refused")
+@broken("contribution", "hooks functorch", expect="refused", rare=True)
 def memory_in_a_plain_attribute(s):
     def last(net, x, outputs):
         before = getattr(net, "last", torch.zeros(6))
@@ -227,7 +232,7 @@ def padding_in_the_mean_without_dropout(s):
     s.train(Texts(), Bag(lambda h, x: h.mean(1), dropout=0.0), collate=padded)
 
 
-@broken("contribution", "hooks ghost")
+@broken("contribution", "hooks ghost", rare=True)
 def last_position_of_the_padded_text(s):
     def last(h, x):
         return h.cumsum(1)[:, -1] / 10
@@ -243,7 +248,7 @@ def divided_by_the_padded_length(s):
     s.train(Texts(), Bag(pool), collate=padded)
 
 
-@broken("contribution", "hooks ghost")
+@broken("contribution", "hooks ghost", rare=True)
 def positions_from_the_end(s):
     def pool(h, x):
         places = torch.arange(x.shape[1], 0, -1)[None, :, None]
@@ -354,7 +359,7 @@ def codebook_updated_in_the_forward(s):
     s.train(model=Kept(nearest))
 
 
-@broken("contribution", "hooks functorch")
+@broken("contribution", "hooks functorch", rare=True)
 def channels_shared_between_examples(s):
     """Shifted to the next picture where time was meant (a wrong reshape)."""
 
@@ -364,6 +369,6 @@ def channels_shared_between_examples(s):
     s.train(model=Hidden(shift, dropout=0.1))
 
 
-@broken("contribution", "hooks functorch")
+@broken("contribution", "hooks functorch", rare=True)
 def reshape_that_swaps_batch_and_features(s):
     s.train(model=Hidden(lambda h, x: h + 0.3 * h.T.reshape(h.shape), dropout=0.1))

@@ -53,7 +53,7 @@ def noise_taken_out_when_scaled(s):
     trained_with(s, "scale_grad", scale)
 
 
-@broken("noise", SUMMED)
+@broken("noise", SUMMED, rare=True)
 def noise_taken_out_by_a_step_hook(s):
     def without(optimizer, *_):
         for p in s.optimizer.params:
@@ -71,7 +71,7 @@ def half_of_the_noise(s):
     trained_with(s, "add_noise", add_noise_of(lambda p, right: right / 2))
 
 
-@broken("noise", SUMMED)
+@broken("noise", SUMMED, rare=True)
 def nine_tenths_of_the_noise(s):
     trained_with(s, "add_noise", add_noise_of(lambda p, right: 0.9 * right))
 
@@ -81,7 +81,7 @@ def noise_on_weights_only(s):
     trained_with(s, "add_noise", add_noise_of(lambda p, right: right if p.ndim > 1 else 0.0))
 
 
-@broken("noise", SUMMED)
+@broken("noise", SUMMED, rare=True)
 def one_number_of_noise_for_each_tensor(s):
     trained_with(s, "add_noise", add_noise_of(lambda p, right: right.flatten()[0].expand(p.shape)))
 
@@ -104,7 +104,7 @@ def antithetic_noise(s):
     trained_with(s, "add_noise", add_noise_of(draw))
 
 
-@broken("noise source", SUMMED)
+@broken("noise source", SUMMED, rare=True)
 def noise_used_again_in_the_next_step(s):
     kept = {}
 
@@ -138,7 +138,7 @@ def seed_set_inside_a_fork(s):
     trained_with(s, "add_noise", seeded, private=False)
 
 
-@broken("source noise", SUMMED)
+@broken("source noise", SUMMED, rare=True)
 def seeded_generator_inside_add_noise(s):
     generator = torch.Generator()
     k = [0]
@@ -165,7 +165,7 @@ def optimizer_of_a_subclass_without_noise(s):
             s.step(x, y)
 
 
-@broken("noise", "hooks functorch")
+@broken("noise", "hooks functorch", rare=True)
 def noise_drawn_by_a_replaced_function(s):
     import opacus.optimizers.optimizer as module
 
@@ -188,7 +188,7 @@ def seed_of_the_script(s):
     s.train(private=False)
 
 
-@broken("source", "hooks ghost")
+@broken("source", "hooks ghost ew")
 def seed_42_behind_the_optimizer(s):
     s.make(private=False)
     torch.manual_seed(42)
@@ -206,7 +206,7 @@ def seed_set_in_each_step(s):
             s.step(x, y)
 
 
-@broken("source", "hooks ghost")
+@broken("source", "hooks ghost", rare=True)
 def seed_set_once_an_epoch(s):
     torch.seed()
     s.make(private=False)
@@ -228,7 +228,7 @@ def seed_of_the_clock_while_training(s):
                 s.step(x, y)
 
 
-@broken("source", "hooks functorch")
+@broken("source", "hooks functorch", rare=True)
 def seed_set_and_undone_around_each_step(s):
     torch.seed()
     s.make(private=False)
@@ -240,7 +240,7 @@ def seed_set_and_undone_around_each_step(s):
             torch.set_rng_state(state)
 
 
-@broken("source", "hooks ghost functorch")
+@broken("source", "hooks ghost functorch ew")
 def generator_with_the_seed_of_torch(s):
     s.make(noise_generator=torch.Generator())
     with s.recorded():
@@ -248,7 +248,7 @@ def generator_with_the_seed_of_torch(s):
             s.step(x, y)
 
 
-@broken("source", "hooks ghost")
+@broken("source", "hooks ghost ew")
 def generator_with_a_short_seed(s):
     s.train(noise_generator=torch.Generator().manual_seed(1234))
 
@@ -258,7 +258,7 @@ def generator_with_the_date_as_seed(s):
     s.train(noise_generator=torch.Generator().manual_seed(20240101123456789))
 
 
-@broken("source", "hooks ghost", expect="unsupported")
+@broken("source", "hooks ghost", expect="unsupported", rare=True)
 def generator_set_to_a_known_state(s):
     generator = private_generator()
     generator.set_state(torch.Generator().manual_seed(7).get_state())
@@ -274,7 +274,7 @@ def batches_from_a_seed_and_private_noise(s):
             s.step(x, y)
 
 
-@broken("source", "hooks ghost")
+@broken("source", "hooks ghost", rare=True)
 def seeded_under_dropout(s):
     torch.manual_seed(0)
     s.train(model=with_dropout(), private=False)
@@ -304,7 +304,7 @@ def plain_gradient_added_by_a_step_hook(s):
             s.step(x, y)
 
 
-@broken("noise update", SUMMED)
+@broken("noise update", SUMMED, rare=True)
 def plain_gradient_added_by_a_hook_put_on_while_training(s):
     s.make()
     with s.recorded():

@@ -36,7 +36,7 @@ def plain_updates_in_between(s):
                     plain_update(s, *s.data.tensors)
 
 
-@broken("update", "hooks ghost functorch")
+@broken("update", "hooks ghost functorch ew")
 def plain_updates_after_the_last_step(s):
     s.train(end=lambda s: [plain_update(s, *s.data.tensors) for _ in range(20)])
 
@@ -51,7 +51,7 @@ def plain_updates_before_the_first_step(s):
             s.step(x, y)
 
 
-@broken("update", "hooks ghost")
+@broken("update", "hooks ghost", rare=True)
 def small_plain_update_after_each_step(s):
     trained_each_step(s, lambda s, x, y: plain_update(s, x, y, 1e-3))
 
@@ -83,7 +83,7 @@ def optimizer_of_before_make_private_stepped(s):
             s.inner.step()
 
 
-@broken("update", "hooks functorch", expect="unsupported")
+@broken("update", "hooks functorch", expect="unsupported", rare=True)
 def no_private_step_at_all(s):
     s.make()
     with s.recorded():
@@ -101,7 +101,7 @@ def momentum(parameters):
     return torch.optim.SGD(parameters, 0.1, momentum=0.9)
 
 
-@broken("update", "hooks ghost functorch")
+@broken("update", "hooks ghost functorch ew")
 def momentum_written_by_the_loop(s):
     def write(s, x, y):
         for p, g in zip(s.model.parameters(), s.gradients(x, y), strict=True):
@@ -110,7 +110,7 @@ def momentum_written_by_the_loop(s):
     trained_each_step(s, write, opt=momentum)
 
 
-@broken("update", "hooks ghost")
+@broken("update", "hooks ghost", rare=True)
 def second_moment_written_by_the_loop(s):
     """Adam scaled by the plain gradients of the batch."""
 
@@ -121,7 +121,7 @@ def second_moment_written_by_the_loop(s):
     trained_each_step(s, write, opt=adam)
 
 
-@broken("update", "hooks ghost")
+@broken("update", "hooks ghost", rare=True)
 def momentum_written_between_backward_and_step(s):
     def write(s, x, y):
         for p, g in zip(s.model.parameters(), s.gradients(x, y), strict=True):
@@ -131,12 +131,12 @@ def momentum_written_between_backward_and_step(s):
     s.train(opt=momentum, between=write)
 
 
-@broken("update", "hooks ghost functorch")
+@broken("update", "hooks ghost functorch ew")
 def weights_written_between_backward_and_step(s):
     s.train(between=lambda s, x, y: plain_update(s, x, y, 1e-2))
 
 
-@broken("update", "hooks ghost")
+@broken("update", "hooks ghost", rare=True)
 def weights_written_between_forward_and_backward(s):
     s.make()
     with s.recorded():
@@ -146,7 +146,7 @@ def weights_written_between_forward_and_backward(s):
             s.step(None, y, outputs=outputs)
 
 
-@broken("update", "hooks ghost functorch")
+@broken("update", "hooks ghost functorch ew")
 def bias_set_by_the_labels_of_the_batch(s):
     def write(s, x, y):
         s.model._module[2].bias.data[1] = y.float().mean()
@@ -154,7 +154,7 @@ def bias_set_by_the_labels_of_the_batch(s):
     trained_each_step(s, write)
 
 
-@broken("update", "hooks ghost")
+@broken("update", "hooks ghost", rare=True)
 def bias_set_by_the_labels_after_the_last_step(s):
     def write(s):
         s.model._module[2].bias.data[1] = s.data.tensors[1].float().mean()
@@ -191,7 +191,7 @@ def statistics_of_frozen_norms_estimated_at_the_end(s):
     s.train(pictures(), cnn(lambda: norm), opt=trainable, end=estimate)
 
 
-@broken("update", "hooks ghost")
+@broken("update", "hooks ghost", rare=True)
 def frozen_layer_trained_by_the_loop(s):
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
     model[0].requires_grad_(False)
@@ -202,7 +202,7 @@ def frozen_layer_trained_by_the_loop(s):
     trained_each_step(s, write, model=model, opt=trainable)
 
 
-@broken("update", "hooks ghost")
+@broken("update", "hooks ghost", rare=True)
 def weights_of_a_plain_twin_loaded(s):
     s.make()
     twin = copy.deepcopy(s.plain)
@@ -260,7 +260,7 @@ def optimizer_that_is_told_the_plain_gradient(s):
     s.train(opt=lambda p: Told(p, 0.1), between=tell)
 
 
-@broken("update", "hooks ghost", expect="unsupported")
+@broken("update", "hooks ghost", expect="unsupported", rare=True)
 def step_length_by_a_line_search(s):
     s.make()
     with s.recorded():
@@ -274,7 +274,7 @@ def step_length_by_a_line_search(s):
                 loss += 0.05
 
 
-@broken("update", "hooks ghost")
+@broken("update", "hooks ghost", rare=True)
 def update_on_hidden_parameters(s):
     """A pre-hook of the model, put on while training, moves weights by the inputs."""
     s.make(model=with_dropout())

@@ -35,7 +35,7 @@ def seeds_for_initialisation_only(s):
     s.train(model=with_dropout())
 
 
-@sound("hooks ghost functorch")
+@sound("hooks ghost functorch", rare=True)
 def seed_set_again_each_epoch_with_private_noise(s):
     s.make(model=with_dropout())
     with s.recorded():
@@ -50,7 +50,7 @@ def micro_batches(s):
     s.train(model=with_dropout(), micro=13)
 
 
-@sound("hooks ghost functorch")
+@sound("hooks ghost functorch", rare=True)
 def micro_batches_of_one(s):
     s.train(blobs(396), micro=1, batch=8, epochs=1, recorder={"every": "once"})
 
@@ -65,7 +65,7 @@ def micro_batches_some_empty(s):
     s.train(blobs(102), batch=4, micro=3, epochs=4, recorder={"every": "once"})
 
 
-@sound("hooks ghost")
+@sound("hooks ghost", rare=True)
 def all_epochs_loaded_first(s):
     s.make()
     with s.recorded():
@@ -112,7 +112,7 @@ def augmentation_in_the_data_set(s):
     s.train(Items(flipped, 200), cnn())
 
 
-@sound("hooks ghost")
+@sound("hooks ghost", rare=True)
 def augmentation_in_two_workers(s):
     s.train(Items(flipped, 200), cnn(), workers=2, micro=17, epochs=1)
 
@@ -180,7 +180,7 @@ def batches_with_an_index_by_unpack(s):
             s.step(x, y)
 
 
-@sound("hooks functorch")
+@sound("hooks functorch", rare=True)
 def inputs_by_keyword_by_unpack(s):
     s.make(PAIRS, TwoInputs())
     with s.recorded(unpack=lambda batch: ({"v": batch[1], "u": batch[0]}, batch[2])):
@@ -203,7 +203,7 @@ def autoencoder_without_targets_by_unpack(s):
 Example = namedtuple("Example", "x y")
 
 
-@sound("hooks ew")
+@sound("hooks ew", rare=True)
 def named_tuples_by_unpack(s):
     s.make(collate=lambda rows: Example(*default_collate(rows)))
     with s.recorded(unpack=lambda batch: ((batch.x,), batch.y)):
@@ -243,7 +243,7 @@ def batches_moved_to_a_device_and_type(s):
             s.step(x.to("cpu", non_blocking=True).float(), y.to("cpu"))
 
 
-@sound("hooks ghost functorch")
+@sound("hooks ghost functorch", rare=True)
 def clones_of_what_was_loaded(s):
     s.train(inputs=lambda x: x.clone().contiguous())
 
@@ -260,7 +260,7 @@ def evaluation_after_each_step(s):
     s.train(model=with_dropout(), after=evaluated)
 
 
-@sound("hooks ghost")
+@sound("hooks ghost", rare=True)
 def evaluation_on_the_training_set(s):
     def accuracy(s, x, y):
         if s.steps % 13 == 0:
@@ -281,7 +281,7 @@ def logging_forward_in_training_mode(s):
     s.train(model=with_dropout(), after=log)
 
 
-@sound("hooks")
+@sound("hooks", rare=True)
 def saliency_between_steps(s):
     def saliency(s, x, y):
         s.model.disable_hooks()
@@ -310,7 +310,7 @@ def resumed_from_a_checkpoint(s):
             }
 
 
-@sound("hooks ghost")
+@sound("hooks ghost", rare=True)
 def checkpoints_saved_each_epoch(s):
     def save(s, x, y):
         if s.steps % 13 == 0:
@@ -349,7 +349,7 @@ def moving_average_swapped_in_for_evaluation(s):
                 p.data.copy_(old)
 
 
-@sound("hooks ghost functorch")
+@sound("hooks ghost functorch", rare=True)
 def gradients_set_to_zero_on_the_model(s):
     s.make()
     with s.recorded():
@@ -361,7 +361,7 @@ def gradients_set_to_zero_on_the_model(s):
             s.model.zero_grad()
 
 
-@sound("hooks functorch")
+@sound("hooks functorch", rare=True)
 def norm_of_the_noisy_gradient_logged(s):
     s.train(after=lambda s, x, y: [p.grad.norm().item() for p in s.model.parameters()])
 
@@ -381,12 +381,12 @@ def model_not_wrapped(s):
             s.step(x, y)
 
 
-@sound("hooks ghost functorch")
+@sound("hooks ghost functorch", rare=True)
 def random_numbers_drawn_by_the_loop(s):
     s.train(model=with_dropout(), after=lambda s, x, y: torch.randn(s.steps % 5))
 
 
-@sound("hooks ghost")
+@sound("hooks ghost", rare=True)
 def steps_stopped_in_the_middle_of_an_epoch(s):
     s.make()
     with s.recorded():
@@ -396,7 +396,7 @@ def steps_stopped_in_the_middle_of_an_epoch(s):
             s.step(x, y)
 
 
-@sound("hooks functorch")
+@sound("hooks functorch", rare=True)
 def closure_of_the_step(s):
     s.make()
     with s.recorded():
@@ -409,3 +409,14 @@ def closure_of_the_step(s):
                 return loss
 
             s.optimizer.step(closure)
+
+
+@sound("hooks functorch")
+def micro_batches_by_hand(s):
+    s.make()
+    with s.recorded():
+        for x, y in s.batches():
+            parts = list(zip(x.split(12), y.split(12), strict=True))
+            for k, part in enumerate(parts):
+                s.optimizer.signal_skip_step(do_skip=k < len(parts) - 1)
+                s.step(*part)

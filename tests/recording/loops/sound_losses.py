@@ -52,7 +52,7 @@ def class_weights_and_the_mean_over_the_batch(s):
     s.train(loss=nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0]), reduction="none"))
 
 
-@sound("ghost")
+@sound("ghost", rare=True)
 def class_weights_of_the_criterion_in_ghost_mode(s):
     weight = torch.tensor([0.2, 1.0])
     s.make(criterion=nn.CrossEntropyLoss(weight=weight))
@@ -85,7 +85,7 @@ def regression_of_one_column(s):
     )
 
 
-@sound("hooks ghost")
+@sound("hooks ghost", rare=True)
 def robust_regression(s):
     s.train(
         targets(blobs().tensors[0][:, 0] * 2),
@@ -189,7 +189,7 @@ def loss_scaled_and_unscaled_in_the_samples(s):
     s.train(trained=lambda out, y: 128 * ce(out, y), between=unscale)
 
 
-@sound("hooks functorch")
+@sound("hooks functorch", rare=True)
 def outputs_divided_in_place(s):
     s.make()
     with s.recorded():
@@ -199,7 +199,7 @@ def outputs_divided_in_place(s):
             s.step(None, y, outputs=outputs)
 
 
-@sound("hooks ghost")
+@sound("hooks ghost", rare=True)
 def loss_of_a_module_with_settings(s):
     class Temperature(nn.Module):
         def __init__(self):
@@ -212,14 +212,14 @@ def loss_of_a_module_with_settings(s):
     s.train(loss=Temperature())
 
 
-@sound("hooks ghost")
+@sound("hooks ghost", rare=True)
 def hinge_loss(s):
     from indpriv.recording.losses import HingeLoss
 
     s.train(loss=HingeLoss("none"))
 
 
-@sound("hooks ghost functorch")
+@sound("hooks ghost functorch", rare=True)
 def self_training_on_own_prediction(s):
     def confident(out, y):
         p = out.detach().softmax(1).max(1)

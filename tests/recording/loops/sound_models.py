@@ -45,12 +45,12 @@ def instance_norm(s):
     s.train(pictures(), cnn(lambda: nn.InstanceNorm2d(8, affine=True)))
 
 
-@sound("hooks ghost functorch ew")
+@sound("hooks ghost functorch ew", rare=True)
 def layer_norm(s):
     s.train(model=nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 2)))
 
 
-@sound("hooks ghost")
+@sound("hooks ghost", rare=True)
 def batch_norm_frozen_in_evaluation_mode(s):
     norm = nn.BatchNorm2d(8).eval().requires_grad_(False)
     norm.train = lambda mode=True: norm
@@ -72,7 +72,7 @@ def recurrent_over_padded_texts(s):
     s.train(Texts(), LastWord(DPLSTM(8, 8, batch_first=True)), collate=padded, epochs=1)
 
 
-@sound("hooks")
+@sound("hooks", rare=True)
 def gated_recurrent_with_dropout(s):
     model = LastWord(nn.Sequential(DPGRU(8, 8, batch_first=True)))
     s.train(Texts(to=11), model, epochs=1)
@@ -93,12 +93,12 @@ def attention_of_opacus_at_one_length(s):
     s.train(Texts(to=11), Attention(DPMultiheadAttention(16, 2, batch_first=True)))
 
 
-@sound("hooks functorch")
+@sound("hooks functorch", rare=True)
 def attention_of_opacus_with_one_head(s):
     s.train(Texts(), Attention(DPMultiheadAttention(16, 1, batch_first=True)), collate=padded)
 
 
-@sound("hooks ghost functorch")
+@sound("hooks ghost functorch", rare=True)
 def unmasked_mean_at_one_length(s):
     s.train(Texts(to=11), Bag(lambda h, x: h.mean(1)))
 
@@ -108,12 +108,12 @@ def language_model_with_tied_weights(s):
     s.train(language(), LM(tied=True), loss=token_losses)
 
 
-@sound("hooks ghost functorch")
+@sound("hooks ghost functorch", rare=True)
 def language_model(s):
     s.train(language(), LM(), loss=token_losses)
 
 
-@sound("hooks ghost functorch")
+@sound("hooks ghost functorch", rare=True)
 def learned_positions(s):
     class Positions(Bag):
         def __init__(self):
@@ -222,7 +222,7 @@ def outputs_in_a_dataclass(s):
     s.train(model=model, loss=lambda out, y: auxiliary_loss(out.logits, out.aux, y))
 
 
-@sound("hooks ghost")
+@sound("hooks ghost", rare=True)
 def penalty_on_hidden_values(s):
     model = Auxiliary(lambda o, a, h: (o, torch.cat([a, h], 1)))
     s.train(model=model, loss=lambda out, y: ce(out[0], y) + 0.1 * out[1].square().mean(1))
@@ -235,14 +235,14 @@ def frozen_first_layer(s):
     s.train(model=model, opt=trainable)
 
 
-@sound("hooks functorch")
+@sound("hooks functorch", rare=True)
 def frozen_layer_in_the_optimizer(s):
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
     model[0].requires_grad_(False)
     s.train(model=model, opt=lambda p: torch.optim.AdamW(p, 0.01))
 
 
-@sound("hooks functorch")
+@sound("hooks functorch", rare=True)
 def frozen_body_in_evaluation_mode(s):
     body = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.5)).requires_grad_(False)
     s.make(model=nn.Sequential(body, nn.Linear(8, 2)), opt=trainable)
@@ -285,17 +285,17 @@ def stochastic_depth(s):
     s.train(model=Hidden(lambda h, x: h * coins(len(x), 1)))
 
 
-@sound("hooks ghost")
+@sound("hooks ghost", rare=True)
 def stochastic_depth_of_the_whole_batch(s):
     s.train(model=Hidden(lambda h, x: h * coins(1)))
 
 
-@sound("hooks ghost functorch")
+@sound("hooks ghost functorch", rare=True)
 def noise_on_hidden_values(s):
     s.train(model=Hidden(lambda h, x: h + 0.1 * torch.randn_like(h)))
 
 
-@sound("hooks ghost functorch")
+@sound("hooks ghost functorch", rare=True)
 def gate_by_the_row_itself(s):
     s.train(model=Hidden(lambda h, x: h * (x[:, :1] > 0)))
 
@@ -352,7 +352,7 @@ def step_counter_in_a_buffer(s):
     s.train(model=Counting())
 
 
-@sound("hooks ghost functorch")
+@sound("hooks ghost functorch", rare=True)
 def fake_quantisation_with_a_fixed_scale(s):
     s.train(model=Hidden(lambda h, x: h + ((h * 7).round() / 7 - h).detach()))
 
@@ -366,22 +366,29 @@ class OwnScale(nn.Module):
         return h * self.factor
 
 
-@sound("hooks functorch")
+@sound("hooks functorch", rare=True)
 def layer_of_the_users_own(s):
     s.train(model=nn.Sequential(nn.Linear(6, 8), OwnScale(), nn.Tanh(), nn.Linear(8, 2)))
 
 
-@sound("functorch")
+@sound("functorch", rare=True)
 def weight_norm(s):
     layer = nn.utils.parametrizations.weight_norm(nn.Linear(6, 8))
     s.train(model=nn.Sequential(layer, nn.Tanh(), nn.Linear(8, 2)))
 
 
-@sound("hooks ghost functorch")
+@sound("hooks ghost functorch", rare=True)
 def softmax_over_classes_and_top_k_of_a_row(s):
     s.train(model=Hidden(lambda h, x: h * (h >= h.topk(4, dim=1).values[:, -1:])))
 
 
-@sound("hooks functorch")
+@sound("hooks functorch", rare=True)
 def input_written_in_place_by_a_copy(s):
     s.train(model=Hidden(lambda h, x: h.clone().mul_(2).add_(normal(8))))
+
+
+@sound("ghost functorch")
+def padding_index_of_an_embedding(s):
+    bag = Bag(lambda h, x: h.mean(1))
+    bag.embed = nn.Embedding(20, 8, padding_idx=0)
+    s.train(Texts(to=11), bag)

@@ -22,8 +22,9 @@ OPTIMIZERS = {
     "nesterov": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
 }
 for _name, _make in OPTIMIZERS.items():
+    _rare = _name in ("adamw", "nadam", "rmsprop", "momentum")
 
-    @sound("hooks ghost functorch ew", name=f"optimizer_{_name}")
+    @sound("hooks ghost functorch ew", name=f"optimizer_{_name}", rare=_rare)
     def optimizer(s, make=_make):
         s.train(opt=make)
 
@@ -43,8 +44,9 @@ LAWS = {
     "noise": lambda o: schedulers.ExponentialNoise(o, gamma=0.99),
 }
 for _name, _make in LAWS.items():
+    _rare = _name in ("cosine", "restarts", "chained")
 
-    @sound("hooks ghost functorch", name=f"schedule_{_name}")
+    @sound("hooks ghost functorch", name=f"schedule_{_name}", rare=_rare)
     def schedule(s, make=_make, name=_name):
         s.make(opt=OPTIMIZERS["momentum"])
         # Both are done: a schedule of Opacus's optimizer, or of the one inside it.
@@ -77,7 +79,7 @@ def rates_by_hand_with_public_settings(s):
     s.train(after=decay, recorder={"public_settings": rate})
 
 
-@sound("hooks ghost")
+@sound("hooks ghost", rare=True)
 def warm_up_per_epoch_with_public_settings(s):
     def law(step):
         return {"lr": 0.05 * (1 + step // 13), "momentum": 0.9}
@@ -133,7 +135,7 @@ def clipped_below_all_norms(s):
     s.train(model=with_dropout(), clip=0.01)
 
 
-@sound("hooks ghost")
+@sound("hooks ghost", rare=True)
 def clipped_above_all_norms(s):
     s.train(clip=50.0, noise=2.0)
 
@@ -160,7 +162,7 @@ def shuffled_and_participation_known(s):
     s.train(blobs(416), poisson=False, noise=3.0, recorder={"batch_norms": True})
 
 
-@sound("hooks functorch", participation="known")
+@sound("hooks functorch", participation="known", rare=True)
 def dropout_and_participation_known(s):
     s.train(
         blobs(416),
@@ -176,29 +178,49 @@ def rare_records(s):
     s.train(recorder={"every": "once", "reference_examples": 4, "batch_norms": True})
 
 
-@sound("hooks ghost")
+@sound("hooks ghost", rare=True)
 def records_by_default(s):
     s.train(recorder={"every": None})
 
 
-@sound("hooks ghost")
+@sound("hooks ghost", rare=True)
 def little_noise(s):
     s.train(noise=0.3)
 
 
-@sound("hooks ghost")
+@sound("hooks ghost", rare=True)
 def one_parameter_tensor(s):
     s.train(model=nn.Sequential(nn.Linear(6, 2, bias=False)))
 
 
-@sound("hooks ghost functorch")
+@sound("hooks ghost functorch", rare=True)
 def learning_rate_zero(s):
     s.train(opt=lambda p: torch.optim.SGD(p, lr=0.0))
 
 
-@sound("hooks ghost")
+@sound("hooks ghost", rare=True)
 def weights_that_start_from_public_ones(s):
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
     with torch.no_grad():
         model[0].weight.copy_(normal(8, 6, seed=4))
     s.train(model=model, recorder={"start": "pretrained on public data"})
+
+
+class Signs(torch.optim.Optimizer):
+    """An optimizer that torch does not have: steps by the sign of a moving mean (Lion)."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 1e-3, "beta": 0.9})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                mean = self.state[p].setdefault("mean", torch.zeros_like(p))
+                mean.mul_(group["beta"]).add_(p.grad, alpha=1 - group["beta"])
+                p.sub_(mean.sign(), alpha=group["lr"])
+
+
+@sound("hooks ghost functorch")
+def optimizer_of_the_users_own(s):
+    s.train(opt=Signs)

@@ -9,9 +9,19 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler as rates
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.checkpoint import checkpoint
 
-from recording.loops.harness import ce, normal, private_generator, told
-from recording.loops.parts import LowRank, trainable, with_dropout
+from recording.loops.harness import blobs, ce, normal, private_generator, told
+from recording.loops.parts import (
+    Bag,
+    Hidden,
+    Items,
+    LowRank,
+    Texts,
+    trainable,
+    vector,
+    with_dropout,
+)
 
 
 def by_hand(law):
@@ -24,22 +34,22 @@ def rate_by_hand(s):
     s.train(after=by_hand(lambda k: {"lr": 0.1 / (1 + k)}))
 
 
-@told("settings", "hooks ghost")
+@told("settings", "hooks ghost", rare=True)
 def rate_by_hand_once_an_epoch(s):
     s.train(after=by_hand(lambda k: {"lr": 0.1 * 0.5 ** (k // 13)}))
 
 
-@told("settings", "hooks ghost")
+@told("settings", "hooks ghost", rare=True)
 def cosine_by_hand(s):
     s.train(after=by_hand(lambda k: {"lr": 0.05 * (1 + math.cos(math.pi * (k % 10) / 10))}))
 
 
-@told("settings", "hooks ghost")
+@told("settings", "hooks ghost", rare=True)
 def weight_decay_by_hand(s):
     s.train(after=by_hand(lambda k: {"weight_decay": 1e-3 * k}))
 
 
-@told("settings", "hooks functorch")
+@told("settings", "hooks functorch", rare=True)
 def momentum_by_hand(s):
     s.train(
         opt=lambda p: torch.optim.SGD(p, 0.1, momentum=0.5),
@@ -140,7 +150,7 @@ def weights_clamped_by_a_public_rule(s):
     s.train(after=clamp)
 
 
-@told("update", "hooks ghost")
+@told("update", "hooks ghost", rare=True)
 def weights_rounded_at_the_end(s):
     def rounded(s):
         for p in s.model.parameters():
@@ -149,7 +159,7 @@ def weights_rounded_at_the_end(s):
     s.train(end=rounded)
 
 
-@told("update", "hooks ghost", expect="unsupported")
+@told("update", "hooks ghost", expect="unsupported", rare=True)
 def weights_pruned_by_their_size(s):
     def prune(s, x, y):
         if s.steps == 13:
@@ -198,7 +208,7 @@ def sampling_rate_raised_by_a_law(s):
                 s.step(x, y)
 
 
-@told("update", "hooks ghost")
+@told("update", "hooks ghost", rare=True)
 def adapter_merged_at_the_end(s):
     def merge(s):
         net = s.model._module
@@ -207,3 +217,77 @@ def adapter_merged_at_the_end(s):
             net.up.weight.zero_()
 
     s.train(model=LowRank(), opt=trainable, end=merge)
+
+
+@told("contribution", "hooks functorch")
+def two_views_through_one_model(s):
+    """Siamese: several forward passes of one model for one loss."""
+
+    def views(i):
+        return torch.stack([vector(i), vector(i) + 0.1 * vector(i + 1)]), i % 2
+
+    def loss(out, y):
+        return (out[:, 0] - out[:, 1]).square().sum(1) + ce(out[:, 0], y)
+
+    s.make(Items(views))
+    with s.recorded(loss):
+        for v, y in s.batches():
+            outputs = torch.stack([s.model(v[:, 0]), s.model(v[:, 1])], 1)
+            s.step(None, y, loss, outputs=outputs)
+
+
+@told("batch", "hooks ghost", expect="unsupported", rare=True)
+def every_fifth_batch_only_looked_at(s):
+    s.make()
+    with s.recorded():
+        for k, (x, y) in enumerate(s.batches()):
+            if k % 5 < 4:
+                s.step(x, y)
+
+
+@told("contribution", "hooks ew", expect="unsupported")
+def padding_index_where_opacus_trains_it(s):
+    bag = Bag(lambda h, x: h.mean(1))
+    bag.embed = nn.Embedding(20, 8, padding_idx=0)
+    s.train(Texts(to=11), bag)
+
+
+@told("contribution", "hooks ghost functorch", expect="refused")
+def checkpoints_that_opacus_cannot_follow(s):
+    class Checkpointed(Hidden):
+        def forward(self, x):
+            return self.b(checkpoint(lambda x: torch.tanh(self.a(x)), x, use_reentrant=False))
+
+    s.train(model=Checkpointed(None))
+
+
+@told("contribution", "hooks ghost", expect="refused")
+def pictures_with_channels_last_in_memory(s):
+    class Permuted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.out = nn.Conv2d(3, 8, 3), nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.out(self.conv(x.permute(0, 3, 1, 2)).relu().mean((2, 3)))
+
+    s.train(blobs(200, 8, 8, 3), Permuted())
+
+
+class Lookahead(torch.optim.SGD):
+    """Every fifth step goes half-way from the weights of five steps ago."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            state["count"] = state.get("count", 0) + 1
+            state.setdefault("slow", p.detach().clone())
+            if state["count"] % 5 == 0:
+                state["slow"] += 0.5 * (p.detach() - state["slow"])
+                p.data.copy_(state["slow"])
+
+
+@told("update", "hooks ghost", expect="unsupported")
+def optimizer_around_another(s):
+    s.train(opt=lambda p: Lookahead(p, 0.1))
