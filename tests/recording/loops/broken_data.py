@@ -120,20 +120,26 @@ def the_rows_with_the_largest_loss_only(s):
 @broken("batch", "hooks ghost", expect="unsupported")
 def batches_left_out_where_the_loss_is_small(s):
     s.make()
+    first = None
     with s.recorded():
         for x, y in s.batches():
-            if s.loss_of(x, y) > 0.65:
+            loss = s.loss_of(x, y)
+            first = loss if first is None else first
+            if loss > 0.98 * first:
                 s.step(x, y)
 
 
 @broken("batch", "hooks ghost", expect="unsupported", rare=True)
 def batches_left_out_after_backward(s):
     s.make()
+    first = None
     with s.recorded():
         for x, y in s.batches():
             s.optimizer.zero_grad()
             s.backward(s.model(x), y)
-            if s.loss_of(x, y) > 0.65:
+            loss = s.loss_of(x, y)
+            first = loss if first is None else first
+            if loss > 0.98 * first:
                 s.optimizer.step()
             else:
                 s.optimizer.zero_grad()

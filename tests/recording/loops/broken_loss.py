@@ -501,3 +501,24 @@ def mean_teacher_updated_from_the_batch(s):
             holder[0] = x
             s.step(x, y, trained)
             learn(s, x, y)
+
+
+@broken("contribution", "hooks functorch")
+def gradient_of_the_outputs_normalised(s):
+    s.make()
+    with s.recorded():
+        for x, y in s.batches():
+            outputs = s.model(x)
+            outputs.register_hook(lambda g: 0.1 * g / g.norm())
+            s.step(None, y, outputs=outputs)
+
+
+@broken("contribution", "ghost")
+def plain_gradient_added_to_the_clipped_sum(s):
+    """Between backward and step, ghost mode keeps the sum of clipped gradients in p.grad."""
+
+    def add(s, x, y):
+        for p, g in zip(s.model.parameters(), s.gradients(*s.data.tensors), strict=True):
+            p.grad += g
+
+    s.train(between=add)

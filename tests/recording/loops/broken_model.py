@@ -372,3 +372,20 @@ def channels_shared_between_examples(s):
 @broken("contribution", "hooks functorch", rare=True)
 def reshape_that_swaps_batch_and_features(s):
     s.train(model=Hidden(lambda h, x: h + 0.3 * h.T.reshape(h.shape), dropout=0.1))
+
+
+def mixed_on_the_way_back(h, x):
+    if h.requires_grad:
+        h.register_hook(lambda g: g - g.mean(0))
+    return h
+
+
+@broken("contribution", "hooks ghost")
+def gradients_mixed_on_the_way_back(s):
+    """Outputs are of one row each; a hook takes the batch's mean off the gradients."""
+    s.train(model=Hidden(mixed_on_the_way_back))
+
+
+@broken("contribution", "hooks ghost")
+def gradients_mixed_on_the_way_back_under_dropout(s):
+    s.train(model=Hidden(mixed_on_the_way_back, dropout=0.1))

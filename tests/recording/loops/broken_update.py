@@ -218,13 +218,13 @@ def weights_of_a_plain_twin_loaded(s):
 
 
 @broken("update", "hooks ghost", expect="unsupported")
-def step_undone_where_the_loss_rose(s):
+def step_undone_where_the_loss_hardly_fell(s):
     s.make()
     with s.recorded():
         for x, y in s.batches():
             before, kept = s.loss_of(x, y), copy.deepcopy(s.model.state_dict())
             s.step(x, y)
-            if s.loss_of(x, y) > before:
+            if s.loss_of(x, y) > before - 0.02:
                 s.model.load_state_dict(kept)
 
 
@@ -236,7 +236,7 @@ def best_weights_on_the_training_set_loaded_at_the_end(s):
         for x, y in s.batches():
             s.step(x, y)
             loss = s.loss_of(*s.data.tensors)
-            if loss < best[0]:
+            if loss < best[0] and s.steps < 20:
                 best = loss, copy.deepcopy(s.model.state_dict())
         s.model.load_state_dict(best[1])
 
@@ -266,12 +266,12 @@ def step_length_by_a_line_search(s):
     with s.recorded():
         for x, y in s.batches():
             before = [p.detach().clone() for p in s.model.parameters()]
-            loss = s.loss_of(x, y)
+            enough = s.loss_of(x, y) - 0.02
             s.step(x, y)
-            while s.loss_of(x, y) > loss + 0.05:
-                for p, old in zip(s.model.parameters(), before, strict=True):
-                    p.data.copy_((p.data + old) / 2)
-                loss += 0.05
+            for _ in range(3):
+                if s.loss_of(x, y) > enough:
+                    for p, old in zip(s.model.parameters(), before, strict=True):
+                        p.data.copy_((p.data + old) / 2)
 
 
 @broken("update", "hooks ghost", rare=True)

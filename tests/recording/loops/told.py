@@ -291,3 +291,8 @@ class Lookahead(torch.optim.SGD):
 @told("update", "hooks ghost", expect="unsupported")
 def optimizer_around_another(s):
     s.train(opt=lambda p: Lookahead(p, 0.1))
+
+
+@told("contribution", "ghost", expect="unsupported")
+def clip_grad_norm_of_the_clipped_sum(s):
+    s.train(between=lambda s, x, y: nn.utils.clip_grad_norm_(s.model.parameters(), 0.1))
