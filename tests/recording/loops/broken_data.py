@@ -44,7 +44,7 @@ def loader_of_another_run_inside_the_block(s):
                 s.step(x, y)
 
 
-@broken("batch", "hooks ghost")
+@broken("batch", "hooks ghost", rare=True)
 def test_rows_added_to_the_batch(s):
     s.make()
     test = normal(8, 6, seed=7)
@@ -107,7 +107,7 @@ def first_half_of_the_batch_only(s):
             s.step(x[: len(x) // 2], y[: len(x) // 2])
 
 
-@broken("batch", "hooks functorch", expect="unsupported")
+@broken("batch", "hooks functorch", expect="unsupported", rare=True)
 def the_rows_with_the_largest_loss_only(s):
     s.make()
     with s.recorded():
@@ -226,7 +226,7 @@ class Choosy(UniformWithReplacementSampler):
 blobs_of = blobs().tensors
 
 
-@broken("batch", "hooks ghost", expect="unsupported")
+@broken("batch", "hooks ghost", expect="unsupported", rare=True)
 def sampler_of_a_subclass(s):
     s.make()
     s.loader.batch_sampler.__class__ = Choosy
@@ -280,7 +280,7 @@ COLLATES = {
     "adds_the_batch_size": lambda x, y: (x + len(x) / 100, y),
 }
 for _name, _change in COLLATES.items():
-    _rare = _name in ("scales_by_the_largest", "fills_in_the_mean", "adds_the_batch_size")
+    _rare = _name not in ("normalises", "mixes")
 
     @broken("contribution batch", "hooks ghost functorch", name=f"collate_{_name}", rare=_rare)
     def collate(s, change=_change):
@@ -393,7 +393,7 @@ def recorder_told_the_whole_of_a_subset(s):
             s.step(x, y)
 
 
-@broken("batch", "hooks ghost")
+@broken("batch", "hooks ghost", rare=True)
 def recorder_told_the_rows_in_another_order(s):
     whole = blobs()
     s.make(whole, clip=0.02)

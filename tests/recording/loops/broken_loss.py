@@ -86,7 +86,7 @@ def loss_divided_by_its_mean(s):
     s.train(trained=lambda out, y: ce(out, y) / ce(out, y).mean().detach())
 
 
-@broken("contribution", "hooks ghost functorch")
+@broken("contribution", "hooks ghost functorch", rare=True)
 def mean_of_the_batch_as_a_baseline(s):
     def reinforce(out, y):
         reward = (out.detach().argmax(1) == y).float()
@@ -138,7 +138,7 @@ def mixup_all_clipped(s):
     mix(s, 0.02, labels=True)
 
 
-@broken("contribution batch", "hooks ghost")
+@broken("contribution batch", "hooks ghost", rare=True)
 def mixup_some_clipped(s):
     mix(s, 1.0, labels=True)
 
@@ -166,7 +166,7 @@ def penalty_on_group_means(s):
     fairness(s, clip=1.0)
 
 
-@broken("contribution", "hooks ghost")
+@broken("contribution", "hooks ghost", rare=True)
 def penalty_on_group_means_all_clipped(s):
     fairness(s, clip=0.02)
 
@@ -178,7 +178,7 @@ def fairness(s, clip):
             s.step(x, y, lambda out, y, x=x: fair(out, y, x))
 
 
-@broken("contribution", "hooks ghost")
+@broken("contribution", "hooks ghost", rare=True)
 def covariance_penalty_over_the_batch(s):
     def trained(out, y):
         centred = out - out.mean(0)
@@ -196,7 +196,7 @@ def other_rows_as_negatives(s):
     s.train(model=mlp_of(4), loss=contrast)
 
 
-@broken("contribution", "hooks ghost")
+@broken("contribution", "hooks ghost", rare=True)
 def other_rows_as_negatives_under_dropout(s):
     def contrast(out, y):
         return ce(out @ out.T / 0.5, torch.arange(len(out)))
@@ -240,7 +240,7 @@ def memory_in_the_loss_of_training_and_recorder(s):
     s.train(loss=Bank())
 
 
-@broken("contribution", "hooks ghost")
+@broken("contribution", "hooks ghost", rare=True)
 def centres_of_classes_in_the_loss(s):
     centres = torch.zeros(2, 2)
 
@@ -272,7 +272,7 @@ def loss_divided_by_a_running_mean(s):
     s.train(trained=trained)
 
 
-@broken("contribution", "hooks functorch ew")
+@broken("contribution", "hooks functorch ew", rare=True)
 def recorder_told_a_tenth_of_the_loss(s):
     s.train(loss=lambda out, y: 0.1 * ce(out, y), trained=ce)
 
@@ -326,7 +326,7 @@ def column_against_row(s):
     )
 
 
-@broken("contribution", "hooks functorch")
+@broken("contribution", "hooks functorch", rare=True)
 def column_against_row_in_the_recorder_too(s):
     data = TensorDataset(blobs().tensors[0], blobs().tensors[0][:, 0] * 2)
     s.train(data, mlp_of(1), loss=lambda out, y: (out - y).square().mean(1))
@@ -413,7 +413,7 @@ def weights_of_the_recorder_moved_by_the_loop(s):
     s.train(loss=curriculum, after=later)
 
 
-@broken("contribution", "hooks functorch", expect="unsupported")
+@broken("contribution", "hooks functorch", expect="unsupported", rare=True)
 def temperature_of_the_model_moved_by_the_loop(s):
     model = Hidden(lambda h, x: h * model.temperature)
     model.temperature = 1.0
@@ -470,7 +470,7 @@ def clipped_sum_changed_before_the_noise(s):
             s.step(x, y)
 
 
-@broken("contribution", "hooks functorch")
+@broken("contribution", "hooks functorch", rare=True)
 def loss_noise_hides_a_mixing_loss(s):
     def noisy(out, y):
         losses = ce(out, y)

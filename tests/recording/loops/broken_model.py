@@ -46,7 +46,7 @@ for _name, _mix in MIXING.items():
     def mixed(s, mix=_mix):
         s.train(model=Hidden(mix))
 
-    _rare = _name in ("variance", "largest", "quantile", "quantised_by_the_largest", "rank")
+    _rare = _name not in ("mean", "attention", "random_partner")
 
     @broken(
         "contribution", "hooks ghost functorch", name=f"batch_{_name}_under_dropout", rare=_rare
@@ -59,7 +59,7 @@ def hundredth(h, x):
     return h - 0.01 * h.mean(0, keepdim=True)
 
 
-@broken("contribution", "hooks ghost functorch")
+@broken("contribution", "hooks ghost functorch", rare=True)
 def a_hundredth_of_the_batch_mean(s):
     s.train(model=Hidden(hundredth))
 
@@ -80,7 +80,7 @@ def attention_over_the_batch_with_known_participation(s):
     )
 
 
-@broken("contribution", "hooks ghost")
+@broken("contribution", "hooks ghost", rare=True)
 def mixing_recorded_once(s):
     s.train(model=Hidden(MIXING["mean"], dropout=0.1), recorder={"every": "once"})
 
@@ -98,7 +98,7 @@ def mixing_from_the_tenth_step_on(s):
     s.train(model=Kept(late))
 
 
-@broken("contribution", "hooks ghost functorch ew")
+@broken("contribution", "hooks ghost functorch ew", rare=True)
 def mixing_in_training_mode_only(s):
     class Centred(nn.Module):
         def forward(self, h):
@@ -107,7 +107,7 @@ def mixing_in_training_mode_only(s):
     s.train(model=nn.Sequential(nn.Linear(6, 8), nn.Tanh(), Centred(), nn.Linear(8, 2)))
 
 
-@broken("contribution", "hooks ghost")
+@broken("contribution", "hooks ghost", rare=True)
 def mixing_of_pictures(s):
     class Centred(nn.Module):
         def forward(self, h):
@@ -173,7 +173,7 @@ def memory_in_a_list_under_dropout(s):
     s.train(model=model)
 
 
-@broken("contribution", "hooks functorch")
+@broken("contribution", "hooks functorch", rare=True)
 def memory_used_after_many_steps(s):
     def late(net, x, outputs):
         if net.calls > 15:
@@ -227,7 +227,7 @@ def padding_in_the_mean(s):
     s.train(Texts(), Bag(lambda h, x: h.mean(1)), collate=padded)
 
 
-@broken("contribution", "hooks functorch")
+@broken("contribution", "hooks functorch", rare=True)
 def padding_in_the_mean_without_dropout(s):
     s.train(Texts(), Bag(lambda h, x: h.mean(1), dropout=0.0), collate=padded)
 
@@ -240,7 +240,7 @@ def last_position_of_the_padded_text(s):
     s.train(Texts(), Bag(last), collate=padded)
 
 
-@broken("contribution", "hooks ghost")
+@broken("contribution", "hooks ghost", rare=True)
 def divided_by_the_padded_length(s):
     def pool(h, x):
         return (h * (x != 0).unsqueeze(-1)).sum(1) / max(1, x.shape[1])
@@ -311,7 +311,7 @@ def outputs_scaled_by_the_batch_size(s):
     s.train(model=Hidden(lambda h, x: h * len(x) / 32))
 
 
-@broken("contribution", "hooks functorch")
+@broken("contribution", "hooks functorch", rare=True)
 def positions_indexed_by_the_batch_size(s):
     table = torch.linspace(0.5, 1.5, 100)
     s.train(model=Hidden(lambda h, x: h * table[len(x)]))
@@ -331,7 +331,7 @@ def experts_with_a_capacity(s):
     s.train(model=Hidden(capacity))
 
 
-@broken("contribution", "hooks functorch")
+@broken("contribution", "hooks functorch", rare=True)
 def experts_balanced_over_the_batch(s):
     class Balanced(Hidden):
         def forward(self, x):
@@ -346,7 +346,7 @@ def experts_balanced_over_the_batch(s):
     s.train(model=Balanced(None), loss=loss)
 
 
-@broken("contribution", "hooks ghost")
+@broken("contribution", "hooks ghost", rare=True)
 def codebook_updated_in_the_forward(s):
     def nearest(net, x, outputs):
         code = (x[:, None] - net.kept).square().sum(2).argmin(1)
@@ -380,7 +380,7 @@ def mixed_on_the_way_back(h, x):
     return h
 
 
-@broken("contribution", "hooks ghost")
+@broken("contribution", "hooks ghost", rare=True)
 def gradients_mixed_on_the_way_back(s):
     """Outputs are of one row each; a hook takes the batch's mean off the gradients."""
     s.train(model=Hidden(mixed_on_the_way_back))

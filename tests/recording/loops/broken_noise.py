@@ -66,7 +66,7 @@ def noise_taken_out_by_a_step_hook(s):
             s.step(x, y)
 
 
-@broken("noise", SUMMED)
+@broken("noise", SUMMED, rare=True)
 def half_of_the_noise(s):
     trained_with(s, "add_noise", add_noise_of(lambda p, right: right / 2))
 
@@ -115,7 +115,7 @@ def noise_used_again_in_the_next_step(s):
     trained_with(s, "add_noise", add_noise_of(draw))
 
 
-@broken("noise source", "hooks ghost")
+@broken("noise source", "hooks ghost", rare=True)
 def generator_set_back_each_step(s):
     s.make()
     state = s.optimizer.generator.get_state()
@@ -188,7 +188,7 @@ def seed_of_the_script(s):
     s.train(private=False)
 
 
-@broken("source", "hooks ghost ew")
+@broken("source", "hooks ghost ew", rare=True)
 def seed_42_behind_the_optimizer(s):
     s.make(private=False)
     torch.manual_seed(42)
@@ -217,7 +217,7 @@ def seed_set_once_an_epoch(s):
                 s.step(x, y)
 
 
-@broken("source", "hooks ghost", expect="unsupported")
+@broken("source", "hooks ghost", expect="unsupported", rare=True)
 def seed_of_the_clock_while_training(s):
     torch.seed()
     s.make(private=False)
@@ -248,7 +248,7 @@ def generator_with_the_seed_of_torch(s):
             s.step(x, y)
 
 
-@broken("source", "hooks ghost ew")
+@broken("source", "hooks ghost ew", rare=True)
 def generator_with_a_short_seed(s):
     s.train(noise_generator=torch.Generator().manual_seed(1234))
 
@@ -325,7 +325,7 @@ def plain_gradient_added_between_noise_and_update(s):
                 s.inner.step()
 
 
-@broken("noise update", SUMMED)
+@broken("noise update", SUMMED, rare=True)
 def little_plain_gradient_added_between_noise_and_update(s):
     s.make()
     with s.recorded():

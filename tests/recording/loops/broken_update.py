@@ -41,7 +41,7 @@ def plain_updates_after_the_last_step(s):
     s.train(end=lambda s: [plain_update(s, *s.data.tensors) for _ in range(20)])
 
 
-@broken("update", "hooks ghost functorch")
+@broken("update", "hooks ghost functorch", rare=True)
 def plain_updates_before_the_first_step(s):
     s.make()
     with s.recorded():
@@ -172,7 +172,7 @@ def prototypes_in_a_buffer(s):
     trained_each_step(s, write, model=Kept(lambda net, x, outputs: outputs))
 
 
-@broken("update", "hooks ghost")
+@broken("update", "hooks ghost", rare=True)
 def prototypes_in_a_buffer_after_the_last_step(s):
     def write(s):
         s.model._module.kept.copy_(s.data.tensors[0][:2])
@@ -228,7 +228,7 @@ def step_undone_where_the_loss_hardly_fell(s):
                 s.model.load_state_dict(kept)
 
 
-@broken("update", "hooks ghost", expect="unsupported")
+@broken("update", "hooks ghost", expect="unsupported", rare=True)
 def best_weights_on_the_training_set_loaded_at_the_end(s):
     s.make()
     best = (1e9, None)

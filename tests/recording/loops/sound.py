@@ -172,7 +172,7 @@ def two_inputs_by_unpack(s):
             s.step(None, y, outputs=s.model(u, v))
 
 
-@sound("hooks ghost")
+@sound("hooks ghost", rare=True)
 def batches_with_an_index_by_unpack(s):
     s.make(TensorDataset(*blobs().tensors, torch.arange(400)))
     with s.recorded(unpack=lambda batch: ((batch[0],), batch[1])):
@@ -366,7 +366,7 @@ def norm_of_the_noisy_gradient_logged(s):
     s.train(after=lambda s, x, y: [p.grad.norm().item() for p in s.model.parameters()])
 
 
-@sound("hooks functorch ew")
+@sound("hooks functorch ew", rare=True)
 def clip_grad_norm_before_the_step(s):
     s.train(between=lambda s, x, y: nn.utils.clip_grad_norm_(s.model.parameters(), 1.0))
 
@@ -411,7 +411,7 @@ def closure_of_the_step(s):
             s.optimizer.step(closure)
 
 
-@sound("hooks functorch")
+@sound("hooks functorch", rare=True)
 def micro_batches_by_hand(s):
     s.make()
     with s.recorded():

@@ -16,7 +16,7 @@ def targets(y):
     return TensorDataset(blobs().tensors[0], y)
 
 
-@sound("hooks functorch ew")
+@sound("hooks functorch ew", rare=True)
 def the_loss_of_torch(s):
     s.make()
     with s.recorded():
@@ -107,7 +107,7 @@ def label_smoothing(s):
     s.train(loss=nn.CrossEntropyLoss(label_smoothing=0.1, reduction="none"))
 
 
-@sound("hooks ghost functorch")
+@sound("hooks ghost functorch", rare=True)
 def focal_loss(s):
     def focal(out, y):
         p = out.softmax(1).gather(1, y[:, None])[:, 0]
@@ -146,7 +146,7 @@ def pixels(s):
     s.train(Items(item, 200), model, loss=lambda out, y: ce(out, y).mean((1, 2)))
 
 
-@sound("hooks ghost functorch")
+@sound("hooks ghost functorch", rare=True)
 def several_heads_with_missing_labels(s):
     class Heads(nn.Module):
         def __init__(self):
@@ -167,17 +167,18 @@ def several_heads_with_missing_labels(s):
     s.train(targets(torch.arange(800).view(400, 2) % 3 - 1), Heads(), loss=loss)
 
 
-@sound("hooks ghost functorch")
+@sound("hooks ghost functorch", rare=True)
 def triplets_of_views_of_one_item(s):
-    def views(i):
-        x = vector(i)
-        return torch.stack([x, x + 0.1 * vector(i + 1), vector(i + 2)]), 0
+    views = TensorDataset(
+        torch.stack([normal(400, 6), normal(400, 6) + 0.1, normal(400, 6, seed=2)], 1),
+        torch.zeros(400),
+    )
 
     def triplet(out, y):
         near, far = (out[:, 0] - out[:, k] for k in (1, 2))
         return F.relu(near.square().sum(1) - far.square().sum(1) + 1)
 
-    s.train(Items(views), mlp(), loss=triplet)
+    s.train(views, mlp(), loss=triplet)
 
 
 @sound("hooks functorch")

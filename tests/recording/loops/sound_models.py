@@ -40,7 +40,7 @@ def convolution_group_norm_dropout(s):
     s.train(pictures(), cnn(dropout=0.2))
 
 
-@sound("hooks ghost functorch")
+@sound("hooks ghost functorch", rare=True)
 def instance_norm(s):
     s.train(pictures(), cnn(lambda: nn.InstanceNorm2d(8, affine=True)))
 
@@ -216,7 +216,7 @@ def outputs_in_a_tuple_with_hidden_values(s):
     s.train(model=model, loss=lambda out, y: auxiliary_loss(out[0], out[1][0], y))
 
 
-@sound("hooks functorch")
+@sound("hooks functorch", rare=True)
 def outputs_in_a_dataclass(s):
     model = Auxiliary(lambda o, a, h: Outputs(o, a))
     s.train(model=model, loss=lambda out, y: auxiliary_loss(out.logits, out.aux, y))

@@ -22,7 +22,7 @@ OPTIMIZERS = {
     "nesterov": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
 }
 for _name, _make in OPTIMIZERS.items():
-    _rare = _name in ("adamw", "nadam", "rmsprop", "momentum")
+    _rare = _name not in ("adam", "adamw_fused", "nesterov")
 
     @sound("hooks ghost functorch ew", name=f"optimizer_{_name}", rare=_rare)
     def optimizer(s, make=_make):
@@ -41,10 +41,10 @@ LAWS = {
         [rates.LinearLR(o, 0.1, total_iters=4), rates.ExponentialLR(o, 0.9)]
     ),
     "averaging": lambda o: torch.optim.swa_utils.SWALR(o, swa_lr=0.05, anneal_epochs=5),
-    "noise": lambda o: schedulers.ExponentialNoise(o, gamma=0.99),
+    "noise": lambda o: schedulers.StepNoise(o, step_size=9, gamma=0.9),
 }
 for _name, _make in LAWS.items():
-    _rare = _name in ("cosine", "restarts", "chained")
+    _rare = _name not in ("lambda", "one_cycle", "averaging", "noise")
 
     @sound("hooks ghost functorch", name=f"schedule_{_name}", rare=_rare)
     def schedule(s, make=_make, name=_name):
@@ -61,7 +61,7 @@ for _name, _make in LAWS.items():
 @sound("hooks functorch ew")
 def schedule_clip(s):
     s.make()
-    law = schedulers.StepGradClip(s.optimizer, step_size=3, gamma=0.9)
+    law = schedulers.StepGradClip(s.optimizer, step_size=9, gamma=0.9)
     with s.recorded():
         for x, y in s.batches():
             s.step(x, y)
@@ -130,7 +130,7 @@ def clipped_individually(s):
     s.train(recorder={"every": 5, "individual_clipping": True}, clip=2.0)
 
 
-@sound("hooks ghost")
+@sound("hooks ghost", rare=True)
 def clipped_below_all_norms(s):
     s.train(model=with_dropout(), clip=0.01)
 
@@ -173,7 +173,7 @@ def dropout_and_participation_known(s):
     )
 
 
-@sound("hooks ghost")
+@sound("hooks ghost", rare=True)
 def rare_records(s):
     s.train(recorder={"every": "once", "reference_examples": 4, "batch_norms": True})
 

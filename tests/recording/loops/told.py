@@ -10,16 +10,15 @@ from torch.nn import functional as F
 from torch.optim import lr_scheduler as rates
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import TensorDataset
 
 from recording.loops.harness import blobs, ce, normal, private_generator, told
 from recording.loops.parts import (
     Bag,
     Hidden,
-    Items,
     LowRank,
     Texts,
     trainable,
-    vector,
     with_dropout,
 )
 
@@ -70,7 +69,7 @@ def rate_by_the_validation_loss(s):
 @told("settings", "hooks")
 def noise_by_hand(s):
     def more(s, x, y):
-        s.optimizer.noise_multiplier = 1 + 0.01 * s.steps
+        s.optimizer.noise_multiplier = 1 + 0.1 * (s.steps // 9)
 
     s.train(after=more)
 
@@ -80,7 +79,7 @@ def normalised_in_the_loop(s):
     s.train(inputs=lambda x: (x - 0.1) / 2)
 
 
-@told("start contribution batch", "hooks functorch")
+@told("start contribution batch", "hooks functorch", rare=True)
 def noise_on_inputs_in_the_loop(s):
     s.train(inputs=lambda x: x + 0.1 * torch.randn_like(x))
 
@@ -129,7 +128,7 @@ def moving_average_written_at_the_end(s):
         s.model._module.load_state_dict(average.module.state_dict())
 
 
-@told("update", "hooks ghost")
+@told("update", "hooks ghost", rare=True)
 def earlier_weights_loaded_again(s):
     s.make()
     with s.recorded():
@@ -169,7 +168,7 @@ def weights_pruned_by_their_size(s):
     s.train(after=prune)
 
 
-@told("update", "hooks functorch")
+@told("update", "hooks functorch", rare=True)
 def weights_limited_in_the_forward(s):
     class Limited(nn.Linear):
         def forward(self, x):
@@ -179,7 +178,7 @@ def weights_limited_in_the_forward(s):
     s.train(model=nn.Sequential(nn.Linear(6, 8), nn.Tanh(), Limited(8, 2)))
 
 
-@told("update noise contribution", "hooks", expect="refused")
+@told("update noise contribution", "hooks", expect="refused", rare=True)
 def two_private_optimizers(s):
     s.make(opt=lambda p: torch.optim.SGD(list(p)[:2], lr=0.1), clip=0.7)
     head = torch.optim.Adam(s.model._module[2].parameters(), 0.01)
@@ -197,7 +196,7 @@ def two_private_optimizers(s):
             other.step()
 
 
-@told("batch settings", "hooks", expect="unsupported")
+@told("batch settings", "hooks", expect="unsupported", rare=True)
 def sampling_rate_raised_by_a_law(s):
     s.make()
     with s.recorded():
@@ -223,13 +222,12 @@ def adapter_merged_at_the_end(s):
 def two_views_through_one_model(s):
     """Siamese: several forward passes of one model for one loss."""
 
-    def views(i):
-        return torch.stack([vector(i), vector(i) + 0.1 * vector(i + 1)]), i % 2
+    x, y = blobs().tensors
 
     def loss(out, y):
         return (out[:, 0] - out[:, 1]).square().sum(1) + ce(out[:, 0], y)
 
-    s.make(Items(views))
+    s.make(TensorDataset(torch.stack([x, x + 0.1], 1), y))
     with s.recorded(loss):
         for v, y in s.batches():
             outputs = torch.stack([s.model(v[:, 0]), s.model(v[:, 1])], 1)
@@ -261,7 +259,7 @@ def checkpoints_that_opacus_cannot_follow(s):
     s.train(model=Checkpointed(None))
 
 
-@told("contribution", "hooks ghost", expect="refused")
+@told("contribution", "hooks ghost", expect="refused", rare=True)
 def pictures_with_channels_last_in_memory(s):
     class Permuted(nn.Module):
         def __init__(self):
@@ -293,6 +291,6 @@ def optimizer_around_another(s):
     s.train(opt=lambda p: Lookahead(p, 0.1))
 
 
-@told("contribution", "ghost", expect="unsupported")
+@told("contribution", "ghost", expect="unsupported", rare=True)
 def clip_grad_norm_of_the_clipped_sum(s):
     s.train(between=lambda s, x, y: nn.utils.clip_grad_norm_(s.model.parameters(), 0.1))
