@@ -24,17 +24,17 @@ def other_blobs():
     return TensorDataset(x, (x[:, :3].sum(1) > 0).long())
 
 
-@broken("batch", "hooks ghost functorch ew")
+@broken("batch contribution", "hooks ghost functorch ew")
 def other_data_set_of_equal_size(s):
     s.train(drawn=other_blobs(), clip=0.02)
 
 
-@broken("batch", "hooks ghost", rare=True)
+@broken("batch contribution", "hooks ghost", rare=True)
 def other_data_set_under_dropout(s):
     s.train(model=with_dropout(), drawn=other_blobs())
 
 
-@broken("batch", "hooks ghost", rare=True)
+@broken("batch contribution", "hooks ghost", rare=True)
 def loader_of_another_run_inside_the_block(s):
     s.make(clip=0.02)
     other = DataLoader(other_blobs(), batch_size=32, shuffle=True)
@@ -44,7 +44,7 @@ def loader_of_another_run_inside_the_block(s):
                 s.step(x, y)
 
 
-@broken("batch", "hooks ghost", rare=True)
+@broken("batch contribution", "hooks ghost", rare=True)
 def test_rows_added_to_the_batch(s):
     s.make()
     test = normal(8, 6, seed=7)
@@ -53,7 +53,7 @@ def test_rows_added_to_the_batch(s):
             s.step(torch.cat([x, test]), torch.cat([y, torch.zeros(8).long()]))
 
 
-@broken("batch", "hooks ghost functorch ew")
+@broken("batch contribution", "hooks ghost functorch ew")
 def other_rows_than_those_drawn(s):
     s.make(clip=0.02)
     with s.recorded():
@@ -62,7 +62,7 @@ def other_rows_than_those_drawn(s):
             s.step(*(t[rows] for t in s.data.tensors))
 
 
-@broken("batch", "hooks ghost", rare=True)
+@broken("batch contribution", "hooks ghost", rare=True)
 def the_same_batch_in_every_step(s):
     s.make()
     with s.recorded():
@@ -71,7 +71,7 @@ def the_same_batch_in_every_step(s):
             s.step(*first)
 
 
-@broken("batch", "hooks ghost")
+@broken("batch contribution", "hooks ghost")
 def one_epochs_batches_used_twice(s):
     s.make()
     with s.recorded():
@@ -81,7 +81,7 @@ def one_epochs_batches_used_twice(s):
                 s.step(x, y)
 
 
-@broken("batch", "hooks ghost", participation="known", rare=True)
+@broken("batch contribution", "hooks ghost", participation="known", rare=True)
 def shuffled_batches_used_twice(s):
     s.make(blobs(416), poisson=False, noise=3.0)
     with s.recorded(batch_norms=True):
@@ -91,7 +91,7 @@ def shuffled_batches_used_twice(s):
                 s.step(x, y)
 
 
-@broken("batch", "hooks ghost", expect="unsupported")
+@broken("batch contribution", "hooks ghost", expect="unsupported")
 def a_row_twice_in_the_batch(s):
     s.make()
     with s.recorded():
@@ -99,7 +99,7 @@ def a_row_twice_in_the_batch(s):
             s.step(torch.cat([x, x[:1]]), torch.cat([y, y[:1]]))
 
 
-@broken("batch", "hooks ghost", expect="unsupported", rare=True)
+@broken("batch contribution", "hooks ghost", expect="unsupported", rare=True)
 def first_half_of_the_batch_only(s):
     s.make()
     with s.recorded():
@@ -107,7 +107,7 @@ def first_half_of_the_batch_only(s):
             s.step(x[: len(x) // 2], y[: len(x) // 2])
 
 
-@broken("batch", "hooks functorch", expect="unsupported", rare=True)
+@broken("batch contribution", "hooks functorch", expect="unsupported", rare=True)
 def the_rows_with_the_largest_loss_only(s):
     s.make()
     with s.recorded():
@@ -117,7 +117,7 @@ def the_rows_with_the_largest_loss_only(s):
             s.step(x[kept], y[kept])
 
 
-@broken("batch", "hooks ghost", expect="unsupported")
+@broken("batch contribution", "hooks ghost", expect="unsupported")
 def batches_left_out_where_the_loss_is_small(s):
     s.make()
     first = None
@@ -129,7 +129,7 @@ def batches_left_out_where_the_loss_is_small(s):
                 s.step(x, y)
 
 
-@broken("batch", "hooks ghost", expect="unsupported", rare=True)
+@broken("batch contribution", "hooks ghost", expect="unsupported", rare=True)
 def batches_left_out_after_backward(s):
     s.make()
     first = None
@@ -145,7 +145,7 @@ def batches_left_out_after_backward(s):
                 s.optimizer.zero_grad()
 
 
-@broken("batch", "hooks ghost", expect="unsupported")
+@broken("batch contribution", "hooks ghost", expect="unsupported")
 def better_of_two_batches(s):
     s.make()
     with s.recorded():
@@ -154,7 +154,7 @@ def better_of_two_batches(s):
             s.step(*max(pair, key=lambda batch: s.loss_of(*batch)))
 
 
-@broken("batch", "hooks ghost", expect="unsupported", rare=True)
+@broken("batch contribution", "hooks ghost", expect="unsupported", rare=True)
 def empty_batches_left_out(s):
     s.make(blobs(102), batch=4)
     s.loader.batch_sampler.sample_rate = 1 / 102
@@ -164,7 +164,7 @@ def empty_batches_left_out(s):
                 s.step(x, y)
 
 
-@broken("batch", "hooks ghost", expect="unsupported")
+@broken("batch contribution", "hooks ghost", expect="unsupported")
 def micro_batches_left_early(s):
     s.make()
     with s.recorded():
@@ -178,7 +178,7 @@ def micro_batches_left_early(s):
                         break
 
 
-@broken("batch", "ghost", expect="unsupported")
+@broken("batch contribution", "ghost", expect="unsupported")
 def two_batches_for_one_step(s):
     s.make()
     with s.recorded():
@@ -189,7 +189,7 @@ def two_batches_for_one_step(s):
                 s.optimizer.zero_grad()
 
 
-@broken("batch", "hooks functorch", expect="refused")
+@broken("batch contribution", "hooks functorch", expect="refused")
 def accumulation_by_hand(s):
     s.make()
     with s.recorded():
@@ -200,7 +200,7 @@ def accumulation_by_hand(s):
                 s.optimizer.zero_grad()
 
 
-@broken("batch", "hooks functorch", expect="unsupported", rare=True)
+@broken("batch contribution", "hooks functorch", expect="unsupported", rare=True)
 def two_batches_joined(s):
     s.make()
     with s.recorded():
@@ -209,7 +209,7 @@ def two_batches_joined(s):
             s.step(torch.cat([x, u]), torch.cat([y, v]))
 
 
-@broken("batch", "hooks ghost", expect="unsupported")
+@broken("batch contribution", "hooks ghost", expect="unsupported")
 def weighted_sampler(s):
     weights = 1 + blobs().tensors[1] * 3
     s.train(sampler=WeightedRandomSampler(weights, 400), poisson=False)
@@ -226,7 +226,7 @@ class Choosy(UniformWithReplacementSampler):
 blobs_of = blobs().tensors
 
 
-@broken("batch", "hooks ghost", expect="unsupported", rare=True)
+@broken("batch contribution", "hooks ghost", expect="unsupported", rare=True)
 def sampler_of_a_subclass(s):
     s.make()
     s.loader.batch_sampler.__class__ = Choosy
@@ -235,7 +235,7 @@ def sampler_of_a_subclass(s):
             s.step(x, y)
 
 
-@broken("batch", "hooks ghost", expect="unsupported", rare=True)
+@broken("batch contribution", "hooks ghost", expect="unsupported", rare=True)
 def sampler_replaced_while_training(s):
     s.make()
     own = s.loader.batch_sampler
@@ -246,17 +246,17 @@ def sampler_replaced_while_training(s):
                 s.step(*(t[rows] for t in s.data.tensors))
 
 
-@broken("batch", "hooks ghost", expect="unsupported")
+@broken("batch contribution", "hooks ghost", expect="unsupported")
 def shuffled_and_participation_secret(s):
     s.train(blobs(416), poisson=False)
 
 
-@broken("batch", "hooks ghost", expect="unsupported", rare=True)
+@broken("batch contribution", "hooks ghost", expect="unsupported", rare=True)
 def in_the_order_of_the_data_set(s):
     s.train(blobs(416), poisson=False, sampler=torch.utils.data.SequentialSampler(range(416)))
 
 
-@broken("batch", "hooks ghost", expect="unsupported", rare=True)
+@broken("batch contribution", "hooks ghost", expect="unsupported", rare=True)
 def seeded_batches_in_every_epoch_alike(s):
     s.make()
     with s.recorded():
@@ -384,7 +384,7 @@ def unpack_that_is_not_what_the_loop_does(s):
             s.step(x.flip(1), y)
 
 
-@broken("batch", "hooks", expect="refused")
+@broken("batch contribution", "hooks", expect="refused")
 def recorder_told_the_whole_of_a_subset(s):
     whole = blobs(500)
     s.make(Subset(whole, list(range(50, 450))))
@@ -393,7 +393,7 @@ def recorder_told_the_whole_of_a_subset(s):
             s.step(x, y)
 
 
-@broken("batch", "hooks ghost", rare=True)
+@broken("batch contribution", "hooks ghost", rare=True)
 def recorder_told_the_rows_in_another_order(s):
     whole = blobs()
     s.make(whole, clip=0.02)
@@ -402,7 +402,7 @@ def recorder_told_the_rows_in_another_order(s):
             s.step(x, y)
 
 
-@broken("batch", "hooks ghost", rare=True)
+@broken("batch contribution", "hooks ghost", rare=True)
 def rows_kept_from_the_last_batch(s):
     """Replay: a quarter of each batch comes from the one before."""
     s.make()
@@ -426,7 +426,7 @@ def generated_rows_of_the_last_batch(s):
     s.train(inputs=toward)
 
 
-@broken("batch", "hooks", expect="refused")
+@broken("batch contribution", "hooks", expect="refused")
 def two_backward_passes_for_one_step(s):
     s.make()
     with s.recorded():
@@ -437,7 +437,7 @@ def two_backward_passes_for_one_step(s):
             s.optimizer.step()
 
 
-@broken("batch", "hooks ghost", expect="unsupported", rare=True)
+@broken("batch contribution", "hooks ghost", expect="unsupported", rare=True)
 def batches_of_a_second_private_loader(s):
     s.make()
     from opacus.data_loader import DPDataLoader

@@ -20,7 +20,6 @@ from __future__ import annotations
 import copy
 import inspect
 import json
-import secrets
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -36,19 +35,13 @@ from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
 import indpriv
-from indpriv import recording
 from indpriv.analysis.divisor import divisor_of
 from indpriv.analysis.guarantee import guarantee_of
 from indpriv.norm_log.norm_log import open_run
 from indpriv.norm_log.verify import verify
-from indpriv.recording import Recorder
+from indpriv.recording import Recorder, private_generator
 
-try:  # the lines are written at the same time as these loops
-    from indpriv.norm_log.lines import lines_of
-except ImportError:
-    lines_of = None
-
-LINES = ("batch", "contribution", "noise", "source", "update", "settings", "start")
+LINES = ("batch", "contribution", "noise", "update", "settings", "source", "start")
 MODES = ("hooks", "ghost", "functorch", "ew")
 ce = nn.CrossEntropyLoss(reduction="none")
 
@@ -143,18 +136,12 @@ def judged(run_dir: Path, delta: float = 1e-3, participation: str = "secret") ->
     about = json.loads((run_dir / "run.json").read_text("utf-8")).get("recorder", {})
     divisor = divisor_of(len(table), opened.log.total_steps, about)
     guarantee = guarantee_of(table, verify(opened), about, divisor=divisor)
-    lines = lines_of(opened.state) if lines_of else []
     return Judged(
         table.claim,
         guarantee.status,
-        {line.key: line.word for line in lines},
-        {line.key: line.detail for line in lines} or {"": "; ".join(guarantee.reasons)},
+        {line.key: line.word for line in guarantee.lines},
+        {line.key: line.detail for line in guarantee.lines},
     )
-
-
-def private_generator() -> torch.Generator:
-    made = getattr(recording, "private_generator", None)
-    return made() if made else torch.Generator().manual_seed(secrets.randbits(63))
 
 
 class PerExample(nn.Module):
@@ -250,7 +237,7 @@ class Scene:
         self, loss: Any = ce, *, autocast: bool = False, **options: Any
     ) -> Iterator[Recorder]:
         """Record while the block trains, the whole run dir a new one."""
-        known = inspect.signature(Recorder).parameters  # unpack= and public_settings= are new
+        known = inspect.signature(Recorder).parameters  # unpack= is to come
         options = {"every": 1} | {k: v for k, v in options.items() if k in known}
         options.setdefault("dataset", self.data)
         with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():

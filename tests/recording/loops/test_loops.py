@@ -19,13 +19,12 @@ from recording.loops import (
     sound_settings,
     told,
 )
-from recording.loops.harness import LINES, LOOPS, MODES, Judged, Loop, lines_of, run
+from recording.loops.harness import LINES, LOOPS, MODES, Judged, Loop, run
 
 TOPICS = [
     *(sound, sound_losses, sound_models, sound_settings, told),
     *(broken_data, broken_loss, broken_model, broken_noise, broken_settings, broken_update),
 ]
-MUST_HOLD = ("batch", "contribution", "noise", "update", "settings")
 
 
 def mode_of(loop: Loop) -> str:
@@ -57,13 +56,11 @@ def check(loop: Loop, got: Judged | Exception) -> None:
     else:
         assert got.status != "supported", got
         assert got.claim != "exact", got
-    if lines_of is None:
-        return
-    assert set(got.words) == set(LINES), got
+    assert set(got.words) >= set(LINES), got
     assert set(got.words.values()) <= {"verified", "declared", "on trust", "refuted"}, got
     if loop.kind == "sound":
         assert "refuted" not in got.words.values(), got
-        assert {got.words[key] for key in MUST_HOLD} == {"verified"}, got
+        assert {got.words[key] for key in LINES[:5]} == {"verified"}, got
     elif loop.expect == "declared":
         assert "refuted" not in got.words.values(), got
         assert "declared" in {got.words[key] for key in loop.lines}, got
