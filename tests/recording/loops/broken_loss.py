@@ -389,7 +389,7 @@ def one_in_five_steps_mixes(s):
     s.train(trained=trained)
 
 
-@broken("contribution", "ghost")
+@broken("contribution batch", "ghost")
 def ghost_mode_with_a_plain_loss(s):
     s.make()
     with s.recorded():

@@ -420,3 +420,12 @@ def micro_batches_by_hand(s):
             for k, part in enumerate(parts):
                 s.optimizer.signal_skip_step(do_skip=k < len(parts) - 1)
                 s.step(*part)
+
+
+@sound("hooks ghost functorch")
+def normalised_by_the_collate_function(s):
+    def collate(rows):
+        x, y = default_collate(rows)
+        return (x - 0.1) / 2, y
+
+    s.train(collate=collate)
