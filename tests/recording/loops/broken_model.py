@@ -133,7 +133,7 @@ def batch_norm_by_hand(s):
     s.train(pictures(), cnn(Norm))
 
 
-@broken("contribution update", "hooks ghost")
+@broken("contribution update", "hooks ghost", expect="unsupported")
 def running_mean_in_a_buffer(s):
     def running(net, x, outputs):
         if net.training and torch.is_grad_enabled() and len(x):
@@ -143,7 +143,7 @@ def running_mean_in_a_buffer(s):
     s.train(model=Kept(running))
 
 
-@broken("update", "hooks ghost")
+@broken("update", "hooks ghost", expect="unsupported")
 def buffer_written_in_the_forward_and_never_read(s):
     def keep(net, x, outputs):
         if net.training and torch.is_grad_enabled() and len(x):
@@ -195,7 +195,7 @@ def memory_in_a_plain_attribute(s):
     s.train(model=Kept(last))
 
 
-@broken("update", "hooks functorch")
+@broken("update", "hooks functorch", expect="unsupported")
 def weights_written_in_the_forward(s):
     def prototypes(net, x, outputs):
         if net.training and torch.is_grad_enabled() and len(x):
@@ -205,7 +205,7 @@ def weights_written_in_the_forward(s):
     s.train(model=Kept(prototypes))
 
 
-@broken("update start", "hooks ghost")
+@broken("update start", "hooks ghost", expect="unsupported")
 def initialised_by_the_first_batch(s):
     def normalise(net, x, outputs):
         if net.calls == 1 and len(x):
