@@ -24,12 +24,12 @@ from indpriv.cli.advise import advise
 from indpriv.cli.attacks import attack_app, shadow, validate
 from indpriv.cli.audit import audit
 from indpriv.cli.compose import compose
+from indpriv.cli.first_contact import check_moved
 from indpriv.cli.leak import leak
 from indpriv.cli.lint import lint
 from indpriv.cli.publish import create_statement, gate, model_card, pdf, release
 from indpriv.cli.reading import compare, convert, groups, verify
 from indpriv.cli.run import demo, train
-from indpriv.cli.sweep import sweep
 from indpriv.errors import InputError
 
 app = typer.Typer(
@@ -65,7 +65,7 @@ def _options(
 
 
 _COMMANDS = (
-    *(demo, lint, train, sweep, audit, groups, release, shadow, leak, validate),
+    *(demo, lint, train, audit, groups, release, shadow, leak, validate),
     *(advise, compose, compare, convert, verify, gate, pdf),
 )
 for _command in _COMMANDS:
@@ -78,11 +78,18 @@ def _interrupted(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line on `arguments` (default: sys.argv) and return its exit code."""
+def run(
+    arguments: Sequence[str] | None = None, commands: typer.Typer = app, name: str = "indpriv"
+) -> int:
+    """Run the command line on `arguments` (default: sys.argv) and return its exit code.
+
+    commands, name: of another command line with these exit codes and messages.
+    """
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        app(arguments, prog_name="indpriv")
+        if commands is app:
+            check_moved(sys.argv[1:] if arguments is None else arguments)
+        commands(arguments, prog_name=name)
     except SystemExit as end:
         return int(end.code or 0)
     except InputError as error:
@@ -95,7 +102,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return 2
 
 
-def main() -> NoReturn:
+def main(commands: typer.Typer = app, name: str = "indpriv") -> NoReturn:
     """Run the command line as its own process; the entry point `indpriv`."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch starts its threads
     # Like Ctrl-C: temporary files are removed, and the exit code is 130. Ignored stays ignored.
@@ -106,4 +113,4 @@ def main() -> NoReturn:
     warnings.showwarning = lambda message, *_, **__: errors.print(
         f"[yellow]warning:[/] {escape(str(message))}"
     )
-    sys.exit(run())
+    sys.exit(run(None, commands, name))

@@ -10,7 +10,6 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from indpriv.cli.exposure import exposure
 from indpriv.cli.first_contact import checked_audit_file, checked_run
 from indpriv.cli.options import DataDir, Json, check_device, check_folder, print_json, progress_bar
 from indpriv.errors import InputError
@@ -80,7 +79,6 @@ Checkpoints = Annotated[
 ]
 
 attack_app = typer.Typer(invoke_without_command=True)
-attack_app.command("exposure")(exposure)
 
 
 @attack_app.callback()

@@ -11,6 +11,9 @@ from indpriv.errors import InputError
 
 _LEVELS = 3  # of folders that are searched for runs
 _NAMED = 5  # runs or files that a message names
+_MOVED = {"sweep": "sweep", "attack exposure": "exposure", "advise": ""}  # to audits/
+_DELETES = {"--without", "--without-ids"}
+_TRAINS = _DELETES | {"--subsets", "--seeds", "--jobs"}  # of advise: it trained new runs
 _ARCHIVES = {".zip": "zipfile", ".tar": "tarfile", ".tgz": "tarfile", ".gz": "tarfile"}
 
 
@@ -34,8 +37,8 @@ def checked_run(path: Path | None, command: str) -> Path:
     raise InputError((_of_folder if path.is_dir() else _of_file)(path, command))
 
 
-def checked_audit_file(path: Path | None, command: str) -> Path:
-    """The path, if it is a file.
+def checked_audit_file(path: Path | None, command: str, program: str = "indpriv") -> Path:
+    """The path, if it is a file; program: which has the command.
 
     Raises:
         InputError: it is missing or no file; the message lists the audit files to choose from.
@@ -43,15 +46,15 @@ def checked_audit_file(path: Path | None, command: str) -> Path:
     if path is not None and path.is_file():
         return path
     if path is None:
-        reason = f"indpriv {command} needs an audit file"
+        reason = f"{program} {command} needs an audit file"
     elif path.is_dir():
-        reason = f"{path} is a directory, and indpriv {command} needs an audit file"
+        reason = f"{path} is a directory, and {program} {command} needs an audit file"
     else:
         reason = f"{path} does not exist"
     for folder in (path or Path("audits"), Path("audits"), shipped_audits()):
         if files := sorted(folder.glob("*.toml")):
             break
-    raise InputError(f"{reason}; type one of{_lines([(command, file) for file in files])}")
+    raise InputError(f"{reason}; type one of{_lines([(command, file) for file in files], program)}")
 
 
 def shipped_audits() -> Path:
@@ -134,10 +137,29 @@ def _runs_in(folder: Path) -> list[Path]:
     ]
 
 
-def _lines(commands: Sequence[tuple[str, Path]]) -> str:
-    return ":" + "".join(f"\n  {typed(*words)}" for words in commands)
+def _lines(commands: Sequence[tuple[str, Path]], program: str = "indpriv") -> str:
+    return ":" + "".join(f"\n  {typed(*words, program)}" for words in commands)
 
 
-def typed(command: str, path: Path) -> str:
+def typed(command: str, path: Path, program: str = "indpriv") -> str:
     """The line to type for a command on a path."""
-    return shlex.join(["indpriv", *command.split(), str(path)])
+    return shlex.join([*program.split(), *command.split(), str(path)])
+
+
+def check_moved(words: Sequence[str]) -> None:
+    """Raise InputError if they are a command that is an experiment now, with the line to type."""
+    for old, new in _MOVED.items():
+        rest = words[len(old.split()) :]
+        if list(words[: len(old.split())]) != old.split():
+            continue
+        if old == "advise":
+            names = {word.partition("=")[0] for word in rest}
+            if not (names & _TRAINS or any(_is_audit_file(word) for word in rest)):
+                continue
+            new = "deletion" if names & _DELETES else "subsets"
+        line = shlex.join(["python", "-m", "audits", new, *rest])
+        raise InputError(f"this is an experiment now; in a clone of indpriv, type: {line}")
+
+
+def _is_audit_file(word: str) -> bool:
+    return word.endswith(".toml") and Path(word).is_file()

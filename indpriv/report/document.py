@@ -1,7 +1,7 @@
 """The content of a report as plain data: sections of blocks, which renderers draw."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,12 +109,12 @@ class Figure:
     """A figure, drawn on the page only.
 
     Attributes:
-        name: of the function in `indpriv.report.figures.FIGURES` that draws it.
+        name: of the function in `indpriv.report.figures.FIGURES` that draws it, or a function.
         arguments: of that function.
         caption: below the figure.
     """
 
-    name: str
+    name: str | Callable[..., str]
     arguments: tuple[Any, ...]
     caption: str
 

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from audits.exposure.measured import exposure_of_run
+from audits.exposure.training import SecretsConfig, train_with_secrets
 from indpriv._plain import to_json
 from indpriv.analysis.attacks.exposure import measure_exposure
-from indpriv.audit.exposure import exposure_of_run
 from indpriv.norm_log.run_files import SECRETS
-from indpriv.training.sequences.secrets import SecretsConfig, train_with_secrets
 
 SETTINGS = tuple(
     SecretsConfig(model=model, text_rows=1000, epochs=15, target_epsilon=epsilon)

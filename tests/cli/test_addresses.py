@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from indpriv.cli import run
+from audits.__main__ import app as experiments
+from indpriv.cli import app, run
 
 ADDRESS, AUDIT = "s3://bucket/there", "digits.toml"
 DIGITS = Path(__file__).parents[2] / "audits" / AUDIT
@@ -14,11 +15,13 @@ DIGITS = Path(__file__).parents[2] / "audits" / AUDIT
     "words",
     [
         ["demo", "--output-dir", ADDRESS],
-        ["sweep", AUDIT, "--over", "max_grad_norm=0.1,0.3", "--output-dir", ADDRESS],
         ["shadow", AUDIT, "--output-dir", ADDRESS],
         ["convert", "norms.npz", "--run", "run.json", "--output-dir", ADDRESS],
         ["statement", "create", ADDRESS, "--example", "3"],
-        ["advise", AUDIT, "--target", "1.0", "--output-dir", ADDRESS],
+        ["audits sweep", AUDIT, "--over", "max_grad_norm=0.1,0.3", "--output-dir", ADDRESS],
+        ["audits subsets", AUDIT, "--target", "1.0", "--output-dir", ADDRESS],
+        ["audits deletion", AUDIT, "--without", "label=3", "--output-dir", ADDRESS],
+        ["audits exposure", ADDRESS],
     ],
     ids=lambda words: words[0],
 )
@@ -27,6 +30,7 @@ def test_an_address_is_refused_where_files_are_written_on_a_disk(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / AUDIT).write_bytes(DIGITS.read_bytes())
-    assert run(words) == 2
+    program, _, command = words[0].rpartition(" ")
+    assert run([command, *words[1:]], experiments if program else app) == 2
     assert "lies in object storage" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == [AUDIT]

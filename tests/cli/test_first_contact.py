@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from audits.__main__ import app as experiments
 from indpriv._files import writer_of
 from indpriv._journal import JournalWriter
 from indpriv.cli import run
@@ -203,3 +204,37 @@ def test_completion(shell, words, indpriv, monkeypatch):
     offered = indpriv().out
     assert "audit" in offered
     assert "verify" not in offered
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("sweep a.toml --over max_grad_norm=1,2", "sweep a.toml --over max_grad_norm=1,2"),
+        ("sweep --help", "sweep --help"),
+        ("attack exposure runs/x --model lstm", "exposure runs/x --model lstm"),
+        ("advise a.toml --target 1.5 --seeds 3", "subsets a.toml --target 1.5 --seeds 3"),
+        ("advise --target 1 a.toml", "subsets --target 1 a.toml"),
+        ("advise a.toml --without race=Black", "deletion a.toml --without race=Black"),
+        ("advise runs/x --without-ids=ids.txt", "deletion runs/x --without-ids=ids.txt"),
+        (
+            "advise gone.toml --target 1 --subsets=0.5,1",
+            "subsets gone.toml --target 1 --subsets=0.5,1",
+        ),
+    ],
+)
+def test_a_command_that_moved_says_what_to_type(typed, line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.toml").touch()
+    assert run(typed.split()) == 2
+    printed = capsys.readouterr().err
+    assert printed.endswith(f"in a clone of indpriv, type: python -m audits {line}\n")
+    assert printed.count("error:") == 1
+
+
+def test_experiments_list_the_audit_files_to_choose_from(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for words in (["sweep", "--over", "epochs=1,2"], ["subsets", "--target", "1"]):
+        assert run(words, experiments, "python -m audits") == 2
+        printed = capsys.readouterr().err
+        assert f"python -m audits {words[0]} needs an audit file; type one of" in printed
+        assert re.search(rf"\n  python -m audits {words[0]} \S*adult.toml\n", printed)

@@ -14,7 +14,6 @@ from indpriv._plain import AtLeastZero, Count, Share, to_json
 from indpriv._progress import Advance
 from indpriv.accountant.method import Method
 from indpriv.analysis.advice.group_quantiles import HIGH, LOW, MIDDLE, Group, read_quantiles
-from indpriv.analysis.advice.records_advice import MOST_DATA, RecordsNeeded
 from indpriv.analysis.advice.settings_advice import Remedy, remedies
 from indpriv.analysis.groups.group_rows import MIN_GROUP
 from indpriv.analysis.guarantee import Guarantee
@@ -42,16 +41,6 @@ AT_WORST_CASE = (
     "Where a group's figure is the worst case itself, more of it than the quantile leaves out is "
     "clipped in every step, and only a setting that brings the worst case to the target helps."
 )
-LINE_GOES_ON = (
-    "Records: a straight line through the logarithms of a group's figure and of the number of "
-    "training examples, over runs on nested random subsets, drawn on to at most "
-    f"{MOST_DATA:g} times the data. That assumes that the line goes on, that new records are like "
-    "those there are, in all groups alike, and that batch size, epochs, noise multiplier and "
-    "clipping norm stay. Its interval (95 %) is that of one more run, and treats runs as "
-    "independent, though those of one seed share records. A group whose figure is the worst case "
-    "in every run has no line (a dash): its number is that at which the worst case of such a run, "
-    "which follows from the settings alone, reaches the target."
-)
 OF_A_SAMPLE = (
     "Intervals here (95 %) are of the quantile in a larger population, if the people of a group "
     "are a random sample of it. They do not say how another run of the same settings would differ."
@@ -72,7 +61,6 @@ class GroupAdvice:
         noise: the noise multiplier, as a multiple of the run's.
         clipping: the clipping norm under the same noise, as a share of the run's; None where the
             run does not clip each gradient as a whole.
-        records: the data, as a multiple of what there is; None without runs on subsets.
     """
 
     by: str | None
@@ -83,7 +71,6 @@ class GroupAdvice:
     interval: Interval
     noise: Remedy
     clipping: Remedy | None
-    records: RecordsNeeded | None = None
 
 
 @dataclass(frozen=True)
@@ -117,13 +104,8 @@ class Advice:
     groups: tuple[GroupAdvice, ...]
 
     @property
-    def has_records(self) -> bool:
-        """Whether it rests on runs on subsets, which say how many records would help."""
-        return any(one.records is not None for one in self.groups)
-
-    @property
-    def of_settings(self) -> tuple[str, ...]:
-        """What the noise and the clipping norms assume, in sentences."""
+    def assumptions(self) -> tuple[str, ...]:
+        """What the figures assume, in sentences."""
         worst = self.guarantee.worst_case_epsilon
         at_worst = any(one.quantile >= worst * (1 - 1e-9) for one in self.groups)
         return (
@@ -132,11 +114,6 @@ class Advice:
             *([AT_WORST_CASE] if at_worst else []),
             OF_A_SAMPLE,
         )
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What all figures assume, in sentences."""
-        return (*self.of_settings, *([LINE_GOES_ON] if self.has_records else []))
 
     def to_json(self) -> dict[str, Any]:
         """The content of advice.json."""

@@ -76,13 +76,6 @@ def advise_on_run(
     )
 
 
-def account_run(path: Path, method: MethodOptions) -> tuple[EpsilonTable, RecordedRun]:
-    """The epsilons of a recorded run, and what else is known about it."""
-    run = open_run(path)
-    log, recorded = run.log, recorded_run(run)
-    return table_for(log, method_of_run(log, recorded, path, method)[0]), recorded
-
-
 def check_question(target: float, quantile: float) -> None:
     """Raise InputError unless target is positive and quantile in (0, 1)."""
     if not 0 < target < np.inf:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 
 from indpriv.report.figures.fidelity import fidelity_against_k
-from indpriv.report.figures.frontier import frontier
 from indpriv.report.figures.groups import group_bars
 from indpriv.report.figures.histogram import epsilon_histogram
 from indpriv.report.figures.loss import epsilon_against_loss
@@ -20,5 +19,4 @@ FIGURES: Mapping[str, Callable[..., str]] = {
     "roc": roc_curves,
     "fidelity": fidelity_against_k,
     "schedule": schedule,
-    "frontier": frontier,
 }

@@ -85,7 +85,8 @@ def _kind(block: Block) -> str:
 
 def _figure(block: Figure) -> Markup:
     """The figure as SVG (figures escape their texts); empty if nothing can be drawn."""
-    return Markup(FIGURES[block.name](*block.arguments))
+    draw = FIGURES[block.name] if isinstance(block.name, str) else block.name
+    return Markup(draw(*block.arguments))
 
 
 def _unbroken(text: str) -> Markup:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import string
 from pydoc_data.topics import topics
 
 import numpy as np
 import pandas as pd
 
+from indpriv._arrays import IntArray
 from indpriv.errors import InputError
 from indpriv.training.datasets.base import Dataset, Split
-from indpriv.training.sequences.text import ALPHABET, SOURCE, encode, pieces_of
 
+SOURCE = (
+    "the topics of Python's language reference (module pydoc_data of the installed Python; "
+    "Python Software Foundation License 2)"
+)
+ALPHABET = " " + string.ascii_lowercase + string.digits + ".,"
 CONTEXT = 32  # characters of a row, before the one that continues it
 N_TRAIN, _N_TEST = 4_000, 1_000
 METADATA_COLUMNS = ("topic", "next")
@@ -46,3 +53,16 @@ def load() -> Dataset:
 def _kind(character: str) -> str:
     kinds = {" ": "space", ".": "punctuation", ",": "punctuation"}
     return kinds.get(character, "digit" if character.isdigit() else "letter")
+
+
+def pieces_of(text: str, length: int) -> list[str]:
+    """A text in the characters of ALPHABET, cut into pieces of one length; its end is left out."""
+    plain = "".join(c if c in ALPHABET or c.isspace() else " " for c in text.lower())
+    text = re.sub(r"\s+", " ", plain)
+    return [text[k : k + length] for k in range(0, len(text) - length + 1, length)]
+
+
+def encode(lines: list[str], length: int) -> IntArray:
+    """(n, length) numbers of characters; short lines end in spaces."""
+    codes = {character: number for number, character in enumerate(ALPHABET)}
+    return np.array([[codes[c] for c in line.ljust(length)] for line in lines], dtype=np.int64)

@@ -1,1 +1,1 @@
-"""Character models of a text with secrets in it: does training memorise them?"""
+"""Language models: text as rows of characters, and GPT-2."""

@@ -9,10 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from indpriv.cli.trials import Trial
+from audits.trials import Trial
 from indpriv.errors import InputError
 
 if TYPE_CHECKING:
+    from indpriv.audit.method_of_run import MethodOptions
+    from indpriv.audit.run_directory import RecordedRun
+    from indpriv.epsilon_table import EpsilonTable
     from indpriv.training.config import AuditConfig
     from indpriv.training.datasets import Dataset
 
@@ -84,18 +87,6 @@ def deletion_trials(
     return before, after
 
 
-def ids_in(path: Path) -> list[int]:
-    """Ids of examples, one on each line."""
-    remedy = "pass a file with the id of one example on each line"
-    try:
-        found = [int(line) for line in path.read_text(encoding="utf-8").split()]
-    except (ValueError, OSError) as error:
-        raise InputError(f"--without-ids {path}: {error}; {remedy}") from error
-    if not found:
-        raise InputError(f"--without-ids {path} is empty; {remedy}")
-    return found
-
-
 def with_noise_of(config: AuditConfig, dataset: Dataset) -> AuditConfig:
     """The audit with the noise that it has on its own data, and nothing but DP-SGD.
 
@@ -106,13 +97,12 @@ def with_noise_of(config: AuditConfig, dataset: Dataset) -> AuditConfig:
     from indpriv.training.datasets.rows import chosen_rows
     from indpriv.training.step_plan import with_noise
 
-    config.check_central("indpriv advise")
+    config.check_central("advice")
     settings = config.training
     for name in ("allow_no_privacy", "filter_epsilon", "stop_at_epsilon"):
         if getattr(settings, name):
             raise InputError(
-                f"{config.name} has [training] {name}, of which indpriv advise knows nothing; "
-                "leave it out"
+                f"{config.name} has [training] {name}, of which advice knows nothing; leave it out"
             )
     if settings.max_grad_norm == "median":
         raise InputError(
@@ -158,11 +148,13 @@ def _trial(
     return Trial(changed, seed, *folders, audited=False)
 
 
-def parse_shares(text: str) -> list[float]:
-    """Numbers between commas."""
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError as error:
-        raise InputError(
-            f"--subsets {text}: pass shares of the data, e.g. --subsets 0.25,0.5,1"
-        ) from error
+def account_run(path: Path, method: MethodOptions) -> tuple[EpsilonTable, RecordedRun]:
+    """The epsilons of a recorded run, and what else is known about it."""
+    from indpriv.accountant.per_example import table_for
+    from indpriv.audit.method_of_run import method_of_run
+    from indpriv.audit.run_directory import recorded_run
+    from indpriv.norm_log.norm_log import open_run
+
+    run = open_run(path)
+    log, recorded = run.log, recorded_run(run)
+    return table_for(log, method_of_run(log, recorded, path, method)[0]), recorded

@@ -11,25 +11,31 @@ rises between two runs that have the same data.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
-from typing import Any
+from pathlib import Path
+from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from indpriv._arrays import FloatArray
+from audits.advice.new_runs import account_run
+from indpriv._arrays import FloatArray, IntArray
 from indpriv._formatting import attributed
 from indpriv._plain import AtLeastZero, Count, Share, to_json
+from indpriv._progress import StageProgress, silent
 from indpriv.analysis.advice.group_quantiles import Group
 from indpriv.analysis.groups.group_rows import MIN_GROUP
 from indpriv.analysis.statistics.bootstrap import Interval
 from indpriv.analysis.statistics.student import student_interval
 from indpriv.analysis.summary import SENSITIVE
+from indpriv.audit.advice.of_run import groups_of_run
+from indpriv.audit.method_of_run import MethodOptions
 from indpriv.epsilon_table import DISCLAIMER, EpsilonTable
 from indpriv.errors import InputError
 
+READING = "reading runs with and without the records"
 RISE = 0.1  # relative; a larger change of one epsilon counts as a rise or a fall
 COMPARED = (
     "Runs with and without these records have the same batch size, length, noise multiplier and "
@@ -111,6 +117,67 @@ class Deletion:
         """The content of deletion.json."""
         fixed = {"sensitive": SENSITIVE, "disclaimer": DISCLAIMER}
         return {**fixed, **to_json(self), "assumptions": [COMPARED, BY_CHANCE]}
+
+
+@dataclass(frozen=True)
+class DeletionRun:
+    """A finished run, and the ids that its examples have in the whole data set.
+
+    ids: (n,) by the run's own ids 0, 1, ...
+    """
+
+    path: Path
+    ids: IntArray
+
+    def with_whole_ids(self, table: EpsilonTable) -> EpsilonTable:
+        """A table of this run with these ids; units keep their own."""
+        if table.account.rows_per_unit is not None:
+            return table
+        return replace(table, example_ids=self.ids[table.example_ids])
+
+
+def compare_deletion(
+    before: Sequence[DeletionRun],
+    after: Sequence[DeletionRun],
+    *,
+    name: str,
+    deleted: str,
+    by: Sequence[str] = (),
+    quantile: float = 0.95,
+    progress: StageProgress | None = None,
+    **method: Unpack[MethodOptions],
+) -> Deletion:
+    """Whose epsilon rises without some records.
+
+    Args:
+        before: runs with them, one for each seed.
+        after: runs without them, likewise.
+        name: of the audit.
+        deleted: which records, in words.
+        by: columns such as "race"; default those of the audit file.
+        quantile: of a group's epsilons, in (0, 1).
+        progress: called as progress(stage, done, total).
+        method: how epsilons are computed, see `MethodOptions`.
+
+    Raises:
+        InputError: as `compare_without`.
+        EvidenceError: a log that is damaged or contradicts itself.
+    """
+    tell, tables = progress or silent, []
+    for number, run in enumerate((*before, *after), 1):
+        table, recorded = account_run(run.path, method)
+        if number == 1:
+            groups = groups_of_run(table, recorded, by)
+        tables.append(run.with_whole_ids(table))
+        tell(READING, number, len(before) + len(after))
+    return compare_without(
+        tables[: len(before)],
+        tables[len(before) :],
+        groups,
+        name=name,
+        deleted=deleted,
+        quantile=quantile,
+    )
 
 
 def compare_without(

@@ -17,6 +17,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
+from audits.exposure.models import MODELS
+from audits.exposure.text import (
+    CANDIDATES,
+    DIGITS,
+    LENGTH,
+    Secret,
+    draw_secrets,
+    lines_of_text,
+    shifted,
+)
 from indpriv._arrays import FloatArray
 from indpriv._checks import check_choice, check_positive_int
 from indpriv._progress import StageProgress, silent
@@ -25,19 +35,9 @@ from indpriv.attacks.exposure import Exposures, exact_rank
 from indpriv.norm_log.run_files import SECRETS
 from indpriv.recording import Recorder
 from indpriv.training.config import TrainingConfig
+from indpriv.training.datasets.topics import ALPHABET, encode
 from indpriv.training.private_setting import made_private, quiet_opacus
 from indpriv.training.randomness import Randomness, generator
-from indpriv.training.sequences.models import MODELS
-from indpriv.training.sequences.text import (
-    ALPHABET,
-    CANDIDATES,
-    DIGITS,
-    Secret,
-    draw_secrets,
-    encode,
-    lines_of_text,
-    shifted,
-)
 from indpriv.training.steps import stop_requests, take_steps
 from indpriv.training.tensors import BatchedTensorDataset, whole_batch
 
@@ -49,7 +49,7 @@ class SecretsConfig:
     """What `train_with_secrets` trains.
 
     Attributes:
-        model: one of `indpriv.training.sequences.models.MODELS`.
+        model: one of `audits.exposure.models.MODELS`.
         text_rows: rows of the text.
         secrets: number of secrets for each number of rows.
         repeats: numbers of rows with a secret.
@@ -131,7 +131,7 @@ def train_with_secrets(
     rows = [n for n in (*config.repeats, 0) for _ in range(_number(config, n))]
     secrets = draw_secrets(rows, rng)
     lines, owners = _corpus(config, secrets, rng)
-    codes = encode(lines)
+    codes = encode(lines, LENGTH)
     train_set = BatchedTensorDataset(torch.from_numpy(shifted(codes)), torch.from_numpy(codes))
     randomness = Randomness.from_seed(seed)
     with torch.random.fork_rng(devices=[]):
@@ -174,7 +174,7 @@ def log_perplexities(module: nn.Module, secret: Secret, device: str = "cpu") -> 
     candidate needs.
     """
     beginnings = [f"{secret.prefix}{pin:0{DIGITS - 1}d}" for pin in range(CANDIDATES // 10)]
-    codes = torch.from_numpy(shifted(encode(beginnings))).to(device)
+    codes = torch.from_numpy(shifted(encode(beginnings, LENGTH))).to(device)
     start, zero = len(secret.prefix), ALPHABET.index("0")
     logits = module(codes[:, : start + DIGITS])[:, start:].double()
     digits = -logits.log_softmax(2)[:, :, zero : zero + 10].cpu().numpy()

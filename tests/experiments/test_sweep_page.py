@@ -5,12 +5,19 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from audits.sweep.findings import TUNING, TrialResult, sweep_of
+from audits.sweep.page import page_of, print_sweep
 from indpriv.analysis.schedule.curve import Curve
-from indpriv.analysis.sweep.findings import TUNING, TrialResult, sweep_of
 from indpriv.errors import InputError
 from indpriv.report.renderers.html import render_page
 from indpriv.report.renderers.markdown import render_sections
-from indpriv.report.screens.sweep import page_of, print_sweep
+from summaries import summary_of
+from synthetic import small_run
+
+
+@pytest.fixture(scope="module")
+def summary():
+    return summary_of(*small_run())
 
 
 def trial(summary, accuracies, smallest):

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
+from audits.options import PROGRAM, show
+from audits.trials import Trial, make_trials
 from indpriv.cli.first_contact import checked_audit_file
 from indpriv.cli.options import (
     AuditFile,
@@ -21,13 +21,11 @@ from indpriv.cli.options import (
     Json,
     check_device,
     check_folder,
-    print_json,
 )
-from indpriv.cli.trials import Trial, make_trials
 from indpriv.errors import InputError
 
 if TYPE_CHECKING:
-    from indpriv.analysis.sweep.findings import Sweep, TrialResult
+    from audits.sweep.findings import Sweep, TrialResult
 
 _NAME = "sweep"  # of its files
 _TABLE = "training"  # of a key that names none
@@ -77,15 +75,14 @@ def sweep(
 ) -> None:
     """Train and audit one file under several settings and seeds, and compare them on one page.
 
-    Example: indpriv sweep audits/adult.toml --over max_grad_norm=0.1,0.3,0.5,1.5 --seeds 3
+    Example: python -m audits sweep audits/adult.toml --over max_grad_norm=0.1,0.3,0.5,1.5 --seeds 3
 
     Stopped, the same command goes on, also within the runs that have not ended. All runs are
     seeded, so their models have no privacy; choosing settings by the page costs privacy too.
     """
-    from indpriv.report.renderers.page_files import write_page
-    from indpriv.report.screens.sweep import page_of, print_sweep
+    from audits.sweep.page import page_of, print_sweep
 
-    path, combinations = checked_audit_file(audit_file, "sweep"), _combinations(over or [])
+    path, combinations = checked_audit_file(audit_file, "sweep", PROGRAM), _combinations(over or [])
     tables = _tables(path)
     output_dir = output_dir or Path("sweeps") / str(tables.get("name"))
     check_folder("--output-dir", output_dir)
@@ -96,13 +93,7 @@ def sweep(
         raise InputError("--over has the same value twice; list each once")
     make_trials(every, output_dir, _NAME, jobs=jobs, data_dir=data_dir, device=device)
     found = _compare(trials, at_epsilon, at_accuracy)
-    write_page(page_of(found), found.to_json(), output_dir, _NAME)
-    if as_json:
-        print_json(found.to_json())
-        return
-    console = Console(highlight=False)
-    print_sweep(found, console)
-    console.print(f"\n[bold]{escape(str(output_dir / f'{_NAME}.html'))}[/]", soft_wrap=True)
+    show(found, page_of(found), print_sweep, output_dir / _NAME, as_json=as_json)
 
 
 def _tables(path: Path) -> dict[str, Any]:
@@ -118,7 +109,7 @@ def _compare(
     at_epsilon: float | None,
     at_accuracy: float | None,
 ) -> Sweep:
-    from indpriv.analysis.sweep.findings import sweep_of
+    from audits.sweep.findings import sweep_of
 
     return sweep_of(
         trials[0][1][0].config.name,
@@ -130,8 +121,8 @@ def _compare(
 
 def _result(audit_dir: Path) -> TrialResult:
     """What an audit found."""
+    from audits.sweep.findings import TrialResult
     from indpriv.analysis.summary import AuditSummary
-    from indpriv.analysis.sweep.findings import TrialResult
     from indpriv.audit.audit_directory import EPSILON, read_summary
     from indpriv.epsilon_table import EpsilonParts
 
@@ -143,7 +134,7 @@ def _result(audit_dir: Path) -> TrialResult:
 def _combinations(over: Sequence[str]) -> list[dict[str, Any]]:
     """Every combination of the values of all keys."""
     if not over:
-        raise InputError("indpriv sweep needs --over, e.g. --over max_grad_norm=0.1,0.3,1")
+        raise InputError("sweep needs --over, e.g. --over max_grad_norm=0.1,0.3,1")
     axes: list[list[dict[str, Any]]] = []
     seen: set[str] = set()
     for text in over:
@@ -201,7 +192,7 @@ def _trials(
             raise InputError(f"--over {key}: {table} is no table of the audit file")
         keys[name] = value
     config = AuditConfig.from_dict(changed)
-    config.check_central("indpriv sweep")
+    config.check_central("sweep")
     if config.training.allow_no_privacy:
         raise InputError(f"{config.name} has no privacy, and a sweep compares epsilons")
     setting = re.sub(r"[^\w.=-]+", "-", "_".join(f"{key}={value}" for key, value in values.items()))

@@ -1,4 +1,4 @@
-"""`indpriv attack exposure`: does a character model memorise secrets?"""
+"""`python -m audits exposure`: does a character model memorise secrets?"""
 
 from __future__ import annotations
 
@@ -45,19 +45,18 @@ def exposure(
 ) -> None:
     """Train a character model on a text with random secrets, and rank each among its candidates.
 
-    Example: indpriv attack exposure runs/secrets --model lstm --target-epsilon 3
+    Example: python -m audits exposure runs/secrets --model lstm --target-epsilon 3
 
     The exposure of secrets stands beside the epsilon of their owners; exit code 1 if it exceeds
     what the worst case allows. A run that had secrets before is measured again, not trained.
     """
+    from audits.exposure.measured import exposure_document, exposure_of_run, print_exposure
     from indpriv.analysis.attacks.exposure import measure_exposure
-    from indpriv.audit.exposure import exposure_of_run
     from indpriv.norm_log.run_files import SECRETS
-    from indpriv.report.screens.exposure import exposure_document, print_exposure
 
     check_folder("RUN", run_dir)
     if not (run_dir / SECRETS).is_file():
-        from indpriv.training.sequences.secrets import SecretsConfig, train_with_secrets
+        from audits.exposure.training import SecretsConfig, train_with_secrets
 
         check_device(device)
         config = SecretsConfig(

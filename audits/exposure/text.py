@@ -1,8 +1,7 @@
-"""A text that ships with Python, and secrets to insert into it, as rows of characters."""
+"""Rows of characters of the text that ships with Python, and secrets to insert into it."""
 
 from __future__ import annotations
 
-import re
 import string
 from dataclasses import dataclass
 from pydoc_data.topics import topics
@@ -11,12 +10,8 @@ import numpy as np
 
 from indpriv._arrays import IntArray
 from indpriv.errors import InputError
+from indpriv.training.datasets.topics import ALPHABET, pieces_of
 
-SOURCE = (
-    "the topics of Python's language reference (module pydoc_data of the installed Python; "
-    "Python Software Foundation License 2)"
-)
-ALPHABET = " " + string.ascii_lowercase + string.digits + ".,"
 START = len(ALPHABET)  # the symbol before the first character of a row
 LENGTH = 24  # characters of a row
 DIGITS = 4
@@ -34,13 +29,6 @@ def lines_of_text(n: int, rng: np.random.Generator) -> list[str]:
     if n > len(pieces):
         raise InputError(f"rows={n} is more than the {len(pieces)} rows of the text; pass fewer")
     return [pieces[k] for k in rng.permutation(len(pieces))[:n]]
-
-
-def pieces_of(text: str, length: int) -> list[str]:
-    """A text in the characters of ALPHABET, cut into pieces of one length; its end is left out."""
-    plain = "".join(c if c in ALPHABET or c.isspace() else " " for c in text.lower())
-    text = re.sub(r"\s+", " ", plain)
-    return [text[k : k + length] for k in range(0, len(text) - length + 1, length)]
 
 
 @dataclass(frozen=True)
@@ -76,12 +64,6 @@ def draw_secrets(rows: list[int], rng: np.random.Generator) -> list[Secret]:
         owners.add("".join(rng.choice(letters, _NAME)))
     pins = rng.integers(0, CANDIDATES, len(rows)).tolist()
     return [Secret(*each) for each in zip(sorted(owners), pins, rows, strict=True)]
-
-
-def encode(lines: list[str], length: int = LENGTH) -> IntArray:
-    """(n, length) numbers of characters; short lines end in spaces."""
-    codes = {character: number for number, character in enumerate(ALPHABET)}
-    return np.array([[codes[c] for c in line.ljust(length)] for line in lines], dtype=np.int64)
 
 
 def shifted(codes: IntArray) -> IntArray:

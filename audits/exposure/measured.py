@@ -1,14 +1,21 @@
-"""What `indpriv attack exposure` prints. Sensitive."""
+"""The exposures of a run beside its account, and what is printed of them. Sensitive."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from indpriv._formatting import format_delta, format_epsilon, format_p_value
 from indpriv._plain import to_json
+from indpriv.accountant import account
 from indpriv.analysis.attacks.exposure import CHANCE, ExposureFindings, ExposureRow
 from indpriv.analysis.summary import SENSITIVE
+from indpriv.attacks.exposure import Exposures
+from indpriv.epsilon_table import EpsilonTable
+from indpriv.errors import InputError
+from indpriv.norm_log.norm_log import NormLog
+from indpriv.norm_log.run_files import SECRETS, holds_log
 from indpriv.report.document import Paragraph, Table, paragraph, table
 from indpriv.report.renderers.terminal import print_blocks
 from indpriv.report.wording import NO_EVIDENCE, p_value, span
@@ -25,6 +32,21 @@ HEAD = (
     "ceiling",
     "p",
 )
+
+
+def exposure_of_run(run_dir: Path, *, delta: float) -> tuple[Exposures, EpsilonTable | None]:
+    """The secrets of a run, and the epsilons of its units; None if it was trained without DP.
+
+    Raises:
+        InputError: the run had no secrets.
+    """
+    path = run_dir / SECRETS
+    if not path.is_file():
+        raise InputError(
+            f"{run_dir} has no {SECRETS}; train a run with secrets: python -m audits exposure NEW"
+        )
+    table = account(NormLog.open(run_dir), delta=delta) if holds_log(run_dir) else None
+    return Exposures.from_parquet(path), table
 
 
 def exposure_document(found: ExposureFindings) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from indpriv.analysis.advice.records_advice import (
+from audits.advice.records import (
     BEYOND,
     FOUND,
     RISES,

@@ -3,22 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
+from audits.advice.new_runs import account_run
+from audits.advice.records import (
+    LEAST_RUNS,
+    MOST_DATA,
+    RecordsNeeded,
+    SubsetReading,
+    records_needed,
+)
 from indpriv._progress import StageProgress, silent
-from indpriv.analysis.advice.findings import Advice
+from indpriv.analysis.advice.findings import Advice, GroupAdvice
 from indpriv.analysis.advice.group_quantiles import ALL, MIDDLE, read_quantiles
-from indpriv.analysis.advice.records_advice import LEAST_RUNS, SubsetReading, records_needed
-from indpriv.audit.advice.of_run import account_run, advise_on_run, groups_of_run
+from indpriv.audit.advice.of_run import advise_on_run, groups_of_run
 from indpriv.audit.method_of_run import MethodOptions
 from indpriv.errors import InputError
 
 READING = "reading runs on subsets"
+LINE_GOES_ON = (
+    "Records: a straight line through the logarithms of a group's figure and of the number of "
+    "training examples, over runs on nested random subsets, drawn on to at most "
+    f"{MOST_DATA:g} times the data. That assumes that the line goes on, that new records are like "
+    "those there are, in all groups alike, and that batch size, epochs, noise multiplier and "
+    "clipping norm stay. Its interval (95 %) is that of one more run, and treats runs as "
+    "independent, though those of one seed share records. A group whose figure is the worst case "
+    "in every run has no line (a dash): its number is that at which the worst case of such a run, "
+    "which follows from the settings alone, reaches the target."
+)
 _OF_EACH_RUN = ("correct", "loss")  # columns that differ from run to run
+
+
+@dataclass(frozen=True)
+class GroupOnRecords(GroupAdvice):
+    """What would bring one group to the target, more records too.
+
+    records: the data, as a multiple of what there is.
+    """
+
+    records: RecordsNeeded
+
+
+@dataclass(frozen=True)
+class AdviceOnRecords(Advice):
+    """What a curator is advised of one run and of runs on subsets of its data."""
+
+    groups: tuple[GroupOnRecords, ...]
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the figures assume, in sentences."""
+        return (*super().assumptions, LINE_GOES_ON)
 
 
 @dataclass(frozen=True)
@@ -76,7 +115,7 @@ def advise_over_subsets(
     quantile: float = 0.95,
     progress: StageProgress | None = None,
     **method: Unpack[MethodOptions],
-) -> Advice:
+) -> AdviceOnRecords:
     """What more noise, a lower clipping norm or more records would do for the groups of a run.
 
     Settings are advised from the run of the first seed on the whole data.
@@ -106,24 +145,26 @@ def advise_over_subsets(
         tell(READING, number, len(runs))
     n_whole = found.groups[0].n
     scale = found.guarantee.worst_case_epsilon / planned_worst_case(1.0)
-    return replace(
-        found,
-        groups=tuple(
-            replace(
-                group,
-                records=records_needed(
-                    [
-                        _reading(one, read, (group.by, group.name))
-                        for one, read in zip(runs, quantiles, strict=True)
-                    ],
-                    n_whole,
-                    target,
-                    lambda factor: scale * planned_worst_case(factor),
-                ),
-            )
-            for group in found.groups
-        ),
+    groups = tuple(
+        GroupOnRecords(
+            **_fields(group),
+            records=records_needed(
+                [
+                    _reading(one, read, (group.by, group.name))
+                    for one, read in zip(runs, quantiles, strict=True)
+                ],
+                n_whole,
+                target,
+                lambda factor: scale * planned_worst_case(factor),
+            ),
+        )
+        for group in found.groups
     )
+    return AdviceOnRecords(**{**_fields(found), "groups": groups})
+
+
+def _fields(found: Advice | GroupAdvice) -> dict[str, Any]:
+    return {field.name: getattr(found, field.name) for field in fields(found)}
 
 
 # Of each group its size, its quantile, and whether that is the worst case

@@ -1,11 +1,11 @@
-"""The page of `indpriv advise --without`, and what it prints. Sensitive."""
+"""The page of `python -m audits deletion`, and what it prints. Sensitive."""
 
 from __future__ import annotations
 
 from rich.console import Console
 
+from audits.advice.deletion import BY_CHANCE, COMPARED, Deletion, GroupChange
 from indpriv._formatting import format_epsilon, format_number, format_share
-from indpriv.analysis.advice.deletion import BY_CHANCE, COMPARED, Deletion, GroupChange
 from indpriv.analysis.statistics.bootstrap import Interval
 from indpriv.analysis.summary import SENSITIVE
 from indpriv.epsilon_table import DISCLAIMER

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from indpriv.analysis.advice.deletion import compare_without
+from audits.advice.deletion import compare_without
 from indpriv.analysis.advice.group_quantiles import Group
 from indpriv.errors import InputError
 from synthetic import epsilon_table

@@ -2,29 +2,22 @@ import numpy as np
 import pytest
 import torch
 
+from audits.exposure.measured import exposure_of_run
+from audits.exposure.models import MODELS
+from audits.exposure.text import LENGTH, START, draw_secrets, lines_of_text, shifted
+from audits.exposure.training import SecretsConfig, log_perplexities, train_with_secrets
 from indpriv.analysis.attacks.exposure import measure_exposure
 from indpriv.attacks.exposure import Exposures
-from indpriv.audit.exposure import exposure_of_run
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import SECRETS
-from indpriv.training.sequences.models import MODELS
-from indpriv.training.sequences.secrets import SecretsConfig, log_perplexities, train_with_secrets
-from indpriv.training.sequences.text import (
-    ALPHABET,
-    LENGTH,
-    START,
-    draw_secrets,
-    encode,
-    lines_of_text,
-    shifted,
-)
+from indpriv.training.datasets.topics import ALPHABET, encode
 
 
 def test_rows_of_text_are_encoded_and_shifted():
     rng = np.random.default_rng(0)
     lines = lines_of_text(50, rng)
     assert {len(line) for line in lines} == {LENGTH}
-    codes = encode([*lines, "ab 1"])
+    codes = encode([*lines, "ab 1"], LENGTH)
     assert ["".join(ALPHABET[c] for c in row).rstrip() for row in codes] == [
         *(line.rstrip() for line in lines),
         "ab 1",
@@ -44,7 +37,7 @@ def test_shared_beginnings_give_the_likelihood_of_each_candidate(name):
     (secret,) = draw_secrets([1], np.random.default_rng(1))
     found = log_perplexities(module, secret)
     for pin in (0, 7, 1234, 9999):
-        codes = encode([f"{secret.prefix}{pin:04d}"])
+        codes = encode([f"{secret.prefix}{pin:04d}"], LENGTH)
         with torch.no_grad():
             logits = module(torch.from_numpy(shifted(codes)))[0].double().log_softmax(1)
         places = range(len(secret.prefix), len(secret.prefix) + 4)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from indpriv.analysis.sweep.findings import OverSeeds, SettingResult
+from audits.sweep.findings import OverSeeds, SettingResult
 from indpriv.report.figures import svg
 
 _MOST_LINES = 10  # settings that a figure can tell apart

@@ -8,7 +8,8 @@ import torch
 from opacus.layers import DPLSTM
 from torch import Tensor, nn
 
-from indpriv.training.sequences.text import ALPHABET, LENGTH
+from audits.exposure.text import LENGTH
+from indpriv.training.datasets.topics import ALPHABET
 
 _WIDTH, _EMBEDDED, _HEADS = 96, 32, 4
 

@@ -1,4 +1,4 @@
-"""`indpriv sweep`: one audit file under several settings and seeds."""
+"""`python -m audits sweep`: one audit file under several settings and seeds."""
 
 import json
 import os
@@ -9,10 +9,11 @@ import tomllib
 import numpy as np
 import pytest
 
+from audits.__main__ import app
+from audits.sweep.command import sweep as sweep_command
 from indpriv._files import read_json
 from indpriv.audit import read_audit
 from indpriv.cli import run
-from indpriv.cli.sweep import sweep as sweep_command
 from indpriv.errors import InputError
 from indpriv.norm_log.run_files import RUN_JSON
 from indpriv.training.config import AuditConfig
@@ -49,7 +50,7 @@ def audit_file(tmp_path):
 
 def sweep(audit_file, *options):
     folder = audit_file.parent / "sweep"
-    return run(["sweep", str(audit_file), "--output-dir", str(folder), *options]), folder
+    return run(["sweep", str(audit_file), "--output-dir", str(folder), *options], app), folder
 
 
 @pytest.mark.slow

@@ -1,12 +1,13 @@
-"""The page of `indpriv sweep`, and what it prints. Sensitive."""
+"""The page of `python -m audits sweep`, and what it prints. Sensitive."""
 
 from collections.abc import Callable
 
 from rich.console import Console
 
+from audits.sweep.findings import TUNING, OverSeeds, Sweep
+from audits.sweep.frontier import frontier
 from indpriv._formatting import format_epsilon, format_share
 from indpriv.analysis.summary import SENSITIVE
-from indpriv.analysis.sweep.findings import TUNING, OverSeeds, Sweep
 from indpriv.epsilon_table import DISCLAIMER
 from indpriv.report.document import (
     Callout,
@@ -68,7 +69,7 @@ def page_of(found: Sweep) -> Page:
                 ),
                 frontier_table(found),
                 Figure(
-                    "frontier",
+                    frontier,
                     (found.settings,),
                     "Left: at checkpoints, means over seeds. Right: at the end; bars are intervals "
                     "over seeds.",

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from audits.sweep.findings import OverSeeds
 from indpriv.analysis.statistics.student import student_interval
-from indpriv.analysis.sweep.findings import OverSeeds
 
 VALUES = st.lists(st.floats(0, 100), min_size=2, max_size=8)
 

@@ -1,1 +1,0 @@
-"""Audits of one file under several settings and seeds, beside each other."""
