@@ -138,7 +138,7 @@ def sweep(data_dir: Path | None, console: Console) -> None:
         console.print(f"{name}: sweeping")
         command = ["sweep", f"audits/{AUDIT}.toml", "--over", planned.over, "--seeds", "1"]
         command += ["--output-dir", str(folder), *given(data_dir)]
-        subprocess.run([INDPRIV, *command], cwd=ROOT, check=False)
+        subprocess.run([sys.executable, "-m", "audits", *command], cwd=ROOT, check=False)
 
 
 def given(data_dir: Path | None) -> list[str]:

@@ -11,7 +11,7 @@ PATHS = sorted(
     set(re.findall(r"`((?:indpriv|tests|reports|benchmarks|audits|docs)/[\w./]*)`", TEXT))
 )
 # `path` (`Name`), (`path`: `Name`) and "Register it in `path` (`NAME`)"
-DEFINED = sorted(set(re.findall(r"`(indpriv/[\w/]+\.py)`(?:: | \()`(\w+)`", TEXT)))
+DEFINED = sorted(set(re.findall(r"`((?:indpriv|audits)/[\w/]+\.py)`(?:: | \()`(\w+)`", TEXT)))
 RECIPES = re.findall(r"### (.+)\n\n((?:\d\. .+\n)+)", TEXT)
 
 
@@ -33,6 +33,7 @@ def test_every_recipe_has_five_lines():
         "an attack",
         "a group statistic",
         "a data set",
+        "an experiment",
         "a report section",
         "a check",
         "a lint rule",

@@ -149,6 +149,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert done.returncode == 0, done.stderr
     generated = {
         "commands": "indpriv model-card",
+        "experiments": "python -m audits deletion",
         "audit-file": "individual_clipping",
         "audit-json": "claim_reason",
         "python": "from_arrays",

@@ -50,6 +50,9 @@ def test_the_wheel_holds_every_file_of_the_package(built):
             assert path.relative_to(ROOT).as_posix() in names
     for path in (ROOT / "audits").glob("*.toml"):
         assert f"indpriv/audits/{path.name}" in names
+    experiments = {name for name in names if "audits/" in name and not name.endswith(".toml")}
+    assert not experiments
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"indpriv"}
 
 
 def test_the_source_archive_can_be_tested(built):
@@ -57,6 +60,7 @@ def test_the_source_archive_can_be_tested(built):
     with tarfile.open(archive) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
     needed = {"Makefile", "constraints.txt", "CITATION.cff", "SECURITY.md", "audits/adult.toml"}
+    needed |= {"audits/__main__.py", "audits/README.md", "tests/experiments/test_readme.py"}
     needed |= {"tests/conftest.py", "reports/reproduction/paper.py", "LICENSE", "CHANGELOG.md"}
     assert needed <= names
 

@@ -56,8 +56,8 @@ class AdviceOnRecords(Advice):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What the figures assume, in sentences."""
-        return (*super().assumptions, LINE_GOES_ON)
+        """What all figures assume, in sentences."""
+        return (*self.of_settings, LINE_GOES_ON)
 
 
 @dataclass(frozen=True)

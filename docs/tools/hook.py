@@ -14,13 +14,14 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 
 from reference import GENERATED  # noqa: E402
 
 _OUTSIDE = (
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "audits/README.md",
     "reports/adult.svg",
     "reports/yu2023.md",
     "reports/validation.md",

@@ -8,7 +8,8 @@ do; a block with a title that is a file name is written to that file instead. A 
 "Output" is what the block before it prints, exactly; "Output of one run" is compared by its words,
 since training is random. `<!-- not run: why -->` above a block leaves it out, and `<!-- first`
 opens code that runs but is not shown. Lines between `---` above the title say what a page needs:
-`given: digits` (a run and its audit), `needs: MODULES`, `test: slow, why`.
+`given: digits` (a run and its audit), `needs: MODULES`, `test: slow, why`. `python -m audits` runs
+the experiments of this checkout.
 """
 
 from __future__ import annotations
@@ -172,7 +173,14 @@ def _bash(block: Block, folder: Path, page: Path) -> str:
 
 def _environment() -> dict[str, str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "COLUMNS": "80", "PYTHONWARNINGS": "ignore"}
+    clone = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return {
+        **os.environ,
+        "PATH": path,
+        "PYTHONPATH": clone,
+        "COLUMNS": "80",
+        "PYTHONWARNINGS": "ignore",
+    }
 
 
 def _plain(printed: str) -> str:

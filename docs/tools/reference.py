@@ -13,6 +13,7 @@ from typing import Any
 
 import typer
 
+from audits.__main__ import app as audits_app
 from indpriv.analysis.lint.registry import RULES
 from indpriv.analysis.summary import audit_schema
 from indpriv.cli import app
@@ -26,8 +27,18 @@ Schema = Mapping[str, Any]
 
 def commands() -> str:
     """Every command with its text, arguments and options, from the typer app."""
+    return _commands(app, "indpriv")
+
+
+def experiments() -> str:
+    """The same of the experiments."""
+    return _commands(audits_app, "python -m audits")
+
+
+def _commands(of: typer.Typer, program: str) -> str:
     return "\n".join(
-        _command(path, command) for path, command in _leaves((), typer.main.get_command(app))
+        _command((program, *path), command)
+        for path, command in _leaves((), typer.main.get_command(of))
     )
 
 
@@ -42,7 +53,7 @@ def _leaves(path: tuple[str, ...], command: Any) -> Iterator[tuple[tuple[str, ..
 
 
 def _command(path: tuple[str, ...], command: Any) -> str:
-    name = " ".join(("indpriv", *path))
+    name = " ".join(path)
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option"]
     usage = " ".join((name, *map(_metavar, arguments), "[OPTIONS]"))
@@ -199,6 +210,7 @@ _AREAS = {
     "integrations": "Other trainers and trackers",
     "report": "Reports",
     "cli": "The command line",
+    "../audits": "Experiments",
     "": "Common checks and tables",
 }
 
@@ -272,6 +284,7 @@ def _text(text: str) -> str:
 
 GENERATED: dict[str, Callable[[], str]] = {
     "commands": commands,
+    "experiments": experiments,
     "audit-file": audit_file,
     "audit-json": audit_json,
     "refusals": refusals,

@@ -23,7 +23,7 @@ AUDIT = "cifar10_clip"  # audits/<name>.toml
 class Planned:
     """One sweep, of one run for each setting.
 
-    over: as `indpriv sweep --over` takes it; folder: under reports/runs.
+    over: as `python -m audits sweep --over` takes it; folder: under reports/runs.
     """
 
     over: str

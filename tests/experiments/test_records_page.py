@@ -6,6 +6,7 @@ from rich.console import Console
 from audits.advice.records import SubsetReading, records_needed
 from audits.advice.records_page import print_records, records_page
 from audits.advice.subsets import LINE_GOES_ON, AdviceOnRecords, GroupOnRecords
+from indpriv.analysis.advice.findings import PREDICTION
 from indpriv.analysis.advice.settings_advice import Remedy
 from indpriv.analysis.guarantee import Guarantee
 from indpriv.analysis.run_facts import Range
@@ -62,4 +63,6 @@ def test_what_the_line_assumes_is_said_everywhere(found, capsys):
         *("found", "beyond", "rises", "unknown"),
     ]
     print_records(found, Console(width=250))
-    assert LINE_GOES_ON in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.count(LINE_GOES_ON) == 1
+    assert shown.index("needed in all") < shown.index(LINE_GOES_ON) < shown.index(PREDICTION)

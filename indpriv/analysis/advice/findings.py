@@ -104,8 +104,8 @@ class Advice:
     groups: tuple[GroupAdvice, ...]
 
     @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What the figures assume, in sentences."""
+    def of_settings(self) -> tuple[str, ...]:
+        """What the noise and the clipping norms assume, in sentences."""
         worst = self.guarantee.worst_case_epsilon
         at_worst = any(one.quantile >= worst * (1 - 1e-9) for one in self.groups)
         return (
@@ -114,6 +114,11 @@ class Advice:
             *([AT_WORST_CASE] if at_worst else []),
             OF_A_SAMPLE,
         )
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What all figures assume, in sentences."""
+        return self.of_settings
 
     def to_json(self) -> dict[str, Any]:
         """The content of advice.json."""

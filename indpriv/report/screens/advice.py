@@ -56,7 +56,7 @@ def print_advice(
         ),
         *map(paragraph, _facts(found)),
         settings_table(found),
-        *map(paragraph, found.assumptions),
+        *map(paragraph, found.of_settings),
         *further,
         paragraph(PREDICTION, style="warn"),
         paragraph(DISCLAIMER, style="disclaimer"),
@@ -69,7 +69,7 @@ def _settings(found: Advice) -> tuple[Block, ...]:
         Callout((paragraph(PREDICTION),), warn=True),
         *map(paragraph, _facts(found)),
         settings_table(found),
-        *(paragraph(text, style="note") for text in found.assumptions),
+        *(paragraph(text, style="note") for text in found.of_settings),
     )
 
 
