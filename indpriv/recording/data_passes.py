@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,41 +12,38 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from opacus.data_loader import CollateFnWithEmpty
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from indpriv._arrays import FloatArray, IntArray
 from indpriv.errors import InputError
 from indpriv.norm_log.validation import check_norms
 from indpriv.recording.checkpoints.weights import fingerprint_of
-from indpriv.recording.norms.batches import Keywords, map_tensors
+from indpriv.recording.norms.batches import map_tensors, tensors_of, unpacked
 from indpriv.recording.norms.norm_pass import NormPass
 from indpriv.recording.opacus.ranks import Ranks, check_together
 from indpriv.recording.opacus.whole_model import WholeModel
 from indpriv.recording.random_states import kept_random_state
 
 CollateFn = Callable[[list[Any]], Any]
+Unpack = Callable[[Any], Any]  # a batch of the loader -> (arguments of the model, targets)
 
 
 class Examples:
-    """A map-style data set of (inputs, targets) or of dicts, read in order.
-
-    A dict is the inputs, which the model takes by keyword, and the targets too.
-    """
+    """A map-style data set, read in order, and the user's own collate function, or None."""
 
     def __init__(
         self,
         dataset: Dataset[Any],
         collate_fn: CollateFn | None,
         device: torch.device,
+        unpack: Unpack | None = None,
     ) -> None:
         self.dataset = dataset
         # Opacus wraps the user's collate function to make empty batches; a pass has none.
-        self.collate_fn = (
-            collate_fn.wrapped_collator_fn
-            if isinstance(collate_fn, CollateFnWithEmpty)
-            else collate_fn
-        )
-        self._device = device
+        if isinstance(collate_fn, CollateFnWithEmpty):
+            collate_fn = collate_fn.wrapped_collator_fn
+        self.collate_fn = None if collate_fn is default_collate else collate_fn
+        self._device, self._unpack = device, unpack
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
@@ -56,16 +53,20 @@ class Examples:
     ) -> Iterator[tuple[Any, Any]]:
         """Yield (inputs, targets) of all examples or some positions, in order, on the device."""
         batches: Iterable[Any]
-        if isinstance(self.dataset, TensorDataset) and len(self.dataset.tensors) == 2:
+        if isinstance(self.dataset, TensorDataset) and self.collate_fn is None:
             index = slice(None) if positions is None else torch.as_tensor(positions)
             parts = (tensor[index].split(batch_size) for tensor in self.dataset.tensors)
-            batches = zip(*parts, strict=True)
+            batches = map(list, zip(*parts, strict=True))
         else:
             whole = self.dataset
             dataset = whole if positions is None else Subset(whole, positions.tolist())
             batches = DataLoader(dataset, batch_size=batch_size, collate_fn=self.collate_fn)
-        for batch in batches:
-            yield self.on_device(self.unpacked(batch))
+        try:
+            for batch in batches:
+                yield self.on_device(self.unpacked(batch))
+        except TypeError as error:
+            message = f"no batch can be made of the data set's items, see collate_fn: {error}"
+            raise InputError(message) from error
 
     def on_device(self, batch: tuple[Any, Any]) -> tuple[Any, Any]:
         """The same on the model's device."""
@@ -73,15 +74,8 @@ class Examples:
         return inputs, targets
 
     def unpacked(self, batch: Any) -> tuple[Any, Any]:
-        """(inputs, targets) of a batch."""
-        if isinstance(batch, Mapping):
-            batch = (Keywords(batch),) * 2
-        if not (isinstance(batch, list | tuple) and len(batch) == 2):
-            raise InputError(
-                f"the data set yields batches of type {type(batch).__name__}; a Recorder needs "
-                "(inputs, targets) pairs, or dicts that the model takes by keyword"
-            )
-        return batch[0], batch[1]
+        """(inputs, targets) of a batch of the loader, where it is; InputError if they are none."""
+        return unpacked(batch, self._unpack)
 
 
 @dataclass(frozen=True)
@@ -153,7 +147,7 @@ def _taken(
         for inputs, targets in examples.batches(norm_pass.batch_size, positions):
             batch, _ = norm_pass(inputs, targets)
             norms.append(batch.detach().cpu().numpy().astype(np.float64))
-            for leaf in torch.utils._pytree.tree_leaves(targets):
+            for leaf in tensors_of(targets):
                 targets_hash.update(leaf.detach().cpu().contiguous().numpy().tobytes())
     return np.concatenate(norms) if norms else np.zeros(0), targets_hash.hexdigest()
 

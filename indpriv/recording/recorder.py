@@ -30,7 +30,7 @@ from indpriv.norm_log.writer import LogHeader
 from indpriv.recording.clipping.filtered import Filter
 from indpriv.recording.compared.findings import say
 from indpriv.recording.compared.settings import PublicSettings
-from indpriv.recording.data_passes import Examples, SharedPass
+from indpriv.recording.data_passes import Examples, SharedPass, Unpack
 from indpriv.recording.environment import environment_of
 from indpriv.recording.losses import with_targets
 from indpriv.recording.norms.batches import LossFn
@@ -57,6 +57,9 @@ class Recorder:
         run_dir: a new directory for the run (0700), or its address, e.g. s3://bucket/runs/adult.
         dataset: the training set that the loader draws from, map-style, of (inputs, targets), or of
             dicts that the model takes by keyword, as Hugging Face's do.
+        unpack: for other batches, of the test set too: a function from a batch of the loader to
+            (arguments of the model, targets), e.g. `lambda b: ((b[0], b[1]), b[2])`. A tuple means
+            model(*arguments), a dict model(**arguments), anything else model(it).
         loss_fn: `loss_fn(outputs, targets)` or `loss_fn(outputs)` -> per-example losses (batch,).
             Where batches are dicts, targets is the whole dict; see `CausalLMLoss`.
         every: K: full norm passes before steps 0, K, 2K, ...; or "epoch", "2 epochs", ...; or
@@ -133,6 +136,7 @@ class Recorder:
         *,
         dataset: Dataset[Any],
         loss_fn: LossFn,
+        unpack: Unpack | None = None,
         every: int | str | None = None,
         policy: RecordingPolicy | None = None,
         rounding: float = 0.01,
@@ -163,7 +167,7 @@ class Recorder:
         self.run_dir = location_to_write(run_dir, bucket_is_private)
         loss_fn = with_targets(loss_fn)
         data = TrainingData(
-            dataset, loss_fn, example_ids, unit, unit_ids, metadata, test_set, test_metadata
+            dataset, loss_fn, example_ids, unit, unit_ids, metadata, test_set, test_metadata, unpack
         )
         beginning = Beginning.of(self.run_dir, resume_at)
         policy = beginning.policy(

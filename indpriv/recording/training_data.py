@@ -18,8 +18,8 @@ from indpriv._arrays import IntArray
 from indpriv.errors import InputError
 from indpriv.example_table import ExampleTable, check_metadata, check_storable
 from indpriv.norm_log.validation import UNITS, check_ids, check_unit_ids
-from indpriv.recording.data_passes import CollateFn, Examples
-from indpriv.recording.norms.batches import Keywords, LossFn, call, check_losses, precise_losses
+from indpriv.recording.data_passes import CollateFn, Examples, Unpack
+from indpriv.recording.norms.batches import FAULTS, LossFn, call, check_losses, precise_losses
 from indpriv.recording.random_states import kept_random_state
 
 
@@ -39,6 +39,7 @@ class TrainingData:
     metadata: pd.DataFrame | None = None
     test_set: Dataset[Any] | None = None
     test_metadata: pd.DataFrame | None = None
+    unpack: Unpack | None = None
 
     def __post_init__(self) -> None:
         n = length(self.dataset, "dataset")
@@ -77,7 +78,7 @@ class TrainingData:
             raise InputError(
                 "the test set is empty; pass test_set=None to record without one"
             ) from error
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        except FAULTS as error:
             raise InputError(
                 f"the model and loss_fn do not accept the test set: {error}"
             ) from error
@@ -86,10 +87,10 @@ class TrainingData:
         self, collate_fn: CollateFn | None, device: torch.device
     ) -> tuple[Examples, Examples | None]:
         """The training examples and the test examples, if there are any, as passes read them."""
-        train = Examples(self.dataset, collate_fn, device)
+        train = Examples(self.dataset, collate_fn, device, self.unpack)
         if self.test_set is None:
             return train, None
-        return train, Examples(self.test_set, collate_fn, device)
+        return train, Examples(self.test_set, collate_fn, device, self.unpack)
 
     def example_table(
         self, model: nn.Module, train: Examples, test: Examples | None
@@ -158,7 +159,7 @@ def _joined(batches: list[Any], dtype: Any, n: int) -> Any:
 
 def _labels(targets: Any) -> Any:
     """(batch,) int64 class labels; None if the targets are none."""
-    if isinstance(targets, Keywords):
+    if isinstance(targets, dict):
         targets = targets.get("labels")
     if not isinstance(targets, Tensor) or targets.ndim != 1 or targets.is_complex():
         return None
@@ -170,7 +171,7 @@ def _labels(targets: Any) -> Any:
 
 def _correct(outputs: Any, targets: Any) -> Any:
     """(batch,) bool; None if the task has no accuracy."""
-    if isinstance(targets, Keywords):
+    if isinstance(targets, dict):
         outputs, targets = getattr(outputs, "logits", outputs), targets.get("labels")
     if _labels(targets) is None or not isinstance(outputs, Tensor):
         return None

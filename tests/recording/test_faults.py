@@ -118,11 +118,9 @@ def test_parameters_frozen_while_training_stop_it(tmp_path):
             if number == 4:
                 next(iter(run.model.parameters())).requires_grad_(False)
 
-    with pytest.raises(
-        InputError, match=r"trainable parameters changed during recording \(0.weight\)"
-    ):
+    with pytest.raises(InputError, match=r"were frozen during the run: \S*0.weight"):
         record(run, tmp_path / "run", loop)
-    assert read_state(tmp_path / "run").total_steps == 6  # nothing that was recorded is lost
+    assert read_state(tmp_path / "run").total_steps == 5  # nothing that was recorded is lost
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
@@ -139,7 +137,7 @@ def test_a_gradient_that_freezing_keeps_from_clipping_and_noise_stops_the_update
             run.optimizer.step()
 
     with pytest.raises(
-        EvidenceError, match=r"frozen after the backward pass|gradients were changed"
+        (InputError, EvidenceError), match=r"were frozen during the run|gradients were changed"
     ):
         record(run, tmp_path / "run", loop, every="once")
     assert torch.equal(first, before)
@@ -154,7 +152,7 @@ def test_parameters_unfrozen_while_training_stop_it(tmp_path):
         first.requires_grad_(True)
         run.train(1)
 
-    with pytest.raises(EvidenceError, match=r"trains a parameter of shape \(8, 6\)"):
+    with pytest.raises(InputError, match=r"were unfrozen during the run: \S*0.weight"):
         record(run, tmp_path / "run", loop, every="once", individual_clipping=True)
 
 

@@ -115,6 +115,7 @@ class MislabelledCanaries:
         self._loss_fn = attacked.data.loss_fn
         self._collate_fn = attacked.run.loader.collate_fn
         self._device = next(attacked.run.module.parameters()).device
+        self._unpack = attacked.data.unpack
         return self
 
     def _check_rate(self, attacked: AttackedRun) -> None:
@@ -137,7 +138,7 @@ class MislabelledCanaries:
 
     def scores(self, model: nn.Module) -> AttackScores:
         """Minus the final loss of every canary."""
-        examples = Examples(self._canaries, self._collate_fn, self._device)
+        examples = Examples(self._canaries, self._collate_fn, self._device, self._unpack)
         losses = [
             precise_losses(self._loss_fn, call(model, inputs), targets)
             for inputs, targets in examples.batches(1024)

@@ -30,8 +30,6 @@ from indpriv.recording.norms.norm_pass import NormPass
 AUTO = "auto"
 _PROBED = 8  # examples that are read twice, to find random augmentation
 _CHECKED = 256  # examples on which backends are checked and timed
-# What a model may raise on data that it was not made for.
-_MODEL_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, KeyError)
 _AUGMENTED = (
     "the dataset gives other inputs each time (random augmentation?), so the norms belong to other "
     "inputs than training's"
@@ -74,10 +72,12 @@ class CheckpointPass:
         self.model = spec.model().to(self._device)
         self._examples, self._test = spec.data.examples(spec.collate_fn, self._device)
         self.move_to(first)
-        with _explained("dataset"):
-            inputs, targets = next(self._examples.batches(_CHECKED))
-            self.norm_pass = NormPass(self.model, spec.loss_fn, inputs, targets, backend=backend)
-            check_memory(self.model, inputs)
+        inputs, targets = next(self._examples.batches(_CHECKED))
+        self.norm_pass = NormPass(self.model, spec.loss_fn, inputs, targets, backend=backend)
+        check_memory(self.model, inputs)
+        if self._test is not None:
+            with self.norm_pass.evaluation() as evaluated:
+                spec.data.check_test_set(evaluated, self._test)
         if isinstance(batch_size, int):
             self.norm_pass.batch_size = batch_size
         once, again = (next(self._examples.batches(_PROBED)) for _ in range(2))
@@ -104,7 +104,7 @@ class CheckpointPass:
 
     def example_table(self) -> ExampleTable:
         """Losses of training and test examples; InputError if one is not finite."""
-        with _explained("data"), self.norm_pass.evaluation() as model:
+        with self.norm_pass.evaluation() as model:
             table = self._spec.data.example_table(model, self._examples, self._test)
         bad = table.frame[~np.isfinite(table.frame["loss"].to_numpy(np.float64))]
         if len(bad):
@@ -114,19 +114,6 @@ class CheckpointPass:
                 "examples, and check that spec and checkpoints belong together"
             )
         return table
-
-
-@contextmanager
-def _explained(data: str) -> Iterator[None]:
-    """Turn errors of a model on data that it was not made for into InputError."""
-    try:
-        yield
-    except InputError:
-        raise
-    except _MODEL_ERRORS as error:
-        raise InputError(
-            f"the spec's model and loss_fn do not accept its {data}: {first_line(error)}"
-        ) from error
 
 
 @contextmanager

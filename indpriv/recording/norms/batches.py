@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -13,10 +13,17 @@ from torch import Tensor
 from indpriv.errors import InputError
 
 LossFn = Callable[[Any, Any], Tensor]
+# What models, losses and functions that a user wrote raise.
+FAULTS: tuple[type[Exception], ...] = (ArithmeticError, AssertionError, AttributeError, LookupError)
+FAULTS += (NameError, RuntimeError, TypeError, ValueError)
 
 
 class Keywords(dict[str, Any]):
     """A batch that a model takes by keyword, as Hugging Face's do."""
+
+
+class Positional(tuple[Any, ...]):
+    """Several arguments that a model takes one after another."""
 
 
 torch.utils._pytree.register_pytree_node(
@@ -24,11 +31,16 @@ torch.utils._pytree.register_pytree_node(
     lambda batch: (list(batch.values()), list(batch)),
     lambda values, names: Keywords(zip(names, values, strict=True)),
 )
+torch.utils._pytree.register_pytree_node(
+    Positional, lambda inputs: (list(inputs), None), lambda values, _: Positional(values)
+)
 
 
 def call(model: Callable[..., Any], inputs: Any) -> Any:
     """The outputs of a model."""
-    return model(**inputs) if isinstance(inputs, Keywords) else model(inputs)
+    if isinstance(inputs, Keywords):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, Positional) else model(inputs)
 
 
 @dataclass(frozen=True)
@@ -52,9 +64,11 @@ class Batch:
 
     def repeated(self, size: int) -> Batch:
         """The first `size` examples; if there are fewer, they are repeated from the first."""
-        return self._each(
-            lambda tensor: tensor[torch.arange(size, device=tensor.device) % len(tensor)]
-        )
+        return self.picked(torch.arange(size) % len(self))
+
+    def picked(self, positions: Tensor) -> Batch:
+        """Examples at some positions."""
+        return self._each(lambda tensor: tensor[positions.to(tensor.device)])
 
     def _each(self, function: Callable[[Tensor], Tensor]) -> Batch:
         return Batch(map_tensors(self.inputs, function), map_tensors(self.targets, function))
@@ -106,14 +120,68 @@ def first_tensor(value: Any) -> Tensor:
     )
 
 
+def unpacked(batch: Any, unpack: Callable[[Any], Any] | None) -> tuple[Any, Any]:
+    """(inputs, targets) of a batch of the loader; InputError if they are no rows of tensors."""
+    what, made = "the data set yields", batch
+    if unpack is not None:
+        try:
+            what, made = "unpack returned", unpack(batch)
+        except FAULTS as error:
+            message = f"unpack failed on {described(batch)}: {type(error).__name__}: {error}"
+            raise InputError(message) from error
+    elif isinstance(batch, Mapping):
+        made = Keywords(batch), Keywords(batch)
+    if not (isinstance(made, list | tuple) and len(made) == 2):
+        raise InputError(
+            f"{what} {described(made)}; a Recorder needs (inputs, targets), a dict that the model "
+            "takes by keyword, or a function from a batch to (arguments of the model, targets): "
+            f"unpack=lambda batch: {_how_to_unpack(batch)}"
+        )
+    inputs, targets = made
+    if unpack is not None and isinstance(inputs, Mapping | tuple):
+        inputs = Keywords(inputs) if isinstance(inputs, Mapping) else Positional(inputs)
+    tensors, leaves = tensors_of(made), torch.utils._pytree.tree_leaves(made)
+    plain = [isinstance(x, Tensor | bool | int | float | None) or is_dataclass(x) for x in leaves]
+    if not all(plain) or len({x.shape[:1] for x in tensors}) != 1 or not tensors[0].ndim:
+        raise InputError(
+            f"{what} {described(made)}, where the first dimension of every tensor must be the "
+            "examples; in the data set or in unpack=, make tensors of numpy arrays "
+            "(torch.as_tensor) and leave texts and other objects out"
+        )
+    return inputs, targets
+
+
+def _how_to_unpack(batch: Any) -> str:
+    """What to return for such a batch."""
+    if isinstance(batch, list | tuple) and len(batch) > 2:
+        *first, last = (f"batch[{number}]" for number in range(len(batch)))
+        return f"(({', '.join(first)}), {last}), or (batch[0], batch[1]) without the rest"
+    if isinstance(batch, Tensor | list | tuple):
+        return "(batch, batch)" if isinstance(batch, Tensor) else "(batch[0], batch[0])"
+    names = list(getattr(batch, "__dict__", ())) or ["inputs", "targets"]
+    return f"(batch.{names[0]}, batch.{names[-1]})"
+
+
+def described(value: Any) -> str:
+    """Types and shapes in nested containers, as messages call them."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name!r}: {described(part)}" for name, part in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(described, value[:4]))}{', ...' if len(value) > 4 else ''})"
+    return type(value).__name__
+
+
 def check_losses(losses: Tensor, targets: Any) -> Tensor:
     """Return losses (batch,), or raise InputError: a reduced loss has no per-example gradient."""
     expected = len(first_tensor(targets))
-    if losses.ndim != 1 or len(losses) != expected:
+    if not isinstance(losses, Tensor) or losses.shape != (expected,):
         raise InputError(
-            f"loss_fn returned shape {tuple(losses.shape)} for {expected} examples; it must "
-            'return one loss per example, e.g. nn.CrossEntropyLoss(reduction="none"), or '
-            "indpriv.recording.CausalLMLoss() of a language model's outputs"
+            f"loss_fn returned {described(losses)} for {expected} examples; it must return one "
+            'loss per example, e.g. nn.CrossEntropyLoss(reduction="none"), CausalLMLoss() of a '
+            "language model, or losses.flatten(1).mean(1); if outputs are of shape (n, 1) and "
+            "targets (n,), take outputs.squeeze(1)"
         )
     return losses
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
-from opacus.grad_sample import GradSampleModuleFastGradientClipping
+from opacus.grad_sample import AbstractGradSampleModule, GradSampleModuleFastGradientClipping
+from opacus.layers.dp_rnn import DPRNNBase
 from torch import Tensor, nn
 
-from indpriv.recording.norms.batches import Batch, call
+from indpriv.recording.norms.batches import Batch, Keywords, call
 from indpriv.recording.norms.shadow_model import make_shadow, standard_module
 from indpriv.recording.random_states import kept_random_state
 
@@ -28,14 +30,14 @@ def hindrance(model: nn.Module, batch: Batch) -> str:
         model: as it is trained, wrapped by Opacus or not.
         batch: a few examples.
     """
-    seen = _Seen(standard_module(model), batch)
+    seen = _Seen(model, batch)
     if bags := seen.trained(lambda name, part: isinstance(part, nn.EmbeddingBag)):
         return (
             f"Opacus takes no per-example gradients of {bags[0]}, whose texts lie one after "
             "another; use nn.Embedding and the mean over positions, embedding(tokens).mean(1)"
         )
-    if shared := shared_positions(model, batch):
-        return shared
+    if fault := known_fault(model, batch):
+        return fault
     if changed := seen.changed():
         in_place = [named(*each) for each in seen.parts if getattr(each[1], "inplace", False)]
         if in_place:
@@ -70,13 +72,13 @@ def hindrance(model: nn.Module, batch: Batch) -> str:
     return ""
 
 
-def shared_positions(model: nn.Module, batch: Batch) -> str:
-    """The trained Embedding that looks up the same rows for all examples, and what to change.
+def known_fault(model: nn.Module, batch: Batch) -> str:
+    """What Opacus gets wrong, also where no error says so, and what to change; "" if nothing.
 
-    Opacus then takes each position for an example, also where no error says so.
+    Of an Embedding that looks up the same for all examples, it takes each position for an example.
     """
     sizes = batch, batch.repeated(len(batch) + 1)  # a length may be one batch size by chance
-    for seen in (_Seen(standard_module(model), each) for each in sizes):
+    for seen in (_Seen(model, each) for each in sizes):
         if shared := [named(*each) for each in seen.parts if each[0] in seen.shared]:
             return (
                 f"{shared[0]} looks up the same positions for all examples, so that none has a "
@@ -84,7 +86,23 @@ def shared_positions(model: nn.Module, batch: Batch) -> str:
                 "e.g. position_ids=torch.arange(length).repeat(batch, 1), and for BERT "
                 "token_type_ids, or freeze the layer"
             )
+        if seen.faults:
+            return seen.faults[0]
     return ""
+
+
+def how_to_call(module: nn.Module, inputs: Any) -> str:
+    """What to pass as unpack= where a model does not take the inputs as they are."""
+    names = list(inspect.signature(module.forward).parameters)
+    remedy = f"(batch[0].to({next(module.parameters()).dtype}), batch[1])"
+    if isinstance(inputs, Keywords):
+        known = ", ".join(f'"{name}": batch["{name}"]' for name in inputs if name in names)
+        *_, last = [name for name in inputs if name not in names] or inputs
+        given = f"{{{known}}}" if known else f'batch["{next(iter(inputs))}"]'
+        remedy = f'({given}, batch["{last}"])'
+    elif not isinstance(inputs, Tensor):
+        remedy = f"({'dict' if isinstance(inputs, Mapping) else 'tuple'}(batch[0]), batch[1])"
+    return f"it takes ({', '.join(names)}); say how: unpack=lambda batch: {remedy}"
 
 
 class _Seen:
@@ -96,14 +114,21 @@ class _Seen:
         keywords: names of those that are given tensors or layers by keyword.
         shared: names of trained Embeddings whose input has no dimension for the batch.
         turned: names of trained convolutions of images in another order than Opacus assumes.
+        faults: what Opacus gets wrong of other layers.
     """
 
-    def __init__(self, module: nn.Module, batch: Batch) -> None:
+    def __init__(self, model: nn.Module, batch: Batch) -> None:
+        module = standard_module(model)
+        of_autograd = isinstance(model, GradSampleModuleFastGradientClipping) or getattr(
+            model, "force_functorch", False
+        )
+        self._pads = isinstance(model, AbstractGradSampleModule) and not of_autograd
         self.parts = list(module.named_modules())
         self.calls: Counter[str] = Counter()
         self.keywords: set[str] = set()
         self.shared: set[str] = set()
         self.turned: set[str] = set()
+        self.faults: list[str] = []
         self._outputs: list[tuple[str, Tensor, int]] = []
         self._uses = Counter(id(p) for _, part in self.parts for p in _own(part))
         shadow = make_shadow(module)
@@ -130,6 +155,30 @@ class _Seen:
             self._outputs.append((name, output, output._version))
         if isinstance(part, nn.Embedding) and _own(part) and args and size not in args[0].shape[:2]:
             self.shared.add(name)
+        packed = getattr(args[0], "sorted_indices", None) if args else None
+        if isinstance(part, DPRNNBase) and packed is not None:
+            self.faults.append(
+                f"{named(name, part)} gets a packed batch sorted by length (enforce_sorted=False): "
+                "Opacus adds up its gradients of one example and other layers' of another; give it "
+                "the padded batch, and take outputs[torch.arange(len(lengths)), lengths - 1]"
+            )
+        if (
+            self._pads
+            and type(part) is nn.Embedding
+            and part.padding_idx is not None
+            and _own(part)
+        ):
+            self.faults.append(
+                "in hooks and ew mode, Opacus ignores padding_idx of the Embedding "
+                f"{name!r}: it trains the row of padding, with gradients that autograd does not "
+                'give it; train with grad_sample_mode="functorch", or make the Embedding without '
+                "padding_idx"
+            )
+        if _own(part) and _in_checkpoint():
+            self.faults.append(
+                f"{named(name, part)} runs in a checkpoint that is not reentrant: Opacus takes its "
+                "second forward pass for another use; call checkpoint(..., use_reentrant=True)"
+            )
         if type(part) is nn.Conv2d and _own(part) and not args[0].is_contiguous():
             self.turned.add(name)
 
@@ -156,3 +205,12 @@ class _Seen:
 
 def _own(part: nn.Module) -> list[nn.Parameter]:
     return [p for p in part.parameters(recurse=False) if p.requires_grad]
+
+
+def _in_checkpoint() -> bool:
+    """Whether this is called inside a torch.utils.checkpoint that is not reentrant."""
+    return any(
+        each.frame.f_globals.get("__name__") == "torch.utils.checkpoint"
+        and each.frame.f_locals.get("use_reentrant") is False
+        for each in inspect.stack(0)
+    )

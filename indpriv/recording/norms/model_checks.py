@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 from opacus.grad_sample import AbstractGradSampleModule, GradSampleModuleFastGradientClipping
+from opacus.layers import DPMultiheadAttention
 from opacus.validators import ModuleValidator
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.nn.modules import module as hooks
 
 from indpriv.errors import InputError
+from indpriv.recording.compared.still import Still
 from indpriv.recording.norms.autograd_check import TINY
-from indpriv.recording.norms.autotune import UNFIT
 from indpriv.recording.norms.backends import training_backend
-from indpriv.recording.norms.batches import Batch, call, first_tensor, map_tensors
-from indpriv.recording.norms.hindrance import hindrance, named, shared_positions
+from indpriv.recording.norms.batches import FAULTS, Batch, call, check_losses, described, tensors_of
+from indpriv.recording.norms.hindrance import hindrance, how_to_call, known_fault, named
 from indpriv.recording.norms.shadow_model import ModelInTraining, make_shadow
 from indpriv.recording.norms.variant import Variant
-from indpriv.recording.random_states import kept_random_state
+from indpriv.recording.random_states import kept_random_state, random_state
 
+_COMPARED = 7  # examples; a length or a width is seldom a multiple of it, so that rows are found
+_OFTEN = 4  # of six replacements: by no chance order of random numbers
+_MIXES = (
+    "mixes examples{}: what it makes of one changes when others in the batch are {}, so that none "
+    "has a gradient of its own and no epsilon is valid; compute nothing over the examples, such as "
+    "mean(0), x @ x.T, the negatives of a contrastive loss or their number, give attention "
+    "batch_first=True, and keep BatchNorm in eval mode (part.eval() after model.train(), before "
+    "attaching) or replace it (ModuleValidator.fix(model))"
+)
+_FIT = "it must take batches of any size; of outputs (n, 1) take outputs.squeeze(1), not .squeeze()"
 _PROBED = 4  # examples that stand for all others
 _ROUNDING = 1e-6  # relative, of outputs
 _LEAK = "which thus reach the model without clipping or noise, so no epsilon is valid"
@@ -63,6 +77,111 @@ def _replaceable(module: nn.Module) -> list[str]:
     ]
 
 
+def check_each_alone(model: ModelInTraining, batch: Batch) -> None:
+    """Raise InputError unless model and loss accept these examples, and take each for itself.
+
+    Some are replaced, at the same shapes, places and random numbers: what is made of the rest must
+    not change. A bit of its place says whether one is, so that any two are once told apart.
+    """
+    few = batch.rows(0, _COMPARED)
+    made, places = partial(_made, model, model.shadow()), torch.arange(len(few))
+    (first, drawn), (again, _) = made(few), made(few)
+    if not all(map(_close, first, again)):
+        return  # it remembers examples, or draws from elsewhere
+    found = []
+    for bit, value in product(range((len(few) - 1).bit_length()), (0, 1)):
+        kept = (places >> bit) % 2 == value
+        others = batch.picked(torch.where(kept, places, (places + len(batch) // 2) % len(batch)))
+        try:
+            rows, now = made(others)
+        except InputError:  # such as texts that had been sorted by length
+            continue
+        if torch.equal(now, drawn) and not _same(first, rows, kept):
+            found.append((others, kept))
+    if len(found) < _OFTEN and not torch.equal(drawn, _generators()):
+        with Still():  # dropout of present tokens alone draws in an order that others decide
+            still = made(few)[0]
+            found = [each for each in found if not _same(still, made(each[0])[0], each[1])]
+    for others, kept in found:
+        shadow = model.shadow()
+        passes = (partial(_made, model, shadow, each) for each in (few, others))
+        who, where = first_that_mixes(shadow, passes, kept) or ("loss_fn", "")
+        raise InputError(f"{who} {_MIXES.format(where, 'replaced')}")
+    alone, now = made(few.rows(0, 1))
+    near = [
+        one.shape == rows[:1].shape and torch.allclose(one, rows[:1], 0.05, 0.01, True)
+        for one, rows in zip(alone, first, strict=False)
+    ]
+    if torch.equal(now, drawn) and not near[0]:
+        who = "loss_fn" if all(near[1:]) else "the model"
+        raise InputError(f"{who} {_MIXES.format('', 'taken away')}")
+
+
+def _same(before: list[Tensor], after: list[Tensor], kept: Tensor) -> bool:
+    return all(_close(a[kept], b[kept]) for a, b in zip(before, after, strict=True))
+
+
+def _generators() -> Tensor:
+    state, more, *_ = random_state()
+    return torch.cat([state, *more])
+
+
+def _made(model: ModelInTraining, shadow: nn.Module, batch: Batch) -> tuple[list[Tensor], Tensor]:
+    """Losses and outputs with a row per example, and the state in which they left generators."""
+    inputs = batch.inputs
+    failed, remedy = f"the model fails on {described(inputs)}", how_to_call(shadow, inputs)
+    with kept_random_state(), torch.no_grad(), model.precision():
+        try:
+            outputs = call(shadow, inputs)
+            failed, remedy = f"loss_fn fails on {described((outputs, batch.targets))}", _FIT
+            losses = check_losses(model.loss_fn(outputs, batch.targets), batch.targets)
+        except InputError:
+            raise
+        except FAULTS as error:
+            raise InputError(f"{failed}: {type(error).__name__}: {error}; {remedy}") from error
+        rows = [x for x in (losses, *tensors_of(outputs)) if x.shape[:1] == (len(batch),)]
+        return rows, _generators()
+
+
+def first_that_mixes(
+    module: nn.Module, passes: Iterable[Callable[[], object]], kept: Tensor
+) -> tuple[str, str] | None:
+    """The first part of a module that makes something else of the kept rows in the second pass.
+
+    With it, whether that is " in its own forward", between its parts; None: no part does.
+    """
+    inside, seen = [module], list[list[tuple[nn.Module, list[list[Tensor]]]]]()
+
+    def before(part: nn.Module, args: Any) -> None:
+        seen[-1].append((inside[-1], _rows_of(args, kept)))
+        inside.append(part)
+
+    def after(part: nn.Module, args: Any, output: Any) -> None:
+        seen[-1].append((inside.pop(), _rows_of(output, kept)))
+
+    with hooks.register_module_forward_pre_hook(before), hooks.register_module_forward_hook(after):
+        for run in passes:
+            seen.append([])
+            run()
+    names = {part: name for name, part in module.named_modules()}
+    for (part, mine), (_, theirs) in zip(*seen, strict=False):
+        pairs = zip(mine, theirs, strict=False)
+        if part in names and any(a and not any(map(_close, a, b)) for a, b in pairs):
+            return named(names[part], part), " in its own forward" * any(part.children())
+    return None
+
+
+def _rows_of(value: Any, kept: Tensor) -> list[list[Tensor]]:
+    """Of each tensor, what may belong to the kept examples: one for each order it may have."""
+    n, found = len(kept), list[list[Tensor]]()
+    for x in tensors_of(value):
+        orders = [x.movedim(1, 0)] if x.ndim > 1 and x.shape[1] == n else []
+        if x.ndim and len(x) and len(x) % n == 0:
+            orders += [x.unflatten(0, (n, -1)), x.unflatten(0, (-1, n)).movedim(1, 0)]
+        found.append([order[kept] for order in orders])
+    return found
+
+
 def check_memory(module: nn.Module, inputs: Any) -> None:
     """Raise InputError if a forward pass keeps anything about its examples.
 
@@ -70,10 +189,18 @@ def check_memory(module: nn.Module, inputs: Any) -> None:
     equal, and so are their outputs for one and the same part: whatever else a module keeps of its
     examples, in lists or attributes, matters only if it changes outputs.
     """
-    size = min(_PROBED, len(first_tensor(inputs)) // 2)
+    for name, part in module.named_modules():
+        attends = type(part).forward is DPMultiheadAttention.forward
+        if attends and part.batch_first and part.num_heads > 1:
+            raise InputError(
+                f"{named(name, part)}: with batch_first=True and several heads, Opacus mixes up "
+                f"positions by the longest text in the batch, {_LEAK}; use num_heads=1, or "
+                "nn.Linear layers and nn.functional.scaled_dot_product_attention"
+            )
+    size = min(_PROBED, len(tensors_of(inputs)[0]) // 2)
     if not size:
         return
-    parts = [_rows(inputs, start, start + size) for start in (0, size)]
+    parts = [Batch(inputs, ()).rows(start, start + size).inputs for start in (0, size)]
     first, second = (make_shadow(module) for _ in parts)
     for shadow, part in zip((first, second), parts, strict=True):
         _outputs(shadow, part)
@@ -97,19 +224,15 @@ def _outputs(shadow: nn.Module, inputs: Any) -> list[Tensor]:
     """The tensors that a copy of the model returns in training, always with the same seed."""
     with kept_random_state(), torch.no_grad():
         torch.manual_seed(0)
-        leaves = tree_leaves(call(shadow, inputs))
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-
-
-def _rows(inputs: Any, start: int, stop: int) -> Any:
-    return map_tensors(inputs, lambda tensor: tensor[start:stop])
+        return tensors_of(call(shadow, inputs))
 
 
 def _close(mine: Tensor, theirs: Tensor) -> bool:
     """Equal, or up to rounding on devices that sum in another order each time."""
     if mine.shape != theirs.shape or not mine.is_floating_point():
         return torch.equal(mine, theirs)
-    scale = _ROUNDING * float(mine.abs().nan_to_num().max()) if mine.numel() else 0.0
+    rounding = max(_ROUNDING, 2 * torch.finfo(mine.dtype).eps)
+    scale = rounding * float(mine.abs().nan_to_num().max()) if mine.numel() else 0.0
     return torch.allclose(mine, theirs, rtol=0, atol=scale, equal_nan=True)
 
 
@@ -124,14 +247,13 @@ def check_opacus_norms(
 
     Compares the norms of a few examples with `ours`, which agree with autograd.
     """
-    _check_padding(wrapped, model.module)
-    if shared := shared_positions(wrapped, batch):
-        raise InputError(shared)
+    if fault := known_fault(wrapped, batch):
+        raise InputError(fault)
     shadow = model.shadow()
     try:
         backend = training_backend(wrapped, shadow, model.loss_fn)
         theirs = Variant(model, "Opacus", ((shadow, backend),)).updated_norms(batch)
-    except UNFIT as error:
+    except FAULTS as error:
         raise InputError(
             hindrance(wrapped, batch)
             or "Opacus cannot compute per-example gradients of this model as it is wrapped "
@@ -155,21 +277,3 @@ def _another_mode(wrapped: AbstractGradSampleModule) -> str:
     if getattr(wrapped, "force_functorch", False):
         return "freeze the layers that Opacus does not support (requires_grad_(False))"
     return 'train with grad_sample_mode="functorch"'
-
-
-def _check_padding(wrapped: AbstractGradSampleModule, module: nn.Module) -> None:
-    """Raise InputError if Opacus trains padding; the examples at hand may contain none."""
-    ghost = isinstance(wrapped, GradSampleModuleFastGradientClipping)
-    if ghost or getattr(wrapped, "force_functorch", False):
-        return  # gradients are autograd's
-    for name, part in module.named_modules():
-        if (
-            type(part) is nn.Embedding
-            and part.padding_idx is not None
-            and part.weight.requires_grad
-        ):
-            raise InputError(
-                f"in hooks and ew mode, Opacus ignores padding_idx of the Embedding {name!r}: it "
-                "trains the row of padding, with gradients that autograd does not give it; train "
-                'with grad_sample_mode="functorch", or make the Embedding without padding_idx'
-            )

@@ -80,7 +80,7 @@ class ModelInTraining:
         trainable = [p for p in self.module.parameters() if p.requires_grad]
         if not trainable:
             raise InputError("the model has no trainable parameter; there is no gradient to record")
-        self._trainable = _trainable_names(self.module)
+        self._trainable = trainable_names(self.module)
         self.each = EachTensor()
         self.n_parameters = sum(p.numel() for p in trainable)
         # In a model of several types, frozen parts included, rounding is that of the coarsest.
@@ -110,7 +110,7 @@ class ModelInTraining:
         Parameters share memory, unless those of four dimensions get channels last. Raises
         InputError if other parameters are trainable than before.
         """
-        if changed := sorted(_trainable_names(self.module) ^ self._trainable):
+        if changed := sorted(trainable_names(self.module) ^ self._trainable):
             raise InputError(
                 f"the trainable parameters changed during recording ({', '.join(changed[:5])}), "
                 "so norms before and after belong to different gradients; freeze or add "
@@ -132,9 +132,12 @@ class ModelInTraining:
         with torch.enable_grad():
             self.losses(shadow, batch)  # a reduced loss passes as per-example on one example
             for i in range(len(batch)):
+                shadow.zero_grad()
                 loss = self.losses(shadow, batch.rows(i, i + 1)).sum()
-                gradients = torch.autograd.grad(loss, trainable, allow_unused=True)
-                squares = [g.double().square().sum() for g in gradients if g is not None]
+                if not loss.requires_grad:
+                    raise InputError("losses have no gradient; leave out detach() and no_grad()")
+                loss.backward()  # torch.autograd.grad fails on reentrant checkpoints
+                squares = [p.grad.double().square().sum() for p in trainable if p.grad is not None]
                 norms.append(torch.as_tensor(sum(squares) ** 0.5))
         return torch.stack(norms)
 
@@ -205,7 +208,8 @@ def described_parameters(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def _trainable_names(module: nn.Module) -> frozenset[str]:
+def trainable_names(module: nn.Module) -> frozenset[str]:
+    """Names of the parameters that require gradients."""
     return frozenset(name for name, p in module.named_parameters() if p.requires_grad)
 
 

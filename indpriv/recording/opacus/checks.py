@@ -69,6 +69,11 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
             f"the model is a {type(model).__name__}, as make_private(wrap_model=False) returns; "
             "attach the module that it was made for"
         )
+    if isinstance(model, AbstractGradSampleModule) and not model.batch_first:
+        raise InputError(
+            "make_private(batch_first=False) takes the second dimension of every layer's input for "
+            "the examples; leave it out, and give all layers inputs with the examples first"
+        )
     if optimizer.step_hook is None:
         raise InputError(
             "the optimizer has no step hook: Opacus's accountant is not attached and would report "

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from opacus.optimizers import DPOptimizer, DPPerLayerOptimizer
 from torch import Tensor, nn
 
 from indpriv._arrays import IntArray
-from indpriv.errors import EvidenceError
+from indpriv.errors import EvidenceError, InputError
+from indpriv.recording.norms.shadow_model import trainable_names
 from indpriv.recording.opacus.whole_model import GHOST_MODELS
 
 _MANY_SQUARES = 10**6  # a sum of fewer squares is too small by less than 1e-4 in float32
@@ -101,9 +103,11 @@ def clipping_watched(
             less precise than individual thresholds need, the examples of a batch are not known, or
             gradients were changed after clipping.
     """
-    observer = _Observer(positions_of, thresholds)
+    check = partial(_check_trained, trainable_names(model))
+    observer = _Observer(positions_of, thresholds, partial(check, model, frozen_too=True))
     if isinstance(model, GHOST_MODELS):
-        with _ghost_clipping_watched(model, optimizer, observer, on_batch):
+        watched = _ghost_clipping_watched(model, optimizer, observer, on_batch)
+        with watched, model.register_forward_pre_hook(check):
             yield
         return
     plain = optimizer.clip_and_accumulate
@@ -120,8 +124,23 @@ def clipping_watched(
             batch = observer.batch(torch.zeros(0, dtype=torch.float64), optimizer.max_grad_norm)
         on_batch(batch)
 
-    with replaced_methods(optimizer, clip_and_accumulate=clip_and_accumulate):
+    methods = {"clip_and_accumulate": clip_and_accumulate}
+    with replaced_methods(optimizer, **methods), model.register_forward_pre_hook(check):
         yield
+
+
+def _check_trained(
+    before: frozenset[str], model: nn.Module, *_: Any, frozen_too: bool = False
+) -> None:
+    """Raise InputError if other parameters are trained than at first; some may rest in between."""
+    now = trainable_names(model)
+    changed = now ^ before if frozen_too else now - before
+    if changed and (frozen_too or torch.is_grad_enabled()):
+        raise InputError(
+            f"parameters were {'unfrozen' if now - before else 'frozen'} during the run: "
+            f"{', '.join(sorted(changed)[:5])}; Opacus and recorded norms go on with those trained "
+            "at first: freeze before make_private, and train what comes next in a run of its own"
+        )
 
 
 @contextmanager
@@ -155,6 +174,7 @@ def _ghost_clipping_watched(
         clipped[:] = [(grad, grad._version) for grad in gradients] if pending else []
 
     def accumulate() -> None:
+        observer.check()
         if pending:
             gradients = [p.grad for p in optimizer.params]
             if len(gradients) != len(clipped) or any(
@@ -168,6 +188,13 @@ def _ghost_clipping_watched(
                     "(Opacus clips, the optimizer applies weight decay), or train in hooks mode"
                 )
             on_batch(pending.pop())
+        elif not hasattr(optimizer, "_adjusted_noise_multiplier") and any(
+            p.grad is not None and bool(p.grad.any()) for p in optimizer.params
+        ):
+            raise EvidenceError(
+                "this step's gradients were not clipped: in ghost mode, call backward() on the "
+                "criterion that make_private returned, criterion(model(inputs), targets)"
+            )
         clipped.clear()
         plain_accumulate()
 
@@ -193,12 +220,14 @@ def replaced_methods(owner: Any, **functions: Callable[..., Any]) -> Iterator[No
 class _Observer:
     positions_of: Callable[[int], Positions | None]
     thresholds: Thresholds | None
+    check: Callable[[], None]
 
     def batch(self, norms: Tensor, max_grad_norm: float, rounding: float = 0.0) -> ClippedBatch:
         return ClippedBatch(norms, self.positions_of(len(norms)), max_grad_norm, rounding)
 
     def clip(self, owner: Any, clip: Callable[[], None]) -> ClippedBatch | None:
         """Run Opacus's clipping; return the batch whose norms it divided by, if it did so."""
+        self.check()
         if isinstance(owner, DPPerLayerOptimizer):
             return self._clip_each(owner, clip)
         max_grad_norm = owner.max_grad_norm

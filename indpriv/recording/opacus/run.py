@@ -232,20 +232,13 @@ class OpacusRun:
         return [p._version for p in self.module.parameters()]
 
     def check_trained_parameters(self) -> None:
-        """Raise if this update would apply an unclipped gradient, or train an added parameter."""
+        """Raise if this update would train an added parameter."""
         for p in (p for group in self.optimizer.param_groups for p in group["params"]):
             if p.requires_grad and id(p) not in self._trained:
                 raise EvidenceError(
                     f"the optimizer trains a parameter of shape {tuple(p.shape)} that it did not "
                     "train when the Recorder was attached: no recorded norm contains its gradient; "
                     "add or unfreeze parameters before attaching"
-                )
-            if not p.requires_grad and p.grad is not None and bool(p.grad.any()):
-                raise EvidenceError(
-                    f"a parameter of shape {tuple(p.shape)} was frozen after the backward pass: "
-                    "Opacus neither clips its gradient nor adds noise to it, and the update would "
-                    "apply it as it is; freeze parameters between steps, and call "
-                    "optimizer.zero_grad() first"
                 )
 
 

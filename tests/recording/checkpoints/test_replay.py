@@ -505,8 +505,8 @@ def spec_with(**changes):
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        (spec_with(dataset=TensorDataset(torch.ones(120, 5), torch.zeros(120).long())), "do not accept its dataset"),
-        (spec_with(test_set=TensorDataset(torch.ones(9, 5), torch.zeros(9).long())), "do not accept its data"),
+        (spec_with(dataset=TensorDataset(torch.ones(120, 5), torch.zeros(120).long())), "the model fails on float32 (7, 5)"),
+        (spec_with(test_set=TensorDataset(torch.ones(9, 5), torch.zeros(9).long())), "do not accept the test set"),
         (spec_with(loss_fn=nn.CrossEntropyLoss()), "one loss per example"),
         (spec_with(loss_fn=lambda out, y: PER_EXAMPLE(out, y) * float("nan")), "NaN"),
         (spec_with(model=lambda: nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 2))), "0.weight is (8, 6) in the file"),
