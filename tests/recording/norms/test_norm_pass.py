@@ -503,7 +503,7 @@ class MixesExamples(nn.Module):
 
 def test_a_model_that_mixes_examples_is_refused():
     inputs, targets = blobs(8).tensors
-    with pytest.raises(InputError, match="^MixesExamples mixes examples in its own forward"):
+    with pytest.raises(InputError, match=r"^MixesExamples mixes examples in its own forward"):
         per_example_gradient_norms(MixesExamples(), PER_EXAMPLE, inputs, targets, backend="hooks")
 
 
@@ -535,7 +535,7 @@ def test_microbatches_have_no_individual_gradient():
     def loss_of_pairs(outputs, labels):
         return PER_EXAMPLE(outputs, labels).reshape(-1, 2).mean(1)
 
-    with pytest.raises(InputError, match="loss_fn fails on .*it must take batches of any size"):
+    with pytest.raises(InputError, match=r"loss_fn fails on .*it must take batches of any size"):
         per_example_gradient_norms(mlp(), loss_of_pairs, inputs, targets)
 
 
