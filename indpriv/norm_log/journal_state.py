@@ -16,7 +16,14 @@ from indpriv.errors import EvidenceError, InputError
 from indpriv.norm_log.checks.clipping_norm import private_clipping_norm
 from indpriv.norm_log.checks.of_known import OF_FULL_RECORDS, OF_SECRECY
 from indpriv.norm_log.checks.sessions import session_checks
-from indpriv.norm_log.evidence import FAILED, LOSS, NOT_CHECKED, REPLAY, SEEDED, Check
+from indpriv.norm_log.evidence import (
+    ASSUMPTIONS,
+    COMPARISONS,
+    FAILED,
+    NOT_CHECKED,
+    SEEDED,
+    Check,
+)
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.run_files import Line, files_of, holds_log
 from indpriv.norm_log.session_counts import SessionCounts
@@ -198,8 +205,8 @@ class LogState:
 
 
 def _is_doubt(check: Check) -> bool:
-    """Whether norms may not be those of training: exact ones were compared with it."""
-    compared = check.key in (LOSS.key, REPLAY.key)
+    """Whether the account may not be of the training: an exact one was compared with it."""
+    compared = check.key in COMPARISONS and not ASSUMPTIONS[check.key].optional
     return check.status == FAILED or (compared and check.status == NOT_CHECKED)
 
 

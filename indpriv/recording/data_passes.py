@@ -55,7 +55,8 @@ class Examples:
         batches: Iterable[Any]
         if isinstance(self.dataset, TensorDataset) and self.collate_fn is None:
             index = slice(None) if positions is None else torch.as_tensor(positions)
-            parts = (tensor[index].split(batch_size) for tensor in self.dataset.tensors)
+            # Clones: a forward pass may write into its inputs.
+            parts = (tensor[index].clone().split(batch_size) for tensor in self.dataset.tensors)
             batches = map(list, zip(*parts, strict=True))
         else:
             whole = self.dataset

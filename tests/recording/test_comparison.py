@@ -50,7 +50,7 @@ def trained(recorder_of, model, mode, optimizer=torch.optim.SGD):
     run = make_run(dataset, model, mode=mode)
     run.optimizer.original_optimizer.__class__ = optimizer
     for group in run.optimizer.param_groups:
-        group.update({k: v for k, v in optimizer([torch.zeros(1)], lr=0.1).defaults.items()})
+        group.update(optimizer([torch.zeros(1)], lr=0.1).defaults)
     with recorder_of(dataset, run):
         run.train(2)
     state = run.optimizer.original_optimizer.state_dict()["state"]

@@ -14,6 +14,8 @@ from indpriv.recording.clipping.rules import ClippingRule
 PublicSettings = Callable[[int], Mapping[str, Any]]
 """Step -> settings that the user's public law gives there, e.g. {"lr": 0.1}."""
 _OF_SCHEDULERS = frozenset(["initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"])
+_ASKED = 8  # epochs, the first ones, at which such a function is asked again
+_FUNCTIONS = ("lr_lambdas", "noise_lambda", "scheduler_function")  # of torch and Opacus
 _CYCLED = frozenset(["momentum", "betas"])
 
 
@@ -23,6 +25,7 @@ class Settings:
     def __init__(self, optimizer: Any, public: PublicSettings | None) -> None:
         self._optimizer, self._public = optimizer, public
         self._last: dict[str, Any] | None = None
+        self._asked: dict[int, dict[int, list[Any]]] = {}  # scheduler -> epoch -> its values
         self._schedulers: list[Any] | None = None  # looked for at the first change
 
     def moved(self, step: int, setting: StepSetting) -> str:
@@ -61,15 +64,24 @@ class Settings:
             self._schedulers = self._found_schedulers()
         if name in ("noise_multiplier", "max_grad_norm"):
             kind = "Noise" if name == "noise_multiplier" else "GradClip"
-            return any(
-                _is_of_opacus(one) and kind in type(one).__name__ for one in self._schedulers
-            )
+            laws = [one for one in self._schedulers if _is_of_opacus(one)]
+            return any(kind in type(one).__name__ and self._repeats(one) for one in laws)
         laws = [one for one in self._schedulers if not _is_of_opacus(one)]
         if not laws or any(type(one).__name__ == "ReduceLROnPlateau" for one in laws):
             return False
         if name == "lr":
-            return any([_plain(v) for v in one._last_lr] == now and _repeats(one) for one in laws)
+            mine = [one for one in laws if [_plain(v) for v in one._last_lr] == now]
+            return any(self._repeats(one) for one in mine)
         return name in _OF_SCHEDULERS | _CYCLED
+
+    def _repeats(self, scheduler: Any) -> bool:
+        """Whether functions of the user's give the same when they are asked again, also later."""
+        functions = [getattr(scheduler, name, None) for name in _FUNCTIONS]
+        asked = self._asked.setdefault(id(scheduler), {})
+        now = scheduler.last_epoch
+        if len(asked) < _ASKED:
+            asked[now] = [f(now) for f in _flat(functions)]
+        return all([f(epoch) for f in _flat(functions)] == was for epoch, was in asked.items())
 
     def _found_schedulers(self) -> list[Any]:
         """Schedulers of torch and Opacus that move this optimizer; the user keeps them."""
@@ -98,10 +110,9 @@ def _is_of_opacus(one: Any) -> bool:
     return type(one).__module__.startswith("opacus.")
 
 
-def _repeats(scheduler: Any) -> bool:
-    """Whether the user's function of a LambdaLR gives the same when it is asked again."""
-    laws = getattr(scheduler, "lr_lambdas", ())
-    return all(f is None or f(scheduler.last_epoch) == f(scheduler.last_epoch) for f in laws)
+def _flat(functions: Any) -> list[Any]:
+    each = [f if isinstance(f, list) else [f] for f in functions]
+    return [f for several in each for f in several if callable(f)]
 
 
 def _plain(value: Any) -> Any:

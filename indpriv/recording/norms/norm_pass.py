@@ -141,6 +141,7 @@ class NormPass:
         validate_module(self._model.module)
         batch = Batch(inputs, targets)
         with kept_random_state():
+            self._model.check_writes(inputs)
             check_each_alone(self._model, batch)
             check = AutogradCheck(self._model, batch)
             self._variant, self.fallback = choose_variant(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -23,7 +23,15 @@ from torch.distributed.fsdp import FSDPModule
 
 from indpriv.errors import InputError
 from indpriv.recording.losses import with_targets
-from indpriv.recording.norms.batches import Batch, LossFn, call, check_losses
+from indpriv.recording.norms.batches import (
+    FAULTS,
+    Batch,
+    LossFn,
+    call,
+    check_losses,
+    map_tensors,
+    same_values,
+)
 
 HALF = (torch.float16, torch.bfloat16)
 _NONE: Mapping[int, nn.Parameter] = MappingProxyType({})
@@ -72,6 +80,7 @@ class ModelInTraining:
         compute_dtype: type that matrix products are computed in.
         n_parameters: number of trainable parameters.
         each: what training does to the gradient of each trainable tensor of parameters.
+        writes: a forward pass writes into parameters, which shadow models then do not share.
     """
 
     def __init__(self, model: nn.Module, loss_fn: LossFn) -> None:
@@ -82,6 +91,7 @@ class ModelInTraining:
             raise InputError("the model has no trainable parameter; there is no gradient to record")
         self._trainable = trainable_names(self.module)
         self.each = EachTensor()
+        self.writes = False
         self.n_parameters = sum(p.numel() for p in trainable)
         # In a model of several types, frozen parts included, rounding is that of the coarsest.
         types = {p.dtype for p in self.module.parameters() if p.dtype.is_floating_point}
@@ -97,6 +107,15 @@ class ModelInTraining:
         wide = torch.float32 if self._dtype in HALF else self._dtype
         half = torch.finfo(self.compute_dtype).eps if self.compute_dtype in HALF else 0.0
         return torch.finfo(wide).eps * (40 + 4 * self.n_parameters**0.5) + 4 * half
+
+    def check_writes(self, inputs: Any) -> None:
+        """Find out whether a forward pass writes into parameters; what fails here fails later."""
+        shadow = make_shadow(self.module)
+        with suppress(*FAULTS), torch.no_grad(), self.precision():
+            for mode in (True, False):
+                call(shadow.train(mode), map_tensors(inputs, lambda t: t[:2].clone()))
+        pairs = zip(shadow.parameters(), self.module.parameters(), strict=True)
+        self.writes = not all(same_values(mine, theirs) for mine, theirs in pairs)
 
     def shadow(self) -> nn.Module:
         """A new shadow model at the current parameters."""
@@ -117,7 +136,8 @@ class ModelInTraining:
                 "parameters before attaching the Recorder"
             )
         for mine, theirs in zip(shadow.parameters(), self.module.parameters(), strict=True):
-            mine.data = to_channels_last(theirs.data) if channels_last else theirs.data
+            value = theirs.data.clone() if self.writes else theirs.data
+            mine.data = to_channels_last(value) if channels_last else value
         for copied, buffer in zip(shadow.buffers(), self.module.buffers(), strict=True):
             copied.data = buffer.data.clone()
         if self.module.training:
