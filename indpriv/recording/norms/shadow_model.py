@@ -34,6 +34,7 @@ from indpriv.recording.norms.batches import (
 )
 
 HALF = (torch.float16, torch.bfloat16)
+_LARGE = 100  # by which weights are multiplied to see whether a forward pass limits them
 _NONE: Mapping[int, nn.Parameter] = MappingProxyType({})
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 _WRAPPERS = ("opacus.", "torch.distributed.fsdp.", "indpriv.recording.compared.")
@@ -111,11 +112,16 @@ class ModelInTraining:
     def check_writes(self, inputs: Any) -> None:
         """Find out whether a forward pass writes into parameters; what fails here fails later."""
         shadow = make_shadow(self.module)
+        for p in shadow.parameters():
+            p.data.mul_(_LARGE)  # a limit on weights then shows
+        before = [(p.data.clone(), p._version) for p in shadow.parameters()]
         with suppress(*FAULTS), torch.no_grad(), self.precision():
             for mode in (True, False):
                 call(shadow.train(mode), map_tensors(inputs, lambda t: t[:2].clone()))
-        pairs = zip(shadow.parameters(), self.module.parameters(), strict=True)
-        self.writes = not all(same_values(mine, theirs) for mine, theirs in pairs)
+        self.writes = any(
+            p._version != version or not same_values(p.data, value)
+            for p, (value, version) in zip(shadow.parameters(), before, strict=True)
+        )
 
     def shadow(self) -> nn.Module:
         """A new shadow model at the current parameters."""
