@@ -36,6 +36,8 @@ _ALONE, _ALONE_HALF = 1e-3, 0.1
 _NORMS, _NORMS_HALF = 1e-3, 0.06  # ghost mode's, of one row
 _TOO_SHORT = 0.02  # sums in float32 fall short by less; half precision too
 _ROWS = 4  # whose norms are taken one by one in ghost mode
+_FEW = 64  # rows, at most, by which it is seen whether a model remembers rows
+_SKIPPED = 0.5  # of the drawn steps after the first, at which that is not looked at
 _COMPANIONS = 4  # of a row that is also collated alone
 _NOTHING = 1e-6  # of max_grad_norm
 _SMALL = 1e-3  # of max_grad_norm: gradients below count as this long
@@ -172,16 +174,19 @@ class Replay:
 
     def _memory(self, one: Call) -> None:
         """Outputs of the same rows after a pass over others, and after one over themselves."""
+        swapped = self._swapped(one, torch.zeros(one.size, dtype=torch.bool))
+        if swapped is None or (self._kept is not None and self._random.random() < _SKIPPED):
+            return
+        mine, others = (
+            map_tensors(a, lambda t: t[:_FEW] if t.ndim else t) for a in (one.arguments, swapped[0])
+        )
         outputs, buffers = [], []
-        everything = torch.zeros(one.size, dtype=torch.bool)
-        for arguments in (one.arguments, (self._swapped(one, everything) or (None,))[0]):
-            if arguments is None:
-                return
+        for arguments in (mine, others):
             twin = self._twin(one)
             with torch.enable_grad():  # as in training
                 self._outputs(twin, one, arguments)
                 buffers.append({name: b.clone() for name, b in twin.named_buffers()})
-                outputs.append(tensors_of(self._outputs(twin, one, one.arguments)))
+                outputs.append(tensors_of(self._outputs(twin, one, mine)))
         moved = [name for name, value in buffers[0].items() if relative(buffers[1][name], value)]
         if moved:
             detail = f"a forward pass writes what its examples are into the buffer {moved[0]!r}"
@@ -386,7 +391,7 @@ def _flat(p: Any) -> Tensor:
 
 
 def _row_norms(samples: Sequence[Tensor]) -> Tensor:
-    each = [g.reshape(len(g), -1).double().norm(dim=1) for g in samples]
+    each = [g.reshape(len(g), -1).norm(dim=1).double() for g in samples]
     return torch.stack(each, 1).norm(dim=1)
 
 
