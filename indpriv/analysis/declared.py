@@ -79,6 +79,12 @@ class Declared:
             content={key: value for key, value in content.items() if key != "recorder"},
         )
 
+    @property
+    def of_lines(self) -> dict[str, str | None]:
+        """What is said of lines of evidence that nobody can see, by key."""
+        trusted = {key: self.on_trust.get(key) for key in ("people", "duplicates", "weights")}
+        return {**trusted, "preprocessing": self.preprocessing, "tuning": self.tuning}
+
 
 def _text(content: Mapping[str, Any], *paths: tuple[str, ...]) -> str | None:
     value = first_at(content, *paths)

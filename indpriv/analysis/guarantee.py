@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from indpriv._formatting import format_delta, format_epsilon
-from indpriv._plain import AtLeastZero, Limits, Share
+from indpriv._plain import AtLeastZero, Limits, Share, from_json
 from indpriv.accountant.pld.curves import gaussian_mu
 from indpriv.accountant.relations.clipping_norm import (
     advantage_with_release,
@@ -22,18 +22,19 @@ from indpriv.accountant.relations.clipping_norm import (
 from indpriv.accountant.risk import worst_case_risk
 from indpriv.analysis.divisor import Divisor
 from indpriv.epsilon_table import FALSE_POSITIVE_RATE, Epsilons
-from indpriv.norm_log.checks.of_known import OF_SECRECY
+from indpriv.norm_log.checks.of_known import ANY_CHOICE, OF_SECRECY
 from indpriv.norm_log.evidence import (
     FAILED,
+    NOT_COMPARED,
     SEEDED,
     WORST_CASE,
     Check,
 )
-from indpriv.norm_log.lines import Line, lines_of, unverified
+from indpriv.norm_log.lines import DECLARED, Line, evidence, is_earned, lines_of, open_lines
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.validation import is_covered
 
-SUPPORTED, DECLARED, UNPROVEN, VOID = "supported", "declared", "unproven", "void"
+SUPPORTED, UNPROVEN, VOID = "supported", "unproven", "void"
 STATUSES = (SUPPORTED, DECLARED, UNPROVEN, VOID)  # the weakest last
 STANDS = (SUPPORTED, DECLARED)  # the statuses of a guarantee that no check contradicts
 
@@ -96,6 +97,11 @@ class Guarantee:
     lines: tuple[Line, ...] = ()
 
     @property
+    def evidence(self) -> str:
+        """What it rests on, in one sentence that holds nothing of the data."""
+        return evidence(self.lines)
+
+    @property
     def stands(self) -> bool:
         """Whether no check contradicts the guarantee."""
         return self.status in STANDS
@@ -144,7 +150,12 @@ def guarantee_of(
     account = table.account
     by_size = account.sampler == "fixed_size" and is_covered(account.sampler, account.neighbouring)
     left_out = OF_SECRECY if account.participation == "known" or by_size else frozenset[str]()
-    lines = lines_of(checks, recorder, said, left_out)
+    lines = lines_of(
+        [*checks, ANY_CHOICE] if left_out and account.sampler == "other" else checks,
+        recorder,
+        said,
+        left_out,
+    )
     status, reasons = _status(table, checks, recorder, divisor, lines, left_out)
     statement, delta_times_n = _statement(table, status, reasons), account.delta * len(table)
     if status in STANDS and delta_times_n >= 1:
@@ -187,24 +198,27 @@ def _status(
     if reasons:
         return UNPROVEN, reasons
     if not checks:
-        return DECLARED, ["nothing was checked: sampler, steps and settings are as the log says"]
-    if recorder.get("rounds"):
-        return DECLARED, [
-            "clipping, noise and participants are as the federated trainer passed them"
-        ]
-    if recorder.get("replayed") or recorder.get("converted"):
-        return DECLARED, [
+        reasons = ["nothing was checked: sampler, steps and settings are as the log says"]
+    elif recorder.get("rounds"):
+        reasons = ["clipping, noise and participants are as the federated trainer passed them"]
+    elif recorder.get("replayed") or recorder.get("converted"):
+        reasons = [
             "the training was not recorded as it ran: sampler, steps and settings are as declared"
         ]
-    if known and account.sampler == "other":
-        return DECLARED, [
-            "nothing shows that whatever chose the examples of a batch looks at no data"
-        ]
-    open_lines = unverified(lines)
-    return (DECLARED if open_lines else SUPPORTED), [
-        f"{line.title.lower()}: not verified ({line.detail}); to verify it, {line.verify}"
-        for line in open_lines
-    ]
+    reasons += open_lines(lines)
+    return (DECLARED if reasons or not is_earned(lines) else SUPPORTED), reasons
+
+
+def as_read(guarantee: Mapping[str, Any]) -> dict[str, Any]:
+    """A guarantee of audit.json; "supported" stays only where its lines of evidence say so.
+
+    Audits from before lines of evidence called a guarantee supported if no check had failed.
+    """
+    lines = [from_json(Line, line) for line in guarantee.get("lines") or ()]
+    if guarantee.get("status") != SUPPORTED or is_earned(lines):
+        return dict(guarantee)
+    reasons = [*(guarantee.get("reasons") or ()), NOT_COMPARED]
+    return {**guarantee, "status": DECLARED, "reasons": reasons}
 
 
 def worst_case_membership(log: NormLog, delta: float) -> Membership | None:

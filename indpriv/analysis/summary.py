@@ -19,7 +19,7 @@ from indpriv.analysis.federated.views import View
 from indpriv.analysis.fidelity.batch_norms import BatchNormFidelity
 from indpriv.analysis.fidelity.comparison import Fidelity, Sensitivity, Spacing
 from indpriv.analysis.groups.group_table import GroupTable
-from indpriv.analysis.guarantee import Guarantee
+from indpriv.analysis.guarantee import Guarantee, as_read
 from indpriv.analysis.hazards import Hazard
 from indpriv.analysis.loss.relation import LossRelation
 from indpriv.analysis.norms_over_training import Drivers
@@ -186,6 +186,8 @@ class AuditSummary:
                 f"audit.json has schema_version={version!r}, not {SCHEMA_VERSION}; make the audit "
                 "again"
             )
+        if isinstance(guarantee := content.get("guarantee"), Mapping):
+            content = {**content, "guarantee": as_read(guarantee)}
         return from_json(cls, content)
 
 

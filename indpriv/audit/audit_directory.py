@@ -24,6 +24,7 @@ from indpriv._files import (
     write_private_parquet,
 )
 from indpriv._storage import is_remote, location, remove_tree
+from indpriv.analysis.guarantee import as_read
 from indpriv.analysis.lookup import Lookup
 from indpriv.analysis.summary import AuditSummary
 from indpriv.audit.run_directory import RecordedRun, in_rows_of
@@ -196,4 +197,4 @@ def read_summary(audit_dir: Path) -> dict[str, Any]:
             f"{path} lacks {', '.join(texts)} or guarantee.worst_case_epsilon, without which an "
             "epsilon means nothing; make the audit again"
         )
-    return dict(summary)
+    return {**summary, "guarantee": as_read(guarantee)}

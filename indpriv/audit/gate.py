@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from indpriv._formatting import format_delta, format_epsilon, format_lower_bound, format_share
+from indpriv.analysis.guarantee import SUPPORTED
 from indpriv.analysis.summary import AuditSummary
 from indpriv.errors import InputError
 from indpriv.norm_log.evidence import FAILED
+from indpriv.norm_log.lines import is_earned
 
 WITHHELD = "withheld"
 # Name of a limit -> the figure of individual epsilon that it is on.
@@ -41,7 +43,7 @@ class Limits:
         min_test_accuracy: of the final model.
         unit: of privacy, e.g. "user".
         exact: the individual epsilons must not be estimates.
-        verified: the guarantee's assumptions must have been checked, not only declared.
+        verified: the guarantee must be supported: every line that a recorder can verify is.
     """
 
     max_worst_case_epsilon: float | None = None
@@ -158,9 +160,9 @@ def _guarantee(summary: AuditSummary, limits: Limits) -> list[Condition]:
             Condition("unit of privacy", unit == limits.unit, unit, limits.unit, private=False)
         )
     if limits.verified:
-        status = guarantee.status
-        passed = status == "supported"
-        found.append(Condition("guarantee checked", passed, status, "supported", private=False))
+        passed = guarantee.status == SUPPORTED and is_earned(guarantee.lines)
+        text = f"{guarantee.status}: {guarantee.evidence}"
+        found.append(Condition("guarantee checked", passed, text, SUPPORTED, private=False))
     if (limit := limits.min_coverage) is not None:
         share = summary.run.records.recorded_share
         found.append(_at_least("steps recorded", share, limit, private=False))

@@ -210,7 +210,7 @@ def _guarantee(log: NormLog, epsilons: Epsilons, recorded: RecordedRun) -> Guara
     else:
         membership = worst_case_membership(log, account.delta)
     divisor = divisor_of_run(log, epsilons, recorded.recorder)
-    said = {"preprocessing": recorded.declared.preprocessing, "tuning": recorded.declared.tuning}
+    said = recorded.declared.of_lines
     return guarantee_of(epsilons, recorded.checks, recorded.recorder, membership, divisor, said)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ from indpriv.errors import EvidenceError
 
 if TYPE_CHECKING:
     from indpriv.norm_log.evidence import Check
+    from indpriv.norm_log.lines import Line
 
 
 def groups(
@@ -129,46 +131,67 @@ def verify(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check a run's log: hashes, coverage, sampling, Opacus's accountant; exit code 1 on failure.
+    """Check a run's log, and say what its account rests on, line by line.
 
     Example: indpriv verify runs/adult
 
-    Without Poisson sampling, the checks are those of an audit with known participation.
+    Exit code 1 if a check failed or a line is refuted, 3 if a line that a Recorder can verify is
+    not verified. Without Poisson sampling, the checks are those of an audit with known
+    participation.
     """
     from indpriv._plain import to_json
     from indpriv.norm_log.evidence import FAILED, HASH_CHAIN, NOT_CHECKED, PASSED
+    from indpriv.norm_log.lines import DECLARED, REFUTED, VERIFIED, evidence, is_earned, lines_of
 
     run_dir = checked_run(run_dir, "verify")
     try:
-        checks = _checks_of_audit(run_dir)
+        checks, lines = _evidence_of_audit(run_dir)
     except EvidenceError as error:
         checks = [HASH_CHAIN.failed(str(error))]
+        lines = lines_of(checks, {})
     if as_json:
-        print_json(to_json(checks))
+        found = {"lines": to_json(lines), "checks": to_json(checks)}
+        print_json({"evidence": evidence(lines), **found})
     else:
-        table = Table(title=f"Checks of {escape(str(run_dir))}", title_justify="left")
-        for column in ("check", "status", "detail"):
-            table.add_column(column, overflow="fold")  # class names can be wider than a column
         colours = {PASSED: "green", FAILED: "bold red", NOT_CHECKED: "yellow"}
-        for check in checks:
-            status = f"[{colours[check.status]}]{check.status}[/]"
-            table.add_row(escape(check.title), status, escape(check.detail))
-        Console().print(table)
-    if any(check.status == FAILED for check in checks):
+        colours |= {VERIFIED: "green", REFUTED: "bold red", DECLARED: "yellow"}
+        for title, first, second, rows in (
+            ("Checks of", "check", "status", [(c.title, c.status, c.detail) for c in checks]),
+            ("Evidence in", "line", "word", [(n.title, n.word, n.found) for n in lines]),
+        ):
+            table = Table(title=f"{title} {escape(str(run_dir))}", title_justify="left")
+            for column in (first, second, "detail"):
+                table.add_column(column, overflow="fold")  # class names can be wider than a column
+            for name, word, detail in rows:
+                status = f"[{colours[word]}]{word}[/]" if word in colours else word
+                table.add_row(escape(name), status, escape(detail))
+            Console().print(table)
+        Console().print(f"Evidence: {evidence(lines)}", soft_wrap=True)
+    if any(check.status == FAILED for check in checks) or REFUTED in {one.word for one in lines}:
         raise typer.Exit(1)
+    if not is_earned(lines):
+        raise typer.Exit(3)
 
 
-def _checks_of_audit(run_dir: Path) -> Sequence[Check]:
-    """The checks that an audit of the run makes: fewer if it counts participation as known."""
+def _evidence_of_audit(run_dir: Path) -> tuple[Sequence[Check], Sequence[Line]]:
+    """Checks and lines as an audit of the run has them: fewer if participation counts as known."""
+    from indpriv._files import read_json
+    from indpriv.analysis.declared import Declared
     from indpriv.audit.variants import usual_participation
-    from indpriv.norm_log.checks.of_known import if_known
+    from indpriv.norm_log.checks.of_known import ANY_CHOICE, OF_SECRECY, if_known
+    from indpriv.norm_log.lines import lines_of
     from indpriv.norm_log.norm_log import open_run
+    from indpriv.norm_log.run_files import RUN_JSON
     from indpriv.norm_log.verify import verify as checks_of
 
     opened = open_run(run_dir, hash_all=True)
-    checks = checks_of(opened)
-    try:
+    checks, state, known = checks_of(opened), opened.state, False
+    with suppress(EvidenceError):  # as a check says
         known = usual_participation(opened.log, None) == "known"
-    except EvidenceError:  # as a check says
-        return checks
-    return if_known(checks) if known else checks
+    if known:
+        checks = [*if_known(checks), *([ANY_CHOICE] if state.sampler == "other" else [])]
+    path = state.run_dir / RUN_JSON
+    declared = Declared.from_run_json(read_json(path)) if path.is_file() else Declared()
+    recorder = {**state.header["run"], "seeded": state.seeded}
+    left_out = OF_SECRECY if known else frozenset[str]()
+    return checks, lines_of(checks, recorder, declared.of_lines, left_out)

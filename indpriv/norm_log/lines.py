@@ -16,6 +16,7 @@ from indpriv.norm_log.evidence import (
     FAILED,
     NOT_CHECKED,
     PASSED,
+    SEEDED,
     Check,
     read_texts,
 )
@@ -45,6 +46,11 @@ class Line:
     detail: str
     verify: str
 
+    @property
+    def found(self) -> str:
+        """What was found, and what would verify it."""
+        return f"{self.detail}; to verify it, {self.verify}" if self.verify else self.detail
+
 
 @dataclass(frozen=True)
 class _Text:
@@ -62,6 +68,7 @@ _TEXTS = tuple(
     _Text(**{**entry, "needs": tuple(entry.get("needs", ()))})
     for entry in read_texts("lines.toml", "line")
 )
+_SEEN = tuple(text.key for text in _TEXTS if text.needs)  # lines that a recorder can verify
 
 
 def lines_of(
@@ -79,23 +86,69 @@ def lines_of(
         left_out: keys of checks of assumptions that the account does not make.
     """
     words = {"start": recorder.get("start"), **(said or {})}
-    return tuple(_line(text, checks, words.get(text.key) or "", left_out) for text in _TEXTS)
+    void = {"noise": recorder.get("no_privacy"), "source": SEEDED if recorder.get("seeded") else ""}
+    return tuple(
+        _line(text, checks, words.get(text.key) or "", void.get(text.key) or "", left_out)
+        for text in _TEXTS
+    )
 
 
 def unverified(lines: Sequence[Line]) -> list[Line]:
     """Of the lines that a recorder can verify, those that are not."""
-    seen = {text.key for text in _TEXTS if text.needs}
-    return [line for line in lines if line.key in seen and line.word != VERIFIED]
+    return [line for line in lines if line.key in _SEEN and line.word != VERIFIED]
 
 
-def _line(text: _Text, checks: Sequence[Check], said: str, left_out: frozenset[str]) -> Line:
+def is_earned(lines: Sequence[Line]) -> bool:
+    """Whether "supported" may be said: all lines that a recorder can verify are there, verified."""
+    words = {line.key: line.word for line in lines}
+    return REFUTED not in words.values() and all(words.get(key) == VERIFIED for key in _SEEN)
+
+
+def open_lines(lines: Sequence[Line]) -> list[str]:
+    """Which lines are not verified, and what would verify them, in sentences."""
+    found = unverified(lines)
+    if len(found) < len(_SEEN):
+        return [
+            f"{_name(line)} is not verified ({line.detail}); to verify it, {line.verify}"
+            for line in found
+        ]
+    return [
+        f"not verified: {', '.join(map(_name, found))}; to verify them, record training as it "
+        "runs, with today's Recorder"
+    ]
+
+
+def evidence(lines: Sequence[Line]) -> str:
+    """What an account rests on, in one sentence that holds nothing of the data."""
+    if not lines:
+        return "no lines of evidence: the audit is from before training was compared"
+    found, others = unverified(lines), [line for line in lines if line.key not in _SEEN]
+    parts = [f"{len(_SEEN) - len(found)} of {len(_SEEN)} lines verified"]
+    parts += [
+        f"{_name(line)} {line.word if line.word != DECLARED else 'not verified'}" for line in found
+    ]
+    parts += [
+        f"{_name(line)} {line.word}"
+        for line in others
+        if line.key in ("source", "start") or line.word == REFUTED
+    ]
+    return "; ".join(parts)
+
+
+def _name(line: Line) -> str:
+    return line.title.lower()
+
+
+def _line(
+    text: _Text, checks: Sequence[Check], said: str, void: str, left_out: frozenset[str]
+) -> Line:
     mine = [
         check
         for check in checks
         if check.key in ASSUMPTIONS and ASSUMPTIONS[check.key].line == text.key
         if check.key not in left_out
     ]
-    failed = [check for check in mine if check.status == FAILED]
+    failed = [check.detail for check in mine if check.status == FAILED]
     unknown = [
         check
         for check in mine
@@ -103,21 +156,28 @@ def _line(text: _Text, checks: Sequence[Check], said: str, left_out: frozenset[s
     ]
     passed = {check.key for check in mine if check.status == PASSED}
     missing = [k for k in text.needs if k not in passed | left_out | {c.key for c in unknown}]
-    if failed:
-        word, found = REFUTED, [check.detail for check in failed]
+    if failed or void:
+        word, found = REFUTED, [void, *failed]
     elif not text.needs:
-        word, found = (DECLARED, [said]) if said else (ON_TRUST, [])
+        word = DECLARED if said else ON_TRUST
         if text.key == "start":  # random items may hold anything
-            mine = [check for check in checks if check.key == "rows"]
-            unknown += [check for check in mine if check.status == NOT_CHECKED]
-        found += [check.detail for check in unknown]
-        found = found or [text.on_trust]
+            rows = [check for check in checks if check.key == "rows"]
+            unknown += [check for check in rows if check.status == NOT_CHECKED]
+        found = [said or text.on_trust, *(check.detail for check in unknown)]
+        found = found if any(found) else ["nothing was seen of it"]
     elif unknown or missing:
-        word, found = DECLARED, [f"{check.title}: {check.detail}" for check in unknown]
+        word, found = DECLARED, _by_detail(unknown)
         found += [f"not compared: {ASSUMPTIONS[key].title}" for key in missing]
     else:
-        word = VERIFIED
-        found = [f"{check.title}: {check.detail}" for check in mine if check.key in text.needs]
+        word, found = VERIFIED, _by_detail([c for c in mine if c.key in text.needs])
     verify = text.verify if word == DECLARED else ""
-    detail = "; ".join(dict.fromkeys(found))
+    detail = "; ".join(filter(None, dict.fromkeys(found)))
     return Line(text.key, text.title, text.statement, word, detail, verify)
+
+
+def _by_detail(checks: Sequence[Check]) -> list[str]:
+    """What was found, once, after the titles of the checks that found it."""
+    titles: dict[str, list[str]] = {}
+    for check in checks:
+        titles.setdefault(check.detail, []).append(check.title)
+    return [f"{', '.join(dict.fromkeys(named))}: {detail}" for detail, named in titles.items()]

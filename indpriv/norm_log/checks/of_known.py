@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from indpriv.norm_log.evidence import (
+    BATCH_FOR_EVERY_STEP,
     BATCH_SIZES,
     INDIVIDUAL_CLIPPING,
     NORM_PASS,
@@ -31,6 +32,10 @@ OF_FULL_RECORDS = frozenset(
         INDIVIDUAL_CLIPPING,
         PRIVACY_FILTER,
     )
+)
+# Of batches that were chosen in a way that no recorder knows.
+ANY_CHOICE = BATCH_FOR_EVERY_STEP.not_checked(
+    "nothing shows that whatever chose the examples of a batch looks at no data"
 )
 
 

@@ -18,7 +18,7 @@ from indpriv.report.sections.norms_over_training import norms_over_training
 from indpriv.report.sections.publish import publish
 from indpriv.report.sections.reconstruction import reconstruction
 from indpriv.report.sections.reproduce import reproduce
-from indpriv.report.sections.run import run
+from indpriv.report.sections.run import evidence, run
 from indpriv.report.sections.schedule import schedule
 from indpriv.report.sections.sensitivity import sensitivity
 from indpriv.report.sections.units import units
@@ -28,6 +28,7 @@ from indpriv.report.sections.views import views
 # In the order of the report. A nested section belongs to the one before it.
 SECTIONS: tuple[Callable[[AuditSummary], Section | None], ...] = (
     verdict,
+    evidence,
     views,
     publish,
     run,

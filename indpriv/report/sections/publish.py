@@ -13,7 +13,6 @@ def publish(summary: AuditSummary) -> Section:
         if not guarantee.stands:
             blocks.append(paragraph(guarantee.statement, style="statement"))
         return Section("publish", "What you may publish", tuple(blocks))
-    declared = " The assumptions of this statement were declared and not checked."
     rows = (
         " So is the number of rows in the sentence above, unless it is a cap that was set without "
         "looking at the data."
@@ -26,9 +25,7 @@ def publish(summary: AuditSummary) -> Section:
                 "You may publish this sentence, and those settings in the first table of the "
                 "next section that are not marked “not for publication”:"
             ),
-            paragraph(
-                guarantee.statement + declared * (guarantee.status == "declared"), style="statement"
-            ),
+            paragraph(f"{guarantee.statement} Evidence: {guarantee.evidence}.", style="statement"),
             paragraph(
                 "Publish nothing else from this report. Individual epsilons, their quantiles, "
                 "group figures, group sizes, losses and attack results are computed from the "

@@ -4,6 +4,23 @@ from indpriv.analysis.summary import AuditSummary
 from indpriv.report.document import Block, Heading, Section, Span, paragraph, table
 
 
+def evidence(summary: AuditSummary) -> Section | None:
+    """Every line of evidence with its word, those that a recorder can verify first."""
+    if not (lines := summary.guarantee.lines):
+        return None
+    rows = [(line.title, line.statement, Span(line.word, "status"), line.found) for line in lines]
+    blocks = (
+        paragraph(
+            "“Verified”: training was compared with its own recomputation, and was equal. "
+            "“Declared”: somebody said so, or nothing was compared. “On trust”: nobody can see it. "
+            "“Refuted”: it does not hold. A guarantee is supported only if the first five are "
+            "verified and none is refuted. Not for publication: the counts come from the data."
+        ),
+        table(("Line", "What has to hold", "Word", "What was found"), rows),
+    )
+    return Section("evidence", "What this rests on", blocks)
+
+
 def run(summary: AuditSummary) -> Section:
     """Every disclosure and every check with its status."""
     blocks: list[Block] = [

@@ -125,6 +125,7 @@ def _facts(summary: AuditSummary) -> doc.Table:
         ("Fact", "Value"),
         [
             ("Status of the guarantee", summary.guarantee.status),
+            ("Evidence", summary.guarantee.evidence),
             ("Unit of privacy", f"one {account.one_unit}"),
             ("Neighbouring relation", f"{relation.value} ({relation.status})"),
             ("Sampler", f"declared {sampler.value} ({sampler.status})"),
@@ -158,9 +159,11 @@ def _guarantee_lines(summary: AuditSummary) -> tuple[doc.Paragraph, ...]:
         f"{account.guaranteed_by}; covers all checkpoints)"
     )
     if guarantee.stands:
-        lines = [doc.paragraph(value)]
-        if guarantee.status == "declared":
-            lines.append(doc.paragraph("Its assumptions are declared, not checked."))
+        lines = [
+            doc.paragraph(f"{capitalised(guarantee.status)}, not supported: {reason}", style="warn")
+            for reason in guarantee.reasons
+        ]
+        lines += [doc.paragraph(value), doc.paragraph(f"Evidence: {guarantee.evidence}")]
         if not guarantee.publishable:
             times_n = f"delta times n is {guarantee.delta_times_n:.2g}"
             text = f"DO NOT PUBLISH: delta is at least 1/n ({times_n})"
@@ -170,6 +173,7 @@ def _guarantee_lines(summary: AuditSummary) -> tuple[doc.Paragraph, ...]:
     reasons = [f"{word}: {guarantee.reasons[0]}", *guarantee.reasons[1:]]
     return (
         *(doc.paragraph(reason, style="alarm") for reason in reasons),
+        doc.paragraph(f"Evidence: {guarantee.evidence}"),
         doc.paragraph(f"If every assumption held: {value}"),
     )
 
