@@ -15,30 +15,27 @@ from indpriv.analysis.guarantee import Guarantee
 from indpriv.analysis.run_facts import RunFacts
 from indpriv.epsilon_table import Account
 from indpriv.norm_log.evidence import (
+    ASSUMPTIONS,
     BATCH_FOR_EVERY_STEP,
-    BATCH_SIZES,
     CLOSED,
     FAILED,
     INDIVIDUAL_CLIPPING,
     NORM_PASS,
     NORM_PRECISION,
-    OPACUS_ACCOUNTANT,
-    PARTICIPATION,
     PASSED,
     RECORDS,
-    SAMPLER,
-    TOOK_PART,
     Assumption,
     Check,
 )
+from indpriv.norm_log.lines import ON_TRUST, REFUTED, Line
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.norm_log.validation import CONTRIBUTIONS
 
 VERIFIED, DECLARED, UNKNOWN, NOT_COVERED = "verified", "declared", "unknown", "not covered"
 ASSUMED = "assumed"  # nobody stated it, so this tool's default stands
 # How a statement is known.
-_WORDS = (VERIFIED, DECLARED, ASSUMED, UNKNOWN, NOT_COVERED, FAILED)
-Knowledge = Annotated[str, Limits(texts=_WORDS)]
+_STATUSES = (VERIFIED, DECLARED, ASSUMED, ON_TRUST, UNKNOWN, NOT_COVERED, FAILED)
+Knowledge = Annotated[str, Limits(texts=_STATUSES)]
 
 # Keys of the settings and declarations that a model card shows. None of them says anything about
 # the data.
@@ -55,7 +52,8 @@ class Disclosure:
     Attributes:
         key: identifies it in code and files; never shown.
         title, value: as shown.
-        status: "verified", "declared", "assumed", "unknown", "not covered" or "failed".
+        status: "verified", "declared", "assumed", "on trust", "unknown", "not covered" or
+            "failed".
         private: the value says something about the data, so it must not be published.
         publishable: the value may appear on a model card, if the run's guarantee may be published.
     """
@@ -69,12 +67,26 @@ class Disclosure:
 
 
 def status_of(checks: Sequence[Check], *assumptions: Assumption) -> str:
-    """Verified if all checks of these assumptions passed, failed if one failed, else declared."""
-    keys = {assumption.key for assumption in assumptions}
-    states = {check.status for check in checks if check.key in keys}
-    if FAILED in states:
+    """Verified if a check of each of these assumptions passed, failed if one failed, else declared.
+
+    Optional assumptions count where they were checked.
+    """
+    states: dict[str, set[str]] = {assumption.key: set() for assumption in assumptions}
+    for check in checks:
+        if check.key in states:
+            states[check.key].add(check.status)
+    if any(FAILED in found for found in states.values()):
         return FAILED
-    return VERIFIED if states == {PASSED} else DECLARED
+    needed = [found for key, found in states.items() if found or not ASSUMPTIONS[key].optional]
+    return VERIFIED if needed and all(found == {PASSED} for found in needed) else DECLARED
+
+
+def word_of(lines: Sequence[Line], *keys: str) -> str:
+    """The weakest word of these lines of evidence; unknown where there are none."""
+    words = {line.word for line in lines if line.key in keys}
+    if REFUTED in words:
+        return FAILED
+    return next((word for word in (ON_TRUST, DECLARED, VERIFIED) if word in words), UNKNOWN)
 
 
 def declared_or_unknown(text: str | None) -> str:
@@ -97,8 +109,8 @@ def disclosures(
     """
     found = (
         *_guaranteed(run, account, guarantee),
-        *_training(run, account, checks),
-        *_norms(run, account, checks, brackets or {}),
+        *_training(run, account, checks, guarantee.lines),
+        *_norms(run, account, checks, brackets or {}, guarantee.lines),
         *_provenance(run, guarantee, checks, versions),
     )
     return tuple(replace(item, publishable=item.key in _PUBLISHED.split()) for item in found)
@@ -165,28 +177,32 @@ def _stated(key: str, title: str, declared: str | None, default: str) -> Disclos
     return Disclosure(key, title, declared or default, DECLARED if declared else ASSUMED)
 
 
-def _training(run: RunFacts, account: Account, checks: Sequence[Check]) -> list[Disclosure]:
+def _training(
+    run: RunFacts, account: Account, checks: Sequence[Check], lines: Sequence[Line]
+) -> list[Disclosure]:
     observed = run.recorder.get("sampler_class")
     sampler = account.sampler + (f"; observed: {observed}" if observed else "; not observed")
-    known = account.participation == "known"
-    if known:
+    if account.participation == "known":
         sampler += "; who took part in which step counts as known to the attacker"
-    of_sampler = (TOOK_PART,) if known else (SAMPLER, BATCH_SIZES, PARTICIPATION)
     steps = (
         f"{run.settings.total_steps:,}, about {format_number(run.settings.expected_epochs)} epochs"
     )
     if _ranks(run) > 1:
         steps += f", each taken by {_ranks(run)} ranks together"
-    settings = status_of(checks, OPACUS_ACCOUNTANT)
-    later = any(run.recorder.get(kind) for kind in ("replayed", "converted", "rounds"))
-    clipping = DECLARED if later else _read_from(run, "clipping")
+    clipping = _read_from(run, "clipping")
+    if clipping == VERIFIED:
+        clipping = word_of(lines, "contribution", "settings")
     return [
-        Disclosure("sampler", "Sampler", sampler, status_of(checks, *of_sampler)),
+        Disclosure("sampler", "Sampler", sampler, word_of(lines, "batch")),
         Disclosure("steps", "Steps", steps, status_of(checks, BATCH_FOR_EVERY_STEP, CLOSED)),
-        Disclosure("sample_rate", "sample_rate", str(run.settings.sample_rate), settings),
-        Disclosure("noise_multiplier", "noise_multiplier", _noise(run), settings),
+        Disclosure(
+            "sample_rate", "sample_rate", str(run.settings.sample_rate), word_of(lines, "settings")
+        ),
+        Disclosure(
+            "noise_multiplier", "noise_multiplier", _noise(run), word_of(lines, "noise", "settings")
+        ),
         Disclosure("max_grad_norm", "max_grad_norm", _clipping_norm(run), clipping),
-        _clip_mode(run, checks),
+        _clip_mode(run, checks, clipping),
         Disclosure(
             "normalisation",
             "Normalisation of the gradient",
@@ -220,13 +236,13 @@ def _clipping_norm(run: RunFacts) -> str:
     return f"{run.settings.max_grad_norm}{released if cost else ''}"
 
 
-def _clip_mode(run: RunFacts, checks: Sequence[Check]) -> Disclosure:
+def _clip_mode(run: RunFacts, checks: Sequence[Check], clipping: str) -> Disclosure:
     key, title = "clip_mode", "Clip mode"
     if not run.settings.individually_clipped:
         text = str(run.recorder.get("clipping") or "")
         if text in CONTRIBUTIONS:
             text = f"{text}; the log holds {CONTRIBUTIONS[text]}"
-        return Disclosure(key, title, text, _read_from(run, "clipping"))
+        return Disclosure(key, title, text, clipping)
     headroom = run.recorder.get("clip_headroom") or 0.0
     above = f" ({headroom:g} of max_grad_norm above its norm)" if headroom else ""
     text = f"individual: each example at its last recorded level{above}, noise for max_grad_norm"
@@ -249,7 +265,11 @@ def _ranks(run: RunFacts) -> int:
 
 
 def _norms(
-    run: RunFacts, account: Account, checks: Sequence[Check], brackets: Mapping[str, int]
+    run: RunFacts,
+    account: Account,
+    checks: Sequence[Check],
+    brackets: Mapping[str, int],
+    lines: Sequence[Line],
 ) -> list[Disclosure]:
     """Where the recorded norms come from, and how tightly individual epsilon is bracketed."""
     records, total = run.records, run.settings.total_steps
@@ -275,12 +295,12 @@ def _norms(
         if secure
         else "not cryptographically secure"
     )
+    seen = [line.detail for line in lines if line.key == "source"]
+    generator = "; ".join(filter(None, [generator, *seen]))
     found = [
         Disclosure("source_of_norms", "Source of norms", source, status),
         Disclosure("recording", "Recording", recording(run), _read_from(run, "policy")),
-        Disclosure(
-            "random_generator", "Random generator", generator, _read_from(run, "secure_mode")
-        ),
+        Disclosure("random_generator", "Random generator", generator, word_of(lines, "source")),
     ]
     if brackets:
         counts = ", ".join(f"{count:,} {name}" for name, count in sorted(brackets.items()))

@@ -214,11 +214,19 @@ def as_read(guarantee: Mapping[str, Any]) -> dict[str, Any]:
 
     Audits from before lines of evidence called a guarantee supported if no check had failed.
     """
-    lines = [from_json(Line, line) for line in guarantee.get("lines") or ()]
-    if guarantee.get("status") != SUPPORTED or is_earned(lines):
+    if guarantee.get("status") != SUPPORTED or is_earned(_lines_in(guarantee)):
         return dict(guarantee)
     reasons = [*(guarantee.get("reasons") or ()), NOT_COMPARED]
     return {**guarantee, "status": DECLARED, "reasons": reasons}
+
+
+def evidence_in(guarantee: Mapping[str, Any]) -> str:
+    """What a guarantee of audit.json rests on, in one sentence that may be published."""
+    return evidence(_lines_in(guarantee))
+
+
+def _lines_in(guarantee: Mapping[str, Any]) -> list[Line]:
+    return [from_json(Line, line) for line in guarantee.get("lines") or ()]
 
 
 def worst_case_membership(log: NormLog, delta: float) -> Membership | None:

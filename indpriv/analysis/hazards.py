@@ -14,22 +14,19 @@ from indpriv.analysis.disclosures import (
     Knowledge,
     declared_or_unknown,
     status_of,
+    word_of,
 )
 from indpriv.analysis.divisor import divisor_of
 from indpriv.analysis.guarantee import Guarantee
 from indpriv.analysis.run_facts import RunFacts
 from indpriv.epsilon_table import Account
 from indpriv.norm_log.evidence import (
-    BATCH_FOR_EVERY_STEP,
-    BATCH_SIZES,
     FAILED,
     NORM_PASS,
     NORM_PRECISION,
-    PARTICIPATION,
-    SAMPLER,
-    TOOK_PART,
     Check,
 )
+from indpriv.norm_log.lines import Line
 
 ASSUMPTION, READING, SCOPE = "assumption", "reading", "scope"
 
@@ -103,7 +100,13 @@ def hazards(
 ) -> tuple[Hazard, ...]:
     """How this account can be wrong or misread; caveats are those of the attacks that were run."""
     return (
-        *assumptions(run, account.delta, checks, known=account.participation == "known"),
+        *assumptions(
+            run,
+            account.delta,
+            checks,
+            guarantee.lines,
+            known=account.participation == "known",
+        ),
         *_of_divisor(run, account),
         *_readings(guarantee, " ".join(caveats)),
         *([_BESIDE_UPDATES] if run.recorder.get("rounds") else []),
@@ -135,7 +138,12 @@ def delta_is_too_large(delta: float, n_examples: int) -> bool:
 
 
 def assumptions(
-    run: RunFacts, delta: float | None, checks: Sequence[Check], *, known: bool = False
+    run: RunFacts,
+    delta: float | None,
+    checks: Sequence[Check],
+    lines: Sequence[Line],
+    *,
+    known: bool = False,
 ) -> list[Hazard]:
     """What the account assumes; run.json may declare more, or say something about these.
 
@@ -143,7 +151,7 @@ def assumptions(
     """
     declared = {_key(item): (item, text) for item, text in run.declared.on_trust.items()}
     found = []
-    for hazard in _assumed(run, delta, checks, known):
+    for hazard in _assumed(run, delta, checks, lines, known):
         if text := declared.pop(hazard.key, ("", ""))[1]:
             status = DECLARED if hazard.status == UNKNOWN else hazard.status
             detail = f"{hazard.detail} Declared: {sentence(text)}"
@@ -156,16 +164,15 @@ def assumptions(
 
 
 def _assumed(
-    run: RunFacts, delta: float | None, checks: Sequence[Check], known: bool
+    run: RunFacts,
+    delta: float | None,
+    checks: Sequence[Check],
+    lines: Sequence[Line],
+    known: bool,
 ) -> list[Hazard]:
     """Each assumption with its status."""
-    seeded, secure = run.recorder.get("seeded"), run.recorder.get("secure_mode")
-    if known:
-        sampling = replace(TAKING_PART, status=status_of(checks, BATCH_FOR_EVERY_STEP, TOOK_PART))
-    else:
-        poisson = status_of(checks, SAMPLER, BATCH_FOR_EVERY_STEP, BATCH_SIZES, PARTICIPATION)
-        sampling = replace(SAMPLING, status=poisson)
-    seeds = UNKNOWN if seeded is None else FAILED if seeded else DECLARED
+    sampling = replace(TAKING_PART if known else SAMPLING, status=word_of(lines, "batch"))
+    source = word_of(lines, "source")
     too_large = delta is not None and delta_is_too_large(delta, run.n_examples)
     return [
         *([DELTA] if too_large else []),
@@ -177,13 +184,13 @@ def _assumed(
             "Reduced precision or non-determinism can make a recorded norm smaller than the one "
             "that was clipped.",
         ),
-        replace(SEEDS, status=seeds),
+        replace(SEEDS, status=source),
         _assumption(
             "random_generator",
             "The random generator cannot be predicted",
-            VERIFIED if secure else UNKNOWN if secure is None else NOT_COVERED,
+            source,
             "The account assumes perfect randomness. Opacus uses a cryptographic generator only "
-            "with secure_mode=True.",
+            "with secure_mode=True; private_generator() takes its state from the operating system.",
         ),
         *_assumed_of_data(run),
     ]

@@ -197,4 +197,4 @@ def read_summary(audit_dir: Path) -> dict[str, Any]:
             f"{path} lacks {', '.join(texts)} or guarantee.worst_case_epsilon, without which an "
             "epsilon means nothing; make the audit again"
         )
-    return {**summary, "guarantee": as_read(guarantee)}
+    return {**summary, "guarantee": as_read(summary["guarantee"])}

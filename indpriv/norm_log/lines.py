@@ -122,15 +122,17 @@ def evidence(lines: Sequence[Line]) -> str:
     """What an account rests on, in one sentence that holds nothing of the data."""
     if not lines:
         return "no lines of evidence: the audit is from before training was compared"
-    found, others = unverified(lines), [line for line in lines if line.key not in _SEEN]
-    parts = [f"{len(_SEEN) - len(found)} of {len(_SEEN)} lines verified"]
-    parts += [
-        f"{_name(line)} {line.word if line.word != DECLARED else 'not verified'}" for line in found
-    ]
+    left = unverified(lines)
+    parts = [f"{len(_SEEN) - len(left)} of {len(_SEEN)} lines verified"]
+    for said, some in (
+        ("refuted", [line for line in lines if line.word == REFUTED]),
+        ("not verified", [line for line in left if line.word != REFUTED]),
+    ):
+        parts += [f"{said}: {', '.join(map(_name, some))}"] if some else []
     parts += [
         f"{_name(line)} {line.word}"
-        for line in others
-        if line.key in ("source", "start") or line.word == REFUTED
+        for line in lines
+        if line.key in ("source", "start") and line.word != REFUTED
     ]
     return "; ".join(parts)
 

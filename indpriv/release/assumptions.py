@@ -29,7 +29,7 @@ from typing import Any
 
 from indpriv._formatting import format_delta, format_epsilon
 from indpriv.accountant.engines import ENGINES
-from indpriv.analysis.guarantee import STANDS
+from indpriv.analysis.guarantee import STANDS, evidence_in
 from indpriv.epsilon_table import relation_words
 from indpriv.errors import InputError, PrivacyWarning
 from indpriv.release.request import Budget, Request
@@ -153,7 +153,6 @@ def epsilon_assumptions(summary: Mapping[str, Any], request: Request) -> list[st
     unit, relation = account["unit"], relation_words(account["neighbouring"])
     worst, delta = guarantee["worst_case_epsilon"], guarantee["delta"]
     total = describe(Budget.of(worst, delta) + request.cost)
-    checked = guarantee["status"] == "supported"
     accountant = account["accountant"]
     left = (
         "A person whose data is left out has no record, while the number that updates are divided "
@@ -167,8 +166,7 @@ def epsilon_assumptions(summary: Mapping[str, Any], request: Request) -> list[st
         "records.",
         "Each epsilon also depends on the trained model. All states of the model during training "
         f"count as released, under the run's own guarantee of epsilon {format_epsilon(worst)} and "
-        f"delta {format_delta(delta)} "
-        f"({'its assumptions were checked' if checked else 'declared, not checked'}). Given them, "
+        f"delta {format_delta(delta)} (evidence for it: {evidence_in(guarantee)}). Given them, "
         "one person more or less changes one record (Yu et al. 2023, Theorem 3.2; section 3.4 of "
         f"arXiv:2206.02617v7), so that training and this release together are {total} private.",
         _independence(summary),

@@ -14,7 +14,7 @@ from typing import Any
 
 from indpriv._files import read_json
 from indpriv._formatting import format_delta, format_epsilon
-from indpriv.analysis.guarantee import STANDS
+from indpriv.analysis.guarantee import STANDS, evidence_in
 from indpriv.errors import InputError
 from indpriv.release.page import error_notes, figures_table, spending
 from indpriv.release.publish import RELEASE_JSON, SHAREABLE
@@ -61,7 +61,7 @@ def _public(summary: Mapping[str, Any]) -> dict[str, Any]:
         public = {
             "name": summary["name"],
             "worst_case_epsilon": guarantee["worst_case_epsilon"],
-            "status": status,
+            "evidence": evidence_in(guarantee),
             "statement": guarantee["statement"],
             **{
                 name: account[name]
@@ -110,7 +110,7 @@ def _front_matter(public: Mapping[str, Any]) -> str:
         "participation": public["participation"],
         "accountant": public["accountant"],
         "covers": "every checkpoint and the final model of one training run",
-        "assumptions": "checked" if public["status"] == "supported" else "declared, not checked",
+        "assumptions": public["evidence"],
     }
     lines = ["tags:", "- differential-privacy", "- dp-sgd", "differential_privacy:"]
     return "".join(f"{line}\n" for line in lines) + "".join(
@@ -119,19 +119,16 @@ def _front_matter(public: Mapping[str, Any]) -> str:
 
 
 def _body(public: Mapping[str, Any], release: Mapping[str, Any] | None) -> str:
-    declared = (
-        " Its assumptions were declared and not checked." if public["status"] == "declared" else ""
-    )
     settings = [(name, value or "not stated", status) for name, value, status in public["settings"]]
     if public["normalisation"]:
         settings.append(("Normalisation of the gradient", public["normalisation"], "verified"))
     parts = [
         "## Differential privacy",
-        f"{escape(public['statement'])}{declared}",
+        escape(f"{public['statement']} Evidence for it: {public['evidence']}."),
         render_block(table(("Setting", "Value", "Status"), settings)),
-        "“Verified” was read from the optimizer, the loader or the log; “declared” was stated and "
-        "not checked. The guarantee covers one training run: neither its tuning nor other uses of "
-        "the same data.",
+        "“Verified” was read from the optimizer, the loader or the log, or compared with training; "
+        "“declared” was stated and not checked; what is “on trust” nobody can see. The guarantee "
+        "covers one training run: neither its tuning nor other uses of the same data.",
     ]
     if release is not None:
         parts += _released(release)

@@ -203,7 +203,7 @@ def _promise(owner: Owner, summary: Mapping[str, Any]) -> list[str]:
             "Nothing that is proven: a check of the assumptions behind the promise failed. If all "
             f"of them had held, it would be {meaning}."
         ]
-    checked = " Its assumptions were declared, and not checked."
+    checked = " Not everything that it rests on was verified; some of it was only declared."
     if guarantee["status"] == SUPPORTED:
         checked = ""
     odds = format_share_up(_true_positive_rate(epsilon, summary))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from indpriv._formatting import format_delta, format_epsilon
-from indpriv.analysis.disclosures import DECLARED, VERIFIED
+from indpriv.analysis.disclosures import VERIFIED
 from indpriv.analysis.hazards import DELTA, SAMPLING, SEEDS, Hazard
 from indpriv.analysis.lint.rule import (
     ERROR,
@@ -23,7 +23,6 @@ _DWORK_ROTH = (
 _REASONABLE_EPSILON = 10.0
 _SEEN = {
     VERIFIED: "The log of this run confirms it.",
-    DECLARED: "The run says so, and nothing in its log contradicts it.",
     FAILED: "It does not hold for this run; `indpriv verify` says why.",
 }
 
@@ -99,7 +98,7 @@ RULES = (
         source="Abadi et al. 2016 (arXiv:1607.00133)",
         advice="Draw Poisson batches (in Opacus, make_private(poisson_sampling=True)); "
         "`indpriv verify` says which check failed.",
-        needs="a run",
+        needs="a run whose log verifies or refutes it",
         judge=lambda facts: _status(SAMPLING, facts),
     ),
     Rule(
@@ -109,7 +108,7 @@ RULES = (
         literature=SEEDS.detail,
         source="the definition: epsilon counts on noise that the attacker does not know",
         advice="Train without a seed; use a seeded run for debugging only.",
-        needs="a run",
+        needs="a run whose log verifies or refutes it",
         judge=lambda facts: _status(SEEDS, facts),
     ),
     Rule(

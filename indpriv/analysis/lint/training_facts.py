@@ -23,6 +23,7 @@ from indpriv.analysis.lint.plan import Plan
 from indpriv.analysis.norms_over_training import evenly_spaced_records, read_one
 from indpriv.analysis.run_facts import run_facts
 from indpriv.norm_log.evidence import Check
+from indpriv.norm_log.lines import lines_of
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.validation import CONTRIBUTIONS
 
@@ -132,7 +133,7 @@ def facts_of_run(
     """
     delta = declared.delta if delta is None else delta
     run, steps = run_facts(log, None, recorder, declared), log.settings.distinct()[1]
-    found = assumptions(run, delta, checks)
+    found = assumptions(run, delta, checks, lines_of(checks, recorder))
     constant = len(steps) == 1
     return TrainingFacts(
         n_examples=log.n_examples,

@@ -2,6 +2,7 @@
 
 from indpriv.analysis.summary import AuditSummary
 from indpriv.norm_log.evidence import FAILED, NOT_CHECKED, PASSED
+from indpriv.norm_log.lines import ON_TRUST
 from indpriv.report.document import Block, Entry, Heading, Section, Span, paragraph, table
 
 _KINDS = {
@@ -33,11 +34,13 @@ def _screen(summary: AuditSummary) -> tuple[Entry, ...]:
         for status in (PASSED, NOT_CHECKED)
     }
     failed = [check for check in summary.notes.checks if check.status == FAILED]
-    trusted = ", ".join(
+    lines = summary.guarantee.lines
+    trusted = [line.title.lower() for line in lines if line.word == ON_TRUST] + [
         hazard.short
         for hazard in summary.notes.hazards
-        if hazard.kind == "assumption" and hazard.status not in ("verified", "failed")
-    )
+        if hazard.kind == "assumption" and hazard.key not in {line.key for line in lines}
+        if hazard.status not in ("verified", "failed", ON_TRUST)
+    ]
     entries = [
         Entry(
             "CHECKED",
@@ -48,7 +51,7 @@ def _screen(summary: AuditSummary) -> tuple[Entry, ...]:
             tuple(paragraph(f"{check.title}: {check.detail}", style="alarm") for check in failed),
         ),
         Entry("NOT CHECKED", (paragraph(names[NOT_CHECKED]),) if names[NOT_CHECKED] else ()),
-        Entry("ON TRUST", (paragraph(trusted or "nothing"),)),
+        Entry("ON TRUST", (paragraph(", ".join(trusted) or "nothing"),)),
         Entry("MISSING", tuple(map(paragraph, summary.notes.missing))),
     ]
     return tuple(entry for entry in entries if entry.blocks)

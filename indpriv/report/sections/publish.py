@@ -25,7 +25,9 @@ def publish(summary: AuditSummary) -> Section:
                 "You may publish this sentence, and those settings in the first table of the "
                 "next section that are not marked “not for publication”:"
             ),
-            paragraph(f"{guarantee.statement} Evidence: {guarantee.evidence}.", style="statement"),
+            paragraph(
+                f"{guarantee.statement} Evidence for it: {guarantee.evidence}.", style="statement"
+            ),
             paragraph(
                 "Publish nothing else from this report. Individual epsilons, their quantiles, "
                 "group figures, group sizes, losses and attack results are computed from the "

@@ -30,9 +30,9 @@ def verdict(summary: AuditSummary) -> doc.Section:
         _key_figures(summary),
         _facts(summary),
     ]
-    if guarantee.reasons:
+    if guarantee.reasons and not guarantee.stands:
         reasons = tuple(doc.paragraph(sentence(reason)) for reason in guarantee.reasons)
-        blocks.append(doc.Callout(reasons, warn=guarantee.status != "declared"))
+        blocks.append(doc.Callout(reasons, warn=True))
     claim = doc.paragraph(doc.Span(title), f" {capitalised(summary.claim_reason)}")
     blocks.append(doc.Callout((claim, disclaimer(summary))))
     if summary.notes.missing:
@@ -63,6 +63,9 @@ def lead(summary: AuditSummary) -> list[doc.Text]:
             "guarantee if every assumption held.",
         ]
     found: list[doc.Text] = []
+    if guarantee.reasons:
+        why = "; ".join(guarantee.reasons)
+        found += [doc.Span("The guarantee is declared, not supported:"), sentence(why)]
     delta = format_delta(guarantee.delta)
     if not guarantee.publishable:
         found += [
