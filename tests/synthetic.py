@@ -14,9 +14,16 @@ from indpriv.attack_signals import AttackSignals
 from indpriv.attacks.attribute_knowledge import AttributeKnowledge
 from indpriv.epsilon_table import Account, EpsilonTable
 from indpriv.example_table import ExampleTable
+from indpriv.norm_log.evidence import ASSUMPTIONS, COMPARISONS, PASSED, Check
 from indpriv.norm_log.norm_log import NormLog
 from indpriv.norm_log.recording_policy import RecordingPolicy
-from indpriv.norm_log.session_counts import NoiseCounts, SessionCounts, TrainingCounts
+from indpriv.norm_log.session_counts import (
+    ComparedTraining,
+    Found,
+    NoiseCounts,
+    SessionCounts,
+    TrainingCounts,
+)
 from indpriv.norm_log.writer import LogHeader, NormLogWriter
 
 
@@ -99,7 +106,7 @@ def small_run(n: int = 240, steps: int = 30, seed: int = 0) -> tuple[NormLog, Ex
 
 
 def session_counts(steps: int, n: int, rate: float, **changes: Any) -> SessionCounts:
-    """Counts of a sound Poisson run; changes by the names of the fields or of their parts."""
+    """Counts of a sound Poisson run that was compared at every step; changes by the names of the fields or of their parts."""
     expected = steps * n * rate
     content: dict[str, Any] = {
         "from_step": 0,
@@ -120,8 +127,15 @@ def session_counts(steps: int, n: int, rate: float, **changes: Any) -> SessionCo
         "gradients": round(expected),
         "accountant_steps": steps,
         "noise": to_json(NoiseCounts(7000 * steps, 1.0, 1.0, 10 * steps, 3.0, 0.0, 0.0, 0.0)),
+        "compared": to_json(ComparedTraining({key: Found(steps=steps) for key in COMPARISONS})),
     }
     return SessionCounts.from_json(content | changes)
+
+
+def sound_checks(**changes: str) -> tuple[Check, ...]:
+    """A check of every assumption that has a line of evidence: passed, or as changed by its key."""
+    found = [each for each in ASSUMPTIONS.values() if each.line not in ("", "source")]
+    return tuple(each.check(changes.get(each.key, PASSED), "as found") for each in found)
 
 
 def write_run(

@@ -56,7 +56,7 @@ def test_from_checkpoints_to_a_report_and_a_comparison(folder, indpriv):
         "ESTIMATE",
         "saved checkpoints, not recorded",
         "SPACING",
-        "declared, not checked",
+        "Declared, not supported",
         "report.html",
     ):
         assert words in screen

@@ -15,7 +15,6 @@ from indpriv.analysis.guarantee import Guarantee
 from indpriv.analysis.run_facts import RunFacts
 from indpriv.epsilon_table import Account
 from indpriv.norm_log.evidence import (
-    ASSUMPTIONS,
     BATCH_FOR_EVERY_STEP,
     CLOSED,
     FAILED,
@@ -67,18 +66,14 @@ class Disclosure:
 
 
 def status_of(checks: Sequence[Check], *assumptions: Assumption) -> str:
-    """Verified if a check of each of these assumptions passed, failed if one failed, else declared.
-
-    Optional assumptions count where they were checked.
-    """
-    states: dict[str, set[str]] = {assumption.key: set() for assumption in assumptions}
-    for check in checks:
-        if check.key in states:
-            states[check.key].add(check.status)
-    if any(FAILED in found for found in states.values()):
+    """Failed if a check failed, verified if those that are not optional passed, else declared."""
+    keys = {assumption.key for assumption in assumptions}
+    found = {(check.key, check.status) for check in checks if check.key in keys}
+    states = {status for _, status in found}
+    if FAILED in states:
         return FAILED
-    needed = [found for key, found in states.items() if found or not ASSUMPTIONS[key].optional]
-    return VERIFIED if needed and all(found == {PASSED} for found in needed) else DECLARED
+    passed = {each.key for each in assumptions if each.optional} | {key for key, _ in found}
+    return VERIFIED if states == {PASSED} and passed >= keys else DECLARED
 
 
 def word_of(lines: Sequence[Line], *keys: str) -> str:
@@ -110,7 +105,7 @@ def disclosures(
     found = (
         *_guaranteed(run, account, guarantee),
         *_training(run, account, checks, guarantee.lines),
-        *_norms(run, account, checks, brackets or {}, guarantee.lines),
+        *_norms(run, account, checks, brackets or {}),
         *_provenance(run, guarantee, checks, versions),
     )
     return tuple(replace(item, publishable=item.key in _PUBLISHED.split()) for item in found)
@@ -211,6 +206,15 @@ def _training(
             private=True,
         ),
         Disclosure(
+            "random_generator",
+            "Random generator",
+            "; ".join(
+                ["cryptographically secure (secure_mode)"] * bool(run.recorder.get("secure_mode"))
+                + [line.detail for line in lines if line.key == "source"]
+            ),
+            word_of(lines, "source"),
+        ),
+        Disclosure(
             "accountant",
             "Accountant",
             account.method
@@ -265,11 +269,7 @@ def _ranks(run: RunFacts) -> int:
 
 
 def _norms(
-    run: RunFacts,
-    account: Account,
-    checks: Sequence[Check],
-    brackets: Mapping[str, int],
-    lines: Sequence[Line],
+    run: RunFacts, account: Account, checks: Sequence[Check], brackets: Mapping[str, int]
 ) -> list[Disclosure]:
     """Where the recorded norms come from, and how tightly individual epsilon is bracketed."""
     records, total = run.records, run.settings.total_steps
@@ -287,20 +287,9 @@ def _norms(
     elif records.recorded_share < 1:
         source += f"; between records: {account.between_records.replace('_', ' ')}"
     status = status_of(checks, RECORDS, NORM_PASS, NORM_PRECISION)
-    secure = run.recorder.get("secure_mode")
-    generator = (
-        ""
-        if secure is None
-        else "cryptographically secure (secure_mode)"
-        if secure
-        else "not cryptographically secure"
-    )
-    seen = [line.detail for line in lines if line.key == "source"]
-    generator = "; ".join(filter(None, [generator, *seen]))
     found = [
         Disclosure("source_of_norms", "Source of norms", source, status),
         Disclosure("recording", "Recording", recording(run), _read_from(run, "policy")),
-        Disclosure("random_generator", "Random generator", generator, word_of(lines, "source")),
     ]
     if brackets:
         counts = ", ".join(f"{count:,} {name}" for name, count in sorted(brackets.items()))

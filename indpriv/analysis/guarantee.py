@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from indpriv._formatting import format_delta, format_epsilon
-from indpriv._plain import AtLeastZero, Limits, Share, from_json
+from indpriv._plain import AtLeastZero, Limits, Share
 from indpriv.accountant.pld.curves import gaussian_mu
 from indpriv.accountant.relations.clipping_norm import (
     advantage_with_release,
@@ -41,6 +41,7 @@ STANDS = (SUPPORTED, DECLARED)  # the statuses of a guarantee that no check cont
 DELTA_TOO_LARGE = (
     "Delta is not below 1/n, so this guarantee promises almost nothing and is not to be published."
 )
+NO_LINES = "no lines of evidence; this audit is from before training was compared"
 _WITHOUT_POISSON = (
     "; an audit with --participation known gives a guarantee that needs no Poisson sampling"
 )
@@ -85,6 +86,7 @@ class Guarantee:
         membership: the limit for a membership test, tighter than (epsilon, delta) alone gives; None
             where a unit has several rows.
         lines: what the guarantee rests on, and how each is known; empty in audits from before.
+        evidence: the same in one sentence that holds nothing of the data.
     """
 
     worst_case_epsilon: AtLeastZero
@@ -95,11 +97,7 @@ class Guarantee:
     reasons: tuple[str, ...]
     membership: Membership | None = None
     lines: tuple[Line, ...] = ()
-
-    @property
-    def evidence(self) -> str:
-        """What it rests on, in one sentence that holds nothing of the data."""
-        return evidence(self.lines)
+    evidence: str = NO_LINES
 
     @property
     def stands(self) -> bool:
@@ -169,6 +167,7 @@ def guarantee_of(
         reasons=tuple(reasons),
         membership=membership,
         lines=lines,
+        evidence=evidence(lines),
     )
 
 
@@ -210,23 +209,14 @@ def _status(
 
 
 def as_read(guarantee: Mapping[str, Any]) -> dict[str, Any]:
-    """A guarantee of audit.json; "supported" stays only where its lines of evidence say so.
+    """A guarantee of audit.json; "supported" stays only where it has lines of evidence.
 
-    Audits from before lines of evidence called a guarantee supported if no check had failed.
+    Earlier audits called a guarantee supported if no check had failed.
     """
-    if guarantee.get("status") != SUPPORTED or is_earned(_lines_in(guarantee)):
-        return dict(guarantee)
-    reasons = [*(guarantee.get("reasons") or ()), NOT_COMPARED]
-    return {**guarantee, "status": DECLARED, "reasons": reasons}
-
-
-def evidence_in(guarantee: Mapping[str, Any]) -> str:
-    """What a guarantee of audit.json rests on, in one sentence that may be published."""
-    return evidence(_lines_in(guarantee))
-
-
-def _lines_in(guarantee: Mapping[str, Any]) -> list[Line]:
-    return [from_json(Line, line) for line in guarantee.get("lines") or ()]
+    found = {"evidence": NO_LINES, **guarantee}
+    if found.get("status") == SUPPORTED and not found.get("lines"):
+        found |= {"status": DECLARED, "reasons": [*found.get("reasons", ()), NOT_COMPARED]}
+    return found
 
 
 def worst_case_membership(log: NormLog, delta: float) -> Membership | None:

@@ -100,13 +100,7 @@ def hazards(
 ) -> tuple[Hazard, ...]:
     """How this account can be wrong or misread; caveats are those of the attacks that were run."""
     return (
-        *assumptions(
-            run,
-            account.delta,
-            checks,
-            guarantee.lines,
-            known=account.participation == "known",
-        ),
+        *assumptions(run, account.delta, checks, guarantee.lines, account.participation == "known"),
         *_of_divisor(run, account),
         *_readings(guarantee, " ".join(caveats)),
         *([_BESIDE_UPDATES] if run.recorder.get("rounds") else []),
@@ -138,12 +132,7 @@ def delta_is_too_large(delta: float, n_examples: int) -> bool:
 
 
 def assumptions(
-    run: RunFacts,
-    delta: float | None,
-    checks: Sequence[Check],
-    lines: Sequence[Line],
-    *,
-    known: bool = False,
+    run: RunFacts, delta: float | None, checks: Sequence[Check], lines: Sequence[Line], known: bool
 ) -> list[Hazard]:
     """What the account assumes; run.json may declare more, or say something about these.
 
@@ -164,11 +153,7 @@ def assumptions(
 
 
 def _assumed(
-    run: RunFacts,
-    delta: float | None,
-    checks: Sequence[Check],
-    lines: Sequence[Line],
-    known: bool,
+    run: RunFacts, delta: float | None, checks: Sequence[Check], lines: Sequence[Line], known: bool
 ) -> list[Hazard]:
     """Each assumption with its status."""
     sampling = replace(TAKING_PART if known else SAMPLING, status=word_of(lines, "batch"))
@@ -190,7 +175,7 @@ def _assumed(
             "The random generator cannot be predicted",
             source,
             "The account assumes perfect randomness. Opacus uses a cryptographic generator only "
-            "with secure_mode=True; private_generator() takes its state from the operating system.",
+            "with secure_mode=True.",
         ),
         *_assumed_of_data(run),
     ]

@@ -120,21 +120,15 @@ def open_lines(lines: Sequence[Line]) -> list[str]:
 
 def evidence(lines: Sequence[Line]) -> str:
     """What an account rests on, in one sentence that holds nothing of the data."""
-    if not lines:
-        return "no lines of evidence: the audit is from before training was compared"
     left = unverified(lines)
-    parts = [f"{len(_SEEN) - len(left)} of {len(_SEEN)} lines verified"]
-    for said, some in (
-        ("refuted", [line for line in lines if line.word == REFUTED]),
-        ("not verified", [line for line in left if line.word != REFUTED]),
-    ):
-        parts += [f"{said}: {', '.join(map(_name, some))}"] if some else []
-    parts += [
-        f"{_name(line)} {line.word}"
-        for line in lines
-        if line.key in ("source", "start") and line.word != REFUTED
-    ]
-    return "; ".join(parts)
+    return "; ".join(
+        [f"{len(_SEEN) - len(left)} of {len(_SEEN)} lines verified"]
+        + [
+            f"{_name(line)} {line.word}"
+            for line in lines
+            if line in left or line.word == REFUTED or line.key in ("source", "start")
+        ]
+    )
 
 
 def _name(line: Line) -> str:

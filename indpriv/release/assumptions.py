@@ -29,7 +29,7 @@ from typing import Any
 
 from indpriv._formatting import format_delta, format_epsilon
 from indpriv.accountant.engines import ENGINES
-from indpriv.analysis.guarantee import STANDS, evidence_in
+from indpriv.analysis.guarantee import STANDS
 from indpriv.epsilon_table import relation_words
 from indpriv.errors import InputError, PrivacyWarning
 from indpriv.release.request import Budget, Request
@@ -166,7 +166,7 @@ def epsilon_assumptions(summary: Mapping[str, Any], request: Request) -> list[st
         "records.",
         "Each epsilon also depends on the trained model. All states of the model during training "
         f"count as released, under the run's own guarantee of epsilon {format_epsilon(worst)} and "
-        f"delta {format_delta(delta)} (evidence for it: {evidence_in(guarantee)}). Given them, "
+        f"delta {format_delta(delta)} (evidence for it: {guarantee['evidence']}). Given them, "
         "one person more or less changes one record (Yu et al. 2023, Theorem 3.2; section 3.4 of "
         f"arXiv:2206.02617v7), so that training and this release together are {total} private.",
         _independence(summary),

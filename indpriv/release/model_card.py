@@ -14,7 +14,7 @@ from typing import Any
 
 from indpriv._files import read_json
 from indpriv._formatting import format_delta, format_epsilon
-from indpriv.analysis.guarantee import STANDS, evidence_in
+from indpriv.analysis.guarantee import STANDS, as_read
 from indpriv.errors import InputError
 from indpriv.release.page import error_notes, figures_table, spending
 from indpriv.release.publish import RELEASE_JSON, SHAREABLE
@@ -56,12 +56,12 @@ def read_release(audit_dir: Path) -> dict[str, Any] | None:
 def _public(summary: Mapping[str, Any]) -> dict[str, Any]:
     """What may be published of an audit; the rest of this module sees nothing else of it."""
     try:
-        guarantee, account, run = summary["guarantee"], summary["account"], summary["run"]
+        guarantee, account, run = as_read(summary["guarantee"]), summary["account"], summary["run"]
         status, times_n = guarantee["status"], guarantee["delta_times_n"]
         public = {
             "name": summary["name"],
             "worst_case_epsilon": guarantee["worst_case_epsilon"],
-            "evidence": evidence_in(guarantee),
+            "evidence": guarantee["evidence"],
             "statement": guarantee["statement"],
             **{
                 name: account[name]

@@ -55,11 +55,17 @@ def test_assumptions_have_keys_of_their_own():
 def test_a_guarantee_does_not_depend_on_titles(assumption, status):
     check = assumption.check(status, "detail")
     table = epsilon_table(np.ones(99))
+
+    def found_with(check):  # a line of evidence names the checks that left it open
+        found = guarantee_of(table, [check], {})
+        words = tuple((line.key, line.word) for line in found.lines)
+        return replace(found, lines=(), reasons=()), len(found.reasons), words
+
     found = guarantee_of(table, [check], {})
     unproven = status == evidence.FAILED and assumption.bears_on == evidence.WORST_CASE
     assert (found.status == "unproven") == unproven
     for title in ("record", "coverage", "norm pass", "permissions", "sampler (x)", ""):
-        assert guarantee_of(table, [replace(check, title=title)], {}) == found
+        assert found_with(replace(check, title=title)) == found_with(check)
 
 
 def test_a_delta_of_one_over_n_is_not_publishable():

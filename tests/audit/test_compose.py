@@ -18,6 +18,7 @@ from indpriv.cli import run as run_command
 from indpriv.errors import PrivacyWarning
 from indpriv.norm_log.records import ArrayRecords
 from indpriv.norm_log.step_settings import StepSettings
+from indpriv.recording import private_generator
 from indpriv.recording.opacus.tally import Tally
 from runs import blobs, make_run, record
 
@@ -130,8 +131,9 @@ def test_one_participation_that_is_miscounted_refutes_the_whole(shuffled, compos
 
 def test_runs_whose_updates_tell_the_number_of_examples_are_of_zero_out(tmp_path, compose):
     for name in ("a", "b"):
-        torch.seed()
-        record(make_run(blobs()), tmp_path / name, epochs=1)  # 120 / 12, and 119 / 12 is below 10
+        loader = DataLoader(blobs(), batch_size=12, generator=private_generator())
+        made = make_run(blobs(), noise_generator=private_generator(), data_loader=loader)
+        record(made, tmp_path / name, epochs=1)  # 120 / 12, and 119 / 12 is below 10
     runs = tmp_path / "a", tmp_path / "b", "--delta", 1e-5, "--json"
     usual = json.loads(compose(*runs).out)
     assert usual["guarantee"]["status"] == "supported"

@@ -133,7 +133,7 @@ def facts_of_run(
     """
     delta = declared.delta if delta is None else delta
     run, steps = run_facts(log, None, recorder, declared), log.settings.distinct()[1]
-    found = assumptions(run, delta, checks, lines_of(checks, recorder))
+    found = assumptions(run, delta, checks, lines_of(checks, recorder), False)
     constant = len(steps) == 1
     return TrainingFacts(
         n_examples=log.n_examples,

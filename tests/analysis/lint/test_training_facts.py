@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
 from indpriv import NormLog, PrivacyFilter
 from indpriv.analysis.declared import Declared
@@ -11,10 +12,11 @@ from indpriv.analysis.lint.registry import lint
 from indpriv.analysis.lint.training_facts import SgdSettings, facts_of_plan, facts_of_run
 from indpriv.audit.run_directory import recorded_run
 from indpriv.norm_log.norm_log import open_run
+from indpriv.recording import private_generator
 from indpriv.training.architectures import layer_counts
 from indpriv.training.config import AuditConfig
 from indpriv.training.dp_sgd import train
-from runs import make_run, record
+from runs import blobs, make_run, record
 
 TABLES = {
     "name": "small",
@@ -156,7 +158,9 @@ def test_a_privacy_filter_caps_epsilon(tmp_path):
     )
     assert planned.epsilon_cap == 2.5
     limit = PrivacyFilter.for_epsilon(2.5, delta=1e-5, noise_multiplier=1.0, sample_rate=0.1)
-    record(make_run(), tmp_path / "run", privacy_filter=limit)
+    loader = DataLoader(blobs(), batch_size=12, generator=private_generator())
+    made = make_run(noise_generator=private_generator(), data_loader=loader)
+    record(made, tmp_path / "run", privacy_filter=limit)
     opened = open_run(tmp_path / "run")
     found = facts_of_run(opened.log, {}, Declared(), (), 1e-5)
     assert 2.5 * 0.999 < found.epsilon_cap <= 2.5 * (1 + 1e-9)

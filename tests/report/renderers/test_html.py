@@ -106,7 +106,7 @@ def test_it_is_one_page_that_asks_for_nothing(html, page):
 def test_sections_stand_in_their_order(html):
     ids = re.findall(r'<section id="(\w+)"', html)
     assert ids == [
-        "verdict", "publish", "run", "distribution", "lookup", "groups", "loss", "attacks", "fidelity", "hazards", "reproduce"
+        "verdict", "evidence", "publish", "run", "distribution", "lookup", "groups", "loss", "attacks", "fidelity", "hazards", "reproduce"
     ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from indpriv.norm_log.evidence import BATCH_SIZES
 from indpriv.report.renderers.terminal import clean, print_audit
 from indpriv.report.screens.groups import print_groups
 from summaries import CHECKS, summary_of
+from synthetic import sound_checks
 
 
 def screen(summary, width=80, show=print_audit, *arguments):
@@ -132,7 +133,16 @@ def test_void_unproven_and_declared(run):
     assert "NOT PROVEN: too many" in unproven
     assert "FAILED batch sizes: too many" in unproven
     declared = words(screen(summary_of(*run, evidence={"checks": ()})))
-    assert "Its assumptions are declared, not checked." in declared
+    first = "Declared, not supported: nothing was checked: sampler, steps and settings are as"
+    assert declared.split("GUARANTEE")[1].lstrip(" !").startswith(first)
+    assert "to verify them, record training as it runs, with today's Recorder" in declared
+    one = (*sound_checks(replay="not checked"),)
+    declared = words(screen(summary_of(*run, evidence={"checks": one})))
+    first = (
+        "Declared, not supported: contribution is not verified (training repeated: as found); to"
+    )
+    assert declared.split("GUARANTEE")[1].lstrip(" !").startswith(first)
+    assert "Evidence: 4 of 5 lines verified; contribution declared;" in declared
 
 
 def test_without_a_guarantee_there_is_none_to_quote(run, summary):
