@@ -18,6 +18,7 @@ from indpriv.analysis.lint.registry import RULES
 from indpriv.analysis.summary import audit_schema
 from indpriv.cli import app
 from indpriv.norm_log import evidence
+from indpriv.norm_log.lines import LINES
 from indpriv.norm_log.recording_policy import RecordingPolicy
 from indpriv.training import config
 
@@ -172,8 +173,20 @@ _COSTS = {
 
 
 def checks() -> str:
-    """Every check: what it states, what a failure costs and means, and what to do."""
-    return "\n".join(
+    """The lines of evidence, and every check: what it states, what a failure costs and means."""
+    titles = evidence.ASSUMPTIONS
+    rows = [
+        (
+            line.title,
+            _text(line.statement),
+            ", ".join(f"[{titles[key].title}](#{key})" for key in line.needs)
+            or "nobody can see it",
+            _text(line.verify),
+        )
+        for line in LINES
+    ]
+    head = ("line", "what has to hold", "verified by", "what would verify it")
+    return f"## Lines of evidence\n\n{_table(head, rows)}\n\n" + "\n".join(
         f"## {area}\n\n" + "\n".join(map(_check, found))
         for area, found in itertools.groupby(evidence.ASSUMPTIONS.values(), lambda a: a.group)
     )

@@ -1,7 +1,7 @@
 """The command line: one short command per arrow of the data flow. What it prints is sensitive.
 
 Exit codes: 0 done, 1 a verification or a gate failed, 2 bad input (one message, no traceback),
-130 interrupted.
+3 a verification left a line of evidence open, 130 interrupted.
 
 Commands import what they need when they run, so that `--help` and `--version` answer at once.
 """

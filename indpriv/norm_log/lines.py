@@ -53,8 +53,8 @@ class Line:
 
 
 @dataclass(frozen=True)
-class _Text:
-    """An entry of lines.toml."""
+class LineText:
+    """An entry of lines.toml: what a line states, and the checks that verify it."""
 
     key: str
     title: str
@@ -64,11 +64,11 @@ class _Text:
     on_trust: str = ""
 
 
-_TEXTS = tuple(
-    _Text(**{**entry, "needs": tuple(entry.get("needs", ()))})
+LINES = tuple(
+    LineText(**{**entry, "needs": tuple(entry.get("needs", ()))})
     for entry in read_texts("lines.toml", "line")
 )
-_SEEN = tuple(text.key for text in _TEXTS if text.needs)  # lines that a recorder can verify
+_SEEN = tuple(text.key for text in LINES if text.needs)  # lines that a recorder can verify
 
 
 def lines_of(
@@ -89,7 +89,7 @@ def lines_of(
     void = {"noise": recorder.get("no_privacy"), "source": SEEDED if recorder.get("seeded") else ""}
     return tuple(
         _line(text, checks, words.get(text.key) or "", void.get(text.key) or "", left_out)
-        for text in _TEXTS
+        for text in LINES
     )
 
 
@@ -136,7 +136,7 @@ def _name(line: Line) -> str:
 
 
 def _line(
-    text: _Text, checks: Sequence[Check], said: str, void: str, left_out: frozenset[str]
+    text: LineText, checks: Sequence[Check], said: str, void: str, left_out: frozenset[str]
 ) -> Line:
     mine = [
         check

@@ -29,11 +29,11 @@ def hazards(summary: AuditSummary) -> Section:
 
 
 def _screen(summary: AuditSummary) -> tuple[Entry, ...]:
-    names = {
-        status: ", ".join(check.title for check in summary.notes.checks if check.status == status)
-        for status in (PASSED, NOT_CHECKED)
-    }
-    failed = [check for check in summary.notes.checks if check.status == FAILED]
+    checks = summary.notes.checks
+    passed = sum(check.status == PASSED for check in checks)
+    unknown = ", ".join(check.title for check in checks if check.status == NOT_CHECKED)
+    count = f"{passed} of {len(checks)} checks passed; indpriv verify lists them"
+    failed = [check for check in checks if check.status == FAILED]
     lines = summary.guarantee.lines
     trusted = [line.title.lower() for line in lines if line.word == ON_TRUST] + [
         hazard.short
@@ -44,13 +44,13 @@ def _screen(summary: AuditSummary) -> tuple[Entry, ...]:
     entries = [
         Entry(
             "CHECKED",
-            (paragraph(names[PASSED] or "nothing, so what the log says is not confirmed"),),
+            (paragraph(count if passed else "nothing, so what the log says is not confirmed"),),
         ),
         Entry(
             "FAILED",
             tuple(paragraph(f"{check.title}: {check.detail}", style="alarm") for check in failed),
         ),
-        Entry("NOT CHECKED", (paragraph(names[NOT_CHECKED]),) if names[NOT_CHECKED] else ()),
+        Entry("NOT CHECKED", (paragraph(unknown),) if unknown else ()),
         Entry("ON TRUST", (paragraph(", ".join(trusted) or "nothing"),)),
         Entry("MISSING", tuple(map(paragraph, summary.notes.missing))),
     ]

@@ -1,0 +1,203 @@
+"""Lines of evidence: every one has a word, and "supported" is earned by checks that passed."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indpriv.analysis.guarantee import as_read, guarantee_of
+from indpriv.norm_log.evidence import ASSUMPTIONS, COMPARISONS, FAILED, NOT_CHECKED, PASSED
+from indpriv.norm_log.journal_state import read_state
+from indpriv.norm_log.lines import LINES, WORDS, evidence, is_earned, lines_of, unverified
+from indpriv.norm_log.norm_log import open_run
+from indpriv.norm_log.verify import verify
+from indpriv.round_recorder import RoundRecorder
+from synthetic import epsilon_table, session_counts, small_run, sound_checks, write_run
+
+STATUSES = (PASSED, FAILED, NOT_CHECKED)
+NEEDED = sorted({key for line in LINES for key in line.needs})
+WITH_LINE = sorted(key for key, each in ASSUMPTIONS.items() if each.line)
+
+
+def status_of(checks, recorder=None, **account):
+    return guarantee_of(epsilon_table(np.ones(99), **account), checks, recorder or {}).status
+
+
+def test_lines_and_checks_name_each_other():
+    assert {each.line for each in ASSUMPTIONS.values()} - {""} <= {line.key for line in LINES}
+    assert set(COMPARISONS) <= set(WITH_LINE)
+    for line in LINES:
+        for key in line.needs:  # what verifies a line is never optional, and stands in it
+            assert ASSUMPTIONS[key].line == line.key
+            assert not ASSUMPTIONS[key].optional
+    seen = [line.key for line in LINES if line.needs]
+    assert seen == ["batch", "contribution", "noise", "update", "settings"]
+    assert [line.key for line in LINES][: len(seen)] == seen
+    assert all(line.verify for line in LINES if line.needs)
+
+
+drawn = st.dictionaries(st.sampled_from(sorted(ASSUMPTIONS)), st.lists(st.sampled_from(STATUSES)))
+
+
+@given(drawn, st.sampled_from([{}, {"start": "random"}, {"seeded": True}, {"replayed": True}]))
+def test_supported_means_that_every_needed_check_passed_and_none_failed(statuses, recorder):
+    checks = [
+        ASSUMPTIONS[key].check(status, "as found")
+        for key, several in statuses.items()
+        for status in several
+    ]
+    lines = lines_of(checks, recorder)
+    assert [line.key for line in lines] == [line.key for line in LINES]
+    assert all(line.word in WORDS and line.detail for line in lines)
+    found = {key: set(several) for key, several in statuses.items()}
+    for line in lines:
+        mine = [each for key, each in ASSUMPTIONS.items() if each.line == line.key]
+        needs = next(text.needs for text in LINES if text.key == line.key)
+        if line.word == "verified":
+            assert needs
+            assert all(found.get(key) == {PASSED} for key in needs)
+            assert all(NOT_CHECKED not in found.get(one.key, ()) or one.optional for one in mine)
+        if any(FAILED in found.get(one.key, ()) for one in mine):
+            assert line.word == "refuted"
+        assert bool(line.verify) == (line.word == "declared" and bool(needs))
+    status = status_of(checks, recorder)
+    if status == "supported":
+        assert is_earned(lines)
+        assert not unverified(lines)
+        assert not recorder.get("seeded")
+        assert not recorder.get("replayed")
+        assert not any(check.status == FAILED for check in checks if check.bears_on == "worst_case")
+
+
+@given(st.dictionaries(st.sampled_from(WITH_LINE), st.sampled_from(STATUSES)))
+def test_of_a_sound_run_any_change_that_matters_loses_supported(changes):
+    checks = sound_checks(**changes)
+    matters = {
+        key
+        for key, status in changes.items()
+        if status == FAILED
+        or (
+            status == NOT_CHECKED
+            and not ASSUMPTIONS[key].optional
+            and ASSUMPTIONS[key].line not in ("source", "start")
+        )
+    }
+    assert (status_of(checks) == "supported") == (not matters - {"seeds"})
+
+
+@pytest.mark.parametrize("key", NEEDED)
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_needed_check_that_was_not_made_loses_supported(key, missing):
+    assert status_of(sound_checks()) == "supported"
+    checks = [
+        check for check in sound_checks(**{key: NOT_CHECKED}) if not missing or check.key != key
+    ]
+    assert status_of(checks) == "declared"
+    one = guarantee_of(epsilon_table(np.ones(99)), checks, {})
+    title = next(line.title.lower() for line in LINES if line.key == ASSUMPTIONS[key].line)
+    assert len(one.reasons) == 1
+    assert one.reasons[0].startswith(f"{title} is not verified (")
+    assert "; to verify it, " in one.reasons[0]
+    assert f"4 of 5 lines verified; {title} declared" in one.evidence
+
+
+def test_a_guessable_source_is_never_supported():
+    seeds = ASSUMPTIONS["seeds"]
+    assert status_of([*sound_checks(), seeds.not_checked("32 bits")]) == "supported"
+    assert status_of([*sound_checks(), seeds.failed("a chosen seed")]) == "unproven"
+    assert status_of(sound_checks(), {"seeded": True}) == "void"
+    words = {line.key: line.word for line in lines_of(sound_checks(), {"seeded": True})}
+    assert words["source"] == "refuted"
+    assert not is_earned(lines_of(sound_checks(), {"seeded": True}))
+    loud = lines_of(sound_checks(), {"no_privacy": "the largest norm"})
+    assert {line.key: line.word for line in loud}["noise"] == "refuted"
+
+
+def test_whatever_chose_the_batches_is_not_verified_where_nobody_knows_it():
+    known = {"participation": "known", "neighbouring": "zero_out"}
+    assert status_of(sound_checks(), sampler="shuffled", **known) == "supported"
+    table = epsilon_table(np.ones(99), sampler="other", **known)
+    found = guarantee_of(table, sound_checks(), {})
+    assert found.status == "declared"
+    assert {line.key: line.word for line in found.lines}["batch"] == "declared"
+    assert "looks at no data" in found.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "recorder", "close", "status"),
+    [
+        ({}, {}, True, "supported"),
+        ({"compared": None}, {}, True, "declared"),  # from before training was compared
+        ({}, {}, False, "unproven"),
+        ({"guessable_seed": True}, {}, True, "unproven"),
+        ({"seeded": True}, {"seeded": True}, True, "void"),
+        ({"noise": None}, {}, True, "declared"),
+    ],
+)
+def test_the_lines_of_a_log(tmp_path, changes, recorder, close, status):
+    log, examples = small_run(n=60, steps=4)
+    run = write_run(
+        tmp_path / "run", log, examples, close=close, recorder=recorder, changes=changes
+    )
+    opened = open_run(run)
+    checks, noted = verify(opened), {**recorder, **opened.state.header["run"]}
+    lines = lines_of(checks, noted)
+    assert {line.word for line in lines} <= set(WORDS)
+    assert len(lines) == len(LINES)
+    assert status_of(checks, noted) == status
+    assert is_earned(lines) == (status == "supported")
+
+
+def test_one_session_that_was_not_compared_leaves_the_run_declared(tmp_path):
+    log, examples = small_run(n=60, steps=4)
+    run = write_run(tmp_path / "run", log, examples)
+    state = read_state(run)
+    state.sessions.append(session_counts(4, 60, 0.1, from_step=4, compared=None))
+    checks = state.checks()
+    assert not is_earned(lines_of(checks, {}))
+    assert status_of(checks) == "declared"
+
+
+def test_an_audit_from_before_is_at_most_declared():
+    old = {"status": "supported", "reasons": []}
+    assert as_read(old)["status"] == "declared"
+    assert "recorded before training was compared" in as_read(old)["reasons"][0]
+    assert as_read({**old, "lines": [{"key": "batch"}]})["status"] == "supported"
+    for status in ("declared", "unproven", "void"):
+        assert as_read({"status": status, "reasons": ["why"]})["reasons"] == ["why"]
+
+
+def test_the_sentence_holds_nothing_of_the_data():
+    lines = lines_of([ASSUMPTIONS["seeds"].not_checked("12345 people")], {})
+    assert "12345" not in evidence(lines)
+    assert evidence(lines).startswith(
+        "0 of 5 lines verified; batch declared; contribution declared"
+    )
+
+
+STORED = sorted(path for path in (Path(__file__).parents[1] / "baseline" / "runs").iterdir())
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.name)
+def test_no_stored_run_from_before_is_verified(path):
+    """Watched, resumed, damaged, replayed and converted ones."""
+    opened = open_run(path)
+    noted = opened.state.header["run"]
+    lines = lines_of(verify(opened), noted)
+    assert [line.key for line in lines] == [line.key for line in LINES]
+    assert {line.word for line in lines} <= {"declared", "on trust", "refuted"}
+    assert status_of(verify(opened), noted) != "supported"
+
+
+def test_rounds_of_another_trainer_are_declared(tmp_path):
+    with RoundRecorder(tmp_path / "run", ["a", "b", "c"], sampler="poisson") as recorder:
+        for _ in range(3):
+            recorder.round(
+                ["a", "b"], [0.4, 0.6], noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.5
+            )
+    opened = open_run(tmp_path / "run")
+    noted = opened.state.header["run"]
+    assert status_of(verify(opened), noted) == "declared"
+    assert evidence(lines_of(verify(opened), noted)).startswith("0 of 5 lines verified")
