@@ -173,8 +173,10 @@ def test_json_is_json_alone(audited, in_process):
     assert isinstance(
         json.loads(in_process("groups", "audit", "--by", "label", "--json").stdout), list
     )
-    checks = json.loads(in_process("verify", "run", "--json").stdout)
-    assert {check["status"] for check in checks} == {"passed"}
+    found = json.loads(in_process("verify", "run", "--json").stdout)
+    assert {check["status"] for check in found["checks"]} == {"passed"}
+    assert found["evidence"].startswith("5 of 5 lines verified")
+    assert [line["word"] for line in found["lines"][:5]] == ["verified"] * 5
 
 
 def test_no_name_of_a_check_is_cut_off(audited, in_process):

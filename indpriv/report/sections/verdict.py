@@ -162,10 +162,8 @@ def _guarantee_lines(summary: AuditSummary) -> tuple[doc.Paragraph, ...]:
         f"{account.guaranteed_by}; covers all checkpoints)"
     )
     if guarantee.stands:
-        lines = [
-            doc.paragraph(f"{capitalised(guarantee.status)}, not supported: {reason}", style="warn")
-            for reason in guarantee.reasons
-        ]
+        why = f"Declared, not supported: {'; '.join(guarantee.reasons)}"
+        lines = [doc.paragraph(why, style="warn")] if guarantee.reasons else []
         lines += [doc.paragraph(value), doc.paragraph(f"Evidence: {guarantee.evidence}")]
         if not guarantee.publishable:
             times_n = f"delta times n is {guarantee.delta_times_n:.2g}"
