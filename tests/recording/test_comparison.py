@@ -163,7 +163,9 @@ def test_strict_stops_there(tmp_path):
 def test_a_chosen_seed_is_said_at_attach(tmp_path):
     run = make_run()
     torch.manual_seed(0)
-    with pytest.warns(EvidenceWarning, match="seeds: noise or batches come from a generator with a chosen seed"):
+    with pytest.warns(
+        EvidenceWarning, match="seeds: noise or batches come from a generator with a chosen seed"
+    ):
         record(run, tmp_path / "run")
     assert lines(tmp_path / "run")["source"].word == "refuted"
 
